@@ -345,7 +345,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 242738892992535798
+#define TY_TRANSPORT_LAYOUT 1684939618527646966
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
@@ -355,7 +355,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 15346527212634103716ull
+#define TY_KERNELS_LAYOUT 2737136107581314980
 
 /**
  * Major version of the topology ABI.
@@ -406,7 +406,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 6
+#define TY_TRANSPORT_MINOR 7
 
 /**
  * Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -1502,6 +1502,12 @@ typedef struct TyTransportTable {
    * in to use this transport. What it points to is valid until `close`.
    */
   int32_t (*device_api)(void *instance, struct TyDeviceApi *device_api, struct TyError *error);
+  /**
+   * Optional, cold, without an instance. What `device_api` will give, but for the value of the
+   * parameters: `params` is null, their size and alignment are set. So kernels can be compiled ahead of
+   * a job, on a machine without the fabric. What it points to is static.
+   */
+  int32_t (*device_source)(struct TyDeviceApi *device_api, struct TyError *error);
 } TyTransportTable;
 
 /**

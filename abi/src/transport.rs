@@ -7,7 +7,7 @@ use crate::{TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr, TyWindow};
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 6;
+pub const TY_TRANSPORT_MINOR: u32 = 7;
 
 /// Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -323,6 +323,11 @@ pub struct TyTransportTable {
             error: *mut TyError,
         ) -> i32,
     >,
+    /// Optional, cold, without an instance. What `device_api` will give, but for the value of the
+    /// parameters: `params` is null, their size and alignment are set. So kernels can be compiled ahead of
+    /// a job, on a machine without the fabric. What it points to is static.
+    pub device_source:
+        Option<unsafe extern "C" fn(device_api: *mut TyDeviceApi, error: *mut TyError) -> i32>,
 }
 
 /// The contract of device APIs: `backends/gpu/device/transport.cuh` of this version.

@@ -5,10 +5,14 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use serde::Serialize;
+use tokenyard_core::config::ComponentChoice;
 use tokenyard_core::config::Config;
-use tokenyard_gpu::compile::{Role, Rows, Up, Warmed, programs, warm};
+use tokenyard_core::host::Registry;
+use tokenyard_gpu::compile::{Role, Rows};
+use tokenyard_gpu::warm::{Over, Warmed, programs, warm};
 
 use crate::output::{People, SCHEMA_VERSION, print_json};
+use crate::preload;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,8 +49,8 @@ struct WarmDocument {
 #[derive(Serialize)]
 struct Compiled {
     architecture: String,
-    /// What they move rows by: `nvlink`, or `proxy`, through the host.
-    device_api: &'static str,
+    /// What they are compiled over: the transport whose device API it is, or `gpu ring`, through the host.
+    device_api: String,
     /// `direct`; `inside` for rows of several domains inside one of them.
     role: &'static str,
     rows: &'static str,
@@ -61,15 +65,11 @@ impl From<Warmed> for Compiled {
             Rows::Tma => "tma",
             Rows::Vector => "vector",
         };
-        let device_api = match warmed.device_api {
-            Up::Nvlink => "nvlink",
-            Up::Proxy => "proxy",
-        };
         let role = match warmed.role {
             Role::Direct => "direct",
             Role::IntraDomain => "inside",
         };
-        let Warmed { architecture, compiled: now, folder, .. } = warmed;
+        let Warmed { architecture, over: device_api, compiled: now, folder, .. } = warmed;
         Self { architecture, device_api, role, rows, now, folder }
     }
 }
@@ -105,14 +105,20 @@ pub(crate) fn main(args: &WarmArgs) -> Result<ExitCode> {
 }
 
 fn compile(config: &Config, capability: Option<u32>) -> Result<Vec<Compiled>> {
-    let up = config.scale_up.as_ref().map(|choice| choice.name.as_str());
-    let out: Vec<_> = config.scale_out.iter().map(|choice| choice.name.as_str()).collect();
-    let programs = programs(up, &out, config.domains);
+    preload::try_plugins(Some(config))?;
+    let registry = Registry::for_config(config)?;
+    let over = |choice: &ComponentChoice| {
+        let given = registry.choose_transport(choice)?.device_source()?;
+        // SAFETY: what a judged table points to is static.
+        unsafe { Over::transport(&choice.name, given.as_ref()) }
+    };
+    let up = config.scale_up.as_ref().map(over).transpose()?;
+    let out = config.scale_out.iter().map(over).collect::<tokenyard_core::Result<Vec<_>>>()?;
     let warmed = warm(
         &tokenyard_cuda::PLATFORM,
         &config.kernels.table.parse("cuda")?,
         capability,
-        &programs,
+        &programs(up.as_ref(), &out, config.domains),
     )?;
     Ok(warmed.into_iter().map(Compiled::from).collect())
 }

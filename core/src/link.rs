@@ -215,7 +215,8 @@ impl Link {
 }
 
 /// A device API with nothing in it, to be filled.
-const NO_DEVICE_API: abi::TyDeviceApi = abi::TyDeviceApi {
+/// A device API with nothing in it, to be filled.
+pub(crate) const NO_DEVICE_API: abi::TyDeviceApi = abi::TyDeviceApi {
     size: size_of::<abi::TyDeviceApi>(),
     version: 0,
     dialect: 0,

@@ -211,6 +211,20 @@ pub trait Transport: Sized + Send + Sync + 'static {
         ))
     }
 
+    /// What [`device_api`](Self::device_api) will give, but for the value of the parameters (`params` is
+    /// null, their size and alignment are set): kernels are compiled ahead of a job with it. What it points
+    /// to is static.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where there is no device API, or it is known by an instance only.
+    fn device_source() -> Result<abi::TyDeviceApi> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "device_source",
+            format!("{} has no device API", Self::NAME),
+        ))
+    }
+
     /// One line for diagnoses, after `connect`: what connects this rank to `peer` (device,
     /// provider, both addresses); at most [`abi::TY_LINK_NAME_BYTES`] of it are used.
     fn link_name(&self, peer: u32) -> String {

@@ -540,6 +540,7 @@ static const TyTransportTable table = {
     NULL, /* progress: shared memory moves by itself */
     NULL, /* link_name: the name of the component says it */
     NULL, /* device_api: kernels on the CPU need none */
+    NULL, /* device_source: likewise */
 };
 
 static const TyTransportTable *const tables[] = { &table };

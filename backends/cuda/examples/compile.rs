@@ -2,22 +2,29 @@
 //! a kernel spills registers, or declares more shared memory than launches leave it.
 
 use tokenyard_core::Result;
+use tokenyard_core::transport::Transport as _;
+use tokenyard_cuda::Nvlink;
 use tokenyard_cuda::Nvrtc;
-use tokenyard_gpu::compile::{
-    Architecture, Compiled, Role, Rows, Target, Up, compile, compile_probe,
-};
+use tokenyard_gpu::compile::{Architecture, Compiled, Role, Rows, Target};
+use tokenyard_gpu::warm::{Over, compile, compile_probe};
 
 const WANTED: [(u32, Rows); 4] =
     [(80, Rows::Vector), (90, Rows::Vector), (90, Rows::Tma), (100, Rows::Tma)];
 
 /// Kernels of `exchange.cu`: over puts, a combine has one more; inside one of several domains, a
 /// dispatch.
-const PROGRAMS: [(Up, Role, usize); 4] = [
-    (Up::Nvlink, Role::Direct, 10),
-    (Up::Proxy, Role::Direct, 11),
-    (Up::Nvlink, Role::IntraDomain, 11),
-    (Up::Proxy, Role::IntraDomain, 12),
-];
+fn programs() -> Result<[(Over, Role, usize); 4]> {
+    let given = Nvlink::device_source()?;
+    // SAFETY: what it points to is static.
+    let nvlink = unsafe { Over::transport("nvlink", Some(&given))? };
+    let ring = Over::gpu_ring();
+    Ok([
+        (nvlink.clone(), Role::Direct, 10),
+        (ring.clone(), Role::Direct, 11),
+        (nvlink, Role::IntraDomain, 11),
+        (ring, Role::IntraDomain, 12),
+    ])
+}
 
 /// Kernels of `probe.cu` with bulk copies.
 const PROBE: usize = 7;
@@ -99,10 +106,10 @@ fn main() -> Result<()> {
         let compiler = &Nvrtc;
         let architecture = Architecture { capability };
         let about = Target { compiler, architecture, rows };
-        for (up, role, kernels) in PROGRAMS {
-            let name = format!("{up:?} {role:?}").to_lowercase();
-            let compiled = compile(about, up, role)?;
-            too_much += show(target, &name, (&compiled, kernels));
+        for (over, role, kernels) in &programs()? {
+            let name = format!("{} {role:?}", over.name()).to_lowercase();
+            let compiled = compile(about, over, *role)?;
+            too_much += show(target, &name, (&compiled, *kernels));
         }
         let kernels = if rows == Rows::Tma { PROBE } else { PROBE - 1 };
         too_much += show(target, "probe", (&compile_probe(about)?, kernels));

@@ -14,6 +14,7 @@ pub mod kernels;
 mod platform;
 pub mod probe;
 mod transport;
+pub mod warm;
 
 pub use config::{GpuConfig, Outside, PeersConfig, RowCopy, Sms};
 pub use kernels::GpuKernels;

@@ -33,7 +33,7 @@ use queue::Queue;
 const DEVICE_API: &str = include_str!("transport/nvlink.cuh");
 
 /// The device API, for who compiles it without a transport.
-pub(crate) fn nvlink_device_api() -> DeviceApiSource<'static> {
+pub(crate) fn peers_device_api() -> DeviceApiSource<'static> {
     DeviceApiSource {
         text: DEVICE_API,
         defines: &[],
@@ -230,6 +230,13 @@ impl<C: Components> Transport for Peers<C> {
             }
         };
         Ok(abi::TyDeviceApi {
+            params: (&raw const device_api.params).cast(),
+            ..Self::device_source()?
+        })
+    }
+
+    fn device_source() -> Result<abi::TyDeviceApi> {
+        Ok(abi::TyDeviceApi {
             size: size_of::<abi::TyDeviceApi>(),
             version: abi::TY_DEVICE_API_VERSION,
             dialect: abi::TY_DIALECT_CUDA,
@@ -240,7 +247,7 @@ impl<C: Components> Transport for Peers<C> {
             include_folder_count: 0,
             defines: std::ptr::null(),
             define_count: 0,
-            params: (&raw const device_api.params).cast(),
+            params: std::ptr::null(),
             param_bytes: size_of::<Params>(),
             param_alignment: align_of::<Params>(),
         })

@@ -35,6 +35,7 @@ impl<T: Transport> TransportComponent<T> {
         progress: Some(Self::progress),
         link_name: Some(Self::link_name),
         device_api: Some(Self::device_api),
+        device_source: Some(Self::device_source),
     };
 
     unsafe extern "C" fn probe(
@@ -98,6 +99,19 @@ impl<T: Transport> TransportComponent<T> {
     unsafe extern "C" fn close(instance: *mut c_void) {
         // SAFETY: the host closes an instance of this table once.
         unsafe { close::<T>(instance) }
+    }
+
+    unsafe extern "C" fn device_source(
+        device_api: *mut abi::TyDeviceApi,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        guarded("device_source", error, || {
+            // SAFETY: the host's structure is valid for the call.
+            let room = unsafe { &mut *device_api };
+            check_size("device_source", room.size, size_of::<abi::TyDeviceApi>())?;
+            *room = T::device_source()?;
+            Ok(())
+        })
     }
 
     slots! { guarded_mut, &mut T:

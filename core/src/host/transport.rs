@@ -4,7 +4,7 @@ use super::registry::TransportRef;
 use super::{as_ty, blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::ComponentTable;
-use crate::link::Link;
+use crate::link::{Link, NO_DEVICE_API};
 use crate::transport::{Capabilities, Command, Event, MemoryNeeds, Team, TransportNeeds, Window};
 use crate::{Error, ErrorKind, Result};
 
@@ -53,6 +53,24 @@ impl TransportRef {
         Err(Error::new(ErrorKind::Plugin, "probe", format!("the component declares {broken}"))
             .with_context("component", self.name())
             .with_fix("report this to the component's author"))
+    }
+
+    /// What kernels compile in to use this transport, without an instance; nothing where it has no such
+    /// source. What it points to is static.
+    ///
+    /// # Errors
+    /// What the component says.
+    pub fn device_source(&self) -> Result<Option<abi::TyDeviceApi>> {
+        let Some(slot) = self.table.device_source else { return Ok(None) };
+        let mut device_api = NO_DEVICE_API;
+        let mut error = blank_error();
+        // SAFETY: a judged table; the structures are valid for the call.
+        let status = unsafe { slot(&mut device_api, &mut error) };
+        match check("device_source", status, &error) {
+            Ok(()) => Ok(Some(device_api)),
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(None),
+            Err(error) => Err(error.with_context("component", self.name())),
+        }
     }
 
     /// Probes, and opens an instance for `team`.

@@ -6,9 +6,6 @@ use tokenyard_core::abi;
 
 use super::Compiler;
 use crate::kernels::args;
-use crate::kernels::gpu_ring_api;
-use crate::probe::ProbeArgs;
-use crate::transport::nvlink_device_api;
 
 /// The name under which the kernels include the device API of the level inside a domain.
 const UP_DEVICE_API: &str = "up_device_api.cuh";
@@ -104,24 +101,6 @@ pub(crate) struct DeviceApiSource<'a> {
     pub(crate) puts: bool,
 }
 
-/// A device API that this crate has the source of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Up {
-    /// Over NVLink, by loads and stores.
-    Nvlink,
-    /// Through the host, by puts.
-    Proxy,
-}
-
-impl Up {
-    pub(crate) fn source(self) -> DeviceApiSource<'static> {
-        match self {
-            Self::Nvlink => nvlink_device_api(),
-            Self::Proxy => gpu_ring_api(),
-        }
-    }
-}
-
 /// Whose rows the kernels move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -149,9 +128,14 @@ impl Program {
         Self::of(EXCHANGE, target, device_api, &own)
     }
 
-    /// The kernels that measure a link, over a device API that loads and stores.
-    pub(crate) fn probe(target: Target, device_api: DeviceApiSource<'_>) -> Self {
-        let own = [format!("-DTY_PROBE_BYTES={}", size_of::<ProbeArgs>())];
+    /// The kernels that measure a link, over a device API that loads and stores, and take so many bytes of
+    /// arguments.
+    pub(crate) fn probe(
+        target: Target,
+        device_api: DeviceApiSource<'_>,
+        args_bytes: usize,
+    ) -> Self {
+        let own = [format!("-DTY_PROBE_BYTES={args_bytes}")];
         Self::of(PROBE, target, device_api, &own)
     }
 
@@ -198,21 +182,4 @@ impl Program {
         compiler.load()?;
         compiler.compile(&self.source)
     }
-}
-
-/// Compiles the kernels over a device API, without a GPU and without the cache: for tests and for who wants
-/// to know registers and spills.
-///
-/// # Errors
-/// No compiler, or what it says.
-pub fn compile(target: Target, up: Up, role: Role) -> Result<Compiled> {
-    Program::new(target, up.source(), role).compile(target.compiler)
-}
-
-/// Compiles the kernels that measure a link over NVLink, as [`compile`] does.
-///
-/// # Errors
-/// No compiler, or what it says.
-pub fn compile_probe(target: Target) -> Result<Compiled> {
-    Program::probe(target, nvlink_device_api()).compile(target.compiler)
 }

@@ -52,6 +52,29 @@ impl DeviceApi {
     /// # Safety
     /// Each pointer is null, or valid for as many elements as the device API says.
     pub(crate) unsafe fn read(device_api: &abi::TyDeviceApi) -> Result<Self> {
+        // SAFETY: by this function's contract.
+        let (without, bytes) = unsafe {
+            (
+                Self::without_params(device_api)?,
+                slice("bytes of parameters", device_api.params, device_api.param_bytes)?,
+            )
+        };
+        let word = |some: &[u8]| {
+            let mut word = [0; 8];
+            word[..some.len()].copy_from_slice(some);
+            u64::from_ne_bytes(word)
+        };
+        Ok(Self { params: bytes.chunks(8).map(word).collect(), ..without })
+    }
+
+    /// The same without the value of the parameters, for who compiles only.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    ///
+    /// # Safety
+    /// As [`read`](Self::read).
+    pub(crate) unsafe fn without_params(device_api: &abi::TyDeviceApi) -> Result<Self> {
         let wanted = (abi::TY_DEVICE_API_VERSION, abi::TY_DIALECT_CUDA, abi::TY_COMPILER_NVRTC);
         let found = (device_api.version, device_api.dialect, device_api.compiler);
         if found != wanted {
@@ -71,11 +94,10 @@ impl DeviceApi {
             ));
         }
         // SAFETY: by this function's contract.
-        let (source, defines, bytes) = unsafe {
+        let (source, defines) = unsafe {
             (
                 text("bytes of source", &device_api.source)?,
                 slice("defines", device_api.defines, device_api.define_count)?,
-                slice("bytes of parameters", device_api.params, device_api.param_bytes)?,
             )
         };
         if source.is_empty() {
@@ -84,15 +106,10 @@ impl DeviceApi {
         // SAFETY: by this function's contract.
         let define = |text_of: &abi::TyStr| unsafe { text("bytes of a define", text_of) };
         let defines = defines.iter().map(define).collect::<Result<_>>()?;
-        let word = |scope: &[u8]| {
-            let mut word = [0; 8];
-            word[..scope.len()].copy_from_slice(scope);
-            u64::from_ne_bytes(word)
-        };
         Ok(Self {
             source,
             defines,
-            params: bytes.chunks(8).map(word).collect(),
+            params: Vec::new(),
             param_bytes: device_api.param_bytes,
             puts: false,
         })

@@ -167,8 +167,13 @@ impl<C: Components> Probe<C> {
         let device_api = links.device_api()?;
         let facts = context.device.facts()?;
         let architecture = Architecture { capability: facts.capability };
-        let (image, rows) =
-            compile::probe(C::PLATFORM, kernels, architecture, device_api.source())?;
+        let (image, rows) = compile::probe(
+            C::PLATFORM,
+            kernels,
+            architecture,
+            device_api.source(),
+            size_of::<ProbeArgs>(),
+        )?;
         let module = Module::load(&context, &image)?;
         let shared = facts.most_shared.saturating_sub(STATIC_SHARED);
         let about = About {

@@ -1,0 +1,232 @@
+//! Compiles kernels ahead of a job, over any transport's device API, and without one.
+
+use std::path::PathBuf;
+
+use tokenyard_core::{Result, abi};
+
+use crate::compile::{self, Architecture, Compiled, DeviceApiSource, Program, Role, Rows, Target};
+use crate::config::GpuConfig;
+use crate::driver::Device;
+use crate::kernels::{DeviceApi, gpu_ring_api};
+use crate::platform::Platform;
+use crate::probe::ProbeArgs;
+use crate::transport::peers_device_api;
+
+/// What kernels are compiled over: the device API of a transport, or the GPU ring where it has none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Over {
+    name: String,
+    /// The transport's own; the GPU ring without.
+    api: Option<DeviceApi>,
+}
+
+impl Over {
+    /// What a transport gives for a device API without an instance
+    /// ([`device_source`](tokenyard_core::host::TransportRef::device_source)), which may be nothing.
+    ///
+    /// # Errors
+    /// `Unsupported`, saying what the kernels cannot be compiled over.
+    ///
+    /// # Safety
+    /// Each pointer of `given` is null, or valid for as many elements as it says.
+    pub unsafe fn transport(name: &str, given: Option<&abi::TyDeviceApi>) -> Result<Self> {
+        let Some(given) = given else { return Ok(Self::gpu_ring()) };
+        // SAFETY: by this function's contract.
+        let api = unsafe { DeviceApi::without_params(given)? };
+        Ok(Self { name: name.to_owned(), api: Some(api) })
+    }
+
+    /// The GPU ring, over which any transport is used through the host.
+    pub fn gpu_ring() -> Self {
+        Self { name: "gpu ring".to_owned(), api: None }
+    }
+
+    /// The transport's name, or `gpu ring`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn source(&self) -> DeviceApiSource<'_> {
+        match &self.api {
+            Some(api) => api.source(),
+            None => gpu_ring_api(),
+        }
+    }
+}
+
+/// Kernels that a later start finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warmed {
+    /// As the compiler calls it, such as `sm_90a`.
+    pub architecture: String,
+    /// What they are compiled over, by name.
+    pub over: String,
+    /// Whose rows they move.
+    pub role: Role,
+    /// How rows move.
+    pub rows: Rows,
+    /// They were not there yet.
+    pub compiled: bool,
+    /// Where they are.
+    pub folder: PathBuf,
+}
+
+/// The programs that a communicator of these transports may run: inside a domain, and between domains, in the
+/// order of choice. `domains` where the config sets how many there are.
+pub fn programs(up: Option<&Over>, out: &[Over], domains: Option<u32>) -> Vec<(Over, Role)> {
+    let mut all = Vec::new();
+    if let Some(up) = up {
+        // A world that turns out to be one domain, and one that does not.
+        if domains.is_none_or(|domains| domains == 1) || out.is_empty() {
+            all.push((up.clone(), Role::Direct));
+        }
+        if domains != Some(1) && !out.is_empty() {
+            all.push((up.clone(), Role::IntraDomain));
+        }
+    }
+    if up.is_none() || domains != Some(1) {
+        all.extend(out.iter().map(|over| (over.clone(), Role::Direct)));
+    }
+    let mut once = Vec::new();
+    all.into_iter().for_each(|program| {
+        if !once.contains(&program) {
+            once.push(program)
+        }
+    });
+    once
+}
+
+/// Compiles programs into the cache, unless they are there: for the GPU that this process would drive,
+/// or for a compute capability (major * 10 + minor), which needs no GPU.
+///
+/// # Errors
+/// No compiler, no GPU, what the compiler says, a cache that cannot be used.
+pub fn warm(
+    platform: &'static Platform,
+    config: &GpuConfig,
+    capability: Option<u32>,
+    programs: &[(Over, Role)],
+) -> Result<Vec<Warmed>> {
+    config.check(&platform.names)?;
+    let capability = match capability {
+        Some(capability) => capability,
+        None => Device::choose(platform, config.device)?.facts()?.capability,
+    };
+    let architecture = Architecture { capability };
+    let folder = compile::folder(platform, config)?;
+    let warm = |(over, role): &(Over, Role)| {
+        let source = over.source();
+        let (_, compiled) = compile::kernels(platform, config, architecture, (source, *role))?;
+        Ok(Warmed {
+            architecture: architecture.name(),
+            over: over.name.clone(),
+            role: *role,
+            rows: compile::rows_of(config, architecture, source.puts)?,
+            compiled,
+            folder: folder.clone(),
+        })
+    };
+    programs.iter().map(warm).collect()
+}
+
+/// Compiles the kernels over a device API, without a GPU and without the cache: for tests and for who wants
+/// to know registers and spills.
+///
+/// # Errors
+/// No compiler, or what it says.
+pub fn compile(target: Target, over: &Over, role: Role) -> Result<Compiled> {
+    Program::new(target, over.source(), role).compile(target.compiler)
+}
+
+/// Compiles the kernels that measure a link between the GPUs of one machine, as [`compile`] does.
+///
+/// # Errors
+/// No compiler, or what it says.
+pub fn compile_probe(target: Target) -> Result<Compiled> {
+    let program = Program::probe(target, peers_device_api(), size_of::<ProbeArgs>());
+    program.compile(target.compiler)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: &str = "struct DeviceApi { /* a vendor's own */ };";
+    const DEFINE: &str = "VENDOR_QUEUES=4";
+
+    fn given() -> abi::TyDeviceApi {
+        static DEFINES: [Text; 1] =
+            [Text(abi::TyStr { data: DEFINE.as_ptr(), bytes: DEFINE.len() })];
+        abi::TyDeviceApi {
+            size: size_of::<abi::TyDeviceApi>(),
+            version: abi::TY_DEVICE_API_VERSION,
+            dialect: abi::TY_DIALECT_CUDA,
+            compiler: abi::TY_COMPILER_NVRTC,
+            reserved: 0,
+            source: abi::TyStr { data: SOURCE.as_ptr(), bytes: SOURCE.len() },
+            include_folders: std::ptr::null(),
+            include_folder_count: 0,
+            defines: (&raw const DEFINES).cast(),
+            define_count: 1,
+            params: std::ptr::null(),
+            param_bytes: 24,
+            param_alignment: 8,
+        }
+    }
+
+    #[repr(transparent)]
+    struct Text(abi::TyStr);
+    // SAFETY: it points to a constant.
+    unsafe impl Sync for Text {}
+
+    fn vendor(name: &str) -> Over {
+        // SAFETY: every pointer is null or points to a constant of its length.
+        unsafe { Over::transport(name, Some(&given())) }.unwrap()
+    }
+
+    #[test]
+    fn a_transport_of_any_name_is_compiled_over_its_own_device_api() {
+        let source = vendor("strangers-nic");
+        let source = source.source();
+        assert_eq!((source.text, source.param_bytes, source.puts), (SOURCE, 24, false));
+        assert_eq!(source.defines, [DEFINE]);
+        // SAFETY: as above.
+        let ring = unsafe { Over::transport("libfabric", None) }.unwrap();
+        assert_eq!((ring.name(), ring.source().puts), ("gpu ring", true));
+    }
+
+    #[test]
+    fn what_warms_and_what_runs_name_the_same_program() {
+        let bytes = [0_u8; 24];
+        let opened = abi::TyDeviceApi { params: bytes.as_ptr(), ..given() };
+        // SAFETY: as above; the parameters live until the end of the test.
+        let opened = unsafe { DeviceApi::read(&opened) }.unwrap();
+        let warmed = vendor("strangers-nic");
+        let [ran, warmed] = [opened.source(), warmed.source()];
+        assert_eq!((ran.text, ran.defines), (warmed.text, warmed.defines));
+        assert_eq!((ran.param_bytes, ran.puts), (warmed.param_bytes, warmed.puts));
+    }
+
+    #[test]
+    fn a_config_names_every_program_that_its_communicators_may_run() {
+        use Role::*;
+        let (peers, ring) = (vendor("nvlink"), Over::gpu_ring());
+        let named = |up: Option<&Over>, out: &[Over], domains| {
+            let all = programs(up, out, domains).into_iter();
+            all.map(|(over, role)| (over.name, role)).collect::<Vec<_>>()
+        };
+        let p = |name: &str, role| (name.to_owned(), role);
+        assert_eq!(named(Some(&peers), &[], None), [p("nvlink", Direct)]);
+        assert_eq!(named(None, std::slice::from_ref(&ring), None), [p("gpu ring", Direct)]);
+        let both = named(Some(&peers), std::slice::from_ref(&ring), Some(2));
+        assert_eq!(both, [p("nvlink", IntraDomain), p("gpu ring", Direct)]);
+        let any = named(Some(&peers), &[ring.clone(), ring.clone()], None);
+        assert_eq!(any, [p("nvlink", Direct), p("nvlink", IntraDomain), p("gpu ring", Direct)]);
+        assert_eq!(
+            named(Some(&peers), std::slice::from_ref(&ring), Some(1)),
+            [p("nvlink", Direct)]
+        );
+        let same = named(Some(&peers), std::slice::from_ref(&peers), Some(2));
+        assert_eq!(same, [p("nvlink", IntraDomain), p("nvlink", Direct)]);
+    }
+}
