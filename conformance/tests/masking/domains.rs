@@ -152,7 +152,8 @@ fn trial(spread: Spread, loss: crate::Loss) -> Trial {
 pub(crate) fn refuse_in_turn(
     order: &Order,
     comm: &mut Communicator,
-    (brought, handle): (&Brought, &Handle),
+    brought: &Brought,
+    handle: &Handle,
 ) -> Result<()> {
     let case = order.case(0);
     let Some(spread) = order.spread.as_ref().filter(|spread| !spread.may_component()) else {
@@ -163,8 +164,8 @@ pub(crate) fn refuse_in_turn(
         let expected = if bad { ErrorKind::InvalidInput } else { ErrorKind::Refused };
         let said = [
             refuse_dispatch(order, comm, bad)?,
-            refuse_replay(&case, comm, (brought, handle), bad)?,
-            refuse_combine(&case, comm, (brought, handle), bad)?,
+            refuse_replay(&case, comm, brought, handle, bad)?,
+            refuse_combine(&case, comm, brought, handle, bad)?,
         ];
         ensure!(said == [expected; 3], "rank {refuser} refused: found {said:?}");
         if spread.has_rails() {
@@ -222,7 +223,8 @@ fn lack_room(order: &Order, comm: &mut Communicator, full: bool) -> Result<Error
 fn refuse_replay(
     case: &Case,
     comm: &mut Communicator,
-    (brought, handle): (&Brought, &Handle),
+    brought: &Brought,
+    handle: &Handle,
     bad: bool,
 ) -> Result<ErrorKind> {
     let replay = brought.replay()?;
@@ -237,7 +239,8 @@ fn refuse_replay(
 fn refuse_combine(
     case: &Case,
     comm: &mut Communicator,
-    (brought, handle): (&Brought, &Handle),
+    brought: &Brought,
+    handle: &Handle,
     bad: bool,
 ) -> Result<ErrorKind> {
     let rows = handle.rows() + usize::from(bad);
