@@ -97,7 +97,7 @@ fn whole_jobs_on_several_hosts_are_right_whoever_launched_them() {
     for (hosts, ranks, launcher, layout) in shapes {
         let hosts = Hosts::new(hosts).unwrap();
         let config = Config::of_all_hosts("none");
-        let report = right_result(&hosts, &config, (ranks, launcher), layout);
+        let report = right_result(&hosts, &config, ranks, launcher, layout);
         assert_eq!(report["ranks"].as_array().unwrap().len(), ranks as usize, "{report}");
     }
 }
@@ -111,7 +111,7 @@ fn hosts_are_the_domains_of_a_job_with_shared_memory_inside_and_a_network_betwee
         let hosts = Hosts::new(hosts).unwrap();
         let config = Config::of_all_hosts("shm");
         for layout in ["flat --experts 24", "packed --experts 24"] {
-            let report = right_result(&hosts, &config, (ranks, Launcher::Slurm), layout);
+            let report = right_result(&hosts, &config, ranks, Launcher::Slurm, layout);
             let comm = &report["communicator"];
             assert_eq!(comm["algorithm"], algorithm, "{report}");
             assert_eq!(comm["domains"], hosts.count(), "{report}");
@@ -137,7 +137,8 @@ fn hosts_are_the_domains_of_a_job_with_shared_memory_inside_and_a_network_betwee
 fn right_result(
     hosts: &Hosts,
     config: &Config,
-    (ranks, launcher): (u32, Launcher),
+    ranks: u32,
+    launcher: Launcher,
     layout: &str,
 ) -> serde_json::Value {
     let mut job = config.job(ranks);
