@@ -35,14 +35,14 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
                 if named.is_empty() && port.link_layer.get() == Some(LinkLayer::Ethernet) {
                     address(report, nic, port);
                 }
-                named.iter().for_each(|index| entry(report, (nic, port), *index));
+                named.iter().for_each(|index| entry(report, nic, port, *index));
             }
         });
     }
 }
 
 /// The entry that the config names, whatever it holds.
-fn entry(report: &mut DoctorReport<'_>, (nic, port): (&Nic, &Port), index: u8) {
+fn entry(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port, index: u8) {
     if !port.can_carry() {
         return empty(report, nic, port);
     }

@@ -90,8 +90,8 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
                 .filter_map(|port| Some(port.rate.known()?.megabits))
                 .sum();
             report.judge_nic(nic, |report| {
-                link(report, nic, (function, sum));
-                room(report, (Facility::of(nic), &nic.name), (function, sum));
+                link(report, nic, function, sum);
+                room(report, Facility::of(nic), &nic.name, function, sum);
             });
         }
     }
@@ -118,7 +118,8 @@ fn generation(speed: u32) -> String {
 fn lost(
     report: &DoctorReport<'_>,
     nic: &Nic,
-    (function, ports): (&PciFunction, u64),
+    function: &PciFunction,
+    ports: u64,
 ) -> (Verdict, String) {
     let carried = |link: PcieLink| Some(capacity(link.speed.get()?, link.width.get()?));
     let Some(own) = carried(function.link) else { return (Verdict::Unknown, String::new()) };
@@ -132,9 +133,9 @@ fn lost(
     (Verdict::Unknown, room)
 }
 
-fn link(report: &mut DoctorReport<'_>, nic: &Nic, (function, ports): (&PciFunction, u64)) {
+fn link(report: &mut DoctorReport<'_>, nic: &Nic, function: &PciFunction, ports: u64) {
     let (facility, name, link) = (Facility::of(nic), nic.name.as_str(), function.link);
-    let (less, room) = lost(report, nic, (function, ports));
+    let (less, room) = lost(report, nic, function, ports);
     if let (Fact::Known(found), Fact::Known(most)) = (link.speed, link.max_speed) {
         let verdict = if found < most { less } else { Verdict::Ok };
         let finding = report.note((&SPEED, facility), name, (verdict, generation(found)));
@@ -178,8 +179,10 @@ pub(crate) fn capacity(speed: u32, width: u32) -> u64 {
 
 fn room(
     report: &mut DoctorReport<'_>,
-    (facility, name): (Facility, &str),
-    (function, ports): (&PciFunction, u64),
+    facility: Facility,
+    name: &str,
+    function: &PciFunction,
+    ports: u64,
 ) {
     let (Fact::Known(speed), Fact::Known(width)) = (function.link.speed, function.link.width)
     else {

@@ -181,9 +181,9 @@ pub struct Skew {
 }
 
 impl Skew {
-    /// From a stamp of the other clock, taken at a moment that lies `between` two of this one's.
+    /// From a stamp of the other clock, taken at a moment that lies between two of this one's.
     /// All in microseconds.
-    pub fn of(stamp: i64, (before, after): (i64, i64)) -> Self {
+    pub fn of(stamp: i64, before: i64, after: i64) -> Self {
         let half = after.saturating_sub(before) / 2;
         // One more for what the division cut off.
         Self { ahead: before.saturating_add(half).saturating_sub(stamp), error: half + 1 }
@@ -197,7 +197,7 @@ impl Skew {
 
 impl Summary {
     /// What a node tells of what the job may use: `program` is the version of this program.
-    pub fn of(machine: &Machine, job: &Job, (host, program): (&str, &str)) -> Self {
+    pub fn of(machine: &Machine, job: &Job, host: &str, program: &str) -> Self {
         let mut items = BTreeMap::new();
         let mut put = |name: &str, value: String| items.insert(name.to_owned(), value);
         put("tokenyard", program.to_owned());
