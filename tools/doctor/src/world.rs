@@ -366,7 +366,7 @@ pub fn compare(summaries: &[Summary]) -> Vec<Finding> {
         };
         let found = format!("{id} {subject}");
         report
-            .note((&LOCAL, Facility::Node), places, (verdict, found))
+            .note(&LOCAL, Facility::Node, places, verdict.on(found))
             .fix(format!("docs/findings.md#{id}"));
     }
     report.finish()
@@ -378,7 +378,7 @@ fn item(report: &mut DoctorReport<'_>, summaries: &[Summary], name: &str) {
     let shown = |value: Option<&String>| value.map_or("none".to_owned(), Clone::clone);
     let facility = Facility::Node;
     if values.iter().all(|value| *value == values[0]) {
-        report.note((rule, facility), name, (Verdict::Ok, shown(values[0])));
+        report.note(rule, facility, name, Verdict::Ok.on(shown(values[0])));
         return;
     }
     let hosts: BTreeSet<&String> = summaries.iter().map(|one| &one.host).collect();
@@ -391,7 +391,7 @@ fn item(report: &mut DoctorReport<'_>, summaries: &[Summary], name: &str) {
         usual.map_or("the same on all".to_owned(), |value| format!("{}, as on most", shown(value)));
     for (value, ranks) in told {
         let subject = format!("{name} of {}", places(summaries, &ranks));
-        report.note((rule, facility), subject, (bad, value)).wanted(wanted.clone());
+        report.note(rule, facility, subject, bad.on(value)).wanted(wanted.clone());
     }
 }
 
@@ -462,7 +462,7 @@ fn clocks(report: &mut DoctorReport<'_>, summaries: &[Summary]) {
             skew.error as f64 / 1e3
         );
         let subject = format!("clock of {}", places(summaries, ranks));
-        let finding = report.note((&CLOCK, Facility::Node), subject, (verdict, found));
+        let finding = report.note(&CLOCK, Facility::Node, subject, verdict.on(found));
         finding.wanted(format!("within 100 ms of {of}"));
     }
 }
