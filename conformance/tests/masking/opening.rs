@@ -91,7 +91,8 @@ fn run(lives: Vec<Option<Step>>) -> Result<()> {
 
 fn play_on(lives: Vec<Option<Step>>, spread: Option<Spread>) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let order = crate::order(&folder, (Worst::Killed, Phase::Between, 0, Path::Mortal));
+    let order =
+        crate::order(&folder, crate::Loss::new(Worst::Killed, Phase::Between, 0, Path::Mortal));
     let order = Order { lives, spread, ..order };
     let start_rank = |rank| Process::start(&order, rank, false);
     let mut ranks = (0..order.ranks()).map(start_rank).collect::<Result<Vec<_>>>()?;
