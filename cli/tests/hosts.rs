@@ -154,7 +154,7 @@ fn right_result(
 }
 
 /// Runs mpirun on the first of two hosts. It reaches the other by this, where others have ssh.
-fn mpirun(hosts: &Hosts, (name, arguments): (&str, &str), program: &[&str]) -> Output {
+fn mpirun(hosts: &Hosts, name: &str, arguments: &str, program: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     // Something to enter, until the hosts go.
     let stay = "sleep 600 > /dev/null 2>&1 < /dev/null & echo $!";
@@ -192,13 +192,13 @@ fn ranks_of_mpirun_meet_across_hosts_by_the_documented_commands_and_not_without(
         [("mpirun.openmpi", open_mpi, master), ("mpirun.mpich", hydra, bootstrap)]
     {
         let hosts = Hosts::new(2).unwrap();
-        let refused = mpirun(&hosts, (name, usual), &run);
+        let refused = mpirun(&hosts, name, usual, &run);
         let text = String::from_utf8_lossy(&refused.stderr);
         assert_eq!(refused.status.code(), Some(2), "{name}: {text}");
         assert!(text.contains("MASTER_ADDR is not set"), "{name}: {text}");
         assert!(text.contains("2 of 4 ranks are on this host"), "{name}: {text}");
 
-        let right = mpirun(&hosts, (name, &format!("{usual} {more}")), &run);
+        let right = mpirun(&hosts, name, &format!("{usual} {more}"), &run);
         let text = String::from_utf8_lossy(&right.stderr);
         assert!(right.status.success(), "{name}: {text}");
         let out = String::from_utf8_lossy(&right.stdout);
