@@ -249,7 +249,7 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
     )?;
     if tokenyard_bench::gpu::is_gpu(&config) {
         ensure!(!args.namespaces, "found --namespaces; NVLink is inside one host");
-        return gpu::link(&args.config, &args.ranks, (output, args.plot.as_deref()));
+        return gpu::link(&args.config, &args.ranks, output, args.plot.as_deref());
     }
     ensure!(args.plot.is_none(), "found --plot; expected a config of GPUs, whose link is drawn");
     let ranks = args.ranks.count().unwrap_or(2);

@@ -117,7 +117,7 @@ pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
     let counts = list.iter().filter(|b| b.counts).map(|b| b.bytes);
     let rank_bytes = counts.fold(0, u64::saturating_add);
     let world_bytes = rank_bytes.saturating_mul(u64::from(args.ranks));
-    print(&list, (rank_bytes, world_bytes), People::new(args.json));
+    print(&list, rank_bytes, world_bytes, People::new(args.json));
     if args.json {
         let buffers = &list;
         let (schema_version, command) = (SCHEMA_VERSION, "shape");
@@ -279,7 +279,7 @@ fn windows(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
     Ok(list)
 }
 
-fn print(list: &[Buffer], (rank, world): (u64, u64), people: People) {
+fn print(list: &[Buffer], rank: u64, world: u64, people: People) {
     let mut table = Table::folded(&["buffer", "bytes", "", "how it comes about"]);
     for buffer in list {
         let human = bytes(buffer.bytes);

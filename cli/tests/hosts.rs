@@ -97,7 +97,7 @@ fn whole_jobs_on_several_hosts_are_right_whoever_launched_them() {
     for (hosts, ranks, launcher, layout) in shapes {
         let hosts = Hosts::new(hosts).unwrap();
         let config = Config::of_all_hosts("none");
-        let report = right_result(&hosts, &config, (ranks, launcher), layout);
+        let report = right_result(&hosts, &config, ranks, launcher, layout);
         assert_eq!(report["ranks"].as_array().unwrap().len(), ranks as usize, "{report}");
     }
 }
@@ -111,7 +111,7 @@ fn hosts_are_the_domains_of_a_job_with_shared_memory_inside_and_a_network_betwee
         let hosts = Hosts::new(hosts).unwrap();
         let config = Config::of_all_hosts("shm");
         for layout in ["flat --experts 24", "packed --experts 24"] {
-            let report = right_result(&hosts, &config, (ranks, Launcher::Slurm), layout);
+            let report = right_result(&hosts, &config, ranks, Launcher::Slurm, layout);
             let comm = &report["communicator"];
             assert_eq!(comm["algorithm"], algorithm, "{report}");
             assert_eq!(comm["domains"], hosts.count(), "{report}");
@@ -137,7 +137,8 @@ fn hosts_are_the_domains_of_a_job_with_shared_memory_inside_and_a_network_betwee
 fn right_result(
     hosts: &Hosts,
     config: &Config,
-    (ranks, launcher): (u32, Launcher),
+    ranks: u32,
+    launcher: Launcher,
     layout: &str,
 ) -> serde_json::Value {
     let mut job = config.job(ranks);
@@ -153,7 +154,7 @@ fn right_result(
 }
 
 /// Runs mpirun on the first of two hosts. It reaches the other by this, where others have ssh.
-fn mpirun(hosts: &Hosts, (name, arguments): (&str, &str), program: &[&str]) -> Output {
+fn mpirun(hosts: &Hosts, name: &str, arguments: &str, program: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     // Something to enter, until the hosts go.
     let stay = "sleep 600 > /dev/null 2>&1 < /dev/null & echo $!";
@@ -191,13 +192,13 @@ fn ranks_of_mpirun_meet_across_hosts_by_the_documented_commands_and_not_without(
         [("mpirun.openmpi", open_mpi, master), ("mpirun.mpich", hydra, bootstrap)]
     {
         let hosts = Hosts::new(2).unwrap();
-        let refused = mpirun(&hosts, (name, usual), &run);
+        let refused = mpirun(&hosts, name, usual, &run);
         let text = String::from_utf8_lossy(&refused.stderr);
         assert_eq!(refused.status.code(), Some(2), "{name}: {text}");
         assert!(text.contains("MASTER_ADDR is not set"), "{name}: {text}");
         assert!(text.contains("2 of 4 ranks are on this host"), "{name}: {text}");
 
-        let right = mpirun(&hosts, (name, &format!("{usual} {more}")), &run);
+        let right = mpirun(&hosts, name, &format!("{usual} {more}"), &run);
         let text = String::from_utf8_lossy(&right.stderr);
         assert!(right.status.success(), "{name}: {text}");
         let out = String::from_utf8_lossy(&right.stdout);

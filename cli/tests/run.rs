@@ -238,7 +238,7 @@ fn a_killed_rank_ends_the_run_is_named_first_and_nothing_is_left() {
 }
 
 /// The others of a run that masks losses are through, and right; what they say of the loss.
-fn goes_on_without(config: &Config, (ranks, victim): (usize, usize), how: Signal) -> Value {
+fn goes_on_without(config: &Config, ranks: usize, victim: usize, how: Signal) -> Value {
     let out = config.file("out.safetensors");
     let more = format!(
         "--experts 12 --topk 3 --tokens 24 --hidden 256 --steps 1500 --json --output {}",
@@ -268,7 +268,7 @@ fn goes_on_without(config: &Config, (ranks, victim): (usize, usize), how: Signal
 
 #[test]
 fn ranks_that_mask_losses_go_on_without_a_killed_one_and_are_right() {
-    let document = goes_on_without(&Config::masking(30_000, ""), (3, 1), Signal::KILL);
+    let document = goes_on_without(&Config::masking(30_000, ""), 3, 1, Signal::KILL);
     let lost = &document["lost_ranks"][0];
     assert_eq!(lost["how"], "it died: killed by signal 9");
     for rank in document["ranks"].as_array().unwrap() {
@@ -279,7 +279,7 @@ fn ranks_that_mask_losses_go_on_without_a_killed_one_and_are_right() {
 
 #[test]
 fn ranks_that_mask_losses_go_on_without_a_stopped_one_which_is_killed_in_the_end() {
-    let document = goes_on_without(&Config::masking(5000, ""), (3, 2), Signal::STOP);
+    let document = goes_on_without(&Config::masking(5000, ""), 3, 2, Signal::STOP);
     let how = document["lost_ranks"][0]["how"].as_str().unwrap();
     assert!(how.contains("it did not end with the others"), "{how}");
 }
@@ -288,7 +288,7 @@ fn ranks_that_mask_losses_go_on_without_a_stopped_one_which_is_killed_in_the_end
 #[test]
 fn ranks_that_mask_losses_go_on_without_one_that_others_pass_on_the_way_to_its_domain() {
     let scale_out = "[transport.scale_out]\nuse = \"shm\"\n[topology]\ndomains = 2";
-    goes_on_without(&Config::masking(30_000, scale_out), (4, 3), Signal::KILL);
+    goes_on_without(&Config::masking(30_000, scale_out), 4, 3, Signal::KILL);
 }
 
 #[test]

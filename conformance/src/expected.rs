@@ -12,7 +12,7 @@ const SHIPPED: &str = include_str!("../expected.toml");
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// It holds where the config uses a part of this name.
+    /// It holds where the config uses a component of this name.
     pub component: String,
     /// Which tests: a name, with `*` for anything.
     pub test: String,
@@ -115,7 +115,7 @@ mod tests {
     }
 
     const ENTRY: &str =
-        "[[expected]]\npart = \"shm\"\ntest = \"l2/*\"\nreason = \"slow\"\nlink = \"#7\"\n";
+        "[[expected]]\ncomponent = \"shm\"\ntest = \"l2/*\"\nreason = \"slow\"\nlink = \"#7\"\n";
 
     #[test]
     fn an_entry_holds_for_configs_that_use_its_component() {

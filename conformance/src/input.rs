@@ -93,7 +93,7 @@ impl InputFile {
     }
 
     /// An error about a row of one of its tensors.
-    fn refuse_row(&self, message: impl Into<String>, (tensor, token): (&str, usize)) -> Error {
+    fn refuse_row(&self, message: impl Into<String>, tensor: &str, token: usize) -> Error {
         let row = match self.ranks {
             Some(ranks) => {
                 format!("[{}, {}]", token * ranks / self.tokens, token % (self.tokens / ranks))
@@ -225,7 +225,7 @@ impl InputFile {
     /// Every expert exists, and no token selects one twice.
     fn check_routing(&self, experts: usize) -> Result<()> {
         for (token, row) in self.topk_idx.chunks_exact(self.topk).enumerate() {
-            let at = |message| Err(self.refuse_row(message, ("topk_idx", token)));
+            let at = |message| Err(self.refuse_row(message, "topk_idx", token));
             for (k, expert) in row.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
                 if *expert >= experts as i64 {
                     return at(format!("k {k}: found expert {expert}; expected below {experts}"));
@@ -249,7 +249,7 @@ impl InputFile {
         for (token, row) in self.x.chunks_exact(bytes).enumerate() {
             if let Some(at) = self.row.decode(row).iter().position(|v| !v.is_finite()) {
                 let message = format!("h {at}: found NaN or infinity; expected finite numbers");
-                return Err(self.refuse_row(message, ("x", token)));
+                return Err(self.refuse_row(message, "x", token));
             }
         }
         let weights = self.topk_weights.iter().flatten().zip(&self.topk_idx);
@@ -258,7 +258,7 @@ impl InputFile {
             if *expert >= 0 && !weight.is_finite() {
                 let (token, k) = (i / self.topk, i % self.topk);
                 let message = format!("k {k}: found {weight}; expected finite numbers");
-                return Err(self.refuse_row(message, ("topk_weights", token)));
+                return Err(self.refuse_row(message, "topk_weights", token));
             }
         }
         Ok(())

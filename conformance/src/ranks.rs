@@ -1,6 +1,6 @@
 //! Ranks as threads of this process: a whole world for tests, without starting processes.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
@@ -21,7 +21,7 @@ pub fn in_threads<R: Send>(
     let secret = Secret::generate()?;
     let secret = secret.reveal().unwrap_or_default();
     let one = |rank: u32| -> Result<R> {
-        let world = Arc::new(join(rank, ranks, (&path, secret), config)?);
+        let world = Arc::new(join(rank, ranks, &path, secret, config)?);
         Ok(body(&world))
     };
     std::thread::scope(|scope| {
@@ -41,9 +41,9 @@ pub fn in_threads<R: Send>(
     })
 }
 
-fn join(rank: u32, ranks: u32, (path, secret): (&PathBuf, &str), config: &Config) -> Result<World> {
+fn join(rank: u32, ranks: u32, path: &Path, secret: &str, config: &Config) -> Result<World> {
     let place = RankId { rank, ranks, local_rank: rank };
-    let identity = Identity::new(place, Rendezvous::File { path: path.clone() })?;
+    let identity = Identity::new(place, Rendezvous::File { path: path.to_owned() })?;
     let mut options = WorldOptions::configured(&config.world, identity);
     options.secret = Secret::from_text(secret)?;
     Ok(World::join(options)?)

@@ -39,7 +39,7 @@ impl Topology for HostTopology {
             None => found_host()?,
         };
         let machine = Machine::read_places(&Tree::system());
-        place(&machine, config, (host, ask.local_rank, allowed_processors()))
+        place(&machine, config, host, ask.local_rank, allowed_processors())
     }
 }
 
@@ -50,7 +50,9 @@ impl Topology for HostTopology {
 pub(crate) fn place(
     machine: &Machine,
     config: &TopologyConfig,
-    (host, local_rank, allowed): (String, u32, Option<BTreeSet<u32>>),
+    host: String,
+    local_rank: u32,
+    allowed: Option<BTreeSet<u32>>,
 ) -> Result<Place> {
     let driven = machine.gpu_of_rank(local_rank).unwrap_or_else(|why| {
         tracing::warn!("the GPU of local rank {local_rank} is unknown: {why}");
@@ -59,7 +61,7 @@ pub(crate) fn place(
     let bound = allowed.as_ref().and_then(|cpus| single_node(cpus, &machine.numa));
     let numa_node = driven.and_then(|(_, gpu)| gpu.numa_node.get()).or(bound);
     let seat = Seat { gpu: driven.map(|(_, gpu)| gpu.pci), numa_node };
-    let chosen = nics::choose(machine, config.nics.as_ref(), (seat, local_rank))?;
+    let chosen = nics::choose(machine, config.nics.as_ref(), seat, local_rank)?;
     tracing::debug!("local rank {local_rank}: {seat:?} is nearest to {}", chosen.names.join(", "));
     Ok(Place {
         host,

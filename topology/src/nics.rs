@@ -21,7 +21,8 @@ pub(super) struct Chosen {
 pub(super) fn choose(
     machine: &Machine,
     choice: Option<&NicChoice>,
-    (seat, local_rank): (Seat, u32),
+    seat: Seat,
+    local_rank: u32,
 ) -> Result<Chosen> {
     match choice {
         None => {

@@ -21,11 +21,11 @@ fn machine(name: &str) -> Machine {
 
 fn found(machine: &Machine, nics: Option<NicChoice>, local_rank: u32) -> Result<Place> {
     let config = TopologyConfig { nics, ..TopologyConfig::default() };
-    place(machine, &config, ("node".into(), local_rank, None))
+    place(machine, &config, "node".into(), local_rank, None)
 }
 
 fn place_of(machine: &Machine, config: &TopologyConfig, local_rank: u32) -> Place {
-    place(machine, config, ("node".into(), local_rank, None)).unwrap()
+    place(machine, config, "node".into(), local_rank, None).unwrap()
 }
 
 /// The same node with these NICs without a link.
@@ -327,7 +327,7 @@ fn ranks_without_a_gpu_use_the_nics_of_the_numa_node_that_they_are_bound_to() {
     node.gpus.clear();
     let bound = |rank: u32, first: u32| {
         let cpus = Some((first..first + 8).collect());
-        place(&node, &TopologyConfig::default(), ("node".into(), rank, cpus)).unwrap()
+        place(&node, &TopologyConfig::default(), "node".into(), rank, cpus).unwrap()
     };
     // Interleaved, as a launcher may bind: rank 0 and 2 on node 0, 1 and 3 on node 1.
     let mut places: Vec<_> = (0..4).map(|rank| Some(bound(rank, (rank % 2) * 56))).collect();

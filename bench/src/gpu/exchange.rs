@@ -16,7 +16,7 @@ use tokenyard_core::communicator::{
 };
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::DType;
-use tokenyard_gpu::probe::{About, Timer};
+use tokenyard_gpu::probe::Timer;
 
 use super::Components;
 use super::case::{Case, Fixed, Layout, Manner, Phase, Routing, Rows};
@@ -82,18 +82,20 @@ pub struct GpuSamples {
     pub spent: Vec<Spent>,
 }
 
-/// What a rank does.
+/// What a rank does, on a GPU with so many multiprocessors.
 pub(super) fn measure(
     world: &Arc<World>,
     config: &Config,
-    (components, task): (&Components, &GpuExchangeTask),
-    (about, say): (&About, &Speaker),
+    task: &GpuExchangeTask,
+    processors: u32,
+    say: &Speaker,
 ) -> Result<Vec<GpuSamples>> {
     let (routed, most) = routings(world, task)?;
     let Fixed { hidden, topk, experts } = task.fixed;
     let options = CommunicatorOptions::new(experts, topk, hidden, most);
-    let sms: Vec<u32> = task.sms.iter().copied().filter(|n| *n <= about.processors).collect();
-    ensure!(!sms.is_empty(), "found SM counts {:?}; the GPU has {}", task.sms, about.processors);
+    let sms: Vec<u32> = task.sms.iter().copied().filter(|n| *n <= processors).collect();
+    ensure!(!sms.is_empty(), "found SM counts {:?}; the GPU has {processors}", task.sms);
+    let components = Components::of(config)?;
     let cases = routed.len() * task.rows.len() * task.layouts.len();
     let mut found = Vec::new();
     for (turn, sms) in sms.iter().copied().enumerate() {
@@ -130,10 +132,10 @@ fn routings(world: &World, task: &GpuExchangeTask) -> Result<(Vec<Routed>, u32)>
     let (rank, ranks) = (world.rank(), world.ranks());
     if let Routing::Recorded(file) = &task.routing {
         let file = InputFile::read(file)?;
-        let (routed, most) = Routed::recorded(task.fixed, &file, (rank, ranks))?;
+        let (routed, most) = Routed::recorded(task.fixed, &file, rank, ranks)?;
         return Ok((vec![routed], most));
     }
-    let generated = |tokens| Routed::generated(task.fixed, &task.routing, (rank, tokens));
+    let generated = |tokens| Routed::generated(task.fixed, &task.routing, rank, tokens);
     let most = task.tokens.iter().copied().max().context("found no number of tokens")?;
     Ok((task.tokens.iter().copied().map(generated).collect(), most))
 }
@@ -180,14 +182,15 @@ impl GpuBench {
                     comm.on(stream).dispatch(&call).map(drop).map_err(Into::into)
                 })?
             }
-            (Phase::Combine, manner) => self.time_combine((&received, &handle), routed, manner)?,
+            (Phase::Combine, manner) => self.time_combine(&received, &handle, routed, manner)?,
         };
         Ok(GpuSamples { case: *case, sms, sends, us, spent })
     }
 
     fn time_combine(
         &mut self,
-        (received, handle): (&Received, &Handle),
+        received: &Received,
+        handle: &Handle,
         routed: &Routed,
         manner: Manner,
     ) -> Result<(Vec<f64>, Vec<Spent>)> {
@@ -202,7 +205,7 @@ impl GpuBench {
             Some(buffer) => buffer.tensor(DType::Bf16, [received.rows(), hidden], [hidden, 1])?,
             None => received.x(),
         };
-        self.time(&mut |comm, stream| combine(comm.on(stream), handle, (x, &mut out), shape))
+        self.time(&mut |comm, stream| combine(comm.on(stream), handle, x, &mut out, shape))
     }
 
     /// The times of an operation, and of its components. Collective.
@@ -277,7 +280,8 @@ impl GpuBench {
 fn combine(
     mut on: tokenyard_core::communicator::OnStream<'_>,
     handle: &Handle,
-    (x, out): (TensorRef<'_>, &mut Buffer),
+    x: TensorRef<'_>,
+    out: &mut Buffer,
     shape: [usize; 2],
 ) -> Result<()> {
     let call = Combine {

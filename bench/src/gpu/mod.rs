@@ -135,7 +135,7 @@ pub(crate) fn measure(
     let (about, ceiling) =
         ceiling::measure(world, &components, &task.link_sms, say).context("measure the link")?;
     let exchange = match &task.exchange {
-        Some(exchange) => exchange::measure(world, config, (&components, exchange), (&about, say))?,
+        Some(exchange) => exchange::measure(world, config, exchange, about.processors, say)?,
         None => Vec::new(),
     };
     let machine = Machine::new(&about, world.rank() == 0);

@@ -23,11 +23,7 @@ pub(super) struct Routed {
 
 impl Routed {
     /// The generated routing of a rank with so many tokens.
-    pub(super) fn generated(
-        fixed: Fixed,
-        routing_of: &Routing,
-        (rank, tokens): (u32, u32),
-    ) -> Self {
+    pub(super) fn generated(fixed: Fixed, routing_of: &Routing, rank: u32, tokens: u32) -> Self {
         let Fixed { hidden, topk, experts } = fixed;
         let mut topk_idx = routing(&job::Sizes { tokens, hidden, topk, experts }, rank);
         if *routing_of == Routing::Skewed {
@@ -45,7 +41,8 @@ impl Routed {
     pub(super) fn recorded(
         fixed: Fixed,
         file: &InputFile,
-        (rank, ranks): (u32, u32),
+        rank: u32,
+        ranks: u32,
     ) -> Result<(Self, u32)> {
         let case = file.case(ranks as usize, Some(fixed.experts as usize))?;
         ensure!(
@@ -243,7 +240,7 @@ mod tests {
 
     #[test]
     fn skewed_tokens_all_select_one_expert_and_no_expert_twice() {
-        let routed = Routed::generated(FIXED, &Routing::Skewed, (1, 50));
+        let routed = Routed::generated(FIXED, &Routing::Skewed, 1, 50);
         for token in routed.topk_idx.chunks(4) {
             assert!(token.contains(&5), "{token:?}");
             assert!((0..4).all(|k| !token[..k].contains(&token[k])), "{token:?}");

@@ -218,7 +218,7 @@ pub(super) fn plot(args: &PlotArgs) -> Result<ExitCode> {
 pub(super) fn operation(phase: case::Phase, args: &OperationArgs) -> Result<ExitCode> {
     let task = GpuTask { link_sms: SMS.to_vec(), exchange: Some(exchange_task(phase, args)?) };
     args.check_files(&Config::load(&args.config)?)?;
-    let report = measure(&args.config, &task, (&args.ranks, args.output.json))?;
+    let report = measure(&args.config, &task, &args.ranks, args.output.json)?;
     if let Some(report) = &report {
         args.csv.write(report)?;
     }
@@ -229,18 +229,20 @@ pub(super) fn operation(phase: case::Phase, args: &OperationArgs) -> Result<Exit
 pub(super) fn link(
     config: &Path,
     ranks: &RankArgs,
-    shown: (&Output, Option<&Path>),
+    output: &Output,
+    plot: Option<&Path>,
 ) -> Result<ExitCode> {
     let task = GpuTask { link_sms: SMS.to_vec(), exchange: None };
-    let report = measure(config, &task, (ranks, shown.0.json))?;
-    show(report, shown.0, shown.1)
+    let report = measure(config, &task, ranks, output.json)?;
+    show(report, output, plot)
 }
 
 /// The report; none on a rank that does not print it.
 fn measure(
     config: &Path,
     task: &GpuTask,
-    (ranks, json): (&RankArgs, bool),
+    ranks: &RankArgs,
+    json: bool,
 ) -> Result<Option<BenchReport>> {
     ranks.check()?;
     let loaded = Config::load(config)?;

@@ -26,9 +26,12 @@ fn chunks(word: &str, width: usize) -> Vec<String> {
     all.chunks(width.max(1)).map(|component| component.iter().collect()).collect()
 }
 
-/// Adds a line to a table, and more below it where its last two texts are wider than this.
-pub(super) fn wrapped_row(table: &mut Table, first: Vec<Cell>, [a, b]: [(&str, usize); 2]) {
-    let (a, b) = (wrap(a.0, a.1), wrap(b.0, b.1));
+/// A text of a table's row, and the most characters of it on one line.
+pub(super) struct Wrapped<'a>(pub(super) &'a str, pub(super) usize);
+
+/// Adds a line to a table, and more below it where its last two texts are wider than one.
+pub(super) fn wrapped_row(table: &mut Table, first: Vec<Cell>, last: [Wrapped<'_>; 2]) {
+    let [a, b] = last.map(|Wrapped(text, width)| wrap(text, width));
     let mut first = Some(first);
     for line in 0..a.len().max(b.len()) {
         let heads = first.take().unwrap_or_default();

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use tokenyard_machine::commands::{Answer, capture_topology, recorded_topology};
 use tokenyard_machine::{Device, DeviceKind, Fact, Link, Machine, Topology, Tree};
 
-use super::columns::{Matrix, wrapped_row};
+use super::columns::{Matrix, Wrapped, wrapped_row};
 use super::{DoctorArgs, distances};
 use crate::output::{Cell, People, Table};
 
@@ -79,7 +79,7 @@ fn print_devices(devices: &[Device], people: People) {
         let heads = [device.name.clone(), shown(&device.pci), shown(&device.numa_node)];
         let (processors, name) = (shown(&device.processors), shown(&device.model));
         let heads = heads.into_iter().map(Cell::from).collect();
-        wrapped_row(&mut table, heads, [(&processors, 26), (&name, 24)]);
+        wrapped_row(&mut table, heads, [Wrapped(&processors, 26), Wrapped(&name, 24)]);
     }
     people.say(table.render(people));
 }

@@ -2,7 +2,7 @@
 
 use tokenyard_doctor::{Finding, Verdict};
 
-use super::columns::{WIDTH, wrap, wrapped_row};
+use super::columns::{WIDTH, Wrapped, wrap, wrapped_row};
 use crate::output::{Cell, People, Style, Table};
 
 /// The word for what no part of the config uses, the longest of the verdicts' column.
@@ -42,7 +42,11 @@ fn print_all(findings: &[Finding], people: People) {
         let word = if first.needed { first.verdict.name() } else { NOT_NEEDED };
         let style = if first.needed { style(first.verdict) } else { Style::Plain };
         let heads = vec![Cell::styled(style, word), first.id.into()];
-        wrapped_row(&mut table, heads, [(&subjects(&group), OF), (&short(&first.found), found)]);
+        wrapped_row(
+            &mut table,
+            heads,
+            [Wrapped(&subjects(&group), OF), Wrapped(&short(&first.found), found)],
+        );
     }
     people.say(table.render(people));
 }

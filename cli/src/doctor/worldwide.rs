@@ -90,7 +90,7 @@ fn gather(
     let launched = (here > 1).then_some(NodeRanks { count: here, from: "as launched" });
     let asked = Asked { config, ranks: node_ranks(args, launched) };
     let Examined { machine, job, findings, is_stuck, .. } = examine_node(args, asked, TOGETHER)?;
-    let mut mine = Summary::of(&machine, &job, (&host, env!("CARGO_PKG_VERSION")))
+    let mut mine = Summary::of(&machine, &job, &host, env!("CARGO_PKG_VERSION"))
         .with_transport(&findings)
         .with_ranks(here);
     mine.faults = findings.iter().filter_map(fault).collect();
@@ -146,7 +146,7 @@ fn clock(world: &World) -> Result<Option<Skew>> {
         let after = now();
         let stamp = stamps.first().and_then(|bytes| bytes.as_slice().try_into().ok());
         let Some(stamp) = stamp.map(i64::from_le_bytes) else { continue };
-        let skew = Skew::of(stamp, (before, after));
+        let skew = Skew::of(stamp, before, after);
         if best.is_none_or(|best| skew.error < best.error) {
             best = Some(skew);
         }

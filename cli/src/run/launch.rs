@@ -66,7 +66,7 @@ pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     let verdict = diagnosis::verdict(summary.findings.iter().map(|finding| finding.cause));
     if let (Verdict::Right, Some(folder), Some(output)) = (verdict, &components, &args.output) {
         let ranks: Vec<u32> = summary.ranks.iter().map(|result| result.rank).collect();
-        results::join(folder.path(), (&plan.case, &ranks), output)?;
+        results::join(folder.path(), &plan.case, &ranks, output)?;
     }
     summary.print(args.json)?;
     Ok(verdict)

@@ -160,7 +160,7 @@ impl<'a> Rank<'a> {
             tally.dispatch.time(comm, |comm| comm.dispatch(&arguments)).context("dispatch")?;
         self.check(comm, received.lost_ranks().is_empty(), |after| {
             let losses = Losses { before: &before, after };
-            check_received_around(case, inputs, losses, (rank, &received))
+            check_received_around(case, inputs, losses, rank, &received)
         })
         .context("after dispatch")
         .map_err(check)?;
@@ -168,7 +168,7 @@ impl<'a> Rank<'a> {
         let rows = received.tokens() as u64;
         let mut component = RankTally::new(rank, &received);
         drop(received);
-        let staged = Staged::new(comm, (&brought, &output), &handle, Placed::CombineInput)
+        let staged = Staged::new(comm, &brought, &output, &handle, Placed::CombineInput)
             .context("combine")?;
         let before = lost(comm);
         let combine = |call: Combine<'_>| {
@@ -181,7 +181,7 @@ impl<'a> Rank<'a> {
         let lacks = self
             .check(comm, got.missing.iter().all(|missing| *missing == 0), |after| {
                 let losses = Losses { before: &before, after };
-                check_combined_around(case, inputs, losses, (rank, &got))
+                check_combined_around(case, inputs, losses, rank, &got)
             })
             .context("after combine")
             .map_err(check)?;

@@ -94,7 +94,7 @@ pub(crate) fn rank_path(output: &Path, rank: usize) -> PathBuf {
 }
 
 /// Makes one file of the parts of these ranks: of all that were not lost.
-pub(crate) fn join(folder: &Path, (case, ranks): (&Case, &[u32]), output: &Path) -> Result<()> {
+pub(crate) fn join(folder: &Path, case: &Case, ranks: &[u32], output: &Path) -> Result<()> {
     let read = |rank: &u32| {
         let path = component_path(folder, *rank as usize);
         files::read(&path, MAX_COMPONENT).context("read what a rank wrote")

@@ -38,14 +38,14 @@ pub(crate) fn check(play: &Play) {
     let mut running = job.start().unwrap();
     match play.asked {
         Asked::Never => {
-            await_reports(&mut running, &mut lines, (&reports, play));
+            await_reports(&mut running, &mut lines, &reports, play);
             await_line(&mut running, &mut lines, "rank 0: error: ");
             if play.masks != Some(Then::Sleeps) {
                 await_line(&mut running, &mut lines, "rank 2: error: ");
             }
         }
         Asked::Loss => {
-            await_reports(&mut running, &mut lines, (&reports, play));
+            await_reports(&mut running, &mut lines, &reports, play);
             goes_on(&mut running, &mut lines, &[0, 2]);
             for rank in play.reports {
                 assert_eq!(reports_of(&reports, *rank).len(), 1, "{:?}", files(&reports));
@@ -57,7 +57,7 @@ pub(crate) fn check(play: &Play) {
             for rank in play.reports {
                 running.ask(*rank).unwrap();
             }
-            await_reports(&mut running, &mut lines, (&reports, play));
+            await_reports(&mut running, &mut lines, &reports, play);
             if play.act == Act::Nothing && play.faulty.is_none() {
                 goes_on(&mut running, &mut lines, &[0, 1, 2]);
             }
@@ -133,7 +133,7 @@ fn await_line(running: &mut Running, lines: &mut Vec<String>, wanted: &str) {
     }
 }
 
-fn await_reports(running: &mut Running, lines: &mut Vec<String>, (folder, play): (&Path, &Play)) {
+fn await_reports(running: &mut Running, lines: &mut Vec<String>, folder: &Path, play: &Play) {
     let start = Instant::now();
     // A rank that masked a loss may have more to say.
     let is_last = |path: &PathBuf| {

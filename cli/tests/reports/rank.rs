@@ -62,13 +62,11 @@ fn run(play: &Play, config: &Path) -> Result<()> {
     };
     let mut comm = Communicator::open(&world, &config, options(&case))?;
     case.domains = domains(&comm);
-    let first = Round::new(&case, comm.rank());
-    let live = first.dispatch(&mut comm)?;
-    first.finish(&mut comm, &live)?;
+    let first = FirstExchange::run(&case, &mut comm)?;
     for number in 1_u32.. {
         case.seed = number.into();
         if number == WELL && comm.rank() == 1 {
-            act(play.act, (&world, &mut comm), (&case, &first, &live))?;
+            act(play.act, &world, &mut comm, &case, &first)?;
         }
         let round = Round::new(&case, comm.rank());
         if let Some(then) = play.masks {
@@ -86,6 +84,26 @@ fn run(play: &Play, config: &Path) -> Result<()> {
     Ok(())
 }
 
+/// An exchange that is over, whose handle lives: it can be replayed.
+struct FirstExchange {
+    round: Round,
+    live: Live,
+}
+
+impl FirstExchange {
+    fn run(case: &Case, comm: &mut Communicator) -> Result<Self> {
+        let round = Round::new(case, comm.rank());
+        let live = round.dispatch(comm)?;
+        round.finish(comm, &live)?;
+        Ok(Self { round, live })
+    }
+
+    fn replay(&self, comm: &mut Communicator) -> Result<()> {
+        let replay = self.round.brought.replay_on(comm)?;
+        Ok(comm.replay(&self.live.handle, &replay).map(drop)?)
+    }
+}
+
 /// Without the oracle, which knows of no losses.
 fn masked_exchange(comm: &mut Communicator, round: &Round) -> Result<()> {
     let (received, handle) = comm.dispatch(&round.brought.dispatch_on(comm)?)?;
@@ -95,8 +113,10 @@ fn masked_exchange(comm: &mut Communicator, round: &Round) -> Result<()> {
 
 fn act(
     act: Act,
-    (world, comm): (&World, &mut Communicator),
-    (case, first, live): (&Case, &Round, &Live),
+    world: &World,
+    comm: &mut Communicator,
+    case: &Case,
+    first: &FirstExchange,
 ) -> Result<()> {
     if act != Act::Nothing {
         println!("now");
@@ -117,7 +137,7 @@ fn act(
             world.report_failure("out of memory");
             bail!("out of memory");
         }
-        Act::Replays => drop(comm.replay(&live.handle, &first.brought.replay_on(comm)?)?),
+        Act::Replays => first.replay(comm)?,
         Act::Meets => world.barrier("end of an epoch")?,
     }
     Ok(())

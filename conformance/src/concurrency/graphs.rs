@@ -121,7 +121,8 @@ impl Captured {
     /// Of dispatches to these places, and their combines.
     fn new(
         comm: &mut Communicator,
-        (track, record): (&Track, Record),
+        track: &Track,
+        record: Record,
         places: &mut [Place],
     ) -> Result<Self> {
         let case = places.first().context("a place")?.case.clone();
@@ -199,7 +200,7 @@ fn thousand(case: &Case, comm: &mut Communicator) -> Result<bool> {
     let mut places = [Place::new(comm, case)?];
     let mut beside = Place::new(comm, case)?;
     let track = Track::new(comm)?;
-    let mut captured = Captured::new(comm, (&track, record), &mut places)?;
+    let mut captured = Captured::new(comm, &track, record, &mut places)?;
     beside.make_room(comm, captured.wrong.shape[0])?;
     for launch in 0..1000 {
         let n = launch % all.len();
@@ -237,7 +238,7 @@ fn pairs(case: &Case, comm: &mut Communicator, record: Record) -> Result<bool> {
     let mut all = variants(comm, case, 8)?;
     let mut places = [Place::new(comm, case)?, Place::new(comm, case)?];
     let track = Track::new(comm)?;
-    let mut captured = Captured::new(comm, (&track, record), &mut places)?;
+    let mut captured = Captured::new(comm, &track, record, &mut places)?;
     for launch in 0..40 {
         let first = launch * 2 % all.len();
         captured.launch(&track, &mut places, &mut all[first..first + 2], me)?;
@@ -310,7 +311,7 @@ fn refused(case: &Case, comm: &mut Communicator) -> Result<bool> {
         (0..2).map(|n| Variant::new(comm, same(n)?, most)).collect::<Result<_>>()?;
     let mut places = [Place::new(comm, &case)?];
     let track = Track::new(comm)?;
-    let mut captured = Captured::new(comm, (&track, record), &mut places)?;
+    let mut captured = Captured::new(comm, &track, record, &mut places)?;
     captured.launch(&track, &mut places, &mut all[..1], me)?;
     all[0].check().context("before a refusal")?;
     if me == 0 {

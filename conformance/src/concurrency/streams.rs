@@ -105,20 +105,22 @@ impl LiveStream {
     /// What is right, from here on in the stream.
     fn mend(&mut self, stream: &ToolStream) -> Result<()> {
         let from = self.right.tensor(self.dtype, self.shape, [self.shape[1], 1])?;
-        copy(stream, (&mut self.memory, self.dtype, self.shape), &from)
+        copy(stream, &mut self.memory, self.dtype, self.shape, &from)
     }
 
     /// What is wrong.
     fn spoil(&mut self, stream: &ToolStream) -> Result<()> {
         let from = self.wrong.tensor(self.dtype, self.shape, [self.shape[1], 1])?;
-        copy(stream, (&mut self.memory, self.dtype, self.shape), &from)
+        copy(stream, &mut self.memory, self.dtype, self.shape, &from)
     }
 }
 
 /// Queues a copy over the front of a buffer.
 pub(super) fn copy(
     stream: &ToolStream,
-    (to, dtype, shape): (&mut Buffer, DType, [usize; 2]),
+    to: &mut Buffer,
+    dtype: DType,
+    shape: [usize; 2],
     from: &TensorRef<'_>,
 ) -> Result<()> {
     let to = to.tensor_mut(dtype, shape)?;
@@ -143,7 +145,7 @@ impl Delay {
 
     pub(super) fn pass(&mut self, stream: &ToolStream) -> Result<()> {
         let from = self.from.tensor(DType::U8, DELAY_SHAPE, [DELAY_SHAPE[1], 1])?;
-        (0..64).try_for_each(|_| copy(stream, (&mut self.to, DType::U8, DELAY_SHAPE), &from))
+        (0..64).try_for_each(|_| copy(stream, &mut self.to, DType::U8, DELAY_SHAPE, &from))
     }
 }
 
@@ -256,7 +258,7 @@ impl Journey {
         self.topk_idx.spoil(&track.stream)?;
         let shape = [received.rows(), self.case.hidden];
         let dtype = dtype(self.case.received_elem());
-        copy(&track.stream, (&mut self.kept[0], dtype, shape), &received.x()).context("keep rows")
+        copy(&track.stream, &mut self.kept[0], dtype, shape, &received.x()).context("keep rows")
     }
 
     fn dispatch(&mut self, comm: &mut Communicator, track: &Track) -> Result<(Received, Handle)> {
@@ -307,7 +309,7 @@ impl Journey {
         drop(room);
         self.rows.spoil(&track.stream)?;
         let from = self.out.view(&self.out.memory)?;
-        copy(&track.stream, (&mut self.kept[1], dtype, out_shape), &from)?;
+        copy(&track.stream, &mut self.kept[1], dtype, out_shape, &from)?;
         self.out.spoil(&track.stream)
     }
 

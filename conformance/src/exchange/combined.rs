@@ -162,7 +162,8 @@ impl Staged {
     /// What the communicator says.
     pub fn new(
         comm: &mut Communicator,
-        (brought, output): (&Brought, &ExpertOutput),
+        brought: &Brought,
+        output: &ExpertOutput,
         handle: &Handle,
         placed: Placed,
     ) -> Result<Self> {
@@ -219,7 +220,7 @@ pub fn combine(
     output: &ExpertOutput,
     placed: Placed,
 ) -> Result<Got> {
-    Staged::new(comm, (brought, output), handle, placed)?.combine(comm, brought, handle)
+    Staged::new(comm, brought, output, handle, placed)?.combine(comm, brought, handle)
 }
 
 /// As [`combine`], with the expert outputs written over the received rows. The rows of the case
@@ -247,7 +248,7 @@ pub fn combine_in_place(
 /// # Errors
 /// The first difference.
 pub fn check_combined(case: &Case, inputs: &Inputs, rank: usize, got: &Got) -> Result<()> {
-    check_combined_without(case, inputs, &[], (rank, got))
+    check_combined_without(case, inputs, &[], rank, got)
 }
 
 /// As [`check_combined`], where what `lost` ranks owe is left out.
@@ -258,7 +259,8 @@ pub fn check_combined_without(
     case: &Case,
     inputs: &Inputs,
     lost: &[usize],
-    (rank, got): (usize, &Got),
+    rank: usize,
+    got: &Got,
 ) -> Result<()> {
     check_missing(case, &inputs.ranks[rank], lost, got)?;
     let inputs = inputs.without(case, lost);

@@ -20,7 +20,7 @@ pub struct Losses<'a> {
 
 /// Whether what `source` sends reaches `rank` and comes back, where these are lost. Between domains it passes
 /// the rank of the other domain that is on the source's rail.
-fn reaches(case: &Case, (source, rank): (usize, usize), lost: &[usize]) -> bool {
+fn reaches(case: &Case, source: usize, rank: usize, lost: &[usize]) -> bool {
     let size = case.ranks / case.domains;
     let forwarder = case.domain_of(rank) * size + source % size;
     let passes = if case.domain_of(source) == case.domain_of(rank) { rank } else { forwarder };
@@ -29,12 +29,12 @@ fn reaches(case: &Case, (source, rank): (usize, usize), lost: &[usize]) -> bool 
 
 /// Ranks whose experts are left out of what `rank` gets back, where these are lost.
 pub fn left_out(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
-    (0..case.ranks).filter(|other| !reaches(case, (rank, *other), lost)).collect()
+    (0..case.ranks).filter(|other| !reaches(case, rank, *other, lost)).collect()
 }
 
 /// Sources of which `rank` hears nothing, where these are lost.
 pub fn no_host_sync(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
-    (0..case.ranks).filter(|source| !reaches(case, (*source, rank), lost)).collect()
+    (0..case.ranks).filter(|source| !reaches(case, *source, rank, lost)).collect()
 }
 
 /// Sources that an output flags as left out.
@@ -50,7 +50,8 @@ fn flagged(received: &Received) -> Vec<usize> {
 pub fn check_received_flagged(
     case: &Case,
     inputs: &Inputs,
-    (rank, received): (usize, &Received),
+    rank: usize,
+    received: &Received,
 ) -> Result<bool> {
     let lost = flagged(received);
     if lost.is_empty() {
@@ -75,7 +76,8 @@ pub fn check_received_around(
     case: &Case,
     inputs: &Inputs,
     losses: Losses<'_>,
-    (rank, received): (usize, &Received),
+    rank: usize,
+    received: &Received,
 ) -> Result<()> {
     let found = flagged(received);
     let (least, most) =
@@ -90,7 +92,7 @@ pub fn check_received_around(
         "sources {found:?} are flagged as left out; expected at most {most:?} with {:?} lost",
         losses.after
     );
-    check_received_flagged(case, inputs, (rank, received)).map(drop)
+    check_received_flagged(case, inputs, rank, received).map(drop)
 }
 
 /// Compares what came back with what the oracle says, where ranks were lost: it has the part of each one that
@@ -102,7 +104,8 @@ pub fn check_combined_around(
     case: &Case,
     inputs: &Inputs,
     losses: Losses<'_>,
-    (rank, got): (usize, &Got),
+    rank: usize,
+    got: &Got,
 ) -> Result<Vec<usize>> {
     let Losses { before, after } = losses;
     let new: Vec<usize> = after.iter().copied().filter(|rank| !before.contains(rank)).collect();
@@ -117,7 +120,7 @@ pub fn check_combined_around(
         let lost: Vec<usize> =
             before.iter().copied().chain(chosen.map(|(_, rank)| *rank)).collect();
         let lacks = left_out(case, rank, &lost);
-        last = check_combined_without(case, inputs, &lacks, (rank, got))
+        last = check_combined_without(case, inputs, &lacks, rank, got)
             .with_context(|| format!("{lacks:?} left out, {after:?} lost"))
             .map(|()| lacks);
         if last.is_ok() {
@@ -168,7 +171,7 @@ mod tests {
         let inputs = Inputs::all(&case);
         let check = |lacks: &[usize], before, after| {
             let got = got(&case, &inputs, lacks);
-            check_combined_around(&case, &inputs, Losses { before, after }, (0, &got))
+            check_combined_around(&case, &inputs, Losses { before, after }, 0, &got)
         };
         assert_eq!(check(&[], &[], &[1, 3]).unwrap(), [0; 0]);
         assert_eq!(check(&[3], &[], &[1, 3]).unwrap(), [3]);

@@ -16,49 +16,74 @@ pub fn on_hosts() -> Vec<Fault> {
     let mut list = Vec::new();
     for what in KINDS {
         for phase in Phase::ALL {
-            for (victim, suffix) in [(1, ""), (0, "/rank_0")] {
-                list.push(fault(what, phase, (3, 3, victim), suffix));
+            for (rank, suffix) in [(1, ""), (0, "/rank_0")] {
+                list.push(what.at(phase, Victim { rank, ranks: 3, hosts: 3 }, suffix));
             }
         }
     }
     for what in &KINDS[1..] {
-        // The second host of two with two ranks each.
-        list.push(fault(*what, Phase::DispatchReceive, (4, 2, 2), "/two_by_two"));
+        list.push(what.at(Phase::DispatchReceive, SECOND_OF_TWO, "/two_by_two"));
     }
     for what in KINDS {
         // The same hosts as domains: rows are handed on inside of them.
         for phase in
             [Phase::Connect, Phase::DispatchSend, Phase::DispatchReceive, Phase::CombineReceive]
         {
-            let fault = fault(what, phase, (4, 2, 2), "/two_by_two/d2");
+            let fault = what.at(phase, SECOND_OF_TWO, "/two_by_two/d2");
             list.push(Fault { domains: 2, ..fault });
         }
     }
     list
 }
 
-const KINDS: [(&str, Kind, &str); 4] = [
-    ("killed", Kind::Killed, "a rank is killed"),
-    ("frozen", Kind::Frozen, "a host is frozen"),
-    ("cut", Kind::Cut, "a host is cut off"),
-    ("data_cut", Kind::DataCut, "a host is cut off from the network of the rows alone"),
+const KINDS: [HostFault; 4] = [
+    HostFault { word: "killed", kind: Kind::Killed, what: "a rank is killed" },
+    HostFault { word: "frozen", kind: Kind::Frozen, what: "a host is frozen" },
+    HostFault { word: "cut", kind: Kind::Cut, what: "a host is cut off" },
+    HostFault {
+        word: "data_cut",
+        kind: Kind::DataCut,
+        what: "a host is cut off from the network of the rows alone",
+    },
 ];
 
-fn fault(
-    (word, kind, about): (&str, Kind, &str),
-    phase: Phase,
-    (ranks, hosts, victim): (u32, u32, u32),
-    suffix: &str,
-) -> Fault {
-    Fault {
-        name: format!("l3/hosts/{word}/{}{suffix}", phase.name()),
-        about: format!("{about}: all that still run end in time and say which and where"),
-        ranks,
-        victim,
-        phase,
-        kind,
-        hosts: Some(hosts),
-        domains: 1,
-        pace: Pace::USUAL,
+/// What happens to a host.
+#[derive(Clone, Copy)]
+struct HostFault {
+    /// In the fault's name.
+    word: &'static str,
+    kind: Kind,
+    /// In words.
+    what: &'static str,
+}
+
+/// To whom it happens.
+#[derive(Clone, Copy)]
+struct Victim {
+    rank: u32,
+    /// As many ranks as this are there.
+    ranks: u32,
+    /// On as many hosts as this.
+    hosts: u32,
+}
+
+/// The second host of two with two ranks each.
+const SECOND_OF_TWO: Victim = Victim { rank: 2, ranks: 4, hosts: 2 };
+
+impl HostFault {
+    fn at(self, phase: Phase, victim: Victim, suffix: &str) -> Fault {
+        let Self { word, kind, what } = self;
+        let Victim { rank, ranks, hosts } = victim;
+        Fault {
+            name: format!("l3/hosts/{word}/{}{suffix}", phase.name()),
+            about: format!("{what}: all that still run end in time and say which and where"),
+            ranks,
+            victim: rank,
+            phase,
+            kind,
+            hosts: Some(hosts),
+            domains: 1,
+            pace: Pace::USUAL,
+        }
     }
 }

@@ -39,7 +39,7 @@ fn wrong(fault: &Fault, seen: &Seen, all: &[Seen]) -> Option<String> {
     let Some(error) = error else {
         return Some(format!("rank {rank}: no error; expected one. It ended: {}", seen.ending));
     };
-    if let Some(missing) = missing(fault, (seen, error), all) {
+    if let Some(missing) = missing(fault, seen, error, all) {
         return Some(format!("rank {rank}: the error `{error}` does not say {missing}"));
     }
     let limit = fault.deadline() + fault.grace();
@@ -78,7 +78,7 @@ fn names_through(seen: &Seen, all: &[Seen], named: &dyn Fn(&str, Option<u32>) ->
 }
 
 /// What the error must say and does not.
-fn missing(fault: &Fault, (seen, error): (&Seen, &str), all: &[Seen]) -> Option<String> {
+fn missing(fault: &Fault, seen: &Seen, error: &str, all: &[Seen]) -> Option<String> {
     let lie = match fault.kind {
         Kind::Lies(lie) => Some(lie),
         _ => None,

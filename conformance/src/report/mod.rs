@@ -202,8 +202,7 @@ mod tests {
     }
 
     fn report(names: &[&str], ended: &[Finished]) -> SuiteReport {
-        let expected =
-            "[[expected]]\npart = \"shm\"\ntest = \"l1/known*\"\nreason = \"r\"\nlink = \"l\"\n";
+        let expected = "[[expected]]\ncomponent = \"shm\"\ntest = \"l1/known*\"\nreason = \"r\"\nlink = \"l\"\n";
         let expected = Expected::parse(expected, &config()).expect("valid");
         let environment = Environment::new(&config(), &[], &NO_CAPABILITIES, Pace::new(3).unwrap());
         SuiteReport::new(environment, names.iter().map(|n| chosen(n)).collect(), ended, &expected)

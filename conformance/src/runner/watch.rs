@@ -69,7 +69,7 @@ pub fn run_in_processes(
         let mut rest = names.as_slice();
         while !rest.is_empty() {
             let mut world =
-                Watched::start(program, config, (Work::Tests(rest.to_vec()), ranks), None)?;
+                Watched::start(program, config, Work::Tests(rest.to_vec()), ranks, None)?;
             // At least one test ends: a world that ends at once fails its first test.
             let done = world.watch_tests(rest, each)?;
             rest = &rest[done..];
@@ -97,7 +97,8 @@ impl Watched {
     fn start(
         program: &Program,
         config: &Path,
-        (work, ranks): (Work, u32),
+        work: Work,
+        ranks: u32,
         hosts: Option<&Hosts>,
     ) -> Result<Self> {
         interrupt::check()?;
@@ -268,7 +269,7 @@ pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Fini
     let shared_before = shared_memory();
     let work = Work::Fault(fault.name.clone());
     let hosts = fault.hosts.map(|hosts| Hosts::new(hosts as usize)).transpose()?;
-    let world = Watched::start(program, config, (work, fault.ranks), hosts.as_ref())?;
+    let world = Watched::start(program, config, work, fault.ranks, hosts.as_ref())?;
     let mut play = Play::new(fault, world, hosts);
     play.watch(start)?;
     let mut failures = faults::judge(fault, &play.seen());

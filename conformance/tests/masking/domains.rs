@@ -12,6 +12,7 @@ use tokenyard_core::communicator::{
 };
 use tokenyard_core::moe::DType;
 
+use crate::Loss;
 use crate::order::{Order, Path, Phase, Worst};
 
 /// Domains of equal size, and who is lost.
@@ -85,30 +86,28 @@ pub(crate) fn other_layout(order: &Order, round: u64) -> Case {
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
-    let mut add = |(domains, size, victims): (usize, usize, &[usize]), loss: crate::Loss| {
-        trials.push(trial(Spread::of(domains, size, victims), loss));
-    };
+    let mut add = |spread: Spread, loss: Loss| trials.push(trial(spread, loss));
     let anytime = [100, 600, 1700].map(Phase::Anytime);
     for (number, phase) in (0u8..).zip(Phase::ALL.into_iter().chain(anytime)) {
         let certain = number < Phase::ALL.len() as u8;
         for path in [Path::Stores, Path::Puts] {
             // The forwarder of rank 0's domain, in each layout; and one in the other.
             for layout in (0..3).filter(|layout| certain || *layout == number % 3) {
-                add((2, 2, &[1]), (Worst::Killed, phase, layout, path));
+                add(Spread::of(2, 2, &[1]), Loss::new(Worst::Killed, phase, layout, path));
             }
-            add((2, 2, &[3]), (Worst::Killed, phase, number % 3, path));
+            add(Spread::of(2, 2, &[3]), Loss::new(Worst::Killed, phase, number % 3, path));
         }
         let path = [Path::Stores, Path::Puts][usize::from(number % 2)];
-        let loss = |layout: u8| (Worst::Killed, phase, (number + layout) % 3, path);
-        let reordered = (Worst::Killed, phase, (number + 1) % 3, Path::Reordered);
-        add((2, 2, &[[1, 3][usize::from(number / 3 % 2)]]), reordered);
-        add((3, 2, &[2]), loss(0));
-        add((2, 3, &[4]), loss(1));
+        let loss = |layout: u8| Loss::new(Worst::Killed, phase, (number + layout) % 3, path);
+        let reordered = Loss::new(Worst::Killed, phase, (number + 1) % 3, Path::Reordered);
+        add(Spread::of(2, 2, &[[1, 3][usize::from(number / 3 % 2)]]), reordered);
+        add(Spread::of(3, 2, &[2]), loss(0));
+        add(Spread::of(2, 3, &[4]), loss(1));
         // Both of a rail, both of a domain, and two that are neither.
-        add((2, 2, &[1, 3]), loss(0));
-        add((2, 2, &[2, 3]), loss(1));
-        add((2, 3, &[1, 5]), loss(2));
-        add((3, 2, &[2, 5]), loss(0));
+        add(Spread::of(2, 2, &[1, 3]), loss(0));
+        add(Spread::of(2, 2, &[2, 3]), loss(1));
+        add(Spread::of(2, 3, &[1, 5]), loss(2));
+        add(Spread::of(3, 2, &[2, 5]), loss(0));
     }
     for (number, phase) in (0u8..).zip([
         Phase::Entered,
@@ -117,17 +116,20 @@ pub(crate) fn trials() -> Vec<Trial> {
         Phase::Between,
         Phase::Anytime(600),
     ]) {
-        add((2, 2, &[1]), (Worst::Stopped, phase, number % 3, Path::Stores));
-        add((2, 2, &[3]), (Worst::Stopped, phase, (number + 1) % 3, Path::Puts));
-        add((2, 2, &[1]), (Worst::Stopped, phase, (number + 2) % 3, Path::Reordered));
-        add((2, 2, &[1]), (Worst::Killed, phase, (number + 2) % 3, Path::Tcp));
-        add((2, 2, &[3]), (Worst::Killed, phase, number % 3, Path::TcpProxied));
+        add(Spread::of(2, 2, &[1]), Loss::new(Worst::Stopped, phase, number % 3, Path::Stores));
+        add(Spread::of(2, 2, &[3]), Loss::new(Worst::Stopped, phase, (number + 1) % 3, Path::Puts));
+        add(
+            Spread::of(2, 2, &[1]),
+            Loss::new(Worst::Stopped, phase, (number + 2) % 3, Path::Reordered),
+        );
+        add(Spread::of(2, 2, &[1]), Loss::new(Worst::Killed, phase, (number + 2) % 3, Path::Tcp));
+        add(Spread::of(2, 2, &[3]), Loss::new(Worst::Killed, phase, number % 3, Path::TcpProxied));
     }
     trials
 }
 
-fn trial(spread: Spread, loss: crate::Loss) -> Trial {
-    let (worst, phase, layout, path) = loss;
+fn trial(spread: Spread, loss: Loss) -> Trial {
+    let Loss { worst, phase, layout, path } = loss;
     let layout = ["flat", "expert_major", "packed"][usize::from(layout)];
     let victims: Vec<_> = spread.victims.iter().map(ToString::to_string).collect();
     let name = format!(
@@ -152,7 +154,8 @@ fn trial(spread: Spread, loss: crate::Loss) -> Trial {
 pub(crate) fn refuse_in_turn(
     order: &Order,
     comm: &mut Communicator,
-    (brought, handle): (&Brought, &Handle),
+    brought: &Brought,
+    handle: &Handle,
 ) -> Result<()> {
     let case = order.case(0);
     let Some(spread) = order.spread.as_ref().filter(|spread| !spread.may_component()) else {
@@ -163,8 +166,8 @@ pub(crate) fn refuse_in_turn(
         let expected = if bad { ErrorKind::InvalidInput } else { ErrorKind::Refused };
         let said = [
             refuse_dispatch(order, comm, bad)?,
-            refuse_replay(&case, comm, (brought, handle), bad)?,
-            refuse_combine(&case, comm, (brought, handle), bad)?,
+            refuse_replay(&case, comm, brought, handle, bad)?,
+            refuse_combine(&case, comm, brought, handle, bad)?,
         ];
         ensure!(said == [expected; 3], "rank {refuser} refused: found {said:?}");
         if spread.has_rails() {
@@ -222,7 +225,8 @@ fn lack_room(order: &Order, comm: &mut Communicator, full: bool) -> Result<Error
 fn refuse_replay(
     case: &Case,
     comm: &mut Communicator,
-    (brought, handle): (&Brought, &Handle),
+    brought: &Brought,
+    handle: &Handle,
     bad: bool,
 ) -> Result<ErrorKind> {
     let replay = brought.replay()?;
@@ -237,7 +241,8 @@ fn refuse_replay(
 fn refuse_combine(
     case: &Case,
     comm: &mut Communicator,
-    (brought, handle): (&Brought, &Handle),
+    brought: &Brought,
+    handle: &Handle,
     bad: bool,
 ) -> Result<ErrorKind> {
     let rows = handle.rows() + usize::from(bad);

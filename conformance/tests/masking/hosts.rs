@@ -15,7 +15,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         .into_iter()
         .zip(0..)
         .map(|(phase, layout)| {
-            let run = move || run((Worst::Cut, phase, layout, Path::Tcp));
+            let run = move || run(crate::Loss::new(Worst::Cut, phase, layout, Path::Tcp));
             Trial::test(format!("hosts/cut/{}", phase.name()), run).with_ignored_flag(true)
         })
         .collect()

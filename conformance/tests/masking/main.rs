@@ -78,7 +78,7 @@ fn launch() -> ExitCode {
             // Each phase in each layout where that costs little.
             let all = path.is_own() && !matches!(phase, Phase::Anytime(_));
             for layout in (0..3).filter(|layout| all || *layout == number % 3) {
-                trials.push(trial((Worst::Killed, phase, layout, path)));
+                trials.push(trial(Loss::new(Worst::Killed, phase, layout, path)));
             }
         }
     }
@@ -88,14 +88,14 @@ fn launch() -> ExitCode {
         for path in Path::ALL.into_iter().filter(has) {
             let all = phase == Phase::Entered && path != Path::Puts;
             for layout in (0..3).filter(|layout| all || *layout == number % 3) {
-                trials.push(trial((Worst::Stopped, phase, layout, path)));
+                trials.push(trial(Loss::new(Worst::Stopped, phase, layout, path)));
             }
         }
     }
     for (layout, phase) in (0u8..).zip(Phase::ALL) {
-        trials.push(trial((Worst::BothKilled, phase, layout % 3, Path::Stores)));
+        trials.push(trial(Loss::new(Worst::BothKilled, phase, layout % 3, Path::Stores)));
         for path in [Path::Tcp, Path::TcpProxied].into_iter().filter(|path| path.has(phase)) {
-            trials.push(trial((Worst::BothKilled, phase, (layout + 1) % 3, path)));
+            trials.push(trial(Loss::new(Worst::BothKilled, phase, (layout + 1) % 3, path)));
         }
     }
     trials.extend(domains::trials());
@@ -106,10 +106,24 @@ fn launch() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-pub(crate) type Loss = (Worst, Phase, u8, Path);
+/// What happens to the victims, when, and to which kind of exchange.
+#[derive(Clone, Copy)]
+pub(crate) struct Loss {
+    worst: Worst,
+    phase: Phase,
+    /// 0 to 2: flat, expert-major, packed.
+    layout: u8,
+    path: Path,
+}
+
+impl Loss {
+    pub(crate) fn new(worst: Worst, phase: Phase, layout: u8, path: Path) -> Self {
+        Self { worst, phase, layout, path }
+    }
+}
 
 fn trial(loss: Loss) -> Trial {
-    let (worst, phase, layout, path) = loss;
+    let Loss { worst, phase, layout, path } = loss;
     let layout = ["flat", "expert_major", "packed"][usize::from(layout)];
     let name = format!("{}/{}/{layout}/{}", worst.name(), phase.name(), path.name());
     Trial::test(name, move || run(loss))
@@ -120,7 +134,8 @@ fn run(loss: Loss) -> Result<(), Failed> {
     watch(&order(&folder, loss)).map_err(|error| Failed::from(format!("{error:#}")))
 }
 
-pub(crate) fn order(folder: &TempDir, (worst, phase, layout, path): Loss) -> Order {
+pub(crate) fn order(folder: &TempDir, loss: Loss) -> Order {
+    let Loss { worst, phase, layout, path } = loss;
     let folder = folder.path().into();
     let (lives, life) = (Vec::new(), 0);
     let (spread, rank, back) = (None, 0, false);

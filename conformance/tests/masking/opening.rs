@@ -59,14 +59,14 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     let silent = domains::no_host_sync(order, order.rank);
     for life in 0..deaths {
         ensure!(indices(comm.lost_ranks()) == [VICTIM], "life {life}: {:?}", comm.lost_ranks());
-        let lost = exchange_once(order, &mut comm, (life as u64, false))?;
+        let lost = exchange_once(order, &mut comm, life as u64, false)?;
         ensure!(lost == silent, "life {life}: found {lost:?} lost; expected {silent:?}");
         order.mark(&without(life))?;
         wait_for_return(order, &world, &comm)?;
         comm = comm.renew()?;
     }
     ensure!(comm.lost_ranks().is_empty(), "found {:?} lost; expected all", comm.lost_ranks());
-    let lost = exchange_once(order, &mut comm, (100, false))?;
+    let lost = exchange_once(order, &mut comm, 100, false)?;
     ensure!(lost.is_empty(), "found {lost:?} lost; expected all back");
     Ok(comm.close()?)
 }
@@ -91,7 +91,8 @@ fn run(lives: Vec<Option<Step>>) -> Result<()> {
 
 fn play_on(lives: Vec<Option<Step>>, spread: Option<Spread>) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let order = crate::order(&folder, (Worst::Killed, Phase::Between, 0, Path::Mortal));
+    let order =
+        crate::order(&folder, crate::Loss::new(Worst::Killed, Phase::Between, 0, Path::Mortal));
     let order = Order { lives, spread, ..order };
     let start_rank = |rank| Process::start(&order, rank, false);
     let mut ranks = (0..order.ranks()).map(start_rank).collect::<Result<Vec<_>>>()?;

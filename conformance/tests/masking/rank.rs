@@ -35,9 +35,9 @@ pub(crate) fn play(order: &Order) -> Result<()> {
         let before = if order.phase == Phase::Planning { 0 } else { BEFORE };
         for _ in 0..before {
             let last = round + 1 == BEFORE && is_victim;
-            exchange_once(order, &mut comm, (round, last))?;
+            exchange_once(order, &mut comm, round, last)?;
             old.again(&mut comm)?;
-            overlap(order, &mut comm, (round, last))?;
+            overlap(order, &mut comm, round, last)?;
             if is_victim {
                 meet_fate(order, round);
             }
@@ -46,17 +46,17 @@ pub(crate) fn play(order: &Order) -> Result<()> {
         // A victim does what the others do, until it finds out: they may have sent it their component.
         let kept = Kept::new(order, &mut comm)?;
         if is_victim {
-            exchange_once(order, &mut comm, (round, false))?;
+            exchange_once(order, &mut comm, round, false)?;
             bail!("the victim went on; expected its loss");
         }
         let silent = domains::no_host_sync(order, order.rank);
         for _ in 0..ROUNDS {
-            let lost = exchange_once(order, &mut comm, (round, false))?;
+            let lost = exchange_once(order, &mut comm, round, false)?;
             ensure!(lost == silent, "round {round}: found {lost:?} lost; expected {silent:?}");
             let lost = old.again(&mut comm)?;
             ensure!(lost == silent, "replay: found {lost:?} lost; expected {silent:?}");
-            domains::refuse_in_turn(order, &mut comm, (&old.brought, &old.handle))?;
-            overlap(order, &mut comm, (round, false))?;
+            domains::refuse_in_turn(order, &mut comm, &old.brought, &old.handle)?;
+            overlap(order, &mut comm, round, false)?;
             round += 1;
         }
         ensure!(indices(comm.lost_ranks()) == order.victims(), "{:?} lost", comm.lost_ranks());
@@ -72,10 +72,10 @@ pub(crate) fn play(order: &Order) -> Result<()> {
         old = Old::new(order, &mut comm)?;
     }
     for round in BEFORE + ROUNDS..BEFORE + 2 * ROUNDS {
-        let lost = exchange_once(order, &mut comm, (round, false))?;
+        let lost = exchange_once(order, &mut comm, round, false)?;
         ensure!(lost.is_empty(), "round {round}: found {lost:?} lost; expected all back");
         ensure!(old.again(&mut comm)?.is_empty(), "a replay lacks something; expected all back");
-        overlap(order, &mut comm, (round, false))?;
+        overlap(order, &mut comm, round, false)?;
     }
     drop(old);
     ensure!(comm.lost_ranks().is_empty(), "found {:?} lost", comm.lost_ranks());
@@ -116,7 +116,7 @@ impl Old {
         let rank = comm.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
         let (received, handle) = comm.dispatch(&brought.dispatch()?)?;
-        exchange::check_received_flagged(&case, &inputs, (rank, &received))?;
+        exchange::check_received_flagged(&case, &inputs, rank, &received)?;
         Ok(Self { case, inputs, brought, handle })
     }
 
@@ -124,7 +124,7 @@ impl Old {
     fn again(&mut self, comm: &mut Communicator) -> Result<Vec<usize>> {
         let rank = comm.rank() as usize;
         let received = comm.replay(&self.handle, &self.brought.replay()?).context("replay")?;
-        exchange::check_received_flagged(&self.case, &self.inputs, (rank, &received))
+        exchange::check_received_flagged(&self.case, &self.inputs, rank, &received)
             .context("replay")?;
         let output = exchange::run_experts(&self.case, rank, &received).context("experts")?;
         let got = exchange::combine(comm, &self.brought, &self.handle, &output, Placed::Outside)
@@ -149,7 +149,7 @@ impl Kept {
         let rank = comm.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
         let (received, _) = comm.dispatch(&brought.dispatch()?)?;
-        exchange::check_received_flagged(&case, &inputs, (rank, &received)).context("kept")?;
+        exchange::check_received_flagged(&case, &inputs, rank, &received).context("kept")?;
         let x = received.x().bytes().to_vec();
         Ok((received, x))
     }
@@ -175,7 +175,7 @@ pub(crate) fn indices(ranks: Vec<u32>) -> Vec<usize> {
 fn check_combined(case: &Case, inputs: &Inputs, comm: &Communicator, got: &Got) -> Result<()> {
     let lost = indices(comm.lost_ranks());
     let losses = Losses { before: &[], after: &lost };
-    exchange::check_combined_around(case, inputs, losses, (comm.rank() as usize, got)).map(drop)
+    exchange::check_combined_around(case, inputs, losses, comm.rank() as usize, got).map(drop)
 }
 
 /// Goes on until the victim has found out, whatever it still writes.
@@ -183,7 +183,7 @@ fn outlast(order: &Order, comm: &mut Communicator, mut round: u64) -> Result<()>
     let start = Instant::now();
     let silent = domains::no_host_sync(order, order.rank);
     while !order.marker("victim_ended", order.victims()[0]).exists() {
-        let lost = exchange_once(order, comm, (round, false))?;
+        let lost = exchange_once(order, comm, round, false)?;
         ensure!(lost == silent, "round {round}: found {lost:?} lost; expected {silent:?}");
         round += 1;
         ensure!(start.elapsed() < LIMIT, "the victim did not find out");
@@ -192,7 +192,7 @@ fn outlast(order: &Order, comm: &mut Communicator, mut round: u64) -> Result<()>
     order.mark("through")?;
     while !order.survivors().all(|r| order.marker("through", r).exists()) {
         // Fails where the others got through while this one had begun another round.
-        let _ = exchange_once(order, comm, (round, false));
+        let _ = exchange_once(order, comm, round, false);
         round += 1;
         ensure!(start.elapsed() < LIMIT, "the others did not get through");
     }
@@ -218,7 +218,8 @@ pub(crate) fn wait_for_return(order: &Order, world: &World, comm: &Communicator)
 pub(crate) fn exchange_once(
     order: &Order,
     comm: &mut Communicator,
-    (round, last): (u64, bool),
+    round: u64,
+    last: bool,
 ) -> Result<Vec<usize>> {
     let at = |phase| if last && phase == order.phase { order.do_worst() } else { Ok(()) };
     let case = order.case(round);
@@ -232,7 +233,7 @@ pub(crate) fn exchange_once(
     let sent = comm.dispatch_send(&brought.dispatch()?)?;
     at(Phase::DispatchReceive)?;
     let (received, handle) = comm.dispatch_recv(sent)?;
-    let torn = exchange::check_received_flagged(&case, &inputs, (rank, &received));
+    let torn = exchange::check_received_flagged(&case, &inputs, rank, &received);
     if torn.with_context(|| format!("round {round}"))? {
         order.mark("torn")?;
     }
@@ -252,7 +253,7 @@ pub(crate) fn exchange_once(
     if is_late && order.path == Path::Stores && order.spread.is_none() {
         // The victims answered, but what they answered with is theirs to change by now.
         let left_out = exchange::left_out(&case, rank, order.victims());
-        return exchange::check_combined_without(&case, &inputs, &left_out, (rank, &got))
+        return exchange::check_combined_without(&case, &inputs, &left_out, rank, &got)
             .map(|()| lost_sources(&received));
     }
     check_combined(&case, &inputs, comm, &got).with_context(|| format!("round {round}"))?;
@@ -270,7 +271,7 @@ fn hear_of_loss(order: &Order, comm: &Communicator) -> Result<()> {
 }
 
 /// Two exchanges at once, checked.
-fn overlap(order: &Order, comm: &mut Communicator, (round, last): (u64, bool)) -> Result<()> {
+fn overlap(order: &Order, comm: &mut Communicator, round: u64, last: bool) -> Result<()> {
     let rank = comm.rank() as usize;
     let cases = [order.case(2000 + round), domains::other_layout(order, 3000 + round)];
     let inputs = cases.each_ref().map(Inputs::all);
@@ -287,7 +288,7 @@ fn overlap(order: &Order, comm: &mut Communicator, (round, last): (u64, bool)) -
     let arrived = [comm.dispatch_recv(sent)?, comm.dispatch_recv(also)?];
     let mut buffers = Vec::new();
     for (i, (received, _)) in arrived.iter().enumerate() {
-        exchange::check_received_flagged(&cases[i], &inputs[i], (rank, received))
+        exchange::check_received_flagged(&cases[i], &inputs[i], rank, received)
             .context("two at once")?;
         let output = exchange::run_experts(&cases[i], rank, received).context("experts")?;
         buffers.push(exchange::Buffers::new(&brought[i], &output));

@@ -24,7 +24,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         for (layout, name) in (0..3).zip(["flat", "expert_major", "packed"]) {
             let run = move || {
                 let folder = tempfile::tempdir()?;
-                let order = crate::order(&folder, (Worst::Killed, Phase::Refusing, layout, path));
+                let order = crate::order(
+                    &folder,
+                    crate::Loss::new(Worst::Killed, Phase::Refusing, layout, path),
+                );
                 watch(&order).map_err(|error| Failed::from(format!("{error:#}")))
             };
             trials.push(Trial::test(format!("killed/refusing/{name}/{}", path.name()), run));

@@ -21,11 +21,15 @@ pub(crate) fn trials() -> Vec<Trial> {
         (Phase::DispatchReceive, 1),
         (Phase::CombineSend, 2),
     ];
-    let losses = killed.map(|(phase, layout)| trial((Worst::Killed, phase, layout, Path::Verbs)));
-    let stopped = trial((Worst::Stopped, Phase::CombineReceive, 1, Path::Verbs));
+    let losses = killed
+        .map(|(phase, layout)| trial(crate::Loss::new(Worst::Killed, phase, layout, Path::Verbs)));
+    let stopped = trial(crate::Loss::new(Worst::Stopped, Phase::CombineReceive, 1, Path::Verbs));
     let cut = Trial::test("cut/dispatch_receive/verbs", || {
         let folder = tempfile::tempdir()?;
-        let order = crate::order(&folder, (Worst::Cut, Phase::DispatchReceive, 0, Path::Verbs));
+        let order = crate::order(
+            &folder,
+            crate::Loss::new(Worst::Cut, Phase::DispatchReceive, 0, Path::Verbs),
+        );
         watch_cut(&order).map_err(|error| Failed::from(format!("{error:#}")))
     });
     losses.into_iter().chain([stopped, cut]).collect()

@@ -141,16 +141,13 @@ pub(super) fn detect(env: &Env<'_>) -> Result<Option<Launcher>> {
     let contradicts = |other: &Launcher| {
         let pairs = first.claim(env).into_iter().zip(other.claim(env));
         // Under mpirun and torchrun, Slurm's ids are those of the processes that started the ranks.
-        *other != Launcher::Slurm && pairs.into_iter().any(|(a, b)| a.zip(b).is_some_and(differ))
+        *other != Launcher::Slurm
+            && pairs.into_iter().any(|(a, b)| a.zip(b).is_some_and(|(a, b)| a != b))
     };
     match present.find(contradicts) {
         None => Ok(Some(first)),
         Some(other) => Err(ambiguous(first, other, env)),
     }
-}
-
-fn differ((a, b): (u32, u32)) -> bool {
-    a != b
 }
 
 fn ambiguous(one: Launcher, other: Launcher, env: &Env<'_>) -> Error {

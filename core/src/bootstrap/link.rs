@@ -53,6 +53,16 @@ struct Outgoing {
     payload: Arc<Vec<u8>>,
 }
 
+/// Where all that comes over a connection goes.
+pub(super) struct Inbox {
+    /// Who sends it; each piece counts as a sign of life of it, down to those of a long frame.
+    pub(super) peer: u32,
+    /// The number of the connection, which marks its events.
+    pub(super) link: u64,
+    pub(super) events: mpsc::Sender<Event>,
+    pub(super) liveness: Arc<Liveness>,
+}
+
 /// A connection whose both ends hold the keys. Dropping it closes the socket at once.
 pub(super) struct ControlLink {
     outbox: Option<mpsc::UnboundedSender<Outgoing>>,
@@ -68,23 +78,17 @@ pub(super) struct Secured {
 }
 
 impl ControlLink {
-    /// Starts both tasks. Everything that comes from `peer` goes to `events`, marked as of `link`,
-    /// and counts as a sign of life, down to every piece of a long frame.
-    pub(super) fn start(
-        secured: Secured,
-        (peer, link): (u32, u64),
-        events: mpsc::Sender<Event>,
-        liveness: Arc<Liveness>,
-    ) -> Self {
+    /// Starts both tasks.
+    pub(super) fn start(secured: Secured, inbox: Inbox) -> Self {
         let Secured { stream, sealer, opener } = secured;
         let (read, write) = stream.into_split();
         // Unbounded, but short: one result is under way per rank, and heartbeats end with the peer.
         let (outbox, queue) = mpsc::unbounded_channel();
-        liveness.heard(peer, Duration::ZERO);
+        inbox.liveness.heard(inbox.peer, Duration::ZERO);
         Self {
             outbox: Some(outbox),
             writer: tokio::spawn(write_all(write, sealer, queue)),
-            reader: tokio::spawn(read_all((read, opener), (peer, link), events, liveness)),
+            reader: tokio::spawn(read_all(read, opener, inbox)),
         }
     }
 
@@ -133,12 +137,8 @@ async fn write_all(
     let _ = stream.shutdown().await;
 }
 
-async fn read_all(
-    (mut stream, mut opener): (OwnedReadHalf, Opener),
-    (peer, link): (u32, u64),
-    events: mpsc::Sender<Event>,
-    liveness: Arc<Liveness>,
-) {
+async fn read_all(mut stream: OwnedReadHalf, mut opener: Opener, inbox: Inbox) {
+    let Inbox { peer, link, events, liveness } = inbox;
     let heard = || liveness.heard(peer, Duration::ZERO);
     let expected = if peer == 0 { FROM_HUB } else { TO_HUB };
     loop {

@@ -16,7 +16,7 @@ use super::control::{
 use super::frame::{FrameKind, ReceivedFrame};
 use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused};
 use super::interface::Local;
-use super::link::{ControlLink, Event, Secured, What};
+use super::link::{ControlLink, Event, Inbox, Secured, What};
 use super::liveness::PeerState;
 use super::message::{
     Admitted, Beat, Contribution, End, Missing, Op, Proof, Start, decode, decode_reason, encode,
@@ -94,7 +94,9 @@ impl Spoke {
 
     fn start(member: Member, secured: Secured) -> Self {
         let (sender, events) = mpsc::channel(64);
-        let link = ControlLink::start(secured, (0, 0), sender, Arc::clone(&member.liveness));
+        let liveness = Arc::clone(&member.liveness);
+        let link =
+            ControlLink::start(secured, Inbox { peer: 0, link: 0, events: sender, liveness });
         Self {
             link,
             events,

@@ -221,8 +221,8 @@ impl World {
             .name(format!("tokenyard-{}", place.rank))
             .spawn(move || {
                 let _running = running;
-                let queues = (request_queue, farewell_queue);
-                run(entry, member, queues, |result| drop(joined.send(result)));
+                let report = |result| drop(joined.send(result));
+                run(entry, member, request_queue, farewell_queue, report);
             })
             .map_err(|error| Error::system("join world", "cannot start a thread", error))?;
         let mut world = Self {
@@ -437,7 +437,8 @@ fn check_size(op: Op, topic: &str, bytes: usize) -> Result<()> {
 fn run(
     entry: NextStep,
     member: Member,
-    (requests, farewells): (UnboundedReceiver<Request>, UnboundedReceiver<Farewell>),
+    requests: UnboundedReceiver<Request>,
+    farewells: UnboundedReceiver<Farewell>,
     joined: impl FnOnce(Result<Start>),
 ) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

@@ -181,7 +181,7 @@ fn bring_up(
     let kernel_shape = kernel_shape(world, &shape, &options, levels.domains);
     let mut kernels = stuck.keep(kernels_component.open(&config.kernels.table, &kernel_shape)?);
     let needs = kernels.needs(&levels.limits())?;
-    check_masking(&levels, &kernels, (world.on_failure(), &needs))?;
+    check_masking(&levels, &kernels, world.on_failure(), &needs)?;
     levels.agree(members, &needs)?;
     let mut transports = stuck.keep(levels.open(config, &needs)?);
     let windows = transports.make_windows(&mut kernels, &needs)?;
@@ -191,17 +191,18 @@ fn bring_up(
 
     let cap = bounds.cap(world.on_failure());
     plan(&mut kernels, &transports, &windows, &watchdog, cap)?;
+    let level_windows = level_windows(&needs, &windows);
     // SAFETY: `Components` stops the threads before it drops transports and kernel set, and so does an error
     // here; where a thread is stuck, both are kept.
     let (proxies, rings) =
-        unsafe { start_proxies(&mut kernels, &transports, (&needs, &windows), &levels, &stuck)? };
+        unsafe { start_proxies(&mut kernels, &transports, &level_windows, &levels, &stuck)? };
     // SAFETY: as above.
     let progress = unsafe { Progress::start(transports.links().into_iter().flatten(), &stuck)? };
     watchdog.report_to(&recorder.0);
     let counters = kernels.counters(shape.ranks)?;
     // SAFETY: reports stop looking before `Components` drops transports and kernel set, and nothing fails
     // before it is made.
-    let looking = unsafe { look_at(&recorder.0, &watchdog, (&transports, counters, rings)) };
+    let looking = unsafe { look_at(&recorder.0, &watchdog, &transports, counters, rings) };
     let components = Arc::new(Components {
         looking,
         stuck,
@@ -288,7 +289,8 @@ fn check_mode(world: &World, config: &Config) -> Result<()> {
 fn check_masking(
     levels: &Levels<'_>,
     kernels: &OpenKernels,
-    (on_failure, needs): (OnFailure, &KernelNeeds),
+    on_failure: OnFailure,
+    needs: &KernelNeeds,
 ) -> Result<()> {
     if on_failure == OnFailure::Stop {
         return Ok(());
@@ -332,7 +334,9 @@ fn agree(members: &Members<'_>, config: &Config, options: &CommunicatorOptions) 
 unsafe fn look_at(
     recorder: &Arc<FlightRecorder>,
     watchdog: &Watchdog,
-    (transports, counters, rings): (&Transports, Option<abi::TyCounters>, [Option<RingCounts>; 2]),
+    transports: &Transports,
+    counters: Option<abi::TyCounters>,
+    rings: [Option<RingCounts>; 2],
 ) -> Looking {
     // SAFETY: by this function's contract.
     let links = unsafe { transports.links() };
@@ -426,6 +430,12 @@ fn plan(
     unsafe { kernels.plan(&plan) }
 }
 
+/// The windows of each level: scale-up, scale-out.
+fn level_windows(needs: &KernelNeeds, windows: &[Window]) -> [Vec<Window>; 2] {
+    [abi::TY_LEVEL_SCALE_UP, abi::TY_LEVEL_SCALE_OUT]
+        .map(|level| windows_of(needs, level).map(|id| windows[id as usize]).collect())
+}
+
 /// Serves the command rings of kernels that post through the host, on each level where they do.
 ///
 /// # Safety
@@ -433,7 +443,7 @@ fn plan(
 unsafe fn start_proxies(
     kernels: &mut OpenKernels,
     transports: &Transports,
-    (needs, windows): (&KernelNeeds, &[Window]),
+    level_windows: &[Vec<Window>; 2],
     levels: &Levels<'_>,
     stuck: &Stuck,
 ) -> Result<(Proxies, [Option<RingCounts>; 2])> {
@@ -443,10 +453,10 @@ unsafe fn start_proxies(
     for (level, link) in [abi::TY_LEVEL_SCALE_UP, abi::TY_LEVEL_SCALE_OUT].into_iter().zip(links) {
         let Some(link) = link else { continue };
         let Some(ring) = kernels.gpu_ring(level)? else { continue };
-        let windows: Vec<_> = windows_of(needs, level).map(|id| windows[id as usize]).collect();
+        let windows = &level_windows[level as usize];
         let peers = levels.ranks(level);
         // SAFETY: by this function's contract; the kernel set keeps the ring until it is closed.
-        let proxy = unsafe { GpuRing::start(&ring, link, &windows, peers.len() as u32)? };
+        let proxy = unsafe { GpuRing::start(&ring, link, windows, peers.len() as u32)? };
         rings[level as usize] = Some(RingCounts { counts: proxy.counts(), ranks: peers.to_vec() });
         proxies.push(link.name(), proxy);
     }

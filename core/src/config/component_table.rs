@@ -116,14 +116,14 @@ impl ComponentTable {
             .map_err(|error| self.error(offset(&error), &not_toml(&error, &self.text)))?
             .into_inner();
         let mut rest = Vec::new();
-        collect((&source, "the table"), &document, &mut Vec::new(), &mut rest)?;
+        collect(&source, "the table", &document, &mut Vec::new(), &mut rest)?;
         let mut taken = Vec::new();
         if let Some((name, value)) = document.get_key_value(key) {
             let Some(table) = value.get_ref().as_table() else {
                 let message = format!("`{}` is no table; expected one", shown(key));
                 return Err(self.error(name.span().start, &message));
             };
-            collect((&source, key), table, &mut Vec::new(), &mut taken)?;
+            collect(&source, key, table, &mut Vec::new(), &mut taken)?;
             // An inline or empty table is one entry of the whole.
             rest.retain(|entry| entry.start != name.span().start);
         }
@@ -144,7 +144,7 @@ impl ComponentTable {
         let table =
             item.table().ok_or_else(|| item.wrong_type("a table of the component's own keys"))?;
         let mut entries = Vec::new();
-        collect((item.source(), item.path()), table, &mut Vec::new(), &mut entries)?;
+        collect(item.source(), item.path(), table, &mut Vec::new(), &mut entries)?;
 
         let mut writer = Writer::new();
         // Says where the table starts, also for a table without a key.
@@ -206,7 +206,8 @@ struct TableKey<'a> {
 
 /// Collects the entries of `table`, which stands at `path` in the table `owner`.
 fn collect<'a>(
-    (source, owner): (&Source<'a>, &str),
+    source: &Source<'a>,
+    owner: &str,
     table: &'a DeTable<'a>,
     path: &mut Vec<&'a str>,
     entries: &mut Vec<TableKey<'a>>,
@@ -225,7 +226,7 @@ fn collect<'a>(
         match value.get_ref() {
             // The text of a table with a header or dotted keys is not one piece of the file.
             DeValue::Table(inner) if !text.starts_with('{') && !inner.is_empty() => {
-                collect((source, owner), inner, path, entries)?;
+                collect(source, owner, inner, path, entries)?;
             }
             DeValue::Array(array) if array.iter().any(|element| has_header(source, element)) => {
                 return refuse("is an array of [[tables]]", "an array of inline tables");

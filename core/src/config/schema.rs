@@ -71,7 +71,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Config, Vec<Error>> {
     let transports = errors.note(read_transports(&root, &mut unused_tables));
     let topology = errors.note(read_topology(&root, &mut unused_tables, &mut lines));
     let plugins = errors.note(root.section("plugins"));
-    let plugins = plugins.map(|section| read_plugins(section, (&mut errors, &mut lines)));
+    let plugins = plugins.map(|section| read_plugins(section, &mut errors, &mut lines));
     let components = (world, kernels, transports, topology, plugins);
     let (Some(world), Some(kernels), Some((scale_up, scale_out)), Some(topology), Some(plugins)) =
         components
@@ -188,7 +188,7 @@ fn read_kernels(root: &Section<'_>, unused: &mut Vec<UnusedTable>) -> Result<Com
     })?;
     let item = section.require("use", "the name of a kernel set, such as \"cpu\"")?;
     let choice = choose(&section, &item)?;
-    check_tables(&section, (from_ref(&choice), &["use"]), unused)?;
+    check_tables(&section, from_ref(&choice), &["use"], unused)?;
     Ok(choice)
 }
 
@@ -210,7 +210,7 @@ fn read_topology(
     };
     let mut domains = None;
     if let Some(section) = section {
-        check_tables(&section, (from_ref(&choice), &["use", "domains"]), unused)?;
+        check_tables(&section, from_ref(&choice), &["use", "domains"], unused)?;
         if let Some(item) = section.get("domains") {
             domains = Some(item.integer(1..=MAX_DOMAINS, "domains")? as u32);
             lines.domains = item.line();
@@ -239,12 +239,12 @@ fn read_transports(
         if item.string(expected)? != NONE {
             scale_up = Some(choose(&level, &item)?);
         }
-        check_tables(&level, (scale_up.as_slice(), &["use"]), unused)?;
+        check_tables(&level, scale_up.as_slice(), &["use"], unused)?;
     }
     let mut scale_out = Vec::new();
     if let Some(level) = section.section("scale_out")? {
         scale_out = choose_in_order(&level)?;
-        check_tables(&level, (&scale_out, &["use"]), unused)?;
+        check_tables(&level, &scale_out, &["use"], unused)?;
     }
     if scale_up.is_none() && scale_out.is_empty() {
         let message = "no transport: scale_up and scale_out are both none; expected at least one";
@@ -307,7 +307,8 @@ fn own_table(section: &Section<'_>, component: &str) -> Result<ComponentTable> {
 /// chosen.
 fn check_tables(
     section: &Section<'_>,
-    (chosen, own): (&[ComponentChoice], &[&str]),
+    chosen: &[ComponentChoice],
+    own: &[&str],
     unused: &mut Vec<UnusedTable>,
 ) -> Result<()> {
     for (key, item) in section.entries() {
@@ -340,7 +341,8 @@ fn is_component_name(name: &str) -> bool {
 
 fn read_plugins(
     section: Option<Section<'_>>,
-    (errors, lines): (&mut Errors, &mut Lines),
+    errors: &mut Errors,
+    lines: &mut Lines,
 ) -> Vec<PathBuf> {
     let Some(section) = section else { return Vec::new() };
     errors.unknown_keys(&section, &["paths"]);

@@ -227,15 +227,27 @@ pub(super) struct Array {
     pub(super) bytes: u64,
 }
 
+/// How many elements an array has.
+#[derive(Clone, Copy)]
+struct ArrayLength {
+    elements: u64,
+    /// The most that can be, in the project's letters.
+    formula: &'static str,
+}
+
+impl ArrayLength {
+    const NONE: Self = Self::new(0, "none");
+
+    const fn new(elements: u64, formula: &'static str) -> Self {
+        Self { elements, formula }
+    }
+}
+
 impl Array {
-    fn new(
-        name: &'static str,
-        (count, formula): (u64, &'static str),
-        element: u32,
-    ) -> Result<Self> {
+    fn new(name: &'static str, length: ArrayLength, element: u32) -> Result<Self> {
         let element = u64::from(element);
-        let bytes = count.checked_mul(element).ok_or_else(too_large)?;
-        Ok(Self { name, formula, element, bytes })
+        let bytes = length.elements.checked_mul(element).ok_or_else(too_large)?;
+        Ok(Self { name, formula: length.formula, element, bytes })
     }
 }
 
@@ -246,22 +258,22 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
     let topk = u64::from(shape.topk);
     let most_tokens = ranks * u64::from(shape.max_tokens);
     let token_rows = index_limit(rows.tokens)?;
-    const NONE: (u64, &str) = (0, "none");
-    let tokens = (token_rows, "R*M");
-    let by_k = (token_rows * topk, "R*M * K");
+    const NONE: ArrayLength = ArrayLength::NONE;
+    let tokens = ArrayLength::new(token_rows, "R*M");
+    let by_k = ArrayLength::new(token_rows * topk, "R*M * K");
     let expert_rows = "align_up(R*M * min(K, El) + (A-1) * El, A)";
-    // (count, formula) of x and scales, weights, ids, source, slots, starts, ranges.
+    // Of x and scales, weights, ids, source, slots, starts, ranges.
     let (x, weights, ids, source, slots, starts, ranges) = match spec.layout {
         Layout::Flat => (tokens, by_k, by_k, tokens, NONE, NONE, NONE),
         Layout::ExpertMajor { alignment: 0, .. } => return Err(no_alignment()),
         Layout::ExpertMajor { .. } => {
-            let x = (index_limit(rows.experts)?, expert_rows);
-            (x, x, NONE, tokens, by_k, (local + 1, "El + 1"), NONE)
+            let x = ArrayLength::new(index_limit(rows.experts)?, expert_rows);
+            (x, x, NONE, tokens, by_k, ArrayLength::new(local + 1, "El + 1"), NONE)
         }
         Layout::Packed => {
             // Below 2^32 * 2^31, so the product fits.
-            let x = (index_limit(local * most_tokens)?, "El * R*M");
-            (x, x, NONE, x, by_k, NONE, (local * ranks, "El * R"))
+            let x = ArrayLength::new(index_limit(local * most_tokens)?, "El * R*M");
+            (x, x, NONE, x, by_k, NONE, ArrayLength::new(local * ranks, "El * R"))
         }
     };
     let lands = spec.layout != Layout::Flat;
@@ -278,15 +290,15 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
         Array::new("ids", ids, 4)?,
         Array::new("source", source, 4)?,
         Array::new("slots", slots, 4)?,
-        Array::new("rank_counts", (ranks, "R"), 4)?,
-        Array::new("expert_counts", (local, "El"), 4)?,
+        Array::new("rank_counts", ArrayLength::new(ranks, "R"), 4)?,
+        Array::new("expert_counts", ArrayLength::new(local, "El"), 4)?,
         Array::new("expert_starts", starts, 4)?,
         Array::new("ranges", ranges, 8)?,
         Array::new("landed scales", landed_scales, spec.row.scale_bytes)?,
         Array::new("landed weights", landed_weights, 4)?,
         Array::new("landed source", landed_source, 4)?,
-        Array::new("totals", (2, "2"), 8)?,
-        Array::new("lost", (ranks, "R"), 1)?,
+        Array::new("totals", ArrayLength::new(2, "2"), 8)?,
+        Array::new("lost", ArrayLength::new(ranks, "R"), 1)?,
     ])
 }
 

@@ -25,6 +25,6 @@ pub mod stand_in;
 
 pub use device::{Async, Context, Devices};
 pub use library::{CallError, Library, LoadError};
-pub use memory::{Mr, Pd};
+pub use memory::{DmabufRange, Mr, Pd};
 pub use qp::{Address, Init, Qp, QpRequest, Receive, Reset, Rtr, Rts, Send};
 pub use queue::{Cq, RECEIVE_BATCH, Srq};

@@ -50,6 +50,17 @@ impl Drop for Pd {
     }
 }
 
+/// A piece of the memory of another device.
+#[derive(Clone, Copy, Debug)]
+pub struct DmabufRange<'a> {
+    /// The dmabuf.
+    pub fd: BorrowedFd<'a>,
+    /// Where in it the piece begins, in bytes.
+    pub offset: u64,
+    /// How long it is, in bytes.
+    pub bytes: usize,
+}
+
 /// Memory that the device may touch. Its keys are never printed.
 pub struct Mr {
     raw: NonNull<RawMr>,
@@ -87,7 +98,7 @@ impl Mr {
         Self::wrap(pd, raw, "ibv_reg_mr")
     }
 
-    /// Registers `bytes` bytes behind `offset` of a dmabuf. Peers address it from `address` on.
+    /// Registers a range of a dmabuf. Peers address it from `address` on.
     ///
     /// # Errors
     /// What the library says; `EOPNOTSUPP` where library, driver or device cannot.
@@ -97,9 +108,8 @@ impl Mr {
     /// bears with the device writing it where `access` lets it.
     pub unsafe fn of_dmabuf(
         pd: &Arc<Pd>,
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        (address, bytes): (*mut u8, usize),
+        range: &DmabufRange<'_>,
+        address: *mut u8,
         access: c_int,
     ) -> Result<Self, CallError> {
         const CALL: &str = "ibv_reg_dmabuf_mr";
@@ -107,9 +117,9 @@ impl Mr {
             let source = std::io::Error::from_raw_os_error(libc::EOPNOTSUPP);
             return Err(CallError { call: CALL, source });
         };
-        let iova = address as u64;
+        let (fd, iova) = (range.fd.as_raw_fd(), address as u64);
         // SAFETY: by this function's contract; the descriptor is open.
-        let raw = unsafe { register(pd.raw(), offset, bytes, iova, fd.as_raw_fd(), access) };
+        let raw = unsafe { register(pd.raw(), range.offset, range.bytes, iova, fd, access) };
         Self::wrap(pd, raw, CALL)
     }
 

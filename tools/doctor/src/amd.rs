@@ -74,7 +74,7 @@ fn drivers(report: &mut DoctorReport<'_>, gpus: usize) {
         }
         None => (Verdict::Broken, "not loaded".to_owned()),
     };
-    report.note((&DRIVER, Facility::Hip), "AMD GPUs", (verdict, found));
+    report.note(&DRIVER, Facility::Hip, "AMD GPUs", verdict.on(found));
     let nodes = &machine.devices.nodes;
     let renders = nodes.iter().filter(|(name, _)| name.starts_with("dri/renderD"));
     let granted = renders.filter(|(_, access)| **access == Access::Granted).count();
@@ -89,7 +89,7 @@ fn drivers(report: &mut DoctorReport<'_>, gpus: usize) {
         }
         Some(Access::Granted) => (Verdict::Ok, format!("/dev/kfd, {granted} render nodes")),
     };
-    report.note((&KFD, Facility::Hip), "AMD GPUs", (verdict, found));
+    report.note(&KFD, Facility::Hip, "AMD GPUs", verdict.on(found));
 }
 
 fn xgmi(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
@@ -106,9 +106,10 @@ fn xgmi(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
     for (gpu, count) in gpus.iter().zip(counts) {
         let verdict = if count < usual { Verdict::Slow } else { Verdict::Ok };
         let finding = report.note(
-            (&XGMI, Facility::Hip),
+            &XGMI,
+            Facility::Hip,
             format!("GPU {}", gpu.index),
-            (verdict, format!("links to {count} GPUs")),
+            verdict.on(format!("links to {count} GPUs")),
         );
         finding.wanted(format!("links to {usual} GPUs"));
     }
@@ -132,5 +133,5 @@ fn ionic(report: &mut DoctorReport<'_>) {
         }
         (nics, _) => (Verdict::Ok, format!("{nics} RDMA devices")),
     };
-    report.note((&IONIC, Facility::Verbs), "Pollara NICs", (verdict, found));
+    report.note(&IONIC, Facility::Verbs, "Pollara NICs", verdict.on(found));
 }

@@ -92,7 +92,7 @@ fn members(report: &mut DoctorReport<'_>, interface: &Interface, bond: &Bond) {
         (all, some) if all == some => (Verdict::Broken, format!("down: {}", down.join(", "))),
         _ => (Verdict::Slow, format!("down: {}", down.join(", "))),
     };
-    report.note((&MEMBERS, Facility::Verbs), &interface.name, (verdict, found));
+    report.note(&MEMBERS, Facility::Verbs, &interface.name, verdict.on(found));
 }
 
 fn lacp(report: &mut DoctorReport<'_>, interface: &Interface, bond: &Bond) {
@@ -111,7 +111,7 @@ fn lacp(report: &mut DoctorReport<'_>, interface: &Interface, bond: &Bond) {
         (None, None) => (Verdict::Unknown, "the kernel tells no partner".to_owned()),
         _ => (Verdict::Ok, format!("{up} members in one aggregate")),
     };
-    report.note((&LACP, Facility::Verbs), &interface.name, (verdict, found));
+    report.note(&LACP, Facility::Verbs, &interface.name, verdict.on(found));
 }
 
 fn hash(report: &mut DoctorReport<'_>, interface: &Interface, bond: &Bond) {
@@ -122,8 +122,7 @@ fn hash(report: &mut DoctorReport<'_>, interface: &Interface, bond: &Bond) {
     let (true, Some(policy)) = (balances, bond.xmit_hash_policy.known()) else { return };
     let good = policy.contains("3+4") || policy.starts_with("vlan");
     let verdict = if good { Verdict::Ok } else { Verdict::Slow };
-    let finding =
-        report.note((&HASH, Facility::Verbs), &interface.name, (verdict, policy.as_str()));
+    let finding = report.note(&HASH, Facility::Verbs, &interface.name, verdict.on(policy.as_str()));
     finding.fix(format!("ip link set {} type bond xmit_hash_policy layer3+4", interface.name));
 }
 
@@ -134,5 +133,5 @@ fn bandwidth(report: &mut DoctorReport<'_>, interface: &Interface, bond: &Bond) 
     let Some(sum) = sum.filter(|sum| *sum > 0) else { return };
     let mode = bond.mode.known().map_or("mode unknown", String::as_str);
     let found = format!("{} in mode {mode}, one rail", rate(sum));
-    report.note((&RATE, Facility::Verbs), &interface.name, (Verdict::Ok, found));
+    report.note(&RATE, Facility::Verbs, &interface.name, Verdict::Ok.on(found));
 }

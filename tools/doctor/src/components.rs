@@ -48,9 +48,8 @@ pub fn unanswered(milliseconds: u128) -> Vec<Finding> {
     let (machine, job) = (Machine::default(), Job::default());
     let mut report = DoctorReport::new(&machine, &job);
     let found = format!("a probe did not answer in {milliseconds} ms");
-    let found = (Verdict::Unknown, found);
     report
-        .note((&COMPONENT, Facility::Node), "parts of the program", found)
+        .note(&COMPONENT, Facility::Node, "parts of the program", Verdict::Unknown.on(found))
         .cost("nothing is known of them; where a driver hangs, ranks hang as well")
         .fix(
             "`nvidia-smi` and `ibv_devinfo` by hand show which driver hangs, dmesg its messages; restart \
@@ -68,19 +67,19 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>, components: &Components) {
             Some(why) => (Verdict::Ok, why.as_str()),
         };
         let subject = format!("{} {}", component.kind, component.name);
-        let finding = report.note((&COMPONENT, Facility::Node), subject, (verdict, found));
+        let finding = report.note(&COMPONENT, Facility::Node, subject, verdict.on(found));
         finding.wanted(if component.chosen { "chosen" } else { "not chosen" });
         finding.needed = component.chosen || component.why_not.is_none();
     }
     for MissingComponent { kind, name, found, fix } in &components.missing {
-        let found = (Verdict::Broken, found.as_str());
+        let judgement = Verdict::Broken.on(found);
         report
-            .note((&COMPONENT, Facility::Node), format!("{kind} {name}"), found)
+            .note(&COMPONENT, Facility::Node, format!("{kind} {name}"), judgement)
             .wanted("chosen")
             .fix(fix.as_str());
     }
     for (path, error) in &components.broken_files {
-        let found = (Verdict::Broken, error.as_str());
-        report.note((&PLUGIN, Facility::Node), format!("plugin {path}"), found);
+        let judgement = Verdict::Broken.on(error);
+        report.note(&PLUGIN, Facility::Node, format!("plugin {path}"), judgement);
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     nvidia(report);
     ipc_lock(report);
     if report.machine.container.seccomp.get() == Some(Seccomp::Filter) {
-        report.note((&SECCOMP, Facility::Node), "system calls", (Verdict::Ok, "filtered"));
+        report.note(&SECCOMP, Facility::Node, "system calls", Verdict::Ok.on("filtered"));
     }
 }
 
@@ -102,8 +102,8 @@ fn uverbs(report: &mut DoctorReport<'_>) {
     for nic in &nics {
         let Some(node) = nic.uverbs.known() else {
             let found = "the kernel names none: ib_uverbs is not loaded";
-            let noted = (Verdict::Broken, found);
-            report.note((&UVERBS, Facility::of(nic)), &nic.name, noted).fix("modprobe ib_uverbs");
+            let judgement = Verdict::Broken.on(found);
+            report.note(&UVERBS, Facility::of(nic), &nic.name, judgement).fix("modprobe ib_uverbs");
             continue;
         };
         let access = nodes.get(&format!("infiniband/{node}"));
@@ -125,7 +125,7 @@ fn uverbs(report: &mut DoctorReport<'_>) {
             }
             _ => (Verdict::Slow, found),
         };
-        let finding = report.note((&UVERBS, Facility::of(nic)), &nic.name, (verdict, found));
+        let finding = report.note(&UVERBS, Facility::of(nic), &nic.name, verdict.on(found));
         match access {
             Some(Access::Refused) => finding.fix(OPEN_UP),
             _ => finding.fix(GIVE),
@@ -146,7 +146,7 @@ fn uverbs(report: &mut DoctorReport<'_>) {
             Some(Access::Refused) => (Verdict::Broken, "refused"),
             None => (Verdict::Broken, "not there"),
         };
-        report.note((&RDMA_CM, Facility::Verbs), "rdma_cm", (verdict, found));
+        report.note(&RDMA_CM, Facility::Verbs, "rdma_cm", verdict.on(found));
     }
 }
 
@@ -201,7 +201,7 @@ fn nvidia(report: &mut DoctorReport<'_>) {
             (Verdict::Broken, format!("missing or refused: {all}"))
         }
     };
-    report.note((&NVIDIA, Facility::Cuda), "NVIDIA GPUs", (verdict, found));
+    report.note(&NVIDIA, Facility::Cuda, "NVIDIA GPUs", verdict.on(found));
 }
 
 fn ipc_lock(report: &mut DoctorReport<'_>) {
@@ -222,5 +222,5 @@ fn ipc_lock(report: &mut DoctorReport<'_>) {
         // The limit itself is judged by its own rule; it may still be enough.
         (false, false) => (Verdict::Unknown, "no CAP_IPC_LOCK, so the limit counts"),
     };
-    report.note((&IPC_LOCK, facility), "process", (verdict, found));
+    report.note(&IPC_LOCK, facility, "process", verdict.on(found));
 }

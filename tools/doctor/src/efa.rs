@@ -65,14 +65,15 @@ fn driver(report: &mut DoctorReport<'_>) {
         (Some(_), None) => (Verdict::Ok, "the kernel's own".to_owned()),
         (Some(_), Some(version)) => (Verdict::Ok, version.clone()),
     };
-    report.note((&DRIVER, Facility::Efa), "efa", (verdict, found));
+    report.note(&DRIVER, Facility::Efa, "efa", verdict.on(found));
     if let (Some(version), true) = (version, report.job.asks(Facility::GpuInitiated)) {
         let new = at_least(&numbers(version), &DOORBELL_DRIVER);
         let verdict = if new { Verdict::Ok } else { Verdict::Broken };
         let finding = report.note(
-            (&DRIVER, Facility::GpuInitiated),
+            &DRIVER,
+            Facility::GpuInitiated,
             "efa, for the GPU's doorbells",
-            (verdict, version.as_str()),
+            verdict.on(version.as_str()),
         );
         finding.wanted("3.3 or later");
     }
@@ -97,7 +98,7 @@ fn provider(report: &mut DoctorReport<'_>, adapters: usize) {
                  first in LD_LIBRARY_PATH"
             }
         };
-        report.note((&PROVIDER, Facility::Efa), "libfabric", (verdict, found)).fix(fix);
+        report.note(&PROVIDER, Facility::Efa, "libfabric", verdict.on(found)).fix(fix);
         return;
     };
     // Each adapter is offered as -rdm and -dgrm.
@@ -113,9 +114,10 @@ fn provider(report: &mut DoctorReport<'_>, adapters: usize) {
         _ => Verdict::Ok,
     };
     let finding = report.note(
-        (&PROVIDER, Facility::Efa),
+        &PROVIDER,
+        Facility::Efa,
         "libfabric",
-        (verdict, format!("{domains} domains")),
+        verdict.on(format!("{domains} domains")),
     );
     if adapters > 0 {
         finding.wanted(format!("{adapters} domains, one for each adapter"));
@@ -128,6 +130,6 @@ fn installer(report: &mut DoctorReport<'_>) {
         Some(version) => (Verdict::Ok, version.clone()),
         None => (Verdict::Unknown, "no list of installed packages".to_owned()),
     };
-    let finding = report.note((&INSTALLER, Facility::Efa), "EFA installer", (verdict, found));
+    let finding = report.note(&INSTALLER, Facility::Efa, "EFA installer", verdict.on(found));
     finding.wanted("there; the same on all nodes");
 }

@@ -31,6 +31,11 @@ impl Verdict {
         }
     }
 
+    /// This verdict on what was found.
+    pub(crate) fn on(self, found: impl Into<String>) -> Judgement {
+        Judgement { verdict: self, found: found.into() }
+    }
+
     /// The exit code: 0, 1 for slow, 2 for broken. What is unknown is shown and no fault.
     pub fn exit_code(self) -> u8 {
         match self {
@@ -39,6 +44,13 @@ impl Verdict {
             Self::Broken => 2,
         }
     }
+}
+
+/// How bad something is, and what was found there.
+#[derive(Clone, Debug)]
+pub(crate) struct Judgement {
+    pub(crate) verdict: Verdict,
+    pub(crate) found: String,
 }
 
 /// One check, as the findings' page has it.
@@ -121,19 +133,21 @@ impl<'a> DoctorReport<'a> {
         Self { machine, job, findings: Vec::new() }
     }
 
-    /// Notes what `rule` says of what it `found`: of a thing that only who uses the `facility` needs.
+    /// Notes how `rule` judges a thing that only who uses the `facility` needs.
     pub(crate) fn note(
         &mut self,
-        (rule, facility): (&'static Rule, Facility),
+        rule: &'static Rule,
+        facility: Facility,
         subject: impl Into<String>,
-        (verdict, found): (Verdict, impl Into<String>),
+        judgement: Judgement,
     ) -> &mut Finding {
+        let Judgement { verdict, found } = judgement;
         let finding = Finding {
             id: rule.id,
             subject: subject.into(),
             verdict,
             needed: self.job.needs(facility),
-            found: found.into(),
+            found,
             wanted: rule.wanted.to_owned(),
             cost: Some(rule.cost.to_owned()),
             fix: Some(rule.fix.to_owned()),

@@ -35,14 +35,14 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
                 if named.is_empty() && port.link_layer.get() == Some(LinkLayer::Ethernet) {
                     address(report, nic, port);
                 }
-                named.iter().for_each(|index| entry(report, (nic, port), *index));
+                named.iter().for_each(|index| entry(report, nic, port, *index));
             }
         });
     }
 }
 
 /// The entry that the config names, whatever it holds.
-fn entry(report: &mut DoctorReport<'_>, (nic, port): (&Nic, &Port), index: u8) {
+fn entry(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port, index: u8) {
     if !port.can_carry() {
         return empty(report, nic, port);
     }
@@ -65,7 +65,7 @@ fn entry(report: &mut DoctorReport<'_>, (nic, port): (&Nic, &Port), index: u8) {
         Some(gid) => (Verdict::Ok, format!("{}, by {own}", shown(gid))),
     };
     let rule = choose(port.link_layer.get().unwrap_or(LinkLayer::Ethernet), &port.gids);
-    let finding = report.note((&GID, Facility::Verbs), port_name(nic, port), (verdict, text));
+    let finding = report.note(&GID, Facility::Verbs, port_name(nic, port), verdict.on(text));
     if let Some(gid) = rule {
         finding.fix(format!("leave {own} out: by rule it is {}; or name that entry", shown(gid)));
     }
@@ -77,15 +77,14 @@ fn entry(report: &mut DoctorReport<'_>, (nic, port): (&Nic, &Port), index: u8) {
 /// A RoCE port that has no address: the topology passes over it, as over one without a link.
 fn empty(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let (verdict, refused) = of_unusable(report, nic);
-    let told = |found: String| (verdict, found);
     let subject = port_name(nic, port);
     match refused {
         Some((found, fix)) => {
-            report.note((&GID, Facility::of(nic)), subject, told(found)).fix(fix).cost(REFUSED)
+            report.note(&GID, Facility::of(nic), subject, verdict.on(found)).fix(fix).cost(REFUSED)
         }
         None => {
             let found = "no entry in the table".to_owned();
-            let finding = report.note((&GID, Facility::of(nic)), subject, told(found));
+            let finding = report.note(&GID, Facility::of(nic), subject, verdict.on(found));
             match verdict {
                 Verdict::Slow => finding.cost(
                     "its rail is missing: ranks that would use it share others, so they get half of the \
@@ -117,7 +116,7 @@ fn address(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
             (Verdict::Broken, format!("version 1 only: {v1}"))
         }
     };
-    report.note((&GID, Facility::of(nic)), port_name(nic, port), (verdict, found));
+    report.note(&GID, Facility::of(nic), port_name(nic, port), verdict.on(found));
 }
 
 /// `3: 10.0.0.1 (RoCE v2)`.

@@ -58,7 +58,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
         _ => (Verdict::Ok, "mlx5"),
     };
     let asked = report.job.asks(Facility::GpuInitiated);
-    let finding = report.note((&DOORBELL, Facility::GpuInitiated), "NICs", (verdict, found));
+    let finding = report.note(&DOORBELL, Facility::GpuInitiated, "NICs", verdict.on(found));
     if !asked {
         finding.wanted("ConnectX-4 or later, for the components ibgda and gin (planned)");
     }
@@ -71,13 +71,13 @@ fn combining(report: &mut DoctorReport<'_>) {
         true => (Verdict::Slow, "switched off at boot (nopat)"),
         false => (Verdict::Ok, "not switched off"),
     };
-    report.note((&COMBINING, facility), "kernel", (verdict, found));
+    report.note(&COMBINING, facility, "kernel", verdict.on(found));
 }
 
 fn options(report: &mut DoctorReport<'_>, driver: &NvidiaDriver) {
     let (Some(registry), Some(params)) = (driver.registry.known(), driver.params.known()) else {
         let found = "the driver does not tell its options";
-        report.note((&OPTIONS, Facility::GpuInitiated), "NVIDIA driver", (Verdict::Unknown, found));
+        report.note(&OPTIONS, Facility::GpuInitiated, "NVIDIA driver", Verdict::Unknown.on(found));
         return;
     };
     let mapping = registry.get("PeerMappingOverride").copied().unwrap_or(0);
@@ -89,8 +89,7 @@ fn options(report: &mut DoctorReport<'_>, driver: &NvidiaDriver) {
     };
     let found = format!("{found}: {mode}");
     let asked = report.job.asks(Facility::GpuInitiated);
-    let finding =
-        report.note((&OPTIONS, Facility::GpuInitiated), "NVIDIA driver", (verdict, found));
+    let finding = report.note(&OPTIONS, Facility::GpuInitiated, "NVIDIA driver", verdict.on(found));
     if !asked {
         finding.wanted("both 1, for components whose GPU rings doorbells itself (planned)");
     }

@@ -91,7 +91,7 @@ fn ranks(report: &mut DoctorReport<'_>) {
     };
     let is_shared = verdict == Verdict::Broken && count > 0 && job.asks.names_device;
     let verdict = if is_shared { Verdict::Slow } else { verdict };
-    let finding = report.note((&RANKS, facility), "GPUs", (verdict, found));
+    let finding = report.note(&RANKS, facility, "GPUs", verdict.on(found));
     let from = match job.ranks_from.as_str() {
         "" => String::new(),
         from => format!(" ({from})"),
@@ -115,8 +115,8 @@ fn missing(report: &mut DoctorReport<'_>) {
             GpuPlace::RootPort(_) => "below each root port",
             GpuPlace::Switch(_) => "below each switch",
         };
-        let found = (Verdict::Slow, one.to_string());
-        let finding = report.note((&MISSING, facility), one.place.to_string(), found);
+        let judgement = Verdict::Slow.on(one.to_string());
+        let finding = report.note(&MISSING, facility, one.place.to_string(), judgement);
         finding.wanted(format!("{} {word}", plural(one.usual as u64, "GPU")));
     }
 }

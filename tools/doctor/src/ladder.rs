@@ -151,7 +151,7 @@ fn tell(machine: &Machine, job: &Job, rungs: &[Rung], taken: Option<usize>) -> V
             None => (Verdict::Ok, "works here too".to_owned()),
         };
         let subject = format!("transport {}", rung.name);
-        let finding = report.note((&ALTERNATIVE, Facility::Node), subject, (verdict, found));
+        let finding = report.note(&ALTERNATIVE, Facility::Node, subject, verdict.on(found));
         finding.wanted(wanted);
         finding.needed = taken.is_none_or(|taken| taken == place);
     }

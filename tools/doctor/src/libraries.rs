@@ -52,7 +52,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
             let version = library.version.as_deref().unwrap_or("version unknown");
             format!("{version}, serves no component")
         });
-        report.note((&NVSHMEM, Facility::Node), "NVSHMEM", (Verdict::Ok, found)).needed = false;
+        report.note(&NVSHMEM, Facility::Node, "NVSHMEM", Verdict::Ok.on(found)).needed = false;
     }
     if has(GpuVendor::Amd) || report.job.asks(Facility::Hip) {
         rocm(report);
@@ -83,7 +83,7 @@ fn nccl(report: &mut DoctorReport<'_>) {
         ),
         (Some(_), None) => (Verdict::Unknown, "its file tells no version".to_owned()),
     };
-    report.note((&NCCL, Facility::Gin), "NCCL", (verdict, text));
+    report.note(&NCCL, Facility::Gin, "NCCL", verdict.on(text));
 }
 
 fn rocm(report: &mut DoctorReport<'_>) {
@@ -97,10 +97,10 @@ fn rocm(report: &mut DoctorReport<'_>) {
         None => (Verdict::Unknown, "libamdhip64 is not in the usual folders".to_owned()),
     };
     let asked = report.job.asks(Facility::Hip);
-    report.note((&RCCL, Facility::Hip), "ROCm", (verdict, found)).needed = asked;
+    report.note(&RCCL, Facility::Hip, "ROCm", verdict.on(found)).needed = asked;
     if let Some(version) = rccl {
         let found = format!("{version}, serves no component");
-        let finding = report.note((&RCCL, Facility::Hip), "RCCL", (Verdict::Ok, found));
+        let finding = report.note(&RCCL, Facility::Hip, "RCCL", Verdict::Ok.on(found));
         finding.wanted("nothing").needed = false;
     }
 }

@@ -73,7 +73,7 @@ fn locked(report: &mut DoctorReport<'_>) {
     };
     // Without a NIC nothing is pinned by one.
     let verdict = if has_nic || report.job.asks.uses.is_some() { verdict } else { Verdict::Ok };
-    let finding = report.note((&LOCKED, facility), "locked memory", (verdict, found));
+    let finding = report.note(&LOCKED, facility, "locked memory", verdict.on(found));
     if !has_nic && finding.verdict == Verdict::Ok {
         finding.wanted("nothing: no NIC here");
     } else {
@@ -89,5 +89,5 @@ fn huge(report: &mut DoctorReport<'_>) {
         Some((Some(free), Some(total))) => (Verdict::Ok, format!("{free} of {total} free")),
         Some(_) => (Verdict::Unknown, "the kernel does not tell".to_owned()),
     };
-    report.note((&HUGE, Facility::Efa), "pages of 2 MiB", (verdict, found));
+    report.note(&HUGE, Facility::Efa, "pages of 2 MiB", verdict.on(found));
 }

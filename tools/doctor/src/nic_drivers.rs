@@ -80,7 +80,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
                 (Verdict::Unknown, all.collect::<Vec<_>>().join(", "))
             }
         };
-        report.note((&DRIVER, facility), *own, (verdict, found));
+        report.note(&DRIVER, facility, *own, verdict.on(found));
     }
 }
 
@@ -106,5 +106,5 @@ fn bnxt(report: &mut DoctorReport<'_>) {
         (0, true) => (bad, format!("bnxt_re is loaded, and {cards} cards have no RDMA device")),
         (nics, _) => (Verdict::Ok, format!("{nics} RDMA devices")),
     };
-    report.note((&BNXT, Facility::Verbs), "Thor NICs", (verdict, found));
+    report.note(&BNXT, Facility::Verbs, "Thor NICs", verdict.on(found));
 }

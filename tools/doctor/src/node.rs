@@ -274,7 +274,7 @@ fn release(report: &mut DoctorReport<'_>) {
         }
         Some(release) => (Verdict::Broken, format!("Linux {release}")),
     };
-    report.note((&KERNEL, Facility::Node), "kernel", (verdict, found));
+    report.note(&KERNEL, Facility::Node, "kernel", verdict.on(found));
 }
 
 fn attempt(report: &mut DoctorReport<'_>, rule: &'static Rule, error: &Option<String>) {
@@ -283,7 +283,7 @@ fn attempt(report: &mut DoctorReport<'_>, rule: &'static Rule, error: &Option<St
         Some(error) => (Verdict::Broken, error.as_str()),
     };
     let subject = if rule.id == MEMFD.id { "memfd" } else { "abstract sockets" };
-    report.note((rule, Facility::Node), subject, (verdict, found));
+    report.note(rule, Facility::Node, subject, verdict.on(found));
 }
 
 fn open_files(report: &mut DoctorReport<'_>) {
@@ -296,7 +296,7 @@ fn open_files(report: &mut DoctorReport<'_>) {
         Some(Bound::At(limit)) => (Verdict::Ok, format!("at most {limit}")),
     };
     let ranks = report.job.ranks;
-    let finding = report.note((&FILES, Facility::Node), "open files", (verdict, found));
+    let finding = report.note(&FILES, Facility::Node, "open files", verdict.on(found));
     finding
         .wanted(format!("{need} for {ranks} ranks"))
         .fix(format!("ulimit -n {}", need.max(65_536)));
@@ -322,7 +322,7 @@ fn processors(report: &mut DoctorReport<'_>, tried: Option<&Tried>) {
         Some(quota) => format!("{count} processors, {quota:.1} allowed"),
         None => format!("{count} processors"),
     };
-    let finding = report.note((&PROCESSORS, Facility::Node), "processors", (verdict, found));
+    let finding = report.note(&PROCESSORS, Facility::Node, "processors", verdict.on(found));
     finding.wanted(format!("{ranks} ranks * {threads} threads"));
 }
 
@@ -344,7 +344,7 @@ fn memory(report: &mut DoctorReport<'_>, tried: Option<&Tried>) {
         Some(free) if need <= free => Verdict::Ok,
         _ => Verdict::Unknown,
     };
-    let finding = report.note((&MEMORY, Facility::Node), "memory", (verdict, found));
+    let finding = report.note(&MEMORY, Facility::Node, "memory", verdict.on(found));
     finding.wanted(format!("{} in the worst case", bytes(need)));
 }
 
@@ -354,7 +354,7 @@ fn posix_shm(report: &mut DoctorReport<'_>, tried: &Tried) {
     let enough = tried.posix_shm_free.is_some_and(|free| free >= need);
     let plugin = report.job.plugin_transport;
     let verdict = if plugin && !enough { Verdict::Unknown } else { Verdict::Ok };
-    let finding = report.note((&SHM, Facility::Node), "/dev/shm", (verdict, found));
+    let finding = report.note(&SHM, Facility::Node, "/dev/shm", verdict.on(found));
     finding.needed = plugin;
     if plugin {
         finding.wanted(format!("{} in the worst case, if the plugin uses it", bytes(need)));
@@ -367,7 +367,7 @@ fn clock(report: &mut DoctorReport<'_>, tried: &Tried) {
         Some(name) if SLOW_CLOCKS.contains(&name) => (Verdict::Slow, name),
         Some(name) => (Verdict::Ok, name),
     };
-    report.note((&CLOCK, Facility::Node), "clock source", (verdict, found));
+    report.note(&CLOCK, Facility::Node, "clock source", verdict.on(found));
 }
 
 fn rendezvous(report: &mut DoctorReport<'_>, tried: &Tried) {
@@ -398,7 +398,7 @@ fn rendezvous(report: &mut DoctorReport<'_>, tried: &Tried) {
             (Verdict::Broken, format!("{address}: {error}"))
         }
     };
-    let finding = report.note((&RENDEZVOUS, Facility::Node), "rendezvous", (verdict, found));
+    let finding = report.note(&RENDEZVOUS, Facility::Node, "rendezvous", verdict.on(found));
     if let Some(fix) = fix {
         finding.fix(fix);
     }
@@ -413,7 +413,7 @@ fn secret(report: &mut DoctorReport<'_>, tried: &Tried) {
         Secret::None => (Verdict::Ok, "none"),
         Secret::Unusable(error) => (Verdict::Broken, error.as_str()),
     };
-    let finding = report.note((&SECRET, Facility::Node), "job secret", (verdict, found));
+    let finding = report.note(&SECRET, Facility::Node, "job secret", verdict.on(found));
     if off_loopback {
         finding.wanted("one, because ranks meet off the loopback interface");
     }

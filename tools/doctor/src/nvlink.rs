@@ -94,7 +94,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     for gpu in &gpus {
         if let Some(mig) = gpu.mig.get() {
             let (verdict, found) = if mig { (Verdict::Broken, "on") } else { (Verdict::Ok, "off") };
-            report.note((&MIG, Facility::NvLink), name(gpu), (verdict, found));
+            report.note(&MIG, Facility::NvLink, name(gpu), verdict.on(found));
         }
     }
 }
@@ -132,7 +132,7 @@ fn smi(report: &mut DoctorReport<'_>) {
         Silence::NotRun => Some(NOT_RUN),
         _ => None,
     });
-    let finding = report.note((&SMI, Facility::Cuda), "NVIDIA GPUs", (verdict, found));
+    let finding = report.note(&SMI, Facility::Cuda, "NVIDIA GPUs", verdict.on(found));
     fix.map(|fix| finding.fix(fix));
 }
 
@@ -164,7 +164,7 @@ fn links(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
                     Some(why) => why.in_words(SMI_LINKS),
                     None => format!("{SMI_LINKS} tells nothing of this GPU"),
                 };
-                report.note((&LINKS, Facility::NvLink), name(gpu), (Verdict::Unknown, found));
+                report.note(&LINKS, Facility::NvLink, name(gpu), Verdict::Unknown.on(found));
             }
             continue;
         };
@@ -188,7 +188,7 @@ fn links(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
             true => format!("{active} active"),
             false => format!("{active} active, down: {}", down.join(", ")),
         };
-        let finding = report.note((&LINKS, Facility::NvLink), name(gpu), (verdict, found));
+        let finding = report.note(&LINKS, Facility::NvLink, name(gpu), verdict.on(found));
         if usual > 0 {
             finding.wanted(format!("{usual} active"));
         }
@@ -211,7 +211,7 @@ fn fabric(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
         let succeeded = status.is_none_or(|status| status == "Success");
         let verdict = if completed && succeeded { Verdict::Ok } else { Verdict::Broken };
         let status = status.map_or(String::new(), |status| format!(", {status}"));
-        report.note((&FABRIC, Facility::Cuda), name(gpu), (verdict, format!("{state}{status}")));
+        report.note(&FABRIC, Facility::Cuda, name(gpu), verdict.on(format!("{state}{status}")));
     }
 }
 
@@ -244,7 +244,7 @@ fn clique(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
             ),
         ),
     };
-    report.note((&CLIQUE, Facility::NvLink), "GPUs", (verdict, found));
+    report.note(&CLIQUE, Facility::NvLink, "GPUs", verdict.on(found));
 }
 
 fn imex(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
@@ -258,5 +258,5 @@ fn imex(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
         [] => (Verdict::Slow, "no channel".to_owned()),
         [first, ..] => (Verdict::Ok, format!("/dev/{first}")),
     };
-    report.note((&IMEX, Facility::NvLink), "IMEX", (verdict, found));
+    report.note(&IMEX, Facility::NvLink, "IMEX", verdict.on(found));
 }

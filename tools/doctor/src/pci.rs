@@ -90,8 +90,8 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
                 .filter_map(|port| Some(port.rate.known()?.megabits))
                 .sum();
             report.judge_nic(nic, |report| {
-                link(report, nic, (function, sum));
-                room(report, (Facility::of(nic), &nic.name), (function, sum));
+                link(report, nic, function, sum);
+                room(report, Facility::of(nic), &nic.name, function, sum);
             });
         }
     }
@@ -118,7 +118,8 @@ fn generation(speed: u32) -> String {
 fn lost(
     report: &DoctorReport<'_>,
     nic: &Nic,
-    (function, ports): (&PciFunction, u64),
+    function: &PciFunction,
+    ports: u64,
 ) -> (Verdict, String) {
     let carried = |link: PcieLink| Some(capacity(link.speed.get()?, link.width.get()?));
     let Some(own) = carried(function.link) else { return (Verdict::Unknown, String::new()) };
@@ -132,12 +133,12 @@ fn lost(
     (Verdict::Unknown, room)
 }
 
-fn link(report: &mut DoctorReport<'_>, nic: &Nic, (function, ports): (&PciFunction, u64)) {
+fn link(report: &mut DoctorReport<'_>, nic: &Nic, function: &PciFunction, ports: u64) {
     let (facility, name, link) = (Facility::of(nic), nic.name.as_str(), function.link);
-    let (less, room) = lost(report, nic, (function, ports));
+    let (less, room) = lost(report, nic, function, ports);
     if let (Fact::Known(found), Fact::Known(most)) = (link.speed, link.max_speed) {
         let verdict = if found < most { less } else { Verdict::Ok };
-        let finding = report.note((&SPEED, facility), name, (verdict, generation(found)));
+        let finding = report.note(&SPEED, facility, name, verdict.on(generation(found)));
         finding.wanted(match verdict {
             Verdict::Unknown => format!("{}, as the card can{room}", generation(most)),
             _ => format!("{}, as the card can", generation(most)),
@@ -150,7 +151,7 @@ fn link(report: &mut DoctorReport<'_>, nic: &Nic, (function, ports): (&PciFuncti
             .last()
             .and_then(|bridge| at(report, *bridge))
             .and_then(|bridge| bridge.link.max_width.get());
-        let finding = report.note((&WIDTH, facility), name, (verdict, format!("{found} lanes")));
+        let finding = report.note(&WIDTH, facility, name, verdict.on(format!("{found} lanes")));
         finding.wanted(match verdict {
             Verdict::Unknown => format!("{most} lanes, as the card has{room}"),
             _ => format!("{most} lanes, as the card has"),
@@ -178,8 +179,10 @@ pub(crate) fn capacity(speed: u32, width: u32) -> u64 {
 
 fn room(
     report: &mut DoctorReport<'_>,
-    (facility, name): (Facility, &str),
-    (function, ports): (&PciFunction, u64),
+    facility: Facility,
+    name: &str,
+    function: &PciFunction,
+    ports: u64,
 ) {
     let (Fact::Known(speed), Fact::Known(width)) = (function.link.speed, function.link.width)
     else {
@@ -194,7 +197,7 @@ fn room(
         && function.link.max_width.get().is_none_or(|most| width >= most);
     // 400 Gb/s on 504, 200 on 252: what is left for headers is enough. 100 on 126 too.
     let verdict = if capacity < ports && trained { Verdict::Slow } else { Verdict::Ok };
-    let finding = report.note((&ROOM, facility), name, (verdict, rate(capacity / 1000 * 1000)));
+    let finding = report.note(&ROOM, facility, name, verdict.on(rate(capacity / 1000 * 1000)));
     finding.wanted(format!("{} of its ports", rate(ports)));
 }
 
@@ -211,13 +214,13 @@ fn gpus(report: &mut DoctorReport<'_>) {
             if let (Fact::Known(found), Fact::Known(most)) = (link.width, link.max_width) {
                 let verdict = if found < most { Verdict::Slow } else { Verdict::Ok };
                 let finding =
-                    report.note((&WIDTH, facility), &name, (verdict, format!("{found} lanes")));
+                    report.note(&WIDTH, facility, &name, verdict.on(format!("{found} lanes")));
                 finding.wanted(format!("{most} lanes, as the card has"));
             }
             if let (Fact::Known(found), Fact::Known(most)) = (link.speed, link.max_speed) {
                 // Some GPUs lower their link while they are idle.
                 let verdict = if found < most { Verdict::Unknown } else { Verdict::Ok };
-                let finding = report.note((&SPEED, facility), &name, (verdict, generation(found)));
+                let finding = report.note(&SPEED, facility, &name, verdict.on(generation(found)));
                 finding.wanted(format!("{}, as the card can", generation(most)));
                 finding.fix("look again while the GPU works: some lower their link while idle");
             }
@@ -232,7 +235,7 @@ fn gpus(report: &mut DoctorReport<'_>) {
                 (false, _) => Verdict::Ok,
             };
             let found = format!("{} MiB", bar >> 20);
-            report.note((&BAR, Facility::GpuMemory), &name, (verdict, found));
+            report.note(&BAR, Facility::GpuMemory, &name, verdict.on(found));
         }
     }
 }
@@ -285,7 +288,7 @@ fn access_control(report: &mut DoctorReport<'_>) {
             (verdict, format!("{some} of {all} bridges redirect: {first}{more}"))
         }
     };
-    let finding = report.note((&ACS, Facility::GpuMemory), "PCI bridges", (verdict, found));
+    let finding = report.note(&ACS, Facility::GpuMemory, "PCI bridges", verdict.on(found));
     if untold > 0 && redirecting.is_empty() {
         finding.fix("run this as root, which may read the extended configuration space");
     }
@@ -314,7 +317,7 @@ fn translation(report: &mut DoctorReport<'_>) {
             (Verdict::Slow, format!("translates for {count} NICs: {}", translated.join(", ")))
         }
     };
-    report.note((&IOMMU, Facility::GpuMemory), "IOMMU", (verdict, found));
+    report.note(&IOMMU, Facility::GpuMemory, "IOMMU", verdict.on(found));
 }
 
 #[cfg(test)]

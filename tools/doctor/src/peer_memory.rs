@@ -98,7 +98,7 @@ fn of_amd(report: &mut DoctorReport<'_>) {
         ),
         _ => (Verdict::Unknown, "no ib_peer_mem; the kernel's options are not told".to_owned()),
     };
-    report.note((&AMD, Facility::GpuMemory), "AMD GPUs", (verdict, found));
+    report.note(&AMD, Facility::GpuMemory, "AMD GPUs", verdict.on(found));
 }
 
 fn of_nvidia(report: &mut DoctorReport<'_>) {
@@ -125,7 +125,7 @@ fn of_nvidia(report: &mut DoctorReport<'_>) {
             (Verdict::Unknown, "no nvidia_peermem; whether there is dmabuf is not told".to_owned())
         }
     };
-    report.note((&PEER, Facility::GpuMemory), "NVIDIA GPUs", (verdict, found));
+    report.note(&PEER, Facility::GpuMemory, "NVIDIA GPUs", verdict.on(found));
     let module = machine.modules.get("gdrdrv");
     let version = module.and_then(|module| module.version.known());
     let (verdict, found) = match (module, version) {
@@ -138,5 +138,5 @@ fn of_nvidia(report: &mut DoctorReport<'_>) {
         }
     };
     let wanted = if efa { "gdrdrv 2.5, for EFA's device interface" } else { GDRCOPY.wanted };
-    report.note((&GDRCOPY, Facility::GpuInitiated), "GDRCopy", (verdict, found)).wanted(wanted);
+    report.note(&GDRCOPY, Facility::GpuInitiated, "GDRCopy", verdict.on(found)).wanted(wanted);
 }

@@ -150,7 +150,7 @@ fn presence(report: &mut DoctorReport<'_>) {
             0 => (Verdict::Broken, "none".to_owned()),
             count => (Verdict::Ok, count.to_string()),
         };
-        report.note((&NO_NIC, facility), format!("NICs for {name}"), (verdict, found));
+        report.note(&NO_NIC, facility, format!("NICs for {name}"), verdict.on(found));
     }
 }
 
@@ -164,18 +164,18 @@ fn named(report: &mut DoctorReport<'_>) {
     let known: Vec<&str> = machine.nics.iter().take(8).map(|nic| nic.name.as_str()).collect();
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
     for name in &report.job.asks.nics {
-        let told = match there(name) {
-            true => (Verdict::Ok, "there".to_owned()),
-            false => (Verdict::Broken, format!("not there; there are: {known}")),
+        let judgement = match there(name) {
+            true => Verdict::Ok.on("there"),
+            false => Verdict::Broken.on(format!("not there; there are: {known}")),
         };
-        report.note((&NAMED, Facility::Node), name, told);
+        report.note(&NAMED, Facility::Node, name, judgement);
     }
 }
 
 fn state(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let note = |report: &mut DoctorReport<'_>, verdict: Verdict, found: String, fix: String| {
-        let told = (verdict, found);
-        report.note((&STATE, Facility::of(nic)), port_name(nic, port), told).fix(fix);
+        let judgement = verdict.on(found);
+        report.note(&STATE, Facility::of(nic), port_name(nic, port), judgement).fix(fix);
     };
     let found = port.state_in_words();
     if port.state.known().is_none() {
@@ -188,8 +188,8 @@ fn state(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let (verdict, refused) = of_unusable(report, nic);
     let is_refused = refused.is_some();
     let (found, fix) = refused.unwrap_or_else(|| (found, nic.link_fix(port)));
-    let told = (verdict, found);
-    let finding = report.note((&STATE, Facility::of(nic)), port_name(nic, port), told);
+    let judgement = verdict.on(found);
+    let finding = report.note(&STATE, Facility::of(nic), port_name(nic, port), judgement);
     finding.fix(fix);
     match (named, is_refused) {
         (true, _) => finding.cost("the config names this NIC: its ranks do not start"),
@@ -202,7 +202,7 @@ fn state(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
 fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let Some(found) = port.rate.known() else {
         let found = "the kernel tells no rate";
-        report.note((&RATE, Facility::of(nic)), port_name(nic, port), (Verdict::Unknown, found));
+        report.note(&RATE, Facility::of(nic), port_name(nic, port), Verdict::Unknown.on(found));
         return;
     };
     let same = model(report, nic);
@@ -236,7 +236,7 @@ fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         }
         None => (Verdict::Ok, "the only one of its model: nothing to compare with".to_owned()),
     };
-    report.note((&RATE, Facility::of(nic)), port_name(nic, port), (verdict, text)).wanted(wanted);
+    report.note(&RATE, Facility::of(nic), port_name(nic, port), verdict.on(text)).wanted(wanted);
 }
 
 /// Megabits a second that PCI Express could carry for each of the card's working ports.
@@ -276,14 +276,14 @@ fn packet(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
                 Some(why) => (why.in_words("ibv_devinfo"), BY_HAND),
                 None => ("ibv_devinfo does not tell of this port".to_owned(), BY_HAND),
             };
-            let found = (Verdict::Unknown, format!("not told: {found}"));
-            report.note((&MTU, Facility::of(nic)), port_name(nic, port), found).fix(fix);
+            let judgement = Verdict::Unknown.on(format!("not told: {found}"));
+            report.note(&MTU, Facility::of(nic), port_name(nic, port), judgement).fix(fix);
             return;
         }
         _ => return,
     };
     let verdict = if bytes < 4096 { Verdict::Slow } else { Verdict::Ok };
-    let finding = report.note((&MTU, Facility::of(nic)), port_name(nic, port), (verdict, text));
+    let finding = report.note(&MTU, Facility::of(nic), port_name(nic, port), verdict.on(text));
     if let (true, Some(name)) = (roce, interface) {
         finding
             .fix(format!("ip link set {name} mtu 9000, on all nodes and switches of the fabric"));
@@ -328,7 +328,7 @@ fn errors(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         ),
         None => (Verdict::Unknown, format!("{}; how old they are nobody tells", some.join(", "))),
     };
-    report.note((&ERRORS, Facility::of(nic)), port_name(nic, port), (verdict, found));
+    report.note(&ERRORS, Facility::of(nic), port_name(nic, port), verdict.on(found));
 }
 
 #[cfg(test)]

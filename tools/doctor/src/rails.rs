@@ -178,7 +178,7 @@ fn note<'r>(
     let uses_gpus = report.job.needs(gpus);
     let nics = one.nics.first().map_or(Facility::Verbs, |nic| Facility::of(nic));
     let verdict = told.0;
-    let finding = report.note((rule, nics), subject, told);
+    let finding = report.note(rule, nics, subject, verdict.on(told.1));
     // The topology goes by GPUs whether or not they hold the rows.
     finding.needed &= uses_gpus || verdict == Verdict::Broken;
     finding

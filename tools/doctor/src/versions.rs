@@ -138,7 +138,7 @@ fn nvidia(report: &mut DoctorReport<'_>) {
         }
         Some(Some(version)) => (Verdict::Broken, version.clone()),
     };
-    report.note((&NVIDIA, Facility::Cuda), "NVIDIA driver", (verdict, found));
+    report.note(&NVIDIA, Facility::Cuda, "NVIDIA driver", verdict.on(found));
     let nvrtc = library(report, "libnvrtc.so");
     let major = nvrtc.and_then(|library| library.version.as_deref()).map(numbers);
     let asked = report.job.asks(Facility::Cuda);
@@ -150,7 +150,7 @@ fn nvidia(report: &mut DoctorReport<'_>) {
         (Some(_), Some([_, ..])) => (Verdict::Unknown, shown(nvrtc)),
         (Some(_), _) => (Verdict::Ok, shown(nvrtc)),
     };
-    let finding = report.note((&NVRTC, Facility::Cuda), "NVRTC", (verdict, found));
+    let finding = report.note(&NVRTC, Facility::Cuda, "NVRTC", verdict.on(found));
     finding.needed &= asked || nvrtc.is_some();
 }
 
@@ -192,7 +192,7 @@ fn libfabric(report: &mut DoctorReport<'_>) {
             (Verdict::Ok, format!("/{}", library.path.trim_start_matches('/')))
         }
     };
-    let finding = report.note((&LIBFABRIC, Facility::Libfabric), "libfabric", (verdict, found));
+    let finding = report.note(&LIBFABRIC, Facility::Libfabric, "libfabric", verdict.on(found));
     finding.wanted(format!("{}.{} or later", floor[0], floor[1]));
 }
 
@@ -222,7 +222,7 @@ fn rdma_core(report: &mut DoctorReport<'_>) {
         }
         (Some(_), Some(version)) => (Verdict::Ok, format!("rdma-core {version}")),
     };
-    report.note((&RDMA_CORE, Facility::Verbs), "libibverbs", (verdict, found));
+    report.note(&RDMA_CORE, Facility::Verbs, "libibverbs", verdict.on(found));
 }
 
 fn mlx5(report: &mut DoctorReport<'_>) {
@@ -234,7 +234,7 @@ fn mlx5(report: &mut DoctorReport<'_>) {
         (Some(_), Some(version)) if version.len() > 1 => Verdict::Broken,
         (Some(_), _) => Verdict::Unknown,
     };
-    report.note((&MLX5, Facility::Gin), "libmlx5", (verdict, shown(library)));
+    report.note(&MLX5, Facility::Gin, "libmlx5", verdict.on(shown(library)));
 }
 
 fn firmware(report: &mut DoctorReport<'_>) {
@@ -255,7 +255,7 @@ fn firmware(report: &mut DoctorReport<'_>) {
         told.push((nic, verdict, version.clone(), usual.clone()));
     }
     for (nic, verdict, version, usual) in told {
-        let finding = report.note((&FIRMWARE, Facility::of(nic)), &nic.name, (verdict, version));
+        let finding = report.note(&FIRMWARE, Facility::of(nic), &nic.name, verdict.on(version));
         finding.wanted(format!("{usual}, as the others of its model"));
     }
 }

@@ -181,9 +181,9 @@ pub struct Skew {
 }
 
 impl Skew {
-    /// From a stamp of the other clock, taken at a moment that lies `between` two of this one's.
+    /// From a stamp of the other clock, taken at a moment that lies between two of this one's.
     /// All in microseconds.
-    pub fn of(stamp: i64, (before, after): (i64, i64)) -> Self {
+    pub fn of(stamp: i64, before: i64, after: i64) -> Self {
         let half = after.saturating_sub(before) / 2;
         // One more for what the division cut off.
         Self { ahead: before.saturating_add(half).saturating_sub(stamp), error: half + 1 }
@@ -197,7 +197,7 @@ impl Skew {
 
 impl Summary {
     /// What a node tells of what the job may use: `program` is the version of this program.
-    pub fn of(machine: &Machine, job: &Job, (host, program): (&str, &str)) -> Self {
+    pub fn of(machine: &Machine, job: &Job, host: &str, program: &str) -> Self {
         let mut items = BTreeMap::new();
         let mut put = |name: &str, value: String| items.insert(name.to_owned(), value);
         put("tokenyard", program.to_owned());
@@ -366,7 +366,7 @@ pub fn compare(summaries: &[Summary]) -> Vec<Finding> {
         };
         let found = format!("{id} {subject}");
         report
-            .note((&LOCAL, Facility::Node), places, (verdict, found))
+            .note(&LOCAL, Facility::Node, places, verdict.on(found))
             .fix(format!("docs/findings.md#{id}"));
     }
     report.finish()
@@ -378,7 +378,7 @@ fn item(report: &mut DoctorReport<'_>, summaries: &[Summary], name: &str) {
     let shown = |value: Option<&String>| value.map_or("none".to_owned(), Clone::clone);
     let facility = Facility::Node;
     if values.iter().all(|value| *value == values[0]) {
-        report.note((rule, facility), name, (Verdict::Ok, shown(values[0])));
+        report.note(rule, facility, name, Verdict::Ok.on(shown(values[0])));
         return;
     }
     let hosts: BTreeSet<&String> = summaries.iter().map(|one| &one.host).collect();
@@ -391,7 +391,7 @@ fn item(report: &mut DoctorReport<'_>, summaries: &[Summary], name: &str) {
         usual.map_or("the same on all".to_owned(), |value| format!("{}, as on most", shown(value)));
     for (value, ranks) in told {
         let subject = format!("{name} of {}", places(summaries, &ranks));
-        report.note((rule, facility), subject, (bad, value)).wanted(wanted.clone());
+        report.note(rule, facility, subject, bad.on(value)).wanted(wanted.clone());
     }
 }
 
@@ -462,7 +462,7 @@ fn clocks(report: &mut DoctorReport<'_>, summaries: &[Summary]) {
             skew.error as f64 / 1e3
         );
         let subject = format!("clock of {}", places(summaries, ranks));
-        let finding = report.note((&CLOCK, Facility::Node), subject, (verdict, found));
+        let finding = report.note(&CLOCK, Facility::Node, subject, verdict.on(found));
         finding.wanted(format!("within 100 ms of {of}"));
     }
 }

@@ -39,7 +39,7 @@ fn what_one_node_lacks_is_named_too() {
 
 #[test]
 fn a_skew_counts_only_beyond_what_the_measurement_leaves_open() {
-    assert_eq!(Skew::of(1000, (1000, 1200)), Skew { ahead: 100, error: 101 });
+    assert_eq!(Skew::of(1000, 1000, 1200), Skew { ahead: 100, error: 101 });
     assert!(!Skew { ahead: 150_000, error: 60_000 }.is_large());
     assert!(Skew { ahead: -200_000, error: 60_000 }.is_large());
     let mut all = world(&["1", "1"], &["a", "b"]);

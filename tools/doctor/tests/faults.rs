@@ -207,7 +207,7 @@ fn the_node_on_which_a_list_of_transports_falls_further_is_named() {
 fn odd(trees_of: &[&str], uses: &[&str]) -> Vec<String> {
     let told = |(host, name): (usize, &&str)| {
         let machine = Machine::read(&Tree::open(&trees().join(name)).unwrap());
-        Summary::of(&machine, &job(&machine, uses), (&host.to_string(), "1"))
+        Summary::of(&machine, &job(&machine, uses), &host.to_string(), "1")
     };
     faults(&compare(&trees_of.iter().enumerate().map(told).collect::<Vec<_>>()))
 }
@@ -245,7 +245,7 @@ fn a_node_with_an_nvswitch_less_is_named() {
         };
         let change: String = (0..switches).map(function).collect();
         let machine = Machine::read(&Tree::changed(&text, &change).unwrap());
-        Summary::of(&machine, &job(&machine, &[]), (host, "1"))
+        Summary::of(&machine, &job(&machine, &[]), host, "1")
     };
     let found = faults(&compare(&[node("a", 4), node("b", 3), node("c", 4)]));
     assert_eq!(found, ["slow world-nics NVSwitches of b (rank 1)"]);

@@ -33,7 +33,7 @@ fn judged(text: &str) {
         job.asks.add_component("transport", component, None);
     }
     examine(&machine, &job, None, None);
-    let summary = Summary::of(&machine, &job, ("host", "1"));
+    let summary = Summary::of(&machine, &job, "host", "1");
     compare(&[summary.clone(), Summary::default(), summary]);
 }
 

@@ -212,17 +212,16 @@ impl Hca {
 
     /// Reads the next request of a queue, which may wrap around.
     fn read_request(&self, qpn: u32, qp: &QueuePair) -> Result<Work, Broken> {
-        let place = (qp.taken, qpn);
         let first = self.read_block(qp, qp.taken)?;
         let mut head = [0; SEGMENT];
         head.copy_from_slice(&first[..SEGMENT]);
-        let segments = parse::segments(&head, place, &qp.limits)?;
+        let segments = parse::segments(&head, qp.taken, qpn, &qp.limits)?;
         let mut bytes = first.to_vec();
         for block in 1..blocks(segments) {
             bytes.extend(self.read_block(qp, qp.taken.wrapping_add(block))?);
         }
         bytes.truncate(usize::from(segments) * SEGMENT);
-        parse::request(&bytes, place, &qp.limits)
+        parse::request(&bytes, qp.taken, qpn, &qp.limits)
     }
 
     fn read_block(&self, qp: &QueuePair, index: u16) -> Result<[u8; BLOCK], Broken> {

@@ -31,7 +31,7 @@ pub use commands::Refused;
 pub use fault::{Fault, FaultPlan};
 pub use hca::{Config, Event, Hca, Order, Profile};
 pub use memory::{Arena, HostMemory, Memory, Unmapped};
-pub use object::{Access, Connection, State};
+pub use object::{Access, Connection, Region, State};
 pub use queues::{CqRequest, QpRequest, ReceiveRequest, Receives};
 pub use random::Random;
 pub use switch::Switch;

@@ -34,15 +34,18 @@ impl Access {
 }
 
 /// A memory region.
-#[derive(Clone, Debug)]
-pub(crate) struct Region {
-    pub(crate) pd: u32,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Its protection domain.
+    pub pd: u32,
     /// The first address, as requests count it.
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    /// Where that is in memory.
-    pub(crate) memory: u64,
-    pub(crate) access: Access,
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Where its first byte is in memory.
+    pub memory: u64,
+    /// What requests may do with it.
+    pub access: Access,
 }
 
 /// Memory that commands can name.

@@ -83,7 +83,8 @@ pub(crate) fn blocks(segments: u8) -> u16 {
 /// Looks at a request's first segment, and returns how many there are.
 pub(crate) fn segments(
     first: &[u8; SEGMENT],
-    (index, qpn): (u16, u32),
+    index: u16,
+    qpn: u32,
     limits: &Limits,
 ) -> Result<u8, Broken> {
     ensure(*first != [POISON; SEGMENT], Rule::Poison, || {
@@ -106,13 +107,9 @@ pub(crate) fn segments(
 }
 
 /// Reads a request of as many segments as its first one says.
-pub(crate) fn request(
-    bytes: &[u8],
-    (index, qpn): (u16, u32),
-    limits: &Limits,
-) -> Result<Work, Broken> {
+pub(crate) fn request(bytes: &[u8], index: u16, qpn: u32, limits: &Limits) -> Result<Work, Broken> {
     let first = array(bytes, 0);
-    let segments = segments(&first, (index, qpn), limits)?;
+    let segments = segments(&first, index, qpn, limits)?;
     let reader = Reader { bytes, index, limits };
     reader.whole()?;
     let word = u32::from_be_bytes(array(bytes, layout::CTRL_OPCODE));

@@ -85,21 +85,15 @@ impl Hca {
         pd
     }
 
-    /// Registers `bytes` bytes at `memory`, which requests count from `address` on, and returns the key.
+    /// Registers a region, and returns its key.
     ///
     /// # Errors
     /// There is no such domain.
-    pub fn register(
-        &mut self,
-        pd: u32,
-        (memory, bytes): (u64, u64),
-        address: u64,
-        access: Access,
-    ) -> Result<u32, Refused> {
-        self.known("protection domain", self.pds.contains(&pd), pd)?;
+    pub fn register(&mut self, region: Region) -> Result<u32, Refused> {
+        self.known("protection domain", self.pds.contains(&region.pd), region.pd)?;
         // The lowest 8 bits are the driver's.
         let key = self.number() << 8;
-        self.regions.insert(key, Region { pd, address, bytes, memory, access });
+        self.regions.insert(key, region);
         Ok(key)
     }
 

@@ -15,6 +15,15 @@ const NUMBERS: u32 = 0x00ff_ffff;
 /// The number of repetitions that means: without end.
 const FOR_EVER: u8 = 7;
 
+/// Memory that a request names by the key of its region.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyedMemory {
+    pub(crate) key: u32,
+    /// As requests count it.
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+}
+
 impl Hca {
     /// Sends what may be sent. Whether there was something.
     pub(crate) fn send(&mut self, qpn: u32) -> bool {
@@ -80,8 +89,7 @@ impl Hca {
         let pd = self.qps.get(&qpn)?.pd;
         let needed = if work.operation.reads() { Access::LOCAL_WRITE } else { Access::default() };
         for piece in work.operation.locals() {
-            let place = (piece.address, u64::from(piece.bytes));
-            if let Err(text) = self.resolve(pd, piece.key, place, needed) {
+            if let Err(text) = self.resolve(pd, &piece.into(), needed) {
                 self.bad_key(qpn, format!("request {:#x}, local: {text}", work.index));
                 return Some(syndrome::LOCAL_PROTECTION);
             }
@@ -96,14 +104,14 @@ impl Hca {
         }
     }
 
-    /// Where in memory a key's address is.
+    /// Where memory is that a key names.
     pub(crate) fn resolve(
         &self,
         pd: u32,
-        key: u32,
-        (address, bytes): (u64, u64),
+        memory: &KeyedMemory,
         needed: Access,
     ) -> Result<u64, String> {
+        let KeyedMemory { key, address, bytes } = *memory;
         let Some(region) = self.regions.get(&key) else {
             return Err(format!("found key {key:#x}, which is none, or was revoked"));
         };
@@ -174,7 +182,7 @@ impl Hca {
         };
         let mut data = Vec::new();
         for piece in pieces {
-            let at = self.resolve(pd, piece.key, place(piece), Access::default()).ok()?;
+            let at = self.resolve(pd, &piece.into(), Access::default()).ok()?;
             let begin = data.len();
             data.resize(begin + piece.bytes as usize, 0);
             self.memory.read(at, &mut data[begin..]).ok()?;
@@ -226,7 +234,7 @@ impl Hca {
         for piece in pieces {
             let length = data.len().min(piece.bytes as usize);
             let (part, rest) = data.split_at(length);
-            let Ok(at) = self.resolve(pd, piece.key, place(piece), Access::LOCAL_WRITE) else {
+            let Ok(at) = self.resolve(pd, &piece.into(), Access::LOCAL_WRITE) else {
                 return false;
             };
             if self.memory.write(at, part).is_err() {
@@ -312,6 +320,8 @@ impl Hca {
     }
 }
 
-fn place(piece: &Local) -> (u64, u64) {
-    (piece.address, u64::from(piece.bytes))
+impl From<&Local> for KeyedMemory {
+    fn from(piece: &Local) -> Self {
+        Self { key: piece.key, address: piece.address, bytes: u64::from(piece.bytes) }
+    }
 }

@@ -5,6 +5,7 @@ use tokenyard_sys_mlx5::wqe::{Local, SEGMENT, layout};
 
 use crate::hca::{Hca, Order};
 use crate::object::{Access, Inlet, Landing, ReceiveQueue, State};
+use crate::requester::KeyedMemory;
 use crate::wire::{Body, End, Packet};
 
 /// Numbers of messages have 24 bits.
@@ -137,8 +138,8 @@ impl Hca {
         let refused = |syndrome| Outcome::Answer(Body::Refused { syndrome });
         match packet.body {
             Body::Write { key, address, data, imm } => {
-                let place = (address, data.len() as u64);
-                let at = self.resolve_remote(qpn, key, place, Access::REMOTE_WRITE);
+                let memory = KeyedMemory { key, address, bytes: data.len() as u64 };
+                let at = self.resolve_remote(qpn, &memory, Access::REMOTE_WRITE);
                 match (at, imm) {
                     (Err(()), _) => refused(syndrome::REMOTE_ACCESS),
                     (Ok(at), None) => self.write(at, data, packet.number),
@@ -147,7 +148,8 @@ impl Hca {
             }
             Body::Send { data, imm } => self.take_message(qpn, &data, imm),
             Body::Read { key, address, bytes } => {
-                let at = self.resolve_remote(qpn, key, (address, bytes), Access::REMOTE_READ);
+                let memory = KeyedMemory { key, address, bytes };
+                let at = self.resolve_remote(qpn, &memory, Access::REMOTE_READ);
                 let data = at.ok().and_then(|at| {
                     let mut data = vec![0; usize::try_from(bytes).ok()?];
                     self.memory.read(at, &mut data).ok()?;
@@ -163,7 +165,8 @@ impl Hca {
                     self.bad_key(qpn, format!("atomic at {address:#x}; expected a multiple of 8"));
                     return refused(syndrome::REMOTE_INVALID_REQUEST);
                 }
-                let at = self.resolve_remote(qpn, key, (address, 8), Access::REMOTE_ATOMIC);
+                let memory = KeyedMemory { key, address, bytes: 8 };
+                let at = self.resolve_remote(qpn, &memory, Access::REMOTE_ATOMIC);
                 let change = move |old: u64| match compare {
                     None => old.wrapping_add(value),
                     Some(compare) if compare == old => value,
@@ -182,14 +185,13 @@ impl Hca {
     fn resolve_remote(
         &mut self,
         qpn: u32,
-        key: u32,
-        place: (u64, u64),
+        memory: &KeyedMemory,
         needed: Access,
     ) -> Result<u64, ()> {
         let Some(qp) = self.qps.get(&qpn) else { return Err(()) };
         let found = if qp.access.has(needed) {
             // A write of nothing names nothing.
-            if place.1 == 0 { Ok(0) } else { self.resolve(qp.pd, key, place, needed) }
+            if memory.bytes == 0 { Ok(0) } else { self.resolve(qp.pd, memory, needed) }
         } else {
             Err(format!("the queue pair gives its peer rights {:#x}", qp.access.0))
         };
@@ -241,7 +243,8 @@ impl Hca {
             let syndrome = syndrome::REMOTE_OPERATION;
             return Outcome::Answer(Body::Refused { syndrome });
         }
-        self.receive_done(qpn, (Kind::WriteImm, taken.counter), imm, data.len());
+        let cqe = receive_cqe(Kind::WriteImm, taken.counter);
+        self.complete_receive(qpn, Cqe { imm, byte_count: data.len() as u32, ..cqe });
         Outcome::Answer(Body::Ack)
     }
 
@@ -254,18 +257,15 @@ impl Hca {
             (syndrome::REMOTE_OPERATION, Kind::ReceiveError, syndrome::LOCAL_PROTECTION)
         } else {
             let kind = if imm.is_some() { Kind::ReceiveImm } else { Kind::Receive };
-            self.receive_done(qpn, (kind, taken.counter), imm.unwrap_or_default(), data.len());
+            let (imm, byte_count) = (imm.unwrap_or_default(), data.len() as u32);
+            let cqe = receive_cqe(kind, taken.counter);
+            self.complete_receive(qpn, Cqe { imm, byte_count, ..cqe });
             return Outcome::Answer(Body::Ack);
         };
         let cqe = receive_cqe(kind, taken.counter);
         self.complete_receive(qpn, Cqe { syndrome: code, ..cqe });
         self.break_off(qpn);
         Outcome::Answer(Body::Refused { syndrome: answer })
-    }
-
-    fn receive_done(&mut self, qpn: u32, (kind, counter): (Kind, u16), imm: [u8; 4], bytes: usize) {
-        let cqe = receive_cqe(kind, counter);
-        self.complete_receive(qpn, Cqe { imm, byte_count: bytes as u32, ..cqe });
     }
 
     /// Takes the next receive of a queue pair, if there is one.

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Pair, inline};
+use common::{Pair, inline, whole};
 use tokenyard_hca::{Access, Config, Memory as _, State};
 use tokenyard_sys_mlx5::cqe::Kind;
 use tokenyard_sys_mlx5::doorbell::{FIRST_REGISTER, Ring};
@@ -167,7 +167,7 @@ fn what_is_unused_is_freed() {
     hca.deregister(key);
     hca.free_pd(pd);
     assert_eq!(hca.violations(), []);
-    assert!(hca.register(pd, (0, 8), 0, Access::ALL).is_err());
+    assert!(hca.register(whole(pd, 0, 8, Access::ALL)).is_err());
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Pair, inline};
+use common::{Pair, inline, whole};
 use tokenyard_hca::{Access, Config, CqRequest, Memory as _, QpRequest, Receives, Rule};
 use tokenyard_sys_mlx5::doorbell::{FIRST_REGISTER, Ring};
 use tokenyard_sys_mlx5::mailbox::{Init2Rtr, Mailbox, Rtr2Rts};
@@ -274,7 +274,7 @@ fn rule_5_local_keys() {
         from(|pair, local| {
             let hca = pair.hca();
             let pd = hca.allocate_pd();
-            local.key = hca.register(pd, (local.address, 64), local.address, Access::ALL).unwrap();
+            local.key = hca.register(whole(pd, local.address, 64, Access::ALL)).unwrap();
         }),
         Rule::Key,
         "of domain",
@@ -297,7 +297,7 @@ fn rule_5_remote_keys_and_rights() {
         keyed(move |pair| {
             let (pd, window) = (pair.b.pd, pair.b.window);
             let hca = pair.switch.device(2).unwrap();
-            pair.b.key = hca.register(pd, (window, 4096), window, access).unwrap();
+            pair.b.key = hca.register(whole(pd, window, 4096, access)).unwrap();
             write(pair)
         })
     };
@@ -312,7 +312,7 @@ fn rule_5_remote_keys_and_rights() {
     assert_broken(unaligned, Rule::Key, "expected a multiple of 8");
     let sink = keyed(|pair| {
         let (pd, window) = (pair.a.pd, pair.a.window);
-        let key = pair.hca().register(pd, (window, 8), window, Access::default()).unwrap();
+        let key = pair.hca().register(whole(pd, window, 8, Access::default())).unwrap();
         let sink = Local { address: window, key, bytes: 8 };
         Request::FetchAdd { to: pair.b.remote(0), add: 1, sink }
     });

@@ -386,7 +386,7 @@ pub(crate) fn smi(text: &str) -> Vec<SmiGpu> {
         let depth = line.len() - line.trim_start().len();
         match line.split_once(" : ") {
             None if depth == 4 => section = line.trim(),
-            Some((key, value)) if depth == 8 => smi_line(gpu, section, (key.trim(), value.trim())),
+            Some((key, value)) if depth == 8 => smi_line(gpu, section, key.trim(), value.trim()),
             Some(_) if depth == 4 => section = "",
             _ => {}
         }
@@ -394,7 +394,7 @@ pub(crate) fn smi(text: &str) -> Vec<SmiGpu> {
     gpus
 }
 
-fn smi_line(gpu: &mut SmiGpu, section: &str, (key, value): (&str, &str)) {
+fn smi_line(gpu: &mut SmiGpu, section: &str, key: &str, value: &str) {
     let told = || match value {
         "N/A" => Fact::Missing,
         _ => Fact::Known(value.to_owned()),

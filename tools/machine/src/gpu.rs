@@ -142,7 +142,7 @@ pub(crate) fn read(tree: &Tree, functions: &[PciFunction], told: &CommandFacts) 
     gpus.extend(
         amd.into_iter()
             .zip(0..)
-            .map(|((function, node), index)| amd_gpu(tree, function, index, (node, &nodes))),
+            .map(|((function, node), index)| amd_gpu(tree, function, index, node, &nodes)),
     );
     gpus
 }
@@ -308,7 +308,8 @@ fn amd_gpu(
     tree: &Tree,
     function: &PciFunction,
     index: u32,
-    (node, nodes): (&KfdNode, &[KfdNode]),
+    node: &KfdNode,
+    nodes: &[KfdNode],
 ) -> Gpu {
     let mut gpu = plain(function, index, GpuVendor::Amd);
     let path = format!("sys/bus/pci/devices/{}", gpu.pci);

@@ -106,7 +106,7 @@ impl Machine {
     pub fn note_growth(&mut self, first: &Counters, later: &Counters, milliseconds: u64) {
         for nic in &mut self.nics {
             for port in &mut nic.ports {
-                let counters = first.growth(later, (&nic.name, port.number));
+                let counters = first.growth(later, &nic.name, port.number);
                 port.growth = Some(Growth { milliseconds, counters });
             }
         }

@@ -75,7 +75,7 @@ pub(crate) fn read(tree: &Tree, search_path: &str) -> Libraries {
     for folder in own.filter(|f| !f.is_empty()).take(MOST_FOLDERS).chain(FOLDERS) {
         for entry in tree.list(folder) {
             if let Some(name) = known_name(&entry) {
-                add(tree, &mut found, (name, format!("{folder}/{entry}")));
+                add(tree, &mut found, name, format!("{folder}/{entry}"));
             }
         }
         // What libibverbs loads for each kind of NIC.
@@ -108,7 +108,7 @@ fn known_name(file: &str) -> Option<&'static str> {
 }
 
 /// Adds a library by the file that its links end at, once.
-fn add(tree: &Tree, found: &mut Vec<Library>, (name, path): (&str, String)) {
+fn add(tree: &Tree, found: &mut Vec<Library>, name: &str, path: String) {
     let Fact::Known(path) = tree.resolve(&path) else { return };
     if found.iter().any(|library| library.path == path) {
         return;

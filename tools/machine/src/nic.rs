@@ -238,7 +238,7 @@ impl Counters {
 
     /// What grew from these to `later`. A counter that is not told again did not grow, and one that was
     /// reset meanwhile did not either.
-    pub(crate) fn growth(&self, later: &Self, (nic, port): (&str, u32)) -> BTreeMap<String, u64> {
+    pub(crate) fn growth(&self, later: &Self, nic: &str, port: u32) -> BTreeMap<String, u64> {
         let key = (nic.to_owned(), port);
         let (Some(first), Some(second)) = (self.0.get(&key), later.0.get(&key)) else {
             return BTreeMap::new();

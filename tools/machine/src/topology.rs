@@ -91,7 +91,7 @@ impl Topology {
                     a: a.name.clone(),
                     b: b.name.clone(),
                     distance,
-                    nvlinks: pair.map_or(Fact::Known(0), |pair| nvlinks(pair, matrix.as_ref())),
+                    nvlinks: pair.map_or(Fact::Known(0), |(a, b)| nvlinks(a, b, matrix.as_ref())),
                     xgmi: pair.is_some_and(|(a, b)| are_linked_by_xgmi(a, b)),
                 });
             }
@@ -132,7 +132,7 @@ fn processors(machine: &Machine, node: Fact<u32>) -> Fact<String> {
     })
 }
 
-fn nvlinks((a, b): (&Gpu, &Gpu), matrix: Option<&NvLinks>) -> Fact<u32> {
+fn nvlinks(a: &Gpu, b: &Gpu, matrix: Option<&NvLinks>) -> Fact<u32> {
     if a.vendor != GpuVendor::Nvidia || b.vendor != GpuVendor::Nvidia {
         return Fact::Known(0);
     }

@@ -7,7 +7,7 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::Window;
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_sys_verbs::ffi::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE};
-use tokenyard_sys_verbs::{CallError, Mr, Pd};
+use tokenyard_sys_verbs::{CallError, DmabufRange, Mr, Pd};
 
 /// A registered window.
 #[derive(Debug)]
@@ -59,8 +59,8 @@ impl Memory {
             // SAFETY: as above; the descriptor is open.
             unsafe {
                 let fd = BorrowedFd::borrow_raw(window.fd);
-                let place = (window.pointer, bytes);
-                Mr::of_dmabuf(pd, fd, window.fd_offset, place, access)
+                let range = DmabufRange { fd, offset: window.fd_offset, bytes };
+                Mr::of_dmabuf(pd, &range, window.pointer, access)
             }
         };
         let mr = registered.map_err(|e| {

@@ -38,6 +38,19 @@ struct VerbsPeer {
     key: u32,
 }
 
+/// A write of the memory here to that of the other rank.
+struct RdmaWrite {
+    /// Offset here.
+    from: usize,
+    /// Offset there.
+    to: usize,
+    bytes: usize,
+    /// What its completion belongs to.
+    id: u64,
+    /// Of libibverbs: `SEND_INLINE` and its like.
+    flags: u32,
+}
+
 /// A port of an open device.
 struct Port {
     context: Arc<Context>,
@@ -129,12 +142,9 @@ impl Verbs {
         Ok(Self { qp, region, cq, receives, memory, there, name, first, seen, small: 0, used: 0 })
     }
 
-    /// Posts a write of `bytes` bytes with immediate data; false if the queue is full.
-    fn write(
-        &mut self,
-        (from, to, bytes): (usize, usize, usize),
-        (id, flags): (u64, u32),
-    ) -> Result<bool> {
+    /// Posts a write with immediate data; false if the queue is full.
+    fn write(&mut self, write: RdmaWrite) -> Result<bool> {
+        let RdmaWrite { from, to, bytes, id, flags } = write;
         let mut piece = Sge {
             addr: self.memory[from..from + bytes].as_ptr() as u64,
             length: u32::try_from(bytes)?,
@@ -176,14 +186,20 @@ impl Raw for Verbs {
     fn put_small(&mut self) -> Result<bool> {
         let report = (self.small + 1).is_multiple_of(REPORT_EVERY);
         let flags = ffi::SEND_INLINE | if report { ffi::SEND_SIGNALED } else { 0 };
-        let posted = self.write((0, DEPTH * LARGE, SMALL), (SMALL_PUT, flags))?;
+        let write = RdmaWrite { from: 0, to: DEPTH * LARGE, bytes: SMALL, id: SMALL_PUT, flags };
+        let posted = self.write(write)?;
         self.small += u64::from(posted);
         Ok(posted)
     }
 
     fn put_large(&mut self, slot: usize) -> Result<bool> {
-        let place = (slot * LARGE, (DEPTH + slot) * LARGE, LARGE);
-        self.write(place, (LARGE_PUT, ffi::SEND_SIGNALED))
+        self.write(RdmaWrite {
+            from: slot * LARGE,
+            to: (DEPTH + slot) * LARGE,
+            bytes: LARGE,
+            id: LARGE_PUT,
+            flags: ffi::SEND_SIGNALED,
+        })
     }
 
     fn drive(&mut self) -> Result<()> {

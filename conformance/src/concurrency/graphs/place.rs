@@ -93,7 +93,7 @@ impl GraphRoom {
     /// Poisons all of it.
     pub(super) fn spoil(&mut self, track: &Track) -> Result<()> {
         let from = self.wrong.tensor(self.dtype, self.shape, [self.shape[1], 1])?;
-        copy(&track.stream, (&mut self.memory, self.dtype, self.shape), &from)
+        copy(&track.stream, &mut self.memory, self.dtype, self.shape, &from)
     }
 
     /// The first `rows` of `from`; the rest is poison.
@@ -101,14 +101,14 @@ impl GraphRoom {
         self.spoil(track)?;
         let shape = [rows, self.shape[1]];
         let from = from.tensor(self.dtype, shape, [shape[1], 1])?;
-        copy(&track.stream, (&mut self.memory, self.dtype, shape), &from)
+        copy(&track.stream, &mut self.memory, self.dtype, shape, &from)
     }
 
     /// Its first `rows`, into `to`.
     pub(super) fn keep(&self, track: &Track, to: &mut Buffer, rows: usize) -> Result<()> {
         let shape = [rows, self.shape[1]];
         let from = self.memory.tensor(self.dtype, shape, [shape[1], 1])?;
-        copy(&track.stream, (to, self.dtype, shape), &from)
+        copy(&track.stream, to, self.dtype, shape, &from)
     }
 }
 
@@ -217,9 +217,9 @@ impl Place {
         let [arrived, combined, totals] = &mut to.kept;
         let dtype = dtype(self.case.received_elem());
         let shape = [received.rows(), self.case.hidden];
-        copy(&track.stream, (arrived, dtype, shape), &received.x())?;
+        copy(&track.stream, arrived, dtype, shape, &received.x())?;
         let found = received.totals().context("the output has no totals")?;
-        copy(&track.stream, (totals, DType::I64, [2, 1]), &found)?;
+        copy(&track.stream, totals, DType::I64, [2, 1], &found)?;
         self.out.keep(track, combined, to.plan.case.tokens_of(me))
     }
 }

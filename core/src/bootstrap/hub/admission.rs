@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::super::frame::FrameKind;
 use super::super::handshake::{Claim, refuse};
 use super::super::headway::Begun;
-use super::super::link::{ControlLink, What};
+use super::super::link::{ControlLink, Inbox, What};
 use super::super::liveness::PeerState;
 use super::super::message::{End, Proof, Refusal, encode};
 use super::{Difference, Hub, JoinedRank};
@@ -39,8 +39,13 @@ impl Hub {
         // Closes the connection of a former life, if there was one.
         *place = None;
         self.links += 1;
-        let (events, liveness) = (self.event_sender.clone(), Arc::clone(&self.member.liveness));
-        let link = ControlLink::start(claim.secured, (rank, self.links), events, liveness);
+        let inbox = Inbox {
+            peer: rank,
+            link: self.links,
+            events: self.event_sender.clone(),
+            liveness: Arc::clone(&self.member.liveness),
+        };
+        let link = ControlLink::start(claim.secured, inbox);
         link.send(FrameKind::Welcome, Arc::default());
         let peer = JoinedRank { link, id: self.links, name, begun: Begun::new() };
         if self.started {

@@ -16,13 +16,14 @@ pub(super) struct Puppet {
 
 impl Puppet {
     pub(super) fn join(meeting: &Meeting, rank: u32, ranks: u32) -> Self {
-        Self::join_within(meeting, (rank, ranks), LATE).unwrap()
+        Self::join_within(meeting, rank, ranks, LATE).unwrap()
     }
 
     /// Stops for ever after `limit`.
     pub(super) fn join_within(
         meeting: &Meeting,
-        (rank, ranks): (u32, u32),
+        rank: u32,
+        ranks: u32,
         limit: Duration,
     ) -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -143,7 +144,7 @@ fn a_rank_that_is_killed_while_others_are_awaited_ends_the_join() {
             assert_eq!(error.kind(), ErrorKind::PeerLost);
             assert!(error.message().contains("rank 1 closed its connection"), "{error}");
         } else {
-            let joined = Puppet::join_within(&meeting, (1, 3), Duration::from_millis(300));
+            let joined = Puppet::join_within(&meeting, 1, 3, Duration::from_millis(300));
             assert!(joined.is_none());
         }
     });

@@ -136,7 +136,7 @@ fn a_process_that_gives_up_waiting_is_not_let_in() {
                     // Another lateness than rank 0 has.
                     let error = World::join(options).unwrap_err();
                     assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
-                    assert!(Puppet::join_within(meeting, (1, 3), DEADLINE).is_none());
+                    assert!(Puppet::join_within(meeting, 1, 3, DEADLINE).is_none());
                 });
             }
             wait_for("its wish to come back", LATE, || liveness.waits_to_return(1));
@@ -199,7 +199,7 @@ fn the_loss_of_rank_0_ends_the_world_and_says_why() {
 }
 
 /// Joins, and gives up on rank 0 at once.
-fn give_up_on_rank_0(meeting: &Meeting, (rank, ranks): (u32, u32)) {
+fn give_up_on_rank_0(meeting: &Meeting, rank: u32, ranks: u32) {
     let place = RankId { rank, ranks, local_rank: rank };
     let (on_failure, timing) = (meeting.on_failure, Timing { deadline: DEADLINE, late: LATE });
     let liveness = Arc::new(Liveness::new(rank, ranks, on_failure));
@@ -276,7 +276,7 @@ fn one_rank_of_several_that_hears_rank_0_no_more_is_lost_like_any_other() {
     let meeting = Meeting::masking();
     on_threads(4, |rank| {
         if rank == 1 {
-            return give_up_on_rank_0(&meeting, (1, 4));
+            return give_up_on_rank_0(&meeting, 1, 4);
         }
         let world = meeting.join(rank, 4).unwrap();
         world.barrier("without rank 1").unwrap();

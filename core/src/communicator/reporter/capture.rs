@@ -65,11 +65,11 @@ impl RingCounts {
 
     fn queue(&self, level: usize) -> Queue {
         let all = self.counts.of_all();
-        queue(level, (all.posted, all.done), self.counts.capacity())
+        queue(level, all.posted, all.done, self.counts.capacity())
     }
 }
 
-fn queue(level: usize, (posted, done): (u64, u64), depth: u32) -> Queue {
+fn queue(level: usize, posted: u64, done: u64, depth: u32) -> Queue {
     let in_flight = posted.saturating_sub(done);
     Queue { level: LEVELS[level].to_owned(), queue: 0, posted, done, in_flight, depth }
 }
@@ -127,7 +127,8 @@ impl Counters {
         let add = |(posted, done): (u64, u64), c: Counts| {
             (posted.wrapping_add(c.posted), done.wrapping_add(c.done))
         };
-        queue(level, counts.fold((0, 0), add), self.0.queue_depth[level])
+        let (posted, done) = counts.fold((0, 0), add);
+        queue(level, posted, done, self.0.queue_depth[level])
     }
 }
 

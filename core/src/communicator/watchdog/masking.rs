@@ -150,7 +150,7 @@ impl WatchdogState {
     fn note_unrest(&self, since: Duration) {
         let now = Instant::now();
         let mut unrest = self.unrest.lock().unwrap_or_else(PoisonError::into_inner);
-        unrest.note((now.checked_sub(since).unwrap_or(now), now + SILENT));
+        unrest.note(now.checked_sub(since).unwrap_or(now), now + SILENT);
     }
 
     /// How much of a wait nobody but its peer is to blame for. Whoever waits for a rank that waits for

@@ -24,7 +24,7 @@ impl Unrest {
     }
 
     /// Notes a span. No span begins before one that ended earlier was noted.
-    pub(super) fn note(&mut self, (mut from, mut to): (Instant, Instant)) {
+    pub(super) fn note(&mut self, mut from: Instant, mut to: Instant) {
         while let Some((start, end)) = self.spans.back().copied().filter(|(_, end)| *end >= from) {
             self.spans.pop_back();
             (from, to) = (from.min(start), to.max(end));
@@ -55,9 +55,7 @@ mod tests {
     fn unrest(most: u32, spans: &[(u32, u32)]) -> (Unrest, Instant) {
         let zero = Instant::now();
         let mut unrest = Unrest::new(most * SECOND);
-        spans
-            .iter()
-            .for_each(|(from, to)| unrest.note((zero + *from * SECOND, zero + *to * SECOND)));
+        spans.iter().for_each(|(from, to)| unrest.note(zero + *from * SECOND, zero + *to * SECOND));
         (unrest, zero)
     }
 

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 
 use tokenyard_hca::{
-    Access, Connection, CqRequest, End, QpRequest, ReceiveRequest, Receives, State,
+    Access, Connection, CqRequest, End, QpRequest, ReceiveRequest, Receives, Region, State,
 };
 
 use crate::bytes::{Input, Output};
@@ -214,8 +214,9 @@ fn register(device: &mut Device, call: &mut Command<'_>) -> Result<(), c_int> {
     let input = call.input;
     let pd = pd(device, input.u32(32))?;
     let access = Access(input.u32(36) & Access::ALL.0);
-    let memory = (input.u64(8), input.u64(16));
-    let key = device.hca.register(pd, memory, input.u64(24), access).map_err(|_| libc::EINVAL)?;
+    let (memory, bytes, address) = (input.u64(8), input.u64(16), input.u64(24));
+    let region = Region { pd, address, bytes, memory, access };
+    let key = device.hca.register(region).map_err(|_| libc::EINVAL)?;
     let handle = device.add(Object::Region(key));
     for (at, value) in [(0, handle), (4, key), (8, key)] {
         call.output.u32(at, value);

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use tokenyard_hca::{Arena, Config, Hca, Memory as _, Rule, Switch};
+use tokenyard_hca::{Access, Arena, Config, Hca, Memory as _, Region, Rule, Switch};
 use tokenyard_sys_mlx5::cqe::{self, Cqe, Word};
 use tokenyard_sys_mlx5::doorbell::{FIRST_REGISTER, Ring, SEND, record_word};
 use tokenyard_sys_mlx5::mailbox::{
@@ -16,6 +16,11 @@ use tokenyard_sys_mlx5::wqe::{BLOCK, Control, InlineData, Local, Remote, Request
 pub(crate) const WINDOW: u64 = 1 << 16;
 /// Seconds, in nanoseconds.
 pub(crate) const SECOND: u64 = 1_000_000_000;
+
+/// Memory that requests address as it lies.
+pub(crate) fn whole(pd: u32, memory: u64, bytes: u64, access: Access) -> Region {
+    Region { pd, address: memory, bytes, memory, access }
+}
 
 /// A driver with one queue pair.
 pub(crate) struct Driver {
@@ -49,7 +54,7 @@ impl Driver {
         let registers = arena.allocate(4096);
         let page = hca.allocate_page(registers);
         let umem = hca.register_umem(queues, bytes + 8192);
-        let key = hca.register(pd, (window, WINDOW), window, tokenyard_hca::Access::ALL).unwrap();
+        let key = hca.register(whole(pd, window, WINDOW, Access::ALL)).unwrap();
         let mut this = Self {
             arena: Arc::clone(arena),
             lid,

@@ -119,7 +119,7 @@ impl Hosts {
     /// There is no such host, or `ip` failed.
     pub fn cut(&self, host: usize, nets: &[Net]) -> Result<()> {
         self.spaces(host)?;
-        network::set_ports(&self.switch, (host, nets), Ports::Down)
+        network::set_ports(&self.switch, host, nets, Ports::Down)
     }
 
     /// Lets the switches of these networks swallow what comes from the host and for it. Its links
@@ -129,7 +129,7 @@ impl Hosts {
     /// As [`cut`](Self::cut).
     pub fn swallow(&self, host: usize, nets: &[Net]) -> Result<()> {
         self.spaces(host)?;
-        network::set_ports(&self.switch, (host, nets), Ports::Swallow)
+        network::set_ports(&self.switch, host, nets, Ports::Swallow)
     }
 
     /// Puts the cables back, lets the switches forward, and waits until the links run.
@@ -138,7 +138,7 @@ impl Hosts {
     /// As [`cut`](Self::cut).
     pub fn mend(&self, host: usize, nets: &[Net]) -> Result<()> {
         let spaces = self.spaces(host)?;
-        network::set_ports(&self.switch, (host, nets), Ports::Forward)?;
+        network::set_ports(&self.switch, host, nets, Ports::Forward)?;
         network::await_links(spaces, nets)
     }
 

@@ -73,7 +73,7 @@ pub(super) enum Ports {
     Down,
 }
 
-pub(super) fn set_ports(switch: &Spaces, (host, nets): (usize, &[Net]), to: Ports) -> Result<()> {
+pub(super) fn set_ports(switch: &Spaces, host: usize, nets: &[Net], to: Ports) -> Result<()> {
     let line = |net: &Net| {
         let state = match to {
             Ports::Forward => format!("master {} up", bridge(*net)),

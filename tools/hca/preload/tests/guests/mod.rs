@@ -93,6 +93,12 @@ struct Queue {
     name: String,
 }
 
+/// Memory that requests read and write.
+struct GuestWindow {
+    words: &'static [AtomicU64],
+    key: u32,
+}
+
 impl Queue {
     fn new() -> Self {
         let (verbs, library) = (Verbs::new(), Library::get().unwrap());
@@ -118,15 +124,11 @@ impl Queue {
         let _ = context;
         let lid = 1;
         std::mem::forget(verbs);
-        Self::connected(&devx, (pdn, lid), (window, key), name)
+        Self::connected(&devx, pdn, lid, GuestWindow { words: window, key }, name)
     }
 
-    fn connected(
-        devx: &Arc<Devx>,
-        (pd, lid): (u32, u16),
-        (window, key): (&'static [AtomicU64], u32),
-        name: String,
-    ) -> Self {
+    fn connected(devx: &Arc<Devx>, pd: u32, lid: u16, window: GuestWindow, name: String) -> Self {
+        let GuestWindow { words: window, key } = window;
         // rdma-core 44 does not know the kind that a GPU needs.
         assert!(Uar::new(devx, UarKind::Dedicated).is_err());
         let uar = Uar::new(devx, UarKind::Uncached).unwrap();
