@@ -115,19 +115,19 @@ static int32_t connect(void *instance, uint32_t peer, const uint8_t *data, size_
     return TY_PEER_LOST;
 }
 
-static int32_t post(void *instance, uint32_t lane, const TyCommand *commands, size_t count,
+static int32_t post(void *instance, uint32_t queue, const TyCommand *commands, size_t count,
                     size_t *accepted) {
     *accepted = count;
     return TY_OK;
 }
 
-static int32_t poll(void *instance, uint32_t lane, TyEvent *events, size_t capacity,
+static int32_t poll(void *instance, uint32_t queue, TyEvent *events, size_t capacity,
                     size_t *count) {
     *count = 0;
     return TY_OK;
 }
 
-static uint64_t read_signal(void *instance, uint32_t lane, uint32_t id) {
+static uint64_t read_signal(void *instance, uint32_t queue, uint32_t id) {
     return id;
 }
 
@@ -140,7 +140,7 @@ static int32_t health(void *instance, TyError *error) {
 static const TyTransportTable table = {
     TABLE_SIZE, TEXT(NAME), TEXT("1"), TEXT("a plugin for tests"), probe, open_, close_,
     memory_needs, ALLOC, register_, endpoint, connect, NULL, post, POLL, read_signal, health,
-    NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL,
 };
 
 static const TyTransportTable *const tables[] = { TABLE };
