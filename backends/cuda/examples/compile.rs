@@ -77,11 +77,7 @@ fn usages(log: &str) -> Vec<Usage> {
 }
 
 /// Prints what each kernel takes; returns how many take too much.
-fn show(
-    (capability, rows): (u32, Rows),
-    up: &str,
-    (compiled, kernels): (&Compiled, usize),
-) -> usize {
+fn show(capability: u32, rows: Rows, up: &str, compiled: &Compiled, kernels: usize) -> usize {
     let usages = usages(&compiled.log);
     let found = usages.len();
     assert_eq!(found, kernels, "found {found} kernels; expected {kernels}: {}", compiled.log);
@@ -109,10 +105,10 @@ fn main() -> Result<()> {
         for (over, role, kernels) in &programs()? {
             let name = format!("{} {role:?}", over.name()).to_lowercase();
             let compiled = compile(about, over, *role)?;
-            too_much += show(target, &name, (&compiled, *kernels));
+            too_much += show(capability, rows, &name, &compiled, *kernels);
         }
         let kernels = if rows == Rows::Tma { PROBE } else { PROBE - 1 };
-        too_much += show(target, "probe", (&compile_probe(about)?, kernels));
+        too_much += show(capability, rows, "probe", &compile_probe(about)?, kernels);
     }
     assert!(
         too_much == 0,

@@ -308,8 +308,8 @@ impl<C: Components> Peers<C> {
             _ => return Err(missing("op")),
         }
         if matches!(command.op, abi::TY_OP_PUT_SIGNAL | abi::TY_OP_SIGNAL) {
-            let at = self.signal(command).ok_or_else(|| missing("peer or signal"))?;
-            queue.raise(at, command.add)?;
+            let (at, index) = self.signal(command).ok_or_else(|| missing("peer or signal"))?;
+            queue.raise(at, index, command.add)?;
         }
         Ok(())
     }

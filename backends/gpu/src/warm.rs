@@ -116,7 +116,7 @@ pub fn warm(
     let folder = compile::folder(platform, config)?;
     let warm = |(over, role): &(Over, Role)| {
         let source = over.source();
-        let (_, compiled) = compile::kernels(platform, config, architecture, (source, *role))?;
+        let (_, compiled) = compile::kernels(platform, config, architecture, source, *role)?;
         Ok(Warmed {
             architecture: architecture.name(),
             over: over.name.clone(),

@@ -46,7 +46,8 @@ fn cases() -> Result<Vec<(RegionSpec, RegionRows)>> {
     Ok(all)
 }
 
-fn as_cpp((spec, rows): &(RegionSpec, RegionRows)) -> String {
+fn as_cpp(case: &(RegionSpec, RegionRows)) -> String {
+    let (spec, rows) = case;
     let Shape { ranks, topk, max_tokens, .. } = spec.shape;
     let local = spec.shape.local_experts();
     let (layout, experts) = match spec.layout {

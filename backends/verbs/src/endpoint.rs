@@ -142,7 +142,7 @@ impl Endpoint {
         let lid = u16::from_le_bytes(reader.array()?);
         let [queues, windows] = reader.array()?;
         let gid = reader.array()?;
-        check_port((link_layer, mtu, reads), lid, gid)?;
+        check_port(link_layer, mtu, reads, lid, gid)?;
         let signal_count = reader.u32()?;
         check(signal_count <= MAX_SIGNALS, || {
             format!("found {signal_count} signals; expected at most {MAX_SIGNALS}")
@@ -168,7 +168,7 @@ impl Endpoint {
     }
 }
 
-fn check_port((link_layer, mtu, reads): (u8, u8, u8), lid: u16, gid: [u8; 16]) -> Result<()> {
+fn check_port(link_layer: u8, mtu: u8, reads: u8, lid: u16, gid: [u8; 16]) -> Result<()> {
     check(matches!(link_layer, 1 | 2), || {
         format!("found link layer {link_layer}; expected 1 (InfiniBand) or 2 (RoCE)")
     })?;

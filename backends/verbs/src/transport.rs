@@ -173,7 +173,7 @@ impl Transport for Verbs {
             signals: self.shared.signals.area(),
             queue_pairs,
             windows: windows.collect(),
-            ..self.setup().endpoint((self.team.me, peer, ranks))
+            ..self.setup().endpoint(self.team.me, peer, ranks)
         };
         Ok(endpoint.to_bytes())
     }

@@ -101,7 +101,7 @@ pub(crate) fn measure(
 ) -> Result<(About, CeilingFigures)> {
     let peers = u64::from(world.ranks().saturating_sub(1).max(1));
     let room = (BYTES / peers).next_multiple_of(u64::from(ROW_BYTES));
-    let mut probe = Probe::<Cuda>::open(world, (&components.kernels, &components.link), room)?;
+    let mut probe = Probe::<Cuda>::open(world, &components.kernels, &components.link, room)?;
     let about = probe.about().clone();
     let sms = counts(sms, fewest(world, about.processors)?);
     let mut plan = vec![(Copy::PushEngines, 0)];

@@ -50,7 +50,7 @@ impl Cache {
         made.map_err(|e| failed("make folder", &folder, e))?;
         let found = std::fs::metadata(&folder).map_err(|e| failed("look at folder", &folder, e))?;
         let user = rustix::process::geteuid().as_raw();
-        check_owner((found.uid(), found.mode()), user)
+        check_owner(found.uid(), found.mode(), user)
             .map_err(|e| e.with_context("path", folder.display()))?;
         Ok(Self { folder })
     }
@@ -133,7 +133,7 @@ impl Cache {
 }
 
 /// Whether nobody but `user` and root can write to a folder.
-fn check_owner((owner, mode): (u32, u32), user: u32) -> Result<()> {
+fn check_owner(owner: u32, mode: u32, user: u32) -> Result<()> {
     let refuse = |found: String, fix: &'static str| {
         let message = format!("found a folder {found}; expected one that nobody else can write to");
         Err(Error::new(ErrorKind::Unavailable, "open cache", message).with_fix(fix))
@@ -231,11 +231,11 @@ mod tests {
 
     #[test]
     fn folders_that_others_can_write_to_are_refused() {
-        assert!(check_owner((1000, 0o40755), 1000).is_ok() && check_owner((0, 0o40755), 7).is_ok());
-        let text = check_owner((1001, 0o40700), 1000).unwrap_err().to_string();
+        assert!(check_owner(1000, 0o40755, 1000).is_ok() && check_owner(0, 0o40755, 7).is_ok());
+        let text = check_owner(1001, 0o40700, 1000).unwrap_err().to_string();
         assert!(text.contains("of user 1001"), "{text}");
         for mode in [0o40775, 0o40757, 0o41777] {
-            let text = check_owner((1000, mode), 1000).unwrap_err().to_string();
+            let text = check_owner(1000, mode, 1000).unwrap_err().to_string();
             assert!(text.contains("with mode") && text.contains("chmod"), "{text}");
         }
         let folder = tempfile::tempdir().unwrap();

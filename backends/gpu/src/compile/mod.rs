@@ -73,7 +73,8 @@ pub(crate) fn kernels(
     platform: &Platform,
     config: &GpuConfig,
     architecture: Architecture,
-    (device_api, role): (DeviceApiSource<'_>, Role),
+    device_api: DeviceApiSource<'_>,
+    role: Role,
 ) -> Result<(Vec<u8>, bool)> {
     let rows = rows_of(config, architecture, device_api.puts)?;
     let target = Target { compiler: platform.compiler, architecture, rows };

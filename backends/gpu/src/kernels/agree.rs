@@ -12,7 +12,7 @@ impl Engine {
     /// What an operation passes where this rank does not take part.
     pub(super) fn refused(&self, operation: u64, refusal: &Refusal, no_host_sync: bool) -> Common {
         let (objector, why) = (refusal.objector, refusal.why.as_bytes());
-        Common { objector, ..self.common(operation, (refusal.verdict(), why), no_host_sync) }
+        Common { objector, ..self.common(operation, refusal.verdict(), why, no_host_sync) }
     }
 
     /// Writes into `common` what ranks compare.
@@ -57,7 +57,7 @@ impl Engine {
     ) -> Result<()> {
         let mut common = match refusal {
             Some(refusal) => self.refused(operation, refusal, false),
-            None => self.common(operation, (ENTER, &[]), false),
+            None => self.common(operation, ENTER, &[], false),
         };
         self.routing.latest = operation;
         let called = self.sign(operation, &mut common, signature);

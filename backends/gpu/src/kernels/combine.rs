@@ -32,7 +32,8 @@ struct Staged {
 
 /// The arguments of a combine without rows.
 fn arguments(
-    (common, routing): (Common, Routing),
+    common: Common,
+    routing: Routing,
     row_bytes: u64,
     combine_tiling: &CombineTiling,
 ) -> CombineArgs {
@@ -86,7 +87,7 @@ impl Engine {
         };
         if let Some(why) = why {
             let refusal = self.objection(ErrorKind::Refused, why);
-            return self.refuse_combine((call, signature), &refusal);
+            return self.refuse_combine(call, signature, &refusal);
         }
         let entered = self.enter(call.operation, &mode);
         self.abort_on_fatal(entered)?;
@@ -94,14 +95,14 @@ impl Engine {
             Ok(staged) => staged,
             Err(error) if error.kind() == ErrorKind::Full => {
                 let refusal = self.objection(ErrorKind::Full, error.detail());
-                let told = self.refuse_combine((call, signature), &refusal);
+                let told = self.refuse_combine(call, signature, &refusal);
                 // Its own reason says more than what the others are told.
                 return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
             Err(error) => return self.abort_on_fatal(Err(error)),
         };
         // SAFETY: by this function's contract.
-        let sent = unsafe { self.sum_rows((call, signature), &mode, &staged) };
+        let sent = unsafe { self.sum_rows(call, signature, &mode, &staged) };
         if let Err(error) = self.abort_on_fatal(sent) {
             self.order.order_refused(self.routing.slot(call.operation), &mode);
             self.places.release(&staged.region);
@@ -126,7 +127,8 @@ impl Engine {
     /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
     pub(super) fn refuse_combine(
         &mut self,
-        (call, signature): (&abi::TyCombine, Signature),
+        call: &abi::TyCombine,
+        signature: Signature,
         refusal: &Refusal,
     ) -> Result<()> {
         let mode = self.combine_mode(call)?;
@@ -138,7 +140,7 @@ impl Engine {
         let mut common = self.refused(call.operation, refusal, mode.no_host_sync);
         let called = self.sign(call.operation, &mut common, signature);
         let combine_tiling = self.combine_tiling(16);
-        let arguments = arguments((common, Routing::default()), 16, &combine_tiling);
+        let arguments = arguments(common, Routing::default(), 16, &combine_tiling);
         // SAFETY: the arguments name no tensors.
         let sent = unsafe { self.launch_combine(call, &arguments, &combine_tiling) };
         let told = sent.and_then(|()| self.hear_outcome(call.operation, &called));
@@ -270,12 +272,13 @@ impl Engine {
     /// As [`combine_send`](Self::combine_send).
     unsafe fn sum_rows(
         &mut self,
-        (call, signature): (&abi::TyCombine, Signature),
+        call: &abi::TyCombine,
+        signature: Signature,
         mode: &Mode,
         staged: &Staged,
     ) -> Result<()> {
         let state = &self.routing.handles[call.handle as usize];
-        let mut common = self.common(call.operation, (ENTER, &[]), mode.no_host_sync);
+        let mut common = self.common(call.operation, ENTER, &[], mode.no_host_sync);
         let called = self.sign(call.operation, &mut common, signature);
         let (_, element) = summable(call.x.dtype);
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
@@ -303,7 +306,7 @@ impl Engine {
             unit_shift: unit_shift(row_bytes, self.exchange.shape.max_tokens),
             pushers: push.blocks,
             push_warps: push.warps,
-            ..arguments((common, state.routing), row_bytes, &combine_tiling)
+            ..arguments(common, state.routing, row_bytes, &combine_tiling)
         };
         // SAFETY: the tensors are valid by this function's contract.
         unsafe { self.launch_combine(call, &arguments, &combine_tiling)? };

@@ -50,7 +50,8 @@ pub(super) struct Ask {
 /// The arguments of a dispatch without rows.
 fn arguments(
     call: &abi::TyDispatch,
-    (common, routing): (Common, Routing),
+    common: Common,
+    routing: Routing,
     dispatch_tiling: &DispatchTiling,
 ) -> DispatchArgs {
     DispatchArgs {
@@ -114,12 +115,12 @@ impl Engine {
             None if mode.captured && !mode.no_host_sync => CAPTURED.to_owned(),
             None => match Wanted::of(call, &self.exchange.regions, mode) {
                 // SAFETY: by this function's contract.
-                Ok(wanted) => return unsafe { self.send_rows((call, ask), &wanted) },
+                Ok(wanted) => return unsafe { self.send_rows(call, ask, &wanted) },
                 Err(why) => why.detail(),
             },
         };
         let refusal = self.objection(ErrorKind::Refused, why);
-        self.refuse_dispatch((call, ask), &refusal)
+        self.refuse_dispatch(call, ask, &refusal)
     }
 
     fn mode_of(&self, call: &abi::TyDispatch) -> Result<Mode> {
@@ -131,7 +132,8 @@ impl Engine {
     /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
     pub(super) fn refuse_dispatch(
         &mut self,
-        (call, ask): (&abi::TyDispatch, Ask),
+        call: &abi::TyDispatch,
+        ask: Ask,
         refusal: &Refusal,
     ) -> Result<()> {
         let mode = self.mode_of(call)?;
@@ -145,7 +147,7 @@ impl Engine {
         let called = self.sign(call.operation, &mut common, ask.signature);
         let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
         let dispatch_tiling = self.dispatch_tiling(&row, Layout::Flat);
-        let arguments = arguments(call, (common, routing), &dispatch_tiling);
+        let arguments = arguments(call, common, routing, &dispatch_tiling);
         // SAFETY: the arguments name no tensors.
         let sent = unsafe { self.launch_dispatch(call.operation, &arguments, &dispatch_tiling) };
         let outcome = sent.and_then(|()| self.hear_outcome(call.operation, &called));
@@ -159,7 +161,8 @@ impl Engine {
     /// As [`dispatch_send`](Self::dispatch_send).
     unsafe fn send_rows(
         &mut self,
-        (call, ask): (&abi::TyDispatch, Ask),
+        call: &abi::TyDispatch,
+        ask: Ask,
         wanted: &Wanted,
     ) -> Result<()> {
         let entered = self.enter(call.operation, &wanted.mode);
@@ -174,13 +177,13 @@ impl Engine {
             Ok(room) => room,
             Err(error) => {
                 let refusal = self.objection(ErrorKind::Full, error.detail());
-                let told = self.refuse_dispatch((call, ask), &refusal);
+                let told = self.refuse_dispatch(call, ask, &refusal);
                 // Its own reason says more than what the others are told.
                 return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
         };
         // SAFETY: by this function's contract.
-        let counted = unsafe { self.enter_with_rows((call, ask), wanted, [region, staging]) };
+        let counted = unsafe { self.enter_with_rows(call, ask, wanted, [region, staging]) };
         let (counted, region) = match (self.abort_on_fatal(counted), region) {
             (Ok(counted), Some(region)) => (counted, region),
             (Ok(_), None) => {
@@ -268,7 +271,8 @@ impl Engine {
     /// As [`dispatch_send`](Self::dispatch_send).
     unsafe fn enter_with_rows(
         &mut self,
-        (call, ask): (&abi::TyDispatch, Ask),
+        call: &abi::TyDispatch,
+        ask: Ask,
         wanted: &Wanted,
         [region, staging]: [Option<Region>; 2],
     ) -> Result<RegionRows> {
@@ -277,7 +281,7 @@ impl Engine {
         let scarce = capacity < wanted.room.bytes;
         let holders = if scarce { self.places.arena.holders() } else { String::new() };
         let no_host_sync = wanted.mode.no_host_sync;
-        let mut common = self.common(call.operation, (ENTER, holders.as_bytes()), no_host_sync);
+        let mut common = self.common(call.operation, ENTER, holders.as_bytes(), no_host_sync);
         let state = self.routing.handle(call.handle);
         if !wanted.replay {
             state.count(call.topk_idx.shape[0] as u32);
@@ -334,7 +338,7 @@ impl Engine {
                 Layout::ExpertMajor { zero_padding: true, .. }
             )
             .into(),
-            ..arguments(call, (common, routing), &dispatch_tiling)
+            ..arguments(call, common, routing, &dispatch_tiling)
         };
         // SAFETY: the tensors are valid by this function's contract.
         unsafe { self.launch_dispatch(call.operation, &arguments, &dispatch_tiling)? };

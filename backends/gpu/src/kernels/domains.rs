@@ -226,7 +226,7 @@ unsafe fn dispatch_both(
         Err(error) => {
             let objection = Objection::of(&mut rail.between, error)?;
             let ask = Ask { signature, grouped: None };
-            (inside.refuse_dispatch((call, ask), &objection.refusal), Some(objection))
+            (inside.refuse_dispatch(call, ask, &objection.refusal), Some(objection))
         }
     };
     let mut told = None;
@@ -330,7 +330,7 @@ unsafe fn combine_both(
         (Ok(()), None) => return internal("ranks went on after a refusal"),
         (Err(error), _) => {
             let objection = Objection::of(&mut rail.between, error)?;
-            let told = inside.refuse_combine((call, signature), &objection.refusal);
+            let told = inside.refuse_combine(call, signature, &objection.refusal);
             if objection.is_broken() {
                 return told;
             }
@@ -350,7 +350,7 @@ unsafe fn combine_both(
         Err(error) => {
             let objection = Objection::of(inside, error)?;
             own = own.or(objection.own);
-            rail.between.refuse_combine((&outer, signature), &objection.refusal)
+            rail.between.refuse_combine(&outer, signature, &objection.refusal)
         }
     };
     sent.map_err(|error| {

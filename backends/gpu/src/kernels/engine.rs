@@ -36,6 +36,19 @@ fn cell_bytes(ranks: u32) -> u64 {
     8 + 2 * 8 * u64::from(ranks)
 }
 
+/// What an engine is planned for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Planned {
+    pub(super) exchange: Exchange,
+    pub(super) sizes: Sizes,
+    /// Addresses of its windows: control and arena.
+    pub(super) windows: [u64; 2],
+    /// Where its kernels count for reports.
+    pub(super) counters: PeerCounters,
+    /// How many handles it remembers.
+    pub(super) handles: u32,
+}
+
 /// The planned exchange. Fields drop in order: streams end before the memory that they use.
 #[derive(Debug)]
 pub(super) struct Engine {
@@ -54,10 +67,11 @@ impl Engine {
     /// What the plan points to (but for the list of windows) outlives the engine.
     pub(super) unsafe fn new(
         context: &Arc<Context>,
-        (exchange, sizes, handles): (Exchange, Sizes, u32),
+        config: &GpuConfig,
+        planned: Planned,
         plan: &abi::TyPlan,
-        (config, windows, told): (&GpuConfig, [u64; 2], PeerCounters),
     ) -> Result<Self> {
+        let Planned { exchange, sizes, windows, counters, handles } = planned;
         let Exchange { shape: moe, level, .. } = exchange;
         let is_up = level == abi::TY_LEVEL_SCALE_UP;
         let raw = if is_up { &plan.scale_up } else { &plan.scale_out };
@@ -69,7 +83,7 @@ impl Engine {
                 .with_fix("let a lost rank end the communicator, or use kernels = \"cpu\""));
         }
         let ring = match sizes.longest_put {
-            Some(_) => Some(Ring::new(context, (link, level), sizes.signals())?),
+            Some(_) => Some(Ring::new(context, link, level, sizes.signals())?),
             None => None,
         };
         let device_api = match &ring {
@@ -78,7 +92,7 @@ impl Engine {
             None => unsafe { DeviceApi::read(&link.device_api()?)? },
         };
         let DeviceFacts { most_shared, processors, .. } = context.device.facts()?;
-        let kernels = Kernels::load(context, config, (&device_api, exchange.role()), most_shared)?;
+        let kernels = Kernels::load(context, config, &device_api, exchange.role(), most_shared)?;
         let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
         let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;
@@ -95,8 +109,8 @@ impl Engine {
             entry_signals: 2 * u64::from(moe.ranks) * u64::from(sizes.slots),
             windows,
             tallies: tallies.address(),
-            told: told.address,
-            counters_step: told.step.into(),
+            told: counters.address,
+            counters_step: counters.step.into(),
             ..State::default()
         };
         let blocks = config.sms.blocks(processors);
@@ -127,7 +141,7 @@ impl Engine {
         });
         let order = StreamOrder::new(context, slots, Duration::from_nanos(plan.cap_ns))?;
         Ok(Self {
-            observer: Observer::new(context, &order.stream, (&waits, level))?,
+            observer: Observer::new(context, &order.stream, &waits, level)?,
             order,
             launcher: Launcher {
                 kernels,
@@ -159,7 +173,8 @@ impl Engine {
     pub(super) fn common(
         &self,
         operation: u64,
-        (verdict, text): (u32, &[u8]),
+        verdict: u32,
+        text: &[u8],
         no_host_sync: bool,
     ) -> Common {
         let slot = self.routing.slot(operation);
@@ -202,7 +217,7 @@ impl Engine {
             // Half of the warps spread what arrives: see `tiles.cuh`.
             _ => self.sizes.longest_put.is_none() && self.exchange.groups == 1,
         };
-        DispatchTiling::new(&self.exchange, row, (self.launcher.most_shared, links))
+        DispatchTiling::new(&self.exchange, row, self.launcher.most_shared, links)
     }
 
     /// How a combine of rows reads them.

@@ -43,7 +43,8 @@ pub(super) struct Ring {
 impl Ring {
     pub(super) fn new(
         context: &Arc<Context>,
-        (link, level): (Link, u64),
+        link: Link,
+        level: u64,
         signals: u32,
     ) -> Result<Self> {
         Ok(Self {

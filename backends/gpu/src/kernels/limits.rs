@@ -152,7 +152,7 @@ mod tests {
                 for (x_bytes, scale_bytes) in [(7168, 224), (14_336, 2048), (28_672, 1024)] {
                     let row = RowFormat { x_bytes, scale_bytes, weights: true };
                     for links in [false, true] {
-                        let dispatch_tiling = DispatchTiling::new(&exchange, &row, (shared, links));
+                        let dispatch_tiling = DispatchTiling::new(&exchange, &row, shared, links);
                         assert!(
                             dispatch_tiling.shared + KEPT <= shared,
                             "{shape:?}, {row:?}: {dispatch_tiling:?}"
@@ -167,7 +167,7 @@ mod tests {
     fn a_warp_counts_32_tokens_at_once_unless_a_block_has_no_room_for_what_they_select() {
         let tokens = |experts, topk, shared| {
             let exchange = Exchange::whole(&shape(8, experts, topk), abi::TY_LEVEL_SCALE_UP, None);
-            DispatchTiling::new(&exchange, &ROW, (shared, true)).tally_tokens
+            DispatchTiling::new(&exchange, &ROW, shared, true).tally_tokens
         };
         for (experts, topk) in [(256, 8), (512, 32), (384, 10)] {
             assert_eq!([HOPPER, AMPERE].map(|shared| tokens(experts, topk, shared)), [32, 32]);

@@ -35,7 +35,8 @@ impl Kernels {
     pub(super) fn load(
         context: &Arc<Context>,
         config: &GpuConfig,
-        (device_api, role): (&DeviceApi, Role),
+        device_api: &DeviceApi,
+        role: Role,
         most_shared: u32,
     ) -> Result<Self> {
         let architecture = Architecture { capability: context.device.facts()?.capability };
@@ -44,7 +45,8 @@ impl Kernels {
             context.device.platform,
             config,
             architecture,
-            (device_api.source(), role),
+            device_api.source(),
+            role,
         )?;
         let module = Module::load(context, &image)?;
         let dispatch = module.cooperative("ty_dispatch")?;

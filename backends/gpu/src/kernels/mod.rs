@@ -60,7 +60,7 @@ use crate::driver::{self, Context, Device, Graph, HostWindow, Pooled, RawStream,
 use crate::platform::Components;
 use counters::Counters;
 use domains::{Exchanges, Rail};
-use engine::Engine;
+use engine::{Engine, Planned};
 use exchange::Exchange;
 use limits::{check, longest_put, unsupported};
 use sizes::{ARENA, CONTROL, Sizes};
@@ -274,13 +274,16 @@ impl<C: Components> KernelSet for GpuKernels<C> {
                 let message = "windows of another owner than this kernel set";
                 return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message));
             };
-            let of = (*exchange, *sizes, self.shape.handles);
-            let told = counters.of(exchange);
+            let planned = Planned {
+                exchange: *exchange,
+                sizes: *sizes,
+                windows: [control, arena],
+                counters: counters.of(exchange),
+                handles: self.shape.handles,
+            };
             // SAFETY: links stay valid while there are operations, windows and the board until the
             // engine is dropped, by this function's contract.
-            engines.push(unsafe {
-                Engine::new(&self.context, of, plan, (&self.config, [control, arena], told))?
-            });
+            engines.push(unsafe { Engine::new(&self.context, &self.config, planned, plan)? });
         }
         let mut engines = engines.into_iter();
         let Some(owners) = engines.next() else {

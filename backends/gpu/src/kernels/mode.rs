@@ -28,7 +28,8 @@ pub(super) struct Mode {
 impl Mode {
     /// What a call asks for.
     pub(super) fn of(
-        (stream_flag, pointer): (u32, *mut c_void),
+        stream_flag: u32,
+        pointer: *mut c_void,
         [no_sync_flag, at_once_flag]: [u32; 2],
         context: &Context,
     ) -> Result<Self> {

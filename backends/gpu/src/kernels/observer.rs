@@ -107,7 +107,8 @@ impl Observer {
     pub(super) fn new(
         context: &Arc<Context>,
         stream: &Arc<Stream>,
-        (waits, level): (&Arc<Waits>, u64),
+        waits: &Arc<Waits>,
+        level: u64,
     ) -> Result<Self> {
         let device = Arc::new(Device {
             stream: Arc::clone(stream),

@@ -16,7 +16,8 @@ use crate::driver::{Function, RelaxedCapture};
 impl Engine {
     /// What a call asks for.
     pub(super) fn mode(&self, stream: (u32, *mut c_void), flags: [u32; 2]) -> Result<Mode> {
-        let mode = self.abort_on_fatal(Mode::of(stream, flags, self.order.context()))?;
+        let mode =
+            self.abort_on_fatal(Mode::of(stream.0, stream.1, flags, self.order.context()))?;
         // Else the host has something to do before everything has arrived.
         let can = self.exchange.scope == Scope::Flat && self.sizes.longest_put.is_none();
         Ok(Mode { at_once: mode.at_once && can, ..mode })

@@ -230,11 +230,7 @@ impl Tables {
 impl DispatchTiling {
     /// For rows on a device that gives a block `most_shared` bytes.
     /// `links`: rows go by bulk copies, and each to one place of a rank.
-    pub(super) fn new(
-        exchange: &Exchange,
-        row: &RowFormat,
-        (most_shared, links): (u32, bool),
-    ) -> Self {
+    pub(super) fn new(exchange: &Exchange, row: &RowFormat, most_shared: u32, links: bool) -> Self {
         let shape = &exchange.shape;
         let (topk, note) = (shape.topk, 4 * (2 + shape.topk));
         let Tables { table_bytes, counts, tally_tokens } = Tables::new(exchange, most_shared);
@@ -355,7 +351,7 @@ pub(super) mod tests {
                 let row = RowFormat { x_bytes: row_bytes as u32, scale_bytes: 224, weights: true };
                 let exchange = whole(shape, 2, None);
                 let dispatch_tiling =
-                    DispatchTiling::new(&exchange, &row, (HOPPER, row_bytes % 32 == 0));
+                    DispatchTiling::new(&exchange, &row, HOPPER, row_bytes % 32 == 0);
                 let covered =
                     u64::from(dispatch_tiling.pieces) * u64::from(dispatch_tiling.piece_bytes);
                 assert!(
@@ -455,7 +451,7 @@ pub(super) mod tests {
         let row = RowFormat { x_bytes: 14_336, scale_bytes: 0, weights: true };
         let exchange = whole(shape, 2, None);
         let dispatch_tiling = |row, links| {
-            let dispatch_tiling = DispatchTiling::new(&exchange, row, (HOPPER, links));
+            let dispatch_tiling = DispatchTiling::new(&exchange, row, HOPPER, links);
             (dispatch_tiling.pieces, dispatch_tiling.movers, dispatch_tiling.stages)
         };
         assert_eq!(

@@ -145,6 +145,11 @@ impl Kernels {
     }
 }
 
+/// A launch of so many blocks and warps, with so much shared memory.
+fn grid(blocks: u32, warps: u32, shared: u32) -> Launch {
+    Launch { blocks, threads: 32 * warps, shared }
+}
+
 impl<C: Components> Probe<C> {
     /// Connects the GPUs of all ranks, with room for `room_bytes` (a multiple of 128) from each rank to
     /// each other. Collective.
@@ -153,7 +158,8 @@ impl<C: Components> Probe<C> {
     /// Fewer than two ranks; no GPU, no compiler; what the transport says.
     pub fn open(
         world: &World,
-        (kernels, link): (&GpuConfig, &PeersConfig),
+        kernels: &GpuConfig,
+        link: &PeersConfig,
         room_bytes: u64,
     ) -> Result<Self> {
         let ranks = world.ranks();
@@ -162,8 +168,7 @@ impl<C: Components> Probe<C> {
             return Err(Error::new(ErrorKind::InvalidInput, "open probe", message));
         }
         let context = Context::retain(Device::choose(C::PLATFORM, kernels.device)?)?;
-        let links =
-            Links::open(world, (&context, link), HEAD_BYTES + u64::from(ranks) * room_bytes)?;
+        let links = Links::open(world, &context, link, HEAD_BYTES + u64::from(ranks) * room_bytes)?;
         let device_api = links.device_api()?;
         let facts = context.device.facts()?;
         let architecture = Architecture { capability: facts.capability };
@@ -279,7 +284,7 @@ impl<C: Components> Probe<C> {
                 self.stream.zero(rooms, peers + self.room_bytes)?;
             }
         }
-        self.launch(&self.kernels.fill, (4 * self.about.processors, 8, 0), arguments)?;
+        self.launch(&self.kernels.fill, grid(4 * self.about.processors, 8, 0), arguments)?;
         self.settle()
     }
 
@@ -305,7 +310,7 @@ impl<C: Components> Probe<C> {
                 (_, true) => return Err(no_bulk_copies(&self.about, copies.row_bytes)),
                 (_, false) => (&self.kernels.vectors, VECTOR_WARPS, 0),
             };
-            self.launch(kernel, (copies.blocks, warps, shared), &arguments)?;
+            self.launch(kernel, grid(copies.blocks, warps, shared), &arguments)?;
         }
         self.settle()?;
         Ok((0..launches as usize).map(|index| self.lasted(index)).collect())
@@ -345,7 +350,7 @@ impl<C: Components> Probe<C> {
     fn check(&self, copies: &Copies, arguments: &ProbeArgs) -> Result<()> {
         let context = self.links.context();
         self.stream.zero(self.wrong.address(), 8)?;
-        self.launch(&self.kernels.check, (4 * self.about.processors, 8, 0), arguments)?;
+        self.launch(&self.kernels.check, grid(4 * self.about.processors, 8, 0), arguments)?;
         self.settle()?;
         let mut wrong = 0_u64;
         crate::driver::copy(context, &raw mut wrong as u64, self.wrong.address(), 8)?;
@@ -367,7 +372,7 @@ impl<C: Components> Probe<C> {
     pub fn barrier_us(&mut self, rounds: u32) -> Result<f64> {
         let arguments = ProbeArgs { epoch: self.epoch + 1, rounds, ..self.blank() };
         self.epoch += 1 + rounds;
-        self.launch(&self.kernels.barriers, (1, 4, 0), &arguments)?;
+        self.launch(&self.kernels.barriers, grid(1, 4, 0), &arguments)?;
         self.settle()?;
         Ok(self.lasted(0) / f64::from(rounds.max(1)))
     }
@@ -382,7 +387,7 @@ impl<C: Components> Probe<C> {
         let arguments = ProbeArgs { epoch: self.epoch + 1, rounds, words, ..self.blank() };
         self.epoch += 1 + rounds;
         let warps = words.max(self.links.ranks).div_ceil(32);
-        self.launch(&self.kernels.counts, (1, warps, 0), &arguments)?;
+        self.launch(&self.kernels.counts, grid(1, warps, 0), &arguments)?;
         self.settle()?;
         Ok(self.lasted(0) / f64::from(rounds.max(1)))
     }
@@ -396,24 +401,18 @@ impl<C: Components> Probe<C> {
         let (begun, ended) = (Event::timed(context)?, Event::timed(context)?);
         begun.record(self.stream.name())?;
         for _ in 0..launches {
-            self.launch(&self.kernels.nothing, (1, 1, 0), &self.blank())?;
+            self.launch(&self.kernels.nothing, grid(1, 1, 0), &self.blank())?;
         }
         ended.record(self.stream.name())?;
         self.settle()?;
         Ok(ended.us_since(&begun)? / f64::from(launches.max(1)))
     }
 
-    fn launch(
-        &self,
-        kernel: &Function,
-        (blocks, warps, shared): (u32, u32, u32),
-        arguments: &ProbeArgs,
-    ) -> Result<()> {
+    fn launch(&self, kernel: &Function, launch: Launch, arguments: &ProbeArgs) -> Result<()> {
         let mut pointers = [
             std::ptr::from_ref(arguments).cast_mut().cast::<c_void>(),
             self.params.as_ptr().cast_mut().cast::<c_void>(),
         ];
-        let launch = Launch { blocks, threads: 32 * warps, shared };
         // SAFETY: the kernels take these two; what they name lives as long as `self`, which waits for
         // its stream before it goes.
         unsafe { kernel.launch(self.stream.name(), launch, &mut pointers) }

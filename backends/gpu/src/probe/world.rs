@@ -31,7 +31,8 @@ pub(super) struct Links<C: Components> {
 impl<C: Components> Links<C> {
     pub(super) fn open(
         world: &World,
-        (context, config): (&Arc<Context>, &PeersConfig),
+        context: &Arc<Context>,
+        config: &PeersConfig,
         bytes: u64,
     ) -> Result<Self> {
         let (rank, ranks) = (world.rank(), world.ranks());

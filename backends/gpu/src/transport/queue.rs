@@ -71,7 +71,7 @@ impl Queue {
     }
 
     /// Adds to signal number `index` of this queue's totals, which lies at `at`.
-    pub(super) fn raise(&mut self, (at, index): (u64, usize), add: u32) -> Result<()> {
+    pub(super) fn raise(&mut self, at: u64, index: usize, add: u32) -> Result<()> {
         let total = &mut self.totals[index];
         *total = total.wrapping_add(u64::from(add));
         self.stream.write(at, *total)

@@ -119,12 +119,12 @@ impl Setup<'_> {
     /// Connects a queue pair to itself.
     pub(super) fn connect_to_itself(&self, qp: Qp<Init>) -> Result<Qp<Rts>, CallError> {
         let (number, psn) = (qp.number(), 0);
-        let endpoint = self.endpoint((0, 0, 1));
+        let endpoint = self.endpoint(0, 0, 1);
         self.connect(qp, psn, &endpoint, RemoteQp { number, psn })
     }
 
     /// This rank's endpoint for (itself, a peer, the ranks), without queues, windows and signals.
-    pub(super) fn endpoint(&self, (sender, receiver, ranks): (u32, u32, u32)) -> Endpoint {
+    pub(super) fn endpoint(&self, sender: u32, receiver: u32, ranks: u32) -> Endpoint {
         let ethernet = self.adapter.port_attr.link_layer == LINK_LAYER_ETHERNET;
         Endpoint {
             sender,
