@@ -23,15 +23,23 @@ fn for_the_host(name: &str, text: &str, rows: Rows) -> String {
     }
 }
 
-/// A device API that the model runs over: where its source is, whether it puts, bytes of its parameters.
-type DeviceApi = (&'static str, bool, usize);
+/// A device API that the model runs over.
+#[derive(Clone, Copy)]
+struct DeviceApi {
+    /// Where its source is.
+    source: &'static str,
+    puts: bool,
+    param_bytes: usize,
+}
 
-const PROXY: DeviceApi = ("device/gpu_ring.cuh", true, 40);
-const NVLINK: DeviceApi = ("src/transport/nvlink.cuh", false, 32);
+const GPU_RING: DeviceApi =
+    DeviceApi { source: "device/gpu_ring.cuh", puts: true, param_bytes: 40 };
+const NVLINK: DeviceApi =
+    DeviceApi { source: "src/transport/nvlink.cuh", puts: false, param_bytes: 32 };
 
 /// Writes the sources for the host, over a device API. `level` tells one copy from the other, which a
 /// compiler would take for the same file.
-fn write_all(to: &Path, (device_api, ..): DeviceApi, rows: Rows, level: &str) {
+fn write_all(to: &Path, device_api: DeviceApi, rows: Rows, level: &str) {
     std::fs::create_dir_all(to).expect("made");
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     for from in ["src/kernels", "src/probe", "device"] {
@@ -45,7 +53,7 @@ fn write_all(to: &Path, (device_api, ..): DeviceApi, rows: Rows, level: &str) {
             }
         }
     }
-    std::fs::copy(crate_folder.join(device_api), to.join("up_device_api.cuh"))
+    std::fs::copy(crate_folder.join(device_api.source), to.join("up_device_api.cuh"))
         .expect("the device API");
 }
 
@@ -79,7 +87,8 @@ fn run_level(device_api: DeviceApi, rows: Rows) {
 }
 
 /// What the sources of one level are compiled with.
-fn defines((_, puts, param_bytes): DeviceApi, rows: Rows) -> [String; 4] {
+fn defines(device_api: DeviceApi, rows: Rows) -> [String; 4] {
+    let DeviceApi { puts, param_bytes, .. } = device_api;
     [
         format!("-DTY_ROWS_TMA={}", u32::from(rows == Rows::Tma)),
         format!("-DTY_PUTS={}", u32::from(puts)),
@@ -95,15 +104,15 @@ fn run_domains(up: DeviceApi, out: DeviceApi) {
     for (name, device_api) in [("up", up), ("out", out)] {
         write_all(&folder.path().join(name), device_api, Rows::Vector, name);
         let name = name.to_uppercase();
-        defines.push(format!("-D{name}_PUTS={}", u32::from(device_api.1)));
-        defines.push(format!("-D{name}_PARAM_BYTES={}", device_api.2));
+        defines.push(format!("-D{name}_PUTS={}", u32::from(device_api.puts)));
+        defines.push(format!("-D{name}_PARAM_BYTES={}", device_api.param_bytes));
     }
     run(folder.path(), "domains.cpp", &defines);
 }
 
 #[test]
 fn rows_reach_their_places_and_come_back_over_puts_in_any_order() {
-    run_level(PROXY, Rows::Vector);
+    run_level(GPU_RING, Rows::Vector);
 }
 
 #[test]
@@ -118,12 +127,12 @@ fn rows_reach_their_places_and_come_back_by_bulk_copies() {
 
 #[test]
 fn among_domains_rows_are_put_between_them_and_stored_inside() {
-    run_domains(NVLINK, PROXY);
+    run_domains(NVLINK, GPU_RING);
 }
 
 #[test]
 fn among_domains_rows_are_put_at_both_levels() {
-    run_domains(PROXY, PROXY);
+    run_domains(GPU_RING, GPU_RING);
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(crate) enum Message {
 /// What is known once the communicator is open; the same on all ranks but for their window sizes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Opened {
-    /// What was chosen, and why: [`tokenyard_core::communicator::Report`].
+    /// What was chosen, and why: [`tokenyard_core::communicator::BringUpReport`].
     pub(crate) report: serde_json::Value,
     /// Load of the busiest expert over the mean load, in the first step; 0 without any load.
     pub(crate) busiest_over_mean: f64,
