@@ -1,8 +1,8 @@
 //! One link as the engine uses it: its signals, and who is behind its peer numbers.
 
-use tokenyard_core::abi;
 use tokenyard_core::link::Link;
-use tokenyard_core::{Error, Result};
+use tokenyard_core::transport::Capabilities;
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::control::{Ids, Signal};
 use super::losses::Losses;
@@ -25,6 +25,11 @@ pub(super) struct Channel {
     /// Most commands to one peer that may be under way where losses are masked: a lost one may keep
     /// its own for ever, and must leave room for the others'.
     pub(super) share: u32,
+}
+
+/// Commands that a queue of a link has room for.
+pub(super) fn queue_depth(limits: &Capabilities) -> u32 {
+    limits.max_queue_depth.min(1024)
 }
 
 /// Who is at the ends of a link: `peers` world ranks, counted from the first one on.
@@ -67,7 +72,7 @@ impl Channel {
             ids,
             expected: vec![0; ids.count() as usize],
             largest_put: link.capabilities().largest_put.min(LARGEST_PUT),
-            share: (super::queue_depth(link.capabilities()) / team.peers).max(1),
+            share: (queue_depth(link.capabilities()) / team.peers).max(1),
         })
     }
 
@@ -120,6 +125,11 @@ impl Channel {
         *expected = expected.wrapping_add(add);
         (id, *expected)
     }
+}
+
+#[cold]
+pub(super) fn no_rail() -> Error {
+    Error::new(ErrorKind::Internal, "use rail", "there is one domain")
 }
 
 #[cfg(test)]

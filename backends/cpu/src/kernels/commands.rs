@@ -1,28 +1,15 @@
-//! Commands to peers: records, rows and signals.
+//! Commands to peers: rows and signals.
 
 use std::cell::Cell;
 
-use tokenyard_core::Result;
-use tokenyard_core::abi;
-use tokenyard_core::moe::{ControlLayout, RECORD_HEADER, RECORD_TEXT};
 use tokenyard_core::transport::{Command, NO_COMMAND};
 use tokenyard_core::wait::WaitFor;
+use tokenyard_core::{Result, abi};
 
 use super::channel::Channel;
-use super::control::{Header, Signal};
-use super::engine::{Engine, QUEUE, broken};
-use super::rail::no_rail;
-use super::windows::CONTROL;
-
-/// What goes behind a record's header.
-#[derive(Clone, Copy)]
-pub(super) enum Body<'a> {
-    /// Numbers, one list after the other.
-    Counts([&'a [u32]; 2]),
-    /// Why a rank refuses.
-    Text(&'a [u8]),
-    Nothing,
-}
+use super::control::Signal;
+use super::moves::{Move, Via};
+use super::order::{Order, QUEUE, broken};
 
 /// How far a signal is raised, and for which operation.
 #[derive(Clone, Copy, Debug)]
@@ -44,21 +31,9 @@ pub(super) struct Block {
     pub(super) dst: (u16, u64),
 }
 
-/// A record on its way: from where to where in the control windows, and the signal that says so.
-struct Sending {
-    peer: u32,
-    signal: u32,
-    from: u64,
-    to: u64,
-}
-
-fn span_of(layout: &ControlLayout, signal: Signal) -> u64 {
-    if signal == Signal::Grant { layout.grants.offset } else { layout.entries.offset }
-}
-
-impl Engine {
+impl Order {
     /// Posts one command of a slot; waits while the queue is full. One to a lost rank goes nowhere.
-    fn post(
+    pub(super) fn post(
         &self,
         channel: &Channel,
         slot: usize,
@@ -164,142 +139,23 @@ impl Engine {
         Ok(())
     }
 
-    /// Sends a record to a peer of this domain, into this rank's place for `domain` there.
-    pub(super) fn send_record(
-        &self,
-        signal: Signal,
-        slot: usize,
-        (domain, peer): (u32, u32),
-        record: (Header, Body<'_>),
-    ) -> Result<()> {
-        let records = &self.sizes.records;
-        let out = self.domains.place(domain, peer);
-        let here = self.domains.place(domain, self.domains.index);
-        let place = |start: u64, place: u32| {
-            start + span_of(records, signal) + records.pitch * u64::from(place)
-        };
-        let sending = Sending {
-            peer,
-            signal: self.channel.ids.id(signal, slot, here),
-            from: place(self.sizes.records_out(slot), out),
-            to: place(self.sizes.records_in(slot), here),
-        };
-        self.put_record(&self.channel, slot, &sending, record)
-    }
-
-    /// Sends a record to the rail's rank in `domain`.
-    pub(super) fn send_rail_record(
-        &self,
-        signal: Signal,
-        slot: usize,
-        domain: u32,
-        record: (Header, Body<'_>),
-    ) -> Result<()> {
-        let Some(rail) = &self.rail else { return Err(no_rail()) };
-        let records = &self.sizes.rail_records;
-        let place = |start: u64, place: u32| {
-            start + span_of(records, signal) + records.pitch * u64::from(place)
-        };
-        let sending = Sending {
-            peer: domain,
-            signal: rail.channel.ids.id(signal, slot, self.domains.mine),
-            from: place(self.sizes.rail_records_out(slot), domain),
-            to: place(self.sizes.rail_records_in(slot), self.domains.mine),
-        };
-        self.put_record(&rail.channel, slot, &sending, record)
-    }
-
-    fn put_record(
-        &self,
-        channel: &Channel,
-        slot: usize,
-        sending: &Sending,
-        (mut header, body): (Header, Body<'_>),
-    ) -> Result<()> {
-        let target = self.control.at(sending.from);
-        let mut bytes = RECORD_HEADER;
-        let mut add = |data: &[u8]| {
-            // SAFETY: the record lies in this rank's own control window, in a component that only this
-            // rank writes and no peer reads or writes; it has room for its counts and for the text,
-            // which is cut; what was posted from it before is done (enter_slot).
-            unsafe {
-                let to = target.add(bytes as usize);
-                std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());
+    /// The link of a move, and the signal that counts its rows there.
+    pub(super) fn link_of(&self, m: &Move) -> (&Channel, u32) {
+        match (m.via, &self.rail) {
+            (Via::Rail, Some(rail)) => {
+                (rail, rail.ids.id(Signal::Rows, m.slot, self.world.domains.mine))
             }
-            bytes += data.len() as u64;
-        };
-        match body {
-            Body::Counts(lists) => lists.iter().for_each(|list| add(as_bytes(list))),
-            Body::Text(text) => {
-                let text = &text[..text.len().min(RECORD_TEXT as usize)];
-                add(text);
-                header.0[6] = text.len() as u64;
+            (Via::Leg(domain), _) => {
+                let place = self.world.domains.place(domain, self.world.domains.index);
+                (&self.channel, self.channel.ids.id(Signal::Rows, m.slot, place))
             }
-            Body::Nothing => {}
-        }
-        // SAFETY: as above; records are aligned to 64 bytes.
-        unsafe { target.cast::<Header>().write(header) };
-        let command = Command {
-            op: abi::TY_OP_PUT_SIGNAL,
-            peer: sending.peer,
-            signal: sending.signal,
-            add: 1,
-            src_window: CONTROL,
-            src_offset: sending.from,
-            dst_window: CONTROL,
-            dst_offset: sending.to,
-            bytes,
-            ..NO_COMMAND
-        };
-        self.post(channel, slot, &command, header.operation())
-    }
-
-    /// The record that arrived in a place. Read it only after its signal was seen.
-    pub(super) fn record_from(&self, signal: Signal, slot: usize, place: u32) -> Record {
-        let records = &self.sizes.records;
-        let start = self.sizes.records_in(slot) + span_of(records, signal);
-        Record(self.control.at(start + records.pitch * u64::from(place)))
-    }
-
-    /// The record that arrived from the rail's rank in `domain`. As above.
-    pub(super) fn rail_record_from(&self, signal: Signal, slot: usize, domain: u32) -> Record {
-        let records = &self.sizes.rail_records;
-        let start = self.sizes.rail_records_in(slot) + span_of(records, signal);
-        Record(self.control.at(start + records.pitch * u64::from(domain)))
-    }
-}
-
-fn as_bytes(list: &[u32]) -> &[u8] {
-    // SAFETY: any u32 is four bytes.
-    unsafe { std::slice::from_raw_parts(list.as_ptr().cast(), size_of_val(list)) }
-}
-
-/// A record in this rank's control window. Its writer is done with it once its signal was seen
-/// (INV-1), and writes it again only after the operation; so read it between the two.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Record(*const u8);
-
-impl Record {
-    /// The header, as its writer left it.
-    pub(super) fn header(self) -> Header {
-        // SAFETY: records lie inside the window, aligned to 64 bytes, by `record_from`.
-        unsafe { self.0.cast::<Header>().read_volatile() }
-    }
-
-    /// Copies the counts behind the header, from number `first` on. There is room for as many as
-    /// the shape allows, and no caller asks for more.
-    pub(super) fn copy_counts(self, first: usize, into: &mut [u32]) {
-        // SAFETY: as in `header`; counts follow the header.
-        unsafe {
-            let counts = self.0.add(RECORD_HEADER as usize).cast::<u32>().add(first);
-            std::ptr::copy_nonoverlapping(counts, into.as_mut_ptr(), into.len());
+            // Moves over the rail are made where there is one.
+            (Via::Rail, None) => (&self.channel, 0),
         }
     }
 
-    /// The text of a refusal, cut to its room.
-    pub(super) fn text(&self) -> &[u8] {
-        let bytes = self.header().text_bytes();
-        // SAFETY: as in `header`; a record has room for a text.
-        unsafe { std::slice::from_raw_parts(self.0.add(RECORD_HEADER as usize), bytes) }
+    /// Whether nothing goes to a peer any more.
+    pub(super) fn is_left_out(&self, m: &Move, peer: u32) -> bool {
+        self.losses.is_given_up(self.link_of(m).0.rank_of(peer))
     }
 }

@@ -15,7 +15,7 @@ pub(super) enum Signal {
     /// Counts rows, once per array of a row that has arrived.
     Rows = 2,
     /// The writer is through with the operation: it has read what this rank wrote for it. How far it
-    /// rises says how the operation ended there ([`End`](super::slots::End)).
+    /// rises says how the operation ended there ([`End`](super::operation::End)).
     Done = 3,
 }
 

@@ -3,6 +3,33 @@
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::Shape;
 
+/// Where this rank is, and the shapes that it works with. They never change.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct World {
+    pub(super) rank: u32,
+    pub(super) shape: Shape,
+    pub(super) domains: Domains,
+    /// The shape of this rank's domain: its ranks, and their experts.
+    pub(super) inside: Shape,
+}
+
+impl World {
+    pub(super) fn new(shape: &KernelShape) -> Self {
+        let (moe, domains) = (moe_shape(shape), Domains::new(shape));
+        Self { rank: shape.rank, shape: moe, domains, inside: domains.inside(&moe) }
+    }
+}
+
+pub(super) fn moe_shape(shape: &KernelShape) -> Shape {
+    Shape {
+        ranks: shape.ranks,
+        experts: shape.experts,
+        topk: shape.topk,
+        hidden: shape.hidden,
+        max_tokens: shape.max_tokens,
+    }
+}
+
 /// The domains of a world and this rank's place. One domain: the direct algorithm.
 ///
 /// A *place* is a number below R for a pair of a domain and a peer of this rank's own domain. As

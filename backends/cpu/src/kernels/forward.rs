@@ -4,167 +4,176 @@
 //! the next operation is sent, whichever comes first. So every rank does send 0, pending forward 0, send 1, pending forward 1, ... in this order, each of which needs
 //! only earlier ones of other ranks, and nobody waits in a circle.
 
-use tokenyard_core::Result;
-use tokenyard_core::abi;
+use tokenyard_core::{Result, abi};
 
-use super::agree::{Agreed, Terms, bad_record};
+use super::agree::{hand_on, hear, hear_entries};
 use super::control::Signal;
-use super::dispatch::DispatchOp;
-use super::engine::{Engine, Operation, Wait};
-use super::rows::{Move, Via};
+use super::domain_rows::sum_for_all;
+use super::engine::Engine;
+use super::entry::{Agreed, Terms};
+use super::moves::{Move, Via};
+use super::operation::{DispatchOp, Operation};
+use super::order::Wait;
+use super::record::bad_record;
+use super::transfer::{move_to_landing, move_to_regions};
+use super::verdicts::settle_verdict;
+use super::void::hand_on_void;
 use super::writer::RowSource;
 
-impl Engine {
-    /// Remembers that this rank has a pending forward in the operation that was just sent.
-    pub(super) fn take_forward(&mut self, slot: usize) {
-        let open = !matches!(self.operations[slot], Operation::None);
-        self.pending_forward = (self.rail.is_some() && open).then_some(slot);
-    }
+/// Remembers that this rank has a pending forward in the operation that was just sent.
+pub(super) fn take_forward(engine: &mut Engine, slot: usize) {
+    let open = !matches!(engine.order.operations[slot], Operation::None);
+    engine.order.pending_forward = (engine.order.rail.is_some() && open).then_some(slot);
+}
 
-    /// Does the pending forward of the last operation, if that was not done in its receive.
-    pub(super) fn finish_forward(&mut self) -> Result<()> {
-        let Some(slot) = self.pending_forward else { return Ok(()) };
-        let operation = self.operations[slot];
-        self.serve(slot, &operation)
-    }
+/// Does the pending forward of the last operation, if that was not done in its receive.
+pub(super) fn finish_forward(engine: &mut Engine) -> Result<()> {
+    let Some(slot) = engine.order.pending_forward else { return Ok(()) };
+    let operation = engine.order.operations[slot];
+    serve(engine, slot, &operation)
+}
 
-    /// Does the pending forward of an operation, if it is still to be done.
-    pub(super) fn serve(&mut self, slot: usize, operation: &Operation) -> Result<()> {
-        if self.pending_forward != Some(slot) {
-            return Ok(());
-        }
-        self.pending_forward = None;
-        match operation {
-            Operation::Dispatch(op) if op.packed => self.forward_packed(slot, op),
-            Operation::Dispatch(op) => self.forward(slot, op),
-            Operation::Combine(op) => self.sum_for_all(slot, op),
-            Operation::None => Ok(()),
-        }
+/// Does the pending forward of an operation, if it is still to be done.
+pub(super) fn serve(engine: &mut Engine, slot: usize, operation: &Operation) -> Result<()> {
+    if engine.order.pending_forward != Some(slot) {
+        return Ok(());
     }
-
-    /// Hands on the rows of every other domain, to their final places.
-    fn forward(&mut self, slot: usize, op: &DispatchOp) -> Result<()> {
-        for domain in self.domains.others() {
-            if self.is_unheard(domain) {
-                self.forget_leg(op, domain);
-                continue;
-            }
-            let Some(rows) = self.land(slot, op, domain)? else {
-                self.hand_on_void(slot, op, domain)?;
-                continue;
-            };
-            if op.signature.is_fresh() {
-                let source = self.domains.place(domain, self.domains.index);
-                let leg = &self.handles[op.handle].legs[domain as usize];
-                self.rail.as_ref().map_or(Ok(()), |rail| rail.compare(domain, source, leg))?;
-            }
-            if rows == 0 {
-                continue;
-            }
-            let source = self.landed_rows(slot, op, domain)?;
-            let m = Move { via: Via::Leg(domain), ..op.carry(slot) };
-            // SAFETY: landing places stay as they are until this rank has left the operation.
-            unsafe { self.move_to_regions(&m, domain, &source)? };
-        }
-        Ok(())
+    engine.order.pending_forward = None;
+    match operation {
+        Operation::Dispatch(op) if op.packed => forward_packed(engine, slot, op),
+        Operation::Dispatch(op) => forward(engine, slot, op),
+        Operation::Combine(op) => sum_for_all(engine, slot, op),
+        Operation::None => Ok(()),
     }
+}
 
-    /// The same for packed rows, which are announced when they are here. Where not both take part in
-    /// the same way nobody will use them, so they are counted and given up.
-    fn forward_packed(&mut self, slot: usize, op: &DispatchOp) -> Result<()> {
-        let handle = op.handle;
-        for domain in self.domains.others() {
-            self.hear(slot, domain, op.operation)?;
-            if !self.wait_landed(slot, op, domain)? {
-                self.forget_leg(op, domain);
-                self.hand_on(slot, domain, op.operation, &|_, _, _| Terms::rows(0))?;
-                continue;
-            }
-            if op.output.is_none() || self.heard(domain)?.signature != op.signature {
-                self.hand_on(slot, domain, op.operation, &|_, _, _| Terms::rows(0))?;
-                continue;
-            }
-            if self.learn_landed(slot, op, domain)? > 0 {
-                let source = self.landed_rows(slot, op, domain)?;
-                let m = Move { via: Via::Leg(domain), ..op.carry(slot) };
-                // SAFETY: as in `forward`.
-                unsafe { self.move_to_landing(&m, &source)? };
-            }
-            self.hand_on(slot, domain, op.operation, &|engine, domain, peer| {
-                engine.rows_of_leg(handle, domain, peer)
-            })?;
+/// Hands on the rows of every other domain, to their final places.
+fn forward(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<()> {
+    for domain in engine.world.domains.others() {
+        if engine.routing.is_unheard(domain) {
+            engine.routing.forget_leg(op, domain);
+            continue;
         }
-        if self.masks_domains() {
-            // Here, and not in the receive: a rank that refuses receives while others still have an
-            // earlier operation to receive, in which they wait for it.
-            let refused = self.hear_entries(slot, &self.packed_enter(op))?;
-            let refused = self.settle_verdict(slot, (op.operation, op.signature), refused)?;
-            self.agreed[slot] = Some(Agreed(refused));
-        }
-        Ok(())
-    }
-
-    /// Waits for the rows of a domain, and learns where they go. Returns how many there are; nothing
-    /// where their source is lost.
-    fn land(&mut self, slot: usize, op: &DispatchOp, domain: u32) -> Result<Option<u32>> {
-        if !self.wait_landed(slot, op, domain)? {
-            return Ok(None);
-        }
-        self.learn_landed(slot, op, domain).map(Some)
-    }
-
-    /// Learns where the rows of a domain go, which are here. Returns how many there are.
-    fn learn_landed(&mut self, slot: usize, op: &DispatchOp, domain: u32) -> Result<u32> {
-        let rows = self.heard(domain)?.rows;
-        let layout = self.landing_layout(&op.format)?;
-        let source = self.domains.place(domain, self.domains.index);
-        let leg = &mut self.handles[op.handle].legs[domain as usize];
-        let (Some(rail), true) = (&mut self.rail, op.signature.is_fresh()) else {
-            let expected = leg.send.num_tokens();
-            return if rows == expected {
-                Ok(rows)
-            } else {
-                Err(bad_record(source, format!("{rows} rows in a replay of {expected}")))
-            };
+        let Some(rows) = land(engine, slot, op, domain)? else {
+            hand_on_void(engine, slot, op, domain)?;
+            continue;
         };
-        let ids = self.sizes.rail_landing(slot, domain) + layout.ids.offset;
-        let count = rows as usize * self.shape.topk as usize;
-        // SAFETY: there is room for M rows of K ids; they are complete, and stay as they are until
-        // this rank has left the operation.
-        let ids = unsafe { std::slice::from_raw_parts(self.control.at(ids).cast::<i32>(), count) };
-        rail.learn(ids, source, leg)?;
-        Ok(rows)
-    }
-
-    /// Whether all rows of a domain are here; not so where their source is lost.
-    fn wait_landed(&mut self, slot: usize, op: &DispatchOp, domain: u32) -> Result<bool> {
-        let heard = self.heard(domain)?;
-        if heard.rows == 0 {
-            return Ok(!heard.gone);
+        if op.signature.is_fresh() {
+            let source = engine.world.domains.place(domain, engine.world.domains.index);
+            let leg = &engine.routing.handles[op.handle].legs[domain as usize];
+            engine
+                .routing
+                .rail
+                .as_ref()
+                .map_or(Ok(()), |rail| rail.compare(domain, source, leg))?;
         }
-        // Counted by the sender's signature: a rank that refuses has no format of its own.
-        let add = u64::from(heard.rows) * heard.signature.arrays();
-        let rank = self.domains.place(domain, self.domains.index);
-        let wait = Wait { operation: op.operation, add, phase: abi::TY_PHASE_ROWS, rank };
-        let came = self.wait_rail(Signal::Rows, slot, domain, wait)?;
-        if !came {
-            self.lose_source(domain);
+        if rows == 0 {
+            continue;
         }
-        Ok(came)
+        let source = landed_rows(engine, slot, op, domain)?;
+        let m = Move { via: Via::Leg(domain), ..op.carry(slot) };
+        // SAFETY: landing places stay as they are until this rank has left the operation.
+        unsafe { move_to_regions(engine, &m, domain, &source)? };
     }
+    Ok(())
+}
 
-    /// The rows that landed from a domain, as a source.
-    fn landed_rows(&self, slot: usize, op: &DispatchOp, domain: u32) -> Result<RowSource> {
-        let layout = self.landing_layout(&op.format)?;
-        let base = self.sizes.rail_landing(slot, domain);
-        let at = |offset: u64| self.control.at(base + offset).cast_const();
-        Ok(RowSource {
-            x: at(layout.x.offset),
-            x_pitch: op.format.row.x_bytes as usize,
-            scales: at(layout.scales.offset),
-            scale_pitch: [op.format.row.scale_bytes as isize, 4],
-            weights: at(layout.weights.offset).cast(),
-            sources: at(layout.source.offset).cast(),
-        })
+/// The same for packed rows, which are announced when they are here. Where not both take part in
+/// the same way nobody will use them, so they are counted and given up.
+fn forward_packed(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<()> {
+    let handle = op.handle;
+    for domain in engine.world.domains.others() {
+        hear(engine, slot, domain, op.operation)?;
+        if !wait_landed(engine, slot, op, domain)? {
+            engine.routing.forget_leg(op, domain);
+            hand_on(engine, slot, domain, op.operation, &|_, _, _| Terms::rows(0))?;
+            continue;
+        }
+        if op.output.is_none() || engine.routing.heard(domain)?.signature != op.signature {
+            hand_on(engine, slot, domain, op.operation, &|_, _, _| Terms::rows(0))?;
+            continue;
+        }
+        if learn_landed(engine, slot, op, domain)? > 0 {
+            let source = landed_rows(engine, slot, op, domain)?;
+            let m = Move { via: Via::Leg(domain), ..op.carry(slot) };
+            // SAFETY: as in `forward`.
+            unsafe { move_to_landing(engine, &m, &source)? };
+        }
+        hand_on(engine, slot, domain, op.operation, &|routing, domain, peer| {
+            routing.rows_of_leg(handle, domain, peer)
+        })?;
     }
+    if engine.order.masks_domains() {
+        // Here, and not in the receive: a rank that refuses receives while others still have an
+        // earlier operation to receive, in which they wait for it.
+        let refused = hear_entries(engine, slot, &engine.routing.packed_enter(op))?;
+        let refused = settle_verdict(engine, slot, (op.operation, op.signature), refused)?;
+        engine.routing.agreed[slot] = Some(Agreed(refused));
+    }
+    Ok(())
+}
+
+/// Waits for the rows of a domain, and learns where they go. Returns how many there are; nothing
+/// where their source is lost.
+fn land(engine: &mut Engine, slot: usize, op: &DispatchOp, domain: u32) -> Result<Option<u32>> {
+    if !wait_landed(engine, slot, op, domain)? {
+        return Ok(None);
+    }
+    learn_landed(engine, slot, op, domain).map(Some)
+}
+
+/// Learns where the rows of a domain go, which are here. Returns how many there are.
+fn learn_landed(engine: &mut Engine, slot: usize, op: &DispatchOp, domain: u32) -> Result<u32> {
+    let rows = engine.routing.heard(domain)?.rows;
+    let layout = engine.places.landing_layout(&op.format)?;
+    let source = engine.world.domains.place(domain, engine.world.domains.index);
+    let leg = &mut engine.routing.handles[op.handle].legs[domain as usize];
+    let (Some(rail), true) = (&mut engine.routing.rail, op.signature.is_fresh()) else {
+        let expected = leg.send.num_tokens();
+        return if rows == expected {
+            Ok(rows)
+        } else {
+            Err(bad_record(source, format!("{rows} rows in a replay of {expected}")))
+        };
+    };
+    let ids = engine.places.sizes.rail_landing(slot, domain) + layout.ids.offset;
+    let count = rows as usize * engine.world.shape.topk as usize;
+    // SAFETY: there is room for M rows of K ids; they are complete, and stay as they are until
+    // this rank has left the operation.
+    let ids =
+        unsafe { std::slice::from_raw_parts(engine.places.control.at(ids).cast::<i32>(), count) };
+    rail.learn(ids, source, leg)?;
+    Ok(rows)
+}
+
+/// Whether all rows of a domain are here; not so where their source is lost.
+fn wait_landed(engine: &mut Engine, slot: usize, op: &DispatchOp, domain: u32) -> Result<bool> {
+    let heard = engine.routing.heard(domain)?;
+    if heard.rows == 0 {
+        return Ok(!heard.gone);
+    }
+    // Counted by the sender's signature: a rank that refuses has no format of its own.
+    let add = u64::from(heard.rows) * heard.signature.arrays();
+    let rank = engine.world.domains.place(domain, engine.world.domains.index);
+    let wait = Wait { operation: op.operation, add, phase: abi::TY_PHASE_ROWS, rank };
+    let came = engine.order.wait_rail(Signal::Rows, slot, domain, wait)?;
+    if !came {
+        engine.routing.lose_source(domain);
+    }
+    Ok(came)
+}
+
+/// The rows that landed from a domain, as a source.
+fn landed_rows(engine: &Engine, slot: usize, op: &DispatchOp, domain: u32) -> Result<RowSource> {
+    let layout = engine.places.landing_layout(&op.format)?;
+    let base = engine.places.sizes.rail_landing(slot, domain);
+    let at = |offset: u64| engine.places.control.at(base + offset).cast_const();
+    Ok(RowSource {
+        x: at(layout.x.offset),
+        x_pitch: op.format.row.x_bytes as usize,
+        scales: at(layout.scales.offset),
+        scale_pitch: [op.format.row.scale_bytes as isize, 4],
+        weights: at(layout.weights.offset).cast(),
+        sources: at(layout.source.offset).cast(),
+    })
 }

@@ -1,11 +1,9 @@
-use tokenyard_core::abi;
 use tokenyard_core::moe::{
     Layout, RecvPlan, RegionLayout, RegionRows, RegionSpec, RowFormat, SendPlan, Shape,
 };
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::domains::Domains;
-use super::rail::Rail;
 
 /// How received rows are arranged, as a dispatch asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,24 +160,24 @@ impl HandleState {
         }
     }
 
-    /// Takes this rank's routing for dispatch number `origin`. The host has validated it.
+    /// Takes this rank's routing for dispatch number `origin`. The host has validated it. With several
+    /// domains `here` has room for the routing within this one.
     pub(super) fn route(
         &mut self,
         origin: u64,
         topk_idx: &[i64],
         (world, domains): (&Shape, &Domains),
-        rail: Option<&mut Rail>,
+        here: Option<&mut Vec<i64>>,
     ) {
         self.origin = origin;
         self.region = None;
         let own = &mut self.legs[domains.mine as usize];
-        let (Some(outward), Some(rail)) = (&mut self.outward, rail) else {
+        let (Some(outward), Some(here)) = (&mut self.outward, here) else {
             return own.route(topk_idx);
         };
         outward.route(world, topk_idx);
         let experts = i64::from(domains.inside(world).experts);
         let first = experts * i64::from(domains.mine);
-        let here = rail.routing();
         here.clear();
         here.extend(
             topk_idx.iter().map(

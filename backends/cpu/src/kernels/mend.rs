@@ -3,139 +3,136 @@
 use tokenyard_core::moe::{Holder, Layout, Span};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::dispatch::DispatchOp;
 use super::engine::Engine;
-use super::output::Output;
+use super::operation::{DispatchOp, Output};
 
-impl Engine {
-    /// Makes an output whole that lacks rows of sources that are gone: their places hold zeros.
-    /// If a rank that was given up may still write there, the caller gets another region, and that one stays out
-    /// of use (INV-8).
-    #[cold]
-    pub(super) fn mend(&mut self, op: &DispatchOp, output: Output) -> Result<Output> {
-        let sources = 0..self.shape.ranks;
-        let still_written = sources
-            .clone()
-            .filter(|source| self.lacks(op, *source))
-            .any(|source| self.losses.may_write(self.domains.forwarder(source), op.operation));
-        let whole = if still_written { self.move_away(op, &output)? } else { output };
-        for source in sources {
-            if self.lacks(op, source) {
-                self.clear_rows(op, &whole, source);
-            }
+/// Makes an output whole that lacks rows of sources that are gone: their places hold zeros.
+/// If a rank that was given up may still write there, the caller gets another region, and that one stays out
+/// of use (INV-8).
+#[cold]
+pub(super) fn mend(engine: &mut Engine, op: &DispatchOp, output: Output) -> Result<Output> {
+    let sources = 0..engine.world.shape.ranks;
+    let still_written = sources.clone().filter(|source| lacks(engine, op, *source)).any(|source| {
+        engine.order.losses.may_write(engine.world.domains.forwarder(source), op.operation)
+    });
+    let whole = if still_written { move_away(engine, op, &output)? } else { output };
+    for source in sources {
+        if lacks(engine, op, source) {
+            clear_rows(engine, op, &whole, source);
         }
-        let state = &self.handles[op.handle];
-        if state.region.is_some() && state.region_offset == output.region.offset {
-            self.remember_output(op.handle, &whole);
+    }
+    let state = &engine.routing.handles[op.handle];
+    if state.region.is_some() && state.region_offset == output.region.offset {
+        engine.routing.remember_output(op.handle, &whole);
+    }
+    Ok(whole)
+}
+
+/// Whether rows that a source owes will not come.
+pub(super) fn lacks(engine: &Engine, op: &DispatchOp, source: u32) -> bool {
+    engine.order.is_gone(source) && engine.routing.handles[op.handle].recv.rows_from(source) > 0
+}
+
+/// A replay keeps the places of its dispatch: in the packed layout too, those of a source that
+/// was given up are there, and hold zeros. Returns how many tokens that are. Rows are spread by
+/// source, so all before `source` are done.
+#[cold]
+pub(super) fn unpack_lost(engine: &Engine, op: &DispatchOp, output: &Output, source: u32) -> u32 {
+    let (recv, layout) = (&engine.routing.handles[op.handle].recv, &output.layout);
+    let (shape, state) = (&engine.world.shape, &engine.routing.handles[op.handle]);
+    let Some(first) = state.region else { return 0 };
+    let places = (shape.ranks * shape.max_tokens) as usize;
+    let topk = shape.topk as usize;
+    let entries = recv.row_base(source) as usize * topk;
+    let end = entries + recv.rows_from(source) as usize * topk;
+    let known = engine.places.arena_area.at(state.region_offset + first.slots.offset).cast::<i32>();
+    let zero = |span: Span, row: usize, width: usize, byte: u8| {
+        if span.bytes > 0 {
+            // SAFETY: `row` is below El * R*M, checked below, in this rank's region.
+            unsafe { engine.places.array(output, span).add(row * width).write_bytes(byte, width) };
         }
-        Ok(whole)
-    }
-
-    /// Whether rows that a source owes will not come.
-    pub(super) fn lacks(&self, op: &DispatchOp, source: u32) -> bool {
-        self.is_gone(source) && self.handles[op.handle].recv.rows_from(source) > 0
-    }
-
-    /// A replay keeps the places of its dispatch: in the packed layout too, those of a source that
-    /// was given up are there, and hold zeros. Returns how many tokens that are. Rows are spread by
-    /// source, so all before `source` are done.
-    #[cold]
-    pub(super) fn unpack_lost(&self, op: &DispatchOp, output: &Output, source: u32) -> u32 {
-        let (recv, layout) = (&self.handles[op.handle].recv, &output.layout);
-        let (shape, state) = (&self.shape, &self.handles[op.handle]);
-        let Some(first) = state.region else { return 0 };
-        let places = (shape.ranks * shape.max_tokens) as usize;
-        let topk = shape.topk as usize;
-        let entries = recv.row_base(source) as usize * topk;
-        let end = entries + recv.rows_from(source) as usize * topk;
-        let known = self.arena_area.at(state.region_offset + first.slots.offset).cast::<i32>();
-        let zero = |span: Span, row: usize, width: usize, byte: u8| {
-            if span.bytes > 0 {
-                // SAFETY: `row` is below El * R*M, checked below, in this rank's region.
-                unsafe { self.array(output, span).add(row * width).write_bytes(byte, width) };
-            }
-        };
-        for entry in entries..end {
-            // SAFETY: the first output, which the handle keeps, has N rows of K slots, and this
-            // rank wrote them; the counts and slots of this output are as large.
-            unsafe {
-                let row = known.add(entry).read();
-                self.array(output, layout.slots).cast::<i32>().add(entry).write(row);
-                let Ok(row) = usize::try_from(row) else { continue };
-                debug_assert!(row / places < shape.local_experts() as usize, "{row}");
-                *self.array(output, layout.expert_counts).cast::<i32>().add(row / places) += 1;
-                zero(layout.x, row, op.format.row.x_bytes as usize, 0);
-                zero(layout.scales, row, op.format.row.scale_bytes as usize, 0);
-                zero(layout.weights, row, 4, 0);
-                zero(layout.source, row, 4, 0xff);
-            }
-        }
-        recv.rows_from(source)
-    }
-
-    fn move_away(&mut self, op: &DispatchOp, output: &Output) -> Result<Output> {
-        let holder = Holder::Dispatch(op.operation);
-        let region = self.arena.allocate(output.region.bytes, holder).map_err(|full| {
-            // The others go on, so this is not an answer that all get: this rank cannot.
-            Error::new(
-                ErrorKind::Unsupported,
-                "receive dispatch",
-                format!(
-                    "a source of rows was lost, and there is no room to move them out of its reach: {}",
-                    full.detail()
-                ),
-            )
-        })?;
-        // SAFETY: both regions are this rank's, they do not overlap and have the same length. A
-        // lost rank may write to the old one meanwhile, but only to rows that are cleared.
+    };
+    for entry in entries..end {
+        // SAFETY: the first output, which the handle keeps, has N rows of K slots, and this
+        // rank wrote them; the counts and slots of this output are as large.
         unsafe {
-            std::ptr::copy_nonoverlapping(
-                self.arena_area.at(output.region.offset),
-                self.arena_area.at(region.offset),
-                output.layout.bytes as usize,
-            );
+            let row = known.add(entry).read();
+            engine.places.array(output, layout.slots).cast::<i32>().add(entry).write(row);
+            let Ok(row) = usize::try_from(row) else { continue };
+            debug_assert!(row / places < shape.local_experts() as usize, "{row}");
+            *engine.places.array(output, layout.expert_counts).cast::<i32>().add(row / places) += 1;
+            zero(layout.x, row, op.format.row.x_bytes as usize, 0);
+            zero(layout.scales, row, op.format.row.scale_bytes as usize, 0);
+            zero(layout.weights, row, 4, 0);
+            zero(layout.source, row, 4, 0xff);
         }
-        self.arena.quarantine(output.region.id);
-        Ok(Output { region, ..*output })
     }
+    recv.rows_from(source)
+}
 
-    /// Zeroes the rows of a source, and says that they come from nowhere and go to no expert.
-    fn clear_rows(&self, op: &DispatchOp, output: &Output, source: u32) {
-        let recv = &self.handles[op.handle].recv;
-        let (layout, row) = (&output.layout, op.format.row);
-        let fill = |span: Span, width: u64, (first, rows): (u32, u32), byte: u8| {
-            if span.bytes == 0 {
-                return;
-            }
-            let start = self.array(output, span).wrapping_add((u64::from(first) * width) as usize);
-            // SAFETY: the rows of a source lie inside the arrays of this rank's region, which the
-            // receive plan laid out.
-            unsafe { start.write_bytes(byte, (u64::from(rows) * width) as usize) };
-        };
-        let k4 = 4 * u64::from(self.shape.topk);
-        let (x_bytes, scale_bytes) = (u64::from(row.x_bytes), u64::from(row.scale_bytes));
-        let tokens = (recv.row_base(source), recv.rows_from(source));
-        fill(layout.source, 4, tokens, 0xff);
-        if self.handles[op.handle].arrangement.layout == Layout::Flat {
-            fill(layout.ids, k4, tokens, 0xff);
-            fill(layout.x, x_bytes, tokens, 0);
-            fill(layout.scales, scale_bytes, tokens, 0);
-            fill(layout.weights, k4, tokens, 0);
+fn move_away(engine: &mut Engine, op: &DispatchOp, output: &Output) -> Result<Output> {
+    let holder = Holder::Dispatch(op.operation);
+    let region = engine.places.arena.allocate(output.region.bytes, holder).map_err(|full| {
+        // The others go on, so this is not an answer that all get: this rank cannot.
+        Error::new(
+            ErrorKind::Unsupported,
+            "receive dispatch",
+            format!(
+                "a source of rows was lost, and there is no room to move them out of its reach: {}",
+                full.detail()
+            ),
+        )
+    })?;
+    // SAFETY: both regions are this rank's, they do not overlap and have the same length. A
+    // lost rank may write to the old one meanwhile, but only to rows that are cleared.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            engine.places.arena_area.at(output.region.offset),
+            engine.places.arena_area.at(region.offset),
+            output.layout.bytes as usize,
+        );
+    }
+    engine.places.arena.quarantine(output.region.id);
+    Ok(Output { region, ..*output })
+}
+
+/// Zeroes the rows of a source, and says that they come from nowhere and go to no expert.
+fn clear_rows(engine: &Engine, op: &DispatchOp, output: &Output, source: u32) {
+    let recv = &engine.routing.handles[op.handle].recv;
+    let (layout, row) = (&output.layout, op.format.row);
+    let fill = |span: Span, width: u64, (first, rows): (u32, u32), byte: u8| {
+        if span.bytes == 0 {
             return;
         }
-        fill(layout.slots, k4, tokens, 0xff);
-        for expert in 0..self.shape.local_experts() {
-            let first = recv.expert_base(expert, source);
-            let end = if source + 1 < self.shape.ranks {
-                recv.expert_base(expert, source + 1)
-            } else {
-                let expert = expert as usize;
-                recv.expert_starts()[expert] + recv.expert_counts()[expert]
-            };
-            let rows = (first, end - first);
-            fill(layout.x, x_bytes, rows, 0);
-            fill(layout.scales, scale_bytes, rows, 0);
-            fill(layout.weights, 4, rows, 0);
-        }
+        let start =
+            engine.places.array(output, span).wrapping_add((u64::from(first) * width) as usize);
+        // SAFETY: the rows of a source lie inside the arrays of this rank's region, which the
+        // receive plan laid out.
+        unsafe { start.write_bytes(byte, (u64::from(rows) * width) as usize) };
+    };
+    let k4 = 4 * u64::from(engine.world.shape.topk);
+    let (x_bytes, scale_bytes) = (u64::from(row.x_bytes), u64::from(row.scale_bytes));
+    let tokens = (recv.row_base(source), recv.rows_from(source));
+    fill(layout.source, 4, tokens, 0xff);
+    if engine.routing.handles[op.handle].arrangement.layout == Layout::Flat {
+        fill(layout.ids, k4, tokens, 0xff);
+        fill(layout.x, x_bytes, tokens, 0);
+        fill(layout.scales, scale_bytes, tokens, 0);
+        fill(layout.weights, k4, tokens, 0);
+        return;
+    }
+    fill(layout.slots, k4, tokens, 0xff);
+    for expert in 0..engine.world.shape.local_experts() {
+        let first = recv.expert_base(expert, source);
+        let end = if source + 1 < engine.world.shape.ranks {
+            recv.expert_base(expert, source + 1)
+        } else {
+            let expert = expert as usize;
+            recv.expert_starts()[expert] + recv.expert_counts()[expert]
+        };
+        let rows = (first, end - first);
+        fill(layout.x, x_bytes, rows, 0);
+        fill(layout.scales, scale_bytes, rows, 0);
+        fill(layout.weights, 4, rows, 0);
     }
 }

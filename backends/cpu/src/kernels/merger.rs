@@ -2,16 +2,28 @@
 
 use std::ops::Range;
 
-use tokenyard_core::abi;
-use tokenyard_core::moe::{Layout, MAX_TOPK, Span};
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::moe::{Layout, MAX_TOPK, Region, Span};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::combine::{CombineOp, Staged};
 use super::engine::Engine;
-use super::rows::Shared;
+use super::launch::Shared;
+use super::operation::{CombineOp, Offsets};
 use super::sums::{CHUNK, pool_failed};
 use crate::convert::FloatType;
 use crate::sum::{sum_rows, sum_rows_weighted};
+
+/// What must be laid out before a combine can enter.
+pub(super) struct Staged {
+    pub(super) region: Option<Region>,
+    pub(super) merger: Merger,
+    /// `[N, H]` partial rows and `[N, K]` weights, in flat order.
+    pub(super) partials: Offsets,
+    pub(super) copies_x: bool,
+    pub(super) copies_weights: bool,
+    pub(super) landing: Offsets,
+    pub(super) returned: Offsets,
+    pub(super) outgoing: Offsets,
+}
 
 /// Sums the experts of one rank into partial rows.
 pub(super) struct Merger {
@@ -107,57 +119,60 @@ impl Merger {
     }
 }
 
-impl Engine {
-    /// What a combine's partial rows are made from.
-    pub(super) fn merger(&self, call: &abi::TyCombine, op: &CombineOp) -> Result<Merger> {
-        let state = &self.handles[op.handle];
-        let Some(layout) = state.region else {
-            return Err(Error::new(ErrorKind::Internal, "combine", "the handle has no dispatch"));
-        };
-        let at = |span: Span| self.arena_area.at(state.region_offset + span.offset).cast_const();
-        let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
-        Ok(Merger {
-            x: call.x.data.cast_const(),
-            rows: call.x.shape[0] as usize,
-            weights: call.weights.data.cast_const().cast(),
-            dispatch_weights: weighted.then(|| at(layout.weights).cast()),
-            slots: at(layout.slots).cast(),
-            flat: state.arrangement.layout == Layout::Flat,
-            topk: self.shape.topk as usize,
-            float: op.float,
-            row_bytes: op.row_bytes,
-        })
-    }
+/// What a combine's partial rows are made from.
+pub(super) fn merger(engine: &Engine, call: &abi::TyCombine, op: &CombineOp) -> Result<Merger> {
+    let state = &engine.routing.handles[op.handle];
+    let Some(layout) = state.region else {
+        return Err(Error::new(ErrorKind::Internal, "combine", "the handle has no dispatch"));
+    };
+    let at =
+        |span: Span| engine.places.arena_area.at(state.region_offset + span.offset).cast_const();
+    let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
+    Ok(Merger {
+        x: call.x.data.cast_const(),
+        rows: call.x.shape[0] as usize,
+        weights: call.weights.data.cast_const().cast(),
+        dispatch_weights: weighted.then(|| at(layout.weights).cast()),
+        slots: at(layout.slots).cast(),
+        flat: state.arrangement.layout == Layout::Flat,
+        topk: engine.world.shape.topk as usize,
+        float: op.float,
+        row_bytes: op.row_bytes,
+    })
+}
 
-    /// Makes some of the `[N, H]` partial rows and of the `[N, K]` weights, where they are not there
-    /// already.
-    ///
-    /// # Safety
-    /// As [`combine_send`](Self::combine_send).
-    pub(super) unsafe fn make_partials(&self, staged: &Staged, tokens: Range<usize>) -> Result<()> {
-        let (copies_x, copies_weights) = (staged.copies_x, staged.copies_weights);
-        if !copies_x && !copies_weights {
-            return Ok(());
-        }
-        let merger = Shared(&staged.merger);
-        let x_out = Shared(self.arena_area.at(staged.partials.x));
-        let weights_out = Shared(self.arena_area.at(staged.partials.weights).cast::<f32>());
-        let task = |chunk: usize| {
-            let (merger, x_out, weights_out) = (merger.get(), x_out.get(), weights_out.get());
-            let first = tokens.start + chunk * CHUNK;
-            for token in first..(first + CHUNK).min(tokens.end) {
-                // SAFETY: N rows were staged; every token belongs to one task; inputs are valid by
-                // the contract of `combine_send`.
-                unsafe {
-                    if copies_x {
-                        merger.make_row(token, x_out.add(token * merger.row_bytes));
-                    }
-                    if copies_weights {
-                        merger.make_weights(token, weights_out.add(token * merger.topk));
-                    }
+/// Makes some of the `[N, H]` partial rows and of the `[N, K]` weights, where they are not there
+/// already.
+///
+/// # Safety
+/// As `combine_send`.
+pub(super) unsafe fn make_partials(
+    engine: &Engine,
+    staged: &Staged,
+    tokens: Range<usize>,
+) -> Result<()> {
+    let (copies_x, copies_weights) = (staged.copies_x, staged.copies_weights);
+    if !copies_x && !copies_weights {
+        return Ok(());
+    }
+    let merger = Shared(&staged.merger);
+    let x_out = Shared(engine.places.arena_area.at(staged.partials.x));
+    let weights_out = Shared(engine.places.arena_area.at(staged.partials.weights).cast::<f32>());
+    let task = |chunk: usize| {
+        let (merger, x_out, weights_out) = (merger.get(), x_out.get(), weights_out.get());
+        let first = tokens.start + chunk * CHUNK;
+        for token in first..(first + CHUNK).min(tokens.end) {
+            // SAFETY: N rows were staged; every token belongs to one task; inputs are valid by
+            // the contract of `combine_send`.
+            unsafe {
+                if copies_x {
+                    merger.make_row(token, x_out.add(token * merger.row_bytes));
+                }
+                if copies_weights {
+                    merger.make_weights(token, weights_out.add(token * merger.topk));
                 }
             }
-        };
-        self.pool.run(tokens.len().div_ceil(CHUNK), &task).map_err(|_| pool_failed())
-    }
+        }
+    };
+    engine.launcher.pool.run(tokens.len().div_ceil(CHUNK), &task).map_err(|_| pool_failed())
 }

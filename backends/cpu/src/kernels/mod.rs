@@ -22,23 +22,34 @@ mod dispatch;
 mod domain_rows;
 mod domains;
 mod engine;
+mod entry;
+mod expert_major;
 mod forward;
 mod handle;
+mod launch;
 mod left_out;
 mod losses;
 mod memory;
 mod mend;
 mod merger;
+mod moves;
+mod operation;
+mod order;
 mod output;
 mod outstanding;
 mod packed;
 mod partials;
 mod pieces;
+mod places;
 mod rail;
+mod record;
+mod routing;
 mod rows;
+mod sending;
 mod slots;
 mod source;
 mod sums;
+mod transfer;
 mod verdicts;
 mod void;
 mod windows;
@@ -46,19 +57,20 @@ mod writer;
 
 pub use config::CpuConfig;
 pub use handle::handle_bytes;
-pub use pieces::PIECE_BYTES;
+pub use launch::PIECE_BYTES;
 pub use windows::{Spread, WindowSizes};
 
 use tokenyard_core::abi;
 use tokenyard_core::kernels::{
     KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS,
 };
-use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::pool::Pool;
+use channel::queue_depth;
 use control::Ids;
+use domains::moe_shape;
 use engine::Engine;
 use memory::Memory;
 
@@ -72,20 +84,6 @@ pub struct CpuKernels {
     /// Set by `plan`. Dropped before the memory it points to.
     engine: Option<Engine>,
     memory: Vec<Memory>,
-}
-
-fn moe_shape(shape: &KernelShape) -> Shape {
-    Shape {
-        ranks: shape.ranks,
-        experts: shape.experts,
-        topk: shape.topk,
-        hidden: shape.hidden,
-        max_tokens: shape.max_tokens,
-    }
-}
-
-fn queue_depth(limits: &Capabilities) -> u32 {
-    limits.max_queue_depth.min(1024)
 }
 
 fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
@@ -170,37 +168,37 @@ impl KernelSet for CpuKernels {
 
     unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.engine()?.dispatch_send(dispatch) }
+        unsafe { dispatch::dispatch_send(self.engine()?, dispatch) }
     }
 
     fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        self.engine()?.dispatch_recv(operation)
+        dispatch::dispatch_recv(self.engine()?, operation)
     }
 
     fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
-        self.engine()?.combine_input(handle, dtype)
+        combine::combine_input(self.engine()?, handle, dtype)
     }
 
     unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.engine()?.combine_send(combine) }
+        unsafe { combine::combine_send(self.engine()?, combine) }
     }
 
     fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        self.engine()?.combine_recv(operation)
+        combine::combine_recv(self.engine()?, operation)
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.engine()?.flush()
+        self.engine()?.order.flush()
     }
 
     fn counters(&mut self) -> Option<abi::TyCounters> {
-        self.engine.as_ref().map(|engine| engine.counters.as_abi())
+        self.engine.as_ref().map(|engine| engine.order.counters.as_abi())
     }
 
     fn release(&mut self, region: u64) {
         if let Some(engine) = &mut self.engine {
-            engine.arena.release(region);
+            engine.places.arena.release(region);
         }
     }
 }

@@ -1,117 +1,136 @@
 //! Outputs of dispatches: where they lie in the arena, and how the caller sees them.
 
-use tokenyard_core::abi;
 use tokenyard_core::host::NO_TENSOR;
-use tokenyard_core::moe::{DType, Layout, Region, RegionLayout, RegionRows, Span};
+use tokenyard_core::moe::{DType, Holder, Layout, RegionLayout, RegionSpec, Span};
+use tokenyard_core::{Result, abi};
 
-use super::dispatch::DispatchOp;
 use super::engine::Engine;
+use super::operation::{DispatchOp, Output};
+use super::places::Places;
 
-/// Where an output lies.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Output {
-    pub(super) region: Region,
-    pub(super) layout: RegionLayout,
-    pub(super) rows: RegionRows,
+/// # Safety
+/// `target` has room for the values.
+unsafe fn copy_u32(values: &[u32], target: *mut u8) {
+    // SAFETY: by this function's contract; regions are aligned far beyond 4 bytes.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), target.cast(), values.len()) }
 }
 
-impl Engine {
+pub(super) fn allocate_output(engine: &mut Engine, op: &DispatchOp) -> Result<Output> {
+    let state = &engine.routing.handles[op.handle];
+    let spec = RegionSpec {
+        shape: engine.world.shape,
+        layout: state.arrangement.layout,
+        row: op.format.row,
+    };
+    let rows = state.region_rows(&spec)?;
+    let layout = RegionLayout::new(&spec, rows)?;
+    let region = engine.places.arena.allocate(layout.bytes, Holder::Dispatch(op.operation))?;
+    Ok(Output { region, layout, rows })
+}
+
+/// Counts, starts and totals, from the receive plan.
+pub(super) fn write_counts(engine: &Engine, op: &DispatchOp, output: &Output) {
+    let state = &engine.routing.handles[op.handle];
+    let layout = &output.layout;
+    let rows = if state.arrangement.layout == Layout::Flat { state.tokens } else { state.rows };
+    // SAFETY: the region is this rank's until it is released; peers write only rows and their
+    // side arrays, and have written them.
+    unsafe {
+        copy_u32(state.recv.expert_counts(), engine.places.array(output, layout.expert_counts));
+        if layout.expert_starts.bytes > 0 {
+            copy_u32(state.recv.expert_starts(), engine.places.array(output, layout.expert_starts));
+        }
+        let counts = engine.places.array(output, layout.rank_counts).cast::<u32>();
+        for peer in 0..engine.world.shape.ranks {
+            counts.add(peer as usize).write(state.recv.rows_from(peer));
+        }
+        let totals = engine.places.array(output, layout.totals).cast::<i64>();
+        totals.write(state.tokens as i64);
+        totals.add(1).write(rows as i64);
+    }
+}
+
+/// Marks the sources of which nothing counts any more.
+fn write_lost(engine: &Engine, output: &Output) {
+    let lost = engine.places.array(output, output.layout.lost);
+    for source in 0..engine.world.shape.ranks {
+        let flag = u8::from(engine.order.is_gone(source));
+        // SAFETY: R flags of this rank's region, which nobody else writes.
+        unsafe { lost.add(source as usize).write(flag) };
+    }
+}
+
+/// The output as the caller sees it.
+pub(super) fn describe(engine: &Engine, op: &DispatchOp, output: &Output) -> abi::TyReceived {
+    write_lost(engine, output);
+    let state = &engine.routing.handles[op.handle];
+    let shape = &engine.world.shape;
+    let layout = &output.layout;
+    let rows = state.rows_of_output(shape, &output.rows);
+    let packed_exact = op.packed && !state.arrangement.worst_case;
+    let tokens = if packed_exact { state.tokens } else { output.rows.tokens };
+    let flat = state.arrangement.layout == Layout::Flat;
+    let (local, ranks, topk) =
+        (shape.local_experts().into(), shape.ranks.into(), shape.topk.into());
+    let tensor =
+        |span: Span, dtype: u32, shape: [u64; 2]| engine.places.tensor(output, span, dtype, shape);
+    let (i32_code, f32_code, i64_code) = (DType::I32.code(), DType::F32.code(), DType::I64.code());
+    let format = &op.format;
+    abi::TyReceived {
+        size: size_of::<abi::TyReceived>(),
+        region: output.region.id,
+        tokens,
+        rows,
+        x: engine.places.tensor_always(
+            output,
+            layout.x,
+            format.x_dtype,
+            [rows, shape.hidden.into()],
+        ),
+        scales: if format.scale_cols > 0 {
+            let columns = [rows, format.scale_cols];
+            engine.places.tensor_always(output, layout.scales, format.scale_dtype, columns)
+        } else {
+            NO_TENSOR
+        },
+        ids: if flat {
+            engine.places.tensor_always(output, layout.ids, i32_code, [tokens, topk])
+        } else {
+            NO_TENSOR
+        },
+        weights: match (format.row.weights, flat) {
+            (false, _) => NO_TENSOR,
+            (true, true) => {
+                engine.places.tensor_always(output, layout.weights, f32_code, [tokens, topk])
+            }
+            (true, false) => {
+                engine.places.tensor_always(output, layout.weights, f32_code, [rows, 1])
+            }
+        },
+        source: engine.places.tensor_always(
+            output,
+            layout.source,
+            i32_code,
+            [if op.packed { rows } else { tokens }, 1],
+        ),
+        slots: if matches!(state.arrangement.layout, Layout::ExpertMajor { .. }) {
+            engine.places.tensor_always(output, layout.slots, i32_code, [tokens, topk])
+        } else {
+            NO_TENSOR
+        },
+        expert_counts: tensor(layout.expert_counts, i32_code, [local, 1]),
+        expert_starts: tensor(layout.expert_starts, i32_code, [local, 1]),
+        source_counts: tensor(layout.rank_counts, i32_code, [ranks, 1]),
+        ranges: tensor(layout.ranges, i64_code, [local, ranks]),
+        totals: tensor(layout.totals, i64_code, [2, 1]),
+        lost: tensor(layout.lost, DType::U8.code(), [ranks, 1]),
+    }
+}
+
+impl Places {
     /// Address of an array of an output.
     pub(super) fn array(&self, output: &Output, span: Span) -> *mut u8 {
         self.arena_area.at(output.region.offset + span.offset)
-    }
-
-    /// Counts, starts and totals, from the receive plan.
-    pub(super) fn write_counts(&self, op: &DispatchOp, output: &Output) {
-        let state = &self.handles[op.handle];
-        let layout = &output.layout;
-        let rows = if state.arrangement.layout == Layout::Flat { state.tokens } else { state.rows };
-        // SAFETY: the region is this rank's until it is released; peers write only rows and their
-        // side arrays, and have written them.
-        unsafe {
-            copy_u32(state.recv.expert_counts(), self.array(output, layout.expert_counts));
-            if layout.expert_starts.bytes > 0 {
-                copy_u32(state.recv.expert_starts(), self.array(output, layout.expert_starts));
-            }
-            let counts = self.array(output, layout.rank_counts).cast::<u32>();
-            for peer in 0..self.shape.ranks {
-                counts.add(peer as usize).write(state.recv.rows_from(peer));
-            }
-            let totals = self.array(output, layout.totals).cast::<i64>();
-            totals.write(state.tokens as i64);
-            totals.add(1).write(rows as i64);
-        }
-    }
-
-    /// Marks the sources of which nothing counts any more.
-    fn write_lost(&self, output: &Output) {
-        let lost = self.array(output, output.layout.lost);
-        for source in 0..self.shape.ranks {
-            let flag = u8::from(self.is_gone(source));
-            // SAFETY: R flags of this rank's region, which nobody else writes.
-            unsafe { lost.add(source as usize).write(flag) };
-        }
-    }
-
-    /// The output as the caller sees it.
-    pub(super) fn describe(&self, op: &DispatchOp, output: &Output) -> abi::TyReceived {
-        self.write_lost(output);
-        let state = &self.handles[op.handle];
-        let shape = &self.shape;
-        let layout = &output.layout;
-        let rows = state.rows_of_output(shape, &output.rows);
-        let packed_exact = op.packed && !state.arrangement.worst_case;
-        let tokens = if packed_exact { state.tokens } else { output.rows.tokens };
-        let flat = state.arrangement.layout == Layout::Flat;
-        let (local, ranks, topk) =
-            (shape.local_experts().into(), shape.ranks.into(), shape.topk.into());
-        let tensor =
-            |span: Span, dtype: u32, shape: [u64; 2]| self.tensor(output, span, dtype, shape);
-        let (i32_code, f32_code, i64_code) =
-            (DType::I32.code(), DType::F32.code(), DType::I64.code());
-        let format = &op.format;
-        abi::TyReceived {
-            size: size_of::<abi::TyReceived>(),
-            region: output.region.id,
-            tokens,
-            rows,
-            x: self.tensor_always(output, layout.x, format.x_dtype, [rows, shape.hidden.into()]),
-            scales: if format.scale_cols > 0 {
-                let columns = [rows, format.scale_cols];
-                self.tensor_always(output, layout.scales, format.scale_dtype, columns)
-            } else {
-                NO_TENSOR
-            },
-            ids: if flat {
-                self.tensor_always(output, layout.ids, i32_code, [tokens, topk])
-            } else {
-                NO_TENSOR
-            },
-            weights: match (format.row.weights, flat) {
-                (false, _) => NO_TENSOR,
-                (true, true) => {
-                    self.tensor_always(output, layout.weights, f32_code, [tokens, topk])
-                }
-                (true, false) => self.tensor_always(output, layout.weights, f32_code, [rows, 1]),
-            },
-            source: self.tensor_always(
-                output,
-                layout.source,
-                i32_code,
-                [if op.packed { rows } else { tokens }, 1],
-            ),
-            slots: if matches!(state.arrangement.layout, Layout::ExpertMajor { .. }) {
-                self.tensor_always(output, layout.slots, i32_code, [tokens, topk])
-            } else {
-                NO_TENSOR
-            },
-            expert_counts: tensor(layout.expert_counts, i32_code, [local, 1]),
-            expert_starts: tensor(layout.expert_starts, i32_code, [local, 1]),
-            source_counts: tensor(layout.rank_counts, i32_code, [ranks, 1]),
-            ranges: tensor(layout.ranges, i64_code, [local, ranks]),
-            totals: tensor(layout.totals, i64_code, [2, 1]),
-            lost: tensor(layout.lost, DType::U8.code(), [ranks, 1]),
-        }
     }
 
     /// A tensor, or none where the layout has no such array.
@@ -135,11 +154,4 @@ impl Engine {
             stride: [shape[1] as i64, 1],
         }
     }
-}
-
-/// # Safety
-/// `target` has room for the values.
-unsafe fn copy_u32(values: &[u32], target: *mut u8) {
-    // SAFETY: by this function's contract; regions are aligned far beyond 4 bytes.
-    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), target.cast(), values.len()) }
 }

@@ -1,127 +1,168 @@
 //! The partial rows of a combine where they are summed: their owners put them here, or they are read where
 //! their owners made them.
 
-use tokenyard_core::Result;
-use tokenyard_core::abi;
+use tokenyard_core::{Result, abi};
 
-use super::agree::Enter;
-use super::combine::CombineOp;
 use super::control::Signal;
-use super::engine::{Engine, Wait};
-use super::rows::Carried;
+use super::engine::Engine;
+use super::entry::Enter;
+use super::moves::Carried;
+use super::operation::{CombineOp, Offsets};
+use super::order::Wait;
+use super::record::bad_record;
 use super::sums::{Partial, Sum};
+use super::verdicts::gather_entries;
 use super::windows::ARENA;
 
-impl Engine {
-    /// One domain: biases, then one partial per rank.
-    pub(super) fn sum_ranks(&mut self, slot: usize, op: &CombineOp) -> Result<()> {
-        if self.stores() {
-            let (operation, origin) = (op.operation, self.origin(op.handle, false));
-            let enter = Enter { operation, signature: op.signature, origin, refusal: None };
-            self.gather_entries(slot, &enter)?;
-        }
-        self.find_partials(op)?;
-        self.wait_partials(slot, op, 0)?;
-        // SAFETY: the partials were checked against their arena and are complete: their entry, or their
-        // signals, were seen.
-        unsafe { self.sum(op)? };
-        while self.forget_lost_partials(0) {
-            // SAFETY: as above.
-            unsafe { self.sum(op)? };
-        }
-        Ok(())
+/// Checks what an entry says about `rows` rows in the arena of `rank`.
+pub(super) fn check_rows(
+    engine: &Engine,
+    op: &CombineOp,
+    rank: u32,
+    (found, at): (u64, Offsets),
+    rows: u64,
+) -> Result<()> {
+    let widths = engine.routing.widths(op);
+    let fits = |base: u64, width: u64| {
+        base.checked_add(rows * width).is_some_and(|end| end <= engine.places.arena_area.bytes())
+    };
+    let good = found == rows
+        && (rows == 0 || fits(at.x, widths.x))
+        && (rows == 0 || !op.has_weights || fits(at.weights, widths.weights))
+        && at.weights.is_multiple_of(4);
+    if good {
+        return Ok(());
     }
+    Err(bad_record(rank, format!("{found} rows at {}; expected {rows} inside the arena", at.x)))
+}
 
-    /// Leaves out partials of a domain's rows that were read in the memory of a rank that may have
-    /// changed them meanwhile: it keeps them only until it knows itself that it was given up, and for a
-    /// while (INV-8). Says whether there are such.
-    pub(super) fn forget_lost_partials(&mut self, domain: u32) -> bool {
-        if !self.stores() {
-            return false;
+/// What the entry in a place says about `rows` rows in the arena of its peer.
+pub(super) fn entry_at(
+    engine: &Engine,
+    op: &CombineOp,
+    (domain, peer): (u32, u32),
+    rows: u64,
+) -> Result<Offsets> {
+    let entry = engine.routing.gathered.entries[engine.world.domains.place(domain, peer) as usize];
+    let at = Offsets { x: entry.base_x, weights: entry.base_weights };
+    let rank = engine.world.domains.place(engine.world.domains.mine, peer);
+    check_rows(engine, op, rank, (entry.rows, at), rows).map(|()| at)
+}
+
+/// One domain: biases, then one partial per rank.
+pub(super) fn sum_ranks(engine: &mut Engine, slot: usize, op: &CombineOp) -> Result<()> {
+    if engine.places.stores() {
+        let (operation, origin) = (op.operation, engine.routing.origin(op.handle, false));
+        let enter = Enter { operation, signature: op.signature, origin, refusal: None };
+        gather_entries(engine, slot, &enter)?;
+    }
+    find_partials(engine, op)?;
+    wait_partials(engine, slot, op, 0)?;
+    // SAFETY: the partials were checked against their arena and are complete: their entry, or their
+    // signals, were seen.
+    unsafe { sum(engine, op)? };
+    while forget_lost_partials(engine, 0) {
+        // SAFETY: as above.
+        unsafe { sum(engine, op)? };
+    }
+    Ok(())
+}
+
+/// Leaves out partials of a domain's rows that were read in the memory of a rank that may have
+/// changed them meanwhile: it keeps them only until it knows itself that it was given up, and for a
+/// while (INV-8). Says whether there are such.
+pub(super) fn forget_lost_partials(engine: &mut Engine, domain: u32) -> bool {
+    if !engine.places.stores() {
+        return false;
+    }
+    let mut found = false;
+    for peer in engine.world.domains.peers() {
+        let place = engine.world.domains.place(domain, peer) as usize;
+        if !engine.routing.partials[place].x.is_null() && is_unread(engine, peer) {
+            engine.routing.partials[place] = Partial::default();
+            found = true;
         }
-        let mut found = false;
-        for peer in self.domains.peers() {
-            let place = self.domains.place(domain, peer) as usize;
-            if !self.partials[place].x.is_null() && self.is_unread(peer) {
-                self.partials[place] = Partial::default();
-                found = true;
-            }
+    }
+    found
+}
+
+/// # Safety
+/// The partials are complete.
+unsafe fn sum(engine: &Engine, op: &CombineOp) -> Result<()> {
+    let leg = &engine.routing.handles[op.handle].legs[0];
+    let carried = Carried { send: &leg.send, topk: &leg.topk };
+    let sum = Sum::of_own_tokens(op, carried, engine.world.inside, &engine.routing.partials);
+    // SAFETY: biases and outputs are `[T, H]` and `[T, K]` as the host validated; the rest is this
+    // function's contract.
+    unsafe { sum.run(&engine.launcher.pool) }
+}
+
+/// Whether the partial rows of a peer are left out. Those that it has put here are this rank's;
+/// those that lie with it are not to be trusted once it is lost.
+fn is_unread(engine: &Engine, peer: u32) -> bool {
+    let rank = engine.world.domains.place(engine.world.domains.mine, peer);
+    engine.order.losses.is_given_up(rank)
+        || engine.places.stores() && engine.order.losses.is_lost(rank)
+}
+
+/// Notes where the partial rows of each place are, or will be.
+pub(super) fn find_partials(engine: &mut Engine, op: &CombineOp) -> Result<()> {
+    let widths = engine.routing.widths(op);
+    for (domain, peer) in engine.world.domains.pairs() {
+        let send = &engine.routing.handles[op.handle].legs[domain as usize].send;
+        let place = engine.world.domains.place(domain, peer) as usize;
+        if is_unread(engine, peer) || engine.routing.is_unheard(domain) {
+            engine.routing.partials[place] = Partial::default();
+            continue;
         }
-        found
-    }
-
-    /// # Safety
-    /// The partials are complete.
-    unsafe fn sum(&self, op: &CombineOp) -> Result<()> {
-        let leg = &self.handles[op.handle].legs[0];
-        let carried = Carried { send: &leg.send, topk: &leg.topk };
-        let sum = Sum::of_own_tokens(op, carried, self.inside, &self.partials);
-        // SAFETY: biases and outputs are `[T, H]` and `[T, K]` as the host validated; the rest is this
-        // function's contract.
-        unsafe { sum.run(&self.pool) }
-    }
-
-    /// Whether the partial rows of a peer are left out. Those that it has put here are this rank's;
-    /// those that lie with it are not to be trusted once it is lost.
-    fn is_unread(&self, peer: u32) -> bool {
-        let rank = self.domains.place(self.domains.mine, peer);
-        self.losses.is_given_up(rank) || self.stores() && self.losses.is_lost(rank)
-    }
-
-    /// Notes where the partial rows of each place are, or will be.
-    pub(super) fn find_partials(&mut self, op: &CombineOp) -> Result<()> {
-        let widths = self.widths(op);
-        for (domain, peer) in self.domains.pairs() {
-            let send = &self.handles[op.handle].legs[domain as usize].send;
-            let place = self.domains.place(domain, peer) as usize;
-            if self.is_unread(peer) || self.is_unheard(domain) {
-                self.partials[place] = Partial::default();
+        let area = if engine.places.stores() {
+            let rows = send.rank_counts()[peer as usize].into();
+            let at = entry_at(engine, op, (domain, peer), rows)?;
+            // Nothing is read where there are no rows; the offset was not checked.
+            if rows == 0 {
                 continue;
             }
-            let area = if self.stores() {
-                let rows = send.rank_counts()[peer as usize].into();
-                let at = self.entry_at(op, (domain, peer), rows)?;
-                // Nothing is read where there are no rows; the offset was not checked.
-                if rows == 0 {
-                    continue;
-                }
-                let area = &self.peers[peer as usize][usize::from(ARENA)];
-                (area.at(at.x), if op.has_weights { area.at(at.weights) } else { area.at(0) })
+            let area = &engine.places.peers[peer as usize][usize::from(ARENA)];
+            (area.at(at.x), if op.has_weights { area.at(at.weights) } else { area.at(0) })
+        } else {
+            let at = if peer == engine.world.domains.index {
+                let source = engine.world.domains.place(domain, peer);
+                op.partials.row(engine.routing.partials_of(op, source).start as u64, widths)
             } else {
-                let at = if peer == self.domains.index {
-                    let source = self.domains.place(domain, peer);
-                    op.partials.row(self.partials_of(op, source).start as u64, widths)
-                } else {
-                    let first = u64::from(send.rank_offsets()[peer as usize]);
-                    op.landing.row(first + self.landed_before(op.handle, domain), widths)
-                };
-                let weights = if op.has_weights { at.weights } else { 0 };
-                (self.arena_area.at(at.x), self.arena_area.at(weights))
+                let first = u64::from(send.rank_offsets()[peer as usize]);
+                op.landing.row(first + engine.routing.landed_before(op.handle, domain), widths)
             };
-            self.partials[place] = Partial { x: area.0, weights: area.1.cast() };
-        }
-        Ok(())
+            let weights = if op.has_weights { at.weights } else { 0 };
+            (engine.places.arena_area.at(at.x), engine.places.arena_area.at(weights))
+        };
+        engine.routing.partials[place] = Partial { x: area.0, weights: area.1.cast() };
     }
+    Ok(())
+}
 
-    /// Waits for the partials of a domain's rows, where owners put them.
-    pub(super) fn wait_partials(&mut self, slot: usize, op: &CombineOp, domain: u32) -> Result<()> {
-        if self.stores() {
-            return Ok(());
-        }
-        for peer in self.domains.peers() {
-            let send = &self.handles[op.handle].legs[domain as usize].send;
-            let rows = u64::from(send.rank_counts()[peer as usize]);
-            if rows == 0 || peer == self.domains.index {
-                continue;
-            }
-            let rank = self.domains.place(self.domains.mine, peer);
-            let (operation, phase) = (op.operation, abi::TY_PHASE_COMBINE_ROWS);
-            let wait = Wait { operation, add: rows * op.arrays(), phase, rank };
-            let place = self.domains.place(domain, peer);
-            if !self.wait(Signal::Rows, slot, place, wait)? {
-                self.partials[place as usize] = Partial::default();
-            }
-        }
-        Ok(())
+/// Waits for the partials of a domain's rows, where owners put them.
+pub(super) fn wait_partials(
+    engine: &mut Engine,
+    slot: usize,
+    op: &CombineOp,
+    domain: u32,
+) -> Result<()> {
+    if engine.places.stores() {
+        return Ok(());
     }
+    for peer in engine.world.domains.peers() {
+        let send = &engine.routing.handles[op.handle].legs[domain as usize].send;
+        let rows = u64::from(send.rank_counts()[peer as usize]);
+        if rows == 0 || peer == engine.world.domains.index {
+            continue;
+        }
+        let rank = engine.world.domains.place(engine.world.domains.mine, peer);
+        let (operation, phase) = (op.operation, abi::TY_PHASE_COMBINE_ROWS);
+        let wait = Wait { operation, add: rows * op.arrays(), phase, rank };
+        let place = engine.world.domains.place(domain, peer);
+        if !engine.order.wait(Signal::Rows, slot, place, wait)? {
+            engine.routing.partials[place as usize] = Partial::default();
+        }
+    }
+    Ok(())
 }

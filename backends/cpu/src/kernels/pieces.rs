@@ -9,231 +9,226 @@ use std::ops::Range;
 use tokenyard_core::Result;
 use tokenyard_core::moe::{Layout, REGION_ALIGN};
 
-use super::combine::{CombineOp, Offsets, Staged};
 use super::commands::Block;
 use super::control::Signal;
 use super::engine::Engine;
-use super::rows::{Move, Spot, Via};
+use super::merger::{Staged, make_partials};
+use super::moves::{Move, Spot, Via};
+use super::operation::{CombineOp, Offsets};
+use super::partials::entry_at;
+use super::rows::{tell_stored, write_rows};
 use super::windows::{ARENA, CONTROL};
 use super::writer::{RowSource, first_local};
 
-/// Bytes of a piece per thread that stages: small enough that a core's cache keeps it until it has
-/// left, large enough that a command for each costs nothing beside it.
-pub const PIECE_BYTES: u64 = 256 << 10;
-
 /// `rows` in pieces of `most` rows.
-pub(super) fn pieces(rows: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+fn pieces(rows: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
     let end = rows.end;
     rows.step_by(most).map(move |start| start..(start + most).min(end))
 }
 
-impl Engine {
-    /// Rows of a piece, where a row has so many bytes.
-    pub(super) fn piece_rows(&self, width: u64) -> usize {
-        (PIECE_BYTES / width.max(1)).max(1) as usize * self.pool.threads()
-    }
-
-    /// Stages and puts the rows of every peer. Those that stay here are stored in between, in
-    /// proportion: they need no link, and many were read a moment ago to be staged.
-    ///
-    /// # Safety
-    /// `source` is valid until this operation is received.
-    pub(super) unsafe fn put_in_pieces(
-        &self,
-        m: &Move,
-        source: &RowSource,
-        stage: &Spot,
-    ) -> Result<()> {
-        let (me, peers) = self.turn(m.via);
-        let own = if m.via == Via::Rail { 0..0 } else { self.rows_for(m, me) };
-        let others = || (1..peers).map(|i| (me + i) % peers).filter(|p| !self.is_left_out(m, *p));
-        let leaving: usize = others().map(|peer| self.rows_for(m, peer).len()).sum();
-        let most = self.piece_rows(m.format.row.x_bytes.into());
-        let (mut left, mut stored) = (0, 0);
-        for peer in others() {
-            for piece in pieces(self.rows_for(m, peer), most) {
-                // SAFETY: by this function's contract.
-                unsafe { self.write_rows(m, source, piece.clone())? };
-                self.put_rows_of(m, stage, peer, piece.clone())?;
-                left += piece.len();
-                let until = own.len() * left / leaving;
-                // SAFETY: by this function's contract.
-                unsafe { self.write_rows(m, source, own.start + stored..own.start + until)? };
-                stored = until;
-                if piece.len() == most && left < leaving {
-                    // Many links move only when somebody drives them; what is short is over soon.
-                    self.progress()?;
-                }
+/// Stages and puts the rows of every peer. Those that stay here are stored in between, in
+/// proportion: they need no link, and many were read a moment ago to be staged.
+///
+/// # Safety
+/// `source` is valid until this operation is received.
+pub(super) unsafe fn put_in_pieces(
+    engine: &Engine,
+    m: &Move,
+    source: &RowSource,
+    stage: &Spot,
+) -> Result<()> {
+    let (me, peers) = m.via.turn(&engine.world.domains);
+    let own = if m.via == Via::Rail { 0..0 } else { engine.routing.rows_for(m, me) };
+    let others =
+        || (1..peers).map(|i| (me + i) % peers).filter(|p| !engine.order.is_left_out(m, *p));
+    let leaving: usize = others().map(|peer| engine.routing.rows_for(m, peer).len()).sum();
+    let most = engine.launcher.piece_rows(m.format.row.x_bytes.into());
+    let (mut left, mut stored) = (0, 0);
+    for peer in others() {
+        for piece in pieces(engine.routing.rows_for(m, peer), most) {
+            // SAFETY: by this function's contract.
+            unsafe { write_rows(engine, m, source, piece.clone())? };
+            put_rows_of(engine, m, stage, peer, piece.clone())?;
+            left += piece.len();
+            let until = own.len() * left / leaving;
+            // SAFETY: by this function's contract.
+            unsafe { write_rows(engine, m, source, own.start + stored..own.start + until)? };
+            stored = until;
+            if piece.len() == most && left < leaving {
+                // Many links move only when somebody drives them; what is short is over soon.
+                engine.order.progress()?;
             }
-            self.put_sides(m, stage, peer)?;
+        }
+        put_sides(engine, m, stage, peer)?;
+    }
+    // SAFETY: by this function's contract.
+    unsafe { write_rows(engine, m, source, own.start + stored..own.end)? };
+    if own.is_empty() { Ok(()) } else { tell_stored(engine, m, me) }
+}
+
+/// Offsets of the arrays of all rows that leave, in the stage of the slot.
+pub(super) fn stage_offsets(engine: &Engine, m: &Move) -> Spot {
+    let rows = engine.routing.plan(m).send.tokens().len() as u64;
+    let k4 = 4 * u64::from(engine.world.shape.topk);
+    let mut end = match m.via {
+        Via::Leg(domain) => engine.places.sizes.stage(m.slot, domain),
+        Via::Rail => engine.places.sizes.rail_stage(m.slot),
+    };
+    let mut next = |width: u64| {
+        let start = end;
+        end += (rows * width).next_multiple_of(REGION_ALIGN);
+        start
+    };
+    Spot {
+        window: CONTROL,
+        x: next(m.format.row.x_bytes.into()),
+        scales: next(m.format.row.scale_bytes.into()),
+        ids: next(k4),
+        weights: next(k4),
+        source: next(4),
+    }
+}
+
+/// Puts a piece of a peer's staged rows, without their side arrays.
+fn put_rows_of(
+    engine: &Engine,
+    m: &Move,
+    stage: &Spot,
+    peer: u32,
+    piece: Range<usize>,
+) -> Result<()> {
+    let spot = &engine.launcher.scratch.spots[peer as usize];
+    let width = u64::from(m.format.row.x_bytes);
+    let from = |row: usize| stage.x + row as u64 * width;
+    let layout = engine.routing.handles[m.handle].arrangement.layout;
+    if matches!(layout, Layout::ExpertMajor { .. }) && m.via != Via::Rail {
+        let tokens = &engine.routing.plan(m).send.tokens()[piece.clone()];
+        return piece.zip(tokens).try_for_each(|(row, token)| {
+            let slot = u64::from(first_copy(engine, m, peer, *token as usize));
+            put_array(
+                engine,
+                m,
+                (peer, spot.window),
+                (from(row), spot.x + slot * width),
+                (1, width),
+            )
+        });
+    }
+    let first =
+        piece.start as u64 - u64::from(engine.routing.plan(m).send.rank_offsets()[peer as usize]);
+    let to = spot.x + first * width;
+    let shape = (piece.len() as u64, width);
+    put_array(engine, m, (peer, spot.window), (from(piece.start), to), shape)
+}
+
+/// Puts the side arrays of all of a peer's staged rows: they are small.
+fn put_sides(engine: &Engine, m: &Move, stage: &Spot, peer: u32) -> Result<()> {
+    let send = engine.routing.plan(m).send;
+    let spot = &engine.launcher.scratch.spots[peer as usize];
+    let first = u64::from(send.rank_offsets()[peer as usize]);
+    let rows = u64::from(send.rank_counts()[peer as usize]);
+    let row = m.format.row;
+    let k4 = 4 * u64::from(engine.world.shape.topk);
+    let sides = [
+        (u64::from(row.scale_bytes), stage.scales, spot.scales),
+        (k4, stage.ids, spot.ids),
+        (if row.weights { k4 } else { 0 }, stage.weights, spot.weights),
+        (4, stage.source, spot.source),
+    ];
+    sides.into_iter().filter(|(width, ..)| *width > 0).try_for_each(|(width, from, to)| {
+        let from = from + first * width;
+        put_array(engine, m, (peer, spot.window), (from, to), (rows, width))
+    })
+}
+
+/// Puts rows of one array out of the stage.
+fn put_array(
+    engine: &Engine,
+    m: &Move,
+    (peer, window): (u32, u16),
+    (from, to): (u64, u64),
+    (rows, width): (u64, u64),
+) -> Result<()> {
+    let (channel, signal) = engine.order.link_of(m);
+    let (src, dst) = ((CONTROL, from), (window, to));
+    let block = Block { operation: m.operation, peer, signal, rows, width, src, dst };
+    engine.order.put_rows(channel, m.slot, &block)
+}
+
+/// Expert-major row of a token's first selected expert on `peer`: there the row crosses to.
+fn first_copy(engine: &Engine, m: &Move, peer: u32, token: usize) -> u32 {
+    let topk = engine.world.shape.topk as usize;
+    let row = token * topk..(token + 1) * topk;
+    first_local(&engine.world.inside, &engine.routing.plan(m).topk[row.clone()], peer)
+        .map_or(0, |k| engine.launcher.scratch.slot_of[row][k])
+}
+
+/// Makes every source's partial rows and puts them where it, or its forwarder, wants them, piece by
+/// piece. Then those of this rank's own rows, which are read where they are made.
+///
+/// # Safety
+/// As `combine_send`.
+pub(super) unsafe fn push(
+    engine: &Engine,
+    slot: usize,
+    op: &CombineOp,
+    staged: &Staged,
+) -> Result<()> {
+    let own = engine.world.domains.index;
+    for (domain, peer) in engine.world.domains.pairs().filter(|(_, peer)| *peer != own) {
+        let place = engine.world.domains.place(domain, peer);
+        let forwarder_is_lost =
+            engine.order.losses.is_given_up(engine.world.domains.forwarder(place));
+        // Of rows whose source is lost, their forwarder needs no partials.
+        if forwarder_is_lost || engine.routing.gathered.entries[place as usize].gone {
+            continue;
         }
         // SAFETY: by this function's contract.
-        unsafe { self.write_rows(m, source, own.start + stored..own.end)? };
-        if own.is_empty() { Ok(()) } else { self.tell_stored(m, me) }
+        unsafe { push_to(engine, slot, op, staged, (domain, peer))? };
     }
-
-    /// The rows of a peer in the list of a move.
-    fn rows_for(&self, m: &Move, peer: u32) -> Range<usize> {
-        let offsets = self.plan(m).send.rank_offsets();
-        offsets[peer as usize] as usize..offsets[peer as usize + 1] as usize
+    for domain in engine.world.domains.all() {
+        let rows = engine.routing.partials_of(op, engine.world.domains.place(domain, own));
+        // SAFETY: by this function's contract.
+        unsafe { make_partials(engine, staged, rows)? };
     }
+    Ok(())
+}
 
-    /// Offsets of the arrays of all rows that leave, in the stage of the slot.
-    pub(super) fn stage_offsets(&self, m: &Move) -> Spot {
-        let rows = self.plan(m).send.tokens().len() as u64;
-        let k4 = 4 * u64::from(self.shape.topk);
-        let mut end = match m.via {
-            Via::Leg(domain) => self.sizes.stage(m.slot, domain),
-            Via::Rail => self.sizes.rail_stage(m.slot),
-        };
-        let mut next = |width: u64| {
-            let start = end;
-            end += (rows * width).next_multiple_of(REGION_ALIGN);
-            start
-        };
-        Spot {
-            window: CONTROL,
-            x: next(m.format.row.x_bytes.into()),
-            scales: next(m.format.row.scale_bytes.into()),
-            ids: next(k4),
-            weights: next(k4),
-            source: next(4),
+/// # Safety
+/// As `push`.
+unsafe fn push_to(
+    engine: &Engine,
+    slot: usize,
+    op: &CombineOp,
+    staged: &Staged,
+    (domain, peer): (u32, u32),
+) -> Result<()> {
+    let (operation, widths) = (op.operation, engine.routing.widths(op));
+    let rows = engine.routing.partials_of(op, engine.world.domains.place(domain, peer));
+    let there = entry_at(engine, op, (domain, peer), rows.len() as u64)?;
+    let here = engine.world.domains.place(domain, engine.world.domains.index);
+    let signal = engine.order.channel.ids.id(Signal::Rows, slot, here);
+    let put = |rows: usize, width: u64, from: u64, to: u64| {
+        let (rows, src, dst) = (rows as u64, (ARENA, from), (ARENA, to));
+        let block = Block { operation, peer, signal, rows, width, src, dst };
+        engine.order.put_rows(&engine.order.channel, slot, &block)
+    };
+    let at = |area: Offsets, row: usize| area.row(row as u64, widths);
+    let most =
+        if staged.copies_x { engine.launcher.piece_rows(widths.x) } else { rows.len().max(1) };
+    for piece in pieces(rows.clone(), most) {
+        if piece.start > rows.start {
+            // As in a dispatch: many links move only when somebody drives them.
+            engine.order.progress()?;
         }
+        // SAFETY: by this function's contract.
+        unsafe { make_partials(engine, staged, piece.clone())? };
+        let to = at(there, piece.start - rows.start);
+        put(piece.len(), widths.x, at(staged.partials, piece.start).x, to.x)?;
     }
-
-    /// Puts a piece of a peer's staged rows, without their side arrays.
-    fn put_rows_of(&self, m: &Move, stage: &Spot, peer: u32, piece: Range<usize>) -> Result<()> {
-        let spot = &self.scratch.spots[peer as usize];
-        let width = u64::from(m.format.row.x_bytes);
-        let from = |row: usize| stage.x + row as u64 * width;
-        let layout = self.handles[m.handle].arrangement.layout;
-        if matches!(layout, Layout::ExpertMajor { .. }) && m.via != Via::Rail {
-            let tokens = &self.plan(m).send.tokens()[piece.clone()];
-            return piece.zip(tokens).try_for_each(|(row, token)| {
-                let slot = u64::from(self.first_copy(m, peer, *token as usize));
-                self.put_array(
-                    m,
-                    (peer, spot.window),
-                    (from(row), spot.x + slot * width),
-                    (1, width),
-                )
-            });
-        }
-        let first = piece.start as u64 - u64::from(self.plan(m).send.rank_offsets()[peer as usize]);
-        let to = spot.x + first * width;
-        let shape = (piece.len() as u64, width);
-        self.put_array(m, (peer, spot.window), (from(piece.start), to), shape)
+    if op.has_weights {
+        let from = at(staged.partials, rows.start).weights;
+        put(rows.len(), widths.weights, from, there.weights)?;
     }
-
-    /// Puts the side arrays of all of a peer's staged rows: they are small.
-    fn put_sides(&self, m: &Move, stage: &Spot, peer: u32) -> Result<()> {
-        let send = self.plan(m).send;
-        let spot = &self.scratch.spots[peer as usize];
-        let first = u64::from(send.rank_offsets()[peer as usize]);
-        let rows = u64::from(send.rank_counts()[peer as usize]);
-        let row = m.format.row;
-        let k4 = 4 * u64::from(self.shape.topk);
-        let sides = [
-            (u64::from(row.scale_bytes), stage.scales, spot.scales),
-            (k4, stage.ids, spot.ids),
-            (if row.weights { k4 } else { 0 }, stage.weights, spot.weights),
-            (4, stage.source, spot.source),
-        ];
-        sides.into_iter().filter(|(width, ..)| *width > 0).try_for_each(|(width, from, to)| {
-            let from = from + first * width;
-            self.put_array(m, (peer, spot.window), (from, to), (rows, width))
-        })
-    }
-
-    /// Puts rows of one array out of the stage.
-    fn put_array(
-        &self,
-        m: &Move,
-        (peer, window): (u32, u16),
-        (from, to): (u64, u64),
-        (rows, width): (u64, u64),
-    ) -> Result<()> {
-        let (channel, signal) = self.link_of(m);
-        let (src, dst) = ((CONTROL, from), (window, to));
-        let block = Block { operation: m.operation, peer, signal, rows, width, src, dst };
-        self.put_rows(channel, m.slot, &block)
-    }
-
-    /// Expert-major row of a token's first selected expert on `peer`: there the row crosses to.
-    fn first_copy(&self, m: &Move, peer: u32, token: usize) -> u32 {
-        let topk = self.shape.topk as usize;
-        let row = token * topk..(token + 1) * topk;
-        first_local(&self.inside, &self.plan(m).topk[row.clone()], peer)
-            .map_or(0, |k| self.scratch.slot_of[row][k])
-    }
-
-    /// Makes every source's partial rows and puts them where it, or its forwarder, wants them, piece by
-    /// piece. Then those of this rank's own rows, which are read where they are made.
-    ///
-    /// # Safety
-    /// As [`combine_send`](Self::combine_send).
-    pub(super) unsafe fn push(&self, slot: usize, op: &CombineOp, staged: &Staged) -> Result<()> {
-        let own = self.domains.index;
-        for (domain, peer) in self.domains.pairs().filter(|(_, peer)| *peer != own) {
-            let place = self.domains.place(domain, peer);
-            let forwarder_is_lost = self.losses.is_given_up(self.domains.forwarder(place));
-            // Of rows whose source is lost, their forwarder needs no partials.
-            if forwarder_is_lost || self.gathered.entries[place as usize].gone {
-                continue;
-            }
-            // SAFETY: by this function's contract.
-            unsafe { self.push_to(slot, op, staged, (domain, peer))? };
-        }
-        for domain in self.domains.all() {
-            let rows = self.partials_of(op, self.domains.place(domain, own));
-            // SAFETY: by this function's contract.
-            unsafe { self.make_partials(staged, rows)? };
-        }
-        Ok(())
-    }
-
-    /// # Safety
-    /// As [`push`](Self::push).
-    unsafe fn push_to(
-        &self,
-        slot: usize,
-        op: &CombineOp,
-        staged: &Staged,
-        (domain, peer): (u32, u32),
-    ) -> Result<()> {
-        let (operation, widths) = (op.operation, self.widths(op));
-        let rows = self.partials_of(op, self.domains.place(domain, peer));
-        let there = self.entry_at(op, (domain, peer), rows.len() as u64)?;
-        let here = self.domains.place(domain, self.domains.index);
-        let signal = self.channel.ids.id(Signal::Rows, slot, here);
-        let put = |rows: usize, width: u64, from: u64, to: u64| {
-            let (rows, src, dst) = (rows as u64, (ARENA, from), (ARENA, to));
-            let block = Block { operation, peer, signal, rows, width, src, dst };
-            self.put_rows(&self.channel, slot, &block)
-        };
-        let at = |area: Offsets, row: usize| area.row(row as u64, widths);
-        let most = if staged.copies_x { self.piece_rows(widths.x) } else { rows.len().max(1) };
-        for piece in pieces(rows.clone(), most) {
-            if piece.start > rows.start {
-                // As in a dispatch: many links move only when somebody drives them.
-                self.progress()?;
-            }
-            // SAFETY: by this function's contract.
-            unsafe { self.make_partials(staged, piece.clone())? };
-            let to = at(there, piece.start - rows.start);
-            put(piece.len(), widths.x, at(staged.partials, piece.start).x, to.x)?;
-        }
-        if op.has_weights {
-            let from = at(staged.partials, rows.start).weights;
-            put(rows.len(), widths.weights, from, there.weights)?;
-        }
-        Ok(())
-    }
-
-    /// The partial rows of a place's source, in flat order.
-    pub(super) fn partials_of(&self, op: &CombineOp, source: u32) -> Range<usize> {
-        let recv = &self.handles[op.handle].recv;
-        let first = recv.row_base(source) as usize;
-        first..first + recv.rows_from(source) as usize
-    }
+    Ok(())
 }

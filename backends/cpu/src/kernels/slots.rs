@@ -2,121 +2,15 @@
 //! through with its last operation. Everybody: the peers of the domain and of the rail. Nobody else
 //! writes to this rank.
 
-use tokenyard_core::abi;
-use tokenyard_core::moe::Region;
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::channel::Channel;
 use super::commands::Raise;
 use super::control::Signal;
 use super::counters::Way;
-use super::engine::{Engine, QUEUE, Wait};
-
-impl Engine {
-    /// Makes a slot usable for a new operation: what it posted is done (INV-5), and all peers are
-    /// through with its last one, so that its records and landing places may be written again. A
-    /// peer that is not has not arrived yet, and may be as late as for an entry.
-    pub(super) fn enter_slot(&mut self, operation: u64) -> Result<usize> {
-        let slot = self.slot(operation);
-        self.losses.begin(operation);
-        self.wait_posted(slot, operation)?;
-        self.wait_done(slot, operation, abi::TY_PHASE_ENTRY)?;
-        Ok(slot)
-    }
-
-    /// Tells all peers that this rank is through with the operation of a slot. Every operation that
-    /// does not close the communicator ends so, once, on every rank.
-    pub(super) fn leave(&mut self, slot: usize, operation: u64, end: End) -> Result<()> {
-        let raise = Raise { operation, add: end as u64 };
-        let place = self.domains.place(self.domains.mine, self.domains.index);
-        let done = self.channel.ids.id(Signal::Done, slot, place);
-        for peer in self.domains.peers() {
-            self.raise(&self.channel, slot, (peer, done), raise)?;
-        }
-        if let Some(rail) = &self.rail {
-            let done = rail.channel.ids.id(Signal::Done, slot, self.domains.mine);
-            for domain in self.domains.others() {
-                self.raise(&rail.channel, slot, (domain, done), raise)?;
-            }
-        }
-        self.ends[slot] = Some(end);
-        Ok(())
-    }
-
-    /// Waits until all peers are through with the operation that this rank left last in a slot, if it
-    /// is not known yet that they are; and checks that it ended for them as it did here.
-    pub(super) fn wait_done(&mut self, slot: usize, operation: u64, phase: u64) -> Result<()> {
-        let Some(end) = self.ends[slot] else { return Ok(()) };
-        for peer in self.domains.peers() {
-            let rank = self.domains.place(self.domains.mine, peer);
-            let wait = Wait { operation, add: 1, phase, rank };
-            if self.wait(Signal::Done, slot, rank, wait)? {
-                check_end(&mut self.channel, (slot, rank), rank, end)?;
-                self.counters.add_seen(Way { level: self.channel.level, rank }, end as u64 - 1);
-            }
-        }
-        for domain in self.domains.others() {
-            let rank = self.domains.place(domain, self.domains.index);
-            let wait = Wait { operation, add: 1, phase, rank };
-            if self.wait_rail(Signal::Done, slot, domain, wait)?
-                && let Some(rail) = &mut self.rail
-            {
-                check_end(&mut rail.channel, (slot, domain), rank, end)?;
-                self.counters.add_seen(Way { level: rail.channel.level, rank }, end as u64 - 1);
-            }
-        }
-        self.ends[slot] = None;
-        Ok(())
-    }
-
-    /// Leaves the slot where an operation ended on all ranks alike: refused, or without room.
-    pub(super) fn leave_if_refused<T>(
-        &mut self,
-        slot: usize,
-        operation: u64,
-        result: Result<T>,
-    ) -> Result<T> {
-        let exposed = self.exposed.take();
-        if result.as_ref().is_err_and(was_refused) {
-            self.leave(slot, operation, End::Refused)?;
-            if let Some(exposed) = exposed {
-                self.take_back(slot, operation, exposed)?;
-            }
-        }
-        result
-    }
-
-    /// Takes back what the others were told of in an operation that was refused. Where losses are
-    /// masked, some may not have heard that, because who refused is lost: so not before all have said
-    /// how it ended for them. None of them is elsewhere by then: they heard of the refusal in the same
-    /// call as this rank, or wait for this rank in it.
-    fn take_back(&mut self, slot: usize, operation: u64, exposed: Exposed) -> Result<()> {
-        if self.losses.are_masked() {
-            self.wait_done(slot, operation, abi::TY_PHASE_DONE)?;
-        }
-        let Some(region) = exposed.region else { return Ok(()) };
-        if (0..self.shape.ranks).any(|rank| self.losses.may_write(rank, operation)) {
-            self.arena.quarantine(region.id);
-        } else {
-            self.arena.release(region.id);
-        }
-        Ok(())
-    }
-}
-
-/// How an operation ended on a rank: how far it raises `Done`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    Refused = 1,
-    Done = 2,
-}
-
-/// What others may read, or write to, in an operation that they do not know to be refused: the memory
-/// of this rank's caller, and a region.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Exposed {
-    pub(super) region: Option<Region>,
-}
+use super::engine::Engine;
+use super::operation::{End, Exposed};
+use super::order::{Order, QUEUE, Wait};
 
 /// Whether an operation ended for the rank behind a place as it did here. Its `Done` was seen to rise:
 /// one command raised it, and the next comes after this rank has entered the slot again.
@@ -148,4 +42,96 @@ fn of_two_minds(rank: u32, end: End) -> Error {
 /// each other in records, or all find alike before they enter, may have these kinds.
 pub(super) fn was_refused(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full | ErrorKind::InvalidInput)
+}
+
+impl Order {
+    /// Makes a slot usable for a new operation: what it posted is done (INV-5), and all peers are
+    /// through with its last one, so that its records and landing places may be written again. A
+    /// peer that is not has not arrived yet, and may be as late as for an entry.
+    pub(super) fn enter_slot(&mut self, operation: u64) -> Result<usize> {
+        let slot = self.slot(operation);
+        self.losses.begin(operation);
+        self.wait_posted(slot, operation)?;
+        self.wait_done(slot, operation, abi::TY_PHASE_ENTRY)?;
+        Ok(slot)
+    }
+
+    /// Tells all peers that this rank is through with the operation of a slot. Every operation that
+    /// does not close the communicator ends so, once, on every rank.
+    pub(super) fn leave(&mut self, slot: usize, operation: u64, end: End) -> Result<()> {
+        let raise = Raise { operation, add: end as u64 };
+        let place = self.world.domains.place(self.world.domains.mine, self.world.domains.index);
+        let done = self.channel.ids.id(Signal::Done, slot, place);
+        for peer in self.world.domains.peers() {
+            self.raise(&self.channel, slot, (peer, done), raise)?;
+        }
+        if let Some(rail) = &self.rail {
+            let done = rail.ids.id(Signal::Done, slot, self.world.domains.mine);
+            for domain in self.world.domains.others() {
+                self.raise(rail, slot, (domain, done), raise)?;
+            }
+        }
+        self.ends[slot] = Some(end);
+        Ok(())
+    }
+
+    /// Waits until all peers are through with the operation that this rank left last in a slot, if it
+    /// is not known yet that they are; and checks that it ended for them as it did here.
+    pub(super) fn wait_done(&mut self, slot: usize, operation: u64, phase: u64) -> Result<()> {
+        let Some(end) = self.ends[slot] else { return Ok(()) };
+        for peer in self.world.domains.peers() {
+            let rank = self.world.domains.place(self.world.domains.mine, peer);
+            let wait = Wait { operation, add: 1, phase, rank };
+            if self.wait(Signal::Done, slot, rank, wait)? {
+                check_end(&mut self.channel, (slot, rank), rank, end)?;
+                self.counters.add_seen(Way { level: self.channel.level, rank }, end as u64 - 1);
+            }
+        }
+        for domain in self.world.domains.others() {
+            let rank = self.world.domains.place(domain, self.world.domains.index);
+            let wait = Wait { operation, add: 1, phase, rank };
+            if self.wait_rail(Signal::Done, slot, domain, wait)?
+                && let Some(rail) = &mut self.rail
+            {
+                check_end(rail, (slot, domain), rank, end)?;
+                self.counters.add_seen(Way { level: rail.level, rank }, end as u64 - 1);
+            }
+        }
+        self.ends[slot] = None;
+        Ok(())
+    }
+}
+
+/// Leaves the slot where an operation ended on all ranks alike: refused, or without room.
+pub(super) fn leave_if_refused<T>(
+    engine: &mut Engine,
+    slot: usize,
+    operation: u64,
+    result: Result<T>,
+) -> Result<T> {
+    let exposed = engine.order.exposed.take();
+    if result.as_ref().is_err_and(was_refused) {
+        engine.order.leave(slot, operation, End::Refused)?;
+        if let Some(exposed) = exposed {
+            take_back(engine, slot, operation, exposed)?;
+        }
+    }
+    result
+}
+
+/// Takes back what the others were told of in an operation that was refused. Where losses are
+/// masked, some may not have heard that, because who refused is lost: so not before all have said
+/// how it ended for them. None of them is elsewhere by then: they heard of the refusal in the same
+/// call as this rank, or wait for this rank in it.
+fn take_back(engine: &mut Engine, slot: usize, operation: u64, exposed: Exposed) -> Result<()> {
+    if engine.order.losses.are_masked() {
+        engine.order.wait_done(slot, operation, abi::TY_PHASE_DONE)?;
+    }
+    let Some(region) = exposed.region else { return Ok(()) };
+    if (0..engine.world.shape.ranks).any(|rank| engine.order.losses.may_write(rank, operation)) {
+        engine.places.arena.quarantine(region.id);
+    } else {
+        engine.places.arena.release(region.id);
+    }
+    Ok(())
 }

@@ -1,11 +1,9 @@
 //! A dispatch's own rows as a source: the caller's tensors, or what they were cast to.
 
-use tokenyard_core::abi;
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::engine::Engine;
 use super::handle::WireFormat;
-use super::rows::{CHUNK, Shared, pool_failed};
+use super::launch::{CHUNK, Launcher, Shared, pool_failed};
 use super::writer::RowSource;
 use crate::convert::{FloatType, Scaling, cast_row};
 
@@ -18,7 +16,7 @@ pub(super) fn float_type(dtype: u32) -> Option<FloatType> {
     }
 }
 
-impl Engine {
+impl Launcher {
     /// Reads the call's tensors, and casts rows where that is asked for.
     ///
     /// # Safety
@@ -29,7 +27,7 @@ impl Engine {
         format: &WireFormat,
     ) -> Result<RowSource> {
         let element = tokenyard_core::moe::DType::from_code(call.x.dtype).map_or(1, |d| d.bytes());
-        let x_pitch = self.shape.hidden as usize * element;
+        let x_pitch = self.world.shape.hidden as usize * element;
         let weights = call.topk_weights.data.cast::<f32>().cast_const();
         let sources = std::ptr::null();
         if call.cast == abi::TY_CAST_NONE {
@@ -42,7 +40,7 @@ impl Engine {
         unsafe { self.cast_rows(call, x_pitch, format.row.scale_bytes as usize)? };
         Ok(RowSource {
             x: self.scratch.cast_rows.as_ptr(),
-            x_pitch: self.shape.hidden as usize,
+            x_pitch: self.world.shape.hidden as usize,
             scales: self.scratch.cast_scales.as_ptr(),
             scale_pitch: [format.row.scale_bytes as isize, 4],
             weights,
@@ -66,7 +64,7 @@ impl Engine {
         let float = float_type(call.x.dtype).ok_or_else(|| {
             Error::new(ErrorKind::Internal, "cast rows", format!("type {}", call.x.dtype))
         })?;
-        let (tokens, hidden) = (call.x.shape[0] as usize, self.shape.hidden as usize);
+        let (tokens, hidden) = (call.x.shape[0] as usize, self.world.shape.hidden as usize);
         let from = Shared(call.x.data.cast_const());
         let rows = Shared(self.scratch.cast_rows.as_mut_ptr());
         let scales = Shared(self.scratch.cast_scales.as_mut_ptr());

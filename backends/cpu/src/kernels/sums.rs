@@ -4,8 +4,9 @@
 use tokenyard_core::moe::{MAX_TOPK, SendPlan, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::combine::CombineOp;
-use super::rows::{Carried, Shared};
+use super::launch::Shared;
+use super::moves::Carried;
+use super::operation::CombineOp;
 use crate::convert::FloatType;
 use crate::pool::Pool;
 use crate::sum::sum_rows;

@@ -5,201 +5,18 @@
 //! of a domain tell each other, then those of a rail, then those of a domain again: also whoever has lost
 //! its partners on the rail, or in its domain, hears it.
 
-use tokenyard_core::Result;
-use tokenyard_core::abi;
 use tokenyard_core::signature::Signature;
+use tokenyard_core::{Result, abi};
 
-use super::agree::{Enter, Refusal, bad_record, checked, verdict_of};
-use super::commands::{Body, Raise, Record};
-use super::control::{Header, Signal, Verdict};
+use super::agree::hear_entries;
+use super::commands::Raise;
+use super::control::{Signal, Verdict};
 use super::counters::Way;
-use super::engine::{Engine, QUEUE, Wait};
-
-/// The record that a rank refuses, or has no room.
-pub(super) fn refusal_record(
-    operation: u64,
-    (verdict, rank): (Verdict, u32),
-    text: &[u8],
-) -> (Header, Body<'_>) {
-    let header = Header([operation, verdict as u64, 0, 0, 0, rank.into(), 0, 0]);
-    (header, Body::Text(text))
-}
-
-impl Engine {
-    /// The first refusal, in order of ranks, is everybody's answer. Not everybody may have heard it
-    /// where losses are masked among domains: then those grant places, and hear it from who does not.
-    pub(super) fn conclude(
-        &mut self,
-        slot: usize,
-        enter: &Enter<'_>,
-        refused: Option<Refusal>,
-    ) -> Result<()> {
-        let refused = if self.masks_domains() {
-            let heard = match refused {
-                Some(refusal) if enter.signature.carries_counts() => {
-                    self.refuse_grants(slot, enter.operation, &refusal)?;
-                    self.hear_grants(slot, enter.operation, None)?
-                }
-                _ => None,
-            };
-            let refused = heard.map_or(refused, |heard| Refusal::first(refused, heard));
-            self.settle_verdict(slot, (enter.operation, enter.signature), refused)?
-        } else {
-            refused
-        };
-        refused.map_or(Ok(()), |refusal| Err(refusal.error()))
-    }
-
-    /// Hears every peer's grants, for the rows of every domain; then whether the other domains
-    /// granted theirs.
-    pub(super) fn gather_grants(
-        &mut self,
-        slot: usize,
-        (operation, signature): (u64, Signature),
-        handle: usize,
-    ) -> Result<()> {
-        let refused = self.hear_grants(slot, operation, Some(handle))?;
-        let refused = self.settle_verdict(slot, (operation, signature), refused)?;
-        refused.map_or(Ok(()), |refusal| Err(refusal.error()))
-    }
-
-    /// Hears the grants of this domain, and keeps the places in a handle; returns the first refusal.
-    fn hear_grants(
-        &mut self,
-        slot: usize,
-        operation: u64,
-        handle: Option<usize>,
-    ) -> Result<Option<Refusal>> {
-        let mut refused = None;
-        for (domain, peer) in self.domains.pairs() {
-            let rank = self.domains.place(self.domains.mine, peer);
-            let place = self.domains.place(domain, peer);
-            let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_GRANT, rank };
-            if !self.wait(Signal::Grant, slot, place, wait)? {
-                continue;
-            }
-            let record = self.record_from(Signal::Grant, slot, place);
-            match (self.refusal_in(record, rank, operation)?, handle) {
-                (Some(refusal), _) => refused = Refusal::first(refused, refusal),
-                (None, Some(handle)) => self.accept_grant((domain, peer), record, handle),
-                (None, None) => {}
-            }
-        }
-        Ok(refused)
-    }
-
-    /// Grants nothing, because of a refusal that was heard.
-    fn refuse_grants(&self, slot: usize, operation: u64, refusal: &Refusal) -> Result<()> {
-        for (domain, peer) in self.domains.pairs() {
-            let who = (refusal.verdict, refusal.rank);
-            let record = refusal_record(operation, who, refusal.text());
-            self.send_record(Signal::Grant, slot, (domain, peer), record)?;
-        }
-        Ok(())
-    }
-
-    /// Tells others what this rank has heard, and hears the same of them. Returns the first refusal.
-    pub(super) fn settle_verdict(
-        &mut self,
-        slot: usize,
-        (operation, signature): (u64, Signature),
-        refused: Option<Refusal>,
-    ) -> Result<Option<Refusal>> {
-        let refused = self.exchange_verdicts(slot, operation, refused)?;
-        if !self.masks_domains() {
-            return Ok(refused);
-        }
-        // One that has no other use in the operation, or whose first one is over: who granted had heard all
-        // entries.
-        let signal = if signature.carries_counts() { Signal::Entry } else { Signal::Grant };
-        self.share_verdict(slot, operation, signal, refused)
-    }
-
-    /// The same over the rail.
-    fn exchange_verdicts(
-        &mut self,
-        slot: usize,
-        operation: u64,
-        mut refused: Option<Refusal>,
-    ) -> Result<Option<Refusal>> {
-        for domain in self.domains.others() {
-            let record = match &refused {
-                Some(refusal) => {
-                    refusal_record(operation, (refusal.verdict, refusal.rank), refusal.text())
-                }
-                None => refusal_record(operation, (Verdict::Go, 0), &[]),
-            };
-            self.send_rail_record(Signal::Grant, slot, domain, record)?;
-        }
-        // Where not everybody hears everybody, a rank may have to wait for one that waits for a late one.
-        let phase = if self.masks_domains() { abi::TY_PHASE_ENTRY } else { abi::TY_PHASE_GRANT };
-        for domain in self.domains.others() {
-            let forwarder = self.domains.place(domain, self.domains.index);
-            let wait = Wait { operation, add: 1, phase, rank: forwarder };
-            if !self.wait_rail(Signal::Grant, slot, domain, wait)? {
-                continue;
-            }
-            let record = self.rail_record_from(Signal::Grant, slot, domain);
-            if let Some(refusal) = self.refusal_in(record, forwarder, operation)? {
-                refused = Refusal::first(refused, refusal);
-            }
-        }
-        Ok(refused)
-    }
-
-    /// The same in the domain, by how far a signal rises: the records of the operation are in use. So whom it
-    /// reaches first here gets no text.
-    fn share_verdict(
-        &mut self,
-        slot: usize,
-        operation: u64,
-        signal: Signal,
-        mut refused: Option<Refusal>,
-    ) -> Result<Option<Refusal>> {
-        let place = self.domains.place(self.domains.mine, self.domains.index);
-        let id = self.channel.ids.id(signal, slot, place);
-        let raise = Raise { operation, add: 1 + refused.as_ref().map_or(0, Refusal::code) };
-        for peer in self.domains.peers() {
-            self.raise(&self.channel, slot, (peer, id), raise)?;
-        }
-        for peer in self.domains.peers() {
-            let rank = self.domains.place(self.domains.mine, peer);
-            let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_ENTRY, rank };
-            if !self.wait(signal, slot, rank, wait)? {
-                continue;
-            }
-            let (id, expected) = self.channel.expect(signal, slot, rank, 0);
-            // One command raised it, and nothing raises it again before this rank has left the operation.
-            let code = self.channel.link.read_signal(QUEUE, id).wrapping_sub(expected);
-            self.channel.expect(signal, slot, rank, code);
-            self.counters.add_seen(Way { level: self.channel.level, rank }, code);
-            if code > 2 * u64::from(self.shape.ranks) {
-                return Err(bad_record(rank, format!("verdict {code}")));
-            }
-            refused = Refusal::decode(code).map_or(refused, |told| Refusal::first(refused, told));
-        }
-        Ok(refused)
-    }
-
-    /// Whose refusal the record of a grant or verdict is, if it is one.
-    fn refusal_in(&self, record: Record, writer: u32, operation: u64) -> Result<Option<Refusal>> {
-        let header = checked(record, writer, operation)?;
-        let verdict = verdict_of(&header, writer)?;
-        if verdict == Verdict::Go {
-            return Ok(None);
-        }
-        let rank = u32::try_from(header.0[5]).unwrap_or(u32::MAX);
-        // Of its own domain, unless it has heard of more than this rank.
-        let is_known = match self.masks_domains() {
-            true => rank < self.shape.ranks,
-            false => rank / self.domains.size == writer / self.domains.size,
-        };
-        if !is_known {
-            return Err(bad_record(writer, format!("a refusal of rank {rank}")));
-        }
-        Ok(Some(Refusal { rank, verdict, record: Some(record) }))
-    }
-}
+use super::engine::Engine;
+use super::entry::{Enter, Refusal};
+use super::order::{QUEUE, Wait};
+use super::record::{Record, bad_record, checked, refusal_record, verdict_of};
+use super::sending::{send_rail_record, send_record};
 
 impl Refusal {
     /// A number for it, above 0; room for 2 R.
@@ -213,6 +30,192 @@ impl Refusal {
         let verdict = if code % 2 == 1 { Verdict::Full } else { Verdict::Refused };
         Some(Self { rank: (code / 2) as u32, verdict, record: None })
     }
+}
+
+/// Hears every source's entry, and agrees with the others on whether somebody refuses.
+pub(super) fn gather_entries(engine: &mut Engine, slot: usize, enter: &Enter<'_>) -> Result<()> {
+    let refused = hear_entries(engine, slot, enter)?;
+    conclude(engine, slot, enter, refused)
+}
+
+/// The first refusal, in order of ranks, is everybody's answer. Not everybody may have heard it
+/// where losses are masked among domains: then those grant places, and hear it from who does not.
+pub(super) fn conclude(
+    engine: &mut Engine,
+    slot: usize,
+    enter: &Enter<'_>,
+    refused: Option<Refusal>,
+) -> Result<()> {
+    let refused = if engine.order.masks_domains() {
+        let heard = match refused {
+            Some(refusal) if enter.signature.carries_counts() => {
+                refuse_grants(engine, slot, enter.operation, &refusal)?;
+                hear_grants(engine, slot, enter.operation, None)?
+            }
+            _ => None,
+        };
+        let refused = heard.map_or(refused, |heard| Refusal::first(refused, heard));
+        settle_verdict(engine, slot, (enter.operation, enter.signature), refused)?
+    } else {
+        refused
+    };
+    refused.map_or(Ok(()), |refusal| Err(refusal.error()))
+}
+
+/// Hears every peer's grants, for the rows of every domain; then whether the other domains
+/// granted theirs.
+pub(super) fn gather_grants(
+    engine: &mut Engine,
+    slot: usize,
+    (operation, signature): (u64, Signature),
+    handle: usize,
+) -> Result<()> {
+    let refused = hear_grants(engine, slot, operation, Some(handle))?;
+    let refused = settle_verdict(engine, slot, (operation, signature), refused)?;
+    refused.map_or(Ok(()), |refusal| Err(refusal.error()))
+}
+
+/// Hears the grants of this domain, and keeps the places in a handle; returns the first refusal.
+fn hear_grants(
+    engine: &mut Engine,
+    slot: usize,
+    operation: u64,
+    handle: Option<usize>,
+) -> Result<Option<Refusal>> {
+    let mut refused = None;
+    for (domain, peer) in engine.world.domains.pairs() {
+        let rank = engine.world.domains.place(engine.world.domains.mine, peer);
+        let place = engine.world.domains.place(domain, peer);
+        let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_GRANT, rank };
+        if !engine.order.wait(Signal::Grant, slot, place, wait)? {
+            continue;
+        }
+        let record = engine.places.record_from(Signal::Grant, slot, place);
+        match (refusal_in(engine, record, rank, operation)?, handle) {
+            (Some(refusal), _) => refused = Refusal::first(refused, refusal),
+            (None, Some(handle)) => engine.routing.accept_grant((domain, peer), record, handle),
+            (None, None) => {}
+        }
+    }
+    Ok(refused)
+}
+
+/// Grants nothing, because of a refusal that was heard.
+fn refuse_grants(engine: &Engine, slot: usize, operation: u64, refusal: &Refusal) -> Result<()> {
+    for (domain, peer) in engine.world.domains.pairs() {
+        let who = (refusal.verdict, refusal.rank);
+        let record = refusal_record(operation, who, refusal.text());
+        send_record(engine, Signal::Grant, slot, (domain, peer), record)?;
+    }
+    Ok(())
+}
+
+/// Tells others what this rank has heard, and hears the same of them. Returns the first refusal.
+pub(super) fn settle_verdict(
+    engine: &mut Engine,
+    slot: usize,
+    (operation, signature): (u64, Signature),
+    refused: Option<Refusal>,
+) -> Result<Option<Refusal>> {
+    let refused = exchange_verdicts(engine, slot, operation, refused)?;
+    if !engine.order.masks_domains() {
+        return Ok(refused);
+    }
+    // One that has no other use in the operation, or whose first one is over: who granted had heard all
+    // entries.
+    let signal = if signature.carries_counts() { Signal::Entry } else { Signal::Grant };
+    share_verdict(engine, slot, operation, signal, refused)
+}
+
+/// The same over the rail.
+fn exchange_verdicts(
+    engine: &mut Engine,
+    slot: usize,
+    operation: u64,
+    mut refused: Option<Refusal>,
+) -> Result<Option<Refusal>> {
+    for domain in engine.world.domains.others() {
+        let record = match &refused {
+            Some(refusal) => {
+                refusal_record(operation, (refusal.verdict, refusal.rank), refusal.text())
+            }
+            None => refusal_record(operation, (Verdict::Go, 0), &[]),
+        };
+        send_rail_record(engine, Signal::Grant, slot, domain, record)?;
+    }
+    // Where not everybody hears everybody, a rank may have to wait for one that waits for a late one.
+    let phase =
+        if engine.order.masks_domains() { abi::TY_PHASE_ENTRY } else { abi::TY_PHASE_GRANT };
+    for domain in engine.world.domains.others() {
+        let forwarder = engine.world.domains.place(domain, engine.world.domains.index);
+        let wait = Wait { operation, add: 1, phase, rank: forwarder };
+        if !engine.order.wait_rail(Signal::Grant, slot, domain, wait)? {
+            continue;
+        }
+        let record = engine.places.rail_record_from(Signal::Grant, slot, domain);
+        if let Some(refusal) = refusal_in(engine, record, forwarder, operation)? {
+            refused = Refusal::first(refused, refusal);
+        }
+    }
+    Ok(refused)
+}
+
+/// The same in the domain, by how far a signal rises: the records of the operation are in use. So whom it
+/// reaches first here gets no text.
+fn share_verdict(
+    engine: &mut Engine,
+    slot: usize,
+    operation: u64,
+    signal: Signal,
+    mut refused: Option<Refusal>,
+) -> Result<Option<Refusal>> {
+    let place = engine.world.domains.place(engine.world.domains.mine, engine.world.domains.index);
+    let id = engine.order.channel.ids.id(signal, slot, place);
+    let raise = Raise { operation, add: 1 + refused.as_ref().map_or(0, Refusal::code) };
+    for peer in engine.world.domains.peers() {
+        engine.order.raise(&engine.order.channel, slot, (peer, id), raise)?;
+    }
+    for peer in engine.world.domains.peers() {
+        let rank = engine.world.domains.place(engine.world.domains.mine, peer);
+        let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_ENTRY, rank };
+        if !engine.order.wait(signal, slot, rank, wait)? {
+            continue;
+        }
+        let (id, expected) = engine.order.channel.expect(signal, slot, rank, 0);
+        // One command raised it, and nothing raises it again before this rank has left the operation.
+        let code = engine.order.channel.link.read_signal(QUEUE, id).wrapping_sub(expected);
+        engine.order.channel.expect(signal, slot, rank, code);
+        engine.order.counters.add_seen(Way { level: engine.order.channel.level, rank }, code);
+        if code > 2 * u64::from(engine.world.shape.ranks) {
+            return Err(bad_record(rank, format!("verdict {code}")));
+        }
+        refused = Refusal::decode(code).map_or(refused, |told| Refusal::first(refused, told));
+    }
+    Ok(refused)
+}
+
+/// Whose refusal the record of a grant or verdict is, if it is one.
+fn refusal_in(
+    engine: &Engine,
+    record: Record,
+    writer: u32,
+    operation: u64,
+) -> Result<Option<Refusal>> {
+    let header = checked(record, writer, operation)?;
+    let verdict = verdict_of(&header, writer)?;
+    if verdict == Verdict::Go {
+        return Ok(None);
+    }
+    let rank = u32::try_from(header.0[5]).unwrap_or(u32::MAX);
+    // Of its own domain, unless it has heard of more than this rank.
+    let is_known = match engine.order.masks_domains() {
+        true => rank < engine.world.shape.ranks,
+        false => rank / engine.world.domains.size == writer / engine.world.domains.size,
+    };
+    if !is_known {
+        return Err(bad_record(writer, format!("a refusal of rank {rank}")));
+    }
+    Ok(Some(Refusal { rank, verdict, record: Some(record) }))
 }
 
 #[cfg(test)]

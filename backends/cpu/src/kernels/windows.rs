@@ -6,7 +6,7 @@ use tokenyard_core::moe::{
 use tokenyard_core::transport::Capabilities;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::CpuConfig;
+use super::config::CpuConfig;
 
 /// Window of records, staging and landing places.
 pub(super) const CONTROL: u16 = 0;

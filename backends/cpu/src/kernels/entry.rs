@@ -1,0 +1,161 @@
+//! What ranks say when they enter an operation.
+
+use tokenyard_core::moe::Shape;
+use tokenyard_core::signature::Signature;
+use tokenyard_core::{Error, ErrorKind, abi};
+
+use super::control::{Header, Verdict};
+use super::record::{Body, Record};
+
+/// What the entry in one place said.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) rows: u64,
+    /// Packed: how often the row signal rises for each row.
+    pub(super) arrays: u64,
+    /// Replay: offset of the peer's region. Combine: where rows are read or written.
+    pub(super) base_x: u64,
+    pub(super) base_weights: u64,
+    /// The source is lost, as its forwarder says.
+    pub(super) gone: bool,
+}
+
+/// That of a source that does not take part.
+pub(super) const NO_ENTRY: Entry =
+    Entry { rows: 0, arrays: 0, base_x: 0, base_weights: 0, gone: false };
+
+/// What all ranks said, by place. Room for R entries and E counts, from the start.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    pub(super) entries: Vec<Entry>,
+    /// Rows from each source, for the receive plan.
+    pub(super) rows: Vec<u32>,
+    /// `[R, El]`: rows from each source for each local expert.
+    pub(super) counts: Vec<u32>,
+    /// Arena offset of each peer's region, for the rows of each domain.
+    pub(super) regions: Vec<u64>,
+}
+
+impl Gathered {
+    pub(super) fn new(shape: &Shape) -> Self {
+        let ranks = shape.ranks as usize;
+        Self {
+            entries: vec![NO_ENTRY; ranks],
+            rows: vec![0; ranks],
+            counts: vec![0; shape.experts as usize],
+            regions: vec![0; ranks],
+        }
+    }
+}
+
+/// How a source enters.
+#[derive(Clone, Copy)]
+pub(super) struct Enter<'a> {
+    pub(super) operation: u64,
+    pub(super) signature: Signature,
+    /// Which dispatch made the handle that is used; nothing where the source refuses.
+    pub(super) origin: u64,
+    /// Why it does not take part.
+    pub(super) refusal: Option<(Verdict, &'a [u8])>,
+}
+
+/// What an entry says about rows.
+pub(super) struct Terms<'a> {
+    pub(super) rows: u64,
+    pub(super) base_x: u64,
+    pub(super) base_weights: u64,
+    pub(super) body: Body<'a>,
+}
+
+impl<'a> Terms<'a> {
+    /// So many rows, and nothing else to say.
+    pub(super) fn rows(rows: u32) -> Self {
+        Self { rows: rows.into(), base_x: 0, base_weights: 0, body: Body::Nothing }
+    }
+
+    /// The record that says so.
+    pub(super) fn record(
+        self,
+        (operation, verdict): (u64, Verdict),
+        signature: Signature,
+        origin: u64,
+    ) -> (Header, Body<'a>) {
+        let Self { rows, base_x, base_weights, body } = self;
+        let Signature(signature) = signature;
+        let header = [operation, verdict as u64, signature, rows, base_x, base_weights, 0, origin];
+        (Header(header), body)
+    }
+}
+
+impl Enter<'_> {
+    /// The record; a source that refuses has no terms.
+    pub(super) fn record<'a>(&'a self, terms: impl FnOnce() -> Terms<'a>) -> (Header, Body<'a>) {
+        let Self { operation, signature, origin, refusal } = *self;
+        match refusal {
+            Some((verdict, text)) => {
+                let Signature(signature) = signature;
+                let header = [operation, verdict as u64, signature, 0, 0, 0, 0, origin];
+                (Header(header), Body::Text(text))
+            }
+            None => terms().record((operation, Verdict::Go), signature, origin),
+        }
+    }
+}
+
+/// Whether somebody refuses, as all know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Agreed(pub(super) Option<Refusal>);
+
+/// That a rank refuses, or has no room, as it said so.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refusal {
+    pub(super) rank: u32,
+    pub(super) verdict: Verdict,
+    /// It says why; none where this rank only hears that there is one.
+    pub(super) record: Option<Record>,
+}
+
+impl Refusal {
+    /// The first refusal, in order of ranks, is everybody's answer.
+    pub(super) fn first(known: Option<Self>, other: Self) -> Option<Self> {
+        known.filter(|known| known.rank <= other.rank).or(Some(other))
+    }
+
+    /// Why, as it said it.
+    pub(super) fn text(&self) -> &[u8] {
+        self.record.as_ref().map_or(&[], Record::text)
+    }
+
+    #[cold]
+    pub(super) fn error(self) -> Error {
+        let (kind, word) = match self.verdict {
+            Verdict::Full => (ErrorKind::Full, "has no room"),
+            Verdict::Refused | Verdict::Go | Verdict::Gone => {
+                (ErrorKind::Refused, "refused its input")
+            }
+        };
+        let text = match self.record {
+            Some(_) => String::from_utf8_lossy(self.text()),
+            None => "the ranks that know why are cut off from this one by a loss".into(),
+        };
+        let message = format!("rank {} {word}: {text}", self.rank);
+        Error::new(kind, "enter operation", message).with_rank(self.rank)
+    }
+}
+
+/// The text of a refusal, if there is one.
+///
+/// # Safety
+/// `text` is valid memory for `'a`, or empty.
+pub(super) unsafe fn refusal<'a>(text: abi::TyStr) -> Option<&'a [u8]> {
+    if text.bytes == 0 {
+        return None;
+    }
+    // SAFETY: by this function's contract.
+    Some(unsafe { std::slice::from_raw_parts(text.data, text.bytes) })
+}
+
+#[cold]
+pub(super) fn unheard_refusal() -> Error {
+    Error::new(ErrorKind::Internal, "enter operation", "this rank's own refusal was not heard")
+}

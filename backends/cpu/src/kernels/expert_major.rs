@@ -1,0 +1,87 @@
+//! The expert-major layout: copies of rows, and padding.
+
+use tokenyard_core::Result;
+
+use super::engine::Engine;
+use super::operation::{DispatchOp, Output};
+use super::record::bad_record;
+
+/// Copies each row from its first expert's place to the others, with its scales and weights.
+pub(super) fn spread_copies(engine: &Engine, op: &DispatchOp, output: &Output) -> Result<()> {
+    let state = &engine.routing.handles[op.handle];
+    let layout = &output.layout;
+    let topk = engine.world.shape.topk as usize;
+    let (x_bytes, scale_bytes) =
+        (op.format.row.x_bytes as usize, op.format.row.scale_bytes as usize);
+    let (x, slots) =
+        (engine.places.array(output, layout.x), engine.places.array(output, layout.slots));
+    let (scales, landed_scales) = (
+        engine.places.array(output, layout.scales),
+        engine.places.array(output, layout.landed_scales),
+    );
+    let (weights, landed_weights) = (
+        engine.places.array(output, layout.weights),
+        engine.places.array(output, layout.landed_weights),
+    );
+    for token in 0..state.tokens as usize {
+        let mut first = None;
+        for k in 0..topk {
+            // SAFETY: the arrays have N rows; what peers wrote there is complete.
+            let slot = unsafe { slots.cast::<i32>().add(token * topk + k).read() };
+            let Ok(slot) = usize::try_from(slot) else { continue };
+            if slot as u64 >= output.rows.experts {
+                return Err(bad_record(
+                    engine.routing.source_of_row(op.handle, token),
+                    format!("expert-major row {slot} of {}", output.rows.experts),
+                ));
+            }
+            let from = *first.get_or_insert(slot);
+            // SAFETY: both rows were just checked against X; they differ, so do not overlap.
+            unsafe {
+                if slot != from {
+                    std::ptr::copy_nonoverlapping(
+                        x.add(from * x_bytes),
+                        x.add(slot * x_bytes),
+                        x_bytes,
+                    );
+                }
+                std::ptr::copy_nonoverlapping(
+                    landed_scales.add(token * scale_bytes),
+                    scales.add(slot * scale_bytes),
+                    scale_bytes,
+                );
+                if op.format.row.weights {
+                    let weight = landed_weights.cast::<f32>().add(token * topk + k).read();
+                    weights.cast::<f32>().add(slot).write(weight);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn clear_padding(engine: &Engine, op: &DispatchOp, output: &Output) {
+    let recv = &engine.routing.handles[op.handle].recv;
+    let layout = &output.layout;
+    let row = op.format.row;
+    let widths = [
+        (layout.x, row.x_bytes as usize),
+        (layout.scales, row.scale_bytes as usize),
+        (layout.weights, if row.weights { 4 } else { 0 }),
+    ];
+    let starts = recv.expert_starts();
+    for (expert, count) in recv.expert_counts().iter().enumerate() {
+        let begin = (starts[expert] + count) as usize;
+        let end = starts[expert + 1] as usize;
+        for (span, width) in widths {
+            // SAFETY: rows [begin, end) are padding inside the region's X rows.
+            unsafe {
+                engine
+                    .places
+                    .array(output, span)
+                    .add(begin * width)
+                    .write_bytes(0, (end - begin) * width);
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! How loops over rows run: on the worker pool, in chunks.
+
+use tokenyard_core::moe::Shape;
+use tokenyard_core::{Error, ErrorKind};
+
+use super::domains::World;
+use super::moves::Spot;
+use super::writer::Target;
+use crate::pool::Pool;
+
+/// Bytes of a piece per thread that stages: small enough that a core's cache keeps it until it has
+/// left, large enough that a command for each costs nothing beside it.
+pub const PIECE_BYTES: u64 = 256 << 10;
+
+/// Rows that one task of the pool handles.
+pub(super) const CHUNK: usize = 32;
+
+/// Lets raw addresses into the pool's tasks.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<T>(pub(super) T);
+
+// SAFETY: used for addresses whose tasks touch disjoint rows; each use says so.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// The value. A method, so that closures capture the wrapper and not the field in it.
+    pub(super) fn get(&self) -> &T {
+        &self.0
+    }
+}
+
+/// Working memory of a dispatch; allocated once.
+#[derive(Debug)]
+pub(super) struct RowScratch {
+    /// Rows cast to FP8, `[M, H]`, and their scales.
+    pub(super) cast_rows: Vec<u8>,
+    pub(super) cast_scales: Vec<u8>,
+    /// `[M, K]`: expert-major row of each copy at its owner.
+    pub(super) slot_of: Vec<u32>,
+    /// `[S * El]`: next row in each expert's block.
+    pub(super) next: Vec<u32>,
+    /// `[R]`, enough for the peers of a domain and for those of a rail.
+    pub(super) spots: Vec<Spot>,
+    pub(super) targets: Vec<Target>,
+}
+
+impl RowScratch {
+    pub(super) fn new(shape: &Shape, inside: &Shape) -> Self {
+        let tokens = shape.max_tokens as usize;
+        Self {
+            cast_rows: vec![0; tokens * shape.hidden as usize],
+            cast_scales: vec![0; tokens * shape.hidden.div_ceil(128) as usize * 4],
+            slot_of: vec![0; tokens * shape.topk as usize],
+            next: vec![0; inside.experts as usize],
+            spots: vec![Spot::default(); shape.ranks as usize],
+            targets: vec![Target::default(); shape.ranks as usize],
+        }
+    }
+}
+
+#[cold]
+pub(super) fn pool_failed(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Internal, operation, "a task of the worker pool panicked")
+}
+
+/// The pool that runs the loops over rows, and their working memory.
+#[derive(Debug)]
+pub(super) struct Launcher {
+    pub(super) world: World,
+    pub(super) scratch: RowScratch,
+    pub(super) pool: Pool,
+}
+
+impl Launcher {
+    pub(super) fn new(world: World, pool: Pool) -> Self {
+        Self { world, scratch: RowScratch::new(&world.shape, &world.inside), pool }
+    }
+
+    /// Rows of a piece, where a row has so many bytes.
+    pub(super) fn piece_rows(&self, width: u64) -> usize {
+        (PIECE_BYTES / width.max(1)).max(1) as usize * self.pool.threads()
+    }
+}

@@ -1,0 +1,121 @@
+//! Operations between their send and their receive.
+
+use tokenyard_core::abi;
+use tokenyard_core::moe::{Region, RegionLayout, RegionRows};
+use tokenyard_core::signature::Signature;
+
+use super::handle::WireFormat;
+use super::moves::{Move, Via};
+use crate::convert::FloatType;
+
+/// A combine between send and receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CombineOp {
+    pub(super) operation: u64,
+    pub(super) handle: usize,
+    pub(super) signature: Signature,
+    pub(super) float: FloatType,
+    pub(super) row_bytes: usize,
+    pub(super) has_weights: bool,
+    pub(super) staging: Option<Region>,
+    /// This rank's partial rows.
+    pub(super) partials: Offsets,
+    /// Where partials from other owners arrive, if they are put.
+    pub(super) landing: Offsets,
+    /// Several domains: one row per (token, domain) of this rank's tokens.
+    pub(super) returned: Offsets,
+    /// Several domains: such rows on their way to other domains.
+    pub(super) outgoing: Offsets,
+    pub(super) out: abi::TyTensor,
+    pub(super) out_weights: abi::TyTensor,
+    pub(super) missing: abi::TyTensor,
+    pub(super) bias: [abi::TyTensor; 2],
+}
+
+/// Arena offsets of rows and of their weights.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Offsets {
+    pub(super) x: u64,
+    pub(super) weights: u64,
+}
+
+impl Offsets {
+    /// Those of a row further on.
+    pub(super) fn row(self, row: u64, widths: Widths) -> Self {
+        Self { x: self.x + row * widths.x, weights: self.weights + row * widths.weights }
+    }
+}
+
+/// Bytes of a row, and of its K weights.
+#[derive(Clone, Copy)]
+pub(super) struct Widths {
+    pub(super) x: u64,
+    pub(super) weights: u64,
+}
+
+impl CombineOp {
+    /// How often the row signal rises for each row.
+    pub(super) fn arrays(&self) -> u64 {
+        1 + u64::from(self.has_weights)
+    }
+
+    pub(super) fn biases(&self) -> [*const u8; 2] {
+        self.bias.map(|bias| bias.data.cast_const())
+    }
+}
+
+/// A dispatch between send and receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DispatchOp {
+    pub(super) operation: u64,
+    pub(super) handle: usize,
+    pub(super) signature: Signature,
+    pub(super) format: WireFormat,
+    /// This rank's output, unless a packed dispatch was refused here.
+    pub(super) output: Option<Output>,
+    pub(super) packed: bool,
+}
+
+impl DispatchOp {
+    /// The move of its rows; this rank's own, unless said otherwise.
+    pub(super) fn carry(&self, slot: usize) -> Move {
+        Move {
+            operation: self.operation,
+            slot,
+            handle: self.handle,
+            via: Via::Rail,
+            format: self.format,
+            arrays: self.signature.arrays(),
+        }
+    }
+}
+
+/// An operation between its send and its receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Operation {
+    None,
+    Dispatch(DispatchOp),
+    Combine(CombineOp),
+}
+
+/// Where an output lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Output {
+    pub(super) region: Region,
+    pub(super) layout: RegionLayout,
+    pub(super) rows: RegionRows,
+}
+
+/// How an operation ended on a rank: how far it raises `Done`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Refused = 1,
+    Done = 2,
+}
+
+/// What others may read, or write to, in an operation that they do not know to be refused: the memory
+/// of this rank's caller, and a region.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exposed {
+    pub(super) region: Option<Region>,
+}

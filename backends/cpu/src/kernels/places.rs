@@ -1,0 +1,132 @@
+//! Where things lie: windows, records, landing places and the arena.
+
+use tokenyard_core::moe::{Arena, Layout, RegionLayout, RegionRows, RegionSpec};
+use tokenyard_core::transport::Window;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::channel::Channel;
+use super::control::Signal;
+use super::domains::World;
+use super::handle::WireFormat;
+use super::moves::{Move, Via};
+use super::record::{Record, span_of};
+use super::windows::{ARENA, CONTROL, WindowSizes};
+
+/// Window memory that is mapped here: this rank's, or a peer's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Area {
+    base: *mut u8,
+    bytes: u64,
+}
+
+impl Area {
+    /// The address of `offset`.
+    pub(super) fn at(&self, offset: u64) -> *mut u8 {
+        debug_assert!(offset <= self.bytes, "{offset} is outside {} bytes", self.bytes);
+        self.base.wrapping_add(offset as usize)
+    }
+
+    /// The offset of an address inside the area.
+    pub(super) fn offset_of(&self, address: *const u8, bytes: u64) -> Option<u64> {
+        let offset = (address as usize).checked_sub(self.base as usize)? as u64;
+        (offset.checked_add(bytes)? <= self.bytes).then_some(offset)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+fn own_area(windows: &[Window], id: u16) -> Result<Area> {
+    windows.get(id as usize).map(|w| Area { base: w.pointer, bytes: w.bytes }).ok_or_else(|| {
+        Error::new(ErrorKind::Internal, "plan kernels", format!("window {id} is missing"))
+    })
+}
+
+/// Where the windows of the peers are mapped; nothing where they cannot be.
+fn map_peers(channel: &Channel, peers: u32, own: [Area; 2]) -> Result<Vec<[Area; 2]>> {
+    if !channel.link.is_load_store() {
+        return Ok(Vec::new());
+    }
+    let map = |window: u16, peer: u32| -> Result<Area> {
+        // An absent rank is never written to.
+        let Some(number) = channel.number_of(peer) else {
+            return Ok(Area { base: std::ptr::null_mut(), bytes: 0 });
+        };
+        let base = channel.link.peer_address(window.into(), number)?;
+        Ok(Area { base, bytes: own[usize::from(window)].bytes })
+    };
+    (0..peers).map(|peer| Ok([map(CONTROL, peer)?, map(ARENA, peer)?])).collect()
+}
+
+/// Where things lie: this rank's windows, those of its peers, and the arena of outputs.
+#[derive(Debug)]
+pub(super) struct Places {
+    pub(super) world: World,
+    pub(super) sizes: WindowSizes,
+    pub(super) control: Area,
+    pub(super) arena_area: Area,
+    /// Every peer's control window and arena, where peers can be loaded from and stored to.
+    pub(super) peers: Vec<[Area; 2]>,
+    pub(super) arena: Arena,
+}
+
+impl Places {
+    pub(super) fn new(
+        world: World,
+        sizes: WindowSizes,
+        windows: &[Window],
+        channel: &Channel,
+    ) -> Result<Self> {
+        let own = [own_area(windows, CONTROL)?, own_area(windows, ARENA)?];
+        let [control, arena_area] = own;
+        Ok(Self {
+            world,
+            sizes,
+            control,
+            arena_area,
+            peers: map_peers(channel, world.domains.size, own)?,
+            arena: Arena::new(sizes.arena_bytes, "[kernels.cpu] arena_mib"),
+        })
+    }
+
+    /// The record that arrived in a place. Read it only after its signal was seen.
+    pub(super) fn record_from(&self, signal: Signal, slot: usize, place: u32) -> Record {
+        let records = &self.sizes.records;
+        let start = self.sizes.records_in(slot) + span_of(records, signal);
+        Record(self.control.at(start + records.pitch * u64::from(place)))
+    }
+
+    /// The record that arrived from the rail's rank in `domain`. As above.
+    pub(super) fn rail_record_from(&self, signal: Signal, slot: usize, domain: u32) -> Record {
+        let records = &self.sizes.rail_records;
+        let start = self.sizes.rail_records_in(slot) + span_of(records, signal);
+        Record(self.control.at(start + records.pitch * u64::from(domain)))
+    }
+
+    /// Whether rows are stored straight into the arenas of this rank's domain.
+    pub(super) fn stores(&self) -> bool {
+        !self.peers.is_empty()
+    }
+
+    /// The layout of one source's landing places: flat, room for M rows.
+    pub(super) fn landing_layout(&self, format: &WireFormat) -> Result<RegionLayout> {
+        let spec = RegionSpec { shape: self.world.shape, layout: Layout::Flat, row: format.row };
+        let rows = RegionRows { tokens: self.world.shape.max_tokens.into(), experts: 0 };
+        let region = RegionLayout::new(&spec, rows)?;
+        debug_assert!(region.bytes <= self.sizes.landing_pitch);
+        Ok(region)
+    }
+
+    /// The windows of a peer that rows are stored to: of every peer or of none but this rank.
+    pub(super) fn reachable(&self, m: &Move, peer: u32) -> Option<[Area; 2]> {
+        if m.via == Via::Rail {
+            return None;
+        }
+        let own = peer == self.world.domains.index;
+        self.peers
+            .get(peer as usize)
+            .copied()
+            .or_else(|| own.then_some([self.control, self.arena_area]))
+    }
+}

@@ -1,0 +1,91 @@
+//! Records: what ranks write into each other's control windows.
+
+use tokenyard_core::moe::{ControlLayout, RECORD_HEADER};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::control::{Header, Signal, Verdict};
+
+/// The header of a record, if it is of this operation.
+pub(super) fn checked(record: Record, rank: u32, operation: u64) -> Result<Header> {
+    let header = record.header();
+    if header.operation() == operation {
+        return Ok(header);
+    }
+    let found = header.operation();
+    Err(bad_record(rank, format!("operation {found}, while this rank is at {operation}")))
+}
+
+/// What a rank says of itself.
+pub(super) fn verdict_of(header: &Header, rank: u32) -> Result<Verdict> {
+    let verdict = header.verdict().filter(|verdict| *verdict != Verdict::Gone);
+    verdict.ok_or_else(|| bad_record(rank, format!("verdict {}", header.0[1])))
+}
+
+#[cold]
+pub(super) fn bad_record(peer: u32, found: String) -> Error {
+    Error::new(
+        ErrorKind::Protocol,
+        "read record",
+        format!("rank {peer} sent a record with {found}"),
+    )
+    .with_rank(peer)
+}
+
+/// What goes behind a record's header.
+#[derive(Clone, Copy)]
+pub(super) enum Body<'a> {
+    /// Numbers, one list after the other.
+    Counts([&'a [u32]; 2]),
+    /// Why a rank refuses.
+    Text(&'a [u8]),
+    Nothing,
+}
+
+pub(super) fn span_of(layout: &ControlLayout, signal: Signal) -> u64 {
+    if signal == Signal::Grant { layout.grants.offset } else { layout.entries.offset }
+}
+
+pub(super) fn as_bytes(list: &[u32]) -> &[u8] {
+    // SAFETY: any u32 is four bytes.
+    unsafe { std::slice::from_raw_parts(list.as_ptr().cast(), size_of_val(list)) }
+}
+
+/// A record in this rank's control window. Its writer is done with it once its signal was seen
+/// (INV-1), and writes it again only after the operation; so read it between the two.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record(pub(super) *const u8);
+
+impl Record {
+    /// The header, as its writer left it.
+    pub(super) fn header(self) -> Header {
+        // SAFETY: records lie inside the window, aligned to 64 bytes, by `record_from`.
+        unsafe { self.0.cast::<Header>().read_volatile() }
+    }
+
+    /// Copies the counts behind the header, from number `first` on. There is room for as many as
+    /// the shape allows, and no caller asks for more.
+    pub(super) fn copy_counts(self, first: usize, into: &mut [u32]) {
+        // SAFETY: as in `header`; counts follow the header.
+        unsafe {
+            let counts = self.0.add(RECORD_HEADER as usize).cast::<u32>().add(first);
+            std::ptr::copy_nonoverlapping(counts, into.as_mut_ptr(), into.len());
+        }
+    }
+
+    /// The text of a refusal, cut to its room.
+    pub(super) fn text(&self) -> &[u8] {
+        let bytes = self.header().text_bytes();
+        // SAFETY: as in `header`; a record has room for a text.
+        unsafe { std::slice::from_raw_parts(self.0.add(RECORD_HEADER as usize), bytes) }
+    }
+}
+
+/// The record that a rank refuses, or has no room.
+pub(super) fn refusal_record(
+    operation: u64,
+    (verdict, rank): (Verdict, u32),
+    text: &[u8],
+) -> (Header, Body<'_>) {
+    let header = Header([operation, verdict as u64, 0, 0, 0, rank.into(), 0, 0]);
+    (header, Body::Text(text))
+}

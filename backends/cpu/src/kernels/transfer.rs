@@ -1,0 +1,114 @@
+//! Moves of rows as a whole: over loads and stores where peers can be stored to, and else piece by
+//! piece.
+
+use tokenyard_core::Result;
+use tokenyard_core::moe::Layout;
+
+use super::engine::Engine;
+use super::moves::{Move, Spot, Via};
+use super::operation::DispatchOp;
+use super::pieces::{put_in_pieces, stage_offsets};
+use super::rows::{aim, place_copies, spot_in_region, tell_stored, write_rows};
+use super::windows::CONTROL;
+use super::writer::RowSource;
+
+/// Sends rows over the rail, where there are other domains: they have the longer way.
+///
+/// # Safety
+/// `source` is valid until this operation is received.
+pub(super) unsafe fn send_out(
+    engine: &mut Engine,
+    slot: usize,
+    op: &DispatchOp,
+    source: &RowSource,
+) -> Result<()> {
+    if engine.order.rail.is_none() {
+        return Ok(());
+    }
+    let m = Move { via: Via::Rail, ..op.carry(slot) };
+    // SAFETY: by this function's contract.
+    unsafe { move_to_landing(engine, &m, source) }
+}
+
+/// Moves the rows of a domain to their final places in the owners' granted regions.
+///
+/// # Safety
+/// As `move_rows`.
+pub(super) unsafe fn move_to_regions(
+    engine: &mut Engine,
+    m: &Move,
+    domain: u32,
+    source: &RowSource,
+) -> Result<()> {
+    for peer in 0..engine.world.domains.size {
+        engine.launcher.scratch.spots[peer as usize] = spot_in_region(engine, m, domain, peer)?;
+    }
+    if engine.routing.handles[m.handle].arrangement.layout != Layout::Flat {
+        place_copies(engine, m, domain);
+    }
+    // SAFETY: by this function's contract.
+    unsafe { move_rows(engine, m, source) }
+}
+
+/// Moves rows to the landing places that are fixed for this source: those of the packed layout,
+/// or those of the rail.
+///
+/// # Safety
+/// As `move_rows`.
+pub(super) unsafe fn move_to_landing(
+    engine: &mut Engine,
+    m: &Move,
+    source: &RowSource,
+) -> Result<()> {
+    let region = engine.places.landing_layout(&m.format)?;
+    let base = match m.via {
+        Via::Leg(domain) => engine
+            .places
+            .sizes
+            .landing(m.slot, engine.world.domains.place(domain, engine.world.domains.index)),
+        Via::Rail => engine.places.sizes.rail_landing(m.slot, engine.world.domains.mine),
+    };
+    let spot = Spot {
+        window: CONTROL,
+        x: base + region.x.offset,
+        scales: base + region.scales.offset,
+        ids: base + region.ids.offset,
+        weights: base + region.weights.offset,
+        source: base + region.source.offset,
+    };
+    engine.launcher.scratch.spots.fill(spot);
+    // SAFETY: by this function's contract.
+    unsafe { move_rows(engine, m, source) }
+}
+
+/// Moves every row to its spot, and says so to the peers.
+///
+/// # Safety
+/// `source` is valid until this operation is received.
+unsafe fn move_rows(engine: &mut Engine, m: &Move, source: &RowSource) -> Result<()> {
+    let stage = stage_offsets(engine, m);
+    aim(engine, m, &stage);
+    // SAFETY: by this function's contract.
+    unsafe {
+        if engine.places.stores() && m.via != Via::Rail {
+            store_rows(engine, m, source)
+        } else {
+            put_in_pieces(engine, m, source, &stage)
+        }
+    }
+}
+
+/// Stores the rows where they belong, and says so to each peer.
+///
+/// # Safety
+/// As `move_rows`.
+unsafe fn store_rows(engine: &Engine, m: &Move, source: &RowSource) -> Result<()> {
+    let rows = 0..engine.routing.plan(m).send.tokens().len();
+    // SAFETY: by this function's contract.
+    unsafe { write_rows(engine, m, source, rows)? };
+    let (me, peers) = m.via.turn(&engine.world.domains);
+    (0..peers)
+        .map(|i| (me + i) % peers)
+        .filter(|peer| !engine.order.is_left_out(m, *peer))
+        .try_for_each(|peer| tell_stored(engine, m, peer))
+}
