@@ -11,7 +11,7 @@ use super::channel::no_rail;
 use super::control::{Header, Signal, Verdict};
 use super::engine::Engine;
 use super::entry::{Enter, Entry, NO_ENTRY, Refusal, Terms};
-use super::order::Wait;
+use super::order::{Order, Wait};
 use super::record::{Record, bad_record, checked, verdict_of};
 use super::routing::RoutingTable;
 use super::sending::{send_rail_record, send_record};
@@ -144,7 +144,7 @@ pub(super) fn hear_entries(
         let header = checked(record, source, operation)?;
         let may_be_gone = domain != engine.world.domains.mine && engine.order.losses.are_masked();
         if may_be_gone && header.verdict() == Some(Verdict::Gone) {
-            note_gone(engine, source, &header);
+            note_gone(&mut engine.routing, &engine.order, source, &header);
             continue;
         }
         if !engine.order.losses.is_handed_on(source, operation) {
@@ -164,7 +164,7 @@ pub(super) fn hear_entries(
             return Err(mismatch(source, &header, engine.world.rank, enter));
         }
         if verdict == Verdict::Go {
-            accept_entry(engine, source, &header, record)?;
+            accept_entry(&mut engine.routing, source, &header, record)?;
         } else {
             engine.routing.forget_entry(source);
             let record = Some(record);
@@ -176,30 +176,35 @@ pub(super) fn hear_entries(
 
 /// A source that its forwarder says is lost; what the record says of the forwarder itself is kept.
 #[cold]
-fn note_gone(engine: &mut Engine, source: u32, header: &Header) {
-    engine.order.losses.note_gone(source, header.operation());
-    engine.routing.forget_entry(source);
+fn note_gone(routing: &mut RoutingTable, order: &Order, source: u32, header: &Header) {
+    order.losses.note_gone(source, header.operation());
+    routing.forget_entry(source);
     let [.., rows, base_x, base_weights, _, _] = header.0;
     let entry = Entry { rows, base_x, base_weights, gone: true, ..NO_ENTRY };
-    engine.routing.gathered.entries[source as usize] = entry;
+    routing.gathered.entries[source as usize] = entry;
 }
 
-fn accept_entry(engine: &mut Engine, source: u32, header: &Header, record: Record) -> Result<()> {
+fn accept_entry(
+    routing: &mut RoutingTable,
+    source: u32,
+    header: &Header,
+    record: Record,
+) -> Result<()> {
     let rows = header.0[3];
-    if rows > u64::from(engine.world.shape.max_tokens) {
+    if rows > u64::from(routing.world.shape.max_tokens) {
         return Err(bad_record(
             source,
-            format!("{rows} rows of {}", engine.world.shape.max_tokens),
+            format!("{rows} rows of {}", routing.world.shape.max_tokens),
         ));
     }
     let signature = Signature(header.0[2]);
     let arrays = signature.arrays();
     let entry = Entry { rows, arrays, base_x: header.0[4], base_weights: header.0[5], gone: false };
-    engine.routing.gathered.entries[source as usize] = entry;
-    engine.routing.gathered.rows[source as usize] = rows as u32;
+    routing.gathered.entries[source as usize] = entry;
+    routing.gathered.rows[source as usize] = rows as u32;
     if signature.carries_counts() {
-        let local = engine.world.shape.local_experts() as usize;
-        let counts = &mut engine.routing.gathered.counts[source as usize * local..][..local];
+        let local = routing.world.shape.local_experts() as usize;
+        let counts = &mut routing.gathered.counts[source as usize * local..][..local];
         record.copy_counts(0, counts);
     }
     Ok(())

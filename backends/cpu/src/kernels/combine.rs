@@ -18,27 +18,29 @@ use super::merger::{Merger, Staged, make_partials, merger};
 use super::operation::{CombineOp, End, Exposed, Offsets, Operation};
 use super::partials::{find_partials, sum_ranks};
 use super::pieces::push;
+use super::places::Places;
 use super::record::Body;
+use super::routing::RoutingTable;
 use super::slots::leave_if_refused;
 use super::source::float_type;
 use super::verdicts::gather_entries;
 
 /// A region for the expert outputs of a handle.
 pub(super) fn combine_input(
-    engine: &mut Engine,
+    routing: &RoutingTable,
+    places: &mut Places,
     handle: u32,
     dtype: u32,
 ) -> Result<(u64, abi::TyTensor)> {
-    let Some(state) = engine.routing.handles.get(handle as usize) else {
+    let Some(state) = routing.handles.get(handle as usize) else {
         return Err(Error::new(ErrorKind::Internal, "combine input", "no such handle"));
     };
     let rows = state.output_rows;
     let element = DType::from_code(dtype).map_or(4, DType::bytes) as u64;
-    let columns = u64::from(engine.world.shape.hidden);
-    let region =
-        engine.places.arena.allocate(rows * columns * element, Holder::CombineInput(handle))?;
+    let columns = u64::from(routing.world.shape.hidden);
+    let region = places.arena.allocate(rows * columns * element, Holder::CombineInput(handle))?;
     let tensor = abi::TyTensor {
-        data: engine.places.arena_area.at(region.offset),
+        data: places.arena_area.at(region.offset),
         dtype,
         reserved: 0,
         shape: [rows, columns],
@@ -54,8 +56,8 @@ pub(super) unsafe fn combine_send(engine: &mut Engine, call: &abi::TyCombine) ->
     let slot = engine.order.enter_slot(call.operation)?;
     // SAFETY: by this function's contract.
     let sent = unsafe { combine_in_slot(engine, call, slot) };
-    take_forward(engine, slot);
-    leave_if_refused(engine, slot, call.operation, sent)
+    take_forward(&mut engine.order, slot);
+    leave_if_refused(&mut engine.places, &mut engine.order, slot, call.operation, sent)
 }
 
 /// # Safety
@@ -95,8 +97,8 @@ unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usiz
         missing: call.missing,
         bias: [call.bias0, call.bias1],
     };
-    let merger = merger(engine, call, &op)?;
-    let staged = match stage(engine, call, &op, merger) {
+    let merger = merger(&engine.routing, &engine.places, call, &op)?;
+    let staged = match stage(&engine.routing, &mut engine.places, call, &op, merger) {
         Ok(staged) => staged,
         Err(error) => {
             let text = error.detail();
@@ -133,7 +135,7 @@ unsafe fn enter_combine(
     if engine.places.stores() {
         let all = 0..engine.routing.handles[op.handle].tokens as usize;
         // SAFETY: by this function's contract.
-        unsafe { make_partials(engine, staged, all)? };
+        unsafe { make_partials(&engine.places, &engine.launcher, staged, all)? };
     }
     send_entries(engine, slot, op, enter, staged)?;
     let several = engine.order.rail.is_some();
@@ -180,26 +182,26 @@ fn is_still_written(engine: &Engine, op: &CombineOp) -> bool {
 
 /// Decides what must be copied, and takes the room for it in one region.
 pub(super) fn stage(
-    engine: &mut Engine,
+    routing: &RoutingTable,
+    places: &mut Places,
     call: &abi::TyCombine,
     op: &CombineOp,
     merger: Merger,
 ) -> Result<Staged> {
-    let state = &engine.routing.handles[op.handle];
+    let state = &routing.handles[op.handle];
     let flat = state.arrangement.layout == Layout::Flat;
-    let widths = engine.routing.widths(op);
+    let widths = routing.widths(op);
     let in_arena = |tensor: &abi::TyTensor, width: u64| {
         let bytes = state.tokens * width;
-        let offset = engine.places.arena_area.offset_of(tensor.data, bytes)?;
+        let offset = places.arena_area.offset_of(tensor.data, bytes)?;
         (flat && offset.is_multiple_of(16)).then_some(offset)
     };
     let x = in_arena(&call.x, widths.x);
     let weights = in_arena(&call.weights, widths.weights);
     let copies_weights = op.has_weights && weights.is_none();
-    let landing =
-        if engine.places.stores() { 0 } else { engine.routing.landed_before(op.handle, u32::MAX) };
+    let landing = if places.stores() { 0 } else { routing.landed_before(op.handle, u32::MAX) };
     let returned = state.outward.as_ref().map_or(0, |o| o.send.tokens().len() as u64);
-    let outgoing = engine.routing.outgoing_before(op.handle, u32::MAX);
+    let outgoing = routing.outgoing_before(op.handle, u32::MAX);
     let mut end = 0;
     let mut room = |rows: u64, width: u64| {
         let start = end;
@@ -218,7 +220,7 @@ pub(super) fn stage(
     let areas = [landing, returned, outgoing].map(|rows| rooms(rows, back(rows)));
     let region = match end {
         0 => None,
-        bytes => Some(engine.places.arena.allocate(bytes, Holder::Combine(op.operation))?),
+        bytes => Some(places.arena.allocate(bytes, Holder::Combine(op.operation))?),
     };
     let base = region.map_or(0, |r| r.offset);
     let at = |area: Offsets| Offsets { x: base + area.x, weights: base + area.weights };
@@ -293,7 +295,7 @@ pub(super) fn combine_recv(engine: &mut Engine, operation: u64) -> Result<()> {
         Ok(()) => unstage(engine, &op),
         Err(_) => engine.order.exposed = Some(Exposed { region: op.staging }),
     }
-    leave_if_refused(engine, slot, operation, result)
+    leave_if_refused(&mut engine.places, &mut engine.order, slot, operation, result)
 }
 
 /// Sums the partials, and lets their owners go.

@@ -18,10 +18,12 @@ use super::handle::{Arrangement, WireFormat};
 use super::mend::{lacks, mend};
 use super::moves::{Move, Via};
 use super::operation::{DispatchOp, End, Exposed, Operation, Output};
+use super::order::Order;
 use super::output::{allocate_output, describe, write_counts};
 use super::packed::{packed_recv, packed_send};
 use super::rail::Rail;
 use super::record::{Body, bad_record, refusal_record};
+use super::routing::RoutingTable;
 use super::sending::send_record;
 use super::slots::leave_if_refused;
 use super::transfer::{move_to_regions, send_out};
@@ -46,8 +48,8 @@ pub(super) unsafe fn dispatch_send(engine: &mut Engine, call: &abi::TyDispatch) 
     let slot = engine.order.enter_slot(call.operation)?;
     // SAFETY: by this function's contract.
     let sent = unsafe { dispatch_in_slot(engine, call, slot) };
-    take_forward(engine, slot);
-    leave_if_refused(engine, slot, call.operation, sent)
+    take_forward(&mut engine.order, slot);
+    leave_if_refused(&mut engine.places, &mut engine.order, slot, call.operation, sent)
 }
 
 /// # Safety
@@ -142,7 +144,7 @@ fn enter_counting(
         state.recv.build(alignment, &engine.routing.gathered.rows, &engine.routing.gathered.counts);
     state.tokens = state.recv.num_rows().into();
     state.rows = state.recv.num_expert_rows().into();
-    let output = built.and_then(|()| allocate_output(engine, op));
+    let output = built.and_then(|()| allocate_output(&engine.routing, &mut engine.places, op));
     send_grants(engine, slot, op, &output)?;
     let heard = gather_grants(engine, slot, (op.operation, op.signature), op.handle);
     let output = match (heard, output) {
@@ -201,7 +203,7 @@ fn enter_replay(
     op: &DispatchOp,
     enter: &Enter<'_>,
 ) -> Result<Output> {
-    let output = match allocate_output(engine, op) {
+    let output = match allocate_output(&engine.routing, &mut engine.places, op) {
         Ok(output) => output,
         Err(error) => {
             let text = error.detail();
@@ -224,23 +226,23 @@ fn enter_replay(
         engine.order.exposed = Some(Exposed { region: Some(output.region) });
         return Err(error);
     }
-    check_replay(engine, op.handle)?;
+    check_replay(&mut engine.routing, &engine.order, op.handle)?;
     Ok(output)
 }
 
 /// A replay brings as many rows as its dispatch did.
-fn check_replay(engine: &mut Engine, handle: usize) -> Result<()> {
-    let state = &engine.routing.handles[handle];
+fn check_replay(routing: &mut RoutingTable, order: &Order, handle: usize) -> Result<()> {
+    let state = &routing.handles[handle];
     let wrong = |source: u32, rows: u64, expected: u64| {
         Err(bad_record(source, format!("{rows} rows in a replay of {expected}")))
     };
-    for source in 0..engine.world.shape.ranks {
-        let entry = engine.routing.gathered.entries[source as usize];
+    for source in 0..routing.world.shape.ranks {
+        let entry = routing.gathered.entries[source as usize];
         let expected = u64::from(state.recv.rows_from(source));
-        if entry.rows != expected && !engine.order.is_gone(source) {
+        if entry.rows != expected && !order.is_gone(source) {
             return wrong(source, entry.rows, expected);
         }
-        engine.routing.gathered.regions[source as usize] = entry.base_x;
+        routing.gathered.regions[source as usize] = entry.base_x;
     }
     Ok(())
 }
@@ -274,16 +276,17 @@ pub(super) fn dispatch_recv(engine: &mut Engine, operation: u64) -> Result<abi::
             find_void(engine, &op, &output, source);
         }
     }
-    let torn = (0..engine.world.shape.ranks).any(|source| lacks(engine, &op, source));
+    let torn = (0..engine.world.shape.ranks)
+        .any(|source| lacks(&engine.routing, &engine.order, &op, source));
     let output = if torn { mend(engine, &op, output)? } else { output };
     engine.order.leave(slot, operation, End::Done)?;
-    write_counts(engine, &op, &output);
+    write_counts(&engine.routing, &engine.places, &op, &output);
     if let Layout::ExpertMajor { zero_padding, .. } =
         engine.routing.handles[op.handle].arrangement.layout
     {
-        spread_copies(engine, &op, &output)?;
+        spread_copies(&engine.routing, &engine.places, &op, &output)?;
         if zero_padding {
-            clear_padding(engine, &op, &output);
+            clear_padding(&engine.routing, &engine.places, &op, &output);
         }
     }
     Ok(describe(engine, &op, &output))

@@ -14,8 +14,9 @@ use super::engine::Engine;
 use super::left_out::{put_left_out, take_left_out, write_left_out};
 use super::moves::Carried;
 use super::operation::{CombineOp, Offsets};
-use super::order::Wait;
+use super::order::{Order, Wait};
 use super::partials::{check_rows, forget_lost_partials, wait_partials};
+use super::routing::RoutingTable;
 use super::sums::{Partial, Sum};
 use super::windows::ARENA;
 
@@ -51,19 +52,19 @@ pub(super) fn sum_for_all(engine: &mut Engine, slot: usize, op: &CombineOp) -> R
         }
     }
     let mine = engine.world.domains.mine;
-    let here = returned_from(engine, op, mine);
+    let here = returned_from(&engine.routing, op, mine);
     sum_domain(engine, slot, op, mine, here)?;
     if engine.order.losses.are_masked() {
-        write_left_out(engine, slot, mine);
+        write_left_out(&engine.routing, &engine.places, slot, mine);
     }
     Ok(())
 }
 
 /// Where the rows of a domain come back to.
-fn returned_from(engine: &Engine, op: &CombineOp, domain: u32) -> Offsets {
-    let outward = engine.routing.handles[op.handle].outward.as_ref();
+fn returned_from(routing: &RoutingTable, op: &CombineOp, domain: u32) -> Offsets {
+    let outward = routing.handles[op.handle].outward.as_ref();
     let first = outward.map_or(0, |outward| outward.send.rank_offsets()[domain as usize]);
-    op.returned.row(first.into(), engine.routing.widths(op))
+    op.returned.row(first.into(), routing.widths(op))
 }
 
 /// Sums this domain's partials of the rows that came from a domain.
@@ -115,7 +116,7 @@ fn sum_rows_of(engine: &Engine, op: &CombineOp, domain: u32, here: Offsets) -> R
 /// Biases, then one row per domain.
 pub(super) fn sum_domains(engine: &mut Engine, slot: usize, op: &CombineOp) -> Result<()> {
     for domain in engine.world.domains.others() {
-        let came = wait_returned(engine, slot, op, domain)?;
+        let came = wait_returned(&engine.routing, &mut engine.order, slot, op, domain)?;
         take_returned(engine, slot, op, (domain, came))?;
     }
     take_returned(engine, slot, op, (engine.world.domains.mine, true))?;
@@ -133,17 +134,23 @@ pub(super) fn sum_domains(engine: &mut Engine, slot: usize, op: &CombineOp) -> R
 }
 
 /// Waits for the rows of another domain. Says whether they came: not so where its forwarder is lost.
-fn wait_returned(engine: &mut Engine, slot: usize, op: &CombineOp, domain: u32) -> Result<bool> {
-    let outward = engine.routing.handles[op.handle].outward.as_ref();
+fn wait_returned(
+    routing: &RoutingTable,
+    order: &mut Order,
+    slot: usize,
+    op: &CombineOp,
+    domain: u32,
+) -> Result<bool> {
+    let outward = routing.handles[op.handle].outward.as_ref();
     let rows = outward.map_or(0, |o| o.send.rank_counts()[domain as usize]);
     if rows == 0 {
         return Ok(true);
     }
-    let rank = engine.world.domains.place(domain, engine.world.domains.index);
+    let rank = routing.world.domains.place(domain, routing.world.domains.index);
     let (operation, phase) = (op.operation, abi::TY_PHASE_COMBINE_ROWS);
-    let add = u64::from(rows) * op.arrays() + u64::from(engine.order.losses.are_masked());
+    let add = u64::from(rows) * op.arrays() + u64::from(order.losses.are_masked());
     let wait = Wait { operation, add, phase, rank };
-    engine.order.wait_rail(Signal::Rows, slot, domain, wait)
+    order.wait_rail(Signal::Rows, slot, domain, wait)
 }
 
 /// Notes where the rows of a domain are, and who is left out of them, if they came.
@@ -153,14 +160,14 @@ fn take_returned(
     op: &CombineOp,
     (domain, came): (u32, bool),
 ) -> Result<()> {
-    let at = returned_from(engine, op, domain);
+    let at = returned_from(&engine.routing, op, domain);
     let weights = if op.has_weights { at.weights } else { 0 };
     let here = Partial {
         x: engine.places.arena_area.at(at.x),
         weights: engine.places.arena_area.at(weights).cast_const().cast(),
     };
     if came && engine.order.losses.are_masked() {
-        take_left_out(engine, slot, domain);
+        take_left_out(&mut engine.routing, &engine.places, slot, domain);
     }
     let Some(rail) = &mut engine.routing.rail else { return Err(no_rail()) };
     rail.returned[domain as usize] = if came { here } else { Partial::default() };

@@ -2,27 +2,28 @@
 
 use tokenyard_core::Result;
 
-use super::engine::Engine;
 use super::operation::{DispatchOp, Output};
+use super::places::Places;
 use super::record::bad_record;
+use super::routing::RoutingTable;
 
 /// Copies each row from its first expert's place to the others, with its scales and weights.
-pub(super) fn spread_copies(engine: &Engine, op: &DispatchOp, output: &Output) -> Result<()> {
-    let state = &engine.routing.handles[op.handle];
+pub(super) fn spread_copies(
+    routing: &RoutingTable,
+    places: &Places,
+    op: &DispatchOp,
+    output: &Output,
+) -> Result<()> {
+    let state = &routing.handles[op.handle];
     let layout = &output.layout;
-    let topk = engine.world.shape.topk as usize;
+    let topk = routing.world.shape.topk as usize;
     let (x_bytes, scale_bytes) =
         (op.format.row.x_bytes as usize, op.format.row.scale_bytes as usize);
-    let (x, slots) =
-        (engine.places.array(output, layout.x), engine.places.array(output, layout.slots));
-    let (scales, landed_scales) = (
-        engine.places.array(output, layout.scales),
-        engine.places.array(output, layout.landed_scales),
-    );
-    let (weights, landed_weights) = (
-        engine.places.array(output, layout.weights),
-        engine.places.array(output, layout.landed_weights),
-    );
+    let (x, slots) = (places.array(output, layout.x), places.array(output, layout.slots));
+    let (scales, landed_scales) =
+        (places.array(output, layout.scales), places.array(output, layout.landed_scales));
+    let (weights, landed_weights) =
+        (places.array(output, layout.weights), places.array(output, layout.landed_weights));
     for token in 0..state.tokens as usize {
         let mut first = None;
         for k in 0..topk {
@@ -31,7 +32,7 @@ pub(super) fn spread_copies(engine: &Engine, op: &DispatchOp, output: &Output) -
             let Ok(slot) = usize::try_from(slot) else { continue };
             if slot as u64 >= output.rows.experts {
                 return Err(bad_record(
-                    engine.routing.source_of_row(op.handle, token),
+                    routing.source_of_row(op.handle, token),
                     format!("expert-major row {slot} of {}", output.rows.experts),
                 ));
             }
@@ -60,8 +61,13 @@ pub(super) fn spread_copies(engine: &Engine, op: &DispatchOp, output: &Output) -
     Ok(())
 }
 
-pub(super) fn clear_padding(engine: &Engine, op: &DispatchOp, output: &Output) {
-    let recv = &engine.routing.handles[op.handle].recv;
+pub(super) fn clear_padding(
+    routing: &RoutingTable,
+    places: &Places,
+    op: &DispatchOp,
+    output: &Output,
+) {
+    let recv = &routing.handles[op.handle].recv;
     let layout = &output.layout;
     let row = op.format.row;
     let widths = [
@@ -76,11 +82,7 @@ pub(super) fn clear_padding(engine: &Engine, op: &DispatchOp, output: &Output) {
         for (span, width) in widths {
             // SAFETY: rows [begin, end) are padding inside the region's X rows.
             unsafe {
-                engine
-                    .places
-                    .array(output, span)
-                    .add(begin * width)
-                    .write_bytes(0, (end - begin) * width);
+                places.array(output, span).add(begin * width).write_bytes(0, (end - begin) * width);
             }
         }
     }

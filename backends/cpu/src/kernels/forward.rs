@@ -13,17 +13,19 @@ use super::engine::Engine;
 use super::entry::{Agreed, Terms};
 use super::moves::{Move, Via};
 use super::operation::{DispatchOp, Operation};
-use super::order::Wait;
+use super::order::{Order, Wait};
+use super::places::Places;
 use super::record::bad_record;
+use super::routing::RoutingTable;
 use super::transfer::{move_to_landing, move_to_regions};
 use super::verdicts::settle_verdict;
 use super::void::hand_on_void;
 use super::writer::RowSource;
 
 /// Remembers that this rank has a pending forward in the operation that was just sent.
-pub(super) fn take_forward(engine: &mut Engine, slot: usize) {
-    let open = !matches!(engine.order.operations[slot], Operation::None);
-    engine.order.pending_forward = (engine.order.rail.is_some() && open).then_some(slot);
+pub(super) fn take_forward(order: &mut Order, slot: usize) {
+    let open = !matches!(order.operations[slot], Operation::None);
+    order.pending_forward = (order.rail.is_some() && open).then_some(slot);
 }
 
 /// Does the pending forward of the last operation, if that was not done in its receive.
@@ -70,7 +72,7 @@ fn forward(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<()> {
         if rows == 0 {
             continue;
         }
-        let source = landed_rows(engine, slot, op, domain)?;
+        let source = landed_rows(&engine.places, slot, op, domain)?;
         let m = Move { via: Via::Leg(domain), ..op.carry(slot) };
         // SAFETY: landing places stay as they are until this rank has left the operation.
         unsafe { move_to_regions(engine, &m, domain, &source)? };
@@ -84,7 +86,7 @@ fn forward_packed(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<(
     let handle = op.handle;
     for domain in engine.world.domains.others() {
         hear(engine, slot, domain, op.operation)?;
-        if !wait_landed(engine, slot, op, domain)? {
+        if !wait_landed(&mut engine.routing, &mut engine.order, slot, op, domain)? {
             engine.routing.forget_leg(op, domain);
             hand_on(engine, slot, domain, op.operation, &|_, _, _| Terms::rows(0))?;
             continue;
@@ -93,8 +95,8 @@ fn forward_packed(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<(
             hand_on(engine, slot, domain, op.operation, &|_, _, _| Terms::rows(0))?;
             continue;
         }
-        if learn_landed(engine, slot, op, domain)? > 0 {
-            let source = landed_rows(engine, slot, op, domain)?;
+        if learn_landed(&mut engine.routing, &engine.places, slot, op, domain)? > 0 {
+            let source = landed_rows(&engine.places, slot, op, domain)?;
             let m = Move { via: Via::Leg(domain), ..op.carry(slot) };
             // SAFETY: as in `forward`.
             unsafe { move_to_landing(engine, &m, &source)? };
@@ -116,19 +118,25 @@ fn forward_packed(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<(
 /// Waits for the rows of a domain, and learns where they go. Returns how many there are; nothing
 /// where their source is lost.
 fn land(engine: &mut Engine, slot: usize, op: &DispatchOp, domain: u32) -> Result<Option<u32>> {
-    if !wait_landed(engine, slot, op, domain)? {
+    if !wait_landed(&mut engine.routing, &mut engine.order, slot, op, domain)? {
         return Ok(None);
     }
-    learn_landed(engine, slot, op, domain).map(Some)
+    learn_landed(&mut engine.routing, &engine.places, slot, op, domain).map(Some)
 }
 
 /// Learns where the rows of a domain go, which are here. Returns how many there are.
-fn learn_landed(engine: &mut Engine, slot: usize, op: &DispatchOp, domain: u32) -> Result<u32> {
-    let rows = engine.routing.heard(domain)?.rows;
-    let layout = engine.places.landing_layout(&op.format)?;
-    let source = engine.world.domains.place(domain, engine.world.domains.index);
-    let leg = &mut engine.routing.handles[op.handle].legs[domain as usize];
-    let (Some(rail), true) = (&mut engine.routing.rail, op.signature.is_fresh()) else {
+fn learn_landed(
+    routing: &mut RoutingTable,
+    places: &Places,
+    slot: usize,
+    op: &DispatchOp,
+    domain: u32,
+) -> Result<u32> {
+    let rows = routing.heard(domain)?.rows;
+    let layout = places.landing_layout(&op.format)?;
+    let source = routing.world.domains.place(domain, routing.world.domains.index);
+    let leg = &mut routing.handles[op.handle].legs[domain as usize];
+    let (Some(rail), true) = (&mut routing.rail, op.signature.is_fresh()) else {
         let expected = leg.send.num_tokens();
         return if rows == expected {
             Ok(rows)
@@ -136,38 +144,43 @@ fn learn_landed(engine: &mut Engine, slot: usize, op: &DispatchOp, domain: u32) 
             Err(bad_record(source, format!("{rows} rows in a replay of {expected}")))
         };
     };
-    let ids = engine.places.sizes.rail_landing(slot, domain) + layout.ids.offset;
-    let count = rows as usize * engine.world.shape.topk as usize;
+    let ids = places.sizes.rail_landing(slot, domain) + layout.ids.offset;
+    let count = rows as usize * routing.world.shape.topk as usize;
     // SAFETY: there is room for M rows of K ids; they are complete, and stay as they are until
     // this rank has left the operation.
-    let ids =
-        unsafe { std::slice::from_raw_parts(engine.places.control.at(ids).cast::<i32>(), count) };
+    let ids = unsafe { std::slice::from_raw_parts(places.control.at(ids).cast::<i32>(), count) };
     rail.learn(ids, source, leg)?;
     Ok(rows)
 }
 
 /// Whether all rows of a domain are here; not so where their source is lost.
-fn wait_landed(engine: &mut Engine, slot: usize, op: &DispatchOp, domain: u32) -> Result<bool> {
-    let heard = engine.routing.heard(domain)?;
+fn wait_landed(
+    routing: &mut RoutingTable,
+    order: &mut Order,
+    slot: usize,
+    op: &DispatchOp,
+    domain: u32,
+) -> Result<bool> {
+    let heard = routing.heard(domain)?;
     if heard.rows == 0 {
         return Ok(!heard.gone);
     }
     // Counted by the sender's signature: a rank that refuses has no format of its own.
     let add = u64::from(heard.rows) * heard.signature.arrays();
-    let rank = engine.world.domains.place(domain, engine.world.domains.index);
+    let rank = routing.world.domains.place(domain, routing.world.domains.index);
     let wait = Wait { operation: op.operation, add, phase: abi::TY_PHASE_ROWS, rank };
-    let came = engine.order.wait_rail(Signal::Rows, slot, domain, wait)?;
+    let came = order.wait_rail(Signal::Rows, slot, domain, wait)?;
     if !came {
-        engine.routing.lose_source(domain);
+        routing.lose_source(domain);
     }
     Ok(came)
 }
 
 /// The rows that landed from a domain, as a source.
-fn landed_rows(engine: &Engine, slot: usize, op: &DispatchOp, domain: u32) -> Result<RowSource> {
-    let layout = engine.places.landing_layout(&op.format)?;
-    let base = engine.places.sizes.rail_landing(slot, domain);
-    let at = |offset: u64| engine.places.control.at(base + offset).cast_const();
+fn landed_rows(places: &Places, slot: usize, op: &DispatchOp, domain: u32) -> Result<RowSource> {
+    let layout = places.landing_layout(&op.format)?;
+    let base = places.sizes.rail_landing(slot, domain);
+    let at = |offset: u64| places.control.at(base + offset).cast_const();
     Ok(RowSource {
         x: at(layout.x.offset),
         x_pitch: op.format.row.x_bytes as usize,

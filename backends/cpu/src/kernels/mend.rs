@@ -5,6 +5,9 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::engine::Engine;
 use super::operation::{DispatchOp, Output};
+use super::order::Order;
+use super::places::Places;
+use super::routing::RoutingTable;
 
 /// Makes an output whole that lacks rows of sources that are gone: their places hold zeros.
 /// If a rank that was given up may still write there, the caller gets another region, and that one stays out
@@ -12,13 +15,16 @@ use super::operation::{DispatchOp, Output};
 #[cold]
 pub(super) fn mend(engine: &mut Engine, op: &DispatchOp, output: Output) -> Result<Output> {
     let sources = 0..engine.world.shape.ranks;
-    let still_written = sources.clone().filter(|source| lacks(engine, op, *source)).any(|source| {
-        engine.order.losses.may_write(engine.world.domains.forwarder(source), op.operation)
-    });
-    let whole = if still_written { move_away(engine, op, &output)? } else { output };
+    let still_written = sources
+        .clone()
+        .filter(|source| lacks(&engine.routing, &engine.order, op, *source))
+        .any(|source| {
+            engine.order.losses.may_write(engine.world.domains.forwarder(source), op.operation)
+        });
+    let whole = if still_written { move_away(&mut engine.places, op, &output)? } else { output };
     for source in sources {
-        if lacks(engine, op, source) {
-            clear_rows(engine, op, &whole, source);
+        if lacks(&engine.routing, &engine.order, op, source) {
+            clear_rows(&engine.routing, &engine.places, op, &whole, source);
         }
     }
     let state = &engine.routing.handles[op.handle];
@@ -29,27 +35,33 @@ pub(super) fn mend(engine: &mut Engine, op: &DispatchOp, output: Output) -> Resu
 }
 
 /// Whether rows that a source owes will not come.
-pub(super) fn lacks(engine: &Engine, op: &DispatchOp, source: u32) -> bool {
-    engine.order.is_gone(source) && engine.routing.handles[op.handle].recv.rows_from(source) > 0
+pub(super) fn lacks(routing: &RoutingTable, order: &Order, op: &DispatchOp, source: u32) -> bool {
+    order.is_gone(source) && routing.handles[op.handle].recv.rows_from(source) > 0
 }
 
 /// A replay keeps the places of its dispatch: in the packed layout too, those of a source that
 /// was given up are there, and hold zeros. Returns how many tokens that are. Rows are spread by
 /// source, so all before `source` are done.
 #[cold]
-pub(super) fn unpack_lost(engine: &Engine, op: &DispatchOp, output: &Output, source: u32) -> u32 {
-    let (recv, layout) = (&engine.routing.handles[op.handle].recv, &output.layout);
-    let (shape, state) = (&engine.world.shape, &engine.routing.handles[op.handle]);
+pub(super) fn unpack_lost(
+    routing: &RoutingTable,
+    places: &Places,
+    op: &DispatchOp,
+    output: &Output,
+    source: u32,
+) -> u32 {
+    let (recv, layout) = (&routing.handles[op.handle].recv, &output.layout);
+    let (shape, state) = (&routing.world.shape, &routing.handles[op.handle]);
     let Some(first) = state.region else { return 0 };
-    let places = (shape.ranks * shape.max_tokens) as usize;
+    let room = (shape.ranks * shape.max_tokens) as usize;
     let topk = shape.topk as usize;
     let entries = recv.row_base(source) as usize * topk;
     let end = entries + recv.rows_from(source) as usize * topk;
-    let known = engine.places.arena_area.at(state.region_offset + first.slots.offset).cast::<i32>();
+    let known = places.arena_area.at(state.region_offset + first.slots.offset).cast::<i32>();
     let zero = |span: Span, row: usize, width: usize, byte: u8| {
         if span.bytes > 0 {
             // SAFETY: `row` is below El * R*M, checked below, in this rank's region.
-            unsafe { engine.places.array(output, span).add(row * width).write_bytes(byte, width) };
+            unsafe { places.array(output, span).add(row * width).write_bytes(byte, width) };
         }
     };
     for entry in entries..end {
@@ -57,10 +69,10 @@ pub(super) fn unpack_lost(engine: &Engine, op: &DispatchOp, output: &Output, sou
         // rank wrote them; the counts and slots of this output are as large.
         unsafe {
             let row = known.add(entry).read();
-            engine.places.array(output, layout.slots).cast::<i32>().add(entry).write(row);
+            places.array(output, layout.slots).cast::<i32>().add(entry).write(row);
             let Ok(row) = usize::try_from(row) else { continue };
-            debug_assert!(row / places < shape.local_experts() as usize, "{row}");
-            *engine.places.array(output, layout.expert_counts).cast::<i32>().add(row / places) += 1;
+            debug_assert!(row / room < shape.local_experts() as usize, "{row}");
+            *places.array(output, layout.expert_counts).cast::<i32>().add(row / room) += 1;
             zero(layout.x, row, op.format.row.x_bytes as usize, 0);
             zero(layout.scales, row, op.format.row.scale_bytes as usize, 0);
             zero(layout.weights, row, 4, 0);
@@ -70,9 +82,9 @@ pub(super) fn unpack_lost(engine: &Engine, op: &DispatchOp, output: &Output, sou
     recv.rows_from(source)
 }
 
-fn move_away(engine: &mut Engine, op: &DispatchOp, output: &Output) -> Result<Output> {
+fn move_away(places: &mut Places, op: &DispatchOp, output: &Output) -> Result<Output> {
     let holder = Holder::Dispatch(op.operation);
-    let region = engine.places.arena.allocate(output.region.bytes, holder).map_err(|full| {
+    let region = places.arena.allocate(output.region.bytes, holder).map_err(|full| {
         // The others go on, so this is not an answer that all get: this rank cannot.
         Error::new(
             ErrorKind::Unsupported,
@@ -87,34 +99,39 @@ fn move_away(engine: &mut Engine, op: &DispatchOp, output: &Output) -> Result<Ou
     // lost rank may write to the old one meanwhile, but only to rows that are cleared.
     unsafe {
         std::ptr::copy_nonoverlapping(
-            engine.places.arena_area.at(output.region.offset),
-            engine.places.arena_area.at(region.offset),
+            places.arena_area.at(output.region.offset),
+            places.arena_area.at(region.offset),
             output.layout.bytes as usize,
         );
     }
-    engine.places.arena.quarantine(output.region.id);
+    places.arena.quarantine(output.region.id);
     Ok(Output { region, ..*output })
 }
 
 /// Zeroes the rows of a source, and says that they come from nowhere and go to no expert.
-fn clear_rows(engine: &Engine, op: &DispatchOp, output: &Output, source: u32) {
-    let recv = &engine.routing.handles[op.handle].recv;
+fn clear_rows(
+    routing: &RoutingTable,
+    places: &Places,
+    op: &DispatchOp,
+    output: &Output,
+    source: u32,
+) {
+    let recv = &routing.handles[op.handle].recv;
     let (layout, row) = (&output.layout, op.format.row);
     let fill = |span: Span, width: u64, (first, rows): (u32, u32), byte: u8| {
         if span.bytes == 0 {
             return;
         }
-        let start =
-            engine.places.array(output, span).wrapping_add((u64::from(first) * width) as usize);
+        let start = places.array(output, span).wrapping_add((u64::from(first) * width) as usize);
         // SAFETY: the rows of a source lie inside the arrays of this rank's region, which the
         // receive plan laid out.
         unsafe { start.write_bytes(byte, (u64::from(rows) * width) as usize) };
     };
-    let k4 = 4 * u64::from(engine.world.shape.topk);
+    let k4 = 4 * u64::from(routing.world.shape.topk);
     let (x_bytes, scale_bytes) = (u64::from(row.x_bytes), u64::from(row.scale_bytes));
     let tokens = (recv.row_base(source), recv.rows_from(source));
     fill(layout.source, 4, tokens, 0xff);
-    if engine.routing.handles[op.handle].arrangement.layout == Layout::Flat {
+    if routing.handles[op.handle].arrangement.layout == Layout::Flat {
         fill(layout.ids, k4, tokens, 0xff);
         fill(layout.x, x_bytes, tokens, 0);
         fill(layout.scales, scale_bytes, tokens, 0);
@@ -122,9 +139,9 @@ fn clear_rows(engine: &Engine, op: &DispatchOp, output: &Output, source: u32) {
         return;
     }
     fill(layout.slots, k4, tokens, 0xff);
-    for expert in 0..engine.world.shape.local_experts() {
+    for expert in 0..routing.world.shape.local_experts() {
         let first = recv.expert_base(expert, source);
-        let end = if source + 1 < engine.world.shape.ranks {
+        let end = if source + 1 < routing.world.shape.ranks {
             recv.expert_base(expert, source + 1)
         } else {
             let expert = expert as usize;

@@ -5,9 +5,10 @@ use std::ops::Range;
 use tokenyard_core::moe::{Layout, MAX_TOPK, Region, Span};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::engine::Engine;
-use super::launch::Shared;
+use super::launch::{Launcher, Shared};
 use super::operation::{CombineOp, Offsets};
+use super::places::Places;
+use super::routing::RoutingTable;
 use super::sums::{CHUNK, pool_failed};
 use crate::convert::FloatType;
 use crate::sum::{sum_rows, sum_rows_weighted};
@@ -120,13 +121,17 @@ impl Merger {
 }
 
 /// What a combine's partial rows are made from.
-pub(super) fn merger(engine: &Engine, call: &abi::TyCombine, op: &CombineOp) -> Result<Merger> {
-    let state = &engine.routing.handles[op.handle];
+pub(super) fn merger(
+    routing: &RoutingTable,
+    places: &Places,
+    call: &abi::TyCombine,
+    op: &CombineOp,
+) -> Result<Merger> {
+    let state = &routing.handles[op.handle];
     let Some(layout) = state.region else {
         return Err(Error::new(ErrorKind::Internal, "combine", "the handle has no dispatch"));
     };
-    let at =
-        |span: Span| engine.places.arena_area.at(state.region_offset + span.offset).cast_const();
+    let at = |span: Span| places.arena_area.at(state.region_offset + span.offset).cast_const();
     let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
     Ok(Merger {
         x: call.x.data.cast_const(),
@@ -135,7 +140,7 @@ pub(super) fn merger(engine: &Engine, call: &abi::TyCombine, op: &CombineOp) -> 
         dispatch_weights: weighted.then(|| at(layout.weights).cast()),
         slots: at(layout.slots).cast(),
         flat: state.arrangement.layout == Layout::Flat,
-        topk: engine.world.shape.topk as usize,
+        topk: routing.world.shape.topk as usize,
         float: op.float,
         row_bytes: op.row_bytes,
     })
@@ -147,7 +152,8 @@ pub(super) fn merger(engine: &Engine, call: &abi::TyCombine, op: &CombineOp) -> 
 /// # Safety
 /// As `combine_send`.
 pub(super) unsafe fn make_partials(
-    engine: &Engine,
+    places: &Places,
+    launcher: &Launcher,
     staged: &Staged,
     tokens: Range<usize>,
 ) -> Result<()> {
@@ -156,8 +162,8 @@ pub(super) unsafe fn make_partials(
         return Ok(());
     }
     let merger = Shared(&staged.merger);
-    let x_out = Shared(engine.places.arena_area.at(staged.partials.x));
-    let weights_out = Shared(engine.places.arena_area.at(staged.partials.weights).cast::<f32>());
+    let x_out = Shared(places.arena_area.at(staged.partials.x));
+    let weights_out = Shared(places.arena_area.at(staged.partials.weights).cast::<f32>());
     let task = |chunk: usize| {
         let (merger, x_out, weights_out) = (merger.get(), x_out.get(), weights_out.get());
         let first = tokens.start + chunk * CHUNK;
@@ -174,5 +180,5 @@ pub(super) unsafe fn make_partials(
             }
         }
     };
-    engine.launcher.pool.run(tokens.len().div_ceil(CHUNK), &task).map_err(|_| pool_failed())
+    launcher.pool.run(tokens.len().div_ceil(CHUNK), &task).map_err(|_| pool_failed())
 }

@@ -176,7 +176,8 @@ impl KernelSet for CpuKernels {
     }
 
     fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
-        combine::combine_input(self.engine()?, handle, dtype)
+        let engine = self.engine()?;
+        combine::combine_input(&engine.routing, &mut engine.places, handle, dtype)
     }
 
     unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {

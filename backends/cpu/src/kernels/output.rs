@@ -6,7 +6,9 @@ use tokenyard_core::{Result, abi};
 
 use super::engine::Engine;
 use super::operation::{DispatchOp, Output};
+use super::order::Order;
 use super::places::Places;
+use super::routing::RoutingTable;
 
 /// # Safety
 /// `target` has room for the values.
@@ -15,46 +17,55 @@ unsafe fn copy_u32(values: &[u32], target: *mut u8) {
     unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), target.cast(), values.len()) }
 }
 
-pub(super) fn allocate_output(engine: &mut Engine, op: &DispatchOp) -> Result<Output> {
-    let state = &engine.routing.handles[op.handle];
+pub(super) fn allocate_output(
+    routing: &RoutingTable,
+    places: &mut Places,
+    op: &DispatchOp,
+) -> Result<Output> {
+    let state = &routing.handles[op.handle];
     let spec = RegionSpec {
-        shape: engine.world.shape,
+        shape: routing.world.shape,
         layout: state.arrangement.layout,
         row: op.format.row,
     };
     let rows = state.region_rows(&spec)?;
     let layout = RegionLayout::new(&spec, rows)?;
-    let region = engine.places.arena.allocate(layout.bytes, Holder::Dispatch(op.operation))?;
+    let region = places.arena.allocate(layout.bytes, Holder::Dispatch(op.operation))?;
     Ok(Output { region, layout, rows })
 }
 
 /// Counts, starts and totals, from the receive plan.
-pub(super) fn write_counts(engine: &Engine, op: &DispatchOp, output: &Output) {
-    let state = &engine.routing.handles[op.handle];
+pub(super) fn write_counts(
+    routing: &RoutingTable,
+    places: &Places,
+    op: &DispatchOp,
+    output: &Output,
+) {
+    let state = &routing.handles[op.handle];
     let layout = &output.layout;
     let rows = if state.arrangement.layout == Layout::Flat { state.tokens } else { state.rows };
     // SAFETY: the region is this rank's until it is released; peers write only rows and their
     // side arrays, and have written them.
     unsafe {
-        copy_u32(state.recv.expert_counts(), engine.places.array(output, layout.expert_counts));
+        copy_u32(state.recv.expert_counts(), places.array(output, layout.expert_counts));
         if layout.expert_starts.bytes > 0 {
-            copy_u32(state.recv.expert_starts(), engine.places.array(output, layout.expert_starts));
+            copy_u32(state.recv.expert_starts(), places.array(output, layout.expert_starts));
         }
-        let counts = engine.places.array(output, layout.rank_counts).cast::<u32>();
-        for peer in 0..engine.world.shape.ranks {
+        let counts = places.array(output, layout.rank_counts).cast::<u32>();
+        for peer in 0..routing.world.shape.ranks {
             counts.add(peer as usize).write(state.recv.rows_from(peer));
         }
-        let totals = engine.places.array(output, layout.totals).cast::<i64>();
+        let totals = places.array(output, layout.totals).cast::<i64>();
         totals.write(state.tokens as i64);
         totals.add(1).write(rows as i64);
     }
 }
 
 /// Marks the sources of which nothing counts any more.
-fn write_lost(engine: &Engine, output: &Output) {
-    let lost = engine.places.array(output, output.layout.lost);
-    for source in 0..engine.world.shape.ranks {
-        let flag = u8::from(engine.order.is_gone(source));
+fn write_lost(places: &Places, order: &Order, output: &Output) {
+    let lost = places.array(output, output.layout.lost);
+    for source in 0..places.world.shape.ranks {
+        let flag = u8::from(order.is_gone(source));
         // SAFETY: R flags of this rank's region, which nobody else writes.
         unsafe { lost.add(source as usize).write(flag) };
     }
@@ -62,7 +73,7 @@ fn write_lost(engine: &Engine, output: &Output) {
 
 /// The output as the caller sees it.
 pub(super) fn describe(engine: &Engine, op: &DispatchOp, output: &Output) -> abi::TyReceived {
-    write_lost(engine, output);
+    write_lost(&engine.places, &engine.order, output);
     let state = &engine.routing.handles[op.handle];
     let shape = &engine.world.shape;
     let layout = &output.layout;

@@ -14,7 +14,9 @@ use super::mend::unpack_lost;
 use super::moves::{Move, Via};
 use super::operation::{DispatchOp, End, Operation, Output};
 use super::output::{allocate_output, describe};
+use super::places::Places;
 use super::record::bad_record;
+use super::routing::RoutingTable;
 use super::slots::was_refused;
 use super::transfer::{move_to_landing, send_out};
 
@@ -39,7 +41,7 @@ pub(super) unsafe fn packed_send(
         engine.order.operations[slot] = Operation::Dispatch(op);
         return announce_rows(engine, slot, op.handle, enter);
     }
-    match allocate_output(engine, &op) {
+    match allocate_output(&engine.routing, &mut engine.places, &op) {
         Ok(output) => op.output = Some(output),
         Err(error) => {
             let text = error.detail();
@@ -117,7 +119,7 @@ fn unpack(engine: &mut Engine, slot: usize, op: &DispatchOp, output: &Output) ->
     let landing = engine.places.landing_layout(&op.format)?;
     let shape = engine.world.shape;
     let local = shape.local_experts() as usize;
-    let places = (shape.ranks * shape.max_tokens) as usize;
+    let room = (shape.ranks * shape.max_tokens) as usize;
     let counts = engine.places.array(output, output.layout.expert_counts).cast::<i32>();
     let ranges = engine.places.array(output, output.layout.ranges).cast::<i64>();
     // SAFETY: the region is this rank's; these arrays are written by nobody else.
@@ -133,13 +135,14 @@ fn unpack(engine: &mut Engine, slot: usize, op: &DispatchOp, output: &Output) ->
         }
         let rows = engine.routing.gathered.entries[source as usize].rows as usize;
         if engine.order.is_gone(source) && !op.signature.is_fresh() {
-            engine.routing.gathered.rows[source as usize] = unpack_lost(engine, op, output, source);
+            engine.routing.gathered.rows[source as usize] =
+                unpack_lost(&engine.routing, &engine.places, op, output, source);
             tokens += engine.routing.gathered.rows[source as usize] as usize;
         }
         let base = engine.places.sizes.landing(slot, source);
         for row in 0..rows {
             let from = Landed { base, layout: &landing, row, source };
-            unpack_row(engine, op, output, &from, tokens)?;
+            unpack_row(&engine.places, op, output, &from, tokens)?;
             tokens += 1;
         }
         for e in 0..local {
@@ -151,27 +154,27 @@ fn unpack(engine: &mut Engine, slot: usize, op: &DispatchOp, output: &Output) ->
             }
         }
     }
-    debug_assert!(places * local >= tokens);
-    finish_packed(engine, op, output, tokens)
+    debug_assert!(room * local >= tokens);
+    finish_packed(&mut engine.routing, &engine.places, op, output, tokens)
 }
 
 fn unpack_row(
-    engine: &Engine,
+    places: &Places,
     op: &DispatchOp,
     output: &Output,
     from: &Landed<'_>,
     token: usize,
 ) -> Result<()> {
-    let shape = &engine.world.shape;
+    let shape = &places.world.shape;
     let topk = shape.topk as usize;
-    let places = (shape.ranks * shape.max_tokens) as usize;
+    let room = (shape.ranks * shape.max_tokens) as usize;
     let (x_bytes, scale_bytes) =
         (op.format.row.x_bytes as usize, op.format.row.scale_bytes as usize);
     let landed = |span: tokenyard_core::moe::Span, width: usize| {
-        engine.places.control.at(from.base + span.offset).wrapping_add(from.row * width)
+        places.control.at(from.base + span.offset).wrapping_add(from.row * width)
     };
-    let counts = engine.places.array(output, output.layout.expert_counts).cast::<i32>();
-    let out = |span| engine.places.array(output, span);
+    let counts = places.array(output, output.layout.expert_counts).cast::<i32>();
+    let out = |span| places.array(output, span);
     for k in 0..topk {
         // SAFETY: landed rows are complete (their signal was seen) and have K ids each.
         let id = unsafe { landed(from.layout.ids, 4 * topk).cast::<i32>().add(k).read() };
@@ -192,13 +195,10 @@ fn unpack_row(
             count.write(place + 1);
             place as usize
         };
-        if place >= places {
-            return Err(bad_record(
-                from.source,
-                format!("more than {places} rows for expert {id}"),
-            ));
+        if place >= room {
+            return Err(bad_record(from.source, format!("more than {room} rows for expert {id}")));
         }
-        let row = id as usize * places + place;
+        let row = id as usize * room + place;
         // SAFETY: `row` is below El * R*M; source and target are different windows.
         unsafe {
             slots.write(row as i32);
@@ -225,35 +225,36 @@ fn unpack_row(
 
 /// Counts per source, totals, and the receive plan that combine works with.
 fn finish_packed(
-    engine: &mut Engine,
+    routing: &mut RoutingTable,
+    places: &Places,
     op: &DispatchOp,
     output: &Output,
     tokens: usize,
 ) -> Result<()> {
     let layout = &output.layout;
-    let local = engine.world.shape.local_experts() as usize;
-    let ranks = engine.world.shape.ranks as usize;
-    let ranges = engine.places.array(output, layout.ranges).cast::<i64>();
+    let local = routing.world.shape.local_experts() as usize;
+    let ranks = routing.world.shape.ranks as usize;
+    let ranges = places.array(output, layout.ranges).cast::<i64>();
     // SAFETY: the region is this rank's until it is released; all ranges were just written.
     unsafe {
-        let counts = engine.places.array(output, layout.rank_counts).cast::<u32>();
+        let counts = places.array(output, layout.rank_counts).cast::<u32>();
         for source in 0..ranks {
-            counts.add(source).write(engine.routing.gathered.rows[source]);
+            counts.add(source).write(routing.gathered.rows[source]);
             for e in 0..local {
                 let range = ranges.add(e * ranks + source).read();
-                engine.routing.gathered.counts[source * local + e] = range as u32;
+                routing.gathered.counts[source * local + e] = range as u32;
             }
         }
     }
-    let state = &mut engine.routing.handles[op.handle];
-    state.recv.build(1, &engine.routing.gathered.rows, &engine.routing.gathered.counts)?;
+    let state = &mut routing.handles[op.handle];
+    state.recv.build(1, &routing.gathered.rows, &routing.gathered.counts)?;
     state.tokens = tokens as u64;
     state.rows = state.recv.num_expert_rows().into();
     // SAFETY: as above.
     unsafe {
-        let totals = engine.places.array(output, layout.totals).cast::<i64>();
+        let totals = places.array(output, layout.totals).cast::<i64>();
         totals.write(tokens as i64);
-        totals.add(1).write(engine.routing.handles[op.handle].rows as i64);
+        totals.add(1).write(routing.handles[op.handle].rows as i64);
     }
     Ok(())
 }

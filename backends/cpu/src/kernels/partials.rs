@@ -6,10 +6,13 @@ use tokenyard_core::{Result, abi};
 use super::control::Signal;
 use super::engine::Engine;
 use super::entry::Enter;
+use super::launch::Launcher;
 use super::moves::Carried;
 use super::operation::{CombineOp, Offsets};
-use super::order::Wait;
+use super::order::{Order, Wait};
+use super::places::Places;
 use super::record::bad_record;
+use super::routing::RoutingTable;
 use super::sums::{Partial, Sum};
 use super::verdicts::gather_entries;
 use super::windows::ARENA;
@@ -60,10 +63,10 @@ pub(super) fn sum_ranks(engine: &mut Engine, slot: usize, op: &CombineOp) -> Res
     wait_partials(engine, slot, op, 0)?;
     // SAFETY: the partials were checked against their arena and are complete: their entry, or their
     // signals, were seen.
-    unsafe { sum(engine, op)? };
+    unsafe { sum(&engine.routing, &engine.launcher, op)? };
     while forget_lost_partials(engine, 0) {
         // SAFETY: as above.
-        unsafe { sum(engine, op)? };
+        unsafe { sum(&engine.routing, &engine.launcher, op)? };
     }
     Ok(())
 }
@@ -78,7 +81,9 @@ pub(super) fn forget_lost_partials(engine: &mut Engine, domain: u32) -> bool {
     let mut found = false;
     for peer in engine.world.domains.peers() {
         let place = engine.world.domains.place(domain, peer) as usize;
-        if !engine.routing.partials[place].x.is_null() && is_unread(engine, peer) {
+        if !engine.routing.partials[place].x.is_null()
+            && is_unread(&engine.places, &engine.order, peer)
+        {
             engine.routing.partials[place] = Partial::default();
             found = true;
         }
@@ -88,21 +93,20 @@ pub(super) fn forget_lost_partials(engine: &mut Engine, domain: u32) -> bool {
 
 /// # Safety
 /// The partials are complete.
-unsafe fn sum(engine: &Engine, op: &CombineOp) -> Result<()> {
-    let leg = &engine.routing.handles[op.handle].legs[0];
+unsafe fn sum(routing: &RoutingTable, launcher: &Launcher, op: &CombineOp) -> Result<()> {
+    let leg = &routing.handles[op.handle].legs[0];
     let carried = Carried { send: &leg.send, topk: &leg.topk };
-    let sum = Sum::of_own_tokens(op, carried, engine.world.inside, &engine.routing.partials);
+    let sum = Sum::of_own_tokens(op, carried, routing.world.inside, &routing.partials);
     // SAFETY: biases and outputs are `[T, H]` and `[T, K]` as the host validated; the rest is this
     // function's contract.
-    unsafe { sum.run(&engine.launcher.pool) }
+    unsafe { sum.run(&launcher.pool) }
 }
 
 /// Whether the partial rows of a peer are left out. Those that it has put here are this rank's;
 /// those that lie with it are not to be trusted once it is lost.
-fn is_unread(engine: &Engine, peer: u32) -> bool {
-    let rank = engine.world.domains.place(engine.world.domains.mine, peer);
-    engine.order.losses.is_given_up(rank)
-        || engine.places.stores() && engine.order.losses.is_lost(rank)
+fn is_unread(places: &Places, order: &Order, peer: u32) -> bool {
+    let rank = places.world.domains.place(places.world.domains.mine, peer);
+    order.losses.is_given_up(rank) || places.stores() && order.losses.is_lost(rank)
 }
 
 /// Notes where the partial rows of each place are, or will be.
@@ -111,7 +115,7 @@ pub(super) fn find_partials(engine: &mut Engine, op: &CombineOp) -> Result<()> {
     for (domain, peer) in engine.world.domains.pairs() {
         let send = &engine.routing.handles[op.handle].legs[domain as usize].send;
         let place = engine.world.domains.place(domain, peer) as usize;
-        if is_unread(engine, peer) || engine.routing.is_unheard(domain) {
+        if is_unread(&engine.places, &engine.order, peer) || engine.routing.is_unheard(domain) {
             engine.routing.partials[place] = Partial::default();
             continue;
         }

@@ -12,10 +12,14 @@ use tokenyard_core::moe::{Layout, REGION_ALIGN};
 use super::commands::Block;
 use super::control::Signal;
 use super::engine::Engine;
+use super::launch::Launcher;
 use super::merger::{Staged, make_partials};
 use super::moves::{Move, Spot, Via};
 use super::operation::{CombineOp, Offsets};
+use super::order::Order;
 use super::partials::entry_at;
+use super::places::Places;
+use super::routing::RoutingTable;
 use super::rows::{tell_stored, write_rows};
 use super::windows::{ARENA, CONTROL};
 use super::writer::{RowSource, first_local};
@@ -47,12 +51,20 @@ pub(super) unsafe fn put_in_pieces(
     for peer in others() {
         for piece in pieces(engine.routing.rows_for(m, peer), most) {
             // SAFETY: by this function's contract.
-            unsafe { write_rows(engine, m, source, piece.clone())? };
+            unsafe { write_rows(&engine.routing, &engine.launcher, m, source, piece.clone())? };
             put_rows_of(engine, m, stage, peer, piece.clone())?;
             left += piece.len();
             let until = own.len() * left / leaving;
             // SAFETY: by this function's contract.
-            unsafe { write_rows(engine, m, source, own.start + stored..own.start + until)? };
+            unsafe {
+                write_rows(
+                    &engine.routing,
+                    &engine.launcher,
+                    m,
+                    source,
+                    own.start + stored..own.start + until,
+                )?
+            };
             stored = until;
             if piece.len() == most && left < leaving {
                 // Many links move only when somebody drives them; what is short is over soon.
@@ -62,17 +74,19 @@ pub(super) unsafe fn put_in_pieces(
         put_sides(engine, m, stage, peer)?;
     }
     // SAFETY: by this function's contract.
-    unsafe { write_rows(engine, m, source, own.start + stored..own.end)? };
-    if own.is_empty() { Ok(()) } else { tell_stored(engine, m, me) }
+    unsafe {
+        write_rows(&engine.routing, &engine.launcher, m, source, own.start + stored..own.end)?
+    };
+    if own.is_empty() { Ok(()) } else { tell_stored(&engine.routing, &engine.order, m, me) }
 }
 
 /// Offsets of the arrays of all rows that leave, in the stage of the slot.
-pub(super) fn stage_offsets(engine: &Engine, m: &Move) -> Spot {
-    let rows = engine.routing.plan(m).send.tokens().len() as u64;
-    let k4 = 4 * u64::from(engine.world.shape.topk);
+pub(super) fn stage_offsets(routing: &RoutingTable, places: &Places, m: &Move) -> Spot {
+    let rows = routing.plan(m).send.tokens().len() as u64;
+    let k4 = 4 * u64::from(routing.world.shape.topk);
     let mut end = match m.via {
-        Via::Leg(domain) => engine.places.sizes.stage(m.slot, domain),
-        Via::Rail => engine.places.sizes.rail_stage(m.slot),
+        Via::Leg(domain) => places.sizes.stage(m.slot, domain),
+        Via::Rail => places.sizes.rail_stage(m.slot),
     };
     let mut next = |width: u64| {
         let start = end;
@@ -104,9 +118,10 @@ fn put_rows_of(
     if matches!(layout, Layout::ExpertMajor { .. }) && m.via != Via::Rail {
         let tokens = &engine.routing.plan(m).send.tokens()[piece.clone()];
         return piece.zip(tokens).try_for_each(|(row, token)| {
-            let slot = u64::from(first_copy(engine, m, peer, *token as usize));
+            let slot =
+                u64::from(first_copy(&engine.routing, &engine.launcher, m, peer, *token as usize));
             put_array(
-                engine,
+                &engine.order,
                 m,
                 (peer, spot.window),
                 (from(row), spot.x + slot * width),
@@ -118,7 +133,7 @@ fn put_rows_of(
         piece.start as u64 - u64::from(engine.routing.plan(m).send.rank_offsets()[peer as usize]);
     let to = spot.x + first * width;
     let shape = (piece.len() as u64, width);
-    put_array(engine, m, (peer, spot.window), (from(piece.start), to), shape)
+    put_array(&engine.order, m, (peer, spot.window), (from(piece.start), to), shape)
 }
 
 /// Puts the side arrays of all of a peer's staged rows: they are small.
@@ -137,30 +152,36 @@ fn put_sides(engine: &Engine, m: &Move, stage: &Spot, peer: u32) -> Result<()> {
     ];
     sides.into_iter().filter(|(width, ..)| *width > 0).try_for_each(|(width, from, to)| {
         let from = from + first * width;
-        put_array(engine, m, (peer, spot.window), (from, to), (rows, width))
+        put_array(&engine.order, m, (peer, spot.window), (from, to), (rows, width))
     })
 }
 
 /// Puts rows of one array out of the stage.
 fn put_array(
-    engine: &Engine,
+    order: &Order,
     m: &Move,
     (peer, window): (u32, u16),
     (from, to): (u64, u64),
     (rows, width): (u64, u64),
 ) -> Result<()> {
-    let (channel, signal) = engine.order.link_of(m);
+    let (channel, signal) = order.link_of(m);
     let (src, dst) = ((CONTROL, from), (window, to));
     let block = Block { operation: m.operation, peer, signal, rows, width, src, dst };
-    engine.order.put_rows(channel, m.slot, &block)
+    order.put_rows(channel, m.slot, &block)
 }
 
 /// Expert-major row of a token's first selected expert on `peer`: there the row crosses to.
-fn first_copy(engine: &Engine, m: &Move, peer: u32, token: usize) -> u32 {
-    let topk = engine.world.shape.topk as usize;
+fn first_copy(
+    routing: &RoutingTable,
+    launcher: &Launcher,
+    m: &Move,
+    peer: u32,
+    token: usize,
+) -> u32 {
+    let topk = routing.world.shape.topk as usize;
     let row = token * topk..(token + 1) * topk;
-    first_local(&engine.world.inside, &engine.routing.plan(m).topk[row.clone()], peer)
-        .map_or(0, |k| engine.launcher.scratch.slot_of[row][k])
+    first_local(&routing.world.inside, &routing.plan(m).topk[row.clone()], peer)
+        .map_or(0, |k| launcher.scratch.slot_of[row][k])
 }
 
 /// Makes every source's partial rows and puts them where it, or its forwarder, wants them, piece by
@@ -189,7 +210,7 @@ pub(super) unsafe fn push(
     for domain in engine.world.domains.all() {
         let rows = engine.routing.partials_of(op, engine.world.domains.place(domain, own));
         // SAFETY: by this function's contract.
-        unsafe { make_partials(engine, staged, rows)? };
+        unsafe { make_partials(&engine.places, &engine.launcher, staged, rows)? };
     }
     Ok(())
 }
@@ -222,7 +243,7 @@ unsafe fn push_to(
             engine.order.progress()?;
         }
         // SAFETY: by this function's contract.
-        unsafe { make_partials(engine, staged, piece.clone())? };
+        unsafe { make_partials(&engine.places, &engine.launcher, staged, piece.clone())? };
         let to = at(there, piece.start - rows.start);
         put(piece.len(), widths.x, at(staged.partials, piece.start).x, to.x)?;
     }

@@ -8,17 +8,19 @@ use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionRows, Region
 
 use super::commands::Raise;
 use super::engine::Engine;
-use super::launch::{CHUNK, Shared, pool_failed};
+use super::launch::{CHUNK, Launcher, Shared, pool_failed};
 use super::moves::{Carried, Move, Spot, Via};
+use super::order::Order;
 use super::record::bad_record;
+use super::routing::RoutingTable;
 use super::windows::ARENA;
 use super::writer::{RowSource, RowWriter, Target};
 
 /// Decides the expert-major row of every copy: the owner's grant says where the source's rows of
 /// each expert start, and they follow in token order. The grants were checked.
-pub(super) fn place_copies(engine: &mut Engine, m: &Move, domain: u32) {
-    let leg = &engine.routing.handles[m.handle].legs[domain as usize];
-    let scratch = &mut engine.launcher.scratch;
+pub(super) fn place_copies(routing: &RoutingTable, launcher: &mut Launcher, m: &Move, domain: u32) {
+    let leg = &routing.handles[m.handle].legs[domain as usize];
+    let scratch = &mut launcher.scratch;
     scratch.next.copy_from_slice(&leg.expert_bases);
     for (slot, expert) in scratch.slot_of.iter_mut().zip(&leg.topk) {
         *slot = u32::MAX;
@@ -83,11 +85,16 @@ pub(super) fn spot_in_region(engine: &Engine, m: &Move, domain: u32, peer: u32) 
 /// Says that the rows of a peer were stored. The stores happened before this signal: where a
 /// peer's memory can be stored to, a signal carries everything that this process stored before it
 /// (release).
-pub(super) fn tell_stored(engine: &Engine, m: &Move, peer: u32) -> Result<()> {
-    let rows = u64::from(engine.routing.plan(m).send.rank_counts()[peer as usize]);
-    let (channel, signal) = engine.order.link_of(m);
+pub(super) fn tell_stored(
+    routing: &RoutingTable,
+    order: &Order,
+    m: &Move,
+    peer: u32,
+) -> Result<()> {
+    let rows = u64::from(routing.plan(m).send.rank_counts()[peer as usize]);
+    let (channel, signal) = order.link_of(m);
     let raise = Raise { operation: m.operation, add: rows * m.arrays };
-    engine.order.raise(channel, m.slot, (peer, signal), raise)
+    order.raise(channel, m.slot, (peer, signal), raise)
 }
 
 /// Turns spots into addresses where this rank can store, and else into those in the stage.
@@ -132,30 +139,31 @@ pub(super) fn aim(engine: &mut Engine, m: &Move, stage: &Spot) {
 /// # Safety
 /// As `move_rows`.
 pub(super) unsafe fn write_rows(
-    engine: &Engine,
+    routing: &RoutingTable,
+    launcher: &Launcher,
     m: &Move,
     source: &RowSource,
     rows: Range<usize>,
 ) -> Result<()> {
-    let state = &engine.routing.handles[m.handle];
-    let Carried { send, topk } = engine.routing.plan(m);
-    let (me, peers) = m.via.turn(&engine.world.domains);
+    let state = &routing.handles[m.handle];
+    let Carried { send, topk } = routing.plan(m);
+    let (me, peers) = m.via.turn(&routing.world.domains);
     let by_expert =
         m.via != Via::Rail && matches!(state.arrangement.layout, Layout::ExpertMajor { .. });
     let writer = Shared(RowWriter {
         shape: Shape {
             ranks: peers,
             experts: send.expert_counts().len() as u32,
-            ..engine.world.shape
+            ..routing.world.shape
         },
-        first_source: engine.world.rank * engine.world.shape.max_tokens,
+        first_source: routing.world.rank * routing.world.shape.max_tokens,
         source: *source,
         format: m.format,
         topk,
-        slot_of: by_expert.then_some(engine.launcher.scratch.slot_of.as_slice()),
+        slot_of: by_expert.then_some(launcher.scratch.slot_of.as_slice()),
     });
-    let targets = Shared(engine.launcher.scratch.targets.as_slice());
-    let chunk = rows.len().div_ceil(engine.launcher.pool.threads()).clamp(1, CHUNK);
+    let targets = Shared(launcher.scratch.targets.as_slice());
+    let chunk = rows.len().div_ceil(launcher.pool.threads()).clamp(1, CHUNK);
     let tasks = rows.len().div_ceil(chunk);
     // Each rank starts with its own rows, so that not all write to peer 0 at once.
     let offsets = send.rank_offsets();
@@ -178,5 +186,5 @@ pub(super) unsafe fn write_rows(
             unsafe { writer.write(&targets[peer], peer as u32, index, token) };
         }
     };
-    engine.launcher.pool.run(tasks, &task).map_err(|_| pool_failed("write rows"))
+    launcher.pool.run(tasks, &task).map_err(|_| pool_failed("write rows"))
 }

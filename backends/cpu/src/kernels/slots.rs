@@ -8,9 +8,9 @@ use super::channel::Channel;
 use super::commands::Raise;
 use super::control::Signal;
 use super::counters::Way;
-use super::engine::Engine;
 use super::operation::{End, Exposed};
 use super::order::{Order, QUEUE, Wait};
+use super::places::Places;
 
 /// Whether an operation ended for the rank behind a place as it did here. Its `Done` was seen to rise:
 /// one command raised it, and the next comes after this rank has entered the slot again.
@@ -104,16 +104,17 @@ impl Order {
 
 /// Leaves the slot where an operation ended on all ranks alike: refused, or without room.
 pub(super) fn leave_if_refused<T>(
-    engine: &mut Engine,
+    places: &mut Places,
+    order: &mut Order,
     slot: usize,
     operation: u64,
     result: Result<T>,
 ) -> Result<T> {
-    let exposed = engine.order.exposed.take();
+    let exposed = order.exposed.take();
     if result.as_ref().is_err_and(was_refused) {
-        engine.order.leave(slot, operation, End::Refused)?;
+        order.leave(slot, operation, End::Refused)?;
         if let Some(exposed) = exposed {
-            take_back(engine, slot, operation, exposed)?;
+            take_back(places, order, slot, operation, exposed)?;
         }
     }
     result
@@ -123,15 +124,21 @@ pub(super) fn leave_if_refused<T>(
 /// masked, some may not have heard that, because who refused is lost: so not before all have said
 /// how it ended for them. None of them is elsewhere by then: they heard of the refusal in the same
 /// call as this rank, or wait for this rank in it.
-fn take_back(engine: &mut Engine, slot: usize, operation: u64, exposed: Exposed) -> Result<()> {
-    if engine.order.losses.are_masked() {
-        engine.order.wait_done(slot, operation, abi::TY_PHASE_DONE)?;
+fn take_back(
+    places: &mut Places,
+    order: &mut Order,
+    slot: usize,
+    operation: u64,
+    exposed: Exposed,
+) -> Result<()> {
+    if order.losses.are_masked() {
+        order.wait_done(slot, operation, abi::TY_PHASE_DONE)?;
     }
     let Some(region) = exposed.region else { return Ok(()) };
-    if (0..engine.world.shape.ranks).any(|rank| engine.order.losses.may_write(rank, operation)) {
-        engine.places.arena.quarantine(region.id);
+    if (0..places.world.shape.ranks).any(|rank| order.losses.may_write(rank, operation)) {
+        places.arena.quarantine(region.id);
     } else {
-        engine.places.arena.release(region.id);
+        places.arena.release(region.id);
     }
     Ok(())
 }

@@ -44,7 +44,7 @@ pub(super) unsafe fn move_to_regions(
         engine.launcher.scratch.spots[peer as usize] = spot_in_region(engine, m, domain, peer)?;
     }
     if engine.routing.handles[m.handle].arrangement.layout != Layout::Flat {
-        place_copies(engine, m, domain);
+        place_copies(&engine.routing, &mut engine.launcher, m, domain);
     }
     // SAFETY: by this function's contract.
     unsafe { move_rows(engine, m, source) }
@@ -86,7 +86,7 @@ pub(super) unsafe fn move_to_landing(
 /// # Safety
 /// `source` is valid until this operation is received.
 unsafe fn move_rows(engine: &mut Engine, m: &Move, source: &RowSource) -> Result<()> {
-    let stage = stage_offsets(engine, m);
+    let stage = stage_offsets(&engine.routing, &engine.places, m);
     aim(engine, m, &stage);
     // SAFETY: by this function's contract.
     unsafe {
@@ -105,10 +105,10 @@ unsafe fn move_rows(engine: &mut Engine, m: &Move, source: &RowSource) -> Result
 unsafe fn store_rows(engine: &Engine, m: &Move, source: &RowSource) -> Result<()> {
     let rows = 0..engine.routing.plan(m).send.tokens().len();
     // SAFETY: by this function's contract.
-    unsafe { write_rows(engine, m, source, rows)? };
+    unsafe { write_rows(&engine.routing, &engine.launcher, m, source, rows)? };
     let (me, peers) = m.via.turn(&engine.world.domains);
     (0..peers)
         .map(|i| (me + i) % peers)
         .filter(|peer| !engine.order.is_left_out(m, *peer))
-        .try_for_each(|peer| tell_stored(engine, m, peer))
+        .try_for_each(|peer| tell_stored(&engine.routing, &engine.order, m, peer))
 }

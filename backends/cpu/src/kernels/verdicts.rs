@@ -14,7 +14,7 @@ use super::control::{Signal, Verdict};
 use super::counters::Way;
 use super::engine::Engine;
 use super::entry::{Enter, Refusal};
-use super::order::{QUEUE, Wait};
+use super::order::{Order, QUEUE, Wait};
 use super::record::{Record, bad_record, checked, refusal_record, verdict_of};
 use super::sending::{send_rail_record, send_record};
 
@@ -91,7 +91,7 @@ fn hear_grants(
             continue;
         }
         let record = engine.places.record_from(Signal::Grant, slot, place);
-        match (refusal_in(engine, record, rank, operation)?, handle) {
+        match (refusal_in(&engine.order, record, rank, operation)?, handle) {
             (Some(refusal), _) => refused = Refusal::first(refused, refusal),
             (None, Some(handle)) => engine.routing.accept_grant((domain, peer), record, handle),
             (None, None) => {}
@@ -124,7 +124,7 @@ pub(super) fn settle_verdict(
     // One that has no other use in the operation, or whose first one is over: who granted had heard all
     // entries.
     let signal = if signature.carries_counts() { Signal::Entry } else { Signal::Grant };
-    share_verdict(engine, slot, operation, signal, refused)
+    share_verdict(&mut engine.order, slot, operation, signal, refused)
 }
 
 /// The same over the rail.
@@ -153,7 +153,7 @@ fn exchange_verdicts(
             continue;
         }
         let record = engine.places.rail_record_from(Signal::Grant, slot, domain);
-        if let Some(refusal) = refusal_in(engine, record, forwarder, operation)? {
+        if let Some(refusal) = refusal_in(&engine.order, record, forwarder, operation)? {
             refused = Refusal::first(refused, refusal);
         }
     }
@@ -163,30 +163,30 @@ fn exchange_verdicts(
 /// The same in the domain, by how far a signal rises: the records of the operation are in use. So whom it
 /// reaches first here gets no text.
 fn share_verdict(
-    engine: &mut Engine,
+    order: &mut Order,
     slot: usize,
     operation: u64,
     signal: Signal,
     mut refused: Option<Refusal>,
 ) -> Result<Option<Refusal>> {
-    let place = engine.world.domains.place(engine.world.domains.mine, engine.world.domains.index);
-    let id = engine.order.channel.ids.id(signal, slot, place);
+    let place = order.world.domains.place(order.world.domains.mine, order.world.domains.index);
+    let id = order.channel.ids.id(signal, slot, place);
     let raise = Raise { operation, add: 1 + refused.as_ref().map_or(0, Refusal::code) };
-    for peer in engine.world.domains.peers() {
-        engine.order.raise(&engine.order.channel, slot, (peer, id), raise)?;
+    for peer in order.world.domains.peers() {
+        order.raise(&order.channel, slot, (peer, id), raise)?;
     }
-    for peer in engine.world.domains.peers() {
-        let rank = engine.world.domains.place(engine.world.domains.mine, peer);
+    for peer in order.world.domains.peers() {
+        let rank = order.world.domains.place(order.world.domains.mine, peer);
         let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_ENTRY, rank };
-        if !engine.order.wait(signal, slot, rank, wait)? {
+        if !order.wait(signal, slot, rank, wait)? {
             continue;
         }
-        let (id, expected) = engine.order.channel.expect(signal, slot, rank, 0);
+        let (id, expected) = order.channel.expect(signal, slot, rank, 0);
         // One command raised it, and nothing raises it again before this rank has left the operation.
-        let code = engine.order.channel.link.read_signal(QUEUE, id).wrapping_sub(expected);
-        engine.order.channel.expect(signal, slot, rank, code);
-        engine.order.counters.add_seen(Way { level: engine.order.channel.level, rank }, code);
-        if code > 2 * u64::from(engine.world.shape.ranks) {
+        let code = order.channel.link.read_signal(QUEUE, id).wrapping_sub(expected);
+        order.channel.expect(signal, slot, rank, code);
+        order.counters.add_seen(Way { level: order.channel.level, rank }, code);
+        if code > 2 * u64::from(order.world.shape.ranks) {
             return Err(bad_record(rank, format!("verdict {code}")));
         }
         refused = Refusal::decode(code).map_or(refused, |told| Refusal::first(refused, told));
@@ -196,7 +196,7 @@ fn share_verdict(
 
 /// Whose refusal the record of a grant or verdict is, if it is one.
 fn refusal_in(
-    engine: &Engine,
+    order: &Order,
     record: Record,
     writer: u32,
     operation: u64,
@@ -208,9 +208,9 @@ fn refusal_in(
     }
     let rank = u32::try_from(header.0[5]).unwrap_or(u32::MAX);
     // Of its own domain, unless it has heard of more than this rank.
-    let is_known = match engine.order.masks_domains() {
-        true => rank < engine.world.shape.ranks,
-        false => rank / engine.world.domains.size == writer / engine.world.domains.size,
+    let is_known = match order.masks_domains() {
+        true => rank < order.world.shape.ranks,
+        false => rank / order.world.domains.size == writer / order.world.domains.size,
     };
     if !is_known {
         return Err(bad_record(writer, format!("a refusal of rank {rank}")));

@@ -50,7 +50,9 @@ fn void_rows(engine: &Engine, m: &Move, (domain, peer): (u32, u32), rows: u64) -
     let bytes = (rows * NAME) as usize;
     let (channel, signal) = engine.order.link_of(m);
     let stored = engine.places.reachable(m, peer).map(|areas| areas[usize::from(ARENA)].at(at));
-    let to = stored.unwrap_or_else(|| engine.places.control.at(stage_offsets(engine, m).x));
+    let to = stored.unwrap_or_else(|| {
+        engine.places.control.at(stage_offsets(&engine.routing, &engine.places, m).x)
+    });
     // SAFETY: the places were granted to this source, and checked against the region; or the stage
     // has room for all rows of the source, and nothing else of the operation is staged there.
     unsafe { to.write_bytes(0xff, bytes) };
@@ -60,7 +62,7 @@ fn void_rows(engine: &Engine, m: &Move, (domain, peer): (u32, u32), rows: u64) -
     if stored.is_some() {
         return Ok(());
     }
-    let src = (CONTROL, stage_offsets(engine, m).x);
+    let src = (CONTROL, stage_offsets(&engine.routing, &engine.places, m).x);
     let (operation, dst) = (m.operation, (ARENA, at));
     engine.order.put_rows(
         channel,
