@@ -6,7 +6,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::Communicator;
 use super::claims::Claims;
+use super::components::{Components, OpenComponents};
 use super::levels::{LevelReport, Levels, Transports, windows_of};
 use super::nics;
 use super::places::{discover_all, domains, name_hosts, scattered};
@@ -14,7 +16,6 @@ use super::progress::{Progress, Proxies};
 use super::reporter::{Counters, FlightRecorder, Live, Looking, Meeting, OpenDesk, RingCounts};
 use super::stuck::Stuck;
 use super::watchdog::{Bounds, Watchdog, WatchedLinks};
-use super::{Communicator, Components, OpenComponents};
 use crate::abi;
 use crate::bootstrap::{Ask, Members, Next, World};
 use crate::config::{Config, OnFailure};

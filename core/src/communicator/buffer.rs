@@ -1,8 +1,9 @@
 use std::sync::Arc;
 
+use super::Communicator;
+use super::components::Components;
 use super::output::Handle;
 use super::tensor::{TensorMut, TensorRef};
-use super::{Communicator, Components};
 use crate::abi;
 use crate::moe::DType;
 use crate::{Error, ErrorKind, Result};

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::Components;
+use super::components::Components;
 use super::stream::ToolStream;
 use crate::{Error, ErrorKind, Result};
 

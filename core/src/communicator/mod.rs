@@ -22,6 +22,7 @@ mod arguments;
 mod bring_up;
 mod buffer;
 mod claims;
+mod components;
 mod copy_out;
 mod graph;
 mod levels;
@@ -50,70 +51,13 @@ pub use reporter::{REPORTS_VARIABLE, Reporter, write_reports};
 pub use stream::{OnStream, Stream, ToolStream};
 pub use tensor::{Element, TensorMut, TensorRef};
 
-use std::ops::Deref;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use self::stuck::{Kept, Stuck};
+use self::components::Components;
 use crate::bootstrap::World;
 use crate::config::Config;
-use crate::host::OpenKernels;
 use crate::moe::{Shape, TopkScratch};
 use crate::{Error, ErrorKind, Result};
-
-/// The parts of a communicator. Outputs and handles keep them alive, because they point into windows.
-struct Components {
-    /// Ends before everything else: reports look at all of it.
-    looking: reporter::Looking,
-    stuck: Stuck,
-    open: OpenComponents,
-}
-
-impl Drop for Components {
-    fn drop(&mut self) {
-        if !self.looking.end() {
-            self.stuck.set("a transport has not answered a report");
-        }
-    }
-}
-
-impl Deref for Components {
-    type Target = OpenComponents;
-
-    fn deref(&self) -> &OpenComponents {
-        &self.open
-    }
-}
-
-/// The same, in the order in which they are dropped.
-struct OpenComponents {
-    /// Uses the transports, so it goes before them.
-    _progress: Option<progress::Progress>,
-    /// The same, and the rings of the kernel set.
-    _proxies: progress::Proxies,
-    /// No access to windows after it.
-    _transports: Kept<levels::Transports>,
-    /// Its drop frees the windows. Behind a lock so that outputs may hold the components from
-    /// any thread. The communicator takes it, and whoever copies from or frees a device's memory: that
-    /// waits for an operation that runs.
-    kernels: Mutex<Kept<OpenKernels>>,
-    /// Watches this communicator's waits; the kernel set points to its board, so it is dropped last.
-    watchdog: Kept<watchdog::Watchdog>,
-    claims: claims::Claims,
-    /// The device that the kernel set works on the memory of; none where it works on the host's.
-    device: Option<i32>,
-    /// Whether the kernel set takes calls in the order of a stream.
-    streams: bool,
-    /// Whether it takes calls that nobody waits for.
-    no_sync: bool,
-}
-
-impl OpenComponents {
-    fn kernels(&self) -> std::sync::MutexGuard<'_, Kept<OpenKernels>> {
-        // A poisoned lock means a panic between two calls of the component; the component itself answers
-        // for its own panics.
-        self.kernels.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-}
 
 /// A communicator. See the [module](self) for its rules.
 pub struct Communicator {
@@ -132,12 +76,6 @@ pub struct Communicator {
     /// received: one bit each.
     open_slots: u32,
     closed: Option<(ErrorKind, Option<u32>, String)>,
-}
-
-impl std::fmt::Debug for Components {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Components").field("transports", &self._transports).finish_non_exhaustive()
-    }
 }
 
 impl std::fmt::Debug for Communicator {

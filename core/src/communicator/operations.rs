@@ -1,13 +1,14 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use super::Communicator;
 use super::arguments::{Combine, Dispatch, Replay, Sizes};
+use super::components::Components;
 use super::memory::check_memory;
 use super::output::{CombineInput, Handle, Received, RegionClaim};
 use super::reporter::{InCall, Sort};
 use super::stream::Mode;
 use super::tensor::{TensorMut, TensorRef, raw_or_none};
-use super::{Communicator, Components};
 use crate::abi;
 use crate::host::NO_TENSOR;
 use crate::moe::{DType, Layout};

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::Components;
+use super::components::Components;
 use super::tensor::{TensorMut, TensorRef};
 use crate::abi;
 use crate::moe::Layout;

@@ -3,12 +3,13 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use super::Communicator;
 use super::arguments::{Combine, Dispatch, Replay, Sizes};
+use super::components::Components;
 use super::memory::{Argument, check_memory};
 use super::operations::{PendingCombine, PendingDispatch, PendingReplay};
 use super::output::{Handle, Received};
 use super::tensor::{TensorMut, TensorRef};
-use super::{Communicator, Components};
 use crate::kernels::Trace;
 use crate::moe::DType;
 use crate::{Error, ErrorKind, Result, abi};

@@ -1,7 +1,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use super::Components;
+use super::components::Components;
 use crate::abi;
 use crate::host::NO_TENSOR;
 use crate::moe::DType;
