@@ -2,8 +2,8 @@
 
 use serde::{Serialize, Serializer};
 
+use crate::Fact;
 use crate::tree::Tree;
-use crate::{Fact, Machine};
 
 /// Address of a PCI function: domain, bus, device, function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -150,22 +150,6 @@ impl std::str::FromStr for PciAddress {
             })
         };
         parse().ok_or(())
-    }
-}
-
-impl Machine {
-    /// The PCI function at an address, if it was read.
-    pub fn pci_at(&self, address: PciAddress) -> Option<&PciFunction> {
-        let at = self.pci.binary_search_by_key(&address, |function| function.address).ok()?;
-        self.pci.get(at)
-    }
-
-    /// How far two PCI functions are apart.
-    pub fn distance(&self, a: PciAddress, b: PciAddress) -> Distance {
-        match (self.pci_at(a), self.pci_at(b)) {
-            (Some(a), Some(b)) => a.distance(b),
-            _ => Distance::Unknown,
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::Machine;
 
 /// A root port, a switch with two ports below, an endpoint at each, a second switch behind the
 /// second; and an endpoint of another host bridge.
