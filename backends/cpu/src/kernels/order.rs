@@ -246,12 +246,7 @@ impl Order {
     }
 
     /// Whether the signal rose so far; else its writer is lost, and given up.
-    pub(super) fn until(
-        &self,
-        channel: &Channel,
-        what: WaitFor,
-        (writer, add): (u32, u64),
-    ) -> Result<bool> {
+    fn until(&self, channel: &Channel, what: WaitFor, (writer, add): (u32, u64)) -> Result<bool> {
         let way = Way { level: channel.level, rank: writer };
         self.counters.expects(way, add);
         let gone = Cell::new(false);
@@ -278,7 +273,7 @@ impl Order {
         self.rail.as_ref().map_or(Ok(()), |rail| self.collect(rail))
     }
 
-    pub(super) fn collect(&self, channel: &Channel) -> Result<()> {
+    fn collect(&self, channel: &Channel) -> Result<()> {
         let mut events = [NO_EVENT; 64];
         let count = match channel.link.poll(QUEUE, &mut events) {
             Ok(count) => count,
@@ -307,7 +302,7 @@ impl Order {
 
     /// A failure of the link to one rank is no error where that rank is lost.
     #[cold]
-    pub(super) fn blame(&self, error: Error) -> Result<()> {
+    fn blame(&self, error: Error) -> Result<()> {
         match error.rank() {
             Some(rank) if rank < self.world.shape.ranks => self.losses.suspect(rank, error),
             _ => Err(error),

@@ -94,14 +94,14 @@ impl Places {
     pub(super) fn record_from(&self, signal: Signal, slot: usize, place: u32) -> Record {
         let records = &self.sizes.records;
         let start = self.sizes.records_in(slot) + span_of(records, signal);
-        Record(self.control.at(start + records.pitch * u64::from(place)))
+        Record::at(self.control.at(start + records.pitch * u64::from(place)))
     }
 
     /// The record that arrived from the rail's rank in `domain`. As above.
     pub(super) fn rail_record_from(&self, signal: Signal, slot: usize, domain: u32) -> Record {
         let records = &self.sizes.rail_records;
         let start = self.sizes.rail_records_in(slot) + span_of(records, signal);
-        Record(self.control.at(start + records.pitch * u64::from(domain)))
+        Record::at(self.control.at(start + records.pitch * u64::from(domain)))
     }
 
     /// Whether rows are stored straight into the arenas of this rank's domain.

@@ -53,12 +53,17 @@ pub(super) fn as_bytes(list: &[u32]) -> &[u8] {
 /// A record in this rank's control window. Its writer is done with it once its signal was seen
 /// (INV-1), and writes it again only after the operation; so read it between the two.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Record(pub(super) *const u8);
+pub(super) struct Record(*const u8);
 
 impl Record {
+    /// The record that lies at an address of this rank's control window, aligned to 64 bytes.
+    pub(super) fn at(address: *const u8) -> Self {
+        Self(address)
+    }
+
     /// The header, as its writer left it.
     pub(super) fn header(self) -> Header {
-        // SAFETY: records lie inside the window, aligned to 64 bytes, by `record_from`.
+        // SAFETY: records lie inside the window, aligned to 64 bytes, by `Places::record_from`.
         unsafe { self.0.cast::<Header>().read_volatile() }
     }
 
