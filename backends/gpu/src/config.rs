@@ -7,8 +7,10 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::kernels::MOST_ARENA;
 use crate::platform::Names;
+
+/// Most bytes of an arena: a combine names places in units of 16 bytes, in 32 bits.
+pub(crate) const MOST_ARENA: u64 = 64 << 30;
 
 /// The table of the transport between devices, such as `[transport.scale_up.nvlink]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -67,7 +67,6 @@ use sizes::{ARENA, CONTROL, Sizes};
 
 pub(crate) use device_api::DeviceApi;
 pub(crate) use gpu_ring::gpu_ring_api;
-pub(crate) use sizes::MOST_ARENA;
 
 /// The kernel set. See the [module](self).
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use super::args::{HEAD, METADATA_WARPS, TEXT_WORDS, WARPS};
 use super::combine_tiling::CombineTiling;
 use super::exchange::{Exchange, Scope};
 use super::push::most_units;
-use crate::config::GpuConfig;
+use crate::config::{GpuConfig, MOST_ARENA};
 
 /// Window of entry records.
 pub(super) const CONTROL: usize = 0;
@@ -35,8 +35,6 @@ pub(super) const KEPT: u32 = DECLARED + 1024;
 const ARENA_LIMIT: u64 = 16 << 30;
 /// The same in host memory, which all ranks of a machine share, and which is pinned at once.
 const HOST_ARENA_LIMIT: u64 = 4 << 30;
-/// Most bytes of an arena: a combine names places in units of 16 bytes, in 32 bits.
-pub(crate) const MOST_ARENA: u64 = 64 << 30;
 
 /// Sizes and offsets of both windows; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
