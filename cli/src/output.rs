@@ -16,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 /// Version of the JSON documents; grows when a field changes its meaning or goes away.
 ///
 /// - 2: what ranks agree on (`config.agreed` of `run`) and `conditions.load` are numbers, no longer texts.
-/// - 3: `yard` is `communicator`, `parts` is `components`, `lanes` is `queues`.
+/// - 3: keys have the words `communicator`, `components` and `queues`.
 pub(crate) const SCHEMA_VERSION: u32 = 3;
 
 /// Chooses what of the log is shown.

@@ -21,7 +21,7 @@ const OPERATION: &str = "run tasks";
 /// that each depend on one task are the same for every number of threads.
 #[derive(Debug)]
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
 }
 
@@ -41,7 +41,7 @@ impl Pool {
             )
             .with_fix("use at most as many threads as there are cores"));
         }
-        let mut pool = Self { shared: Arc::new(Shared::new()), workers: Vec::new() };
+        let mut pool = Self { shared: Arc::new(PoolState::new()), workers: Vec::new() };
         for i in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let worker = sync::spawn(format!("tokenyard-cpu-{i}"), move || shared.serve());
@@ -119,7 +119,7 @@ impl Job {
     }
 }
 
-/// The bits of [`Shared::state`].
+/// The bits of [`PoolState::state`].
 struct State;
 
 impl State {
@@ -134,7 +134,7 @@ impl State {
     const JOB: u64 = 1 << 32;
 }
 
-struct Shared {
+struct PoolState {
     /// See [`State`]. A worker holds the job from when it joins until it leaves; `run` holds it
     /// while the state is closed and nobody is joined.
     state: AtomicU64,
@@ -150,17 +150,17 @@ struct Shared {
 // SAFETY: all fields but `job` are Send and Sync. `job` is written by `open` and `close` only, when
 // nobody is joined, and read by workers that have joined; `state` orders the two. What its pointer
 // leads to is Sync.
-unsafe impl Send for Shared {}
+unsafe impl Send for PoolState {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolState {}
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for PoolState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
+        f.debug_struct("PoolState").finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl PoolState {
     fn new() -> Self {
         Self {
             state: AtomicU64::new(0),

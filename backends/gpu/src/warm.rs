@@ -138,7 +138,7 @@ pub fn compile(target: Target, over: &Over, role: Role) -> Result<Compiled> {
     Program::new(target, over.source(), role).compile(target.compiler)
 }
 
-/// Compiles the kernels that measure a link between the GPUs of one machine, as [`compile`] does.
+/// Compiles the kernels that measure a link between the GPUs of one machine, as [`compile()`] does.
 ///
 /// # Errors
 /// No compiler, or what it says.

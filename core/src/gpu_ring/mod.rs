@@ -62,12 +62,12 @@ trait Fabric: Send + 'static {
 }
 
 /// One queue of a link.
-struct Queue {
+struct RingQueue {
     link: Link,
     number: u32,
 }
 
-impl Fabric for Queue {
+impl Fabric for RingQueue {
     unsafe fn post(&mut self, commands: &[Command]) -> Result<usize, i32> {
         // SAFETY: by this function's contract; nobody else uses the queue.
         unsafe { self.link.post(self.number, commands) }
@@ -120,7 +120,12 @@ impl GpuRing {
         // SAFETY: by this function's contract.
         let memory = unsafe { RingMemory::new(ring) };
         let taker = Taker::new(memory, ring.capacity as usize);
-        Self::spawn(RingWorker::new(Queue { link, number: ring.queue }, taker, limits, ring.queue))
+        Self::spawn(RingWorker::new(
+            RingQueue { link, number: ring.queue },
+            taker,
+            limits,
+            ring.queue,
+        ))
     }
 
     fn spawn<F: Fabric>(mut worker: RingWorker<F>) -> Result<Self> {

@@ -109,9 +109,9 @@ impl Writer {
 }
 
 /// Takes what a [`Writer`] wrote.
-struct Reader<'a>(&'a [u8]);
+struct WireReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> WireReader<'a> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (first, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -184,7 +184,7 @@ impl Packet {
 
     /// Reads what [`Packet::to_bytes`] wrote; nothing for other bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let mut input = Reader(bytes);
+        let mut input = WireReader(bytes);
         let (from, to) = (input.end()?, input.end()?);
         let number = u32::from_le_bytes(input.take()?);
         let [kind] = input.take()?;

@@ -12,7 +12,7 @@ use super::control::KINDS;
 /// As [`abi::TyPeerCounters`].
 #[repr(C)]
 #[derive(Debug, Default)]
-struct Peer {
+struct PeerTraffic {
     posted: AtomicU64,
     done: AtomicU64,
     raised: AtomicU64,
@@ -28,7 +28,7 @@ struct Raised {
     total: AtomicU64,
 }
 
-const _: () = assert!(size_of::<Peer>() == size_of::<abi::TyPeerCounters>());
+const _: () = assert!(size_of::<PeerTraffic>() == size_of::<abi::TyPeerCounters>());
 const _: () = assert!(size_of::<Raised>() == size_of::<abi::TyRaised>());
 
 /// Where a count belongs.
@@ -47,7 +47,7 @@ pub(super) struct Counters {
     /// Signals of one peer that this rank may raise over a level.
     signals: usize,
     queue_depth: [u32; 2],
-    peers: Box<[Peer]>,
+    peers: Box<[PeerTraffic]>,
     raised: Box<[Raised]>,
 }
 
@@ -71,7 +71,7 @@ impl Counters {
         }
     }
 
-    fn peer(&self, way: Way) -> &Peer {
+    fn peer(&self, way: Way) -> &PeerTraffic {
         &self.peers[way.level as usize * self.ranks + way.rank as usize]
     }
 

@@ -50,14 +50,14 @@ trait Sight: Send + Sync + 'static {
 
 /// The GPU.
 #[derive(Debug)]
-struct Device {
+struct DeviceLooks {
     stream: Arc<Stream>,
     waits: Arc<Waits>,
     marks: Pinned<u64>,
     level: u64,
 }
 
-impl Sight for Device {
+impl Sight for DeviceLooks {
     type Held = Option<RelaxedCapture>;
 
     fn begin(&self) -> Self::Held {
@@ -98,8 +98,8 @@ impl Sight for Device {
 /// The observer of one communicator. Its thread starts with the first operation that it watches.
 #[derive(Debug)]
 pub(super) struct Observer {
-    device: Arc<Device>,
-    watching: Watching<Device>,
+    device: Arc<DeviceLooks>,
+    watching: Watching<DeviceLooks>,
     marks: u64,
 }
 
@@ -110,7 +110,7 @@ impl Observer {
         waits: &Arc<Waits>,
         level: u64,
     ) -> Result<Self> {
-        let device = Arc::new(Device {
+        let device = Arc::new(DeviceLooks {
             stream: Arc::clone(stream),
             waits: Arc::clone(waits),
             marks: Pinned::new(context, 1)?,
@@ -157,12 +157,12 @@ struct Watching<S> {
 #[derive(Debug)]
 struct Shared<S> {
     sight: Arc<S>,
-    state: Mutex<State>,
+    state: Mutex<ObserverState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct ObserverState {
     /// In the order of the device's stream.
     outstanding: VecDeque<Outstanding>,
     /// Kept as data: every call after it makes a fresh error of it.
@@ -175,7 +175,7 @@ struct State {
 
 impl<S: Sight> Watching<S> {
     fn new(sight: &Arc<S>) -> Self {
-        let state = State {
+        let state = ObserverState {
             outstanding: VecDeque::with_capacity(MOST),
             failure: None,
             stands: false,
@@ -243,7 +243,7 @@ impl<S> Drop for Watching<S> {
 }
 
 impl<S> Shared<S> {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ObserverState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -268,9 +268,9 @@ impl<S> Shared<S> {
     /// Waits for a moment, or until there is news.
     fn pause<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, ObserverState>,
         sleeps: bool,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, ObserverState> {
         if sleeps {
             state.sleeps = true;
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);

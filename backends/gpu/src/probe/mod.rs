@@ -2,7 +2,7 @@
 //! barriers, exchanges of counts; over the windows and the device API of the transport between devices. And a
 //! [`Timer`] for calls on a stream.
 //!
-//! Each measurement is collective: all ranks make the same calls in the same order. Kernels end their
+//! Each measurement is collective: all ranks make the same calls in the same order. ProbeKernels end their
 //! waits by a cap (INV-6), and the error says which rank they waited for.
 
 mod args;
@@ -94,7 +94,7 @@ pub struct Copies {
 pub struct Probe<C: Components> {
     stream: Stream,
     engines: Vec<Stream>,
-    kernels: Kernels,
+    kernels: ProbeKernels,
     /// `DeviceApi::Params`, in words.
     params: Vec<u64>,
     /// Dropped before the memory that peers copy into.
@@ -116,7 +116,7 @@ pub struct Probe<C: Components> {
 
 /// Its kernels.
 #[derive(Debug)]
-struct Kernels {
+struct ProbeKernels {
     bulk: Option<Function>,
     vectors: Function,
     barriers: Function,
@@ -126,7 +126,7 @@ struct Kernels {
     check: Function,
 }
 
-impl Kernels {
+impl ProbeKernels {
     fn load(module: &std::sync::Arc<Module>, rows: Rows, shared: u32) -> Result<Self> {
         let bulk = match rows {
             Rows::Tma => Some(module.cooperative("ty_probe_bulk")?),
@@ -191,7 +191,7 @@ impl<C: Components> Probe<C> {
         let probe = Self {
             stream: Stream::new(&context)?,
             engines: (1..ranks).map(|_| Stream::new(&context)).collect::<Result<_>>()?,
-            kernels: Kernels::load(&module, rows, shared)?,
+            kernels: ProbeKernels::load(&module, rows, shared)?,
             params: device_api.params,
             local: Buffer::new(&context, u64::from(ranks - 1) * room_bytes)?,
             wrong: Buffer::new(&context, 8)?,

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::net::Ipv4Addr;
 
-use super::world::{Cq, Device, INLINE, Qp, Region, Sent, Srq, World};
+use super::world::{CqState, Device, INLINE, QpState, Region, Sent, SrqState, World};
 use crate::ffi::{
     self, AsyncEvent, CompChannel, DeviceAttr, Gid, GidEntry, PortAttr, QpAttr, QpInitAttr,
     RawContext, RawCq, RawMr, RawPd, RawQp, RawSrq, RecvWr, SendWr, SrqInitAttr, Wc,
@@ -226,7 +226,7 @@ unsafe extern "C" fn create_cq(
     let room = entries as usize;
     // SAFETY: an open device.
     let nic = unsafe { place(context) };
-    world.cqs.push(Cq { nic, entries: VecDeque::with_capacity(room), room });
+    world.cqs.push(CqState { nic, entries: VecDeque::with_capacity(room), room });
     give(RawCq { context }, world.cqs.len() - 1)
 }
 
@@ -254,7 +254,7 @@ unsafe extern "C" fn create_srq(pd: *mut RawPd, _: *mut SrqInitAttr) -> *mut Raw
     let mut world = World::enter();
     // SAFETY: a live domain.
     let (context, nic) = unsafe { ((*pd).context, place(pd)) };
-    world.srqs.push(Srq { nic, posted: 0 });
+    world.srqs.push(SrqState { nic, posted: 0 });
     give(RawSrq { context }, world.srqs.len() - 1)
 }
 
@@ -294,7 +294,7 @@ unsafe extern "C" fn create_qp(pd: *mut RawPd, attr: *mut QpInitAttr) -> *mut Ra
         let QpInitAttr { send_cq, recv_cq, srq, cap, qp_context, .. } = &mut *attr;
         cap.max_inline_data = INLINE as u32;
         let depth = cap.max_send_wr as usize;
-        world.qps.push(Qp {
+        world.qps.push(QpState {
             nic: place(pd),
             raw: 0,
             state: ffi::QPS_RESET,
@@ -343,7 +343,7 @@ unsafe extern "C" fn destroy_qp(qp: *mut RawQp) -> c_int {
     let mut world = World::enter();
     // SAFETY: made by `create_qp`, ended once.
     let at = unsafe { take_back(qp) };
-    let Qp { nic, state, sent, .. } = &mut world.qps[at];
+    let QpState { nic, state, sent, .. } = &mut world.qps[at];
     let nic = *nic;
     *state = ffi::QPS_RESET;
     sent.clear();

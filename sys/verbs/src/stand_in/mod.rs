@@ -12,7 +12,7 @@ use std::ffi::CString;
 
 use crate::ffi::{self, Wc};
 use crate::library::install;
-use world::{Device, Nic as State, World};
+use world::{Device, NicState, World};
 
 /// A NIC of its own kind; it never goes away.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ impl Nic {
         let mut world = World::enter();
         let index = world.nics.len();
         let device = Box::leak(Box::new(Device { name, index }));
-        world.nics.push(State::new(device));
+        world.nics.push(NicState::new(device));
         Self { index }
     }
 
@@ -83,7 +83,7 @@ impl Nic {
     /// There is none.
     pub fn number_to(self, other: Self) -> u32 {
         let world = World::enter();
-        let leads = |qp: &world::Qp| {
+        let leads = |qp: &world::QpState| {
             let peer = world.qps.get(qp.peer.wrapping_sub(1) as usize);
             qp.nic == self.index && peer.is_some_and(|peer| peer.nic == other.index)
         };

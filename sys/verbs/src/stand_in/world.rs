@@ -15,7 +15,7 @@ pub(super) struct Device {
 }
 
 #[derive(Debug)]
-pub(super) struct Nic {
+pub(super) struct NicState {
     pub(super) device: &'static Device,
     pub(super) held: bool,
     pub(super) refuse_after: Option<usize>,
@@ -26,7 +26,7 @@ pub(super) struct Nic {
     pub(super) journal: Vec<&'static str>,
 }
 
-impl Nic {
+impl NicState {
     pub(super) fn new(device: &'static Device) -> Self {
         Self {
             device,
@@ -42,7 +42,7 @@ impl Nic {
 
 /// A completion queue.
 #[derive(Debug)]
-pub(super) struct Cq {
+pub(super) struct CqState {
     pub(super) nic: usize,
     pub(super) entries: VecDeque<Wc>,
     pub(super) room: usize,
@@ -50,7 +50,7 @@ pub(super) struct Cq {
 
 /// A shared receive queue.
 #[derive(Debug)]
-pub(super) struct Srq {
+pub(super) struct SrqState {
     pub(super) nic: usize,
     pub(super) posted: usize,
 }
@@ -64,7 +64,7 @@ pub(super) struct Region {
 
 /// A queue pair; its place in the table and one more is its number.
 #[derive(Debug)]
-pub(super) struct Qp {
+pub(super) struct QpState {
     pub(super) nic: usize,
     /// Where what the caller holds is; a number, so that threads may share it.
     pub(super) raw: usize,
@@ -98,11 +98,11 @@ pub(super) struct Sent {
 
 #[derive(Debug)]
 pub(super) struct World {
-    pub(super) nics: Vec<Nic>,
-    pub(super) cqs: Vec<Cq>,
-    pub(super) srqs: Vec<Srq>,
+    pub(super) nics: Vec<NicState>,
+    pub(super) cqs: Vec<CqState>,
+    pub(super) srqs: Vec<SrqState>,
     pub(super) regions: Vec<Option<Region>>,
-    pub(super) qps: Vec<Qp>,
+    pub(super) qps: Vec<QpState>,
 }
 
 impl World {
@@ -122,7 +122,7 @@ impl World {
     }
 
     pub(super) fn complete(&mut self, queue: usize, completion: Wc) {
-        let Cq { nic, entries, room } = &mut self.cqs[queue];
+        let CqState { nic, entries, room } = &mut self.cqs[queue];
         if entries.len() == *room {
             let nic = *nic;
             return self.note(nic, "OVERRUN of a completion queue");
@@ -193,7 +193,7 @@ impl World {
     }
 
     /// Whether one of both ends is cut off from the other, which is another NIC.
-    fn is_cut_off(&self, qp: &Qp) -> bool {
+    fn is_cut_off(&self, qp: &QpState) -> bool {
         let peer = self.qps.get(qp.peer.wrapping_sub(1) as usize);
         let cut = |nic: usize| self.nics[nic].is_cut;
         peer.is_some_and(|peer| peer.nic != qp.nic && (cut(peer.nic) || cut(qp.nic)))
