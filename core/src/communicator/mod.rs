@@ -21,6 +21,7 @@
 mod arguments;
 mod bring_up;
 mod buffer;
+mod caller_memory;
 mod claims;
 mod components;
 mod copy_out;
@@ -42,6 +43,7 @@ mod watchdog;
 pub use arguments::{Cast, Combine, Dispatch, Replay, Sizes};
 pub use bring_up::{BringUpReport, CommunicatorOptions};
 pub use buffer::Buffer;
+pub use caller_memory::CallerMemory;
 pub use copy_out::Outputs;
 pub use graph::ToolGraph;
 pub use levels::LevelReport;

@@ -1,6 +1,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use super::caller_memory::{CallerMemory, bytes_reached};
 use super::components::Components;
 use crate::abi;
 use crate::host::NO_TENSOR;
@@ -27,13 +28,36 @@ macro_rules! element {
 
 element!(half::bf16 => Bf16, half::f16 => F16, f32 => F32, u8 => U8, i32 => I32, i64 => I64);
 
+/// Whose memory a tensor lies in, and so where.
+#[derive(Clone, Copy, Debug)]
+enum MemoryOwner<'a> {
+    Host,
+    /// On the device of a communicator, in memory of that communicator.
+    Communicator(&'a Components),
+    /// On the device with this ordinal, in memory of the caller.
+    Caller(i32),
+}
+
+impl<'a> MemoryOwner<'a> {
+    fn of(components: &'a Components) -> Self {
+        components.device.map_or(Self::Host, |_| Self::Communicator(components))
+    }
+
+    fn device(self) -> Option<i32> {
+        match self {
+            Self::Host => None,
+            Self::Communicator(components) => components.device,
+            Self::Caller(device) => Some(device),
+        }
+    }
+}
+
 /// A borrowed two-dimensional tensor: `[rows, cols]` with strides in elements. It lies in host
 /// memory, or in the memory of a communicator's device.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorRef<'a> {
     raw: abi::TyTensor,
-    /// Whose device it lies on; none for host memory.
-    device: Option<&'a Components>,
+    owner: MemoryOwner<'a>,
     life: PhantomData<&'a [u8]>,
 }
 
@@ -80,15 +104,7 @@ impl<'a> TensorRef<'a> {
         shape: [usize; 2],
         stride: [usize; 2],
     ) -> Result<Self> {
-        let last = |n: usize, step: usize| n.saturating_sub(1).checked_mul(step);
-        let needed = (shape[0] > 0 && shape[1] > 0)
-            .then(|| {
-                last(shape[0], stride[0])?
-                    .checked_add(last(shape[1], stride[1])?)?
-                    .checked_add(1)?
-                    .checked_mul(dtype.bytes())
-            })
-            .map_or(Some(0), |n| n);
+        let needed = bytes_reached(dtype, shape, stride);
         if needed.is_none_or(|n| n > data.len()) {
             return Err(wrong(format!(
                 "a {} x {} {dtype} tensor with strides {stride:?} does not fit {} bytes",
@@ -108,9 +124,23 @@ impl<'a> TensorRef<'a> {
                 shape: [shape[0] as u64, shape[1] as u64],
                 stride: [stride[0] as i64, stride[1] as i64],
             },
-            device: None,
+            owner: MemoryOwner::Host,
             life: PhantomData,
         })
+    }
+
+    /// A tensor in memory of the caller that the host or a device can reach.
+    ///
+    /// # Safety
+    /// Every element of `memory` is valid and not written for `'a`; the memory lies where
+    /// [`CallerMemory::device`] says.
+    ///
+    /// # Errors
+    /// No address though there are elements, an address that is not aligned, or strides of more bytes than an
+    /// address space has.
+    pub unsafe fn from_memory(memory: &CallerMemory) -> Result<Self> {
+        let owner = memory.device.map_or(MemoryOwner::Host, MemoryOwner::Caller);
+        Ok(Self { raw: memory.check()?, owner, life: PhantomData })
     }
 
     fn contiguous(data: *const u8, dtype: DType, rows: usize, cols: usize) -> Self {
@@ -122,7 +152,7 @@ impl<'a> TensorRef<'a> {
                 shape: [rows as u64, cols as u64],
                 stride: [cols as i64, 1],
             },
-            device: None,
+            owner: MemoryOwner::Host,
             life: PhantomData,
         }
     }
@@ -133,26 +163,35 @@ impl<'a> TensorRef<'a> {
     /// The tensor's memory is valid and not written for `'a`; it is of the kind that the kernel set
     /// of `components` works on.
     pub(super) unsafe fn from_raw(raw: abi::TyTensor, components: &'a Components) -> Self {
-        Self { raw: present(raw), device: components.device.map(|_| components), life: PhantomData }
+        Self { raw: present(raw), owner: MemoryOwner::of(components), life: PhantomData }
     }
 
     /// Whether it lies in the memory of a device. Then [`bytes`](Self::bytes) and
     /// [`elements`](Self::elements) are empty: the host cannot look at it.
     pub fn is_on_device(&self) -> bool {
-        self.device.is_some()
+        self.device().is_some()
     }
 
-    /// The device it lies on; none for host memory.
-    pub(super) fn device(&self) -> Option<i32> {
-        self.device.and_then(|components| components.device)
+    /// The address of the first element, of the host or of the device; no null where there are no elements.
+    pub fn address(&self) -> *mut u8 {
+        self.raw.data
+    }
+
+    /// The ordinal of the device it lies on; none for host memory.
+    pub fn device(&self) -> Option<i32> {
+        self.owner.device()
     }
 
     /// A copy of all bytes of a contiguous tensor, wherever it lies.
     ///
     /// # Errors
-    /// What the device refuses.
+    /// What the device refuses. `Unsupported` for memory of the caller on a device.
     pub fn to_vec(&self) -> Result<Vec<u8>> {
-        let Some(components) = self.device else { return Ok(self.bytes().to_vec()) };
+        let components = match self.owner {
+            MemoryOwner::Host => return Ok(self.bytes().to_vec()),
+            MemoryOwner::Communicator(components) => components,
+            MemoryOwner::Caller(device) => return Err(not_ours(device)),
+        };
         let mut copy = vec![0; byte_length(&self.raw).unwrap_or(0)];
         // SAFETY: the constructor's promise: this many bytes are valid, and nobody writes them.
         unsafe { components.kernels().copy(copy.as_mut_ptr(), self.raw.data, copy.len() as u64)? };
@@ -181,7 +220,7 @@ impl<'a> TensorRef<'a> {
 
     /// All bytes of a contiguous tensor in host memory; empty if it is not contiguous.
     pub fn bytes(&self) -> &'a [u8] {
-        match byte_length(&self.raw).filter(|_| self.device.is_none()) {
+        match byte_length(&self.raw).filter(|_| self.owner.device().is_none()) {
             // SAFETY: the constructor's promise: this many bytes are valid for 'a.
             Some(n) if n > 0 => unsafe { std::slice::from_raw_parts(self.raw.data, n) },
             _ => &[],
@@ -197,7 +236,7 @@ impl<'a> TensorRef<'a> {
     /// tensor lies in host memory.
     pub fn memory(&self) -> &'a [u8] {
         let (rows, cols) = (self.rows(), self.cols());
-        let Some(dtype) = self.dtype().filter(|_| self.device.is_none() && rows * cols > 0) else {
+        let Some(dtype) = self.dtype().filter(|_| !self.is_on_device() && rows * cols > 0) else {
             return &[];
         };
         let [row, column] = self.strides();
@@ -226,7 +265,7 @@ impl<'a> TensorRef<'a> {
 #[derive(Debug)]
 pub struct TensorMut<'a> {
     raw: abi::TyTensor,
-    device: Option<&'a Components>,
+    owner: MemoryOwner<'a>,
     life: PhantomData<&'a mut [u8]>,
 }
 
@@ -242,7 +281,7 @@ impl<'a> TensorMut<'a> {
         check_length(data.len(), rows, cols, T::DTYPE)?;
         let raw = TensorRef::contiguous(data.as_ptr().cast(), T::DTYPE, rows, cols).raw;
         let raw = abi::TyTensor { data: data.as_mut_ptr().cast(), ..raw };
-        Ok(Self { raw, device: None, life: PhantomData })
+        Ok(Self { raw, owner: MemoryOwner::Host, life: PhantomData })
     }
 
     /// Over bytes.
@@ -252,7 +291,26 @@ impl<'a> TensorMut<'a> {
     pub fn from_bytes(data: &'a mut [u8], dtype: DType, rows: usize, cols: usize) -> Result<Self> {
         let raw = TensorRef::from_bytes(data, dtype, rows, cols)?.raw;
         let raw = abi::TyTensor { data: data.as_mut_ptr(), ..raw };
-        Ok(Self { raw, device: None, life: PhantomData })
+        Ok(Self { raw, owner: MemoryOwner::Host, life: PhantomData })
+    }
+
+    /// As [`TensorRef::from_memory`], to be written.
+    ///
+    /// # Safety
+    /// As there, and nobody else uses the memory for `'a`.
+    ///
+    /// # Errors
+    /// As there; strides of rows that do not follow each other.
+    pub unsafe fn from_memory(memory: &CallerMemory) -> Result<Self> {
+        // SAFETY: by this function's contract.
+        let TensorRef { raw, owner, .. } = unsafe { TensorRef::from_memory(memory)? };
+        if !is_contiguous(&raw) && !raw.shape.contains(&0) {
+            return Err(wrong(format!(
+                "found strides {:?} of an output; expected rows without gaps",
+                raw.stride
+            )));
+        }
+        Ok(Self { raw, owner, life: PhantomData })
     }
 
     /// A view of memory that a kernel set gave.
@@ -261,21 +319,26 @@ impl<'a> TensorMut<'a> {
     /// The tensor's memory is valid and used by nobody else for `'a`; it is of the kind that the
     /// kernel set of `components` works on.
     pub(super) unsafe fn from_raw(raw: abi::TyTensor, components: &'a Components) -> Self {
-        Self { raw: present(raw), device: components.device.map(|_| components), life: PhantomData }
+        Self { raw: present(raw), owner: MemoryOwner::of(components), life: PhantomData }
     }
 
     /// Writes all bytes, wherever the tensor lies.
     ///
     /// # Errors
-    /// Another number of bytes than the tensor has; what the device refuses.
+    /// Another number of bytes than the tensor has; what the device refuses. `Unsupported` for memory of the
+    /// caller on a device.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let expected = byte_length(&self.raw).unwrap_or(0);
         if bytes.len() != expected {
             return Err(wrong(format!("found {} bytes; expected {expected}", bytes.len())));
         }
-        let Some(components) = self.device else {
-            self.bytes_mut().copy_from_slice(bytes);
-            return Ok(());
+        let components = match self.owner {
+            MemoryOwner::Host => {
+                self.bytes_mut().copy_from_slice(bytes);
+                return Ok(());
+            }
+            MemoryOwner::Communicator(components) => components,
+            MemoryOwner::Caller(device) => return Err(not_ours(device)),
         };
         // SAFETY: the constructor's promise: this many bytes are ours.
         unsafe { components.kernels().copy(self.raw.data, bytes.as_ptr(), bytes.len() as u64) }
@@ -283,7 +346,7 @@ impl<'a> TensorMut<'a> {
 
     /// All bytes of a tensor in host memory; empty elsewhere.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        match byte_length(&self.raw).filter(|_| self.device.is_none()) {
+        match byte_length(&self.raw).filter(|_| self.owner.device().is_none()) {
             // SAFETY: the constructor's promise: this many bytes are ours for 'a.
             Some(n) if n > 0 => unsafe { std::slice::from_raw_parts_mut(self.raw.data, n) },
             _ => &mut [],
@@ -292,12 +355,19 @@ impl<'a> TensorMut<'a> {
 
     /// The tensor, to be read.
     pub fn as_ref(&self) -> TensorRef<'_> {
-        TensorRef { raw: self.raw, device: self.device, life: PhantomData }
+        TensorRef { raw: self.raw, owner: self.owner, life: PhantomData }
     }
 
     pub(crate) fn raw(&self) -> abi::TyTensor {
         self.raw
     }
+}
+
+fn not_ours(device: i32) -> Error {
+    let text =
+        format!("found memory of the caller on device {device}; expected the communicator's");
+    Error::new(ErrorKind::Unsupported, "copy tensor", text)
+        .with_fix("copy it with the library that allocated it")
 }
 
 /// The raw form of an optional tensor.
@@ -307,7 +377,7 @@ pub(super) fn raw_or_none(tensor: Option<&TensorRef<'_>>) -> abi::TyTensor {
 
 /// Null means that a tensor is absent, and ranks compare what is there: one without elements has an
 /// address too.
-fn present(raw: abi::TyTensor) -> abi::TyTensor {
+pub(super) fn present(raw: abi::TyTensor) -> abi::TyTensor {
     if raw.data.is_null() && raw.shape.contains(&0) {
         return abi::TyTensor { data: NonNull::<u128>::dangling().as_ptr().cast(), ..raw };
     }
@@ -333,7 +403,7 @@ fn check_length(found: usize, rows: usize, cols: usize, dtype: DType) -> Result<
     Ok(())
 }
 
-fn check_alignment(data: *const u8, dtype: DType) -> Result<()> {
+pub(super) fn check_alignment(data: *const u8, dtype: DType) -> Result<()> {
     if !(data as usize).is_multiple_of(dtype.bytes()) {
         return Err(wrong(format!(
             "found address {data:p}; expected a multiple of {} for {dtype}",
@@ -343,7 +413,7 @@ fn check_alignment(data: *const u8, dtype: DType) -> Result<()> {
     Ok(())
 }
 
-fn wrong(message: String) -> Error {
+pub(super) fn wrong(message: String) -> Error {
     Error::new(ErrorKind::InvalidInput, "make tensor", message)
 }
 
