@@ -49,6 +49,7 @@ pub use graph::ToolGraph;
 pub use levels::LevelReport;
 pub use operations::{PendingCombine, PendingDispatch, PendingReplay};
 pub use output::{CombineInput, Handle, Received};
+pub use refusal::RefusedCall;
 pub use reporter::{REPORTS_VARIABLE, Reporter, write_reports};
 pub use stream::{OnStream, Stream, ToolStream};
 pub use tensor::{Element, TensorMut, TensorRef};

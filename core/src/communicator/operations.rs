@@ -111,6 +111,25 @@ pub(super) fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi
     }
 }
 
+/// The same of a combine.
+pub(super) fn blank_combine(operation: u64, handle: u32) -> abi::TyCombine {
+    abi::TyCombine {
+        size: size_of::<abi::TyCombine>(),
+        operation,
+        handle,
+        flags: 0,
+        x: NO_TENSOR,
+        weights: NO_TENSOR,
+        bias0: NO_TENSOR,
+        bias1: NO_TENSOR,
+        out: NO_TENSOR,
+        out_weights: NO_TENSOR,
+        missing: NO_TENSOR,
+        refusal: text(""),
+        stream: std::ptr::null_mut(),
+    }
+}
+
 impl Communicator {
     /// Sends tokens to the ranks of their experts and returns what arrived here.
     ///
@@ -307,21 +326,7 @@ impl Communicator {
         mode: Mode<'_>,
     ) -> Result<PendingCombine<'a>> {
         let (operation, _inside) = self.begin(Sort::Combine)?;
-        let mut call = abi::TyCombine {
-            size: size_of::<abi::TyCombine>(),
-            operation,
-            handle: handle.slot,
-            flags: 0,
-            x: NO_TENSOR,
-            weights: NO_TENSOR,
-            bias0: NO_TENSOR,
-            bias1: NO_TENSOR,
-            out: NO_TENSOR,
-            out_weights: NO_TENSOR,
-            missing: NO_TENSOR,
-            refusal: text(""),
-            stream: std::ptr::null_mut(),
-        };
+        let mut call = blank_combine(operation, handle.slot);
         let checked = self
             .check_mode(&mode)
             .and_then(|()| mode.mark_combine(&mut call))
@@ -367,7 +372,7 @@ impl Communicator {
     }
 
     /// Starts an operation: the communicator is open, its slot is free, and regions come back.
-    fn begin(&mut self, sort: Sort) -> Result<(u64, InCall)> {
+    pub(super) fn begin(&mut self, sort: Sort) -> Result<(u64, InCall)> {
         self.check_open()?;
         let operation = self.next_operation;
         if self.open_slots & self.slot_bit(operation) != 0 {

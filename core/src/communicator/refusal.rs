@@ -1,11 +1,54 @@
 //! How an operation ends that does not go well: this rank refuses its own input, or it failed.
 
 use super::Communicator;
-use super::operations::text;
+use super::operations::{blank_combine, blank_dispatch, text};
+use super::reporter::Sort;
 use crate::abi;
+use crate::moe::Layout;
 use crate::{Error, ErrorKind, Result};
 
+/// An operation that this rank cannot even ask for. The layout is that of the other ranks' call: one that differs is
+/// a mismatch, as it is in a call that goes well. See [`Communicator::refuse`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusedCall {
+    /// A dispatch of this layout.
+    Dispatch(Layout),
+    /// A replay of a handle of this layout.
+    Replay(Layout),
+    /// A combine.
+    Combine,
+}
+
 impl Communicator {
+    /// Takes part in the operation that the other ranks call now, with a refusal, and returns why: `why`, or
+    /// what ended the communicator. For callers that judge arguments before core can, as those from another
+    /// language do: without this the other ranks would wait for this one.
+    ///
+    /// All ranks get an error for the operation, nothing is moved, and the communicator stays usable.
+    /// Collective, as the operation is.
+    pub fn refuse(&mut self, call: RefusedCall, why: Error) -> Error {
+        let sort = match call {
+            RefusedCall::Dispatch(_) => Sort::Dispatch,
+            RefusedCall::Replay(_) => Sort::Replay,
+            RefusedCall::Combine => Sort::Combine,
+        };
+        let (operation, _inside) = match self.begin(sort) {
+            Ok(begun) => begun,
+            Err(error) => return error,
+        };
+        match call {
+            RefusedCall::Dispatch(layout) => {
+                self.refuse_with(blank_dispatch(operation, 0, layout), why)
+            }
+            RefusedCall::Replay(layout) => {
+                let mut replay = blank_dispatch(operation, 0, layout);
+                replay.flags |= abi::TY_DISPATCH_REPLAY;
+                self.refuse_with(replay, why)
+            }
+            RefusedCall::Combine => self.refuse_combine(blank_combine(operation, 0), why),
+        }
+    }
+
     /// Tells the other ranks that this one refuses its input, and returns why.
     #[cold]
     pub(super) fn refuse_with(&mut self, mut call: abi::TyDispatch, why: Error) -> Error {
