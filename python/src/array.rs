@@ -1,0 +1,223 @@
+//! Arrays that this package gives: views of memory that a claim keeps.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::{PyAttributeError, PyBufferError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use tokenyard_core::communicator::{CombineInput, Received, TensorRef};
+use tokenyard_core::moe::DType;
+
+use crate::dlpack::{self, Leaving};
+use crate::dtype;
+use crate::owned::Owned;
+use crate::tensor::Tensor;
+
+/// Memory of this package. Its drop frees it, on any thread; it takes neither the GIL nor the communicator.
+#[expect(dead_code, reason = "held for their drop")]
+pub(crate) enum Claim {
+    /// An output in the arena.
+    Received(Arc<Received>),
+    /// Arena memory for the experts' rows.
+    Input(CombineInput),
+    /// Memory of the host.
+    Host(HostMemory),
+}
+
+/// Zeroed memory of the host, aligned for every vector.
+pub(crate) struct HostMemory {
+    lines: Vec<Line>,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+impl HostMemory {
+    fn new(bytes: usize) -> Self {
+        Self { lines: vec![Line([0; 64]); bytes.div_ceil(64).max(1)] }
+    }
+
+    fn address(&mut self) -> *mut u8 {
+        self.lines.as_mut_ptr().cast()
+    }
+}
+
+/// A tensor of tokenyard: of the arena, or of the host's memory.
+///
+/// It has no arithmetic. Take it to a library of your own, without a copy: `torch.from_dlpack(a)`,
+/// `jax.dlpack.from_dlpack(a)`, `numpy.asarray(a)`. The memory lives as long as the last tensor over it, on whatever
+/// thread that is dropped. bfloat16 is `V2` in numpy (`.view(ml_dtypes.bfloat16)`), and FP8 leaves by DLPack as
+/// uint8 (`.view(torch.float8_e4m3fn)`).
+#[pyclass(frozen, module = "tokenyard")]
+pub(crate) struct Array {
+    data: *mut u8,
+    dtype: DType,
+    shape: Vec<i64>,
+    device: Option<i32>,
+    /// The stream in whose order the values get there; none where they are there.
+    stream: Option<usize>,
+    claim: Arc<Owned<Claim>>,
+}
+
+// SAFETY: an address that the claim keeps valid, on any thread.
+unsafe impl Send for Array {}
+// SAFETY: `&self` only reads it.
+unsafe impl Sync for Array {}
+
+impl Array {
+    /// A view of a tensor of the arena, in another shape with as many elements.
+    pub(crate) fn of_arena(
+        tensor: &TensorRef<'_>,
+        shape: Vec<i64>,
+        stream: Option<usize>,
+        claim: &Arc<Owned<Claim>>,
+    ) -> Option<Self> {
+        let claim = Arc::clone(claim);
+        let (data, device) = (tensor.address(), tensor.device());
+        Some(Self { data, dtype: tensor.dtype()?, shape, device, stream, claim })
+    }
+
+    /// Arena memory for the experts' rows.
+    pub(crate) fn of_input(input: CombineInput) -> Option<Self> {
+        let tensor = input.tensor();
+        let (data, device, dtype) = (tensor.address(), tensor.device(), tensor.dtype()?);
+        let shape = vec![tensor.rows() as i64, tensor.cols() as i64];
+        let claim = Arc::new(Owned::new(Claim::Input(input)));
+        Some(Self { data, dtype, shape, device, stream: None, claim })
+    }
+
+    /// New memory of the host.
+    pub(crate) fn on_host(dtype: DType, shape: Vec<i64>) -> Self {
+        let elements: i64 = shape.iter().product();
+        let mut memory = HostMemory::new(elements as usize * dtype.bytes());
+        let data = memory.address();
+        let claim = Arc::new(Owned::new(Claim::Host(memory)));
+        Self { data, dtype, shape, device: None, stream: None, claim }
+    }
+
+    /// The array as an argument.
+    pub(crate) fn tensor(&self, name: &'static str) -> Tensor {
+        let shape = (self.shape.clone(), dlpack::contiguous(&self.shape));
+        Tensor::of_array(name, (self.data, self.dtype, self.device), shape, Arc::clone(&self.claim))
+    }
+
+    fn device_pair(&self) -> (i32, i32) {
+        self.device.map_or((dlpack::CPU, 0), |device| (dlpack::CUDA, device))
+    }
+
+    /// Whether a consumer on `stream` reads behind the operation.
+    fn check_stream(&self, stream: Option<i64>) -> PyResult<()> {
+        let Some(own) = self.stream else { return Ok(()) };
+        // In DLPack's words for CUDA, 1 is the legacy default stream, and -1 asks for no order.
+        let is_own = match stream {
+            Some(-1) => true,
+            None | Some(1) => own == 0 || own == 1,
+            Some(other) => usize::try_from(other).is_ok_and(|other| other == own),
+        };
+        if is_own {
+            return Ok(());
+        }
+        Err(PyBufferError::new_err(format!(
+            "found stream {stream:?}; expected {own}, in whose order the operation was called. Fix: take the array \
+             on that stream, and let others wait for it"
+        )))
+    }
+}
+
+#[pymethods]
+impl Array {
+    /// The sizes of its dimensions.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.shape)
+    }
+
+    /// The type of its elements, by numpy's or torch's name: `"bfloat16"`, `"float8_e4m3fn"`, `"int32"`, ...
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        dtype::name(self.dtype)
+    }
+
+    /// `"cpu"`, or `"cuda:0"` for the memory of a device.
+    #[getter]
+    fn device(&self) -> String {
+        self.device.map_or("cpu".to_owned(), |device| format!("cuda:{device}"))
+    }
+
+    /// Bytes of all elements. There are no gaps between them.
+    #[getter]
+    fn nbytes(&self) -> i64 {
+        self.shape.iter().product::<i64>() * self.dtype.bytes() as i64
+    }
+
+    /// The address of the first element. It is valid while this array or a tensor over it lives.
+    fn data_ptr(&self) -> usize {
+        self.data as usize
+    }
+
+    /// The strides of its dimensions, in elements. Rows follow each other without gaps.
+    fn stride<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, dlpack::contiguous(&self.shape))
+    }
+
+    /// Of DLPack: the kind of memory and the number of the device.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        self.device_pair()
+    }
+
+    /// Of DLPack: a capsule that keeps the memory. Nothing is copied, so `copy=True` is a BufferError, as is another
+    /// device. Values of a call on a stream are in the order of that stream: it is a BufferError to take them on
+    /// another one, but for `stream=-1`, which asks for no order.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        slf: &Bound<'_, Self>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        let this = slf.get();
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("found copy=True; expected a consumer that copies"));
+        }
+        let own = this.device_pair();
+        if let Some(other) = dl_device.filter(|other| *other != own) {
+            let text = format!("found dl_device={other:?}; expected {own:?}, where the array lies");
+            return Err(PyBufferError::new_err(text));
+        }
+        this.check_stream(stream)?;
+        let leaving = Leaving {
+            data: this.data,
+            dtype: this.dtype,
+            shape: this.shape.clone(),
+            strides: dlpack::contiguous(&this.shape),
+            device: own,
+            _claim: Box::new(Arc::clone(&this.claim)),
+        };
+        leaving.capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
+    }
+
+    /// Of numpy: where an array of the host lies. AttributeError for memory of a device.
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if self.device.is_some() {
+            return Err(PyAttributeError::new_err("numpy cannot read the memory of a device"));
+        }
+        let about = PyDict::new(py);
+        about.set_item("version", 3)?;
+        about.set_item("shape", self.shape(py)?)?;
+        about.set_item("typestr", dtype::typestr(self.dtype))?;
+        about.set_item("data", (self.data as usize, false))?;
+        Ok(about)
+    }
+
+    fn __repr__(&self) -> String {
+        let device = self.device();
+        format!("tokenyard.Array(shape={:?}, dtype={}, device={device})", self.shape, self.dtype())
+    }
+
+    fn __len__(&self) -> usize {
+        self.shape.first().map_or(0, |rows| *rows as usize)
+    }
+}

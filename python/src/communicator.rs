@@ -1,0 +1,448 @@
+//! The communicator as Python sees it.
+
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+
+use pyo3::prelude::*;
+use tokenyard_core::bootstrap::World as CoreWorld;
+use tokenyard_core::communicator::{
+    BringUpReport, Communicator as CoreCommunicator, CommunicatorOptions, Stream,
+};
+use tokenyard_core::moe::Shape;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::array::Array;
+use crate::config::Config;
+use crate::dtype;
+use crate::errors::{invalid, raise, to_python};
+use crate::exit;
+use crate::operations::{
+    self, CombineArguments, DispatchArguments, PendingCombine, PendingDispatch, PendingReplay,
+    ReplayArguments, Unreceived,
+};
+use crate::output::{Handle, Received};
+use crate::owned::{Owned, drop_detached};
+use crate::world::World;
+
+/// A communicator, and what its operations need. Pending operations keep it.
+pub(crate) struct Shared {
+    /// The lock is held while an operation waits, so it is taken without the GIL.
+    comm: Owned<Mutex<Option<CoreCommunicator>>>,
+    world: Arc<Owned<Arc<CoreWorld>>>,
+    shape: Shape,
+    report: BringUpReport,
+    works_on_device: bool,
+    /// Inputs of operations that were sent and dropped: the others may read them until this is closed.
+    unreceived: Mutex<Vec<Unreceived>>,
+}
+
+impl Shared {
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Calls the communicator, without the GIL.
+    pub(crate) fn call<R: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut CoreCommunicator) -> Result<R> + Send,
+    ) -> PyResult<R> {
+        let called = py.detach(|| {
+            let mut comm = self.comm.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+            call(comm.as_mut().ok_or_else(closed)?)
+        });
+        called.map_err(|error| raise(py, &error))
+    }
+
+    /// Keeps the inputs of an operation that nobody will receive.
+    pub(crate) fn keep(&self, unreceived: Unreceived) {
+        self.unreceived.lock().unwrap_or_else(PoisonError::into_inner).push(unreceived);
+    }
+
+    /// Whether a thread is inside of a call.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.comm.get().is_ok_and(|comm| matches!(comm.try_lock(), Err(TryLockError::WouldBlock)))
+    }
+
+    pub(crate) fn report_failure(&self, why: &str) {
+        if let Ok(world) = self.world.get() {
+            world.report_failure(why);
+        }
+    }
+
+    fn take(&self) -> Result<Option<CoreCommunicator>> {
+        Ok(self.comm.get()?.lock().unwrap_or_else(PoisonError::into_inner).take())
+    }
+
+    fn is_closed(&self) -> bool {
+        let Ok(comm) = self.comm.get() else { return true };
+        match comm.try_lock() {
+            Ok(comm) => comm.is_none(),
+            Err(_) => false,
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Never collective: ranks collect their garbage at different times.
+        if let Ok(Some(comm)) = self.take() {
+            drop_detached(comm);
+        }
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::InvalidInput, "use communicator", "the communicator was closed")
+        .with_fix("open a new one")
+}
+
+/// The stream that a caller names.
+pub(crate) fn stream(raw: Option<usize>) -> Option<Stream> {
+    // SAFETY: the docs of the calls that take a stream ask this of the caller: a stream of the communicator's device,
+    // which lives as long as what the calls gave.
+    raw.map(|raw| unsafe { Stream::new(raw as *mut std::ffi::c_void) })
+}
+
+/// Moves tokens to the ranks of their experts, and the experts' outputs back.
+///
+/// `Communicator(world, config, experts, topk, hidden, max_tokens)` opens it on all ranks of `world`. Collective.
+/// `config` is a Config or the path of a TOML file. `experts` (E) is a multiple of the ranks; expert e lives on rank
+/// e // (E / R). `topk` (K) is 1 to 32; `hidden` (H) counts elements; `max_tokens` (M) is the most tokens a rank may
+/// bring. `in_flight` operations (1 to 16) may be sent and not yet received; `handles` (1 to 1024) may live at once.
+///
+/// **Operations are collective**: all ranks call the same ones in the same order, and so their halves. Where the
+/// arguments of one rank are refused, all ranks raise (InvalidInputError there, RefusedError elsewhere), nothing is
+/// moved, and the communicator stays usable; FullError is the same for a full arena. Other errors close it.
+///
+/// **Tensors** may be of torch, numpy, JAX, CuPy, or anything with `__dlpack__`. They lie in the memory that the
+/// kernel set works on: the host's for `cpu`, a GPU's for `cuda`. They are not copied, and must not be written until
+/// the operation was received.
+///
+/// **Streams**: without `stream`, whatever is queued on a tensor must have ended before the call, and when a call that
+/// receives returns, the operation has ended. With `stream` (a `cudaStream_t` as an integer, for example
+/// `torch.cuda.current_stream().cuda_stream`), the call is in the order of that stream, which must live until the
+/// communicator is closed.
+///
+/// **Threads**: calls release the GIL and wait for each other. Close it on all ranks, best as a context manager; to
+/// drop it is never collective. After an exception in the body of `with` it is dropped and not closed.
+#[pyclass(frozen, module = "tokenyard", weakref)]
+pub(crate) struct Communicator {
+    shared: Arc<Shared>,
+}
+
+#[pymethods]
+impl Communicator {
+    #[new]
+    #[pyo3(signature = (world, config, experts, topk, hidden, max_tokens, *, in_flight=2, handles=8))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+    fn new(
+        py: Python<'_>,
+        world: &World,
+        config: &Bound<'_, PyAny>,
+        experts: u32,
+        topk: u32,
+        hidden: u32,
+        max_tokens: u32,
+        in_flight: u32,
+        handles: u32,
+    ) -> PyResult<Self> {
+        let config = Config::read(config)?;
+        let world = world.core().map_err(|error| raise(py, &error))?;
+        let options = CommunicatorOptions { experts, topk, hidden, max_tokens, in_flight, handles };
+        let opened = py.detach(|| CoreCommunicator::open(world.get()?, &config, options));
+        let comm = opened.map_err(|error| raise(py, &error))?;
+        let shared = Arc::new(Shared {
+            shape: *comm.shape(),
+            report: comm.report().clone(),
+            works_on_device: comm.works_on_device(),
+            comm: Owned::new(Mutex::new(Some(comm))),
+            world,
+            unreceived: Mutex::default(),
+        });
+        exit::remember(Arc::downgrade(&shared));
+        Ok(Self { shared })
+    }
+
+    /// Sends tokens to the ranks of their experts, and returns what arrived here, and a handle for `combine`.
+    ///
+    /// - `x`: `[T, H]`, rows contiguous; bfloat16, float16, float32, or FP8 with `scales`. T may be 0 to M.
+    /// - `topk_idx`: `[T, K]` int64, or int32 on the host: experts; a negative entry selects nothing.
+    /// - `topk_weights`: `[T, K]` float32. `scales`: `[T, S]` of 4-byte elements, any strides; they pass untouched.
+    /// - `layout`: `"flat"` (one row per token and rank), `"expert_major"` (grouped by local expert, starts at
+    ///   multiples of `alignment`, padding zeroed with `zero_padding`) or `"packed"` (a block per local expert).
+    /// - `cast`: None, or `"fp8"`, `"fp8_round"`, `"fp8_ue8m0"`: FP8 e4m3 with one scale per 128 channels.
+    /// - `worst_case`: outputs have room for the worst case; the true sizes are in `Received.totals`.
+    ///
+    /// `layout` and what follows it are equal on all ranks. Raises InvalidInputError, RefusedError, FullError: nothing
+    /// was moved. DeadlineError, PeerLostError, TransportError: the communicator is closed.
+    #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
+                        zero_padding=false, cast=None, worst_case=false, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+    fn dispatch(
+        &self,
+        py: Python<'_>,
+        x: &Bound<'_, PyAny>,
+        topk_idx: &Bound<'_, PyAny>,
+        topk_weights: Option<&Bound<'_, PyAny>>,
+        scales: Option<&Bound<'_, PyAny>>,
+        layout: &str,
+        alignment: u32,
+        zero_padding: bool,
+        cast: Option<&str>,
+        worst_case: bool,
+        stream: Option<usize>,
+    ) -> PyResult<(Received, Handle)> {
+        let order = (alignment, zero_padding, worst_case);
+        let arguments =
+            DispatchArguments { x, topk_idx, topk_weights, scales, layout, cast, order, stream };
+        operations::dispatch(py, &self.shared, &arguments)
+    }
+
+    /// The first half of `dispatch`, with its arguments: compute, then call `recv()` of the result.
+    #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
+                        zero_padding=false, cast=None, worst_case=false, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+    fn dispatch_send(
+        &self,
+        py: Python<'_>,
+        x: &Bound<'_, PyAny>,
+        topk_idx: &Bound<'_, PyAny>,
+        topk_weights: Option<&Bound<'_, PyAny>>,
+        scales: Option<&Bound<'_, PyAny>>,
+        layout: &str,
+        alignment: u32,
+        zero_padding: bool,
+        cast: Option<&str>,
+        worst_case: bool,
+        stream: Option<usize>,
+    ) -> PyResult<PendingDispatch> {
+        let order = (alignment, zero_padding, worst_case);
+        let arguments =
+            DispatchArguments { x, topk_idx, topk_weights, scales, layout, cast, order, stream };
+        operations::dispatch_send(py, &self.shared, &arguments)
+    }
+
+    /// Sends new rows with the routing of `handle`: nothing is counted, and rows arrive in the places of the first
+    /// dispatch, in memory of their own. Arguments and errors are those of `dispatch`; T is that of the handle.
+    #[pyo3(signature = (handle, x, topk_weights=None, *, scales=None, cast=None, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+    fn replay(
+        &self,
+        py: Python<'_>,
+        handle: &Bound<'_, PyAny>,
+        x: &Bound<'_, PyAny>,
+        topk_weights: Option<&Bound<'_, PyAny>>,
+        scales: Option<&Bound<'_, PyAny>>,
+        cast: Option<&str>,
+        stream: Option<usize>,
+    ) -> PyResult<Received> {
+        let arguments = ReplayArguments { handle, x, topk_weights, scales, cast, stream };
+        operations::replay(py, &self.shared, &arguments)
+    }
+
+    /// The first half of `replay`, with its arguments: compute, then call `recv()` of the result.
+    #[pyo3(signature = (handle, x, topk_weights=None, *, scales=None, cast=None, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+    fn replay_send(
+        &self,
+        py: Python<'_>,
+        handle: &Bound<'_, PyAny>,
+        x: &Bound<'_, PyAny>,
+        topk_weights: Option<&Bound<'_, PyAny>>,
+        scales: Option<&Bound<'_, PyAny>>,
+        cast: Option<&str>,
+        stream: Option<usize>,
+    ) -> PyResult<PendingReplay> {
+        let arguments = ReplayArguments { handle, x, topk_weights, scales, cast, stream };
+        operations::replay_send(py, &self.shared, &arguments)
+    }
+
+    /// Brings the experts' outputs back and sums them per token: `(out, out_weights)`.
+    ///
+    /// - `x`: the experts' outputs, of the shape of `Received.x`; bfloat16, float16 or float32.
+    /// - `weights`: float32, of the shape of `Received.weights`: they travel back to their tokens.
+    /// - `bias`: `[T, H]` of the type of `x`, or two of them; added first.
+    /// - `weighted`: multiply each expert's row by the weight that its dispatch brought (not for flat rows).
+    /// - `out`: `[T, H]` of the type of `x`; `out_weights`: `[T, K]` float32; `missing`: `[T]` uint8, how many of a
+    ///   token's experts are left out because their rank was lost. They are written. On the host `out` and
+    ///   `out_weights` are made where they are not given.
+    ///
+    /// Sums are made in float32, in an order that depends on the routing alone. Errors are those of `dispatch`.
+    #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, out=None,
+                        out_weights=None, missing=None, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+    fn combine(
+        &self,
+        py: Python<'_>,
+        handle: &Bound<'_, PyAny>,
+        x: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+        bias: Option<&Bound<'_, PyAny>>,
+        weighted: bool,
+        out: Option<&Bound<'_, PyAny>>,
+        out_weights: Option<&Bound<'_, PyAny>>,
+        missing: Option<&Bound<'_, PyAny>>,
+        stream: Option<usize>,
+    ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
+        let outputs = [out, out_weights, missing];
+        let arguments = CombineArguments { handle, x, weights, bias, weighted, outputs, stream };
+        operations::combine(py, &self.shared, &arguments)
+    }
+
+    /// The first half of `combine`, with its arguments: compute, then call `recv()` of the result.
+    #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, out=None,
+                        out_weights=None, missing=None, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+    fn combine_send(
+        &self,
+        py: Python<'_>,
+        handle: &Bound<'_, PyAny>,
+        x: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+        bias: Option<&Bound<'_, PyAny>>,
+        weighted: bool,
+        out: Option<&Bound<'_, PyAny>>,
+        out_weights: Option<&Bound<'_, PyAny>>,
+        missing: Option<&Bound<'_, PyAny>>,
+        stream: Option<usize>,
+    ) -> PyResult<PendingCombine> {
+        let outputs = [out, out_weights, missing];
+        let arguments = CombineArguments { handle, x, weights, bias, weighted, outputs, stream };
+        operations::combine_send(py, &self.shared, &arguments)
+    }
+
+    /// Memory for the experts' outputs of `handle`, `[rows, H]`: `combine` needs no copy of what is written there.
+    /// `dtype` is bfloat16, float16 or float32, by name or as a type of numpy or torch. Local: no other rank takes
+    /// part. Raises FullError, InvalidInputError.
+    fn combine_input(
+        &self,
+        py: Python<'_>,
+        handle: &Handle,
+        dtype: &Bound<'_, PyAny>,
+    ) -> PyResult<Array> {
+        let name = dtype.getattr("name").unwrap_or_else(|_| dtype.clone()).str()?.to_string();
+        let dtype = dtype::parse(&name).ok_or_else(|| {
+            raise(py, &invalid(format!("dtype: found {name}; expected one of {}", dtype::names())))
+        })?;
+        let handle = handle.core();
+        let input = self.shared.call(py, |comm| comm.combine_input(handle.get()?, dtype))?;
+        Array::of_input(input).ok_or_else(|| raise(py, &invalid("dtype: found an unknown one")))
+    }
+
+    /// Copies arrays of `received` to tensors of the caller, so that its memory can be freed. Each has the name, the
+    /// type and the columns of one of them, and as many rows or more. Local: no other rank takes part.
+    ///
+    /// Raises InvalidInputError: then nothing is copied.
+    #[pyo3(signature = (received, *, stream=None, **outputs))]
+    fn copy_out(
+        &self,
+        py: Python<'_>,
+        received: &Received,
+        stream: Option<usize>,
+        outputs: Option<&Bound<'_, pyo3::types::PyDict>>,
+    ) -> PyResult<()> {
+        operations::copy_out(py, &self.shared, (received, stream), outputs)
+    }
+
+    /// Waits until everything that was received in the order of a stream has ended. Local.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.call(py, CoreCommunicator::flush)
+    }
+
+    /// What was chosen and why, as a dictionary: kernel set, transports, domains, places of all ranks, window bytes.
+    fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        to_python(py, &self.shared.report)
+    }
+
+    /// Ranks that this communicator goes on without, in order. Empty where a loss stops it.
+    fn lost_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        self.shared.call(py, |comm| Ok(comm.lost_ranks()))
+    }
+
+    /// This rank.
+    #[getter]
+    fn rank(&self, py: Python<'_>) -> PyResult<u32> {
+        let world = self.shared.world.get().map_err(|error| raise(py, &error))?;
+        Ok(world.rank())
+    }
+
+    /// R: ranks.
+    #[getter]
+    fn ranks(&self) -> u32 {
+        self.shared.shape.ranks
+    }
+
+    /// E: experts on all ranks.
+    #[getter]
+    fn experts(&self) -> u32 {
+        self.shared.shape.experts
+    }
+
+    /// K: experts per token.
+    #[getter]
+    fn topk(&self) -> u32 {
+        self.shared.shape.topk
+    }
+
+    /// H: elements of a row.
+    #[getter]
+    fn hidden(&self) -> u32 {
+        self.shared.shape.hidden
+    }
+
+    /// M: the most tokens that a rank may bring.
+    #[getter]
+    fn max_tokens(&self) -> u32 {
+        self.shared.shape.max_tokens
+    }
+
+    /// Whether tensors must lie in the memory of a GPU; else in the host's.
+    #[getter]
+    fn works_on_device(&self) -> bool {
+        self.shared.works_on_device
+    }
+
+    /// Whether it was closed on this rank.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.shared.is_closed()
+    }
+
+    /// Closes it on all ranks together. Collective; again is no error. Outputs stay readable.
+    ///
+    /// Raises InvalidInputError for an operation that was sent and not received, and what ended it before.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let ended = py.detach(|| match self.shared.take()? {
+            Some(comm) => comm.close(),
+            None => Ok(()),
+        });
+        ended.map_err(|error| raise(py, &error))
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (kind=None, value=None, traceback=None))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<&Bound<'_, PyAny>>,
+        value: Option<&Bound<'_, PyAny>>,
+        traceback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let _ = (kind, traceback);
+        if value.is_none() {
+            return self.close(py);
+        }
+        // The others may be elsewhere: to close is collective, to drop is not.
+        py.detach(|| self.shared.take().map(drop)).map_err(|error| raise(py, &error))
+    }
+
+    fn __repr__(&self) -> String {
+        let Shape { experts, topk, hidden, max_tokens, .. } = self.shared.shape;
+        format!(
+            "tokenyard.Communicator(experts={experts}, topk={topk}, hidden={hidden}, max_tokens={max_tokens})"
+        )
+    }
+}

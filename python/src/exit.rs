@@ -1,0 +1,47 @@
+//! The end of the interpreter.
+//!
+//! A thread that waits inside of a communicator while the interpreter ends would never come back to Python. So at exit
+//! the waits of this process are ended: its ranks leave their worlds, which tells the others, too.
+
+use std::sync::{Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+
+use crate::communicator::Shared;
+
+/// Every communicator that may be open.
+static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// How long exit waits for threads that leave their calls.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Remembers a communicator.
+pub(crate) fn remember(shared: Weak<Shared>) {
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    open.retain(|known| known.strong_count() > 0);
+    open.push(shared);
+}
+
+/// Ends the waits of other threads.
+#[pyfunction]
+fn end_waits(py: Python<'_>) {
+    let open = OPEN.lock().map(|open| open.clone()).unwrap_or_default();
+    py.detach(|| {
+        let busy: Vec<_> = open.iter().filter_map(Weak::upgrade).filter(|s| s.is_busy()).collect();
+        for shared in &busy {
+            shared.report_failure("the interpreter of this rank ends");
+        }
+        let end = Instant::now() + PATIENCE;
+        while busy.iter().any(|shared| shared.is_busy()) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+}
+
+/// Has [`end_waits`] called at exit.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let function = wrap_pyfunction!(end_waits, module)?;
+    module.py().import("atexit")?.call_method1("register", (function,))?;
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! The native module of the Python package `tokenyard`.
+//!
+//! It turns Python's objects into what core takes and core's answers into Python's objects, and adds no rule of its own.
+//! - **The GIL** is released before anything waits, and before any lock is taken that another thread may hold
+//!   while it waits.
+//! - **Arguments** are judged inside of the operation that they are for: what only this module can see (an object
+//!   that is no tensor) is refused on all ranks, as what core sees is.
+//! - **Outputs** are claims. Nothing that frees one takes the GIL.
+//! - **A forked child** owns nothing of its parent: see `owned.rs`.
+
+mod array;
+mod communicator;
+mod config;
+mod dlpack;
+mod dtype;
+mod errors;
+mod exit;
+mod operations;
+mod options;
+mod output;
+mod owned;
+mod tensor;
+mod world;
+
+use pyo3::prelude::*;
+
+/// The components that are built into the package, as a list of dictionaries: `name`, `kind`, `version`, `about`.
+///
+/// It opens nothing: what each of them needs of this machine is looked for when a communicator is opened.
+#[pyfunction]
+fn components(py: Python<'_>) -> PyResult<Py<PyAny>> {
+    let registry = tokenyard_core::host::Registry::built_in().map_err(|e| errors::raise(py, &e))?;
+    errors::to_python(py, &registry.components())
+}
+
+/// The native module of `tokenyard`. Use the package.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    tokenyard_cpu::link();
+    tokenyard_topology::link();
+    tokenyard_cuda::link();
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(components, module)?)?;
+    module.add_class::<config::Config>()?;
+    module.add_class::<world::World>()?;
+    module.add_class::<communicator::Communicator>()?;
+    module.add_class::<operations::PendingDispatch>()?;
+    module.add_class::<operations::PendingReplay>()?;
+    module.add_class::<operations::PendingCombine>()?;
+    module.add_class::<output::Received>()?;
+    module.add_class::<output::Handle>()?;
+    module.add_class::<array::Array>()?;
+    exit::register(module)
+}

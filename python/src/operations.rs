@@ -1,0 +1,496 @@
+//! The operations: arguments in, core's call, results out.
+//!
+//! Arguments are read with the GIL, into tensors that keep what they point to. The call runs without it. An argument
+//! that this module cannot read is refused through the communicator, so that the other ranks learn it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+use tokenyard_core::communicator::{
+    Combine, Communicator, Dispatch, Handle as CoreHandle, OnStream, Outputs,
+    PendingCombine as CorePendingCombine, PendingDispatch as CorePendingDispatch,
+    PendingReplay as CorePendingReplay, RefusedCall, Replay, Sizes, TensorMut, TensorRef,
+};
+use tokenyard_core::moe::{DType, Layout};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::array::Array;
+use crate::communicator::{Shared, stream};
+use crate::errors::{invalid, raise};
+use crate::options;
+use crate::output::{Handle, Received};
+use crate::owned::Owned;
+use crate::tensor::Tensor;
+
+type Object<'a, 'py> = &'a Bound<'py, PyAny>;
+type Maybe<'a, 'py> = Option<Object<'a, 'py>>;
+type KeptHandle = Arc<Owned<CoreHandle>>;
+
+/// What an operation needs until it was received.
+#[derive(Default)]
+pub(crate) struct Unreceived {
+    tensors: Vec<Tensor>,
+    /// Held for its drop.
+    _handle: Option<KeptHandle>,
+}
+
+impl Unreceived {
+    fn of(handle: &KeptHandle) -> Self {
+        Self { tensors: Vec::new(), _handle: Some(Arc::clone(handle)) }
+    }
+
+    /// Keeps a tensor, and gives it to core.
+    fn keep(&mut self, tensor: Tensor) -> Result<TensorRef<'static>> {
+        // SAFETY: `self` keeps the tensor's memory, and outlives the operation: it is dropped after the receive, or kept
+        // by the communicator. That nobody writes the memory until then is asked of the caller.
+        let reference = unsafe { tensor.get()? };
+        self.tensors.push(tensor);
+        Ok(reference)
+    }
+
+    fn optional(&mut self, tensor: Option<Tensor>) -> Result<Option<TensorRef<'static>>> {
+        tensor.map(|tensor| self.keep(tensor)).transpose()
+    }
+
+    fn keep_column(&mut self, tensor: Tensor) -> Result<TensorRef<'static>> {
+        // SAFETY: as in `keep`.
+        let reference = unsafe { tensor.get_column()? };
+        self.tensors.push(tensor);
+        Ok(reference)
+    }
+
+    fn keep_mut(&mut self, tensor: Tensor) -> Result<TensorMut<'static>> {
+        // SAFETY: as in `keep`, and that nobody uses it until then.
+        let reference = unsafe { tensor.get_mut()? };
+        self.tensors.push(tensor);
+        Ok(reference)
+    }
+}
+
+fn optional(name: &'static str, object: Maybe<'_, '_>) -> Result<Option<Tensor>> {
+    object.map_or(Ok(None), |object| Tensor::optional(name, object))
+}
+
+fn read_handle(object: Object<'_, '_>) -> Result<KeptHandle> {
+    if let Ok(handle) = object.cast::<Handle>() {
+        return Ok(handle.get().core());
+    }
+    let found = object.get_type().name().map_or("an object".into(), |name| name.to_string());
+    Err(invalid(format!("handle: found {found}; expected a tokenyard.Handle")))
+}
+
+/// The handle, for as long as `kept` lives, which whoever calls this promises.
+fn lasting(kept: &KeptHandle) -> Result<&'static CoreHandle> {
+    let handle: *const CoreHandle = kept.get()?;
+    // SAFETY: it lies behind an Arc that `Unreceived` holds at least until the operation was received.
+    Ok(unsafe { &*handle })
+}
+
+/// In the order of a stream, or of none.
+macro_rules! in_order {
+    ($comm:expr, $stream:expr, $call:ident($($argument:expr),*)) => {
+        match stream($stream) {
+            None => Communicator::$call($comm, $($argument),*),
+            Some(stream) => OnStream::$call(&mut $comm.on(stream), $($argument),*),
+        }
+    };
+}
+
+/// An operation between its halves.
+struct Waiting<P: Send> {
+    shared: Arc<Shared>,
+    stream: Option<usize>,
+    open: Mutex<Option<(P, Unreceived)>>,
+}
+
+impl<P: Send> Waiting<P> {
+    fn new(shared: &Arc<Shared>, stream: Option<usize>, open: (P, Unreceived)) -> Self {
+        Self { shared: Arc::clone(shared), stream, open: Mutex::new(Some(open)) }
+    }
+
+    fn take(&self) -> Option<(P, Unreceived)> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Receives it with `call`. Its inputs are free afterwards.
+    fn recv<R: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut Communicator, P) -> Result<R> + Send,
+    ) -> PyResult<R> {
+        let Some((pending, _inputs)) = self.take() else {
+            let text = "the operation was received before; expected one that was not";
+            return Err(raise(py, &Error::new(ErrorKind::InvalidInput, "receive operation", text)));
+        };
+        self.shared.call(py, |comm| call(comm, pending))
+    }
+}
+
+impl<P: Send> Drop for Waiting<P> {
+    fn drop(&mut self) {
+        // It is sent: others may still read its inputs.
+        if let Some((_, inputs)) = self.take() {
+            self.shared.keep(inputs);
+        }
+    }
+}
+
+/// A dispatch that was sent. `recv()` finishes it; until then its tensors must not be written, and the operation counts
+/// as open. One that is never received leaves the other ranks waiting.
+#[pyclass(frozen, module = "tokenyard")]
+pub(crate) struct PendingDispatch(Waiting<CorePendingDispatch<'static>>);
+
+#[pymethods]
+impl PendingDispatch {
+    /// The second half of `dispatch`: returns what it returns. Once.
+    fn recv(&self, py: Python<'_>) -> PyResult<(Received, Handle)> {
+        let (received, handle) = self.0.recv(py, Communicator::dispatch_recv)?;
+        Ok((Received::new(received, self.0.shared.shape(), self.0.stream), Handle::new(handle)))
+    }
+}
+
+/// A replay that was sent. See `PendingDispatch`.
+#[pyclass(frozen, module = "tokenyard")]
+pub(crate) struct PendingReplay(Waiting<CorePendingReplay<'static>>);
+
+#[pymethods]
+impl PendingReplay {
+    /// The second half of `replay`: returns what it returns. Once.
+    fn recv(&self, py: Python<'_>) -> PyResult<Received> {
+        let received = self.0.recv(py, Communicator::replay_recv)?;
+        Ok(Received::new(received, self.0.shared.shape(), self.0.stream))
+    }
+}
+
+/// A combine that was sent. See `PendingDispatch`.
+#[pyclass(frozen, module = "tokenyard")]
+pub(crate) struct PendingCombine {
+    waiting: Waiting<CorePendingCombine<'static>>,
+    outputs: Combined,
+}
+
+#[pymethods]
+impl PendingCombine {
+    /// The second half of `combine`: returns what it returns. Once.
+    fn recv(&self, py: Python<'_>) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
+        self.waiting.recv(py, Communicator::combine_recv)?;
+        Ok(self.outputs.clone_ref(py))
+    }
+}
+
+/// The arguments of a dispatch, as Python gave them.
+pub(crate) struct DispatchArguments<'a, 'py> {
+    pub(crate) x: Object<'a, 'py>,
+    pub(crate) topk_idx: Object<'a, 'py>,
+    pub(crate) topk_weights: Maybe<'a, 'py>,
+    pub(crate) scales: Maybe<'a, 'py>,
+    pub(crate) layout: &'a str,
+    pub(crate) cast: Option<&'a str>,
+    /// `alignment`, `zero_padding`, `worst_case`.
+    pub(crate) order: (u32, bool, bool),
+    pub(crate) stream: Option<usize>,
+}
+
+impl DispatchArguments<'_, '_> {
+    fn layout(&self) -> Result<Layout> {
+        let (alignment, zero_padding, _) = self.order;
+        options::layout(self.layout, alignment, zero_padding)
+    }
+
+    fn read(&self) -> Result<(Dispatch<'static>, Unreceived)> {
+        let mut kept = Unreceived::default();
+        let dispatch = Dispatch {
+            x: kept.keep(Tensor::read("x", self.x)?)?,
+            scales: kept.optional(optional("scales", self.scales)?)?,
+            topk_idx: kept.keep(Tensor::read("topk_idx", self.topk_idx)?.into_ids()?)?,
+            topk_weights: kept.optional(optional("topk_weights", self.topk_weights)?)?,
+            layout: self.layout()?,
+            cast: options::cast(self.cast)?,
+            sizes: if self.order.2 { Sizes::WorstCase } else { Sizes::Exact },
+        };
+        Ok((dispatch, kept))
+    }
+
+    /// What the others are told where the arguments cannot be read.
+    fn refused(&self) -> RefusedCall {
+        RefusedCall::Dispatch(self.layout().unwrap_or(Layout::Flat))
+    }
+}
+
+/// Refuses an operation whose arguments cannot be read.
+fn refuse(py: Python<'_>, shared: &Shared, call: RefusedCall, why: Error) -> PyErr {
+    let refused = shared.call::<()>(py, |comm| Err(comm.refuse(call, why)));
+    refused.err().unwrap_or_else(|| raise(py, &invalid("the call was refused")))
+}
+
+pub(crate) fn dispatch(
+    py: Python<'_>,
+    shared: &Arc<Shared>,
+    arguments: &DispatchArguments<'_, '_>,
+) -> PyResult<(Received, Handle)> {
+    let stream = arguments.stream;
+    let (call, _kept) =
+        arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
+    let (received, handle) = shared.call(py, |comm| in_order!(comm, stream, dispatch(&call)))?;
+    Ok((Received::new(received, shared.shape(), stream), Handle::new(handle)))
+}
+
+pub(crate) fn dispatch_send(
+    py: Python<'_>,
+    shared: &Arc<Shared>,
+    arguments: &DispatchArguments<'_, '_>,
+) -> PyResult<PendingDispatch> {
+    let stream = arguments.stream;
+    let (call, kept) =
+        arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
+    let pending = shared.call(py, |comm| in_order!(comm, stream, dispatch_send(&call)))?;
+    Ok(PendingDispatch(Waiting::new(shared, stream, (pending, kept))))
+}
+
+/// The arguments of a replay, as Python gave them.
+pub(crate) struct ReplayArguments<'a, 'py> {
+    pub(crate) handle: Object<'a, 'py>,
+    pub(crate) x: Object<'a, 'py>,
+    pub(crate) topk_weights: Maybe<'a, 'py>,
+    pub(crate) scales: Maybe<'a, 'py>,
+    pub(crate) cast: Option<&'a str>,
+    pub(crate) stream: Option<usize>,
+}
+
+impl ReplayArguments<'_, '_> {
+    fn read(&self) -> Result<(&'static CoreHandle, Replay<'static>, Unreceived)> {
+        let handle = read_handle(self.handle)?;
+        let mut kept = Unreceived::of(&handle);
+        let replay = Replay {
+            x: kept.keep(Tensor::read("x", self.x)?)?,
+            scales: kept.optional(optional("scales", self.scales)?)?,
+            topk_weights: kept.optional(optional("topk_weights", self.topk_weights)?)?,
+            cast: options::cast(self.cast)?,
+        };
+        Ok((lasting(&handle)?, replay, kept))
+    }
+
+    fn refused(&self) -> RefusedCall {
+        let handle = read_handle(self.handle).ok();
+        let layout = handle.and_then(|handle| handle.get().ok().map(CoreHandle::layout));
+        RefusedCall::Replay(layout.unwrap_or(Layout::Flat))
+    }
+}
+
+pub(crate) fn replay(
+    py: Python<'_>,
+    shared: &Arc<Shared>,
+    arguments: &ReplayArguments<'_, '_>,
+) -> PyResult<Received> {
+    let stream = arguments.stream;
+    let (handle, call, _kept) =
+        arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
+    let received = shared.call(py, |comm| in_order!(comm, stream, replay(handle, &call)))?;
+    Ok(Received::new(received, shared.shape(), stream))
+}
+
+pub(crate) fn replay_send(
+    py: Python<'_>,
+    shared: &Arc<Shared>,
+    arguments: &ReplayArguments<'_, '_>,
+) -> PyResult<PendingReplay> {
+    let stream = arguments.stream;
+    let (handle, call, kept) =
+        arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
+    let pending = shared.call(py, |comm| in_order!(comm, stream, replay_send(handle, &call)))?;
+    Ok(PendingReplay(Waiting::new(shared, stream, (pending, kept))))
+}
+
+/// The arguments of a combine, as Python gave them.
+pub(crate) struct CombineArguments<'a, 'py> {
+    pub(crate) handle: Object<'a, 'py>,
+    pub(crate) x: Object<'a, 'py>,
+    pub(crate) weights: Maybe<'a, 'py>,
+    pub(crate) bias: Maybe<'a, 'py>,
+    pub(crate) weighted: bool,
+    /// `out`, `out_weights`, `missing`.
+    pub(crate) outputs: [Maybe<'a, 'py>; 3],
+    pub(crate) stream: Option<usize>,
+}
+
+/// What a combine writes: the caller's objects, or arrays that were made for it.
+struct Combined {
+    out: Py<PyAny>,
+    weights: Option<Py<PyAny>>,
+}
+
+impl Combined {
+    fn clone_ref(&self, py: Python<'_>) -> (Py<PyAny>, Option<Py<PyAny>>) {
+        (self.out.clone_ref(py), self.weights.as_ref().map(|weights| weights.clone_ref(py)))
+    }
+}
+
+/// A combine that is ready to be called.
+struct ReadyCombine {
+    handle: &'static CoreHandle,
+    call: Combine<'static>,
+    kept: Unreceived,
+    outputs: Combined,
+}
+
+impl CombineArguments<'_, '_> {
+    fn read(&self, shared: &Shared) -> Result<ReadyCombine> {
+        let handle = read_handle(self.handle)?;
+        let mut kept = Unreceived::of(&handle);
+        let core = lasting(&handle)?;
+        let x = Tensor::read("x", self.x)?;
+        let tokens = core.tokens() as i64;
+        let [out, out_weights, missing] = self.outputs;
+        let hidden = i64::from(shared.shape().hidden);
+        let out = self.output(("out", out), x.dtype(), [tokens, hidden], &x)?;
+        let out_weights = match (out_weights, self.weights) {
+            (None, None) => None,
+            (given, _) => {
+                let shape = [tokens, i64::from(shared.shape().topk)];
+                Some(self.output(("out_weights", given), DType::F32, shape, &x)?)
+            }
+        };
+        let outputs = Combined {
+            out: out.0,
+            weights: out_weights.as_ref().map(|(object, _)| object.clone_ref(self.x.py())),
+        };
+        let call = Combine {
+            x: kept.keep(x)?,
+            weights: self.weights(core.layout(), &mut kept)?,
+            bias: self.bias(&mut kept)?,
+            weighted: self.weighted,
+            out: kept.keep_mut(out.1)?,
+            out_weights: out_weights.map(|(_, tensor)| kept.keep_mut(tensor)).transpose()?,
+            missing: optional("missing", missing)?.map(|m| kept.keep_mut(m)).transpose()?,
+        };
+        Ok(ReadyCombine { handle: core, call, kept, outputs })
+    }
+
+    /// An output that the caller gave, or a new one where the host can make it.
+    fn output(
+        &self,
+        (name, given): (&'static str, Maybe<'_, '_>),
+        dtype: DType,
+        shape: [i64; 2],
+        x: &Tensor,
+    ) -> Result<(Py<PyAny>, Tensor)> {
+        if let Some(object) = given {
+            return Ok((object.clone().unbind(), Tensor::read(name, object)?));
+        }
+        if x.is_on_device() {
+            let text = format!("{name}: found none; expected a tensor on the device of x");
+            return Err(invalid(text).with_fix("allocate it with the library that x is of"));
+        }
+        let array = Array::on_host(dtype, shape.to_vec());
+        let tensor = array.tensor(name);
+        let object = Py::new(self.x.py(), array)
+            .map_err(|raised| invalid(format!("{name}: cannot be made: {raised}")))?;
+        Ok((object.into_any(), tensor))
+    }
+
+    fn weights(&self, layout: Layout, kept: &mut Unreceived) -> Result<Option<TensorRef<'static>>> {
+        let Some(weights) = optional("weights", self.weights)? else { return Ok(None) };
+        match layout {
+            Layout::Flat => kept.keep(weights).map(Some),
+            Layout::ExpertMajor { .. } | Layout::Packed => kept.keep_column(weights).map(Some),
+        }
+    }
+
+    fn bias(&self, kept: &mut Unreceived) -> Result<[Option<TensorRef<'static>>; 2]> {
+        let Some(bias) = self.bias else { return Ok([None, None]) };
+        if !bias.is_instance_of::<PyTuple>() && !bias.is_instance_of::<PyList>() {
+            return Ok([kept.optional(Tensor::optional("bias", bias)?)?, None]);
+        }
+        let all: Vec<Bound<'_, PyAny>> = bias
+            .extract()
+            .map_err(|raised: PyErr| invalid(format!("bias: cannot be read: {raised}")))?;
+        let mut two = [None, None];
+        if all.len() > two.len() {
+            return Err(invalid(format!("bias: found {} tensors; expected at most 2", all.len())));
+        }
+        for (place, object) in two.iter_mut().zip(&all) {
+            *place = kept.optional(Tensor::optional("bias", object)?)?;
+        }
+        Ok(two)
+    }
+}
+
+pub(crate) fn combine(
+    py: Python<'_>,
+    shared: &Arc<Shared>,
+    arguments: &CombineArguments<'_, '_>,
+) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
+    let stream = arguments.stream;
+    let ReadyCombine { handle, call, kept: _kept, outputs } =
+        arguments.read(shared).map_err(|why| refuse(py, shared, RefusedCall::Combine, why))?;
+    shared.call(py, |comm| in_order!(comm, stream, combine(handle, call)))?;
+    Ok(outputs.clone_ref(py))
+}
+
+pub(crate) fn combine_send(
+    py: Python<'_>,
+    shared: &Arc<Shared>,
+    arguments: &CombineArguments<'_, '_>,
+) -> PyResult<PendingCombine> {
+    let stream = arguments.stream;
+    let ReadyCombine { handle, call, kept, outputs } =
+        arguments.read(shared).map_err(|why| refuse(py, shared, RefusedCall::Combine, why))?;
+    let pending = shared.call(py, |comm| in_order!(comm, stream, combine_send(handle, call)))?;
+    Ok(PendingCombine { waiting: Waiting::new(shared, stream, (pending, kept)), outputs })
+}
+
+/// The arrays that can be copied out.
+const COPIED: [&str; 10] = [
+    "x",
+    "scales",
+    "ids",
+    "weights",
+    "source",
+    "slots",
+    "expert_counts",
+    "expert_starts",
+    "source_counts",
+    "ranges",
+];
+
+pub(crate) fn copy_out(
+    py: Python<'_>,
+    shared: &Shared,
+    (received, stream): (&Received, Option<usize>),
+    given: Option<&Bound<'_, PyDict>>,
+) -> PyResult<()> {
+    let mut kept = Unreceived::default();
+    let mut outputs = read_outputs(given, &mut kept).map_err(|error| raise(py, &error))?;
+    let received = received.core();
+    shared.call(py, |comm| in_order!(comm, stream, copy_out(&received, &mut outputs)))
+}
+
+fn read_outputs(
+    given: Option<&Bound<'_, PyDict>>,
+    kept: &mut Unreceived,
+) -> Result<Outputs<'static>> {
+    let mut outputs = Outputs::default();
+    for (key, object) in given.into_iter().flatten() {
+        let key = key.to_string();
+        let Some(name) = COPIED.into_iter().find(|name| *name == key) else {
+            let text = format!("{key}: found a name of no array; expected {}", COPIED.join(", "));
+            return Err(invalid(text));
+        };
+        let Some(tensor) = Tensor::optional(name, &object)? else { continue };
+        let place = match name {
+            "x" => &mut outputs.x,
+            "scales" => &mut outputs.scales,
+            "ids" => &mut outputs.ids,
+            "weights" => &mut outputs.weights,
+            "source" => &mut outputs.source,
+            "slots" => &mut outputs.slots,
+            "expert_counts" => &mut outputs.expert_counts,
+            "expert_starts" => &mut outputs.expert_starts,
+            "source_counts" => &mut outputs.source_counts,
+            _ => &mut outputs.ranges,
+        };
+        *place = Some(kept.keep_mut(tensor)?);
+    }
+    Ok(outputs)
+}

@@ -1,0 +1,52 @@
+//! Options that are words.
+
+use tokenyard_core::Result;
+use tokenyard_core::communicator::Cast;
+use tokenyard_core::moe::Layout;
+
+use crate::errors::invalid;
+
+/// The word of a layout.
+pub(crate) fn layout_name(layout: Layout) -> &'static str {
+    match layout {
+        Layout::Flat => "flat",
+        Layout::ExpertMajor { .. } => "expert_major",
+        Layout::Packed => "packed",
+    }
+}
+
+/// Reads `layout`, `alignment` and `zero_padding`.
+///
+/// # Errors
+/// Another word, and options that the layout does not have.
+pub(crate) fn layout(word: &str, alignment: u32, zero_padding: bool) -> Result<Layout> {
+    let plain = alignment == 1 && !zero_padding;
+    match word {
+        "expert_major" => Ok(Layout::ExpertMajor { alignment, zero_padding }),
+        "flat" if plain => Ok(Layout::Flat),
+        "packed" if plain => Ok(Layout::Packed),
+        "flat" | "packed" => Err(invalid(format!(
+            "layout: found alignment = {alignment} and zero_padding = {zero_padding} with {word:?}; expected \
+             them with \"expert_major\" alone"
+        ))),
+        _ => Err(invalid(format!(
+            "layout: found {word:?}; expected \"flat\", \"expert_major\" or \"packed\""
+        ))),
+    }
+}
+
+/// Reads `cast`.
+///
+/// # Errors
+/// Another word.
+pub(crate) fn cast(word: Option<&str>) -> Result<Cast> {
+    match word {
+        None => Ok(Cast::None),
+        Some("fp8") => Ok(Cast::Fp8),
+        Some("fp8_round") => Ok(Cast::Fp8Round),
+        Some("fp8_ue8m0") => Ok(Cast::Fp8Ue8m0),
+        Some(word) => Err(invalid(format!(
+            "cast: found {word:?}; expected None, \"fp8\", \"fp8_round\" or \"fp8_ue8m0\""
+        ))),
+    }
+}

@@ -1,0 +1,215 @@
+//! What operations leave behind.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use tokenyard_core::communicator::{Handle as CoreHandle, Received as CoreReceived, TensorRef};
+use tokenyard_core::moe::{Layout, Shape};
+
+use crate::array::{Array, Claim};
+use crate::options;
+use crate::owned::Owned;
+
+/// What a dispatch or a replay left on this rank.
+///
+/// Its arrays lie in the arena of the communicator, without a copy, until the last tensor over any of them is gone;
+/// a full arena refuses the next dispatch. N is the number of tokens received. `rows` is N for flat rows, and the
+/// number of expert rows, padding included, for expert-major ones. Packed arrays have a block of R * M rows for each of
+/// the E / R local experts, of which the first `expert_counts` are filled.
+#[pyclass(frozen, module = "tokenyard")]
+pub(crate) struct Received {
+    core: Arc<CoreReceived>,
+    claim: Arc<Owned<Claim>>,
+    shape: Shape,
+    stream: Option<usize>,
+}
+
+impl Received {
+    pub(crate) fn new(received: CoreReceived, shape: Shape, stream: Option<usize>) -> Self {
+        let core = Arc::new(received);
+        let claim = Arc::new(Owned::new(Claim::Received(Arc::clone(&core))));
+        Self { core, claim, shape, stream }
+    }
+
+    pub(crate) fn core(&self) -> Arc<CoreReceived> {
+        Arc::clone(&self.core)
+    }
+
+    /// An array with the rows and columns that core gave it.
+    fn plain(&self, tensor: Option<TensorRef<'_>>) -> Option<Array> {
+        let tensor = tensor?;
+        let shape = vec![tensor.rows() as i64, tensor.cols() as i64];
+        Array::of_arena(&tensor, shape, self.stream, &self.claim)
+    }
+
+    /// An array of one value per entry.
+    fn list(&self, tensor: Option<TensorRef<'_>>) -> Option<Array> {
+        let tensor = tensor?;
+        let shape = vec![(tensor.rows() * tensor.cols()) as i64];
+        Array::of_arena(&tensor, shape, self.stream, &self.claim)
+    }
+
+    /// An array with something for each row: by blocks where the layout has blocks.
+    fn by_row(&self, tensor: Option<TensorRef<'_>>, is_list: bool) -> Option<Array> {
+        let tensor = tensor?;
+        let mut shape = match self.core.layout() {
+            Layout::Packed => {
+                let blocks = i64::from(self.shape.experts / self.shape.ranks);
+                vec![blocks, tensor.rows() as i64 / blocks]
+            }
+            Layout::Flat | Layout::ExpertMajor { .. } => vec![tensor.rows() as i64],
+        };
+        if !is_list {
+            shape.push(tensor.cols() as i64);
+        }
+        Array::of_arena(&tensor, shape, self.stream, &self.claim)
+    }
+
+    fn is_flat(&self) -> bool {
+        self.core.layout() == Layout::Flat
+    }
+}
+
+#[pymethods]
+impl Received {
+    /// How the rows are arranged: `"flat"`, `"expert_major"` or `"packed"`.
+    #[getter]
+    fn layout(&self) -> &'static str {
+        options::layout_name(self.core.layout())
+    }
+
+    /// N: tokens received; with worst-case sizes the most that can arrive.
+    #[getter]
+    fn tokens(&self) -> usize {
+        self.core.tokens()
+    }
+
+    /// Rows of `x`, all blocks together; with worst-case sizes the most.
+    #[getter]
+    fn rows(&self) -> usize {
+        self.core.rows()
+    }
+
+    /// `[rows, H]`, packed `[E / R, R * M, H]`: the rows. They may be changed in place.
+    #[getter]
+    fn x(&self) -> Option<Array> {
+        self.by_row(Some(self.core.x()), false)
+    }
+
+    /// `[rows, S]`, packed `[E / R, R * M, S]`: float32, or int32 of four UE8M0 exponents; as the sender gave them
+    /// where nothing was cast. None without scales.
+    #[getter]
+    fn scales(&self) -> Option<Array> {
+        self.by_row(self.core.scales(), false)
+    }
+
+    /// `[N, K]` int32: local expert ids, or -1. Flat rows only.
+    #[getter]
+    fn ids(&self) -> Option<Array> {
+        self.plain(self.core.ids())
+    }
+
+    /// float32, where the sender gave some: `[N, K]` for flat rows, else one for each row.
+    #[getter]
+    fn weights(&self) -> Option<Array> {
+        let weights = self.core.weights();
+        if self.is_flat() { self.plain(weights) } else { self.by_row(weights, true) }
+    }
+
+    /// int32, source rank * M + source token: `[N]`, packed `[E / R, R * M]`.
+    #[getter]
+    fn source(&self) -> Option<Array> {
+        let source = self.core.source();
+        match self.core.layout() {
+            Layout::Packed => self.by_row(source, true),
+            Layout::Flat | Layout::ExpertMajor { .. } => self.list(source),
+        }
+    }
+
+    /// `[N, K]` int32: the row of each expert's copy, or -1. Expert-major rows only.
+    #[getter]
+    fn slots(&self) -> Option<Array> {
+        self.plain(self.core.slots())
+    }
+
+    /// `[E / R]` int32: rows for each local expert, without padding.
+    #[getter]
+    fn expert_counts(&self) -> Option<Array> {
+        self.list(self.core.expert_counts())
+    }
+
+    /// `[E / R]` int32: the first row of each local expert. Expert-major rows only.
+    #[getter]
+    fn expert_starts(&self) -> Option<Array> {
+        self.list(self.core.expert_starts())
+    }
+
+    /// `[R]` int32: tokens from each source rank.
+    #[getter]
+    fn source_counts(&self) -> Option<Array> {
+        self.list(self.core.source_counts())
+    }
+
+    /// `[E / R, R]` int64, `count | begin << 32` of each source rank. Packed rows only.
+    #[getter]
+    fn ranges(&self) -> Option<Array> {
+        self.plain(self.core.ranges())
+    }
+
+    /// `[2]` int64: the true N and the true number of rows.
+    #[getter]
+    fn totals(&self) -> Option<Array> {
+        self.list(self.core.totals())
+    }
+
+    /// The source ranks of which rows are left out because they were lost, in order.
+    fn lost_ranks(&self) -> Vec<u32> {
+        self.core.lost_ranks()
+    }
+
+    fn __repr__(&self) -> String {
+        let (layout, tokens, rows) = (self.layout(), self.tokens(), self.rows());
+        format!("tokenyard.Received(layout={layout}, tokens={tokens}, rows={rows})")
+    }
+}
+
+/// What a dispatch leaves behind for its combine, or for a replay with the same routing.
+///
+/// A communicator has room for as many as its `handles`; a handle goes when the last reference to it is dropped, on any
+/// thread. Handles of expert-major and packed rows keep the arena's memory of their dispatch.
+#[pyclass(frozen, module = "tokenyard")]
+pub(crate) struct Handle {
+    core: Arc<Owned<CoreHandle>>,
+}
+
+impl Handle {
+    pub(crate) fn new(handle: CoreHandle) -> Self {
+        Self { core: Arc::new(Owned::new(handle)) }
+    }
+
+    pub(crate) fn core(&self) -> Arc<Owned<CoreHandle>> {
+        Arc::clone(&self.core)
+    }
+}
+
+#[pymethods]
+impl Handle {
+    /// How the rows of the dispatch are arranged.
+    #[getter]
+    fn layout(&self, py: Python<'_>) -> PyResult<&'static str> {
+        let core = self.core.get().map_err(|e| crate::errors::raise(py, &e))?;
+        Ok(options::layout_name(core.layout()))
+    }
+
+    /// T of the dispatch on this rank: combine gives as many rows.
+    #[getter]
+    fn tokens(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.core.get().map_err(|e| crate::errors::raise(py, &e))?.tokens())
+    }
+
+    /// Rows that combine takes on this rank.
+    #[getter]
+    fn rows(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.core.get().map_err(|e| crate::errors::raise(py, &e))?.rows())
+    }
+}

@@ -1,0 +1,59 @@
+//! What belongs to one process.
+//!
+//! A forked child has a copy of its parent's memory and none of its threads. A communicator there would write into
+//! windows that the parent and its peers still use, and wait for threads that do not exist. So the child may neither
+//! use nor drop what its parent has opened.
+
+use std::mem::ManuallyDrop;
+
+use pyo3::Python;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+/// A value that only the process that made it uses and drops.
+pub(crate) struct Owned<T> {
+    value: ManuallyDrop<T>,
+    process: u32,
+}
+
+impl<T> Owned<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { value: ManuallyDrop::new(value), process: std::process::id() }
+    }
+
+    fn is_mine(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// The value.
+    ///
+    /// # Errors
+    /// In a forked child.
+    pub(crate) fn get(&self) -> Result<&T> {
+        if self.is_mine() {
+            return Ok(&self.value);
+        }
+        let text = format!(
+            "found process {}, forked from {} which has joined the world; expected the process that joined",
+            std::process::id(),
+            self.process
+        );
+        Err(Error::new(ErrorKind::InvalidInput, "use tokenyard", text)
+            .with_fix("start processes before the world is joined, or with the start method spawn"))
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        if self.is_mine() {
+            // SAFETY: dropped once, here, and not used after it.
+            unsafe { ManuallyDrop::drop(&mut self.value) }
+        }
+    }
+}
+
+/// Drops what may wait, without the GIL while it does. For destructors, which hold it; while the interpreter ends,
+/// nobody else wants it.
+pub(crate) fn drop_detached<T: Send>(value: T) {
+    let mut value = Some(value);
+    Python::try_attach(|py| py.detach(|| drop(value.take())));
+}

@@ -1,0 +1,352 @@
+//! Tensors that a caller brings.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tokenyard_core::Result;
+use tokenyard_core::communicator::{CallerMemory, TensorMut, TensorRef};
+use tokenyard_core::moe::DType;
+
+use crate::array::{Array, Claim};
+use crate::dlpack::{self, Description, Lent};
+use crate::dtype;
+use crate::errors::invalid;
+use crate::owned::Owned;
+
+/// What keeps a tensor's memory.
+#[expect(dead_code, reason = "held for their drop")]
+pub(crate) enum Keeper {
+    Object(Py<PyAny>),
+    Lent(Lent),
+    Claim(Arc<Owned<Claim>>),
+    Ids(Vec<i64>),
+}
+
+/// A tensor that a caller brought: where it lies, and what keeps it there.
+pub(crate) struct Tensor {
+    name: &'static str,
+    data: *mut u8,
+    dtype: DType,
+    shape: Vec<i64>,
+    /// In elements.
+    strides: Vec<i64>,
+    device: Option<i32>,
+    is_read_only: bool,
+    /// Held for its drop.
+    _keeper: Keeper,
+}
+
+// SAFETY: a name for memory that `keeper` keeps; what it keeps may be dropped on any thread.
+unsafe impl Send for Tensor {}
+// SAFETY: `&self` only reads.
+unsafe impl Sync for Tensor {}
+
+impl Tensor {
+    /// Reads what an object says of itself. Its memory is not looked at.
+    ///
+    /// # Errors
+    /// An object that is no tensor, or one of a type or a device that nobody here knows.
+    pub(crate) fn read(name: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
+        let has = |attribute: &str| object.hasattr(attribute).unwrap_or(false);
+        if let Ok(array) = object.cast::<Array>() {
+            return Ok(array.get().tensor(name));
+        }
+        let read = if has("data_ptr") && has("stride") && has("device") {
+            Self::like_torch(name, object)
+        } else if has("__array_interface__") {
+            Self::like_numpy(name, object)
+        } else if has("__dlpack__") && has("__dlpack_device__") {
+            Self::from_dlpack(name, object)
+        } else if has("__cuda_array_interface__") {
+            Self::like_cuda(name, object)
+        } else {
+            let found = object.get_type().name().map_or("an object".into(), |n| n.to_string());
+            return Err(invalid(format!(
+                "{name}: found {found}; expected a tensor: one of torch, numpy, JAX or CuPy, or anything \
+                 with __dlpack__"
+            )));
+        };
+        read.unwrap_or_else(|raised| {
+            Err(invalid(format!("{name}: its description cannot be read: {raised}")))
+        })
+    }
+
+    /// As [`read`](Self::read); `None` is no tensor.
+    pub(crate) fn optional(name: &'static str, object: &Bound<'_, PyAny>) -> Result<Option<Self>> {
+        if object.is_none() { Ok(None) } else { Self::read(name, object).map(Some) }
+    }
+
+    /// A tensor of a library whose objects are like torch's.
+    fn like_torch(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Result<Self>> {
+        let type_name = object.getattr("dtype")?.str()?.to_string();
+        let place = object.getattr("device")?.str()?.to_string();
+        let Some(dtype) = dtype::parse(&type_name) else {
+            return Ok(unknown_type(name, &type_name));
+        };
+        let Some(device) = torch_device(&place) else {
+            let text = format!("{name}: found device {place}; expected cpu or cuda");
+            return Ok(Err(invalid(text)));
+        };
+        Ok(Ok(Self {
+            name,
+            data: object.call_method0("data_ptr")?.extract::<usize>()? as *mut u8,
+            dtype,
+            shape: object.getattr("shape")?.extract()?,
+            strides: object.call_method0("stride")?.extract()?,
+            device,
+            is_read_only: false,
+            _keeper: Keeper::Object(object.clone().unbind()),
+        }))
+    }
+
+    /// An array of numpy. DLPack would not say that it is of `ml_dtypes`' types.
+    fn like_numpy(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Result<Self>> {
+        let about = object.getattr("__array_interface__")?;
+        let typestr: String = about.get_item("typestr")?.extract()?;
+        let type_name = match object.getattr("dtype") {
+            Ok(dtype) => dtype.getattr("name")?.extract()?,
+            Err(_) => typestr.clone(),
+        };
+        let is_swapped = typestr.starts_with('>');
+        let found = dtype::parse(&type_name).or_else(|| dtype::from_typestr(&typestr));
+        let Some(dtype) = found.filter(|_| !is_swapped) else {
+            return Ok(unknown_type(name, if is_swapped { &typestr } else { &type_name }));
+        };
+        let keeper = Keeper::Object(object.clone().unbind());
+        Self::from_interface(name, &about, dtype, (None, keeper))
+    }
+
+    /// An array that says where on a CUDA device it lies.
+    fn like_cuda(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Result<Self>> {
+        let about = object.getattr("__cuda_array_interface__")?;
+        let typestr: String = about.get_item("typestr")?.extract()?;
+        let Some(dtype) = dtype::from_typestr(&typestr) else {
+            return Ok(unknown_type(name, &typestr));
+        };
+        // The interface does not name the device; who has several says it in an attribute.
+        let device = match object.getattr("device") {
+            Ok(device) => match device.getattr("id") {
+                Ok(id) => id.extract()?,
+                Err(_) => device.extract().unwrap_or(0),
+            },
+            Err(_) => 0,
+        };
+        let keeper = Keeper::Object(object.clone().unbind());
+        Self::from_interface(name, &about, dtype, (Some(device), keeper))
+    }
+
+    /// What both array interfaces have in common.
+    fn from_interface(
+        name: &'static str,
+        about: &Bound<'_, PyAny>,
+        dtype: DType,
+        (device, keeper): (Option<i32>, Keeper),
+    ) -> PyResult<Result<Self>> {
+        let (data, is_read_only): (usize, bool) = about.get_item("data")?.extract()?;
+        let shape: Vec<i64> = about.get_item("shape")?.extract()?;
+        let bytes: Option<Vec<i64>> = match about.get_item("strides") {
+            Ok(strides) => strides.extract()?,
+            Err(_) => None,
+        };
+        let size = dtype.bytes() as i64;
+        if bytes.iter().flatten().any(|stride| stride % size != 0) {
+            let text = format!("{name}: found strides {bytes:?} bytes; expected whole elements");
+            return Ok(Err(invalid(text)));
+        }
+        let strides = bytes
+            .map(|bytes| bytes.iter().map(|stride| stride / size).collect())
+            .unwrap_or_else(|| dlpack::contiguous(&shape));
+        let data = data as *mut u8;
+        Ok(Ok(Self { name, data, dtype, shape, strides, device, is_read_only, _keeper: keeper }))
+    }
+
+    /// A tensor of any other library.
+    fn from_dlpack(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Result<Self>> {
+        let (kind, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+        let ask = PyDict::new(object.py());
+        if kind == dlpack::CUDA {
+            // No synchronisation: the order is the caller's, as for every other tensor.
+            ask.set_item("stream", -1)?;
+        }
+        let versioned = ask.copy()?;
+        versioned.set_item("max_version", (1, 0))?;
+        let capsule = match object.call_method("__dlpack__", (), Some(&versioned)) {
+            // A library of the first version does not know the keyword.
+            Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(object.py()) => {
+                object.call_method("__dlpack__", (), Some(&ask))?
+            }
+            other => other?,
+        };
+        let lent = Lent::take(&capsule)?;
+        let Description { data, dtype, shape, strides, device, is_read_only } = lent.describe();
+        let Some(dtype) = dtype else { return Ok(unknown_type(name, "a type of DLPack")) };
+        let device = match device {
+            (dlpack::CPU | dlpack::CUDA_HOST, _) => None,
+            (dlpack::CUDA, id) => Some(id),
+            (kind, _) => {
+                let text = format!("{name}: found DLPack device {kind}; expected CPU or CUDA");
+                return Ok(Err(invalid(text)));
+            }
+        };
+        let keeper = Keeper::Lent(lent);
+        Ok(Ok(Self { name, data, dtype, shape, strides, device, is_read_only, _keeper: keeper }))
+    }
+
+    /// A tensor of this package.
+    pub(crate) fn of_array(
+        name: &'static str,
+        (data, dtype, device): (*mut u8, DType, Option<i32>),
+        (shape, strides): (Vec<i64>, Vec<i64>),
+        claim: Arc<Owned<Claim>>,
+    ) -> Self {
+        let keeper = Keeper::Claim(claim);
+        Self { name, data, dtype, shape, strides, device, is_read_only: false, _keeper: keeper }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.device.is_some()
+    }
+
+    /// Expert ids as core reads them: i64. Those of 32 bits are copied where the host can read them.
+    ///
+    /// # Errors
+    /// Ids of 32 bits on a device.
+    pub(crate) fn into_ids(self) -> Result<Self> {
+        if self.dtype != DType::I32 {
+            return Ok(self);
+        }
+        if self.is_on_device() {
+            let text = format!("{}: found int32 on a device; expected int64 there", self.name);
+            return Err(invalid(text).with_fix("convert it, as by .to(torch.int64)"));
+        }
+        let memory = self.matrix()?;
+        // SAFETY: the caller's tensor, kept by `self`, with elements where its strides say.
+        let tensor = unsafe { TensorRef::from_memory(&memory)? };
+        let [row, column] = tensor.strides();
+        let bytes = tensor.memory();
+        let at = |index: usize| {
+            let bytes = bytes.get(4 * index..).and_then(|rest| rest.first_chunk::<4>());
+            bytes.map_or(-1, |bytes| i64::from(i32::from_ne_bytes(*bytes)))
+        };
+        let places = (0..tensor.rows()).flat_map(|r| (0..tensor.cols()).map(move |c| (r, c)));
+        let mut ids: Vec<i64> = places.map(|(r, c)| at(r * row + c * column)).collect();
+        Ok(Self {
+            data: ids.as_mut_ptr().cast(),
+            dtype: DType::I64,
+            strides: dlpack::contiguous(&self.shape),
+            _keeper: Keeper::Ids(ids),
+            ..self
+        })
+    }
+
+    /// Rows and columns: `[n]` is `[n, 1]`, and of three dimensions the first two are rows.
+    fn matrix(&self) -> Result<CallerMemory> {
+        let wrong = |expected: &str| {
+            Err(invalid(format!(
+                "{}: found shape {:?} with strides {:?}; expected {expected}",
+                self.name, self.shape, self.strides
+            )))
+        };
+        let (shape, stride) = match (&self.shape[..], &self.strides[..]) {
+            (&[n], &[step]) => ([n, 1], [step, 1]),
+            (&[n, m], &[row, column]) => ([n, m], [row, column]),
+            (&[a, b, m], &[first, row, column]) => {
+                let is_one = a <= 1 || b == 0 || m == 0 || first == b * row;
+                if !is_one {
+                    return wrong("blocks that follow each other without a gap");
+                }
+                ([a * b, m], [row, column])
+            }
+            _ => return wrong("one to three dimensions"),
+        };
+        if shape.iter().chain(&stride).any(|n| *n < 0) {
+            return wrong("strides that are not negative");
+        }
+        let (shape, mut stride) = (shape.map(|n| n as usize), stride.map(|n| n as usize));
+        // A stride that leads nowhere may be anything.
+        if shape[1] <= 1 || shape[0] == 0 {
+            stride[1] = 1;
+        }
+        if shape[0] <= 1 {
+            stride[0] = shape[1];
+        }
+        Ok(CallerMemory { data: self.data, dtype: self.dtype, shape, stride, device: self.device })
+    }
+
+    /// One value after the other, whatever the shape: `[n, 1]`.
+    fn column(&self) -> Result<CallerMemory> {
+        let memory = self.matrix()?;
+        let [rows, cols] = memory.shape;
+        if memory.stride != [cols, 1] {
+            return Err(invalid(format!(
+                "{}: found strides {:?}; expected values that follow each other",
+                self.name, self.strides
+            )));
+        }
+        Ok(CallerMemory { shape: [rows * cols, 1], stride: [1, 1], ..memory })
+    }
+
+    /// The tensor, for core.
+    ///
+    /// # Safety
+    /// `self` lives, and nobody writes its memory, while the result is used.
+    ///
+    /// # Errors
+    /// A shape of other dimensions, or an address that cannot be.
+    pub(crate) unsafe fn get(&self) -> Result<TensorRef<'static>> {
+        // SAFETY: by this function's contract; the object said that its elements are there.
+        unsafe { TensorRef::from_memory(&self.matrix()?).map_err(|e| self.named(&e)) }
+    }
+
+    /// As [`get`](Self::get), as one column.
+    ///
+    /// # Safety
+    /// As there.
+    ///
+    /// # Errors
+    /// As there; gaps.
+    pub(crate) unsafe fn get_column(&self) -> Result<TensorRef<'static>> {
+        // SAFETY: as in `get`.
+        unsafe { TensorRef::from_memory(&self.column()?).map_err(|e| self.named(&e)) }
+    }
+
+    /// The tensor, to be written.
+    ///
+    /// # Safety
+    /// `self` lives, and nobody else uses its memory, while the result is used.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); memory that may not be written.
+    pub(crate) unsafe fn get_mut(&self) -> Result<TensorMut<'static>> {
+        if self.is_read_only {
+            let text = format!("{}: found memory that may only be read", self.name);
+            return Err(invalid(text + "; expected some that may be written"));
+        }
+        // SAFETY: by this function's contract.
+        unsafe { TensorMut::from_memory(&self.matrix()?).map_err(|e| self.named(&e)) }
+    }
+
+    fn named(&self, error: &tokenyard_core::Error) -> tokenyard_core::Error {
+        invalid(format!("{}: {}", self.name, error.message()))
+    }
+}
+
+fn unknown_type(name: &str, found: &str) -> Result<Tensor> {
+    Err(invalid(format!("{name}: found type {found}; expected one of {}", dtype::names())))
+}
+
+/// The CUDA device of torch's name for it; none for the host; nothing for another device.
+fn torch_device(name: &str) -> Option<Option<i32>> {
+    match name.split_once(':') {
+        None if name == "cpu" => Some(None),
+        None if name == "cuda" => Some(Some(0)),
+        Some(("cpu", _)) => Some(None),
+        Some(("cuda", index)) => index.parse().ok().map(Some),
+        _ => None,
+    }
+}

@@ -1,0 +1,47 @@
+"""Expert-parallel communication: dispatch and combine the tokens of Mixture-of-Experts models.
+
+    import tokenyard
+
+    config = tokenyard.Config.load("cpu.toml")
+    with (
+        tokenyard.World.from_env(config) as world,
+        tokenyard.Communicator(
+            world, config, experts=64, topk=8, hidden=4096, max_tokens=1024
+        ) as communicator,
+    ):
+        received, handle = communicator.dispatch(x, topk_idx, topk_weights)
+        y = experts(received)  # the caller's: [received.rows, hidden]
+        out, _ = communicator.combine(handle, y)
+
+To import this package needs no GPU, no CUDA and no other Python package. See docs/python.md of the repository.
+"""
+
+from tokenyard._native import (
+    Array,
+    Communicator,
+    Config,
+    Handle,
+    PendingCombine,
+    PendingDispatch,
+    PendingReplay,
+    Received,
+    World,
+    __version__,
+    components,
+)
+from tokenyard.errors import Error
+
+__all__ = [
+    "Array",
+    "Communicator",
+    "Config",
+    "Error",
+    "Handle",
+    "PendingCombine",
+    "PendingDispatch",
+    "PendingReplay",
+    "Received",
+    "World",
+    "__version__",
+    "components",
+]

@@ -1,0 +1,17 @@
+"""`python -m tokenyard` says which version this is, and which components a config can name."""
+
+import tokenyard
+
+
+def main() -> None:
+    print(f"tokenyard {tokenyard.__version__}\n")
+    components = tokenyard.components()
+    columns = ("kind", "name", "version", "about")
+    widths = {column: max(len(part[column]) for part in components) for column in columns[:-1]}
+    for part in components:
+        cells = [part[column].ljust(width) for column, width in widths.items()]
+        print("  ".join([*cells, part["about"]]))
+
+
+if __name__ == "__main__":
+    main()

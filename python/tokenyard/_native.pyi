@@ -1,0 +1,281 @@
+"""Types of the native module. The documentation is in the module itself: help(tokenyard.Communicator)."""
+
+from collections.abc import Callable, Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, Protocol, TypeAlias, final
+
+__version__: str
+__all__ = [
+    "Array",
+    "Communicator",
+    "Config",
+    "Handle",
+    "PendingCombine",
+    "PendingDispatch",
+    "PendingReplay",
+    "Received",
+    "World",
+    "__version__",
+    "components",
+]
+
+class _DLPack(Protocol):
+    def __dlpack__(self) -> object: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+class _CudaArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+class _HostArray(Protocol):
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+_Tensor: TypeAlias = Array | _DLPack | _CudaArray | _HostArray
+_Layout: TypeAlias = Literal["flat", "expert_major", "packed"]
+_Cast: TypeAlias = Literal["fp8", "fp8_round", "fp8_ue8m0"]
+_Path: TypeAlias = str | PathLike[str]
+
+def components() -> list[dict[str, Any]]: ...
+
+@final
+class Config:
+    @staticmethod
+    def load(path: _Path) -> Config: ...
+    @staticmethod
+    def parse(text: str, name: str = "config") -> Config: ...
+    @property
+    def name(self) -> str: ...
+
+@final
+class World:
+    def __new__(
+        cls,
+        rank: int,
+        ranks: int,
+        *,
+        exchange: Callable[[bytes], Sequence[bytes]],
+        local_rank: int = 0,
+        config: Config | _Path | None = None,
+    ) -> World: ...
+    @staticmethod
+    def from_env(config: Config | _Path | None = None) -> World: ...
+    @staticmethod
+    def from_torch(group: object = None, *, config: Config | _Path | None = None) -> World: ...
+    @staticmethod
+    def from_mpi(comm: object, *, config: Config | _Path | None = None) -> World: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    def all_gather(self, topic: str, mine: bytes) -> list[bytes]: ...
+    def barrier(self, topic: str) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> World: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None: ...
+
+@final
+class Communicator:
+    def __new__(
+        cls,
+        world: World,
+        config: Config | _Path,
+        experts: int,
+        topk: int,
+        hidden: int,
+        max_tokens: int,
+        *,
+        in_flight: int = 2,
+        handles: int = 8,
+    ) -> Communicator: ...
+    def dispatch(
+        self,
+        x: _Tensor,
+        topk_idx: _Tensor,
+        topk_weights: _Tensor | None = None,
+        *,
+        scales: _Tensor | None = None,
+        layout: _Layout = "flat",
+        alignment: int = 1,
+        zero_padding: bool = False,
+        cast: _Cast | None = None,
+        worst_case: bool = False,
+        stream: int | None = None,
+    ) -> tuple[Received, Handle]: ...
+    def dispatch_send(
+        self,
+        x: _Tensor,
+        topk_idx: _Tensor,
+        topk_weights: _Tensor | None = None,
+        *,
+        scales: _Tensor | None = None,
+        layout: _Layout = "flat",
+        alignment: int = 1,
+        zero_padding: bool = False,
+        cast: _Cast | None = None,
+        worst_case: bool = False,
+        stream: int | None = None,
+    ) -> PendingDispatch: ...
+    def replay(
+        self,
+        handle: Handle,
+        x: _Tensor,
+        topk_weights: _Tensor | None = None,
+        *,
+        scales: _Tensor | None = None,
+        cast: _Cast | None = None,
+        stream: int | None = None,
+    ) -> Received: ...
+    def replay_send(
+        self,
+        handle: Handle,
+        x: _Tensor,
+        topk_weights: _Tensor | None = None,
+        *,
+        scales: _Tensor | None = None,
+        cast: _Cast | None = None,
+        stream: int | None = None,
+    ) -> PendingReplay: ...
+    def combine(
+        self,
+        handle: Handle,
+        x: _Tensor,
+        weights: _Tensor | None = None,
+        *,
+        bias: _Tensor | Sequence[_Tensor] | None = None,
+        weighted: bool = False,
+        out: _Tensor | None = None,
+        out_weights: _Tensor | None = None,
+        missing: _Tensor | None = None,
+        stream: int | None = None,
+    ) -> tuple[Any, Any | None]: ...
+    def combine_send(
+        self,
+        handle: Handle,
+        x: _Tensor,
+        weights: _Tensor | None = None,
+        *,
+        bias: _Tensor | Sequence[_Tensor] | None = None,
+        weighted: bool = False,
+        out: _Tensor | None = None,
+        out_weights: _Tensor | None = None,
+        missing: _Tensor | None = None,
+        stream: int | None = None,
+    ) -> PendingCombine: ...
+    def combine_input(self, handle: Handle, dtype: object) -> Array: ...
+    def copy_out(
+        self, received: Received, *, stream: int | None = None, **outputs: _Tensor
+    ) -> None: ...
+    def flush(self) -> None: ...
+    def report(self) -> dict[str, Any]: ...
+    def lost_ranks(self) -> list[int]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def topk(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def works_on_device(self) -> bool: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Communicator: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None: ...
+
+@final
+class PendingDispatch:
+    def recv(self) -> tuple[Received, Handle]: ...
+
+@final
+class PendingReplay:
+    def recv(self) -> Received: ...
+
+@final
+class PendingCombine:
+    def recv(self) -> tuple[Any, Any | None]: ...
+
+@final
+class Received:
+    @property
+    def layout(self) -> _Layout: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def x(self) -> Array: ...
+    @property
+    def scales(self) -> Array | None: ...
+    @property
+    def ids(self) -> Array | None: ...
+    @property
+    def weights(self) -> Array | None: ...
+    @property
+    def source(self) -> Array | None: ...
+    @property
+    def slots(self) -> Array | None: ...
+    @property
+    def expert_counts(self) -> Array | None: ...
+    @property
+    def expert_starts(self) -> Array | None: ...
+    @property
+    def source_counts(self) -> Array | None: ...
+    @property
+    def ranges(self) -> Array | None: ...
+    @property
+    def totals(self) -> Array | None: ...
+    def lost_ranks(self) -> list[int]: ...
+
+@final
+class Handle:
+    @property
+    def layout(self) -> _Layout: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+
+@final
+class Array:
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+    def data_ptr(self) -> int: ...
+    def stride(self) -> tuple[int, ...]: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __len__(self) -> int: ...
