@@ -30,7 +30,7 @@ pub(crate) struct Ran {
     pub(crate) failed: String,
 }
 
-/// Tests that a command reported in the form of `cargo test` or of `tokenyard conformance`.
+/// Tests that a command reported in the form of `cargo test`, of `tokenyard conformance` or of pytest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tests {
     pub(crate) passed: u64,
@@ -44,7 +44,28 @@ impl Tests {
     }
 
     fn in_line(line: &str) -> Self {
-        Self::of_level(line).unwrap_or_else(|| Self::of_cargo(line))
+        Self::of_level(line)
+            .or_else(|| Self::of_pytest(line))
+            .unwrap_or_else(|| Self::of_cargo(line))
+    }
+
+    /// Reads pytest's last line, `1 failed, 20 passed, 1 warning in 3.75s`. A test that did not run for an error of
+    /// its own making failed; one that was skipped did not pass.
+    fn of_pytest(line: &str) -> Option<Self> {
+        let (counts, time) = line.trim().trim_matches('=').trim().rsplit_once(" in ")?;
+        let (seconds, _) = time.split_once('s')?;
+        seconds.parse::<f64>().ok()?;
+        let mut tests = Self::default();
+        for part in counts.split(", ") {
+            let (count, what) = part.split_once(' ')?;
+            let count: u64 = count.parse().ok()?;
+            match what {
+                "passed" => tests.passed += count,
+                "failed" | "error" | "errors" => tests.failed += count,
+                _ => {}
+            }
+        }
+        Some(tests)
     }
 
     /// Reads a row of the suite's table: the level, then how many pass, are not supported, fail as
@@ -84,9 +105,10 @@ impl Failures {
     const MOST: usize = 16 << 10;
 
     /// Whether a line belongs to what failed: the component from `failures:` to `test result:` of
-    /// `cargo test`, or a case of `tokenyard conformance` with its indented details.
+    /// `cargo test`, a case of `tokenyard conformance` with its indented details, or a line of pytest's summary.
     fn keeps(&mut self, line: &str) -> bool {
-        let of_suite = line.starts_with("FAIL: ") || line.starts_with("UNEXPECTED PASS: ");
+        let heads = ["FAIL: ", "UNEXPECTED PASS: ", "FAILED ", "ERROR "];
+        let of_suite = heads.iter().any(|head| line.starts_with(head));
         self.of_suite = of_suite || self.of_suite && line.starts_with("    ");
         self.inside |= line.trim_end() == "failures:";
         let keeps = self.inside || self.of_suite;
@@ -241,6 +263,19 @@ mod tests {
             LONG,
         );
         assert_eq!(ran.tests, Tests { passed: 122, failed: 5 });
+    }
+
+    #[test]
+    fn the_last_line_of_pytest_is_counted_and_skipped_tests_did_not_pass() {
+        let counts = |line| {
+            let Tests { passed, failed } = Tests::in_line(line);
+            (passed, failed)
+        };
+        assert_eq!(counts("103 passed in 16.03s"), (103, 0));
+        assert_eq!(counts("=== 2 failed, 9 passed, 1 warning in 75.10s (0:01:15) ==="), (9, 2));
+        assert_eq!(counts("4 passed, 3 skipped, 2 errors in 1.00s"), (4, 2));
+        assert_eq!(counts("test result: ok. 2 passed; 0 failed; finished in 0.20s"), (2, 0));
+        assert_eq!(counts("Compiled 12 crates, all in 3s"), (0, 0));
     }
 
     #[test]

@@ -34,6 +34,7 @@ const IP: Need = Need::Package { program: "ip", package: "iproute2" };
 const OPEN_MPI: Need = Need::Package { program: "mpirun.openmpi", package: "openmpi-bin" };
 const MPICH: Need = Need::Package { program: "mpirun.mpich", package: "mpich" };
 const PIP: Need = Need::Package { program: "pip3", package: "python3-pip" };
+const PYTHON: Need = Need::Package { program: "python3", package: "python3" };
 const RUSTFMT: Need = Need::Program { program: "cargo-fmt", fix: "rustup component add rustfmt" };
 const CLIPPY: Need = Need::Program { program: "cargo-clippy", fix: "rustup component add clippy" };
 const EXAMPLE_C: Need =
@@ -206,6 +207,31 @@ pub(crate) const STEPS: &[Step] = &[
             // Cases for four ranks take eight in two domains.
             cmd("{target}/release/tokenyard conformance {target}/conformance/faulty-domains.toml \
                  --ranks 8 --save {target}/conformance/results/faulty-domains.json"),
+        ],
+    },
+    Step {
+        name: "python",
+        about: "the Python package: built, installed where nothing else is, and tested on the CPU backend",
+        after: &[],
+        needs: &[PIP, PYTHON],
+        commands: &[
+            // Debian's venv has no pip of its own.
+            cmd("rm -rf {target}/python/wheels {target}/python/bare"),
+            cmd("env CARGO_TARGET_DIR={target} MATURIN_PEP517_ARGS=--profile=dev \
+                 pip3 wheel --quiet --no-deps --wheel-dir {target}/python/wheels ./python"),
+            cmd("python3 -m venv --without-pip {target}/python/bare"),
+            cmd("pip3 --python {target}/python/bare/bin/python install --quiet --no-index \
+                 --find-links {target}/python/wheels tokenyard"),
+            cmd("{target}/python/bare/bin/python -m tokenyard"),
+            cmd("python3 -m venv --without-pip {target}/python/venv"),
+            cmd("pip3 --python {target}/python/venv/bin/python install --quiet \
+                 --requirement python/tests/requirements.txt"),
+            cmd("pip3 --python {target}/python/venv/bin/python install --quiet --no-index \
+                 --force-reinstall --find-links {target}/python/wheels tokenyard"),
+            cmd("{target}/python/venv/bin/ruff check python"),
+            cmd("{target}/python/venv/bin/ruff format --check python"),
+            cmd("{target}/python/venv/bin/mypy --strict python/tokenyard"),
+            cmd("{target}/python/venv/bin/pytest --quiet python/tests"),
         ],
     },
     Step {

@@ -1,0 +1,209 @@
+"""Dispatch and combine against the oracle, on 1 to 4 processes."""
+
+import numpy as np
+import pytest
+from oracle import Case
+from pool import config
+
+import tokenyard
+
+CASES = [
+    Case(1),
+    Case(2, seed=2),
+    Case(2, seed=3, tokens=(0, 7)),
+    Case(2, seed=4, tokens=(0, 0)),
+    Case(4, seed=5, hidden=128),
+    Case(4, seed=6, tokens=(12, 0, 1, 5), topk=8),
+]
+EXPERTS = [f"{case.ranks} ranks {case.tokens}" for case in CASES]
+every_case = pytest.mark.parametrize("case", CASES, ids=EXPERTS)
+
+
+def opened(world, case, **options):
+    sizes = (case.experts, case.topk, case.hidden, case.max_tokens)
+    return tokenyard.Communicator(world, config(), *sizes, **options)
+
+
+def same(found, expected):
+    np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+def close(found, expected):
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5, atol=1e-5)
+
+
+def flat(world, case):
+    me = world.rank
+    sources, (ids, weights) = case.sources(me), case.flat(me)
+    with opened(world, case) as comm:
+        received, handle = comm.dispatch(case.x[me], case.idx[me], case.weights[me])
+        assert (received.layout, handle.layout) == ("flat", "flat")
+        assert (received.tokens, received.rows, handle.rows) == (len(sources),) * 3
+        assert handle.tokens == case.tokens[me]
+        same(received.x, case.rows(sources))
+        same(received.ids, ids)
+        same(received.weights, weights)
+        same(received.source, [s * case.max_tokens + t for s, t in sources])
+        same(received.source_counts, case.source_counts(me))
+        same(received.expert_counts, case.expert_counts(me))
+        assert received.slots is None
+        assert received.scales is None
+        assert received.ranges is None
+
+        # Experts that leave rows as they are: a token comes back once for each rank that had it.
+        bias = np.ones((case.tokens[me], case.hidden), np.float32)
+        out, out_weights = comm.combine(handle, received.x, received.weights, bias=(bias, bias))
+        times = np.array([len(case.ranks_of(me, t)) for t in range(case.tokens[me])])
+        close(out, case.x[me] * times[:, None] + 2)
+        same(out_weights, np.where(case.idx[me] >= 0, case.weights[me], 0))
+
+        again = comm.replay(handle, 2 * case.x[me])
+        same(again.x, 2 * case.rows(sources))
+
+
+@every_case
+def test_flat_rows_ids_and_weights_arrive_in_order_and_come_back(ranks, case):
+    ranks(case.ranks, flat, case)
+
+
+def expert_major(world, case, alignment):
+    me = world.rank
+    with opened(world, case) as comm:
+        options = {"layout": "expert_major", "alignment": alignment, "zero_padding": True}
+        received, handle = comm.dispatch(case.x[me], case.idx[me], case.weights[me], **options)
+        x, starts = np.asarray(received.x), np.asarray(received.expert_starts)
+        weights, slots = np.asarray(received.weights), np.asarray(received.slots)
+        sources = case.sources(me)
+        assert (received.tokens, received.rows) == (len(sources), len(x))
+        assert weights.shape == (len(x),)
+        same(received.expert_counts, case.expert_counts(me))
+        same(received.source, [s * case.max_tokens + t for s, t in sources])
+        y, is_filled = np.zeros_like(x), np.zeros(len(x), bool)
+        for expert, start in enumerate(starts):
+            assert start % alignment == 0
+            for row, (source, token, k) in enumerate(case.expert_rows(me, expert), start):
+                same(x[row], case.row(source, token))
+                assert weights[row] == case.weights[source][token, k]
+                assert slots[sources.index((source, token)), k] == row
+                y[row], is_filled[row] = x[row] * (1 + me * case.local + expert), True
+        assert is_filled.sum() == sum(case.expert_counts(me)) == (slots >= 0).sum()
+        assert not x[~is_filled].any()
+        assert not weights[~is_filled].any()
+
+        def scaled(expert, row):
+            return row * (1 + expert)
+
+        out, _ = comm.combine(handle, y)
+        close(out, case.combined(me, scaled))
+        out, out_weights = comm.combine(handle, y, received.weights, weighted=True)
+        close(out, case.combined(me, scaled, is_weighted=True))
+        same(out_weights, np.where(case.idx[me] >= 0, case.weights[me], 0))
+
+
+@every_case
+@pytest.mark.parametrize("alignment", [1, 4])
+def test_expert_major_rows_are_grouped_by_expert_and_come_back(ranks, case, alignment):
+    ranks(case.ranks, expert_major, case, alignment)
+
+
+def packed(world, case):
+    me, most = world.rank, case.ranks * case.max_tokens
+    with opened(world, case) as comm:
+        received, handle = comm.dispatch(
+            case.x[me], case.idx[me], case.weights[me], layout="packed"
+        )
+        x, source = np.asarray(received.x), np.asarray(received.source)
+        assert x.shape == (case.local, most, case.hidden)
+        assert source.shape == np.asarray(received.weights).shape == (case.local, most)
+        counts, ranges = np.asarray(received.expert_counts), np.asarray(received.ranges)
+        y = np.asarray(comm.combine_input(handle, "float32")).reshape(x.shape)
+        for expert in range(case.local):
+            rows = case.expert_rows(me, expert)
+            assert counts[expert] == len(rows) == (ranges[expert] & 0xFFFFFFFF).sum()
+            same(x[expert, : len(rows)], case.rows([row[:2] for row in rows]))
+            same(source[expert, : len(rows)], [s * case.max_tokens + t for s, t, _ in rows])
+            for rank in range(case.ranks):
+                begin, count = ranges[expert, rank] >> 32, ranges[expert, rank] & 0xFFFFFFFF
+                assert all(s == rank for s, _, _ in rows[begin : begin + count])
+            y[expert] = x[expert] * (1 + me * case.local + expert)
+        out, _ = comm.combine(handle, y, weighted=True)
+        close(out, case.combined(me, lambda e, row: row * (1 + e), is_weighted=True))
+
+
+@every_case
+def test_packed_rows_lie_in_a_block_for_each_expert_and_come_back(ranks, case):
+    ranks(case.ranks, packed, case)
+
+
+def halves(world, case):
+    me = world.rank
+    with opened(world, case) as comm:
+        first = comm.dispatch_send(case.x[me], case.idx[me], case.weights[me])
+        second = comm.dispatch_send(-case.x[me], case.idx[me])
+        received, handle = first.recv()
+        other, _ = second.recv()
+        same(other.x, -np.asarray(received.x))
+        with pytest.raises(tokenyard.errors.InvalidInputError, match="received before"):
+            first.recv()
+        out = np.empty((case.tokens[me], case.hidden), np.float32)
+        replayed = comm.replay_send(handle, 3 * case.x[me]).recv()
+        back = comm.combine_send(handle, replayed.x, out=out).recv()
+        assert back[0] is out
+        assert back[1] is None
+        times = np.array([len(case.ranks_of(me, t)) for t in range(case.tokens[me])])
+        close(out, 3 * case.x[me] * times[:, None])
+
+
+@pytest.mark.parametrize("case", CASES[1:3], ids=EXPERTS[1:3])
+def test_halves_of_two_operations_may_be_in_flight_at_once(ranks, case):
+    ranks(case.ranks, halves, case)
+
+
+def worst_case(world, case):
+    me = world.rank
+    with opened(world, case) as comm:
+        received, handle = comm.dispatch(case.x[me], case.idx[me], worst_case=True)
+        sources = case.sources(me)
+        assert received.rows == case.ranks * case.max_tokens
+        same(received.totals, [len(sources), len(sources)])
+        same(np.asarray(received.x)[: len(sources)], case.rows(sources))
+        copy = np.zeros((received.rows, case.hidden), np.float32)
+        ids = np.zeros((received.rows, case.topk), np.int32)
+        comm.copy_out(received, x=copy, ids=ids)
+        same(copy[: len(sources)], case.rows(sources))
+        same(ids, received.ids)
+        comm.combine(handle, copy)
+
+
+@pytest.mark.parametrize("case", CASES[1:2], ids=EXPERTS[1:2])
+def test_worst_case_outputs_have_room_for_all_and_can_be_copied_out(ranks, case):
+    ranks(case.ranks, worst_case, case)
+
+
+def describe(world, case):
+    with opened(world, case, in_flight=1, handles=3) as comm:
+        found = (comm.rank, comm.ranks, comm.experts, comm.topk, comm.hidden, comm.max_tokens)
+        assert found == (
+            world.rank,
+            case.ranks,
+            case.experts,
+            case.topk,
+            case.hidden,
+            case.max_tokens,
+        )
+        report = comm.report()
+        assert report["kernels"] == "cpu"
+        assert report["scale_up"]["transport"] == "shm"
+        assert len(report["places"]) == case.ranks
+        assert comm.lost_ranks() == []
+        assert not comm.works_on_device
+        assert not comm.closed
+    assert comm.closed
+    comm.close()
+    gathered = world.all_gather("names", b"%d" % world.rank)
+    world.barrier("end")
+    return gathered
+
+
+def test_a_communicator_says_what_it_is(ranks):
+    assert ranks(2, describe, Case(2)) == [[b"0", b"1"]] * 2

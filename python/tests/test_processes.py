@@ -1,0 +1,303 @@
+"""Threads, forks, exits and kills. Each test has processes of its own, which may end as they like."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+from oracle import Case
+from pool import CONFIG, config
+
+import tokenyard
+
+# What every program below starts with: `world` and `comm` of rank sys.argv[1] of two.
+HEAD = """
+import os, signal, sys, threading, time
+import numpy as np
+import tokenyard
+config = tokenyard.Config.parse({config!r}, "test.toml")
+world = tokenyard.World.from_env(config)
+comm = tokenyard.Communicator(world, config, 4, 2, 64, 8, in_flight=4)
+x, idx = np.ones((3, 64), np.float32), np.array([[0, 3]] * 3)
+me = world.rank
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """`programs(text, ...)` runs a program per rank, and returns what they printed and how they ended."""
+    started = []
+
+    def run(*texts, deadline_ms=20000, head=HEAD):
+        settings = CONFIG.format(arena_mib=4).replace("20000", str(deadline_ms))
+        for rank, text in enumerate(texts):
+            env = {
+                **os.environ,
+                "TOKENYARD_BOOTSTRAP": f"file://{tmp_path}/meet",
+                "TOKENYARD_SECRET": "a secret of this test alone",
+                "TOKENYARD_RANK": str(rank),
+                "TOKENYARD_RANKS": str(len(texts)),
+                "TOKENYARD_LOCAL_RANK": str(rank),
+                "TOKENYARD_REPORTS": str(tmp_path),
+            }
+            program = head.format(config=settings) + textwrap.dedent(text)
+            words = [sys.executable, "-c", program]
+            pipe = subprocess.PIPE
+            started.append(subprocess.Popen(words, env=env, stdout=pipe, stderr=pipe, text=True))
+        ended = [process.communicate(timeout=90) for process in started]
+        codes = [process.returncode for process in started]
+        return [(out.split(), error, code) for (out, error), code in zip(ended, codes, strict=True)]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+WAITS = """
+start = time.monotonic()
+try:
+    comm.dispatch(x, idx)
+except tokenyard.errors.PeerLostError as error:
+    assert isinstance(error, ConnectionError)
+    say(type(error).__name__, error.rank, time.monotonic() - start < 19)
+"""
+LOST = ["PeerLostError", "1", "True"]
+
+
+def test_the_example_of_the_documentation_runs(programs, monkeypatch):
+    root = pathlib.Path(__file__).parents[2]
+    text = (root / "docs/python.md").read_text()
+    example = text.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(root)
+    for out, error, code in programs(example, example, head=""):
+        assert (" ".join(out), code) == ("[2. 2. 2. 2.]", 0), error
+
+
+def test_a_rank_that_exits_with_an_open_operation_keeps_nobody_waiting(programs):
+    (out, error, code), (said, _, other) = programs(
+        WAITS, "pending = comm.dispatch_send(x, idx)\nsay('sent')\nsys.exit(3)"
+    )
+    assert (said, other) == (["sent"], 3)
+    # It sent its half of one dispatch, so that one may go well; the next one does not.
+    if not out:
+        assert code == 0, error
+    else:
+        assert out == LOST, error
+
+
+def test_a_rank_that_exits_instead_of_an_operation_is_named_on_the_others(programs):
+    (out, error, code), _ = programs(WAITS, "say('gone')")
+    assert (out, code) == (LOST, 0), error
+
+
+def test_a_rank_that_is_killed_is_named_on_the_others(programs):
+    (out, error, code), (_, _, killed) = programs(WAITS, "os.kill(os.getpid(), signal.SIGKILL)")
+    assert (out, code, killed) == (LOST, 0, -signal.SIGKILL), error
+
+
+def test_a_rank_that_is_stopped_ends_the_waits_of_the_others_at_the_deadline(programs):
+    stops = """
+    if os.fork() == 0:
+        time.sleep(4)
+        os.kill(os.getppid(), signal.SIGKILL)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    """
+    (out, error, code), _ = programs(WAITS, stops, deadline_ms=1000)
+    assert (out, code) == (LOST, 0), error
+
+
+def test_an_exception_in_the_body_of_with_is_told_to_the_others(programs):
+    raises = """
+    try:
+        with world, comm:
+            raise RuntimeError("no more memory")
+    except RuntimeError:
+        say("raised")
+    time.sleep(1)
+    """
+    waits = """
+    try:
+        comm.dispatch(x, idx)
+    except tokenyard.Error as error:
+        say("no more memory" in str(error), error.rank)
+    """
+    (out, error, code), (said, _, _) = programs(waits, raises)
+    assert (out, code, said) == (["True", "1"], 0, ["raised"]), error
+
+
+def test_exit_ends_the_wait_of_a_daemon_thread_and_tells_the_others(programs):
+    waits_in_a_thread = """
+    thread = threading.Thread(target=lambda: comm.dispatch(x, idx), daemon=True)
+    thread.start()
+    time.sleep(0.5)
+    say("end")
+    """
+    waits = """
+    try:
+        world.barrier("end")
+    except tokenyard.errors.PeerLostError as error:
+        say(error.rank, "the interpreter of this rank ends" in str(error))
+    """
+    (out, error, code), (said, trouble, _) = programs(waits_in_a_thread, waits)
+    assert (out, code) == (["end"], 0), error
+    assert said == ["0", "True"], trouble
+
+
+def test_a_forked_child_may_use_nothing_and_harms_nothing(programs):
+    forks = """
+    received, handle = comm.dispatch(x, idx)
+    rows = np.from_dlpack(received.x)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for call in [
+            lambda: comm.dispatch(x, idx),
+            lambda: comm.combine(handle, received.x),
+            lambda: comm.close(),
+            lambda: world.barrier("child"),
+            lambda: tokenyard.Communicator(world, config, 4, 2, 64, 8),
+            lambda: handle.tokens,
+            lambda: comm.rank,
+        ]:
+            try:
+                call()
+            except RuntimeError as error:
+                refused += "forked from" in str(error) and "spawn" in error.fix
+        say("refused", refused)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (rows == 1).all()
+    out, _ = comm.combine(handle, received.x)
+    say(float(np.asarray(out)[0, 0]))
+    comm.close()
+    """
+    for out, error, code in programs(forks, forks):
+        assert (out, code) == (["refused", "7", "2.0"], 0), error
+
+
+def test_a_communicator_that_is_garbage_is_dropped_and_not_closed(programs):
+    drops = """
+    import gc
+    comm.dispatch(x, idx)
+    world.barrier("both")
+    if me == 0:
+        start = time.monotonic()
+        del comm
+        gc.collect()
+        say(time.monotonic() - start < 15)
+        world.barrier("dropped")
+    else:
+        world.barrier("dropped")
+        say(True)
+    """
+    for out, error, code in programs(drops, drops):
+        assert (out, code) == (["True"], 0), error
+
+
+def test_the_gil_is_free_while_a_rank_waits(programs):
+    waits = """
+    count, is_over = 0, False
+    def work():
+        global count
+        while not is_over:
+            count += 1
+            time.sleep(0.001)
+    thread = threading.Thread(target=work)
+    thread.start()
+    before = count
+    comm.dispatch(x, idx)
+    after = count
+    is_over = True
+    thread.join()
+    say(after - before > 100)
+    comm.close()
+    """
+    late = "time.sleep(1)\ncomm.dispatch(x, idx)\ncomm.close()"
+    (out, error, code), _ = programs(waits, late)
+    assert (out, code) == (["True"], 0), error
+
+
+def rank_thread(rank, meeting, case, failures):
+    try:
+        with tokenyard.World(rank, case.ranks, exchange=meeting(rank), config=config()) as world:
+            sizes = (case.experts, case.topk, case.hidden, case.max_tokens)
+            with tokenyard.Communicator(world, config(), *sizes, handles=64) as comm:
+                expected, kept = case.rows(case.sources(rank)), []
+                for _ in range(100):
+                    received, handle = comm.dispatch(case.x[rank], case.idx[rank])
+                    out, _ = comm.combine(handle, received.x)
+                    kept.append(np.from_dlpack(received.x))
+                    np.testing.assert_array_equal(kept[0], expected)
+                    assert np.asarray(out).shape == case.x[rank].shape
+                    if len(kept) > 20:
+                        # Another thread frees them, while this one is in a call.
+                        old, kept = kept, []
+                        threading.Thread(target=old.clear).start()
+                        del old
+    except BaseException as error:
+        failures.append(error)
+        raise
+
+
+def test_ranks_that_are_threads_of_one_process_never_wait_for_the_gil_and_a_lock_at_once():
+    case = Case(2, seed=10, tokens=(6, 9))
+    barrier, given, failures = threading.Barrier(2), [None, None], []
+
+    def meeting(rank):
+        def exchange(mine):
+            given[rank] = mine
+            barrier.wait(30)
+            return list(given)
+
+        return exchange
+
+    is_over = False
+
+    def noise():
+        while not is_over:
+            sum(range(1000))
+
+    noises = [threading.Thread(target=noise, daemon=True) for _ in range(2)]
+    threads = [
+        threading.Thread(target=rank_thread, args=(rank, meeting, case, failures), daemon=True)
+        for rank in range(2)
+    ]
+    for thread in noises + threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+        assert not thread.is_alive(), "a deadlock"
+    is_over = True
+    assert not failures
+
+
+def test_two_threads_of_a_rank_take_turns():
+    world = tokenyard.World(0, 1, exchange=lambda mine: [mine])
+    case = Case(1, seed=11, tokens=(5,))
+    comm = tokenyard.Communicator(world, config(), 8, 3, 64, 12, handles=32)
+    done = []
+
+    def work():
+        for _ in range(200):
+            received, handle = comm.dispatch(case.x[0], case.idx[0])
+            comm.combine(handle, received.x)
+        done.append(True)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 100
+    for thread in threads:
+        thread.join(end - time.monotonic())
+    assert done == [True] * 3
+    comm.close()
