@@ -11,7 +11,7 @@ use tokenyard_core::moe::DType;
 use crate::dlpack::{self, Leaving};
 use crate::dtype;
 use crate::owned::Owned;
-use crate::tensor::Tensor;
+use crate::tensor::{Contiguous, Tensor};
 
 /// Memory of this package. Its drop frees it, on any thread; it takes neither the GIL nor the communicator.
 #[expect(dead_code, reason = "held for their drop")]
@@ -98,8 +98,9 @@ impl Array {
 
     /// The array as an argument.
     pub(crate) fn tensor(&self, name: &'static str) -> Tensor {
-        let shape = (self.shape.clone(), dlpack::contiguous(&self.shape));
-        Tensor::of_array(name, (self.data, self.dtype, self.device), shape, Arc::clone(&self.claim))
+        let Self { data, dtype, device, .. } = *self;
+        let elements = Contiguous { data, dtype, device, shape: &self.shape };
+        Tensor::of_array(name, elements, Arc::clone(&self.claim))
     }
 
     fn device_pair(&self) -> (i32, i32) {

@@ -341,7 +341,7 @@ impl Communicator {
         stream: Option<usize>,
         outputs: Option<&Bound<'_, pyo3::types::PyDict>>,
     ) -> PyResult<()> {
-        operations::copy_out(py, &self.shared, (received, stream), outputs)
+        operations::copy_out(py, &self.shared, received, stream, outputs)
     }
 
     /// Waits until everything that was received in the order of a stream has ended. Local.

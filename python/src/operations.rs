@@ -343,12 +343,16 @@ impl CombineArguments<'_, '_> {
         let tokens = core.tokens() as i64;
         let [out, out_weights, missing] = self.outputs;
         let hidden = i64::from(shared.shape().hidden);
-        let out = self.output(("out", out), x.dtype(), [tokens, hidden], &x)?;
+        let out = match out {
+            Some(object) => given_output("out", object)?,
+            None => self.new_output("out", x.dtype(), [tokens, hidden], &x)?,
+        };
         let out_weights = match (out_weights, self.weights) {
             (None, None) => None,
-            (given, _) => {
+            (Some(object), _) => Some(given_output("out_weights", object)?),
+            (None, Some(_)) => {
                 let shape = [tokens, i64::from(shared.shape().topk)];
-                Some(self.output(("out_weights", given), DType::F32, shape, &x)?)
+                Some(self.new_output("out_weights", DType::F32, shape, &x)?)
             }
         };
         let outputs = Combined {
@@ -367,17 +371,14 @@ impl CombineArguments<'_, '_> {
         Ok(ReadyCombine { handle: core, call, kept, outputs })
     }
 
-    /// An output that the caller gave, or a new one where the host can make it.
-    fn output(
+    /// A new output, where the host can make it.
+    fn new_output(
         &self,
-        (name, given): (&'static str, Maybe<'_, '_>),
+        name: &'static str,
         dtype: DType,
         shape: [i64; 2],
         x: &Tensor,
     ) -> Result<(Py<PyAny>, Tensor)> {
-        if let Some(object) = given {
-            return Ok((object.clone().unbind(), Tensor::read(name, object)?));
-        }
         if x.is_on_device() {
             let text = format!("{name}: found none; expected a tensor on the device of x");
             return Err(invalid(text).with_fix("allocate it with the library that x is of"));
@@ -454,10 +455,16 @@ const COPIED: [&str; 10] = [
     "ranges",
 ];
 
+/// An output that the caller gave.
+fn given_output(name: &'static str, object: Object<'_, '_>) -> Result<(Py<PyAny>, Tensor)> {
+    Ok((object.clone().unbind(), Tensor::read(name, object)?))
+}
+
 pub(crate) fn copy_out(
     py: Python<'_>,
     shared: &Shared,
-    (received, stream): (&Received, Option<usize>),
+    received: &Received,
+    stream: Option<usize>,
     given: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
     let mut kept = Unreceived::default();

@@ -42,6 +42,15 @@ unsafe impl Send for Tensor {}
 // SAFETY: `&self` only reads.
 unsafe impl Sync for Tensor {}
 
+/// Elements that lie one after the other.
+pub(crate) struct Contiguous<'a> {
+    pub(crate) data: *mut u8,
+    pub(crate) dtype: DType,
+    /// The ordinal of the device; nothing of the host's memory.
+    pub(crate) device: Option<i32>,
+    pub(crate) shape: &'a [i64],
+}
+
 impl Tensor {
     /// Reads what an object says of itself. Its memory is not looked at.
     ///
@@ -114,7 +123,7 @@ impl Tensor {
             return Ok(unknown_type(name, if is_swapped { &typestr } else { &type_name }));
         };
         let keeper = Keeper::Object(object.clone().unbind());
-        Self::from_interface(name, &about, dtype, (None, keeper))
+        Self::from_interface(name, &about, dtype, None, keeper)
     }
 
     /// An array that says where on a CUDA device it lies.
@@ -133,7 +142,7 @@ impl Tensor {
             Err(_) => 0,
         };
         let keeper = Keeper::Object(object.clone().unbind());
-        Self::from_interface(name, &about, dtype, (Some(device), keeper))
+        Self::from_interface(name, &about, dtype, Some(device), keeper)
     }
 
     /// What both array interfaces have in common.
@@ -141,7 +150,8 @@ impl Tensor {
         name: &'static str,
         about: &Bound<'_, PyAny>,
         dtype: DType,
-        (device, keeper): (Option<i32>, Keeper),
+        device: Option<i32>,
+        keeper: Keeper,
     ) -> PyResult<Result<Self>> {
         let (data, is_read_only): (usize, bool) = about.get_item("data")?.extract()?;
         let shape: Vec<i64> = about.get_item("shape")?.extract()?;
@@ -196,10 +206,11 @@ impl Tensor {
     /// A tensor of this package.
     pub(crate) fn of_array(
         name: &'static str,
-        (data, dtype, device): (*mut u8, DType, Option<i32>),
-        (shape, strides): (Vec<i64>, Vec<i64>),
+        elements: Contiguous<'_>,
         claim: Arc<Owned<Claim>>,
     ) -> Self {
+        let Contiguous { data, dtype, device, shape } = elements;
+        let (shape, strides) = (shape.to_vec(), dlpack::contiguous(shape));
         let keeper = Keeper::Claim(claim);
         Self { name, data, dtype, shape, strides, device, is_read_only: false, _keeper: keeper }
     }

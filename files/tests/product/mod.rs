@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 /// The folders of the product; `tools/testkit`, `tools/hca`, `xtask` and `fuzz` are tools of its makers.
-const FOLDERS: [&str; 14] = [
+const FOLDERS: [&str; 15] = [
     "abi",
     "backends",
     "bench",
@@ -13,6 +13,7 @@ const FOLDERS: [&str; 14] = [
     "core",
     "files",
     "plugins",
+    "python",
     "sys",
     "tools/doctor",
     "tools/launch",
