@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Config, Library, children, expect_code, lives, names, stderr, tokenyard};
+use common::{Config, Library, children, expect_code, lives, names, program, stderr};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -23,7 +23,9 @@ struct Job {
 impl Job {
     fn start(config: &Config, words: &str) -> Self {
         let temporary = tempfile::tempdir().unwrap();
-        let mut command = tokenyard();
+        // Whatever starts these tests may ignore signals, which children inherit.
+        let mut command = program(Path::new("env"));
+        command.args(["--default-signal=HUP,INT,TERM", env!("CARGO_BIN_EXE_tokenyard")]);
         let (first, rest) = words.split_once(' ').unwrap_or((words, ""));
         command.arg(first).arg(config.path()).args(rest.split_whitespace());
         command.env("TMPDIR", temporary.path()).process_group(0);
