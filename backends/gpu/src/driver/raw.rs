@@ -90,6 +90,13 @@ pub struct Launch {
     pub shared: u32,
 }
 
+impl Launch {
+    /// Blocks of so many warps.
+    pub fn of_warps(blocks: u32, warps: u32, shared: u32) -> Self {
+        Self { blocks, threads: 32 * warps, shared }
+    }
+}
+
 /// A GPU's driver.
 ///
 /// Implementations translate calls and statuses, and keep no state but the loaded library. Errors name

@@ -5,8 +5,8 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{Common, ENTER, HEAD, WARPS};
 use super::engine::Engine;
-use super::launch::Grid;
 use super::outcome::{Called, Refusal};
+use crate::driver::Launch;
 
 impl Engine {
     /// What an operation passes where this rank does not take part.
@@ -62,10 +62,10 @@ impl Engine {
         self.routing.latest = operation;
         let called = self.sign(operation, &mut common, signature);
         let shared = 4 * HEAD * self.exchange.shape.ranks;
-        let grid = Grid { blocks: 1, warps: WARPS, shared };
+        let launch = Launch::of_warps(1, WARPS, shared);
         let slot = self.routing.slot(operation);
         // SAFETY: the kernel's type; it names memory of the engine only.
-        let sent = unsafe { self.launch(&self.launcher.kernels.agree, grid, &common, slot) };
+        let sent = unsafe { self.launch(&self.launcher.kernels.agree, launch, &common, slot) };
         let heard = sent.and_then(|()| self.hear_outcome(operation, &called));
         self.abort_on_fatal(heard).map(drop)
     }

@@ -9,13 +9,13 @@ use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, SUMMING
 use super::combine_tiling::CombineTiling;
 use super::dispatch::refusal;
 use super::engine::Engine;
-use super::launch::Grid;
 use super::loaded::summable;
 use super::mode::{CAPTURED, Mode};
 use super::operation::{CombineOp, Operation};
 use super::outcome::Refusal;
 use super::push::{Push, Work, unit_shift};
 use super::sizes::landing_bytes;
+use crate::driver::Launch;
 
 /// Arena offsets of rows and of their weights, for peers to read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -241,7 +241,7 @@ impl Engine {
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         let combine_tiling = self.combine_tiling(row_bytes);
         let shared = RINGS * combine_tiling.stages * combine_tiling.stage_bytes;
-        let size = Grid { blocks: self.launcher.blocks, warps: SUMMING_WARPS, shared };
+        let size = Launch::of_warps(self.launcher.blocks, SUMMING_WARPS, shared);
         let arguments = MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,
@@ -332,11 +332,7 @@ impl Engine {
     ) -> Result<()> {
         self.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
         let (kernel, _) = summable(call.x.dtype);
-        let size = Grid {
-            blocks: self.launcher.blocks,
-            warps: SUMMING_WARPS,
-            shared: combine_tiling.shared,
-        };
+        let size = Launch::of_warps(self.launcher.blocks, SUMMING_WARPS, combine_tiling.shared);
         let slot = self.routing.slot(call.operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.launcher.kernels.combine[kernel], size, arguments, slot) }
@@ -353,17 +349,13 @@ impl Engine {
         let slot = self.routing.slot(call.operation);
         let (kernel, size) = match &self.launcher.kernels.combine_put {
             Some(combine_put) => {
-                (combine_put, Grid { blocks: 1, warps: WARPS, shared: combine_tiling.table_bytes })
+                (combine_put, Launch::of_warps(1, WARPS, combine_tiling.table_bytes))
             }
             None => {
                 let (kernel, _) = summable(call.x.dtype);
                 (
                     &self.launcher.kernels.combine[kernel],
-                    Grid {
-                        blocks: self.launcher.blocks,
-                        warps: SUMMING_WARPS,
-                        shared: combine_tiling.shared,
-                    },
+                    Launch::of_warps(self.launcher.blocks, SUMMING_WARPS, combine_tiling.shared),
                 )
             }
         };

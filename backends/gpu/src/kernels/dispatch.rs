@@ -8,13 +8,13 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, SpreadArgs, WARPS};
 use super::engine::Engine;
 use super::handle::Output;
-use super::launch::Grid;
 use super::mode::{CAPTURED, Mode};
 use super::operation::{DispatchOp, Operation};
 use super::outcome::Refusal;
 use super::received::describe;
 use super::sizes::{DispatchTiling, staged_bytes};
 use super::wanted::Wanted;
+use crate::driver::Launch;
 
 /// The text of a refusal.
 ///
@@ -363,7 +363,7 @@ impl Engine {
             words: (shape.ranks + shape.experts) * groups,
         };
         // SAFETY: the kernel's type; counts lie in a region that is held, the rest in the handle.
-        unsafe { self.launch(group, Grid { blocks: 1, warps: WARPS, shared: 0 }, &arguments, slot) }
+        unsafe { self.launch(group, Launch::of_warps(1, WARPS, 0), &arguments, slot) }
     }
 
     /// # Safety
@@ -374,8 +374,7 @@ impl Engine {
         arguments: &DispatchArgs,
         dispatch_tiling: &DispatchTiling,
     ) -> Result<()> {
-        let size =
-            Grid { blocks: self.launcher.blocks, warps: WARPS, shared: dispatch_tiling.shared };
+        let size = Launch::of_warps(self.launcher.blocks, WARPS, dispatch_tiling.shared);
         let slot = self.routing.slot(operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.launcher.kernels.dispatch, size, arguments, slot) }
@@ -454,11 +453,7 @@ impl Engine {
             stages: 1,
             reserved: 0,
         };
-        let size = Grid {
-            blocks: self.launcher.blocks,
-            warps: WARPS,
-            shared: movers * dispatch_tiling.pitch,
-        };
+        let size = Launch::of_warps(self.launcher.blocks, WARPS, movers * dispatch_tiling.pitch);
         // SAFETY: the kernel's type; it names a region that is held.
         unsafe { self.launch(&self.launcher.kernels.spread, size, &arguments, slot) }
     }

@@ -34,14 +34,6 @@ pub(super) struct DeviceState {
     pub(super) cell_bytes: u64,
 }
 
-/// Blocks of a launch, warps of a block, and bytes of the shared memory that it asks for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Grid {
-    pub(super) blocks: u32,
-    pub(super) warps: u32,
-    pub(super) shared: u32,
-}
-
 /// Kernels, what they are passed, and what came of them.
 #[derive(Debug)]
 pub(super) struct Launcher {
@@ -70,15 +62,13 @@ impl Launcher {
         &self,
         kernel: &Function,
         work: RawStream,
-        grid: Grid,
+        launch: Launch,
         arguments: &T,
     ) -> Result<()> {
         let mut pointers = [
             std::ptr::from_ref(arguments).cast_mut().cast::<c_void>(),
             self.params.as_ptr().cast_mut().cast::<c_void>(),
         ];
-        let Grid { blocks, warps, shared } = grid;
-        let launch = Launch { blocks, threads: 32 * warps, shared };
         // SAFETY: by this function's contract; the second parameter is the device API's.
         unsafe { kernel.launch(work, launch, &mut pointers) }
     }

@@ -8,10 +8,9 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use super::args::{ArriveArgs, WARPS};
 use super::engine::Engine;
 use super::exchange::Scope;
-use super::launch::Grid;
 use super::mode::Mode;
 use super::outcome::Refusal;
-use crate::driver::{Function, RelaxedCapture};
+use crate::driver::{Function, Launch, RelaxedCapture};
 
 impl Engine {
     /// What a call asks for.
@@ -35,12 +34,12 @@ impl Engine {
     pub(super) unsafe fn launch<T>(
         &self,
         kernel: &Function,
-        grid: Grid,
+        launch: Launch,
         arguments: &T,
         slot: usize,
     ) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.launcher.run(kernel, self.order.work(), grid, arguments)? };
+        unsafe { self.launcher.run(kernel, self.order.work(), launch, arguments)? };
         self.order.queued(slot)
     }
 
@@ -88,9 +87,9 @@ impl Engine {
             trace: launcher.traces.at(slot) as u64,
             state: launcher.memory.state.address(),
         };
-        let grid = Grid { blocks: 1, warps: WARPS, shared: 0 };
+        let launch = Launch::of_warps(1, WARPS, 0);
         // SAFETY: the kernel's type; it names memory of the engine only.
-        unsafe { self.launch(&launcher.kernels.arrive, grid, &arguments, slot) }
+        unsafe { self.launch(&launcher.kernels.arrive, launch, &arguments, slot) }
     }
 
     /// The same, but where the operation's own kernel has waited.

@@ -145,11 +145,6 @@ impl ProbeKernels {
     }
 }
 
-/// A launch of so many blocks and warps, with so much shared memory.
-fn grid(blocks: u32, warps: u32, shared: u32) -> Launch {
-    Launch { blocks, threads: 32 * warps, shared }
-}
-
 impl<C: Components> Probe<C> {
     /// Connects the GPUs of all ranks, with room for `room_bytes` (a multiple of 128) from each rank to
     /// each other. Collective.
@@ -284,7 +279,11 @@ impl<C: Components> Probe<C> {
                 self.stream.zero(rooms, peers + self.room_bytes)?;
             }
         }
-        self.launch(&self.kernels.fill, grid(4 * self.about.processors, 8, 0), arguments)?;
+        self.launch(
+            &self.kernels.fill,
+            Launch::of_warps(4 * self.about.processors, 8, 0),
+            arguments,
+        )?;
         self.settle()
     }
 
@@ -310,7 +309,7 @@ impl<C: Components> Probe<C> {
                 (_, true) => return Err(no_bulk_copies(&self.about, copies.row_bytes)),
                 (_, false) => (&self.kernels.vectors, VECTOR_WARPS, 0),
             };
-            self.launch(kernel, grid(copies.blocks, warps, shared), &arguments)?;
+            self.launch(kernel, Launch::of_warps(copies.blocks, warps, shared), &arguments)?;
         }
         self.settle()?;
         Ok((0..launches as usize).map(|index| self.lasted(index)).collect())
@@ -350,7 +349,11 @@ impl<C: Components> Probe<C> {
     fn check(&self, copies: &Copies, arguments: &ProbeArgs) -> Result<()> {
         let context = self.links.context();
         self.stream.zero(self.wrong.address(), 8)?;
-        self.launch(&self.kernels.check, grid(4 * self.about.processors, 8, 0), arguments)?;
+        self.launch(
+            &self.kernels.check,
+            Launch::of_warps(4 * self.about.processors, 8, 0),
+            arguments,
+        )?;
         self.settle()?;
         let mut wrong = 0_u64;
         crate::driver::copy(context, &raw mut wrong as u64, self.wrong.address(), 8)?;
@@ -372,7 +375,7 @@ impl<C: Components> Probe<C> {
     pub fn barrier_us(&mut self, rounds: u32) -> Result<f64> {
         let arguments = ProbeArgs { epoch: self.epoch + 1, rounds, ..self.blank() };
         self.epoch += 1 + rounds;
-        self.launch(&self.kernels.barriers, grid(1, 4, 0), &arguments)?;
+        self.launch(&self.kernels.barriers, Launch::of_warps(1, 4, 0), &arguments)?;
         self.settle()?;
         Ok(self.lasted(0) / f64::from(rounds.max(1)))
     }
@@ -387,7 +390,7 @@ impl<C: Components> Probe<C> {
         let arguments = ProbeArgs { epoch: self.epoch + 1, rounds, words, ..self.blank() };
         self.epoch += 1 + rounds;
         let warps = words.max(self.links.ranks).div_ceil(32);
-        self.launch(&self.kernels.counts, grid(1, warps, 0), &arguments)?;
+        self.launch(&self.kernels.counts, Launch::of_warps(1, warps, 0), &arguments)?;
         self.settle()?;
         Ok(self.lasted(0) / f64::from(rounds.max(1)))
     }
@@ -401,7 +404,7 @@ impl<C: Components> Probe<C> {
         let (begun, ended) = (Event::timed(context)?, Event::timed(context)?);
         begun.record(self.stream.name())?;
         for _ in 0..launches {
-            self.launch(&self.kernels.nothing, grid(1, 1, 0), &self.blank())?;
+            self.launch(&self.kernels.nothing, Launch::of_warps(1, 1, 0), &self.blank())?;
         }
         ended.record(self.stream.name())?;
         self.settle()?;
