@@ -165,8 +165,8 @@ fn help_has_an_example_and_the_exit_codes() {
     let output = tokenyard().args(["explain", "--help"]).output().unwrap();
     expect_code(&output, 0);
     let text = stdout(&output);
-    for component in ["\n  tokenyard explain ", "SIGUSR1", "Exit codes: 0", "docs/reports.md"] {
-        assert!(text.contains(component), "{component} is missing in {text}");
+    for part in ["\n  tokenyard explain ", "SIGUSR1", "Exit codes: 0", "docs/reports.md"] {
+        assert!(text.contains(part), "{part} is missing in {text}");
     }
 }
 

@@ -247,8 +247,8 @@ fn windows_that_differ_between_ranks_are_named_before_they_are_made() {
         config.kernels.table = ComponentTable::from_text(&format!("arena_mib = {mib}"), "test");
         let result = Communicator::open(world, &config, exchange::options(&case));
         let error = expect_kind(result, &[ErrorKind::Mismatch])?.to_string();
-        for component in ["bytes of window 1", "1048576", "2097152"] {
-            anyhow::ensure!(error.contains(component), "{component} is missing in: {error}");
+        for part in ["bytes of window 1", "1048576", "2097152"] {
+            anyhow::ensure!(error.contains(part), "{part} is missing in: {error}");
         }
         Ok(())
     });

@@ -244,13 +244,13 @@ fn two_plugins_with_one_component_name_are_both_named() {
     let error = Registry::load(&paths).unwrap_err();
     let text = error.to_string();
     assert_eq!(error.kind(), ErrorKind::Plugin);
-    for component in [
+    for part in [
         "transport `broken`",
         &a.path.display().to_string(),
         &b.path.display().to_string(),
         "Fix: ",
     ] {
-        assert!(text.contains(component), "expected `{component}` in: {text}");
+        assert!(text.contains(part), "expected `{part}` in: {text}");
     }
     assert!(GUIDE.contains("is also provided by") && text.contains("is also provided by"));
 }

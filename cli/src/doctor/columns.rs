@@ -23,7 +23,7 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
 
 fn chunks(word: &str, width: usize) -> Vec<String> {
     let all: Vec<char> = word.chars().collect();
-    all.chunks(width.max(1)).map(|component| component.iter().collect()).collect()
+    all.chunks(width.max(1)).map(|piece| piece.iter().collect()).collect()
 }
 
 /// A text of a table's row, and the most characters of it on one line.

@@ -33,10 +33,10 @@ pub(super) fn ranks(env: &dyn Fn(&str) -> Option<String>) -> Option<NodeRanks> {
 /// The number for a node in Slurm's list, where `8(x2)` stands for two nodes.
 fn at(list: &str, node: usize) -> Option<u32> {
     let mut before = 0_usize;
-    for component in list.trim().split(',') {
-        let (count, nodes) = match component.split_once("(x") {
+    for part in list.trim().split(',') {
+        let (count, nodes) = match part.split_once("(x") {
             Some((count, nodes)) => (count, nodes.strip_suffix(')')?.parse().ok()?),
-            None => (component, 1_usize),
+            None => (part, 1_usize),
         };
         before = before.saturating_add(nodes);
         if node < before {

@@ -163,7 +163,7 @@ fn subjects(group: &[&Finding]) -> String {
 
 /// Which of its numbers is one more in the second name, where all else is the same.
 fn step(a: &str, b: &str) -> Option<usize> {
-    let (a, b) = (components(a), components(b));
+    let (a, b) = (parts(a), parts(b));
     let differ: Vec<usize> = (0..a.len().max(b.len())).filter(|i| a.get(*i) != b.get(*i)).collect();
     let [place] = differ[..] else { return None };
     let number =
@@ -173,16 +173,16 @@ fn step(a: &str, b: &str) -> Option<usize> {
 }
 
 /// Runs of digits, and of other characters.
-fn components(name: &str) -> Vec<&str> {
-    let mut components = Vec::new();
+fn parts(name: &str) -> Vec<&str> {
+    let mut parts = Vec::new();
     let mut rest = name;
     while let Some(first) = rest.chars().next() {
         let is_other = |c: char| c.is_ascii_digit() != first.is_ascii_digit();
-        let (component, after) = rest.split_at(rest.find(is_other).unwrap_or(rest.len()));
-        components.push(component);
+        let (part, after) = rest.split_at(rest.find(is_other).unwrap_or(rest.len()));
+        parts.push(part);
         rest = after;
     }
-    components
+    parts
 }
 
 /// What is longer is said above the table, or in the document.

@@ -60,9 +60,8 @@ fn names(text: &str, rank: u32) -> bool {
     text.split("rank").skip(1).any(|rest| {
         let list = rest.strip_prefix('s').unwrap_or(rest).trim_start();
         let end = list.find(|c: char| !c.is_ascii_digit() && !"-, ".contains(c));
-        list[..end.unwrap_or(list.len())].split(',').any(|component| {
-            let (first, last) =
-                component.trim().split_once('-').unwrap_or((component.trim(), component.trim()));
+        list[..end.unwrap_or(list.len())].split(',').any(|part| {
+            let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
             let (first, last) = (first.trim().parse(), last.trim().parse());
             matches!((first, last), (Ok(first), Ok(last)) if (first..=last).contains(&rank))
         })

@@ -107,12 +107,12 @@ fn a_report_that_is_missing_makes_nobody_dead() {
 fn a_recorded_report_reads_as_text() {
     let reports = reports_of("a_link_that_carries_nothing_is_named_with_both_ends");
     let text = text(&reports[1]);
-    for component in [
+    for part in [
         "report of rank 1 of 3",
         "waits for rank 0: dispatch rows of operation 4",
         "waited longest for",
     ] {
-        assert!(text.contains(component), "{component} is missing in:\n{text}");
+        assert!(text.contains(part), "{part} is missing in:\n{text}");
     }
 }
 

@@ -29,8 +29,8 @@ pub(super) fn allowed(cpu: u32) -> bool {
 fn parse(list: &str) -> Option<Vec<u32>> {
     const MOST: u32 = 65_536;
     let mut cpus = Vec::new();
-    for component in list.trim().split(',').filter(|component| !component.is_empty()) {
-        let (first, last) = component.split_once('-').unwrap_or((component, component));
+    for part in list.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
         if last >= MOST {
             return None;

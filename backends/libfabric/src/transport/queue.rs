@@ -353,9 +353,9 @@ mod tests {
             .collect();
         let mut tags = Vec::new();
         std::thread::scope(|scope| {
-            for component in taken.chunks(128) {
+            for part in taken.chunks(128) {
                 let slots = &slots;
-                scope.spawn(move || component.iter().for_each(|slot| slots.complete(*slot, 0)));
+                scope.spawn(move || part.iter().for_each(|slot| slots.complete(*slot, 0)));
             }
             let mut events = [NO_EVENT; 16];
             while tags.len() < 512 {
