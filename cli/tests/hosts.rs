@@ -160,17 +160,17 @@ fn mpirun(hosts: &Hosts, name: &str, arguments: &str, program: &[&str]) -> Outpu
     let stay = "sleep 600 > /dev/null 2>&1 < /dev/null & echo $!";
     let stays = hosts.run(1, Command::new("sh").args(["-c", stay])).unwrap();
     let pid = String::from_utf8(stays.stdout).unwrap();
-    let forwarder = folder.path().join("forwarder");
+    let agent = folder.path().join("agent");
     let text = format!(
         "#!/bin/sh\nwhile [ \"${{1#-}}\" != \"$1\" ]; do shift; done\n[ \"$1\" = node1 ] || exit 9\n\
          shift\nexec nsenter -t {} -n -u -m sh -c \"$*\"\n",
         pid.trim()
     );
-    std::fs::write(&forwarder, text).unwrap();
-    std::fs::set_permissions(&forwarder, PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::write(&agent, text).unwrap();
+    std::fs::set_permissions(&agent, PermissionsExt::from_mode(0o755)).unwrap();
     let mut command = Command::new(name);
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("TMPDIR", folder.path());
-    let arguments = arguments.replace("{forwarder}", forwarder.to_str().unwrap());
+    let arguments = arguments.replace("{agent}", agent.to_str().unwrap());
     command.env("TOKENYARD_SECRET", "0123456789abcdef0123456789abcdef");
     command.args(arguments.split(' ')).arg(env!("CARGO_BIN_EXE_tokenyard")).args(program);
     hosts.run(0, &mut command).unwrap()
@@ -178,9 +178,9 @@ fn mpirun(hosts: &Hosts, name: &str, arguments: &str, program: &[&str]) -> Outpu
 
 #[test]
 fn ranks_of_mpirun_meet_across_hosts_by_the_documented_commands_and_not_without() {
-    let open_mpi = "--allow-run-as-root --mca plm_rsh_forwarder {forwarder} --mca oob_tcp_if_include eth0 \
+    let open_mpi = "--allow-run-as-root --mca plm_rsh_agent {agent} --mca oob_tcp_if_include eth0 \
                     --host node0:2,node1:2 --bind-to none";
-    let hydra = "-launcher ssh -launcher-exec {forwarder} -iface eth0 -hosts node0:2,node1:2";
+    let hydra = "-launcher ssh -launcher-exec {agent} -iface eth0 -hosts node0:2,node1:2";
     let master = "-x MASTER_ADDR=node0 -x TOKENYARD_SECRET";
     let bootstrap = "-genv TOKENYARD_BOOTSTRAP tcp://node0:29600";
     let config = Config::of_all_hosts("shm");
