@@ -16,7 +16,7 @@ const MOST_RANKS: usize = 16;
 /// missing or cannot be used. The text names ranks and NICs. Where a place says that NICs of all names reach
 /// each other, all but the first are
 /// warnings.
-pub(super) fn even_out(
+pub(crate) fn even_out(
     places: &mut [Option<Place>],
     domains: u32,
     transports_use: bool,
@@ -67,7 +67,7 @@ pub(super) fn even_out(
 }
 
 /// Whether some place says that NICs of all names reach each other.
-pub(super) fn any_rails(places: &[Option<Place>]) -> bool {
+pub(crate) fn any_rails(places: &[Option<Place>]) -> bool {
     places.iter().flatten().any(|place| place.any_rails)
 }
 
@@ -208,7 +208,7 @@ fn crossed_rail(places: &[Option<Place>], domains: u32) -> Option<(String, bool)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::share::tests::places;
+    use crate::nics::share::tests::places;
 
     #[test]
     fn a_node_with_fewer_nics_bounds_all_and_is_named() {
