@@ -14,8 +14,6 @@ use tokenyard_sys_verbs::ffi;
 
 use crate::config::{DeviceChoice, Mtu, SignalChoice};
 
-/// Most names of a list.
-const MOST_NAMES: usize = 10;
 /// Most NICs of the topology that an error tells of.
 const MOST_CHOSEN: usize = 2;
 
@@ -122,7 +120,7 @@ pub fn instead(ports: &[PortFacts], nics: &[String], any_rails: bool) -> Result<
     let message = format!(
         "verbs cannot use what the topology chose for this rank ({}); it can use {}",
         nics.iter().take(MOST_CHOSEN).map(chosen).collect::<Vec<_>>().join("; ") + more,
-        first_names(&usable, MOST_NAMES)
+        first_names(&usable)
     );
     Err(Error::new(ErrorKind::Unavailable, "choose device", message).with_fix(
         "mend it, or `gid_index` (`ibv_devinfo -v`); or name `device`; or set rails = \"any\" in [topology.auto], where NICs \
@@ -135,7 +133,7 @@ pub fn by_state(ports: &[PortFacts]) -> String {
     let of = |state: &&str| {
         let of = ports.iter().filter(|port| port.state() == *state).map(PortFacts::name);
         let names: Vec<String> = of.collect();
-        (!names.is_empty()).then(|| format!("{state}: {}", first_names(&names, MOST_NAMES)))
+        (!names.is_empty()).then(|| format!("{state}: {}", first_names(&names)))
     };
     let groups: Vec<String> =
         ["can be used", "not active", "no GID"].iter().filter_map(of).collect();

@@ -5,6 +5,8 @@ use tokenyard_machine::{
     Distance, Gpu, GpuVendor, Lack, LinkLayer, MissingRail, Nic, NicFamily, Port, RailShare,
 };
 
+use tokenyard_reports::explain::words::first_names;
+
 use crate::nics::{has_link, is_active, majority, rails};
 use crate::{DoctorReport, Facility, Finding, Rule, Verdict};
 
@@ -158,12 +160,6 @@ fn words(distance: Distance) -> &'static str {
     }
 }
 
-fn names(nics: &[&Nic]) -> String {
-    let names: Vec<&str> = nics.iter().take(4).map(|nic| nic.name.as_str()).collect();
-    let more = if nics.len() > 4 { ", ..." } else { "" };
-    format!("{}{more}", names.join(", "))
-}
-
 /// Notes what it found of a rail, which matters to jobs that use both GPUs and NICs of these kinds.
 fn note<'r>(
     report: &'r mut DoctorReport<'_>,
@@ -209,7 +205,11 @@ fn distances(report: &mut DoctorReport<'_>, all: &[RailShare<'_>], missing: &[Mi
             _ => Verdict::Slow,
         };
         let down = if one.nics.iter().any(|nic| has_link(nic)) { "" } else { ", without a link" };
-        let nearest = format!("{} {}{down}", names(&one.nics), words(one.distance));
+        let nearest = format!(
+            "{} {}{down}",
+            first_names(one.nics.iter().map(|nic| &nic.name)),
+            words(one.distance)
+        );
         let found = none.map_or(nearest.clone(), |none| format!("{none}; nearest: {nearest}"));
         let subject = format!("GPU {}", one.gpu.index);
         let finding = note(report, (&NEAR, one), subject, (verdict, found));

@@ -8,8 +8,6 @@ use crate::config::MAX_RAILS;
 /// Providers whose domains are named as the NICs of `/sys/class/infiniband` are. Others (`psm3`, `ucx`, `cxi`
 /// and what is yet to come) may have names of their own: a NIC that they do not list may be there.
 const NAMED_AS_NICS: [&str; 2] = ["verbs", "efa"];
-/// Most names of a list: an error has little room, and its way out stands last.
-const MOST_NAMES: usize = 8;
 
 /// Indices of the domains of `nics`, in their order. A domain is named as its NIC is, with or without
 /// an ending: `mlx5_0`, `rdmap85s0-rdm`.
@@ -47,8 +45,8 @@ pub(super) fn unlisted(domains: &[String], nics: &[String]) -> Option<String> {
         format!(
             "rails = \"auto\": the topology chose {} for this rank, which the provider does not list; it \
              lists {}",
-            first_names(&missing, MOST_NAMES),
-            first_names(domains, MOST_NAMES)
+            first_names(&missing),
+            first_names(domains)
         )
     })
 }
