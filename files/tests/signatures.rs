@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 /// Folders and files where some are left, and why.
 const ALLOWED: &[(&str, &str)] = &[
     ("backends/cpu", "it is changed on its own"),
-    ("core/src/nics/rails.rs", "it is changed with the rules on NICs"),
     ("tools/doctor/src/rails.rs", "it is changed with the rules on NICs"),
     ("tools/machine/src/rails.rs", "it is changed with the rules on NICs"),
 ];

@@ -23,7 +23,7 @@ use crate::host::{OpenKernels, Registry};
 use crate::kernels::{KernelNeeds, KernelShape};
 use crate::link::Link;
 use crate::moe::{Shape, TopkScratch};
-use crate::nics::{rails, share_nics};
+use crate::nics::{Nics, rails, share_nics};
 use crate::topology::Place;
 use crate::transport::{NO_CAPABILITIES, Window};
 use crate::{Error, ErrorKind, Result};
@@ -166,7 +166,8 @@ fn bring_up(
     let transports_use = levels.go_by_nics();
     warnings.extend(rails::even_out(&mut places, domains, transports_use)?);
     if let Some(Some(mine)) = places.get(world.rank() as usize) {
-        levels.use_nics(&mine.nics, rails::any_rails(&places));
+        let any_rails = rails::any_rails(&places);
+        levels.use_nics(&Nics { names: mine.nics.clone(), any_rails });
     }
     if world.on_failure() == OnFailure::Mask && levels.domains > 1 {
         levels.put_only();
