@@ -6,11 +6,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Folders and files where some are left, and why.
-const ALLOWED: &[(&str, &str)] = &[
-    ("backends/cpu", "it is changed on its own"),
-    ("tools/doctor/src/rails.rs", "it is changed with the rules on NICs"),
-    ("tools/machine/src/rails.rs", "it is changed with the rules on NICs"),
-];
+const ALLOWED: &[(&str, &str)] = &[("backends/cpu", "it is changed on its own")];
 
 /// All sources below `folder`, tests included, without build output.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -145,7 +145,7 @@ impl Machine {
         let with = shares.iter().filter(|one| is_as_near(shares, one)).count();
         match is_next(best) && with < shares.len() {
             true if 2 * with > shares.len() && have_different(shares) => {
-                self.without_nic(shares, (best, with))
+                self.without_nic(shares, best, with)
             }
             true => Vec::new(),
             false => self.uneven(shares),
@@ -155,7 +155,8 @@ impl Machine {
     fn without_nic<'a>(
         &'a self,
         shares: &[RailShare<'a>],
-        (best, with): (Distance, usize),
+        best: Distance,
+        with: usize,
     ) -> Vec<MissingRail<'a>> {
         // A card for a display is no rank's.
         let is_alike = |one: &RailShare<'_>| {
