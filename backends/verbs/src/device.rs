@@ -116,7 +116,7 @@ fn automatic<'a>(
     };
     let own = team.map_or(Ok(Vec::new()), |team| team.nics.choose(&search))?;
     let chosen = match own.as_slice() {
-        [] => rules::automatic(&wished),
+        [] => rules::automatic(wished),
         own => own.iter().map(|index| wished[*index]).collect(),
     };
     if chosen.is_empty() {

@@ -90,10 +90,10 @@ pub fn by_fault(ports: &[PortFacts]) -> String {
 
 /// The ports that `"auto"` spreads the ranks over where the topology chose none: of those that can be used, the
 /// fastest; one per device, in order of their devices' names, numbers counted as numbers.
-pub fn automatic<'a>(ports: &[&'a PortFacts]) -> Vec<&'a PortFacts> {
-    let usable = || ports.iter().copied().filter(|port| port.fault().is_none());
-    let fastest = usable().map(PortFacts::rate).max();
-    let mut chosen: Vec<_> = usable().filter(|port| Some(port.rate()) == fastest).collect();
+pub fn automatic<'a>(ports: impl IntoIterator<Item = &'a PortFacts>) -> Vec<&'a PortFacts> {
+    let mut chosen: Vec<_> = ports.into_iter().filter(|port| port.fault().is_none()).collect();
+    let fastest = chosen.iter().map(|port| port.rate()).max();
+    chosen.retain(|port| Some(port.rate()) == fastest);
     chosen.sort_by(|a, b| natural(&a.device, &b.device).then(a.port.cmp(&b.port)));
     chosen.dedup_by(|a, b| a.device == b.device);
     chosen

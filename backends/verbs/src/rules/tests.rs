@@ -24,8 +24,7 @@ fn entry(index: u32, address: &str, gid_type: u32) -> ffi::GidEntry {
 }
 
 fn names(ports: &[PortFacts]) -> Vec<&str> {
-    let ports: Vec<_> = ports.iter().collect();
-    automatic(&ports).into_iter().map(|port| port.device.as_str()).collect()
+    automatic(ports).into_iter().map(|port| port.device.as_str()).collect()
 }
 
 #[test]
@@ -36,7 +35,7 @@ fn auto_takes_the_fastest_active_ports_once_per_device_in_natural_order() {
     let ports =
         [facts("mlx5_10", 128), down, second, facts("mlx5_2", 128), facts("mlx5_bond_0", 32), warp];
     assert_eq!(names(&ports), ["mlx5_2", "mlx5_10"]);
-    assert_eq!(automatic(&ports.iter().collect::<Vec<_>>())[0].port, 1);
+    assert_eq!(automatic(&ports)[0].port, 1);
     assert!(names(&[]).is_empty());
 }
 
