@@ -36,7 +36,7 @@ impl Transport for Told {
     }
 
     fn open(_: TwoNodes, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let told = (team.nics.clone(), team.any_rails);
+        let told = (team.nics.names.clone(), team.nics.any_rails);
         TOLD.lock().unwrap().insert(team.world_ranks[team.me as usize], told);
         let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), team, needs)?;
         Ok(Self { memory: inner.memory_needs()?, inner })

@@ -7,6 +7,8 @@ use std::fmt;
 
 use rustix::process::{Resource, getrlimit};
 
+pub use tokenyard_reports::explain::words::first_names;
+
 /// Why an operation failed. Callers branch on this, so every kind is a different thing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -79,17 +81,6 @@ struct Inner {
 
 /// The result of every fallible call in core.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// The first `most` of some names for the text of an error, which has little room where it crosses the plugin ABI, and
-/// whose way out stands last: `a, b, ...`; `none` where there are none.
-pub fn first_names<S: AsRef<str>>(names: &[S], most: usize) -> String {
-    if names.is_empty() {
-        return "none".to_owned();
-    }
-    let shown: Vec<&str> = names.iter().take(most).map(AsRef::as_ref).collect();
-    let more = if names.len() > most { ", ..." } else { "" };
-    shown.join(", ") + more
-}
 
 impl Error {
     /// An error of `kind`, raised by `operation` (for example `"open shm"`).
@@ -254,13 +245,6 @@ impl std::error::Error for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn of_many_names_the_first_are_listed() {
-        assert_eq!(first_names::<&str>(&[], 2), "none");
-        assert_eq!(first_names(&["a", "b"], 2), "a, b");
-        assert_eq!(first_names(&["a", "b", "c"], 2), "a, b, ...");
-    }
 
     #[test]
     fn display_names_operation_values_and_fix_in_one_line() {

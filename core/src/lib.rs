@@ -24,6 +24,7 @@ pub mod kernels;
 pub mod link;
 pub mod machine;
 pub mod moe;
+pub mod nics;
 pub mod proxy;
 pub mod signature;
 pub mod sparse_log;

@@ -25,6 +25,7 @@
 
 use crate::abi;
 use crate::config::ComponentTable;
+use crate::nics::Nics;
 use crate::{Error, ErrorKind, Result};
 
 /// What a transport can do here. See [`abi::TyCapabilities`] for the fields.
@@ -45,18 +46,20 @@ pub struct Team {
     pub me: u32,
     /// The members.
     pub world_ranks: Vec<u32>,
-    /// NICs that the topology chose for this rank, by name; empty where it chose none. A transport
-    /// whose table names NICs uses those.
-    pub nics: Vec<String>,
-    /// NICs of all names reach each other: where a transport can use none of `nics`, it may use others, and
-    /// warns. Else it refuses to open.
-    pub any_rails: bool,
+    /// NICs that the topology chose for this rank. A transport whose table names NICs uses those; another one
+    /// finds its own by [`Nics::choose`].
+    pub nics: Nics,
 }
 
 impl Team {
+    /// The team of these ranks, seen from number `me` of them. The topology chose no NIC.
+    pub fn new(me: u32, world_ranks: Vec<u32>) -> Self {
+        Self { me, world_ranks, nics: Nics::default() }
+    }
+
     /// The team of all `ranks`, seen from world rank `me`.
     pub fn world(me: u32, ranks: u32) -> Self {
-        Self { me, world_ranks: (0..ranks).collect(), nics: Vec::new(), any_rails: false }
+        Self::new(me, (0..ranks).collect())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Which NICs are near to a rank, or named for it.
 
+use tokenyard_core::error::first_names;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_machine::{Machine, Nic, Seat, Unusable};
 
@@ -36,13 +37,12 @@ pub(super) fn choose(
         }
         Some(NicChoice::ByLocalRank(ranks)) => {
             let names = ranks.get(&local_rank).ok_or_else(|| {
-                let said: Vec<_> = ranks.keys().map(u32::to_string).collect();
                 Error::new(
                     ErrorKind::Config,
                     "choose NICs",
                     format!(
                         "`nics` says nothing of local rank {local_rank}; found local ranks {}",
-                        said.join(", ")
+                        first_names(ranks.keys())
                     ),
                 )
                 .with_key("nics")
@@ -72,8 +72,7 @@ fn named(near: &[&Nic], local_rank: u32) -> Chosen {
 /// A named NIC that can be used.
 fn usable<'a>(machine: &'a Machine, name: &str) -> Result<&'a Nic> {
     let Some(nic) = machine.nics.iter().find(|nic| nic.name == name) else {
-        let known: Vec<_> = machine.nics.iter().map(|nic| nic.name.as_str()).collect();
-        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let known = first_names(machine.nics.iter().map(|nic| &nic.name));
         return Err(Error::new(
             ErrorKind::Unavailable,
             "choose NICs",

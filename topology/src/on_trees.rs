@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use tokenyard_core::Result;
-use tokenyard_core::topology::{Place, share_nics};
+use tokenyard_core::nics::share_nics;
+use tokenyard_core::topology::Place;
 use tokenyard_machine::{Fact, Machine, PortState, Seat, Tree};
 
 use super::nics::passed_over;

@@ -88,7 +88,7 @@ impl Kernels {
     }
 
     /// Puts `bytes` of window 0 to the same place of the peer's window 1, and raises a signal there.
-    fn put_signal(&mut self, peer: u32, (offset, bytes): (u64, u64), signal: u32) {
+    fn put_signal(&mut self, peer: u32, offset: u64, bytes: u64, signal: u32) {
         let number = self.head;
         self.head += 1;
         self.until_done((number + 1).saturating_sub(CAPACITY.into()));
@@ -161,7 +161,7 @@ fn rows_that_kernels_put_are_there_with_their_signals_and_a_steady_step_allocate
             // More than the ring and the transport's queue hold.
             for i in 0..BURST {
                 rank.windows[0].write(i as usize, step << 8 | i);
-                kernels.put_signal(peer, (8 * i, 8), i as u32);
+                kernels.put_signal(peer, 8 * i, 8, i as u32);
             }
             kernels.until_done(kernels.head);
         }

@@ -13,7 +13,6 @@ mod info;
 mod interfaces;
 mod numa;
 mod objects;
-mod placed;
 mod proxied;
 mod queue;
 mod rail;
@@ -29,6 +28,7 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use tokenyard_core::abi;
+use tokenyard_core::nics::Nics;
 use tokenyard_core::proxy::Proxy;
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Team, Transport, TransportNeeds,
@@ -77,9 +77,7 @@ pub struct Settings {
     /// Device memory is asked for.
     hmem: bool,
     /// NICs that the topology chose for this rank.
-    nics: Vec<String>,
-    /// NICs of all names reach each other.
-    any_rails: bool,
+    nics: Nics,
 }
 
 /// The preset of [`Libfabric`].
@@ -101,8 +99,7 @@ impl Preset for AnyProvider {
             get,
             flush,
             hmem: false,
-            nics: Vec::new(),
-            any_rails: false,
+            nics: Nics::default(),
         }
     }
 }
@@ -127,8 +124,7 @@ impl Preset for EfaProvider {
             get,
             flush,
             hmem: true,
-            nics: Vec::new(),
-            any_rails: false,
+            nics: Nics::default(),
         }
     }
 }
@@ -188,8 +184,7 @@ where
     }
 
     fn open(config: P::Config, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let (nics, any_rails) = (team.nics.clone(), team.any_rails);
-        let settings = Settings { nics, any_rails, ..P::settings(config) };
+        let settings = Settings { nics: team.nics.clone(), ..P::settings(config) };
         let rails = info::choose(&settings)?;
         let kinds = memory_kinds(&rails);
         Ok(Self {

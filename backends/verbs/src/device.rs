@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use tokenyard_core::abi;
-use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
+use tokenyard_core::nics::{ListedNic, NicSearch};
+use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES, Team};
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_sys_verbs::ffi::{self, DeviceAttr, GidEntry, PortAttr};
 use tokenyard_sys_verbs::{CallError, Context, Devices, Library};
@@ -35,21 +36,12 @@ pub(crate) struct Adapter {
     pub(crate) signals: SignalMode,
 }
 
-/// What the topology says of the NICs of a rank.
-pub(crate) struct Placed<'a> {
-    /// Those that it chose; none where it chose none.
-    pub(crate) nics: &'a [String],
-    /// NICs of all names reach each other.
-    pub(crate) any_rails: bool,
-}
-
-/// Every adapter that the config lets ranks use, in the order in which they take them; with
-/// `device = "auto"` the one of the NICs that the topology chose for this rank. Of those the rank may do
-/// without only where NICs of all names reach each other.
+/// Every adapter that the config lets ranks use, in the order in which they take them; or the one of the rank of
+/// a team, which with `device = "auto"` is the one that the topology chose for it.
 ///
 /// # Errors
 /// [`ErrorKind::Unavailable`] with what is missing.
-pub(crate) fn adapters(config: &VerbsConfig, placed: &Placed<'_>) -> Result<Vec<Adapter>> {
+pub(crate) fn adapters(config: &VerbsConfig, team: Option<&Team>) -> Result<Vec<Adapter>> {
     let library = Library::get().map_err(|e| {
         Error::new(ErrorKind::Unavailable, "load libibverbs", e.to_string())
             .with_fix("apt-get install libibverbs1 ibverbs-providers, or the vendor's package")
@@ -76,7 +68,7 @@ pub(crate) fn adapters(config: &VerbsConfig, placed: &Placed<'_>) -> Result<Vec<
         wanted.iter().map(|name| open(&devices, name, &names)).collect::<Result<_>>()?;
     let ports: Vec<_> = open.iter().map(|of| facts(config, of)).collect::<Result<_>>()?;
     let ports = ports.concat();
-    choose(config, placed, &ports)?
+    choose(config, team, &ports)?
         .into_iter()
         .map(|port| {
             let context = open.iter().find(|context| context.name() == port.device);
@@ -86,39 +78,52 @@ pub(crate) fn adapters(config: &VerbsConfig, placed: &Placed<'_>) -> Result<Vec<
         .collect()
 }
 
+/// The ports that ranks use, or the one that the rank of a team does: rank i takes entry i, round and round.
 fn choose<'a>(
     config: &VerbsConfig,
-    placed: &Placed<'_>,
+    team: Option<&Team>,
     ports: &'a [PortFacts],
 ) -> Result<Vec<&'a PortFacts>> {
-    if config.device == DeviceChoice::Auto {
-        if let Some(port) = rules::placed(ports, placed.nics, config.port) {
-            return Ok(vec![port]);
-        }
-        let is_wished = |of: &&PortFacts| config.port.is_none_or(|wish| of.port == wish);
-        let wished: Vec<PortFacts> = ports.iter().filter(is_wished).cloned().collect();
-        rules::instead(&wished, placed.nics, placed.any_rails)?;
-    }
-    let chosen = match &config.device {
+    let mut chosen = match &config.device {
+        DeviceChoice::Auto => automatic(config, team, ports)?,
         DeviceChoice::Named(names) => {
             let port = |name: &String| rules::port(ports, name, config.port);
-            return names.iter().map(port).collect();
+            names.iter().map(port).collect::<Result<_>>()?
         }
-        DeviceChoice::Auto => match config.port {
-            None => rules::automatic(ports),
-            Some(port) => {
-                let of_number: Vec<_> = ports.iter().filter(|p| p.port == port).cloned().collect();
-                let names = rules::automatic(&of_number).into_iter().map(|p| p.device.clone());
-                let names: Vec<_> = names.collect();
-                return names.iter().map(|name| rules::port(ports, name, Some(port))).collect();
-            }
-        },
+    };
+    if let Some(team) = team {
+        let turn = team.me as usize % chosen.len().max(1);
+        chosen = chosen.get(turn..=turn).unwrap_or_default().to_vec();
+    }
+    Ok(chosen)
+}
+
+/// The port of the NIC that the topology chose for the rank of a team; without one all that ranks may use.
+fn automatic<'a>(
+    config: &VerbsConfig,
+    team: Option<&Team>,
+    ports: &'a [PortFacts],
+) -> Result<Vec<&'a PortFacts>> {
+    let is_wished = |of: &&PortFacts| config.port.is_none_or(|wish| of.port == wish);
+    let wished: Vec<&PortFacts> = ports.iter().filter(is_wished).collect();
+    let listed: Vec<ListedNic> = wished.iter().map(|port| port.listed()).collect();
+    let search = NicSearch {
+        transport: "verbs",
+        listed: &listed,
+        most: 1,
+        own_names: false,
+        fix: "mend its link or `gid_index` (`ibv_devinfo -v`), or name others in `device`",
+    };
+    let own = team.map_or(Ok(Vec::new()), |team| team.nics.choose(&search))?;
+    let chosen = match own.as_slice() {
+        [] => rules::automatic(wished),
+        own => own.iter().map(|index| wished[*index]).collect(),
     };
     if chosen.is_empty() {
         return Err(Error::new(
             ErrorKind::Unavailable,
             "choose device",
-            format!("no port can be used; found {}", rules::by_state(ports)),
+            format!("no port can be used; found {}", rules::by_fault(ports)),
         )
         .with_fix(
             "bring a link up, and on RoCE give its interface an address: see `ibv_devinfo -v` and `rdma link`",
@@ -261,6 +266,10 @@ fn unavailable(operation: &'static str, error: CallError) -> Error {
     Error::new(ErrorKind::Unavailable, operation, error.call).with_source(error.source)
 }
 
+pub(crate) fn no_port() -> Error {
+    Error::new(ErrorKind::Unavailable, "choose device", "found no port; expected one")
+}
+
 fn broken(message: &'static str) -> Error {
     Error::new(ErrorKind::Internal, "choose device", message)
 }
@@ -268,19 +277,51 @@ fn broken(message: &'static str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokenyard_core::nics::Nics;
+
     use crate::rules::tests::facts;
 
+    fn team(nics: &[&str], any_rails: bool) -> Team {
+        let names = nics.iter().map(|nic| (*nic).to_owned()).collect();
+        Team { nics: Nics { names, any_rails }, ..Team::world(0, 8) }
+    }
+
+    fn opened(config: &VerbsConfig, team: &Team, ports: &[PortFacts]) -> Result<(String, u8)> {
+        let chosen = choose(config, Some(team), ports)?;
+        assert_eq!(chosen.len(), 1);
+        Ok((chosen[0].device.clone(), chosen[0].port))
+    }
+
     #[test]
-    fn auto_opens_the_nic_of_the_topology_and_else_the_fastest() {
-        let ports = [facts("mlx5_0", 32), facts("mlx5_9", 128)];
-        let opened = |nics: &[&str]| {
-            let nics: Vec<String> = nics.iter().map(|nic| (*nic).to_owned()).collect();
-            let placed = Placed { nics: &nics, any_rails: false };
-            let chosen = choose(&VerbsConfig::default(), &placed, &ports).unwrap();
-            chosen.iter().map(|port| port.device.clone()).collect::<Vec<_>>()
+    fn a_rank_takes_the_device_that_the_topology_chose_and_else_its_turn() {
+        let names = ["mlx5_0", "mlx5_1", "mlx5_2"];
+        let ports = names.map(|name| facts(name, 128));
+        let auto = VerbsConfig::default();
+        let device = DeviceChoice::Named(names.map(str::to_owned).to_vec());
+        let named = VerbsConfig { device, ..VerbsConfig::default() };
+        let device = |config: &VerbsConfig, me: u32, nics: &[&str]| {
+            opened(config, &Team { me, ..team(nics, true) }, &ports).unwrap().0
         };
-        assert_eq!(opened(&["mlx5_0"]), ["mlx5_0"]);
-        assert_eq!(opened(&[]), ["mlx5_9"]);
+        assert_eq!(device(&auto, 0, &["mlx5_2", "mlx5_1"]), "mlx5_2");
+        assert_eq!(device(&auto, 0, &["mlx5_7", "mlx5_1"]), "mlx5_1");
+        assert_eq!(device(&auto, 4, &[]), "mlx5_1");
+        assert_eq!(device(&auto, 5, &["mlx5_7"]), "mlx5_2");
+        assert_eq!(device(&named, 1, &["mlx5_2"]), "mlx5_1");
+    }
+
+    #[test]
+    fn the_nic_that_the_topology_chose_is_taken_though_another_one_is_faster() {
+        let down = PortFacts { active: false, ..facts("mlx5_1", 128) };
+        let second = PortFacts { port: 2, ..facts("mlx5_2", 32) };
+        let ports = [facts("mlx5_0", 128), down, facts("mlx5_2", 32), second];
+        let taken = |nics: &[&str], port| {
+            let config = VerbsConfig { port, ..VerbsConfig::default() };
+            opened(&config, &team(nics, false), &ports).unwrap()
+        };
+        assert_eq!(taken(&["mlx5_2", "mlx5_0"], None), ("mlx5_2".into(), 1));
+        assert_eq!(taken(&["mlx5_2"], Some(2)), ("mlx5_2".into(), 2));
+        assert_eq!(taken(&["mlx5_1", "mlx5_2"], None), ("mlx5_2".into(), 1));
+        assert_eq!(taken(&[], None), ("mlx5_0".into(), 1));
     }
 
     #[test]
@@ -290,28 +331,26 @@ mod tests {
         let ports = [facts("mlx5_0", 128), down, bare];
         let auto = VerbsConfig::default();
         let open = |config: &VerbsConfig, nics: &[&str], any_rails: bool| {
-            let nics: Vec<String> = nics.iter().map(|nic| (*nic).to_owned()).collect();
-            let chosen = choose(config, &Placed { nics: &nics, any_rails }, &ports);
-            let name = |port: &PortFacts| port.device.clone();
-            chosen.map(|ports| ports.into_iter().map(name).collect::<Vec<_>>())
+            opened(config, &team(nics, any_rails), &ports).map(|(device, _)| device)
         };
         for (nic, found) in [
-            ("mlx5_1", " port 1: not active"),
-            ("mlx5_2", " port 1: no GID"),
-            ("mlx5_7", ": no such port"),
+            ("mlx5_1", "port 1: not active"),
+            ("mlx5_2", "port 1: no GID"),
+            ("mlx5_7", "not listed"),
         ] {
             let error = open(&auto, &[nic], false).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unavailable);
             let text = error.to_string();
-            let chosen =
-                format!("what the topology chose for this rank ({nic}{found}); it can use mlx5_0");
+            let chosen = format!(
+                "verbs cannot use {nic} ({found}), which the topology chose for this rank; it can use mlx5_0"
+            );
             assert!(text.contains(&chosen) && text.contains("rails = \"any\""), "{text}");
             // Each way out opens; so does a NIC that is as near.
-            assert_eq!(open(&auto, &[nic], true).unwrap(), ["mlx5_0"]);
-            assert_eq!(open(&auto, &[nic, "mlx5_0"], false).unwrap(), ["mlx5_0"]);
+            assert_eq!(open(&auto, &[nic], true).unwrap(), "mlx5_0");
+            assert_eq!(open(&auto, &[nic, "mlx5_0"], false).unwrap(), "mlx5_0");
             let device = DeviceChoice::Named(vec!["mlx5_0".to_owned()]);
             let named = VerbsConfig { device, ..VerbsConfig::default() };
-            assert_eq!(open(&named, &[nic], false).unwrap(), ["mlx5_0"]);
+            assert_eq!(open(&named, &[nic], false).unwrap(), "mlx5_0");
         }
     }
 
@@ -321,25 +360,23 @@ mod tests {
         let ports: Vec<_> = (0..32).map(bare).collect();
         let bare_nics: Vec<String> =
             (0..31).map(|i| format!("rocep249s{i}")).rev().take(8).collect();
-        let placed = Placed { nics: &["rocep249s31".to_owned()], any_rails: false };
-        let many = Placed { nics: &bare_nics, any_rails: false };
+        let many: Vec<&str> = bare_nics.iter().map(String::as_str).collect();
         let none: Vec<_> =
             ports.iter().map(|port| PortFacts { has_gid: false, ..port.clone() }).collect();
         let down: Vec<_> =
             ports.iter().map(|port| PortFacts { active: false, ..port.clone() }).collect();
-        let nobody = || Placed { nics: &[], any_rails: false };
         let most: Vec<_> = ports
             .iter()
             .map(|port| PortFacts { has_gid: !bare_nics.contains(&port.device), ..port.clone() })
             .collect();
-        for (placed, ports, end) in [
-            (placed, ports, "all names reach each other"),
-            (many, most, "all names reach each other"),
-            (nobody(), none, "`rdma link`"),
-            (nobody(), down, "`rdma link`"),
+        for (nics, ports, end) in [
+            (&["rocep249s31"][..], ports, "all names reach each other"),
+            (&many, most, "all names reach each other"),
+            (&[], none, "`rdma link`"),
+            (&[], down, "`rdma link`"),
         ] {
-            let error = choose(&VerbsConfig::default(), &placed, &ports).unwrap_err();
-            let text = error.to_string();
+            let text = opened(&VerbsConfig::default(), &team(nics, false), &ports).unwrap_err();
+            let text = text.to_string();
             assert!(text.len() < abi::TY_ERROR_MESSAGE && text.ends_with(end), "{text}");
         }
     }
@@ -348,8 +385,7 @@ mod tests {
     fn where_no_port_can_be_used_each_is_named() {
         let down = PortFacts { active: false, ..facts("mlx5_0", 32) };
         let bare = PortFacts { has_gid: false, ..facts("mlx5_1", 32) };
-        let placed = Placed { nics: &[], any_rails: false };
-        let error = choose(&VerbsConfig::default(), &placed, &[down, bare]).unwrap_err();
+        let error = choose(&VerbsConfig::default(), None, &[down, bare]).unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains(

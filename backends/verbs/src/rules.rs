@@ -6,18 +6,13 @@ use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use tokenyard_core::error::first_names;
-use tokenyard_core::transport::Team;
+use tokenyard_core::nics::ListedNic;
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_machine::gid::choose;
 use tokenyard_machine::{Fact, Gid, GidKind, LinkLayer};
 use tokenyard_sys_verbs::ffi;
 
-use crate::config::{DeviceChoice, Mtu, SignalChoice};
-
-/// Most names of a list.
-const MOST_NAMES: usize = 10;
-/// Most NICs of the topology that an error tells of.
-const MOST_CHOSEN: usize = 2;
+use crate::config::{Mtu, SignalChoice};
 
 /// What is known of a port before it is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,22 +40,19 @@ impl PortFacts {
         self.active && known
     }
 
-    /// Who is named is not asked for its GID before it is opened: the error says what its table has.
-    fn is_usable(&self) -> bool {
-        self.has_link() && self.has_gid
-    }
-
-    /// What of it can be used, in words.
-    fn state(&self) -> &'static str {
+    /// What keeps it from being used, in words.
+    fn fault(&self) -> Option<&'static str> {
         match (self.has_link(), self.has_gid) {
-            (true, true) => "can be used",
-            (true, false) => "no GID",
-            (false, _) => "not active",
+            (true, true) => None,
+            (true, false) => Some("no GID"),
+            (false, _) => Some("not active"),
         }
     }
 
-    fn name(&self) -> String {
-        format!("{} port {}", self.device, self.port)
+    /// How the choice of NICs sees it.
+    pub fn listed(&self) -> ListedNic {
+        let fault = self.fault().map(|fault| format!("port {}: {fault}", self.port));
+        ListedNic { name: self.device.clone(), fault }
     }
 
     /// Tenths of Gbit/s.
@@ -85,91 +77,26 @@ impl PortFacts {
     }
 }
 
-/// The port of the first of `nics` that can be used: those that the topology chose for a rank. It may be
-/// slower than others of the node, which are for something else, or on other rails.
-pub fn placed<'a>(
-    ports: &'a [PortFacts],
-    nics: &[String],
-    wish: Option<u8>,
-) -> Option<&'a PortFacts> {
-    let is_wished = |port: &&PortFacts| wish.is_none_or(|wish| port.port == wish);
-    let of = |nic: &String| {
-        let mut ports = ports.iter().filter(|port| port.device == *nic && port.is_usable());
-        ports.find(is_wished)
+/// What keeps each of some ports from being used: `not active: mlx5_0 port 1, mlx5_1 port 1`.
+pub fn by_fault(ports: &[PortFacts]) -> String {
+    let of = |fault: &&str| {
+        let of = ports.iter().filter(|port| port.fault() == Some(fault));
+        let names: Vec<_> = of.map(|port| format!("{} port {}", port.device, port.port)).collect();
+        (!names.is_empty()).then(|| format!("{fault}: {}", first_names(names)))
     };
-    nics.iter().find_map(of)
-}
-
-/// Refuses to go on where none of `nics`, which the topology chose for a rank, is among the `ports` that can be
-/// used.
-///
-/// # Errors
-/// [`ErrorKind::Unavailable`], unless NICs of all names reach each other (`any_rails`): the rank would go on
-/// over the NIC of another, and nobody would know.
-pub fn instead(ports: &[PortFacts], nics: &[String], any_rails: bool) -> Result<()> {
-    if nics.is_empty() || any_rails {
-        return Ok(());
-    }
-    let chosen = |nic: &String| {
-        let of = ports.iter().filter(|port| port.device == *nic);
-        let found: Vec<_> = of.map(|port| format!("{}: {}", port.name(), port.state())).collect();
-        if found.is_empty() { format!("{nic}: no such port") } else { found.join(", ") }
-    };
-    let more = if nics.len() > MOST_CHOSEN { "; ..." } else { "" };
-    let usable = ports.iter().filter(|port| port.is_usable());
-    let mut usable: Vec<&str> = usable.map(|port| port.device.as_str()).collect();
-    usable.dedup();
-    let message = format!(
-        "verbs cannot use what the topology chose for this rank ({}); it can use {}",
-        nics.iter().take(MOST_CHOSEN).map(chosen).collect::<Vec<_>>().join("; ") + more,
-        first_names(&usable, MOST_NAMES)
-    );
-    Err(Error::new(ErrorKind::Unavailable, "choose device", message).with_fix(
-        "mend it, or `gid_index` (`ibv_devinfo -v`); or name `device`; or set rails = \"any\" in [topology.auto], where NICs \
-         of all names reach each other",
-    ))
-}
-
-/// The ports by what of them can be used: `not active: mlx5_0 port 1, mlx5_1 port 1`.
-pub fn by_state(ports: &[PortFacts]) -> String {
-    let of = |state: &&str| {
-        let of = ports.iter().filter(|port| port.state() == *state).map(PortFacts::name);
-        let names: Vec<String> = of.collect();
-        (!names.is_empty()).then(|| format!("{state}: {}", first_names(&names, MOST_NAMES)))
-    };
-    let groups: Vec<String> =
-        ["can be used", "not active", "no GID"].iter().filter_map(of).collect();
+    let groups: Vec<String> = ["not active", "no GID"].iter().filter_map(of).collect();
     if groups.is_empty() { "no port".to_owned() } else { groups.join("; ") }
 }
 
-/// The ports that `"auto"` spreads the ranks over where the topology chose none: of those that are active, the fastest; one per
-/// device, in order of their devices' names, numbers counted as numbers.
-pub fn automatic(ports: &[PortFacts]) -> Vec<&PortFacts> {
-    let usable = || ports.iter().filter(|port| port.is_usable());
-    let fastest = usable().map(PortFacts::rate).max();
-    let mut chosen: Vec<_> = usable().filter(|port| Some(port.rate()) == fastest).collect();
+/// The ports that `"auto"` spreads the ranks over where the topology chose none: of those that can be used, the
+/// fastest; one per device, in order of their devices' names, numbers counted as numbers.
+pub fn automatic<'a>(ports: impl IntoIterator<Item = &'a PortFacts>) -> Vec<&'a PortFacts> {
+    let mut chosen: Vec<_> = ports.into_iter().filter(|port| port.fault().is_none()).collect();
+    let fastest = chosen.iter().map(|port| port.rate()).max();
+    chosen.retain(|port| Some(port.rate()) == fastest);
     chosen.sort_by(|a, b| natural(&a.device, &b.device).then(a.port.cmp(&b.port)));
     chosen.dedup_by(|a, b| a.device == b.device);
     chosen
-}
-
-/// Which of the devices a rank takes: of those that `"auto"` found the one that the topology chose for
-/// it, else number i for rank i, round and round.
-pub fn device(names: &[&str], choice: &DeviceChoice, team: &Team) -> usize {
-    let turn = team.me as usize % names.len().max(1);
-    if *choice != DeviceChoice::Auto || team.nics.is_empty() {
-        return turn;
-    }
-    let chosen = team.nics.iter().find_map(|nic| names.iter().position(|name| name == nic));
-    chosen.unwrap_or_else(|| {
-        tracing::warn!(
-            "the topology chose {}, and device = \"auto\" found {}: taking {}",
-            team.nics.join(", "),
-            names.join(", "),
-            names.get(turn).unwrap_or(&"none")
-        );
-        turn
-    })
 }
 
 /// The port of a named device: the wished one, or the first that is active.

@@ -30,7 +30,7 @@ use tokenyard_sys_verbs::ffi::{
 use tokenyard_sys_verbs::{CallError, Cq, Init, Mr, Pd, Qp, QpRequest};
 
 use crate::config::{Flush, VerbsConfig};
-use crate::device::{Adapter, COMPLETIONS, Placed, REQUESTS, adapters};
+use crate::device::{Adapter, COMPLETIONS, REQUESTS, adapters, no_port};
 use crate::endpoint::{Endpoint, Key, RemoteQp, RemoteWindow};
 use crate::rules::{self, SignalMode};
 use connect::{Expected, Setup, unreachable};
@@ -72,11 +72,9 @@ impl Transport for Verbs {
 
     fn probe(config: &VerbsConfig) -> Result<Capabilities> {
         // Ranks of one node may have different devices: what all of them can.
-        let all = adapters(config, &Placed { nics: &[], any_rails: false })?;
+        let all = adapters(config, None)?;
         let mut each = all.iter().map(|adapter| adapter.capabilities(config));
-        let first = each.next().ok_or_else(|| {
-            Error::new(ErrorKind::Unavailable, "probe", "found no port; expected one")
-        })?;
+        let first = each.next().ok_or_else(no_port)?;
         Ok(each.fold(first, |a, b| Capabilities {
             flags: a.flags & b.flags,
             memory_kinds: a.memory_kinds & b.memory_kinds,
@@ -87,10 +85,7 @@ impl Transport for Verbs {
     }
 
     fn open(config: VerbsConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let mut all = adapters(&config, &Placed { nics: &team.nics, any_rails: team.any_rails })?;
-        let names: Vec<&str> = all.iter().map(|adapter| adapter.context.name()).collect();
-        let index = rules::device(&names, &config.device, team);
-        let adapter = all.swap_remove(index);
+        let adapter = adapters(&config, Some(team))?.pop().ok_or_else(no_port)?;
         check_queue_pairs(&adapter, team, needs)?;
         check_flush(&adapter, &config)?;
         warn_of_silence(&config, needs.deadline);

@@ -128,7 +128,7 @@ impl Members<'_> {
     pub(crate) fn team(&self) -> Team {
         let world_ranks: Vec<u32> = (0..self.ranks()).filter(|rank| self.has(*rank)).collect();
         let me = world_ranks.partition_point(|rank| *rank < self.rank()) as u32;
-        Team { me, world_ranks, nics: Vec::new(), any_rails: false }
+        Team::new(me, world_ranks)
     }
 
     /// Whether a rank is there.

@@ -10,7 +10,6 @@ use super::Communicator;
 use super::claims::Claims;
 use super::components::{Components, OpenComponents};
 use super::levels::{LevelReport, Levels, Transports, windows_of};
-use super::nics;
 use super::places::{discover_all, domains, name_hosts, scattered};
 use super::progress::{Progress, Proxies};
 use super::reporter::{Counters, FlightRecorder, Live, Looking, Meeting, OpenDesk, RingCounts};
@@ -24,7 +23,8 @@ use crate::host::{OpenKernels, Registry};
 use crate::kernels::{KernelNeeds, KernelShape};
 use crate::link::Link;
 use crate::moe::{Shape, TopkScratch};
-use crate::topology::{Place, share_nics};
+use crate::nics::{Nics, rails, share_nics};
+use crate::topology::Place;
 use crate::transport::{NO_CAPABILITIES, Window};
 use crate::{Error, ErrorKind, Result};
 
@@ -164,9 +164,10 @@ fn bring_up(
     let mut warnings = unknown_tables(config, &registry);
     let mut levels = Levels::choose(members, config, &registry, domains)?;
     let transports_use = levels.go_by_nics();
-    warnings.extend(nics::even_out(&mut places, domains, transports_use)?);
+    warnings.extend(rails::even_out(&mut places, domains, transports_use)?);
     if let Some(Some(mine)) = places.get(world.rank() as usize) {
-        levels.use_nics(&mine.nics, nics::any_rails(&places));
+        let any_rails = rails::any_rails(&places);
+        levels.use_nics(&Nics { names: mine.nics.clone(), any_rails });
     }
     if world.on_failure() == OnFailure::Mask && levels.domains > 1 {
         levels.put_only();

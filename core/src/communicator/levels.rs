@@ -13,6 +13,7 @@ use crate::config::{ComponentChoice, Config};
 use crate::host::{OpenKernels, OpenTransport, Registry, TransportRef};
 use crate::kernels::{KernelNeeds, Limits, LinkNeeds, is_for_level};
 use crate::link::Link;
+use crate::nics::Nics;
 use crate::transport::{Capabilities, MemoryNeeds, NO_CAPABILITIES, Team, TransportNeeds, Window};
 use crate::{Error, ErrorKind, Result};
 
@@ -152,10 +153,9 @@ impl<'a> Levels<'a> {
     }
 
     /// Lets the transports know the NICs that the topology chose for this rank, and whether others do too.
-    pub(super) fn use_nics(&mut self, nics: &[String], any_rails: bool) {
+    pub(super) fn use_nics(&mut self, nics: &Nics) {
         for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
-            level.team.nics = nics.to_vec();
-            level.team.any_rails = any_rails;
+            level.team.nics = nics.clone();
         }
     }
 
@@ -370,7 +370,7 @@ fn owns_memory(transport: &OpenTransport) -> bool {
 fn team_of(members: &Members<'_>, ranks: impl Iterator<Item = u32>) -> Team {
     let world_ranks: Vec<u32> = ranks.filter(|rank| members.has(*rank)).collect();
     let me = world_ranks.iter().position(|rank| *rank == members.rank());
-    Team { me: me.map_or(0, |me| me as u32), world_ranks, nics: Vec::new(), any_rails: false }
+    Team::new(me.map_or(0, |me| me as u32), world_ranks)
 }
 
 fn connect_team(

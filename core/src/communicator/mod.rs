@@ -28,7 +28,6 @@ mod copy_out;
 mod graph;
 mod levels;
 mod memory;
-mod nics;
 mod operations;
 mod output;
 mod places;

@@ -5,6 +5,7 @@ use super::call::{Instance, check_size, close, guarded, guarded_hot, slots, text
 use super::{host, static_str};
 use crate::abi;
 use crate::config::ComponentTable;
+use crate::nics::Nics;
 use crate::transport::{Team, Transport, TransportNeeds};
 use crate::{Error, ErrorKind, Result};
 
@@ -77,10 +78,10 @@ impl<T: Transport> TransportComponent<T> {
                 )
             };
             // SAFETY: the host's list has so many entries, valid for the call.
-            let nics = unsafe { names(open.nics, open.nic_count)? };
+            let names = unsafe { names(open.nics, open.nic_count)? };
             let any_rails = open.flags & abi::TY_OPEN_ANY_RAILS != 0;
-            let world_ranks = world_ranks.to_vec();
-            let team = Team { me: open.team.me, world_ranks, nics, any_rails };
+            let (world_ranks, nics) = (world_ranks.to_vec(), Nics { names, any_rails });
+            let team = Team { me: open.team.me, world_ranks, nics };
             let needs = TransportNeeds {
                 windows: open.needs.windows,
                 queues: open.needs.queues,

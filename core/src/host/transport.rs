@@ -88,7 +88,7 @@ impl TransportRef {
         let (Some(open), Some(close)) = (table.open, table.close) else {
             return Err(missing_slot(self.name(), "open"));
         };
-        let nics: Vec<_> = team.nics.iter().map(|name| as_ty(name)).collect();
+        let nics: Vec<_> = team.nics.names.iter().map(|name| as_ty(name)).collect();
         let request = abi::TyTransportOpen {
             size: size_of::<abi::TyTransportOpen>(),
             config: config_as_ty(config),
@@ -109,7 +109,7 @@ impl TransportRef {
             },
             nics: nics.as_ptr(),
             nic_count: nics.len(),
-            flags: if team.any_rails { abi::TY_OPEN_ANY_RAILS } else { 0 },
+            flags: if team.nics.any_rails { abi::TY_OPEN_ANY_RAILS } else { 0 },
             reserved: 0,
         };
         let mut instance = std::ptr::null_mut();

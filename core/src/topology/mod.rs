@@ -1,9 +1,6 @@
-//! The topology contract: where this rank is, and what core makes of all places together.
-
-pub(crate) mod share;
+//! The topology contract: where this rank is.
 
 use crate::Result;
-pub use share::share_nics;
 
 /// What a topology is asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Device nodes and rights of the process.
 
 use tokenyard_machine::{Access, Capabilities, Gpu, GpuVendor, Nic, Seccomp};
+use tokenyard_reports::explain::words::first_names;
 
 use crate::nics::{function, has_link, rails};
 use crate::{DoctorReport, Facility, Rule, Verdict};
@@ -64,9 +65,6 @@ static SECCOMP: Rule = Rule {
     source: "Linux, seccomp(2)",
 };
 
-/// Most names of a list.
-const MOST_NAMES: usize = 4;
-
 pub(crate) fn has_ipc_lock(report: &DoctorReport<'_>) -> bool {
     let container = &report.machine.container;
     // In a user namespace of its own the capability does not reach the host's limit.
@@ -98,7 +96,7 @@ fn uverbs(report: &mut DoctorReport<'_>) {
     let nics = rails(report);
     let given = nics.iter().filter(|nic| is_given(report, nic)).count();
     let others = machine.serving_nics().into_iter().filter(|nic| is_given(report, nic));
-    let others: Vec<String> = others.take(MOST_NAMES).map(|nic| nic.name.clone()).collect();
+    let others: Vec<&str> = others.map(|nic| nic.name.as_str()).collect();
     for nic in &nics {
         let Some(node) = nic.uverbs.known() else {
             let found = "the kernel names none: ib_uverbs is not loaded";
@@ -117,9 +115,10 @@ fn uverbs(report: &mut DoctorReport<'_>) {
             (Some(Access::Granted), _) => (Verdict::Ok, found),
             _ if is_named => (Verdict::Broken, found),
             (_, 0) if others.is_empty() => (Verdict::Broken, found),
-            (_, 0) => {
-                (Verdict::Slow, format!("{found}; ranks would use some of {}", others.join(", ")))
-            }
+            (_, 0) => (
+                Verdict::Slow,
+                format!("{found}; ranks would use some of {}", first_names(&others)),
+            ),
             (_, given) if is_anothers(report, &nics, nic) => {
                 (Verdict::Ok, format!("{found}: {given} of {} NICs are given", nics.len()))
             }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use tokenyard_machine::Machine;
+use tokenyard_reports::explain::words::first_names;
 
 use crate::components::Component;
 use crate::{Components, DoctorReport, Facility, Finding, Job, Rule, Tried, Verdict, judge};
@@ -103,8 +104,7 @@ fn broken(findings: &[Finding], common: &[Finding]) -> Option<String> {
         .filter(|finding| finding.verdict == Verdict::Broken && !is_common(finding))
         .map(|finding| format!("{}: {}", finding.subject, finding.found))
         .collect();
-    let more = if own.len() > 2 { ", ..." } else { "" };
-    (!own.is_empty()).then(|| format!("{}{more}", own[..own.len().min(2)].join(", ")))
+    (!own.is_empty()).then(|| first_names(own))
 }
 
 /// What each of them says, the worst of each thing.

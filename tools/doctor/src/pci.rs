@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use tokenyard_machine::{Fact, Nic, PciAddress, PciFunction, PcieLink};
+use tokenyard_reports::explain::words::first_names;
 
 use crate::nics::{function, hardware, is_active, model, rails, rate};
 use crate::{DoctorReport, Facility, Rule, Verdict};
@@ -282,10 +283,9 @@ fn access_control(report: &mut DoctorReport<'_>) {
         (0, 0) => (Verdict::Ok, format!("none of {all} bridges redirects")),
         (0, untold) => (Verdict::Unknown, format!("{untold} of {all} bridges do not tell")),
         (some, _) => {
-            let first = redirecting.iter().take(4).cloned().collect::<Vec<_>>().join(", ");
-            let more = if some > 4 { ", ..." } else { "" };
+            let first = first_names(&redirecting);
             let verdict = if is_virtual { Verdict::Unknown } else { Verdict::Slow };
-            (verdict, format!("{some} of {all} bridges redirect: {first}{more}"))
+            (verdict, format!("{some} of {all} bridges redirect: {first}"))
         }
     };
     let finding = report.note(&ACS, Facility::GpuMemory, "PCI bridges", verdict.on(found));

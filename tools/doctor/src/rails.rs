@@ -5,6 +5,9 @@ use tokenyard_machine::{
     Distance, Gpu, GpuVendor, Lack, LinkLayer, MissingRail, Nic, NicFamily, Port, RailShare,
 };
 
+use tokenyard_reports::explain::words::first_names;
+
+use crate::finding::Judgement;
 use crate::nics::{has_link, is_active, majority, rails};
 use crate::{DoctorReport, Facility, Finding, Rule, Verdict};
 
@@ -158,18 +161,13 @@ fn words(distance: Distance) -> &'static str {
     }
 }
 
-fn names(nics: &[&Nic]) -> String {
-    let names: Vec<&str> = nics.iter().take(4).map(|nic| nic.name.as_str()).collect();
-    let more = if nics.len() > 4 { ", ..." } else { "" };
-    format!("{}{more}", names.join(", "))
-}
-
 /// Notes what it found of a rail, which matters to jobs that use both GPUs and NICs of these kinds.
 fn note<'r>(
     report: &'r mut DoctorReport<'_>,
-    (rule, one): (&'static Rule, &RailShare<'_>),
-    subject: String,
-    told: (Verdict, String),
+    rule: &'static Rule,
+    one: &RailShare<'_>,
+    subject: impl Into<String>,
+    judgement: Judgement,
 ) -> &'r mut Finding {
     let gpus = match one.gpu.vendor {
         GpuVendor::Nvidia => Facility::Cuda,
@@ -177,10 +175,9 @@ fn note<'r>(
     };
     let uses_gpus = report.job.needs(gpus);
     let nics = one.nics.first().map_or(Facility::Verbs, |nic| Facility::of(nic));
-    let verdict = told.0;
-    let finding = report.note(rule, nics, subject, verdict.on(told.1));
+    let finding = report.note(rule, nics, subject, judgement);
     // The topology goes by GPUs whether or not they hold the rows.
-    finding.needed &= uses_gpus || verdict == Verdict::Broken;
+    finding.needed &= uses_gpus || finding.verdict == Verdict::Broken;
     finding
 }
 
@@ -209,10 +206,14 @@ fn distances(report: &mut DoctorReport<'_>, all: &[RailShare<'_>], missing: &[Mi
             _ => Verdict::Slow,
         };
         let down = if one.nics.iter().any(|nic| has_link(nic)) { "" } else { ", without a link" };
-        let nearest = format!("{} {}{down}", names(&one.nics), words(one.distance));
+        let nearest = format!(
+            "{} {}{down}",
+            first_names(one.nics.iter().map(|nic| &nic.name)),
+            words(one.distance)
+        );
         let found = none.map_or(nearest.clone(), |none| format!("{none}; nearest: {nearest}"));
         let subject = format!("GPU {}", one.gpu.index);
-        let finding = note(report, (&NEAR, one), subject, (verdict, found));
+        let finding = note(report, &NEAR, one, subject, verdict.on(found));
         finding.wanted(format!("a NIC {}, as other GPUs have", words(best)));
         match (none, idle.first(), verdict) {
             (Some(none), ..) => explain(finding, none, verdict),
@@ -274,7 +275,7 @@ fn counts(report: &mut DoctorReport<'_>, all: &[RailShare<'_>], missing: &[Missi
         }
         ([], false) => (Verdict::Slow, format!("fewer for GPU {}", less.join(", "))),
     };
-    let finding = note(report, (&EQUAL, first), "GPUs".to_owned(), (verdict, found));
+    let finding = note(report, &EQUAL, first, "GPUs", verdict.on(found));
     finding.wanted(share_in_words(usual));
     if let Some(one) = uneven.first() {
         explain(finding, one, verdict);
@@ -306,7 +307,7 @@ fn layers(report: &mut DoctorReport<'_>, all: &[RailShare<'_>]) {
         false => (Verdict::Broken, format!("another than the rest: {}", odd.join(", "))),
     };
     if let Some(first) = all.first() {
-        let finding = note(report, (&LAYER, first), "rails".to_owned(), (verdict, found));
+        let finding = note(report, &LAYER, first, "rails", verdict.on(found));
         if *any == LinkLayer::Unspecified {
             finding.wanted("one kind of link on all");
         }

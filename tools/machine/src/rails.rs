@@ -6,6 +6,8 @@ pub use idle::IdleNic;
 
 use std::fmt::{self, Display, Formatter};
 
+use tokenyard_reports::explain::words::first_names;
+
 use crate::{Distance, Gpu, Machine, Nic, NicFamily, PciAddress, PciFunction};
 
 /// The rail NICs that are nearest to a GPU.
@@ -83,8 +85,6 @@ pub const ONE_NIC: u64 = 995;
 
 /// Class of network controllers.
 const NETWORK: u32 = 0x02;
-/// Most names of a list.
-const MOST_NAMES: usize = 16;
 
 impl Machine {
     /// The GPUs that this process was given; all, where it was given none.
@@ -145,7 +145,7 @@ impl Machine {
         let with = shares.iter().filter(|one| is_as_near(shares, one)).count();
         match is_next(best) && with < shares.len() {
             true if 2 * with > shares.len() && have_different(shares) => {
-                self.without_nic(shares, (best, with))
+                self.without_nic(shares, best, with)
             }
             true => Vec::new(),
             false => self.uneven(shares),
@@ -155,7 +155,8 @@ impl Machine {
     fn without_nic<'a>(
         &'a self,
         shares: &[RailShare<'a>],
-        (best, with): (Distance, usize),
+        best: Distance,
+        with: usize,
     ) -> Vec<MissingRail<'a>> {
         // A card for a display is no rank's.
         let is_alike = |one: &RailShare<'_>| {
@@ -328,16 +329,10 @@ pub fn share_in_words(own: u64) -> String {
     }
 }
 
-fn list<T: Display>(items: &[T]) -> String {
-    let names: Vec<String> = items.iter().take(MOST_NAMES).map(T::to_string).collect();
-    let more = if items.len() > MOST_NAMES { ", ..." } else { "" };
-    format!("{}{more}", names.join(", "))
-}
-
 impl Display for MissingRail<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let gpu = format!("GPU {} ({})", self.gpu.index, self.gpu.pci);
-        let cards = list(&self.cards);
+        let cards = first_names(&self.cards);
         match &self.lack {
             Lack::NoNic { with, gpus, place, ports } => {
                 write!(f, "{gpu} has no NIC of its own, and {with} of {gpus} GPUs have one: ")?;
@@ -348,7 +343,7 @@ impl Display for MissingRail<'_> {
                 match (self.cards.is_empty(), ports.is_empty()) {
                     (false, _) => write!(f, "is the card {cards}, which has no RDMA device")?,
                     (true, false) => {
-                        write!(f, "is no such card, and port {} has no link", list(ports))?;
+                        write!(f, "is no such card, and port {} has no link", first_names(ports))?;
                     }
                     (true, true) => write!(f, "is no such card")?,
                 }
@@ -357,8 +352,8 @@ impl Display for MissingRail<'_> {
                 let nics = self.there.len();
                 write!(f, "{nics} NICs do not divide evenly among {gpus} GPUs: {gpu} has ")?;
                 match has {
-                    Some((nics, 1)) => write!(f, "{nics} ({})", list(near))?,
-                    Some((nics, by)) => write!(f, "{nics} for {by} GPUs ({})", list(near))?,
+                    Some((nics, 1)) => write!(f, "{nics} ({})", first_names(near))?,
+                    Some((nics, by)) => write!(f, "{nics} for {by} GPUs ({})", first_names(near))?,
                     None => write!(f, "none as near as others")?,
                 }
                 write!(f, ", and others {}", share_in_words(*usual))?;
@@ -372,7 +367,7 @@ impl Display for MissingRail<'_> {
                     false => write!(
                         f,
                         "{gpu} has no NIC of its own that can be used, and shares {}",
-                        list(left)
+                        first_names(left)
                     )?,
                 }
                 let others = match with {
@@ -382,12 +377,12 @@ impl Display for MissingRail<'_> {
                 return write!(
                     f,
                     ", {others}: {}; NICs that can be used: {}",
-                    list(nics),
-                    list(&self.there)
+                    first_names(nics),
+                    first_names(&self.there)
                 );
             }
         }
-        write!(f, "; NICs that are there: {}", list(&self.there))
+        write!(f, "; NICs that are there: {}", first_names(&self.there))
     }
 }
 

@@ -66,7 +66,8 @@ fn announce(
 ) -> Result<()> {
     for peer in engine.world.domains.peers() {
         let record = enter.record(|| to_peer(&engine.routing, domain, peer));
-        send_record(engine, Signal::Entry, slot, (domain, peer), record)?;
+        let source = engine.world.domains.place(domain, peer);
+        send_record(engine, Signal::Entry, slot, source, record)?;
     }
     Ok(())
 }
@@ -96,8 +97,9 @@ pub(super) fn hand_on(
     if engine.routing.heard(domain)?.gone {
         for peer in engine.world.domains.peers() {
             let terms = to_peer(&engine.routing, domain, peer);
-            let record = terms.record((operation, Verdict::Gone), Signature::default(), 0);
-            send_record(engine, Signal::Entry, slot, (domain, peer), record)?;
+            let record = terms.record(operation, Verdict::Gone, Signature::default(), 0);
+            let source = engine.world.domains.place(domain, peer);
+            send_record(engine, Signal::Entry, slot, source, record)?;
         }
         return Ok(());
     }
@@ -128,8 +130,7 @@ pub(super) fn hear_entries(
     enter: &Enter<'_>,
 ) -> Result<Option<Refusal>> {
     let mut refused = None;
-    for (domain, peer) in engine.world.domains.pairs() {
-        let source = engine.world.domains.place(domain, peer);
+    for source in engine.world.domains.places() {
         let (operation, phase) = (enter.operation, abi::TY_PHASE_ENTRY);
         let wait = Wait { operation, add: 1, phase, rank: source };
         let came = match engine.routing.agreed[slot] {
@@ -142,7 +143,8 @@ pub(super) fn hear_entries(
         }
         let record = engine.places.record_from(Signal::Entry, slot, source);
         let header = checked(record, source, operation)?;
-        let may_be_gone = domain != engine.world.domains.mine && engine.order.losses.are_masked();
+        let is_own = engine.world.domains.domain_of(source) == engine.world.domains.mine;
+        let may_be_gone = !is_own && engine.order.losses.are_masked();
         if may_be_gone && header.verdict() == Some(Verdict::Gone) {
             note_gone(&mut engine.routing, &engine.order, source, &header);
             continue;

@@ -11,10 +11,12 @@ use super::control::Signal;
 use super::moves::{Move, Via};
 use super::order::{Order, QUEUE, broken};
 
-/// How far a signal is raised, and for which operation.
+/// Which signal of a peer is raised how far, and for which operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Raise {
     pub(super) operation: u64,
+    pub(super) peer: u32,
+    pub(super) signal: u32,
     pub(super) add: u64,
 }
 
@@ -95,21 +97,15 @@ impl Order {
         self.counters.posted(channel, rank, command);
     }
 
-    /// Raises a signal of `peer` by `raise.add`, in as many steps as its width demands.
-    pub(super) fn raise(
-        &self,
-        channel: &Channel,
-        slot: usize,
-        (peer, signal): (u32, u32),
-        raise: Raise,
-    ) -> Result<()> {
-        let mut left = raise.add;
+    /// Raises a signal of a peer, in as many steps as its width demands.
+    pub(super) fn raise(&self, channel: &Channel, slot: usize, raise: Raise) -> Result<()> {
+        let Raise { operation, peer, signal, add: mut left } = raise;
         while left > 0 {
             let add = left.min(0xffff);
             left -= add;
             let add = add as u32;
             let command = Command { op: abi::TY_OP_SIGNAL, peer, signal, add, ..NO_COMMAND };
-            self.post(channel, slot, &command, raise.operation)?;
+            self.post(channel, slot, &command, operation)?;
         }
         Ok(())
     }

@@ -60,7 +60,7 @@ fn zeros<T: Default>(count: usize) -> Box<[T]> {
 }
 
 impl Counters {
-    pub(super) fn new(ranks: u32, (in_flight, domains): (u32, u32), queue_depth: [u32; 2]) -> Self {
+    pub(super) fn new(ranks: u32, in_flight: u32, domains: u32, queue_depth: [u32; 2]) -> Self {
         let (ranks, signals) = (ranks as usize, (KINDS * in_flight * domains) as usize);
         Self {
             ranks,
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn counts_of_levels_and_ranks_are_apart() {
-        let counters = Counters::new(3, (2, 1), [8, 0]);
+        let counters = Counters::new(3, 2, 1, [8, 0]);
         let way = |level, rank| Way { level, rank };
         counters.expects(way(0, 2), 5);
         counters.received(way(1, 2), 3);

@@ -22,7 +22,7 @@ use super::order::Order;
 use super::output::{allocate_output, describe, write_counts};
 use super::packed::{packed_recv, packed_send};
 use super::rail::Rail;
-use super::record::{Body, bad_record, refusal_record};
+use super::record::{Body, NewRecord, bad_record, refusal_record};
 use super::routing::RoutingTable;
 use super::sending::send_record;
 use super::slots::leave_if_refused;
@@ -73,8 +73,8 @@ unsafe fn dispatch_in_slot(engine: &mut Engine, call: &abi::TyDispatch, slot: us
         // SAFETY: `[T, K]` i64, contiguous and validated by the host.
         let topk = unsafe { i64_slice(&call.topk_idx) };
         let state = &mut engine.routing.handles[op.handle];
-        let world = (&engine.world.shape, &engine.world.domains);
-        state.route(call.operation, topk, world, engine.routing.rail.as_mut().map(Rail::routing));
+        let here = engine.routing.rail.as_mut().map(Rail::routing);
+        state.route(call.operation, topk, &engine.world, here);
         state.arrangement = arrangement;
     }
     let enter = Enter {
@@ -146,7 +146,7 @@ fn enter_counting(
     state.rows = state.recv.num_expert_rows().into();
     let output = built.and_then(|()| allocate_output(&engine.routing, &mut engine.places, op));
     send_grants(engine, slot, op, &output)?;
-    let heard = gather_grants(engine, slot, (op.operation, op.signature), op.handle);
+    let heard = gather_grants(engine, slot, op.operation, op.signature, op.handle);
     let output = match (heard, output) {
         (Ok(()), Ok(output)) => output,
         (Err(error), Ok(output)) => {
@@ -170,11 +170,10 @@ fn send_grants(
 ) -> Result<()> {
     let recv = &engine.routing.handles[op.handle].recv;
     let text = output.as_ref().err().map(|error| error.detail());
-    for (domain, peer) in engine.world.domains.pairs() {
-        let source = engine.world.domains.place(domain, peer);
+    for source in engine.world.domains.places() {
         let record = match (output, &text) {
-            (Ok(o), _) => (
-                Header([
+            (Ok(o), _) => NewRecord {
+                header: Header([
                     op.operation,
                     Verdict::Go as u64,
                     o.region.offset,
@@ -184,14 +183,14 @@ fn send_grants(
                     0,
                     0,
                 ]),
-                Body::Counts([recv.expert_bases(source), &[]]),
-            ),
+                body: Body::Counts([recv.expert_bases(source), &[]]),
+            },
             (Err(_), text) => {
                 let text = text.as_deref().unwrap_or("").as_bytes();
-                refusal_record(op.operation, (Verdict::Full, engine.world.rank), text)
+                refusal_record(op.operation, Verdict::Full, engine.world.rank, text)
             }
         };
-        send_record(engine, Signal::Grant, slot, (domain, peer), record)?;
+        send_record(engine, Signal::Grant, slot, source, record)?;
     }
     Ok(())
 }
@@ -267,8 +266,7 @@ pub(super) fn dispatch_recv(engine: &mut Engine, operation: u64) -> Result<abi::
     let Some(output) = op.output else {
         return Err(Error::new(ErrorKind::Internal, "receive dispatch", "it has no output"));
     };
-    for (domain, peer) in engine.world.domains.pairs() {
-        let source = engine.world.domains.place(domain, peer);
+    for source in engine.world.domains.places() {
         let rows = u64::from(engine.routing.handles[op.handle].recv.rows_from(source));
         if engine.order.losses.is_handed_on(source, operation)
             && engine.order.wait_rows(slot, source, operation, rows * op.signature.arrays())?

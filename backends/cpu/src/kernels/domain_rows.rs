@@ -11,6 +11,7 @@ use super::channel::no_rail;
 use super::commands::Block;
 use super::control::Signal;
 use super::engine::Engine;
+use super::entry::{Entry, NO_ENTRY};
 use super::left_out::{put_left_out, take_left_out, write_left_out};
 use super::moves::Carried;
 use super::operation::{CombineOp, Offsets};
@@ -30,9 +31,10 @@ pub(super) fn sum_for_all(engine: &mut Engine, slot: usize, op: &CombineOp) -> R
         let rows =
             u64::from(engine.routing.handles[op.handle].legs[domain as usize].send.num_tokens());
         let heard = engine.routing.heard(domain)?;
-        let there = Offsets { x: heard.base_x, weights: heard.base_weights };
+        let (base_x, base_weights) = (heard.base_x, heard.base_weights);
+        let entry = Entry { rows: heard.rows.into(), base_x, base_weights, ..NO_ENTRY };
         let source = engine.world.domains.place(domain, engine.world.domains.index);
-        check_rows(engine, op, source, (heard.rows.into(), there), rows)?;
+        let there = check_rows(engine, op, source, &entry, rows)?;
         let here = op.outgoing.row(engine.routing.outgoing_before(op.handle, domain), widths);
         sum_domain(engine, slot, op, domain, here)?;
         let Some(rail) = &engine.order.rail else { return Err(no_rail()) };
@@ -117,9 +119,9 @@ fn sum_rows_of(engine: &Engine, op: &CombineOp, domain: u32, here: Offsets) -> R
 pub(super) fn sum_domains(engine: &mut Engine, slot: usize, op: &CombineOp) -> Result<()> {
     for domain in engine.world.domains.others() {
         let came = wait_returned(&engine.routing, &mut engine.order, slot, op, domain)?;
-        take_returned(engine, slot, op, (domain, came))?;
+        take_returned(engine, slot, op, domain, came)?;
     }
-    take_returned(engine, slot, op, (engine.world.domains.mine, true))?;
+    take_returned(engine, slot, op, engine.world.domains.mine, true)?;
     let (Some(rail), Some(outward)) =
         (&engine.routing.rail, &engine.routing.handles[op.handle].outward)
     else {
@@ -158,7 +160,8 @@ fn take_returned(
     engine: &mut Engine,
     slot: usize,
     op: &CombineOp,
-    (domain, came): (u32, bool),
+    domain: u32,
+    came: bool,
 ) -> Result<()> {
     let at = returned_from(&engine.routing, op, domain);
     let weights = if op.has_weights { at.weights } else { 0 };

@@ -58,9 +58,17 @@ impl Domains {
         domain * self.size + peer
     }
 
+    pub(super) fn domain_of(&self, place: u32) -> u32 {
+        place / self.size
+    }
+
+    pub(super) fn peer_of(&self, place: u32) -> u32 {
+        place % self.size
+    }
+
     /// The world rank of the forwarder here that stands for a source: in the own domain itself.
     pub(super) fn forwarder(&self, source: u32) -> u32 {
-        self.place(self.mine, source % self.size)
+        self.place(self.mine, self.peer_of(source))
     }
 
     /// Peers of this domain, this rank first: so that not all ranks turn to peer 0 at once.
@@ -80,11 +88,11 @@ impl Domains {
         self.all().skip(1)
     }
 
-    /// All pairs of a domain and a peer, the own domain first: what comes from there depends on
-    /// nobody else.
-    pub(super) fn pairs(&self) -> impl Iterator<Item = (u32, u32)> + use<> {
+    /// All places, the own domain first: what comes from there depends on nobody else.
+    pub(super) fn places(&self) -> impl Iterator<Item = u32> + use<> {
         let domains = *self;
-        domains.all().flat_map(move |domain| domains.peers().map(move |peer| (domain, peer)))
+        let of_domain = move |domain| domains.peers().map(move |peer| domains.place(domain, peer));
+        domains.all().flat_map(of_domain)
     }
 
     /// The shape of one domain as its forwarders see it: S ranks, and their experts.
@@ -106,7 +114,7 @@ mod tests {
 
     #[test]
     fn every_place_is_met_once_and_the_own_domain_first() {
-        let mut places: Vec<u32> = DOMAINS.pairs().map(|(d, p)| DOMAINS.place(d, p)).collect();
+        let mut places: Vec<u32> = DOMAINS.places().collect();
         assert_eq!(places, [3, 2, 5, 4, 1, 0]);
         places.sort_unstable();
         assert_eq!(places, [0, 1, 2, 3, 4, 5]);

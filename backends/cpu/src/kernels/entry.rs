@@ -5,7 +5,7 @@ use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, abi};
 
 use super::control::{Header, Verdict};
-use super::record::{Body, Record};
+use super::record::{Body, NewRecord, Record};
 
 /// What the entry in one place said.
 #[derive(Clone, Copy, Debug)]
@@ -76,28 +76,29 @@ impl<'a> Terms<'a> {
     /// The record that says so.
     pub(super) fn record(
         self,
-        (operation, verdict): (u64, Verdict),
+        operation: u64,
+        verdict: Verdict,
         signature: Signature,
         origin: u64,
-    ) -> (Header, Body<'a>) {
+    ) -> NewRecord<'a> {
         let Self { rows, base_x, base_weights, body } = self;
         let Signature(signature) = signature;
         let header = [operation, verdict as u64, signature, rows, base_x, base_weights, 0, origin];
-        (Header(header), body)
+        NewRecord { header: Header(header), body }
     }
 }
 
 impl Enter<'_> {
     /// The record; a source that refuses has no terms.
-    pub(super) fn record<'a>(&'a self, terms: impl FnOnce() -> Terms<'a>) -> (Header, Body<'a>) {
+    pub(super) fn record<'a>(&'a self, terms: impl FnOnce() -> Terms<'a>) -> NewRecord<'a> {
         let Self { operation, signature, origin, refusal } = *self;
         match refusal {
             Some((verdict, text)) => {
                 let Signature(signature) = signature;
                 let header = [operation, verdict as u64, signature, 0, 0, 0, 0, origin];
-                (Header(header), Body::Text(text))
+                NewRecord { header: Header(header), body: Body::Text(text) }
             }
-            None => terms().record((operation, Verdict::Go), signature, origin),
+            None => terms().record(operation, Verdict::Go, signature, origin),
         }
     }
 }

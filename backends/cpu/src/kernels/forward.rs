@@ -109,7 +109,7 @@ fn forward_packed(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<(
         // Here, and not in the receive: a rank that refuses receives while others still have an
         // earlier operation to receive, in which they wait for it.
         let refused = hear_entries(engine, slot, &engine.routing.packed_enter(op))?;
-        let refused = settle_verdict(engine, slot, (op.operation, op.signature), refused)?;
+        let refused = settle_verdict(engine, slot, op.operation, op.signature, refused)?;
         engine.routing.agreed[slot] = Some(Agreed(refused));
     }
     Ok(())

@@ -3,7 +3,7 @@ use tokenyard_core::moe::{
 };
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::domains::Domains;
+use super::domains::{Domains, World};
 
 /// How received rows are arranged, as a dispatch asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,17 +166,18 @@ impl HandleState {
         &mut self,
         origin: u64,
         topk_idx: &[i64],
-        (world, domains): (&Shape, &Domains),
+        world: &World,
         here: Option<&mut Vec<i64>>,
     ) {
         self.origin = origin;
         self.region = None;
+        let domains = &world.domains;
         let own = &mut self.legs[domains.mine as usize];
         let (Some(outward), Some(here)) = (&mut self.outward, here) else {
             return own.route(topk_idx);
         };
-        outward.route(world, topk_idx);
-        let experts = i64::from(domains.inside(world).experts);
+        outward.route(&world.shape, topk_idx);
+        let experts = i64::from(world.inside.experts);
         let first = experts * i64::from(domains.mine);
         here.clear();
         here.extend(

@@ -144,7 +144,8 @@ impl Order {
             outstanding: Outstanding::new(slots, ranks as usize),
             counters: Counters::new(
                 ranks,
-                (in_flight, world.domains.count),
+                in_flight,
+                world.domains.count,
                 [&plan.scale_up, &plan.scale_out].map(|l| queue_depth(&l.capabilities)),
             ),
             operations: vec![Operation::None; slots],
@@ -222,7 +223,7 @@ impl Order {
         let (id, expected) = self.channel.expect(signal, slot, place, wait.add);
         let rank = if self.losses.is_lost(wait.rank) { writer } else { wait.rank };
         let what = Wait { rank, ..wait }.what(id, expected, self.channel.level);
-        self.until(&self.channel, what, (writer, wait.add))
+        self.until(&self.channel, what, Wait { rank: writer, ..wait })
     }
 
     /// The same for the rail's rank in `domain`, which is `wait.rank`.
@@ -240,13 +241,14 @@ impl Order {
         let (id, expected) = rail.expect(signal, slot, domain, wait.add);
         let what = wait.what(id, expected, rail.level);
         match &self.rail {
-            Some(rail) => self.until(rail, what, (wait.rank, wait.add)),
+            Some(rail) => self.until(rail, what, wait),
             None => Err(no_rail()),
         }
     }
 
-    /// Whether the signal rose so far; else its writer is lost, and given up.
-    fn until(&self, channel: &Channel, what: WaitFor, (writer, add): (u32, u64)) -> Result<bool> {
+    /// Whether the signal rose so far; else its writer, which is `wait.rank`, is lost, and given up.
+    fn until(&self, channel: &Channel, what: WaitFor, wait: Wait) -> Result<bool> {
+        let Wait { rank: writer, add, .. } = wait;
         let way = Way { level: channel.level, rank: writer };
         self.counters.expects(way, add);
         let gone = Cell::new(false);

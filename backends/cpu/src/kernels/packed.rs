@@ -83,8 +83,7 @@ pub(super) fn packed_recv(
     let verdict = refused.map_or(Ok(()), |refusal| Err(refusal.error()));
     // Rows of those that took part are on their way even where somebody refused: they are
     // counted, so that the totals stay right, and given up.
-    for (domain, peer) in engine.world.domains.pairs() {
-        let source = engine.world.domains.place(domain, peer);
+    for source in engine.world.domains.places() {
         let entry = engine.routing.gathered.entries[source as usize];
         engine.order.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
     }

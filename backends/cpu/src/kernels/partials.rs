@@ -5,7 +5,7 @@ use tokenyard_core::{Result, abi};
 
 use super::control::Signal;
 use super::engine::Engine;
-use super::entry::Enter;
+use super::entry::{Enter, Entry};
 use super::launch::Launcher;
 use super::moves::Carried;
 use super::operation::{CombineOp, Offsets};
@@ -17,14 +17,15 @@ use super::sums::{Partial, Sum};
 use super::verdicts::gather_entries;
 use super::windows::ARENA;
 
-/// Checks what an entry says about `rows` rows in the arena of `rank`.
+/// Where `rows` rows lie in the arena of `rank`, as an entry says.
 pub(super) fn check_rows(
     engine: &Engine,
     op: &CombineOp,
     rank: u32,
-    (found, at): (u64, Offsets),
+    entry: &Entry,
     rows: u64,
-) -> Result<()> {
+) -> Result<Offsets> {
+    let (found, at) = (entry.rows, Offsets { x: entry.base_x, weights: entry.base_weights });
     let widths = engine.routing.widths(op);
     let fits = |base: u64, width: u64| {
         base.checked_add(rows * width).is_some_and(|end| end <= engine.places.arena_area.bytes())
@@ -34,22 +35,15 @@ pub(super) fn check_rows(
         && (rows == 0 || !op.has_weights || fits(at.weights, widths.weights))
         && at.weights.is_multiple_of(4);
     if good {
-        return Ok(());
+        return Ok(at);
     }
     Err(bad_record(rank, format!("{found} rows at {}; expected {rows} inside the arena", at.x)))
 }
 
 /// What the entry in a place says about `rows` rows in the arena of its peer.
-pub(super) fn entry_at(
-    engine: &Engine,
-    op: &CombineOp,
-    (domain, peer): (u32, u32),
-    rows: u64,
-) -> Result<Offsets> {
-    let entry = engine.routing.gathered.entries[engine.world.domains.place(domain, peer) as usize];
-    let at = Offsets { x: entry.base_x, weights: entry.base_weights };
-    let rank = engine.world.domains.place(engine.world.domains.mine, peer);
-    check_rows(engine, op, rank, (entry.rows, at), rows).map(|()| at)
+pub(super) fn entry_at(engine: &Engine, op: &CombineOp, place: u32, rows: u64) -> Result<Offsets> {
+    let entry = &engine.routing.gathered.entries[place as usize];
+    check_rows(engine, op, engine.world.domains.forwarder(place), entry, rows)
 }
 
 /// One domain: biases, then one partial per rank.
@@ -112,16 +106,17 @@ fn is_unread(places: &Places, order: &Order, peer: u32) -> bool {
 /// Notes where the partial rows of each place are, or will be.
 pub(super) fn find_partials(engine: &mut Engine, op: &CombineOp) -> Result<()> {
     let widths = engine.routing.widths(op);
-    for (domain, peer) in engine.world.domains.pairs() {
+    for place in engine.world.domains.places() {
+        let domains = &engine.world.domains;
+        let (domain, peer) = (domains.domain_of(place), domains.peer_of(place));
         let send = &engine.routing.handles[op.handle].legs[domain as usize].send;
-        let place = engine.world.domains.place(domain, peer) as usize;
         if is_unread(&engine.places, &engine.order, peer) || engine.routing.is_unheard(domain) {
-            engine.routing.partials[place] = Partial::default();
+            engine.routing.partials[place as usize] = Partial::default();
             continue;
         }
         let area = if engine.places.stores() {
             let rows = send.rank_counts()[peer as usize].into();
-            let at = entry_at(engine, op, (domain, peer), rows)?;
+            let at = entry_at(engine, op, place, rows)?;
             // Nothing is read where there are no rows; the offset was not checked.
             if rows == 0 {
                 continue;
@@ -130,8 +125,7 @@ pub(super) fn find_partials(engine: &mut Engine, op: &CombineOp) -> Result<()> {
             (area.at(at.x), if op.has_weights { area.at(at.weights) } else { area.at(0) })
         } else {
             let at = if peer == engine.world.domains.index {
-                let source = engine.world.domains.place(domain, peer);
-                op.partials.row(engine.routing.partials_of(op, source).start as u64, widths)
+                op.partials.row(engine.routing.partials_of(op, place).start as u64, widths)
             } else {
                 let first = u64::from(send.rank_offsets()[peer as usize]);
                 op.landing.row(first + engine.routing.landed_before(op.handle, domain), widths)
@@ -139,7 +133,7 @@ pub(super) fn find_partials(engine: &mut Engine, op: &CombineOp) -> Result<()> {
             let weights = if op.has_weights { at.weights } else { 0 };
             (engine.places.arena_area.at(at.x), engine.places.arena_area.at(weights))
         };
-        engine.routing.partials[place] = Partial { x: area.0, weights: area.1.cast() };
+        engine.routing.partials[place as usize] = Partial { x: area.0, weights: area.1.cast() };
     }
     Ok(())
 }

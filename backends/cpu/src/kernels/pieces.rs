@@ -16,7 +16,6 @@ use super::launch::Launcher;
 use super::merger::{Staged, make_partials};
 use super::moves::{Move, Spot, Via};
 use super::operation::{CombineOp, Offsets};
-use super::order::Order;
 use super::partials::entry_at;
 use super::places::Places;
 use super::routing::RoutingTable;
@@ -120,20 +119,15 @@ fn put_rows_of(
         return piece.zip(tokens).try_for_each(|(row, token)| {
             let slot =
                 u64::from(first_copy(&engine.routing, &engine.launcher, m, peer, *token as usize));
-            put_array(
-                &engine.order,
-                m,
-                (peer, spot.window),
-                (from(row), spot.x + slot * width),
-                (1, width),
-            )
+            let to = spot.x + slot * width;
+            put_array(engine, m, peer, &StagedArray { from: from(row), to, rows: 1, width })
         });
     }
     let first =
         piece.start as u64 - u64::from(engine.routing.plan(m).send.rank_offsets()[peer as usize]);
     let to = spot.x + first * width;
-    let shape = (piece.len() as u64, width);
-    put_array(&engine.order, m, (peer, spot.window), (from(piece.start), to), shape)
+    let (from, rows) = (from(piece.start), piece.len() as u64);
+    put_array(engine, m, peer, &StagedArray { from, to, rows, width })
 }
 
 /// Puts the side arrays of all of a peer's staged rows: they are small.
@@ -152,22 +146,24 @@ fn put_sides(engine: &Engine, m: &Move, stage: &Spot, peer: u32) -> Result<()> {
     ];
     sides.into_iter().filter(|(width, ..)| *width > 0).try_for_each(|(width, from, to)| {
         let from = from + first * width;
-        put_array(&engine.order, m, (peer, spot.window), (from, to), (rows, width))
+        put_array(engine, m, peer, &StagedArray { from, to, rows, width })
     })
 }
 
-/// Puts rows of one array out of the stage.
-fn put_array(
-    order: &Order,
-    m: &Move,
-    (peer, window): (u32, u16),
-    (from, to): (u64, u64),
-    (rows, width): (u64, u64),
-) -> Result<()> {
-    let (channel, signal) = order.link_of(m);
-    let (src, dst) = ((CONTROL, from), (window, to));
+/// Rows of one array of the stage: from where to where they go in the windows of the stage and of the peer's spot.
+struct StagedArray {
+    from: u64,
+    to: u64,
+    rows: u64,
+    width: u64,
+}
+
+fn put_array(engine: &Engine, m: &Move, peer: u32, array: &StagedArray) -> Result<()> {
+    let StagedArray { from, to, rows, width } = *array;
+    let (channel, signal) = engine.order.link_of(m);
+    let (src, dst) = ((CONTROL, from), (engine.launcher.scratch.spots[peer as usize].window, to));
     let block = Block { operation: m.operation, peer, signal, rows, width, src, dst };
-    order.put_rows(channel, m.slot, &block)
+    engine.order.put_rows(channel, m.slot, &block)
 }
 
 /// Expert-major row of a token's first selected expert on `peer`: there the row crosses to.
@@ -196,8 +192,8 @@ pub(super) unsafe fn push(
     staged: &Staged,
 ) -> Result<()> {
     let own = engine.world.domains.index;
-    for (domain, peer) in engine.world.domains.pairs().filter(|(_, peer)| *peer != own) {
-        let place = engine.world.domains.place(domain, peer);
+    let is_own = |place: &u32| engine.world.domains.peer_of(*place) == own;
+    for place in engine.world.domains.places().filter(|place| !is_own(place)) {
         let forwarder_is_lost =
             engine.order.losses.is_given_up(engine.world.domains.forwarder(place));
         // Of rows whose source is lost, their forwarder needs no partials.
@@ -205,7 +201,7 @@ pub(super) unsafe fn push(
             continue;
         }
         // SAFETY: by this function's contract.
-        unsafe { push_to(engine, slot, op, staged, (domain, peer))? };
+        unsafe { push_to(engine, slot, op, staged, place)? };
     }
     for domain in engine.world.domains.all() {
         let rows = engine.routing.partials_of(op, engine.world.domains.place(domain, own));
@@ -222,12 +218,14 @@ unsafe fn push_to(
     slot: usize,
     op: &CombineOp,
     staged: &Staged,
-    (domain, peer): (u32, u32),
+    place: u32,
 ) -> Result<()> {
     let (operation, widths) = (op.operation, engine.routing.widths(op));
-    let rows = engine.routing.partials_of(op, engine.world.domains.place(domain, peer));
-    let there = entry_at(engine, op, (domain, peer), rows.len() as u64)?;
-    let here = engine.world.domains.place(domain, engine.world.domains.index);
+    let domains = &engine.world.domains;
+    let peer = domains.peer_of(place);
+    let rows = engine.routing.partials_of(op, place);
+    let there = entry_at(engine, op, place, rows.len() as u64)?;
+    let here = domains.place(domains.domain_of(place), domains.index);
     let signal = engine.order.channel.ids.id(Signal::Rows, slot, here);
     let put = |rows: usize, width: u64, from: u64, to: u64| {
         let (rows, src, dst) = (rows as u64, (ARENA, from), (ARENA, to));

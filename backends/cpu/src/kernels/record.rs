@@ -41,6 +41,12 @@ pub(super) enum Body<'a> {
     Nothing,
 }
 
+/// A record that is yet to be written.
+pub(super) struct NewRecord<'a> {
+    pub(super) header: Header,
+    pub(super) body: Body<'a>,
+}
+
 pub(super) fn span_of(layout: &ControlLayout, signal: Signal) -> u64 {
     if signal == Signal::Grant { layout.grants.offset } else { layout.entries.offset }
 }
@@ -88,9 +94,10 @@ impl Record {
 /// The record that a rank refuses, or has no room.
 pub(super) fn refusal_record(
     operation: u64,
-    (verdict, rank): (Verdict, u32),
+    verdict: Verdict,
+    rank: u32,
     text: &[u8],
-) -> (Header, Body<'_>) {
+) -> NewRecord<'_> {
     let header = Header([operation, verdict as u64, 0, 0, 0, rank.into(), 0, 0]);
-    (header, Body::Text(text))
+    NewRecord { header, body: Body::Text(text) }
 }

@@ -52,20 +52,17 @@ impl RoutingTable {
         self.gathered.counts[source as usize * local..][..local].fill(0);
     }
 
-    /// Keeps where the rows of a domain's source go at a peer. Checked when they are sent there.
-    pub(super) fn accept_grant(
-        &mut self,
-        (domain, peer): (u32, u32),
-        record: Record,
-        handle: usize,
-    ) {
+    /// Keeps where the rows of the source in a place's domain go at its peer. Checked when they are sent there.
+    pub(super) fn accept_grant(&mut self, place: u32, record: Record, handle: usize) {
+        let (domain, peer) =
+            (self.world.domains.domain_of(place), self.world.domains.peer_of(place));
         let header = record.header();
-        let place = Place { tokens: header.0[3], rows: header.0[4], first: header.0[5] };
+        let granted = Place { tokens: header.0[3], rows: header.0[4], first: header.0[5] };
         let local = self.world.shape.local_experts() as usize;
         let leg = &mut self.handles[handle].legs[domain as usize];
-        leg.places[peer as usize] = place;
+        leg.places[peer as usize] = granted;
         record.copy_counts(0, &mut leg.expert_bases[peer as usize * local..][..local]);
-        self.gathered.regions[self.world.domains.place(domain, peer) as usize] = header.0[2];
+        self.gathered.regions[place as usize] = header.0[2];
     }
 
     pub(super) fn widths(&self, op: &CombineOp) -> Widths {

@@ -93,8 +93,8 @@ pub(super) fn tell_stored(
 ) -> Result<()> {
     let rows = u64::from(routing.plan(m).send.rank_counts()[peer as usize]);
     let (channel, signal) = order.link_of(m);
-    let raise = Raise { operation: m.operation, add: rows * m.arrays };
-    order.raise(channel, m.slot, (peer, signal), raise)
+    let raise = Raise { operation: m.operation, peer, signal, add: rows * m.arrays };
+    order.raise(channel, m.slot, raise)
 }
 
 /// Turns spots into addresses where this rank can store, and else into those in the stage.

@@ -7,7 +7,7 @@ use tokenyard_core::{Result, abi};
 use super::channel::{Channel, no_rail};
 use super::control::{Header, Signal};
 use super::engine::Engine;
-use super::record::{Body, as_bytes, span_of};
+use super::record::{Body, NewRecord, as_bytes, span_of};
 use super::windows::CONTROL;
 
 /// A record on its way: from where to where in the control windows, and the signal that says so.
@@ -18,25 +18,25 @@ struct Sending {
     to: u64,
 }
 
-/// Sends a record to a peer of this domain, into this rank's place for `domain` there.
+/// Sends a record to the peer of a place, into this rank's place for the same domain there.
 pub(super) fn send_record(
     engine: &Engine,
     signal: Signal,
     slot: usize,
-    (domain, peer): (u32, u32),
-    record: (Header, Body<'_>),
+    place: u32,
+    record: NewRecord<'_>,
 ) -> Result<()> {
     let records = &engine.places.sizes.records;
-    let out = engine.world.domains.place(domain, peer);
-    let here = engine.world.domains.place(domain, engine.world.domains.index);
-    let place = |start: u64, place: u32| {
+    let domains = &engine.world.domains;
+    let here = domains.place(domains.domain_of(place), domains.index);
+    let at = |start: u64, place: u32| {
         start + span_of(records, signal) + records.pitch * u64::from(place)
     };
     let sending = Sending {
-        peer,
+        peer: domains.peer_of(place),
         signal: engine.order.channel.ids.id(signal, slot, here),
-        from: place(engine.places.sizes.records_out(slot), out),
-        to: place(engine.places.sizes.records_in(slot), here),
+        from: at(engine.places.sizes.records_out(slot), place),
+        to: at(engine.places.sizes.records_in(slot), here),
     };
     put_record(engine, &engine.order.channel, slot, &sending, record)
 }
@@ -47,7 +47,7 @@ pub(super) fn send_rail_record(
     signal: Signal,
     slot: usize,
     domain: u32,
-    record: (Header, Body<'_>),
+    record: NewRecord<'_>,
 ) -> Result<()> {
     let Some(rail) = &engine.order.rail else { return Err(no_rail()) };
     let records = &engine.places.sizes.rail_records;
@@ -68,8 +68,9 @@ fn put_record(
     channel: &Channel,
     slot: usize,
     sending: &Sending,
-    (mut header, body): (Header, Body<'_>),
+    record: NewRecord<'_>,
 ) -> Result<()> {
+    let NewRecord { mut header, body } = record;
     let target = engine.places.control.at(sending.from);
     let mut bytes = RECORD_HEADER;
     let mut add = |data: &[u8]| {

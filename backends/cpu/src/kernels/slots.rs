@@ -14,12 +14,7 @@ use super::places::Places;
 
 /// Whether an operation ended for the rank behind a place as it did here. Its `Done` was seen to rise:
 /// one command raised it, and the next comes after this rank has entered the slot again.
-fn check_end(
-    channel: &mut Channel,
-    (slot, place): (usize, u32),
-    rank: u32,
-    end: End,
-) -> Result<()> {
+fn check_end(channel: &mut Channel, slot: usize, place: u32, rank: u32, end: End) -> Result<()> {
     let (id, expected) = channel.expect(Signal::Done, slot, place, end as u64 - 1);
     if channel.link.read_signal(QUEUE, id) == expected {
         Ok(())
@@ -59,16 +54,15 @@ impl Order {
     /// Tells all peers that this rank is through with the operation of a slot. Every operation that
     /// does not close the communicator ends so, once, on every rank.
     pub(super) fn leave(&mut self, slot: usize, operation: u64, end: End) -> Result<()> {
-        let raise = Raise { operation, add: end as u64 };
         let place = self.world.domains.place(self.world.domains.mine, self.world.domains.index);
-        let done = self.channel.ids.id(Signal::Done, slot, place);
+        let (add, signal) = (end as u64, self.channel.ids.id(Signal::Done, slot, place));
         for peer in self.world.domains.peers() {
-            self.raise(&self.channel, slot, (peer, done), raise)?;
+            self.raise(&self.channel, slot, Raise { operation, peer, signal, add })?;
         }
         if let Some(rail) = &self.rail {
-            let done = rail.ids.id(Signal::Done, slot, self.world.domains.mine);
-            for domain in self.world.domains.others() {
-                self.raise(rail, slot, (domain, done), raise)?;
+            let signal = rail.ids.id(Signal::Done, slot, self.world.domains.mine);
+            for peer in self.world.domains.others() {
+                self.raise(rail, slot, Raise { operation, peer, signal, add })?;
             }
         }
         self.ends[slot] = Some(end);
@@ -83,7 +77,7 @@ impl Order {
             let rank = self.world.domains.place(self.world.domains.mine, peer);
             let wait = Wait { operation, add: 1, phase, rank };
             if self.wait(Signal::Done, slot, rank, wait)? {
-                check_end(&mut self.channel, (slot, rank), rank, end)?;
+                check_end(&mut self.channel, slot, rank, rank, end)?;
                 self.counters.add_seen(Way { level: self.channel.level, rank }, end as u64 - 1);
             }
         }
@@ -93,7 +87,7 @@ impl Order {
             if self.wait_rail(Signal::Done, slot, domain, wait)?
                 && let Some(rail) = &mut self.rail
             {
-                check_end(rail, (slot, domain), rank, end)?;
+                check_end(rail, slot, domain, rank, end)?;
                 self.counters.add_seen(Way { level: rail.level, rank }, end as u64 - 1);
             }
         }

@@ -55,7 +55,7 @@ pub(super) fn conclude(
             _ => None,
         };
         let refused = heard.map_or(refused, |heard| Refusal::first(refused, heard));
-        settle_verdict(engine, slot, (enter.operation, enter.signature), refused)?
+        settle_verdict(engine, slot, enter.operation, enter.signature, refused)?
     } else {
         refused
     };
@@ -67,11 +67,12 @@ pub(super) fn conclude(
 pub(super) fn gather_grants(
     engine: &mut Engine,
     slot: usize,
-    (operation, signature): (u64, Signature),
+    operation: u64,
+    signature: Signature,
     handle: usize,
 ) -> Result<()> {
     let refused = hear_grants(engine, slot, operation, Some(handle))?;
-    let refused = settle_verdict(engine, slot, (operation, signature), refused)?;
+    let refused = settle_verdict(engine, slot, operation, signature, refused)?;
     refused.map_or(Ok(()), |refusal| Err(refusal.error()))
 }
 
@@ -83,9 +84,8 @@ fn hear_grants(
     handle: Option<usize>,
 ) -> Result<Option<Refusal>> {
     let mut refused = None;
-    for (domain, peer) in engine.world.domains.pairs() {
-        let rank = engine.world.domains.place(engine.world.domains.mine, peer);
-        let place = engine.world.domains.place(domain, peer);
+    for place in engine.world.domains.places() {
+        let rank = engine.world.domains.forwarder(place);
         let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_GRANT, rank };
         if !engine.order.wait(Signal::Grant, slot, place, wait)? {
             continue;
@@ -93,7 +93,7 @@ fn hear_grants(
         let record = engine.places.record_from(Signal::Grant, slot, place);
         match (refusal_in(&engine.order, record, rank, operation)?, handle) {
             (Some(refusal), _) => refused = Refusal::first(refused, refusal),
-            (None, Some(handle)) => engine.routing.accept_grant((domain, peer), record, handle),
+            (None, Some(handle)) => engine.routing.accept_grant(place, record, handle),
             (None, None) => {}
         }
     }
@@ -102,10 +102,9 @@ fn hear_grants(
 
 /// Grants nothing, because of a refusal that was heard.
 fn refuse_grants(engine: &Engine, slot: usize, operation: u64, refusal: &Refusal) -> Result<()> {
-    for (domain, peer) in engine.world.domains.pairs() {
-        let who = (refusal.verdict, refusal.rank);
-        let record = refusal_record(operation, who, refusal.text());
-        send_record(engine, Signal::Grant, slot, (domain, peer), record)?;
+    for place in engine.world.domains.places() {
+        let record = refusal_record(operation, refusal.verdict, refusal.rank, refusal.text());
+        send_record(engine, Signal::Grant, slot, place, record)?;
     }
     Ok(())
 }
@@ -114,7 +113,8 @@ fn refuse_grants(engine: &Engine, slot: usize, operation: u64, refusal: &Refusal
 pub(super) fn settle_verdict(
     engine: &mut Engine,
     slot: usize,
-    (operation, signature): (u64, Signature),
+    operation: u64,
+    signature: Signature,
     refused: Option<Refusal>,
 ) -> Result<Option<Refusal>> {
     let refused = exchange_verdicts(engine, slot, operation, refused)?;
@@ -137,9 +137,9 @@ fn exchange_verdicts(
     for domain in engine.world.domains.others() {
         let record = match &refused {
             Some(refusal) => {
-                refusal_record(operation, (refusal.verdict, refusal.rank), refusal.text())
+                refusal_record(operation, refusal.verdict, refusal.rank, refusal.text())
             }
-            None => refusal_record(operation, (Verdict::Go, 0), &[]),
+            None => refusal_record(operation, Verdict::Go, 0, &[]),
         };
         send_rail_record(engine, Signal::Grant, slot, domain, record)?;
     }
@@ -171,9 +171,9 @@ fn share_verdict(
 ) -> Result<Option<Refusal>> {
     let place = order.world.domains.place(order.world.domains.mine, order.world.domains.index);
     let id = order.channel.ids.id(signal, slot, place);
-    let raise = Raise { operation, add: 1 + refused.as_ref().map_or(0, Refusal::code) };
+    let add = 1 + refused.as_ref().map_or(0, Refusal::code);
     for peer in order.world.domains.peers() {
-        order.raise(&order.channel, slot, (peer, id), raise)?;
+        order.raise(&order.channel, slot, Raise { operation, peer, signal: id, add })?;
     }
     for peer in order.world.domains.peers() {
         let rank = order.world.domains.place(order.world.domains.mine, peer);

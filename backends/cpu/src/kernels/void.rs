@@ -34,13 +34,13 @@ pub(super) fn hand_on_void(
     for peer in engine.world.domains.peers() {
         let rows = engine.routing.announced(op, domain, peer);
         if rows > 0 && !engine.order.is_left_out(&m, peer) {
-            void_rows(engine, &m, (domain, peer), rows)?;
+            void_rows(engine, &m, domain, peer, rows)?;
         }
     }
     Ok(())
 }
 
-fn void_rows(engine: &Engine, m: &Move, (domain, peer): (u32, u32), rows: u64) -> Result<()> {
+fn void_rows(engine: &Engine, m: &Move, domain: u32, peer: u32, rows: u64) -> Result<()> {
     let place = engine.routing.handles[m.handle].legs[domain as usize].places[peer as usize];
     if place.first.saturating_add(rows) > place.tokens {
         let owner = engine.world.domains.place(engine.world.domains.mine, peer);
@@ -57,8 +57,8 @@ fn void_rows(engine: &Engine, m: &Move, (domain, peer): (u32, u32), rows: u64) -
     // has room for all rows of the source, and nothing else of the operation is staged there.
     unsafe { to.write_bytes(0xff, bytes) };
     let put = if stored.is_some() { 0 } else { 1 };
-    let raise = Raise { operation: m.operation, add: rows * (m.arrays - put) };
-    engine.order.raise(channel, m.slot, (peer, signal), raise)?;
+    let raise = Raise { operation: m.operation, peer, signal, add: rows * (m.arrays - put) };
+    engine.order.raise(channel, m.slot, raise)?;
     if stored.is_some() {
         return Ok(());
     }

@@ -6,17 +6,22 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tokenyard_core::nics::{ListedNic, NicSearch, Nics};
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_sys_fabric::consts::*;
 use tokenyard_sys_fabric::types::{FI_BUS_PCI, fi_info};
 use tokenyard_sys_fabric::{Library, LoadError};
 
-use super::{Settings, interfaces, numa, placed};
+use super::{Settings, interfaces, numa};
 use crate::config::{Flush, MAX_RAILS, Rails};
 
 /// Providers that drive no NIC of their own: their interfaces share one network stack, so more
 /// than one rail is for the operator to ask for.
 const WITHOUT_NIC: [&str; 5] = ["tcp", "udp", "shm", "net", "sockets"];
+
+/// Providers whose domains are named as the NICs of `/sys/class/infiniband` are. Others (`psm3`, `ucx`, `cxi`
+/// and what is yet to come) may have names of their own: a NIC that they do not list may be there.
+const NAMED_AS_NICS: [&str; 2] = ["verbs", "efa"];
 
 /// How long an interface that is up may take to get an address.
 const ADDRESS_WAIT: Duration = Duration::from_secs(2);
@@ -174,12 +179,9 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
     if settings.rails == Rails::Auto && !has_nic(&found) {
         found = past_loopback(library, settings, found)?;
     }
-    if settings.rails == Rails::Auto && has_nic(&found) {
-        let names: Vec<String> = found.iter().map(Info::domain).collect();
-        let chosen = placed::of_nics(&names, &settings.nics);
-        if let Some(message) = placed::unlisted(&names, &settings.nics) {
-            placed::refuse_unlisted(&provider_of(&found), settings.any_rails, message)?;
-        }
+    if goes_by_places(settings, &found) {
+        let domains = found.iter().map(|info| ListedNic { name: info.domain(), fault: None });
+        let chosen = own_nics(&provider_of(&found), &settings.nics, &domains.collect::<Vec<_>>())?;
         if !chosen.is_empty() {
             return Ok(pick(found, chosen));
         }
@@ -193,6 +195,17 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
             .with_context("provider", &settings.provider)
     })?;
     Ok(pick(found, chosen))
+}
+
+/// Indices of the domains of the NICs that the topology chose.
+fn own_nics(provider: &str, nics: &Nics, domains: &[ListedNic]) -> Result<Vec<usize>> {
+    nics.choose(&NicSearch {
+        transport: &format!("provider {provider}"),
+        listed: domains,
+        most: MAX_RAILS,
+        own_names: !NAMED_AS_NICS.contains(&provider),
+        fix: "give it a link and a device (`fi_info`), or name others in `rails`",
+    })
 }
 
 /// Those of `found` that have these indices, in this order.
@@ -410,6 +423,24 @@ mod tests {
     fn auto_is_all_nics_or_one_interface() {
         assert_eq!(select(&Rails::Auto, &names(), true), Ok(vec![0, 1, 2]));
         assert_eq!(select(&Rails::Auto, &names(), false), Ok(vec![0]));
+    }
+
+    #[test]
+    fn a_nic_that_is_not_listed_is_refused_where_domains_are_named_as_nics_and_rails_matter() {
+        let listed = |name: &str| ListedNic { name: name.to_owned(), fault: None };
+        let domains = ["rdmap8s0-rdm", "rdmap85s0-rdm", "mlx5_1"].map(listed);
+        let names = || ["mlx5_3", "mlx5_1"].map(str::to_owned).to_vec();
+        let nics = Nics { names: names(), any_rails: false };
+        for provider in NAMED_AS_NICS {
+            let error = own_nics(provider, &nics, &domains).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            let text = error.to_string();
+            assert!(text.contains("mlx5_3 (not listed)") && text.contains("`rails`"), "{text}");
+        }
+        // What it calls mlx5_3 is not known.
+        assert_eq!(own_nics("psm3", &nics, &domains).unwrap(), [2]);
+        let free = Nics { names: names(), any_rails: true };
+        assert_eq!(own_nics("verbs", &free, &domains).unwrap(), [2]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
+use tokenyard_core::nics::Nics;
 use tokenyard_core::transport::{
     Command, Event, NO_COMMAND, NO_EVENT, Team, TransportNeeds, Window,
 };
@@ -33,8 +34,7 @@ impl Rank {
             get: false,
             flush: Flush::Auto,
             hmem: false,
-            nics: Vec::new(),
-            any_rails: false,
+            nics: Nics::default(),
         };
         let needs = TransportNeeds {
             windows: 1,

@@ -28,38 +28,6 @@ fn names(ports: &[PortFacts]) -> Vec<&str> {
 }
 
 #[test]
-fn a_rank_takes_the_device_that_the_topology_chose_and_else_its_turn() {
-    let names = ["mlx5_0", "mlx5_1", "mlx5_2"];
-    let team = |me: u32, nics: &[&str]| Team {
-        nics: nics.iter().map(|nic| (*nic).to_owned()).collect(),
-        ..Team::world(me, 8)
-    };
-    let auto = DeviceChoice::Auto;
-    assert_eq!(device(&names, &auto, &team(0, &["mlx5_2", "mlx5_1"])), 2);
-    assert_eq!(device(&names, &auto, &team(0, &["mlx5_7", "mlx5_1"])), 1);
-    assert_eq!(device(&names, &auto, &team(4, &[])), 1);
-    assert_eq!(device(&names, &auto, &team(5, &["mlx5_7"])), 2);
-    let named = DeviceChoice::Named(names.map(str::to_owned).to_vec());
-    assert_eq!(device(&names, &named, &team(1, &["mlx5_2"])), 1);
-}
-
-#[test]
-fn the_nic_that_the_topology_chose_is_taken_though_another_one_is_faster() {
-    let down = PortFacts { active: false, ..facts("mlx5_1", 128) };
-    let second = PortFacts { port: 2, ..facts("mlx5_2", 32) };
-    let ports = [facts("mlx5_0", 128), down, facts("mlx5_2", 32), second];
-    let taken = |nics: &[&str], wish| {
-        let nics: Vec<String> = nics.iter().map(|nic| (*nic).to_owned()).collect();
-        placed(&ports, &nics, wish).map(|port| (port.device.clone(), port.port))
-    };
-    assert_eq!(taken(&["mlx5_2", "mlx5_0"], None), Some(("mlx5_2".into(), 1)));
-    assert_eq!(taken(&["mlx5_2"], Some(2)), Some(("mlx5_2".into(), 2)));
-    assert_eq!(taken(&["mlx5_1", "mlx5_2"], None), Some(("mlx5_2".into(), 1)));
-    assert_eq!(taken(&["mlx5_7"], None), None);
-    assert_eq!(taken(&[], None), None);
-}
-
-#[test]
 fn auto_takes_the_fastest_active_ports_once_per_device_in_natural_order() {
     let down = PortFacts { active: false, ..facts("mlx5_0", 128) };
     let second = PortFacts { port: 2, ..facts("mlx5_2", 128) };

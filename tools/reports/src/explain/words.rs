@@ -1,6 +1,28 @@
 //! Words that reports and explanations share.
 
+use std::fmt::Display;
+
 use crate::format::{Call, Health, Report, State, Wait};
+
+/// Most bytes of a list of names: 12 of `mlx5_0`, 8 of `rdmap85s0`. Two lists and a fix have room in an error
+/// that crosses the plugin ABI.
+const MOST_OF_A_LIST: usize = 96;
+
+/// As many of some names as a text has room for, at least one: `a, b and 3 more`; `none` where there are none.
+pub fn first_names<T: Display>(names: impl IntoIterator<Item = T>) -> String {
+    let names: Vec<String> = names.into_iter().map(|name| name.to_string()).collect();
+    let mut bytes = 0;
+    let fits = |name: &&String| {
+        bytes += name.len() + ", ".len();
+        bytes <= MOST_OF_A_LIST + ", ".len()
+    };
+    let shown = names.iter().take_while(fits).count().max(1);
+    match names.len().saturating_sub(shown) {
+        0 if names.is_empty() => "none".to_owned(),
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names[..shown].join(", ")),
+    }
+}
 
 /// Milliseconds as seconds: `12.3 s`.
 pub fn seconds(ms: u64) -> String {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Place;
+use crate::topology::Place;
 
 /// Shares the NICs of each machine out among its ranks: no two ranks have the same one while
 /// another is idle that is as near, and all ranks of a machine have equally many. All ranks compute

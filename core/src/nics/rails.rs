@@ -1,10 +1,51 @@
 //! NICs of ranks that talk to each other: as many on every rank, and the same ones on a rail.
 
+use super::refuse_unless;
+use crate::error::first_names;
 use crate::topology::Place;
 use crate::{Error, ErrorKind, Result};
 
-/// Most ranks of a list.
-const MOST_RANKS: usize = 16;
+/// How to find what keeps ranks of a rail apart.
+const COMPARE: &str = "`tokenyard doctor` on both nodes names the NIC that is missing or down";
+/// How to go on without a NIC.
+const GO_ON: &str = "`tokenyard doctor` on that node says all about it; to go on with the NICs that can be used, name \
+                     them in `nics` of [topology.auto] on every node";
+
+/// A rank with NICs.
+#[derive(Clone, Copy)]
+struct RankNics<'a> {
+    rank: u32,
+    place: &'a Place,
+}
+
+impl<'a> RankNics<'a> {
+    /// Those of some ranks that have NICs.
+    fn among<P: IntoIterator<Item = (u32, &'a Option<Place>)>>(
+        ranks: P,
+    ) -> impl Iterator<Item = Self> {
+        let ranks = ranks.into_iter().filter_map(|(rank, place)| Some((rank, place.as_ref()?)));
+        ranks.filter(|(_, place)| !place.nics.is_empty()).map(|(rank, place)| Self { rank, place })
+    }
+
+    fn count(self) -> usize {
+        self.place.nics.len()
+    }
+
+    /// `rank 1 on b has 2 (n0, n1)`
+    fn has(self) -> String {
+        let Self { rank, place } = self;
+        format!("rank {rank} on {} has {} ({})", place.host, self.count(), place.nics.join(", "))
+    }
+
+    /// `rank 1 on b uses n0, n1`
+    fn uses(self) -> String {
+        format!("rank {} on {} uses {}", self.rank, self.place.host, self.place.nics.join(", "))
+    }
+
+    fn is_elsewhere(self, other: Self) -> bool {
+        self.place.host != other.place.host
+    }
+}
 
 /// Makes all ranks have equally many NICs, for ranks that talk to each other pair up their rails. Says what it
 /// took away. What is wrong is an error only where transports use these NICs.
@@ -14,33 +55,27 @@ const MOST_RANKS: usize = 16;
 /// have NICs and one has none or fewer, or where a rail has different ones: on a fabric without ways between
 /// rails these do not reach each other; [`ErrorKind::Unavailable`] where a topology says that a rank's NIC is
 /// missing or cannot be used. The text names ranks and NICs. Where a place says that NICs of all names reach
-/// each other, all but the first are
-/// warnings.
-pub(super) fn even_out(
+/// each other, all but the first are warnings.
+pub(crate) fn even_out(
     places: &mut [Option<Place>],
     domains: u32,
     transports_use: bool,
 ) -> Result<Vec<String>> {
-    let with_nics = || {
-        (0_u32..).zip(places.iter()).filter_map(|(rank, place)| {
-            place.as_ref().filter(|place| !place.nics.is_empty()).map(|place| (rank, place))
-        })
-    };
-    let Some((poor, least)) = with_nics().min_by_key(|(_, place)| place.nics.len()) else {
-        return Ok(Vec::new());
-    };
+    let with_nics = || RankNics::among((0..).zip(places.iter()));
+    let Some(poor) = with_nics().min_by_key(|one| one.count()) else { return Ok(Vec::new()) };
     let is_free = any_rails(places) || !transports_use;
+    let compare = |is_free, found| refuse_unless(is_free, ErrorKind::Mismatch, found, COMPARE);
     let mut warnings = Vec::new();
     if let (Some(found), true) = (missing_nic(places), transports_use) {
-        warnings.push(refuse_missing_unless(is_free, found)?);
+        warnings.push(refuse_unless(is_free, ErrorKind::Unavailable, found, GO_ON)?);
     }
     if let Some(found) = without_nic(places) {
-        warnings.push(refuse_unless(is_free, found)?);
+        warnings.push(compare(is_free, found)?);
     }
-    let most = with_nics().max_by_key(|(rank, place)| (place.nics.len(), u32::MAX - rank));
-    let count = least.nics.len();
-    if let Some((rich, most)) = most.filter(|(_, place)| place.nics.len() > count) {
-        let found = unequal((poor, least), (rich, most));
+    let count = poor.count();
+    let rich = with_nics().max_by_key(|one| (one.count(), u32::MAX - one.rank));
+    if let Some(rich) = rich.filter(|rich| rich.count() > count) {
+        let found = format!("{} and {}", poor.has(), rich.has());
         if transports_use && places.iter().flatten().any(|place| place.nics_given) {
             return Err(Error::new(
                 ErrorKind::Config,
@@ -50,7 +85,7 @@ pub(super) fn even_out(
             .with_fix("name equally many in `nics` of [topology.auto] on every node"));
         }
         if let Some(found) = thin_rail(places, domains) {
-            refuse_unless(is_free, found)?;
+            compare(is_free, found)?;
         }
         warnings.push(format!("every rank uses {count} of its NICs, because {found}"));
     }
@@ -58,7 +93,7 @@ pub(super) fn even_out(
         place.nics.truncate(count);
     }
     if let Some((found, is_given)) = crossed_rail(places, domains) {
-        warnings.push(refuse_unless(is_free || is_given, found)?);
+        warnings.push(compare(is_free || is_given, found)?);
     }
     for warning in &warnings {
         tracing::warn!("{warning}");
@@ -67,31 +102,8 @@ pub(super) fn even_out(
 }
 
 /// Whether some place says that NICs of all names reach each other.
-pub(super) fn any_rails(places: &[Option<Place>]) -> bool {
+pub(crate) fn any_rails(places: &[Option<Place>]) -> bool {
     places.iter().flatten().any(|place| place.any_rails)
-}
-
-/// A warning where it `is_free`, else an error, of NICs that may not reach each other.
-fn refuse_unless(is_free: bool, found: String) -> Result<String> {
-    if is_free {
-        return Ok(found);
-    }
-    Err(Error::new(ErrorKind::Mismatch, "choose NICs", found).with_fix(
-        "`tokenyard doctor` on both nodes names the NIC that is missing or down; where NICs of all \
-         names reach each other, set rails = \"any\" in [topology.auto] on every node",
-    ))
-}
-
-/// The same of a NIC that is missing on a machine, or cannot be used.
-fn refuse_missing_unless(is_free: bool, found: String) -> Result<String> {
-    if is_free {
-        return Ok(found);
-    }
-    Err(Error::new(ErrorKind::Unavailable, "choose NICs", found).with_fix(
-        "`tokenyard doctor` on that node says all about it; to go on with the NICs that can be used, name \
-         them in `nics` of [topology.auto] on every node; or set rails = \"any\" there, where NICs of all names \
-         reach each other",
-    ))
 }
 
 /// The first rank whose NIC is missing or cannot be used, as its topology says.
@@ -102,16 +114,11 @@ fn missing_nic(places: &[Option<Place>]) -> Option<String> {
         Some((rank, &place.host, place.missing_nic.as_ref()?))
     });
     let (rank, host, words) = missing.next()?;
-    let others: Vec<String> = missing.map(|(rank, ..)| rank.to_string()).collect();
+    let others: Vec<u32> = missing.map(|(rank, ..)| rank).collect();
     let others = match others.as_slice() {
         [] => String::new(),
         [one] => format!(" (so does rank {one})"),
-        some if some.len() <= MOST_RANKS => format!(" (so do ranks {})", some.join(", ")),
-        some => format!(
-            " (so do ranks {} and {} more)",
-            some[..MOST_RANKS].join(", "),
-            some.len() - MOST_RANKS
-        ),
+        some => format!(" (so do ranks {})", first_names(some)),
     };
     Some(format!(
         "rank {rank} on {host} lacks a NIC{others}: {words}. Ranks that share a NIC have half of its bandwidth \
@@ -119,35 +126,27 @@ fn missing_nic(places: &[Option<Place>]) -> Option<String> {
     ))
 }
 
-fn unequal((poor, least): (u32, &Place), (rich, most): (u32, &Place)) -> String {
-    format!(
-        "rank {poor} on {} has {} ({}) and rank {rich} on {} has {} ({})",
-        least.host,
-        least.nics.len(),
-        least.nics.join(", "),
-        most.host,
-        most.nics.len(),
-        most.nics.join(", ")
-    )
+/// The ranks with NICs of each rail, by the rail's number.
+fn rails(
+    places: &[Option<Place>],
+    domains: u32,
+) -> impl Iterator<Item = (usize, Vec<RankNics<'_>>)> {
+    let size = places.len() / domains.max(1) as usize;
+    let rail = move |index| RankNics::among((0..).zip(places).skip(index).step_by(size)).collect();
+    (0..size).map(move |index| (index, rail(index)))
 }
 
 /// The first rail whose ranks on different machines have unequally many NICs: one is missing. Ranks of one
 /// machine may: what they are near to differs.
 fn thin_rail(places: &[Option<Place>], domains: u32) -> Option<String> {
-    let size = places.len() / domains.max(1) as usize;
-    (0..size).find_map(|index| {
-        let rail = || {
-            (0_u32..).zip(places).skip(index).step_by(size).filter_map(|(rank, place)| {
-                place.as_ref().filter(|place| !place.nics.is_empty()).map(|place| (rank, place))
-            })
-        };
-        let least = rail().min_by_key(|(_, place)| place.nics.len())?;
-        let is_richer = |(_, place): &(u32, &Place)| {
-            place.host != least.1.host && place.nics.len() > least.1.nics.len()
-        };
-        let most = rail().find(is_richer)?;
-        let (found, absent) = (unequal(least, most), absent_on(places, least.1, most.1));
-        Some(format!("ranks of rail {index} have unequally many NICs: {found}{absent}"))
+    rails(places, domains).find_map(|(index, ranks)| {
+        let least = *ranks.iter().min_by_key(|one| one.count())?;
+        let is_richer =
+            |one: &&RankNics<'_>| one.is_elsewhere(least) && one.count() > least.count();
+        let most = ranks.iter().find(is_richer)?;
+        let (has, more) = (least.has(), most.has());
+        let absent = absent_on(places, least.place, most.place);
+        Some(format!("ranks of rail {index} have unequally many NICs: {has} and {more}{absent}"))
     })
 }
 
@@ -157,58 +156,41 @@ fn absent_on(places: &[Option<Place>], least: &Place, most: &Place) -> String {
         let of_host = places.iter().flatten().filter(|place| place.host == least.host);
         of_host.flat_map(|place| &place.nics).any(|other| other == nic)
     };
-    let absent: Vec<&str> =
-        most.nics.iter().filter(|nic| !is_there(nic)).map(String::as_str).collect();
+    let absent: Vec<&String> = most.nics.iter().filter(|nic| !is_there(nic)).collect();
     match absent.is_empty() {
         true => String::new(),
-        false => format!("; no rank on {} has {}", least.host, absent.join(", ")),
+        false => format!("; no rank on {} has {}", least.host, first_names(absent)),
     }
 }
 
 /// The first rank that has no NIC where others have.
 fn without_nic(places: &[Option<Place>]) -> Option<String> {
-    let place = |has: bool| {
-        let ranks = places.iter().enumerate();
-        let mut there = ranks.filter_map(|(rank, place)| Some((rank, place.as_ref()?)));
-        there.find(|(_, place)| place.nics.is_empty() != has)
-    };
-    let ((poor, none), (rich, some)) = (place(false)?, place(true)?);
-    Some(format!(
-        "rank {poor} on {} has no NIC that can be used, and rank {rich} on {} uses {}",
-        none.host,
-        some.host,
-        some.nics.join(", ")
-    ))
+    let mut there = (0_u32..).zip(places).filter_map(|(rank, place)| Some((rank, place.as_ref()?)));
+    let (poor, none) = there.find(|(_, place)| place.nics.is_empty())?;
+    let rich = RankNics::among((0..).zip(places)).next()?;
+    Some(format!("rank {poor} on {} has no NIC that can be used, and {}", none.host, rich.uses()))
 }
 
 /// The first rail whose ranks on different machines have different NICs, and whether the operator named
 /// both: where each NIC is on a network of its own, they do not reach each other.
 fn crossed_rail(places: &[Option<Place>], domains: u32) -> Option<(String, bool)> {
-    let size = places.len() / domains.max(1) as usize;
-    (0..size).find_map(|index| {
-        let mut rail = (index..places.len())
-            .step_by(size)
-            .filter_map(|rank| Some((rank, places[rank].as_ref()?)))
-            .filter(|(_, place)| !place.nics.is_empty());
-        let (first, one) = rail.next()?;
-        let crosses = |place: &Place| place.host != one.host && place.nics != one.nics;
-        let (second, other) = rail.find(|(_, place)| crosses(place))?;
+    rails(places, domains).find_map(|(index, ranks)| {
+        let one = *ranks.first()?;
+        let crosses = |of: &&RankNics<'_>| of.is_elsewhere(one) && of.place.nics != one.place.nics;
+        let other = ranks.iter().find(crosses)?;
         let found = format!(
-            "rail {index} crosses: rank {first} on {} uses {} and rank {second} on {} uses {}; on a \
-             fabric without ways between rails they do not reach each other",
-            one.host,
-            one.nics.join(", "),
-            other.host,
-            other.nics.join(", ")
+            "rail {index} crosses: {} and {}; on a fabric without ways between rails they do not reach each other",
+            one.uses(),
+            other.uses()
         );
-        Some((found, one.nics_given && other.nics_given))
+        Some((found, one.place.nics_given && other.place.nics_given))
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::share::tests::places;
+    use crate::nics::share::tests::places;
 
     #[test]
     fn a_node_with_fewer_nics_bounds_all_and_is_named() {
@@ -327,7 +309,10 @@ mod tests {
             place.missing_nic = Some("none is there".to_owned());
         }
         let text = even_out(&mut many, 1, true).unwrap_err().to_string();
-        assert!(text.contains("14, 15, 16 and 63 more): none is there"), "{text}");
+        assert!(
+            text.contains("(so do ranks 1, 2, ") && text.contains(" more): none is there"),
+            "{text}"
+        );
         assert_eq!(even_out(&mut node(), 1, false).unwrap(), Vec::<String>::new());
         let mut free = node();
         free[0].as_mut().unwrap().any_rails = true;
