@@ -406,7 +406,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 7
+#define TY_TRANSPORT_MINOR 8
 
 /**
  * Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -514,7 +514,7 @@ struct TyTransportTable;
 /**
  * The contract of device APIs: `backends/gpu/device/transport.cuh` of this version.
  */
-#define TY_DEVICE_API_VERSION 1
+#define TY_DEVICE_API_VERSION 2
 
 /**
  * A device API in CUDA C++.
@@ -545,6 +545,12 @@ struct TyTransportTable;
  * Only hipcc can.
  */
 #define TY_COMPILER_HIPCC 4
+
+/**
+ * Kernels load from and store to windows of peers (`kLoadStore`); without it they put. As
+ * [`TY_CAP_LOAD_STORE`] says it of the transport.
+ */
+#define TY_DEVICE_API_LOAD_STORE 1
 
 /**
  * Room that the host gives to `endpoint`.
@@ -877,9 +883,9 @@ typedef struct TyDeviceApi {
    */
   uint32_t compiler;
   /**
-   * Zero.
+   * Bits of `TY_DEVICE_API_*` that say how kernels use it.
    */
-  uint32_t reserved;
+  uint32_t flags;
   /**
    * Source text of `struct DeviceApi`, to be included inside a namespace.
    */

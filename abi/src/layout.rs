@@ -51,7 +51,7 @@ const fn transport_layout() -> u64 {
         TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
             link_name, device_api, device_source }
-        TyDeviceApi { size, version, dialect, compiler, reserved, source, include_folders,
+        TyDeviceApi { size, version, dialect, compiler, flags, source, include_folders,
             include_folder_count, defines, define_count, params, param_bytes, param_alignment }
         TyTransportExport { header, components, count }
     }

@@ -7,7 +7,7 @@ use crate::{TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr, TyWindow};
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 7;
+pub const TY_TRANSPORT_MINOR: u32 = 8;
 
 /// Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -331,7 +331,7 @@ pub struct TyTransportTable {
 }
 
 /// The contract of device APIs: `backends/gpu/device/transport.cuh` of this version.
-pub const TY_DEVICE_API_VERSION: u32 = 1;
+pub const TY_DEVICE_API_VERSION: u32 = 2;
 /// A device API in CUDA C++.
 pub const TY_DIALECT_CUDA: u32 = 1;
 /// A device API in HIP C++.
@@ -345,6 +345,10 @@ pub const TY_COMPILER_HIPRTC: u32 = 3;
 /// Only hipcc can.
 pub const TY_COMPILER_HIPCC: u32 = 4;
 
+/// Kernels load from and store to windows of peers (`kLoadStore`); without it they put. As
+/// [`TY_CAP_LOAD_STORE`] says it of the transport.
+pub const TY_DEVICE_API_LOAD_STORE: u32 = 1;
+
 /// What a kernel set compiles into its kernels to use a transport.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -357,8 +361,8 @@ pub struct TyDeviceApi {
     pub dialect: u32,
     /// One of `TY_COMPILER_*`.
     pub compiler: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Bits of `TY_DEVICE_API_*` that say how kernels use it.
+    pub flags: u32,
     /// Source text of `struct DeviceApi`, to be included inside a namespace.
     pub source: TyStr,
     /// Folders that the source includes from.

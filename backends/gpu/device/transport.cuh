@@ -1,4 +1,4 @@
-// The device API: what a kernel may ask of a transport. Version 1.
+// The device API: what a kernel may ask of a transport. Version 2.
 //
 // A transport hands the kernel set the source of one struct, `DeviceApi`, and a parameter block. The
 // source is compiled once per level, inside a namespace of its own, so that one device API may serve both
@@ -28,9 +28,11 @@
 //     // Adds to a signal of `peer`. One thread. Where kLoadStore it also carries every plain store
 //     // that this thread made or observed before, as a release does.
 //     bool signal(u32 queue, u32 peer, Raise, Guard&) const;
-//     // Ends a deferred doorbell of the queue. One thread.
+//     // Lets go what was posted on the queue: a doorbell may wait for it. One thread, behind a barrier of
+//     // those that posted; at the end of every phase.
 //     void submit(u32 queue) const;
-//     // The total of a signal of this rank, with acquire order at system scope. One thread.
+//     // The total of a signal of this rank, raised by puts on this queue of the ranks that raise it, with
+//     // acquire order at system scope. One thread.
 //     u64 read_signal(u32 queue, u32 id) const;
 //     // Waits until the sources of all puts of the queue are reusable (INV-4).
 //     template <class Coop> bool flush(Coop, u32 queue, Guard&) const;
@@ -39,8 +41,9 @@
 //     bool get(Coop, u32 queue, u32 peer, At src, At dst, u64 bytes, Guard&) const;
 //   };
 //
-// Window ids are dense, in order of registration. Signal totals only grow and compare rolling. A
-// queue belongs to one block unless kSharedQueues. What can block takes the guard and returns false
+// Window ids are dense, in order of registration. Signal totals only grow and compare rolling; those of
+// several queues are summed by who waits. An add is 1 to 65,535. A queue belongs to one block unless
+// kSharedQueues. A block puts on the queue of its number modulo the queues; records go on queue 0. What can block takes the guard and returns false
 // when the guard ended it (INV-6): the kernel then returns, and the context lives. Barriers are
 // built above the device API.
 //
@@ -51,7 +54,7 @@
 #pragma once
 #include "arch.cuh"
 
-#define TY_DEVICE_API_VERSION 1
+#define TY_DEVICE_API_VERSION 2
 
 namespace ty {
 

@@ -241,7 +241,7 @@ impl<C: Components> Transport for Peers<C> {
             version: abi::TY_DEVICE_API_VERSION,
             dialect: abi::TY_DIALECT_CUDA,
             compiler: abi::TY_COMPILER_NVRTC,
-            reserved: 0,
+            flags: abi::TY_DEVICE_API_LOAD_STORE,
             source: abi::TyStr { data: DEVICE_API.as_ptr(), bytes: DEVICE_API.len() },
             include_folders: std::ptr::null(),
             include_folder_count: 0,

@@ -162,7 +162,7 @@ mod tests {
             version: abi::TY_DEVICE_API_VERSION,
             dialect: abi::TY_DIALECT_CUDA,
             compiler: abi::TY_COMPILER_NVRTC,
-            reserved: 0,
+            flags: abi::TY_DEVICE_API_LOAD_STORE,
             source: abi::TyStr { data: SOURCE.as_ptr(), bytes: SOURCE.len() },
             include_folders: std::ptr::null(),
             include_folder_count: 0,

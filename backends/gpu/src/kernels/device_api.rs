@@ -111,7 +111,7 @@ impl DeviceApi {
             defines,
             params: Vec::new(),
             param_bytes: device_api.param_bytes,
-            puts: false,
+            puts: device_api.flags & abi::TY_DEVICE_API_LOAD_STORE == 0,
         })
     }
 
@@ -146,7 +146,7 @@ mod tests {
             version: abi::TY_DEVICE_API_VERSION,
             dialect: abi::TY_DIALECT_CUDA,
             compiler: abi::TY_COMPILER_NVRTC,
-            reserved: 0,
+            flags: abi::TY_DEVICE_API_LOAD_STORE,
             source: abi::TyStr { data: SOURCE.as_ptr(), bytes: SOURCE.len() },
             include_folders: std::ptr::null(),
             include_folder_count: 0,
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn device_apis_of_other_versions_languages_and_sizes_are_refused() {
-        assert!(refusal(|f| f.version += 1).contains("found version 2"));
+        assert!(refusal(|f| f.version += 1).contains("found version 3"));
         assert!(refusal(|f| f.dialect = abi::TY_DIALECT_HIP).contains("dialect 2"));
         assert!(refusal(|f| f.param_bytes = 0).contains("0 bytes of parameters"));
         assert!(refusal(|f| f.param_alignment = 16).contains("aligned to 16"));

@@ -82,9 +82,9 @@ impl Engine {
             return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message)
                 .with_fix("let a lost rank end the communicator, or use kernels = \"cpu\""));
         }
-        let ring = match sizes.longest_put {
-            Some(_) => Some(Ring::new(context, link, level, sizes.signals())?),
-            None => None,
+        let ring = match exchange.path.has_ring() {
+            true => Some(Ring::new(context, link, level, sizes.signals())?),
+            false => None,
         };
         let device_api = match &ring {
             Some(ring) => ring.device_api(exchange.rank),
@@ -104,7 +104,8 @@ impl Engine {
             done: expected[1].address(),
             entered: entered.address(),
             outbox: sizes.entries(sizes.slots),
-            longest_put: sizes.longest_put.unwrap_or(0),
+            largest_put: exchange.path.largest_put,
+            queues: exchange.path.queues.into(),
             // Behind those of `Common`.
             entry_signals: 2 * u64::from(moe.ranks) * u64::from(sizes.slots),
             windows,
@@ -215,7 +216,7 @@ impl Engine {
         let links = match layout {
             Layout::Flat => self.launcher.kernels.rows == Rows::Tma,
             // Half of the warps spread what arrives: see `tiles.cuh`.
-            _ => self.sizes.longest_put.is_none() && self.exchange.groups == 1,
+            _ => !self.exchange.path.puts() && self.exchange.groups == 1,
         };
         DispatchTiling::new(&self.exchange, row, self.launcher.most_shared, links)
     }

@@ -36,7 +36,7 @@ struct Rank : Brought {
     u64 units = 8ull * s.ranks * s.max_tokens + (16 << 10);
     if (entries + std::max(entries, units) > kControlBytes) fail("the control window is too small");
     *state = State{0, 0, 1, 0, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
-                   room<u64>(kSlots), entries, s.longest_put, 2ull * s.ranks * kSlots,
+                   room<u64>(kSlots), entries, s.largest_put, 1, 2ull * s.ranks * kSlots,
                    {control, arena}, room<u64>(s.ranks), told, 1};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
     r = Routing{room<i32>(pairs), room<u32>(pairs), room<u32>(pairs), room<u32>(spans * s.ranks),
@@ -107,7 +107,7 @@ struct Fabric {
     u8* source = (c.src_window == kArena ? from.arena : from.control) + c.src_offset;
     u8* target = (c.dst_window == kArena ? to.arena : to.control) + c.dst_offset;
     same("op", c.op, 2u);
-    bool fits = c.bytes > 0 && c.bytes <= from.s.longest_put;
+    bool fits = c.bytes > 0 && c.bytes <= from.s.largest_put;
     same("length", fits || c.dst_window == kControl, true);
     same("multiples of 4", (c.src_offset | c.dst_offset | c.bytes) % 4, 0u);
     if (c.dst_offset + c.bytes > (c.dst_window == kArena ? kArenaBytes : kControlBytes))
