@@ -86,8 +86,9 @@ impl Path {
                 let queues = limits.max_queues.clamp(1, MOST_QUEUES);
                 return Ok(put(Poster::Kernel, WindowMemory::Device, queues));
             }
-            (false, true, _) => return Ok(put(Poster::HostRing, WindowMemory::Device, 1)),
-            (false, false, true) => return Ok(put(Poster::HostRing, WindowMemory::Host, 1)),
+            // Host memory first: whether a NIC reaches device memory shows only when a window is registered.
+            (false, _, true) => return Ok(put(Poster::HostRing, WindowMemory::Host, 1)),
+            (false, true, false) => return Ok(put(Poster::HostRing, WindowMemory::Device, 1)),
             _ => {}
         }
         let api = if by_kernels { "a device API that puts" } else { "no device API" };
@@ -159,12 +160,12 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_host_puts_where_there_is_no_device_api_from_device_memory_if_it_can() {
+    fn the_host_puts_where_there_is_no_device_api_from_host_memory_if_it_can() {
         // What the host can load and store does not help kernels.
         for (flags, kinds, memory) in [
             (STORES, HOST, WindowMemory::Host),
             (0, HOST, WindowMemory::Host),
-            (0, HOST | CUDA, WindowMemory::Device),
+            (0, HOST | CUDA, WindowMemory::Host),
             (0, CUDA, WindowMemory::Device),
         ] {
             let path = of(flags, kinds, 100).unwrap();
