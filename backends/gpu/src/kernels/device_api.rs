@@ -115,6 +115,21 @@ impl DeviceApi {
         })
     }
 
+    /// Whether it does what its transport has declared.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with both.
+    pub(crate) fn check_puts(&self, puts: bool) -> Result<()> {
+        let way = |puts| if puts { "puts" } else { "loads and stores" };
+        if self.puts == puts {
+            return Ok(());
+        }
+        let (found, expected) = (way(self.puts), way(puts));
+        refuse(format!(
+            "found a device API that {found}; its transport declares one that {expected}"
+        ))
+    }
+
     /// The device API that posts through the host.
     pub(crate) fn of_proxy(source: &str, params: Vec<u64>) -> Self {
         let param_bytes = 8 * params.len();
@@ -193,6 +208,17 @@ mod tests {
         assert!(refusal(|f| f.dialect = abi::TY_DIALECT_HIP).contains("dialect 2"));
         assert!(refusal(|f| f.param_bytes = 0).contains("0 bytes of parameters"));
         assert!(refusal(|f| f.param_alignment = 16).contains("aligned to 16"));
+    }
+
+    #[test]
+    fn a_device_api_that_does_not_do_what_its_transport_declares_is_refused() {
+        let given = abi::TyDeviceApi { flags: 0, ..device_api() };
+        // SAFETY: every pointer points to a constant of its length.
+        let [stores, puts] = [device_api(), given].map(|g| unsafe { DeviceApi::read(&g) }.unwrap());
+        assert!(stores.check_puts(false).is_ok() && puts.check_puts(true).is_ok());
+        let error = puts.check_puts(false).unwrap_err().to_string();
+        assert!(error.contains("found a device API that puts"), "{error}");
+        assert!(error.contains("declares one that loads and stores"), "{error}");
     }
 
     #[test]

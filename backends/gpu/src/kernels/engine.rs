@@ -21,6 +21,7 @@ use super::observer::Observer;
 use super::order::StreamOrder;
 use super::outcome::ticket;
 use super::places::Places;
+use super::posting::{Health, Posting};
 use super::routing::RoutingTable;
 use super::sizes::{DispatchTiling, Sizes};
 use super::waits::{Turn, Waits};
@@ -82,14 +83,15 @@ impl Engine {
             return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message)
                 .with_fix("let a lost rank end the communicator, or use kernels = \"cpu\""));
         }
-        let ring = match exchange.path.has_ring() {
-            true => Some(Ring::new(context, link, level, sizes.signals())?),
-            false => None,
-        };
-        let device_api = match &ring {
-            Some(ring) => ring.device_api(exchange.rank),
+        let (posting, device_api) = if exchange.path.has_ring() {
+            let ring = Ring::new(context, link, level, sizes.signals())?;
+            let device_api = ring.device_api(exchange.rank);
+            (Posting::Ring(ring), device_api)
+        } else {
             // SAFETY: the link lives, and with it what its device API points to.
-            None => unsafe { DeviceApi::read(&link.device_api()?)? },
+            let device_api = unsafe { DeviceApi::read(&link.device_api()?)? };
+            device_api.check_puts(exchange.path.puts())?;
+            (Posting::DeviceApi(Health::new(link)), device_api)
         };
         let DeviceFacts { most_shared, processors, .. } = context.device.facts()?;
         let kernels = Kernels::load(context, config, &device_api, exchange.role(), most_shared)?;
@@ -137,7 +139,7 @@ impl Engine {
             report: Pinned::new(context, 1)?,
             abort: Pinned::new(context, 1)?,
             ranks: exchange.world_ranks(),
-            ring,
+            posting,
             turn: Turn::default(),
         });
         let order = StreamOrder::new(context, slots, Duration::from_nanos(plan.cap_ns))?;
@@ -234,7 +236,7 @@ impl Engine {
 
     /// What the host serves, where kernels post through it.
     pub(super) fn gpu_ring(&self) -> Option<abi::TyGpuRing> {
-        self.launcher.waits.ring.as_ref().map(Ring::as_abi)
+        self.launcher.waits.posting.ring().map(Ring::as_abi)
     }
 
     /// A region for the expert outputs of a handle.

@@ -36,6 +36,7 @@ mod order;
 mod outcome;
 mod path;
 mod places;
+mod posting;
 mod push;
 mod queue;
 mod received;
