@@ -43,9 +43,9 @@
 //
 // Window ids are dense, in order of registration. Signal totals only grow and compare rolling; those of
 // several queues are summed by who waits. An add is 1 to 65,535. A queue belongs to one block unless
-// kSharedQueues. A block puts on the queue of its number modulo the queues; records go on queue 0. What can block takes the guard and returns false
-// when the guard ended it (INV-6): the kernel then returns, and the context lives. Barriers are
-// built above the device API.
+// kSharedQueues. A block puts on the queue of its number modulo the queues; records go on queue 0. What can
+// block takes the guard and returns false when the guard ended it (INV-6): the kernel then returns, and the
+// context lives. What sees an error says so by Guard::fail. Barriers are built above the device API.
 //
 // Bulk copies (TMA) are another proxy than loads and stores. Who stores to a peer in bulk completes
 // its own stores (`cp.async.bulk.wait_group 0`, not `.read`) before the block's barrier and the
@@ -134,6 +134,20 @@ class Guard {
     return true;
   }
 
+  // Ends what waits by this guard, now and later: a device API that sees an error itself calls it. The
+  // host reads of the first one what was waited for, and what was found.
+  __device__ void fail(const What& what, u64 found) {
+    ended_ = true;
+    if (atomic_cas(&report_->ended, 0ull, 1ull) != 0) return;
+    report_->phase = what.phase;
+    report_->peer = what.peer;
+    report_->signal = what.signal;
+    report_->expected = what.expected;
+    report_->found = found;
+    fence_system_all();
+    store_release(&report_->ended, 2);
+  }
+
  private:
   __device__ static u64 tag(const What& what) { return (u64)what.phase << 32 | (what.peer + 1); }
 
@@ -154,16 +168,7 @@ class Guard {
       store_relaxed(&report_->wait_found, found);
     }
     if (load_relaxed(abort_) == 0 && now - since_ < cap_) return false;
-    ended_ = true;
-    if (atomic_cas(&report_->ended, 0ull, 1ull) == 0) {
-      report_->phase = what.phase;
-      report_->peer = what.peer;
-      report_->signal = what.signal;
-      report_->expected = what.expected;
-      report_->found = found;
-      fence_system_all();
-      store_release(&report_->ended, 2);
-    }
+    fail(what, found);
     return true;
   }
 
