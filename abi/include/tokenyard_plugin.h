@@ -345,7 +345,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 1684939618527646966
+#define TY_TRANSPORT_LAYOUT 5375739247426609534
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
@@ -355,7 +355,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 2737136107581314980
+#define TY_KERNELS_LAYOUT 8051059405700919676
 
 /**
  * Major version of the topology ABI.
@@ -1377,12 +1377,12 @@ typedef struct TyWindow {
  * A transport: who fills this structure contributes a fabric.
  *
  * Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
- * `endpoint`, `connect`, `peer_address`) are called on one thread that may block. *Hot* slots
+ * `endpoint`, `connect`, `commit`, `peer_address`) are called on one thread that may block. *Hot* slots
  * (`post`, `poll`, `read_signal`) of one queue are called by one thread at a time; different queues
  * may be used by different threads at once. `health` may be called from any thread.
  *
  * Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
- * `connect` per peer, then hot slots, then `close`.
+ * `connect` per peer, `commit`, then hot slots, then `close`.
  */
 typedef struct TyTransportTable {
   /**
@@ -1514,6 +1514,12 @@ typedef struct TyTransportTable {
    * a job, on a machine without the fabric. What it points to is static.
    */
   int32_t (*device_source)(struct TyDeviceApi *device_api, struct TyError *error);
+  /**
+   * Optional, cold, collective: every rank of the team calls it once, behind its last `connect` and before
+   * anything that uses the connections. For fabrics that register windows only once the team is
+   * connected. May wait for peers that still connect, at most `deadline_ns`.
+   */
+  int32_t (*commit)(void *instance, struct TyError *error);
 } TyTransportTable;
 
 /**

@@ -170,12 +170,12 @@ pub struct TyEvent {
 /// A transport: who fills this structure contributes a fabric.
 ///
 /// Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
-/// `endpoint`, `connect`, `peer_address`) are called on one thread that may block. *Hot* slots
+/// `endpoint`, `connect`, `commit`, `peer_address`) are called on one thread that may block. *Hot* slots
 /// (`post`, `poll`, `read_signal`) of one queue are called by one thread at a time; different queues
 /// may be used by different threads at once. `health` may be called from any thread.
 ///
 /// Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
-/// `connect` per peer, then hot slots, then `close`.
+/// `connect` per peer, `commit`, then hot slots, then `close`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyTransportTable {
@@ -328,6 +328,10 @@ pub struct TyTransportTable {
     /// a job, on a machine without the fabric. What it points to is static.
     pub device_source:
         Option<unsafe extern "C" fn(device_api: *mut TyDeviceApi, error: *mut TyError) -> i32>,
+    /// Optional, cold, collective: every rank of the team calls it once, behind its last `connect` and before
+    /// anything that uses the connections. For fabrics that register windows only once the team is
+    /// connected. May wait for peers that still connect, at most `deadline_ns`.
+    pub commit: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
 }
 
 /// The contract of device APIs: `backends/gpu/device/transport.cuh` of this version.

@@ -144,6 +144,10 @@ impl Transport for DevicePut {
         self.below()?.connect(peer, data)
     }
 
+    fn commit(&mut self) -> Result<()> {
+        self.below()?.commit()
+    }
+
     unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
         for (done, command) in commands.iter().enumerate() {
             let signal = self.below_signal(queue, command.signal);
