@@ -39,6 +39,7 @@ pub(crate) fn peers_device_api() -> DeviceApiSource<'static> {
         defines: &[],
         param_bytes: size_of::<Params>(),
         puts: false,
+        by_host: false,
     }
 }
 

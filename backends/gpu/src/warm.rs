@@ -121,7 +121,7 @@ pub fn warm(
             architecture: architecture.name(),
             over: over.name.clone(),
             role: *role,
-            rows: compile::rows_of(config, architecture, source.puts)?,
+            rows: compile::rows_of(config, architecture, source.by_host)?,
             compiled,
             folder: folder.clone(),
         })

@@ -46,7 +46,11 @@ pub trait Compiler: Debug + Send + Sync {
 const OLDEST: u32 = 80;
 
 /// How rows move on an architecture.
-pub(crate) fn rows_of(config: &GpuConfig, architecture: Architecture, puts: bool) -> Result<Rows> {
+pub(crate) fn rows_of(
+    config: &GpuConfig,
+    architecture: Architecture,
+    by_host: bool,
+) -> Result<Rows> {
     let has_bulk_copies = architecture.capability >= 90;
     let refuse = |message: String, fix: &'static str| {
         Err(Error::new(ErrorKind::Unsupported, "load kernels", message).with_fix(fix))
@@ -61,8 +65,8 @@ pub(crate) fn rows_of(config: &GpuConfig, architecture: Architecture, puts: bool
             "set rows = \"auto\"",
         ),
         RowCopy::Vector => Ok(Rows::Vector),
-        // Where kernels put, windows are host memory, and speed is no matter.
-        RowCopy::Auto if !has_bulk_copies || puts => Ok(Rows::Vector),
+        // What the host posts is staged in its memory, as a rule, where speed is no matter.
+        RowCopy::Auto if !has_bulk_copies || by_host => Ok(Rows::Vector),
         RowCopy::Tma | RowCopy::Auto => Ok(Rows::Tma),
     }
 }
@@ -76,7 +80,7 @@ pub(crate) fn kernels(
     device_api: DeviceApiSource<'_>,
     role: Role,
 ) -> Result<(Vec<u8>, bool)> {
-    let rows = rows_of(config, architecture, device_api.puts)?;
+    let rows = rows_of(config, architecture, device_api.by_host)?;
     let target = Target { compiler: platform.compiler, architecture, rows };
     image_of(platform, config, &Program::new(target, device_api, role))
 }
@@ -124,6 +128,8 @@ mod tests {
         assert_eq!(rows(RowCopy::Auto, 80).unwrap(), Rows::Vector);
         assert_eq!(rows(RowCopy::Auto, 90).unwrap(), Rows::Tma);
         assert_eq!(rows(RowCopy::Vector, 100).unwrap(), Rows::Vector);
+        let ring = rows_of(&GpuConfig::default(), Architecture { capability: 90 }, true);
+        assert_eq!(ring.unwrap(), Rows::Vector);
         assert_eq!(rows(RowCopy::Tma, 90).unwrap(), Rows::Tma);
         let text = rows(RowCopy::Tma, 89).unwrap_err().to_string();
         assert!(text.contains("found sm_89; expected sm_90"), "{text}");

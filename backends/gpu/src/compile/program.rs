@@ -99,6 +99,8 @@ pub(crate) struct DeviceApiSource<'a> {
     pub(crate) param_bytes: usize,
     /// It puts; else it loads and stores.
     pub(crate) puts: bool,
+    /// The host posts what kernels put.
+    pub(crate) by_host: bool,
 }
 
 /// Whose rows the kernels move.

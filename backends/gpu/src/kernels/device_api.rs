@@ -15,6 +15,7 @@ pub(crate) struct DeviceApi {
     pub(crate) params: Vec<u64>,
     param_bytes: usize,
     puts: bool,
+    by_host: bool,
 }
 
 fn refuse<T>(message: String) -> Result<T> {
@@ -112,6 +113,7 @@ impl DeviceApi {
             params: Vec::new(),
             param_bytes: device_api.param_bytes,
             puts: device_api.flags & abi::TY_DEVICE_API_LOAD_STORE == 0,
+            by_host: false,
         })
     }
 
@@ -133,7 +135,14 @@ impl DeviceApi {
     /// The device API that posts through the host.
     pub(crate) fn of_proxy(source: &str, params: Vec<u64>) -> Self {
         let param_bytes = 8 * params.len();
-        Self { source: source.to_owned(), defines: Vec::new(), params, param_bytes, puts: true }
+        Self {
+            source: source.to_owned(),
+            defines: Vec::new(),
+            params,
+            param_bytes,
+            puts: true,
+            by_host: true,
+        }
     }
 
     /// What the compiler is given.
@@ -143,6 +152,7 @@ impl DeviceApi {
             defines: &self.defines,
             param_bytes: self.param_bytes,
             puts: self.puts,
+            by_host: self.by_host,
         }
     }
 }

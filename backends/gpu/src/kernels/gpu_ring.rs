@@ -23,7 +23,13 @@ const PARAMS: usize = 5;
 
 /// The device API, for who compiles it without a ring.
 pub(crate) fn gpu_ring_api() -> DeviceApiSource<'static> {
-    DeviceApiSource { text: DEVICE_API, defines: &[], param_bytes: 8 * PARAMS, puts: true }
+    DeviceApiSource {
+        text: DEVICE_API,
+        defines: &[],
+        param_bytes: 8 * PARAMS,
+        puts: true,
+        by_host: true,
+    }
 }
 
 /// The memory of a ring, and the link that its commands are posted to.
