@@ -1,6 +1,6 @@
 //! `nvlink` without its loads and stores.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 use tokenyard_core::config::ComponentTable;
@@ -29,7 +29,6 @@ pub struct DevicePut {
     rings: Arc<Rings>,
     /// Shared with the engine's thread once that runs.
     nvlink: Arc<Nvlink>,
-    source: String,
     habits: Habits,
     me: u32,
 }
@@ -39,13 +38,17 @@ fn inner_config(config: &DevicePutConfig) -> PeersConfig {
 }
 
 /// The device API of `nvlink` in a namespace, then that of this transport.
-fn source() -> Result<(String, usize)> {
-    let inner = Nvlink::device_source()?;
-    // SAFETY: the text of a constant.
-    let text = unsafe { std::slice::from_raw_parts(inner.source.data, inner.source.bytes) };
-    let text = String::from_utf8_lossy(text);
-    Ok((format!("namespace inner {{\n{text}\n}}\n{SOURCE}"), inner.param_bytes))
-}
+static DEVICE_API: LazyLock<String> = LazyLock::new(|| {
+    let text = Nvlink::device_source().map(|below| {
+        // SAFETY: the text of a constant.
+        let text = unsafe { std::slice::from_raw_parts(below.source.data, below.source.bytes) };
+        String::from_utf8_lossy(text).into_owned()
+    });
+    format!("namespace inner {{\n{}\n}}\n{SOURCE}", text.unwrap_or_default())
+});
+
+/// Words of `DeviceApi::Params` behind those of `nvlink`.
+const OWN_PARAMS: usize = 3;
 
 impl DevicePut {
     /// The instance below, while nobody else has it.
@@ -64,9 +67,12 @@ impl DevicePut {
             std::slice::from_raw_parts(inner.params.cast::<u64>(), inner.param_bytes / 8)
         };
         let mut params = words.to_vec();
-        params.push(self.rings.address());
-        params.push(u64::from(CAPACITY - 1) | u64::from(self.habits.signals) << 32);
-        params.push(self.me.into());
+        let own: [u64; OWN_PARAMS] = [
+            self.rings.address(),
+            u64::from(CAPACITY - 1) | u64::from(self.habits.signals) << 32,
+            self.me.into(),
+        ];
+        params.extend(own);
         let engine = Engine::start(Arc::clone(&self.nvlink), Arc::clone(&self.rings), self.habits)?;
         // A second caller's engine is dropped, so ends.
         drop(self.engine.set(engine));
@@ -114,7 +120,6 @@ impl Transport for DevicePut {
             device_side: OnceLock::new(),
             rings: Arc::new(Rings::new(&context, needs.queues)?),
             nvlink: Arc::new(Nvlink::open(inner, team, &below)?),
-            source: source()?.0,
             habits: Habits {
                 seed: config.seed,
                 rank: team.me,
@@ -180,12 +185,16 @@ impl Transport for DevicePut {
                 self.device_side.get_or_init(|| made)
             }
         };
+        Ok(abi::TyDeviceApi { params: params.as_ptr().cast(), ..Self::device_source()? })
+    }
+
+    fn device_source() -> Result<abi::TyDeviceApi> {
         let below = Nvlink::device_source()?;
         Ok(abi::TyDeviceApi {
             flags: 0,
-            source: abi::TyStr { data: self.source.as_ptr(), bytes: self.source.len() },
-            params: params.as_ptr().cast(),
-            param_bytes: size_of_val(params.as_slice()),
+            source: abi::TyStr { data: DEVICE_API.as_ptr(), bytes: DEVICE_API.len() },
+            params: std::ptr::null(),
+            param_bytes: below.param_bytes + 8 * OWN_PARAMS,
             param_alignment: align_of::<u64>(),
             ..below
         })
