@@ -2,8 +2,9 @@
 //
 // A transport hands the kernel set the source of one struct, `DeviceApi`, and a parameter block. The
 // source is compiled once per level, inside a namespace of its own, so that one device API may serve both
-// levels of a communicator. Kernels are templates over device APIs and know no transport. This file needs
-// arch.cuh alone: it compiles with NVRTC, nvcc, hiprtc and hipcc.
+// levels of a communicator. A header that it needs outside of that namespace is named by the define
+// TY_UP_PRELUDE=<header.h>; it is found in its include folders. Kernels are templates over device APIs and
+// know no transport. This file needs arch.cuh alone: it compiles with NVRTC, nvcc, hiprtc and hipcc.
 //
 // A device API has, and its kernels use nothing else:
 //

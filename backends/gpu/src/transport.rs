@@ -21,7 +21,7 @@ use tokenyard_core::transport::{
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::compile::DeviceApiSource;
+use crate::compile::{DeviceApiSource, Needed};
 use crate::config::PeersConfig;
 use crate::driver::{self, Buffer, Context, Device, Stream, granularity};
 use crate::platform::Components;
@@ -37,6 +37,8 @@ pub(crate) fn peers_device_api() -> DeviceApiSource<'static> {
     DeviceApiSource {
         text: DEVICE_API,
         defines: &[],
+        include_folders: &[],
+        compiler: Needed::RunTime,
         param_bytes: size_of::<Params>(),
         puts: false,
         by_host: false,

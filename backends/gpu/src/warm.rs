@@ -134,7 +134,7 @@ pub fn warm(
 ///
 /// # Errors
 /// No compiler, or what it says.
-pub fn compile(target: Target, over: &Over, role: Role) -> Result<Compiled> {
+pub fn compile(target: Target<'_>, over: &Over, role: Role) -> Result<Compiled> {
     Program::new(target, over.source(), role).compile(target.compiler)
 }
 
@@ -142,7 +142,7 @@ pub fn compile(target: Target, over: &Over, role: Role) -> Result<Compiled> {
 ///
 /// # Errors
 /// No compiler, or what it says.
-pub fn compile_probe(target: Target) -> Result<Compiled> {
+pub fn compile_probe(target: Target<'_>) -> Result<Compiled> {
     let program = Program::probe(target, peers_device_api(), size_of::<ProbeArgs>());
     program.compile(target.compiler)
 }

@@ -1,9 +1,11 @@
 //! The device API that a transport gives, read with care: it may come from a plugin.
 
+use std::path::PathBuf;
+
 use tokenyard_core::abi;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::compile::DeviceApiSource;
+use crate::compile::{DeviceApiSource, Needed};
 
 /// A device API that the kernels can be compiled over.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,6 +13,8 @@ pub(crate) struct DeviceApi {
     source: String,
     /// Of the form `NAME=VALUE`.
     defines: Vec<String>,
+    include_folders: Vec<PathBuf>,
+    compiler: Needed,
     /// `DeviceApi::Params`, in words of 8 bytes for its alignment.
     pub(crate) params: Vec<u64>,
     param_bytes: usize,
@@ -76,29 +80,43 @@ impl DeviceApi {
     /// # Safety
     /// As [`read`](Self::read).
     pub(crate) unsafe fn without_params(device_api: &abi::TyDeviceApi) -> Result<Self> {
-        let wanted = (abi::TY_DEVICE_API_VERSION, abi::TY_DIALECT_CUDA, abi::TY_COMPILER_NVRTC);
-        let found = (device_api.version, device_api.dialect, device_api.compiler);
-        if found != wanted {
+        let wanted = (abi::TY_DEVICE_API_VERSION, abi::TY_DIALECT_CUDA);
+        let found = (device_api.version, device_api.dialect);
+        let compiler = match device_api.compiler {
+            abi::TY_COMPILER_NVRTC if device_api.include_folder_count == 0 => Some(Needed::RunTime),
+            abi::TY_COMPILER_NVCC => Some(Needed::Program),
+            _ => None,
+        };
+        let (true, Some(compiler)) = (found == wanted, compiler) else {
             return refuse(format!(
-                "found version {}, dialect {}, compiler {}; expected {}, CUDA ({}), NVRTC ({})",
-                found.0, found.1, found.2, wanted.0, wanted.1, wanted.2
+                "found version {}, dialect {}, compiler {} with {} include folders; expected {}, CUDA ({}), \
+                 NVRTC ({}) with none or nvcc ({})",
+                found.0,
+                found.1,
+                device_api.compiler,
+                device_api.include_folder_count,
+                wanted.0,
+                wanted.1,
+                abi::TY_COMPILER_NVRTC,
+                abi::TY_COMPILER_NVCC
             ));
-        }
-        if device_api.include_folder_count != 0
-            || device_api.param_bytes == 0
-            || device_api.param_alignment > 8
-        {
+        };
+        if device_api.param_bytes == 0 || device_api.param_alignment > 8 {
             return refuse(format!(
-                "found {} include folders and {} bytes of parameters aligned to {}; expected none, \
-                 and some aligned to at most 8",
-                device_api.include_folder_count, device_api.param_bytes, device_api.param_alignment
+                "found {} bytes of parameters aligned to {}; expected some, aligned to at most 8",
+                device_api.param_bytes, device_api.param_alignment
             ));
         }
         // SAFETY: by this function's contract.
-        let (source, defines) = unsafe {
+        let (source, defines, folders) = unsafe {
             (
                 text("bytes of source", &device_api.source)?,
                 slice("defines", device_api.defines, device_api.define_count)?,
+                slice(
+                    "include folders",
+                    device_api.include_folders,
+                    device_api.include_folder_count,
+                )?,
             )
         };
         if source.is_empty() {
@@ -107,9 +125,16 @@ impl DeviceApi {
         // SAFETY: by this function's contract.
         let define = |text_of: &abi::TyStr| unsafe { text("bytes of a define", text_of) };
         let defines = defines.iter().map(define).collect::<Result<_>>()?;
+        let folder = |text_of: &abi::TyStr| {
+            // SAFETY: by this function's contract.
+            unsafe { text("bytes of an include folder", text_of) }.map(PathBuf::from)
+        };
+        let include_folders = folders.iter().map(folder).collect::<Result<_>>()?;
         Ok(Self {
             source,
             defines,
+            include_folders,
+            compiler,
             params: Vec::new(),
             param_bytes: device_api.param_bytes,
             puts: device_api.flags & abi::TY_DEVICE_API_LOAD_STORE == 0,
@@ -138,6 +163,8 @@ impl DeviceApi {
         Self {
             source: source.to_owned(),
             defines: Vec::new(),
+            include_folders: Vec::new(),
+            compiler: Needed::RunTime,
             params,
             param_bytes,
             puts: true,
@@ -150,6 +177,8 @@ impl DeviceApi {
         DeviceApiSource {
             text: &self.source,
             defines: &self.defines,
+            include_folders: &self.include_folders,
+            compiler: self.compiler,
             param_bytes: self.param_bytes,
             puts: self.puts,
             by_host: self.by_host,

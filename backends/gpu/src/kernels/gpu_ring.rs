@@ -8,7 +8,7 @@ use tokenyard_core::link::Link;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::device_api::DeviceApi;
-use crate::compile::DeviceApiSource;
+use crate::compile::{DeviceApiSource, Needed};
 use crate::driver::{self, Buffer, Context, Pinned};
 
 /// The source of the device API.
@@ -26,6 +26,8 @@ pub(crate) fn gpu_ring_api() -> DeviceApiSource<'static> {
     DeviceApiSource {
         text: DEVICE_API,
         defines: &[],
+        include_folders: &[],
+        compiler: Needed::RunTime,
         param_bytes: 8 * PARAMS,
         puts: true,
         by_host: true,
