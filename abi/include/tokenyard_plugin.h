@@ -345,7 +345,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 1684939618527646966
+#define TY_TRANSPORT_LAYOUT 5375739247426609534
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
@@ -355,7 +355,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 2737136107581314980
+#define TY_KERNELS_LAYOUT 8051059405700919676
 
 /**
  * Major version of the topology ABI.
@@ -406,7 +406,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 7
+#define TY_TRANSPORT_MINOR 8
 
 /**
  * Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -514,7 +514,7 @@ struct TyTransportTable;
 /**
  * The contract of device APIs: `backends/gpu/device/transport.cuh` of this version.
  */
-#define TY_DEVICE_API_VERSION 1
+#define TY_DEVICE_API_VERSION 2
 
 /**
  * A device API in CUDA C++.
@@ -545,6 +545,12 @@ struct TyTransportTable;
  * Only hipcc can.
  */
 #define TY_COMPILER_HIPCC 4
+
+/**
+ * Kernels load from and store to windows of peers (`kLoadStore`); without it they put. As
+ * [`TY_CAP_LOAD_STORE`] says it of the transport.
+ */
+#define TY_DEVICE_API_LOAD_STORE 1
 
 /**
  * Room that the host gives to `endpoint`.
@@ -877,9 +883,9 @@ typedef struct TyDeviceApi {
    */
   uint32_t compiler;
   /**
-   * Zero.
+   * Bits of `TY_DEVICE_API_*` that say how kernels use it.
    */
-  uint32_t reserved;
+  uint32_t flags;
   /**
    * Source text of `struct DeviceApi`, to be included inside a namespace.
    */
@@ -1371,12 +1377,12 @@ typedef struct TyWindow {
  * A transport: who fills this structure contributes a fabric.
  *
  * Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
- * `endpoint`, `connect`, `peer_address`) are called on one thread that may block. *Hot* slots
+ * `endpoint`, `connect`, `commit`, `peer_address`) are called on one thread that may block. *Hot* slots
  * (`post`, `poll`, `read_signal`) of one queue are called by one thread at a time; different queues
  * may be used by different threads at once. `health` may be called from any thread.
  *
  * Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
- * `connect` per peer, then hot slots, then `close`.
+ * `connect` per peer, `commit`, then hot slots, then `close`.
  */
 typedef struct TyTransportTable {
   /**
@@ -1508,6 +1514,12 @@ typedef struct TyTransportTable {
    * a job, on a machine without the fabric. What it points to is static.
    */
   int32_t (*device_source)(struct TyDeviceApi *device_api, struct TyError *error);
+  /**
+   * Optional, cold, collective: every rank of the team calls it once, behind its last `connect` and before
+   * anything that uses the connections. For fabrics that register windows only once the team is
+   * connected. May wait for peers that still connect, at most `deadline_ns`.
+   */
+  int32_t (*commit)(void *instance, struct TyError *error);
 } TyTransportTable;
 
 /**

@@ -50,8 +50,8 @@ const fn transport_layout() -> u64 {
         TyTransportOpen { size, config, team, needs, nics, nic_count, flags, reserved }
         TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
-            link_name, device_api, device_source }
-        TyDeviceApi { size, version, dialect, compiler, reserved, source, include_folders,
+            link_name, device_api, device_source, commit }
+        TyDeviceApi { size, version, dialect, compiler, flags, source, include_folders,
             include_folder_count, defines, define_count, params, param_bytes, param_alignment }
         TyTransportExport { header, components, count }
     }
@@ -103,11 +103,11 @@ const fn kernels_layout() -> u64 {
 }
 
 /// Layout hash of the transport ABI on 64-bit targets.
-pub const TY_TRANSPORT_LAYOUT: u64 = 0x1762_1ba7_e652_94f6;
+pub const TY_TRANSPORT_LAYOUT: u64 = 0x4a9a_765d_17fd_217e;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x25fc_42c9_b247_97a4;
+pub const TY_KERNELS_LAYOUT: u64 = 0x6fbb_1bdf_865e_f17c;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -7,7 +7,7 @@ use crate::{TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr, TyWindow};
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 7;
+pub const TY_TRANSPORT_MINOR: u32 = 8;
 
 /// Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -170,12 +170,12 @@ pub struct TyEvent {
 /// A transport: who fills this structure contributes a fabric.
 ///
 /// Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
-/// `endpoint`, `connect`, `peer_address`) are called on one thread that may block. *Hot* slots
+/// `endpoint`, `connect`, `commit`, `peer_address`) are called on one thread that may block. *Hot* slots
 /// (`post`, `poll`, `read_signal`) of one queue are called by one thread at a time; different queues
 /// may be used by different threads at once. `health` may be called from any thread.
 ///
 /// Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
-/// `connect` per peer, then hot slots, then `close`.
+/// `connect` per peer, `commit`, then hot slots, then `close`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyTransportTable {
@@ -328,10 +328,14 @@ pub struct TyTransportTable {
     /// a job, on a machine without the fabric. What it points to is static.
     pub device_source:
         Option<unsafe extern "C" fn(device_api: *mut TyDeviceApi, error: *mut TyError) -> i32>,
+    /// Optional, cold, collective: every rank of the team calls it once, behind its last `connect` and before
+    /// anything that uses the connections. For fabrics that register windows only once the team is
+    /// connected. May wait for peers that still connect, at most `deadline_ns`.
+    pub commit: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
 }
 
 /// The contract of device APIs: `backends/gpu/device/transport.cuh` of this version.
-pub const TY_DEVICE_API_VERSION: u32 = 1;
+pub const TY_DEVICE_API_VERSION: u32 = 2;
 /// A device API in CUDA C++.
 pub const TY_DIALECT_CUDA: u32 = 1;
 /// A device API in HIP C++.
@@ -345,6 +349,10 @@ pub const TY_COMPILER_HIPRTC: u32 = 3;
 /// Only hipcc can.
 pub const TY_COMPILER_HIPCC: u32 = 4;
 
+/// Kernels load from and store to windows of peers (`kLoadStore`); without it they put. As
+/// [`TY_CAP_LOAD_STORE`] says it of the transport.
+pub const TY_DEVICE_API_LOAD_STORE: u32 = 1;
+
 /// What a kernel set compiles into its kernels to use a transport.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -357,8 +365,8 @@ pub struct TyDeviceApi {
     pub dialect: u32,
     /// One of `TY_COMPILER_*`.
     pub compiler: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Bits of `TY_DEVICE_API_*` that say how kernels use it.
+    pub flags: u32,
     /// Source text of `struct DeviceApi`, to be included inside a namespace.
     pub source: TyStr,
     /// Folders that the source includes from.

@@ -66,6 +66,7 @@ impl Ceiling {
         for (peer, endpoint) in (0..).zip(&incoming) {
             transport.connect(peer, endpoint)?;
         }
+        transport.commit()?;
         let windows = (0..ranks)
             .map(|peer| transport.peer_address(WINDOW, peer))
             .collect::<Result<Vec<_>, _>>()?;

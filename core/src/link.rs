@@ -221,7 +221,7 @@ pub(crate) const NO_DEVICE_API: abi::TyDeviceApi = abi::TyDeviceApi {
     version: 0,
     dialect: 0,
     compiler: 0,
-    reserved: 0,
+    flags: 0,
     source: NO_TEXT,
     include_folders: std::ptr::null(),
     include_folder_count: 0,

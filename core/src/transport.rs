@@ -17,7 +17,7 @@
 //! - **INV-3 no tearing.** Aligned 8-byte values arrive whole.
 //! - **INV-4, INV-5.** A command's source is reusable, and its queue slot free, when the command is
 //!   done: not when it was picked up.
-//! - **INV-6.** `connect` ends within the deadline; `post`, `poll`, `progress` and `health` never block.
+//! - **INV-6.** `connect` and `commit` end within the deadline; `post`, `poll`, `progress` and `health` never block.
 //! - **INV-7 no lost errors.** A failed command is an error event, and `health` stays bad.
 //!
 //! A transport that somebody must drive declares `TY_CAP_MANUAL_PROGRESS`; core then calls `progress`
@@ -152,6 +152,16 @@ pub trait Transport: Sized + Send + Sync + 'static {
     /// [`ErrorKind::Protocol`] for bytes that fail a check, [`ErrorKind::Deadline`] if the peer
     /// does not answer in time.
     fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()>;
+
+    /// Ends the connecting: every rank of the team calls it once, behind its last [`connect`](Self::connect)
+    /// and before anything that uses the connections. For fabrics that register windows only once the
+    /// team is connected. It may wait for peers that still connect.
+    ///
+    /// # Errors
+    /// What the fabric refuses; [`ErrorKind::Deadline`] if a peer does not come in time.
+    fn commit(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Where `window` of `peer` is mapped in this process (capability `TY_CAP_LOAD_STORE`).
     ///

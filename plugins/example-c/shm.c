@@ -541,6 +541,7 @@ static const TyTransportTable table = {
     NULL, /* link_name: the name of the component says it */
     NULL, /* device_api: kernels on the CPU need none */
     NULL, /* device_source: likewise */
+    NULL, /* commit: a peer is reached as soon as it is connected */
 };
 
 static const TyTransportTable *const tables[] = { &table };

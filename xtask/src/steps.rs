@@ -165,12 +165,15 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "cuda-compile",
-        about: "every CUDA kernel compiles for sm_80, sm_90a and sm_100a, without a GPU; registers, spills",
+        about: "every CUDA kernel compiles for sm_80, sm_90a and sm_100a, without a GPU; registers, spills; nvcc",
         after: &[],
         needs: &[PIP],
         commands: &[
             cmd("pip3 install --quiet --upgrade --target {target}/cuda-compilers \
-                 nvidia-cuda-nvrtc==13.0.*"),
+                 nvidia-cuda-nvrtc==13.0.* nvidia-cuda-nvcc==13.0.* nvidia-cuda-crt==13.0.* \
+                 nvidia-nvvm==13.0.* nvidia-cuda-runtime==13.0.* nvidia-cuda-cccl==13.0.*"),
+            cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
+                 cargo test --package tokenyard-cuda --test nvcc -- --include-ignored"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  cargo run --package tokenyard-cuda --example compile"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \

@@ -3,8 +3,8 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::transport::Transport as _;
-use tokenyard_cuda::Nvlink;
-use tokenyard_cuda::Nvrtc;
+use tokenyard_cuda::{Nvlink, Nvrtc};
+use tokenyard_device_put::DevicePut;
 use tokenyard_gpu::compile::{Architecture, Compiled, Role, Rows, Target};
 use tokenyard_gpu::warm::{Over, compile, compile_probe};
 
@@ -13,14 +13,18 @@ const WANTED: [(u32, Rows); 4] =
 
 /// Kernels of `exchange.cu`: over puts, a combine has one more; inside one of several domains, a
 /// dispatch.
-fn programs() -> Result<[(Over, Role, usize); 4]> {
+fn programs() -> Result<[(Over, Role, usize); 5]> {
     let given = Nvlink::device_source()?;
     // SAFETY: what it points to is static.
     let nvlink = unsafe { Over::transport("nvlink", Some(&given))? };
+    let given = DevicePut::device_source()?;
+    // SAFETY: as above.
+    let puts = unsafe { Over::transport("device-put", Some(&given))? };
     let ring = Over::gpu_ring();
     Ok([
         (nvlink.clone(), Role::Direct, 10),
         (ring.clone(), Role::Direct, 11),
+        (puts, Role::Direct, 11),
         (nvlink, Role::IntraDomain, 11),
         (ring, Role::IntraDomain, 12),
     ])

@@ -3,14 +3,16 @@
 //!
 //! Kernels and host code are those of `tokenyard-gpu`; here are CUDA's driver and compiler, and the
 //! names. Nothing of CUDA is linked: driver and compiler are loaded at run time, and `probe` says where
-//! they are missing. `docs.md` in this folder is the page for operators.
+//! they are missing. nvcc is run as a program, where a device API includes headers. `docs.md` in this folder is the page for operators.
 
 mod built_in;
 mod driver;
+mod nvcc;
 mod nvrtc;
 
 pub use built_in::link;
 pub use driver::CudaDriver;
+pub use nvcc::Nvcc;
 pub use nvrtc::Nvrtc;
 
 use tokenyard_core::abi;
@@ -20,6 +22,7 @@ use tokenyard_gpu::{Components, GpuKernels, Names, Peers, Platform};
 pub static PLATFORM: Platform = Platform {
     driver: &CudaDriver,
     compiler: &Nvrtc,
+    program_compiler: |named| Ok(Box::new(Nvcc::find(named)?)),
     names: Names {
         kernels: "cuda",
         link: "nvlink",

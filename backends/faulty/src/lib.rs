@@ -13,4 +13,5 @@ mod transport;
 
 pub use built_in::link;
 pub use config::{Fault, FaultyConfig, Kind};
+pub use rng::Rng;
 pub use transport::Faulty;

@@ -2,11 +2,11 @@
 
 /// SplitMix64: small, and good enough to be unfair.
 #[derive(Debug)]
-pub(crate) struct Rng(u64);
+pub struct Rng(u64);
 
 impl Rng {
     /// A stream of its own for each of `parts`.
-    pub(crate) fn new(seed: u64, parts: [u32; 2]) -> Self {
+    pub fn new(seed: u64, parts: [u32; 2]) -> Self {
         let mut rng = Self(seed);
         for part in parts {
             rng.0 = rng.next() ^ u64::from(part);
@@ -22,13 +22,13 @@ impl Rng {
     }
 
     /// A number below `bound`; 0 if there is none.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         // The product's upper half is even enough for any bound that is used here.
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
     /// Whether one of a hundred equal chances out of `percent` came up.
-    pub(crate) fn percent(&mut self, percent: u32) -> bool {
+    pub fn percent(&mut self, percent: u32) -> bool {
         self.below(100) < u64::from(percent)
     }
 }

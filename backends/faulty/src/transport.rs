@@ -108,6 +108,10 @@ impl Transport for Faulty {
         self.inner.connect(peer, data)
     }
 
+    fn commit(&mut self) -> Result<()> {
+        self.inner.commit()
+    }
+
     fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
         if !self.config.load_store {
             let message = "load_store = false in the table of faulty";

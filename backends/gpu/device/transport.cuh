@@ -1,9 +1,10 @@
-// The device API: what a kernel may ask of a transport. Version 1.
+// The device API: what a kernel may ask of a transport. Version 2.
 //
 // A transport hands the kernel set the source of one struct, `DeviceApi`, and a parameter block. The
 // source is compiled once per level, inside a namespace of its own, so that one device API may serve both
-// levels of a communicator. Kernels are templates over device APIs and know no transport. This file needs
-// arch.cuh alone: it compiles with NVRTC, nvcc, hiprtc and hipcc.
+// levels of a communicator. A header that it needs outside of that namespace is named by the define
+// TY_UP_PRELUDE=<header.h>; it is found in its include folders. Kernels are templates over device APIs and
+// know no transport. This file needs arch.cuh alone: it compiles with NVRTC, nvcc, hiprtc and hipcc.
 //
 // A device API has, and its kernels use nothing else:
 //
@@ -28,9 +29,11 @@
 //     // Adds to a signal of `peer`. One thread. Where kLoadStore it also carries every plain store
 //     // that this thread made or observed before, as a release does.
 //     bool signal(u32 queue, u32 peer, Raise, Guard&) const;
-//     // Ends a deferred doorbell of the queue. One thread.
+//     // Lets go what was posted on the queue: a doorbell may wait for it. One thread, behind a barrier of
+//     // those that posted; at the end of every phase.
 //     void submit(u32 queue) const;
-//     // The total of a signal of this rank, with acquire order at system scope. One thread.
+//     // The total of a signal of this rank, raised by puts on this queue of the ranks that raise it, with
+//     // acquire order at system scope. One thread.
 //     u64 read_signal(u32 queue, u32 id) const;
 //     // Waits until the sources of all puts of the queue are reusable (INV-4).
 //     template <class Coop> bool flush(Coop, u32 queue, Guard&) const;
@@ -39,10 +42,11 @@
 //     bool get(Coop, u32 queue, u32 peer, At src, At dst, u64 bytes, Guard&) const;
 //   };
 //
-// Window ids are dense, in order of registration. Signal totals only grow and compare rolling. A
-// queue belongs to one block unless kSharedQueues. What can block takes the guard and returns false
-// when the guard ended it (INV-6): the kernel then returns, and the context lives. Barriers are
-// built above the device API.
+// Window ids are dense, in order of registration. Signal totals only grow and compare rolling; those of
+// several queues are summed by who waits. An add is 1 to 65,535. A queue belongs to one block unless
+// kSharedQueues. A block puts on the queue of its number modulo the queues; records go on queue 0. What can
+// block takes the guard and returns false when the guard ended it (INV-6): the kernel then returns, and the
+// context lives. What sees an error says so by Guard::fail. Barriers are built above the device API.
 //
 // Bulk copies (TMA) are another proxy than loads and stores. Who stores to a peer in bulk completes
 // its own stores (`cp.async.bulk.wait_group 0`, not `.read`) before the block's barrier and the
@@ -51,7 +55,7 @@
 #pragma once
 #include "arch.cuh"
 
-#define TY_DEVICE_API_VERSION 1
+#define TY_DEVICE_API_VERSION 2
 
 namespace ty {
 
@@ -131,6 +135,20 @@ class Guard {
     return true;
   }
 
+  // Ends what waits by this guard, now and later: a device API that sees an error itself calls it. The
+  // host reads of the first one what was waited for, and what was found.
+  __device__ void fail(const What& what, u64 found) {
+    ended_ = true;
+    if (atomic_cas(&report_->ended, 0ull, 1ull) != 0) return;
+    report_->phase = what.phase;
+    report_->peer = what.peer;
+    report_->signal = what.signal;
+    report_->expected = what.expected;
+    report_->found = found;
+    fence_system_all();
+    store_release(&report_->ended, 2);
+  }
+
  private:
   __device__ static u64 tag(const What& what) { return (u64)what.phase << 32 | (what.peer + 1); }
 
@@ -151,16 +169,7 @@ class Guard {
       store_relaxed(&report_->wait_found, found);
     }
     if (load_relaxed(abort_) == 0 && now - since_ < cap_) return false;
-    ended_ = true;
-    if (atomic_cas(&report_->ended, 0ull, 1ull) == 0) {
-      report_->phase = what.phase;
-      report_->peer = what.peer;
-      report_->signal = what.signal;
-      report_->expected = what.expected;
-      report_->found = found;
-      fence_system_all();
-      store_release(&report_->ended, 2);
-    }
+    fail(what, found);
     return true;
   }
 

@@ -120,6 +120,9 @@ pub struct GpuConfig {
     /// Folder for compiled kernels. Default: `tokenyard/cuda`, or of another kernel set's name, in the
     /// user's cache folder.
     pub cache: Option<PathBuf>,
+    /// The compiler, a program such as `/usr/local/cuda/bin/nvcc`, for transports whose device API includes
+    /// headers. Default: where the toolkit is found.
+    pub compiler: Option<PathBuf>,
 }
 
 impl Default for GpuConfig {
@@ -131,6 +134,7 @@ impl Default for GpuConfig {
             outside: Outside::Auto,
             arena_mib: None,
             cache: None,
+            compiler: None,
         }
     }
 }

@@ -1,6 +1,9 @@
 //! One maker's GPUs: driver, compiler, and the names that users know them by.
 
 use std::fmt::Debug;
+use std::path::Path;
+
+use tokenyard_core::Result;
 
 use crate::compile::Compiler;
 use crate::driver::Driver;
@@ -10,8 +13,11 @@ use crate::driver::Driver;
 pub struct Platform {
     /// Its driver.
     pub driver: &'static dyn Driver,
-    /// The compiler of its kernels.
+    /// The compiler of its kernels: a library.
     pub compiler: &'static dyn Compiler,
+    /// The compiler of kernels over a device API that includes headers from disk: a program, at the path that
+    /// the config names, or where it is found.
+    pub program_compiler: fn(Option<&Path>) -> Result<Box<dyn Compiler>>,
     /// Names for people.
     pub names: Names,
     /// The kind of its device memory, one of `TY_MEMORY_*`.

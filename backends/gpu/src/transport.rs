@@ -21,7 +21,7 @@ use tokenyard_core::transport::{
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::compile::DeviceApiSource;
+use crate::compile::{DeviceApiSource, Needed};
 use crate::config::PeersConfig;
 use crate::driver::{self, Buffer, Context, Device, Stream, granularity};
 use crate::platform::Components;
@@ -37,8 +37,11 @@ pub(crate) fn peers_device_api() -> DeviceApiSource<'static> {
     DeviceApiSource {
         text: DEVICE_API,
         defines: &[],
+        include_folders: &[],
+        compiler: Needed::RunTime,
         param_bytes: size_of::<Params>(),
         puts: false,
+        by_host: false,
     }
 }
 
@@ -241,7 +244,7 @@ impl<C: Components> Transport for Peers<C> {
             version: abi::TY_DEVICE_API_VERSION,
             dialect: abi::TY_DIALECT_CUDA,
             compiler: abi::TY_COMPILER_NVRTC,
-            reserved: 0,
+            flags: abi::TY_DEVICE_API_LOAD_STORE,
             source: abi::TyStr { data: DEVICE_API.as_ptr(), bytes: DEVICE_API.len() },
             include_folders: std::ptr::null(),
             include_folder_count: 0,

@@ -121,7 +121,7 @@ pub fn warm(
             architecture: architecture.name(),
             over: over.name.clone(),
             role: *role,
-            rows: compile::rows_of(config, architecture, source.puts)?,
+            rows: compile::rows_of(config, architecture, source.by_host)?,
             compiled,
             folder: folder.clone(),
         })
@@ -134,7 +134,7 @@ pub fn warm(
 ///
 /// # Errors
 /// No compiler, or what it says.
-pub fn compile(target: Target, over: &Over, role: Role) -> Result<Compiled> {
+pub fn compile(target: Target<'_>, over: &Over, role: Role) -> Result<Compiled> {
     Program::new(target, over.source(), role).compile(target.compiler)
 }
 
@@ -142,7 +142,7 @@ pub fn compile(target: Target, over: &Over, role: Role) -> Result<Compiled> {
 ///
 /// # Errors
 /// No compiler, or what it says.
-pub fn compile_probe(target: Target) -> Result<Compiled> {
+pub fn compile_probe(target: Target<'_>) -> Result<Compiled> {
     let program = Program::probe(target, peers_device_api(), size_of::<ProbeArgs>());
     program.compile(target.compiler)
 }
@@ -162,7 +162,7 @@ mod tests {
             version: abi::TY_DEVICE_API_VERSION,
             dialect: abi::TY_DIALECT_CUDA,
             compiler: abi::TY_COMPILER_NVRTC,
-            reserved: 0,
+            flags: abi::TY_DEVICE_API_LOAD_STORE,
             source: abi::TyStr { data: SOURCE.as_ptr(), bytes: SOURCE.len() },
             include_folders: std::ptr::null(),
             include_folder_count: 0,

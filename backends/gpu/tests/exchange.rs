@@ -7,7 +7,7 @@
 #![allow(clippy::expect_used, clippy::panic)]
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use tokenyard_core::abi;
 use tokenyard_gpu::compile::Rows;
@@ -26,16 +26,36 @@ fn for_the_host(name: &str, text: &str, rows: Rows) -> String {
 /// A device API that the model runs over.
 #[derive(Clone, Copy)]
 struct DeviceApi {
-    /// Where its source is.
+    /// Where its source is, and that of the one in the namespace `inner` before it.
     source: &'static str,
+    inner: Option<&'static str>,
     puts: bool,
+    /// Of its own, where it has several; else 0.
+    queues: u32,
     param_bytes: usize,
 }
 
-const GPU_RING: DeviceApi =
-    DeviceApi { source: "device/gpu_ring.cuh", puts: true, param_bytes: 40 };
-const NVLINK: DeviceApi =
-    DeviceApi { source: "src/transport/nvlink.cuh", puts: false, param_bytes: 32 };
+const GPU_RING: DeviceApi = DeviceApi {
+    source: "device/gpu_ring.cuh",
+    inner: None,
+    puts: true,
+    queues: 0,
+    param_bytes: 40,
+};
+const NVLINK: DeviceApi = DeviceApi {
+    source: "src/transport/nvlink.cuh",
+    inner: None,
+    puts: false,
+    queues: 0,
+    param_bytes: 32,
+};
+const DEVICE_PUT: DeviceApi = DeviceApi {
+    source: "../../tools/device_put/src/device_put.cuh",
+    inner: Some(NVLINK.source),
+    puts: true,
+    queues: 3,
+    param_bytes: 56,
+};
 
 /// Writes the sources for the host, over a device API. `level` tells one copy from the other, which a
 /// compiler would take for the same file.
@@ -53,12 +73,14 @@ fn write_all(to: &Path, device_api: DeviceApi, rows: Rows, level: &str) {
             }
         }
     }
-    std::fs::copy(crate_folder.join(device_api.source), to.join("up_device_api.cuh"))
-        .expect("the device API");
+    let read = |name: &str| std::fs::read_to_string(crate_folder.join(name)).expect("a device API");
+    let inner = device_api.inner.map(|inner| format!("namespace inner {{\n{}\n}}\n", read(inner)));
+    let text = inner.unwrap_or_default() + &read(device_api.source);
+    std::fs::write(to.join("up_device_api.cuh"), text).expect("written");
 }
 
 /// Compiles and runs a model of `tests/model`, with the sources in a folder.
-fn run(folder: &Path, model: &str, defines: &[String]) {
+fn compile_and_run(folder: &Path, model: &str, defines: &[String]) -> Output {
     let program = folder.join("exchange");
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/model");
     let compiled = Command::new("g++")
@@ -75,7 +97,13 @@ fn run(folder: &Path, model: &str, defines: &[String]) {
         .output()
         .unwrap_or_else(|e| panic!("g++ cannot be run ({e}): apt-get install g++"));
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let run = Command::new(&program).output().expect("it runs");
+    Command::new(&program).output().expect("it runs")
+}
+
+/// The same, where all is well.
+fn run(folder: &Path, model: &str, defines: &[String]) {
+    let defines = [defines, &["-DTY_FAULT=0".to_owned()]].concat();
+    let run = compile_and_run(folder, model, &defines);
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
 }
 
@@ -86,10 +114,22 @@ fn run_level(device_api: DeviceApi, rows: Rows) {
     run(folder.path(), "exchange.cpp", &defines(device_api, rows));
 }
 
+/// What the model says of a transport that does something wrong: a `Fault` of `level.h`.
+fn noticed(device_api: DeviceApi, fault: u32) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_all(folder.path(), device_api, Rows::Vector, "the level");
+    let defines =
+        [&defines(device_api, Rows::Vector)[..], &[format!("-DTY_FAULT={fault}")]].concat();
+    let run = compile_and_run(folder.path(), "exchange.cpp", &defines);
+    assert!(!run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
+    String::from_utf8_lossy(&run.stderr).into_owned()
+}
+
 /// What the sources of one level are compiled with.
-fn defines(device_api: DeviceApi, rows: Rows) -> [String; 4] {
-    let DeviceApi { puts, param_bytes, .. } = device_api;
+fn defines(device_api: DeviceApi, rows: Rows) -> [String; 5] {
+    let DeviceApi { puts, param_bytes, queues, .. } = device_api;
     [
+        format!("-DTY_QUEUES={queues}"),
         format!("-DTY_ROWS_TMA={}", u32::from(rows == Rows::Tma)),
         format!("-DTY_PUTS={}", u32::from(puts)),
         format!("-DTY_UP_PARAM_BYTES={param_bytes}"),
@@ -105,6 +145,7 @@ fn run_domains(up: DeviceApi, out: DeviceApi) {
         write_all(&folder.path().join(name), device_api, Rows::Vector, name);
         let name = name.to_uppercase();
         defines.push(format!("-D{name}_PUTS={}", u32::from(device_api.puts)));
+        defines.push(format!("-D{name}_QUEUES={}", device_api.queues));
         defines.push(format!("-D{name}_PARAM_BYTES={}", device_api.param_bytes));
     }
     run(folder.path(), "domains.cpp", &defines);
@@ -113,6 +154,16 @@ fn run_domains(up: DeviceApi, out: DeviceApi) {
 #[test]
 fn rows_reach_their_places_and_come_back_over_puts_in_any_order() {
     run_level(GPU_RING, Rows::Vector);
+}
+
+#[test]
+fn rows_reach_their_places_and_come_back_over_a_device_api_that_puts_on_several_queues() {
+    run_level(DEVICE_PUT, Rows::Vector);
+}
+
+#[test]
+fn rows_that_are_staged_by_bulk_copies_are_put_on_several_queues() {
+    run_level(DEVICE_PUT, Rows::Tma);
 }
 
 #[test]
@@ -126,6 +177,30 @@ fn rows_reach_their_places_and_come_back_by_bulk_copies() {
 }
 
 #[test]
+fn a_signal_before_its_payload_is_noticed() {
+    let said = noticed(DEVICE_PUT, 1);
+    assert!(!said.contains("an ended wait"), "{said}");
+}
+
+#[test]
+fn a_lost_put_ends_a_wait() {
+    let said = noticed(DEVICE_PUT, 2);
+    assert!(said.contains("an ended wait"), "{said}");
+}
+
+#[test]
+fn a_source_that_is_reusable_too_early_is_noticed() {
+    let said = noticed(DEVICE_PUT, 3);
+    assert!(!said.contains("an ended wait"), "{said}");
+}
+
+#[test]
+fn a_signal_of_another_queue_ends_a_wait() {
+    let said = noticed(DEVICE_PUT, 4);
+    assert!(said.contains("an ended wait"), "{said}");
+}
+
+#[test]
 fn among_domains_rows_are_put_between_them_and_stored_inside() {
     run_domains(NVLINK, GPU_RING);
 }
@@ -133,6 +208,11 @@ fn among_domains_rows_are_put_between_them_and_stored_inside() {
 #[test]
 fn among_domains_rows_are_put_at_both_levels() {
     run_domains(GPU_RING, GPU_RING);
+}
+
+#[test]
+fn among_domains_kernels_put_on_several_queues() {
+    run_domains(NVLINK, DEVICE_PUT);
 }
 
 #[test]

@@ -69,6 +69,7 @@ impl Through {
         for (peer, endpoint) in (0..).zip(&incoming) {
             transport.connect(peer, endpoint)?;
         }
+        transport.commit()?;
         world.barrier("link connected")?;
         let peer = 1 - world.rank();
         Ok(Self { transport, _memory: pages, peer, posted: 0, done: 0, seen: 0 })

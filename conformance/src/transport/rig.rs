@@ -223,6 +223,7 @@ impl<'a> Rig<'a> {
         for (peer, endpoint) in (0..).zip(&endpoints) {
             rig.transport.connect(peer, endpoint)?;
         }
+        rig.transport.commit()?;
         rig.barrier("connected")?;
         Ok(rig)
     }

@@ -387,7 +387,7 @@ fn connect_team(
     for (peer, rank) in (0..).zip(&team.world_ranks) {
         transport.connect(peer, &incoming[*rank as usize]).map_err(|e| e.with_rank(*rank))?;
     }
-    Ok(())
+    transport.commit()
 }
 
 fn no_way_out(domains: u32, scale_up: &str) -> Error {

@@ -37,6 +37,7 @@ impl<T: Transport> TransportComponent<T> {
         link_name: Some(Self::link_name),
         device_api: Some(Self::device_api),
         device_source: Some(Self::device_source),
+        commit: Some(Self::commit),
     };
 
     unsafe extern "C" fn probe(
@@ -143,6 +144,7 @@ impl<T: Transport> TransportComponent<T> {
                 if bytes == 0 { &[] } else { std::slice::from_raw_parts(data, bytes) };
             component.connect(peer, data)
         };
+        commit() |component| component.commit();
     }
 
     slots! { guarded_ref, &T:

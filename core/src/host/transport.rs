@@ -314,6 +314,18 @@ impl OpenTransport {
         })
         .map_err(|e| e.with_context("peer", peer))
     }
+
+    /// Ends the connecting, where the component has something to do then. Every rank of the team calls it.
+    ///
+    /// # Errors
+    /// What the component says.
+    pub fn commit(&mut self) -> Result<()> {
+        if self.component.table.commit.is_none() {
+            return Ok(());
+        }
+        // SAFETY: as in `memory_needs`.
+        self.cold("commit", |t, e| unsafe { t.commit.map(|f| f(self.instance, e)) })
+    }
 }
 
 impl Drop for OpenTransport {

@@ -60,6 +60,11 @@ impl Transport for Panicky {
         Ok(())
     }
 
+    fn commit(&mut self) -> Result<()> {
+        self.0.enter("commit");
+        Ok(())
+    }
+
     fn peer_address(&self, _: u32, _: u32) -> Result<*mut u8> {
         self.0.enter("peer_address");
         Ok(std::ptr::dangling_mut())
@@ -143,13 +148,14 @@ fn a_panic_crosses_the_table_as_its_own_status() {
 #[test]
 fn a_panic_in_a_cold_call_of_a_transport_poisons_the_instance() {
     type Call = fn(&mut OpenTransport) -> Result<()>;
-    let calls: [(&str, Call); 7] = [
+    let calls: [(&str, Call); 8] = [
         ("memory_needs", |t| t.memory_needs().map(|_| ())),
         ("alloc", |t| t.alloc(0, 8).map(|_| ())),
         // SAFETY: the component does not use the window.
         ("register", |t| unsafe { t.register(&window()) }),
         ("endpoint", |t| t.endpoint(0).map(|_| ())),
         ("connect", |t| t.connect(0, &[])),
+        ("commit", |t| t.commit()),
         ("peer_address", |t| t.peer_address(0, 0).map(|_| ())),
         ("health", |t| t.health()),
     ];

@@ -6,7 +6,7 @@ mod cache;
 mod program;
 
 pub use program::{Architecture, Compiled, Role, Rows, Source, Target};
-pub(crate) use program::{DeviceApiSource, Program};
+pub(crate) use program::{DeviceApiSource, Needed, Program};
 
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -32,6 +32,16 @@ pub trait Compiler: Debug + Send + Sync {
     /// The compiler does not say it.
     fn identity(&self) -> Result<String>;
 
+    /// A text that differs between contents of the files that it reads from disk for a source: the rest of
+    /// the cache's keys. Empty where it reads none.
+    ///
+    /// # Errors
+    /// What the compiler says.
+    fn files_read(&self, source: &Source) -> Result<String> {
+        let _ = source;
+        Ok(String::new())
+    }
+
     /// The options that every program takes on an architecture.
     fn options(&self, architecture: Architecture) -> Vec<String>;
 
@@ -46,7 +56,11 @@ pub trait Compiler: Debug + Send + Sync {
 const OLDEST: u32 = 80;
 
 /// How rows move on an architecture.
-pub(crate) fn rows_of(config: &GpuConfig, architecture: Architecture, puts: bool) -> Result<Rows> {
+pub(crate) fn rows_of(
+    config: &GpuConfig,
+    architecture: Architecture,
+    by_host: bool,
+) -> Result<Rows> {
     let has_bulk_copies = architecture.capability >= 90;
     let refuse = |message: String, fix: &'static str| {
         Err(Error::new(ErrorKind::Unsupported, "load kernels", message).with_fix(fix))
@@ -61,8 +75,8 @@ pub(crate) fn rows_of(config: &GpuConfig, architecture: Architecture, puts: bool
             "set rows = \"auto\"",
         ),
         RowCopy::Vector => Ok(Rows::Vector),
-        // Where kernels put, windows are host memory, and speed is no matter.
-        RowCopy::Auto if !has_bulk_copies || puts => Ok(Rows::Vector),
+        // What the host posts is staged in its memory, as a rule, where speed is no matter.
+        RowCopy::Auto if !has_bulk_copies || by_host => Ok(Rows::Vector),
         RowCopy::Tma | RowCopy::Auto => Ok(Rows::Tma),
     }
 }
@@ -76,9 +90,17 @@ pub(crate) fn kernels(
     device_api: DeviceApiSource<'_>,
     role: Role,
 ) -> Result<(Vec<u8>, bool)> {
-    let rows = rows_of(config, architecture, device_api.puts)?;
-    let target = Target { compiler: platform.compiler, architecture, rows };
-    image_of(platform, config, &Program::new(target, device_api, role))
+    let rows = rows_of(config, architecture, device_api.by_host)?;
+    let program;
+    let compiler = match device_api.compiler {
+        Needed::RunTime => platform.compiler,
+        Needed::Program => {
+            program = (platform.program_compiler)(config.compiler.as_deref())?;
+            &*program
+        }
+    };
+    let target = Target { compiler, architecture, rows };
+    image_of(platform, config, compiler, &Program::new(target, device_api, role))
 }
 
 /// The same of the kernels that measure a link, and how the best of them move rows.
@@ -92,16 +114,22 @@ pub(crate) fn probe(
     // Not as the config says it: what the link can carry does not depend on it.
     let rows = rows_of(&GpuConfig::default(), architecture, false)?;
     let target = Target { compiler: platform.compiler, architecture, rows };
-    let (image, _) = image_of(platform, config, &Program::probe(target, device_api, args_bytes))?;
+    let program = Program::probe(target, device_api, args_bytes);
+    let (image, _) = image_of(platform, config, platform.compiler, &program)?;
     Ok((image, rows))
 }
 
-fn image_of(platform: &Platform, config: &GpuConfig, program: &Program) -> Result<(Vec<u8>, bool)> {
+fn image_of(
+    platform: &Platform,
+    config: &GpuConfig,
+    compiler: &dyn Compiler,
+    program: &Program,
+) -> Result<(Vec<u8>, bool)> {
     let cache = Cache::open(&platform.names, config.cache.as_deref())?;
     let mut compiled = false;
-    let image = cache.get(&program.key(platform.compiler)?, || {
+    let image = cache.get(&program.key(compiler)?, || {
         compiled = true;
-        program.compile(platform.compiler).map(|made| made.image)
+        program.compile(compiler).map(|made| made.image)
     })?;
     Ok((image, compiled))
 }
@@ -124,6 +152,8 @@ mod tests {
         assert_eq!(rows(RowCopy::Auto, 80).unwrap(), Rows::Vector);
         assert_eq!(rows(RowCopy::Auto, 90).unwrap(), Rows::Tma);
         assert_eq!(rows(RowCopy::Vector, 100).unwrap(), Rows::Vector);
+        let ring = rows_of(&GpuConfig::default(), Architecture { capability: 90 }, true);
+        assert_eq!(ring.unwrap(), Rows::Vector);
         assert_eq!(rows(RowCopy::Tma, 90).unwrap(), Rows::Tma);
         let text = rows(RowCopy::Tma, 89).unwrap_err().to_string();
         assert!(text.contains("found sm_89; expected sm_90"), "{text}");

@@ -1,5 +1,7 @@
 //! One program: sources, options, compiler; and what comes out of it.
 
+use std::path::PathBuf;
+
 use sha2::{Digest as _, Sha256};
 use tokenyard_core::Result;
 use tokenyard_core::abi;
@@ -60,9 +62,9 @@ pub enum Rows {
 
 /// The compiler of a program, and for which devices.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
+pub struct Target<'a> {
     /// The compiler.
-    pub compiler: &'static dyn Compiler,
+    pub compiler: &'a dyn Compiler,
     /// The devices.
     pub architecture: Architecture,
     /// How rows move there.
@@ -78,6 +80,8 @@ pub struct Source {
     pub headers: Vec<(String, String)>,
     /// Options, in order.
     pub options: Vec<String>,
+    /// Folders that these files include other files from.
+    pub include_folders: Vec<PathBuf>,
 }
 
 /// What the compiler made.
@@ -95,10 +99,25 @@ pub(crate) struct DeviceApiSource<'a> {
     pub(crate) text: &'a str,
     /// Of the form `NAME=VALUE`.
     pub(crate) defines: &'a [String],
+    /// Folders that the text includes from, which takes a compiler with files.
+    pub(crate) include_folders: &'a [PathBuf],
+    /// Which compiler it takes.
+    pub(crate) compiler: Needed,
     /// The size of the parameters that the transport passes.
     pub(crate) param_bytes: usize,
     /// It puts; else it loads and stores.
     pub(crate) puts: bool,
+    /// The host posts what kernels put.
+    pub(crate) by_host: bool,
+}
+
+/// Which of a platform's compilers a device API takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needed {
+    /// The one that is a library, or the other.
+    RunTime,
+    /// The one that is a program.
+    Program,
 }
 
 /// Whose rows the kernels move.
@@ -118,7 +137,7 @@ pub(crate) struct Program {
 
 impl Program {
     /// The kernels of an exchange over a device API.
-    pub(crate) fn new(target: Target, device_api: DeviceApiSource<'_>, role: Role) -> Self {
+    pub(crate) fn new(target: Target<'_>, device_api: DeviceApiSource<'_>, role: Role) -> Self {
         let own = [
             format!("-DTY_ARGS_BYTES={}", args::bytes()),
             format!("-DTY_HOST_DEVICE_API_VERSION={}", abi::TY_DEVICE_API_VERSION),
@@ -131,7 +150,7 @@ impl Program {
     /// The kernels that measure a link, over a device API that loads and stores, and take so many bytes of
     /// arguments.
     pub(crate) fn probe(
-        target: Target,
+        target: Target<'_>,
         device_api: DeviceApiSource<'_>,
         args_bytes: usize,
     ) -> Self {
@@ -141,7 +160,7 @@ impl Program {
 
     fn of(
         main: (&'static str, &'static str),
-        target: Target,
+        target: Target<'_>,
         device_api: DeviceApiSource<'_>,
         own: &[String],
     ) -> Self {
@@ -154,20 +173,22 @@ impl Program {
         options.extend(device_api.defines.iter().map(|define| format!("-D{define}")));
         let headers =
             headers.chain([(UP_DEVICE_API.to_owned(), device_api.text.to_owned())]).collect();
-        Self { source: Source { main, headers, options } }
+        let include_folders = device_api.include_folders.to_vec();
+        Self { source: Source { main, headers, options, include_folders } }
     }
 
     /// Names what comes out: a hash of every byte that goes in and of what tells the compiler from
     /// others.
     pub(crate) fn key(&self, compiler: &dyn Compiler) -> Result<String> {
         compiler.load()?;
-        let compiler = compiler.identity()?;
+        let (identity, read) = (compiler.identity()?, compiler.files_read(&self.source)?);
         let mut hash = Sha256::new();
         let mut add = |text: &str| {
             hash.update((text.len() as u64).to_le_bytes());
             hash.update(text);
         };
-        add(&compiler);
+        add(&identity);
+        add(&read);
         add(self.source.main.1);
         self.source.headers.iter().for_each(|(name, text)| {
             add(name);

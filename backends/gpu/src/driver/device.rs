@@ -10,7 +10,7 @@ use crate::platform::Platform;
 
 /// A device of this machine.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Device {
+pub struct Device {
     pub(crate) ordinal: i32,
     pub(crate) platform: &'static Platform,
     raw: RawDevice,
@@ -23,7 +23,7 @@ impl Device {
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`] with the fix, if there is no such device.
-    pub(crate) fn choose(platform: &'static Platform, configured: Option<u32>) -> Result<Self> {
+    pub fn choose(platform: &'static Platform, configured: Option<u32>) -> Result<Self> {
         let driver = platform.driver;
         let count = Self::count(platform)?;
         let ordinal = match configured {
@@ -141,13 +141,17 @@ fn launched_as(env: &dyn Fn(&str) -> Option<String>) -> u32 {
 
 /// A device's primary context, which frameworks share. Retained while this lives.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub struct Context {
     pub(crate) device: Device,
     raw: RawContext,
 }
 
 impl Context {
-    pub(crate) fn retain(device: Device) -> Result<Arc<Self>> {
+    /// Retains the context of a device.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn retain(device: Device) -> Result<Arc<Self>> {
         let raw = device.driver().context_retain(device.raw)?;
         Ok(Arc::new(Self { device, raw }))
     }

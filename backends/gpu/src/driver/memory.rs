@@ -122,13 +122,17 @@ impl Vmm {
 
 /// Plain device memory, zeroed.
 #[derive(Debug)]
-pub(crate) struct Buffer {
+pub struct Buffer {
     context: Arc<Context>,
     address: u64,
 }
 
 impl Buffer {
-    pub(crate) fn new(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+    /// Room for so many bytes.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Self> {
         let _entered = context.enter()?;
         let bytes = bytes.max(1) as usize;
         let address = context.driver().alloc(bytes).map_err(|e| e.with_context("bytes", bytes))?;
@@ -138,12 +142,15 @@ impl Buffer {
     }
 
     /// First byte.
-    pub(crate) fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.address
     }
 
     /// A copy of plain values.
-    pub(crate) fn of<T: Copy>(context: &Arc<Context>, values: &[T]) -> Result<Self> {
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn of<T: Copy>(context: &Arc<Context>, values: &[T]) -> Result<Self> {
         let this = Self::new(context, size_of_val(values) as u64)?;
         copy(context, this.address, values.as_ptr() as u64, size_of_val(values) as u64)?;
         Ok(this)
@@ -219,10 +226,10 @@ fn settle(context: &Context) -> Result<()> {
     unsafe { context.driver().stream_synchronize(RawStream(std::ptr::null_mut())) }
 }
 
-/// One value in pinned host memory that the device reads and writes too. Zero at first; accessed
+/// Values in pinned host memory that the device reads and writes too. Zero at first; accessed
 /// by raw pointer only, because both sides write it.
 #[derive(Debug)]
-pub(crate) struct Pinned<T> {
+pub struct Pinned<T> {
     context: Arc<Context>,
     raw: *mut T,
 }
@@ -234,7 +241,10 @@ unsafe impl<T> Sync for Pinned<T> {}
 
 impl<T: Copy> Pinned<T> {
     /// Room for `count` values.
-    pub(crate) fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
         let _entered = context.enter()?;
         let bytes = count.max(1) * size_of::<T>();
         let raw = context.driver().alloc_pinned(bytes)?;
@@ -244,7 +254,7 @@ impl<T: Copy> Pinned<T> {
     }
 
     /// Value number `index`, at an address that both sides use (unified addressing).
-    pub(crate) fn at(&self, index: usize) -> *mut T {
+    pub fn at(&self, index: usize) -> *mut T {
         self.raw.wrapping_add(index)
     }
 }

@@ -11,10 +11,11 @@ mod module;
 mod raw;
 mod stream;
 
-pub(crate) use device::{Context, Device};
+pub use device::{Context, Device};
 pub(crate) use graph::Graph;
 pub(crate) use host::HostWindow;
-pub(crate) use memory::{Buffer, Pinned, Pooled, Reserved, Vmm, copy, granularity};
+pub use memory::{Buffer, Pinned};
+pub(crate) use memory::{Pooled, Reserved, Vmm, copy, granularity};
 pub(crate) use module::{Function, Module};
 pub use raw::{
     DeviceFacts, Driver, Launch, RawContext, RawDevice, RawEvent, RawFunction, RawGraph, RawMemory,

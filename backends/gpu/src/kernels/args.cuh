@@ -105,7 +105,8 @@ struct State {
   // Where the device API only puts:
   u64* entered;     // [slots]: operations that this rank has entered, so entry signals of each rank
   u64 outbox;       // offset of slot 0's staged records in the control window, behind all records
-  u64 longest_put;  // bytes
+  u64 largest_put;  // bytes
+  u64 queues;       // of puts; 1 over loads and stores
   u64 entry_signals;  // the first of [slots, R]
   u8* windows[2];   // this rank's own
   u64* tallies;     // [R]: how far signals of each rank were waited for, or are, in all slots together

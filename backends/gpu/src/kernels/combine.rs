@@ -13,6 +13,7 @@ use super::loaded::summable;
 use super::mode::{CAPTURED, Mode};
 use super::operation::{CombineOp, Operation};
 use super::outcome::Refusal;
+use super::path::Transfer;
 use super::push::{Push, Work, unit_shift};
 use super::sizes::landing_bytes;
 use crate::driver::Launch;
@@ -161,9 +162,9 @@ impl Engine {
     /// Where kernels put: bytes of the rows and weights that come back.
     pub(super) fn landing(&self, call: &abi::TyCombine) -> [u64; 2] {
         let tokens = self.routing.handles[call.handle as usize].tokens;
-        match self.sizes.longest_put {
-            Some(_) => landing_bytes(&self.exchange.shape, self.combine_widths(call), tokens),
-            None => [0; 2],
+        match self.exchange.path.rows {
+            Transfer::Put => landing_bytes(&self.exchange.shape, self.combine_widths(call), tokens),
+            Transfer::Store => [0; 2],
         }
     }
 
@@ -172,7 +173,7 @@ impl Engine {
         let Shape { ranks, topk, .. } = self.exchange.shape;
         let work =
             Work { ranks, blocks: self.launcher.blocks, bytes: rows * row_bytes, row_bytes, topk };
-        let may = self.sizes.longest_put.is_none() && self.exchange.groups == 1;
+        let may = !self.exchange.path.puts() && self.exchange.groups == 1;
         may.then(|| work.way(self.places.outside, self.launcher.kernels.rows)).flatten()
     }
 
@@ -313,7 +314,7 @@ impl Engine {
         if !mode.no_host_sync {
             self.hear_outcome(call.operation, &called)?;
         }
-        if self.sizes.longest_put.is_some() {
+        if self.exchange.path.puts() {
             // SAFETY: as above.
             unsafe { self.sum_returned(call, &arguments, &combine_tiling)? };
         }
@@ -379,9 +380,9 @@ impl Engine {
         self.resume(&op.mode)?;
         // The caller may change its rows after this, so nobody may still be reading them. Where kernels
         // put, what waited for the rows to come back has also waited until these have left.
-        let read = match self.sizes.longest_put {
-            Some(_) => Ok(()),
-            None => self.arrive_unless(op.mode.at_once, operation, abi::TY_PHASE_DONE),
+        let read = match self.exchange.path.rows {
+            Transfer::Put => Ok(()),
+            Transfer::Store => self.arrive_unless(op.mode.at_once, operation, abi::TY_PHASE_DONE),
         };
         let done = read.and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, &op.mode));
         self.unstage(op.staging, op.handle, &op.mode);

@@ -55,6 +55,8 @@ mod tests {
 
     use super::super::args::RING_WARPS;
     use super::super::exchange::tests::SHAPE;
+    use super::super::path::Path;
+    use super::super::path::tests::ring;
     use super::super::sizes::tests::{HOPPER, whole};
     use super::*;
 
@@ -63,7 +65,8 @@ mod tests {
         for (ranks, experts) in [(1, 4), (2, 512), (8, 256), (72, 288)] {
             let shape = Shape { ranks, experts, topk: 2, hidden: 64, max_tokens: 8 };
             for row_bytes in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20] {
-                let combine_tiling = CombineTiling::new(&whole(shape, 2, None), row_bytes, HOPPER);
+                let combine_tiling =
+                    CombineTiling::new(&whole(shape, 2, Path::STORE), row_bytes, HOPPER);
                 assert!(
                     combine_tiling.shared + KEPT <= HOPPER && combine_tiling.stages <= RING_STAGES,
                     "{combine_tiling:?}"
@@ -88,7 +91,7 @@ mod tests {
     #[test]
     fn there_is_room_for_what_a_block_knows_of_all_ranks() {
         // Heads of two ranks; four addresses and 17 numbers of each, and one more.
-        let [inside, _] = Exchange::levels(&SHAPE, [None, Some(1024)]);
+        let [inside, _] = Exchange::levels(&SHAPE, [Path::STORE, ring(1024)]);
         assert_eq!(
             CombineTiling::new(&inside, 128, HOPPER).table_bytes,
             (2 * 136_u32).next_multiple_of(128)

@@ -61,6 +61,7 @@ fn place(base: u64, ranks: u32, exchange: &Exchange) -> PeerCounters {
 mod tests {
     use tokenyard_core::kernels::KernelShape;
 
+    use super::super::path::Path;
     use super::*;
 
     #[test]
@@ -81,9 +82,9 @@ mod tests {
         let at = |told: PeerCounters, peer: u64| {
             (told.address - 4096) / BYTES + peer * u64::from(told.step)
         };
-        let whole = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_OUT, None);
+        let whole = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_OUT, Path::STORE);
         assert_eq!([0, 7].map(|peer| at(place(4096, 8, &whole), peer)), [8, 15]);
-        let [inside, between] = Exchange::levels(&shape, [None; 2]);
+        let [inside, between] = Exchange::levels(&shape, [Path::STORE; 2]);
         // Ranks 4 to 7 are this domain; 1 and 5 are its rail.
         assert_eq!([0, 3].map(|peer| at(place(4096, 8, &inside), peer)), [4, 7]);
         assert_eq!([0, 1].map(|peer| at(place(4096, 8, &between), peer)), [9, 13]);

@@ -1,9 +1,11 @@
 //! The device API that a transport gives, read with care: it may come from a plugin.
 
+use std::path::PathBuf;
+
 use tokenyard_core::abi;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::compile::DeviceApiSource;
+use crate::compile::{DeviceApiSource, Needed};
 
 /// A device API that the kernels can be compiled over.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,10 +13,13 @@ pub(crate) struct DeviceApi {
     source: String,
     /// Of the form `NAME=VALUE`.
     defines: Vec<String>,
+    include_folders: Vec<PathBuf>,
+    compiler: Needed,
     /// `DeviceApi::Params`, in words of 8 bytes for its alignment.
     pub(crate) params: Vec<u64>,
     param_bytes: usize,
     puts: bool,
+    by_host: bool,
 }
 
 fn refuse<T>(message: String) -> Result<T> {
@@ -75,29 +80,43 @@ impl DeviceApi {
     /// # Safety
     /// As [`read`](Self::read).
     pub(crate) unsafe fn without_params(device_api: &abi::TyDeviceApi) -> Result<Self> {
-        let wanted = (abi::TY_DEVICE_API_VERSION, abi::TY_DIALECT_CUDA, abi::TY_COMPILER_NVRTC);
-        let found = (device_api.version, device_api.dialect, device_api.compiler);
-        if found != wanted {
+        let wanted = (abi::TY_DEVICE_API_VERSION, abi::TY_DIALECT_CUDA);
+        let found = (device_api.version, device_api.dialect);
+        let compiler = match device_api.compiler {
+            abi::TY_COMPILER_NVRTC if device_api.include_folder_count == 0 => Some(Needed::RunTime),
+            abi::TY_COMPILER_NVCC => Some(Needed::Program),
+            _ => None,
+        };
+        let (true, Some(compiler)) = (found == wanted, compiler) else {
             return refuse(format!(
-                "found version {}, dialect {}, compiler {}; expected {}, CUDA ({}), NVRTC ({})",
-                found.0, found.1, found.2, wanted.0, wanted.1, wanted.2
+                "found version {}, dialect {}, compiler {} with {} include folders; expected {}, CUDA ({}), \
+                 NVRTC ({}) with none or nvcc ({})",
+                found.0,
+                found.1,
+                device_api.compiler,
+                device_api.include_folder_count,
+                wanted.0,
+                wanted.1,
+                abi::TY_COMPILER_NVRTC,
+                abi::TY_COMPILER_NVCC
             ));
-        }
-        if device_api.include_folder_count != 0
-            || device_api.param_bytes == 0
-            || device_api.param_alignment > 8
-        {
+        };
+        if device_api.param_bytes == 0 || device_api.param_alignment > 8 {
             return refuse(format!(
-                "found {} include folders and {} bytes of parameters aligned to {}; expected none, \
-                 and some aligned to at most 8",
-                device_api.include_folder_count, device_api.param_bytes, device_api.param_alignment
+                "found {} bytes of parameters aligned to {}; expected some, aligned to at most 8",
+                device_api.param_bytes, device_api.param_alignment
             ));
         }
         // SAFETY: by this function's contract.
-        let (source, defines) = unsafe {
+        let (source, defines, folders) = unsafe {
             (
                 text("bytes of source", &device_api.source)?,
                 slice("defines", device_api.defines, device_api.define_count)?,
+                slice(
+                    "include folders",
+                    device_api.include_folders,
+                    device_api.include_folder_count,
+                )?,
             )
         };
         if source.is_empty() {
@@ -106,19 +125,51 @@ impl DeviceApi {
         // SAFETY: by this function's contract.
         let define = |text_of: &abi::TyStr| unsafe { text("bytes of a define", text_of) };
         let defines = defines.iter().map(define).collect::<Result<_>>()?;
+        let folder = |text_of: &abi::TyStr| {
+            // SAFETY: by this function's contract.
+            unsafe { text("bytes of an include folder", text_of) }.map(PathBuf::from)
+        };
+        let include_folders = folders.iter().map(folder).collect::<Result<_>>()?;
         Ok(Self {
             source,
             defines,
+            include_folders,
+            compiler,
             params: Vec::new(),
             param_bytes: device_api.param_bytes,
-            puts: false,
+            puts: device_api.flags & abi::TY_DEVICE_API_LOAD_STORE == 0,
+            by_host: false,
         })
+    }
+
+    /// Whether it does what its transport has declared.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with both.
+    pub(crate) fn check_puts(&self, puts: bool) -> Result<()> {
+        let way = |puts| if puts { "puts" } else { "loads and stores" };
+        if self.puts == puts {
+            return Ok(());
+        }
+        let (found, expected) = (way(self.puts), way(puts));
+        refuse(format!(
+            "found a device API that {found}; its transport declares one that {expected}"
+        ))
     }
 
     /// The device API that posts through the host.
     pub(crate) fn of_proxy(source: &str, params: Vec<u64>) -> Self {
         let param_bytes = 8 * params.len();
-        Self { source: source.to_owned(), defines: Vec::new(), params, param_bytes, puts: true }
+        Self {
+            source: source.to_owned(),
+            defines: Vec::new(),
+            include_folders: Vec::new(),
+            compiler: Needed::RunTime,
+            params,
+            param_bytes,
+            puts: true,
+            by_host: true,
+        }
     }
 
     /// What the compiler is given.
@@ -126,8 +177,11 @@ impl DeviceApi {
         DeviceApiSource {
             text: &self.source,
             defines: &self.defines,
+            include_folders: &self.include_folders,
+            compiler: self.compiler,
             param_bytes: self.param_bytes,
             puts: self.puts,
+            by_host: self.by_host,
         }
     }
 }
@@ -146,7 +200,7 @@ mod tests {
             version: abi::TY_DEVICE_API_VERSION,
             dialect: abi::TY_DIALECT_CUDA,
             compiler: abi::TY_COMPILER_NVRTC,
-            reserved: 0,
+            flags: abi::TY_DEVICE_API_LOAD_STORE,
             source: abi::TyStr { data: SOURCE.as_ptr(), bytes: SOURCE.len() },
             include_folders: std::ptr::null(),
             include_folder_count: 0,
@@ -189,10 +243,21 @@ mod tests {
 
     #[test]
     fn device_apis_of_other_versions_languages_and_sizes_are_refused() {
-        assert!(refusal(|f| f.version += 1).contains("found version 2"));
+        assert!(refusal(|f| f.version += 1).contains("found version 3"));
         assert!(refusal(|f| f.dialect = abi::TY_DIALECT_HIP).contains("dialect 2"));
         assert!(refusal(|f| f.param_bytes = 0).contains("0 bytes of parameters"));
         assert!(refusal(|f| f.param_alignment = 16).contains("aligned to 16"));
+    }
+
+    #[test]
+    fn a_device_api_that_does_not_do_what_its_transport_declares_is_refused() {
+        let given = abi::TyDeviceApi { flags: 0, ..device_api() };
+        // SAFETY: every pointer points to a constant of its length.
+        let [stores, puts] = [device_api(), given].map(|g| unsafe { DeviceApi::read(&g) }.unwrap());
+        assert!(stores.check_puts(false).is_ok() && puts.check_puts(true).is_ok());
+        let error = puts.check_puts(false).unwrap_err().to_string();
+        assert!(error.contains("found a device API that puts"), "{error}");
+        assert!(error.contains("declares one that loads and stores"), "{error}");
     }
 
     #[test]

@@ -145,24 +145,44 @@ __device__ inline Landing landing_at(const DispatchArgs& a, const DispatchTables
   return {rank, (u64)t.heard[rank * words_of(a) + 3] * 128, region_of(a, t, rank)};
 }
 
-// The last block to come puts what all have staged. Where a wait is ended, so are those behind it.
+// Puts the rows that this block has staged. The whole block.
 template <class Up>
-__device__ void put_staged(const DispatchArgs& a, const Up& up, const DispatchTables& t,
-                           Guard& guard) {
-  fence_system_all();
-  if (!last_to_come(a.c)) return;
-  fence_system_all();
-  for (u32 i = threadIdx.x; i < a.c.ranks * kStagedArrays; i += blockDim.x) {
-    u32 d = (a.c.rank + i / kStagedArrays) % a.c.ranks;
-    put_array(a, up, t, landing_at(a, t, d), i % kStagedArrays, guard);
+__device__ void put_own_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                             Guard& guard) {
+  BlockTokens own(a);
+  if (a.is_flat()) {
+    for (u32 i = threadIdx.x; i < a.c.ranks; i += blockDim.x) {
+      u32 d = (a.c.rank + i) % a.c.ranks;
+      StagedRows rows{0, rows_before(a, own.first, d), rows_before(a, own.end, d)};
+      put_rows(a, up, t, landing_at(a, t, d), rows, guard);
+    }
+    return;
   }
-  if (a.is_flat()) return;
-  u32 warps = block_waves(), tokens = a.c.tokens();
-  for (u32 token = wave_id(); token < tokens; token += warps) {
+  u32 warps = block_waves();
+  for (u32 token = own.first + wave_id(); token < own.end; token += warps) {
     Selection s(a, t, token);
     if (s.first >= 0) put_selection(a, up, t, landing_at(a, t, s.rank), s, guard);
     sync_wave();
   }
+}
+
+// Puts what is staged: a block its rows, and the last one to come what goes beside those of all. Where a wait
+// is ended, so are those behind it.
+template <class Up>
+__device__ void put_staged(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                           Guard& guard) {
+  fence_system_all();
+  sync_block();
+  put_own_rows(a, up, t, guard);
+  submit_block(up, own_queue(a.c));
+  if (!last_to_come(a.c)) return;
+  fence_system_all();
+  constexpr u32 kBeside = kStagedArrays - 1;
+  for (u32 i = threadIdx.x; i < a.c.ranks * kBeside; i += blockDim.x) {
+    u32 d = (a.c.rank + i / kBeside) % a.c.ranks;
+    put_rows(a, up, t, landing_at(a, t, d), {1 + i % kBeside, 0, rows_for(a, t, d)}, guard);
+  }
+  submit_block(up, own_queue(a.c));
 }
 
 // Rows of this rank's local experts as their own ranks count them: what no block has heard. One warp;
@@ -227,7 +247,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
     if constexpr (!kGrouped) a.r.source_rows[s] = t.first_row[s];
     // What comes in tiles has been heard when this kernel ends.
     u64 signals = a.in_tiles() ? 0 : t.heard[s * n] >> 8;
-    if (a.stages_rows()) signals = puts_of_rows(a, counts);
+    if (a.stages_rows()) signals = signals_of_rows(a, rows_from(a, t.heard, me, s));
     a.c.expect(a.c.rows_totals(), s, signals);
   }
   bool ok = note_experts(a, up, t, base, &rows, guard);

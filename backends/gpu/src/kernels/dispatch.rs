@@ -232,7 +232,7 @@ impl Engine {
         call: &abi::TyDispatch,
         wanted: &Wanted,
     ) -> Result<Option<Region>> {
-        if self.sizes.longest_put.is_none() {
+        if !self.exchange.path.puts() {
             return Ok(None);
         }
         let tokens = match wanted.replay {
@@ -408,7 +408,7 @@ impl Engine {
     /// Whether rows are spread over experts while others arrive. Tiles number the rows of a source one
     /// after the other, which those of several groups are not.
     pub(super) fn has_tiles(&self) -> bool {
-        self.sizes.longest_put.is_none() && self.exchange.groups == 1
+        !self.exchange.path.puts() && self.exchange.groups == 1
     }
 
     /// Where there are no tiles: copies rows to the other experts of their tokens. Else a dispatch has

@@ -21,6 +21,7 @@ use super::observer::Observer;
 use super::order::StreamOrder;
 use super::outcome::ticket;
 use super::places::Places;
+use super::posting::{Health, Posting};
 use super::routing::RoutingTable;
 use super::sizes::{DispatchTiling, Sizes};
 use super::waits::{Turn, Waits};
@@ -82,14 +83,15 @@ impl Engine {
             return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message)
                 .with_fix("let a lost rank end the communicator, or use kernels = \"cpu\""));
         }
-        let ring = match sizes.longest_put {
-            Some(_) => Some(Ring::new(context, link, level, sizes.signals())?),
-            None => None,
-        };
-        let device_api = match &ring {
-            Some(ring) => ring.device_api(exchange.rank),
+        let (posting, device_api) = if exchange.path.has_ring() {
+            let ring = Ring::new(context, link, level, sizes.signals())?;
+            let device_api = ring.device_api(exchange.rank);
+            (Posting::Ring(ring), device_api)
+        } else {
             // SAFETY: the link lives, and with it what its device API points to.
-            None => unsafe { DeviceApi::read(&link.device_api()?)? },
+            let device_api = unsafe { DeviceApi::read(&link.device_api()?)? };
+            device_api.check_puts(exchange.path.puts())?;
+            (Posting::DeviceApi(Health::new(link)), device_api)
         };
         let DeviceFacts { most_shared, processors, .. } = context.device.facts()?;
         let kernels = Kernels::load(context, config, &device_api, exchange.role(), most_shared)?;
@@ -104,7 +106,8 @@ impl Engine {
             done: expected[1].address(),
             entered: entered.address(),
             outbox: sizes.entries(sizes.slots),
-            longest_put: sizes.longest_put.unwrap_or(0),
+            largest_put: exchange.path.largest_put,
+            queues: exchange.path.queues.into(),
             // Behind those of `Common`.
             entry_signals: 2 * u64::from(moe.ranks) * u64::from(sizes.slots),
             windows,
@@ -136,7 +139,7 @@ impl Engine {
             report: Pinned::new(context, 1)?,
             abort: Pinned::new(context, 1)?,
             ranks: exchange.world_ranks(),
-            ring,
+            posting,
             turn: Turn::default(),
         });
         let order = StreamOrder::new(context, slots, Duration::from_nanos(plan.cap_ns))?;
@@ -215,7 +218,7 @@ impl Engine {
         let links = match layout {
             Layout::Flat => self.launcher.kernels.rows == Rows::Tma,
             // Half of the warps spread what arrives: see `tiles.cuh`.
-            _ => self.sizes.longest_put.is_none() && self.exchange.groups == 1,
+            _ => !self.exchange.path.puts() && self.exchange.groups == 1,
         };
         DispatchTiling::new(&self.exchange, row, self.launcher.most_shared, links)
     }
@@ -233,7 +236,7 @@ impl Engine {
 
     /// What the host serves, where kernels post through it.
     pub(super) fn gpu_ring(&self) -> Option<abi::TyGpuRing> {
-        self.launcher.waits.ring.as_ref().map(Ring::as_abi)
+        self.launcher.waits.posting.ring().map(Ring::as_abi)
     }
 
     /// A region for the expert outputs of a handle.

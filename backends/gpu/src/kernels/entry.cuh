@@ -303,7 +303,7 @@ __device__ void arrive(const Arrival& a, const Up& up, Guard& guard) {
     PeerCounters& told = a.state->told[s * a.state->counters_step];
     if constexpr (Up::kLoadStore) store_relaxed(&told.raised, own);
     store_relaxed(&told.expected, all);
-    if (wait_signal(up, 0, {a.phase, s, a.first + s, total}, guard))
+    if (wait_queues(*a.state, up, {a.phase, s, a.first + s, total}, guard))
       store_relaxed(&told.received, all);
   }
 }

@@ -1,8 +1,12 @@
 // The kernels, over the device API of the level inside a domain. Defines: TY_ROWS_TMA, TY_ARGS_BYTES,
-// TY_HOST_DEVICE_API_VERSION, TY_UP_PARAM_BYTES, TY_PUTS (the device API only puts), TY_GROUPED (see args.cuh).
+// TY_HOST_DEVICE_API_VERSION, TY_UP_PARAM_BYTES, TY_UP_PRELUDE (a header, or nothing), TY_PUTS (the device API only puts), TY_GROUPED (see args.cuh).
 //
 // Where there are several domains, each level has a program of its own: this one over its device API.
 #include "args.cuh"
+// Headers of the device API, which open namespaces of their own.
+#ifdef TY_UP_PRELUDE
+#include TY_UP_PRELUDE
+#endif
 
 namespace up {
 #include "up_device_api.cuh"
@@ -15,7 +19,7 @@ namespace up {
 
 using Up = up::DeviceApi;
 static_assert(Up::kLoadStore == !TY_PUTS, "the device API loads and stores, or it puts, as the host was told");
-static_assert(Up::kSharedQueues, "every block raises signals on lane 0");
+static_assert(Up::kSharedQueues, "blocks share queues");
 static_assert(TY_DEVICE_API_VERSION == TY_HOST_DEVICE_API_VERSION, "the device API's contract is of another version");
 static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 8,
               "the transport passes other parameters than its device API takes");
@@ -97,7 +101,7 @@ TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
   Up device_api(p);
   ty::u32 first = (2 * a.cell->slot + a.done) * a.ranks;
   ty::arrive({a.cell, a.state, a.rank, a.ranks, first, a.phase}, device_api, guard);
-  device_api.flush(ty::Block(), 0, guard);
+  ty::flush_queues(*a.state, device_api, guard);
   if (guard.ended()) a.state->stopped = 1;
   ty::sync_block();
   if (threadIdx.x == 0) a.trace->arrived = ty::now_ns();

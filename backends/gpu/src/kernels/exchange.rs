@@ -5,10 +5,11 @@ use tokenyard_core::kernels::{KernelShape, LinkNeeds};
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::Capabilities;
 
+use super::path::Path;
 use super::sizes::Sizes;
 use crate::compile::Role;
 
-/// Commands of the proxy that the transport has not ended.
+/// Commands of kernels, on one queue, that the transport has not ended.
 const QUEUE_DEPTH: u32 = 256;
 
 /// World ranks of a team, which are equally far apart.
@@ -51,15 +52,15 @@ pub(super) struct Exchange {
     pub(super) team: Team,
     /// This rank in the team.
     pub(super) rank: u32,
-    /// The longest put, where kernels put; else they load and store.
-    pub(super) longest_put: Option<u64>,
+    /// How rows leave.
+    pub(super) path: Path,
     /// Operations of callers that may be open.
     pub(super) in_flight: u32,
 }
 
 impl Exchange {
     /// Everything, over one level.
-    pub(super) fn whole(shape: &KernelShape, level: u64, longest_put: Option<u64>) -> Self {
+    pub(super) fn whole(shape: &KernelShape, level: u64, path: Path) -> Self {
         let world = moe_shape(shape);
         Self {
             scope: Scope::Flat,
@@ -69,13 +70,13 @@ impl Exchange {
             groups: 1,
             team: Team { first: 0, step: 1 },
             rank: shape.rank,
-            longest_put,
+            path,
             in_flight: shape.in_flight,
         }
     }
 
     /// Of several domains, both levels: inside this one, and between them. Ranks are domain-major.
-    pub(super) fn levels(shape: &KernelShape, longest_puts: [Option<u64>; 2]) -> [Self; 2] {
+    pub(super) fn levels(shape: &KernelShape, paths: [Path; 2]) -> [Self; 2] {
         let world = moe_shape(shape);
         let (domains, size) = (shape.domains, shape.ranks / shape.domains);
         let (mine, index) = (shape.rank / size, shape.rank % size);
@@ -94,7 +95,7 @@ impl Exchange {
             groups: domains,
             team: Team { first: mine * size, step: 1 },
             rank: index,
-            longest_put: longest_puts[0],
+            path: paths[0],
             in_flight: shape.in_flight,
         };
         let rail = Shape { ranks: domains, ..world };
@@ -106,7 +107,7 @@ impl Exchange {
             groups: 1,
             team: Team { first: index, step: size },
             rank: mine,
-            longest_put: longest_puts[1],
+            path: paths[1],
             in_flight: shape.in_flight,
         };
         [inside, between]
@@ -141,11 +142,11 @@ impl Exchange {
     pub(super) fn link_needs(&self, sizes: &Sizes, limits: &Capabilities) -> LinkNeeds {
         let depth = QUEUE_DEPTH.min(limits.max_queue_depth);
         LinkNeeds {
-            queues: 1,
+            queues: self.path.queues,
             signals: sizes.signals(),
-            queue_depth: if self.longest_put.is_some() { depth } else { 1 },
+            queue_depth: if self.path.puts() { depth } else { 1 },
             reserved: 0,
-            largest_put: self.longest_put.unwrap_or(0),
+            largest_put: self.path.largest_put,
         }
     }
 }
@@ -181,14 +182,15 @@ pub(super) mod tests {
     #[test]
     fn both_levels_agree_about_where_an_expert_lives() {
         for rank in 0..6 {
-            let [inside, between] = Exchange::levels(&KernelShape { rank, ..SHAPE }, [None, None]);
+            let [inside, between] =
+                Exchange::levels(&KernelShape { rank, ..SHAPE }, [Path::STORE; 2]);
             assert_eq!((inside.world_rank(), between.world_rank()), (rank, rank));
             let world = inside.regions;
             for expert in 0..world.experts {
                 let domain = between.shape.rank_of(expert);
                 let forwarder = between.team.rank(domain);
                 let there =
-                    Exchange::levels(&KernelShape { rank: forwarder, ..SHAPE }, [None, None]);
+                    Exchange::levels(&KernelShape { rank: forwarder, ..SHAPE }, [Path::STORE; 2]);
                 let local = expert - domain * between.shape.local_experts();
                 let owner = there[0].team.rank(there[0].shape.rank_of(local));
                 assert_eq!(owner, world.rank_of(expert));
@@ -198,7 +200,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_forwarder_has_room_for_the_rows_of_one_rank_of_each_domain() {
-        let [inside, between] = Exchange::levels(&SHAPE, [None, Some(64)]);
+        let [inside, between] = Exchange::levels(&SHAPE, [Path::STORE; 2]);
         assert_eq!((inside.shape.ranks, inside.shape.max_tokens, inside.groups), (2, 24, 3));
         assert_eq!((between.shape.ranks, between.shape.experts, between.groups), (3, 24, 1));
         assert_eq!((inside.slots(), between.slots()), (2, 4));

@@ -8,7 +8,7 @@ use tokenyard_core::link::Link;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::device_api::DeviceApi;
-use crate::compile::DeviceApiSource;
+use crate::compile::{DeviceApiSource, Needed};
 use crate::driver::{self, Buffer, Context, Pinned};
 
 /// The source of the device API.
@@ -23,7 +23,15 @@ const PARAMS: usize = 5;
 
 /// The device API, for who compiles it without a ring.
 pub(crate) fn gpu_ring_api() -> DeviceApiSource<'static> {
-    DeviceApiSource { text: DEVICE_API, defines: &[], param_bytes: 8 * PARAMS, puts: true }
+    DeviceApiSource {
+        text: DEVICE_API,
+        defines: &[],
+        include_folders: &[],
+        compiler: Needed::RunTime,
+        param_bytes: 8 * PARAMS,
+        puts: true,
+        by_host: true,
+    }
 }
 
 /// The memory of a ring, and the link that its commands are posted to.

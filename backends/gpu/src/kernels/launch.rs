@@ -112,7 +112,7 @@ impl Launcher {
 
     /// Waits until everything that kernels have put is done (INV-4). No kernel runs.
     pub(super) fn flush_puts(&self, exchange: &Exchange) -> Result<()> {
-        let Some(ring) = &self.waits.ring else { return Ok(()) };
+        let Some(ring) = self.waits.posting.ring() else { return Ok(()) };
         let what = WaitFor {
             phase: abi::TY_PHASE_QUEUE,
             peer: exchange.world_rank(),

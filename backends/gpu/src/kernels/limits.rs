@@ -1,7 +1,5 @@
 //! What a device, and a transport, must have for an exchange.
 
-use tokenyard_core::abi;
-use tokenyard_core::transport::Capabilities;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{PLACE_BITS, WARPS};
@@ -13,8 +11,6 @@ const MOST_RANKS: u32 = 72;
 
 /// Each warp of a block has places for so many, and there is a block even on one processor.
 pub(super) const MOST_TOKENS: u32 = WARPS << PLACE_BITS;
-
-const LONGEST_PUT: u64 = 1 << 30;
 
 /// Whether this device can do an exchange at all. Equal on equal devices.
 pub(super) fn check(exchange: &Exchange, most_shared: u32) -> Result<()> {
@@ -40,26 +36,6 @@ pub(super) fn check(exchange: &Exchange, most_shared: u32) -> Result<()> {
     check_shared(exchange, most_shared)
 }
 
-/// The longest put, where kernels put: through the host, over a transport that has no device API of its own.
-/// Nothing where they load and store.
-pub(super) fn longest_put(limits: &Capabilities) -> Result<Option<u64>> {
-    let wanted = abi::TY_CAP_DEVICE_API | abi::TY_CAP_LOAD_STORE;
-    let found = limits.flags & wanted;
-    // Kernels put multiples of 4 bytes.
-    let longest = limits.largest_put.min(LONGEST_PUT) / 16 * 16;
-    let host = limits.memory_kinds & abi::TY_MEMORY_HOST != 0 && longest > 0;
-    match found {
-        _ if found == wanted => Ok(None),
-        _ if found & abi::TY_CAP_DEVICE_API == 0 && host => Ok(Some(longest)),
-        _ => unsupported(
-            "the transport has neither a device API with loads and stores, nor host memory for \
-             kernels that post through the host"
-                .to_owned(),
-        )
-        .map_err(|e| e.with_fix("use nvlink or shm, or kernels = \"cpu\"")),
-    }
-}
-
 #[cold]
 pub(super) fn unsupported<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::Unsupported, "plan needs", message))
@@ -67,11 +43,12 @@ pub(super) fn unsupported<T>(message: String) -> Result<T> {
 
 #[cfg(test)]
 mod tests {
+    use tokenyard_core::abi;
     use tokenyard_core::kernels::KernelShape;
     use tokenyard_core::moe::RowFormat;
-    use tokenyard_core::transport::NO_CAPABILITIES;
 
     use super::super::exchange::tests::SHAPE;
+    use super::super::path::Path;
     use super::super::sizes::{DispatchTiling, KEPT};
     use super::*;
 
@@ -90,7 +67,7 @@ mod tests {
     fn more_tokens_of_all_domains_than_warps_have_places_for_are_refused() {
         let check = |max_tokens| {
             let shape = KernelShape { max_tokens, ..SHAPE };
-            let [inside, between] = Exchange::levels(&shape, [None, None]);
+            let [inside, between] = Exchange::levels(&shape, [Path::STORE; 2]);
             check(&inside, HOPPER).and_then(|()| check(&between, HOPPER))
         };
         // Of three domains.
@@ -109,33 +86,12 @@ mod tests {
     fn more_tokens_of_one_rank_than_warps_have_places_for_are_refused() {
         let check = |max_tokens| {
             let shape = KernelShape { max_tokens, domains: 1, ..SHAPE };
-            check(&Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, None), HOPPER)
+            check(&Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, Path::STORE), HOPPER)
         };
         assert!(check(MOST_TOKENS).is_ok());
         let error = check(MOST_TOKENS + 1).unwrap_err();
         assert!(error.to_string().contains("found max_tokens = 16777217"), "{error}");
         assert_eq!(error.fix(), Some("lower max_tokens"));
-    }
-
-    #[test]
-    fn kernels_put_where_a_transport_has_host_memory_and_no_device_api() {
-        const DEVICE_API: u64 = abi::TY_CAP_DEVICE_API;
-        const STORES: u64 = abi::TY_CAP_LOAD_STORE;
-        let of = |flags, memory_kinds, largest_put| {
-            longest_put(&Capabilities { flags, memory_kinds, largest_put, ..NO_CAPABILITIES })
-        };
-        let (host, cuda) = (abi::TY_MEMORY_HOST, abi::TY_MEMORY_CUDA);
-        assert_eq!(of(DEVICE_API | STORES, cuda, 1 << 40).unwrap(), None);
-        // What the host can load and store does not help kernels.
-        assert_eq!(of(STORES, host, 1 << 40).unwrap(), Some(LONGEST_PUT));
-        assert_eq!(of(0, host | cuda, 100).unwrap(), Some(96));
-        for (flags, kinds, largest) in
-            [(0, cuda, 1 << 40), (0, host, 15), (DEVICE_API, host, 1 << 40)]
-        {
-            let error = of(flags, kinds, largest).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unsupported);
-            assert!(error.fix().is_some_and(|fix| fix.contains("nvlink")), "{error}");
-        }
     }
 
     #[test]
@@ -146,7 +102,7 @@ mod tests {
             {
                 let experts = u32::max(experts, topk).next_multiple_of(ranks);
                 let shape = shape(ranks, experts, topk);
-                let exchange = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, None);
+                let exchange = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, Path::STORE);
                 let found = check(&exchange, shared);
                 assert!(found.is_ok(), "{shape:?} in {shared} bytes: {found:?}");
                 for (x_bytes, scale_bytes) in [(7168, 224), (14_336, 2048), (28_672, 1024)] {
@@ -166,7 +122,8 @@ mod tests {
     #[test]
     fn a_warp_counts_32_tokens_at_once_unless_a_block_has_no_room_for_what_they_select() {
         let tokens = |experts, topk, shared| {
-            let exchange = Exchange::whole(&shape(8, experts, topk), abi::TY_LEVEL_SCALE_UP, None);
+            let exchange =
+                Exchange::whole(&shape(8, experts, topk), abi::TY_LEVEL_SCALE_UP, Path::STORE);
             DispatchTiling::new(&exchange, &ROW, shared, true).tally_tokens
         };
         for (experts, topk) in [(256, 8), (512, 32), (384, 10)] {

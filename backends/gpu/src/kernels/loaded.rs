@@ -40,7 +40,7 @@ impl Kernels {
         most_shared: u32,
     ) -> Result<Self> {
         let architecture = Architecture { capability: context.device.facts()?.capability };
-        let rows = compile::rows_of(config, architecture, device_api.source().puts)?;
+        let rows = compile::rows_of(config, architecture, device_api.source().by_host)?;
         let (image, _) = compile::kernels(
             context.device.platform,
             config,

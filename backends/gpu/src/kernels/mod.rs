@@ -34,7 +34,9 @@ mod observer;
 mod operation;
 mod order;
 mod outcome;
+mod path;
 mod places;
+mod posting;
 mod push;
 mod queue;
 mod received;
@@ -52,7 +54,7 @@ use std::sync::Arc;
 
 use tokenyard_core::abi;
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits, NO_LINK_NEEDS};
-use tokenyard_core::transport::{MemoryNeeds, Window};
+use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::GpuConfig;
@@ -62,7 +64,8 @@ use counters::Counters;
 use domains::{Exchanges, Rail};
 use engine::{Engine, Planned};
 use exchange::Exchange;
-use limits::{check, longest_put, unsupported};
+use limits::{check, unsupported};
+use path::{Path, WindowMemory};
 use sizes::{ARENA, CONTROL, Sizes};
 
 pub(crate) use device_api::DeviceApi;
@@ -154,21 +157,25 @@ impl<C: Components> GpuKernels<C> {
     fn exchanges(&self, limits: &Limits) -> Result<Vec<Exchange>> {
         let Limits { scale_up, scale_out, .. } = limits;
         if self.shape.domains > 1 {
-            let longest_puts = [longest_put(scale_up)?, longest_put(scale_out)?];
-            return Ok(Exchange::levels(&self.shape, longest_puts).into());
+            let paths = [self.path(scale_up)?, self.path(scale_out)?];
+            return Ok(Exchange::levels(&self.shape, paths).into());
         }
         let (level, limits) = if scale_up.max_queues > 0 {
             (abi::TY_LEVEL_SCALE_UP, scale_up)
         } else {
             (abi::TY_LEVEL_SCALE_OUT, scale_out)
         };
-        Ok(vec![Exchange::whole(&self.shape, level, longest_put(limits)?)])
+        Ok(vec![Exchange::whole(&self.shape, level, self.path(limits)?)])
     }
 
-    /// Whether kernels put from a window.
-    fn puts_from(&self, window: u32) -> bool {
+    fn path(&self, limits: &Capabilities) -> Result<Path> {
+        Path::of(limits, C::PLATFORM.memory)
+    }
+
+    /// Where a window lies.
+    fn memory_of(&self, window: u32) -> WindowMemory {
         let exchange = self.exchanges.get(window as usize / WINDOWS);
-        exchange.is_some_and(|(exchange, _)| exchange.longest_put.is_some())
+        exchange.map_or(WindowMemory::Device, |(exchange, _)| exchange.path.memory)
     }
 }
 
@@ -238,10 +245,10 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     }
 
     fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
-        let puts = self.puts_from(id);
-        let (kind, name) = match puts {
-            true => (abi::TY_MEMORY_HOST, "host memory"),
-            false => (C::PLATFORM.memory, "device memory"),
+        let lies_in = self.memory_of(id);
+        let (kind, name) = match lies_in {
+            WindowMemory::Host => (abi::TY_MEMORY_HOST, "host memory"),
+            WindowMemory::Device => (C::PLATFORM.memory, "device memory"),
         };
         if needs.kinds & kind == 0 {
             return unsupported(format!(
@@ -250,13 +257,14 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             ));
         }
         let page = rustix::param::page_size() as u64;
-        if puts && needs.alignment > page {
+        let pinned = lies_in == WindowMemory::Host;
+        if pinned && needs.alignment > page {
             return unsupported(format!(
                 "the transport wants alignment {}; expected at most a page, {page}",
                 needs.alignment
             ));
         }
-        let memory = Memory::new(&self.context, bytes, puts)?;
+        let memory = Memory::new(&self.context, bytes, pinned)?;
         let window = memory.window(id, self.context.device);
         self.memory.push(memory);
         Ok(window)

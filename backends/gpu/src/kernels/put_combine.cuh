@@ -60,31 +60,31 @@ __device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard
   });
 }
 
-// Rows (0) or weights (1) of one source. One thread.
+// Rows (even parts) or weights (odd ones) of one source, on a queue of their own if there are so many. One
+// thread.
 template <class Up>
-__device__ bool combine_put_part(const CombineArgs& a, const Up& up, const u32* heard, u32 source, u32 array,
-                         Guard& guard) {
+__device__ bool combine_put_part(const CombineArgs& a, const Up& up, const u32* heard, u32 part,
+                                 Guard& guard) {
+  u32 source = (a.c.rank + part / 2) % a.c.ranks, array = part % 2;
   const u32* head = heard + source * return_words(a);
   u64 width = array == 0 ? a.row_bytes : weight_bytes(a), from = array == 0 ? a.x : a.weights;
   u64 to = (u64)head[3 + array] * 16 + head[kHead] * width;
   bool ok = true;
   for (u32 g = 0; g < a.c.groups() && ok; g++) {
-    u64 bytes = head[kHead + 1 + g] * width;
-    Run run{source, to, from + owned_before(a, heard, g, source) * width, bytes};
-    ok = put_run(a.c, up, run, a.c.done_signal(), guard);
-    to += bytes;
+    u64 rows = head[kHead + 1 + g];
+    Run run{source, to, from + owned_before(a, heard, g, source) * width, rows, width};
+    ok = put_run(a.c, up, part % (u32)a.c.state->queues, run, a.c.done_signal(), guard);
+    to += rows * width;
   }
   return ok;
 }
 
-// Puts that an owner's rows come with.
-__device__ inline u32 puts_back(const CombineArgs& a, u32 owner) {
-  u32 puts = 0;
-  for (u32 g = 0; g < a.c.groups(); g++) {
-    u64 rows = kGrouped ? a.r.group_counts[owner * a.c.groups() + g] : a.r.counts[owner];
-    puts += puts_of(a.c, rows * a.row_bytes) + puts_of(a.c, rows * weight_bytes(a));
-  }
-  return puts;
+// What the signals of an owner's rows add up to.
+__device__ inline u64 signals_back(const CombineArgs& a, u32 owner) {
+  u64 rows = 0;
+  for (u32 g = 0; g < a.c.groups(); g++)
+    rows += kGrouped ? a.r.group_counts[owner * a.c.groups() + g] : a.r.counts[owner];
+  return signals_of(a.c, rows, a.row_bytes) + signals_of(a.c, rows, weight_bytes(a));
 }
 
 // Enters, and puts every source's rows back. One block.
@@ -111,15 +111,16 @@ __device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
   sync_block();
   Decision d = decision;
   for (u32 s = threadIdx.x; s < a.c.ranks && d.code == kGo; s += blockDim.x)
-    a.c.expect(a.c.done_totals(), s, puts_back(a, s));
+    a.c.expect(a.c.done_totals(), s, signals_back(a, s));
   if (threadIdx.x == 0) {
     a.c.trace->heard = now_ns();
     tell(a.c, up, d, &heard[d.rank * words], guard);
   }
   if (d.code != kGo) return;
   for (u32 i = threadIdx.x; i < 2 * a.c.ranks; i += blockDim.x)
-    combine_put_part(a, up, heard, (a.c.rank + i / 2) % a.c.ranks, i % 2, guard);
+    combine_put_part(a, up, heard, i, guard);
   sync_block();
+  if (threadIdx.x < a.c.state->queues) up.submit(threadIdx.x);
   if (threadIdx.x == 0) a.c.trace->moved = now_ns();
 }
 

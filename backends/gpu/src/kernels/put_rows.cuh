@@ -1,9 +1,10 @@
 // Dispatch over a device API that only puts: the rows of each rank are staged in the order of tokens, with
 // what goes beside them, and put to their places.
 //
-// In the flat layout the rows that one rank gets of another lie behind each other at both ends, so an
-// array takes one put per rank, or a few if it is longer than a put may be. In the others each row is
-// put to the place of its first expert.
+// A block stages the rows of tokens that follow each other, and puts them as soon as they are staged. In the
+// flat layout those for one rank lie behind each other at both ends, so they are one run; in the others each
+// row is put to the place of its first expert. What goes beside rows is short: the last block to come puts
+// it, with one run for an array and a rank.
 #pragma once
 #include "rows.cuh"
 #include "tables.cuh"
@@ -59,21 +60,12 @@ __device__ inline void aim_at_staging(const DispatchArgs& a, const DispatchTable
     tables[i][d] = arena + staged.at[i] - first * staged.width[i];
 }
 
-// Whether an array goes with one run per rank; else it goes by rows.
-__device__ inline bool goes_whole(const DispatchArgs& a, u32 array) {
-  return a.is_flat() || array != 0;
-}
-
-// Signals that come with so many rows of a rank, by group.
-__device__ inline u32 puts_of_rows(const DispatchArgs& a, const u32* counts) {
-  Staged widths(a, 0, 0);
-  u32 puts = 0;
-  for (u32 i = 0; i < kStagedArrays; i++)
-    for (u32 g = 0; g < a.c.groups(); g++)
-      if (goes_whole(a, i)) puts += puts_of(a.c, counts[g] * widths.width[i]);
-  if (a.is_flat()) return puts;
-  for (u32 g = 0; g < a.c.groups(); g++) puts += counts[g] * puts_of(a.c, a.row_bytes);
-  return puts;
+// What the signals of so many rows of a source add up to.
+__device__ inline u64 signals_of_rows(const DispatchArgs& a, u64 rows) {
+  Staged staged(a, 0, 0);
+  u64 signals = 0;
+  for (u32 i = 0; i < kStagedArrays; i++) signals += signals_of(a.c, rows, staged.width[i]);
+  return signals;
 }
 
 // A rank's region, where rows and what goes beside them land.
@@ -95,20 +87,28 @@ struct Landing {
   }
 };
 
-// One array of one rank, if it goes whole. One thread.
+// Rows that lie behind each other where they are staged for a rank: from `first` to `end` of them.
+struct StagedRows {
+  u32 array;
+  u32 first, end;
+};
+
+// Puts them, with a run for each group. One thread.
 template <class Up>
-__device__ bool put_array(const DispatchArgs& a, const Up& up, const DispatchTables& t,
-                          const Landing& to, u32 array, Guard& guard) {
-  if (!goes_whole(a, array)) return true;
+__device__ bool put_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                         const Landing& to, const StagedRows& rows, Guard& guard) {
   Staged staged = staged_for(a, t, to.rank);
-  u64 width = staged.width[array];
+  u64 width = staged.width[rows.array];
   const u32* counts = counts_for(a, t, a.c.rank, to.rank);
   bool ok = true;
   for (u32 g = 0, before = 0; g < a.c.groups() && ok; before += counts[g++]) {
-    u32 row = t.row_base[g * a.c.ranks + to.rank] + before;
-    Run run{to.rank, to.at(a, array) + row * width, staged.at[array] + before * width,
-            counts[g] * width};
-    ok = put_run(a.c, up, run, a.c.rows_signal(), guard);
+    u32 first = max(rows.first, before), end = min(rows.end, before + counts[g]);
+    if (first >= end) continue;
+    // The table says what is to be added to the place of a group's row among all of them.
+    u32 row = t.row_base[g * a.c.ranks + to.rank] + first;
+    Run run{to.rank, to.at(a, rows.array) + row * width,
+            staged.at[rows.array] + first * width, end - first, width};
+    ok = put_run(a.c, up, own_queue(a.c), run, a.c.rows_signal(), guard);
   }
   return ok;
 }
@@ -138,8 +138,8 @@ __device__ bool put_selection(const DispatchArgs& a, const Up& up, const Dispatc
                               const Landing& to, const Selection& s, Guard& guard) {
   u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
   Run run{s.rank, to.base + s.first * a.row_bytes, t.x[s.rank] + s.from * a.row_bytes - arena,
-          a.row_bytes};
-  return put_run(a.c, up, run, a.c.rows_signal(), guard);
+          1, a.row_bytes};
+  return put_run(a.c, up, own_queue(a.c), run, a.c.rows_signal(), guard);
 }
 
 }  // namespace ty

@@ -14,28 +14,67 @@ __device__ u8* reach(const Common& c, const Up& up, u32 window, u32 peer, u64 of
     return c.state->windows[window] + offset;
 }
 
-// Puts, and signals, that so many bytes take.
-__device__ inline u32 puts_of(const Common& c, u64 bytes) {
-  return (u32)((bytes + c.state->longest_put - 1) / c.state->longest_put);
+// The most that a put adds to a signal.
+constexpr u64 kMostAdd = 65535;
+
+// What the signals of so many rows add up to, however many puts they take: one a row, or one for each put
+// of a row that is longer than a put may be. So a receiver need not know how a sender cuts them.
+__device__ inline u64 signals_of(const Common& c, u64 rows, u64 width) {
+  u64 largest = c.state->largest_put;
+  return rows * ((width + largest - 1) / largest);
 }
 
-// Bytes on their way from this rank's arena to that of a peer.
+// Rows on their way from this rank's arena to that of a peer, which lie behind each other at both ends.
 struct Run {
   u32 peer;
-  u64 to, from, bytes;
+  u64 to, from, rows, width;
 };
 
-// Puts a run, with a signal each time. One thread; others made visible to the host what they stored.
+// The queue that this block puts on.
+__device__ inline u32 own_queue(const Common& c) { return blockIdx.x % (u32)c.state->queues; }
+
+// Puts a run, with a signal each time. One thread; others made visible to the fabric what they stored.
 template <class Up>
-__device__ bool put_run(const Common& c, const Up& up, const Run& run, u32 signal, Guard& guard) {
-  u64 longest = c.state->longest_put;
-  for (u64 at = 0; at < run.bytes; at += longest) {
-    u64 bytes = min(longest, run.bytes - at);
-    if (!up.put_signal(Thread(), 0, run.peer, At{kArena, run.to + at}, At{kArena, run.from + at},
-                       bytes, Raise{signal, 1}, guard))
-      return false;
+__device__ bool put_run(const Common& c, const Up& up, u32 queue, const Run& run, u32 signal,
+                        Guard& guard) {
+  if (run.width == 0) return true;
+  u64 largest = c.state->largest_put, at_once = min(largest / run.width, kMostAdd);
+  u64 step = max(at_once, 1ull);
+  for (u64 row = 0; row < run.rows; row += step) {
+    u64 rows = min(step, run.rows - row), at = row * run.width, end = at + rows * run.width;
+    u32 add = at_once == 0 ? 1 : (u32)rows;
+    for (; at < end; at += largest)
+      if (!up.put_signal(Thread(), queue, run.peer, At{kArena, run.to + at},
+                         At{kArena, run.from + at}, min(largest, end - at), Raise{signal, add}, guard))
+        return false;
   }
   return true;
+}
+
+// Lets go what this block has put on a queue.
+template <class Up>
+__device__ void submit_block(const Up& up, u32 queue) {
+  sync_block();
+  if (threadIdx.x == 0) up.submit(queue);
+}
+
+// Waits until what this rank has put may be overwritten (INV-4). One block.
+template <class Up>
+__device__ void flush_queues(const State& state, const Up& up, Guard& guard) {
+  u32 queues = Up::kLoadStore ? 1 : (u32)state.queues;
+  for (u32 queue = 0; queue < queues; queue++) up.flush(Block(), queue, guard);
+}
+
+// Waits for a total over all queues; totals compare rolling.
+template <class Up>
+__device__ bool wait_queues(const State& state, const Up& up, const What& what, Guard& guard) {
+  if constexpr (Up::kLoadStore) return wait_signal(up, 0, what, guard);
+  auto total = [&] {
+    u64 sum = 0;
+    for (u32 queue = 0; queue < (u32)state.queues; queue++) sum += up.read_signal(queue, what.signal);
+    return sum;
+  };
+  return guard.until(what, total, [&](u64 found) { return (i64)(found - what.expected) >= 0; });
 }
 
 // The offset in the control window of the record that is staged for a peer.
@@ -59,12 +98,13 @@ __device__ void put_records(const Common& c, const Up& up, Guard& guard) {
   fence_system_all();
   sync_block();
   u64 to = c.entries() + 8 * (u64)c.rank * c.entry_words, bytes = 8 * (u64)c.entry_words;
-  for (u32 i = 1 + threadIdx.x; i < c.ranks; i += blockDim.x) {
+  bool ok = true;
+  for (u32 i = 1 + threadIdx.x; i < c.ranks && ok; i += blockDim.x) {
     u32 peer = (c.rank + i) % c.ranks;
-    if (!up.put_signal(Thread(), 0, peer, At{kControl, to}, At{kControl, outbox(c, peer)}, bytes,
-                       Raise{c.entry_signal(c.rank), 1}, guard))
-      return;
+    ok = up.put_signal(Thread(), 0, peer, At{kControl, to}, At{kControl, outbox(c, peer)}, bytes,
+                       Raise{c.entry_signal(c.rank), 1}, guard);
   }
+  submit_block(up, 0);
 }
 
 // Waits until the records of all ranks are there. The whole block; each block for itself.

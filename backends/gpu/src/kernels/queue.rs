@@ -18,7 +18,7 @@ impl Engine {
         let mode =
             self.abort_on_fatal(Mode::of(stream.0, stream.1, flags, self.order.context()))?;
         // Else the host has something to do before everything has arrived.
-        let can = self.exchange.scope == Scope::Flat && self.sizes.longest_put.is_none();
+        let can = self.exchange.scope == Scope::Flat && !self.exchange.path.puts();
         Ok(Mode { at_once: mode.at_once && can, ..mode })
     }
 
@@ -62,7 +62,7 @@ impl Engine {
             return self.order.join(stream);
         }
         self.order.leave(slot, stream)?;
-        if phase == abi::TY_PHASE_DONE || self.sizes.longest_put.is_some() {
+        if phase == abi::TY_PHASE_DONE || self.exchange.path.puts() {
             // A combine reads regions that its caller may drop now, and its own is given back; where
             // kernels put, so is what a dispatch has staged.
             self.order.free_behind(slot)?;

@@ -204,6 +204,25 @@ __device__ inline u32 row_of(const Common& c, const Routing& r, u32 token, u32 p
          r.block_ranks[span / kWarps * c.ranks + rank];
 }
 
+// This rank's rows for `rank` of the tokens before `token`, which starts a span, or is behind the last one.
+__device__ inline u32 rows_before(const DispatchArgs& a, u32 token, u32 rank) {
+  if (token >= a.c.tokens()) return a.r.counts[rank];
+  return row_of(a.c, a.r, token, 0, rank);
+}
+
+// Where rows are staged: the tokens whose rows this block moves. These are whole spans, so that the places of
+// its rows among all of this rank's are known without a look at each.
+struct BlockTokens {
+  u32 first, end;
+
+  __device__ explicit BlockTokens(const DispatchArgs& a) {
+    u32 tokens = a.c.tokens(), spans = (tokens + a.r.span - 1) / a.r.span;
+    u64 block = blockIdx.x;
+    first = (u32)(spans * block / gridDim.x) * a.r.span;
+    end = min((u32)(spans * (block + 1) / gridDim.x) * a.r.span, tokens);
+  }
+};
+
 // What is to be added to a token's place among this rank's rows for a rank. kGrouped: nothing where
 // there is no table.
 __device__ inline u32 base_of(const Common& c, const Routing& r, const u32* row_base, u32 token,

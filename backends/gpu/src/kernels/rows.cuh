@@ -51,6 +51,22 @@ __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
   return left < a.piece_bytes ? (u32)left : a.piece_bytes;
 }
 
+// The pieces of rows that a warp moves without asking: where rows are staged, all of its share of its
+// block's tokens, so that what a block stages lies together; else the first, before others are dealt.
+struct Share {
+  u32 first, end, step;
+
+  __device__ explicit Share(const DispatchArgs& a) {
+    if constexpr (kPuts) {
+      BlockTokens own(a);
+      first = own.first * a.pieces + wave_id(), end = own.end * a.pieces, step = a.movers;
+    } else {
+      first = blockIdx.x * a.movers + wave_id(), end = a.c.tokens() * a.pieces;
+      step = gridDim.x * a.movers;
+    }
+  }
+};
+
 #if TY_ROWS_TMA
 
 // One warp's stages, each with a piece of a row, what the piece is, and the words that tell its way.
@@ -60,7 +76,7 @@ __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
 class Stages {
  public:
   __device__ Stages(const DispatchArgs& a, u8* shared)
-      : a_(a), units_(a.c.tokens() * a.pieces), warps_(gridDim.x * a.movers) {
+      : a_(a), share_(a) {
     __shared__ u64 barriers[64];
     u32 first = wave_id() * a.stages;
     pitch_ = (a.piece_bytes + 127) / 128 * 128;
@@ -82,9 +98,9 @@ class Stages {
 
   // Loads this warp's own pieces, if it moves rows.
   __device__ void prime() {
-    u32 unit = wave_id() < a_.movers ? blockIdx.x * a_.movers + wave_id() : units_;
+    u32 unit = wave_id() < a_.movers ? share_.first : share_.end;
 #pragma unroll 1
-    for (; primed_ < ahead() && unit < units_; unit += warps_) start(unit, primed_++);
+    for (; primed_ < ahead() && unit < share_.end; unit += share_.step) start(unit, primed_++);
     sync_wave();
   }
   // Where rows do not go: waits for what was loaded, as the block ends.
@@ -93,13 +109,16 @@ class Stages {
     for (u32 s = 0; s < primed_; s++) wait_barrier(barriers_ + 8 * s, 0);
   }
   __device__ void deal() {
-    dealt_ = lane() == 0 ? (u32)atomic_add(&a_.c.state->dealt, 1ull) + warps_ * ahead() : 0;
+    if constexpr (kPuts)
+      dealt_ = share_.first + share_.step * (ahead() + taken_++);
+    else
+      dealt_ = lane() == 0 ? (u32)atomic_add(&a_.c.state->dealt, 1ull) + share_.step * ahead() : 0;
   }
 
   // Pieces that are left for each warp when the one that is dealt to this one is taken.
   __device__ u32 left() const {
     u32 dealt = shfl(dealt_, 0);
-    return dealt < units_ ? (units_ - dealt) / warps_ : 0;
+    return dealt < share_.end ? (share_.end - dealt) / share_.step : 0;
   }
 
   // Loads the next piece of this warp, if there is one: its own, then those that are dealt as warps come
@@ -110,7 +129,7 @@ class Stages {
       aimed_++;
     } else {
       u32 unit = shfl(dealt_, 0);
-      if (unit >= units_) return false;
+      if (unit >= share_.end) return false;
       start(unit, fill_);
       deal();
       sync_wave();
@@ -151,7 +170,8 @@ class Stages {
   }
 
   const DispatchArgs& a_;
-  u32 units_, warps_, dealt_ = 0, primed_ = 0, aimed_ = 0;
+  Share share_;
+  u32 dealt_ = 0, taken_ = 0, primed_ = 0, aimed_ = 0;
   u32 pitch_, rows_, barriers_, slot_ = 0, fill_ = 0, parity_ = 0;
   u32* notes_;
 };
@@ -265,23 +285,27 @@ template <bool kTiles, class Up>
 class Mover {
  public:
   __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages&)
-      : a_(a), up_(up), to_(to), units_((u64)a.c.tokens() * a.pieces) {
+      : a_(a), up_(up), to_(to), share_(a) {
     if (wave_id() < a.movers) deal();
   }
 
   // Moves the pieces that are dealt to this warp: then all are stored, and counted.
   __device__ void move() {
-    while (dealt_ < units_) {
-      u64 unit = dealt_;
+    while (dealt_ < share_.end) {
+      u32 unit = (u32)dealt_;
       deal();
-      move_piece((u32)(unit / a_.pieces), (u32)(unit % a_.pieces));
+      move_piece(unit / a_.pieces, unit % a_.pieces);
     }
   }
 
  private:
   __device__ void deal() {
-    dealt_ = lane_id() == 0 ? atomic_add(&a_.c.state->dealt, 1ull) : 0;
-    dealt_ = shfl(dealt_, 0);
+    if constexpr (kPuts) {
+      dealt_ = share_.first + (u64)share_.step * taken_++;
+    } else {
+      dealt_ = lane_id() == 0 ? atomic_add(&a_.c.state->dealt, 1ull) : 0;
+      dealt_ = shfl(dealt_, 0);
+    }
   }
   __device__ void move_piece(u32 token, u32 piece) const {
     u32 lane = lane_id();
@@ -299,7 +323,9 @@ class Mover {
   const DispatchArgs& a_;
   const Up& up_;
   Targets to_;
-  u64 units_, dealt_ = ~0ull;
+  Share share_;
+  u64 dealt_ = ~0ull;
+  u32 taken_ = 0;
 };
 
 #endif

@@ -6,6 +6,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{HEAD, METADATA_WARPS, TEXT_WORDS, WARPS};
 use super::combine_tiling::CombineTiling;
 use super::exchange::{Exchange, Scope};
+use super::path::{Path, Transfer};
 use super::push::most_units;
 use crate::config::{GpuConfig, MOST_ARENA};
 
@@ -52,12 +53,12 @@ pub(super) struct Sizes {
     pub(super) units: u32,
     pub(super) arena_bytes: u64,
     /// The longest put, where kernels put; else they load and store.
-    pub(super) longest_put: Option<u64>,
+    pub(super) path: Path,
 }
 
 impl Sizes {
     pub(super) fn new(exchange: &Exchange, config: &GpuConfig) -> Result<Self> {
-        let Exchange { shape, groups, in_flight, longest_put, .. } = *exchange;
+        let Exchange { shape, groups, in_flight, path, .. } = *exchange;
         let words = HEAD + (shape.ranks + shape.experts) * groups + TEXT_WORDS;
         // fp32 with as many scale bytes as channels: the widest row that any call may bring.
         let row = RowFormat {
@@ -69,10 +70,7 @@ impl Sizes {
             let spec = RegionSpec { shape: exchange.regions, layout, row };
             RegionLayout::worst(&spec).map(|r| r.bytes)
         };
-        let staged = match longest_put {
-            Some(_) => staged_bytes(&shape, &row, shape.max_tokens),
-            None => 0,
-        };
+        let staged = if path.puts() { staged_bytes(&shape, &row, shape.max_tokens) } else { 0 };
         let arena_bytes = match config.arena_mib {
             // Rows on their way between domains, there and back: no output lies there.
             _ if exchange.scope == Scope::InterDomain => {
@@ -89,7 +87,7 @@ impl Sizes {
                 let major = Layout::ExpertMajor { alignment: 128, zero_padding: false };
                 let others = [major, Layout::Packed].map(|layout| worst(layout).unwrap_or(0));
                 let two = 2 * others.into_iter().fold(flat, u64::max);
-                let limit = if longest_put.is_some() { HOST_ARENA_LIMIT } else { ARENA_LIMIT };
+                let limit = if path.in_host_memory() { HOST_ARENA_LIMIT } else { ARENA_LIMIT };
                 let moving = u64::from(in_flight) * staged;
                 (two.min(limit).max(4 * flat) + moving).min(MOST_ARENA)
             }
@@ -106,7 +104,7 @@ impl Sizes {
             slots: exchange.slots(),
             ranks: shape.ranks,
             arena_bytes,
-            longest_put,
+            path,
         })
     }
 
@@ -129,16 +127,16 @@ impl Sizes {
     /// Records that came, then, where kernels put, those that are staged: as many; else the counts of
     /// tiles and the words of units.
     pub(super) fn control_bytes(&self) -> u64 {
-        match self.longest_put {
-            Some(_) => 2 * self.entries(self.slots),
-            None => self.flags() + 8 * u64::from(self.ranks) * u64::from(self.units),
+        match self.path.rows {
+            Transfer::Put => 2 * self.entries(self.slots),
+            Transfer::Store => self.flags() + 8 * u64::from(self.ranks) * u64::from(self.units),
         }
     }
 
     /// Of each slot: the rows' arrival and the end of reading, each raised by one rank; where kernels
     /// put, the arrival of records too.
     pub(super) fn signals(&self) -> u32 {
-        let kinds = if self.longest_put.is_some() { 3 } else { 2 };
+        let kinds = if self.path.puts() { 3 } else { 2 };
         kinds * self.ranks * self.slots
     }
 }
@@ -319,13 +317,10 @@ pub(super) fn pieces(row_bytes: u64) -> (u32, u32) {
 #[cfg(test)]
 pub(super) mod tests {
     use super::super::exchange::Team;
+    use super::super::path::tests::ring;
     use super::*;
 
-    pub(in super::super) fn whole(
-        shape: Shape,
-        in_flight: u32,
-        longest_put: Option<u64>,
-    ) -> Exchange {
+    pub(in super::super) fn whole(shape: Shape, in_flight: u32, path: Path) -> Exchange {
         Exchange {
             scope: Scope::Flat,
             level: 0,
@@ -334,7 +329,7 @@ pub(super) mod tests {
             groups: 1,
             team: Team { first: 0, step: 1 },
             rank: 0,
-            longest_put,
+            path,
             in_flight,
         }
     }
@@ -347,7 +342,7 @@ pub(super) mod tests {
             let shape = Shape { ranks, experts, topk: 2, hidden: 64, max_tokens: 8 };
             for row_bytes in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20] {
                 let row = RowFormat { x_bytes: row_bytes as u32, scale_bytes: 224, weights: true };
-                let exchange = whole(shape, 2, None);
+                let exchange = whole(shape, 2, Path::STORE);
                 let dispatch_tiling =
                     DispatchTiling::new(&exchange, &row, HOPPER, row_bytes % 32 == 0);
                 let covered =
@@ -371,7 +366,7 @@ pub(super) mod tests {
         let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
         let arena = |max_tokens| {
             let shape = Shape { max_tokens, ..shape };
-            Sizes::new(&whole(shape, 1, None), &config).map(|sizes| sizes.arena_bytes)
+            Sizes::new(&whole(shape, 1, Path::STORE), &config).map(|sizes| sizes.arena_bytes)
         };
         assert_eq!(arena(4096).unwrap(), ARENA_LIMIT);
         assert_eq!(arena(65_536).unwrap(), MOST_ARENA);
@@ -384,7 +379,7 @@ pub(super) mod tests {
     fn where_kernels_put_there_is_room_for_staged_records_rows_and_signals_of_records() {
         let shape = Shape { ranks: 2, experts: 8, topk: 4, hidden: 64, max_tokens: 16 };
         let sizes = |put| Sizes::new(&whole(shape, 2, put), &GpuConfig::default()).unwrap();
-        let (stores, puts) = (sizes(None), sizes(Some(1024)));
+        let (stores, puts) = (sizes(Path::STORE), sizes(ring(1024)));
         let records = puts.entries(puts.slots);
         assert_eq!(puts.control_bytes(), 2 * records);
         // A tile and two units from each rank.
@@ -403,7 +398,9 @@ pub(super) mod tests {
         let tiles = |max_tokens| {
             let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens };
             let config = GpuConfig { arena_mib: Some(1024), ..GpuConfig::default() };
-            Sizes::new(&whole(shape, 1, None), &config).map(|s| (s.tile_rows, s.tiles)).unwrap()
+            Sizes::new(&whole(shape, 1, Path::STORE), &config)
+                .map(|s| (s.tile_rows, s.tiles))
+                .unwrap()
         };
         assert_eq!(tiles(1), (64, 1));
         assert_eq!(tiles(4096), (64, 64));
@@ -425,14 +422,14 @@ pub(super) mod tests {
             (256, 16, SMALL, true),
             (1024, 8, SMALL, false),
         ] {
-            let found = check_shared(&whole(shape(experts, topk), 2, None), shared);
+            let found = check_shared(&whole(shape(experts, topk), 2, Path::STORE), shared);
             assert_eq!(found.is_ok(), fits, "{experts} experts, top-{topk}: {found:?}");
         }
-        let error = check_shared(&whole(shape(2048, 8), 2, None), HOPPER).unwrap_err();
+        let error = check_shared(&whole(shape(2048, 8), 2, Path::STORE), HOPPER).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("2048 experts and top-8 need") && text.contains("232448"), "{text}");
         // What is heard of each domain's rows.
-        let inside = Exchange { groups: 72, ..whole(shape(64, 8), 2, None) };
+        let inside = Exchange { groups: 72, ..whole(shape(64, 8), 2, Path::STORE) };
         assert!(check_shared(&inside, HOPPER).is_ok());
         let inside = Exchange { shape: Shape { ranks: 32, ..inside.shape }, ..inside };
         let error = check_shared(&inside, HOPPER).unwrap_err();
@@ -447,7 +444,7 @@ pub(super) mod tests {
     fn a_row_of_7168_channels_has_fourteen_stages_in_as_many_warps_or_half_of_them() {
         let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
         let row = RowFormat { x_bytes: 14_336, scale_bytes: 0, weights: true };
-        let exchange = whole(shape, 2, None);
+        let exchange = whole(shape, 2, Path::STORE);
         let dispatch_tiling = |row, links| {
             let dispatch_tiling = DispatchTiling::new(&exchange, row, HOPPER, links);
             (dispatch_tiling.pieces, dispatch_tiling.movers, dispatch_tiling.stages)
@@ -467,7 +464,7 @@ pub(super) mod tests {
     fn of_several_domains_records_count_every_group_and_the_rail_has_room_for_rows_on_their_way() {
         use super::super::exchange::tests::SHAPE;
         // 3 domains of 2 ranks and 8 experts.
-        let [inside, between] = Exchange::levels(&SHAPE, [None, Some(1024)]);
+        let [inside, between] = Exchange::levels(&SHAPE, [Path::STORE, ring(1024)]);
         let config = GpuConfig { arena_mib: Some(7), ..GpuConfig::default() };
         let [inner, outer] = [&inside, &between].map(|e| Sizes::new(e, &config).unwrap());
         let words = |counts: u32| (HEAD + counts + TEXT_WORDS).next_multiple_of(16);

@@ -7,7 +7,7 @@ use tokenyard_core::wait::{WaitFor, Waiter, expired, monotonic_ns};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::args::Report;
-use super::gpu_ring::Ring;
+use super::posting::Posting;
 use crate::driver::Pinned;
 
 /// A kernel that waits sees a raised abort word within microseconds; one that copies ends by itself.
@@ -54,8 +54,7 @@ pub(super) struct Waits {
     pub(super) abort: Pinned<u64>,
     /// World rank of each index in the team.
     pub(super) ranks: Vec<u32>,
-    /// Where kernels post through the host.
-    pub(super) ring: Option<Ring>,
+    pub(super) posting: Posting,
     pub(super) turn: Turn,
 }
 
@@ -182,7 +181,7 @@ impl Waits {
         waited.map_err(|error| {
             let told = self.wind_up(error, wait, is_over);
             // What broke is the cause; what it broke says where the ranks are.
-            match self.ring.as_ref().map_or(Ok(()), Ring::explain) {
+            match self.posting.explain() {
                 Err(cause) => cause.with_context("meanwhile", told.message()),
                 Ok(()) => told,
             }
@@ -202,15 +201,10 @@ impl Waits {
                 .with_context("a kernel", "still runs, or waits behind another")
                 .with_fix(KEEP_TENSORS);
         }
-        if self.posts().is_err() {
+        if self.posting.check().is_err() {
             return error;
         }
         self.ended(wait).err().unwrap_or(error)
-    }
-
-    /// Whether what kernels post still goes out (INV-7).
-    fn posts(&self) -> Result<()> {
-        self.ring.as_ref().map_or(Ok(()), Ring::check)
     }
 
     /// Looks at a wait that nobody is in.
@@ -234,7 +228,7 @@ impl Waits {
             seen.what = Some((now, since));
             // Not there yet, whatever an old word looks like.
             let found = report.wait_found.min(what.expected.saturating_sub(1));
-            self.posts()?;
+            self.posting.check()?;
             self.waiter.look_at(&what, since, found)
         };
         self.turn.look(look).unwrap_or(Ok(()))
@@ -287,7 +281,8 @@ impl Waits {
                 }
             };
             // Errors of the kernel end the wait; so does its end without an answer.
-            self.waiter.until(&what, read, || self.posts().and_then(|()| is_over().map(|_| ())))?;
+            self.waiter
+                .until(&what, read, || self.posting.check().and_then(|()| is_over().map(|_| ())))?;
             if done() {
                 return Ok(());
             }

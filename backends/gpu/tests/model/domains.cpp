@@ -3,6 +3,7 @@
 #include "helpers.h"
 
 #define TY_PUTS OUT_PUTS
+#define TY_QUEUES OUT_QUEUES
 #define TY_UP_PARAM_BYTES OUT_PARAM_BYTES
 #define TY_GROUPED 0
 namespace out_level {
@@ -10,10 +11,12 @@ namespace out_level {
 #include "level.h"
 }  // namespace out_level
 #undef TY_PUTS
+#undef TY_QUEUES
 #undef TY_UP_PARAM_BYTES
 #undef TY_GROUPED
 
 #define TY_PUTS UP_PUTS
+#define TY_QUEUES UP_QUEUES
 #define TY_UP_PARAM_BYTES UP_PARAM_BYTES
 #define TY_GROUPED 1
 namespace up_level {

@@ -41,6 +41,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
              std::vector<Combine> how = {}) {
   std::vector<std::thread> running;
   std::vector<std::vector<float>> outs(ranks.size()), out_weights(ranks.size());
+  std::vector<std::vector<u8>> given;
   how.resize(ranks.size());
   for (u32 d = 0; d < ranks.size(); d++) {
     Rank& r = *ranks[d];
@@ -49,6 +50,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
       ((float*)(r.arena + kYAt))[i] = (float)((i * 31 + d * 1001) % 4099) / 3;
     float* back = (float*)(r.arena + kYAt + (512 << 10));
     for (u64 i = 0; i < told[d].tokens * r.s.topk; i++) back[i] = (float)(i + d * 100000);
+    given.emplace_back(r.arena + kYAt, r.arena + kYAt + (1 << 20));
     outs[d].assign(r.tokens * r.s.row_bytes / 4 + 4, -1);
     out_weights[d].assign(r.tokens * r.s.topk + 1, -1);
   }
@@ -56,6 +58,8 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
     running.emplace_back([&, i] {
       float* back = weights ? out_weights[i].data() : nullptr;
       combine_on(*ranks[i], outs[i].data(), back, how[i]);
+      // Its caller may change its rows now, whatever others do.
+      if (TY_PUTS) memset(ranks[i]->arena + kYAt, 0xdd, 1 << 20);
     });
   for (auto& t : running) t.join();
   Rows row = received_rows(brought(ranks));
@@ -63,7 +67,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
     for (u32 t = 0; t < s->tokens; t++) {
       for (u32 k = 0; k < s->s.topk && weights; k++) {
         i64 e = s->topk[t * s->s.topk + k], owner = e < 0 ? 0 : e / s->s.local();
-        float* back = (float*)(ranks[owner]->arena + kYAt + (512 << 10));
+        float* back = (float*)(given[owner].data() + (512 << 10));
         float expected = e < 0 ? 0 : back[row[s->me][t][owner] * s->s.topk + k];
         same("returned weight", out_weights[s->me][t * s->s.topk + k], expected);
       }
@@ -72,7 +76,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
         float sum = 0;
         for (u32 o = 0; o < order.size(); o++) {
           u32 d = order[o];
-          float term = ((float*)(ranks[d]->arena + kYAt))[row[s->me][t][d] * s->s.row_bytes / 4 + i];
+          float term = ((float*)given[d].data())[row[s->me][t][d] * s->s.row_bytes / 4 + i];
           sum = o == 0 ? term : sum + term;
         }
         same("sum of token " + std::to_string(t), outs[s->me][(u64)t * s->s.row_bytes / 4 + i], sum);
@@ -243,7 +247,14 @@ void run(const Shape& shape, std::vector<u32> tokens) {
 }
 
 int main() {
+  // A transport that does something wrong is to be noticed at once.
+  if (kFault != Fault::kNone) {
+    run({2, 8, 3, 64, 0, 72, 1 << 20}, {70, 33});
+    puts("nothing was noticed");
+    return 0;
+  }
   run({2, 8, 3, 64, 0, 72, 1 << 20}, {70, 33});
+  if (TY_PUTS) run({8, 16, 4, 48, 1, 24, 1 << 20}, {24, 9, 0});
   // Puts that are shorter than a row, scales, a rank without tokens.
   run({3, 12, 4, 272, 3, 40, 112}, {0, 40, 7});
   run({1, 4, 2, 48, 1, 8, 1 << 20}, {8});

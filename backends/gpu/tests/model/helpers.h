@@ -18,7 +18,7 @@ void same(const std::string& what, A found, B expected) {
 
 struct Shape {
   unsigned ranks, experts, topk, row_bytes, scale_words, max_tokens;
-  unsigned long long longest_put;
+  unsigned long long largest_put;
   unsigned groups = 1;
   unsigned local() const { return experts / ranks; }
 };

@@ -1,24 +1,46 @@
-// The ranks of one exchange on the model of a GPU, over the device API of NVLink or over the proxy's
-// (TY_PUTS). There a thread per rank stands in for core's proxy and a transport: it executes commands
-// in any order (INV-2). Included behind `exchange.cu`, once for each of its levels.
+// The ranks of one exchange on the model of a GPU, over the device API of NVLink, or over one that puts
+// (TY_PUTS): that of the GPU ring, or that of `device-put` with so many queues (TY_QUEUES). There a thread per
+// rank stands in for the host and a transport: it executes commands in any order (INV-2). Included behind
+// `exchange.cu`, once for each of its levels.
 using namespace ty;
 
 constexpr u32 kBlocks = 2, kSlots = 2, kCapacity = 32;
 constexpr u64 kControlBytes = 1 << 18, kArenaBytes = 8 << 20, kStagingAt = 4 << 20;
 constexpr u64 kLandingAt = 6 << 20, kYAt = 5 << 20;
+constexpr u32 kQueues = std::max(1, TY_QUEUES);
+
+// What a transport does wrong, where the model shows that it is noticed.
+enum class Fault { kNone, kSignalFirst, kLost, kDoneEarly, kWrongQueue };
+constexpr Fault kFault = Fault(TY_FAULT);
 
 struct Rank : Brought {
   u8 *control = room<u8>(kControlBytes), *arena = room<u8>(kArenaBytes);
   // Signals are a word apart.
   u64 *totals = room<u64>(1024), *abort = room<u64>(1);
-#if TY_PUTS
-  Up::Command* commands = room<Up::Command>(kCapacity);
-  u64 *head = room<u64>(1), *done = room<u64>(1);
-  Up::Params params() const { return {head, commands, done, totals, kCapacity - 1, me}; }
-#else
   u64* everybody[2];  // windows, then totals, of all ranks
+#if TY_PUTS
+  // One queue.
+  struct Ring {
+    u64* head = room<u64>(1);
+    Up::Command* commands = room<Up::Command>(kCapacity);
+    u64 *submitted = room<u64>(1), *done = room<u64>(1), *failed = room<u64>(1);
+  };
+  Ring rings[kQueues];
+#endif
+#if TY_QUEUES
+  static_assert(sizeof(Ring) == sizeof(Up::Ring), "device-put has rings of other fields");
+  Up::Params params() const {
+    return {{everybody[0], everybody[1], s.ranks, me, 8, 0}, (const Up::Ring*)rings, kCapacity - 1, signals(), me, 0};
+  }
+#elif TY_PUTS
+  Up::Params params() const {
+    return {rings[0].head, rings[0].commands, rings[0].done, totals, kCapacity - 1, me};
+  }
+#else
   Up::Params params() const { return {everybody[0], everybody[1], s.ranks, me, 8, 0}; }
 #endif
+  // Of each queue.
+  u32 signals() const { return 3 * kSlots * s.ranks; }
   Report* report = room<Report>(1);
   State* state = room<State>(1);
   Outcome *outcome = room<Outcome>(1), *late = room<Outcome>(1);
@@ -36,7 +58,7 @@ struct Rank : Brought {
     u64 units = 8ull * s.ranks * s.max_tokens + (16 << 10);
     if (entries + std::max(entries, units) > kControlBytes) fail("the control window is too small");
     *state = State{0, 0, 1, 0, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
-                   room<u64>(kSlots), entries, s.longest_put, 2ull * s.ranks * kSlots,
+                   room<u64>(kSlots), entries, s.largest_put, kQueues, 2ull * s.ranks * kSlots,
                    {control, arena}, room<u64>(s.ranks), told, 1};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
     r = Routing{room<i32>(pairs), room<u32>(pairs), room<u32>(pairs), room<u32>(spans * s.ranks),
@@ -53,7 +75,7 @@ struct Rank : Brought {
     c.entry_words = entry_words();
     c.cell = cells[operations % kSlots];
     c.abort = abort, c.report = report, c.state = state, c.outcome = outcome, c.trace = trace;
-    c.cap_ns = 300'000'000'000ull;
+    c.cap_ns = kFault == Fault::kNone ? 300'000'000'000ull : 3'000'000'000ull;
     c.signature = signature;
     c.rank = me, c.ranks = s.ranks, c.experts = s.experts, c.topk = s.topk;
     c.max_tokens = s.max_tokens, c.brought = tokens, c.slots = kSlots;
@@ -80,11 +102,24 @@ void check_told(const std::vector<Rank*>& ranks) {
       if (r != peer) same("something is received" + who, from.received > 0, true);
       // Every signal that was raised, and nothing else.
       u64 seen = 0;
-      for (u32 signal = r->me; signal < 3 * kSlots * r->s.ranks; signal += r->s.ranks)
+      for (u32 signal = r->me; signal < kQueues * r->signals(); signal += r->s.ranks)
         seen += peer->totals[signal];
       if (!TY_PUTS) same("what is raised" + who, to.raised, seen);
       same("what is received" + who, from.received, seen);
     }
+}
+
+// Everybody's memory is everybody's.
+void share_memory(const std::vector<Rank*>& ranks) {
+  for (Rank* r : ranks) {
+    r->everybody[0] = room<u64>(2 * ranks.size());
+    r->everybody[1] = room<u64>(ranks.size());
+    for (u32 i = 0; i < ranks.size(); i++) {
+      r->everybody[0][i] = (u64)ranks[i]->control;
+      r->everybody[0][ranks.size() + i] = (u64)ranks[i]->arena;
+      r->everybody[1][i] = (u64)ranks[i]->totals;
+    }
+  }
 }
 
 #if TY_PUTS
@@ -96,6 +131,7 @@ struct Fabric {
   std::vector<std::thread> threads;
 
   explicit Fabric(std::vector<Rank*> all) : ranks(all) {
+    share_memory(ranks);
     for (Rank* r : ranks) threads.emplace_back([this, r] { serve(*r); });
   }
   ~Fabric() {
@@ -107,53 +143,78 @@ struct Fabric {
     u8* source = (c.src_window == kArena ? from.arena : from.control) + c.src_offset;
     u8* target = (c.dst_window == kArena ? to.arena : to.control) + c.dst_offset;
     same("op", c.op, 2u);
-    bool fits = c.bytes > 0 && c.bytes <= from.s.longest_put;
+    bool fits = c.bytes > 0 && c.bytes <= from.s.largest_put;
     same("length", fits || c.dst_window == kControl, true);
     same("multiples of 4", (c.src_offset | c.dst_offset | c.bytes) % 4, 0u);
     if (c.dst_offset + c.bytes > (c.dst_window == kArena ? kArenaBytes : kControlBytes))
       fail("a put leaves its window");
+    auto raise = [&] {
+      u32 signal = c.signal;
+      if (kFault == Fault::kWrongQueue) signal = (signal + from.signals()) % (kQueues * from.signals());
+      model::at(to.totals + signal).fetch_add(c.add, std::memory_order_release);
+    };
+    if (kFault == Fault::kSignalFirst) raise(), std::this_thread::sleep_for(std::chrono::milliseconds(5));
     memcpy(target, source, c.bytes);
-    model::at(to.totals + c.signal).fetch_add(c.add, std::memory_order_release);
+    if (kFault != Fault::kSignalFirst) raise();
   }
   void serve(Rank& r) {
     std::mt19937 random(r.me + 7);
-    std::vector<u64> pending;
-    std::vector<bool> ended(kCapacity);
-    u64 taken = 0, done = 0;
+    std::vector<Served> queues;
+    for (Rank::Ring& ring : r.rings) queues.push_back({ring});
     unsigned idle = 0;
     while (!stop) {
-      u64 slot = taken % kCapacity;
-      if (model::at(&r.commands[slot].sequence).load(std::memory_order_acquire) == taken + 1)
-        pending.push_back(taken++), idle = 0;
-      else if (pending.empty())
-        model::rest(idle++);
-      if (pending.empty() || (pending.size() < 8 && random() % 4 == 0)) continue;
-      u64 which = random() % pending.size(), number = pending[which];
+      size_t pending = 0;
+      for (Served& queue : queues) {
+        if (queue.take()) idle = 0;
+        pending += queue.pending.size();
+      }
+      if (pending == 0) model::rest(idle++);
+      if (pending == 0 || (pending < 8 && random() % 4 == 0)) continue;
+      Served& queue = queues[random() % queues.size()];
+      if (queue.pending.empty()) continue;
+      u64 which = random();
+      if (kFault == Fault::kLost && which % 64 == 0)
+        queue.end_one(which, [](const Up::Command&) {});
+      else
+        queue.end_one(which, [&](const Up::Command& c) { execute(r, c); });
+    }
+  }
+
+  // What was taken of one queue.
+  struct Served {
+    Rank::Ring ring;
+    std::vector<u64> pending{};
+    std::vector<bool> ended = std::vector<bool>(kCapacity);
+    u64 taken = 0, done = 0;
+
+    bool take() {
+      auto& sequence = model::at(&ring.commands[taken % kCapacity].sequence);
+      bool submitted = !TY_QUEUES || taken < model::at(ring.submitted).load(std::memory_order_acquire);
+      bool there = submitted && sequence.load(std::memory_order_acquire) == taken + 1;
+      if (there) pending.push_back(taken++);
+      return there;
+    }
+    template <class Execute>
+    void end_one(u64 random, Execute execute) {
+      u64 which = random % pending.size(), number = pending[which];
       pending.erase(pending.begin() + (long)which);
-      execute(r, r.commands[number % kCapacity]);
+      Up::Command command = ring.commands[number % kCapacity];
+      if (kFault != Fault::kDoneEarly) execute(command);
       // What kernels stage may be overwritten once the command is done.
       ended[number % kCapacity] = true;
       while (ended[done % kCapacity]) ended[done++ % kCapacity] = false;
-      model::at(r.done).store(done, std::memory_order_release);
+      model::at(ring.done).store(done, std::memory_order_release);
+      if (kFault != Fault::kDoneEarly) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      execute(command);
     }
-  }
+  };
 };
 
 #else
 
-// Everybody's memory is everybody's.
 struct Fabric {
-  explicit Fabric(std::vector<Rank*> ranks) {
-    for (Rank* r : ranks) {
-      r->everybody[0] = room<u64>(2 * ranks.size());
-      r->everybody[1] = room<u64>(ranks.size());
-      for (u32 i = 0; i < ranks.size(); i++) {
-        r->everybody[0][i] = (u64)ranks[i]->control;
-        r->everybody[0][ranks.size() + i] = (u64)ranks[i]->arena;
-        r->everybody[1][i] = (u64)ranks[i]->totals;
-      }
-    }
-  }
+  explicit Fabric(std::vector<Rank*> ranks) { share_memory(ranks); }
 };
 
 #endif
@@ -337,6 +398,7 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
 #if TY_PUTS
   model::launch(1, kWarps * 32, [=, &r] { ty_combine_put(a, r.params()); });
+  same("an ended wait of rank " + std::to_string(r.me), r.report->ended, 0u);
   same("combine", a.c.cell->code, kGo);
   r.arrive(a.c, false);
   model::launch(kBlocks, kSummingWarps * 32, sum);

@@ -1,0 +1,114 @@
+//! What kernels use to reach other ranks, as the host watches it (INV-7).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokenyard_core::Result;
+use tokenyard_core::link::Link;
+use tokenyard_core::wait::monotonic_ns;
+
+use super::gpu_ring::Ring;
+
+/// How often the transport is asked while kernels run, in nanoseconds.
+const ASK_EVERY: u64 = 5_000_000;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) enum Posting {
+    /// A ring that the host serves.
+    Ring(Ring),
+    /// The transport's device API.
+    DeviceApi(Health),
+}
+
+impl Posting {
+    /// Whether what kernels send still goes out. Cheap: hosts ask it as fast as they can.
+    ///
+    /// # Errors
+    /// What failed; the same at every later call.
+    pub(super) fn check(&self) -> Result<()> {
+        match self {
+            Self::Ring(ring) => ring.check(),
+            Self::DeviceApi(health) => health.check(monotonic_ns()),
+        }
+    }
+
+    /// The same in the transport's own words, asked now. Only while an operation is open.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub(super) fn explain(&self) -> Result<()> {
+        match self {
+            Self::Ring(ring) => ring.explain(),
+            Self::DeviceApi(health) => health.link.health(),
+        }
+    }
+
+    /// The ring, if there is one.
+    pub(super) fn ring(&self) -> Option<&Ring> {
+        match self {
+            Self::Ring(ring) => Some(ring),
+            Self::DeviceApi(_) => None,
+        }
+    }
+}
+
+/// A transport that kernels use by themselves: its errors reach nobody unless it is asked.
+#[derive(Debug)]
+pub(super) struct Health {
+    link: Link,
+    pace: Pace,
+}
+
+impl Health {
+    pub(super) fn new(link: Link) -> Self {
+        Self { link, pace: Pace::default() }
+    }
+
+    fn check(&self, now: u64) -> Result<()> {
+        if !self.pace.is_due(now) {
+            return Ok(());
+        }
+        self.link.health().inspect_err(|_| self.pace.always())
+    }
+}
+
+/// When to ask next, in nanoseconds; [`ALWAYS`] once an error was seen, as nobody who looks on may miss it.
+#[derive(Debug, Default)]
+struct Pace(AtomicU64);
+
+const ALWAYS: u64 = u64::MAX;
+
+impl Pace {
+    fn is_due(&self, now: u64) -> bool {
+        let next = self.0.load(Ordering::Relaxed);
+        if next == ALWAYS {
+            return true;
+        }
+        let is_due = now >= next;
+        if is_due {
+            // Another thread may have stored `ALWAYS` meanwhile, which stays.
+            let later = now + ASK_EVERY;
+            let _ = self.0.compare_exchange(next, later, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        is_due
+    }
+
+    fn always(&self) {
+        self.0.store(ALWAYS, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transport_is_asked_every_few_milliseconds_and_always_once_it_has_failed() {
+        let pace = Pace::default();
+        let due = |now| pace.is_due(now);
+        assert!(due(7) && !due(8) && !due(ASK_EVERY + 6) && due(ASK_EVERY + 7));
+        assert!(!due(ASK_EVERY + 8));
+        pace.always();
+        assert!(due(ASK_EVERY + 9) && due(ASK_EVERY + 10));
+    }
+}

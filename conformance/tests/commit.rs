@@ -1,0 +1,101 @@
+//! A transport is told once that every connection of this rank is made, before anything uses them.
+#![allow(clippy::unwrap_used, reason = "tests fail by panic")]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tokenyard_conformance::exchange::options;
+use tokenyard_conformance::oracle::Case;
+use tokenyard_conformance::ranks::in_threads;
+use tokenyard_conformance::round::Round;
+use tokenyard_core::communicator::Communicator;
+use tokenyard_core::config::{ComponentTable, Config};
+use tokenyard_core::export::find_transport;
+use tokenyard_core::host::OpenTransport;
+use tokenyard_core::transport::{
+    Capabilities, Command, MemoryNeeds, Team, Transport, TransportNeeds,
+};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
+
+const RANKS: u32 = 3;
+
+static COMMITS: AtomicU32 = AtomicU32::new(0);
+
+/// `shm` without loads and stores, whose connections are of no use before `commit`.
+struct Committed {
+    inner: OpenTransport,
+    memory: MemoryNeeds,
+    connected: u32,
+    peers: u32,
+    commits: u32,
+}
+
+impl Transport for Committed {
+    const NAME: &'static str = "committed";
+    const ABOUT: &'static str = "wants its commit";
+    type Config = NoSettings;
+
+    fn probe(_: &NoSettings) -> Result<Capabilities> {
+        let found = find_transport("shm")?.probe(&ComponentTable::empty())?;
+        Ok(Capabilities { flags: found.flags & !abi::TY_CAP_LOAD_STORE, ..found })
+    }
+
+    fn open(_: NoSettings, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+        let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), team, needs)?;
+        let peers = team.world_ranks.len() as u32;
+        Ok(Self { memory: inner.memory_needs()?, inner, connected: 0, peers, commits: 0 })
+    }
+
+    fn memory_needs(&self) -> MemoryNeeds {
+        self.memory
+    }
+
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        self.connected += 1;
+        self.inner.connect(peer, data)
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        if self.connected != self.peers || self.commits != 0 {
+            let found = format!("{} connections, {} commits before", self.connected, self.commits);
+            return Err(Error::new(ErrorKind::Internal, "commit", found));
+        }
+        self.commits = 1;
+        COMMITS.fetch_add(1, Ordering::Relaxed);
+        self.inner.commit()
+    }
+
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        if self.commits != 1 {
+            return Err(abi::TY_INTERNAL);
+        }
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.post(queue, commands) }
+    }
+
+    tokenyard_testkit::pass_on!(inner: register, endpoint, poll, read_signal, health);
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoSettings {}
+
+tokenyard_testkit::built_in_transport!(Committed);
+
+#[test]
+fn a_transport_is_committed_once_behind_its_last_connect_and_before_it_is_used() {
+    tokenyard_cpu::link();
+    tokenyard_topology::link();
+    let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"committed\"\n";
+    let config = Config::parse(text, "commit").unwrap();
+    let case = Case { ranks: RANKS as usize, experts: 6, topk: 2, ..Case::default() };
+    in_threads(RANKS, &config, |world| {
+        let mut comm = Communicator::open(world, &config, options(&case)).unwrap();
+        let round = Round::new(&case, comm.rank());
+        let live = round.dispatch(&mut comm).unwrap();
+        round.finish(&mut comm, &live).unwrap();
+        drop(live);
+        comm.close().unwrap();
+    })
+    .unwrap();
+    assert_eq!(COMMITS.load(Ordering::Relaxed), RANKS);
+}
