@@ -155,9 +155,26 @@ struct TyTransportTable;
 #define TY_MEMORY_HIP 4
 
 /**
- * Window memory must come with a file descriptor that others can map (memfd, dmabuf).
+ * Kinds of handles, as bits: what the descriptor of a window is. Host memory as a memfd, which other
+ * processes map.
  */
-#define TY_HANDLE_FD 1
+#define TY_HANDLE_MEMFD 1
+
+/**
+ * Device memory that its driver has exported to a POSIX descriptor, for the same driver in another process.
+ */
+#define TY_HANDLE_POSIX 2
+
+/**
+ * Device memory that its driver has exported for other hosts of the same fabric. Kept for NVLink across
+ * hosts: it has no descriptor, and nothing uses it yet.
+ */
+#define TY_HANDLE_FABRIC 4
+
+/**
+ * Device memory as a dmabuf, for NICs.
+ */
+#define TY_HANDLE_DMABUF 8
 
 /**
  * Major version of the kernel set ABI.
@@ -345,7 +362,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 5375739247426609534
+#define TY_TRANSPORT_LAYOUT 13366110382220657394ull
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
@@ -355,7 +372,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 8051059405700919676
+#define TY_KERNELS_LAYOUT 6180000397556328376
 
 /**
  * Major version of the topology ABI.
@@ -1326,7 +1343,7 @@ typedef struct TyMemoryNeeds {
    */
   uint32_t kinds;
   /**
-   * Required handles: bits `TY_HANDLE_*`.
+   * Handles that a window must have, of those that its kind of memory can have: bits `TY_HANDLE_*`.
    */
   uint32_t handles;
   /**
@@ -1371,6 +1388,14 @@ typedef struct TyWindow {
    * Where the window starts behind `fd`.
    */
   uint64_t fd_offset;
+  /**
+   * What `fd` is: one of `TY_HANDLE_*`, or 0 where there is none.
+   */
+  uint32_t handle;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
 } TyWindow;
 
 /**

@@ -123,8 +123,16 @@ pub const TY_MEMORY_CUDA: u32 = 2;
 /// HIP device memory.
 pub const TY_MEMORY_HIP: u32 = 4;
 
-/// Window memory must come with a file descriptor that others can map (memfd, dmabuf).
-pub const TY_HANDLE_FD: u32 = 1;
+/// Kinds of handles, as bits: what the descriptor of a window is. Host memory as a memfd, which other
+/// processes map.
+pub const TY_HANDLE_MEMFD: u32 = 1;
+/// Device memory that its driver has exported to a POSIX descriptor, for the same driver in another process.
+pub const TY_HANDLE_POSIX: u32 = 2;
+/// Device memory that its driver has exported for other hosts of the same fabric. Kept for NVLink across
+/// hosts: it has no descriptor, and nothing uses it yet.
+pub const TY_HANDLE_FABRIC: u32 = 4;
+/// Device memory as a dmabuf, for NICs.
+pub const TY_HANDLE_DMABUF: u32 = 8;
 
 /// What a transport demands of window memory. Needs of two levels are merged by the host: kinds
 /// are intersected, handles united, the larger alignment wins.
@@ -135,7 +143,7 @@ pub struct TyMemoryNeeds {
     pub size: usize,
     /// Acceptable kinds: bits `TY_MEMORY_*`.
     pub kinds: u32,
-    /// Required handles: bits `TY_HANDLE_*`.
+    /// Handles that a window must have, of those that its kind of memory can have: bits `TY_HANDLE_*`.
     pub handles: u32,
     /// Required alignment of address and length in bytes; a power of two.
     pub alignment: u64,
@@ -161,4 +169,8 @@ pub struct TyWindow {
     pub device: i32,
     /// Where the window starts behind `fd`.
     pub fd_offset: u64,
+    /// What `fd` is: one of `TY_HANDLE_*`, or 0 where there is none.
+    pub handle: u32,
+    /// Zero.
+    pub reserved: u32,
 }

@@ -39,7 +39,7 @@ const fn common_layout() -> u64 {
 const fn transport_layout() -> u64 {
     hash_layout! { common_layout();
         TyMemoryNeeds { size, kinds, handles, alignment }
-        TyWindow { size, id, kind, pointer, bytes, fd, device, fd_offset }
+        TyWindow { size, id, kind, pointer, bytes, fd, device, fd_offset, handle, reserved }
         TyCapabilities { size, flags, memory_kinds, max_peers, max_queues, max_signals,
             max_queue_depth, max_windows, largest_put }
         TyTransportNeeds { size, windows, queues, signals, queue_depth, largest_put, deadline_ns }
@@ -103,11 +103,11 @@ const fn kernels_layout() -> u64 {
 }
 
 /// Layout hash of the transport ABI on 64-bit targets.
-pub const TY_TRANSPORT_LAYOUT: u64 = 0x4a9a_765d_17fd_217e;
+pub const TY_TRANSPORT_LAYOUT: u64 = 0xb97d_f693_70ec_42f2;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x6fbb_1bdf_865e_f17c;
+pub const TY_KERNELS_LAYOUT: u64 = 0x55c3_c59e_581e_27b8;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -441,6 +441,8 @@ fn the_guides_transport_in_c_builds_and_works_as_c_and_as_cpp() {
             fd: -1,
             device: -1,
             fd_offset: 0,
+            handle: 0,
+            reserved: 0,
         };
         let windows: Vec<_> = (0..2).map(window).collect();
         for window in &windows {

@@ -346,6 +346,8 @@ fn answers_that_break_the_contract_are_errors() {
         fd: -1,
         device: -1,
         fd_offset: 0,
+        handle: 0,
+        reserved: 0,
     };
     // SAFETY: the component does not look at the window.
     let status = unsafe { component.register(&window) }.unwrap_err();

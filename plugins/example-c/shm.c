@@ -301,7 +301,7 @@ static int32_t example_open(const TyHost *host, const TyTransportOpen *open, voi
     return TY_OK;
 }
 
-/* A fabric: the kinds it can register, and TY_HANDLE_FD if it needs a dmabuf to do so. */
+/* A fabric: the kinds it can register, and TY_HANDLE_DMABUF if it needs one to do so. */
 static int32_t example_memory_needs(void *instance, TyMemoryNeeds *needs, TyError *error) {
     (void)instance, (void)error;
     needs->kinds = TY_MEMORY_HOST;

@@ -93,7 +93,7 @@ impl Transport for Shm {
         MemoryNeeds {
             size: size_of::<MemoryNeeds>(),
             kinds: abi::TY_MEMORY_HOST,
-            handles: abi::TY_HANDLE_FD,
+            handles: abi::TY_HANDLE_MEMFD,
             alignment: rustix::param::page_size() as u64,
         }
     }

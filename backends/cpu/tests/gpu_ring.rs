@@ -135,6 +135,8 @@ fn ranks() -> [(GpuRing, Kernels, Rank); 2] {
             fd: -1,
             device: -1,
             fd_offset: 0,
+            handle: 0,
+            reserved: 0,
         };
         // SAFETY: the tuple drops the proxy before the ring, which stays where it is on the heap, and
         // before the transport.

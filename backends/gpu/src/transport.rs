@@ -132,7 +132,7 @@ impl<C: Components> Transport for Peers<C> {
         MemoryNeeds {
             size: size_of::<MemoryNeeds>(),
             kinds: abi::TY_MEMORY_CUDA,
-            handles: abi::TY_HANDLE_FD,
+            handles: abi::TY_HANDLE_POSIX,
             alignment: granularity(self.context.device).unwrap_or(2 << 20),
         }
     }
@@ -144,10 +144,16 @@ impl<C: Components> Transport for Peers<C> {
                 .with_fix("allocate the window as `memory_needs` says: shareable device memory"))
         };
         let device = self.context.device.ordinal;
-        if window.kind != abi::TY_MEMORY_CUDA || window.fd < 0 || window.fd_offset != 0 {
+        let is_exported = window.handle == abi::TY_HANDLE_POSIX && window.fd >= 0;
+        if window.kind != abi::TY_MEMORY_CUDA || !is_exported || window.fd_offset != 0 {
             return refused(format!(
-                "found kind {}, descriptor {} at {}; expected CUDA memory with a descriptor at 0",
-                window.kind, window.fd, window.fd_offset
+                "found kind {}, handle {}, descriptor {} at {}; expected CUDA memory with an exported \
+                 descriptor ({}) at 0",
+                window.kind,
+                window.handle,
+                window.fd,
+                window.fd_offset,
+                abi::TY_HANDLE_POSIX
             ));
         }
         if window.device != device {

@@ -39,6 +39,8 @@ fn open(text: &str, memory: &mut [u64]) -> Libfabric {
         fd: -1,
         device: -1,
         fd_offset: 0,
+        handle: 0,
+        reserved: 0,
     };
     // SAFETY: the caller drops the memory after the transport.
     unsafe { transport.register(&window).unwrap() };

@@ -51,6 +51,8 @@ impl Memory {
             fd: -1,
             device: -1,
             fd_offset: 0,
+            handle: 0,
+            reserved: 0,
         }
     }
 }

@@ -61,6 +61,8 @@ impl Through {
             fd: -1,
             device: -1,
             fd_offset: 0,
+            handle: 0,
+            reserved: 0,
         };
         // SAFETY: the pages are dropped after the transport (order of fields, and of locals here).
         unsafe { transport.register(&window)? };

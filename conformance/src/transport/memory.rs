@@ -51,6 +51,8 @@ impl Area {
             fd: mapping.fd.as_raw_fd(),
             device: -1,
             fd_offset: 0,
+            handle: abi::TY_HANDLE_MEMFD,
+            reserved: 0,
         };
         Ok((Self { base: mapping.base, bytes: mapping.bytes, _mapping: Some(mapping) }, window))
     }

@@ -345,6 +345,8 @@ pub(super) fn blank_window(id: u32, bytes: u64) -> Window {
         fd: -1,
         device: -1,
         fd_offset: 0,
+        handle: 0,
+        reserved: 0,
     }
 }
 

@@ -43,6 +43,8 @@ fn window() -> Window {
         fd: -1,
         device: -1,
         fd_offset: 0,
+        handle: 0,
+        reserved: 0,
     }
 }
 

@@ -42,6 +42,8 @@ impl Memory {
             fd: self.0.fd().as_raw_fd(),
             device: -1,
             fd_offset: 0,
+            handle: abi::TY_HANDLE_MEMFD,
+            reserved: 0,
         }
     }
 }

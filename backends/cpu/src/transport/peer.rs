@@ -4,7 +4,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use tokenyard_core::fd_exchange::{Extent, Handed, Memory};
 use tokenyard_core::transport::{TransportNeeds, Window};
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::memory::{self, Mapping, Span};
 use super::signals::Signals;
@@ -61,8 +61,9 @@ impl Local {
                 .with_context("window", window.id)
                 .with_fix("allocate the window as `memory_needs` says: a page-aligned memfd")
         };
-        if window.fd < 0 {
-            return Err(refused("found no descriptor; expected a memfd".into()));
+        if window.fd < 0 || window.handle != abi::TY_HANDLE_MEMFD {
+            let found = format!("found descriptor {} of handle {}", window.fd, window.handle);
+            return Err(refused(format!("{found}; expected a memfd ({})", abi::TY_HANDLE_MEMFD)));
         }
         let page = rustix::param::page_size() as u64;
         if window.bytes == 0 || !window.fd_offset.is_multiple_of(page) {

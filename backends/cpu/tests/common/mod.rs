@@ -99,7 +99,7 @@ impl Rank {
         let transport = shm().open(&table(config), &Team::world(me, ranks), needs).unwrap();
         let mut rank = Self { me, ranks, transport, windows: [Memory::new(), Memory::new()] };
         let demand = rank.transport.memory_needs().unwrap();
-        assert_eq!((demand.kinds, demand.handles), (abi::TY_MEMORY_HOST, abi::TY_HANDLE_FD));
+        assert_eq!((demand.kinds, demand.handles), (abi::TY_MEMORY_HOST, abi::TY_HANDLE_MEMFD));
         for (id, memory) in (0..).zip(&rank.windows) {
             assert!(memory.base.addr().is_multiple_of(demand.alignment as usize));
             let window = Window {
@@ -111,6 +111,8 @@ impl Rank {
                 fd: memory.fd.as_raw_fd(),
                 device: -1,
                 fd_offset: 0,
+                handle: abi::TY_HANDLE_MEMFD,
+                reserved: 0,
             };
             // SAFETY: the windows are dropped after the transport.
             unsafe { rank.transport.register(&window).unwrap() };

@@ -119,15 +119,37 @@ impl Memory {
     }
 
     fn window(&self, id: u32, device: Device) -> Window {
-        let (kind, pointer, bytes, fd) = match self {
-            Self::Device(m) => {
-                (device.platform.memory, m.address() as *mut u8, m.bytes(), m.fd().as_raw_fd())
-            }
-            Self::Host(m) => (abi::TY_MEMORY_HOST, m.pointer(), m.bytes(), m.fd().as_raw_fd()),
+        let blank = Window {
+            size: size_of::<Window>(),
+            id,
+            kind: 0,
+            pointer: std::ptr::null_mut(),
+            bytes: 0,
+            fd: -1,
+            // Of host memory too: it is the device that works on it.
+            device: device.ordinal,
+            fd_offset: 0,
+            handle: 0,
+            reserved: 0,
         };
-        // Of host memory too: it is the device that works on it.
-        let (size, device) = (size_of::<Window>(), device.ordinal);
-        Window { size, id, kind, pointer, bytes, fd, device, fd_offset: 0 }
+        match self {
+            Self::Device(m) => Window {
+                kind: device.platform.memory,
+                pointer: m.address() as *mut u8,
+                bytes: m.bytes(),
+                fd: m.fd().as_raw_fd(),
+                handle: abi::TY_HANDLE_POSIX,
+                ..blank
+            },
+            Self::Host(m) => Window {
+                kind: abi::TY_MEMORY_HOST,
+                pointer: m.pointer(),
+                bytes: m.bytes(),
+                fd: m.fd().as_raw_fd(),
+                handle: abi::TY_HANDLE_MEMFD,
+                ..blank
+            },
+        }
     }
 }
 
@@ -176,6 +198,14 @@ impl<C: Components> GpuKernels<C> {
     fn memory_of(&self, window: u32) -> WindowMemory {
         let exchange = self.exchanges.get(window as usize / WINDOWS);
         exchange.map_or(WindowMemory::Device, |(exchange, _)| exchange.path.memory)
+    }
+}
+
+/// Handles that a kind of memory can have.
+fn handles_of(kind: u32) -> u32 {
+    match kind {
+        abi::TY_MEMORY_HOST => abi::TY_HANDLE_MEMFD,
+        _ => abi::TY_HANDLE_POSIX | abi::TY_HANDLE_FABRIC | abi::TY_HANDLE_DMABUF,
     }
 }
 
@@ -254,6 +284,16 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             return unsupported(format!(
                 "the transport wants memory kinds {:#x}; expected {name}",
                 needs.kinds
+            ));
+        }
+        let exported = match lies_in {
+            WindowMemory::Host => abi::TY_HANDLE_MEMFD,
+            WindowMemory::Device => abi::TY_HANDLE_POSIX,
+        };
+        let missing = needs.handles & handles_of(kind) & !exported;
+        if missing != 0 {
+            return unsupported(format!(
+                "the transport wants handles {missing:#x} of {name}; expected none but {exported:#x}"
             ));
         }
         let page = rustix::param::page_size() as u64;

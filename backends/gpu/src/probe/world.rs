@@ -4,9 +4,9 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokenyard_core::Result;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::transport::{Team, Transport as _, TransportNeeds, Window};
+use tokenyard_core::{Result, abi};
 
 use crate::config::PeersConfig;
 use crate::driver::{Context, Vmm};
@@ -56,6 +56,8 @@ impl<C: Components> Links<C> {
             fd: window.fd().as_raw_fd(),
             device: context.device.ordinal,
             fd_offset: 0,
+            handle: abi::TY_HANDLE_POSIX,
+            reserved: 0,
         };
         // SAFETY: the window is dropped after the transport (field order, and order of locals here).
         unsafe { transport.register(&shared)? };

@@ -57,6 +57,8 @@ impl Rank {
             fd: -1,
             device: -1,
             fd_offset: 0,
+            handle: 0,
+            reserved: 0,
         };
         // SAFETY: the memory is dropped after the engine.
         unsafe { engine.register(&window).unwrap() };

@@ -51,8 +51,8 @@ impl Memory {
         let bytes = usize::try_from(window.bytes).unwrap_or(usize::MAX);
         let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
         let host = window.kind == abi::TY_MEMORY_HOST;
-        // A descriptor of host memory is a memfd, which is no dmabuf.
-        let registered = if host || window.fd < 0 {
+        // What is no dmabuf is registered by its address: host memory, and device memory by a kernel module.
+        let registered = if window.handle != abi::TY_HANDLE_DMABUF || window.fd < 0 {
             // SAFETY: by this function's contract; core bears with peers that write windows.
             unsafe { Mr::new(pd, window.pointer, bytes, access) }
         } else {

@@ -80,6 +80,8 @@ fn window(memory: &mut Box<[u64; WORDS]>) -> Window {
         bytes: (8 * WORDS) as u64,
         fd: -1,
         fd_offset: 0,
+        handle: 0,
+        reserved: 0,
         device: -1,
     }
 }
