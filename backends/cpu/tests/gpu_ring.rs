@@ -6,7 +6,6 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,25 +13,7 @@ use common::{Rank, WINDOW_BYTES, needs};
 use tokenyard_core::abi;
 use tokenyard_core::gpu_ring::GpuRing;
 use tokenyard_core::transport::Window;
-
-/// Counts the allocations of all threads.
-struct Counting;
-
-static COUNT: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: everything is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: by the caller's contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: by the caller's contract.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use tokenyard_testkit::{Counting, of_all_threads};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -156,7 +137,7 @@ fn rows_that_kernels_put_are_there_with_their_signals_and_a_steady_step_allocate
     let mut before = 0;
     for step in 1..=STEPS + 10 {
         if step == 10 {
-            before = COUNT.load(Ordering::Relaxed);
+            before = of_all_threads();
         }
         for (_, kernels, rank) in &mut ranks {
             let peer = 1 - rank.me;
@@ -174,5 +155,5 @@ fn rows_that_kernels_put_are_there_with_their_signals_and_a_steady_step_allocate
             }
         }
     }
-    assert_eq!(COUNT.load(Ordering::Relaxed) - before, 0);
+    assert_eq!(of_all_threads() - before, 0);
 }
