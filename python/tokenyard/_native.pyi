@@ -170,6 +170,15 @@ class Communicator:
         missing: _Tensor | None = None,
         stream: int | None = None,
     ) -> PendingCombine: ...
+    def refuse(
+        self,
+        operation: Literal["dispatch", "replay", "combine"],
+        why: str,
+        *,
+        layout: _Layout = "flat",
+        alignment: int = 1,
+        zero_padding: bool = False,
+    ) -> None: ...
     def combine_input(self, handle: Handle, dtype: object) -> Array: ...
     def copy_out(
         self, received: Received, *, stream: int | None = None, **outputs: _Tensor
