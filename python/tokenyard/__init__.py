@@ -16,6 +16,7 @@
 To import this package needs no GPU, no CUDA and no other Python package. See docs/python.md of the repository.
 """
 
+from tokenyard._alias import alias_deep_ep
 from tokenyard._native import (
     Array,
     Communicator,
@@ -43,5 +44,6 @@ __all__ = [
     "Received",
     "World",
     "__version__",
+    "alias_deep_ep",
     "components",
 ]

@@ -211,14 +211,15 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "python",
-        about: "the Python package: built, installed where nothing else is, and tested on the CPU backend",
+        about: "the Python packages: built, installed where nothing else is, and tested on the CPU backend",
         after: &[],
         needs: &[PIP, PYTHON],
         commands: &[
             // Debian's venv has no pip of its own.
             cmd("rm -rf {target}/python/wheels {target}/python/bare"),
             cmd("env CARGO_TARGET_DIR={target} MATURIN_PEP517_ARGS=--profile=dev \
-                 pip3 wheel --quiet --no-deps --wheel-dir {target}/python/wheels ./python"),
+                 pip3 wheel --quiet --no-deps --wheel-dir {target}/python/wheels ./python \
+                 ./python/deep_ep"),
             cmd("python3 -m venv --without-pip {target}/python/bare"),
             cmd("pip3 --python {target}/python/bare/bin/python install --quiet --no-index \
                  --find-links {target}/python/wheels tokenyard"),
@@ -227,7 +228,8 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("pip3 --python {target}/python/venv/bin/python install --quiet \
                  --requirement python/tests/requirements.txt"),
             cmd("pip3 --python {target}/python/venv/bin/python install --quiet --no-index \
-                 --force-reinstall --find-links {target}/python/wheels tokenyard"),
+                 --no-deps --force-reinstall --find-links {target}/python/wheels tokenyard \
+                 tokenyard-deep-ep"),
             cmd("{target}/python/venv/bin/ruff check python"),
             cmd("{target}/python/venv/bin/ruff format --check python"),
             cmd("{target}/python/venv/bin/mypy --strict python/tokenyard"),
