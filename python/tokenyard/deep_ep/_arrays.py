@@ -57,6 +57,16 @@ def like(reference: Tensor, array: Array) -> Tensor:
     return torch.from_numpy(array)
 
 
+def like_type(dtype: Any, memory: Array, shape: Any) -> Tensor:
+    """Bytes as elements of a type of torch or numpy."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        tensor = torch.from_numpy(memory).view(dtype)
+        return tensor if shape is None else tensor[: shape.numel()].view(shape)
+    array = memory.view(dtype)
+    return array if shape is None else array[: int(np.prod(shape))].reshape(shape)
+
+
 def address(tensor: Tensor) -> int:
     """Where the first element lies."""
     if is_torch(tensor):
@@ -84,8 +94,3 @@ def read(
     array = to_numpy(name, tensor)
     expect(name, array, dtypes, shape)
     return array
-
-
-def copied(output: Any, dtype: Any) -> Array:
-    """A copy of an output, so that its place in the arena is free again."""
-    return np.array(np.asarray(output).view(dtype))

@@ -9,7 +9,7 @@ costs no message.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -87,6 +87,27 @@ class Opened:
                 communicator.close()
 
 
+# Reads the arguments, and sends them: both may find that they cannot.
+Read: TypeAlias = Callable[[], tuple[Sizes, T]]
+Send: TypeAlias = Callable[[Opened, T], tokenyard.PendingDispatch]
+
+
+@dataclass
+class Attempt:
+    """A dispatch between its halves, or why it cannot be."""
+
+    opened: Opened
+    refused: str | None
+    is_full: bool = False
+    pending: tokenyard.PendingDispatch | None = None
+
+    def take(self, error: errors.Error) -> None:
+        """What this rank has to say of an operation that was refused. Of another's refusal it is nothing."""
+        self.is_full = isinstance(error, errors.FullError)
+        if self.is_full or isinstance(error, errors.InvalidInputError):
+            self.refused = str(error)
+
+
 class Engine:
     """Opens communicators, and runs dispatches on the one that fits."""
 
@@ -109,32 +130,58 @@ class Engine:
         self.current: Opened | None = None
         self.is_destroyed = False
 
-    def dispatch(
-        self, read: Callable[[], tuple[Sizes, T]], send: Callable[[Opened, T], Any]
-    ) -> tuple[Opened, Any]:
-        """Runs `send` with what `read` gives. Where a rank cannot, all raise, or open what fits and try again."""
+    def dispatch(self, read: Read[T], send: Send[T]) -> tuple[Opened, Any]:
+        """Sends what `read` gives, and receives. Where a rank cannot, all raise, or open what fits and try again."""
+        return self.dispatch_send(read, send)()
+
+    def dispatch_send(self, read: Read[T], send: Send[T]) -> Callable[[], tuple[Opened, Any]]:
+        """The first half of `dispatch`; calling what it returns is the second, which raises what is wrong.
+
+        The tensors of the call must not be written until then.
+        """
         self._expect_usable()
-        while True:
-            refused: str | None = None
-            sizes = None
-            is_full = False
-            opened = self._usable()
-            try:
-                sizes, call = read()
-            except Refusal as refusal:
-                refused = str(refusal)
-            if opened is not None:
-                try:
-                    if refused is not None or sizes is None or not opened.sizes.fits(sizes):
-                        opened.main.refuse("dispatch", refused or f"another size: {sizes}")
-                    else:
-                        return opened, send(opened, call)
-                except REFUSALS as error:
-                    if sizes is not None and opened.sizes.fits(sizes):
-                        is_full = isinstance(error, errors.FullError)
-                        if isinstance(error, errors.InvalidInputError) or is_full:
-                            refused = str(error)
-            self._agree(sizes, refused, is_full)
+        sizes, call, refused = None, None, None
+        try:
+            sizes, call = read()
+        except Refusal as refusal:
+            refused = str(refusal)
+        first = self._enter(sizes, call, refused, send)
+
+        def finish() -> tuple[Opened, Any]:
+            attempt = first
+            while True:
+                if attempt.pending is not None:
+                    try:
+                        return attempt.opened, attempt.pending.recv()
+                    except REFUSALS as error:
+                        attempt.take(error)
+                self._agree(sizes, attempt.refused, attempt.is_full)
+                attempt = self._enter(sizes, call, refused, send)
+
+        return finish
+
+    def _enter(self, sizes: Sizes | None, call: Any, refused: str | None, send: Any) -> Attempt:
+        """Sends, or refuses: then the attempt says why."""
+        opened = self._usable()
+        if opened is None:
+            # Nobody has one, so nobody can refuse.
+            self._agree(sizes, refused, False)
+            opened = self._expect_opened()
+        attempt = Attempt(opened, refused)
+        try:
+            if refused is None and sizes is not None and opened.sizes.fits(sizes):
+                attempt.pending = send(opened, call)
+            else:
+                opened.main.refuse("dispatch", refused or f"another size: {sizes}")
+        except REFUSALS as error:
+            if sizes is not None and opened.sizes.fits(sizes):
+                attempt.take(error)
+        return attempt
+
+    def _expect_opened(self) -> Opened:
+        if self.current is None:
+            raise AssertionError("ranks that agree have a communicator")
+        return self.current
 
     def _expect_usable(self) -> None:
         if self.is_destroyed:
@@ -196,12 +243,20 @@ class Engine:
 
     def refuse(self, opened: Opened | None, operation: Any, why: Refusal) -> NoReturn:
         """Refuses a replay or a combine: raises here, and on the other ranks in their call."""
+        self._expect_refusable(opened, why).main.refuse(operation, str(why))
+        raise AssertionError("a refusal always raises")
+
+    def refuse_beside(self, opened: Opened | None, why: Refusal) -> NoReturn:
+        """Refuses an operation that begins with a dispatch of what goes beside rows."""
+        self._expect_refusable(opened, why).side.refuse("dispatch", str(why))
+        raise AssertionError("a refusal always raises")
+
+    def _expect_refusable(self, opened: Opened | None, why: Refusal) -> Opened:
         self._expect_usable()
         opened = opened or self._usable()
         if opened is None:
-            raise errors.InvalidInputError(str(why), kind="invalid_input", operation=operation)
-        opened.main.refuse(operation, str(why))
-        raise AssertionError("a refusal always raises")
+            raise errors.InvalidInputError(str(why), kind="invalid_input")
+        return opened
 
     def sum_over_sources(self, counts: Array) -> Array:
         """Gives row r of `counts` (`[R, n]` int32) to rank r; returns the sum of what came here. Collective."""

@@ -172,9 +172,9 @@ def dispatch(
     """A dispatch without a handle."""
     kept: list[Routed] = []
 
-    def send(opened: Opened, routed: Routed) -> tuple[tokenyard.Received, tokenyard.Handle]:
+    def send(opened: Opened, routed: Routed) -> tokenyard.PendingDispatch:
         kept[:] = [routed]
-        return opened.main.dispatch(
+        return opened.main.dispatch_send(
             routed.rows.x, routed.ids, routed.weights, scales=routed.rows.scales
         )
 

@@ -36,7 +36,10 @@ def ids_of_map(is_in: Array, ranks: int) -> Array:
 
 
 class Expansion:
-    """A row per (token, local expert): grouped by expert, starts aligned, in the order of the flat rows."""
+    """A row per (token, local expert): grouped by expert, starts aligned, in the order of the flat rows.
+
+    `row`, `k` and `expert` of each copy, `place` among those of its expert, and `slot` among all.
+    """
 
     def __init__(self, ids: Array, local_experts: int, alignment: int) -> None:
         row, k = np.nonzero(ids >= 0)
@@ -49,7 +52,8 @@ class Expansion:
         self.aligned = aligned.astype(np.int32)
         self.starts = np.concatenate([[0], np.cumsum(aligned)])[:-1].astype(np.int32)
         first = np.concatenate([[0], np.cumsum(self.counts)])[:-1]
-        self.slot = np.arange(len(self.row)) - first[self.expert] + self.starts[self.expert]
+        self.place = np.arange(len(self.row)) - first[self.expert]
+        self.slot = self.place + self.starts[self.expert]
         self.rows = int(aligned.sum())
 
     def slots(self, shape: tuple[int, ...]) -> Array:

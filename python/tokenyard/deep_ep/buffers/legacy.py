@@ -1,16 +1,16 @@
 """DeepEP's first interface: `Buffer`."""
 
-import logging
+from collections.abc import Callable
 from typing import Any
 
-from .. import _C, _normal
-from .._arrays import Tensor
+import numpy as np
+
+from .. import _C, _low_latency, _normal
+from .._arrays import Tensor, like_type, to_numpy
 from .._engine import Engine
-from .._missing import refuse_missing
+from .._missing import missing, refuse_missing
 from .._tables import chunk_config
 from ..utils.event import EventHandle, EventOverlap
-
-_log = logging.getLogger("tokenyard.deep_ep")
 
 
 class Runtime:
@@ -190,3 +190,125 @@ class Buffer:
 
     internode_dispatch = dispatch
     internode_combine = combine
+
+    def clean_low_latency_buffer(
+        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
+    ) -> None:
+        """A barrier. No call here leaves anything that another would have to clean. Collective."""
+        self._engine.barrier()
+
+    def low_latency_dispatch(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        **others: Any,
+    ) -> tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None] | None]:
+        """Sends tokens to their experts: `(packed_recv_x, recv_count, handle, event, hook)`.
+
+        - `x` `[T, H]`, `topk_idx` `[T, K]` int64, T at most M = `num_max_dispatch_tokens_per_rank`.
+        - `packed_recv_x`: `[E / R, R * M, H]`; with `use_fp8` `(FP8, scales)`, scales `[E / R, R * M, H / 128]`
+          float32, or four in an int32 with `use_ue8m0`, column-major. `recv_count` `[E / R]` int32: rows
+          that are filled.
+        - `return_recv_hook`: the outputs are filled when the hook was called.
+
+        Collective, as is the hook. Raises InvalidInputError here and RefusedError elsewhere; with a hook, the others
+        raise where they call theirs.
+        """
+        keywords = {"dispatch_wait_recv_cost_stats": dispatch_wait_recv_cost_stats, **others}
+        refuse_missing("Buffer.low_latency_dispatch", keywords, ())
+        assert not (async_finish and return_recv_hook)
+        call = _low_latency.DispatchCall(
+            x=x,
+            topk_idx=topk_idx,
+            tokens=num_max_dispatch_tokens_per_rank,
+            experts=num_experts,
+            stats=cumulative_local_expert_recv_stats,
+            use_fp8=use_fp8,
+            round_scale=round_scale,
+            use_ue8m0=use_ue8m0,
+        )
+        packed, counts, handle, hook = _low_latency.dispatch(self._engine, call)
+        if not return_recv_hook:
+            hook()
+        event = _normal.finished(async_finish)
+        return packed, counts, handle, event, hook if return_recv_hook else None
+
+    def low_latency_combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        handle: tuple[Any, ...],
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Tensor | None = None,
+        combine_wait_recv_cost_stats: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, EventOverlap, Callable[[], None] | None]:
+        """Brings the experts' rows back, and sums them with their weights: `(combined_x, event, hook)`.
+
+        - `x` `[E / R, R * M, H]`; with `zero_copy` the buffer of `get_next_low_latency_combine_buffer` is read instead.
+        - `topk_idx` `[T, K]`: as dispatched; -1 leaves an expert out. `topk_weights`: `[T, K]` float32.
+        - `out`: `[T, H]` of the type of `x`. `use_logfmt` sends plain rows, and says so in the log.
+
+        Sums are made in float32 and rounded once. Collective; errors are those of `low_latency_dispatch`.
+        """
+        keywords = {"combine_wait_recv_cost_stats": combine_wait_recv_cost_stats, **others}
+        refuse_missing("Buffer.low_latency_combine", keywords, ())
+        assert not (async_finish and return_recv_hook)
+        if use_logfmt:
+            _low_latency.say_once("use_logfmt: rows travel as they are; LogFMT is not there yet")
+        call = _low_latency.CombineCall(
+            x=x,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights,
+            handle=handle,
+            zero_copy=zero_copy,
+            out=out,
+        )
+        combined, hook = _low_latency.combine(self._engine, call)
+        if not return_recv_hook:
+            hook()
+        return combined, _normal.finished(async_finish), hook if return_recv_hook else None
+
+    def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
+        """`[E / R, R * M, H]` bfloat16: rows written there are what a combine with `zero_copy` reads."""
+        return _low_latency.combine_buffer(handle)
+
+    def get_local_buffer_tensor(
+        self,
+        dtype: Any,
+        size: Any = None,
+        offset: int = 0,
+        use_rdma_buffer: bool = False,
+    ) -> Tensor:
+        """Memory of `num_rdma_bytes` or `num_nvl_bytes`, as elements of `dtype`. No call reads or writes it."""
+        most = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        return like_type(dtype, np.zeros(most - offset, np.uint8), size)
+
+    def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
+        """Writes 1 for each rank that is lost and left out, else 0, to `[R]` int32."""
+        assert self.enable_shrink, "enable_shrink must be set"
+        lost = self._engine.current.main.lost_ranks() if self._engine.current else []
+        status = to_numpy("mask_status", mask_status)
+        status[:] = 0
+        status[lost] = 1
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Not there: ranks are masked when they are lost, by `on_failure = "mask"` of the config."""
+        missing("Buffer", "low_latency_update_mask_buffer")
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Not there: a rank that was lost does not come back to a buffer."""
+        missing("Buffer", "low_latency_clean_mask_buffer")
