@@ -8,7 +8,8 @@ import tokenyard
 
 from . import _C
 from ._C import Config, topk_idx_t
-from .buffers import Buffer
+from .buffers import Buffer, ElasticBuffer, EPHandle
+from .buffers.elastic import get_logical_domain_size, get_physical_domain_size
 from .utils import EventHandle, EventOverlap
 
 _is_tokenyard = True
@@ -18,8 +19,12 @@ __all__ = [
     "_C",
     "Buffer",
     "Config",
+    "EPHandle",
+    "ElasticBuffer",
     "EventHandle",
     "EventOverlap",
     "__version__",
+    "get_logical_domain_size",
+    "get_physical_domain_size",
     "topk_idx_t",
 ]
