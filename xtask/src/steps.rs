@@ -233,7 +233,7 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("{target}/python/venv/bin/ruff check python"),
             cmd("{target}/python/venv/bin/ruff format --check python"),
             cmd("{target}/python/venv/bin/mypy --strict python/tokenyard"),
-            cmd("{target}/python/venv/bin/pytest --quiet python/tests"),
+            cmd("{target}/python/venv/bin/pytest --quiet -r s python/tests"),
         ],
     },
     Step {
