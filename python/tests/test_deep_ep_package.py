@@ -27,6 +27,7 @@ def test_programs_find_the_modules_that_they_look_for(way):
         "import deep_ep; from deep_ep_cpp import EventHandle; from deep_ep.utils import EventOverlap;"
         "from deep_ep.utils.event import EventHandle as other; from deep_ep.buffers.legacy import Buffer;"
         "import deep_ep.legacy as legacy;"
+        "import deep_ep.utils.math as one, tokenyard.deep_ep.utils.math as two; assert one is two;"
         "assert EventHandle is other is deep_ep.EventHandle;"
         "assert Buffer is deep_ep.Buffer is legacy.Buffer;"
         "assert Buffer.is_sm90_compiled();"
@@ -80,6 +81,10 @@ def test_everything_that_is_missing_is_on_the_list_and_says_so():
         "combine engram_write engram_fetch pp_set_config pp_send pp_recv create_agrs_session destroy_agrs_session "
         "agrs_new_session agrs_set_config agrs_get_inplace_tensor all_gather",
     }
+    keywords = (
+        "use_nvfp4 x_global_scale use_ue8m0_for_sf overlap packed_recv_count comp_signal block_m threshold src_signals "
+        "src_signal_expect_value dispatch_wait_recv_cost_stats combine_wait_recv_cost_stats"
+    )
     absent = set()
     for kind, names in methods.items():
         there = {name for name in vars(kind) if not name.startswith("_")} - {"num_sms"}
@@ -96,7 +101,29 @@ def test_everything_that_is_missing_is_on_the_list_and_says_so():
         ElasticBuffer.dispatch,
         ElasticBuffer.combine,
     )
-    for name in set(MISSING) - absent:
+    assert absent == set(
+        [
+            "low_latency_update_mask_buffer",
+            "low_latency_clean_mask_buffer",
+            "engram_write",
+            "engram_fetch",
+            "get_engram_storage_size_hint",
+            "pp_set_config",
+            "pp_send",
+            "pp_recv",
+            "get_pp_buffer_size_hint",
+            "agrs_set_config",
+            "agrs_get_inplace_tensor",
+            "agrs_new_session",
+            "create_agrs_session",
+            "destroy_agrs_session",
+            "get_agrs_buffer_size_hint",
+            "get_agrs_num_max_session_bytes",
+            "all_gather",
+        ]
+    )
+    assert set(MISSING) - absent == set(keywords.split())
+    for name in keywords.split():
         for call in calls:
             needed = [None] * (call.__code__.co_argcount - len(call.__defaults__ or ()))
             if name.endswith("wait_recv_cost_stats") and name not in call.__code__.co_varnames:
