@@ -17,6 +17,7 @@ __all__ = [
     "Received",
     "World",
     "__version__",
+    "_set_plugin_folder",
     "components",
 ]
 
@@ -38,6 +39,7 @@ _Cast: TypeAlias = Literal["fp8", "fp8_round", "fp8_ue8m0"]
 _Path: TypeAlias = str | PathLike[str]
 
 def components() -> list[dict[str, Any]]: ...
+def _set_plugin_folder(folder: _Path) -> None: ...
 
 @final
 class Config:
