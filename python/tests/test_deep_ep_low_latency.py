@@ -252,3 +252,36 @@ def other_calls(world, case):
 
 def test_what_else_low_latency_callers_ask_for(ranks):
     ranks(2, other_calls, CASES[1])
+
+
+def two_batches(world, case):
+    """Two micro-batches in turn: while one is under way, the other is computed."""
+    me, buffer = world.rank, buffer_of(world)
+    idx, weights = case.idx[me], case.weights[me]
+
+    def send(scale):
+        x = (scale * case.x[me]).astype(BF16)
+        return buffer.low_latency_dispatch(
+            x, idx, case.max_tokens, case.experts, use_fp8=False, return_recv_hook=True
+        )
+
+    def give_back(sent):
+        return buffer.low_latency_combine(sent[0], idx, weights, sent[2], return_recv_hook=True)
+
+    sums = np.where(idx >= 0, weights, 0).sum(axis=1, keepdims=True)
+    for _ in range(3):
+        first = send(1)
+        second = send(2)
+        first[4]()
+        one = give_back(first)
+        second[4]()
+        one[2]()
+        other = give_back(second)
+        other[2]()
+        for combined, scale in ((one[0], 1), (other[0], 2)):
+            close(combined, (scale * case.x[me]).astype(BF16).astype(np.float64) * sums, 2**-6)
+    buffer.destroy()
+
+
+def test_two_batches_may_be_under_way_in_turn(ranks):
+    ranks(2, two_batches, CASES[1])
