@@ -19,6 +19,7 @@ use crate::operations::{
     self, CombineArguments, DispatchArguments, PendingCombine, PendingDispatch, PendingReplay,
     ReplayArguments, Unreceived,
 };
+use crate::options;
 use crate::output::{Handle, Received};
 use crate::owned::{Owned, drop_detached};
 use crate::world::World;
@@ -309,6 +310,29 @@ impl Communicator {
         let outputs = [out, out_weights, missing];
         let arguments = CombineArguments { handle, x, weights, bias, weighted, outputs, stream };
         operations::combine_send(py, &self.shared, &arguments)
+    }
+
+    /// Takes part in the operation that the other ranks call now, with a refusal: raises InvalidInputError with `why`
+    /// here, and RefusedError there. Nothing is moved, and the communicator stays usable. For libraries that judge
+    /// arguments before they call: without this the others would wait for this rank.
+    ///
+    /// `operation` is `"dispatch"`, `"replay"` or `"combine"`. `layout` is that of the other ranks' dispatch, or of the
+    /// dispatch of the handle.
+    #[pyo3(signature = (operation, why, *, layout="flat", alignment=1, zero_padding=false))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+    fn refuse(
+        &self,
+        py: Python<'_>,
+        operation: &str,
+        why: String,
+        layout: &str,
+        alignment: u32,
+        zero_padding: bool,
+    ) -> PyResult<()> {
+        let layout =
+            options::layout(layout, alignment, zero_padding).map_err(|error| raise(py, &error))?;
+        let call = options::refused_call(operation, layout).map_err(|error| raise(py, &error))?;
+        Err(operations::refuse(py, &self.shared, call, invalid(why)))
     }
 
     /// Memory for the experts' outputs of `handle`, `[rows, H]`: `combine` needs no copy of what is written there.

@@ -22,15 +22,33 @@ mod owned;
 mod tensor;
 mod world;
 
-use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::sync::OnceLock;
 
-/// The components that are built into the package, as a list of dictionaries: `name`, `kind`, `version`, `about`.
+use pyo3::prelude::*;
+use tokenyard_core::host::{Registry, add_plugin_folder};
+
+/// The components that a config can name, as a list of dictionaries: `name`, `kind`, `version`, `about`, and `file`, the
+/// plugin's, or None for what is built in. Plugins are those of the package.
 ///
-/// It opens nothing: what each of them needs of this machine is looked for when a communicator is opened.
+/// It opens no device: what each component needs of this machine is looked for when a communicator is opened. Raises
+/// PluginError for a plugin of another version.
 #[pyfunction]
 fn components(py: Python<'_>) -> PyResult<Py<PyAny>> {
-    let registry = tokenyard_core::host::Registry::built_in().map_err(|e| errors::raise(py, &e))?;
+    let folders: Vec<PathBuf> = PLUGINS.get().cloned().into_iter().collect();
+    let registry = Registry::load(&folders).map_err(|e| errors::raise(py, &e))?;
     errors::to_python(py, &registry.components())
+}
+
+/// The package's folder of plugins, if it has one.
+static PLUGINS: OnceLock<PathBuf> = OnceLock::new();
+
+/// Says where the package's plugins are: a config then needs no path for them. `tokenyard` calls it.
+#[pyfunction]
+fn _set_plugin_folder(py: Python<'_>, folder: PathBuf) -> PyResult<()> {
+    add_plugin_folder(&folder).map_err(|e| errors::raise(py, &e))?;
+    let _is_set_already = PLUGINS.set(folder);
+    Ok(())
 }
 
 /// The native module of `tokenyard`. Use the package.
@@ -41,6 +59,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     tokenyard_cuda::link();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(components, module)?)?;
+    module.add_function(wrap_pyfunction!(_set_plugin_folder, module)?)?;
     module.add_class::<config::Config>()?;
     module.add_class::<world::World>()?;
     module.add_class::<communicator::Communicator>()?;

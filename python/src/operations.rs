@@ -218,8 +218,8 @@ impl DispatchArguments<'_, '_> {
     }
 }
 
-/// Refuses an operation whose arguments cannot be read.
-fn refuse(py: Python<'_>, shared: &Shared, call: RefusedCall, why: Error) -> PyErr {
+/// Refuses an operation that cannot be asked for, and returns what to raise.
+pub(crate) fn refuse(py: Python<'_>, shared: &Shared, call: RefusedCall, why: Error) -> PyErr {
     let refused = shared.call::<()>(py, |comm| Err(comm.refuse(call, why)));
     refused.err().unwrap_or_else(|| raise(py, &invalid("the call was refused")))
 }

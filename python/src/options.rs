@@ -1,7 +1,7 @@
 //! Options that are words.
 
 use tokenyard_core::Result;
-use tokenyard_core::communicator::Cast;
+use tokenyard_core::communicator::{Cast, RefusedCall};
 use tokenyard_core::moe::Layout;
 
 use crate::errors::invalid;
@@ -47,6 +47,21 @@ pub(crate) fn cast(word: Option<&str>) -> Result<Cast> {
         Some("fp8_ue8m0") => Ok(Cast::Fp8Ue8m0),
         Some(word) => Err(invalid(format!(
             "cast: found {word:?}; expected None, \"fp8\", \"fp8_round\" or \"fp8_ue8m0\""
+        ))),
+    }
+}
+
+/// Reads `operation`: what a rank refuses.
+///
+/// # Errors
+/// Another word.
+pub(crate) fn refused_call(word: &str, layout: Layout) -> Result<RefusedCall> {
+    match word {
+        "dispatch" => Ok(RefusedCall::Dispatch(layout)),
+        "replay" => Ok(RefusedCall::Replay(layout)),
+        "combine" => Ok(RefusedCall::Combine),
+        _ => Err(invalid(format!(
+            "operation: found {word:?}; expected \"dispatch\", \"replay\" or \"combine\""
         ))),
     }
 }

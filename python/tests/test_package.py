@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 import tokenyard
 
 
@@ -53,19 +55,38 @@ def test_it_is_typed_and_every_public_thing_is_documented():
     assert not bare
 
 
-def test_nothing_of_cuda_is_linked():
-    library = pathlib.Path(tokenyard._native.__file__).read_bytes()
+def libraries():
+    """Everything in the wheel that a linker made."""
+    return sorted(pathlib.Path(tokenyard.__file__).parent.rglob("*.so"))
+
+
+@pytest.mark.parametrize("library", libraries(), ids=lambda library: library.name)
+def test_nothing_of_cuda_or_of_a_fabric_is_linked(library):
     # What is linked stands in the dynamic section's strings, as a name of its own; what is opened at run time is the
     # program's.
-    needed = subprocess.run(
-        [sys.executable, "-c", NEEDED, tokenyard._native.__file__],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert library.startswith(b"\x7fELF")
+    needed = run("-c", NEEDED, str(library)).split()
+    assert library.read_bytes().startswith(b"\x7fELF")
     assert needed
     assert not [name for name in needed if name.split(".")[0] not in LIBRARIES], needed
+
+
+def test_the_plugins_of_the_wheel_are_found_without_a_path():
+    plugins = {part["name"]: part["file"] for part in tokenyard.components() if part["file"]}
+    assert set(plugins) == {"verbs", "libfabric", "efa"}
+    folder = pathlib.Path(tokenyard.__file__).resolve().parent / "plugins"
+    assert {pathlib.Path(file).parent for file in plugins.values()} == {folder}
+    assert "plugin: " in run("-m", "tokenyard")
+    config = tokenyard.Config.parse(
+        "[kernels]\nuse = 'cpu'\n[transport.scale_up]\nuse = 'none'\n"
+        "[transport.scale_out]\nuse = 'efa'\n[world]\ndeadline_ms = 20000\n"
+    )
+    with (
+        tokenyard.World(0, 1, exchange=lambda mine: [mine], config=config) as world,
+        pytest.raises(tokenyard.Error) as raised,
+    ):
+        tokenyard.Communicator(world, config, experts=1, topk=1, hidden=8, max_tokens=1)
+    # It was asked what it needs, which is not here. A name that nobody has is another error.
+    assert "was looked for in" not in str(raised.value), str(raised.value)
 
 
 LIBRARIES = {

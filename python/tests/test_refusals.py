@@ -288,3 +288,28 @@ def test_every_exception_is_also_what_python_calls_it_and_can_be_pickled(name, b
     assert isinstance(error, RuntimeError)
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.kind, copy.rank, copy.operation, copy.fix) == ("what", "k", 3, "o", "f")
+
+
+def by_hand(world):
+    me = world.rank
+    with opened(world, CASE) as comm:
+        for operation in ("dispatch", "replay", "combine"):
+            received, handle = comm.dispatch(CASE.x[me], CASE.idx[me])
+            calls = {
+                "dispatch": lambda: comm.dispatch(CASE.x[me], CASE.idx[me]),
+                "replay": lambda handle=handle: comm.replay(handle, CASE.x[me]),
+                "combine": lambda handle=handle, x=received.x: comm.combine(handle, x),
+            }
+            if me == 1:
+                with pytest.raises(errors.InvalidInputError, match="found 3; expected 4"):
+                    comm.refuse(operation, "found 3; expected 4")
+            else:
+                with pytest.raises(errors.RefusedError, match="found 3; expected 4"):
+                    calls[operation]()
+            calls[operation]()
+        with pytest.raises(errors.InvalidInputError, match='operation: found "leave"'):
+            comm.refuse("leave", "never sent")
+
+
+def test_a_library_refuses_an_operation_before_it_calls_it(ranks):
+    ranks(2, by_hand)

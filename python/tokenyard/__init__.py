@@ -16,6 +16,9 @@
 To import this package needs no GPU, no CUDA and no other Python package. See docs/python.md of the repository.
 """
 
+from pathlib import Path as _Path
+
+from tokenyard._alias import alias_deep_ep
 from tokenyard._native import (
     Array,
     Communicator,
@@ -27,9 +30,15 @@ from tokenyard._native import (
     Received,
     World,
     __version__,
+    _set_plugin_folder,
     components,
 )
 from tokenyard.errors import Error
+
+# Plugins that the wheel brings. One that was built from a checkout has none.
+_PLUGINS = _Path(__file__).resolve().parent / "plugins"
+if _PLUGINS.is_dir():
+    _set_plugin_folder(_PLUGINS)
 
 __all__ = [
     "Array",
@@ -43,5 +52,6 @@ __all__ = [
     "Received",
     "World",
     "__version__",
+    "alias_deep_ep",
     "components",
 ]

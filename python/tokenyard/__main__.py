@@ -11,6 +11,8 @@ def main() -> None:
     for part in components:
         cells = [part[column].ljust(width) for column, width in widths.items()]
         print("  ".join([*cells, part["about"]]))
+    for file in sorted({part["file"] for part in components if part["file"]}):
+        print(f"plugin: {file}")
 
 
 if __name__ == "__main__":

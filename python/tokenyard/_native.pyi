@@ -17,6 +17,7 @@ __all__ = [
     "Received",
     "World",
     "__version__",
+    "_set_plugin_folder",
     "components",
 ]
 
@@ -38,6 +39,7 @@ _Cast: TypeAlias = Literal["fp8", "fp8_round", "fp8_ue8m0"]
 _Path: TypeAlias = str | PathLike[str]
 
 def components() -> list[dict[str, Any]]: ...
+def _set_plugin_folder(folder: _Path) -> None: ...
 
 @final
 class Config:
@@ -170,6 +172,15 @@ class Communicator:
         missing: _Tensor | None = None,
         stream: int | None = None,
     ) -> PendingCombine: ...
+    def refuse(
+        self,
+        operation: Literal["dispatch", "replay", "combine"],
+        why: str,
+        *,
+        layout: _Layout = "flat",
+        alignment: int = 1,
+        zero_padding: bool = False,
+    ) -> None: ...
     def combine_input(self, handle: Handle, dtype: object) -> Array: ...
     def copy_out(
         self, received: Received, *, stream: int | None = None, **outputs: _Tensor

@@ -35,6 +35,7 @@ const OPEN_MPI: Need = Need::Package { program: "mpirun.openmpi", package: "open
 const MPICH: Need = Need::Package { program: "mpirun.mpich", package: "mpich" };
 const PIP: Need = Need::Package { program: "pip3", package: "python3-pip" };
 const PYTHON: Need = Need::Package { program: "python3", package: "python3" };
+const STRIP: Need = Need::Package { program: "strip", package: "binutils" };
 const RUSTFMT: Need = Need::Program { program: "cargo-fmt", fix: "rustup component add rustfmt" };
 const CLIPPY: Need = Need::Program { program: "cargo-clippy", fix: "rustup component add clippy" };
 const EXAMPLE_C: Need =
@@ -214,14 +215,26 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "python",
-        about: "the Python package: built, installed where nothing else is, and tested on the CPU backend",
+        about: "the Python packages: built, installed where nothing else is, and tested on the CPU backend",
         after: &[],
-        needs: &[PIP, PYTHON],
+        needs: &[PIP, PYTHON, STRIP],
         commands: &[
             // Debian's venv has no pip of its own.
             cmd("rm -rf {target}/python/wheels {target}/python/bare"),
+            cmd("cargo build --package tokenyard-plugin-libfabric"),
+            cmd("cargo build --package tokenyard-plugin-verbs"),
+            cmd("mkdir -p python/tokenyard/plugins"),
+            cmd(
+                "strip --strip-unneeded -o python/tokenyard/plugins/libtokenyard_plugin_libfabric.so \
+                 {target}/debug/libtokenyard_plugin_libfabric.so",
+            ),
+            cmd("strip --strip-unneeded -o python/tokenyard/plugins/libtokenyard_plugin_verbs.so \
+                 {target}/debug/libtokenyard_plugin_verbs.so"),
             cmd("env CARGO_TARGET_DIR={target} MATURIN_PEP517_ARGS=--profile=dev \
-                 pip3 wheel --quiet --no-deps --wheel-dir {target}/python/wheels ./python"),
+                 pip3 wheel --quiet --no-deps --wheel-dir {target}/python/wheels ./python \
+                 ./python/deep_ep"),
+            // A later build of the package would bring these along.
+            cmd("rm -rf python/tokenyard/plugins"),
             cmd("python3 -m venv --without-pip {target}/python/bare"),
             cmd("pip3 --python {target}/python/bare/bin/python install --quiet --no-index \
                  --find-links {target}/python/wheels tokenyard"),
@@ -230,11 +243,12 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("pip3 --python {target}/python/venv/bin/python install --quiet \
                  --requirement python/tests/requirements.txt"),
             cmd("pip3 --python {target}/python/venv/bin/python install --quiet --no-index \
-                 --force-reinstall --find-links {target}/python/wheels tokenyard"),
+                 --no-deps --force-reinstall --find-links {target}/python/wheels tokenyard \
+                 tokenyard-deep-ep"),
             cmd("{target}/python/venv/bin/ruff check python"),
             cmd("{target}/python/venv/bin/ruff format --check python"),
             cmd("{target}/python/venv/bin/mypy --strict python/tokenyard"),
-            cmd("{target}/python/venv/bin/pytest --quiet python/tests"),
+            cmd("{target}/python/venv/bin/pytest --quiet -r s python/tests"),
         ],
     },
     Step {

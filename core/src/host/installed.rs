@@ -1,8 +1,10 @@
 //! Finds the plugins that are installed with the running program.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use crate::config::{ComponentChoice, Config};
+use crate::{Error, ErrorKind, Result};
 
 use super::registry::{ComponentKind, Registry};
 
@@ -24,12 +26,34 @@ fn own_plugin(component: &str) -> Option<&'static str> {
     OWN.iter().find(|(name, _)| *name == component).map(|(_, plugin)| *plugin)
 }
 
-/// The folders that are searched, in order: that of the program, and `../lib/tokenyard` of it.
+/// Folders that [`add_plugin_folder`] has added.
+static ADDED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Searches `folder`, too, for the plugins of components that a config names: that of a package which this image
+/// belongs to, where the program that runs is another's. Again is no error.
+///
+/// # Errors
+/// A path that is not absolute: what it means would depend on the current folder.
+pub fn add_plugin_folder(folder: &Path) -> Result<()> {
+    if !folder.is_absolute() {
+        let text = format!("found {}; expected an absolute path", folder.display());
+        return Err(Error::new(ErrorKind::InvalidInput, "add plugin folder", text));
+    }
+    let mut added = ADDED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !added.iter().any(|known| known == folder) {
+        added.push(folder.to_path_buf());
+    }
+    Ok(())
+}
+
+/// The folders that are searched, in order: that of the program, `../lib/tokenyard` of it, and those that were added.
 ///
 /// The kernel says which file runs (`/proc/self/exe`), whatever the program was called with. Neither
 /// the current folder nor a variable decides which code is loaded.
 fn folders() -> Vec<PathBuf> {
-    std::env::current_exe().map(|program| beside(&program)).unwrap_or_default()
+    let mut folders = std::env::current_exe().map(|file| beside(&file)).unwrap_or_default();
+    folders.extend(ADDED.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+    folders
 }
 
 fn beside(program: &Path) -> Vec<PathBuf> {
@@ -104,6 +128,17 @@ mod tests {
         assert_eq!(text("/opt/ty/bin/tokenyard"), ["/opt/ty/bin", "/opt/ty/lib/tokenyard"]);
         assert_eq!(text("/tokenyard"), ["/"]);
         assert!(text("bin/tokenyard").is_empty());
+    }
+
+    #[test]
+    fn a_folder_that_was_added_is_searched_last_and_must_be_absolute() {
+        let before = folders();
+        let text = add_plugin_folder(Path::new("plugins")).unwrap_err().to_string();
+        assert!(text.contains("found plugins; expected an absolute path"), "{text}");
+        for _ in 0..2 {
+            add_plugin_folder(Path::new("/opt/package/plugins")).unwrap();
+        }
+        assert_eq!(folders(), [before, vec![PathBuf::from("/opt/package/plugins")]].concat());
     }
 
     #[test]

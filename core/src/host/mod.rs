@@ -9,6 +9,7 @@ mod topology;
 mod transport;
 mod writable;
 
+pub use installed::add_plugin_folder;
 pub use kernels::{NO_TENSOR, OpenKernels};
 pub use loader::{PluginFile, load_file, plugin_files};
 pub use registry::{

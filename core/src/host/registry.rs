@@ -161,7 +161,7 @@ impl Registry {
     /// The installed plugins of the components that `config` names and this registry lacks, each with the
     /// choice that asks for it. The plugin of a component `NAME` is `libtokenyard_plugin_NAME.so` (`-` becomes
     /// `_`; `efa` is in that of `libfabric`), in the folder of the running program or in
-    /// `../lib/tokenyard` of it. Nothing is opened.
+    /// `../lib/tokenyard` of it, or in one of [`add_plugin_folder`](super::add_plugin_folder). Nothing is opened.
     pub fn installed<'a>(&self, config: &'a Config) -> Vec<(PathBuf, &'a ComponentChoice)> {
         installed::wanted(config, self)
     }

@@ -1,0 +1,287 @@
+"""The drop-in's low latency calls against the oracle, on 1 to 4 processes."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from oracle import Case
+from test_deep_ep_normal import buffer_of, close, same
+from test_deep_ep_refusals import raises
+
+import tokenyard.deep_ep
+from tokenyard import errors
+
+BF16 = ml_dtypes.bfloat16
+CASES = [
+    Case(1, hidden=256),
+    Case(2, seed=2, hidden=256),
+    Case(2, seed=3, hidden=512, tokens=(0, 7)),
+    Case(4, seed=5, hidden=512),
+    Case(4, seed=6, hidden=128, tokens=(12, 0, 1, 5), topk=8),
+]
+NAMES = [f"{case.ranks} ranks {case.tokens}" for case in CASES]
+every_case = pytest.mark.parametrize("case", CASES, ids=NAMES)
+
+# What is asked for, and how far values may be off: e4m3 has 3 bits behind the point.
+CASTS = {
+    "bf16": ({"use_fp8": False}, 0.0),
+    "fp8": ({"use_fp8": True}, 2**-4),
+    "rounded": ({"use_fp8": True, "round_scale": True}, 2**-4),
+    "ue8m0": ({"use_fp8": True, "round_scale": True, "use_ue8m0": True}, 2**-4),
+}
+
+
+def rows_of(case, rank):
+    return case.x[rank].astype(BF16)
+
+
+def values(packed, hidden):
+    """Rows as float32."""
+    if not isinstance(packed, tuple):
+        return packed.astype(np.float32)
+    x, scales = packed
+    if scales.dtype == np.int32:
+        columns = np.ascontiguousarray(scales).view(np.uint8).astype(np.uint32) << 23
+        scales = columns.view(np.float32)[..., : -(-hidden // 128)]
+    return x.astype(np.float32) * np.repeat(scales, 128, axis=-1)[..., :hidden]
+
+
+def check(case, me, packed, counts, handle, tolerance):
+    """Rows, counts and ranges, from a view of all ranks."""
+    most = case.ranks * case.max_tokens
+    source, ranges, *numbers = handle
+    assert numbers == [case.max_tokens, case.hidden, case.experts]
+    assert source.shape == (case.local, most)
+    assert (source.dtype, ranges.dtype, counts.dtype) == (np.int32, np.int64, np.int32)
+    same(counts, case.expert_counts(me))
+    x = values(packed, case.hidden)
+    assert x.shape == (case.local, most, case.hidden)
+    for expert in range(case.local):
+        rows = case.expert_rows(me, expert)
+        same(source[expert, : len(rows)], np.array([t for _, t, _ in rows], np.int32))
+        for rank in range(case.ranks):
+            count, begin = ranges[expert, rank] & 0xFFFFFFFF, ranges[expert, rank] >> 32
+            assert count == sum(s == rank for s, _, _ in rows)
+            assert all(s == rank for s, _, _ in rows[begin : begin + count])
+        for row, (s, token, _) in enumerate(rows):
+            expected = rows_of(case, s)[token].astype(np.float32)
+            # A value is off by a part of itself, or of the smallest step of its 128 channels.
+            least = np.abs(expected).reshape(-1, 128).max(axis=1).repeat(128) * 2**-9
+            off = np.abs(x[expert, row] - expected)
+            assert (off <= tolerance * np.maximum(np.abs(expected), least)).all()
+    return x
+
+
+def weighted(case, me, scale):
+    """The weighted sum of `scale(expert) * row`."""
+    out = np.zeros((case.tokens[me], case.hidden))
+    for token in range(case.tokens[me]):
+        for k, e in enumerate(case.idx[me][token]):
+            if e >= 0:
+                row = rows_of(case, me)[token].astype(np.float64)
+                out[token] += case.weights[me][token, k] * scale(int(e)) * row
+    return out
+
+
+def exchange(world, case, cast, with_hook, domains):
+    me, buffer = world.rank, buffer_of(world, domains, low_latency_mode=True)
+    options, tolerance = CASTS[cast]
+    stats = np.full(case.local, 100, np.int32)
+    x, idx, weights = rows_of(case, me), case.idx[me].copy(), case.weights[me]
+    for turn in range(3):
+        packed, counts, handle, event, hook = buffer.low_latency_dispatch(
+            x,
+            idx,
+            case.max_tokens,
+            case.experts,
+            cumulative_local_expert_recv_stats=stats,
+            return_recv_hook=with_hook,
+            async_finish=not with_hook,
+            **options,
+        )
+        assert (hook is not None, event.event is not None) == (with_hook, not with_hook)
+        if with_hook:
+            # What was sent is the caller's again, and the outputs are there before their rows.
+            assert not counts.any()
+            x[:], idx[:] = 0, 0
+            hook()
+            hook()
+            x[:], idx[:] = rows_of(case, me), case.idx[me]
+        check(case, me, packed, counts, handle, tolerance)
+        same(stats, 100 + (turn + 1) * np.array(case.expert_counts(me)))
+
+        y = np.full((case.local, case.ranks * case.max_tokens, case.hidden), np.nan, BF16)
+        for expert in range(case.local):
+            for row, (s, token, _) in enumerate(case.expert_rows(me, expert)):
+                y[expert, row] = (1 + me * case.local + expert) * rows_of(case, s)[token].astype(
+                    np.float32
+                )
+        expected = weighted(case, me, lambda e: 1 + e)
+        out = np.zeros((case.tokens[me], case.hidden), BF16)
+        combined, _, hook = buffer.low_latency_combine(
+            y, idx, weights, handle, out=out, return_recv_hook=with_hook
+        )
+        if with_hook:
+            y[:] = 0
+            hook()
+        assert combined is out
+        close(out, expected, 2**-6)
+        written = buffer.get_next_low_latency_combine_buffer(handle)
+        assert written.dtype == BF16
+        written[:] = np.nan
+        for expert in range(case.local):
+            for row, (s, token, _) in enumerate(case.expert_rows(me, expert)):
+                written[expert, row] = rows_of(case, s)[token]
+        combined, event, none = buffer.low_latency_combine(
+            y, idx, weights, handle, zero_copy=True, async_finish=True
+        )
+        assert none is None
+        event.current_stream_wait()
+        close(combined, weighted(case, me, lambda e: 1), 2**-6)
+    buffer.clean_low_latency_buffer(case.max_tokens, case.hidden, case.experts)
+    buffer.destroy()
+
+
+@every_case
+@pytest.mark.parametrize("with_hook", [False, True], ids=["at once", "hook"])
+@pytest.mark.parametrize("cast", CASTS)
+def test_rows_lie_in_a_block_for_each_expert_and_come_back(ranks, case, cast, with_hook):
+    ranks(case.ranks, exchange, case, cast, with_hook, 1)
+
+
+def test_rows_cross_between_domains_too(ranks):
+    ranks(4, exchange, CASES[3], "fp8", True, 2)
+
+
+def masked(world, case):
+    me, buffer = world.rank, buffer_of(world)
+    x, idx, weights = rows_of(case, me), case.idx[me], case.weights[me]
+    packed, _, handle, _, _ = buffer.low_latency_dispatch(
+        x, idx, case.max_tokens, case.experts, use_fp8=False
+    )
+    kept = idx.copy()
+    kept[::2, 0] = -1
+    combined, _, _ = buffer.low_latency_combine(packed, kept, weights, handle)
+    sums = np.where(kept >= 0, weights, 0).sum(axis=1, keepdims=True)
+    close(combined, x.astype(np.float64) * sums, 2**-6)
+
+    def spoilt(good, bad):
+        return bad if me == 1 else good
+
+    other = np.where(idx >= 0, (idx + 1) % case.experts, -1)
+    for says, arguments in {
+        "as dispatched, or -1": (packed, spoilt(idx, other), weights, handle),
+        "x: found shape": (spoilt(packed, packed[0]), idx, weights, handle),
+        "topk_weights: found type": (packed, idx, spoilt(weights, weights.astype(float)), handle),
+        "handle: found int": (packed, idx, weights, spoilt(handle, 3)),
+    }.items():
+        raises(world, says, buffer.low_latency_combine, *arguments)
+    raises(
+        world,
+        "zero_copy: found no buffer",
+        buffer.low_latency_combine,
+        *(packed, idx, weights, handle),
+        zero_copy=me == 1,
+    )
+    combined, _, _ = buffer.low_latency_combine(packed, kept, weights, handle)
+    close(combined, x.astype(np.float64) * sums, 2**-6)
+    buffer.destroy()
+
+
+def test_experts_that_are_masked_at_the_combine_are_left_out(ranks):
+    ranks(2, masked, CASES[1])
+
+
+def refused(world, case, with_hook):
+    me, buffer = world.rank, buffer_of(world)
+    good = (rows_of(case, me), case.idx[me], case.max_tokens, case.experts)
+    bad = {
+        "x: found 12 tokens; expected at most num_max_dispatch_tokens_per_rank = 3": (
+            np.zeros((12, case.hidden), BF16),
+            np.full((12, case.topk), -1),
+            3,
+            case.experts,
+        ),
+        "topk_idx: found expert 99": (good[0], np.full_like(good[1], 99), *good[2:]),
+        "num_experts: found 7": (*good[:3], 7),
+        "x: found list": ([1], *good[1:]),
+    }
+    for says, arguments in bad.items():
+
+        def call(*arguments):
+            *_, hook = buffer.low_latency_dispatch(*arguments, return_recv_hook=with_hook)
+            if with_hook:
+                hook()
+
+        raises(world, says, call, *(arguments if me == 1 else good))
+        call(*good)
+    # More tokens than the communicator takes: all ranks open another one, within the hook.
+    tokens = 1600
+    idx = np.full((tokens, case.topk), -1)
+    idx[:, 0] = np.arange(tokens) % case.experts
+    x = np.ones((tokens, case.hidden), BF16)
+    _, counts, _, _, hook = buffer.low_latency_dispatch(
+        x, idx, tokens, case.experts, return_recv_hook=True
+    )
+    hook()
+    same(counts, np.full(case.local, case.ranks * tokens // case.experts))
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("with_hook", [False, True], ids=["at once", "hook"])
+def test_bad_low_latency_calls_are_refused_on_all_ranks(ranks, with_hook):
+    ranks(2, refused, CASES[1], with_hook)
+
+
+def other_calls(world, case):
+    buffer = buffer_of(world, num_rdma_bytes=256, enable_shrink=True)
+    memory = buffer.get_local_buffer_tensor(np.int8, use_rdma_buffer=True)
+    assert (memory.shape, memory.dtype) == ((256,), np.int8)
+    status = np.full(case.ranks, 7, np.int32)
+    buffer.low_latency_query_mask_buffer(status)
+    same(status, np.zeros(case.ranks, np.int32))
+    with pytest.raises(NotImplementedError, match="masked by hand"):
+        buffer.low_latency_update_mask_buffer(1, True)
+    with pytest.raises(NotImplementedError, match="NVFP4"):
+        buffer.low_latency_dispatch(None, None, 1, 1, use_nvfp4=True)
+    with pytest.raises(errors.InvalidInputError, match="handle: found"):
+        buffer.get_next_low_latency_combine_buffer((1, 2))
+    assert buffer.runtime.get_num_rdma_ranks() == 1
+    assert not hasattr(tokenyard.deep_ep, "HybridEPBuffer")
+    buffer.destroy()
+
+
+def test_what_else_low_latency_callers_ask_for(ranks):
+    ranks(2, other_calls, CASES[1])
+
+
+def two_batches(world, case):
+    """Two micro-batches in turn: while one is under way, the other is computed."""
+    me, buffer = world.rank, buffer_of(world)
+    idx, weights = case.idx[me], case.weights[me]
+
+    def send(scale):
+        x = (scale * case.x[me]).astype(BF16)
+        return buffer.low_latency_dispatch(
+            x, idx, case.max_tokens, case.experts, use_fp8=False, return_recv_hook=True
+        )
+
+    def give_back(sent):
+        return buffer.low_latency_combine(sent[0], idx, weights, sent[2], return_recv_hook=True)
+
+    sums = np.where(idx >= 0, weights, 0).sum(axis=1, keepdims=True)
+    for _ in range(3):
+        first = send(1)
+        second = send(2)
+        first[4]()
+        one = give_back(first)
+        second[4]()
+        one[2]()
+        other = give_back(second)
+        other[2]()
+        for combined, scale in ((one[0], 1), (other[0], 2)):
+            close(combined, (scale * case.x[me]).astype(BF16).astype(np.float64) * sums, 2**-6)
+    buffer.destroy()
+
+
+def test_two_batches_may_be_under_way_in_turn(ranks):
+    ranks(2, two_batches, CASES[1])

@@ -1,0 +1,179 @@
+"""The drop-in as programs find it."""
+
+import importlib.metadata
+
+import numpy as np
+import pytest
+from test_package import run
+
+import tokenyard
+import tokenyard.deep_ep
+from tokenyard.deep_ep import Buffer, ElasticBuffer
+from tokenyard.deep_ep._missing import MISSING
+from tokenyard.deep_ep.utils import envs, math, testing
+
+# By the distribution, and without it.
+WAYS = {
+    "installed": "",
+    "aliased": "import sys, tokenyard; tokenyard.alias_deep_ep(); assert sys.modules['deep_ep'] is tokenyard.deep_ep;",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_programs_find_the_modules_that_they_look_for(way):
+    text = run(
+        "-c",
+        WAYS[way] + "import importlib.util; assert importlib.util.find_spec('deep_ep');"
+        "import deep_ep; from deep_ep_cpp import EventHandle; from deep_ep.utils import EventOverlap;"
+        "from deep_ep.utils.event import EventHandle as other; from deep_ep.buffers.legacy import Buffer;"
+        "import deep_ep.legacy as legacy;"
+        "import deep_ep.utils.math as one, tokenyard.deep_ep.utils.math as two; assert one is two;"
+        "assert EventHandle is other is deep_ep.EventHandle;"
+        "assert Buffer is deep_ep.Buffer is legacy.Buffer;"
+        "assert Buffer.is_sm90_compiled();"
+        "print(deep_ep.__version__, hasattr(deep_ep, 'HybridEPBuffer'))",
+    )
+    assert text.split() == [f"2.1.0+tokenyard.{tokenyard.__version__}", "False"]
+
+
+def test_the_distribution_has_the_version_of_the_package():
+    version = importlib.metadata.version("tokenyard-deep-ep")
+    assert version == tokenyard.deep_ep.__version__
+    requires = importlib.metadata.requires("tokenyard-deep-ep")
+    assert requires == [f"tokenyard[deep-ep]=={tokenyard.__version__}"]
+
+
+def test_another_deep_ep_that_is_imported_stays():
+    text = run(
+        "-c",
+        "import sys, types, tokenyard; sys.modules['deep_ep'] = other = types.ModuleType('deep_ep')\n"
+        "try: tokenyard.alias_deep_ep()\n"
+        "except ImportError as error: print(error)\n"
+        "assert sys.modules['deep_ep'] is other",
+    )
+    assert "imported already" in text
+
+
+def test_size_hints_are_those_of_deep_ep():
+    # The example of its documentation: 128 tokens, 7168 channels, 288 experts.
+    found = tokenyard.deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 288)
+    assert found == 2 * (2 * 288 * 128 * 14560 + 1152) + 128
+    config = tokenyard.deep_ep.Buffer.get_dispatch_config(8)
+    row = 256 * (7168 * 2 + 8 + 128 * 16)
+    assert config.get_nvl_buffer_size_hint(7168 * 2, 8) == 10 * 8 * (5 * 4 + row) + 64  # to 128
+    assert config.get_rdma_buffer_size_hint(7168 * 2, 8) == 0
+    assert tokenyard.deep_ep.Buffer.get_combine_config(5).num_max_nvl_chunked_send_tokens == 4
+    with pytest.raises(ValueError, match="expected below"):
+        tokenyard.deep_ep.Config(20, 256, 256)
+
+
+def test_everything_that_is_missing_is_on_the_list_and_says_so():
+    """The whole interface is there: what is not raises NotImplementedError, and is listed."""
+    methods = {
+        Buffer: "destroy is_sm90_compiled set_num_sms capture get_comm_stream get_local_buffer_tensor "
+        "get_dispatch_config get_combine_config get_low_latency_rdma_size_hint get_dispatch_layout dispatch combine "
+        "internode_dispatch internode_combine clean_low_latency_buffer low_latency_dispatch low_latency_combine "
+        "get_next_low_latency_combine_buffer low_latency_update_mask_buffer low_latency_query_mask_buffer "
+        "low_latency_clean_mask_buffer",
+        ElasticBuffer: "destroy get_buffer_size_hint get_engram_storage_size_hint get_pp_buffer_size_hint "
+        "get_agrs_num_max_session_bytes get_agrs_buffer_size_hint barrier capture get_comm_stream "
+        "get_physical_domain_size get_logical_domain_size get_theoretical_num_sms get_theoretical_num_qps dispatch "
+        "combine engram_write engram_fetch pp_set_config pp_send pp_recv create_agrs_session destroy_agrs_session "
+        "agrs_new_session agrs_set_config agrs_get_inplace_tensor all_gather",
+    }
+    keywords = (
+        "use_nvfp4 x_global_scale use_ue8m0_for_sf overlap packed_recv_count comp_signal block_m threshold src_signals "
+        "src_signal_expect_value dispatch_wait_recv_cost_stats combine_wait_recv_cost_stats"
+    )
+    absent = set()
+    for kind, names in methods.items():
+        there = {name for name in vars(kind) if not name.startswith("_")} - {"num_sms"}
+        assert there == set(names.split())
+        for name in set(names.split()) & set(MISSING):
+            absent.add(name)
+            with pytest.raises(NotImplementedError, match=MISSING[name]):
+                getattr(kind, name)(*[None] * 3 if kind is Buffer and "update" in name else [None])
+    calls = (
+        Buffer.dispatch,
+        Buffer.combine,
+        Buffer.low_latency_dispatch,
+        Buffer.low_latency_combine,
+        ElasticBuffer.dispatch,
+        ElasticBuffer.combine,
+    )
+    assert absent == set(
+        [
+            "low_latency_update_mask_buffer",
+            "low_latency_clean_mask_buffer",
+            "engram_write",
+            "engram_fetch",
+            "get_engram_storage_size_hint",
+            "pp_set_config",
+            "pp_send",
+            "pp_recv",
+            "get_pp_buffer_size_hint",
+            "agrs_set_config",
+            "agrs_get_inplace_tensor",
+            "agrs_new_session",
+            "create_agrs_session",
+            "destroy_agrs_session",
+            "get_agrs_buffer_size_hint",
+            "get_agrs_num_max_session_bytes",
+            "all_gather",
+        ]
+    )
+    assert set(MISSING) - absent == set(keywords.split())
+    for name in keywords.split():
+        for call in calls:
+            needed = [None] * (call.__code__.co_argcount - len(call.__defaults__ or ()))
+            if name.endswith("wait_recv_cost_stats") and name not in call.__code__.co_varnames:
+                continue
+            with pytest.raises(NotImplementedError, match=MISSING[name]):
+                call(*needed, **{name: 1})
+    assert not hasattr(tokenyard.deep_ep, "HybridEPBuffer")
+
+
+def test_the_helpers_of_scripts_compute_what_they_say():
+    x = np.random.default_rng(1).standard_normal((5, 200)).astype(np.float32)
+    fp8, scales = math.per_token_cast_to_fp8(x)
+    assert (fp8.shape, scales.shape, fp8.dtype.itemsize) == ((5, 200), (5, 2), 1)
+    back = math.per_token_cast_back(fp8, scales)
+    assert math.calc_diff(back, x) < 1e-3 < math.calc_diff(-back, x)
+    assert math.calc_diff(x, x) == 0
+    powers = np.exp2(np.ceil(np.log2(scales))).astype(np.float32)
+    packed = np.zeros((5, 4), np.uint8)
+    packed[:, :2] = powers.view(np.uint32) >> 23
+    found = math.per_token_cast_back(fp8, packed.view(np.int32))
+    np.testing.assert_array_equal(found, math.per_token_cast_back(fp8, powers))
+    ids = np.array([[3, 1, 3, -1], [-1, -1, -1, -1], [0, 1, 2, 3]])
+    math.inplace_unique(ids, 4)
+    assert ids.tolist() == [[3, 1, -1, -1], [-1] * 4, [3, 2, 1, 0]]
+    grouped = math.create_grouped_scores(np.ones((1, 6)), np.array([[2, 0]]), 3)
+    assert grouped.tolist() == [[1, 1, 0, 0, 1, 1]]
+    one = np.array([1, 2], np.int32)
+    assert math.hash_tensors(one, (one, None, [np.array([7], np.int16)])) == 7
+    assert math.count_bytes(one, None, (one, [one])) == 24
+    assert (math.ceil_div(7, 3), math.align(7, 3), math.safe_div(0, 0)) == (3, 9, 0)
+    with pytest.raises(ZeroDivisionError):
+        math.safe_div(1, 0)
+
+
+def test_the_profiler_gives_no_figure_where_there_is_no_kernel(capsys):
+    calls = []
+    found = testing.bench_kineto(lambda: calls.append(1), ("dispatch", "combine"))
+    assert found == [None, None]
+    assert len(calls) == 1
+    printed = capsys.readouterr().out
+    assert printed.count("no such kernel") == 2
+    with pytest.raises(TypeError):
+        print(1e9 / found[0])
+    mean, least, most = testing.bench(lambda: calls.append(2), 3, 5)
+    assert calls.count(2) == 8
+    assert 0 <= least <= mean <= most
+
+
+def test_seeds_are_those_that_were_set():
+    envs.init_seed(5)
+    first = np.random.rand()
+    envs.init_seed(5)
+    assert (np.random.rand(), envs.get_global_seed()) == (first, 5)

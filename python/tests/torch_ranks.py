@@ -1,0 +1,184 @@
+"""What ranks do with the drop-in on torch's CPU tensors: as frameworks call it. It needs torch."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from oracle import Case
+from test_deep_ep_normal import buffer_of, times
+from torch.utils.checkpoint import checkpoint
+
+from tokenyard.deep_ep import Buffer, ElasticBuffer
+
+CASE = Case(2, seed=2, hidden=256)
+
+
+def tensors(case, me, dtype=torch.float32):
+    x, idx, weights = map(torch.from_numpy, (case.x[me], case.idx[me], case.weights[me]))
+    return x.to(dtype), idx, weights
+
+
+def layout_of(buffer, idx, experts):
+    per_rank, per_domain, per_expert, is_in, _ = buffer.get_dispatch_layout(idx, experts)
+    return {
+        "num_tokens_per_rank": per_rank,
+        "num_tokens_per_rdma_rank": per_domain,
+        "num_tokens_per_expert": per_expert,
+        "is_token_in_rank": is_in,
+    }
+
+
+def normal(world, case):
+    me, buffer = world.rank, buffer_of(world)
+    for dtype in (torch.float32, torch.bfloat16):
+        x, idx, weights = tensors(case, me, dtype)
+        recv_x, recv_idx, recv_weights, per_expert, handle, _ = buffer.dispatch(
+            x.requires_grad_(),
+            topk_idx=idx,
+            topk_weights=weights,
+            **layout_of(buffer, idx, case.experts),
+        )
+        assert (recv_x.dtype, recv_idx.dtype) == (dtype, torch.int64)
+        assert recv_weights.dtype == torch.float32
+        assert all(isinstance(tensor, torch.Tensor) for tensor in handle)
+        assert per_expert == case.expert_counts(me)
+        expected = torch.from_numpy(case.rows(case.sources(me))).to(dtype)
+        assert torch.equal(recv_x, expected)
+        combined, back, _ = buffer.combine(recv_x, handle, recv_weights)
+        assert torch.equal(combined, (x * torch.from_numpy(times(case, me))[:, None]).to(dtype))
+        assert torch.equal(back, torch.where(idx >= 0, weights, 0))
+        with pytest.raises(ValueError, match="found a tensor on meta; expected one on cpu"):
+            buffer.dispatch(x.to("meta"), handle=handle)
+    buffer.destroy()
+
+
+class Dispatch(torch.autograd.Function):
+    """Tokens to experts; backward is a combine. Only tensors are saved, and the tuple is made anew of them."""
+
+    @staticmethod
+    def forward(ctx, buffer, x, idx, weights, experts):
+        options = layout_of(buffer, idx, experts)
+        recv_x, recv_idx, recv_weights, _, handle, _ = buffer.dispatch(
+            x, topk_idx=idx, topk_weights=weights, async_finish=True, **options
+        )
+        ctx.buffer = buffer
+        ctx.save_for_backward(*handle)
+        ctx.mark_non_differentiable(recv_idx)
+        return recv_x, recv_idx, recv_weights, *handle
+
+    @staticmethod
+    def backward(ctx, x_grad, _, weights_grad, *__):
+        grad, weights_grad, _ = ctx.buffer.combine(
+            x_grad.contiguous(), ctx.saved_tensors, topk_weights=weights_grad.float()
+        )
+        return None, grad, None, weights_grad, None
+
+
+class Combine(torch.autograd.Function):
+    """Experts' outputs to tokens; backward is a cached dispatch."""
+
+    @staticmethod
+    def forward(ctx, buffer, x, *handle):
+        ctx.buffer = buffer
+        ctx.save_for_backward(*handle)
+        return buffer.combine(x, handle)[0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        handle = ctx.saved_tensors
+        back, *_ = ctx.buffer.dispatch(grad.contiguous(), handle=handle)
+        return None, back, *[None] * len(handle)
+
+
+def gradients(world, with_checkpoint, case):
+    me, buffer = world.rank, buffer_of(world)
+    x, idx, weights = tensors(case, me)
+
+    def layer(x, weights):
+        recv_x, recv_idx, recv_weights, *handle = Dispatch.apply(
+            buffer, x, idx, weights, case.experts
+        )
+        # Expert e of this rank multiplies by 1 + e.
+        factors = torch.where(recv_idx >= 0, 1 + me * case.local + recv_idx, 0)
+        return Combine.apply(
+            buffer, recv_x * (recv_weights * factors).sum(1, keepdim=True), *handle
+        )
+
+    def reference(x, weights):
+        factors = torch.where(idx >= 0, 1 + idx, 0)
+        return x * (weights * factors).sum(1, keepdim=True)
+
+    found, expected = [], []
+    for function, results in ((layer, found), (reference, expected)):
+        a, w = x.clone().requires_grad_(), weights.clone().requires_grad_()
+        y = a
+        for _ in range(3):
+            is_checked = with_checkpoint and function is layer
+            y = checkpoint(function, y, w, use_reentrant=False) if is_checked else function(y, w)
+        y.square().mean().backward()
+        results += [y.detach(), a.grad, w.grad]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+    buffer.destroy()
+
+
+def low_latency(world, case):
+    me, buffer = world.rank, buffer_of(world, low_latency_mode=True)
+    x, idx, weights = tensors(case, me, torch.bfloat16)
+    (recv_x, scales), counts, handle, _, hook = buffer.low_latency_dispatch(
+        x, idx, case.max_tokens, case.experts, return_recv_hook=True
+    )
+    hook()
+    assert recv_x.dtype == torch.float8_e4m3fn
+    assert scales.stride(1) == 1
+    assert counts.tolist() == case.expert_counts(me)
+    y = recv_x.float() * scales.repeat_interleave(128, dim=2)
+    combined, _, hook = buffer.low_latency_combine(
+        y.bfloat16(), idx, weights, handle, return_recv_hook=True
+    )
+    hook()
+    expected = x.float() * torch.where(idx >= 0, weights, 0).sum(1, keepdim=True)
+    torch.testing.assert_close(combined.float(), expected, rtol=0.1, atol=0.1)
+    memory = buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True).zero_()
+    assert memory.numel() == 0
+    buffer.destroy()
+
+
+def elastic(world, case):
+    me = world.rank
+    buffer_of(world).destroy()
+    buffer = ElasticBuffer(world, num_max_tokens_per_rank=case.max_tokens, explicitly_destroy=True)
+    x, idx, weights = tensors(case, me, torch.bfloat16)
+    recv_x, _, recv_weights, handle, _ = buffer.dispatch(
+        x, topk_idx=idx, topk_weights=weights, num_experts=case.experts, do_expand=True
+    )
+    names = [name for name, value in vars(handle).items() if isinstance(value, torch.Tensor)]
+    saved = [getattr(handle, name) for name in names]
+    for name in names:
+        setattr(handle, name, None)
+    for name, tensor in zip(names, saved, strict=True):
+        setattr(handle, name, tensor)
+    combined, back, _ = buffer.combine(recv_x, handle, recv_weights)
+    assert torch.equal(back, torch.where(idx >= 0, weights, 0))
+    times_selected = (idx >= 0).sum(1, keepdim=True)
+    torch.testing.assert_close(combined.float(), x.float() * times_selected, rtol=0.02, atol=0.02)
+    buffer.destroy()
+
+
+def in_group(world, port, case):
+    """The world is made by the drop-in, from a process group."""
+    buffer_of(world).destroy()
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.ranks
+    )
+    try:
+        group = dist.new_group(list(range(world.ranks)))
+        for _ in range(2):
+            buffer = Buffer(group, 1 << 20, 0, explicitly_destroy=True)
+            assert (buffer.group, buffer.rank, buffer.group_size) == (group, world.rank, 2)
+            x, idx, weights = tensors(case, world.rank)
+            options = layout_of(buffer, idx, case.experts)
+            recv_x, *_ = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
+            assert torch.equal(recv_x, torch.from_numpy(case.rows(case.sources(world.rank))))
+            buffer.destroy()
+    finally:
+        dist.destroy_process_group()

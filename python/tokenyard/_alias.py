@@ -1,0 +1,29 @@
+"""The name `deep_ep`, for programs that import it."""
+
+import importlib
+import pkgutil
+import sys
+
+OURS = "tokenyard.deep_ep"
+
+
+def alias_deep_ep() -> None:
+    """Makes `import deep_ep` and `import deep_ep_cpp` mean `tokenyard.deep_ep` in this process.
+
+    Call it before anything imports them. The distribution tokenyard-deep-ep does it for every process. Raises
+    ImportError where another deep_ep was imported already, and where numpy or ml_dtypes is missing.
+    """
+    found = sys.modules.get("deep_ep")
+    if found is not None and not getattr(found, "_is_tokenyard", False):
+        raise ImportError(
+            f"deep_ep: found {getattr(found, '__file__', 'a module')}, imported already; expected none: call "
+            "tokenyard.alias_deep_ep() first",
+            name="deep_ep",
+        )
+    package = importlib.import_module(OURS)
+    # Every module by both names, or a second copy of it would be imported, with classes of its own.
+    for module in pkgutil.walk_packages(package.__path__, f"{OURS}."):
+        importlib.import_module(module.name)
+    for name in [name for name in sys.modules if name == OURS or name.startswith(f"{OURS}.")]:
+        sys.modules["deep_ep" + name.removeprefix(OURS)] = sys.modules[name]
+    sys.modules["deep_ep_cpp"] = sys.modules[f"{OURS}._C"]

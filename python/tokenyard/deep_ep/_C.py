@@ -1,0 +1,90 @@
+"""What DeepEP's native module offers to scripts."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from .utils.event import EventHandle as EventHandle
+
+try:
+    topk_idx_t: Any = importlib.import_module("torch").int64
+except ImportError:
+    topk_idx_t = np.int64
+
+_ELASTIC_ALIGNMENT = 2 << 20
+_MOST_TOPK = 128
+_ID_BYTES = 8
+
+
+def _align(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+class Config:
+    """Tuning of DeepEP's kernels. Nothing here depends on it, but the size hints, which callers compare, do."""
+
+    def __init__(
+        self,
+        num_sms: int = 20,
+        num_max_nvl_chunked_send_tokens: int = 6,
+        num_max_nvl_chunked_recv_tokens: int = 256,
+        num_max_rdma_chunked_send_tokens: int = 6,
+        num_max_rdma_chunked_recv_tokens: int = 256,
+    ) -> None:
+        rdma_send, rdma_recv = num_max_rdma_chunked_send_tokens, num_max_rdma_chunked_recv_tokens
+        rdma_recv = _align(rdma_recv, rdma_send)
+        if not num_max_nvl_chunked_send_tokens < num_max_nvl_chunked_recv_tokens:
+            raise ValueError(
+                f"num_max_nvl_chunked_send_tokens: found {num_max_nvl_chunked_send_tokens}; expected below "
+                f"num_max_nvl_chunked_recv_tokens = {num_max_nvl_chunked_recv_tokens}"
+            )
+        if rdma_send > rdma_recv // 2:
+            raise ValueError(
+                f"num_max_rdma_chunked_send_tokens: found {rdma_send}; expected at most half of "
+                f"num_max_rdma_chunked_recv_tokens = {rdma_recv}"
+            )
+        self.num_sms = num_sms
+        self.num_max_nvl_chunked_send_tokens = num_max_nvl_chunked_send_tokens
+        self.num_max_nvl_chunked_recv_tokens = num_max_nvl_chunked_recv_tokens
+        self.num_max_rdma_chunked_send_tokens = rdma_send
+        self.num_max_rdma_chunked_recv_tokens = rdma_recv
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes that DeepEP would take for rows inside a node."""
+        rdma_ranks = max(num_ranks // 8, 1)
+        beside = 8 + _MOST_TOPK * (_ID_BYTES + 4 + 4)
+        row = self.num_max_nvl_chunked_recv_tokens * (hidden_bytes + beside)
+        return _align(self.num_sms // 2 * min(num_ranks, 8) * ((2 * rdma_ranks + 3) * 4 + row), 128)
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes that DeepEP would take for rows between nodes: 0 for one node."""
+        if num_ranks <= 8:
+            return 0
+        beside = _MOST_TOPK * (_ID_BYTES + 4 + 4) + 16
+        row = 2 * self.num_max_rdma_chunked_recv_tokens * (hidden_bytes + beside)
+        return _align(self.num_sms // 2 * (num_ranks // 8) * ((8 * 2 + 2) * 2 * 4 + row), 128)
+
+
+def is_sm90_compiled() -> bool:
+    """True, so that callers do not take other ways for older GPUs."""
+    return True
+
+
+def get_low_latency_rdma_size_hint(
+    num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+) -> int:
+    """Bytes that DeepEP would take for low latency calls."""
+    tokens = num_max_dispatch_tokens_per_rank
+    scales = hidden // 128 * 4
+    dispatch = 16 + max(2 * hidden, hidden + scales)
+    combine = scales + 2 * hidden
+    send = max(tokens * dispatch, num_experts * tokens * combine)
+    recv = num_experts * tokens * max(dispatch, combine)
+    total = 2 * (send + recv + _align(4 * num_experts, 128))
+    return (total + 128) // 128 * 128
+
+
+def get_elastic_buffer_alignment() -> int:
+    """Sizes of elastic buffers are multiples of this many bytes."""
+    return _ELASTIC_ALIGNMENT

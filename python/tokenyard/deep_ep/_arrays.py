@@ -1,0 +1,96 @@
+"""Tensors of the caller as numpy arrays, and results as tensors of the caller's library. Nothing is copied."""
+
+import sys
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+Tensor: TypeAlias = Any  # torch.Tensor or numpy.ndarray
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+FLOATS = (BF16, np.dtype(np.float16), np.dtype(np.float32))
+
+
+class Refusal(Exception):
+    """An argument of this rank is wrong. The other ranks must learn it before it is raised."""
+
+
+def is_torch(tensor: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def to_numpy(name: str, tensor: Tensor) -> Array:
+    """The memory of a tensor as an array. Raises Refusal for what is no tensor of the host's memory."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    if not is_torch(tensor):
+        found = type(tensor).__name__
+        raise Refusal(f"{name}: found {found}; expected a tensor of torch or an array of numpy")
+    torch = sys.modules["torch"]
+    if tensor.device.type != "cpu":
+        raise Refusal(
+            f"{name}: found a tensor on {tensor.device}; expected one on cpu, where the drop-in runs"
+        )
+    tensor = tensor.detach()
+    # numpy has no types of its own for these: they cross as integers of the same width.
+    if tensor.dtype == torch.bfloat16:
+        return np.asarray(tensor.view(torch.int16).numpy().view(BF16))
+    if tensor.dtype == torch.float8_e4m3fn:
+        return np.asarray(tensor.view(torch.uint8).numpy().view(FP8))
+    return np.asarray(tensor.numpy())
+
+
+def like(reference: Tensor, array: Array) -> Tensor:
+    """The array as a tensor of the library that `reference` is of."""
+    if not is_torch(reference):
+        return array
+    torch = sys.modules["torch"]
+    if array.dtype == BF16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype == FP8:
+        return torch.from_numpy(array.view(np.uint8)).view(torch.float8_e4m3fn)
+    return torch.from_numpy(array)
+
+
+def like_type(dtype: Any, memory: Array, shape: Any) -> Tensor:
+    """Bytes as elements of a type of torch or numpy."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        tensor = torch.from_numpy(memory).view(dtype)
+        return tensor if shape is None else tensor[: shape.numel()].view(shape)
+    array = memory.view(dtype)
+    return array if shape is None else array[: int(np.prod(shape))].reshape(shape)
+
+
+def address(tensor: Tensor) -> int:
+    """Where the first element lies."""
+    if is_torch(tensor):
+        return int(tensor.data_ptr())
+    return int(tensor.__array_interface__["data"][0])
+
+
+def expect(name: str, array: Array, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]) -> None:
+    """Refuses another type or shape; None stands for any length."""
+    if array.dtype not in [np.dtype(dtype) for dtype in dtypes]:
+        names = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+        raise Refusal(f"{name}: found type {array.dtype.name}; expected {names}")
+    is_same = len(array.shape) == len(shape) and all(
+        wanted is None or found == wanted for found, wanted in zip(array.shape, shape, strict=True)
+    )
+    if not is_same:
+        wanted = ", ".join("any" if length is None else str(length) for length in shape)
+        raise Refusal(f"{name}: found shape {list(array.shape)}; expected [{wanted}]")
+
+
+def read(
+    name: str, tensor: Tensor, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]
+) -> Array:
+    """The checked array of a tensor."""
+    array = to_numpy(name, tensor)
+    expect(name, array, dtypes, shape)
+    return array

@@ -1,0 +1,59 @@
+"""What DeepEP or a fork of it has and this package has not. A test holds the list."""
+
+from typing import NoReturn
+
+from tokenyard import errors
+
+# What callers can name, and why it is not there.
+MISSING = {
+    "use_nvfp4": "rows of NVFP4",
+    "x_global_scale": "rows of NVFP4",
+    "use_ue8m0_for_sf": "rows of NVFP4",
+    "overlap": "signals between a GEMM and a combine",
+    "packed_recv_count": "signals between a GEMM and a combine",
+    "comp_signal": "signals between a GEMM and a combine",
+    "block_m": "signals between a GEMM and a combine",
+    "threshold": "signals between a GEMM and a combine",
+    "src_signals": "signals between a GEMM and a combine",
+    "src_signal_expect_value": "signals between a GEMM and a combine",
+    "dispatch_wait_recv_cost_stats": "waiting times per source rank",
+    "combine_wait_recv_cost_stats": "waiting times per source rank",
+    "low_latency_update_mask_buffer": "ranks that are masked by hand",
+    "low_latency_clean_mask_buffer": "ranks that come back",
+    "engram_write": "engram",
+    "engram_fetch": "engram",
+    "get_engram_storage_size_hint": "engram",
+    "pp_set_config": "pipeline-parallel send and receive",
+    "pp_send": "pipeline-parallel send and receive",
+    "pp_recv": "pipeline-parallel send and receive",
+    "get_pp_buffer_size_hint": "pipeline-parallel send and receive",
+    "agrs_set_config": "all-gather and reduce-scatter",
+    "agrs_get_inplace_tensor": "all-gather and reduce-scatter",
+    "agrs_new_session": "all-gather and reduce-scatter",
+    "create_agrs_session": "all-gather and reduce-scatter",
+    "destroy_agrs_session": "all-gather and reduce-scatter",
+    "get_agrs_buffer_size_hint": "all-gather and reduce-scatter",
+    "get_agrs_num_max_session_bytes": "all-gather and reduce-scatter",
+    "all_gather": "all-gather and reduce-scatter",
+}
+
+
+def missing(operation: str, name: str) -> NoReturn:
+    """Raises for a name of the list. It is the caller's code that is alike on all ranks, so nobody needs to be told."""
+    raise errors.UnsupportedError(
+        f"{operation}: found {name}; expected a call without it: tokenyard has no {MISSING[name]} yet",
+        kind="unsupported",
+        operation=operation,
+        fix="see what is missing in docs/deep_ep.md",
+    )
+
+
+def refuse_missing(operation: str, keywords: dict[str, object], ignored: tuple[str, ...]) -> None:
+    """Judges keywords that only forks have: those that ask for nothing pass."""
+    for name, value in keywords.items():
+        if name in ignored:
+            continue
+        if name not in MISSING:
+            raise TypeError(f"{operation}() got an unexpected keyword argument {name!r}")
+        if value is not None and value is not False and value != 0:
+            missing(operation, name)

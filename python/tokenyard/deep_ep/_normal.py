@@ -1,0 +1,340 @@
+"""The normal calls of V1: flat rows, one per token and rank."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import tokenyard
+from tokenyard import errors
+
+from . import _handles, _routing
+from ._arrays import FLOATS, FP8, Array, Refusal, Tensor, like, read, to_numpy
+from ._engine import Engine, Opened, Sizes
+from .utils.event import finished as finished
+
+
+@dataclass
+class DispatchCall:
+    """The arguments of a dispatch, as they were given."""
+
+    x: Tensor | tuple[Tensor, Tensor]
+    topk_idx: Tensor | None = None
+    topk_weights: Tensor | None = None
+    num_tokens_per_rank: Tensor | None = None
+    is_token_in_rank: Tensor | None = None
+    num_tokens_per_expert: Tensor | None = None
+    expert_alignment: int = 1
+    num_worst_tokens: int = 0
+
+    @property
+    def reference(self) -> Tensor:
+        """A tensor of the library that results are of."""
+        return self.x[0] if isinstance(self.x, tuple) else self.x
+
+
+@dataclass
+class Rows:
+    """Rows and their scales."""
+
+    x: Array
+    scales: Array | None
+
+
+@dataclass
+class Routed:
+    """The arguments of a dispatch, read and checked."""
+
+    rows: Rows
+    ids: Array
+    weights: Array | None
+    has_topk: bool
+    # [E]: tokens of this rank per expert; E of the model, where the routing has one expert per rank.
+    expert_counts: Array
+
+
+@dataclass
+class Record:
+    """What a handle stands for."""
+
+    opened: Opened
+    native: tokenyard.Handle
+    ids: Array
+    # Rows that arrived, and rows that the caller was given.
+    rows: int
+    given_rows: int
+    side: tokenyard.Handle | None = None
+
+    def side_handle(self) -> tokenyard.Handle:
+        """The same routing for what goes beside rows. Collective on first use."""
+        if self.side is None:
+            nothing = np.zeros((len(self.ids), self.opened.side_width), np.float32)
+            _, self.side = self.opened.side.dispatch(nothing, self.ids)
+        return self.side
+
+
+def read_rows(x: Tensor | tuple[Tensor, Tensor], tokens: int | None, hidden: int | None) -> Rows:
+    """Rows that travel as they are."""
+    if isinstance(x, tuple):
+        if len(x) != 2:
+            raise Refusal(f"x: found {len(x)} tensors; expected one, or rows and their scales")
+        rows = read("x", x[0], (FP8, np.uint8), (tokens, hidden))
+        scales = read("scales", x[1], (np.float32, np.int32), (len(rows), None))
+        return Rows(np.ascontiguousarray(rows), scales)
+    return Rows(np.ascontiguousarray(read("x", x, FLOATS, (tokens, hidden))), None)
+
+
+def layout(
+    engine: Engine, topk_idx: Tensor, num_experts: int
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Counts per rank, domain and expert, and the map of ranks."""
+    try:
+        ids = read("topk_idx", topk_idx, (np.int64,), (None, None))
+        if num_experts <= 0 or num_experts % engine.ranks:
+            raise Refusal(
+                f"num_experts: found {num_experts}; expected a multiple of the {engine.ranks} ranks"
+            )
+        _routing.check_ids(ids, num_experts)
+    except Refusal as refusal:
+        # It is local: the others cannot be told here.
+        raise errors.InvalidInputError(
+            str(refusal), kind="invalid_input", rank=engine.rank, operation="get_dispatch_layout"
+        ) from None
+    is_in = _routing.ranks_of(ids, num_experts, engine.ranks)
+    per_rank = is_in.sum(axis=0, dtype=np.int32)
+    per_domain = None
+    if engine.domains > 1:
+        in_domain = is_in.reshape(len(ids), engine.domains, engine.ranks // engine.domains).any(
+            axis=2
+        )
+        per_domain = like(topk_idx, in_domain.sum(axis=0, dtype=np.int32))
+    per_expert = _routing.count_experts(ids, num_experts)
+    return (
+        like(topk_idx, per_rank),
+        per_domain,
+        like(topk_idx, per_expert),
+        like(topk_idx, is_in),
+    )
+
+
+def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
+    rows = read_rows(call.x, None, None)
+    tokens, hidden = rows.x.shape
+    for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
+        if getattr(call, name) is None:
+            raise Refusal(f"{name}: found None without a handle; expected get_dispatch_layout's")
+    is_in = read("is_token_in_rank", call.is_token_in_rank, (np.bool_,), (tokens, engine.ranks))
+    per_rank = read("num_tokens_per_rank", call.num_tokens_per_rank, (np.int32,), (engine.ranks,))
+    if not np.array_equal(per_rank, is_in.sum(axis=0)):
+        raise Refusal(
+            f"num_tokens_per_rank: found {per_rank.tolist()}; expected the columns' sums of is_token_in_rank, "
+            f"{is_in.sum(axis=0).tolist()}"
+        )
+    counts = read("num_tokens_per_expert", call.num_tokens_per_expert, (np.int32,), (None,))
+    experts = len(counts)
+    if experts == 0 or experts % engine.ranks:
+        raise Refusal(
+            f"num_tokens_per_expert: found {experts} experts; expected a multiple of the {engine.ranks} ranks"
+        )
+    if call.expert_alignment < 1:
+        raise Refusal(f"expert_alignment: found {call.expert_alignment}; expected at least 1")
+    _check_worst(engine, call, tokens)
+    if call.topk_idx is None:
+        if call.topk_weights is not None:
+            raise Refusal("topk_weights: found some without topk_idx; expected both or neither")
+        if call.num_worst_tokens:
+            raise Refusal("num_worst_tokens: found some without topk_idx; expected ids with it")
+        ids = _routing.ids_of_map(is_in, engine.ranks)
+        sizes = Sizes(engine.ranks, engine.ranks, hidden, tokens)
+        return sizes, Routed(rows, ids, None, False, counts)
+    ids = read("topk_idx", call.topk_idx, (np.int64,), (tokens, None))
+    if call.topk_weights is None:
+        raise Refusal("topk_weights: found None with topk_idx; expected both or neither")
+    weights = read("topk_weights", call.topk_weights, (np.float32,), ids.shape)
+    _routing.check_ids(ids, experts)
+    if not np.array_equal(is_in, _routing.ranks_of(ids, experts, engine.ranks)):
+        raise Refusal("is_token_in_rank: found another routing than that of topk_idx")
+    routed = Routed(rows, np.ascontiguousarray(ids), np.ascontiguousarray(weights), True, counts)
+    return Sizes(experts, ids.shape[1], hidden, tokens), routed
+
+
+def _check_worst(engine: Engine, call: DispatchCall, tokens: int) -> None:
+    least = engine.ranks * tokens
+    if call.num_worst_tokens < 0 or 0 < call.num_worst_tokens < least:
+        raise Refusal(
+            f"num_worst_tokens: found {call.num_worst_tokens}; expected 0, or at least ranks * tokens = {least}"
+        )
+
+
+def dispatch(
+    engine: Engine, call: DispatchCall
+) -> tuple[Any, Tensor | None, Tensor | None, list[int], tuple[Any, ...]]:
+    """A dispatch without a handle."""
+    kept: list[Routed] = []
+
+    def send(opened: Opened, routed: Routed) -> tokenyard.PendingDispatch:
+        kept[:] = [routed]
+        return opened.main.dispatch_send(
+            routed.rows.x, routed.ids, routed.weights, scales=routed.rows.scales
+        )
+
+    opened, (received, native) = engine.dispatch(lambda: _read_dispatch(engine, call), send)
+    routed = kept[0]
+    found, worst = received.tokens, call.num_worst_tokens
+    if worst and found > worst:
+        # Each rank's own tokens were below it, so ranks gave different numbers.
+        raise errors.InvalidInputError(
+            f"num_worst_tokens: found {worst} on this rank; expected at least the {found} tokens that arrived",
+            kind="invalid_input",
+            rank=engine.rank,
+            operation="dispatch",
+        )
+    given = worst or found
+    record = Record(opened, native, routed.ids.copy(), found, given)
+    ids, weights, counts = None, None, None
+    if routed.has_topk:
+        local = np.asarray(received.ids)
+        counts = np.asarray(received.expert_counts)
+        ids = np.full((given, local.shape[1]), -1, np.int64)
+        weights = np.zeros(ids.shape, np.float32)
+        ids[:found], weights[:found] = local, np.asarray(received.weights)
+    else:
+        counts = engine.sum_over_sources(routed.expert_counts.reshape(engine.ranks, -1))
+    alignment = call.expert_alignment
+    per_expert = [] if worst else [-(-int(count) // alignment) * alignment for count in counts]
+    rows = give_rows(call, received, routed.rows, given)
+    handle = make_handle(engine, call, received, record)
+    reference = call.reference
+    return (
+        rows,
+        None if ids is None else like(reference, ids),
+        None if weights is None else like(reference, weights),
+        per_expert,
+        handle,
+    )
+
+
+def give_rows(
+    call: DispatchCall, received: tokenyard.Received, rows: Rows, given: int
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The received rows, copied out of the arena; behind them up to `given` is nothing."""
+    reference = call.reference
+
+    def take(output: Any, dtype: Any) -> Tensor:
+        array = np.asarray(output).view(dtype)
+        if given == len(array):
+            return like(reference, array.copy())
+        out = np.zeros((given, array.shape[1]), dtype)
+        out[: len(array)] = array
+        return like(reference, out)
+
+    x = take(received.x, rows.x.dtype)
+    return x if rows.scales is None else (x, take(received.scales, rows.scales.dtype))
+
+
+def make_handle(
+    engine: Engine, call: DispatchCall, received: tokenyard.Received, record: Record
+) -> tuple[Any, ...]:
+    """The tuple of tensors that DeepEP would return. What only its kernels read is a dummy of the right shape."""
+    reference, ranks = call.reference, engine.ranks
+    tokens, rows = len(record.ids), record.given_rows
+    ends = np.cumsum(np.asarray(received.source_counts)).astype(np.int32)
+    source = np.full(rows, -1, np.int32)
+    source[: record.rows] = np.asarray(received.source) % record.opened.sizes.tokens
+    experts = record.opened.sizes.experts
+    is_in = _routing.ranks_of(record.ids, experts, ranks)
+    if engine.domains == 1:
+        # Only this rank's column is known without another exchange.
+        prefix = np.zeros((ranks, ranks), np.int32)
+        prefix[:, engine.rank] = ends
+        channel = np.zeros((ranks, 1), np.int32)
+        send_head = np.where(is_in, 0, -1).astype(np.int32)
+        return (
+            _handles.anchored(reference, prefix, record),
+            *(like(reference, array) for array in (channel, channel.copy(), source, is_in)),
+            like(reference, send_head),
+        )
+    domains = engine.domains
+    per_domain = np.zeros((domains, 1), np.int32)
+    per_rank = np.zeros((ranks, 1), np.int32)
+    domain_ends = ends.reshape(domains, -1)[:, -1].copy()
+    meta = np.zeros((rows, 8), np.uint8)
+    heads = np.zeros((tokens, domains), np.int32)
+    forwarded = np.zeros((0, ranks // domains), np.int32)
+    before = (is_in, per_domain, per_rank, per_domain.copy(), domain_ends, per_rank.copy())
+    return (
+        *(like(reference, array) for array in before),
+        _handles.anchored(reference, ends, record),
+        *(like(reference, array) for array in (meta, heads, forwarded)),
+    )
+
+
+def replay(engine: Engine, call: DispatchCall, handle: Any) -> Any:
+    """A dispatch by the routing of a handle."""
+    opened = None
+    try:
+        record = _handles.record_of(handle, Record)
+        opened = record.opened
+        for name in ("topk_idx", "topk_weights"):
+            if getattr(call, name) is not None:
+                raise Refusal(f"{name}: found some with a handle; expected None")
+        rows = read_rows(call.x, len(record.ids), opened.sizes.hidden)
+    except Refusal as refusal:
+        engine.refuse(opened, "replay", refusal)
+    received = opened.main.replay(record.native, rows.x, scales=rows.scales)
+    return give_rows(call, received, rows, record.given_rows)
+
+
+def read_bias(bias: Any, dtype: Any, shape: tuple[int, int]) -> list[Array]:
+    """None, one or two biases."""
+    if bias is None:
+        return []
+    listed = list(bias) if isinstance(bias, (tuple, list)) else [bias]
+    if len(listed) > 2:
+        raise Refusal(f"bias: found {len(listed)} tensors; expected at most 2")
+    arrays = [read("bias", one, (dtype,), shape) for one in listed if one is not None]
+    return [np.ascontiguousarray(array) for array in arrays]
+
+
+def read_combine_rows(x: Tensor, record: Record) -> Array:
+    """Rows for a combine: as many as arrived, or as were given."""
+    rows = read("x", x, FLOATS, (None, record.opened.sizes.hidden))
+    if len(rows) not in (record.rows, record.given_rows):
+        raise Refusal(
+            f"x: found {len(rows)} rows; expected {record.given_rows}, the rows of the dispatch"
+        )
+    return np.ascontiguousarray(rows[: record.rows])
+
+
+def combine(
+    engine: Engine, x: Tensor, handle: Any, topk_weights: Tensor | None, bias: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The combine of a dispatch."""
+    opened, weights = None, None
+    try:
+        record = _handles.record_of(handle, Record)
+        opened = record.opened
+        rows = read_combine_rows(x, record)
+        tokens, topk = record.ids.shape
+        if topk_weights is not None:
+            weights = read(
+                "topk_weights", topk_weights, (np.float32,), (len(to_numpy("x", x)), topk)
+            )
+            weights = np.ascontiguousarray(weights[: record.rows])
+        biases = read_bias(bias, rows.dtype, (tokens, opened.sizes.hidden))
+    except Refusal as refusal:
+        engine.refuse(opened, "combine", refusal)
+    # The weights go along so that ranks that differ in having some are found out.
+    out, _ = opened.main.combine(record.native, rows, weights, bias=biases or None)
+    combined = like(x, np.asarray(out).view(rows.dtype))
+    if weights is None:
+        return combined, None
+    return combined, like(topk_weights, sum_weights(record, weights))
+
+
+def sum_weights(record: Record, weights: Array) -> Array:
+    """`[T, K]`: the sum over all ranks that got a token of the weights that they give, selected there or not."""
+    beside = np.zeros((record.rows, record.opened.side_width), np.float32)
+    beside[:, : weights.shape[1]] = weights
+    out, _ = record.opened.side.combine(record.side_handle(), beside)
+    return np.ascontiguousarray(np.asarray(out)[:, : weights.shape[1]])

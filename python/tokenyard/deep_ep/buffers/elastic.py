@@ -1,0 +1,259 @@
+"""DeepEP's second interface: `ElasticBuffer`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import _C, _elastic
+from .._arrays import Tensor
+from .._engine import Engine, align
+from .._missing import missing, refuse_missing
+from ..utils.event import EventHandle, EventOverlap, finished
+from .handle import EPHandle as EPHandle
+
+_SMS = 20
+
+
+def _absent(name: str) -> Callable[..., Any]:
+    def method(*arguments: Any, **keywords: Any) -> Any:
+        missing("ElasticBuffer", name)
+
+    method.__name__ = name
+    method.__doc__ = "Not there: raises NotImplementedError."
+    return method
+
+
+class ElasticBuffer:
+    """Dispatch and combine of DeepEP V2.
+
+    To construct it is collective, and so are `dispatch`, `combine` and `barrier`: all ranks make the same calls in the
+    same order. `group` is a process group of torch (or a tokenyard.World). Rows always come in the order of their
+    source rank and token, whatever `deterministic` says.
+    """
+
+    def __init__(
+        self,
+        group: Any = None,
+        num_bytes: int | None = None,
+        num_cpu_bytes: int = 0,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        deterministic: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+        prefer_overlap_with_compute: bool = True,
+        sl_idx: int = 3,
+        num_allocated_qps: int = 0,
+        num_cpu_timeout_secs: int = 300,
+        num_gpu_timeout_secs: int = 100,
+        explicitly_destroy: bool = False,
+    ) -> None:
+        self._engine = engine = Engine(group, None)
+        self.group = group
+        self.rank_idx, self.num_ranks = engine.rank, engine.ranks
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        self.deterministic = deterministic
+        self.allow_hybrid_mode = allow_hybrid_mode
+        self.allow_multiple_reduction = allow_multiple_reduction
+        self.prefer_overlap_with_compute = prefer_overlap_with_compute
+        self.explicitly_destroy = explicitly_destroy
+        self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
+        self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
+        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(
+            self.rank_idx, self.num_scaleup_ranks
+        )
+        self.num_allocated_qps = num_allocated_qps or (129 if self.num_scaleout_ranks > 1 else 17)
+        if num_bytes is None:
+            num_bytes = _size_hint(
+                self.num_ranks,
+                num_max_tokens_per_rank,
+                hidden,
+                num_topk,
+                use_fp8_dispatch,
+                allow_multiple_reduction,
+            )
+        self.num_bytes = num_bytes
+        self.runtime = self
+        self.nccl_comm_handle = None
+
+    def destroy(self) -> None:
+        """Closes it on all ranks. Collective."""
+        assert self.explicitly_destroy, "`explicitly_destroy` flag must be set"
+        self._engine.destroy()
+
+    @staticmethod
+    def get_buffer_size_hint(
+        group: Any,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+    ) -> int:
+        """Bytes that DeepEP would take where NVLink joins all ranks of `group`."""
+        ranks = group.ranks if hasattr(group, "ranks") else group.size()
+        return _size_hint(
+            ranks,
+            num_max_tokens_per_rank,
+            hidden,
+            num_topk,
+            use_fp8_dispatch,
+            allow_multiple_reduction,
+        )
+
+    @staticmethod
+    def capture() -> EventHandle:
+        """An event behind everything that was called."""
+        return EventHandle()
+
+    def get_comm_stream(self) -> None:
+        """None: there are no streams on the CPU."""
+
+    def get_physical_domain_size(self) -> tuple[int, int]:
+        """Domains, and ranks in each."""
+        return self._engine.domains, self._engine.ranks // self._engine.domains
+
+    def get_logical_domain_size(self) -> tuple[int, int]:
+        """The same, or one domain of all ranks without `allow_hybrid_mode`."""
+        return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
+
+    def get_theoretical_num_sms(self, *arguments: Any, **keywords: Any) -> int:
+        """A number that DeepEP could give. No call takes SMs on the CPU."""
+        return _SMS
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """Queue pairs that DeepEP would use. No call takes any on the CPU."""
+        wanted = num_sms * 16 + 1 if self.num_scaleout_ranks > 1 else min(num_sms, 9)
+        return min(wanted, self.num_allocated_qps)
+
+    def barrier(
+        self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True
+    ) -> None:
+        """Returns once all ranks have called it. Collective."""
+        self._engine.barrier()
+
+    def dispatch(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        num_experts: int | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | None = None,
+        previous_event_before_epilogue: EventHandle | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: EPHandle | None = None,
+        do_handle_copy: bool = True,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+        **others: Any,
+    ) -> tuple[Any, Tensor | None, Tensor | None, EPHandle, EventOverlap]:
+        """Sends tokens to the ranks of their experts; with `handle`, by the routing of an earlier dispatch.
+
+        - `x`: `[T, H]` bfloat16, float16 or float32, or (FP8 `[T, H]`, scales `[T, S]` of 4 bytes, any strides).
+        - `topk_idx` `[T, K]` int64; `topk_weights` `[T, K]` float32, also with a handle.
+        - `num_max_tokens_per_rank`: M of this call, equal on all ranks; else that of the buffer.
+        - `do_expand`: a row per (token, local expert), grouped by expert, starts at multiples of `expert_alignment`,
+          padding zero; else a row per token with ids, local or -1.
+        - `do_cpu_sync=False`: outputs have room for the most that can arrive.
+
+        Returns `(recv_x, recv_topk_idx, recv_topk_weights, handle, event)`: ids None where expanded, and weights `[X]`.
+        Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing was moved.
+        """
+        refuse_missing("ElasticBuffer.dispatch", others, ())
+        is_cached = handle is not None
+        assert not (is_cached and do_cpu_sync), "a cached dispatch has nothing to sync"
+        if not is_cached:
+            num_max_tokens_per_rank = num_max_tokens_per_rank or self.num_max_tokens_per_rank
+            expert_alignment = 1 if expert_alignment is None else expert_alignment
+        call = _elastic.DispatchCall(
+            x=x,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights,
+            stats=cumulative_local_expert_recv_stats,
+            experts=num_experts,
+            tokens=num_max_tokens_per_rank,
+            alignment=expert_alignment,
+            handle=handle,
+            num_sms=num_sms or _SMS,
+            copies_handle=do_handle_copy,
+            has_cpu_sync=do_cpu_sync is not False,
+            is_expanded=do_expand,
+            is_column_major=use_tma_aligned_col_major_sf,
+        )
+        return (*_elastic.dispatch(self._engine, call), finished(async_with_compute_stream))
+
+    def combine(
+        self,
+        x: Tensor,
+        handle: EPHandle,
+        topk_weights: Tensor | None = None,
+        bias: Tensor | tuple[Tensor, Tensor] | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | None = None,
+        previous_event_before_epilogue: EventHandle | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """Brings rows back and sums them per token, unweighted: `(combined_x, combined_topk_weights, event)`.
+
+        - `x`: as many rows as the dispatch gave, flat or expanded; `bias`: none, one or two `[T, H]`, added first.
+        - `topk_weights`: `[N, K]`, or `[X]` expanded; they go back to their tokens, `[T, K]`, 0 where the id is -1.
+
+        Copies on one rank are summed in k order and rounded, then ranks in the order of their last k; without
+        `allow_multiple_reduction` the first rounding is left out. Collective; errors are those of `dispatch`.
+        """
+        refuse_missing("ElasticBuffer.combine", others, ())
+        call = _elastic.CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
+        combined = _elastic.combine(self._engine, call)
+        return (*combined, finished(async_with_compute_stream))
+
+    get_engram_storage_size_hint = _absent("get_engram_storage_size_hint")
+    get_pp_buffer_size_hint = _absent("get_pp_buffer_size_hint")
+    get_agrs_num_max_session_bytes = _absent("get_agrs_num_max_session_bytes")
+    get_agrs_buffer_size_hint = _absent("get_agrs_buffer_size_hint")
+    engram_write = _absent("engram_write")
+    engram_fetch = _absent("engram_fetch")
+    pp_set_config = _absent("pp_set_config")
+    pp_send = _absent("pp_send")
+    pp_recv = _absent("pp_recv")
+    create_agrs_session = _absent("create_agrs_session")
+    destroy_agrs_session = _absent("destroy_agrs_session")
+    agrs_new_session = _absent("agrs_new_session")
+    agrs_set_config = _absent("agrs_set_config")
+    agrs_get_inplace_tensor = _absent("agrs_get_inplace_tensor")
+    all_gather = _absent("all_gather")
+
+
+def _size_hint(
+    ranks: int, tokens: int, hidden: int, topk: int, is_fp8: bool, rounds_per_rank: bool
+) -> int:
+    topk = topk or 32
+    row = align(hidden, 32) + align(4 * -(-hidden // 32), 32) if is_fp8 else align(2 * hidden, 32)
+    dispatch = ranks * tokens * (row + align(4 * (3 * topk + 1), 32))
+    copies = min(ranks, topk) if rounds_per_rank else topk
+    combine = copies * tokens * (align(2 * hidden, 32) + align(8 * topk, 32))
+    return align(max(dispatch, combine), _C.get_elastic_buffer_alignment())
+
+
+def get_physical_domain_size(group: Any) -> tuple[int, int]:
+    """Domains of a group, and ranks in each. Collective."""
+    engine = Engine(group, None)
+    return engine.domains, engine.ranks // engine.domains
+
+
+def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
+    """The same, or one domain of all ranks. Collective."""
+    domains, size = get_physical_domain_size(group)
+    return (domains, size) if allow_hybrid_mode else (1, domains * size)

@@ -1,0 +1,41 @@
+"""What a dispatch of V2 leaves behind."""
+
+from typing import TYPE_CHECKING, Any
+
+from .._arrays import Tensor
+
+if TYPE_CHECKING:
+    from .._elastic import Record
+
+
+class EPHandle:
+    """The routing of a dispatch. Its tensors may be taken out and put back, as autograd wants it.
+
+    N counts the rows that arrived, X the expanded ones with their padding; without CPU sync both are the most that can
+    be. Tensors that only DeepEP's kernels read are dummies.
+    """
+
+    def __init__(self, record: "Record", **fields: Any) -> None:
+        self._record = record
+        self.do_expand: bool = fields["do_expand"]
+        self.num_experts: int = fields["num_experts"]
+        self.expert_alignment: int = fields["expert_alignment"]
+        self.num_max_tokens_per_rank: int = fields["num_max_tokens_per_rank"]
+        self.num_sms: int = fields["num_sms"]
+        # [T, K]: a copy, or the caller's own.
+        self.topk_idx: Tensor = fields["topk_idx"]
+        self.num_recv_tokens: int = fields["num_recv_tokens"]
+        self.num_expanded_tokens: int = fields["num_expanded_tokens"]
+        # Aligned counts; empty without CPU sync.
+        self.num_recv_tokens_per_expert_list: list[int] = fields["per_expert"]
+        # [ranks of a domain] int32: tokens from those up to each, inclusive.
+        self.psum_num_recv_tokens_per_scaleup_rank: Tensor = fields["scaleup_psum"]
+        # [E / R] int32: sums of aligned counts, inclusive; expanded: the end of each expert's rows.
+        self.psum_num_recv_tokens_per_expert: Tensor = fields["expert_psum"]
+        self.num_unaligned_recv_tokens_per_expert: Tensor = fields["unaligned"]
+        # [N, K + 2] int32: source rank * M + token; source rank * K + last k here; expanded rows, or -1.
+        self.recv_src_metadata: Tensor = fields["metadata"]
+        self.dst_buffer_slot_idx: Tensor = fields["dummy"]
+        self.token_metadata_at_forward: Tensor | None = None
+        self.channel_linked_list: Tensor | None = None
+        self.cached_recv_src_metadata_before_sort: Tensor | None = None

@@ -1,0 +1,314 @@
+"""DeepEP's first interface: `Buffer`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import _C, _low_latency, _normal
+from .._arrays import Tensor, like_type, to_numpy
+from .._engine import Engine
+from .._missing import missing, refuse_missing
+from .._tables import chunk_config
+from ..utils.event import EventHandle, EventOverlap
+
+
+class Runtime:
+    """What scripts ask of `buffer.runtime`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def get_num_rdma_ranks(self) -> int:
+        return self._engine.domains
+
+    def get_rdma_rank(self) -> int:
+        return self._engine.rank // (self._engine.ranks // self._engine.domains)
+
+    def is_available(self) -> bool:
+        return not self._engine.is_destroyed
+
+
+class Buffer:
+    """Normal and low latency calls of DeepEP V1.
+
+    To construct it is collective, and so are `dispatch`, `combine` and their relatives: all ranks make the same calls
+    in the same order. `group` is a process group of torch (or a tokenyard.World), `comm` a communicator of mpi4py; with
+    neither, the launcher's variables say who takes part. Byte counts stay attributes; memory is sized by the calls.
+    """
+
+    num_sms: int = 20
+
+    def __init__(
+        self,
+        group: Any = None,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+        **others: Any,
+    ) -> None:
+        refuse_missing("Buffer", others, ("use_fabric", "allow_nvlink_for_normal_mode"))
+        self._engine = Engine(group, comm)
+        self.group = group
+        self.rank, self.group_size = self._engine.rank, self._engine.ranks
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
+        self.enable_shrink = enable_shrink
+        self.runtime = Runtime(self._engine)
+
+    def destroy(self) -> None:
+        """Closes it on all ranks. Collective."""
+        assert self.explicitly_destroy, "`explicitly_destroy` flag must be set"
+        self._engine.destroy()
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """True."""
+        return _C.is_sm90_compiled()
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Kept as an attribute. No call takes SMs on the CPU."""
+        assert new_num_sms % 2 == 0, "The SM count must be even"
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event behind everything that was called."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """Bytes that DeepEP would take."""
+        return _C.get_low_latency_rdma_size_hint(
+            num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
+        )
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> _C.Config:
+        """A Config for dispatch. Any number of ranks has one."""
+        return chunk_config("dispatch", num_ranks, Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> _C.Config:
+        """A Config for combine. Any number of ranks has one."""
+        return chunk_config("combine", num_ranks, Buffer.num_sms)
+
+    def get_comm_stream(self) -> None:
+        """None: there are no streams on the CPU."""
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: Tensor,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
+        """How many tokens go where: `[R]` and `[domains]` int32 or None, `[E]` int32, `[T, R]` bool, the event.
+
+        Local. Raises InvalidInputError.
+        """
+        layout = _normal.layout(self._engine, topk_idx, num_experts)
+        return (*layout, _normal.finished(async_finish))
+
+    def dispatch(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        handle: tuple[Tensor, ...] | None = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: _C.Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        **others: Any,
+    ) -> tuple[Any, Tensor | None, Tensor | None, list[int] | None, tuple[Any, ...] | None, Any]:
+        """Sends tokens to the ranks of their experts; with `handle`, by the routing of an earlier dispatch.
+
+        - `x`: `[T, H]` bfloat16, float16 or float32, or (FP8 `[T, H]`, scales `[T, S]` of 4 bytes, any strides).
+        - `topk_idx` `[T, K]` int64 and `topk_weights` `[T, K]` float32, or neither: then `is_token_in_rank` routes.
+        - `num_worst_tokens`: give that many rows, ids -1 behind those that arrived, and no list; at least R * T.
+
+        Returns `(recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event)`: rows by
+        source rank, then source token; ids local, or -1, where the weight is 0. With `handle` all but the rows and the
+        event are None. Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing moved.
+        """
+        refuse_missing("Buffer.dispatch", others, ())
+        call = _normal.DispatchCall(
+            x=x,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights,
+            num_tokens_per_rank=num_tokens_per_rank,
+            is_token_in_rank=is_token_in_rank,
+            num_tokens_per_expert=num_tokens_per_expert,
+            expert_alignment=expert_alignment,
+            num_worst_tokens=num_worst_tokens,
+        )
+        if handle is not None:
+            recv_x = _normal.replay(self._engine, call, handle)
+            return recv_x, None, None, None, None, _normal.finished(async_finish)
+        return (*_normal.dispatch(self._engine, call), _normal.finished(async_finish))
+
+    def combine(
+        self,
+        x: Tensor,
+        handle: tuple[Tensor, ...],
+        topk_weights: Tensor | None = None,
+        bias: Tensor | tuple[Tensor, Tensor] | None = None,
+        config: _C.Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """Brings rows back and sums them per token, unweighted: `(combined_x, combined_topk_weights, event)`.
+
+        - `x`: the rows of the dispatch, `[N, H]`; `bias`: none, one or two `[T, H]` of its type, added first.
+        - `topk_weights`: `[N, K]` float32; summed over the ranks that got the token, into `[T, K]`.
+
+        Collective. Errors are those of `dispatch`.
+        """
+        refuse_missing("Buffer.combine", others, ())
+        combined = _normal.combine(self._engine, x, handle, topk_weights, bias)
+        return (*combined, _normal.finished(async_finish))
+
+    internode_dispatch = dispatch
+    internode_combine = combine
+
+    def clean_low_latency_buffer(
+        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
+    ) -> None:
+        """A barrier. No call here leaves anything that another would have to clean. Collective."""
+        self._engine.barrier()
+
+    def low_latency_dispatch(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        **others: Any,
+    ) -> tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None] | None]:
+        """Sends tokens to their experts: `(packed_recv_x, recv_count, handle, event, hook)`.
+
+        - `x` `[T, H]`, `topk_idx` `[T, K]` int64, T at most M = `num_max_dispatch_tokens_per_rank`.
+        - `packed_recv_x`: `[E / R, R * M, H]`; with `use_fp8` `(FP8, scales)`, scales `[E / R, R * M, H / 128]`
+          float32, or four in an int32 with `use_ue8m0`, column-major. `recv_count` `[E / R]` int32: rows
+          that are filled.
+        - `return_recv_hook`: the outputs are filled when the hook was called.
+
+        Collective, as is the hook. Raises InvalidInputError here and RefusedError elsewhere; with a hook, the others
+        raise where they call theirs.
+        """
+        keywords = {"dispatch_wait_recv_cost_stats": dispatch_wait_recv_cost_stats, **others}
+        refuse_missing("Buffer.low_latency_dispatch", keywords, ())
+        assert not (async_finish and return_recv_hook)
+        call = _low_latency.DispatchCall(
+            x=x,
+            topk_idx=topk_idx,
+            tokens=num_max_dispatch_tokens_per_rank,
+            experts=num_experts,
+            stats=cumulative_local_expert_recv_stats,
+            use_fp8=use_fp8,
+            round_scale=round_scale,
+            use_ue8m0=use_ue8m0,
+        )
+        packed, counts, handle, hook = _low_latency.dispatch(self._engine, call)
+        if not return_recv_hook:
+            hook()
+        event = _normal.finished(async_finish)
+        return packed, counts, handle, event, hook if return_recv_hook else None
+
+    def low_latency_combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        handle: tuple[Any, ...],
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Tensor | None = None,
+        combine_wait_recv_cost_stats: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, EventOverlap, Callable[[], None] | None]:
+        """Brings the experts' rows back, and sums them with their weights: `(combined_x, event, hook)`.
+
+        - `x` `[E / R, R * M, H]`; with `zero_copy` the buffer of `get_next_low_latency_combine_buffer` is read instead.
+        - `topk_idx` `[T, K]`: as dispatched; -1 leaves an expert out. `topk_weights`: `[T, K]` float32.
+        - `out`: `[T, H]` of the type of `x`. `use_logfmt` sends plain rows, and says so in the log.
+
+        Sums are made in float32 and rounded once. Collective; errors are those of `low_latency_dispatch`.
+        """
+        keywords = {"combine_wait_recv_cost_stats": combine_wait_recv_cost_stats, **others}
+        refuse_missing("Buffer.low_latency_combine", keywords, ())
+        assert not (async_finish and return_recv_hook)
+        if use_logfmt:
+            _low_latency.say_once("use_logfmt: rows travel as they are; LogFMT is not there yet")
+        call = _low_latency.CombineCall(
+            x=x,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights,
+            handle=handle,
+            zero_copy=zero_copy,
+            out=out,
+        )
+        combined, hook = _low_latency.combine(self._engine, call)
+        if not return_recv_hook:
+            hook()
+        return combined, _normal.finished(async_finish), hook if return_recv_hook else None
+
+    def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
+        """`[E / R, R * M, H]` bfloat16: rows written there are what a combine with `zero_copy` reads."""
+        return _low_latency.combine_buffer(handle)
+
+    def get_local_buffer_tensor(
+        self,
+        dtype: Any,
+        size: Any = None,
+        offset: int = 0,
+        use_rdma_buffer: bool = False,
+    ) -> Tensor:
+        """Memory of `num_rdma_bytes` or `num_nvl_bytes`, as elements of `dtype`. No call reads or writes it."""
+        most = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        return like_type(dtype, np.zeros(most - offset, np.uint8), size)
+
+    def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
+        """Writes 1 for each rank that is lost and left out, else 0, to `[R]` int32."""
+        assert self.enable_shrink, "enable_shrink must be set"
+        lost = self._engine.current.main.lost_ranks() if self._engine.current else []
+        status = to_numpy("mask_status", mask_status)
+        status[:] = 0
+        status[lost] = 1
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Not there: ranks are masked when they are lost, by `on_failure = "mask"` of the config."""
+        missing("Buffer", "low_latency_update_mask_buffer")
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Not there: a rank that was lost does not come back to a buffer."""
+        missing("Buffer", "low_latency_clean_mask_buffer")

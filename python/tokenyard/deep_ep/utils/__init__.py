@@ -1,0 +1,5 @@
+"""Helpers that scripts of DeepEP import."""
+
+from .event import EventHandle, EventOverlap
+
+__all__ = ["EventHandle", "EventOverlap"]

@@ -1,0 +1,61 @@
+"""Events. On the CPU a call has ended when it returns, so there is nothing to wait for."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+
+class EventHandle:
+    """A point in the order of this process. What was called before it has ended."""
+
+    def __init__(self) -> None:
+        self.tensors_to_record: tuple[Any, ...] | None = None
+
+    def current_stream_wait(self) -> None:
+        """Returns at once."""
+
+
+class EventOverlap:
+    """An event, or None where a call was not asynchronous, and what must live until it."""
+
+    def __init__(
+        self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None
+    ) -> None:
+        self.event = event
+        self.extra_tensors = extra_tensors
+        self._hook: Callable[[], Any] | None = None
+
+    def current_stream_wait(self, release_handle: bool = False) -> None:
+        """Waits for the event, runs the hook once, and forgets the event if asked to."""
+        assert self.event is not None
+        self.event.current_stream_wait()
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook()
+        if release_handle:
+            self.event = None
+
+    def register_hook_after_wait(self, hook: Callable[[], Any]) -> None:
+        """Calls `hook` once, after the wait."""
+        assert self._hook is None
+        self._hook = hook
+
+    def __call__(self, release_handle: bool = False) -> None:
+        self.current_stream_wait(release_handle)
+
+    def __enter__(self) -> "EventOverlap":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.event is not None:
+            self.current_stream_wait()
+
+
+def finished(is_async: bool) -> EventOverlap:
+    """The event of a call that has ended."""
+    return EventOverlap(EventHandle() if is_async else None)

@@ -1,0 +1,118 @@
+"""Numbers that scripts of DeepEP compute, of torch's CPU tensors or of numpy's arrays."""
+
+from typing import Any
+
+import numpy as np
+
+from .._arrays import BF16, FP8, Array, Tensor, is_torch, like, to_numpy
+
+_CHANNELS = 128
+_LARGEST = 448.0  # of e4m3
+_LEAST = 1e-4  # below it a row counts as zeros
+
+
+def ceil_div(x: int, y: int) -> int:
+    """x / y, rounded up."""
+    return -(-x // y)
+
+
+def align(x: int, y: int) -> int:
+    """The least multiple of y that is not below x."""
+    return ceil_div(x, y) * y
+
+
+def safe_div(a: float, b: float) -> float:
+    """a / b, and 0 for 0 / 0."""
+    return 0 if a == b == 0 else a / b
+
+
+def calc_diff(x: Tensor, y: Tensor) -> float:
+    """How far two tensors are apart: 0 for equal ones. Both are shifted by 1, so that zeros count."""
+    a = to_numpy("x", x).astype(np.float64) + 1
+    b = to_numpy("y", y).astype(np.float64) + 1
+    squares = float((a * a).sum() + (b * b).sum())
+    return 1 - 2 * float((a * b).sum()) / squares
+
+
+def _groups(rows: Array) -> Array:
+    """`[T, groups, 128]` float32, with zeros behind the last channel."""
+    tokens, hidden = rows.shape
+    padded = np.zeros((tokens, align(hidden, _CHANNELS)), np.float32)
+    padded[:, :hidden] = rows.astype(np.float32)
+    return padded.reshape(tokens, -1, _CHANNELS)
+
+
+def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`[T, H]` as FP8 e4m3, and a float32 scale for each 128 channels that brings the values back."""
+    rows = to_numpy("x", x)
+    groups = _groups(rows)
+    largest = np.maximum(np.abs(groups).max(axis=2, keepdims=True, initial=0), np.float32(_LEAST))
+    cast = (groups * (np.float32(_LARGEST) / largest)).astype(FP8)
+    cast = np.ascontiguousarray(cast.reshape(len(rows), -1)[:, : rows.shape[1]])
+    return like(x, cast), like(x, (largest / np.float32(_LARGEST))[:, :, 0])
+
+
+def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
+    """bfloat16 of rows in FP8 and their scales: float32, or int32 with four exponents (UE8M0) each."""
+    rows, scales = to_numpy("x_fp8", x_fp8), to_numpy("x_scales", x_scales)
+    groups = _groups(rows)
+    if scales.dtype == np.int32:
+        exponents = np.ascontiguousarray(scales).view(np.uint8).astype(np.uint32)
+        scales = (exponents << 23).view(np.float32)
+    scaled = groups * scales[:, : groups.shape[1], None].astype(np.float32)
+    back = scaled.reshape(len(rows), -1)[:, : rows.shape[1]].astype(BF16)
+    return like(x_fp8, np.ascontiguousarray(back))
+
+
+def inplace_unique(x: Tensor, num_slots: int) -> None:
+    """Leaves each value of 0 to `num_slots` - 1 once in each row of `x`: the most frequent ones, the largest first.
+
+    The rest of a row is -1.
+    """
+    rows = to_numpy("x", x)
+    for row in rows:
+        values, counts = np.unique(row[row >= 0], return_counts=True)
+        order = np.lexsort((values, -counts))[: min(num_slots, len(row))]
+        kept = np.sort(values[order])[::-1]
+        row[:] = -1
+        row[: len(kept)] = kept
+
+
+def create_grouped_scores(scores: Tensor, group_idx: Tensor, num_groups: int) -> Tensor:
+    """Scores `[T, E]`, zero outside of the groups `[T, n]` of experts."""
+    array, groups = to_numpy("scores", scores), to_numpy("group_idx", group_idx)
+    is_in = np.zeros((len(array), num_groups), bool)
+    np.put_along_axis(is_in, groups, True, axis=1)
+    is_kept = np.repeat(is_in, array.shape[1] // num_groups, axis=1)
+    return like(scores, np.where(is_kept, array, np.zeros((), array.dtype)))
+
+
+def hash_tensor(t: Tensor) -> int:
+    """The sum of the memory's words of 4 bytes, or of its bytes where they do not divide it."""
+    memory = np.ascontiguousarray(to_numpy("t", t)).reshape(-1).view(np.uint8)
+    words = memory.view(np.int32) if memory.size % 4 == 0 else memory
+    return int(words.sum(dtype=np.int64))
+
+
+def _tensors(items: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors among items, and among tuples and lists of them."""
+    found = []
+    for item in items:
+        if isinstance(item, (tuple, list)):
+            found += _tensors(tuple(item))
+        elif isinstance(item, np.ndarray) or is_torch(item):
+            found.append(item)
+    return found
+
+
+def hash_tensors(*tensors: Any) -> int:
+    """The hashes of all tensors, joined by exclusive or."""
+    value = 0
+    for tensor in _tensors(tensors):
+        value ^= hash_tensor(tensor)
+    return value
+
+
+def count_bytes(*tensors: Any) -> int:
+    """Bytes of all tensors."""
+    return sum(int(to_numpy("tensor", tensor).nbytes) for tensor in _tensors(tensors))
