@@ -35,11 +35,6 @@ struct TyTransportTable;
 #define TY_OK 0
 
 /**
- * Nothing was done because a queue is full or nothing is there yet; call again later.
- */
-#define TY_AGAIN 1
-
-/**
  * The component cannot run here: a library, device, right or capability is missing.
  */
 #define TY_UNAVAILABLE -1

@@ -9,8 +9,6 @@ pub const TY_MAGIC: u64 = 0x4452_4159_4e4b_4f54;
 
 /// The call did what it was asked.
 pub const TY_OK: i32 = 0;
-/// Nothing was done because a queue is full or nothing is there yet; call again later.
-pub const TY_AGAIN: i32 = 1;
 /// The component cannot run here: a library, device, right or capability is missing.
 pub const TY_UNAVAILABLE: i32 = -1;
 /// The component does not support what was asked.

@@ -103,8 +103,8 @@ enum Memory {
 }
 
 impl Memory {
-    fn new(context: &Arc<Context>, bytes: u64, puts: bool) -> Result<Self> {
-        Ok(match puts {
+    fn new(context: &Arc<Context>, bytes: u64, pinned: bool) -> Result<Self> {
+        Ok(match pinned {
             true => Self::Host(HostWindow::new(context, bytes)?),
             false => Self::Device(Vmm::new(context, bytes)?),
         })
