@@ -6,9 +6,11 @@
 // Helpers of a test may panic as a test may.
 #![allow(clippy::expect_used, clippy::panic)]
 
-use std::path::Path;
-use std::process::{Command, Output};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 
+use tempfile::TempDir;
 use tokenyard_core::abi;
 use tokenyard_gpu::compile::Rows;
 
@@ -79,50 +81,59 @@ fn write_all(to: &Path, device_api: DeviceApi, rows: Rows, level: &str) {
     std::fs::write(to.join("up_device_api.cuh"), text).expect("written");
 }
 
-/// Compiles and runs a model of `tests/model`, with the sources in a folder.
-fn compile_and_run(folder: &Path, model: &str, defines: &[String]) -> Output {
-    let program = folder.join("exchange");
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/model");
-    let compiled = Command::new("g++")
-        .args(["-std=c++20", "-O1", "-pthread"])
-        .arg(format!("-DTY_HOST_DEVICE_API_VERSION={}", abi::TY_DEVICE_API_VERSION))
-        .args(defines)
-        .arg("-I")
-        .arg(folder)
-        .arg("-I")
-        .arg(&models)
-        .arg(models.join(model))
-        .arg("-o")
-        .arg(&program)
-        .output()
-        .unwrap_or_else(|e| panic!("g++ cannot be run ({e}): apt-get install g++"));
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    Command::new(&program).output().expect("it runs")
+/// A model of `tests/model`, compiled.
+struct Model {
+    program: PathBuf,
+    /// Where it lies.
+    _folder: TempDir,
 }
 
-/// The same, where all is well.
-fn run(folder: &Path, model: &str, defines: &[String]) {
-    let defines = [defines, &["-DTY_FAULT=0".to_owned()]].concat();
-    let run = compile_and_run(folder, model, &defines);
-    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-}
+impl Model {
+    /// With the sources in the folder.
+    fn compile(folder: TempDir, model: &str, defines: &[String]) -> Self {
+        let program = folder.path().join("exchange");
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/model");
+        let compiled = Command::new("g++")
+            .args(["-std=c++20", "-O1", "-pthread"])
+            .arg(format!("-DTY_HOST_DEVICE_API_VERSION={}", abi::TY_DEVICE_API_VERSION))
+            .args(defines)
+            .arg("-I")
+            .arg(folder.path())
+            .arg("-I")
+            .arg(&models)
+            .arg(models.join(model))
+            .arg("-o")
+            .arg(&program)
+            .output()
+            .unwrap_or_else(|e| panic!("g++ cannot be run ({e}): apt-get install g++"));
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        Self { program, _folder: folder }
+    }
 
-/// The model of one level.
-fn run_level(device_api: DeviceApi, rows: Rows) {
-    let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), device_api, rows, "the level");
-    run(folder.path(), "exchange.cpp", &defines(device_api, rows));
-}
+    /// The ranks of one level, over a device API.
+    fn level(device_api: DeviceApi, rows: Rows) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_all(folder.path(), device_api, rows, "the level");
+        Self::compile(folder, "exchange.cpp", &defines(device_api, rows))
+    }
 
-/// What the model says of a transport that does something wrong: a `Fault` of `level.h`.
-fn noticed(device_api: DeviceApi, fault: u32) -> String {
-    let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), device_api, Rows::Vector, "the level");
-    let defines =
-        [&defines(device_api, Rows::Vector)[..], &[format!("-DTY_FAULT={fault}")]].concat();
-    let run = compile_and_run(folder.path(), "exchange.cpp", &defines);
-    assert!(!run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
-    String::from_utf8_lossy(&run.stderr).into_owned()
+    /// Kernels that put on several queues. Compiled once for all tests.
+    fn of_puts() -> &'static Self {
+        static OF_PUTS: OnceLock<Model> = OnceLock::new();
+        OF_PUTS.get_or_init(|| Self::level(DEVICE_PUT, Rows::Vector))
+    }
+
+    fn is_well(&self) {
+        let run = Command::new(&self.program).output().expect("it runs");
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    }
+
+    /// What it says of a transport that does something wrong: a `Fault` of `level.h`.
+    fn notices(&self, fault: u32) -> String {
+        let run = Command::new(&self.program).arg(fault.to_string()).output().expect("it runs");
+        assert!(!run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
+        String::from_utf8_lossy(&run.stderr).into_owned()
+    }
 }
 
 /// What the sources of one level are compiled with.
@@ -148,55 +159,55 @@ fn run_domains(up: DeviceApi, out: DeviceApi) {
         defines.push(format!("-D{name}_QUEUES={}", device_api.queues));
         defines.push(format!("-D{name}_PARAM_BYTES={}", device_api.param_bytes));
     }
-    run(folder.path(), "domains.cpp", &defines);
+    Model::compile(folder, "domains.cpp", &defines).is_well();
 }
 
 #[test]
 fn rows_reach_their_places_and_come_back_over_puts_in_any_order() {
-    run_level(GPU_RING, Rows::Vector);
+    Model::level(GPU_RING, Rows::Vector).is_well();
 }
 
 #[test]
 fn rows_reach_their_places_and_come_back_over_a_device_api_that_puts_on_several_queues() {
-    run_level(DEVICE_PUT, Rows::Vector);
+    Model::of_puts().is_well();
 }
 
 #[test]
 fn rows_that_are_staged_by_bulk_copies_are_put_on_several_queues() {
-    run_level(DEVICE_PUT, Rows::Tma);
+    Model::level(DEVICE_PUT, Rows::Tma).is_well();
 }
 
 #[test]
 fn rows_reach_their_places_and_come_back_over_loads_and_stores() {
-    run_level(NVLINK, Rows::Vector);
+    Model::level(NVLINK, Rows::Vector).is_well();
 }
 
 #[test]
 fn rows_reach_their_places_and_come_back_by_bulk_copies() {
-    run_level(NVLINK, Rows::Tma);
+    Model::level(NVLINK, Rows::Tma).is_well();
 }
 
 #[test]
 fn a_signal_before_its_payload_is_noticed() {
-    let said = noticed(DEVICE_PUT, 1);
+    let said = Model::of_puts().notices(1);
     assert!(!said.contains("an ended wait"), "{said}");
 }
 
 #[test]
 fn a_lost_put_ends_a_wait() {
-    let said = noticed(DEVICE_PUT, 2);
+    let said = Model::of_puts().notices(2);
     assert!(said.contains("an ended wait"), "{said}");
 }
 
 #[test]
 fn a_source_that_is_reusable_too_early_is_noticed() {
-    let said = noticed(DEVICE_PUT, 3);
+    let said = Model::of_puts().notices(3);
     assert!(!said.contains("an ended wait"), "{said}");
 }
 
 #[test]
 fn a_signal_of_another_queue_ends_a_wait() {
-    let said = noticed(DEVICE_PUT, 4);
+    let said = Model::of_puts().notices(4);
     assert!(said.contains("an ended wait"), "{said}");
 }
 
@@ -224,5 +235,5 @@ fn among_domains_rows_are_stored_at_both_levels() {
 fn copies_barriers_and_counts_of_the_probe_reach_every_rank() {
     let folder = tempfile::tempdir().expect("a folder");
     write_all(folder.path(), NVLINK, Rows::Vector, "the probe");
-    run(folder.path(), "probe.cpp", &defines(NVLINK, Rows::Vector));
+    Model::compile(folder, "probe.cpp", &defines(NVLINK, Rows::Vector)).is_well();
 }

@@ -246,9 +246,10 @@ void run(const Shape& shape, std::vector<u32> tokens) {
   }
 }
 
-int main() {
+int main(int count, char** arguments) {
+  if (count > 1) fault = Fault(atoi(arguments[1]));
   // A transport that does something wrong is to be noticed at once.
-  if (kFault != Fault::kNone) {
+  if (fault != Fault::kNone) {
     run({2, 8, 3, 64, 0, 72, 1 << 20}, {70, 33});
     puts("nothing was noticed");
     return 0;
