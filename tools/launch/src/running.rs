@@ -177,13 +177,17 @@ impl Running {
 
     /// Asks all ranks to end. Says for each whether it was still there.
     fn terminate_all(&self) -> Vec<bool> {
-        // All stand still before the first one ends: else another one could see that, take it for a loss
-        // and write a report of it.
-        self.signal_all(Signal::STOP);
+        self.freeze_all();
         let were_there = self.signal_all(Signal::TERM);
         // A stopped process acts on SIGTERM only when it goes on.
         self.signal_all(Signal::CONT);
         were_there
+    }
+
+    /// All stand still before the first one ends: else another one could see that, take it for a loss
+    /// and write a report of it.
+    fn freeze_all(&self) {
+        self.signal_all(Signal::STOP);
     }
 
     /// Says for each rank whether it was still there to get the signal.
@@ -198,6 +202,7 @@ impl Drop for Running {
             self.terminate_all();
             self.collect(TERM_GRACE, &mut vec![Vec::new(); self.ranks.len()]);
         }
+        self.freeze_all();
         self.signal_all(Signal::KILL);
         // The channel disconnects when the last rank is reaped. The time limit is for a process
         // that is stuck inside the kernel: the keeper reaps it whenever it comes loose.

@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tokenyard_launch::{Event, Exit, Job, Running, Stderr};
@@ -205,6 +206,27 @@ fn drop_leaves_no_process_and_no_folder() {
     // A zombie would still be in /proc, so this says that they were reaped too.
     assert!(pids.iter().all(|&pid| !exists(pid)), "{pids:?}");
     assert!(!folder.exists());
+}
+
+#[test]
+fn no_rank_sees_another_one_end_when_all_are_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("held-by-rank-0");
+    let made = Command::new("mkfifo").arg(&fifo).status().unwrap();
+    assert!(made.success());
+    // The others read end of file as soon as rank 0 is gone.
+    let script = r#"cd "$FOLDER"
+        if [ "$TOKENYARD_RANK" = 0 ]; then exec 3>held-by-rank-0; echo up; while :; do :; done; fi
+        exec 3<held-by-rank-0; echo up; read line <&3; : >"seen-by-$TOKENYARD_RANK""#;
+    let mut job = shell(24, script);
+    job.env = vec![("FOLDER".into(), folder.path().display().to_string().into())];
+    let mut running = job.start().unwrap();
+    for _ in 0..24 {
+        assert_eq!(next_line(&mut running).1, "up");
+    }
+    drop(running);
+    let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["held-by-rank-0"]);
 }
 
 #[test]
