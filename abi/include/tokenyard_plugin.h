@@ -179,7 +179,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 6
+#define TY_KERNELS_MINOR 7
 
 /**
  * Most windows a kernel set may ask for.
@@ -357,7 +357,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 13366110382220657394ull
+#define TY_TRANSPORT_LAYOUT 2252419619919822882
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
@@ -367,7 +367,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 6180000397556328376
+#define TY_KERNELS_LAYOUT 10131949976055841612ull
 
 /**
  * Major version of the topology ABI.
@@ -418,7 +418,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 8
+#define TY_TRANSPORT_MINOR 9
 
 /**
  * Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -568,6 +568,11 @@ struct TyTransportTable;
  * Room that the host gives to `endpoint`.
  */
 #define TY_ENDPOINT_BYTES 4096
+
+/**
+ * Most bytes that one rank gives to `all_gather` of a [`TyExchange`].
+ */
+#define TY_EXCHANGE_BYTES 65536
 
 /**
  * Room that the host gives to `link_name`.
@@ -1085,6 +1090,32 @@ typedef struct TyEvent {
 } TyEvent;
 
 /**
+ * A service of the host for `open`, on the thread that calls `open` and while it runs: for what a fabric
+ * must agree on before there are windows and endpoints, as NCCL's unique id.
+ */
+typedef struct TyExchange {
+  /**
+   * `sizeof(TyExchange)` of the host.
+   */
+  size_t size;
+  /**
+   * Passed back to every slot.
+   */
+  void *context;
+  /**
+   * Writes what each rank of the team gave to `all`, in the team's order: `count` times `bytes` bytes.
+   * Collective: all ranks give equally many bytes, at most `TY_EXCHANGE_BYTES`, and call it equally often,
+   * those of the same component's other teams too. Ends with an error at the latest when the world's
+   * deadlines pass; `open` then returns that status.
+   */
+  int32_t (*all_gather)(void *context,
+                        const uint8_t *mine,
+                        size_t bytes,
+                        uint8_t *all,
+                        struct TyError *error);
+} TyExchange;
+
+/**
  * The first field of every export: what the host judges before anything of the plugin runs.
  */
 typedef struct TyExportHeader {
@@ -1319,9 +1350,14 @@ typedef struct TyTransportOpen {
    */
   uint32_t flags;
   /**
-   * Zero.
+   * Ordinal of the GPU whose kernels use the transport, as its driver counts, or -1: they run on the
+   * host (since minor version 9).
    */
-  uint32_t reserved;
+  int32_t device;
+  /**
+   * How the ranks of the team hand each other bytes while they open (since minor version 9).
+   */
+  const struct TyExchange *exchange;
 } TyTransportOpen;
 
 /**
@@ -1627,6 +1663,14 @@ typedef struct TyKernelNeeds {
    * device APIs name those numbers.
    */
   uint32_t window_levels[TY_MAX_WINDOWS];
+  /**
+   * Ordinal of the GPU that it works on, as its driver counts, or -1: the host.
+   */
+  int32_t device;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
 } TyKernelNeeds;
 
 /**

@@ -11,7 +11,7 @@ use crate::{
 /// Major version of the kernel set ABI.
 pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
-pub const TY_KERNELS_MINOR: u32 = 6;
+pub const TY_KERNELS_MINOR: u32 = 7;
 
 /// A kernel set. All slots of one instance are called by one thread at a time.
 ///

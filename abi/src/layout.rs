@@ -47,7 +47,8 @@ const fn transport_layout() -> u64 {
         TyCommand { op, reserved, flags, queue, peer, signal, add, src_window, dst_window,
             src_offset, dst_offset, bytes, value, tag }
         TyEvent { kind, queue, peer, status, tag }
-        TyTransportOpen { size, config, team, needs, nics, nic_count, flags, reserved }
+        TyExchange { size, context, all_gather }
+        TyTransportOpen { size, config, team, needs, nics, nic_count, flags, device, exchange }
         TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
             link_name, device_api, device_source, commit }
@@ -74,7 +75,7 @@ const fn kernels_layout() -> u64 {
             reserved }
         TyLimits { size, scale_up, scale_out }
         TyLinkNeeds { queues, signals, queue_depth, reserved, largest_put }
-        TyKernelNeeds { size, windows, flags, scale_up, scale_out, window_bytes,
+        TyKernelNeeds { size, windows, flags, scale_up, scale_out, window_bytes, device, reserved,
             window_levels }
         TyLink { table, instance, capabilities }
         TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation, level,
@@ -103,11 +104,11 @@ const fn kernels_layout() -> u64 {
 }
 
 /// Layout hash of the transport ABI on 64-bit targets.
-pub const TY_TRANSPORT_LAYOUT: u64 = 0xb97d_f693_70ec_42f2;
+pub const TY_TRANSPORT_LAYOUT: u64 = 0x1f42_33b5_e271_0022;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x55c3_c59e_581e_27b8;
+pub const TY_KERNELS_LAYOUT: u64 = 0x8c9b_ead2_64d6_034c;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

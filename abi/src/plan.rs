@@ -108,6 +108,10 @@ pub struct TyKernelNeeds {
     /// transport numbers the windows that it gets from 0 on, in their order here: commands and device
     /// device APIs name those numbers.
     pub window_levels: [u32; TY_MAX_WINDOWS],
+    /// Ordinal of the GPU that it works on, as its driver counts, or -1: the host.
+    pub device: i32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// An opened transport as a kernel set uses it. `table` is null where the level has none.

@@ -7,7 +7,7 @@ use crate::{TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr, TyWindow};
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 8;
+pub const TY_TRANSPORT_MINOR: u32 = 9;
 
 /// Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -387,6 +387,8 @@ pub struct TyDeviceApi {
 
 /// Room that the host gives to `endpoint`.
 pub const TY_ENDPOINT_BYTES: usize = 4096;
+/// Most bytes that one rank gives to `all_gather` of a [`TyExchange`].
+pub const TY_EXCHANGE_BYTES: usize = 65_536;
 /// Room that the host gives to `link_name`.
 pub const TY_LINK_NAME_BYTES: usize = 256;
 
@@ -400,6 +402,30 @@ pub struct TyConfig {
     pub text: TyStr,
     /// Name of the file, for messages.
     pub file: TyStr,
+}
+
+/// A service of the host for `open`, on the thread that calls `open` and while it runs: for what a fabric
+/// must agree on before there are windows and endpoints, as NCCL's unique id.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyExchange {
+    /// `sizeof(TyExchange)` of the host.
+    pub size: usize,
+    /// Passed back to every slot.
+    pub context: *mut c_void,
+    /// Writes what each rank of the team gave to `all`, in the team's order: `count` times `bytes` bytes.
+    /// Collective: all ranks give equally many bytes, at most `TY_EXCHANGE_BYTES`, and call it equally often,
+    /// those of the same component's other teams too. Ends with an error at the latest when the world's
+    /// deadlines pass; `open` then returns that status.
+    pub all_gather: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            mine: *const u8,
+            bytes: usize,
+            all: *mut u8,
+            error: *mut TyError,
+        ) -> i32,
+    >,
 }
 
 /// NICs of all names reach each other: where a transport can use none of the NICs that the topology chose
@@ -425,8 +451,11 @@ pub struct TyTransportOpen {
     pub nic_count: usize,
     /// Bits `TY_OPEN_*` (since minor version 6).
     pub flags: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Ordinal of the GPU whose kernels use the transport, as its driver counts, or -1: they run on the
+    /// host (since minor version 9).
+    pub device: i32,
+    /// How the ranks of the team hand each other bytes while they open (since minor version 9).
+    pub exchange: *const TyExchange,
 }
 
 /// The symbol `tokenyard_transport_v1`.

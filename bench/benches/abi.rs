@@ -17,7 +17,9 @@ use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef, load_file};
 use tokenyard_core::link::Link;
-use tokenyard_core::transport::{Command, NO_COMMAND, Team, Transport, TransportNeeds};
+use tokenyard_core::transport::{
+    Command, NO_COMMAND, Team, Transport, TransportNeeds, TransportOpen,
+};
 use tokenyard_cpu::{Shm, ShmConfig};
 
 /// Nanoseconds that a call through a loaded library may cost more.
@@ -77,14 +79,15 @@ fn target_folder() -> Result<PathBuf> {
 }
 
 fn open_direct() -> Result<Shm> {
-    let mut shm = Shm::open(ShmConfig::default(), &Team::world(0, 1), &NEEDS)?;
+    let mut shm = Shm::open(ShmConfig::default(), &TransportOpen::new(&Team::world(0, 1), &NEEDS))?;
     let endpoint = shm.endpoint(0)?;
     shm.connect(0, &endpoint)?;
     Ok(shm)
 }
 
 fn open(component: &TransportRef) -> Result<OpenTransport> {
-    let mut transport = component.open(&ComponentTable::empty(), &Team::world(0, 1), &NEEDS)?;
+    let mut transport = component
+        .open(&ComponentTable::empty(), &TransportOpen::new(&Team::world(0, 1), &NEEDS))?;
     let endpoint = transport.endpoint(0)?;
     transport.connect(0, &endpoint)?;
     Ok(transport)

@@ -13,7 +13,7 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry};
 use tokenyard_core::kernels::{KernelSet, KernelShape};
-use tokenyard_core::transport::{Command, NO_COMMAND, Team, TransportNeeds};
+use tokenyard_core::transport::{Command, NO_COMMAND, Team, TransportNeeds, TransportOpen};
 use tokenyard_cpu::CpuKernels;
 use tokenyard_cpu::kernels::CpuConfig;
 
@@ -55,8 +55,10 @@ impl Ceiling {
         };
         let shm = Registry::built_in()?.transport("shm")?;
         let mut memory = CpuKernels::open(CpuConfig::default(), &any_shape(rank, ranks))?;
-        let mut transport =
-            shm.open(&ComponentTable::empty(), &Team::world(rank, ranks), &needs)?;
+        let mut transport = shm.open(
+            &ComponentTable::empty(),
+            &TransportOpen::new(&Team::world(rank, ranks), &needs),
+        )?;
         let window = memory.allocate(WINDOW, bytes, &transport.memory_needs()?)?;
         // SAFETY: the memory is dropped after the transport (field order, and order of locals here).
         unsafe { transport.register(&window)? };

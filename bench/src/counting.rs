@@ -10,7 +10,7 @@ use tokenyard_core::abi;
 use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportComponent};
 use tokenyard_core::host::{BuiltIn, add_built_in};
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
+    Capabilities, Command, Event, MemoryNeeds, Transport, TransportOpen, Window,
 };
 use tokenyard_cpu::{Shm, ShmConfig};
 
@@ -99,10 +99,11 @@ impl Transport for CountedShm {
         Shm::probe(config)
     }
 
-    fn open(config: ShmConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+    fn open(config: ShmConfig, open: &TransportOpen<'_>) -> Result<Self> {
+        let team = open.team;
         let rank = team.world_ranks.get(team.me as usize).copied().unwrap_or(team.me);
         let counters = &COUNTS[rank as usize % MOST_RANKS];
-        Ok(Self { inner: Shm::open(config, team, needs)?, counters })
+        Ok(Self { inner: Shm::open(config, open)?, counters })
     }
 
     fn memory_needs(&self) -> MemoryNeeds {

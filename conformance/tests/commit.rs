@@ -11,9 +11,7 @@ use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
-use tokenyard_core::transport::{
-    Capabilities, Command, MemoryNeeds, Team, Transport, TransportNeeds,
-};
+use tokenyard_core::transport::{Capabilities, Command, MemoryNeeds, Transport, TransportOpen};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 const RANKS: u32 = 3;
@@ -39,8 +37,9 @@ impl Transport for Committed {
         Ok(Capabilities { flags: found.flags & !abi::TY_CAP_LOAD_STORE, ..found })
     }
 
-    fn open(_: NoSettings, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), team, needs)?;
+    fn open(_: NoSettings, open: &TransportOpen<'_>) -> Result<Self> {
+        let team = open.team;
+        let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), open)?;
         let peers = team.world_ranks.len() as u32;
         Ok(Self { memory: inner.memory_needs()?, inner, connected: 0, peers, commits: 0 })
     }

@@ -16,7 +16,7 @@ use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
-use tokenyard_core::transport::{Capabilities, MemoryNeeds, Team, Transport, TransportNeeds};
+use tokenyard_core::transport::{Capabilities, MemoryNeeds, Transport, TransportOpen};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 
@@ -53,8 +53,8 @@ impl Transport for Hanging {
         Ok(capabilities)
     }
 
-    fn open(settings: Settings, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), team, needs)?;
+    fn open(settings: Settings, open: &TransportOpen<'_>) -> Result<Self> {
+        let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), open)?;
         Ok(Self { memory: inner.memory_needs()?, inner, after: settings.after })
     }
 

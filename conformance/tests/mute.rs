@@ -13,7 +13,7 @@ use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
-use tokenyard_core::transport::{Capabilities, MemoryNeeds, Team, Transport, TransportNeeds};
+use tokenyard_core::transport::{Capabilities, MemoryNeeds, Transport, TransportOpen};
 
 /// Whether questions of reports are answered.
 static ANSWERS: Mutex<bool> = Mutex::new(false);
@@ -34,8 +34,8 @@ impl Transport for Mute {
         find_transport("shm")?.probe(&ComponentTable::empty())
     }
 
-    fn open(_: NoSettings, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), team, needs)?;
+    fn open(_: NoSettings, open: &TransportOpen<'_>) -> Result<Self> {
+        let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), open)?;
         Ok(Self { memory: inner.memory_needs()?, inner })
     }
 

@@ -10,7 +10,7 @@ use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::export::{Exported, TOPOLOGY_HEADER, TopologyComponent, find_transport};
 use tokenyard_core::host::{BuiltIn, OpenTransport, Registry, discover};
 use tokenyard_core::topology::{Discover, Place, Topology};
-use tokenyard_core::transport::{Capabilities, MemoryNeeds, Team, Transport, TransportNeeds};
+use tokenyard_core::transport::{Capabilities, MemoryNeeds, Transport, TransportOpen};
 use tokenyard_core::{Result, abi};
 
 /// NICs that the transport `told` was opened with, and whether all reach each other, by world rank.
@@ -35,10 +35,11 @@ impl Transport for Told {
         Ok(Capabilities { flags: inner.flags | abi::TY_CAP_PLACED_NICS, ..inner })
     }
 
-    fn open(_: TwoNodes, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+    fn open(_: TwoNodes, open: &TransportOpen<'_>) -> Result<Self> {
+        let team = open.team;
         let told = (team.nics.names.clone(), team.nics.any_rails);
         TOLD.lock().unwrap().insert(team.world_ranks[team.me as usize], told);
-        let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), team, needs)?;
+        let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), open)?;
         Ok(Self { memory: inner.memory_needs()?, inner })
     }
 

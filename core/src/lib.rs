@@ -15,6 +15,7 @@ pub mod communicator;
 pub mod conditions;
 pub mod config;
 pub mod error;
+pub mod exchange;
 pub mod export;
 pub mod fd_exchange;
 pub mod gpu_ring;

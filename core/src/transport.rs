@@ -25,6 +25,7 @@
 
 use crate::abi;
 use crate::config::ComponentTable;
+use crate::exchange::{Exchange, NoExchange};
 use crate::nics::Nics;
 use crate::{Error, ErrorKind, Result};
 
@@ -80,6 +81,31 @@ pub struct TransportNeeds {
     pub deadline: std::time::Duration,
 }
 
+/// What a transport is opened for. See [`abi::TyTransportOpen`].
+#[derive(Clone, Copy, Debug)]
+pub struct TransportOpen<'a> {
+    /// The ranks that will talk to each other.
+    pub team: &'a Team,
+    /// What will be used.
+    pub needs: &'a TransportNeeds,
+    /// Ordinal of the GPU whose kernels use the transport; none where they run on the host.
+    pub device: Option<u32>,
+    /// How the team's ranks agree on what the fabric needs before there are endpoints.
+    pub exchange: &'a dyn Exchange,
+}
+
+impl<'a> TransportOpen<'a> {
+    /// For kernels on the host, and for a transport that needs no exchange: one that asks for it is refused.
+    pub fn new(team: &'a Team, needs: &'a TransportNeeds) -> Self {
+        Self { team, needs, device: None, exchange: &NoExchange }
+    }
+
+    /// The same, with an exchange among the team's ranks.
+    pub fn among(self, exchange: &'a dyn Exchange) -> Self {
+        Self { exchange, ..self }
+    }
+}
+
 /// A transport. One instance serves one team.
 ///
 /// Threads: everything but the hot calls happens on one thread, which may block. `post`, `poll`
@@ -108,11 +134,11 @@ pub trait Transport: Sized + Send + Sync + 'static {
     /// [`ErrorKind::Unavailable`] with the fix, if the component cannot run here.
     fn probe(config: &Self::Config) -> Result<Capabilities>;
 
-    /// Makes an instance for `team`.
+    /// Makes an instance for a team.
     ///
     /// # Errors
-    /// What the fabric or the operating system refuses.
-    fn open(config: Self::Config, team: &Team, needs: &TransportNeeds) -> Result<Self>;
+    /// What the fabric or the operating system refuses; what the exchange says.
+    fn open(config: Self::Config, open: &TransportOpen<'_>) -> Result<Self>;
 
     /// What window memory must be like.
     fn memory_needs(&self) -> MemoryNeeds;

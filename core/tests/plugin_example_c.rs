@@ -11,7 +11,7 @@ use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
 use tokenyard_core::transport::{
-    Command, Event, NO_COMMAND, NO_EVENT, Team, TransportNeeds, Window,
+    Command, Event, NO_COMMAND, NO_EVENT, Team, TransportNeeds, TransportOpen, Window,
 };
 use tokenyard_core::{Error, ErrorKind};
 
@@ -56,8 +56,9 @@ struct Rank {
 
 impl Rank {
     fn open(component: TransportRef, me: u32, ranks: u32) -> Self {
-        let mut transport =
-            component.open(&no_config(), &Team::world(me, ranks), &needs()).unwrap();
+        let mut transport = component
+            .open(&no_config(), &TransportOpen::new(&Team::world(me, ranks), &needs()))
+            .unwrap();
         let windows: Vec<_> = (0..2).map(|id| transport.alloc(id, WINDOW_BYTES).unwrap()).collect();
         for window in &windows {
             // SAFETY: the transport owns the memory until it is dropped.
@@ -343,7 +344,8 @@ fn memory_that_it_cannot_serve_is_refused() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("window 0 was not made by `alloc`"), "{error}");
 
-    let mut transport = component.open(&no_config(), &Team::world(0, 1), &needs()).unwrap();
+    let mut transport =
+        component.open(&no_config(), &TransportOpen::new(&Team::world(0, 1), &needs())).unwrap();
     let error = transport.alloc(0, 1 << 50).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::System);
     assert!(error.to_string().contains("cannot reserve 1125899906842624 bytes"), "{error}");
@@ -373,7 +375,10 @@ fn the_config_table_chooses_load_and_store_and_refuses_the_rest() {
         (&"x".repeat(5000), "a.toml:1: unknown key `xxx"),
     ] {
         let table = ComponentTable::from_text(text, "a.toml");
-        let opened = component.open(&table, &Team::world(0, 1), &needs()).map(|_| ()).unwrap_err();
+        let opened = component
+            .open(&table, &TransportOpen::new(&Team::world(0, 1), &needs()))
+            .map(|_| ())
+            .unwrap_err();
         for error in [flags(text).unwrap_err(), opened] {
             assert_eq!(error.kind(), ErrorKind::Config);
             assert!(error.message().contains(wanted), "expected `{wanted}` in: {error}");
@@ -431,7 +436,9 @@ fn the_guides_transport_in_c_builds_and_works_as_c_and_as_cpp() {
         assert_eq!((refused.kind(), refused.fix()), (ErrorKind::Config, Some("remove it")));
 
         let memory: Arc<Vec<AtomicU64>> = Arc::new((0..64).map(|_| AtomicU64::new(0)).collect());
-        let mut transport = component.open(&no_config(), &Team::world(0, 1), &needs()).unwrap();
+        let mut transport = component
+            .open(&no_config(), &TransportOpen::new(&Team::world(0, 1), &needs()))
+            .unwrap();
         let window = |id: u32| Window {
             size: size_of::<Window>(),
             id,

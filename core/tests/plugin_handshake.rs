@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry};
-use tokenyard_core::transport::{Team, TransportNeeds, Window};
+use tokenyard_core::transport::{Team, TransportNeeds, TransportOpen, Window};
 use tokenyard_core::{Error, ErrorKind};
 
 mod plugins;
@@ -285,7 +285,7 @@ fn open(library: &Library) -> Result<OpenTransport, Error> {
     let component = registry.transport("broken").unwrap();
     let config = ComponentTable::from_text("", "a.toml");
     component.probe(&config)?;
-    component.open(&config, &Team::world(0, 1), &needs())
+    component.open(&config, &TransportOpen::new(&Team::world(0, 1), &needs()))
 }
 
 fn failure(library: &Library) -> Error {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Team, Transport, TransportNeeds,
+    Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Team, Transport, TransportOpen,
     Window,
 };
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -76,7 +76,8 @@ impl Transport for Shm {
         })
     }
 
-    fn open(config: ShmConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+    fn open(config: ShmConfig, open: &TransportOpen<'_>) -> Result<Self> {
+        let TransportOpen { team, needs, .. } = *open;
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         check_descriptor_limit(team.world_ranks.len() as u64, needs.windows, limit)?;
         let (local, signals) = Local::new(needs)?;

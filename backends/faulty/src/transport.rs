@@ -7,7 +7,7 @@ use tokenyard_core::config::ComponentTable;
 use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, NO_EVENT, Team, Transport, TransportNeeds, Window,
+    Capabilities, Command, Event, MemoryNeeds, NO_EVENT, Team, Transport, TransportOpen, Window,
 };
 use tokenyard_core::wait::monotonic_ns;
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -63,8 +63,9 @@ impl Transport for Faulty {
         Ok(Capabilities { flags, ..found })
     }
 
-    fn open(config: FaultyConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let mut inner = find_transport(&config.inner)?.open(&config.table, team, needs)?;
+    fn open(config: FaultyConfig, open: &TransportOpen<'_>) -> Result<Self> {
+        let TransportOpen { team, needs, .. } = *open;
+        let mut inner = find_transport(&config.inner)?.open(&config.table, open)?;
         let breakage = match &config.fault {
             Some(fault) => Breakage::new(fault, team)?,
             None => None,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{DEPTH, command, component, notes, open, poll, post, run, table, tags};
 use tokenyard_core::abi;
-use tokenyard_core::transport::{Event, Team, TransportNeeds};
+use tokenyard_core::transport::{Event, Team, TransportNeeds, TransportOpen};
 
 const PLAIN: &str = "reorder = 0\nback_pressure = 0\nquiet = 0\n";
 
@@ -278,6 +278,8 @@ fn a_link_to_a_rank_outside_the_team_is_refused() {
         largest_put: 1,
         deadline: Duration::from_secs(1),
     };
-    let error = component().open(&table(25, keys), &Team::world(0, 3), &needs).unwrap_err();
+    let error = component()
+        .open(&table(25, keys), &TransportOpen::new(&Team::world(0, 3), &needs))
+        .unwrap_err();
     assert!(error.to_string().contains("found fault.peer = 3; expected one of"), "{error}");
 }

@@ -16,8 +16,8 @@ use std::time::Duration;
 use tokenyard_core::abi;
 use tokenyard_core::fd_exchange::{Extent, Links, MAX_WINDOWS, Offer};
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Team, Transport, TransportNeeds,
-    Window,
+    Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Transport, TransportNeeds,
+    TransportOpen, Window,
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -110,8 +110,10 @@ impl<C: Components> Transport for Peers<C> {
         })
     }
 
-    fn open(config: PeersConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let context = Context::retain(Device::choose(C::PLATFORM, config.device)?)?;
+    fn open(config: PeersConfig, open: &TransportOpen<'_>) -> Result<Self> {
+        let TransportOpen { team, needs, .. } = *open;
+        let device = device_of(config.device, open.device)?;
+        let context = Context::retain(Device::choose(C::PLATFORM, device)?)?;
         let (local, memory) = Local::new(&context, needs.signals)?;
         let peers = team.world_ranks.len();
         let queues = (0..needs.queues).map(|_| Queue::new(&context, needs, peers).map(Mutex::new));
@@ -350,6 +352,19 @@ impl<C: Components> Peers<C> {
     }
 }
 
+/// The device of the kernels, which the config may name, too.
+fn device_of(configured: Option<u32>, kernels: Option<u32>) -> Result<Option<u32>> {
+    match (configured, kernels) {
+        (Some(found), Some(expected)) if found != expected => {
+            let message =
+                format!("found device = {found}; expected {expected}, where the kernels run");
+            Err(Error::new(ErrorKind::Config, "open transport", message)
+                .with_fix("name the same device in both tables, or none in the transport's"))
+        }
+        _ => Ok(configured.or(kernels)),
+    }
+}
+
 /// Whether the device can share its memory with the others of the machine.
 fn check_device(device: Device) -> Result<()> {
     let unavailable = |message: String, fix: &str| {
@@ -388,5 +403,21 @@ impl<C: Components> Drop for Peers<C> {
         if let Err(error) = Stream::synchronize_all(&self.context) {
             tracing::warn!("the streams of this device did not end well: {error}");
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests fail by panic")]
+mod device_tests {
+    use super::device_of;
+
+    #[test]
+    fn a_transport_works_on_the_device_of_the_kernels_and_its_table_may_name_no_other() {
+        assert_eq!(device_of(None, Some(3)).unwrap(), Some(3));
+        assert_eq!(device_of(Some(3), Some(3)).unwrap(), Some(3));
+        assert_eq!(device_of(Some(2), None).unwrap(), Some(2));
+        assert_eq!(device_of(None, None).unwrap(), None);
+        let text = device_of(Some(2), Some(3)).unwrap_err().to_string();
+        assert!(text.contains("found device = 2; expected 3, where the kernels run"), "{text}");
     }
 }

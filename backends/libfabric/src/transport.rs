@@ -31,8 +31,7 @@ use tokenyard_core::abi;
 use tokenyard_core::nics::Nics;
 use tokenyard_core::proxy::Proxy;
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Team, Transport, TransportNeeds,
-    Window,
+    Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Transport, TransportOpen, Window,
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -183,7 +182,8 @@ where
         })
     }
 
-    fn open(config: P::Config, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+    fn open(config: P::Config, open: &TransportOpen<'_>) -> Result<Self> {
+        let TransportOpen { team, needs, .. } = *open;
         let settings = Settings { nics: team.nics.clone(), ..P::settings(config) };
         let rails = info::choose(&settings)?;
         let kinds = memory_kinds(&rails);

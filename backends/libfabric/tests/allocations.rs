@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{
-    Command, NO_COMMAND, NO_EVENT, Team, Transport, TransportNeeds, Window,
+    Command, NO_COMMAND, NO_EVENT, Team, Transport, TransportNeeds, TransportOpen, Window,
 };
 use tokenyard_libfabric::Libfabric;
 use tokenyard_testkit::{Counting, of_all_threads};
@@ -29,7 +29,8 @@ fn open(text: &str, memory: &mut [u64]) -> Libfabric {
         largest_put: bytes,
         deadline: Duration::from_secs(60),
     };
-    let mut transport = Libfabric::open(config, &Team::world(0, 1), &needs).unwrap();
+    let mut transport =
+        Libfabric::open(config, &TransportOpen::new(&Team::world(0, 1), &needs)).unwrap();
     let window = Window {
         size: size_of::<Window>(),
         id: 0,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{
-    Command, NO_COMMAND, NO_EVENT, Team, Transport, TransportNeeds, Window,
+    Command, NO_COMMAND, NO_EVENT, Team, Transport, TransportNeeds, TransportOpen, Window,
 };
 use tokenyard_core::{ErrorKind, abi};
 use tokenyard_libfabric::{Efa, EfaConfig, Libfabric, LibfabricConfig};
@@ -67,7 +67,8 @@ struct Rank {
 impl Rank {
     fn open(me: u32, ranks: u32, text: &str) -> Self {
         let mut transport =
-            Libfabric::open(config(text), &Team::world(me, ranks), &needs()).unwrap();
+            Libfabric::open(config(text), &TransportOpen::new(&Team::world(me, ranks), &needs()))
+                .unwrap();
         let memory = Memory::new();
         // SAFETY: the memory is dropped after the transport.
         unsafe { transport.register(&memory.window()).unwrap() };
@@ -251,8 +252,9 @@ fn ranks_with_different_providers_are_told_so() {
 fn a_peer_that_never_answers_is_a_deadline_with_the_link() {
     let team = Team::world(0, 2);
     let short = TransportNeeds { deadline: Duration::from_millis(300), ..needs() };
-    let mut alone = Libfabric::open(config(""), &team, &short).unwrap();
-    let mut silent = Libfabric::open(config(""), &Team::world(1, 2), &short).unwrap();
+    let mut alone = Libfabric::open(config(""), &TransportOpen::new(&team, &short)).unwrap();
+    let mut silent =
+        Libfabric::open(config(""), &TransportOpen::new(&Team::world(1, 2), &short)).unwrap();
     let endpoint = silent.endpoint(0).unwrap();
     let error = alone.connect(1, &endpoint).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Deadline, "{error}");

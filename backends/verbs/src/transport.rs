@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
+    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, TransportOpen,
+    Window,
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_sys_verbs::ffi::{
@@ -84,7 +85,8 @@ impl Transport for Verbs {
         }))
     }
 
-    fn open(config: VerbsConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+    fn open(config: VerbsConfig, open: &TransportOpen<'_>) -> Result<Self> {
+        let TransportOpen { team, needs, .. } = *open;
         let adapter = adapters(&config, Some(team))?.pop().ok_or_else(no_port)?;
         check_queue_pairs(&adapter, team, needs)?;
         check_flush(&adapter, &config)?;

@@ -7,7 +7,9 @@ use tokenyard_core::abi;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::{ComponentChoice, Config};
 use tokenyard_core::host::{OpenTransport, Registry};
-use tokenyard_core::transport::{Command, NO_COMMAND, NO_EVENT, Team, TransportNeeds, Window};
+use tokenyard_core::transport::{
+    Command, NO_COMMAND, NO_EVENT, Team, TransportNeeds, TransportOpen, Window,
+};
 
 use super::{DEPTH, LARGE, PATIENCE, SMALL};
 
@@ -43,7 +45,8 @@ impl Through {
             largest_put: LARGE as u64,
             deadline: PATIENCE,
         };
-        let mut transport = component.open(&choice.table, &team, &needs)?;
+        let mut transport =
+            component.open(&choice.table, &TransportOpen::new(&team, &needs).among(world))?;
         let memory = transport.memory_needs()?;
         ensure!(
             memory.handles == 0

@@ -10,7 +10,9 @@ use tokenyard_core::abi;
 use tokenyard_core::bootstrap::{Liveness, World};
 use tokenyard_core::config::{ComponentChoice, Config};
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
-use tokenyard_core::transport::{Capabilities, Command, Event, NO_EVENT, Team, TransportNeeds};
+use tokenyard_core::transport::{
+    Capabilities, Command, Event, NO_EVENT, Team, TransportNeeds, TransportOpen,
+};
 
 use super::memory::{Area, UNTOUCHED};
 use crate::suite::Rank;
@@ -189,7 +191,10 @@ impl<'a> Rig<'a> {
         let (component, choice) = choose(rank.config)?;
         let (me, ranks) = (rank.world.rank(), rank.world.ranks());
         let opened = needs.of_transport(ranks, rank.capabilities, deadline);
-        let transport = component.open(&choice.table, &Team::world(me, ranks), &opened)?;
+        let transport = component.open(
+            &choice.table,
+            &TransportOpen::new(&Team::world(me, ranks), &opened).among(&**rank.world),
+        )?;
         let mut rig = Self {
             transport,
             windows: Vec::new(),

@@ -10,7 +10,7 @@ use tokenyard_core::config::ComponentTable;
 use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds,
+    Capabilities, Command, Event, MemoryNeeds, Transport, TransportOpen,
 };
 
 /// Puts of rows that rank 1 has made through a `between` that counts: those to the arena, which is
@@ -58,8 +58,9 @@ impl Transport for Between {
         find_transport(&config.inner)?.probe(&config.table)
     }
 
-    fn open(config: BetweenConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let mut inner = find_transport(&config.inner)?.open(&config.table, team, needs)?;
+    fn open(config: BetweenConfig, open: &TransportOpen<'_>) -> Result<Self> {
+        let TransportOpen { team, needs, .. } = *open;
+        let mut inner = find_transport(&config.inner)?.open(&config.table, open)?;
         Ok(Self {
             memory: inner.memory_needs()?,
             inner,

@@ -7,9 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
-use tokenyard_core::transport::{
-    Capabilities, MemoryNeeds, Team, Transport, TransportNeeds, Window,
-};
+use tokenyard_core::transport::{Capabilities, MemoryNeeds, Transport, TransportOpen, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 /// What is wrapped.
@@ -112,10 +110,10 @@ impl Transport for Mortal {
         find_transport(INNER)?.probe(table)
     }
 
-    fn open(Below { table }: Below, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+    fn open(Below { table }: Below, open: &TransportOpen<'_>) -> Result<Self> {
         Step::Open.reached();
-        let mut inner = find_transport(INNER)?.open(&table, team, needs)?;
-        let peers = team.world_ranks.len() as u32;
+        let mut inner = find_transport(INNER)?.open(&table, open)?;
+        let peers = open.team.world_ranks.len() as u32;
         Ok(Self { memory: inner.memory_needs()?, inner, peers })
     }
 

@@ -6,7 +6,7 @@ use tokenyard_core::config::ComponentTable;
 use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportComponent};
 use tokenyard_core::host::BuiltIn;
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
+    Capabilities, Command, Event, MemoryNeeds, Transport, TransportOpen, Window,
 };
 use tokenyard_cpu::Shm;
 
@@ -96,8 +96,9 @@ impl<F: Fault> Transport for Faulty<F> {
         Ok(Capabilities { flags: kept | F::KEEPS, ..found })
     }
 
-    fn open(_: NoSettings, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let shm = Shm::open(shm_config(), team, needs)?;
+    fn open(_: NoSettings, open: &TransportOpen<'_>) -> Result<Self> {
+        let TransportOpen { team, needs, .. } = *open;
+        let shm = Shm::open(shm_config(), &TransportOpen::new(team, needs))?;
         let below = Below { shm, me: team.me, ranks: team.world_ranks.len() as u32 };
         Ok(Self { below, fault: F::default() })
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::Communicator;
 use super::claims::Claims;
 use super::components::{Components, OpenComponents};
-use super::levels::{LevelReport, Levels, Transports, windows_of};
+use super::levels::{LevelReport, Levels, OpenWith, Transports, windows_of};
 use super::places::{discover_all, domains, name_hosts, scattered};
 use super::progress::{Progress, Proxies};
 use super::reporter::{Counters, FlightRecorder, Live, Looking, Meeting, OpenDesk, RingCounts};
@@ -184,8 +184,10 @@ fn bring_up(
     let mut kernels = stuck.keep(kernels_component.open(&config.kernels.table, &kernel_shape)?);
     let needs = kernels.needs(&levels.limits())?;
     check_masking(&levels, &kernels, world.on_failure(), &needs)?;
+    check_device(kinds, &needs)?;
     levels.agree(members, &needs)?;
-    let mut transports = stuck.keep(levels.open(config, &needs)?);
+    let mut transports =
+        stuck.keep(levels.open(&OpenWith { members, needs: &needs, deadline: bounds.deadline })?);
     let windows = transports.make_windows(&mut kernels, &needs)?;
     levels.connect(members, &mut transports, &stuck)?;
     let names = levels.link_names(&transports);
@@ -215,8 +217,7 @@ fn bring_up(
             kernels: Mutex::new(kernels),
             watchdog,
             claims: Claims::new(options.handles),
-            device: (kinds & abi::TY_MEMORY_HOST == 0)
-                .then(|| windows.first().map_or(0, |window| window.device)),
+            device: (needs.device >= 0).then_some(needs.device),
             streams: needs.flags & abi::TY_NEEDS_STREAMS != 0,
             no_sync: needs.flags & abi::TY_NEEDS_NO_SYNC != 0,
         },
@@ -310,6 +311,21 @@ fn check_masking(
     let text = format!("on_failure = \"mask\": {found}");
     Err(Error::new(ErrorKind::Unsupported, "open communicator", text)
         .with_fix("use on_failure = \"stop\""))
+}
+
+/// Whether a kernel set that cannot work on host memory names its device, and only such a one.
+fn check_device(kinds: u32, needs: &KernelNeeds) -> Result<()> {
+    let on_device = kinds & abi::TY_MEMORY_HOST == 0;
+    if on_device == (needs.device >= 0) {
+        return Ok(());
+    }
+    let message = format!(
+        "found memory kinds {kinds:#x} and device {}; expected a device where host memory is not among \
+         the kinds, else -1",
+        needs.device
+    );
+    Err(Error::new(ErrorKind::Plugin, "needs", message)
+        .with_fix("report it to the author of the kernel set"))
 }
 
 fn agree(members: &Members<'_>, config: &Config, options: &CommunicatorOptions) -> Result<u64> {

@@ -5,16 +5,21 @@
 //! every domain is one rank. Otherwise both transports are open: scale-up for the domain, scale-out
 //! for the rail (*hierarchical*).
 
+use std::time::Duration;
+
 use super::progress::Progress;
 use super::stuck::Stuck;
 use crate::abi;
 use crate::bootstrap::Members;
 use crate::config::{ComponentChoice, Config};
+use crate::exchange::Exchange;
 use crate::host::{OpenKernels, OpenTransport, Registry, TransportRef};
-use crate::kernels::{KernelNeeds, Limits, LinkNeeds, is_for_level};
+use crate::kernels::{KernelNeeds, Limits, is_for_level};
 use crate::link::Link;
 use crate::nics::Nics;
-use crate::transport::{Capabilities, MemoryNeeds, NO_CAPABILITIES, Team, TransportNeeds, Window};
+use crate::transport::{
+    Capabilities, MemoryNeeds, NO_CAPABILITIES, Team, TransportNeeds, TransportOpen, Window,
+};
 use crate::{Error, ErrorKind, Result};
 
 /// How one level is made, for people and for JSON.
@@ -60,7 +65,7 @@ impl Level<'_> {
         }
     }
 
-    fn open(&self, config: &Config, needs: (u32, &LinkNeeds)) -> Result<OpenTransport> {
+    fn open(&self, with: &OpenWith<'_>, level: u64) -> Result<OpenTransport> {
         let (ranks, most) = (self.team.world_ranks.len(), self.capabilities.max_peers);
         if ranks > most as usize {
             return Err(Error::new(
@@ -69,16 +74,29 @@ impl Level<'_> {
                 format!("found {ranks} ranks; `{}` reaches at most {most}", self.choice.name),
             ));
         }
-        let (windows, link) = needs;
+        let link = match level {
+            abi::TY_LEVEL_SCALE_UP => &with.needs.scale_up,
+            _ => &with.needs.scale_out,
+        };
         let needs = TransportNeeds {
-            windows,
+            windows: windows_of(with.needs, level).count() as u32,
             queues: link.queues,
             signals: link.signals,
             queue_depth: link.queue_depth,
             largest_put: link.largest_put,
-            deadline: config.world.deadline,
+            deadline: with.deadline,
         };
-        let opened = self.component.open(&self.choice.table, &self.team, &needs)?;
+        let exchange =
+            TeamExchange { members: with.members, name: &self.choice.name, team: &self.team };
+        let opened = self.component.open(
+            &self.choice.table,
+            &TransportOpen {
+                team: &self.team,
+                needs: &needs,
+                device: u32::try_from(with.needs.device).ok(),
+                exchange: &exchange,
+            },
+        )?;
         let withheld = opened.capabilities().flags & !self.capabilities.flags;
         Ok(opened.without(withheld))
     }
@@ -200,14 +218,14 @@ impl<'a> Levels<'a> {
         members.agree("windows", &items).map(drop)
     }
 
-    pub(super) fn open(&self, config: &Config, needs: &KernelNeeds) -> Result<Transports> {
-        let open = |level: &Option<Level<'_>>, link: (u32, &LinkNeeds)| {
-            level.as_ref().map(|level| level.open(config, link)).transpose()
+    /// Opens the transports. Collective: they may exchange bytes among their ranks.
+    pub(super) fn open(&self, with: &OpenWith<'_>) -> Result<Transports> {
+        let open = |level: &Option<Level<'_>>, number| {
+            level.as_ref().map(|level| level.open(with, number)).transpose()
         };
-        let of = |level| windows_of(needs, level).count() as u32;
         Ok(Transports {
-            scale_up: open(&self.scale_up, (of(abi::TY_LEVEL_SCALE_UP), &needs.scale_up))?,
-            scale_out: open(&self.scale_out, (of(abi::TY_LEVEL_SCALE_OUT), &needs.scale_out))?,
+            scale_up: open(&self.scale_up, abi::TY_LEVEL_SCALE_UP)?,
+            scale_out: open(&self.scale_out, abi::TY_LEVEL_SCALE_OUT)?,
         })
     }
 
@@ -249,6 +267,30 @@ impl<'a> Levels<'a> {
         }
         drop(driven);
         stuck.check("connect")
+    }
+}
+
+/// What the transports of all levels are opened with.
+pub(super) struct OpenWith<'a> {
+    pub(super) members: &'a Members<'a>,
+    pub(super) needs: &'a KernelNeeds,
+    pub(super) deadline: Duration,
+}
+
+/// The exchange of one level's teams. All of them meet in it: their ranks open the same transport.
+#[derive(Debug)]
+struct TeamExchange<'a> {
+    members: &'a Members<'a>,
+    name: &'a str,
+    team: &'a Team,
+}
+
+impl Exchange for TeamExchange<'_> {
+    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let topic = format!("exchange of transport {}", self.name);
+        let mut all = self.members.all_gather(&topic, mine)?;
+        let take = |rank: &u32| all.get_mut(*rank as usize).map(std::mem::take).unwrap_or_default();
+        Ok(self.team.world_ranks.iter().map(take).collect())
     }
 }
 
@@ -458,6 +500,8 @@ mod tests {
             scale_out: NO_LINK_NEEDS,
             window_bytes: [1; abi::TY_MAX_WINDOWS],
             window_levels: [0; abi::TY_MAX_WINDOWS],
+            device: -1,
+            reserved: 0,
         };
         let of = |needs: &KernelNeeds, level| windows_of(needs, level).collect::<Vec<_>>();
         assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_OUT), [0, 1, 2, 3, 4]);

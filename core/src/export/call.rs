@@ -59,7 +59,7 @@ macro_rules! slots {
 pub(super) use slots;
 
 /// Runs a slot that has no instance yet.
-pub(super) fn guarded(
+pub(crate) fn guarded(
     name: &'static str,
     error: *mut abi::TyError,
     call: impl FnOnce() -> Result<()>,

@@ -12,7 +12,7 @@ mod log;
 mod topology;
 mod transport;
 
-pub(crate) use call::{kind_of, panic_text, read_error};
+pub(crate) use call::{guarded, kind_of, panic_text, read_error};
 pub use host::find_transport;
 pub(crate) use host::services;
 pub use kernels::KernelsComponent;

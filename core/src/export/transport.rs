@@ -5,8 +5,9 @@ use super::call::{Instance, check_size, close, guarded, guarded_hot, slots, text
 use super::{host, static_str};
 use crate::abi;
 use crate::config::ComponentTable;
+use crate::exchange::Taken;
 use crate::nics::Nics;
-use crate::transport::{Team, Transport, TransportNeeds};
+use crate::transport::{Team, Transport, TransportNeeds, TransportOpen};
 use crate::{Error, ErrorKind, Result};
 
 /// The C table of a [`Transport`].
@@ -91,7 +92,11 @@ impl<T: Transport> TransportComponent<T> {
                 largest_put: open.needs.largest_put,
                 deadline: std::time::Duration::from_nanos(open.needs.deadline_ns),
             };
-            let component = T::open(config, &team, &needs)?;
+            // SAFETY: the host's exchange is for this team, and valid for the call.
+            let exchange = unsafe { Taken::new(open.exchange, team.world_ranks.len()) };
+            let device = u32::try_from(open.device).ok();
+            let opened = TransportOpen { team: &team, needs: &needs, device, exchange: &exchange };
+            let component = T::open(config, &opened)?;
             // SAFETY: `instance` is the host's and valid for the call.
             unsafe { *instance = Instance::into_raw(component) };
             Ok(())

@@ -4,8 +4,9 @@ use super::registry::TransportRef;
 use super::{as_ty, blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::ComponentTable;
+use crate::exchange::Given;
 use crate::link::{Link, NO_DEVICE_API};
-use crate::transport::{Capabilities, Command, Event, MemoryNeeds, Team, TransportNeeds, Window};
+use crate::transport::{Capabilities, Command, Event, MemoryNeeds, TransportOpen, Window};
 use crate::{Error, ErrorKind, Result};
 
 /// The error of a slot that a judged table cannot lack, or of an optional one that it does lack.
@@ -73,22 +74,24 @@ impl TransportRef {
         }
     }
 
-    /// Probes, and opens an instance for `team`.
+    /// Probes, and opens an instance for a team.
     ///
     /// # Errors
     /// What the component says.
     pub fn open(
         &self,
         config: &ComponentTable,
-        team: &Team,
-        needs: &TransportNeeds,
+        opened: &TransportOpen<'_>,
     ) -> Result<OpenTransport> {
+        let TransportOpen { team, needs, device, exchange } = *opened;
         let capabilities = self.probe(config)?;
         let table = self.table;
         let (Some(open), Some(close)) = (table.open, table.close) else {
             return Err(missing_slot(self.name(), "open"));
         };
         let nics: Vec<_> = team.nics.names.iter().map(|name| as_ty(name)).collect();
+        let given = Given::new(exchange, team.world_ranks.len());
+        let exchange = given.as_abi();
         let request = abi::TyTransportOpen {
             size: size_of::<abi::TyTransportOpen>(),
             config: config_as_ty(config),
@@ -110,7 +113,8 @@ impl TransportRef {
             nics: nics.as_ptr(),
             nic_count: nics.len(),
             flags: if team.nics.any_rails { abi::TY_OPEN_ANY_RAILS } else { 0 },
-            reserved: 0,
+            device: device.map_or(-1, |device| device as i32),
+            exchange: &raw const exchange,
         };
         let mut instance = std::ptr::null_mut();
         let mut error = blank_error();

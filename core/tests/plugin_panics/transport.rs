@@ -6,7 +6,7 @@ use tokenyard_core::export::{self, Exported, TransportComponent};
 use tokenyard_core::host::{BuiltIn, OpenTransport, Registry, services};
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, NO_COMMAND, Team, Transport,
-    TransportNeeds, Window,
+    TransportNeeds, TransportOpen, Window,
 };
 use tokenyard_core::{Result, abi};
 
@@ -30,7 +30,7 @@ impl Transport for Panicky {
         Ok(NO_CAPABILITIES)
     }
 
-    fn open(config: Config, _: &Team, _: &TransportNeeds) -> Result<Self> {
+    fn open(config: Config, _: &TransportOpen<'_>) -> Result<Self> {
         config.enter("open");
         Ok(Self(config))
     }
@@ -112,7 +112,7 @@ pub(crate) fn open_transport(panic_in: &str) -> Result<OpenTransport> {
         deadline: Duration::from_secs(1),
     };
     let component = Registry::built_in()?.transport("panicky")?;
-    component.open(&config(panic_in), &Team::world(0, 1), &needs)
+    component.open(&config(panic_in), &TransportOpen::new(&Team::world(0, 1), &needs))
 }
 
 fn command() -> Command {

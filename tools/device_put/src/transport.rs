@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
+    Capabilities, Command, Event, MemoryNeeds, Transport, TransportNeeds, TransportOpen, Window,
 };
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_cuda::Nvlink;
@@ -105,9 +105,11 @@ impl Transport for DevicePut {
         })
     }
 
-    fn open(config: DevicePutConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+    fn open(config: DevicePutConfig, open: &TransportOpen<'_>) -> Result<Self> {
+        let TransportOpen { team, needs, .. } = *open;
         let inner = inner_config(&config);
-        let context = Context::retain(Device::choose(&tokenyard_cuda::PLATFORM, inner.device)?)?;
+        let device = inner.device.or(open.device);
+        let context = Context::retain(Device::choose(&tokenyard_cuda::PLATFORM, device)?)?;
         let below = TransportNeeds {
             queues: needs.queues + 1,
             signals: needs.queues * needs.signals,
@@ -119,7 +121,7 @@ impl Transport for DevicePut {
             engine: OnceLock::new(),
             device_side: OnceLock::new(),
             rings: Arc::new(Rings::new(&context, needs.queues)?),
-            nvlink: Arc::new(Nvlink::open(inner, team, &below)?),
+            nvlink: Arc::new(Nvlink::open(inner, &TransportOpen { needs: &below, ..*open })?),
             habits: Habits {
                 seed: config.seed,
                 rank: team.me,

@@ -145,6 +145,8 @@ impl KernelSet for CpuKernels {
             scale_out,
             window_bytes,
             window_levels: [0; abi::TY_MAX_WINDOWS],
+            device: -1,
+            reserved: 0,
         })
     }
 

@@ -12,7 +12,7 @@ use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
 use tokenyard_core::transport::{
-    Command, Event, NO_COMMAND, NO_EVENT, Team, TransportNeeds, Window,
+    Command, Event, NO_COMMAND, NO_EVENT, Team, TransportNeeds, TransportOpen, Window,
 };
 
 pub(crate) const WINDOW_BYTES: usize = 1 << 16;
@@ -96,7 +96,9 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub(crate) fn open(me: u32, ranks: u32, config: &str, needs: &TransportNeeds) -> Self {
-        let transport = shm().open(&table(config), &Team::world(me, ranks), needs).unwrap();
+        let transport = shm()
+            .open(&table(config), &TransportOpen::new(&Team::world(me, ranks), needs))
+            .unwrap();
         let mut rank = Self { me, ranks, transport, windows: [Memory::new(), Memory::new()] };
         let demand = rank.transport.memory_needs().unwrap();
         assert_eq!((demand.kinds, demand.handles), (abi::TY_MEMORY_HOST, abi::TY_HANDLE_MEMFD));

@@ -13,7 +13,7 @@ use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, NO_COMMAND, NO_EVENT, Team,
-    Transport, TransportNeeds, Window,
+    Transport, TransportNeeds, TransportOpen, Window,
 };
 
 /// What the notebooks saw, by their `id`. It outlives them, because a drop may still write.
@@ -64,7 +64,8 @@ impl Transport for Notebook {
         })
     }
 
-    fn open(config: NotebookConfig, _: &Team, needs: &TransportNeeds) -> Result<Self> {
+    fn open(config: NotebookConfig, open: &TransportOpen<'_>) -> Result<Self> {
+        let needs = open.needs;
         let depth = needs.queue_depth as usize;
         let mut all = NOTES.lock().unwrap();
         all.insert(config.id, Vec::with_capacity(100_000));
@@ -152,7 +153,7 @@ pub(crate) fn open(id: u64, keys: &str) -> OpenTransport {
         largest_put: 4096,
         deadline: Duration::from_secs(20),
     };
-    component().open(&table(id, keys), &Team::world(0, 3), &needs).unwrap()
+    component().open(&table(id, keys), &TransportOpen::new(&Team::world(0, 3), &needs)).unwrap()
 }
 
 /// Command number `tag`, to one of the three ranks in turn.

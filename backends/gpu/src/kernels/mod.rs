@@ -46,7 +46,7 @@ mod sizes;
 mod waits;
 mod wanted;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::os::fd::AsRawFd as _;
@@ -83,7 +83,8 @@ pub struct GpuKernels<C: Components> {
     planned: Option<Exchanges>,
     /// Set by `plan`, too: kernels write there.
     counters: Option<Counters>,
-    memory: Vec<Memory>,
+    /// Of the windows that no transport owns, by their ids.
+    memory: BTreeMap<u32, Memory>,
     /// Tensors of tools, by address.
     tensors: HashMap<u64, Pooled>,
     /// Streams of tools.
@@ -194,6 +195,25 @@ impl<C: Components> GpuKernels<C> {
         Path::of(limits, C::PLATFORM.memory)
     }
 
+    /// Where kernels find a window. Its owner may be a transport, which then has it in this device's memory.
+    fn address_of(&self, window: &Window) -> Result<u64> {
+        if let Some(memory) = self.memory.get(&window.id) {
+            return Ok(memory.address());
+        }
+        let device = self.context.device.ordinal;
+        if window.kind == C::PLATFORM.memory && window.device == device {
+            return Ok(window.pointer as u64);
+        }
+        unsupported(format!(
+            "found window {} of a transport in memory of kind {:#x} on device {}; expected kind {:#x} on \
+             device {device}",
+            window.id,
+            window.kind,
+            window.device,
+            C::PLATFORM.memory
+        ))
+    }
+
     /// Where a window lies.
     fn memory_of(&self, window: u32) -> WindowMemory {
         let exchange = self.exchanges.get(window as usize / WINDOWS);
@@ -234,7 +254,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             exchanges: Vec::new(),
             planned: None,
             counters: None,
-            memory: Vec::new(),
+            memory: BTreeMap::new(),
             tensors: HashMap::new(),
             streams: Vec::new(),
             graphs: Vec::new(),
@@ -254,6 +274,8 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             scale_out: NO_LINK_NEEDS,
             window_bytes: [0; abi::TY_MAX_WINDOWS],
             window_levels: [0; abi::TY_MAX_WINDOWS],
+            device: self.context.device.ordinal,
+            reserved: 0,
         };
         self.exchanges.clear();
         for (index, exchange) in exchanges.into_iter().enumerate() {
@@ -306,7 +328,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         }
         let memory = Memory::new(&self.context, bytes, pinned)?;
         let window = memory.window(id, self.context.device);
-        self.memory.push(memory);
+        self.memory.insert(id, memory);
         Ok(window)
     }
 
@@ -314,17 +336,14 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         // Dropped behind the engines, whatever fails.
         let counters = Counters::new(&self.context, self.shape.ranks)?;
         let mut engines = Vec::new();
+        // SAFETY: the host's list of windows, valid for the call; they are as many as `needs` said.
+        let windows = unsafe { std::slice::from_raw_parts(plan.windows, plan.window_count) };
         for (index, (exchange, sizes)) in self.exchanges.iter().enumerate() {
-            let [Some(control), Some(arena)] = [CONTROL, ARENA]
-                .map(|id| self.memory.get(WINDOWS * index + id).map(Memory::address))
-            else {
-                let message = "windows of another owner than this kernel set";
-                return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message));
-            };
+            let address = |id: usize| self.address_of(&windows[WINDOWS * index + id]);
             let planned = Planned {
                 exchange: *exchange,
                 sizes: *sizes,
-                windows: [control, arena],
+                windows: [address(CONTROL)?, address(ARENA)?],
                 counters: counters.of(exchange),
                 handles: self.shape.handles,
             };

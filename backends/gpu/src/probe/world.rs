@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::transport::{Team, Transport as _, TransportNeeds, Window};
+use tokenyard_core::transport::{Team, Transport as _, TransportNeeds, TransportOpen, Window};
 use tokenyard_core::{Result, abi};
 
 use crate::config::PeersConfig;
@@ -46,7 +46,10 @@ impl<C: Components> Links<C> {
         };
         Peers::<C>::probe(config)?;
         let window = Vmm::new(context, bytes)?;
-        let mut transport = Peers::<C>::open(config.clone(), &Team::world(rank, ranks), &needs)?;
+        let mut transport = Peers::<C>::open(
+            config.clone(),
+            &TransportOpen::new(&Team::world(rank, ranks), &needs),
+        )?;
         let shared = Window {
             size: size_of::<Window>(),
             id: WINDOW,

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{
-    Command, Event, NO_COMMAND, NO_EVENT, Team, Transport as _, TransportNeeds, Window,
+    Command, Event, NO_COMMAND, NO_EVENT, Team, Transport as _, TransportNeeds, TransportOpen,
+    Window,
 };
 use tokenyard_sys_verbs::stand_in::Nic;
 use tokenyard_verbs::Verbs;
@@ -54,7 +55,8 @@ pub(crate) fn ranks(name: &str, count: u32, keys: &str, needs: &TransportNeeds) 
             let table =
                 ComponentTable::from_text(&format!("device = \"{device}\"\n{keys}"), "a.toml");
             let config = Verbs::configure(&table).unwrap();
-            let mut transport = Verbs::open(config, &Team::world(me, count), needs).unwrap();
+            let mut transport =
+                Verbs::open(config, &TransportOpen::new(&Team::world(me, count), needs)).unwrap();
             let mut memory = Box::new([0; WORDS]);
             let window = window(&mut memory);
             // SAFETY: the memory lives as long as the transport, beside it.

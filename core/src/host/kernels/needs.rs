@@ -20,6 +20,8 @@ impl OpenKernels {
             scale_out: NO_LINK_NEEDS,
             window_bytes: [0; abi::TY_MAX_WINDOWS],
             window_levels: [0; abi::TY_MAX_WINDOWS],
+            device: -1,
+            reserved: 0,
         };
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
         self.call("needs", |t, i, e| unsafe { t.needs.map(|f| f(i, limits, &mut needs, e)) })?;
