@@ -203,14 +203,13 @@ struct TyTransportTable;
 
 /**
  * In [`TyKernelNeeds`]: it takes calls in the order of a stream (`TY_DISPATCH_ON_STREAM`,
- * `TY_COMBINE_ON_STREAM`), and has the slots from `stream_create` on.
+ * `TY_COMBINE_ON_STREAM`). Only a set that works on a device, and has its table.
  */
 #define TY_NEEDS_STREAMS 2
 
 /**
  * In [`TyKernelNeeds`]: it takes calls that nobody waits for (`TY_DISPATCH_NO_SYNC`,
- * `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph, and has the slots from `graph_begin`
- * on. With `TY_NEEDS_STREAMS` only.
+ * `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph. With `TY_NEEDS_STREAMS` only.
  */
 #define TY_NEEDS_NO_SYNC 4
 
@@ -367,7 +366,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 10131949976055841612ull
+#define TY_KERNELS_LAYOUT 16265008771845216772ull
 
 /**
  * Major version of the topology ABI.
@@ -938,6 +937,97 @@ typedef struct TyDeviceApi {
 } TyDeviceApi;
 
 /**
+ * Where a component writes what went wrong. The caller owns it and sets `size`; the component fills the
+ * rest when it returns a negative status. Text is UTF-8, ended by a zero byte or the array's end.
+ */
+typedef struct TyError {
+  /**
+   * `sizeof(TyError)` of the caller.
+   */
+  size_t size;
+  /**
+   * `errno` of a failed system call, or 0.
+   */
+  int32_t os_errno;
+  /**
+   * The world rank the error is about, or -1.
+   */
+  int32_t rank;
+  /**
+   * Which operation failed, for example `connect`.
+   */
+  uint8_t operation[TY_ERROR_OPERATION];
+  /**
+   * What was found, what was expected, what to do.
+   */
+  uint8_t message[TY_ERROR_MESSAGE];
+} TyError;
+
+/**
+ * What tools need of the device that a kernel set works on. Every slot is required. `instance` is the kernel
+ * set's; the thread rules are the same.
+ */
+typedef struct TyDeviceTable {
+  /**
+   * `sizeof(TyDeviceTable)` of the plugin.
+   */
+  size_t size;
+  /**
+   * Gives memory of the kind it works on, for tensors of tools that have none of their own.
+   */
+  int32_t (*tensor_alloc)(void *instance, uint64_t bytes, uint8_t **pointer, struct TyError *error);
+  /**
+   * Takes such memory back. An operation that was sent and never received may still use it: the
+   * set waits for its kernels first, as it does in `copy`.
+   */
+  void (*tensor_free)(void *instance, uint8_t *pointer);
+  /**
+   * Copies between host memory and memory of the kind it works on, and waits for it. Runs behind
+   * everything in streams of `stream_create`.
+   */
+  int32_t (*copy)(void *instance,
+                  uint8_t *to,
+                  const uint8_t *from,
+                  uint64_t bytes,
+                  struct TyError *error);
+  /**
+   * Makes a stream for tools that have none of their own. It waits for no other stream.
+   */
+  int32_t (*stream_create)(void *instance, void **stream, struct TyError *error);
+  /**
+   * Takes such a stream back, after everything in it.
+   */
+  void (*stream_destroy)(void *instance, void *stream);
+  /**
+   * Queues a copy between two places of the device's memory on a stream of the caller, which lives
+   * until it has passed the copy.
+   */
+  int32_t (*copy_on)(void *instance,
+                     void *stream,
+                     uint8_t *to,
+                     const uint8_t *from,
+                     uint64_t bytes,
+                     struct TyError *error);
+  /**
+   * What is queued on such a stream from now on is recorded into a graph, and does not run. Only where
+   * the set says `TY_NEEDS_NO_SYNC`, as the next three.
+   */
+  int32_t (*graph_begin)(void *instance, void *stream, struct TyError *error);
+  /**
+   * Ends the recording and gives the graph.
+   */
+  int32_t (*graph_end)(void *instance, void *stream, void **graph, struct TyError *error);
+  /**
+   * Queues a graph on such a stream.
+   */
+  int32_t (*graph_launch)(void *instance, void *stream, void *graph, struct TyError *error);
+  /**
+   * Takes a graph back, after every launch of it.
+   */
+  void (*graph_destroy)(void *instance, void *graph);
+} TyDeviceTable;
+
+/**
  * Arguments of `discover`.
  */
 typedef struct TyDiscover {
@@ -1035,33 +1125,6 @@ typedef struct TyDispatch {
    */
   const uint32_t *tokens;
 } TyDispatch;
-
-/**
- * Where a component writes what went wrong. The caller owns it and sets `size`; the component fills the
- * rest when it returns a negative status. Text is UTF-8, ended by a zero byte or the array's end.
- */
-typedef struct TyError {
-  /**
-   * `sizeof(TyError)` of the caller.
-   */
-  size_t size;
-  /**
-   * `errno` of a failed system call, or 0.
-   */
-  int32_t os_errno;
-  /**
-   * The world rank the error is about, or -1.
-   */
-  int32_t rank;
-  /**
-   * Which operation failed, for example `connect`.
-   */
-  uint8_t operation[TY_ERROR_OPERATION];
-  /**
-   * What was found, what was expected, what to do.
-   */
-  uint8_t message[TY_ERROR_MESSAGE];
-} TyError;
 
 /**
  * One event of `poll`.
@@ -2073,65 +2136,14 @@ typedef struct TyKernelsTable {
    */
   void (*release)(void *instance, uint64_t region);
   /**
-   * Optional; required where the set does not work on host memory, as are the next two. Gives
-   * memory of the kind it works on, for tensors of tools that have none of their own.
+   * What tools need of its device; null where it works on host memory.
    */
-  int32_t (*tensor_alloc)(void *instance, uint64_t bytes, uint8_t **pointer, struct TyError *error);
-  /**
-   * Takes such memory back. An operation that was sent and never received may still use it: the
-   * set waits for its kernels first, as it does in `copy`.
-   */
-  void (*tensor_free)(void *instance, uint8_t *pointer);
-  /**
-   * Copies between host memory and memory of the kind it works on, and waits for it. Runs behind
-   * everything in streams of `stream_create`.
-   */
-  int32_t (*copy)(void *instance,
-                  uint8_t *to,
-                  const uint8_t *from,
-                  uint64_t bytes,
-                  struct TyError *error);
-  /**
-   * Optional; required with `TY_NEEDS_STREAMS`, as are the next two. Makes a stream for tools that
-   * have none of their own. It waits for no other stream.
-   */
-  int32_t (*stream_create)(void *instance, void **stream, struct TyError *error);
-  /**
-   * Takes such a stream back, after everything in it.
-   */
-  void (*stream_destroy)(void *instance, void *stream);
-  /**
-   * Queues a copy between two places of the device's memory on a stream of the caller, which lives
-   * until it has passed the copy.
-   */
-  int32_t (*copy_on)(void *instance,
-                     void *stream,
-                     uint8_t *to,
-                     const uint8_t *from,
-                     uint64_t bytes,
-                     struct TyError *error);
+  const struct TyDeviceTable *device;
   /**
    * Optional, after `plan`, once for each level that has a transport. Where kernels post through the
    * host on the level that `ring` names: its ring, valid until `close`. Else `commands` stays null. The host stops looking at it before transports are closed.
    */
   int32_t (*gpu_ring)(void *instance, struct TyGpuRing *ring, struct TyError *error);
-  /**
-   * Optional; required with `TY_NEEDS_NO_SYNC`, as are the next three. For tools: what is queued on
-   * such a stream from now on is recorded into a graph, and does not run.
-   */
-  int32_t (*graph_begin)(void *instance, void *stream, struct TyError *error);
-  /**
-   * Ends the recording and gives the graph.
-   */
-  int32_t (*graph_end)(void *instance, void *stream, void **graph, struct TyError *error);
-  /**
-   * Queues a graph on such a stream.
-   */
-  int32_t (*graph_launch)(void *instance, void *stream, void *graph, struct TyError *error);
-  /**
-   * Takes a graph back, after every launch of it.
-   */
-  void (*graph_destroy)(void *instance, void *graph);
   /**
    * Optional, after `plan`. What it counts for reports; without it they say that it is unknown.
    */

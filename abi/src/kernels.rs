@@ -3,9 +3,9 @@
 use core::ffi::c_void;
 
 use crate::{
-    TyCombine, TyConfig, TyCounters, TyDispatch, TyError, TyExportHeader, TyGpuRing, TyHost,
-    TyKernelNeeds, TyLimits, TyMemoryNeeds, TyPlan, TyReceived, TyShape, TyStr, TyTensor, TyTrace,
-    TyWindow,
+    TyCombine, TyConfig, TyCounters, TyDeviceTable, TyDispatch, TyError, TyExportHeader, TyGpuRing,
+    TyHost, TyKernelNeeds, TyLimits, TyMemoryNeeds, TyPlan, TyReceived, TyShape, TyStr, TyTensor,
+    TyTrace, TyWindow,
 };
 
 /// Major version of the kernel set ABI.
@@ -126,53 +126,8 @@ pub struct TyKernelsTable {
     /// Required. Takes back an arena region. One that was given out in the order of a stream is free
     /// once the stream has passed what is queued there now.
     pub release: Option<unsafe extern "C" fn(instance: *mut c_void, region: u64)>,
-    /// Optional; required where the set does not work on host memory, as are the next two. Gives
-    /// memory of the kind it works on, for tensors of tools that have none of their own.
-    pub tensor_alloc: Option<
-        unsafe extern "C" fn(
-            instance: *mut c_void,
-            bytes: u64,
-            pointer: *mut *mut u8,
-            error: *mut TyError,
-        ) -> i32,
-    >,
-    /// Takes such memory back. An operation that was sent and never received may still use it: the
-    /// set waits for its kernels first, as it does in `copy`.
-    pub tensor_free: Option<unsafe extern "C" fn(instance: *mut c_void, pointer: *mut u8)>,
-    /// Copies between host memory and memory of the kind it works on, and waits for it. Runs behind
-    /// everything in streams of `stream_create`.
-    pub copy: Option<
-        unsafe extern "C" fn(
-            instance: *mut c_void,
-            to: *mut u8,
-            from: *const u8,
-            bytes: u64,
-            error: *mut TyError,
-        ) -> i32,
-    >,
-    /// Optional; required with `TY_NEEDS_STREAMS`, as are the next two. Makes a stream for tools that
-    /// have none of their own. It waits for no other stream.
-    pub stream_create: Option<
-        unsafe extern "C" fn(
-            instance: *mut c_void,
-            stream: *mut *mut c_void,
-            error: *mut TyError,
-        ) -> i32,
-    >,
-    /// Takes such a stream back, after everything in it.
-    pub stream_destroy: Option<unsafe extern "C" fn(instance: *mut c_void, stream: *mut c_void)>,
-    /// Queues a copy between two places of the device's memory on a stream of the caller, which lives
-    /// until it has passed the copy.
-    pub copy_on: Option<
-        unsafe extern "C" fn(
-            instance: *mut c_void,
-            stream: *mut c_void,
-            to: *mut u8,
-            from: *const u8,
-            bytes: u64,
-            error: *mut TyError,
-        ) -> i32,
-    >,
+    /// What tools need of its device; null where it works on host memory.
+    pub device: *const TyDeviceTable,
     /// Optional, after `plan`, once for each level that has a transport. Where kernels post through the
     /// host on the level that `ring` names: its ring, valid until `close`. Else `commands` stays null. The host stops looking at it before transports are closed.
     pub gpu_ring: Option<
@@ -182,35 +137,6 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Optional; required with `TY_NEEDS_NO_SYNC`, as are the next three. For tools: what is queued on
-    /// such a stream from now on is recorded into a graph, and does not run.
-    pub graph_begin: Option<
-        unsafe extern "C" fn(
-            instance: *mut c_void,
-            stream: *mut c_void,
-            error: *mut TyError,
-        ) -> i32,
-    >,
-    /// Ends the recording and gives the graph.
-    pub graph_end: Option<
-        unsafe extern "C" fn(
-            instance: *mut c_void,
-            stream: *mut c_void,
-            graph: *mut *mut c_void,
-            error: *mut TyError,
-        ) -> i32,
-    >,
-    /// Queues a graph on such a stream.
-    pub graph_launch: Option<
-        unsafe extern "C" fn(
-            instance: *mut c_void,
-            stream: *mut c_void,
-            graph: *mut c_void,
-            error: *mut TyError,
-        ) -> i32,
-    >,
-    /// Takes a graph back, after every launch of it.
-    pub graph_destroy: Option<unsafe extern "C" fn(instance: *mut c_void, graph: *mut c_void)>,
     /// Optional, after `plan`. What it counts for reports; without it they say that it is unknown.
     pub counters: Option<
         unsafe extern "C" fn(

@@ -89,8 +89,9 @@ const fn kernels_layout() -> u64 {
             missing, refusal, stream }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
             dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release,
-            tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on, gpu_ring,
-            graph_begin, graph_end, graph_launch, graph_destroy, counters, trace }
+            device, gpu_ring, counters, trace }
+        TyDeviceTable { size, tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on,
+            graph_begin, graph_end, graph_launch, graph_destroy }
         TyPeerCounters { posted, done, raised, expected, received }
         TyRaised { signal, total }
         TyCounters { size, ranks, signals, queue_depth, peers, raised }
@@ -108,7 +109,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x1f42_33b5_e271_0022;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x8c9b_ead2_64d6_034c;
+pub const TY_KERNELS_LAYOUT: u64 = 0xe1b8_eb4d_6272_5a04;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

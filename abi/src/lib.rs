@@ -29,6 +29,7 @@ mod kernels;
 mod plan;
 mod wait;
 
+mod device;
 mod gpu_ring;
 mod operations;
 
@@ -39,6 +40,7 @@ mod transport;
 
 pub use common::*;
 pub use counters::*;
+pub use device::*;
 pub use gpu_ring::*;
 pub use kernels::*;
 pub use layout::*;

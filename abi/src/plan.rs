@@ -74,12 +74,11 @@ pub struct TyLinkNeeds {
 /// In [`TyKernelNeeds`]: it can go on without lost ranks (`lost` in [`TyPlan`]).
 pub const TY_NEEDS_MASKING: u32 = 1;
 /// In [`TyKernelNeeds`]: it takes calls in the order of a stream (`TY_DISPATCH_ON_STREAM`,
-/// `TY_COMBINE_ON_STREAM`), and has the slots from `stream_create` on.
+/// `TY_COMBINE_ON_STREAM`). Only a set that works on a device, and has its table.
 pub const TY_NEEDS_STREAMS: u32 = 2;
 
 /// In [`TyKernelNeeds`]: it takes calls that nobody waits for (`TY_DISPATCH_NO_SYNC`,
-/// `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph, and has the slots from `graph_begin`
-/// on. With `TY_NEEDS_STREAMS` only.
+/// `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph. With `TY_NEEDS_STREAMS` only.
 pub const TY_NEEDS_NO_SYNC: u32 = 4;
 
 /// In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.

@@ -14,8 +14,6 @@
 //! wait without an end (it watches the abort word of the [`WaitBoard`](crate::wait::WaitBoard) and
 //! its own cap), no memory touched outside windows, tensors and its own state.
 
-use std::ffi::c_void;
-
 use crate::abi;
 use crate::transport::{MemoryNeeds, Window};
 use crate::{Error, ErrorKind, Result};
@@ -40,6 +38,8 @@ pub trait KernelSet: Sized + Send + 'static {
     const ABOUT: &'static str;
     /// The component's own table.
     type Config: serde::de::DeserializeOwned;
+    /// The table of a set that works on a device: [`DeviceComponent::<Self>::TABLE`](crate::export::DeviceComponent).
+    const DEVICE: Option<&'static abi::TyDeviceTable> = None;
 
     /// Whether the component can run here; returns the memory kinds it works on (`TY_MEMORY_*`).
     ///
@@ -126,105 +126,6 @@ pub trait KernelSet: Sized + Send + 'static {
     /// Takes back an arena region. A region that is not held is ignored.
     fn release(&mut self, region: u64);
 
-    /// Memory of the kind it works on, for tensors of tools that have none of their own; to be
-    /// implemented, as the next two, where that is not host memory.
-    ///
-    /// # Errors
-    /// What the device refuses.
-    fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
-        let _ = bytes;
-        Err(no_device_memory(Self::NAME))
-    }
-
-    /// Takes back what [`tensor_alloc`](Self::tensor_alloc) gave, once operations that were sent and
-    /// never received no longer use it. Another address is ignored.
-    fn tensor_free(&mut self, pointer: *mut u8) {
-        let _ = pointer;
-    }
-
-    /// Copies between host memory and memory of the kind it works on, and waits for it.
-    ///
-    /// # Errors
-    /// What the device refuses.
-    ///
-    /// # Safety
-    /// Both ranges are valid. Operations that were sent and never received may still use them: the
-    /// set waits for those first.
-    unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
-        let _ = (to, from, bytes);
-        Err(no_device_memory(Self::NAME))
-    }
-
-    /// A stream for tools that have none of their own; to be implemented, as the next two, with
-    /// [`TY_NEEDS_STREAMS`](abi::TY_NEEDS_STREAMS). It waits for no other stream.
-    ///
-    /// # Errors
-    /// What the device refuses.
-    fn stream_create(&mut self) -> Result<*mut c_void> {
-        Err(no_streams(Self::NAME))
-    }
-
-    /// Takes back what [`stream_create`](Self::stream_create) gave, after everything in it. Another
-    /// address is ignored.
-    fn stream_destroy(&mut self, stream: *mut c_void) {
-        let _ = stream;
-    }
-
-    /// Queues a copy between two places of the device's memory on a stream of the caller.
-    ///
-    /// # Errors
-    /// What the device refuses.
-    ///
-    /// # Safety
-    /// The stream lives, and both ranges stay valid, until it has passed the copy.
-    unsafe fn copy_on(
-        &mut self,
-        stream: *mut c_void,
-        to: *mut u8,
-        from: *const u8,
-        bytes: u64,
-    ) -> Result<()> {
-        let _ = (stream, to, from, bytes);
-        Err(no_streams(Self::NAME))
-    }
-
-    /// For tools: what is queued on a stream of [`stream_create`](Self::stream_create) from now on is
-    /// recorded into a graph; to be implemented, as the next three, with
-    /// [`TY_NEEDS_NO_SYNC`](abi::TY_NEEDS_NO_SYNC).
-    ///
-    /// # Errors
-    /// A stream that is none of those; what the device refuses.
-    fn graph_begin(&mut self, stream: *mut c_void) -> Result<()> {
-        let _ = stream;
-        Err(no_graphs(Self::NAME))
-    }
-
-    /// Ends the recording and gives the graph.
-    ///
-    /// # Errors
-    /// As [`graph_begin`](Self::graph_begin).
-    fn graph_end(&mut self, stream: *mut c_void) -> Result<*mut c_void> {
-        let _ = stream;
-        Err(no_graphs(Self::NAME))
-    }
-
-    /// Queues a graph on such a stream.
-    ///
-    /// # Errors
-    /// As [`graph_begin`](Self::graph_begin); a graph that is none.
-    ///
-    /// # Safety
-    /// What was recorded may run again: its memory is valid until the stream has passed it.
-    unsafe fn graph_launch(&mut self, stream: *mut c_void, graph: *mut c_void) -> Result<()> {
-        let _ = (stream, graph);
-        Err(no_graphs(Self::NAME))
-    }
-
-    /// Takes a graph back, after every launch of it. Another address is ignored.
-    fn graph_destroy(&mut self, graph: *mut c_void) {
-        let _ = graph;
-    }
-
     /// Where its kernels post through the host on a level (`TY_LEVEL_*`): the ring, once it is planned.
     /// See [`gpu_ring`](crate::gpu_ring).
     ///
@@ -250,18 +151,6 @@ pub trait KernelSet: Sized + Send + 'static {
         let text = format!("{} notes no times", Self::NAME);
         Err(Error::new(ErrorKind::Unsupported, "trace operation", text))
     }
-}
-
-fn no_streams(name: &str) -> Error {
-    Error::new(ErrorKind::Unsupported, "use stream", format!("{name} has no streams"))
-}
-
-fn no_graphs(name: &str) -> Error {
-    Error::new(ErrorKind::Unsupported, "use graph", format!("{name} has no graphs"))
-}
-
-fn no_device_memory(name: &str) -> Error {
-    Error::new(ErrorKind::Unsupported, "use tensor memory", format!("{name} works on host memory"))
 }
 
 /// Whether a window is for a level, one of `TY_LEVEL_*`.

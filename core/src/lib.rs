@@ -14,6 +14,7 @@ pub mod capabilities;
 pub mod communicator;
 pub mod conditions;
 pub mod config;
+pub mod device;
 pub mod error;
 pub mod exchange;
 pub mod export;

@@ -31,17 +31,11 @@ impl<K: KernelSet> KernelsComponent<K> {
         combine_recv: Some(Self::combine_recv),
         flush: Some(Self::flush),
         release: Some(Self::release),
-        tensor_alloc: Some(Self::tensor_alloc),
-        tensor_free: Some(Self::tensor_free),
-        copy: Some(Self::copy),
-        stream_create: Some(Self::stream_create),
-        stream_destroy: Some(Self::stream_destroy),
-        copy_on: Some(Self::copy_on),
+        device: match K::DEVICE {
+            Some(table) => std::ptr::from_ref(table),
+            None => std::ptr::null(),
+        },
         gpu_ring: Some(Self::gpu_ring),
-        graph_begin: Some(Self::graph_begin),
-        graph_end: Some(Self::graph_end),
-        graph_launch: Some(Self::graph_launch),
-        graph_destroy: Some(Self::graph_destroy),
         counters: Some(Self::counters),
         trace: Some(Self::trace),
     };
@@ -119,26 +113,6 @@ impl<K: KernelSet> KernelsComponent<K> {
         };
         combine_recv(operation: u64) |component| component.combine_recv(operation);
         flush() |component| component.flush();
-        tensor_alloc(bytes: u64, pointer: *mut *mut u8) |component| {
-            *pointer = component.tensor_alloc(bytes)?;
-            Ok(())
-        };
-        copy(to: *mut u8, from: *const u8, bytes: u64) |component| component.copy(to, from, bytes);
-        stream_create(stream: *mut *mut c_void) |component| {
-            *stream = component.stream_create()?;
-            Ok(())
-        };
-        copy_on(stream: *mut c_void, to: *mut u8, from: *const u8, bytes: u64) |component| {
-            component.copy_on(stream, to, from, bytes)
-        };
-        graph_begin(stream: *mut c_void) |component| component.graph_begin(stream);
-        graph_end(stream: *mut c_void, graph: *mut *mut c_void) |component| {
-            *graph = component.graph_end(stream)?;
-            Ok(())
-        };
-        graph_launch(stream: *mut c_void, graph: *mut c_void) |component| {
-            component.graph_launch(stream, graph)
-        };
         gpu_ring(ring: *mut abi::TyGpuRing) [ring] |component| {
             component.gpu_ring((*ring).level)?.into_iter().for_each(|given| *ring = given);
             Ok(())
@@ -155,8 +129,5 @@ impl<K: KernelSet> KernelsComponent<K> {
 
     slots! { silent K:
         release(region: u64);
-        tensor_free(pointer: *mut u8);
-        stream_destroy(stream: *mut c_void);
-        graph_destroy(graph: *mut c_void);
     }
 }

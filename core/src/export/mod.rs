@@ -6,6 +6,7 @@
 //! filled [`TyError`](crate::abi::TyError).
 
 mod call;
+mod device;
 mod host;
 mod kernels;
 mod log;
@@ -13,6 +14,7 @@ mod topology;
 mod transport;
 
 pub(crate) use call::{guarded, kind_of, panic_text, read_error};
+pub use device::DeviceComponent;
 pub use host::find_transport;
 pub(crate) use host::services;
 pub use kernels::KernelsComponent;

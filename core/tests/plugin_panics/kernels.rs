@@ -3,7 +3,8 @@
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
-use tokenyard_core::export::{self, Exported, KernelsComponent};
+use tokenyard_core::device::Device;
+use tokenyard_core::export::{self, DeviceComponent, Exported, KernelsComponent};
 use tokenyard_core::host::{BuiltIn, OpenKernels, Registry};
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits};
 use tokenyard_core::transport::{MemoryNeeds, Window};
@@ -23,6 +24,7 @@ impl KernelSet for PanickyKernels {
     const NAME: &'static str = "panicky";
     const ABOUT: &'static str = "panics where its config says";
     type Config = Config;
+    const DEVICE: Option<&'static abi::TyDeviceTable> = Some(DeviceComponent::<Self>::TABLE);
 
     fn probe(config: &Config) -> Result<u32> {
         config.enter("probe");
@@ -38,12 +40,13 @@ impl KernelSet for PanickyKernels {
         self.0.enter("needs");
         let flags = match self.0.panic_in.as_str() {
             UNKNOWN_NEEDS => abi::TY_NEEDS_MASKING | 8,
-            WITH_STREAMS => abi::TY_NEEDS_STREAMS,
+            WITH_STREAMS | STREAMS_ON_HOST => abi::TY_NEEDS_STREAMS,
             WITH_GRAPHS => abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC,
             GRAPHS_ALONE => abi::TY_NEEDS_NO_SYNC,
             _ => 0,
         };
-        Ok(KernelNeeds { flags, ..sized() })
+        let on_device = [WITH_STREAMS, WITH_GRAPHS].contains(&self.0.panic_in.as_str());
+        Ok(KernelNeeds { flags, device: if on_device { 0 } else { -1 }, ..sized() })
     }
 
     fn allocate(&mut self, _: u32, _: u64, _: &MemoryNeeds) -> Result<Window> {
@@ -89,6 +92,22 @@ impl KernelSet for PanickyKernels {
     fn release(&mut self, _: u64) {
         self.0.enter("release");
     }
+}
+
+impl Device for PanickyKernels {
+    fn tensor_alloc(&mut self, _: u64) -> Result<*mut u8> {
+        self.0.enter("tensor_alloc");
+        Ok(null_mut())
+    }
+
+    fn tensor_free(&mut self, _: *mut u8) {
+        self.0.enter("tensor_free");
+    }
+
+    unsafe fn copy(&mut self, _: *mut u8, _: *const u8, _: u64) -> Result<()> {
+        self.0.enter("copy");
+        Ok(())
+    }
 
     fn stream_create(&mut self) -> Result<*mut c_void> {
         self.0.enter("stream_create");
@@ -124,15 +143,17 @@ impl KernelSet for PanickyKernels {
     }
 }
 
-/// The same with optional slots left out.
-const NO_GRAPHS: &abi::TyKernelsTable = &abi::TyKernelsTable {
-    name: abi::TyStr { data: "no_graphs".as_ptr(), bytes: 9 },
-    graph_launch: None,
+/// The same without its device, and with a slot of it left out.
+const NO_DEVICE: &abi::TyKernelsTable = &abi::TyKernelsTable {
+    name: abi::TyStr { data: "no_device".as_ptr(), bytes: 9 },
+    device: null(),
     ..*KernelsComponent::<PanickyKernels>::TABLE
 };
+const WITHOUT_COPY_ON: &abi::TyDeviceTable =
+    &abi::TyDeviceTable { copy_on: None, ..*DeviceComponent::<PanickyKernels>::TABLE };
 const NO_COPY_ON: &abi::TyKernelsTable = &abi::TyKernelsTable {
     name: abi::TyStr { data: "no_copy_on".as_ptr(), bytes: 10 },
-    copy_on: None,
+    device: &raw const *WITHOUT_COPY_ON,
     ..*KernelsComponent::<PanickyKernels>::TABLE
 };
 
@@ -140,7 +161,7 @@ static KERNELS: Exported<abi::TyKernelsExport> = {
     const TABLES: &[*const abi::TyKernelsTable] = &[
         &raw const *KernelsComponent::<PanickyKernels>::TABLE,
         &raw const *NO_COPY_ON,
-        &raw const *NO_GRAPHS,
+        &raw const *NO_DEVICE,
     ];
     Exported(abi::TyKernelsExport {
         header: export::KERNELS_HEADER,
@@ -178,22 +199,27 @@ const WITH_STREAMS: &str = "with_streams";
 const WITH_GRAPHS: &str = "with_graphs";
 const GRAPHS_ALONE: &str = "graphs_alone";
 
+const STREAMS_ON_HOST: &str = "streams_on_host";
+
 #[test]
-fn a_kernel_set_with_streams_has_the_slots_for_them() {
+fn a_kernel_set_on_a_device_has_the_whole_table_of_it() {
     let needs = |name: &str, what: &str| {
         let component = Registry::built_in()?.kernels(name)?;
         component.open(&config(what), &sized::<KernelShape>())?.needs(&sized())
     };
     assert_eq!(needs("panicky", WITH_STREAMS).unwrap().flags, abi::TY_NEEDS_STREAMS);
-    assert!(needs("no_copy_on", "").is_ok());
-    let error = needs("no_copy_on", WITH_STREAMS).unwrap_err();
-    assert!(error.to_string().contains("copy_on"), "{error}");
     assert!(needs("panicky", WITH_GRAPHS).is_ok());
-    assert!(needs("no_graphs", WITH_STREAMS).is_ok());
-    let error = needs("no_graphs", WITH_GRAPHS).unwrap_err();
-    assert!(error.to_string().contains("graph_launch"), "{error}");
-    let error = needs("panicky", GRAPHS_ALONE).unwrap_err();
-    assert!(error.to_string().contains("TY_NEEDS_STREAMS with it"), "{error}");
+    for (name, what, expected) in [
+        ("no_copy_on", WITH_STREAMS, "`copy_on`"),
+        ("no_device", WITH_STREAMS, "`device`"),
+        ("panicky", STREAMS_ON_HOST, "expected a device"),
+        ("panicky", GRAPHS_ALONE, "TY_NEEDS_STREAMS with it"),
+    ] {
+        let error = needs(name, what).unwrap_err().to_string();
+        assert!(error.contains(expected), "{name}, {what}: {error}");
+    }
+    // On the host nothing of it is asked for.
+    assert!(needs("no_copy_on", "").is_ok() && needs("no_device", "").is_ok());
 }
 
 pub(crate) fn open_kernels(panic_in: &str) -> Result<OpenKernels> {

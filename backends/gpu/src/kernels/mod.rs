@@ -53,6 +53,8 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
 use tokenyard_core::abi;
+use tokenyard_core::device::Device as DeviceTools;
+use tokenyard_core::export::DeviceComponent;
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits, NO_LINK_NEEDS};
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -236,6 +238,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     const NAME: &'static str = C::KERNELS;
     const ABOUT: &'static str = C::KERNELS_ABOUT;
     type Config = GpuConfig;
+    const DEVICE: Option<&'static abi::TyDeviceTable> = Some(DeviceComponent::<Self>::TABLE);
 
     fn probe(config: &GpuConfig) -> Result<u32> {
         config.check(&C::PLATFORM.names)?;
@@ -404,7 +407,9 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             planned.owners.release(region);
         }
     }
+}
 
+impl<C: Components> DeviceTools for GpuKernels<C> {
     fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
         let tensor = Pooled::new(&self.context, bytes)?;
         let address = tensor.address();

@@ -43,12 +43,7 @@ impl OpenKernels {
                 .with_context("component", self.name())
                 .with_fix("use a kernel set that was made for this version"));
         }
-        if needs.flags & (abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC) != 0 {
-            self.check_stream_slots()?;
-        }
-        if needs.flags & abi::TY_NEEDS_NO_SYNC != 0 {
-            self.check_graph_slots(needs.flags)?;
-        }
+        self.check_device(&needs)?;
         Ok(needs)
     }
 
@@ -68,33 +63,39 @@ impl OpenKernels {
         Err(Error::new(ErrorKind::Plugin, "needs", text).with_context("component", self.name()))
     }
 
-    fn check_graph_slots(&self, flags: u32) -> Result<()> {
-        if flags & abi::TY_NEEDS_STREAMS == 0 {
-            let text = "found TY_NEEDS_NO_SYNC alone; expected TY_NEEDS_STREAMS with it";
-            return Err(Error::new(ErrorKind::Plugin, "needs", text)
-                .with_context("component", self.name())
-                .with_fix("report it to the author of the kernel set"));
-        }
-        let table = self.component.table;
+    /// A set that works on a device has the whole table of it, and only such a one has streams and graphs.
+    fn check_device(&self, needs: &KernelNeeds) -> Result<()> {
+        let (streams, no_sync) = (abi::TY_NEEDS_STREAMS, abi::TY_NEEDS_NO_SYNC);
+        let broken = if needs.flags & no_sync != 0 && needs.flags & streams == 0 {
+            "found TY_NEEDS_NO_SYNC alone; expected TY_NEEDS_STREAMS with it"
+        } else if needs.flags & streams != 0 && needs.device < 0 {
+            "found TY_NEEDS_STREAMS on the host; expected a device"
+        } else if needs.device >= 0 {
+            return self.check_device_table();
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::Plugin, "needs", broken)
+            .with_context("component", self.name())
+            .with_fix("report it to the author of the kernel set"))
+    }
+
+    fn check_device_table(&self) -> Result<()> {
+        let whole = size_of::<abi::TyDeviceTable>();
+        let Some(table) = self.device().filter(|table| table.size >= whole) else {
+            return Err(missing_slot(self.name(), "device"));
+        };
         for (slot, is_missing) in [
+            ("tensor_alloc", table.tensor_alloc.is_none()),
+            ("tensor_free", table.tensor_free.is_none()),
+            ("copy", table.copy.is_none()),
+            ("stream_create", table.stream_create.is_none()),
+            ("stream_destroy", table.stream_destroy.is_none()),
+            ("copy_on", table.copy_on.is_none()),
             ("graph_begin", table.graph_begin.is_none()),
             ("graph_end", table.graph_end.is_none()),
             ("graph_launch", table.graph_launch.is_none()),
             ("graph_destroy", table.graph_destroy.is_none()),
-        ] {
-            if is_missing {
-                return Err(missing_slot(self.name(), slot));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_stream_slots(&self) -> Result<()> {
-        let table = self.component.table;
-        for (slot, is_missing) in [
-            ("stream_create", table.stream_create.is_none()),
-            ("stream_destroy", table.stream_destroy.is_none()),
-            ("copy_on", table.copy_on.is_none()),
         ] {
             if is_missing {
                 return Err(missing_slot(self.name(), slot));

@@ -3,9 +3,24 @@
 use std::ffi::c_void;
 
 use super::OpenKernels;
-use crate::Result;
+use crate::{Result, abi};
 
 impl OpenKernels {
+    /// Its device table; nothing where it works on host memory.
+    pub(super) fn device(&self) -> Option<&'static abi::TyDeviceTable> {
+        // SAFETY: a judged table and what it points to live as long as the process.
+        unsafe { self.component.table.device.as_ref() }
+    }
+
+    fn call_device(
+        &mut self,
+        slot: &'static str,
+        call: impl FnOnce(&abi::TyDeviceTable, *mut c_void, *mut abi::TyError) -> Option<i32>,
+    ) -> Result<()> {
+        let table = self.device();
+        self.call(slot, |_, instance, error| call(table?, instance, error))
+    }
+
     /// Memory of the kind it works on.
     ///
     /// # Errors
@@ -13,7 +28,7 @@ impl OpenKernels {
     pub fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
         let mut pointer = std::ptr::null_mut();
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
-        self.call("tensor_alloc", |t, i, e| unsafe {
+        self.call_device("tensor_alloc", |t, i, e| unsafe {
             t.tensor_alloc.map(|f| f(i, bytes, &mut pointer, e))
         })?;
         Ok(pointer)
@@ -24,7 +39,7 @@ impl OpenKernels {
     /// # Safety
     /// No operation uses it but those that are never received.
     pub unsafe fn tensor_free(&mut self, pointer: *mut u8) {
-        if let Some(free) = self.component.table.tensor_free {
+        if let Some(free) = self.device().and_then(|table| table.tensor_free) {
             // SAFETY: as in `tensor_alloc`, and by this function's contract.
             unsafe { free(self.instance, pointer) }
         }
@@ -39,7 +54,7 @@ impl OpenKernels {
     /// Both ranges are valid; of operations only those that are never received still use them.
     pub unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
         // SAFETY: as in `tensor_alloc`, and by this function's contract.
-        self.call("copy", |t, i, e| unsafe { t.copy.map(|f| f(i, to, from, bytes, e)) })
+        self.call_device("copy", |t, i, e| unsafe { t.copy.map(|f| f(i, to, from, bytes, e)) })
     }
 
     /// A stream for tools.
@@ -49,7 +64,7 @@ impl OpenKernels {
     pub fn stream_create(&mut self) -> Result<*mut c_void> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: as in `tensor_alloc`.
-        self.call("stream_create", |t, i, e| unsafe {
+        self.call_device("stream_create", |t, i, e| unsafe {
             t.stream_create.map(|f| f(i, &mut stream, e))
         })?;
         Ok(stream)
@@ -60,7 +75,7 @@ impl OpenKernels {
     /// # Safety
     /// `stream` is of [`stream_create`](Self::stream_create), and no call names it any more.
     pub unsafe fn stream_destroy(&mut self, stream: *mut c_void) {
-        if let Some(destroy) = self.component.table.stream_destroy {
+        if let Some(destroy) = self.device().and_then(|table| table.stream_destroy) {
             // SAFETY: as in `tensor_alloc`, and by this function's contract.
             unsafe { destroy(self.instance, stream) }
         }
@@ -82,7 +97,7 @@ impl OpenKernels {
         bytes: u64,
     ) -> Result<()> {
         // SAFETY: as in `tensor_alloc`, and by this function's contract.
-        self.call("copy_on", |t, i, e| unsafe {
+        self.call_device("copy_on", |t, i, e| unsafe {
             t.copy_on.map(|f| f(i, stream, to, from, bytes, e))
         })
     }
@@ -96,7 +111,7 @@ impl OpenKernels {
     /// `stream` is of [`stream_create`](Self::stream_create).
     pub unsafe fn graph_begin(&mut self, stream: *mut c_void) -> Result<()> {
         // SAFETY: as in `tensor_alloc`, and by this function's contract.
-        self.call("graph_begin", |t, i, e| unsafe { t.graph_begin.map(|f| f(i, stream, e)) })
+        self.call_device("graph_begin", |t, i, e| unsafe { t.graph_begin.map(|f| f(i, stream, e)) })
     }
 
     /// Ends a recording.
@@ -109,7 +124,7 @@ impl OpenKernels {
     pub unsafe fn graph_end(&mut self, stream: *mut c_void) -> Result<*mut c_void> {
         let mut graph = std::ptr::null_mut();
         // SAFETY: as in `tensor_alloc`, and by this function's contract.
-        self.call("graph_end", |t, i, e| unsafe {
+        self.call_device("graph_end", |t, i, e| unsafe {
             t.graph_end.map(|f| f(i, stream, &mut graph, e))
         })?;
         Ok(graph)
@@ -125,7 +140,7 @@ impl OpenKernels {
     /// and what was recorded may run again.
     pub unsafe fn graph_launch(&mut self, stream: *mut c_void, graph: *mut c_void) -> Result<()> {
         // SAFETY: as in `tensor_alloc`, and by this function's contract.
-        self.call("graph_launch", |t, i, e| unsafe {
+        self.call_device("graph_launch", |t, i, e| unsafe {
             t.graph_launch.map(|f| f(i, stream, graph, e))
         })
     }
@@ -135,7 +150,7 @@ impl OpenKernels {
     /// # Safety
     /// `graph` is of [`graph_end`](Self::graph_end), and nobody launches it any more.
     pub unsafe fn graph_destroy(&mut self, graph: *mut c_void) {
-        if let Some(destroy) = self.component.table.graph_destroy {
+        if let Some(destroy) = self.device().and_then(|table| table.graph_destroy) {
             // SAFETY: as in `tensor_alloc`, and by this function's contract.
             unsafe { destroy(self.instance, graph) }
         }
