@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
@@ -16,7 +16,7 @@ use tokenyard_core::transport::{
 use tokenyard_core::{Error, ErrorKind};
 
 mod plugins;
-use plugins::{Library, compile, repository};
+use plugins::{Library, compile};
 
 const C: [&str; 2] = ["-std=c11", "-O2"];
 const CPP: [&str; 4] = ["-std=c++17", "-O2", "-x", "c++"];
@@ -396,8 +396,6 @@ fn the_example_compiled_as_cpp_is_the_same_plugin() {
     sends_to_itself(&rank);
 }
 
-// === the guide ===
-
 /// Puts a payload with a signal to this rank itself and finds it there.
 fn sends_to_itself(rank: &Rank) {
     rank.word(0, 8).store(4711, Ordering::Relaxed);
@@ -420,43 +418,4 @@ fn sends_to_itself(rank: &Rank) {
     rank.post(&[command(0, 0)]);
     assert_eq!(rank.poll(0)[0].kind, abi::TY_EVENT_ERROR);
     assert_eq!(rank.transport.health().unwrap_err().kind(), ErrorKind::Transport);
-}
-
-#[test]
-fn the_guides_transport_in_c_builds_and_works_as_c_and_as_cpp() {
-    let guide = std::fs::read_to_string(repository("docs/plugin-guide.md")).unwrap();
-    let code = guide.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
-    for (compiler, options) in [("cc", &C[..]), ("g++", &CPP[..2])] {
-        let folder = tempfile::tempdir().unwrap();
-        let source = folder.path().join(if compiler == "cc" { "my.c" } else { "my.cpp" });
-        std::fs::write(&source, code).unwrap();
-        let component = component(&compile(&source, compiler, options), "loopback");
-        assert_eq!(component.probe(&no_config()).unwrap().max_peers, 1);
-        let refused = component.probe(&ComponentTable::from_text("a = 1", "a.toml")).unwrap_err();
-        assert_eq!((refused.kind(), refused.fix()), (ErrorKind::Config, Some("remove it")));
-
-        let memory: Arc<Vec<AtomicU64>> = Arc::new((0..64).map(|_| AtomicU64::new(0)).collect());
-        let mut transport = component
-            .open(&no_config(), &TransportOpen::new(&Team::world(0, 1), &needs()))
-            .unwrap();
-        let window = |id: u32| Window {
-            size: size_of::<Window>(),
-            id,
-            kind: abi::TY_MEMORY_HOST,
-            pointer: memory[32 * id as usize..].as_ptr().cast_mut().cast(),
-            bytes: 256,
-            fd: -1,
-            device: -1,
-            fd_offset: 0,
-            handle: 0,
-            reserved: 0,
-        };
-        let windows: Vec<_> = (0..2).map(window).collect();
-        for window in &windows {
-            // SAFETY: `memory` outlives the transport.
-            unsafe { transport.register(window) }.unwrap();
-        }
-        transport.connect(0, &[]).unwrap();
-        sends_to_itself(&Rank { transport, windows });
-    }
 }

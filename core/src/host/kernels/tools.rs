@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::OpenKernels;
-use crate::{Result, abi};
+use crate::{Error, ErrorKind, Result, abi};
 
 impl OpenKernels {
     /// Its device table; nothing where it works on host memory.
@@ -17,8 +17,12 @@ impl OpenKernels {
         slot: &'static str,
         call: impl FnOnce(&abi::TyDeviceTable, *mut c_void, *mut abi::TyError) -> Option<i32>,
     ) -> Result<()> {
-        let table = self.device();
-        self.call(slot, |_, instance, error| call(table?, instance, error))
+        let Some(table) = self.device() else {
+            let message = "it works on host memory, and has no streams and no graphs";
+            return Err(Error::new(ErrorKind::Unsupported, slot, message)
+                .with_context("component", self.name()));
+        };
+        self.call(slot, |_, instance, error| call(table, instance, error))
     }
 
     /// Memory of the kind it works on.
