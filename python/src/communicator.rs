@@ -17,7 +17,7 @@ use crate::errors::{invalid, raise, to_python};
 use crate::exit;
 use crate::operations::{
     self, CombineArguments, DispatchArguments, PendingCombine, PendingDispatch, PendingReplay,
-    ReplayArguments, Unreceived,
+    ReplayArguments,
 };
 use crate::options;
 use crate::output::{Handle, Received};
@@ -32,8 +32,6 @@ pub(crate) struct Shared {
     shape: Shape,
     report: BringUpReport,
     works_on_device: bool,
-    /// Inputs of operations that were sent and dropped: the others may read them until this is closed.
-    unreceived: Mutex<Vec<Unreceived>>,
 }
 
 impl Shared {
@@ -54,9 +52,9 @@ impl Shared {
         called.map_err(|error| raise(py, &error))
     }
 
-    /// Keeps the inputs of an operation that nobody will receive.
-    pub(crate) fn keep(&self, unreceived: Unreceived) {
-        self.unreceived.lock().unwrap_or_else(PoisonError::into_inner).push(unreceived);
+    /// Whether this process opened it.
+    pub(crate) fn is_mine(&self) -> bool {
+        self.comm.get().is_ok()
     }
 
     /// Whether a thread is inside of a call.
@@ -158,7 +156,6 @@ impl Communicator {
             works_on_device: comm.works_on_device(),
             comm: Owned::new(Mutex::new(Some(comm))),
             world,
-            unreceived: Mutex::default(),
         });
         exit::remember(Arc::downgrade(&shared));
         Ok(Self { shared })

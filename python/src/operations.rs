@@ -29,21 +29,15 @@ type KeptHandle = Arc<Owned<CoreHandle>>;
 
 /// What an operation needs until it was received.
 #[derive(Default)]
-pub(crate) struct Unreceived {
+struct Inputs {
     tensors: Vec<Tensor>,
-    /// Held for its drop.
-    _handle: Option<KeptHandle>,
 }
 
-impl Unreceived {
-    fn of(handle: &KeptHandle) -> Self {
-        Self { tensors: Vec::new(), _handle: Some(Arc::clone(handle)) }
-    }
-
+impl Inputs {
     /// Keeps a tensor, and gives it to core.
     fn keep(&mut self, tensor: Tensor) -> Result<TensorRef<'static>> {
-        // SAFETY: `self` keeps the tensor's memory, and outlives the operation: it is dropped after the receive, or kept
-        // by the communicator. That nobody writes the memory until then is asked of the caller.
+        // SAFETY: `self` keeps the tensor's memory, and outlives the operation, which keeps it. That nobody writes the
+        // memory until then is asked of the caller.
         let reference = unsafe { tensor.get()? };
         self.tensors.push(tensor);
         Ok(reference)
@@ -80,13 +74,6 @@ fn read_handle(object: Object<'_, '_>) -> Result<KeptHandle> {
     Err(invalid(format!("handle: found {found}; expected a tokenyard.Handle")))
 }
 
-/// The handle, for as long as `kept` lives, which whoever calls this promises.
-fn lasting(kept: &KeptHandle) -> Result<&'static CoreHandle> {
-    let handle: *const CoreHandle = kept.get()?;
-    // SAFETY: it lies behind an Arc that `Unreceived` holds at least until the operation was received.
-    Ok(unsafe { &*handle })
-}
-
 /// In the order of a stream, or of none.
 macro_rules! in_order {
     ($comm:expr, $stream:expr, $call:ident($($argument:expr),*)) => {
@@ -101,16 +88,16 @@ macro_rules! in_order {
 struct Waiting<P: Send> {
     shared: Arc<Shared>,
     stream: Option<usize>,
-    open: Mutex<Option<(P, Unreceived)>>,
+    pending: Mutex<Option<P>>,
 }
 
 impl<P: Send> Waiting<P> {
-    fn new(shared: &Arc<Shared>, stream: Option<usize>, open: (P, Unreceived)) -> Self {
-        Self { shared: Arc::clone(shared), stream, open: Mutex::new(Some(open)) }
+    fn new(shared: &Arc<Shared>, stream: Option<usize>, pending: P) -> Self {
+        Self { shared: Arc::clone(shared), stream, pending: Mutex::new(Some(pending)) }
     }
 
-    fn take(&self) -> Option<(P, Unreceived)> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn take(&self) -> Option<P> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Receives it with `call`. Its inputs are free afterwards.
@@ -119,7 +106,7 @@ impl<P: Send> Waiting<P> {
         py: Python<'_>,
         call: impl FnOnce(&mut Communicator, P) -> Result<R> + Send,
     ) -> PyResult<R> {
-        let Some((pending, _inputs)) = self.take() else {
+        let Some(pending) = self.take() else {
             let text = "the operation was received before; expected one that was not";
             return Err(raise(py, &Error::new(ErrorKind::InvalidInput, "receive operation", text)));
         };
@@ -129,9 +116,9 @@ impl<P: Send> Waiting<P> {
 
 impl<P: Send> Drop for Waiting<P> {
     fn drop(&mut self) {
-        // It is sent: others may still read its inputs.
-        if let Some((_, inputs)) = self.take() {
-            self.shared.keep(inputs);
+        // The locks of a forked child's copy may be taken for ever.
+        if !self.shared.is_mine() {
+            std::mem::forget(self.take());
         }
     }
 }
@@ -198,8 +185,8 @@ impl DispatchArguments<'_, '_> {
         options::layout(self.layout, alignment, zero_padding)
     }
 
-    fn read(&self) -> Result<(Dispatch<'static>, Unreceived)> {
-        let mut kept = Unreceived::default();
+    fn read(&self) -> Result<(Dispatch<'static>, Inputs)> {
+        let mut kept = Inputs::default();
         let dispatch = Dispatch {
             x: kept.keep(Tensor::read("x", self.x)?)?,
             scales: kept.optional(optional("scales", self.scales)?)?,
@@ -245,7 +232,7 @@ pub(crate) fn dispatch_send(
     let (call, kept) =
         arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
     let pending = shared.call(py, |comm| in_order!(comm, stream, dispatch_send(&call)))?;
-    Ok(PendingDispatch(Waiting::new(shared, stream, (pending, kept))))
+    Ok(PendingDispatch(Waiting::new(shared, stream, pending.keeping(kept))))
 }
 
 /// The arguments of a replay, as Python gave them.
@@ -259,16 +246,17 @@ pub(crate) struct ReplayArguments<'a, 'py> {
 }
 
 impl ReplayArguments<'_, '_> {
-    fn read(&self) -> Result<(&'static CoreHandle, Replay<'static>, Unreceived)> {
+    fn read(&self) -> Result<(KeptHandle, Replay<'static>, Inputs)> {
         let handle = read_handle(self.handle)?;
-        let mut kept = Unreceived::of(&handle);
+        let mut kept = Inputs::default();
         let replay = Replay {
             x: kept.keep(Tensor::read("x", self.x)?)?,
             scales: kept.optional(optional("scales", self.scales)?)?,
             topk_weights: kept.optional(optional("topk_weights", self.topk_weights)?)?,
             cast: options::cast(self.cast)?,
         };
-        Ok((lasting(&handle)?, replay, kept))
+        handle.get()?;
+        Ok((handle, replay, kept))
     }
 
     fn refused(&self) -> RefusedCall {
@@ -286,7 +274,7 @@ pub(crate) fn replay(
     let stream = arguments.stream;
     let (handle, call, _kept) =
         arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
-    let received = shared.call(py, |comm| in_order!(comm, stream, replay(handle, &call)))?;
+    let received = shared.call(py, |comm| in_order!(comm, stream, replay(handle.get()?, &call)))?;
     Ok(Received::new(received, shared.shape(), stream))
 }
 
@@ -298,8 +286,9 @@ pub(crate) fn replay_send(
     let stream = arguments.stream;
     let (handle, call, kept) =
         arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
-    let pending = shared.call(py, |comm| in_order!(comm, stream, replay_send(handle, &call)))?;
-    Ok(PendingReplay(Waiting::new(shared, stream, (pending, kept))))
+    let pending =
+        shared.call(py, |comm| in_order!(comm, stream, replay_send(handle.get()?, &call)))?;
+    Ok(PendingReplay(Waiting::new(shared, stream, pending.keeping(kept))))
 }
 
 /// The arguments of a combine, as Python gave them.
@@ -328,17 +317,17 @@ impl Combined {
 
 /// A combine that is ready to be called.
 struct ReadyCombine {
-    handle: &'static CoreHandle,
+    handle: KeptHandle,
     call: Combine<'static>,
-    kept: Unreceived,
+    kept: Inputs,
     outputs: Combined,
 }
 
 impl CombineArguments<'_, '_> {
     fn read(&self, shared: &Shared) -> Result<ReadyCombine> {
         let handle = read_handle(self.handle)?;
-        let mut kept = Unreceived::of(&handle);
-        let core = lasting(&handle)?;
+        let mut kept = Inputs::default();
+        let core = handle.get()?;
         let x = Tensor::read("x", self.x)?;
         let tokens = core.tokens() as i64;
         let [out, out_weights, missing] = self.outputs;
@@ -368,7 +357,7 @@ impl CombineArguments<'_, '_> {
             out_weights: out_weights.map(|(_, tensor)| kept.keep_mut(tensor)).transpose()?,
             missing: optional("missing", missing)?.map(|m| kept.keep_mut(m)).transpose()?,
         };
-        Ok(ReadyCombine { handle: core, call, kept, outputs })
+        Ok(ReadyCombine { call, kept, outputs, handle: Arc::clone(&handle) })
     }
 
     /// A new output, where the host can make it.
@@ -390,7 +379,7 @@ impl CombineArguments<'_, '_> {
         Ok((object.into_any(), tensor))
     }
 
-    fn weights(&self, layout: Layout, kept: &mut Unreceived) -> Result<Option<TensorRef<'static>>> {
+    fn weights(&self, layout: Layout, kept: &mut Inputs) -> Result<Option<TensorRef<'static>>> {
         let Some(weights) = optional("weights", self.weights)? else { return Ok(None) };
         match layout {
             Layout::Flat => kept.keep(weights).map(Some),
@@ -398,7 +387,7 @@ impl CombineArguments<'_, '_> {
         }
     }
 
-    fn bias(&self, kept: &mut Unreceived) -> Result<[Option<TensorRef<'static>>; 2]> {
+    fn bias(&self, kept: &mut Inputs) -> Result<[Option<TensorRef<'static>>; 2]> {
         let Some(bias) = self.bias else { return Ok([None, None]) };
         if !bias.is_instance_of::<PyTuple>() && !bias.is_instance_of::<PyList>() {
             return Ok([kept.optional(Tensor::optional("bias", bias)?)?, None]);
@@ -425,7 +414,7 @@ pub(crate) fn combine(
     let stream = arguments.stream;
     let ReadyCombine { handle, call, kept: _kept, outputs } =
         arguments.read(shared).map_err(|why| refuse(py, shared, RefusedCall::Combine, why))?;
-    shared.call(py, |comm| in_order!(comm, stream, combine(handle, call)))?;
+    shared.call(py, |comm| in_order!(comm, stream, combine(handle.get()?, call)))?;
     Ok(outputs.clone_ref(py))
 }
 
@@ -437,8 +426,9 @@ pub(crate) fn combine_send(
     let stream = arguments.stream;
     let ReadyCombine { handle, call, kept, outputs } =
         arguments.read(shared).map_err(|why| refuse(py, shared, RefusedCall::Combine, why))?;
-    let pending = shared.call(py, |comm| in_order!(comm, stream, combine_send(handle, call)))?;
-    Ok(PendingCombine { waiting: Waiting::new(shared, stream, (pending, kept)), outputs })
+    let pending =
+        shared.call(py, |comm| in_order!(comm, stream, combine_send(handle.get()?, call)))?;
+    Ok(PendingCombine { waiting: Waiting::new(shared, stream, pending.keeping(kept)), outputs })
 }
 
 /// The arrays that can be copied out.
@@ -467,16 +457,13 @@ pub(crate) fn copy_out(
     stream: Option<usize>,
     given: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
-    let mut kept = Unreceived::default();
+    let mut kept = Inputs::default();
     let mut outputs = read_outputs(given, &mut kept).map_err(|error| raise(py, &error))?;
     let received = received.core();
     shared.call(py, |comm| in_order!(comm, stream, copy_out(&received, &mut outputs)))
 }
 
-fn read_outputs(
-    given: Option<&Bound<'_, PyDict>>,
-    kept: &mut Unreceived,
-) -> Result<Outputs<'static>> {
+fn read_outputs(given: Option<&Bound<'_, PyDict>>, kept: &mut Inputs) -> Result<Outputs<'static>> {
     let mut outputs = Outputs::default();
     for (key, object) in given.into_iter().flatten() {
         let key = key.to_string();

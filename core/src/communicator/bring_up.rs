@@ -247,6 +247,7 @@ fn bring_up(
         scratch: TopkScratch::new(&shape),
         next_operation: 0,
         open_slots: 0,
+        abandoned: Arc::default(),
         closed: None,
     })
 }

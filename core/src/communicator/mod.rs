@@ -18,6 +18,7 @@
 //! when a call that receives returns, the operation has ended on the device. A call through
 //! [`Communicator::on`] is in the order of a [`Stream`] instead, and needs none of this.
 
+mod abandoned;
 mod arguments;
 mod bring_up;
 mod buffer;
@@ -77,6 +78,7 @@ pub struct Communicator {
     /// Slots (operation number modulo `in_flight`, at most 16) whose operation was sent and not yet
     /// received: one bit each.
     open_slots: u32,
+    abandoned: Arc<abandoned::Abandoned>,
     closed: Option<(ErrorKind, Option<u32>, String)>,
 }
 

@@ -2,10 +2,10 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::Communicator;
+use super::abandoned::Sent;
 use super::arguments::{Combine, Dispatch, Replay, Sizes};
-use super::components::Components;
 use super::memory::check_memory;
-use super::output::{CombineInput, Handle, Received, RegionClaim};
+use super::output::{CombineInput, Handle, Received, RegionClaim, Routed};
 use super::reporter::{InCall, Sort};
 use super::stream::Mode;
 use super::tensor::{TensorMut, TensorRef, raw_or_none};
@@ -14,16 +14,12 @@ use crate::host::NO_TENSOR;
 use crate::moe::{DType, Layout};
 use crate::{Error, ErrorKind, Result};
 
-/// An operation between its send and its receive. The communicator it belongs to is kept, because numbers
-/// and slots mean something there only.
-#[derive(Debug)]
-struct Sent {
-    components: Arc<Components>,
-    operation: u64,
-}
-
 /// A dispatch that was sent. Finish it with [`Communicator::dispatch_recv`]; until then its inputs stay
 /// borrowed, and the operation counts as open.
+///
+/// Inputs that are [named by their addresses](TensorRef::from_memory) are borrowed for any time that the caller
+/// names, `'static` too; what keeps them is given to [`keeping`](Self::keeping). So a framework can store a
+/// pending operation in an object of its own.
 #[derive(Debug)]
 #[must_use = "a dispatch that is never received leaves the other ranks waiting"]
 pub struct PendingDispatch<'a> {
@@ -37,42 +33,40 @@ pub struct PendingDispatch<'a> {
     inputs: PhantomData<TensorRef<'a>>,
 }
 
-/// A replay that was sent. Finish it with [`Communicator::replay_recv`]; until then its inputs and its
-/// handle stay borrowed, and the operation counts as open.
-///
-/// The routing lies in the handle's slot, so the handle cannot go before the replay is received:
-/// ```compile_fail,E0505
-/// # use tokenyard_core::{Result, communicator::{Handle, Received, Replay, Communicator}};
-/// fn early(communicator: &mut Communicator, handle: Handle, replay: &Replay<'_>) -> Result<Received> {
-///     let pending = communicator.replay_send(&handle, replay)?;
-///     drop(handle);
-///     communicator.replay_recv(pending)
-/// }
-/// ```
+/// A replay that was sent. Finish it with [`Communicator::replay_recv`]; until then its inputs stay borrowed,
+/// and the operation counts as open. It keeps what it needs of its handle, which may be dropped.
 #[derive(Debug)]
 #[must_use = "a replay that is never received leaves the other ranks waiting"]
 pub struct PendingReplay<'a> {
     sent: Sent,
     layout: Layout,
-    inputs: PhantomData<(&'a Handle, TensorRef<'a>)>,
+    inputs: PhantomData<TensorRef<'a>>,
 }
 
-/// A combine that was sent. Finish it with [`Communicator::combine_recv`]; until then its tensors and its
-/// handle stay borrowed, as for [`PendingReplay`].
-/// ```compile_fail,E0505
-/// # use tokenyard_core::{Result, communicator::{Combine, Handle, Communicator}};
-/// fn early(communicator: &mut Communicator, handle: Handle, combine: Combine<'_>) -> Result<()> {
-///     let pending = communicator.combine_send(&handle, combine)?;
-///     drop(handle);
-///     communicator.combine_recv(pending)
-/// }
-/// ```
+/// A combine that was sent. Finish it with [`Communicator::combine_recv`]; until then its tensors stay
+/// borrowed, as for [`PendingDispatch`]. It keeps what it needs of its handle, which may be dropped.
 #[derive(Debug)]
 #[must_use = "a combine that is never received leaves the other ranks waiting"]
 pub struct PendingCombine<'a> {
     sent: Sent,
-    arguments: PhantomData<(&'a Handle, Combine<'a>)>,
+    arguments: PhantomData<Combine<'a>>,
 }
+
+macro_rules! keeping {
+    ($($pending:ident),+) => {$(
+        impl $pending<'_> {
+            /// Keeps a value, such as the tensors of another language, until the operation was received. Where
+            /// it never is, others may still use its tensors: the value lives on until the communicator is
+            /// dropped, and with it every pending operation.
+            pub fn keeping(mut self, owner: impl Send + 'static) -> Self {
+                self.sent.owners.push(Box::new(owner));
+                self
+            }
+        }
+    )+};
+}
+
+keeping!(PendingDispatch, PendingReplay, PendingCombine);
 
 pub(super) fn text(refusal: &str) -> abi::TyStr {
     abi::TyStr { data: refusal.as_ptr(), bytes: refusal.len() }
@@ -208,7 +202,7 @@ impl Communicator {
     /// As `dispatch`.
     pub fn replay_send<'a>(
         &mut self,
-        handle: &'a Handle,
+        handle: &Handle,
         replay: &Replay<'a>,
     ) -> Result<PendingReplay<'a>> {
         self.send_replay(handle, replay, Mode::default())
@@ -216,14 +210,14 @@ impl Communicator {
 
     pub(super) fn send_replay<'a>(
         &mut self,
-        handle: &'a Handle,
+        handle: &Handle,
         replay: &Replay<'a>,
         mode: Mode<'_>,
     ) -> Result<PendingReplay<'a>> {
         let (operation, _inside) = self.begin(Sort::Replay)?;
-        let mut call = blank_dispatch(operation, handle.slot, handle.layout);
+        let mut call = blank_dispatch(operation, handle.0.slot, handle.0.layout);
         call.flags |= abi::TY_DISPATCH_REPLAY;
-        call.flags |= if handle.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
+        call.flags |= if handle.0.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
         let checked = self
             .check_mode(&mode)
             .and_then(|()| mode.mark_replay(&mut call))
@@ -241,7 +235,11 @@ impl Communicator {
         if let Err(error) = unsafe { self.components.kernels().dispatch_send(&call) } {
             return Err(self.end_failed(operation, error));
         }
-        Ok(PendingReplay { sent: self.sent(operation), layout: handle.layout, inputs: PhantomData })
+        Ok(PendingReplay {
+            sent: self.sent(operation).of(handle),
+            layout: handle.0.layout,
+            inputs: PhantomData,
+        })
     }
 
     /// Finishes [`replay_send`](Self::replay_send).
@@ -249,7 +247,7 @@ impl Communicator {
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
     pub fn replay_recv(&mut self, pending: PendingReplay<'_>) -> Result<Received> {
-        Ok(self.receive(&pending.sent, pending.layout)?.0)
+        Ok(self.receive(pending.sent, pending.layout)?.0)
     }
 
     /// Finishes [`dispatch_send`](Self::dispatch_send).
@@ -257,15 +255,16 @@ impl Communicator {
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
     pub fn dispatch_recv(&mut self, pending: PendingDispatch<'_>) -> Result<(Received, Handle)> {
-        let (received, claim) = match self.receive(&pending.sent, pending.layout) {
+        let components = Arc::clone(&pending.sent.components);
+        let (received, claim) = match self.receive(pending.sent, pending.layout) {
             Ok(done) => done,
             Err(error) => {
-                pending.sent.components.claims.give_handle(pending.slot);
+                components.claims.give_handle(pending.slot);
                 return Err(error);
             }
         };
-        let handle = Handle {
-            components: pending.sent.components,
+        let handle = Handle(Arc::new(Routed {
+            components,
             slot: pending.slot,
             tokens: pending.tokens,
             rows: received.rows(),
@@ -274,7 +273,7 @@ impl Communicator {
             worst_case: pending.worst_case,
             has_weights: pending.has_weights,
             _claim: (pending.layout != Layout::Flat).then_some(claim),
-        };
+        }));
         Ok((received, handle))
     }
 
@@ -294,7 +293,7 @@ impl Communicator {
                 format!("found type {dtype}; expected bf16, fp16 or fp32"),
             ));
         }
-        let (region, raw) = self.components.kernels().combine_input(handle.slot, dtype.code())?;
+        let (region, raw) = self.components.kernels().combine_input(handle.0.slot, dtype.code())?;
         Ok(CombineInput { raw, _claim: RegionClaim::new(&self.components, region) })
     }
 
@@ -313,7 +312,7 @@ impl Communicator {
     /// As `dispatch`.
     pub fn combine_send<'a>(
         &mut self,
-        handle: &'a Handle,
+        handle: &Handle,
         combine: Combine<'a>,
     ) -> Result<PendingCombine<'a>> {
         self.send_combine(handle, combine, Mode::default())
@@ -321,12 +320,12 @@ impl Communicator {
 
     pub(super) fn send_combine<'a>(
         &mut self,
-        handle: &'a Handle,
+        handle: &Handle,
         combine: Combine<'a>,
         mode: Mode<'_>,
     ) -> Result<PendingCombine<'a>> {
         let (operation, _inside) = self.begin(Sort::Combine)?;
-        let mut call = blank_combine(operation, handle.slot);
+        let mut call = blank_combine(operation, handle.0.slot);
         let checked = self
             .check_mode(&mode)
             .and_then(|()| mode.mark_combine(&mut call))
@@ -349,7 +348,10 @@ impl Communicator {
         // kernel set of a device waits for its kernels before it copies or frees a `Buffer`.
         let result = unsafe { self.components.kernels().combine_send(&call) };
         match result {
-            Ok(()) => Ok(PendingCombine { sent: self.sent(operation), arguments: PhantomData }),
+            Ok(()) => {
+                let sent = self.sent(operation).of(handle);
+                Ok(PendingCombine { sent, arguments: PhantomData })
+            }
             Err(error) => Err(self.end_failed(operation, error)),
         }
     }
@@ -361,6 +363,7 @@ impl Communicator {
     pub fn combine_recv(&mut self, pending: PendingCombine<'_>) -> Result<()> {
         let (operation, _inside) = self.begin_receive(&pending.sent)?;
         let result = self.components.kernels().combine_recv(operation);
+        pending.sent.end();
         let result = result.and_then(|()| self.components.watchdog.confirm());
         match result {
             Ok(()) => {
@@ -401,7 +404,7 @@ impl Communicator {
     }
 
     fn sent(&self, operation: u64) -> Sent {
-        Sent { components: Arc::clone(&self.components), operation }
+        Sent::new(&self.components, operation, &self.abandoned)
     }
 
     /// The number of an operation that may be received here.
@@ -437,7 +440,7 @@ impl Communicator {
     }
 
     fn check_handle(&self, handle: &Handle) -> Result<()> {
-        if !Arc::ptr_eq(&handle.components, &self.components) {
+        if !Arc::ptr_eq(&handle.0.components, &self.components) {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 "check handle",
@@ -447,9 +450,10 @@ impl Communicator {
         Ok(())
     }
 
-    fn receive(&mut self, sent: &Sent, layout: Layout) -> Result<(Received, RegionClaim)> {
-        let (operation, _inside) = self.begin_receive(sent)?;
+    fn receive(&mut self, sent: Sent, layout: Layout) -> Result<(Received, RegionClaim)> {
+        let (operation, _inside) = self.begin_receive(&sent)?;
         let result = self.components.kernels().dispatch_recv(operation);
+        sent.end();
         let result = result.and_then(|raw| self.components.watchdog.confirm().map(|()| raw));
         match result {
             Ok(raw) => {

@@ -120,9 +120,14 @@ impl Received {
     }
 }
 
-/// What a dispatch leaves behind for its combine, or for a replay with the same routing.
+/// What a dispatch leaves behind for its combine, or for a replay with the same routing. Operations that were
+/// sent keep what they need of it.
 #[derive(Debug)]
-pub struct Handle {
+pub struct Handle(pub(super) Arc<Routed>);
+
+/// What a handle names. Its slot is free once the handle and the operations that use it are gone.
+#[derive(Debug)]
+pub(super) struct Routed {
     pub(super) components: Arc<Components>,
     pub(super) slot: u32,
     /// T of the dispatch on this rank.
@@ -139,21 +144,21 @@ pub struct Handle {
 impl Handle {
     /// How the rows of the dispatch are arranged.
     pub fn layout(&self) -> Layout {
-        self.layout
+        self.0.layout
     }
 
     /// T of the dispatch on this rank: combine gives as many rows.
     pub fn tokens(&self) -> usize {
-        self.tokens
+        self.0.tokens
     }
 
     /// Rows that combine takes on this rank.
     pub fn rows(&self) -> usize {
-        self.rows
+        self.0.rows
     }
 }
 
-impl Drop for Handle {
+impl Drop for Routed {
     fn drop(&mut self) {
         self.components.claims.give_handle(self.slot);
     }

@@ -329,7 +329,7 @@ impl OnStream<'_> {
     /// As there.
     pub fn replay_send<'a>(
         &mut self,
-        handle: &'a Handle,
+        handle: &Handle,
         replay: &Replay<'a>,
     ) -> Result<PendingReplay<'a>> {
         self.comm.send_replay(handle, replay, self.mode)
@@ -350,7 +350,7 @@ impl OnStream<'_> {
     /// As there.
     pub fn combine_send<'a>(
         &mut self,
-        handle: &'a Handle,
+        handle: &Handle,
         combine: Combine<'a>,
     ) -> Result<PendingCombine<'a>> {
         self.comm.send_combine(handle, combine, self.mode)
