@@ -356,7 +356,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 2252419619919822882
+#define TY_TRANSPORT_LAYOUT 5900233940346582074
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
@@ -366,7 +366,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 16265008771845216772ull
+#define TY_KERNELS_LAYOUT 16155505386843386456ull
 
 /**
  * Major version of the topology ABI.
@@ -417,7 +417,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 9
+#define TY_TRANSPORT_MINOR 10
 
 /**
  * Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -1493,15 +1493,59 @@ typedef struct TyWindow {
 } TyWindow;
 
 /**
+ * A ring of kernels that a transport may serve. What `ring`'s fields and the next two point to stays valid
+ * until `close` has returned; the rest is valid for the call.
+ */
+typedef struct TyServeRing {
+  /**
+   * `sizeof(TyServeRing)`.
+   */
+  size_t size;
+  /**
+   * The ring. Kernels wrote its commands, so they are checked: peer, windows, ends of puts, signal and `add`. A
+   * command that breaks a rule kills the ring.
+   */
+  const struct TyGpuRing *ring;
+  /**
+   * `peers` entries, for reports: the thread stores `posted`, `done` and `raised` atomically.
+   */
+  struct TyPeerCounters *counters;
+  /**
+   * `peers * ring.signals` words, by peer, then signal: how far each was raised, stored in the same way.
+   */
+  uint64_t *raised;
+  /**
+   * The windows of this transport, in order of their ids.
+   */
+  const struct TyWindow *windows;
+  /**
+   * Number of windows.
+   */
+  size_t window_count;
+  /**
+   * Most bytes of one put.
+   */
+  uint64_t largest_put;
+  /**
+   * Ranks of the team.
+   */
+  uint32_t peers;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+} TyServeRing;
+
+/**
  * A transport: who fills this structure contributes a fabric.
  *
  * Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
- * `endpoint`, `connect`, `commit`, `peer_address`) are called on one thread that may block. *Hot* slots
+ * `endpoint`, `connect`, `commit`, `serve_ring`, `peer_address`) are called on one thread that may block. *Hot* slots
  * (`post`, `poll`, `read_signal`) of one queue are called by one thread at a time; different queues
  * may be used by different threads at once. `health` may be called from any thread.
  *
  * Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
- * `connect` per peer, `commit`, then hot slots, then `close`.
+ * `connect` per peer, `commit`, (`serve_ring`,) then hot slots, then `close`.
  */
 typedef struct TyTransportTable {
   /**
@@ -1639,6 +1683,13 @@ typedef struct TyTransportTable {
    * connected. May wait for peers that still connect, at most `deadline_ns`.
    */
   int32_t (*commit)(void *instance, struct TyError *error);
+  /**
+   * Optional, cold, behind `commit` (since minor version 10). Takes over a ring of kernels, for a transport
+   * with threads of its own: one of them takes the commands out, so that what a kernel posts is handed over
+   * once. It does what the host does else: [`TyGpuRing`] says what. `close` ends it. `TY_UNSUPPORTED`
+   * leaves the ring to the host.
+   */
+  int32_t (*serve_ring)(void *instance, const struct TyServeRing *ring, struct TyError *error);
 } TyTransportTable;
 
 /**

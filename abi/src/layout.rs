@@ -51,7 +51,13 @@ const fn transport_layout() -> u64 {
         TyTransportOpen { size, config, team, needs, nics, nic_count, flags, device, exchange }
         TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
-            link_name, device_api, device_source, commit }
+            link_name, device_api, device_source, commit, serve_ring }
+        TyServeRing { size, ring, counters, raised, windows, window_count, largest_put, peers, reserved }
+        TyPeerCounters { posted, done, raised, expected, received }
+        TyGpuRingCommand { op, peer, signal, add, src_window, dst_window, src_offset, dst_offset, bytes,
+            value, sequence }
+        TyGpuRingStatus { done, failed, status }
+        TyGpuRing { size, level, queue, capacity, commands, status, totals, signals, reserved }
         TyDeviceApi { size, version, dialect, compiler, flags, source, include_folders,
             include_folder_count, defines, define_count, params, param_bytes, param_alignment }
         TyTransportExport { header, components, count }
@@ -92,24 +98,19 @@ const fn kernels_layout() -> u64 {
             device, gpu_ring, counters, trace }
         TyDeviceTable { size, tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on,
             graph_begin, graph_end, graph_launch, graph_destroy }
-        TyPeerCounters { posted, done, raised, expected, received }
         TyRaised { signal, total }
         TyCounters { size, ranks, signals, queue_depth, peers, raised }
-        TyGpuRingCommand { op, peer, signal, add, src_window, dst_window, src_offset, dst_offset, bytes,
-            value, sequence }
-        TyGpuRingStatus { done, failed, status }
-        TyGpuRing { size, level, queue, capacity, commands, status, totals, signals, reserved }
         TyTrace { size, begun, counted, heard, moved, arrived }
         TyKernelsExport { header, components, count }
     }
 }
 
 /// Layout hash of the transport ABI on 64-bit targets.
-pub const TY_TRANSPORT_LAYOUT: u64 = 0x1f42_33b5_e271_0022;
+pub const TY_TRANSPORT_LAYOUT: u64 = 0x51e1_d782_0a0f_b43a;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0xe1b8_eb4d_6272_5a04;
+pub const TY_KERNELS_LAYOUT: u64 = 0xe033_e28d_c5b5_b258;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

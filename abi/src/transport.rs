@@ -2,12 +2,14 @@
 
 use core::ffi::c_void;
 
-use crate::{TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr, TyWindow};
+use crate::{
+    TyError, TyExportHeader, TyGpuRing, TyHost, TyMemoryNeeds, TyPeerCounters, TyStr, TyWindow,
+};
 
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 9;
+pub const TY_TRANSPORT_MINOR: u32 = 10;
 
 /// Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -170,12 +172,12 @@ pub struct TyEvent {
 /// A transport: who fills this structure contributes a fabric.
 ///
 /// Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
-/// `endpoint`, `connect`, `commit`, `peer_address`) are called on one thread that may block. *Hot* slots
+/// `endpoint`, `connect`, `commit`, `serve_ring`, `peer_address`) are called on one thread that may block. *Hot* slots
 /// (`post`, `poll`, `read_signal`) of one queue are called by one thread at a time; different queues
 /// may be used by different threads at once. `health` may be called from any thread.
 ///
 /// Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
-/// `connect` per peer, `commit`, then hot slots, then `close`.
+/// `connect` per peer, `commit`, (`serve_ring`,) then hot slots, then `close`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyTransportTable {
@@ -332,6 +334,43 @@ pub struct TyTransportTable {
     /// anything that uses the connections. For fabrics that register windows only once the team is
     /// connected. May wait for peers that still connect, at most `deadline_ns`.
     pub commit: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
+    /// Optional, cold, behind `commit` (since minor version 10). Takes over a ring of kernels, for a transport
+    /// with threads of its own: one of them takes the commands out, so that what a kernel posts is handed over
+    /// once. It does what the host does else: [`TyGpuRing`] says what. `close` ends it. `TY_UNSUPPORTED`
+    /// leaves the ring to the host.
+    pub serve_ring: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            ring: *const TyServeRing,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+}
+
+/// A ring of kernels that a transport may serve. What `ring`'s fields and the next two point to stays valid
+/// until `close` has returned; the rest is valid for the call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyServeRing {
+    /// `sizeof(TyServeRing)`.
+    pub size: usize,
+    /// The ring. Kernels wrote its commands, so they are checked: peer, windows, ends of puts, signal and `add`. A
+    /// command that breaks a rule kills the ring.
+    pub ring: *const TyGpuRing,
+    /// `peers` entries, for reports: the thread stores `posted`, `done` and `raised` atomically.
+    pub counters: *mut TyPeerCounters,
+    /// `peers * ring.signals` words, by peer, then signal: how far each was raised, stored in the same way.
+    pub raised: *mut u64,
+    /// The windows of this transport, in order of their ids.
+    pub windows: *const TyWindow,
+    /// Number of windows.
+    pub window_count: usize,
+    /// Most bytes of one put.
+    pub largest_put: u64,
+    /// Ranks of the team.
+    pub peers: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// The contract of device APIs: `backends/gpu/device/transport.cuh` of this version.

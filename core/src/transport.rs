@@ -26,6 +26,7 @@
 use crate::abi;
 use crate::config::ComponentTable;
 use crate::exchange::{Exchange, NoExchange};
+use crate::gpu_ring::RingToServe;
 use crate::nics::Nics;
 use crate::{Error, ErrorKind, Result};
 
@@ -262,6 +263,17 @@ pub trait Transport: Sized + Send + Sync + 'static {
             "device_source",
             format!("{} has no device API", Self::NAME),
         ))
+    }
+
+    /// Takes over a ring of kernels, behind [`commit`](Self::commit), where the transport has threads of its own:
+    /// see [`GpuRing::serve`](crate::gpu_ring::GpuRing::serve). Nobody else uses the ring's queue. Returns whether
+    /// it does; else core serves the ring.
+    ///
+    /// # Errors
+    /// What the operating system refuses.
+    fn serve_ring(&mut self, ring: RingToServe) -> Result<bool> {
+        let _ = ring;
+        Ok(false)
     }
 
     /// One line for diagnoses, after `connect`: what connects this rank to `peer` (device,

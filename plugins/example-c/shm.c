@@ -542,6 +542,7 @@ static const TyTransportTable table = {
     NULL, /* device_api: kernels on the CPU need none */
     NULL, /* device_source: likewise */
     NULL, /* commit: a peer is reached as soon as it is connected */
+    NULL, /* serve_ring: the host serves the rings of GPU kernels */
 };
 
 static const TyTransportTable *const tables[] = { &table };

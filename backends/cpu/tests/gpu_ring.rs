@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{Rank, WINDOW_BYTES, needs};
 use tokenyard_core::abi;
-use tokenyard_core::gpu_ring::GpuRing;
+use tokenyard_core::gpu_ring::{GpuRing, RingToServe};
 use tokenyard_core::transport::Window;
 use tokenyard_testkit::{Counting, of_all_threads};
 
@@ -28,13 +28,23 @@ struct Kernels {
     commands: Vec<AtomicU64>,
     status: Vec<AtomicU64>,
     totals: Vec<AtomicU64>,
+    /// Where the host counts, of 2 peers.
+    counters: Vec<AtomicU64>,
+    raised: Vec<AtomicU64>,
     head: u64,
 }
 
 impl Kernels {
     fn new() -> Self {
         let words = |count: u32| (0..count).map(|_| AtomicU64::new(0)).collect();
-        Self { commands: words(8 * CAPACITY), status: words(3), totals: words(SIGNALS), head: 0 }
+        Self {
+            commands: words(8 * CAPACITY),
+            status: words(3),
+            totals: words(SIGNALS),
+            counters: words(2 * 5),
+            raised: words(2 * SIGNALS),
+            head: 0,
+        }
     }
 
     fn ring(&self) -> abi::TyGpuRing {
@@ -122,8 +132,19 @@ fn ranks() -> [(GpuRing, Kernels, Rank); 2] {
         // SAFETY: the tuple drops the proxy before the ring, which stays where it is on the heap, and
         // before the transport.
         let proxy = unsafe {
-            let link = rank.transport.link();
-            GpuRing::start(&kernels.ring(), link, &[window(0), window(1)], 2).unwrap()
+            let (ring, windows) = (kernels.ring(), [window(0), window(1)]);
+            let serve = abi::TyServeRing {
+                size: size_of::<abi::TyServeRing>(),
+                ring: &raw const ring,
+                counters: kernels.counters.as_ptr().cast_mut().cast(),
+                raised: kernels.raised.as_ptr().cast_mut().cast(),
+                windows: windows.as_ptr(),
+                window_count: windows.len(),
+                largest_put: u64::MAX,
+                peers: 2,
+                reserved: 0,
+            };
+            GpuRing::start(RingToServe::new(&serve), rank.transport.link()).unwrap()
         };
         (proxy, kernels, rank)
     })

@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use tokenyard_core::abi;
+use tokenyard_core::gpu_ring::{GpuRing, RingToServe};
 use tokenyard_core::nics::Nics;
 use tokenyard_core::proxy::Proxy;
 use tokenyard_core::transport::{
@@ -131,6 +132,8 @@ impl Preset for EfaProvider {
 /// A transport over libfabric.
 #[derive(Debug)]
 pub struct Component<P> {
+    /// Serves a ring of kernels, in place of the proxy. Ends before the engine.
+    served: Option<GpuRing>,
     /// Who posts and polls, once all peers are connected. Ends before the engine.
     proxy: Option<Proxy>,
     engine: Arc<Engine>,
@@ -188,6 +191,7 @@ where
         let rails = info::choose(&settings)?;
         let kinds = memory_kinds(&rails);
         Ok(Self {
+            served: None,
             proxy: None,
             engine: Arc::new(Engine::open(rails, &settings, team, needs)?),
             proxy_threads: settings.proxy_threads,
@@ -226,6 +230,16 @@ where
             self.proxy = Some(proxied::start(&self.engine, self.proxy_threads)?);
         }
         Ok(())
+    }
+
+    /// One thread takes the kernels' commands and posts them on all rails: what a proxy thread would get is
+    /// handed over once less.
+    fn serve_ring(&mut self, ring: RingToServe) -> Result<bool> {
+        if self.proxy.take().is_none() {
+            return Ok(false);
+        }
+        self.served = Some(proxied::serve(&self.engine, ring)?);
+        Ok(true)
     }
 
     unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {

@@ -4,130 +4,18 @@
 // The helpers below may panic as a test may.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Barrier, Mutex};
-use std::time::{Duration, Instant};
+mod common;
 
-use tokenyard_core::config::ComponentTable;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use tokenyard_core::transport::{
-    Command, NO_COMMAND, NO_EVENT, Team, Transport, TransportNeeds, TransportOpen, Window,
+    Command, NO_COMMAND, Team, Transport, TransportNeeds, TransportOpen,
 };
 use tokenyard_core::{ErrorKind, abi};
-use tokenyard_libfabric::{Efa, EfaConfig, Libfabric, LibfabricConfig};
+use tokenyard_libfabric::{Efa, EfaConfig, Libfabric};
 
-const WINDOW_BYTES: usize = 1 << 16;
-const LONG: Duration = Duration::from_secs(60);
-
-fn config(text: &str) -> LibfabricConfig {
-    ComponentTable::from_text(text, "test.toml").parse("libfabric").unwrap()
-}
-
-fn needs() -> TransportNeeds {
-    TransportNeeds {
-        windows: 1,
-        queues: 2,
-        signals: 16,
-        queue_depth: 64,
-        largest_put: WINDOW_BYTES as u64,
-        deadline: LONG,
-    }
-}
-
-/// Window memory: words that peers write.
-struct Memory(Box<[AtomicU64]>);
-
-impl Memory {
-    fn new() -> Self {
-        Self((0..WINDOW_BYTES / 8).map(|_| AtomicU64::new(0)).collect())
-    }
-
-    fn window(&self) -> Window {
-        Window {
-            size: size_of::<Window>(),
-            id: 0,
-            kind: abi::TY_MEMORY_HOST,
-            pointer: self.0.as_ptr().cast_mut().cast(),
-            bytes: WINDOW_BYTES as u64,
-            fd: -1,
-            device: -1,
-            fd_offset: 0,
-            handle: 0,
-            reserved: 0,
-        }
-    }
-}
-
-/// One rank. Fields drop in order: the transport ends before its window.
-struct Rank {
-    me: u32,
-    transport: Libfabric,
-    memory: Memory,
-}
-
-impl Rank {
-    fn open(me: u32, ranks: u32, text: &str) -> Self {
-        let mut transport =
-            Libfabric::open(config(text), &TransportOpen::new(&Team::world(me, ranks), &needs()))
-                .unwrap();
-        let memory = Memory::new();
-        // SAFETY: the memory is dropped after the transport.
-        unsafe { transport.register(&memory.window()).unwrap() };
-        Self { me, transport, memory }
-    }
-
-    fn until(&self, what: &str, mut done: impl FnMut(&Self) -> bool) {
-        let until = Instant::now() + LONG;
-        while !done(self) {
-            self.transport.progress().unwrap();
-            self.transport.health().unwrap();
-            assert!(Instant::now() < until, "rank {}: {what}", self.me);
-            std::thread::yield_now();
-        }
-    }
-
-    /// Posts all commands; the tests' commands are in range and their sources stay.
-    fn post(&self, queue: u32, commands: &[Command]) {
-        let mut left = commands;
-        self.until("commands are accepted", |rank| {
-            // SAFETY: see above.
-            let accepted = unsafe { rank.transport.post(queue, left).unwrap() };
-            left = &left[accepted..];
-            if accepted == 0 {
-                rank.transport.poll(queue, &mut [NO_EVENT; 8]).unwrap();
-            }
-            left.is_empty()
-        });
-    }
-
-    fn wait_signal(&self, id: u32, total: u64) {
-        self.until("a signal", |rank| rank.transport.read_signal(0, id) >= total);
-        assert_eq!(self.transport.read_signal(0, id), total);
-    }
-}
-
-/// Runs `body` on connected ranks; none ends before all are through.
-fn with_ranks(ranks: u32, text: &str, body: impl Fn(&Rank) + Sync) {
-    let endpoints: Vec<Mutex<Vec<Vec<u8>>>> = (0..ranks).map(|_| Mutex::default()).collect();
-    let (ready, through) = (Barrier::new(ranks as usize), Barrier::new(ranks as usize));
-    std::thread::scope(|scope| {
-        for me in 0..ranks {
-            let (endpoints, ready, through, body) = (&endpoints, &ready, &through, &body);
-            scope.spawn(move || {
-                let mut rank = Rank::open(me, ranks, text);
-                let mine = (0..ranks).map(|peer| rank.transport.endpoint(peer).unwrap()).collect();
-                *endpoints[me as usize].lock().unwrap() = mine;
-                ready.wait();
-                for peer in 0..ranks {
-                    let data = endpoints[peer as usize].lock().unwrap()[me as usize].clone();
-                    rank.transport.connect(peer, &data).unwrap();
-                }
-                ready.wait();
-                body(&rank);
-                through.wait();
-            });
-        }
-    });
-}
+use common::{Rank, WINDOW_BYTES, config, needs, with_ranks};
 
 fn put_signal(peer: u32, bytes: u64, signal: u32) -> Command {
     Command {

@@ -18,7 +18,7 @@ use super::watchdog::{Bounds, Watchdog, WatchedLinks};
 use crate::abi;
 use crate::bootstrap::{Ask, Members, Next, World};
 use crate::config::{Config, OnFailure};
-use crate::gpu_ring::GpuRing;
+use crate::gpu_ring::Counts;
 use crate::host::{OpenKernels, Registry};
 use crate::kernels::{KernelNeeds, KernelShape};
 use crate::link::Link;
@@ -199,7 +199,7 @@ fn bring_up(
     // SAFETY: `Components` stops the threads before it drops transports and kernel set, and so does an error
     // here; where a thread is stuck, both are kept.
     let (proxies, rings) =
-        unsafe { start_proxies(&mut kernels, &transports, &level_windows, &levels, &stuck)? };
+        unsafe { start_proxies(&mut kernels, &mut transports, &level_windows, &levels, &stuck)? };
     // SAFETY: as above.
     let progress = unsafe { Progress::start(transports.links().into_iter().flatten(), &stuck)? };
     watchdog.report_to(&recorder.0);
@@ -455,29 +455,41 @@ fn level_windows(needs: &KernelNeeds, windows: &[Window]) -> [Vec<Window>; 2] {
         .map(|level| windows_of(needs, level).map(|id| windows[id as usize]).collect())
 }
 
-/// Serves the command rings of kernels that post through the host, on each level where they do.
+/// Finds threads for the command rings of kernels that post through the host: the transport's own, or core's.
 ///
 /// # Safety
 /// The value is dropped before the transports and the kernel set, which are kept if `stuck` is set then.
 unsafe fn start_proxies(
     kernels: &mut OpenKernels,
-    transports: &Transports,
+    transports: &mut Transports,
     level_windows: &[Vec<Window>; 2],
     levels: &Levels<'_>,
     stuck: &Stuck,
 ) -> Result<(Proxies, [Option<RingCounts>; 2])> {
     let (mut proxies, mut rings) = (Proxies::new(stuck), [None, None]);
-    // SAFETY: by this function's contract.
-    let links = unsafe { transports.links() };
-    for (level, link) in [abi::TY_LEVEL_SCALE_UP, abi::TY_LEVEL_SCALE_OUT].into_iter().zip(links) {
-        let Some(link) = link else { continue };
+    for level in [abi::TY_LEVEL_SCALE_UP, abi::TY_LEVEL_SCALE_OUT] {
+        let Some(transport) = transports.of_level(level) else { continue };
+        let largest_put = transport.capabilities().largest_put;
         let Some(ring) = kernels.gpu_ring(level)? else { continue };
-        let windows = &level_windows[level as usize];
-        let peers = levels.ranks(level);
-        // SAFETY: by this function's contract; the kernel set keeps the ring until it is closed.
-        let proxy = unsafe { GpuRing::start(&ring, link, windows, peers.len() as u32)? };
-        rings[level as usize] = Some(RingCounts { counts: proxy.counts(), ranks: peers.to_vec() });
-        proxies.push(link.name(), proxy);
+        let (windows, ranks) = (&level_windows[level as usize], levels.ranks(level));
+        let counts = Arc::new(Counts::new(&ring, ranks.len() as u32));
+        let (counters, raised) = counts.words();
+        let serve = abi::TyServeRing {
+            size: size_of::<abi::TyServeRing>(),
+            ring: &raw const ring,
+            counters,
+            raised,
+            windows: windows.as_ptr(),
+            window_count: windows.len(),
+            largest_put,
+            peers: ranks.len() as u32,
+            reserved: 0,
+        };
+        // SAFETY: by this function's contract; the kernel set keeps the ring until it is closed, the
+        // transports keep the counts.
+        let own = unsafe { transports.serve_ring(&serve, Arc::clone(&counts))? };
+        own.into_iter().for_each(|(name, proxy)| proxies.push(name, proxy));
+        rings[level as usize] = Some(RingCounts { counts, ranks: ranks.to_vec() });
     }
     Ok((proxies, rings))
 }

@@ -5,6 +5,7 @@
 //! every domain is one rank. Otherwise both transports are open: scale-up for the domain, scale-out
 //! for the rail (*hierarchical*).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::progress::Progress;
@@ -13,6 +14,7 @@ use crate::abi;
 use crate::bootstrap::Members;
 use crate::config::{ComponentChoice, Config};
 use crate::exchange::Exchange;
+use crate::gpu_ring::{Counts, GpuRing, RingToServe};
 use crate::host::{OpenKernels, OpenTransport, Registry, TransportRef};
 use crate::kernels::{KernelNeeds, Limits, is_for_level};
 use crate::link::Link;
@@ -226,6 +228,7 @@ impl<'a> Levels<'a> {
         Ok(Transports {
             scale_up: open(&self.scale_up, abi::TY_LEVEL_SCALE_UP)?,
             scale_out: open(&self.scale_out, abi::TY_LEVEL_SCALE_OUT)?,
+            counts: Vec::new(),
         })
     }
 
@@ -299,6 +302,8 @@ impl Exchange for TeamExchange<'_> {
 pub(super) struct Transports {
     pub(super) scale_up: Option<OpenTransport>,
     pub(super) scale_out: Option<OpenTransport>,
+    /// Where threads count that serve rings, the transports' own too: dropped behind them.
+    pub(super) counts: Vec<Arc<Counts>>,
 }
 
 impl Transports {
@@ -322,6 +327,39 @@ impl Transports {
     pub(super) unsafe fn links(&self) -> [Option<Link>; 2] {
         // SAFETY: by this function's contract.
         [&self.scale_up, &self.scale_out].map(|t| t.as_ref().map(|t| unsafe { t.link() }))
+    }
+
+    /// The transport of a level, one of `TY_LEVEL_*`.
+    pub(super) fn of_level(&mut self, level: u64) -> Option<&mut OpenTransport> {
+        match level {
+            abi::TY_LEVEL_SCALE_UP => self.scale_up.as_mut(),
+            _ => self.scale_out.as_mut(),
+        }
+    }
+
+    /// Finds a thread for the ring of kernels on a level: the transport's own, or one of core, which is given
+    /// back with the transport's name.
+    ///
+    /// # Safety
+    /// What [`OpenTransport::serve_ring`] asks for, but for the counts, which `self` keeps; the thread is ended
+    /// before `self`.
+    pub(super) unsafe fn serve_ring(
+        &mut self,
+        serve: &abi::TyServeRing,
+        counts: Arc<Counts>,
+    ) -> Result<Option<(&'static str, GpuRing)>> {
+        self.counts.push(counts);
+        // SAFETY: the ring lives, by this function's contract.
+        let level = unsafe { (*serve.ring).level };
+        let Some(transport) = self.of_level(level) else { return Ok(None) };
+        // SAFETY: by this function's contract.
+        unsafe {
+            if transport.serve_ring(serve)? {
+                return Ok(None);
+            }
+            let link = transport.link();
+            Ok(Some((link.name(), GpuRing::start(RingToServe::new(serve), link)?)))
+        }
     }
 
     /// Allocates every window and registers it with the transports that it is for.

@@ -6,6 +6,7 @@ use super::{host, static_str};
 use crate::abi;
 use crate::config::ComponentTable;
 use crate::exchange::Taken;
+use crate::gpu_ring::RingToServe;
 use crate::nics::Nics;
 use crate::transport::{Team, Transport, TransportNeeds, TransportOpen};
 use crate::{Error, ErrorKind, Result};
@@ -39,6 +40,7 @@ impl<T: Transport> TransportComponent<T> {
         device_api: Some(Self::device_api),
         device_source: Some(Self::device_source),
         commit: Some(Self::commit),
+        serve_ring: Some(Self::serve_ring),
     };
 
     unsafe extern "C" fn probe(
@@ -150,6 +152,13 @@ impl<T: Transport> TransportComponent<T> {
             component.connect(peer, data)
         };
         commit() |component| component.commit();
+        serve_ring(ring: *const abi::TyServeRing) [ring] |component| {
+            if component.serve_ring(RingToServe::new(&*ring))? {
+                return Ok(());
+            }
+            let message = "the host serves the rings of kernels";
+            Err(Error::new(ErrorKind::Unsupported, "serve_ring", message))
+        };
     }
 
     slots! { guarded_ref, &T:

@@ -1,9 +1,8 @@
 //! What a ring has carried: counted for reports, which read it from another thread at any time. Only the
-//! ring's thread stores, so a count costs a load and a store and no lock.
+//! ring's thread stores, so a count costs a load and a store and no lock. The thread may be a transport's.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::check::Limits;
 use crate::abi;
 use crate::transport::Command;
 
@@ -18,12 +17,17 @@ pub(crate) struct Carried {
     pub(crate) raised: u64,
 }
 
+/// As [`abi::TyPeerCounters`]; the last two are no ring's.
 #[derive(Debug, Default)]
+#[repr(C)]
 struct PeerCounts {
     posted: AtomicU64,
     done: AtomicU64,
     raised: AtomicU64,
+    _waits: [AtomicU64; 2],
 }
+
+const _: () = assert!(size_of::<PeerCounts>() == size_of::<abi::TyPeerCounters>());
 
 /// The counts of one ring.
 #[derive(Debug)]
@@ -39,32 +43,68 @@ fn add(count: &AtomicU64, by: u64) {
     count.store(count.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
-impl Counts {
-    pub(super) fn new(limits: &Limits, capacity: usize) -> Self {
-        let (peers, signals) = (limits.peers as usize, limits.signals as usize);
-        Self {
-            peers: (0..peers).map(|_| PeerCounts::default()).collect(),
-            raised: (0..peers * signals).map(|_| AtomicU64::new(0)).collect(),
-            signals,
-            capacity: capacity as u32,
-        }
+/// Where the thread of a ring counts: the memory of [`Counts`].
+#[derive(Debug)]
+pub(super) struct Tally {
+    peers: *const PeerCounts,
+    raised: *const AtomicU64,
+    signals: usize,
+}
+
+// SAFETY: addresses of atomic words that outlive the value, by the contract of `new`.
+unsafe impl Send for Tally {}
+
+impl Tally {
+    /// # Safety
+    /// Both have as many words as [`abi::TyServeRing`] says for `signals`, are accessed as atomic words only, and
+    /// outlive the value.
+    pub(super) unsafe fn new(
+        peers: *mut abi::TyPeerCounters,
+        raised: *mut u64,
+        signals: u32,
+    ) -> Self {
+        let (peers, raised) = (peers.cast_const().cast(), raised.cast_const().cast());
+        Self { peers, raised, signals: signals as usize }
+    }
+
+    fn peer(&self, peer: u32) -> &PeerCounts {
+        // SAFETY: the peer of a command that was checked, by the contract of `new`.
+        unsafe { &*self.peers.wrapping_add(peer as usize) }
     }
 
     /// The transport accepted a command, which was checked.
     pub(super) fn posted(&self, command: &Command) {
-        let peer = &self.peers[command.peer as usize];
+        let peer = self.peer(command.peer);
         add(&peer.posted, 1);
         // What else a command has in these fields means nothing, and was not checked.
         if matches!(command.op, abi::TY_OP_SIGNAL | abi::TY_OP_PUT_SIGNAL) {
             add(&peer.raised, command.add.into());
             let signal = command.peer as usize * self.signals + command.signal as usize;
-            add(&self.raised[signal], command.add.into());
+            // SAFETY: the peer and the signal of a command that was checked, by the contract of `new`.
+            add(unsafe { &*self.raised.wrapping_add(signal) }, command.add.into());
         }
     }
 
     /// A command to `peer` has ended.
     pub(super) fn done(&self, peer: u32) {
-        add(&self.peers[peer as usize].done, 1);
+        add(&self.peer(peer).done, 1);
+    }
+}
+
+impl Counts {
+    pub(crate) fn new(ring: &abi::TyGpuRing, peers: u32) -> Self {
+        let (peers, signals) = (peers as usize, ring.signals as usize);
+        Self {
+            peers: (0..peers).map(|_| PeerCounts::default()).collect(),
+            raised: (0..peers * signals).map(|_| AtomicU64::new(0)).collect(),
+            signals,
+            capacity: ring.capacity,
+        }
+    }
+
+    /// Where they are, for who counts.
+    pub(crate) fn words(&self) -> (*mut abi::TyPeerCounters, *mut u64) {
+        (self.peers.as_ptr().cast_mut().cast(), self.raised.as_ptr().cast_mut().cast())
     }
 
     /// Most commands that are not done.
@@ -74,7 +114,7 @@ impl Counts {
 
     /// What went to a peer; nothing for one that is not there.
     pub(crate) fn of(&self, peer: u32) -> Option<Carried> {
-        let PeerCounts { posted, done, raised } = self.peers.get(peer as usize)?;
+        let PeerCounts { posted, done, raised, .. } = self.peers.get(peer as usize)?;
         let [posted, done, raised] = [posted, done, raised].map(|w| w.load(Ordering::Relaxed));
         Some(Carried { posted, done, raised })
     }

@@ -20,6 +20,9 @@
 //!   memory that a NIC writes past the host need a read-back or a flush of the device between the two.
 //! - **Errors** (INV-7). After the first failure the ring is dead: `failed` tells the kernel set, which
 //!   ends its kernels' waits, and nothing more is posted.
+//! - **Whose thread.** A transport with threads of its own may serve the ring itself (the ABI's `serve_ring`):
+//!   its thread then posts to the fabric, and a command is handed over once. [`GpuRing::serve`] is that
+//!   thread, too.
 //! - **Sleep.** A thread without work spins, then yields, then naps: a device cannot wake it.
 //!
 //! [`proxy`](crate::proxy) is something else: it serves transports whose own calls are slow.
@@ -39,26 +42,73 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use crate::link::Link;
-use crate::transport::{Command, Event, Window};
+use crate::transport::{Command, Event};
 use crate::{Error, Result, abi};
 use check::Limits;
 pub(crate) use counts::Counts;
+use counts::Tally;
 use ring::{RingMemory, Taker};
 use thread::RingWorker;
 
-/// What a thread posts to.
-trait Fabric: Send + 'static {
-    /// As [`Link::post`].
+/// What the thread of a ring posts to: one queue. Used by that thread alone; no call blocks.
+pub trait Fabric: Send + 'static {
+    /// Accepts the first n of `commands` and returns n. Every command has `TY_FLAG_NOTIFY`.
+    ///
+    /// # Errors
+    /// A status `TY_*` below zero: the ring is dead then.
     ///
     /// # Safety
-    /// As there.
+    /// As [`Transport::post`](crate::transport::Transport::post).
     unsafe fn post(&mut self, commands: &[Command]) -> Result<usize, i32>;
-    /// As [`Link::poll`].
+    /// Drives the queue, fills `events` from the front and returns how many were written.
+    ///
+    /// # Errors
+    /// As [`post`](Self::post).
     fn poll(&mut self, events: &mut [Event]) -> Result<usize, i32>;
-    /// As [`Link::read_signal`].
+    /// The total of a signal on this rank, with acquire order (INV-1).
     fn read_signal(&mut self, id: u32) -> u64;
-    /// Whether an asynchronous error has come.
+    /// Whether no asynchronous error has come.
     fn is_healthy(&mut self) -> bool;
+}
+
+/// A ring whose commands wait for a thread.
+#[derive(Debug)]
+pub struct RingToServe {
+    taker: Taker<RingMemory>,
+    limits: Limits,
+    queue: u32,
+    tally: Tally,
+}
+
+impl RingToServe {
+    /// As it crosses the ABI.
+    ///
+    /// # Safety
+    /// It is as [`abi::TyServeRing`] says: what it points to, but for the lists of the call, stays valid until the
+    /// value, or the thread that serves it, has ended. The ring is all zeros; nobody else uses its queue. Kernels
+    /// keep the sources of their commands unchanged until those are done, and nobody uses destinations before their
+    /// signals.
+    pub unsafe fn new(raw: &abi::TyServeRing) -> Self {
+        // SAFETY: by this function's contract.
+        let (ring, windows) =
+            unsafe { (&*raw.ring, std::slice::from_raw_parts(raw.windows, raw.window_count)) };
+        let limits = Limits {
+            peers: raw.peers,
+            signals: ring.signals,
+            largest_put: raw.largest_put,
+            windows: windows.iter().map(|window| window.bytes).collect(),
+        };
+        // SAFETY: by this function's contract.
+        let (memory, tally) =
+            unsafe { (RingMemory::new(ring), Tally::new(raw.counters, raw.raised, ring.signals)) };
+        let taker = Taker::new(memory, ring.capacity as usize);
+        Self { taker, limits, queue: ring.queue, tally }
+    }
+
+    /// The queue that commands are posted on.
+    pub fn queue(&self) -> u32 {
+        self.queue
+    }
 }
 
 /// One queue of a link.
@@ -90,58 +140,37 @@ impl Fabric for RingQueue {
 /// never are, and nothing touches link or ring after it.
 #[derive(Debug)]
 pub struct GpuRing {
-    counts: Arc<Counts>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl GpuRing {
-    /// Starts the thread for a ring over a link to `peers` ranks that have these windows.
+    /// Starts the thread that posts to a link.
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve).
+    pub fn start(ring: RingToServe, link: Link) -> Result<Self> {
+        let number = ring.queue;
+        Self::serve(ring, RingQueue { link, number }, &[])
+    }
+
+    /// Starts the thread that serves a ring, on one of these processors; on any if there are none.
     ///
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) if the system starts no more threads.
-    ///
-    /// # Safety
-    /// What the ring points to, the link and the windows stay valid until the value is dropped, and the
-    /// ring is all zeros. Nobody else uses the queue. Kernels keep the sources of their commands
-    /// unchanged until those are done, and nobody uses destinations before their signals.
-    pub unsafe fn start(
-        ring: &abi::TyGpuRing,
-        link: Link,
-        windows: &[Window],
-        peers: u32,
-    ) -> Result<Self> {
-        let limits = Limits {
-            peers,
-            signals: ring.signals,
-            largest_put: link.capabilities().largest_put,
-            windows: windows.iter().map(|window| window.bytes).collect(),
-        };
-        // SAFETY: by this function's contract.
-        let memory = unsafe { RingMemory::new(ring) };
-        let taker = Taker::new(memory, ring.capacity as usize);
-        Self::spawn(RingWorker::new(
-            RingQueue { link, number: ring.queue },
-            taker,
-            limits,
-            ring.queue,
-        ))
-    }
-
-    fn spawn<F: Fabric>(mut worker: RingWorker<F>) -> Result<Self> {
+    pub fn serve(ring: RingToServe, fabric: impl Fabric, cpus: &[u32]) -> Result<Self> {
+        let mut worker = RingWorker::new(fabric, ring);
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let counts = worker.counts();
+        let (stopped, cpus) = (Arc::clone(&stop), cpus.to_vec());
+        let run = move || {
+            crate::proxy::pin(0, &cpus);
+            worker.run(&stopped);
+        };
         let thread = std::thread::Builder::new()
             .name("tokenyard-ring".into())
-            .spawn(move || worker.run(&stopped))
+            .spawn(run)
             .map_err(|e| Error::system("start GPU ring", "a thread cannot be made", e))?;
-        Ok(Self { counts, stop, thread: Some(thread) })
-    }
-
-    /// What the ring has carried.
-    pub(crate) fn counts(&self) -> Arc<Counts> {
-        Arc::clone(&self.counts)
+        Ok(Self { stop, thread: Some(thread) })
     }
 }
 

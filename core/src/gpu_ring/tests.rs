@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::check::Limits;
-use super::ring::{RingMemory, Taker};
 use super::thread::RingWorker;
-use super::{Fabric, GpuRing};
+use super::{Counts, Fabric, GpuRing, RingToServe};
 use crate::abi;
-use crate::transport::{Command, Event};
+use crate::transport::{Command, Event, Window};
 
 const CAPACITY: u32 = 16;
 const SIGNALS: u32 = 4;
@@ -173,11 +172,47 @@ impl Fabric for Loop {
     }
 }
 
+/// The ring of a device, for a transport of two ranks, and its counts, which are never freed.
+fn to_serve(device: &Device) -> (RingToServe, &'static Counts) {
+    let counts: &Counts = Box::leak(Box::new(Counts::new(&device.ring, 2)));
+    let (counters, raised) = counts.words();
+    let windows = [128, 256].map(|bytes| Window { bytes, ..blank_window() });
+    let serve = abi::TyServeRing {
+        size: size_of::<abi::TyServeRing>(),
+        ring: &raw const device.ring,
+        counters,
+        raised,
+        windows: windows.as_ptr(),
+        window_count: windows.len(),
+        largest_put: 64,
+        peers: 2,
+        reserved: 0,
+    };
+    // SAFETY: the ring's memory and the counts are never freed.
+    (unsafe { RingToServe::new(&serve) }, counts)
+}
+
+fn blank_window() -> Window {
+    Window {
+        size: size_of::<Window>(),
+        id: 0,
+        kind: abi::TY_MEMORY_HOST,
+        pointer: std::ptr::null_mut(),
+        bytes: 0,
+        fd: -1,
+        device: -1,
+        fd_offset: 0,
+        handle: 0,
+        reserved: 0,
+    }
+}
+
 fn worker(device: &Device, fabric: Loop) -> RingWorker<Loop> {
-    let limits = Limits { peers: 2, signals: SIGNALS, largest_put: 64, windows: vec![128, 256] };
-    // SAFETY: the ring's memory is never freed.
-    let memory = unsafe { RingMemory::new(&device.ring) };
-    RingWorker::new(fabric, Taker::new(memory, CAPACITY as usize), limits, 0)
+    RingWorker::new(fabric, to_serve(device).0)
+}
+
+fn served(device: &Device, fabric: Loop) -> GpuRing {
+    GpuRing::serve(to_serve(device).0, fabric, &[]).unwrap()
 }
 
 fn value(value: u64) -> abi::TyGpuRingCommand {
@@ -189,7 +224,7 @@ fn many_producers_lose_nothing_in_a_small_ring_and_flush_waits_for_all() {
     const EACH: u64 = 500;
     for at_once in [1, 3, 64] {
         let (device, (fabric, values)) = (Device::new(), Loop::new(at_once));
-        let proxy = GpuRing::spawn(worker(&device, fabric)).unwrap();
+        let proxy = served(&device, fabric);
         std::thread::scope(|scope| {
             for producer in 0..4_u32 {
                 scope.spawn(move || {
@@ -233,7 +268,7 @@ fn a_command_that_is_written_late_holds_up_only_those_after_it() {
 fn a_failed_command_kills_the_ring_and_is_named() {
     let (device, (mut fabric, _values)) = (Device::new(), Loop::new(1));
     fabric.fails = Some(2);
-    let proxy = GpuRing::spawn(worker(&device, fabric)).unwrap();
+    let proxy = served(&device, fabric);
     for i in 0..3 {
         device.post(value(i));
     }
@@ -248,7 +283,7 @@ fn a_failed_command_kills_the_ring_and_is_named() {
 fn an_error_that_no_command_brings_is_told_too() {
     let (device, (fabric, _values)) = (Device::new(), Loop::new(1));
     let sick = Arc::clone(&fabric.sick);
-    let _proxy = GpuRing::spawn(worker(&device, fabric)).unwrap();
+    let _proxy = served(&device, fabric);
     assert_eq!(device.failed(), 0);
     sick.store(true, Ordering::Relaxed);
     until("the failure", || device.failed() == u64::MAX);
@@ -295,8 +330,8 @@ fn commands_that_leave_a_window_or_name_what_is_not_there_never_reach_the_transp
 #[test]
 fn what_the_ring_carries_is_counted_per_peer_and_signal() {
     let (device, (fabric, _values)) = (Device::new(), Loop::new(2));
-    let mut worker = worker(&device, fabric);
-    let counts = worker.counts();
+    let (ring, counts) = to_serve(&device);
+    let mut worker = RingWorker::new(fabric, ring);
     let to = |peer, signal, add| abi::TyGpuRingCommand { peer, signal, add, ..BLANK };
     // A value raises nothing, whatever stands where a signal would.
     let value = abi::TyGpuRingCommand { signal: 99, add: 7, ..value(1) };

@@ -1,13 +1,12 @@
 //! The life of the thread that serves a ring.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::Fabric;
 use super::check::Limits;
-use super::counts::Counts;
+use super::counts::Tally;
 use super::ring::{RingMemory, Taker};
+use super::{Fabric, RingToServe};
 use crate::abi;
 use crate::idle::{Idle, Rest};
 use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
@@ -41,23 +40,18 @@ pub(super) struct RingWorker<F> {
     last: usize,
     /// What was last told of each signal.
     totals: Vec<u64>,
-    counts: Arc<Counts>,
+    tally: Tally,
     /// By slot: whom the command there is for.
     peers: Box<[u32]>,
 }
 
 impl<F: Fabric> RingWorker<F> {
-    pub(super) fn new(fabric: F, taker: Taker<RingMemory>, limits: Limits, queue: u32) -> Self {
+    pub(super) fn new(fabric: F, ring: RingToServe) -> Self {
+        let RingToServe { taker, limits, queue, tally } = ring;
         let totals = vec![0; limits.signals as usize];
         let batch = [NO_COMMAND; MAX_BATCH];
-        let capacity = taker.capacity();
-        let counts = Arc::new(Counts::new(&limits, capacity));
-        let peers = vec![0; capacity].into();
-        Self { fabric, taker, limits, queue, batch, first: 0, last: 0, totals, counts, peers }
-    }
-
-    pub(super) fn counts(&self) -> Arc<Counts> {
-        Arc::clone(&self.counts)
+        let peers = vec![0; taker.capacity()].into();
+        Self { fabric, taker, limits, queue, batch, first: 0, last: 0, totals, tally, peers }
     }
 
     fn slot(&self, number: u64) -> usize {
@@ -117,10 +111,10 @@ impl<F: Fabric> RingWorker<F> {
             return Ok(false);
         }
         // SAFETY: what they name was checked; their sources are kept by the kernels' contract, which
-        // `GpuRing::start` names.
+        // `RingToServe::new` names.
         let accepted = unsafe { self.fabric.post(waiting) }.map_err(RingFailure::of_link)?;
         let accepted = accepted.min(waiting.len());
-        waiting[..accepted].iter().for_each(|command| self.counts.posted(command));
+        waiting[..accepted].iter().for_each(|command| self.tally.posted(command));
         self.first += accepted;
         Ok(accepted > 0)
     }
@@ -136,7 +130,7 @@ impl<F: Fabric> RingWorker<F> {
             if !self.taker.end(event.tag) {
                 return Err(RingFailure { command: Some(event.tag), status: abi::TY_INTERNAL });
             }
-            self.counts.done(self.peers[self.slot(event.tag)]);
+            self.tally.done(self.peers[self.slot(event.tag)]);
         }
         self.taker.publish();
         Ok(count > 0)

@@ -330,6 +330,27 @@ impl OpenTransport {
         // SAFETY: as in `memory_needs`.
         self.cold("commit", |t, e| unsafe { t.commit.map(|f| f(self.instance, e)) })
     }
+
+    /// Gives the transport a ring of kernels. Returns whether it serves it, with a thread of its own.
+    ///
+    /// # Errors
+    /// What the component says.
+    ///
+    /// # Safety
+    /// What [`TyServeRing`](abi::TyServeRing) asks for; what must outlive `close` outlives `self`.
+    pub unsafe fn serve_ring(&mut self, ring: &abi::TyServeRing) -> Result<bool> {
+        if self.component.table.serve_ring.is_none() {
+            return Ok(false);
+        }
+        // SAFETY: as in `memory_needs`, and by this function's contract.
+        let served = self
+            .cold("serve_ring", |t, e| unsafe { t.serve_ring.map(|f| f(self.instance, ring, e)) });
+        match served {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl Drop for OpenTransport {

@@ -39,6 +39,7 @@ mod thread;
 mod tests;
 
 pub use start::{Proxy, ProxyOptions};
+pub(crate) use thread::pin;
 
 use crate::transport::{Command, Event};
 

@@ -192,7 +192,7 @@ impl ProxyWorker {
 }
 
 /// Keeps this thread on `cpus`. A thread that runs elsewhere is slower, not wrong.
-fn pin(thread: u32, cpus: &[u32]) {
+pub(crate) fn pin(thread: u32, cpus: &[u32]) {
     if cpus.is_empty() {
         return;
     }

@@ -1,8 +1,10 @@
-//! Proxy threads: each posts and polls for its queues, on rails of its own.
+//! Threads of the transport. Proxy threads: each posts and polls for its queues, on rails of its own. Or the
+//! thread of a ring of kernels, on all rails.
 
 use std::sync::Arc;
 
 use tokenyard_core::Result;
+use tokenyard_core::gpu_ring::{Fabric, GpuRing, RingToServe};
 use tokenyard_core::proxy::{Engine as Driven, Proxy, ProxyOptions};
 use tokenyard_core::transport::{Command, Event};
 
@@ -78,6 +80,41 @@ pub(super) fn start(engine: &Arc<Engine>, threads: u32) -> Result<Proxy> {
         }
     });
     Proxy::start(shares.collect(), &ProxyOptions::new(queues.max(1), depth.max(1)))
+}
+
+/// One queue on all rails, for the thread of a ring.
+struct RingQueue {
+    engine: Arc<Engine>,
+    queue: u32,
+}
+
+impl Fabric for RingQueue {
+    unsafe fn post(&mut self, commands: &[Command]) -> Result<usize, i32> {
+        // SAFETY: by this function's contract; the queue belongs to this thread.
+        unsafe { self.engine.post(self.queue, commands, self.engine.all_rails()) }
+    }
+
+    fn poll(&mut self, events: &mut [Event]) -> Result<usize, i32> {
+        let rails = self.engine.all_rails();
+        self.engine.progress(rails);
+        self.engine.post_backlog(self.queue, rails)?;
+        self.engine.take_events(self.queue, events)
+    }
+
+    fn read_signal(&mut self, id: u32) -> u64 {
+        self.engine.shared.total(id)
+    }
+
+    fn is_healthy(&mut self) -> bool {
+        self.engine.shared.health().is_ok()
+    }
+}
+
+/// Starts the thread that serves a ring of kernels, beside the NICs.
+pub(super) fn serve(engine: &Arc<Engine>, ring: RingToServe) -> Result<GpuRing> {
+    let cpus: Vec<_> = engine.all_rails().iter().flat_map(|rail| engine.cpus(*rail)).collect();
+    let queue = RingQueue { engine: Arc::clone(engine), queue: ring.queue() };
+    GpuRing::serve(ring, queue, &cpus)
 }
 
 #[cfg(test)]
@@ -182,6 +219,7 @@ mod tests {
             engine.shared.fail(Failure { peer: Some(peer), message, interface });
         }
         let component = Component::<AnyProvider> {
+            served: None,
             proxy: Some(start(&engine, 1).unwrap()),
             engine: Arc::clone(&engine),
             proxy_threads: 1,
