@@ -4,10 +4,10 @@ use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::claims::Claims;
-use super::levels::Transports;
 use super::progress::{Progress, Proxies};
 use super::reporter::Looking;
 use super::stuck::{Kept, Stuck};
+use super::transports::Transports;
 use super::watchdog::Watchdog;
 use crate::host::OpenKernels;
 

@@ -38,6 +38,7 @@ mod reporter;
 mod stream;
 mod stuck;
 mod tensor;
+mod transports;
 mod watchdog;
 
 pub use arguments::{Cast, Combine, Dispatch, Replay, Sizes};
