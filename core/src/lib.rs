@@ -33,6 +33,7 @@ pub mod sparse_log;
 pub mod topology;
 pub mod transport;
 pub mod wait;
+pub mod wire;
 
 /// The plain structures of the plugin ABI.
 pub use tokenyard_abi as abi;

@@ -1,15 +1,13 @@
-//! The bytes that ranks exchange while they connect. Little-endian; every byte that comes in is
-//! checked, for it comes from another process.
+//! What ranks tell each other while they connect.
 
+use serde::{Deserialize, Serialize};
+
+use crate::wire::Wire;
 use crate::{Error, ErrorKind, Result};
 
-/// Version of the endpoint and of the records.
-const VERSION: u32 = 1;
-/// First bytes of a record.
-const MAGIC: u32 = u32::from_le_bytes(*b"TYSM");
-const INTRODUCTION: u32 = 1;
-const REFUSAL: u32 = 2;
-/// Bytes of a refusal's text that are kept.
+const ENDPOINT: Wire = Wire { operation: "read endpoint", magic: *b"TYSM", version: 2 };
+const RECORD: Wire = Wire { operation: "read introduction", magic: *b"TYSR", version: 2 };
+/// Bytes of a refusal's text that cross whole.
 const MOST_TEXT: usize = 400;
 
 /// Most windows of a rank.
@@ -30,7 +28,7 @@ pub(super) fn secret() -> Result<Secret> {
 }
 
 /// What a peer needs to reach a rank: crosses the bootstrap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Name of the rank's listening socket.
     pub(super) name: Secret,
@@ -45,7 +43,7 @@ impl Endpoint {
 
     /// As it crosses the bootstrap.
     pub fn to_bytes(self) -> Vec<u8> {
-        [VERSION.to_le_bytes().as_slice(), &self.name, &self.token].concat()
+        ENDPOINT.write(&self)
     }
 
     /// Reads what a peer gave.
@@ -53,16 +51,12 @@ impl Endpoint {
     /// # Errors
     /// [`ErrorKind::Protocol`] for bytes of another form or version.
     pub fn parse(data: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new("read endpoint", data);
-        reader.version()?;
-        let endpoint = Self { name: reader.array()?, token: reader.array()? };
-        reader.end()?;
-        Ok(endpoint)
+        ENDPOINT.read(data)
     }
 }
 
 /// Where a window lies behind its descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// Bytes before it.
     pub offset: u64,
@@ -72,7 +66,7 @@ pub struct Extent {
 
 /// What a rank says about itself when it sends its descriptors: those of its windows in order of
 /// registration, then that of its signals.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Introduction {
     /// The token of the rank it is for.
     pub(super) to: Secret,
@@ -89,7 +83,7 @@ pub(super) struct Introduction {
 }
 
 /// One record of a connection between two ranks.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Record {
     Introduction(Introduction),
     /// Why the sender does not want to be connected: a text for people.
@@ -97,117 +91,25 @@ pub(super) enum Record {
 }
 
 impl Record {
+    /// A refusal keeps so much of its text.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(RECORD_BYTES);
-        out.extend(MAGIC.to_le_bytes());
-        out.extend(VERSION.to_le_bytes());
         match self {
-            Self::Introduction(it) => {
-                out.extend(INTRODUCTION.to_le_bytes());
-                out.extend(it.to);
-                out.extend(it.from);
-                for field in [it.sender, it.ranks, it.signals, it.windows.len() as u32] {
-                    out.extend(field.to_le_bytes());
-                }
-                for window in &it.windows {
-                    out.extend(window.offset.to_le_bytes());
-                    out.extend(window.bytes.to_le_bytes());
-                }
+            Self::Refusal(text) if text.len() > MOST_TEXT => {
+                RECORD.write(&Self::Refusal(text.chars().take(MOST_TEXT / 4).collect()))
             }
-            Self::Refusal(text) => {
-                out.extend(REFUSAL.to_le_bytes());
-                out.extend(text.bytes().take(MOST_TEXT));
-            }
+            _ => RECORD.write(self),
         }
-        out
     }
 
     pub(super) fn parse(data: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new("read introduction", data);
-        let magic = reader.u32()?;
-        if magic != MAGIC {
-            return Err(reader.fail(format!("found magic {magic:#x}; expected {MAGIC:#x}")));
+        let record: Self = RECORD.read(data)?;
+        if let Self::Introduction(Introduction { windows, .. }) = &record {
+            let found = windows.len();
+            RECORD.check(found <= MAX_WINDOWS as usize, || {
+                format!("found {found} windows; expected at most {MAX_WINDOWS}")
+            })?;
         }
-        reader.version()?;
-        match reader.u32()? {
-            INTRODUCTION => Ok(Self::Introduction(Introduction::parse(reader)?)),
-            REFUSAL => {
-                let text = &reader.rest[..reader.rest.len().min(MOST_TEXT)];
-                Ok(Self::Refusal(String::from_utf8_lossy(text).into_owned()))
-            }
-            kind => Err(reader.fail(format!("found a record of kind {kind}; expected 1 or 2"))),
-        }
-    }
-}
-
-impl Introduction {
-    fn parse(mut reader: Reader<'_>) -> Result<Self> {
-        let mut it = Self {
-            to: reader.array()?,
-            from: reader.array()?,
-            sender: reader.u32()?,
-            ranks: reader.u32()?,
-            signals: reader.u32()?,
-            windows: Vec::new(),
-        };
-        let windows = reader.u32()?;
-        if windows > MAX_WINDOWS {
-            return Err(
-                reader.fail(format!("found {windows} windows; expected at most {MAX_WINDOWS}"))
-            );
-        }
-        for _ in 0..windows {
-            it.windows.push(Extent { offset: reader.u64()?, bytes: reader.u64()? });
-        }
-        reader.end()?;
-        Ok(it)
-    }
-}
-
-/// Takes fields from the front of bytes that nobody has checked yet.
-struct Reader<'a> {
-    operation: &'static str,
-    rest: &'a [u8],
-}
-
-impl<'a> Reader<'a> {
-    fn new(operation: &'static str, rest: &'a [u8]) -> Self {
-        Self { operation, rest }
-    }
-
-    fn fail(&self, message: String) -> Error {
-        Error::new(ErrorKind::Protocol, self.operation, message)
-            .with_fix("run the same version of tokenyard on all ranks")
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let Some((field, rest)) = self.rest.split_first_chunk::<N>() else {
-            return Err(self.fail(format!("found {} bytes; expected {N} more", self.rest.len())));
-        };
-        self.rest = rest;
-        Ok(*field)
-    }
-
-    fn u32(&mut self) -> Result<u32> {
-        Ok(u32::from_le_bytes(self.array()?))
-    }
-
-    fn u64(&mut self) -> Result<u64> {
-        Ok(u64::from_le_bytes(self.array()?))
-    }
-
-    fn version(&mut self) -> Result<()> {
-        match self.u32()? {
-            VERSION => Ok(()),
-            found => Err(self.fail(format!("found version {found}; expected {VERSION}"))),
-        }
-    }
-
-    fn end(&self) -> Result<()> {
-        match self.rest.len() {
-            0 => Ok(()),
-            more => Err(self.fail(format!("found {more} bytes after the end"))),
-        }
+        Ok(record)
     }
 }
 
@@ -241,37 +143,16 @@ mod tests {
     }
 
     #[test]
-    fn every_truncation_and_every_extension_is_refused() {
-        let endpoint = Endpoint::draw().unwrap().to_bytes();
-        for end in 0..endpoint.len() {
-            assert!(Endpoint::parse(&endpoint[..end]).is_err(), "{end} bytes");
-        }
-        assert!(Endpoint::parse(&[endpoint.as_slice(), &[0]].concat()).is_err());
-        let record = introduction(2).to_bytes();
-        for end in 0..record.len() {
-            assert!(Record::parse(&record[..end]).is_err(), "{end} bytes");
-        }
-        assert!(Record::parse(&[record.as_slice(), &[0]].concat()).is_err());
+    fn too_many_windows_are_named() {
+        let text = Record::parse(&introduction(65).to_bytes()).unwrap_err().to_string();
+        assert!(text.contains("found 65 windows; expected at most 64"), "{text}");
     }
 
     #[test]
-    fn wrong_version_magic_kind_and_window_count_are_named() {
-        let found = |offset: usize, value: u32| {
-            let mut bytes = introduction(1).to_bytes();
-            bytes[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
-            Record::parse(&bytes).unwrap_err().to_string()
-        };
-        assert!(found(0, 7).contains("magic 0x7"));
-        assert!(found(4, 7).contains("found version 7; expected 1"));
-        assert!(found(8, 7).contains("kind 7"));
-        assert!(found(56, u32::MAX).contains("found 4294967295 windows; expected at most 64"));
-    }
-
-    #[test]
-    fn a_refusal_of_any_bytes_is_a_bounded_text() {
-        let mut bytes = Record::Refusal("x".repeat(5000)).to_bytes();
-        bytes.extend([0xff; 100]);
+    fn a_refusal_is_a_bounded_text() {
+        let bytes = Record::Refusal("\u{1f98a}".repeat(5000)).to_bytes();
+        assert!(bytes.len() <= RECORD_BYTES);
         let Record::Refusal(text) = Record::parse(&bytes).unwrap() else { panic!("no refusal") };
-        assert_eq!(text.len(), MOST_TEXT);
+        assert_eq!(text.chars().count(), 100);
     }
 }

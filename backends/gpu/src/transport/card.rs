@@ -1,13 +1,17 @@
 //! What a rank says of itself before its memory crosses: which GPU it drives.
 
+use serde::{Deserialize, Serialize};
 use tokenyard_core::fd_exchange::Endpoint;
+use tokenyard_core::wire::Wire;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::driver::{Device, Reach, Uuid};
 use crate::platform::Names;
 
+const WIRE: Wire = Wire { operation: "read endpoint", magic: *b"TYGP", version: 1 };
+
 /// A rank's GPU, and how to reach the rank. Crosses the bootstrap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Card {
     pub(super) device: Uuid,
     pub(super) endpoint: Endpoint,
@@ -15,7 +19,7 @@ pub(super) struct Card {
 
 impl Card {
     pub(super) fn to_bytes(self) -> Vec<u8> {
-        [self.device.as_slice(), &self.endpoint.to_bytes()].concat()
+        WIRE.write(&self)
     }
 
     /// Reads what a peer gave.
@@ -23,12 +27,7 @@ impl Card {
     /// # Errors
     /// `Protocol` for bytes of another form.
     pub(super) fn parse(data: &[u8]) -> Result<Self> {
-        let Some((device, endpoint)) = data.split_first_chunk() else {
-            let message = format!("found {} bytes; expected at least 16", data.len());
-            return Err(Error::new(ErrorKind::Protocol, "read endpoint", message)
-                .with_fix("run the same version of tokenyard on all ranks"));
-        };
-        Ok(Self { device: *device, endpoint: Endpoint::parse(endpoint)? })
+        WIRE.read(data)
     }
 
     /// Whether the rank that drives `mine` can work with this one.
