@@ -14,8 +14,10 @@ const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange, and those that measure a link: name and text.
 const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
 const PROBE: (&str, &str) = ("probe.cu", include_str!("../probe/probe.cu"));
-const HEADERS: [(&str, &str); 20] = [
+const HEADERS: [(&str, &str); 22] = [
     ("arch.cuh", include_str!("../../device/arch.cuh")),
+    ("arch_cuda.cuh", include_str!("../../device/arch_cuda.cuh")),
+    ("arch_amd.cuh", include_str!("../../device/arch_amd.cuh")),
     ("transport.cuh", include_str!("../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
     ("region.cuh", include_str!("../kernels/region.cuh")),

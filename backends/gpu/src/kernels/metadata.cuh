@@ -151,7 +151,8 @@ __device__ MetadataRows move_metadata(const DispatchArgs& a, const DispatchTable
                               u32 rank, const MetadataRoom& room) {
   u32 lane = lane_id(), first = unit.first, token = first + lane, topk = a.c.topk;
   u32 packed = token < unit.end ? packed_for(a, token, rank) : kNoRow;
-  u32 goes = ballot(packed != kNoRow), count = popc(goes);
+  Lanes goes = ballot(packed != kNoRow);
+  u32 count = popc(goes);
   if (count == 0) return {0, 0};
   u32 place = popc(goes & lanes_before(lane)), row = 0;
   if (packed != kNoRow) {

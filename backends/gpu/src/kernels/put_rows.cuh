@@ -27,6 +27,18 @@ struct Staged {
       end += align_128(rows * width[i]);
     }
   }
+  // Of an array that is known late. By comparisons: an index that is no constant would put all into memory.
+  __device__ u64 at_of(u32 array) const { return pick(at, array); }
+  __device__ u64 width_of(u32 array) const { return pick(width, array); }
+
+ private:
+  __device__ static u64 pick(const u64 (&of)[kStagedArrays], u32 array) {
+    u64 found = of[0];
+#pragma unroll
+    for (u32 i = 1; i < kStagedArrays; i++)
+      if (i == array) found = of[i];
+    return found;
+  }
 };
 
 // Rows that `source` has for `d`, of each group.
@@ -95,10 +107,10 @@ struct StagedRows {
 
 // Puts them, with a run for each group. One thread.
 template <class Up>
-__device__ bool put_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+__device__ TY_INLINED bool put_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                          const Landing& to, const StagedRows& rows, Guard& guard) {
   Staged staged = staged_for(a, t, to.rank);
-  u64 width = staged.width[rows.array];
+  u64 width = staged.width_of(rows.array), from = staged.at_of(rows.array);
   const u32* counts = counts_for(a, t, a.c.rank, to.rank);
   bool ok = true;
   for (u32 g = 0, before = 0; g < a.c.groups() && ok; before += counts[g++]) {
@@ -107,7 +119,7 @@ __device__ bool put_rows(const DispatchArgs& a, const Up& up, const DispatchTabl
     // The table says what is to be added to the place of a group's row among all of them.
     u32 row = t.row_base[g * a.c.ranks + to.rank] + first;
     Run run{to.rank, to.at(a, rows.array) + row * width,
-            staged.at[rows.array] + first * width, end - first, width};
+            from + first * width, end - first, width};
     ok = put_run(a.c, up, own_queue(a.c), run, a.c.rows_signal(), guard);
   }
   return ok;
@@ -134,7 +146,7 @@ struct Selection {
 
 // A selection's row, if it is the first. One thread each.
 template <class Up>
-__device__ bool put_selection(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+__device__ TY_INLINED bool put_selection(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                               const Landing& to, const Selection& s, Guard& guard) {
   u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
   Run run{s.rank, to.base + s.first * a.row_bytes, t.x[s.rank] + s.from * a.row_bytes - arena,

@@ -26,7 +26,7 @@ __device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to,
                                        i32 expert, u32* rank) {
   u32 lane = lane_id();
   *rank = expert >= 0 ? a.c.rank_of(expert) : 0;
-  u32 same = match_any(expert >= 0 ? (i32)*rank : -1 - (i32)lane);
+  Lanes same = match_any(expert >= 0 ? (i32)*rank : -1 - (i32)lane);
   // What stays on this rank goes to all its places at once, where others' rows come in tiles.
   bool every = a.in_tiles() && *rank == a.c.rank;
   if (expert < 0 || !(every || first_of(same) == lane)) return -1;
