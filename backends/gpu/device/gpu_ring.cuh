@@ -81,7 +81,7 @@ struct DeviceApi {
 
   // Whoever wrote a part of the source makes it visible to the host; then one posts for all.
   template <class Coop>
-  __device__ bool post_all(Coop coop, const Command& command, ty::Guard& guard) const {
+  __device__ TY_INLINED bool post_all(Coop coop, const Command& command, ty::Guard& guard) const {
     ty::fence_system_all();
     coop.sync();
     return coop.index() != 0 || post(command, guard);

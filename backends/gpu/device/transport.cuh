@@ -184,7 +184,7 @@ class Guard {
 
 // Waits for a total; totals compare rolling.
 template <class DeviceApi>
-__device__ bool wait_signal(const DeviceApi& device_api, u32 queue, const What& what, Guard& guard) {
+__device__ TY_INLINED bool wait_signal(const DeviceApi& device_api, u32 queue, const What& what, Guard& guard) {
   return guard.until(
       what, [&] { return device_api.read_signal(queue, what.signal); },
       [&](u64 found) { return (i64)(found - what.expected) >= 0; });

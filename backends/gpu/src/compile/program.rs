@@ -41,15 +41,22 @@ const HEADERS: [(&str, &str); 22] = [
 
 /// A GPU architecture that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Architecture {
-    /// Compute capability, as major * 10 + minor.
-    pub capability: u32,
+pub enum Architecture {
+    /// NVIDIA's, by compute capability, as major * 10 + minor.
+    Sm(u32),
+    /// AMD's, by its digits: 0x942 is gfx942.
+    Gfx(u32),
 }
 
 impl Architecture {
-    /// As the compiler writes it, with the features of exactly this architecture from 9.0 on.
+    /// As the compiler writes it; NVIDIA's with the features of exactly this architecture from 9.0 on.
     pub fn name(self) -> String {
-        format!("sm_{}{}", self.capability, if self.capability >= 90 { "a" } else { "" })
+        match self {
+            Self::Sm(capability) => {
+                format!("sm_{capability}{}", if capability >= 90 { "a" } else { "" })
+            }
+            Self::Gfx(digits) => format!("gfx{digits:x}"),
+        }
     }
 }
 

@@ -371,7 +371,7 @@ __device__ void note(const DispatchArgs& a, const Up& up, const DispatchTables& 
 }
 
 template <class Up>
-__device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
+__device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   bool scribe = blockIdx.x == 0 && wave_id() == kWarps - 1;
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);

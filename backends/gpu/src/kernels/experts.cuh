@@ -108,7 +108,7 @@ struct Beside {
     if (lane + kWave < a.scale_words) high = scales[lane + kWave];
   }
   // To all copies.
-  __device__ void store(const SpreadArgs& a, u64 token, i32 slot, Lanes taken) const {
+  __device__ TY_INLINED void store(const SpreadArgs& a, u64 token, i32 slot, Lanes taken) const {
     u32 lane = lane_id();
     if (slot >= 0 && a.weights) a.weights[slot] = weight;
     if (slot >= 0 && a.source) a.source[slot] = source;
@@ -124,7 +124,7 @@ struct Beside {
 
 // One received token, whose selection k has its row at `slot` of lane k. One warp.
 template <class Copier>
-__device__ void spread_token(const SpreadArgs& a, u64 token, i32 slot, const Beside& beside,
+__device__ TY_INLINED void spread_token(const SpreadArgs& a, u64 token, i32 slot, const Beside& beside,
                              Copier& rows) {
   Lanes taken = ballot(slot >= 0);
   if (taken == 0) return;
@@ -138,7 +138,7 @@ __device__ void spread_token(const SpreadArgs& a, u64 token, i32 slot, const Bes
 
 // Tokens `first`, `first + step` and so on. One warp.
 template <class Copier>
-__device__ void spread_tokens(const SpreadArgs& a, Copier& rows, u64 first, u32 count, u32 step) {
+__device__ TY_INLINED void spread_tokens(const SpreadArgs& a, Copier& rows, u64 first, u32 count, u32 step) {
   // Tokens whose looks at memory are under way together, first for slots, then for what goes beside rows.
   constexpr u32 kSlots = 8, kBeside = 2;
   for (u32 i = 0; i < count; i += kSlots) {

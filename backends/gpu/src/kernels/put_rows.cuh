@@ -33,10 +33,9 @@ struct Staged {
 
  private:
   __device__ static u64 pick(const u64 (&of)[kStagedArrays], u32 array) {
-    u64 found = of[0];
+    u64 found = 0;
 #pragma unroll
-    for (u32 i = 1; i < kStagedArrays; i++)
-      if (i == array) found = of[i];
+    for (u32 i = 0; i < kStagedArrays; i++) found |= i == array ? of[i] : 0;
     return found;
   }
 };
@@ -87,15 +86,14 @@ struct Landing {
   Region region;
 
   // Of an array of `Staged`.
-  __device__ u64 at(const DispatchArgs& a, u32 array) const {
+  __device__ TY_INLINED u64 at(const DispatchArgs& a, u32 array) const {
     bool flat = a.is_flat();
-    switch (array) {
-      case 0: return base;
-      case 1: return base + (flat ? region.scales : region.landed_scales);
-      case 2: return base + (flat ? region.weights : region.landed_weights);
-      case 3: return base + (flat ? region.ids : region.slots);
-      default: return base + (a.layout == kPacked ? region.landed_source : region.source);
-    }
+    u64 offset = a.layout == kPacked ? region.landed_source : region.source;
+    if (array == 0) offset = 0;
+    if (array == 1) offset = flat ? region.scales : region.landed_scales;
+    if (array == 2) offset = flat ? region.weights : region.landed_weights;
+    if (array == 3) offset = flat ? region.ids : region.slots;
+    return base + offset;
   }
 };
 
@@ -131,7 +129,7 @@ struct Selection {
   i64 first;  // the row there, if lane k is the token's first for that rank; else -1
   i64 from;   // the token's row among those that the rank gets, in the order of tokens
 
-  __device__ Selection(const DispatchArgs& a, const DispatchTables& t, u32 token) : from(-1) {
+  __device__ TY_INLINED Selection(const DispatchArgs& a, const DispatchTables& t, u32 token) : from(-1) {
     u32 lane = lane_id(), packed = packed_row(a.c, a.r, token);
     i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
     first = first_expert_row(a, {t.row_base, t.expert_base, t.x}, token, expert, &rank);

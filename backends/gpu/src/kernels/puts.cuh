@@ -67,7 +67,7 @@ __device__ void flush_queues(const State& state, const Up& up, Guard& guard) {
 
 // Waits for a total over all queues; totals compare rolling.
 template <class Up>
-__device__ bool wait_queues(const State& state, const Up& up, const What& what, Guard& guard) {
+__device__ TY_INLINED bool wait_queues(const State& state, const Up& up, const What& what, Guard& guard) {
   if constexpr (Up::kLoadStore) return wait_signal(up, 0, what, guard);
   auto total = [&] {
     u64 sum = 0;
