@@ -149,16 +149,29 @@ fn main() -> Result<()> {
         "{:<7} {:<20} {:<21} registers spilled scratch shared",
         "target", "device API", "kernel"
     );
-    let mut wrong = Vec::new();
-    for architecture in WANTED {
+    let compile_all = |architecture: Architecture| -> Result<Vec<(String, Compiled, usize)>> {
         let about = Target { compiler: &compiler, architecture, rows: Rows::Vector };
-        let name = architecture.name();
         check_options(&compiler, architecture)?;
+        let mut all = Vec::new();
         for (over, role, kernels) in programs {
             let program = format!("{} {role:?}", over.name()).to_lowercase();
-            wrong.extend(show(&name, &program, &compile(about, over, role)?, kernels));
+            all.push((program, compile(about, over, role)?, kernels));
         }
-        wrong.extend(show(&name, "probe", &compile_probe(about)?, PROBE));
+        all.push(("probe".to_owned(), compile_probe(about)?, PROBE));
+        Ok(all)
+    };
+    // Side by side, as each takes seconds of one core.
+    let compile_all = &compile_all;
+    let all = std::thread::scope(|scope| {
+        let running = WANTED
+            .map(|architecture| (architecture, scope.spawn(move || compile_all(architecture))));
+        running.map(|(architecture, thread)| (architecture, thread.join().expect("it is checked")))
+    });
+    let mut wrong = Vec::new();
+    for (architecture, programs) in all {
+        for (program, compiled, kernels) in programs? {
+            wrong.extend(show(&architecture.name(), &program, &compiled, kernels));
+        }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
