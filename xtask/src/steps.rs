@@ -186,6 +186,19 @@ pub(crate) const STEPS: &[Step] = &[
         ],
     },
     Step {
+        name: "rocm-compile",
+        about: "every GPU kernel compiles for gfx942 and gfx950, without ROCm; registers, spills, scratch, LDS, sums",
+        after: &[],
+        needs: &[PIP],
+        commands: &[
+            // A clang with AMD's target in one package. Later versions crash on these kernels.
+            cmd("pip3 install --quiet --upgrade --target {target}/rocm-compilers ziglang==0.16.0"),
+            cmd("env ZIG_GLOBAL_CACHE_DIR={target}/rocm-compilers/cache \
+                 cargo run --package tokenyard-rocm --example compile \
+                 {target}/rocm-compilers/ziglang/zig"),
+        ],
+    },
+    Step {
         name: "conformance",
         about: "the suite, on processes: built-in parts, the loaded plugin, the C and C++ plugins, bad days",
         after: &["plugin", "c-plugin"],

@@ -85,7 +85,7 @@ fn show(capability: u32, rows: Rows, up: &str, compiled: &Compiled, kernels: usi
     let usages = usages(&compiled.log);
     let found = usages.len();
     assert_eq!(found, kernels, "found {found} kernels; expected {kernels}: {}", compiled.log);
-    let target = Architecture { capability }.name();
+    let target = Architecture::Sm(capability).name();
     let rows = format!("{rows:?}").to_lowercase();
     for Usage { kernel, registers, stack, spills, shared } in &usages {
         println!(
@@ -104,7 +104,7 @@ fn main() -> Result<()> {
     for target in WANTED {
         let (capability, rows) = target;
         let compiler = &Nvrtc;
-        let architecture = Architecture { capability };
+        let architecture = Architecture::Sm(capability);
         let about = Target { compiler, architecture, rows };
         for (over, role, kernels) in &programs()? {
             let name = format!("{} {role:?}", over.name()).to_lowercase();

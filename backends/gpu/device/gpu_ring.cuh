@@ -36,7 +36,7 @@ struct DeviceApi {
   }
 
   template <class Coop>
-  __device__ bool put_signal(Coop coop, ty::u32, ty::u32 peer, ty::At dst, ty::At src, ty::u64 bytes,
+  __device__ TY_INLINED bool put_signal(Coop coop, ty::u32, ty::u32 peer, ty::At dst, ty::At src, ty::u64 bytes,
                              ty::Raise raise, ty::Guard& guard) const {
     return post_all(coop, {kPutSignal, peer, raise.signal, raise.add, src.window, dst.window,
                            src.offset, dst.offset, bytes},
@@ -81,14 +81,18 @@ struct DeviceApi {
 
   // Whoever wrote a part of the source makes it visible to the host; then one posts for all.
   template <class Coop>
-  __device__ bool post_all(Coop coop, const Command& command, ty::Guard& guard) const {
+  __device__ TY_INLINED bool post_all(Coop coop, const Command& command, ty::Guard& guard) const {
     ty::fence_system_all();
     coop.sync();
     return coop.index() != 0 || post(command, guard);
   }
 
+  // In turn, as a command that is numbered for a full ring waits for those before it.
+  __device__ TY_INLINED bool post(const Command& command, ty::Guard& guard) const {
+    return ty::in_turn([&] { return post_one(command, guard); });
+  }
   // An aborted wait leaves a hole in the ring, which nothing comes past: the communicator is closed then.
-  __device__ bool post(const Command& command, ty::Guard& guard) const {
+  __device__ TY_INLINED bool post_one(const Command& command, ty::Guard& guard) const {
     ty::u64 number = ty::atomic_add(p.head, 1ull);
     if (number > p.mask && !wait_done(number - p.mask, guard)) return false;
     Command* slot = p.commands + (number & p.mask);

@@ -129,6 +129,7 @@ class Guard {
     u64 found = read();
     while (!ready(found)) {
       if (++looks_ % 1024 == 0 && over(what, found)) return false;
+      between_looks();
       found = read();
     }
     if (since_ != 0) atomic_cas(&report_->waiting, tag(what), 0ull);
@@ -183,7 +184,7 @@ class Guard {
 
 // Waits for a total; totals compare rolling.
 template <class DeviceApi>
-__device__ bool wait_signal(const DeviceApi& device_api, u32 queue, const What& what, Guard& guard) {
+__device__ TY_INLINED bool wait_signal(const DeviceApi& device_api, u32 queue, const What& what, Guard& guard) {
   return guard.until(
       what, [&] { return device_api.read_signal(queue, what.signal); },
       [&](u64 found) { return (i64)(found - what.expected) >= 0; });
@@ -196,12 +197,12 @@ __device__ void copy_16(Coop coop, u8* dst, const u8* src, u64 bytes) {
   for (; at + 3 * step < bytes; at += 4 * step) {
     uint4 value[4];
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) value[i] = *reinterpret_cast<const uint4*>(src + at + i * step);
+    for (u32 i = 0; i < 4; i++) value[i] = load_16(reinterpret_cast<const uint4*>(src + at + i * step));
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) *reinterpret_cast<uint4*>(dst + at + i * step) = value[i];
+    for (u32 i = 0; i < 4; i++) store_16(reinterpret_cast<uint4*>(dst + at + i * step), value[i]);
   }
   for (; at < bytes; at += step)
-    *reinterpret_cast<uint4*>(dst + at) = *reinterpret_cast<const uint4*>(src + at);
+    store_16(reinterpret_cast<uint4*>(dst + at), load_16(reinterpret_cast<const uint4*>(src + at)));
 }
 
 }  // namespace ty

@@ -16,8 +16,15 @@ use crate::transport::peers_device_api;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Over {
     name: String,
-    /// The transport's own; the GPU ring without.
-    api: Option<DeviceApi>,
+    api: Api,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Api {
+    Ring,
+    Peers,
+    /// A transport's own.
+    Given(DeviceApi),
 }
 
 impl Over {
@@ -33,12 +40,17 @@ impl Over {
         let Some(given) = given else { return Ok(Self::gpu_ring()) };
         // SAFETY: by this function's contract.
         let api = unsafe { DeviceApi::without_params(given)? };
-        Ok(Self { name: name.to_owned(), api: Some(api) })
+        Ok(Self { name: name.to_owned(), api: Api::Given(api) })
     }
 
     /// The GPU ring, over which any transport is used through the host.
     pub fn gpu_ring() -> Self {
-        Self { name: "gpu ring".to_owned(), api: None }
+        Self { name: "gpu ring".to_owned(), api: Api::Ring }
+    }
+
+    /// The transport between the GPUs of one machine, under its name on a platform.
+    pub fn peers(name: &str) -> Self {
+        Self { name: name.to_owned(), api: Api::Peers }
     }
 
     /// The transport's name, or `gpu ring`.
@@ -48,8 +60,9 @@ impl Over {
 
     fn source(&self) -> DeviceApiSource<'_> {
         match &self.api {
-            Some(api) => api.source(),
-            None => gpu_ring_api(),
+            Api::Ring => gpu_ring_api(),
+            Api::Peers => peers_device_api(),
+            Api::Given(api) => api.source(),
         }
     }
 }
@@ -112,7 +125,7 @@ pub fn warm(
         Some(capability) => capability,
         None => Device::choose(platform, config.device)?.facts()?.capability,
     };
-    let architecture = Architecture { capability };
+    let architecture = Architecture::Sm(capability);
     let folder = compile::folder(platform, config)?;
     let warm = |(over, role): &(Over, Role)| {
         let source = over.source();

@@ -1,4 +1,4 @@
-//! Kernels name no maker: every word of a dialect is in `device/arch.cuh`.
+//! Kernels name no maker: every word of a dialect is in `device/arch.cuh`, or in its file of one maker.
 
 // A test may panic.
 #![allow(clippy::expect_used)]
@@ -13,7 +13,10 @@ fn sources() -> Vec<PathBuf> {
         for entry in std::fs::read_dir(root.join(folder)).expect("a folder of the crate") {
             let path = entry.expect("an entry").path();
             let is_source = path.extension().is_some_and(|e| e == "cuh" || e == "cu");
-            if is_source && !path.ends_with("arch.cuh") {
+            let is_dialect = ["arch.cuh", "arch_cuda.cuh", "arch_amd.cuh"]
+                .iter()
+                .any(|name| path.ends_with(name));
+            if is_source && !is_dialect {
                 found.push(path);
             }
         }
@@ -33,7 +36,8 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Words that CUDA and HIP share, and that the model has.
-const SHARED: [&str; 4] = ["__device__", "__shared__", "__global__", "__CUDACC__"];
+const SHARED: [&str; 6] =
+    ["__device__", "__shared__", "__global__", "__CUDACC__", "__AMDGCN__", "__attribute__"];
 
 /// What a line of code says in a dialect, if it does.
 fn dialect_in(code: &str) -> Option<String> {

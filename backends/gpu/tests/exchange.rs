@@ -21,6 +21,8 @@ fn for_the_host(name: &str, text: &str, rows: Rows) -> String {
     const SHARED: &str = include_str!("model/shared.h");
     match name {
         "arch.cuh" => [ARCH, if rows == Rows::Tma { BULK } else { SHARED }].concat(),
+        // A maker's own.
+        "arch_cuda.cuh" | "arch_amd.cuh" => String::new(),
         _ => text.to_owned(),
     }
 }
@@ -117,6 +119,32 @@ impl Model {
         Self::compile(folder, "exchange.cpp", &defines(device_api, rows))
     }
 
+    /// The same on waves of 64 that run in lockstep, and with what `change` makes of each source.
+    fn in_lockstep(device_api: DeviceApi, change: impl Fn(&str) -> String) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_all(folder.path(), device_api, Rows::Vector, "in lockstep");
+        for entry in std::fs::read_dir(folder.path()).expect("the folder") {
+            let path = entry.expect("an entry").path();
+            let text = std::fs::read_to_string(&path).expect("a source");
+            std::fs::write(&path, change(&text)).expect("written");
+        }
+        let defines = defines(device_api, Rows::Vector);
+        // Where a lane is in the program is told by addresses: code must lie as it is written.
+        let lockstep = ["-DMODEL_WAVE=64", "-DMODEL_LOCKSTEP=1", "-O0", "-fno-omit-frame-pointer"];
+        let all: Vec<_> =
+            defines.into_iter().chain(lockstep.into_iter().map(str::to_owned)).collect();
+        Self::compile(folder, "exchange.cpp", &all)
+    }
+
+    /// On waves of 64, each lane by itself.
+    fn of_wave_64(device_api: DeviceApi) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_all(folder.path(), device_api, Rows::Vector, "waves of 64");
+        let defines = defines(device_api, Rows::Vector).into_iter();
+        let all: Vec<_> = defines.chain(["-DMODEL_WAVE=64".to_owned()]).collect();
+        Self::compile(folder, "exchange.cpp", &all)
+    }
+
     /// Kernels that put on several queues. Compiled once for all tests.
     fn of_puts() -> &'static Self {
         static OF_PUTS: OnceLock<Model> = OnceLock::new();
@@ -124,19 +152,23 @@ impl Model {
     }
 
     fn is_well(&self) {
-        let run = Command::new(&self.program).output().expect("it runs");
+        self.is_well_with(&[]);
+    }
+
+    fn is_well_with(&self, arguments: &[&str]) {
+        let run = Command::new(&self.program).args(arguments).output().expect("it runs");
         assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     }
 
-    /// What it says of a transport that does something wrong: a `Fault` of `level.h`.
-    fn notices(&self, fault: u32) -> String {
-        let run = Command::new(&self.program).arg(fault.to_string()).output().expect("it runs");
+    /// What it says of what goes wrong: a `Fault` of `level.h`, or a wavefront that `waits` for itself.
+    fn notices(&self, fault: &str) -> String {
+        let run = Command::new(&self.program).arg(fault).output().expect("it runs");
         assert!(!run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
         String::from_utf8_lossy(&run.stderr).into_owned()
     }
 }
 
-/// What the sources of one level are compiled with.
+/// What the sources of one level are compiled with, for warps of 32.
 fn defines(device_api: DeviceApi, rows: Rows) -> [String; 5] {
     let DeviceApi { puts, param_bytes, queues, .. } = device_api;
     [
@@ -188,26 +220,69 @@ fn rows_reach_their_places_and_come_back_by_bulk_copies() {
 }
 
 #[test]
+fn waves_of_64_bring_rows_to_their_places_and_back_over_loads_and_stores() {
+    Model::of_wave_64(NVLINK).is_well_with(&["few"]);
+}
+
+#[test]
+fn waves_of_64_bring_rows_to_their_places_and_back_over_puts_in_any_order() {
+    Model::of_wave_64(GPU_RING).is_well_with(&["few"]);
+}
+
+#[test]
+fn no_lane_of_a_wavefront_waits_for_another_over_loads_and_stores() {
+    Model::in_lockstep(NVLINK, str::to_owned).is_well_with(&["least"]);
+}
+
+#[test]
+fn no_lane_of_a_wavefront_waits_for_another_over_puts() {
+    Model::in_lockstep(GPU_RING, str::to_owned).is_well_with(&["least"]);
+}
+
+#[test]
+fn a_wavefront_that_waits_for_itself_is_noticed() {
+    // Lanes post side by side: one whose number is beyond the ring waits for those before it, which have
+    // not posted.
+    let mutant = |text: &str| {
+        text.replace(
+            "return ty::in_turn([&] { return post_one(command, guard); });",
+            "return post_one(command, guard);",
+        )
+    };
+    let model = Model::in_lockstep(GPU_RING, |text| {
+        let changed = mutant(text);
+        assert_eq!(
+            changed != text,
+            text.contains("bool post_one("),
+            "the mutant changes the ring alone"
+        );
+        changed
+    });
+    let said = model.notices("waits");
+    assert!(said.contains("an ended wait"), "{said}");
+}
+
+#[test]
 fn a_signal_before_its_payload_is_noticed() {
-    let said = Model::of_puts().notices(1);
+    let said = Model::of_puts().notices("1");
     assert!(!said.contains("an ended wait"), "{said}");
 }
 
 #[test]
 fn a_lost_put_ends_a_wait() {
-    let said = Model::of_puts().notices(2);
+    let said = Model::of_puts().notices("2");
     assert!(said.contains("an ended wait"), "{said}");
 }
 
 #[test]
 fn a_source_that_is_reusable_too_early_is_noticed() {
-    let said = Model::of_puts().notices(3);
+    let said = Model::of_puts().notices("3");
     assert!(!said.contains("an ended wait"), "{said}");
 }
 
 #[test]
 fn a_signal_of_another_queue_ends_a_wait() {
-    let said = Model::of_puts().notices(4);
+    let said = Model::of_puts().notices("4");
     assert!(said.contains("an ended wait"), "{said}");
 }
 

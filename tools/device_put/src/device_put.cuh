@@ -104,7 +104,11 @@ struct DeviceApi {
     return coop.index() != 0 || post(queue, command, guard);
   }
 
+  // In turn, as a command that is numbered for a full ring waits for those before it.
   __device__ bool post(ty::u32 queue, const Command& command, ty::Guard& guard) const {
+    return ty::in_turn([&] { return post_one(queue, command, guard); });
+  }
+  __device__ bool post_one(ty::u32 queue, const Command& command, ty::Guard& guard) const {
     const Ring& ring = p.rings[queue];
     ty::u64 number = ty::atomic_add(ring.head, 1ull);
     if (number > p.mask) {

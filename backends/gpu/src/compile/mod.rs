@@ -4,9 +4,11 @@
 
 mod cache;
 mod program;
+mod tool;
 
 pub use program::{Architecture, Compiled, Role, Rows, Source, Target};
 pub(crate) use program::{DeviceApiSource, Needed, Program};
+pub use tool::{Ran, Tool, Written};
 
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -61,12 +63,12 @@ pub(crate) fn rows_of(
     architecture: Architecture,
     by_host: bool,
 ) -> Result<Rows> {
-    let has_bulk_copies = architecture.capability >= 90;
+    let has_bulk_copies = matches!(architecture, Architecture::Sm(90..));
     let refuse = |message: String, fix: &'static str| {
         Err(Error::new(ErrorKind::Unsupported, "load kernels", message).with_fix(fix))
     };
     let name = architecture.name();
-    if architecture.capability < OLDEST {
+    if matches!(architecture, Architecture::Sm(..OLDEST)) {
         return refuse(format!("found {name}; expected sm_{OLDEST} or later"), "use another GPU");
     }
     match config.rows {
@@ -147,12 +149,12 @@ mod tests {
     fn rows_move_by_bulk_copies_where_there_are_any_and_nothing_else_is_asked_for() {
         let rows = |rows, capability| {
             let config = GpuConfig { rows, ..GpuConfig::default() };
-            rows_of(&config, Architecture { capability }, false)
+            rows_of(&config, Architecture::Sm(capability), false)
         };
         assert_eq!(rows(RowCopy::Auto, 80).unwrap(), Rows::Vector);
         assert_eq!(rows(RowCopy::Auto, 90).unwrap(), Rows::Tma);
         assert_eq!(rows(RowCopy::Vector, 100).unwrap(), Rows::Vector);
-        let ring = rows_of(&GpuConfig::default(), Architecture { capability: 90 }, true);
+        let ring = rows_of(&GpuConfig::default(), Architecture::Sm(90), true);
         assert_eq!(ring.unwrap(), Rows::Vector);
         assert_eq!(rows(RowCopy::Tma, 90).unwrap(), Rows::Tma);
         let text = rows(RowCopy::Tma, 89).unwrap_err().to_string();

@@ -14,8 +14,10 @@ const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange, and those that measure a link: name and text.
 const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
 const PROBE: (&str, &str) = ("probe.cu", include_str!("../probe/probe.cu"));
-const HEADERS: [(&str, &str); 20] = [
+const HEADERS: [(&str, &str); 22] = [
     ("arch.cuh", include_str!("../../device/arch.cuh")),
+    ("arch_cuda.cuh", include_str!("../../device/arch_cuda.cuh")),
+    ("arch_amd.cuh", include_str!("../../device/arch_amd.cuh")),
     ("transport.cuh", include_str!("../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
     ("region.cuh", include_str!("../kernels/region.cuh")),
@@ -39,15 +41,22 @@ const HEADERS: [(&str, &str); 20] = [
 
 /// A GPU architecture that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Architecture {
-    /// Compute capability, as major * 10 + minor.
-    pub capability: u32,
+pub enum Architecture {
+    /// NVIDIA's, by compute capability, as major * 10 + minor.
+    Sm(u32),
+    /// AMD's, by its digits: 0x942 is gfx942.
+    Gfx(u32),
 }
 
 impl Architecture {
-    /// As the compiler writes it, with the features of exactly this architecture from 9.0 on.
+    /// As the compiler writes it; NVIDIA's with the features of exactly this architecture from 9.0 on.
     pub fn name(self) -> String {
-        format!("sm_{}{}", self.capability, if self.capability >= 90 { "a" } else { "" })
+        match self {
+            Self::Sm(capability) => {
+                format!("sm_{capability}{}", if capability >= 90 { "a" } else { "" })
+            }
+            Self::Gfx(digits) => format!("gfx{digits:x}"),
+        }
     }
 }
 

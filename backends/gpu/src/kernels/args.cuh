@@ -32,10 +32,10 @@ constexpr u32 kArena = 1;       // window of rows
 constexpr u32 kHead = 8;        // words of an entry's head
 constexpr u32 kTextBytes = 192; // longest text of a refusal
 constexpr u32 kTextWords = 1 + kTextBytes / 4;
-constexpr u32 kWarps = 16;      // of a block
-constexpr u32 kMetadataWarps = 4;   // of them that move what goes beside rows
+constexpr u32 kWarps = 512 / kWave;  // of a block
+constexpr u32 kMetadataWarps = kWarps / 4;  // of them that move what goes beside rows
 constexpr u32 kRings = 2;       // of a block that sums, each with a part of its tokens
-constexpr u32 kRingWarps = 8;   // few, so that each has much of a row
+constexpr u32 kRingWarps = 256 / kWave;  // few, so that each has much of a row
 constexpr u32 kSummingWarps = kRings * kRingWarps;
 
 constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseCombineRows = 4, kPhaseDone = 5;

@@ -47,12 +47,12 @@ struct Channels {
     signs = 0;
     if (a.dtype == 3) {
       const uint4* from = reinterpret_cast<const uint4*>(a.raw + at * 4);
-      uint4 low = from[0], high = from[1];
+      uint4 low = load_16(from), high = load_16(from + 1);
       F32::widen(low, x);
       F32::widen(high, x + 4);
       for (u32 j = 0; j < 8; j++) signs |= bits_of(x[j]) >> 31 << j;
     } else {
-      uint4 both = *reinterpret_cast<const uint4*>(a.raw + at * 2);
+      uint4 both = load_16(reinterpret_cast<const uint4*>(a.raw + at * 2));
       a.dtype == 1 ? Bf16::widen(both, x) : F16::widen(both, x);
       const u32 words[] = {both.x, both.y, both.z, both.w};
       for (u32 j = 0; j < 8; j++) signs |= (words[j / 2] >> (15 + 16 * (j % 2)) & 1) << j;
@@ -80,28 +80,31 @@ __device__ inline void store_scale(const DispatchArgs& a, u32 token, u32 group, 
     reinterpret_cast<u8*>(scales)[group] = (u8)(bits_of(scale) >> 23);
 }
 
-// Groups of one token, two by two: 16 lanes each take eight channels. One warp. The channels of a
-// row are a multiple of 16, so a lane's are all inside it or none is.
+// Channels of a lane, lanes of a group, and groups that a warp takes side by side; then how many of those.
+constexpr u32 kChannels = 8, kGroupLanes = kGroup / kChannels, kWaveGroups = kWave / kGroupLanes;
+constexpr u32 kCastsAtOnce = 4;
+
+// Groups of one token. One warp. The channels of a row are a multiple of 16, so a lane's are all inside it or
+// none is.
 __device__ inline void cast_groups(const DispatchArgs& a, u32 token, u32 first) {
-  constexpr u32 kAtOnce = 4;
   u32 lane = lane_id();
   u64 row = (u64)token * a.hidden;
-  Channels c[kAtOnce];
+  Channels c[kCastsAtOnce];
 #pragma unroll
-  for (u32 i = 0; i < kAtOnce; i++) {
-    u32 at = (first + 2 * i) * kGroup + lane * 8;
+  for (u32 i = 0; i < kCastsAtOnce; i++) {
+    u32 at = (first + kWaveGroups * i) * kGroup + lane * kChannels;
     if (at < a.hidden)
       c[i].load(a, row + at);
     else
       c[i] = Channels{};
   }
 #pragma unroll
-  for (u32 i = 0; i < kAtOnce; i++) {
-    u32 at = (first + 2 * i) * kGroup + lane * 8;
+  for (u32 i = 0; i < kCastsAtOnce; i++) {
+    u32 at = (first + kWaveGroups * i) * kGroup + lane * kChannels;
     float amax = 1e-4f;
     // Ignores NaN.
     for (u32 j = 0; j < 8; j++) amax = fmaxf(amax, fabsf(c[i].x[j]));
-    for (u32 other = 8; other > 0; other /= 2)
+    for (u32 other = kGroupLanes / 2; other > 0; other /= 2)
       amax = fmaxf(amax, shfl_xor(amax, other));
     float2 factor = group_scale(amax, a.cast);
     if (at >= a.hidden) continue;
@@ -109,7 +112,7 @@ __device__ inline void cast_groups(const DispatchArgs& a, u32 token, u32 first) 
     for (u32 j = 0; j < 4; j++) codes[j] = c[i].codes(j, factor.x);
     *reinterpret_cast<uint2*>(const_cast<u8*>(a.x) + row + at) =
         make_uint2(codes[0] | codes[1] << 16, codes[2] | codes[3] << 16);
-    if (lane % 16 == 0) store_scale(a, token, at / kGroup, factor.y);
+    if (lane % kGroupLanes == 0) store_scale(a, token, at / kGroup, factor.y);
   }
 }
 
@@ -118,7 +121,7 @@ __device__ inline void cast_rows(const DispatchArgs& a, u32 tokens) {
   u32 warps = block_waves(), groups = (a.hidden + kGroup - 1) / kGroup;
   for (u32 token = blockIdx.x * warps + wave_id(); token < tokens;
        token += gridDim.x * warps) {
-    for (u32 group = 0; group < groups; group += 8) cast_groups(a, token, group);
+    for (u32 group = 0; group < groups; group += kCastsAtOnce * kWaveGroups) cast_groups(a, token, group);
     u32 lane = lane_id(), bytes = a.scale_words * 4;
     if (a.cast == kCastUe8m0 && groups + lane < bytes)
       reinterpret_cast<u8*>(const_cast<u32*>(a.scales) + (u64)token * a.scale_words)[groups + lane] = 0;

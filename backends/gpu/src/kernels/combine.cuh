@@ -17,7 +17,7 @@ __device__ inline u32 rows_end(const CombineArgs& a, u32 d) {
 __device__ inline Decision check_owners(const CombineArgs& a, const u32* heard) {
   for (u32 first = 0; first < a.c.ranks; first += kWave) {
     u32 d = first + lane_id();
-    u32 bad = ballot(d < a.c.ranks && rows_end(a, d) > heard[d * kHead + 5]);
+    Lanes bad = ballot(d < a.c.ranks && rows_end(a, d) > heard[d * kHead + 5]);
     if (bad != 0) return {kBadRows, first + first_of(bad)};
   }
   return {kGo, a.c.rank};

@@ -147,7 +147,7 @@ __device__ inline Landing landing_at(const DispatchArgs& a, const DispatchTables
 
 // Puts the rows that this block has staged. The whole block.
 template <class Up>
-__device__ void put_own_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+__device__ TY_INLINED void put_own_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                              Guard& guard) {
   BlockTokens own(a);
   if (a.is_flat()) {
@@ -169,7 +169,7 @@ __device__ void put_own_rows(const DispatchArgs& a, const Up& up, const Dispatch
 // Puts what is staged: a block its rows, and the last one to come what goes beside those of all. Where a wait
 // is ended, so are those behind it.
 template <class Up>
-__device__ void put_staged(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+__device__ TY_INLINED void put_staged(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                            Guard& guard) {
   fence_system_all();
   sync_block();
@@ -324,7 +324,7 @@ __device__ void enter_last(const DispatchArgs& a, const Up& up, u8* shared, Guar
 
 // Moves all rows of this rank, and what goes beside them.
 template <bool kTiles, class Up>
-__device__ void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, Stages& stages,
+__device__ TY_INLINED void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, Stages& stages,
                          u8* shared, Guard& guard) {
   move_metadata<kTiles>(a, up, t, shared + a.metadata_at);
   Mover<kTiles, Up> mover(a, up, {named_from(a, t), t.expert_base, t.x}, stages);
@@ -371,7 +371,7 @@ __device__ void note(const DispatchArgs& a, const Up& up, const DispatchTables& 
 }
 
 template <class Up>
-__device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
+__device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   bool scribe = blockIdx.x == 0 && wave_id() == kWarps - 1;
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);

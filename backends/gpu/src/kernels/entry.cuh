@@ -292,7 +292,7 @@ struct Arrival {
 
 // Waits for a signal of every rank. One block.
 template <class Up>
-__device__ void arrive(const Arrival& a, const Up& up, Guard& guard) {
+__device__ TY_INLINED void arrive(const Arrival& a, const Up& up, Guard& guard) {
   bool waits = a.cell->code == kGo;
   for (u32 s = threadIdx.x; s < a.ranks; s += blockDim.x) {
     // Loaded together with the others.
@@ -310,7 +310,7 @@ __device__ void arrive(const Arrival& a, const Up& up, Guard& guard) {
 
 // The same for an operation that is received by the kernel that has sent it.
 template <class Up>
-__device__ void end_at_once(const Common& c, const Up& up, u32 first, u32 phase, Guard& guard) {
+__device__ TY_INLINED void end_at_once(const Common& c, const Up& up, u32 first, u32 phase, Guard& guard) {
   // One warp of the block has written what all of it is to wait for.
   sync_block();
   arrive({c.cell, c.state, c.rank, c.ranks, first, phase}, up, guard);
@@ -322,7 +322,7 @@ __device__ void end_at_once(const Common& c, const Up& up, u32 first, u32 phase,
 // Raises a signal of every rank by one, after everything that this block stored, for which a device API that
 // stores has a release behind the barrier. Not if a wait of one of its threads was ended.
 template <class Up>
-__device__ bool raise_all(const Common& c, const Up& up, u32 signal, Guard& guard) {
+__device__ TY_INLINED bool raise_all(const Common& c, const Up& up, u32 signal, Guard& guard) {
   if constexpr (!Up::kLoadStore) fence_system_all();
   bool ok = sync_block_and(!guard.ended());
   for (u32 i = threadIdx.x; i < c.ranks && ok; i += blockDim.x)

@@ -27,71 +27,71 @@ TY_SHARED_BYTES(shared);
 
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_dispatch(TY_ARGUMENT ty::DispatchArgs a, TY_ARGUMENT Up::Params p) {
-  ty::dispatch(a, Up(p), shared);
+  ty::dispatch(ty::in_place(a), Up(p), shared);
 }
 
 #if TY_PUTS
 
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_combine_put(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
-  ty::combine_put(a, Up(p), shared);
+  ty::combine_put(ty::in_place(a), Up(p), shared);
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
     ty_combine_bf16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params) {
-  ty::sum_returned<ty::Bf16>(a, shared);
+  ty::sum_returned<ty::Bf16>(ty::in_place(a), shared);
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
     ty_combine_f16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params) {
-  ty::sum_returned<ty::F16>(a, shared);
+  ty::sum_returned<ty::F16>(ty::in_place(a), shared);
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
     ty_combine_f32(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params) {
-  ty::sum_returned<ty::F32>(a, shared);
+  ty::sum_returned<ty::F32>(ty::in_place(a), shared);
 }
 
 #else
 
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
     ty_combine_bf16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
-  ty::combine<ty::Bf16>(a, Up(p), shared);
+  ty::combine<ty::Bf16>(ty::in_place(a), Up(p), shared);
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
     ty_combine_f16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
-  ty::combine<ty::F16>(a, Up(p), shared);
+  ty::combine<ty::F16>(ty::in_place(a), Up(p), shared);
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
     ty_combine_f32(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
-  ty::combine<ty::F32>(a, Up(p), shared);
+  ty::combine<ty::F32>(ty::in_place(a), Up(p), shared);
 }
 
 #endif
 
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_spread(TY_ARGUMENT ty::SpreadArgs a, TY_ARGUMENT Up::Params) {
-  ty::spread(a, shared);
+  ty::spread(ty::in_place(a), shared);
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
     ty_merge_bf16(TY_ARGUMENT ty::MergeArgs a, TY_ARGUMENT Up::Params) {
-  ty::merge<ty::Bf16>(a, shared);
+  ty::merge<ty::Bf16>(ty::in_place(a), shared);
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
     ty_merge_f16(TY_ARGUMENT ty::MergeArgs a, TY_ARGUMENT Up::Params) {
-  ty::merge<ty::F16>(a, shared);
+  ty::merge<ty::F16>(ty::in_place(a), shared);
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
     ty_merge_f32(TY_ARGUMENT ty::MergeArgs a, TY_ARGUMENT Up::Params) {
-  ty::merge<ty::F32>(a, shared);
+  ty::merge<ty::F32>(ty::in_place(a), shared);
 }
 
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_agree(TY_ARGUMENT ty::Common c, TY_ARGUMENT Up::Params p) {
-  ty::agree(c, Up(p), shared);
+  ty::agree(ty::in_place(c), Up(p), shared);
 }
 
 #if TY_GROUPED
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_group(TY_ARGUMENT ty::GroupArgs a, TY_ARGUMENT Up::Params) {
-  ty::group(a);
+  ty::group(ty::in_place(a));
 }
 #endif
 

@@ -19,20 +19,21 @@ class VectorCopier {
   __device__ void copy(u8* to, const u8* from, u32 bytes) {
     constexpr u32 kAtOnce = 7;  // half a row of FP8 that is 7168 wide
     u64 mine = reinterpret_cast<u64>(to);
-    u32 wanted = ballot(mine != 0);
+    constexpr u32 kApart = kWave * 16;
+    Lanes wanted = ballot(mine != 0);
 #pragma unroll 1
     for (u32 first = lane_id() * 16; first < bytes + lane_id() * 16;
-         first += kAtOnce * 512) {
+         first += kAtOnce * kApart) {
       uint4 value[kAtOnce];
 #pragma unroll
       for (u32 i = 0; i < kAtOnce; i++)
-        if (first + i * 512 < bytes) value[i] = *reinterpret_cast<const uint4*>(from + first + i * 512);
+        if (first + i * kApart < bytes) value[i] = load_16(reinterpret_cast<const uint4*>(from + first + i * kApart));
 #pragma unroll 1
-      for (u32 left = wanted; left != 0; left &= left - 1) {
+      for (Lanes left = wanted; left != 0; left &= left - 1) {
         u64 there = shfl(mine, first_of(left)) + first;
 #pragma unroll
         for (u32 i = 0; i < kAtOnce; i++)
-          if (first + i * 512 < bytes) *reinterpret_cast<uint4*>(there + i * 512) = value[i];
+          if (first + i * kApart < bytes) store_16(reinterpret_cast<uint4*>(there + i * kApart), value[i]);
       }
     }
   }
@@ -107,11 +108,11 @@ struct Beside {
     if (lane + kWave < a.scale_words) high = scales[lane + kWave];
   }
   // To all copies.
-  __device__ void store(const SpreadArgs& a, u64 token, i32 slot, u32 taken) const {
+  __device__ TY_INLINED void store(const SpreadArgs& a, u64 token, i32 slot, Lanes taken) const {
     u32 lane = lane_id();
     if (slot >= 0 && a.weights) a.weights[slot] = weight;
     if (slot >= 0 && a.source) a.source[slot] = source;
-    for (u32 left = a.scale_words > 0 ? taken : 0; left != 0; left &= left - 1) {
+    for (Lanes left = a.scale_words > 0 ? taken : 0; left != 0; left &= left - 1) {
       u32* to = a.scales + (u64)shfl(slot, first_of(left)) * a.scale_words;
       if (lane < a.scale_words) to[lane] = low;
       if (lane + kWave < a.scale_words) to[lane + kWave] = high;
@@ -123,9 +124,9 @@ struct Beside {
 
 // One received token, whose selection k has its row at `slot` of lane k. One warp.
 template <class Copier>
-__device__ void spread_token(const SpreadArgs& a, u64 token, i32 slot, const Beside& beside,
+__device__ TY_INLINED void spread_token(const SpreadArgs& a, u64 token, i32 slot, const Beside& beside,
                              Copier& rows) {
-  u32 taken = ballot(slot >= 0);
+  Lanes taken = ballot(slot >= 0);
   if (taken == 0) return;
   u64 first = shfl(slot, first_of(taken));
   bool other = slot >= 0 && (u64)slot != first;
@@ -137,7 +138,7 @@ __device__ void spread_token(const SpreadArgs& a, u64 token, i32 slot, const Bes
 
 // Tokens `first`, `first + step` and so on. One warp.
 template <class Copier>
-__device__ void spread_tokens(const SpreadArgs& a, Copier& rows, u64 first, u32 count, u32 step) {
+__device__ TY_INLINED void spread_tokens(const SpreadArgs& a, Copier& rows, u64 first, u32 count, u32 step) {
   // Tokens whose looks at memory are under way together, first for slots, then for what goes beside rows.
   constexpr u32 kSlots = 8, kBeside = 2;
   for (u32 i = 0; i < count; i += kSlots) {

@@ -39,7 +39,7 @@ impl Kernels {
         role: Role,
         most_shared: u32,
     ) -> Result<Self> {
-        let architecture = Architecture { capability: context.device.facts()?.capability };
+        let architecture = Architecture::Sm(context.device.facts()?.capability);
         let rows = compile::rows_of(config, architecture, device_api.source().by_host)?;
         let (image, _) = compile::kernels(
             context.device.platform,

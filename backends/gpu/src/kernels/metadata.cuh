@@ -48,7 +48,7 @@ __device__ bool flat_metadata(const DispatchArgs& a) {
 // few at once, and do each step for all of these before the next: each look at memory takes a microsecond.
 // One warp.
 template <bool kTiles>
-__device__ void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 rank, u32 first,
+__device__ TY_INLINED void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 rank, u32 first,
                            u32 count, const MetadataRoom& room) {
   constexpr u32 kAtOnce = 4;
   u32 topk = a.c.topk, local = a.c.local_experts(), pairs = count * topk;
@@ -147,11 +147,12 @@ __device__ inline u32 packed_for(const DispatchArgs& a, u32 token, u32 rank) {
 
 // One unit for one rank; returns the rows that it was for. One warp.
 template <bool kTiles>
-__device__ MetadataRows move_metadata(const DispatchArgs& a, const DispatchTables& t, const MetadataTokens& unit,
+__device__ TY_INLINED MetadataRows move_metadata(const DispatchArgs& a, const DispatchTables& t, const MetadataTokens& unit,
                               u32 rank, const MetadataRoom& room) {
   u32 lane = lane_id(), first = unit.first, token = first + lane, topk = a.c.topk;
   u32 packed = token < unit.end ? packed_for(a, token, rank) : kNoRow;
-  u32 goes = ballot(packed != kNoRow), count = popc(goes);
+  Lanes goes = ballot(packed != kNoRow);
+  u32 count = popc(goes);
   if (count == 0) return {0, 0};
   u32 place = popc(goes & lanes_before(lane)), row = 0;
   if (packed != kNoRow) {
@@ -225,7 +226,7 @@ __device__ inline u32 take_metadata(const DispatchArgs& a) {
 
 // Units of all tokens and ranks. The last warps of a block do this, before they move rows, if they do.
 template <bool kTiles, class Up>
-__device__ void move_metadata(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared) {
+__device__ TY_INLINED void move_metadata(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared) {
   u32 warp = wave_id();
   if (warp < kWarps - kMetadataWarps) return;
   MetadataRoom room(a, shared + (warp - (kWarps - kMetadataWarps)) * a.metadata_bytes);

@@ -182,7 +182,8 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
   while (unit != kNoUnit) {
     Unit u(s.p, s.row_bytes, unit);
     bool mine = terms.there(known);
-    u32 rows = ballot(mine), total = biases.count + popc(rows);
+    Lanes rows = ballot(mine);
+    u32 total = biases.count + popc(rows);
     u32 place = biases.count + popc(rows & lanes_before(lane));
     u64 from = mine ? terms.from(known, more) : 0;
     float weight = Terms::kWeighted && mine ? terms.weight(known) : 0.0f;
@@ -317,12 +318,12 @@ __device__ void sum_rows(const Terms& terms, const Summing& s, u8*) {
     if (!terms.come(known, more)) return;
     u64 row = (u64)token * s.row_bytes;
     float weight = Terms::kWeighted && mine ? terms.weight(known) : 1.0f;
-    u32 rows = ballot(mine);
+    Lanes rows = ballot(mine);
     for (u64 at = lane * 16; at < s.row_bytes + lane * 16; at += Sums<Type>::kBytes) {
       i64 room = (i64)s.row_bytes - (i64)at;
       Sums<Type> sums;
-      for (u32 i = 0; i < biases.count; i++) sums.add(biases.at[i] + row + at, room, false, 0.0f);
-      for (u32 left = rows; left != 0; left &= left - 1) {
+      for (u32 i = 0; i < biases.count; i++) sums.add(biases.of(i, token, s.row_bytes) + at, room, false, 0.0f);
+      for (Lanes left = rows; left != 0; left &= left - 1) {
         u32 k = first_of(left);
         u64 term = shfl(from, k);
         float by = shfl(weight, k);

@@ -27,6 +27,17 @@ struct Staged {
       end += align_128(rows * width[i]);
     }
   }
+  // Of an array that is known late. By comparisons: an index that is no constant would put all into memory.
+  __device__ u64 at_of(u32 array) const { return pick(at, array); }
+  __device__ u64 width_of(u32 array) const { return pick(width, array); }
+
+ private:
+  __device__ static u64 pick(const u64 (&of)[kStagedArrays], u32 array) {
+    u64 found = 0;
+#pragma unroll
+    for (u32 i = 0; i < kStagedArrays; i++) found |= i == array ? of[i] : 0;
+    return found;
+  }
 };
 
 // Rows that `source` has for `d`, of each group.
@@ -75,15 +86,14 @@ struct Landing {
   Region region;
 
   // Of an array of `Staged`.
-  __device__ u64 at(const DispatchArgs& a, u32 array) const {
+  __device__ TY_INLINED u64 at(const DispatchArgs& a, u32 array) const {
     bool flat = a.is_flat();
-    switch (array) {
-      case 0: return base;
-      case 1: return base + (flat ? region.scales : region.landed_scales);
-      case 2: return base + (flat ? region.weights : region.landed_weights);
-      case 3: return base + (flat ? region.ids : region.slots);
-      default: return base + (a.layout == kPacked ? region.landed_source : region.source);
-    }
+    u64 offset = a.layout == kPacked ? region.landed_source : region.source;
+    if (array == 0) offset = 0;
+    if (array == 1) offset = flat ? region.scales : region.landed_scales;
+    if (array == 2) offset = flat ? region.weights : region.landed_weights;
+    if (array == 3) offset = flat ? region.ids : region.slots;
+    return base + offset;
   }
 };
 
@@ -95,10 +105,10 @@ struct StagedRows {
 
 // Puts them, with a run for each group. One thread.
 template <class Up>
-__device__ bool put_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+__device__ TY_INLINED bool put_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                          const Landing& to, const StagedRows& rows, Guard& guard) {
   Staged staged = staged_for(a, t, to.rank);
-  u64 width = staged.width[rows.array];
+  u64 width = staged.width_of(rows.array), from = staged.at_of(rows.array);
   const u32* counts = counts_for(a, t, a.c.rank, to.rank);
   bool ok = true;
   for (u32 g = 0, before = 0; g < a.c.groups() && ok; before += counts[g++]) {
@@ -107,7 +117,7 @@ __device__ bool put_rows(const DispatchArgs& a, const Up& up, const DispatchTabl
     // The table says what is to be added to the place of a group's row among all of them.
     u32 row = t.row_base[g * a.c.ranks + to.rank] + first;
     Run run{to.rank, to.at(a, rows.array) + row * width,
-            staged.at[rows.array] + first * width, end - first, width};
+            from + first * width, end - first, width};
     ok = put_run(a.c, up, own_queue(a.c), run, a.c.rows_signal(), guard);
   }
   return ok;
@@ -119,7 +129,7 @@ struct Selection {
   i64 first;  // the row there, if lane k is the token's first for that rank; else -1
   i64 from;   // the token's row among those that the rank gets, in the order of tokens
 
-  __device__ Selection(const DispatchArgs& a, const DispatchTables& t, u32 token) : from(-1) {
+  __device__ TY_INLINED Selection(const DispatchArgs& a, const DispatchTables& t, u32 token) : from(-1) {
     u32 lane = lane_id(), packed = packed_row(a.c, a.r, token);
     i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
     first = first_expert_row(a, {t.row_base, t.expert_base, t.x}, token, expert, &rank);
@@ -134,7 +144,7 @@ struct Selection {
 
 // A selection's row, if it is the first. One thread each.
 template <class Up>
-__device__ bool put_selection(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+__device__ TY_INLINED bool put_selection(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                               const Landing& to, const Selection& s, Guard& guard) {
   u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
   Run run{s.rank, to.base + s.first * a.row_bytes, t.x[s.rank] + s.from * a.row_bytes - arena,

@@ -35,7 +35,7 @@ __device__ inline u32 own_queue(const Common& c) { return blockIdx.x % (u32)c.st
 
 // Puts a run, with a signal each time. One thread; others made visible to the fabric what they stored.
 template <class Up>
-__device__ bool put_run(const Common& c, const Up& up, u32 queue, const Run& run, u32 signal,
+__device__ TY_INLINED bool put_run(const Common& c, const Up& up, u32 queue, const Run& run, u32 signal,
                         Guard& guard) {
   if (run.width == 0) return true;
   u64 largest = c.state->largest_put, at_once = min(largest / run.width, kMostAdd);
@@ -67,7 +67,7 @@ __device__ void flush_queues(const State& state, const Up& up, Guard& guard) {
 
 // Waits for a total over all queues; totals compare rolling.
 template <class Up>
-__device__ bool wait_queues(const State& state, const Up& up, const What& what, Guard& guard) {
+__device__ TY_INLINED bool wait_queues(const State& state, const Up& up, const What& what, Guard& guard) {
   if constexpr (Up::kLoadStore) return wait_signal(up, 0, what, guard);
   auto total = [&] {
     u64 sum = 0;

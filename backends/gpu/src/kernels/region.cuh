@@ -2,8 +2,10 @@
 // nothing, so that a test compiles it for the host and compares the two.
 #pragma once
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__)
 #define TY_DEVICE __device__
+#elif defined(__AMDGCN__)
+#define TY_DEVICE __attribute__((device))
 #else
 #define TY_DEVICE
 #endif

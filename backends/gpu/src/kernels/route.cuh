@@ -20,6 +20,9 @@ __device__ inline void group(const GroupArgs& a) {
   a.starts[a.groups] = start;
 }
 
+// Tokens that a warp counts at once, at most: bits of a word.
+constexpr u32 kTallied = 8 * sizeof(u32);
+
 // What a warp counts in shared memory: `columns` are the ranks, then the experts.
 //
 // Loops here are not unrolled: a kernel's instructions are no longer in any cache when it starts, and to
@@ -41,7 +44,7 @@ struct Tally {
   __device__ const u32* rows_of(u32 warp) const {
     return rows + (i64)pitch * ((i32)warp - (i32)(wave_id()));
   }
-  // Adds the tokens from `first` on, at most 32, to what came before.
+  // Adds the tokens from `first` on, at most kTallied, to what came before.
   __device__ void close(const Common& c, const Routing& r, u32 first) {
     sync_wave();
 #pragma unroll 1
@@ -58,7 +61,7 @@ struct Tally {
   __device__ void note_groups(const Common& c, const Routing& r, u32 first, u32 column) const {
     for (u32 left = bits[column], g = 0; left != 0; g++) {
       u32 end = r.group_starts[g + 1], inside = end <= first ? 0 : end - first;
-      u32 of_group = inside >= kWave ? left : left & ((1u << inside) - 1);
+      u32 of_group = inside >= kTallied ? left : left & ((1u << inside) - 1);
       if (of_group != 0) atomic_add(&r.group_counts[column * c.groups() + g], popc(of_group));
       left &= ~of_group;
     }
@@ -91,7 +94,7 @@ struct Look {
   __device__ explicit Look(u32 topk)
       : lane(lane_id()), each(kWave / topk), own(lane / topk), k(lane - own * topk) {}
   // Which lanes bring the same for the same token. `column` is below 2^20.
-  __device__ u32 like(bool valid, u32 column) const {
+  __device__ Lanes like(bool valid, u32 column) const {
     return match_any(valid ? (i32)(own << kPlaceBits | column) : -1 - (i32)lane);
   }
 };
@@ -103,12 +106,12 @@ __device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 first, 
   load_picks(a, t, base, count * a.c.topk);
 #pragma unroll 1
   for (u32 turn = 0; turn < count; turn += look.each) {
-    u32 token = turn + look.own, at = turn * a.c.topk + look.lane, mine = 1u << token % kWave;
+    u32 token = turn + look.own, at = turn * a.c.topk + look.lane, mine = 1u << token % kTallied;
     bool counts = look.own < look.each && token < count;
     u32 expert = counts ? t.picks[at] : kNobody, problem = 0;
     if (expert == a.c.experts) problem = kNoExpert, expert = kNobody;
     // Of those that select the same expert the first one counts.
-    if ((look.like(expert != kNobody, expert) & ((1u << look.lane) - 1)) != 0)
+    if ((look.like(expert != kNobody, expert) & lanes_before(look.lane)) != 0)
       problem = kTwice, expert = kNobody;
     if (problem != 0) note_problem(a, first + token, look.k, problem);
     bool valid = expert != kNobody;

@@ -26,7 +26,7 @@ __device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to,
                                        i32 expert, u32* rank) {
   u32 lane = lane_id();
   *rank = expert >= 0 ? a.c.rank_of(expert) : 0;
-  u32 same = match_any(expert >= 0 ? (i32)*rank : -1 - (i32)lane);
+  Lanes same = match_any(expert >= 0 ? (i32)*rank : -1 - (i32)lane);
   // What stays on this rank goes to all its places at once, where others' rows come in tiles.
   bool every = a.in_tiles() && *rank == a.c.rank;
   if (expert < 0 || !(every || first_of(same) == lane)) return -1;
@@ -284,13 +284,13 @@ class Stages {
 template <bool kTiles, class Up>
 class Mover {
  public:
-  __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages&)
+  __device__ TY_INLINED Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages&)
       : a_(a), up_(up), to_(to), share_(a) {
     if (wave_id() < a.movers) deal();
   }
 
   // Moves the pieces that are dealt to this warp: then all are stored, and counted.
-  __device__ void move() {
+  __device__ TY_INLINED void move() {
     while (dealt_ < share_.end) {
       u32 unit = (u32)dealt_;
       deal();
@@ -299,7 +299,7 @@ class Mover {
   }
 
  private:
-  __device__ void deal() {
+  __device__ TY_INLINED void deal() {
     if constexpr (kPuts) {
       dealt_ = share_.first + (u64)share_.step * taken_++;
     } else {
@@ -307,7 +307,7 @@ class Mover {
       dealt_ = shfl(dealt_, 0);
     }
   }
-  __device__ void move_piece(u32 token, u32 piece) const {
+  __device__ TY_INLINED void move_piece(u32 token, u32 piece) const {
     u32 lane = lane_id();
     u32 aimed = lane < a_.c.topk ? aims_of(a_, token)[lane] : kNoRow;
     u8* there = target<kTiles>(a_, to_, token, piece, aimed);

@@ -79,7 +79,7 @@ __device__ inline u32 sum_before(u32 value, u32* all) {
     u32 other = shfl_up(sum, step);
     if (lane_id() >= step) sum += other;
   }
-  *all = shfl(sum, 31);
+  *all = shfl(sum, kWave - 1);
   return sum - value;
 }
 

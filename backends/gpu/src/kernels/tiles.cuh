@@ -144,7 +144,7 @@ __device__ inline u32 take_part(const DispatchArgs& a) {
 
 // Spreads what arrives until all has. True unless a wait was ended. One warp of those that spread.
 template <class Up, class Copier>
-__device__ bool spread_parts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+__device__ TY_INLINED bool spread_parts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                              const SpreadArgs& s, Copier& rows, Guard& guard) {
   u32 parts = parts_of(a, t), unit = take_part(a);
   while (true) {
@@ -165,7 +165,7 @@ __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const Dispatch
 
 // All blocks.
 template <class Up, class Mover>
-__device__ void spread_tiles(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+__device__ TY_INLINED void spread_tiles(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                              Mover& mover, u8* stages, Guard& guard) {
   u32 warp = wave_id();
   SpreadArgs s = spread_of(a, up, t);

@@ -85,7 +85,7 @@ struct Sums {
     uint4 term[kCount];
 #pragma unroll
     for (u32 i = 0; i < kCount; i++)
-      if (left > (i64)i * kApart) term[i] = *reinterpret_cast<const uint4*>(from + i * kApart);
+      if (left > (i64)i * kApart) term[i] = load_16(reinterpret_cast<const uint4*>(from + i * kApart));
 #pragma unroll
     for (u32 i = 0; i < kCount; i++) {
       if (left <= (i64)i * kApart) continue;
@@ -98,7 +98,7 @@ struct Sums {
   __device__ void store(u8* to, i64 left) const {
 #pragma unroll
     for (u32 i = 0; i < kCount; i++)
-      if (left > (i64)i * kApart) *reinterpret_cast<uint4*>(to + i * kApart) = sum[i].result();
+      if (left > (i64)i * kApart) store_16(reinterpret_cast<uint4*>(to + i * kApart), sum[i].result());
   }
 };
 

@@ -166,7 +166,7 @@ impl<C: Components> Probe<C> {
         let links = Links::open(world, &context, link, HEAD_BYTES + u64::from(ranks) * room_bytes)?;
         let device_api = links.device_api()?;
         let facts = context.device.facts()?;
-        let architecture = Architecture { capability: facts.capability };
+        let architecture = Architecture::Sm(facts.capability);
         let (image, rows) = compile::probe(
             C::PLATFORM,
             kernels,

@@ -96,14 +96,14 @@ __device__ inline void copy_vectors(const ProbeArgs& a, const Up& up) {
     Row row = row_of(a, up, item);
     const uint4* from = reinterpret_cast<const uint4*>(a.pull ? row.there : row.here);
     uint4* to = reinterpret_cast<uint4*>(a.pull ? row.here : row.there);
-    for (u32 i = lane; i < vectors; i += 128) {
+    for (u32 i = lane; i < vectors; i += 4 * kWave) {
       uint4 v[4];
 #pragma unroll
       for (u32 j = 0; j < 4; j++)
-        if (i + kWave * j < vectors) v[j] = from[i + kWave * j];
+        if (i + kWave * j < vectors) v[j] = load_16(from + i + kWave * j);
 #pragma unroll
       for (u32 j = 0; j < 4; j++)
-        if (i + kWave * j < vectors) to[i + kWave * j] = v[j];
+        if (i + kWave * j < vectors) store_16(to + i + kWave * j, v[j]);
     }
   }
   fence_system_all();

@@ -13,12 +13,15 @@ using u64 = unsigned long long;
 using i64 = long long;
 
 constexpr u32 kWave = model::kWave;
-using Lanes = u32;
+using Lanes = std::conditional_t<kWave == 64, u64, u32>;
 constexpr Lanes kAllLanes = ~Lanes(0);
 
 #define TY_KERNEL(threads) void
 #define TY_KERNEL_ALONE(threads) void
 #define TY_ARGUMENT const
+template <class T>
+const T& in_place(const T& first) { return first; }
+#define TY_INLINED
 #define TY_SHARED_BYTES(name) static thread_local ty::u8 name[1 << 17]
 
 inline u32 lane_id() { return threadIdx.x % kWave; }
@@ -65,6 +68,8 @@ inline Lanes match_any(i32 value) {
 }
 inline u32 popc(Lanes lanes) { return (u32)std::popcount(lanes); }
 inline u32 first_of(Lanes lanes) { return (u32)std::countr_zero(lanes); }
+template <class Body>
+bool in_turn(Body body) { return model::in_turn(body); }
 inline Lanes lanes_before(u32 lane) { return (Lanes(1) << lane) - 1; }
 
 inline u64 load_acquire(const u64* at) {
@@ -75,38 +80,40 @@ inline u64 load_relaxed(const u64* at) {
   model::poll();
   return model::at(const_cast<u64*>(at)).load(std::memory_order_relaxed);
 }
-inline void store_relaxed(u64* at, u64 value) { model::at(at).store(value, std::memory_order_relaxed); }
-inline void store_release(u64* at, u64 value) { model::at(at).store(value, std::memory_order_release); }
+inline void store_relaxed(u64* at, u64 value) { model::seen(at).store(value, std::memory_order_relaxed); }
+inline void store_release(u64* at, u64 value) { model::seen(at).store(value, std::memory_order_release); }
 inline void add_relaxed(u64* at, u64 value) {
-  model::at(at).fetch_add(value, std::memory_order_relaxed);
+  model::seen(at).fetch_add(value, std::memory_order_relaxed);
 }
-inline void add_release(u64* at, u64 value) { model::at(at).fetch_add(value); }
+inline void add_release(u64* at, u64 value) { model::seen(at).fetch_add(value); }
 inline void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void fence_system_all() { fence_system(); }
 inline void fence_device() { fence_system(); }
 template <class T>
 T load_device(const T* at) { return *at; }
+inline uint4 load_16(const uint4* at) { return *at; }
+inline void store_16(uint4* at, const uint4& value) { *at = value; }
 
 template <class T>
-T atomic_add(T* at, T value) { return model::at(at).fetch_add(value); }
+T atomic_add(T* at, T value) { return model::seen(at).fetch_add(value); }
 template <class T>
-T atomic_or(T* at, T value) { return model::at(at).fetch_or(value); }
+T atomic_or(T* at, T value) { return model::seen(at).fetch_or(value); }
 template <class T>
 T atomic_min(T* at, T value) {
-  T old = model::at(at).load();
+  T old = model::seen(at).load();
   while (old > value && !model::at(at).compare_exchange_weak(old, value)) {
   }
   return old;
 }
 inline u32 atomic_inc(u32* at, u32 most) {
-  u32 old = model::at(at).load();
+  u32 old = model::seen(at).load();
   while (!model::at(at).compare_exchange_weak(old, old >= most ? 0 : old + 1)) {
   }
   return old;
 }
 template <class T>
 T atomic_cas(T* at, T from, T to) {
-  model::at(at).compare_exchange_strong(from, to);
+  model::seen(at).compare_exchange_strong(from, to);
   return from;
 }
 
@@ -116,6 +123,7 @@ inline u64 now_ns() {
   return (u64)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 inline void pause_ns(u32) { model::yield(); }
+inline void between_looks() {}
 
 inline float add_rn(float a, float b) { return a + b; }
 inline float mul_rn(float a, float b) { return a * b; }

@@ -33,8 +33,17 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 
 namespace model {
 
-// Threads of a warp.
-constexpr unsigned kWave = 32;
+// Threads of a warp: 32 of CUDA's, 64 of a wavefront of CDNA.
+#ifndef MODEL_WAVE
+#define MODEL_WAVE 32
+#endif
+constexpr unsigned kWave = MODEL_WAVE;
+
+// Whether warps run in lockstep, as wavefronts do: see `word`.
+#ifndef MODEL_LOCKSTEP
+#define MODEL_LOCKSTEP 0
+#endif
+constexpr bool kLockstep = MODEL_LOCKSTEP != 0;
 
 struct Dim { unsigned x; };
 
@@ -53,9 +62,21 @@ struct Fiber {
   bool begun = false, over = false;
   // It looks at memory again and again.
   bool polls = false;
+  // It is in a meeting: nobody is to wait for where it is.
+  bool meets = false;
   // It goes on once this is another.
   const uint64_t* turn = nullptr;
   uint64_t last_turn = 0;
+  // In lockstep: where in the program it is, the outermost call first. Empty before its first word.
+  std::vector<uintptr_t> where{};
+
+  bool waits() const { return turn && *turn == last_turn; }
+};
+
+// What threads of a warp do one after the other.
+struct Turns {
+  uint64_t count = 0;
+  bool taken = false;
 };
 
 // A block that runs on this thread of the system.
@@ -63,20 +84,55 @@ struct Block {
   Dim block, grid, size;
   std::vector<Fiber> fibers;
   std::vector<Meeting> warps;
+  std::vector<Turns> turns;
   Meeting all;
   unsigned current = 0;
   jmp_buf scheduler;
   std::function<void()> kernel;
 };
 inline thread_local Block* here = nullptr;
+constexpr size_t kStack = kLockstep ? 192 << 10 : 48 << 10;
 
 inline Dim thread_index() { return {here->current}; }
 inline void yield() {
   Block* block = here;
   if (_setjmp(block->fibers[block->current].at) == 0) _longjmp(block->scheduler, 1);
 }
+// Whether a fiber may go on where warps run in lockstep: no other of its warp is further behind. So lanes that
+// have left a loop wait for those that have not, as where control flow of a wavefront meets again. Those that
+// wait for each other are at one place, and those that are over are nowhere.
+inline bool is_last(const Block& block, unsigned index) {
+  if (!kLockstep) return true;
+  unsigned first = index / kWave * kWave;
+  for (unsigned i = first; i < first + kWave; i++) {
+    const Fiber& other = block.fibers[i];
+    if (!other.over && !other.meets && !other.waits() && other.where < block.fibers[index].where) return false;
+  }
+  return true;
+}
+// Where the calling fiber is. Compiled without optimisation, code that runs later in a function lies behind that
+// which runs earlier, but for the way back to a loop's start; so of two lanes the one with the lower address is
+// behind, in the outermost function in which they differ.
+[[gnu::noinline]] inline void note_place(Fiber& fiber) {
+  fiber.where.clear();
+  const uintptr_t low = (uintptr_t)fiber.stack.get(), high = low + kStack - 2 * sizeof(uintptr_t);
+  const uintptr_t* frame = (const uintptr_t*)__builtin_frame_address(0);
+  while ((uintptr_t)frame > low && (uintptr_t)frame < high) {
+    fiber.where.push_back(frame[1]);
+    if (frame[0] <= (uintptr_t)frame) break;
+    frame = (const uintptr_t*)frame[0];
+  }
+  std::reverse(fiber.where.begin(), fiber.where.end());
+}
+// Before each access to memory that others see. In lockstep, lanes that are behind come first.
+inline void word() {
+  if (!kLockstep) return;
+  note_place(here->fibers[here->current]);
+  while (!is_last(*here, here->current)) yield();
+}
 // For a look at what others may not have written yet.
 inline void poll() {
+  if (kLockstep) note_place(here->fibers[here->current]);
   here->fibers[here->current].polls = true;
   yield();
 }
@@ -96,17 +152,22 @@ inline void rest(unsigned idle) {
 
 // Waits for all fibers of the group; returns their values. The last to leave opens the next round.
 inline const std::vector<uint64_t>& meet(Meeting& m, unsigned index, uint64_t value) {
+  Fiber& fiber = here->fibers[here->current];
+  if (kLockstep) note_place(fiber);
+  fiber.meets = true;
   while (m.left != 0) yield();
   uint64_t turn = m.turn;
   m.values[index] = value;
   if (++m.came == m.size) {
     m.came = 0, m.left = m.size, m.turn++;
   } else {
-    Fiber& fiber = here->fibers[here->current];
     fiber.turn = &m.turn, fiber.last_turn = turn;
+    // Those that are behind a meeting wait for others again.
+    fiber.meets = false;
     yield();
     fiber.turn = nullptr;
   }
+  fiber.meets = false;
   m.left--;
   return m.values;
 }
@@ -118,6 +179,24 @@ inline const std::vector<uint64_t>& meet_block(uint64_t value) {
   return meet(here->all, here->current, value);
 }
 
+// Runs a body of the lanes that call it in turn, as wavefronts have it.
+template <class Body>
+bool in_turn(Body body) {
+  if (!kLockstep) return body();
+  word();
+  Turns& turns = here->turns[here->current / kWave];
+  Fiber& fiber = here->fibers[here->current];
+  while (turns.taken) {
+    fiber.turn = &turns.count, fiber.last_turn = turns.count;
+    yield();
+    fiber.turn = nullptr;
+  }
+  turns.taken = true;
+  bool well = body();
+  turns.taken = false, turns.count++;
+  return well;
+}
+
 inline void entry() {
   Block* block = here;
   block->kernel();
@@ -126,12 +205,12 @@ inline void entry() {
 }
 
 inline void run_block(unsigned index, unsigned grid, unsigned threads, std::function<void()> kernel) {
-  Block block{{index}, {grid}, {threads}, std::vector<Fiber>(threads), {}, {}, 0, {}, kernel};
+  Block block{{index}, {grid}, {threads}, std::vector<Fiber>(threads), {}, {}, {}, 0, {}, kernel};
+  block.turns.resize(threads / kWave);
   block.warps.resize(threads / kWave);
   for (auto& w : block.warps) w.size = kWave, w.values.resize(kWave);
   block.all.size = threads, block.all.values.resize(threads);
   here = &block;
-  constexpr size_t kStack = 48 << 10;
   for (auto& f : block.fibers) {
     f.stack.reset(new char[kStack]);
     getcontext(&f.start);
@@ -144,7 +223,7 @@ inline void run_block(unsigned index, unsigned grid, unsigned threads, std::func
     bool moved = false;
     for (unsigned i = 0; i < threads; i++) {
       Fiber& fiber = block.fibers[i];
-      if (fiber.over || (fiber.turn && *fiber.turn == fiber.last_turn)) continue;
+      if (fiber.over || fiber.waits() || !is_last(block, i)) continue;
       block.current = i;
       fiber.polls = false;
       resume(block, fiber);
@@ -167,6 +246,13 @@ inline void launch(unsigned blocks, unsigned threads, std::function<void()> kern
 
 template <class T>
 std::atomic<T>& at(T* word) { return *reinterpret_cast<std::atomic<T>*>(word); }
+
+// As a kernel sees it.
+template <class T>
+std::atomic<T>& seen(T* word) {
+  model::word();
+  return at(word);
+}
 
 inline uint32_t bf16(float f) {
   uint32_t bits;

@@ -114,14 +114,14 @@ i64 dispatch(Rank& r, u32 layout, bool replay, Wish wish) {
     u32 words = (r.in->s.ranks + r.in->s.experts) * r.in->s.groups;
     ty::GroupArgs g{(const u32*)(at + region.rank_counts), r.in->r.group_starts,
                     r.in->r.group_counts, r.in->s.groups, words};
-    model::launch(1, ty::kWarps * 32, [=, &r] { up_level::ty_group(g, r.in->params()); });
+    model::launch(1, ty::kWarps * ty::kWave, [=, &r] { up_level::ty_group(g, r.in->params()); });
   }
   up_level::dispatch_on(*r.in, second);
   r.told = *r.in->outcome;
   auto last = r.out->common(first.c.signature);
   if (r.told.code == ty::kFull) carry(last, r.told, 1u << 31 | (r.domain * r.in->s.ranks + r.told.rank));
   if (r.told.code == ty::kRefused) carry(last, r.told, r.told.objector);
-  model::launch(1, ty::kWarps * 32, [=, &r] { out_level::ty_agree(last, r.out->params()); });
+  model::launch(1, ty::kWarps * ty::kWave, [=, &r] { out_level::ty_agree(last, r.out->params()); });
   same("an ended wait", r.out->report->ended, 0u);
   if (r.out->outcome->code == ty::kGo) return -1;
   same("code", r.out->outcome->code, ty::kRefused);
@@ -177,7 +177,7 @@ void combine(World& world, bool weights) {
   world.all([=](Rank& r) {
     float *partials = (float*)(r.out->arena + kYAt), *back = (float*)(r.out->arena + kWeightsAt);
     auto c = r.out->common(out_level::signature(3, 0));
-    model::launch(1, ty::kWarps * 32, [=, &r] { out_level::ty_agree(c, r.out->params()); });
+    model::launch(1, ty::kWarps * ty::kWave, [=, &r] { out_level::ty_agree(c, r.out->params()); });
     same("all take part", r.out->outcome->code, ty::kGo);
     up_level::combine_on(*r.in, partials, weights ? back : nullptr);
     out_level::combine_on(*r.out, r.sums.data(), weights ? r.weights_back.data() : nullptr);

@@ -169,7 +169,7 @@ void two_at_once(std::vector<Rank*>& ranks) {
     running.emplace_back([&, i] {
       Rank& r = *ranks[i];
       for (DispatchArgs a : {first[i], second[i]})
-        model::launch(kBlocks, kWarps * 32, [=, &r] { ty_dispatch(a, r.params()); });
+        model::launch(kBlocks, kWarps * kWave, [=, &r] { ty_dispatch(a, r.params()); });
       told[i] = *r.outcome;
       r.arrive(first[i].c, true);
       r.arrive(second[i].c, true);
@@ -246,7 +246,43 @@ void run(const Shape& shape, std::vector<u32> tokens) {
   }
 }
 
+// Small, and yet lanes put more at once than a ring of the lockstep has room for.
+constexpr Shape kLeast = {3, 12, 4, 80, 3, 10, 48};
+
+// A dispatch of each layout, and its combine.
+void run_once(const Shape& shape, std::vector<u32> tokens) {
+  std::vector<Rank*> ranks = all_ranks(shape);
+  std::mt19937 random(shape.ranks);
+  Fabric fabric(ranks);
+  for (u32 layout : {kFlat, kExpertMajor, kPacked}) {
+    std::vector<DispatchArgs> args;
+    for (Rank* r : ranks) {
+      bring(*r, tokens[(r->me + layout) % tokens.size()], random);
+      memset(r->arena, 0xee, kArenaBytes);
+      args.push_back(dispatch_args(*r, layout, false));
+    }
+    auto told = dispatch(ranks, args);
+    check_all(ranks, args, told);
+    combine(ranks, told, layout == kFlat);
+  }
+}
+
 int main(int count, char** arguments) {
+  std::string what = count > 1 ? arguments[1] : "";
+  if (what == "waits") fault = Fault::kWaits;
+  if (what == "least" || what == "waits") {
+    run_once(kLeast, {0, 10, 7});
+    puts("all is well");
+    return 0;
+  }
+  // Those that differ in how lanes take their parts.
+  if (what == "few") {
+    run({2, 8, 3, 1040, 1, 40, 1 << 20}, {40, 33});
+    run({3, 12, 4, 272, 3, 40, 112}, {0, 40, 7});
+    run({2, 64, 32, 16, 1, 33, 1 << 20}, {33, 32});
+    puts("all is well");
+    return 0;
+  }
   if (count > 1) fault = Fault(atoi(arguments[1]));
   // A transport that does something wrong is to be noticed at once.
   if (fault != Fault::kNone) {

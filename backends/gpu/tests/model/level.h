@@ -4,13 +4,16 @@
 // `exchange.cu`, once for each of its levels.
 using namespace ty;
 
-constexpr u32 kBlocks = 2, kSlots = 2, kCapacity = 32;
+constexpr u32 kBlocks = 2, kSlots = 2;
+// Commands of a ring. Few where waves run in lockstep: more lanes of one post than there is room for.
+constexpr u32 kCapacity = model::kLockstep ? 8 : 32;
 constexpr u64 kControlBytes = 1 << 18, kArenaBytes = 8 << 20, kStagingAt = 4 << 20;
 constexpr u64 kLandingAt = 6 << 20, kYAt = 5 << 20;
 constexpr u32 kQueues = std::max(1, TY_QUEUES);
 
 // What a transport does wrong, where the model shows that it is noticed.
-enum class Fault { kNone, kSignalFirst, kLost, kDoneEarly, kWrongQueue };
+// Of kWaits, the kernels do: waits end soon.
+enum class Fault { kNone, kSignalFirst, kLost, kDoneEarly, kWrongQueue, kWaits };
 inline Fault fault = Fault::kNone;
 
 struct Rank : Brought {
@@ -76,7 +79,7 @@ struct Rank : Brought {
     c.cell = cells[operations % kSlots];
     c.abort = abort, c.report = report, c.state = state, c.outcome = outcome, c.trace = trace;
     // Where a wait is to end, soon.
-    bool ends = fault == Fault::kLost || fault == Fault::kWrongQueue;
+    bool ends = fault == Fault::kLost || fault == Fault::kWrongQueue || fault == Fault::kWaits;
     c.cap_ns = ends ? 3'000'000'000ull : 300'000'000'000ull;
     c.signature = signature;
     c.rank = me, c.ranks = s.ranks, c.experts = s.experts, c.topk = s.topk;
@@ -88,7 +91,7 @@ struct Rank : Brought {
   }
   void arrive(const Common& c, bool rows) {
     ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : kPhaseCombineRows, me, trace, state};
-    model::launch(1, kWarps * 32, [=, this] { ty_arrive(a, params()); });
+    model::launch(1, kWarps * kWave, [=, this] { ty_arrive(a, params()); });
     same("an ended wait of rank " + std::to_string(me), report->ended, 0u);
   }
 };
@@ -241,7 +244,7 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.scale_stride[0] = r.s.scale_words, a.scale_stride[1] = 1;
   a.region = 0, a.capacity = kStagingAt, a.row_bytes = r.s.row_bytes;
   a.scale_words = r.s.scale_words, a.replay = replay, a.layout = layout, a.alignment = 4;
-  a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4, a.movers = layout == kFlat ? 14 : 7;
+  a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4, a.movers = layout == kFlat ? kWarps - kMetadataWarps / 2 : kWarps / 2 - 1;
   a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
   a.metadata_at = 64 << 10, a.notes_at = 48 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
   a.at_once = kAtOnce && r.operations % 2;
@@ -266,7 +269,7 @@ Region region_of(const DispatchArgs& a, const Outcome& told) {
 
 // One rank of a dispatch, until its rows are there.
 void dispatch_on(Rank& r, const DispatchArgs& a) {
-  model::launch(kBlocks, kWarps * 32, [=, &r] { ty_dispatch(a, r.params()); });
+  model::launch(kBlocks, kWarps * kWave, [=, &r] { ty_dispatch(a, r.params()); });
   same("an ended wait", r.report->ended, 0u);
   if (!a.c.no_host_sync) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
   if (!a.c.no_host_sync && r.outcome->code != kGo) return;
@@ -283,8 +286,8 @@ void dispatch_on(Rank& r, const DispatchArgs& a) {
                (u32*)at(region.landed_source), (u32*)at(region.expert_counts),
                (u32*)at(region.expert_starts), a.c.cell,
                a.c.no_host_sync ? (u64*)at(region.totals) : nullptr, r.outcome->tokens, rows, a.row_bytes,
-               a.scale_words, a.c.topk, a.c.local_experts(), 0, a.piece_bytes, 14, 1, 0};
-  model::launch(kBlocks, kWarps * 32, [=, &r] { ty_spread(s, r.params()); });
+               a.scale_words, a.c.topk, a.c.local_experts(), 0, a.piece_bytes, std::min(14u, kWarps), 1, 0};
+  model::launch(kBlocks, kWarps * kWave, [=, &r] { ty_spread(s, r.params()); });
 }
 
 // Whether a packed output says where the rows of each source are.
@@ -403,7 +406,7 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   }
   auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
 #if TY_PUTS
-  model::launch(1, kWarps * 32, [=, &r] { ty_combine_put(a, r.params()); });
+  model::launch(1, kWarps * kWave, [=, &r] { ty_combine_put(a, r.params()); });
   same("an ended wait of rank " + std::to_string(r.me), r.report->ended, 0u);
   same("combine", a.c.cell->code, kGo);
   r.arrive(a.c, false);

@@ -1,0 +1,271 @@
+// AMD's words of arch.cuh, for CDNA 3 and later (gfx942, gfx950): clang's builtins, and HIP's words where hiprtc
+// has included them before. No header of ROCm is needed.
+//
+// Sums are defined bit for bit: the compiler gets -ffp-contract=off, as clang makes multiply-adds of products
+// and sums in HIP unless told otherwise.
+#pragma once
+
+#if !__has_builtin(__builtin_amdgcn_ballot_w64)
+#error "found another compiler; expected clang for amdgcn: hiprtc, or clang 19 and later"
+#endif
+
+// What hiprtc has, and clang by itself has not.
+#ifndef __HIPCC_RTC__
+
+#define __device__ __attribute__((device))
+#define __global__ __attribute__((global))
+#define __shared__ __attribute__((shared))
+
+struct uint2 { unsigned x, y; };
+struct __attribute__((aligned(16))) uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+__device__ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+__device__ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+__device__ inline float2 make_float2(float x, float y) { return {x, y}; }
+
+namespace ty::words {
+struct Thread { struct X { __device__ operator unsigned() const { return __builtin_amdgcn_workitem_id_x(); } } x; };
+struct Block { struct X { __device__ operator unsigned() const { return __builtin_amdgcn_workgroup_id_x(); } } x; };
+struct Threads { struct X { __device__ operator unsigned() const { return __builtin_amdgcn_workgroup_size_x(); } } x; };
+struct Blocks {
+  struct X {
+    __device__ operator unsigned() const {
+      return __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x();
+    }
+  } x;
+};
+}  // namespace ty::words
+#define threadIdx (ty::words::Thread{})
+#define blockIdx (ty::words::Block{})
+#define blockDim (ty::words::Threads{})
+#define gridDim (ty::words::Blocks{})
+
+#endif
+
+namespace ty {
+
+// --- Threads
+
+constexpr u32 kWave = 64;
+using Lanes = u64;
+constexpr Lanes kAllLanes = ~Lanes(0);
+
+#define TY_KERNEL(threads) \
+  extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(1, threads)))
+// Two waves of each of the four processors of a unit: 512 threads may then have 256 registers each.
+#define TY_KERNEL_ALONE(threads) \
+  extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(1, threads), amdgpu_waves_per_eu(1, 2)))
+#define TY_ARGUMENT const
+template <class T>
+__device__ inline const T& in_place(const T&) {
+  return *(const T*)__builtin_amdgcn_kernarg_segment_ptr();
+}
+#define TY_INLINED inline __attribute__((always_inline))
+#define TY_SHARED_BYTES(name) extern __shared__ __attribute__((aligned(1024))) ty::u8 name[]
+
+__device__ inline u32 lane_id() {
+  return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u));
+}
+__device__ inline u32 wave_id() { return threadIdx.x / kWave; }
+__device__ inline u32 block_waves() { return blockDim.x / kWave; }
+
+__device__ inline void sync_wave() {
+  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+}
+__device__ inline void sync_block() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+// Behind a barrier, so that the word of the vote before has been read.
+__device__ inline int sync_block_or(int yes) {
+  __shared__ int vote;
+  sync_block();
+  if (threadIdx.x == 0) vote = 0;
+  sync_block();
+  if (yes) __hip_atomic_store(&vote, 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+  sync_block();
+  return vote;
+}
+__device__ inline int sync_block_and(int yes) { return !sync_block_or(!yes); }
+
+template <class T>
+__device__ inline T shfl(T value, u32 lane) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  i32 at = (i32)(lane % kWave << 2);
+  if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(T, __builtin_amdgcn_ds_bpermute(at, __builtin_bit_cast(i32, value)));
+  } else {
+    u64 bits = __builtin_bit_cast(u64, value);
+    u64 low = (u32)__builtin_amdgcn_ds_bpermute(at, (i32)(u32)bits);
+    u64 high = (u32)__builtin_amdgcn_ds_bpermute(at, (i32)(u32)(bits >> 32));
+    return __builtin_bit_cast(T, low | high << 32);
+  }
+}
+// Bytes and truths travel as words.
+__device__ inline bool shfl(bool value, u32 lane) { return shfl((u32)value, lane) != 0; }
+template <class T>
+__device__ inline T shfl_up(T value, u32 by) {
+  u32 lane = lane_id();
+  return shfl(value, lane < by ? lane : lane - by);
+}
+template <class T>
+__device__ inline T shfl_xor(T value, u32 bits) { return shfl(value, lane_id() ^ bits); }
+__device__ inline Lanes ballot(int yes) { return __builtin_amdgcn_ballot_w64(yes != 0); }
+__device__ inline int any(int yes) { return ballot(yes) != 0; }
+__device__ inline int all(int yes) { return ballot(yes) == kAllLanes; }
+__device__ inline u32 popc(Lanes lanes) { return (u32)__builtin_popcountll(lanes); }
+__device__ inline u32 first_of(Lanes lanes) { return (u32)__builtin_ffsll((i64)lanes) - 1; }
+// One turn for each value that there is.
+__device__ inline Lanes match_any(i32 value) {
+  Lanes same = 0;
+  for (Lanes left = kAllLanes; left != 0;) {
+    bool mine = value == __builtin_amdgcn_readlane(value, (i32)first_of(left));
+    Lanes these = ballot(mine);
+    if (mine) same = these;
+    left &= ~these;
+  }
+  return same;
+}
+// Runs `body` in one calling thread of a warp after the other, each to its end: it may wait for what those
+// before it have done. All lanes go through the loop together, so no compiler takes a body out of it.
+template <class Body>
+__device__ inline bool in_turn(Body body) {
+  bool well = false;
+  for (Lanes left = __builtin_amdgcn_ballot_w64(true); left != 0; left &= left - 1)
+    if (lane_id() == first_of(left)) well = body();
+  return well;
+}
+
+// --- Memory that others see: system scope, aligned words
+
+__device__ inline u64 load_relaxed(const u64* at) {
+  return __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ inline u64 load_acquire(const u64* at) {
+  return __hip_atomic_load(at, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ inline void store_relaxed(u64* at, u64 value) {
+  __hip_atomic_store(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ inline void store_release(u64* at, u64 value) {
+  __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ inline void add_relaxed(u64* at, u64 value) {
+  __hip_atomic_fetch_add(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ inline void add_release(u64* at, u64 value) {
+  __hip_atomic_fetch_add(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ inline void fence_system() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, ""); }
+__device__ inline void fence_system_all() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, ""); }
+__device__ inline void fence_device() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
+// The parts of a GPU have second-level caches of their own.
+template <class T>
+__device__ inline T load_device(const T* at) {
+  return __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+// By a vector of the compiler's own: it leaves structures in memory that are copied whole. Said to be global
+// memory, as pointers that come out of structures may be any.
+using Vector = u32 __attribute__((ext_vector_type(4)));
+__device__ inline uint4 load_16(const uint4* at) {
+  Vector v = *(const __attribute__((address_space(1))) Vector*)at;
+  return make_uint4(v.x, v.y, v.z, v.w);
+}
+__device__ inline void store_16(uint4* at, const uint4& value) {
+  *(__attribute__((address_space(1))) Vector*)at = Vector{value.x, value.y, value.z, value.w};
+}
+
+// --- Atomics of this device; each returns the value of before
+
+template <class T>
+__device__ inline T atomic_add(T* at, T value) {
+  return __hip_atomic_fetch_add(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <class T>
+__device__ inline T atomic_or(T* at, T value) {
+  return __hip_atomic_fetch_or(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <class T>
+__device__ inline T atomic_min(T* at, T value) {
+  return __hip_atomic_fetch_min(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+__device__ inline u32 atomic_inc(u32* at, u32 most) {
+  return __builtin_amdgcn_atomic_inc32(at, most, __ATOMIC_RELAXED, "agent");
+}
+template <class T>
+__device__ inline T atomic_cas(T* at, T from, T to) {
+  __hip_atomic_compare_exchange_strong(at, &from, to, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
+                                       __HIP_MEMORY_SCOPE_AGENT);
+  return from;
+}
+
+// --- Time
+
+// A counter of 100 MHz, the same for the whole GPU.
+__device__ inline u64 now_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
+// 64 cycles a unit; the number is a constant of the instruction.
+__device__ inline void pause_ns(u32) { __builtin_amdgcn_s_sleep(4); }
+// Looks without a rest keep the fabric from the stores that they wait for.
+__device__ inline void between_looks() { __builtin_amdgcn_s_sleep(1); }
+
+// --- Arithmetic: one rounding each, never contracted
+
+__device__ inline float add_rn(float a, float b) { return a + b; }
+__device__ inline float mul_rn(float a, float b) { return a * b; }
+__device__ inline float div_rn(float a, float b) { return a / b; }
+__device__ inline float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+__device__ inline float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
+__device__ inline float fabsf(float a) { return __builtin_fabsf(a); }
+__device__ inline i32 to_int_rn(float value) { return (i32)__builtin_rintf(value); }
+__device__ inline u32 bits_of(float value) { return __builtin_bit_cast(u32, value); }
+__device__ inline float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
+template <class A, class B>
+__device__ inline auto min(A a, B b) {
+  using C = decltype(true ? a : b);
+  return (C)a < (C)b ? (C)a : (C)b;
+}
+template <class A, class B>
+__device__ inline auto max(A a, B b) {
+  using C = decltype(true ? a : b);
+  return (C)a < (C)b ? (C)b : (C)a;
+}
+__device__ inline u32 to_bf16x2(float low, float high) {
+  u32 first = __builtin_bit_cast(u16, (__bf16)low), second = __builtin_bit_cast(u16, (__bf16)high);
+  return first | second << 16;
+}
+__device__ inline u32 to_f16x2(float low, float high) {
+  u32 first = __builtin_bit_cast(u16, (_Float16)low), second = __builtin_bit_cast(u16, (_Float16)high);
+  return first | second << 16;
+}
+__device__ inline float from_f16(u16 half) { return (float)__builtin_bit_cast(_Float16, half); }
+// The conversions of gfx942 are another format (e4m3fnuz, at most 240); codes are the same everywhere, so
+// they are made without, on gfx950 too.
+#define TY_HAS_E4M3 0
+
+// --- Shared memory
+
+__device__ inline uint4 load_shared(const uint4* at) { return *at; }
+__device__ inline void copy_async(void* to, const void* from, u32 bytes) {
+  if (bytes == 16)
+    *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+  else
+    *static_cast<u32*>(to) = *static_cast<const u32*>(from);
+}
+__device__ inline void copies_done() {}
+
+// --- There are no bulk copies
+
+#if TY_ROWS_TMA
+#error "found TY_ROWS_TMA=1; expected 0: AMD's GPUs have no bulk copies"
+#endif
+
+__device__ inline void publish_shared() {}
+__device__ inline void publish_places() {}
+__device__ inline void close_stores() {}
+__device__ inline void stores_read() {}
+__device__ inline void stores_done() {}
+
+}  // namespace ty

@@ -1,0 +1,198 @@
+//! Compilers that are programs: how one is run, and how a source lies on disk for it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tempfile::TempDir;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::Source;
+
+/// A compilation takes seconds, with large headers a minute.
+const LONGEST: Duration = Duration::from_secs(300);
+const LOOK: Duration = Duration::from_millis(10);
+/// The most that is kept of what it prints.
+const MOST_LOG: u64 = 1 << 20;
+
+/// A program at a path.
+#[derive(Clone, Debug)]
+pub struct Tool {
+    name: &'static str,
+    path: PathBuf,
+    first: Vec<String>,
+    longest: Duration,
+}
+
+/// What a run that went well has printed.
+#[derive(Debug)]
+pub struct Ran {
+    /// Its standard output.
+    pub out: String,
+    /// Its standard error.
+    pub log: String,
+}
+
+impl Tool {
+    /// The program that people call `name`.
+    pub fn new(name: &'static str, path: PathBuf) -> Self {
+        Self { name, path, first: Vec::new(), longest: LONGEST }
+    }
+
+    /// The same, with arguments before all others: some programs are several.
+    #[must_use]
+    pub fn with_first(mut self, first: &[&str]) -> Self {
+        self.first.extend(first.iter().map(|&argument| argument.to_owned()));
+        self
+    }
+
+    /// Runs it until it ends, or its time is over.
+    ///
+    /// # Errors
+    /// It cannot be run, fails, or does not end; with its log.
+    pub fn run(&self, operation: &'static str, arguments: &[&OsStr]) -> Result<Ran> {
+        let system = |e| {
+            Error::system(operation, "the compiler cannot be run", e)
+                .with_context("program", self.path.display())
+        };
+        let mut running = Command::new(&self.path)
+            .args(&self.first)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // It starts other programs, which end with it.
+            .process_group(0)
+            .spawn()
+            .map_err(system)?;
+        // Read beside it, as it waits where a pipe is full.
+        let out = running.stdout.take().map(|pipe| std::thread::spawn(move || text_of(pipe)));
+        let log = running.stderr.take().map(|pipe| std::thread::spawn(move || text_of(pipe)));
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = running.try_wait().map_err(system)? {
+                break status;
+            }
+            if start.elapsed() > self.longest {
+                // They have ended meanwhile, or end now.
+                let _ = kill_process_group(Pid::from_child(&running), Signal::KILL);
+                let _ = running.wait();
+                let message =
+                    format!("{} has not ended in {} s", self.name, self.longest.as_secs());
+                return Err(Error::new(ErrorKind::Deadline, operation, message)
+                    .with_context("program", self.path.display()));
+            }
+            std::thread::sleep(LOOK);
+        };
+        let end = |thread: Option<std::thread::JoinHandle<String>>| {
+            thread.and_then(|thread| thread.join().ok()).unwrap_or_default()
+        };
+        let (out, log) = (end(out), end(log));
+        if !status.success() {
+            let message = format!("{} ended with {status}", self.name);
+            return Err(Error::new(ErrorKind::System, operation, message)
+                .with_context("program", self.path.display())
+                .with_context("log", &log));
+        }
+        Ok(Ran { out, log })
+    }
+}
+
+fn text_of(mut pipe: impl std::io::Read) -> String {
+    let mut bytes = Vec::new();
+    // What is not kept is read all the same, so that the program ends.
+    let _ = pipe.by_ref().take(MOST_LOG).read_to_end(&mut bytes);
+    let _ = std::io::copy(&mut pipe, &mut std::io::sink());
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The files of a source in a private folder.
+#[derive(Debug)]
+pub struct Written {
+    folder: TempDir,
+    main: PathBuf,
+    defines: PathBuf,
+}
+
+/// The file of the macros that options define: nvcc takes the commas of an option apart.
+const DEFINES: &str = "defines.h";
+
+/// The line of an option that defines a macro; none of another option.
+fn define(option: &str) -> Option<String> {
+    let (name, value) = option.strip_prefix("-D")?.split_once('=')?;
+    Some(format!("#define {name} {value}\n"))
+}
+
+impl Written {
+    /// Writes them.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn new(source: &Source) -> Result<Self> {
+        let system = |e| Error::system("write kernels", "a source cannot be written", e);
+        let folder = tempfile::Builder::new().prefix("tokenyard-").tempdir().map_err(system)?;
+        let headers = source.headers.iter().map(|(name, text)| (name.as_str(), text.as_str()));
+        let defines: String = source.options.iter().filter_map(|option| define(option)).collect();
+        for (name, text) in headers.chain([source.main, (DEFINES, &defines)]) {
+            fs::write(folder.path().join(name), text).map_err(system)?;
+        }
+        let at = |name| folder.path().join(name);
+        Ok(Self { main: at(source.main.0), defines: at(DEFINES), folder })
+    }
+
+    /// The folder, which goes with this.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Options, and folders that it includes from; then what it compiles.
+    pub fn arguments<'a>(&'a self, source: &'a Source, own: &'a [&'a OsStr]) -> Vec<&'a OsStr> {
+        let others = source.options.iter().filter(|option| define(option).is_none());
+        let mut all: Vec<&OsStr> = others.map(OsStr::new).collect();
+        all.extend([OsStr::new("-include"), self.defines.as_os_str()]);
+        for folder in [self.folder.path()]
+            .into_iter()
+            .chain(source.include_folders.iter().map(PathBuf::as_path))
+        {
+            all.extend([OsStr::new("-I"), folder.as_os_str()]);
+        }
+        all.extend(own);
+        all.push(self.main.as_os_str());
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_compiler_that_does_not_end_is_ended_with_what_it_has_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let (program, child) = (folder.path().join("nvcc"), folder.path().join("child"));
+        let text = format!("#!/bin/sh\nsleep 600 &\necho $! > {}\nwait\n", child.display());
+        fs::write(&program, text).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let tool = Tool { longest: Duration::from_secs(1), ..Tool::new("nvcc", program) };
+        let error = tool.run("ask compiler", &[]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Deadline, "{error}");
+        let child = fs::read_to_string(child).unwrap();
+        let state = fs::read_to_string(format!("/proc/{}/stat", child.trim()));
+        // A process that nobody has waited for yet is dead all the same.
+        assert!(state.is_err() || state.is_ok_and(|state| state.contains(") Z ")));
+    }
+
+    #[test]
+    fn macros_go_into_a_file_whatever_is_in_them() {
+        assert_eq!(define("-DSIZES=1,2").as_deref(), Some("#define SIZES 1,2\n"));
+        assert_eq!(define("-DHEADER=<n.h>").as_deref(), Some("#define HEADER <n.h>\n"));
+        assert_eq!(define("-std=c++20"), None);
+    }
+}

@@ -1,0 +1,178 @@
+//! Compiles every kernel for gfx942 and gfx950, without a GPU and without ROCm, and says what each takes. Fails
+//! if a kernel spills registers, has more memory of its own than this file keeps, declares more shared memory
+//! than launches leave it, or contracts a product and a sum where none may be.
+//!
+//! Its argument is the compiler: a `clang` with `ld.lld` beside it, or the `zig` of the package `ziglang`.
+
+// A check may panic as a test may.
+#![allow(clippy::expect_used)]
+
+use std::path::PathBuf;
+
+use tokenyard_core::Result;
+use tokenyard_gpu::compile::{Architecture, Compiled, Compiler as _, Role, Rows, Source, Target};
+use tokenyard_gpu::warm::{Over, compile, compile_probe};
+use tokenyard_rocm::Clang;
+
+const WANTED: [Architecture; 2] = [Architecture::Gfx(0x942), Architecture::Gfx(0x950)];
+
+/// Kernels of `probe.cu` without bulk copies.
+const PROBE: usize = 6;
+
+/// Bytes of shared memory that a kernel may declare: `DECLARED` of `backends/gpu/src/kernels/sizes.rs`.
+const DECLARED: u32 = 2048;
+
+/// Vector registers of a thread where a block of 512 has a unit for itself.
+const REGISTERS: u32 = 256;
+
+/// Bytes of memory that a lane may have for itself: none, but for the rows that `VectorCopier` has in flight,
+/// where the compiler calls it.
+fn most_scratch(program: &str, kernel: &str) -> u32 {
+    if (program, kernel) == ("xgmi direct", "ty_dispatch") { 7 * 16 } else { 0 }
+}
+
+/// Instructions that multiply and add with one rounding.
+const CONTRACTED: [&str; 5] = ["v_fma_f32", "v_fmac_f32", "v_mad_f32", "v_mac_f32", "v_pk_fma_f32"];
+
+/// What the end of the assembly says about one kernel.
+#[derive(Default)]
+struct Usage {
+    kernel: String,
+    registers: u32,
+    spills: u32,
+    scratch: u32,
+    shared: u32,
+}
+
+/// The metadata of all kernels: a list in YAML, whose entries have their name among other keys.
+fn usages(assembly: &str) -> Vec<Usage> {
+    let (_, metadata) = assembly.rsplit_once("amdhsa.kernels:").unwrap_or_default();
+    let metadata = metadata.split("\namdhsa.").next().unwrap_or_default();
+    let kernels = metadata.split("\n  - ").skip(1);
+    let value = |entry: &str, key: &str| {
+        let mut found = entry.lines().filter_map(|line| line.trim().strip_prefix(key));
+        found.next().map(|value| value.trim().to_owned()).unwrap_or_default()
+    };
+    kernels
+        .map(|entry| {
+            // Unknown is too much.
+            let number = |key| value(entry, key).parse().unwrap_or(u32::MAX);
+            Usage {
+                kernel: value(entry, ".symbol:").trim_end_matches(".kd").to_owned(),
+                registers: number(".vgpr_count:"),
+                spills: number(".vgpr_spill_count:"),
+                scratch: number(".private_segment_fixed_size:"),
+                shared: number(".group_segment_fixed_size:"),
+            }
+        })
+        .collect()
+}
+
+/// The instructions of a kernel.
+fn body<'a>(assembly: &'a str, kernel: &str) -> &'a str {
+    let start = assembly.find(&format!("\n{kernel}:")).expect("the kernel is in the assembly");
+    let rest = &assembly[start..];
+    &rest[..rest.find("\n.Lfunc_end").expect("it ends")]
+}
+
+/// Prints what each kernel takes; returns what is wrong.
+fn show(name: &str, program: &str, compiled: &Compiled, kernels: usize) -> Vec<String> {
+    let assembly = &compiled.log;
+    let usages = usages(assembly);
+    assert_eq!(usages.len(), kernels, "{name}, {program}: found another number of kernels");
+    let mut wrong = Vec::new();
+    for Usage { kernel, registers, spills, scratch, shared } in &usages {
+        println!(
+            "{name:<7} {program:<20} {kernel:<21} {registers:>9} {spills:>7} {scratch:>7} {shared:>6}"
+        );
+        let most = most_scratch(program, kernel);
+        if *spills > 0 || *registers > REGISTERS || *scratch > most || *shared > DECLARED {
+            wrong.push(format!(
+                "{name}, {program}, {kernel}: expected at most {REGISTERS} registers, 0 spilled, {most} \
+                 bytes of scratch, {DECLARED} of shared memory"
+            ));
+        }
+        // Additions of what came back. Kernels that push divide, too, which takes such instructions.
+        if kernel == "ty_combine_f32" && program.starts_with("gpu ring") {
+            let text = body(assembly, kernel);
+            assert!(text.contains("v_add_f32") || text.contains("v_pk_add_f32"), "it has no sum");
+            if let Some(found) = contracted(text) {
+                wrong.push(format!("{name}, {program}, {kernel}: found {found}; expected sums"));
+            }
+        }
+    }
+    wrong
+}
+
+/// The first instruction that rounds once after a product and a sum.
+fn contracted(text: &str) -> Option<&'static str> {
+    CONTRACTED.into_iter().find(|word| text.contains(word))
+}
+
+/// A product and a sum, which clang contracts in HIP unless its options say otherwise.
+const PRODUCT_AND_SUM: &str = r#"
+#include "arch.cuh"
+TY_KERNEL(64) product_and_sum(float* at) { at[0] = ty::add_rn(ty::mul_rn(at[1], at[2]), at[3]); }
+"#;
+
+/// Whether the options keep a product and a sum apart.
+fn check_options(compiler: &Clang, architecture: Architecture) -> Result<()> {
+    let header = |name: &str| -> (String, String) {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../gpu/device/");
+        let text = std::fs::read_to_string(format!("{path}{name}")).expect("a header");
+        (name.to_owned(), text)
+    };
+    let source = Source {
+        main: ("product_and_sum.cu", PRODUCT_AND_SUM),
+        headers: vec![header("arch.cuh"), header("arch_amd.cuh")],
+        options: compiler.options(architecture),
+        include_folders: Vec::new(),
+    };
+    let log = compiler.compile(&source)?.log;
+    let text = body(&log, "product_and_sum");
+    assert!(text.contains("v_mul_f32") && text.contains("v_add_f32"), "{text}");
+    assert_eq!(contracted(text), None, "{text}");
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let compiler = Clang::find(std::env::args_os().nth(1).map(PathBuf::from).as_deref())?;
+    let (xgmi, ring) = (Over::peers("xgmi"), Over::gpu_ring());
+    // Over puts, a combine has one more; inside one of several domains, a dispatch.
+    let programs = [
+        (&xgmi, Role::Direct, 10),
+        (&ring, Role::Direct, 11),
+        (&xgmi, Role::IntraDomain, 11),
+        (&ring, Role::IntraDomain, 12),
+    ];
+    println!(
+        "{:<7} {:<20} {:<21} registers spilled scratch shared",
+        "target", "device API", "kernel"
+    );
+    let compile_all = |architecture: Architecture| -> Result<Vec<(String, Compiled, usize)>> {
+        let about = Target { compiler: &compiler, architecture, rows: Rows::Vector };
+        check_options(&compiler, architecture)?;
+        let mut all = Vec::new();
+        for (over, role, kernels) in programs {
+            let program = format!("{} {role:?}", over.name()).to_lowercase();
+            all.push((program, compile(about, over, role)?, kernels));
+        }
+        all.push(("probe".to_owned(), compile_probe(about)?, PROBE));
+        Ok(all)
+    };
+    // Side by side, as each takes seconds of one core.
+    let compile_all = &compile_all;
+    let all = std::thread::scope(|scope| {
+        let running = WANTED
+            .map(|architecture| (architecture, scope.spawn(move || compile_all(architecture))));
+        running.map(|(architecture, thread)| (architecture, thread.join().expect("it is checked")))
+    });
+    let mut wrong = Vec::new();
+    for (architecture, programs) in all {
+        for (program, compiled, kernels) in programs? {
+            wrong.extend(show(&architecture.name(), &program, &compiled, kernels));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! What AMD's GPUs need of `tokenyard-gpu`: clang, which compiles the kernels for gfx942 and gfx950.
+//!
+//! **Nothing here has run on an AMD GPU.** Kernels are compiled, and run on a model of a GPU with waves of 64.
+//! There are no components yet: see `docs.md` in this folder.
+
+mod clang;
+
+pub use clang::Clang;

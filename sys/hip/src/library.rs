@@ -1,0 +1,192 @@
+//! The library files and their functions.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use crate::types::{AccessDesc, AllocationProp, IpcHandle, Uuid};
+
+/// Files of HIP, the newest first: an installation without headers has no plain name.
+const HIP: &[&str] = &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
+/// Files of its compiler.
+const HIPRTC: &[&str] = &["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"];
+
+/// Why a library cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// None of its files is there, or one of their own libraries is not.
+    #[error(
+        "{files} cannot be loaded: {reason}; install ROCm 6 or newer, or put its lib folder into LD_LIBRARY_PATH"
+    )]
+    Absent {
+        /// The names that were tried.
+        files: String,
+        /// What the dynamic loader says of each.
+        reason: String,
+    },
+    /// It is too old, or not what its name says.
+    #[error("{file} has no function {function}; expected ROCm 6 or newer: upgrade it")]
+    Old {
+        /// The file that was found.
+        file: String,
+        /// The first function that is missing.
+        function: &'static str,
+    },
+}
+
+/// The first of the files that the loader finds.
+fn open(files: &[&str]) -> Result<(libloading::Library, String), LoadError> {
+    let mut reasons = Vec::new();
+    for file in files {
+        // SAFETY: HIP's initialisers may run on any thread, before any of its calls.
+        match unsafe { libloading::Library::new(*file) } {
+            Ok(library) => return Ok((library, (*file).to_owned())),
+            Err(error) => reasons.push(reason(&error)),
+        }
+    }
+    Err(LoadError::Absent { files: files.join(", "), reason: reasons.join("; ") })
+}
+
+/// What the dynamic loader said; the error itself says only which call failed.
+fn reason(error: &libloading::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => source.to_string(),
+        None => error.to_string(),
+    }
+}
+
+/// Defines a library: one field for each exported function.
+macro_rules! functions {
+    ($(#[$doc:meta])* $library:ident $files:ident { $($name:ident: $symbol:literal fn($($arg:ty),* $(,)?) -> $ret:ty;)* }) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        #[allow(missing_docs, reason = "each is documented as the function of its symbol")]
+        pub struct $library {
+            $(pub $name: unsafe extern "C" fn($($arg),*) -> $ret,)*
+        }
+
+        impl $library {
+            /// The symbols that a library must have, in the order in which they are looked up.
+            pub const SYMBOLS: &[&str] = &[$($symbol),*];
+
+            /// Opens the library where the loader finds it. It stays for the life of the process.
+            ///
+            /// # Errors
+            /// It is absent or too old.
+            pub fn open() -> Result<Self, LoadError> {
+                Self::open_first($files)
+            }
+
+            /// The first of these files that the loader finds.
+            ///
+            /// # Errors
+            /// As of [`open`](Self::open).
+            pub fn open_first(files: &[&str]) -> Result<Self, LoadError> {
+                let (library, file) = open(files)?;
+                let this = Self {
+                    // SAFETY: the symbol has this type in hip_runtime_api.h and hiprtc.h of ROCm 6 and 7.
+                    $($name: unsafe { library.get($symbol.as_bytes()) }
+                        .map(|found| *found)
+                        .map_err(|_| LoadError::Old { file: file.clone(), function: $symbol })?,)*
+                };
+                // The driver keeps threads: it is never unloaded.
+                std::mem::forget(library);
+                Ok(this)
+            }
+        }
+    };
+}
+
+functions! {
+    /// The functions of HIP. Handles are its own pointers; statuses are [`crate::consts`].
+    Hip HIP {
+    // Devices
+    init: "hipInit" fn(c_uint) -> c_uint;
+    runtime_get_version: "hipRuntimeGetVersion" fn(*mut c_int) -> c_uint;
+    get_device_count: "hipGetDeviceCount" fn(*mut c_int) -> c_uint;
+    get_device: "hipGetDevice" fn(*mut c_int) -> c_uint;
+    set_device: "hipSetDevice" fn(c_int) -> c_uint;
+    device_get: "hipDeviceGet" fn(*mut c_int, c_int) -> c_uint;
+    device_get_name: "hipDeviceGetName" fn(*mut c_char, c_int, c_int) -> c_uint;
+    device_get_uuid: "hipDeviceGetUuid" fn(*mut Uuid, c_int) -> c_uint;
+    device_get_attribute: "hipDeviceGetAttribute" fn(*mut c_int, c_uint, c_int) -> c_uint;
+    device_can_access_peer: "hipDeviceCanAccessPeer" fn(*mut c_int, c_int, c_int) -> c_uint;
+    device_get_peer_attribute: "hipDeviceGetP2PAttribute" fn(*mut c_int, c_uint, c_int, c_int) -> c_uint;
+    device_enable_peer_access: "hipDeviceEnablePeerAccess" fn(c_int, c_uint) -> c_uint;
+    device_primary_ctx_retain: "hipDevicePrimaryCtxRetain" fn(*mut *mut c_void, c_int) -> c_uint;
+    device_primary_ctx_release: "hipDevicePrimaryCtxRelease" fn(c_int) -> c_uint;
+    get_error_name: "hipGetErrorName" fn(c_uint) -> *const c_char;
+    get_error_string: "hipGetErrorString" fn(c_uint) -> *const c_char;
+    get_last_error: "hipGetLastError" fn() -> c_uint;
+    // Memory of one process
+    malloc: "hipMalloc" fn(*mut *mut c_void, usize) -> c_uint;
+    ext_malloc_with_flags: "hipExtMallocWithFlags" fn(*mut *mut c_void, usize, c_uint) -> c_uint;
+    free: "hipFree" fn(*mut c_void) -> c_uint;
+    malloc_async: "hipMallocAsync" fn(*mut *mut c_void, usize, *mut c_void) -> c_uint;
+    free_async: "hipFreeAsync" fn(*mut c_void, *mut c_void) -> c_uint;
+    device_get_default_mem_pool: "hipDeviceGetDefaultMemPool" fn(*mut *mut c_void, c_int) -> c_uint;
+    mem_pool_set_attribute: "hipMemPoolSetAttribute" fn(*mut c_void, c_uint, *mut c_void) -> c_uint;
+    host_malloc: "hipHostMalloc" fn(*mut *mut c_void, usize, c_uint) -> c_uint;
+    host_free: "hipHostFree" fn(*mut c_void) -> c_uint;
+    host_register: "hipHostRegister" fn(*mut c_void, usize, c_uint) -> c_uint;
+    host_unregister: "hipHostUnregister" fn(*mut c_void) -> c_uint;
+    host_get_device_pointer: "hipHostGetDevicePointer" fn(*mut *mut c_void, *mut c_void, c_uint) -> c_uint;
+    memcpy: "hipMemcpy" fn(*mut c_void, *const c_void, usize, c_uint) -> c_uint;
+    memcpy_async: "hipMemcpyAsync" fn(*mut c_void, *const c_void, usize, c_uint, *mut c_void) -> c_uint;
+    memset: "hipMemset" fn(*mut c_void, c_int, usize) -> c_uint;
+    memset_async: "hipMemsetAsync" fn(*mut c_void, c_int, usize, *mut c_void) -> c_uint;
+    // Memory that processes share
+    mem_get_allocation_granularity: "hipMemGetAllocationGranularity" fn(*mut usize, *const AllocationProp, c_uint) -> c_uint;
+    mem_create: "hipMemCreate" fn(*mut *mut c_void, usize, *const AllocationProp, u64) -> c_uint;
+    mem_release: "hipMemRelease" fn(*mut c_void) -> c_uint;
+    mem_export_to_shareable_handle: "hipMemExportToShareableHandle" fn(*mut c_void, *mut c_void, c_uint, u64) -> c_uint;
+    mem_import_from_shareable_handle: "hipMemImportFromShareableHandle" fn(*mut *mut c_void, *mut c_void, c_uint) -> c_uint;
+    mem_address_reserve: "hipMemAddressReserve" fn(*mut *mut c_void, usize, usize, *mut c_void, u64) -> c_uint;
+    mem_address_free: "hipMemAddressFree" fn(*mut c_void, usize) -> c_uint;
+    mem_map: "hipMemMap" fn(*mut c_void, usize, usize, *mut c_void, u64) -> c_uint;
+    mem_unmap: "hipMemUnmap" fn(*mut c_void, usize) -> c_uint;
+    mem_set_access: "hipMemSetAccess" fn(*mut c_void, usize, *const AccessDesc, usize) -> c_uint;
+    ipc_get_mem_handle: "hipIpcGetMemHandle" fn(*mut IpcHandle, *mut c_void) -> c_uint;
+    ipc_open_mem_handle: "hipIpcOpenMemHandle" fn(*mut *mut c_void, IpcHandle, c_uint) -> c_uint;
+    ipc_close_mem_handle: "hipIpcCloseMemHandle" fn(*mut c_void) -> c_uint;
+    // Streams, events and graphs
+    stream_create_with_flags: "hipStreamCreateWithFlags" fn(*mut *mut c_void, c_uint) -> c_uint;
+    stream_destroy: "hipStreamDestroy" fn(*mut c_void) -> c_uint;
+    stream_query: "hipStreamQuery" fn(*mut c_void) -> c_uint;
+    stream_synchronize: "hipStreamSynchronize" fn(*mut c_void) -> c_uint;
+    stream_wait_event: "hipStreamWaitEvent" fn(*mut c_void, *mut c_void, c_uint) -> c_uint;
+    stream_write_value_64: "hipStreamWriteValue64" fn(*mut c_void, *mut c_void, u64, c_uint) -> c_uint;
+    stream_is_capturing: "hipStreamIsCapturing" fn(*mut c_void, *mut c_uint) -> c_uint;
+    thread_exchange_stream_capture_mode: "hipThreadExchangeStreamCaptureMode" fn(*mut c_uint) -> c_uint;
+    event_create_with_flags: "hipEventCreateWithFlags" fn(*mut *mut c_void, c_uint) -> c_uint;
+    event_destroy: "hipEventDestroy" fn(*mut c_void) -> c_uint;
+    event_record: "hipEventRecord" fn(*mut c_void, *mut c_void) -> c_uint;
+    event_query: "hipEventQuery" fn(*mut c_void) -> c_uint;
+    event_elapsed_time: "hipEventElapsedTime" fn(*mut f32, *mut c_void, *mut c_void) -> c_uint;
+    stream_begin_capture: "hipStreamBeginCapture" fn(*mut c_void, c_uint) -> c_uint;
+    stream_end_capture: "hipStreamEndCapture" fn(*mut c_void, *mut *mut c_void) -> c_uint;
+    graph_instantiate: "hipGraphInstantiate" fn(*mut *mut c_void, *mut c_void, *mut *mut c_void, *mut c_char, usize) -> c_uint;
+    graph_launch: "hipGraphLaunch" fn(*mut c_void, *mut c_void) -> c_uint;
+    graph_destroy: "hipGraphDestroy" fn(*mut c_void) -> c_uint;
+    graph_exec_destroy: "hipGraphExecDestroy" fn(*mut c_void) -> c_uint;
+    // Kernels
+    module_load_data: "hipModuleLoadData" fn(*mut *mut c_void, *const c_void) -> c_uint;
+    module_unload: "hipModuleUnload" fn(*mut c_void) -> c_uint;
+    module_get_function: "hipModuleGetFunction" fn(*mut *mut c_void, *mut c_void, *const c_char) -> c_uint;
+    module_launch_kernel: "hipModuleLaunchKernel" fn(*mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void, *mut *mut c_void, *mut *mut c_void) -> c_uint;
+    module_launch_cooperative_kernel: "hipModuleLaunchCooperativeKernel" fn(*mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void, *mut *mut c_void) -> c_uint;
+    }
+}
+
+functions! {
+    /// The functions of the run-time compiler.
+    Hiprtc HIPRTC {
+    version: "hiprtcVersion" fn(*mut c_int, *mut c_int) -> c_uint;
+    create_program: "hiprtcCreateProgram" fn(*mut *mut c_void, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_uint;
+    compile_program: "hiprtcCompileProgram" fn(*mut c_void, c_int, *const *const c_char) -> c_uint;
+    destroy_program: "hiprtcDestroyProgram" fn(*mut *mut c_void) -> c_uint;
+    get_code_size: "hiprtcGetCodeSize" fn(*mut c_void, *mut usize) -> c_uint;
+    get_code: "hiprtcGetCode" fn(*mut c_void, *mut c_char) -> c_uint;
+    get_program_log_size: "hiprtcGetProgramLogSize" fn(*mut c_void, *mut usize) -> c_uint;
+    get_program_log: "hiprtcGetProgramLog" fn(*mut c_void, *mut c_char) -> c_uint;
+    get_error_string: "hiprtcGetErrorString" fn(c_uint) -> *const c_char;
+    }
+}
