@@ -1,0 +1,72 @@
+"""A loop of calls needs no more memory after 10,000 steps than after the first ones."""
+
+import ctypes
+import gc
+
+import numpy as np
+from pool import config
+
+import tokenyard
+
+STEPS = 10_000
+# Less than a byte a step: the least that malloc gives is 24. Its own caches come to some hundreds.
+MOST = 4096
+
+
+class Mallinfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc: what all allocations of a process come to."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            [
+                "arena",
+                "ordblks",
+                "smblks",
+                "hblks",
+                "hblkhd",
+                "usmblks",
+                "fsmblks",
+                "uordblks",
+                "fordblks",
+                "keepcost",
+            ]
+        )
+    ]
+
+
+def allocated():
+    """Bytes that are allocated, by Python, numpy and the package, and what the kernel says of the process."""
+    gc.collect()
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Mallinfo
+    found = mallinfo()
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[1])
+    return found.uordblks + found.hblkhd, pages * 4096
+
+
+def loop(world):
+    ids = np.array([[0, 1], [1, -1]], np.int64)
+    weights = np.ones((2, 2), np.float32)
+    x = np.arange(2 * 8, dtype=np.float32).reshape(2, 8)
+    # Its own memory: to note a figure takes none.
+    found = np.zeros((3, 2), np.int64)
+    with tokenyard.Communicator(world, config(), experts=2, topk=2, hidden=8, max_tokens=2) as comm:
+        for step in range(STEPS):
+            if step in (0, STEPS // 2):
+                found[step * 2 // STEPS] = allocated()
+            received, handle = comm.dispatch(x, ids, weights)
+            pending = comm.combine_send(handle, received.x)
+            del handle
+            out, _ = pending.recv()
+        assert out.shape == (2, 8)
+        found[2] = allocated()
+    return found.tolist()
+
+
+def test_five_thousand_more_steps_take_no_more_memory(ranks):
+    for rank, (_, half, all_steps) in enumerate(ranks(2, loop)):
+        assert all_steps[0] - half[0] < MOST, f"rank {rank}: {half} bytes, then {all_steps}"
+        # The kernel counts pages of the arena, too, when they are first used.
+        assert all_steps[1] - half[1] < 8 << 20, f"rank {rank}: {half} bytes, then {all_steps}"
