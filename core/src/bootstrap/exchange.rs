@@ -8,6 +8,7 @@ use super::interface::Local;
 use super::rendezvous::{Address, NextStep, OPERATION, Target, listen_anywhere};
 use super::secret::Secret;
 use super::text::clean;
+use super::world::INTERFACE_VARIABLE;
 use crate::machine::host_name;
 use crate::{Error, ErrorKind, Result};
 
@@ -101,7 +102,10 @@ impl Exchanged {
                     first.map_or("", String::as_str)
                 ),
             )
-            .with_fix("set the bind address of rank 0")),
+            .with_fix(format!(
+                "name the network interface to meet on, on all ranks: `interface` in [world] of the config, or \
+                 {INTERFACE_VARIABLE}"
+            ))),
             _ => Ok(()),
         }
     }

@@ -69,16 +69,24 @@ impl WorldOptions {
         }
     }
 
-    /// Options with the timing, the interface and the mode of `config`, and no secret.
+    /// Options with the timing, the interface and the mode of `config`, and no secret. Where the config names no
+    /// interface, the variable `TOKENYARD_INTERFACE` may.
     pub fn configured(config: &WorldConfig, identity: Identity) -> Self {
         Self {
             deadline: config.deadline,
             late: config.late,
-            interface: config.interface.clone(),
+            interface: config.interface.clone().or_else(interface_of_environment),
             on_failure: config.on_failure,
             ..Self::new(identity)
         }
     }
+}
+
+/// Names the network interface to meet on, where no config does: for frameworks whose users have none.
+pub(super) const INTERFACE_VARIABLE: &str = "TOKENYARD_INTERFACE";
+
+fn interface_of_environment() -> Option<String> {
+    environment(INTERFACE_VARIABLE).filter(|name| !name.is_empty())
 }
 
 /// All ranks of a job, joined.
