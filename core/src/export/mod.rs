@@ -10,11 +10,16 @@ mod device;
 mod host;
 mod kernels;
 mod log;
+mod macros;
 mod topology;
 mod transport;
 
 pub(crate) use call::{guarded, kind_of, panic_text, read_error};
 pub use device::DeviceComponent;
+/// For [`built_in!`](crate::built_in).
+#[doc(hidden)]
+pub use inventory;
+
 pub use host::find_transport;
 pub(crate) use host::services;
 pub use kernels::KernelsComponent;
@@ -62,66 +67,3 @@ pub const TOPOLOGY_HEADER: abi::TyExportHeader = abi::TyExportHeader {
     layout: abi::TY_TOPOLOGY_LAYOUT,
     size: size_of::<abi::TyTopologyExport>(),
 };
-
-/// Exports transports from a `cdylib`: `export_transports!(Shm);`
-#[macro_export]
-macro_rules! export_transports {
-    ($($component:ty),+ $(,)?) => {
-        /// The transports of this plugin.
-        #[unsafe(no_mangle)]
-        #[allow(non_upper_case_globals)]
-        pub static tokenyard_transport_v1: $crate::export::Exported<
-            $crate::abi::TyTransportExport,
-        > = {
-            const TABLES: &[*const $crate::abi::TyTransportTable] =
-                &[$(&raw const *$crate::export::TransportComponent::<$component>::TABLE),+];
-            $crate::export::Exported($crate::abi::TyTransportExport {
-                header: $crate::export::TRANSPORT_HEADER,
-                components: TABLES.as_ptr(),
-                count: TABLES.len(),
-            })
-        };
-    };
-}
-
-/// Exports kernel sets from a `cdylib`: `export_kernels!(CpuKernels);`
-#[macro_export]
-macro_rules! export_kernels {
-    ($($component:ty),+ $(,)?) => {
-        /// The kernel sets of this plugin.
-        #[unsafe(no_mangle)]
-        #[allow(non_upper_case_globals)]
-        pub static tokenyard_kernels_v0: $crate::export::Exported<
-            $crate::abi::TyKernelsExport,
-        > = {
-            const TABLES: &[*const $crate::abi::TyKernelsTable] =
-                &[$(&raw const *$crate::export::KernelsComponent::<$component>::TABLE),+];
-            $crate::export::Exported($crate::abi::TyKernelsExport {
-                header: $crate::export::KERNELS_HEADER,
-                components: TABLES.as_ptr(),
-                count: TABLES.len(),
-            })
-        };
-    };
-}
-
-/// Exports topologies from a `cdylib`: `export_topologies!(HostTopology);`
-#[macro_export]
-macro_rules! export_topologies {
-    ($($component:ty),+ $(,)?) => {
-        /// The topologies of this plugin.
-        #[unsafe(no_mangle)]
-        #[allow(non_upper_case_globals)]
-        pub static tokenyard_topology_v1: $crate::export::Exported<
-            $crate::abi::TyTopologyExport,
-        > = {
-            const TABLES: &[*const $crate::abi::TyTopologyTable] =
-                &[$(&raw const *$crate::export::TopologyComponent::<$component>::TABLE),+];
-            $crate::export::Exported($crate::abi::TyTopologyExport {
-                header: $crate::export::TOPOLOGY_HEADER,
-                components: TABLES.as_ptr(),
-                count: TABLES.len(),
-            })
-        };
-    };
-}

@@ -1,5 +1,5 @@
 //! What transports of tests have in common that stand around another one. Who uses it depends on
-//! `tokenyard-core`, and on `inventory`.
+//! `tokenyard-core`.
 
 /// Writes calls of a `Transport` that go on to the one in a field of `self`, unchanged:
 /// `pass_on!(inner: register, endpoint, connect, poll, read_signal, health);`
@@ -81,15 +81,9 @@ macro_rules! pass_on {
 #[macro_export]
 macro_rules! built_in_transport {
     ($component:ty) => {
-        const TABLES: &[*const ::tokenyard_core::abi::TyTransportTable] =
-            &[&raw const *::tokenyard_core::export::TransportComponent::<$component>::TABLE];
         static TRANSPORTS: ::tokenyard_core::export::Exported<
             ::tokenyard_core::abi::TyTransportExport,
-        > = ::tokenyard_core::export::Exported(::tokenyard_core::abi::TyTransportExport {
-            header: ::tokenyard_core::export::TRANSPORT_HEADER,
-            components: TABLES.as_ptr(),
-            count: TABLES.len(),
-        });
-        ::inventory::submit! { ::tokenyard_core::host::BuiltIn::Transport(&TRANSPORTS) }
+        > = ::tokenyard_core::exported!(transports, $component);
+        ::tokenyard_core::export::inventory::submit! { ::tokenyard_core::host::BuiltIn::Transport(&TRANSPORTS) }
     };
 }
