@@ -315,5 +315,19 @@ pub const NO_COMMAND: Command = Command {
     tag: 0,
 };
 
+/// No memory of the host, to be filled by struct update.
+pub const NO_WINDOW: Window = Window {
+    size: std::mem::size_of::<Window>(),
+    id: 0,
+    kind: 0,
+    pointer: std::ptr::null_mut(),
+    bytes: 0,
+    fd: -1,
+    device: -1,
+    fd_offset: 0,
+    handle: 0,
+    reserved: 0,
+};
+
 /// An event with everything zero: room for `poll`.
 pub const NO_EVENT: Event = Event { kind: 0, queue: 0, peer: 0, status: 0, tag: 0 };

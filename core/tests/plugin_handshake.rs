@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry};
-use tokenyard_core::transport::{Team, TransportNeeds, TransportOpen, Window};
+use tokenyard_core::transport::{NO_WINDOW, Team, TransportNeeds, TransportOpen, Window};
 use tokenyard_core::{Error, ErrorKind};
 
 mod plugins;
@@ -337,18 +337,7 @@ fn answers_that_break_the_contract_are_errors() {
     assert_eq!(alloc.kind(), ErrorKind::Unsupported);
     assert!(alloc.message().contains("`broken` does not provide `alloc`"), "{alloc}");
 
-    let window = Window {
-        size: size_of::<Window>(),
-        id: 0,
-        kind: abi::TY_MEMORY_HOST,
-        pointer: std::ptr::null_mut(),
-        bytes: 0,
-        fd: -1,
-        device: -1,
-        fd_offset: 0,
-        handle: 0,
-        reserved: 0,
-    };
+    let window = Window { kind: abi::TY_MEMORY_HOST, ..NO_WINDOW };
     // SAFETY: the component does not look at the window.
     let status = unsafe { component.register(&window) }.unwrap_err();
     assert_eq!(status.kind(), ErrorKind::Internal);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::{Rank, WINDOW_BYTES, needs};
 use tokenyard_core::abi;
 use tokenyard_core::gpu_ring::{GpuRing, RingToServe};
-use tokenyard_core::transport::Window;
+use tokenyard_core::transport::{NO_WINDOW, Window};
 use tokenyard_testkit::{Counting, of_all_threads};
 
 #[global_allocator]
@@ -117,18 +117,8 @@ fn ranks() -> [(GpuRing, Kernels, Rank); 2] {
     });
     ranks.map(|rank| {
         let kernels = Kernels::new();
-        let window = |id| Window {
-            size: size_of::<Window>(),
-            id,
-            kind: abi::TY_MEMORY_HOST,
-            pointer: std::ptr::null_mut(),
-            bytes: WINDOW_BYTES as u64,
-            fd: -1,
-            device: -1,
-            fd_offset: 0,
-            handle: 0,
-            reserved: 0,
-        };
+        let window =
+            |id| Window { id, kind: abi::TY_MEMORY_HOST, bytes: WINDOW_BYTES as u64, ..NO_WINDOW };
         // SAFETY: the tuple drops the proxy before the ring, which stays where it is on the heap, and
         // before the transport.
         let proxy = unsafe {

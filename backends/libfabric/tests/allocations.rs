@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{
-    Command, NO_COMMAND, NO_EVENT, Team, Transport, TransportNeeds, TransportOpen, Window,
+    Command, NO_COMMAND, NO_EVENT, NO_WINDOW, Team, Transport, TransportNeeds, TransportOpen,
+    Window,
 };
 use tokenyard_libfabric::Libfabric;
 use tokenyard_testkit::{Counting, of_all_threads};
@@ -32,16 +33,10 @@ fn open(text: &str, memory: &mut [u64]) -> Libfabric {
     let mut transport =
         Libfabric::open(config, &TransportOpen::new(&Team::world(0, 1), &needs)).unwrap();
     let window = Window {
-        size: size_of::<Window>(),
-        id: 0,
         kind: abi::TY_MEMORY_HOST,
         pointer: memory.as_mut_ptr().cast(),
         bytes,
-        fd: -1,
-        device: -1,
-        fd_offset: 0,
-        handle: 0,
-        reserved: 0,
+        ..NO_WINDOW
     };
     // SAFETY: the caller drops the memory after the transport.
     unsafe { transport.register(&window).unwrap() };

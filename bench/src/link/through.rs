@@ -8,7 +8,7 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::{ComponentChoice, Config};
 use tokenyard_core::host::{OpenTransport, Registry};
 use tokenyard_core::transport::{
-    Command, NO_COMMAND, NO_EVENT, Team, TransportNeeds, TransportOpen, Window,
+    Command, NO_COMMAND, NO_EVENT, NO_WINDOW, Team, TransportNeeds, TransportOpen, Window,
 };
 
 use super::{DEPTH, LARGE, PATIENCE, SMALL};
@@ -56,16 +56,10 @@ impl Through {
         );
         let mut pages = vec![Page { _bytes: [0; 4096] }; 2 * DEPTH * LARGE / 4096];
         let window = Window {
-            size: size_of::<Window>(),
-            id: 0,
             kind: abi::TY_MEMORY_HOST,
             pointer: pages.as_mut_ptr().cast(),
             bytes: (2 * DEPTH * LARGE) as u64,
-            fd: -1,
-            device: -1,
-            fd_offset: 0,
-            handle: 0,
-            reserved: 0,
+            ..NO_WINDOW
         };
         // SAFETY: the pages are dropped after the transport (order of fields, and of locals here).
         unsafe { transport.register(&window)? };

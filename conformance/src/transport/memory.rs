@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use tokenyard_core::abi;
-use tokenyard_core::transport::{MemoryNeeds, Window};
+use tokenyard_core::transport::{MemoryNeeds, NO_WINDOW, Window};
 
 /// What untouched window memory holds.
 pub(super) const UNTOUCHED: u8 = 0xa5;
@@ -43,16 +43,13 @@ impl Area {
         );
         let mapping = Mapping::new(bytes.next_multiple_of(page) as usize)?;
         let window = Window {
-            size: size_of::<Window>(),
             id,
             kind: abi::TY_MEMORY_HOST,
             pointer: mapping.base,
             bytes: mapping.bytes as u64,
             fd: mapping.fd.as_raw_fd(),
-            device: -1,
-            fd_offset: 0,
             handle: abi::TY_HANDLE_MEMFD,
-            reserved: 0,
+            ..NO_WINDOW
         };
         Ok((Self { base: mapping.base, bytes: mapping.bytes, _mapping: Some(mapping) }, window))
     }

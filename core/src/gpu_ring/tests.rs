@@ -9,7 +9,7 @@ use super::check::Limits;
 use super::thread::RingWorker;
 use super::{Counts, Fabric, GpuRing, RingToServe};
 use crate::abi;
-use crate::transport::{Command, Event, Window};
+use crate::transport::{Command, Event, NO_WINDOW, Window};
 
 const CAPACITY: u32 = 16;
 const SIGNALS: u32 = 4;
@@ -176,7 +176,7 @@ impl Fabric for Loop {
 fn to_serve(device: &Device) -> (RingToServe, &'static Counts) {
     let counts: &Counts = Box::leak(Box::new(Counts::new(&device.ring, 2)));
     let (counters, raised) = counts.words();
-    let windows = [128, 256].map(|bytes| Window { bytes, ..blank_window() });
+    let windows = [128, 256].map(|bytes| Window { bytes, ..NO_WINDOW });
     let serve = abi::TyServeRing {
         size: size_of::<abi::TyServeRing>(),
         ring: &raw const device.ring,
@@ -190,21 +190,6 @@ fn to_serve(device: &Device) -> (RingToServe, &'static Counts) {
     };
     // SAFETY: the ring's memory and the counts are never freed.
     (unsafe { RingToServe::new(&serve) }, counts)
-}
-
-fn blank_window() -> Window {
-    Window {
-        size: size_of::<Window>(),
-        id: 0,
-        kind: abi::TY_MEMORY_HOST,
-        pointer: std::ptr::null_mut(),
-        bytes: 0,
-        fd: -1,
-        device: -1,
-        fd_offset: 0,
-        handle: 0,
-        reserved: 0,
-    }
 }
 
 fn worker(device: &Device, fabric: Loop) -> RingWorker<Loop> {

@@ -8,12 +8,12 @@ mod tools;
 use std::ffi::c_void;
 
 use super::registry::KernelsRef;
-use super::transport::{blank_window, check_window, missing_slot};
+use super::transport::{check_window, missing_slot};
 use super::{blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::ComponentTable;
 use crate::kernels::KernelShape;
-use crate::transport::{MemoryNeeds, Window};
+use crate::transport::{MemoryNeeds, NO_WINDOW, Window};
 use crate::{Error, ErrorKind, Result};
 
 impl KernelsRef {
@@ -85,7 +85,7 @@ impl OpenKernels {
     /// # Errors
     /// What the component says.
     pub fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
-        let mut window = blank_window(id, bytes);
+        let mut window = Window { id, bytes, ..NO_WINDOW };
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
         self.call("allocate", |t, i, e| unsafe {
             t.allocate.map(|f| f(i, needs, &mut window, e))

@@ -6,7 +6,9 @@ use crate::abi;
 use crate::config::ComponentTable;
 use crate::exchange::Given;
 use crate::link::{Link, NO_DEVICE_API};
-use crate::transport::{Capabilities, Command, Event, MemoryNeeds, TransportOpen, Window};
+use crate::transport::{
+    Capabilities, Command, Event, MemoryNeeds, NO_WINDOW, TransportOpen, Window,
+};
 use crate::{Error, ErrorKind, Result};
 
 /// The error of a slot that a judged table cannot lack, or of an optional one that it does lack.
@@ -265,7 +267,7 @@ impl OpenTransport {
     /// # Errors
     /// What the component says.
     pub fn alloc(&mut self, id: u32, bytes: u64) -> Result<Window> {
-        let mut window = blank_window(id, bytes);
+        let mut window = Window { id, bytes, ..NO_WINDOW };
         // SAFETY: as in `memory_needs`.
         self.cold("alloc", |t, e| unsafe { t.alloc.map(|f| f(self.instance, &mut window, e)) })?;
         check_window(self.name(), &window, id, bytes)?;
@@ -357,21 +359,6 @@ impl Drop for OpenTransport {
     fn drop(&mut self) {
         // SAFETY: the instance is open and nobody can use it after this.
         unsafe { (self.close)(self.instance) }
-    }
-}
-
-pub(super) fn blank_window(id: u32, bytes: u64) -> Window {
-    Window {
-        size: size_of::<Window>(),
-        id,
-        kind: 0,
-        pointer: std::ptr::null_mut(),
-        bytes,
-        fd: -1,
-        device: -1,
-        fd_offset: 0,
-        handle: 0,
-        reserved: 0,
     }
 }
 

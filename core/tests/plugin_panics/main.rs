@@ -9,7 +9,7 @@ use kernels::open_kernels;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::export::Exported;
 use tokenyard_core::host::Registry;
-use tokenyard_core::transport::Window;
+use tokenyard_core::transport::{NO_WINDOW, Window};
 use tokenyard_core::{Error, ErrorKind, abi};
 use transport::open_transport;
 
@@ -35,16 +35,10 @@ fn window() -> Window {
     struct Aligned([u8; 8]);
     static MEMORY: Exported<Aligned> = Exported(Aligned([0; 8]));
     Window {
-        size: size_of::<Window>(),
-        id: 0,
         kind: abi::TY_MEMORY_HOST,
         pointer: (&raw const MEMORY.0.0).cast_mut().cast(),
         bytes: 8,
-        fd: -1,
-        device: -1,
-        fd_offset: 0,
-        handle: 0,
-        reserved: 0,
+        ..NO_WINDOW
     }
 }
 

@@ -2,7 +2,7 @@ use std::os::fd::AsRawFd;
 
 use tokenyard_core::abi;
 use tokenyard_core::fd_exchange::SealedMemory;
-use tokenyard_core::transport::{MemoryNeeds, Window};
+use tokenyard_core::transport::{MemoryNeeds, NO_WINDOW, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 /// Memory of a window.
@@ -34,16 +34,13 @@ impl Memory {
 
     pub(super) fn window(&self, id: u32) -> Window {
         Window {
-            size: size_of::<Window>(),
             id,
             kind: abi::TY_MEMORY_HOST,
             pointer: self.0.pointer(),
             bytes: self.0.bytes() as u64,
             fd: self.0.fd().as_raw_fd(),
-            device: -1,
-            fd_offset: 0,
             handle: abi::TY_HANDLE_MEMFD,
-            reserved: 0,
+            ..NO_WINDOW
         }
     }
 }

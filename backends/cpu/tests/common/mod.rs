@@ -12,7 +12,7 @@ use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
 use tokenyard_core::transport::{
-    Command, Event, NO_COMMAND, NO_EVENT, Team, TransportNeeds, TransportOpen, Window,
+    Command, Event, NO_COMMAND, NO_EVENT, NO_WINDOW, Team, TransportNeeds, TransportOpen, Window,
 };
 
 pub(crate) const WINDOW_BYTES: usize = 1 << 16;
@@ -105,16 +105,13 @@ impl Rank {
         for (id, memory) in (0..).zip(&rank.windows) {
             assert!(memory.base.addr().is_multiple_of(demand.alignment as usize));
             let window = Window {
-                size: size_of::<Window>(),
                 id,
                 kind: abi::TY_MEMORY_HOST,
                 pointer: memory.base,
                 bytes: WINDOW_BYTES as u64,
                 fd: memory.fd.as_raw_fd(),
-                device: -1,
-                fd_offset: 0,
                 handle: abi::TY_HANDLE_MEMFD,
-                reserved: 0,
+                ..NO_WINDOW
             };
             // SAFETY: the windows are dropped after the transport.
             unsafe { rank.transport.register(&window).unwrap() };

@@ -56,7 +56,7 @@ use tokenyard_core::abi;
 use tokenyard_core::device::Device as DeviceTools;
 use tokenyard_core::export::DeviceComponent;
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits, NO_LINK_NEEDS};
-use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
+use tokenyard_core::transport::{Capabilities, MemoryNeeds, NO_WINDOW, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::GpuConfig;
@@ -123,17 +123,10 @@ impl Memory {
 
     fn window(&self, id: u32, device: Device) -> Window {
         let blank = Window {
-            size: size_of::<Window>(),
             id,
-            kind: 0,
-            pointer: std::ptr::null_mut(),
-            bytes: 0,
-            fd: -1,
             // Of host memory too: it is the device that works on it.
             device: device.ordinal,
-            fd_offset: 0,
-            handle: 0,
-            reserved: 0,
+            ..NO_WINDOW
         };
         match self {
             Self::Device(m) => Window {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::transport::{Team, Transport as _, TransportNeeds, TransportOpen, Window};
+use tokenyard_core::transport::{
+    NO_WINDOW, Team, Transport as _, TransportNeeds, TransportOpen, Window,
+};
 use tokenyard_core::{Result, abi};
 
 use crate::config::PeersConfig;
@@ -51,16 +53,14 @@ impl<C: Components> Links<C> {
             &TransportOpen::new(&Team::world(rank, ranks), &needs),
         )?;
         let shared = Window {
-            size: size_of::<Window>(),
             id: WINDOW,
             kind: C::PLATFORM.memory,
             pointer: window.address() as *mut u8,
             bytes: window.bytes(),
             fd: window.fd().as_raw_fd(),
             device: context.device.ordinal,
-            fd_offset: 0,
             handle: abi::TY_HANDLE_POSIX,
-            reserved: 0,
+            ..NO_WINDOW
         };
         // SAFETY: the window is dropped after the transport (field order, and order of locals here).
         unsafe { transport.register(&shared)? };

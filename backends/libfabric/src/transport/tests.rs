@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokenyard_core::abi;
 use tokenyard_core::nics::Nics;
 use tokenyard_core::transport::{
-    Command, Event, NO_COMMAND, NO_EVENT, Team, TransportNeeds, Window,
+    Command, Event, NO_COMMAND, NO_EVENT, NO_WINDOW, Team, TransportNeeds, Window,
 };
 
 use super::Settings;
@@ -49,16 +49,10 @@ impl Rank {
         let mut engine = Engine::open(infos, &settings, &team, &needs).unwrap();
         let memory: Box<[AtomicU64]> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
         let window = Window {
-            size: size_of::<Window>(),
-            id: 0,
             kind: abi::TY_MEMORY_HOST,
             pointer: memory.as_ptr().cast_mut().cast(),
             bytes: 8 * WORDS as u64,
-            fd: -1,
-            device: -1,
-            fd_offset: 0,
-            handle: 0,
-            reserved: 0,
+            ..NO_WINDOW
         };
         // SAFETY: the memory is dropped after the engine.
         unsafe { engine.register(&window).unwrap() };

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{
-    Command, NO_EVENT, Team, Transport, TransportNeeds, TransportOpen, Window,
+    Command, NO_EVENT, NO_WINDOW, Team, Transport, TransportNeeds, TransportOpen, Window,
 };
 use tokenyard_libfabric::{Libfabric, LibfabricConfig};
 
@@ -42,16 +42,10 @@ impl Memory {
 
     pub(crate) fn window(&self) -> Window {
         Window {
-            size: size_of::<Window>(),
-            id: 0,
             kind: abi::TY_MEMORY_HOST,
             pointer: self.0.as_ptr().cast_mut().cast(),
             bytes: WINDOW_BYTES as u64,
-            fd: -1,
-            device: -1,
-            fd_offset: 0,
-            handle: 0,
-            reserved: 0,
+            ..NO_WINDOW
         }
     }
 }

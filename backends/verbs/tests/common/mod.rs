@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{
-    Command, Event, NO_COMMAND, NO_EVENT, Team, Transport as _, TransportNeeds, TransportOpen,
-    Window,
+    Command, Event, NO_COMMAND, NO_EVENT, NO_WINDOW, Team, Transport as _, TransportNeeds,
+    TransportOpen, Window,
 };
 use tokenyard_sys_verbs::stand_in::Nic;
 use tokenyard_verbs::Verbs;
@@ -75,16 +75,10 @@ pub(crate) fn ranks(name: &str, count: u32, keys: &str, needs: &TransportNeeds) 
 
 fn window(memory: &mut Box<[u64; WORDS]>) -> Window {
     Window {
-        size: size_of::<Window>(),
-        id: 0,
         kind: abi::TY_MEMORY_HOST,
         pointer: memory.as_mut_ptr().cast(),
         bytes: (8 * WORDS) as u64,
-        fd: -1,
-        fd_offset: 0,
-        handle: 0,
-        reserved: 0,
-        device: -1,
+        ..NO_WINDOW
     }
 }
 
