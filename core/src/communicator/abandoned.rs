@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::components::Components;
-use super::output::{Handle, Routed};
+use super::output::{Handle, RoutingClaim};
 
 /// Values that a caller gave to an operation to be kept.
 type Owners = Vec<Box<dyn Any + Send>>;
@@ -18,7 +18,7 @@ pub(super) struct Abandoned(Mutex<Vec<Left>>);
 #[derive(Debug)]
 struct Left {
     _owners: Owners,
-    _routed: Option<Arc<Routed>>,
+    _routing: Option<RoutingClaim>,
 }
 
 /// An operation between its send and its receive. The communicator it belongs to is kept, because numbers
@@ -29,7 +29,7 @@ pub(super) struct Sent {
     pub(super) operation: u64,
     pub(super) owners: Owners,
     /// The handle that it reads.
-    routed: Option<Arc<Routed>>,
+    routing: Option<RoutingClaim>,
     /// Where it leaves both if it is not received.
     abandoned: Arc<Abandoned>,
 }
@@ -41,29 +41,29 @@ impl Sent {
         abandoned: &Arc<Abandoned>,
     ) -> Self {
         let (components, abandoned) = (Arc::clone(components), Arc::clone(abandoned));
-        Self { components, operation, owners: Vec::new(), routed: None, abandoned }
+        Self { components, operation, owners: Vec::new(), routing: None, abandoned }
     }
 
     /// One that reads a handle.
     pub(super) fn of(mut self, handle: &Handle) -> Self {
-        self.routed = Some(Arc::clone(&handle.0));
+        self.routing = Some(handle.routing.again());
         self
     }
 
     /// It was received: nobody uses what it kept.
     pub(super) fn end(mut self) {
         self.owners.clear();
-        self.routed = None;
+        self.routing = None;
     }
 }
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        let (owners, routed) = (std::mem::take(&mut self.owners), self.routed.take());
-        if owners.is_empty() && routed.is_none() {
+        let (owners, routing) = (std::mem::take(&mut self.owners), self.routing.take());
+        if owners.is_empty() && routing.is_none() {
             return;
         }
         let mut all = self.abandoned.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push(Left { _owners: owners, _routed: routed });
+        all.push(Left { _owners: owners, _routing: routing });
     }
 }

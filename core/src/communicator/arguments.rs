@@ -250,7 +250,7 @@ impl Combine<'_> {
     pub(super) fn check(&self, shape: &Shape, handle: &Handle) -> Result<()> {
         let hidden = shape.hidden as usize;
         let summable = [DType::Bf16, DType::F16, DType::F32];
-        expect_tensor("x", &self.x, &summable, [handle.0.rows, hidden])?;
+        expect_tensor("x", &self.x, &summable, [handle.rows, hidden])?;
         expect_contiguous("x", &self.x)?;
         let dtype = self.x.dtype().unwrap_or(DType::Bf16);
         if !(hidden * dtype.bytes()).is_multiple_of(16) {
@@ -261,16 +261,16 @@ impl Combine<'_> {
         }
         for (name, bias) in ["bias 0", "bias 1"].into_iter().zip(&self.bias) {
             if let Some(bias) = bias {
-                expect_tensor(name, bias, &[dtype], [handle.0.tokens, hidden])?;
+                expect_tensor(name, bias, &[dtype], [handle.tokens, hidden])?;
                 expect_contiguous(name, bias)?;
             }
         }
         if self.bias[0].is_none() && self.bias[1].is_some() {
             return refuse("bias: found the second without the first".into());
         }
-        expect_tensor("out", &self.out.as_ref(), &[dtype], [handle.0.tokens, hidden])?;
+        expect_tensor("out", &self.out.as_ref(), &[dtype], [handle.tokens, hidden])?;
         if let Some(missing) = &self.missing {
-            expect_tensor("missing", &missing.as_ref(), &[DType::U8], [handle.0.tokens, 1])?;
+            expect_tensor("missing", &missing.as_ref(), &[DType::U8], [handle.tokens, 1])?;
         }
         self.check_weighted(handle)?;
         self.check_returned_weights(shape, handle)
@@ -280,13 +280,13 @@ impl Combine<'_> {
         if !self.weighted {
             return Ok(());
         }
-        if handle.0.layout == Layout::Flat {
+        if handle.layout == Layout::Flat {
             return refuse(
                 "weighted: flat rows are merged already; expected unweighted, or another layout"
                     .into(),
             );
         }
-        if !handle.0.has_weights {
+        if !handle.has_weights {
             return refuse("weighted: the dispatch brought no topk_weights".into());
         }
         Ok(())
@@ -297,13 +297,13 @@ impl Combine<'_> {
         match (&self.weights, &self.out_weights) {
             (None, None) => Ok(()),
             (Some(weights), Some(out)) => {
-                let expected = match handle.0.layout {
-                    Layout::Flat => [handle.0.received_tokens, topk],
-                    Layout::ExpertMajor { .. } | Layout::Packed => [handle.0.rows, 1],
+                let expected = match handle.layout {
+                    Layout::Flat => [handle.received_tokens, topk],
+                    Layout::ExpertMajor { .. } | Layout::Packed => [handle.rows, 1],
                 };
                 expect_tensor("weights", weights, &[DType::F32], expected)?;
                 expect_contiguous("weights", weights)?;
-                let out_shape = [handle.0.tokens, topk];
+                let out_shape = [handle.tokens, topk];
                 expect_tensor("out_weights", &out.as_ref(), &[DType::F32], out_shape)
             }
             (found, _) => refuse(format!(

@@ -40,7 +40,7 @@ impl Communicator {
 impl Handle {
     /// As [`Communicator::works_on_device`], of the communicator that the handle belongs to.
     pub fn is_on_device(&self) -> bool {
-        self.0.components.device.is_some()
+        self.routing.components.device.is_some()
     }
 
     /// As [`Communicator::buffer`], on the communicator that the handle belongs to.
@@ -48,7 +48,7 @@ impl Handle {
     /// # Errors
     /// As there.
     pub fn buffer(&self, bytes: &[u8]) -> Result<Buffer> {
-        Buffer::new(&self.0.components, bytes)
+        Buffer::new(&self.routing.components, bytes)
     }
 }
 

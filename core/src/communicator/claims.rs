@@ -15,7 +15,8 @@ struct ClaimState {
     regions: Vec<(u64, u32)>,
     returned: Vec<u64>,
     free_handles: Vec<u32>,
-    handles: u32,
+    /// By handle slot.
+    handles: Vec<u32>,
 }
 
 impl Claims {
@@ -26,7 +27,7 @@ impl Claims {
                 regions: Vec::with_capacity(room),
                 returned: Vec::with_capacity(room),
                 free_handles: (0..handles).rev().collect(),
-                handles,
+                handles: vec![0; handles as usize],
             }),
         }
     }
@@ -64,11 +65,24 @@ impl Claims {
     /// A free handle slot; `Err` holds how many there are in all.
     pub(super) fn take_handle(&self) -> Result<u32, u32> {
         let mut state = self.state();
-        state.free_handles.pop().ok_or(state.handles)
+        let slot = state.free_handles.pop().ok_or(state.handles.len() as u32)?;
+        state.handles[slot as usize] = 1;
+        Ok(slot)
     }
 
+    /// One more claim on a slot that was taken.
+    pub(super) fn claim_handle(&self, slot: u32) {
+        self.state().handles[slot as usize] += 1;
+    }
+
+    /// One claim less; the last one frees the slot.
     pub(super) fn give_handle(&self, slot: u32) {
-        self.state().free_handles.push(slot);
+        let mut state = self.state();
+        let claims = &mut state.handles[slot as usize];
+        *claims -= 1;
+        if *claims == 0 {
+            state.free_handles.push(slot);
+        }
     }
 }
 
@@ -95,6 +109,9 @@ mod tests {
         let first = claims.take_handle().expect("two are free");
         claims.take_handle().expect("one is free");
         assert_eq!(claims.take_handle(), Err(2));
+        claims.claim_handle(first);
+        claims.give_handle(first);
+        assert_eq!(claims.take_handle(), Err(2), "one claim is left");
         claims.give_handle(first);
         assert_eq!(claims.take_handle(), Ok(first));
     }

@@ -5,7 +5,7 @@ use super::Communicator;
 use super::abandoned::Sent;
 use super::arguments::{Combine, Dispatch, Replay, Sizes};
 use super::memory::check_memory;
-use super::output::{CombineInput, Handle, Received, RegionClaim, Routed};
+use super::output::{CombineInput, Handle, Received, RegionClaim, RoutingClaim};
 use super::reporter::{InCall, Sort};
 use super::stream::Mode;
 use super::tensor::{TensorMut, TensorRef, raw_or_none};
@@ -215,9 +215,9 @@ impl Communicator {
         mode: Mode<'_>,
     ) -> Result<PendingReplay<'a>> {
         let (operation, _inside) = self.begin(Sort::Replay)?;
-        let mut call = blank_dispatch(operation, handle.0.slot, handle.0.layout);
+        let mut call = blank_dispatch(operation, handle.routing.slot, handle.layout);
         call.flags |= abi::TY_DISPATCH_REPLAY;
-        call.flags |= if handle.0.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
+        call.flags |= if handle.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
         let checked = self
             .check_mode(&mode)
             .and_then(|()| mode.mark_replay(&mut call))
@@ -237,7 +237,7 @@ impl Communicator {
         }
         Ok(PendingReplay {
             sent: self.sent(operation).of(handle),
-            layout: handle.0.layout,
+            layout: handle.layout,
             inputs: PhantomData,
         })
     }
@@ -263,17 +263,16 @@ impl Communicator {
                 return Err(error);
             }
         };
-        let handle = Handle(Arc::new(Routed {
-            components,
-            slot: pending.slot,
+        let region = (pending.layout != Layout::Flat).then_some(claim);
+        let handle = Handle {
+            routing: RoutingClaim::first(&components, pending.slot, region),
             tokens: pending.tokens,
             rows: received.rows(),
             received_tokens: received.tokens(),
             layout: pending.layout,
             worst_case: pending.worst_case,
             has_weights: pending.has_weights,
-            _claim: (pending.layout != Layout::Flat).then_some(claim),
-        }));
+        };
         Ok((received, handle))
     }
 
@@ -293,7 +292,8 @@ impl Communicator {
                 format!("found type {dtype}; expected bf16, fp16 or fp32"),
             ));
         }
-        let (region, raw) = self.components.kernels().combine_input(handle.0.slot, dtype.code())?;
+        let (region, raw) =
+            self.components.kernels().combine_input(handle.routing.slot, dtype.code())?;
         Ok(CombineInput { raw, _claim: RegionClaim::new(&self.components, region) })
     }
 
@@ -325,7 +325,7 @@ impl Communicator {
         mode: Mode<'_>,
     ) -> Result<PendingCombine<'a>> {
         let (operation, _inside) = self.begin(Sort::Combine)?;
-        let mut call = blank_combine(operation, handle.0.slot);
+        let mut call = blank_combine(operation, handle.routing.slot);
         let checked = self
             .check_mode(&mode)
             .and_then(|()| mode.mark_combine(&mut call))
@@ -440,7 +440,7 @@ impl Communicator {
     }
 
     fn check_handle(&self, handle: &Handle) -> Result<()> {
-        if !Arc::ptr_eq(&handle.0.components, &self.components) {
+        if !Arc::ptr_eq(&handle.routing.components, &self.components) {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 "check handle",

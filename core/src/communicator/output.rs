@@ -123,13 +123,8 @@ impl Received {
 /// What a dispatch leaves behind for its combine, or for a replay with the same routing. Operations that were
 /// sent keep what they need of it.
 #[derive(Debug)]
-pub struct Handle(pub(super) Arc<Routed>);
-
-/// What a handle names. Its slot is free once the handle and the operations that use it are gone.
-#[derive(Debug)]
-pub(super) struct Routed {
-    pub(super) components: Arc<Components>,
-    pub(super) slot: u32,
+pub struct Handle {
+    pub(super) routing: RoutingClaim,
     /// T of the dispatch on this rank.
     pub(super) tokens: usize,
     pub(super) rows: usize,
@@ -137,28 +132,54 @@ pub(super) struct Routed {
     pub(super) layout: Layout,
     pub(super) worst_case: bool,
     pub(super) has_weights: bool,
+}
+
+/// A claim on what a handle names. Its slot is free once the last claim, of the handle or of an operation that
+/// was sent, is dropped.
+#[derive(Debug)]
+pub(super) struct RoutingClaim {
+    pub(super) components: Arc<Components>,
+    pub(super) slot: u32,
     /// Combine reads slots and weights there; of a flat output it reads nothing.
-    pub(super) _claim: Option<RegionClaim>,
+    region: Option<RegionClaim>,
+}
+
+impl RoutingClaim {
+    /// The first claim on a slot that was taken.
+    pub(super) fn first(
+        components: &Arc<Components>,
+        slot: u32,
+        region: Option<RegionClaim>,
+    ) -> Self {
+        Self { components: Arc::clone(components), slot, region }
+    }
+
+    /// One more.
+    pub(super) fn again(&self) -> Self {
+        self.components.claims.claim_handle(self.slot);
+        let again = |claim: &RegionClaim| RegionClaim::new(&claim.components, claim.region);
+        Self::first(&self.components, self.slot, self.region.as_ref().map(again))
+    }
 }
 
 impl Handle {
     /// How the rows of the dispatch are arranged.
     pub fn layout(&self) -> Layout {
-        self.0.layout
+        self.layout
     }
 
     /// T of the dispatch on this rank: combine gives as many rows.
     pub fn tokens(&self) -> usize {
-        self.0.tokens
+        self.tokens
     }
 
     /// Rows that combine takes on this rank.
     pub fn rows(&self) -> usize {
-        self.0.rows
+        self.rows
     }
 }
 
-impl Drop for Routed {
+impl Drop for RoutingClaim {
     fn drop(&mut self) {
         self.components.claims.give_handle(self.slot);
     }
