@@ -25,10 +25,11 @@ fn endpoint_bytes_that_fail_a_check_are_refused_with_a_message() {
         assert_eq!(error.kind(), ErrorKind::Protocol);
         assert!(error.to_string().contains(text), "{error}");
     };
-    refused(&[], "found 0 bytes");
-    refused(&good[..20], "expected 16 more");
-    refused(&[good.as_slice(), &[0]].concat(), "1 bytes after the end");
-    refused(&[&[9, 0, 0, 0], &good[4..]].concat(), "found version 9; expected 1");
+    refused(&[], "found 0 bytes; expected at least 16");
+    refused(&good[..20], "do not fit their checksum");
+    refused(&[good.as_slice(), &[0]].concat(), "do not fit their checksum");
+    refused(&[&[9, 0, 0, 0], &good[4..]].concat(), "expected TYSM");
+    refused(&[&good[..4], &[9, 0, 0, 0], &good[8..]].concat(), "found version 9; expected 2");
     rank.transport.health().unwrap();
     assert!(rank.transport.connect(0, &[&good[..35], &[!good[35]]].concat()).is_err());
     rank.transport.connect(0, &good).unwrap();
