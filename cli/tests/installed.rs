@@ -27,7 +27,11 @@ impl Prefix {
         for below in ["bin", "lib/tokenyard"] {
             fs::create_dir_all(root.join(below)).unwrap();
         }
-        fs::copy(env!("CARGO_BIN_EXE_tokenyard"), root.join("bin/tokenyard")).unwrap();
+        // By another process: a child that this one forks meanwhile would have the copy open for writing, and
+        // nobody could run it then.
+        let mut copy = Command::new("cp");
+        copy.arg(env!("CARGO_BIN_EXE_tokenyard")).arg(root.join("bin/tokenyard"));
+        assert!(copy.status().unwrap().success());
         Self { folder, root }
     }
 
