@@ -37,6 +37,8 @@ pub struct BenchReport {
     pub proxy: Vec<proxy::ProxyRow>,
     /// Dispatch, combine and the link on GPUs.
     pub gpu: Option<gpu::GpuReport>,
+    /// Commands of kernels through the ring of the host.
+    pub ring: Option<gpu::ring::RingReport>,
 }
 
 impl BenchReport {
@@ -52,6 +54,7 @@ impl BenchReport {
             link: Vec::new(),
             proxy: Vec::new(),
             gpu: None,
+            ring: None,
         }
     }
 
@@ -117,6 +120,7 @@ impl BenchReport {
             }
         }
         missed.extend(self.gpu.iter().flat_map(gpu::GpuReport::missed));
+        missed.extend(self.ring.iter().flat_map(gpu::ring::RingReport::missed));
         missed
     }
 
@@ -255,6 +259,7 @@ impl fmt::Display for BenchReport {
         for (_, table) in tables.iter().filter(|(empty, _)| !empty) {
             write!(f, "\n{table}")?;
         }
+        self.ring.as_ref().map_or(Ok(()), |ring| write!(f, "\n{ring}"))?;
         self.gpu.as_ref().map_or(Ok(()), |gpu| write!(f, "\n{}", gpu::tables(gpu)))
     }
 }
@@ -298,6 +303,7 @@ mod tests {
             link: Vec::new(),
             proxy: Vec::new(),
             gpu: None,
+            ring: None,
         }
     }
 

@@ -79,8 +79,29 @@ enum Which {
     Dispatch(gpu::OperationArgs),
     /// Combine on GPUs, by SM count, against what the link carries
     Combine(gpu::OperationArgs),
+    /// Commands of GPU kernels through the host's ring, into a transport that only counts
+    Ring(RingArgs),
     /// Draws reports of GPUs: time and bandwidth over SM count
     Plot(gpu::PlotArgs),
+}
+
+const RING_EXAMPLE: &str = "\
+Example:
+  tokenyard bench ring configs/nvlink.toml
+
+Kernels over a transport without a device API write commands into a ring in host memory, and a thread
+of the host posts them. Shown are commands per second that one thread takes from 16 blocks, and the
+time from a kernel's command to the signal that it raises. Needs one GPU; of the config only
+[kernels.cuda] counts. Exit code as for `bench`.";
+
+/// Arguments of `tokenyard bench ring`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = RING_EXAMPLE)]
+struct RingArgs {
+    /// The config: kernels `cuda`
+    config: PathBuf,
+    #[command(flatten)]
+    output: Output,
 }
 
 const LINK_EXAMPLE: &str = "\
@@ -202,6 +223,7 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
         Some(Which::Link(args)) => return link(args),
         Some(Which::Dispatch(args)) => return gpu::operation(Phase::Dispatch, args),
         Some(Which::Combine(args)) => return gpu::operation(Phase::Combine, args),
+        Some(Which::Ring(args)) => return ring(args),
         Some(Which::Plot(args)) => return gpu::plot(args),
         None => {}
     }
@@ -237,6 +259,18 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
     let report = measuring(|progress| tokenyard_bench::run(&plan, &start, progress))?;
     args.csv.write(&report)?;
     judge(&args.common.output, &report)
+}
+
+fn ring(args: &RingArgs) -> Result<ExitCode> {
+    let config = Config::load(&args.config)?;
+    check_files(
+        Files::default().reads("the config", &args.config),
+        &config,
+        [("--out", args.output.out.as_deref()), ("", None), ("", None)],
+    )?;
+    let kernels = tokenyard_bench::gpu::gpu_kernels(&config)?;
+    print_head(&config, "commands of kernels through the ring of the host", args.output.json);
+    judge(&args.output, &tokenyard_bench::gpu::ring::measure(&config, &kernels)?)
 }
 
 fn link(args: &LinkArgs) -> Result<ExitCode> {
@@ -380,7 +414,7 @@ impl BenchArgs {
         match &self.which {
             Some(Which::Link(args)) => !args.ranks.are_started(),
             Some(Which::Dispatch(args) | Which::Combine(args)) => args.starts_ranks(),
-            Some(Which::Plot(_)) => false,
+            Some(Which::Plot(_) | Which::Ring(_)) => false,
             None => self.rank_job.is_none(),
         }
     }

@@ -6,7 +6,7 @@ use tokenyard_core::transport::Transport as _;
 use tokenyard_cuda::{Nvlink, Nvrtc};
 use tokenyard_device_put::DevicePut;
 use tokenyard_gpu::compile::{Architecture, Compiled, Role, Rows, Target};
-use tokenyard_gpu::warm::{Over, compile, compile_probe};
+use tokenyard_gpu::warm::{Over, compile, compile_probe, compile_ring_probe};
 
 const WANTED: [(u32, Rows); 4] =
     [(80, Rows::Vector), (90, Rows::Vector), (90, Rows::Tma), (100, Rows::Tma)];
@@ -32,6 +32,8 @@ fn programs() -> Result<[(Over, Role, usize); 5]> {
 
 /// Kernels of `probe.cu` with bulk copies.
 const PROBE: usize = 7;
+/// Kernels of `ring.cu`.
+const RING_PROBE: usize = 2;
 
 /// Bytes of shared memory that a kernel may declare: `DECLARED` of `backends/gpu/src/kernels/sizes.rs`.
 const DECLARED: u32 = 2048;
@@ -113,6 +115,7 @@ fn main() -> Result<()> {
         }
         let kernels = if rows == Rows::Tma { PROBE } else { PROBE - 1 };
         too_much += show(capability, rows, "probe", &compile_probe(about)?, kernels);
+        too_much += show(capability, rows, "ring probe", &compile_ring_probe(about)?, RING_PROBE);
     }
     assert!(
         too_much == 0,

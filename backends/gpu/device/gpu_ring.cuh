@@ -11,7 +11,8 @@ struct DeviceApi {
   };
   static_assert(sizeof(Command) == 64, "the host takes commands of another size");
   struct Params {
-    // In device memory: commands ever numbered.
+    // In device memory: commands ever numbered, how many of them are known to be done, and whether a
+    // thread is asking the host.
     ty::u64* head;
     // In host memory: `mask` + 1 slots.
     Command* commands;
@@ -75,8 +76,23 @@ struct DeviceApi {
   static constexpr ty::u32 kPut = 1, kPutSignal = 2, kPutValue = 3, kSignal = 4, kQueue = 6;
 
   __device__ bool wait_done(ty::u64 count, ty::Guard& guard) const {
-    return guard.until({kQueue, p.me, 0, count}, [&] { return ty::load_acquire(p.done); },
-                       [&](ty::u64 done) { return (ty::i64)(done - count) >= 0; });
+    auto enough = [&](ty::u64 done) { return (ty::i64)(done - count) >= 0; };
+    return guard.until({kQueue, p.me, 0, count}, [&] { return known_done(enough); }, enough);
+  }
+
+  // A word of the host is read about a million times a second, however many threads ask. So one asks for
+  // all, and only once what is known does not suffice.
+  template <class Enough>
+  __device__ ty::u64 known_done(Enough enough) const {
+    ty::u64 *known = p.head + 1, *asking = p.head + 2;
+    ty::u64 done = ty::load_acquire(known);
+    if (enough(done) || ty::atomic_cas(asking, 0ull, 1ull) != 0) return done;
+    done = ty::load_acquire(p.done);
+    // Whoever learns of it here may write slots and sources as if it had asked the host (INV-4, INV-5).
+    ty::fence_device();
+    ty::store_relaxed(known, done);
+    ty::store_relaxed(asking, 0ull);
+    return done;
   }
 
   // Whoever wrote a part of the source makes it visible to the host; then one posts for all.

@@ -9,7 +9,7 @@ use crate::config::GpuConfig;
 use crate::driver::Device;
 use crate::kernels::{DeviceApi, gpu_ring_api};
 use crate::platform::Platform;
-use crate::probe::ProbeArgs;
+use crate::probe::{PROBE, RING_PROBE};
 use crate::transport::peers_device_api;
 
 /// What kernels are compiled over: the device API of a transport, or the GPU ring where it has none.
@@ -156,8 +156,15 @@ pub fn compile(target: Target<'_>, over: &Over, role: Role) -> Result<Compiled> 
 /// # Errors
 /// No compiler, or what it says.
 pub fn compile_probe(target: Target<'_>) -> Result<Compiled> {
-    let program = Program::probe(target, peers_device_api(), size_of::<ProbeArgs>());
-    program.compile(target.compiler)
+    Program::probe(target, peers_device_api(), &PROBE).compile(target.compiler)
+}
+
+/// Compiles the kernels that measure the ring of the host, for a look at what they take.
+///
+/// # Errors
+/// No compiler, or what it says.
+pub fn compile_ring_probe(target: Target<'_>) -> Result<Compiled> {
+    Program::probe(target, gpu_ring_api(), &RING_PROBE).compile(target.compiler)
 }
 
 #[cfg(test)]

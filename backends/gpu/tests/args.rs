@@ -6,12 +6,16 @@
 
 use std::collections::BTreeMap;
 
-const HOST: [&str; 2] =
-    [include_str!("../src/kernels/args.rs"), include_str!("../src/probe/args.rs")];
-const DEVICE: [&str; 3] = [
+const HOST: [&str; 3] = [
+    include_str!("../src/kernels/args.rs"),
+    include_str!("../src/probe/args.rs"),
+    include_str!("../src/probe/ring.rs"),
+];
+const DEVICE: [&str; 4] = [
     include_str!("../src/kernels/args.cuh"),
     include_str!("../device/transport.cuh"),
     include_str!("../src/probe/probe.cu"),
+    include_str!("../src/probe/ring.cu"),
 ];
 
 /// A field: its name and its type, a pointer as the number that the host passes.

@@ -11,13 +11,15 @@ use std::path::PathBuf;
 
 use tokenyard_core::Result;
 use tokenyard_gpu::compile::{Architecture, Compiled, Compiler as _, Role, Rows, Source, Target};
-use tokenyard_gpu::warm::{Over, compile, compile_probe};
+use tokenyard_gpu::warm::{Over, compile, compile_probe, compile_ring_probe};
 use tokenyard_rocm::Clang;
 
 const WANTED: [Architecture; 2] = [Architecture::Gfx(0x942), Architecture::Gfx(0x950)];
 
 /// Kernels of `probe.cu` without bulk copies.
 const PROBE: usize = 6;
+/// Kernels of `ring.cu`.
+const RING_PROBE: usize = 2;
 
 /// Bytes of shared memory that a kernel may declare: `DECLARED` of `backends/gpu/src/kernels/sizes.rs`.
 const DECLARED: u32 = 2048;
@@ -158,6 +160,7 @@ fn main() -> Result<()> {
             all.push((program, compile(about, over, role)?, kernels));
         }
         all.push(("probe".to_owned(), compile_probe(about)?, PROBE));
+        all.push(("ring probe".to_owned(), compile_ring_probe(about)?, RING_PROBE));
         Ok(all)
     };
     // Side by side, as each takes seconds of one core.

@@ -63,7 +63,7 @@ impl Machine {
             format!(" · SM clock {sm} of {most_sm}, memory {memory}, power limit {power}")
         });
         format!(
-            "{ranks} x {} ({} SMs, {}) · driver {driver}, CUDA {} · link nvlink{}",
+            "{ranks} x {} ({} SMs, {}) · driver {driver}, CUDA {}{}",
             self.gpu,
             self.sms,
             self.architecture,

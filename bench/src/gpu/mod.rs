@@ -12,6 +12,7 @@ pub mod exchange;
 pub mod figures;
 pub mod machine;
 pub mod plot;
+pub mod ring;
 mod show;
 mod workload;
 
@@ -82,19 +83,28 @@ pub fn is_gpu(config: &Config) -> bool {
     config.kernels.name == "cuda"
 }
 
+/// What a config says of its GPU kernels.
+///
+/// # Errors
+/// A config that names no GPUs, or a table with mistakes.
+pub fn gpu_kernels(config: &Config) -> Result<GpuConfig> {
+    let kernels = &config.kernels.name;
+    ensure!(
+        is_gpu(config),
+        "found kernels.use = {kernels:?}; expected \"cuda\". For CPUs: `tokenyard bench CONFIG \
+         --scenario exchange`"
+    );
+    Ok(config.kernels.table.parse("cuda")?)
+}
+
 impl Components {
     pub(crate) fn of(config: &Config) -> Result<Self> {
-        let kernels = &config.kernels.name;
-        ensure!(
-            is_gpu(config),
-            "found kernels.use = {kernels:?}; expected \"cuda\". For CPUs: `tokenyard bench CONFIG \
-             --scenario exchange`"
-        );
+        let kernels = gpu_kernels(config)?;
         let Some(link) = config.scale_up.as_ref().filter(|choice| choice.name == "nvlink") else {
             let found = config.scale_up.as_ref().map(|choice| &choice.name);
             bail!("found transport.scale_up.use = {found:?}; expected \"nvlink\"");
         };
-        Ok(Self { kernels: config.kernels.table.parse("cuda")?, link: link.table.parse("nvlink")? })
+        Ok(Self { kernels, link: link.table.parse("nvlink")? })
     }
 }
 

@@ -8,7 +8,7 @@ use crate::table::table;
 
 /// The whole report, but for the conditions of the host.
 pub fn tables(report: &GpuReport) -> String {
-    let mut text = format!("{}\n", report.machine.line(report.ranks));
+    let mut text = format!("{} · link nvlink\n", report.machine.line(report.ranks));
     text += &format!("\n{}", link(&report.link));
     if let Some(sizes) = &report.sizes {
         text += &format!(

@@ -7,7 +7,7 @@ mod program;
 mod tool;
 
 pub use program::{Architecture, Compiled, Role, Rows, Source, Target};
-pub(crate) use program::{DeviceApiSource, Needed, Program};
+pub(crate) use program::{DeviceApiSource, Needed, ProbeSource, Program};
 pub use tool::{Ran, Tool, Written};
 
 use std::fmt::Debug;
@@ -105,18 +105,18 @@ pub(crate) fn kernels(
     image_of(platform, config, compiler, &Program::new(target, device_api, role))
 }
 
-/// The same of the kernels that measure a link, and how the best of them move rows.
+/// The same of kernels that measure, and how the best of them move rows.
 pub(crate) fn probe(
     platform: &Platform,
     config: &GpuConfig,
     architecture: Architecture,
     device_api: DeviceApiSource<'_>,
-    args_bytes: usize,
+    kernels: &ProbeSource,
 ) -> Result<(Vec<u8>, Rows)> {
     // Not as the config says it: what the link can carry does not depend on it.
     let rows = rows_of(&GpuConfig::default(), architecture, false)?;
     let target = Target { compiler: platform.compiler, architecture, rows };
-    let program = Program::probe(target, device_api, args_bytes);
+    let program = Program::probe(target, device_api, kernels);
     let (image, _) = image_of(platform, config, platform.compiler, &program)?;
     Ok((image, rows))
 }

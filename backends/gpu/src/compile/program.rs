@@ -13,7 +13,6 @@ use crate::kernels::args;
 const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange, and those that measure a link: name and text.
 const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
-const PROBE: (&str, &str) = ("probe.cu", include_str!("../probe/probe.cu"));
 const HEADERS: [(&str, &str); 22] = [
     ("arch.cuh", include_str!("../../device/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/arch_cuda.cuh")),
@@ -138,6 +137,17 @@ pub enum Role {
     IntraDomain,
 }
 
+/// The source of kernels that measure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProbeSource {
+    /// Of its file.
+    pub(crate) name: &'static str,
+    /// The file.
+    pub(crate) text: &'static str,
+    /// Bytes of the arguments that its kernels take.
+    pub(crate) args_bytes: usize,
+}
+
 /// Everything that decides what comes out.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
@@ -156,15 +166,14 @@ impl Program {
         Self::of(EXCHANGE, target, device_api, &own)
     }
 
-    /// The kernels that measure a link, over a device API that loads and stores, and take so many bytes of
-    /// arguments.
+    /// Kernels that measure something over a device API.
     pub(crate) fn probe(
         target: Target<'_>,
         device_api: DeviceApiSource<'_>,
-        args_bytes: usize,
+        kernels: &ProbeSource,
     ) -> Self {
-        let own = [format!("-DTY_PROBE_BYTES={args_bytes}")];
-        Self::of(PROBE, target, device_api, &own)
+        let own = [format!("-DTY_PROBE_BYTES={}", kernels.args_bytes)];
+        Self::of((kernels.name, kernels.text), target, device_api, &own)
     }
 
     fn of(

@@ -84,9 +84,9 @@ impl Engine {
                 .with_fix("let a lost rank end the communicator, or use kernels = \"cpu\""));
         }
         let (posting, device_api) = if exchange.path.has_ring() {
-            let ring = Ring::new(context, link, level, sizes.signals())?;
+            let ring = Ring::new(context, level, sizes.signals())?;
             let device_api = ring.device_api(exchange.rank);
-            (Posting::Ring(ring), device_api)
+            (Posting::Ring(ring, link), device_api)
         } else {
             // SAFETY: the link lives, and with it what its device API points to.
             let device_api = unsafe { DeviceApi::read(&link.device_api()?)? };

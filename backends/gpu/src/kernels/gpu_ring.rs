@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use tokenyard_core::link::Link;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::device_api::DeviceApi;
@@ -18,6 +17,8 @@ const CAPACITY: u32 = 1024;
 /// The queue that kernels post on.
 const QUEUE: u32 = 0;
 
+/// Words of 8 bytes that kernels share in device memory.
+const HEAD: u64 = 3;
 /// Words of 8 bytes of `DeviceApi::Params`.
 const PARAMS: usize = 5;
 
@@ -34,41 +35,35 @@ pub(crate) fn gpu_ring_api() -> DeviceApiSource<'static> {
     }
 }
 
-/// The memory of a ring, and the link that its commands are posted to.
+/// The memory of a ring.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(crate) struct Ring {
     context: Arc<Context>,
-    link: Link,
     level: u64,
     signals: u32,
     commands: Pinned<abi::TyGpuRingCommand>,
     status: Pinned<abi::TyGpuRingStatus>,
     totals: Pinned<u64>,
-    /// Commands ever numbered, in device memory: many kernels' blocks add to it.
+    /// In device memory: commands ever numbered, which many kernels' blocks add to; commands that are known to be
+    /// done; whether a thread asks for more.
     head: Buffer,
 }
 
 impl Ring {
-    pub(super) fn new(
-        context: &Arc<Context>,
-        link: Link,
-        level: u64,
-        signals: u32,
-    ) -> Result<Self> {
+    pub(crate) fn new(context: &Arc<Context>, level: u64, signals: u32) -> Result<Self> {
         Ok(Self {
             context: Arc::clone(context),
-            link,
             level,
             signals,
             commands: Pinned::new(context, CAPACITY as usize)?,
             status: Pinned::new(context, 1)?,
             totals: Pinned::new(context, signals as usize)?,
-            head: Buffer::new(context, 8)?,
+            head: Buffer::new(context, 8 * HEAD)?,
         })
     }
 
     /// What kernels are compiled over and passed.
-    pub(super) fn device_api(&self, me: u32) -> DeviceApi {
+    pub(crate) fn device_api(&self, me: u32) -> DeviceApi {
         let words: [u64; PARAMS] = [
             self.head.address(),
             self.commands.at(0) as u64,
@@ -82,7 +77,7 @@ impl Ring {
     }
 
     /// What the host serves.
-    pub(super) fn as_abi(&self) -> abi::TyGpuRing {
+    pub(crate) fn as_abi(&self) -> abi::TyGpuRing {
         abi::TyGpuRing {
             size: size_of::<abi::TyGpuRing>(),
             level: self.level,
@@ -96,20 +91,11 @@ impl Ring {
         }
     }
 
-    /// Why the ring is dead, if it is, in the transport's own words. Only while an operation is open, for
-    /// it asks the transport.
-    ///
-    /// # Errors
-    /// As [`check`](Self::check).
-    pub(super) fn explain(&self) -> Result<()> {
-        self.check().map_err(|error| self.link.health().err().unwrap_or(error))
-    }
-
     /// Whether the ring is alive (INV-7).
     ///
     /// # Errors
     /// [`ErrorKind::Transport`] with the command that failed.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let status = self.status.at(0);
         // SAFETY: pinned memory that lives as long as `self`; aligned words that the host stores.
         let (failed, code) = unsafe {

@@ -121,7 +121,7 @@ impl Launcher {
             operation: 0,
             level: exchange.level,
         };
-        self.waits.waiter.until(&what, || ring.done(), || ring.explain())
+        self.waits.waiter.until(&what, || ring.done(), || self.waits.posting.explain())
     }
 
     /// Ends every wait of this rank's kernels after an error that closes the communicator: nobody else does,

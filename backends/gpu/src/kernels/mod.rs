@@ -71,7 +71,7 @@ use path::{Path, WindowMemory};
 use sizes::{ARENA, CONTROL, Sizes};
 
 pub(crate) use device_api::DeviceApi;
-pub(crate) use gpu_ring::gpu_ring_api;
+pub(crate) use gpu_ring::{Ring, gpu_ring_api};
 
 /// The kernel set. See the [module](self).
 #[derive(Debug)]

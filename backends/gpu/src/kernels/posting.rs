@@ -14,8 +14,8 @@ const ASK_EVERY: u64 = 5_000_000;
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) enum Posting {
-    /// A ring that the host serves.
-    Ring(Ring),
+    /// A ring that the host serves, and the link that its commands are posted to.
+    Ring(Ring, Link),
     /// The transport's device API.
     DeviceApi(Health),
 }
@@ -27,7 +27,7 @@ impl Posting {
     /// What failed; the same at every later call.
     pub(super) fn check(&self) -> Result<()> {
         match self {
-            Self::Ring(ring) => ring.check(),
+            Self::Ring(ring, _) => ring.check(),
             Self::DeviceApi(health) => health.check(monotonic_ns()),
         }
     }
@@ -38,7 +38,9 @@ impl Posting {
     /// As [`check`](Self::check).
     pub(super) fn explain(&self) -> Result<()> {
         match self {
-            Self::Ring(ring) => ring.explain(),
+            Self::Ring(ring, link) => {
+                ring.check().map_err(|error| link.health().err().unwrap_or(error))
+            }
             Self::DeviceApi(health) => health.link.health(),
         }
     }
@@ -46,7 +48,7 @@ impl Posting {
     /// The ring, if there is one.
     pub(super) fn ring(&self) -> Option<&Ring> {
         match self {
-            Self::Ring(ring) => Some(ring),
+            Self::Ring(ring, _) => Some(ring),
             Self::DeviceApi(_) => None,
         }
     }

@@ -1,5 +1,14 @@
 //! What the probe's kernels are passed. Mirrors `probe.cu`; the compiler of the kernels checks the size.
 
+use crate::compile::ProbeSource;
+
+/// The kernels.
+pub(crate) const PROBE: ProbeSource = ProbeSource {
+    name: "probe.cu",
+    text: include_str!("probe.cu"),
+    args_bytes: size_of::<ProbeArgs>(),
+};
+
 /// Bytes in front of the rooms of a window: entries, exits and counts of up to 72 ranks.
 pub(super) const HEAD_BYTES: u64 = 1 << 20;
 /// Counts that a rank can tell in one exchange.

@@ -6,10 +6,13 @@
 //! waits by a cap (INV-6), and the error says which rank they waited for.
 
 mod args;
+mod ring;
 mod timer;
 mod world;
 
-pub(crate) use args::ProbeArgs;
+pub(crate) use args::PROBE;
+pub(crate) use ring::RING_PROBE;
+pub use ring::{Posters, RingProbe};
 pub use timer::Timer;
 
 use std::ffi::c_void;
@@ -22,7 +25,7 @@ use crate::config::{GpuConfig, PeersConfig};
 use crate::driver::{Buffer, Context, Device, Event, Function, Launch, Module, Pinned, Stream};
 use crate::kernels::args::Report;
 use crate::platform::{Components, Platform};
-use args::{HEAD_BYTES, MOST_WORDS, VECTOR_WARPS, bulk_warps};
+use args::{HEAD_BYTES, MOST_WORDS, ProbeArgs, VECTOR_WARPS, bulk_warps};
 use world::Links;
 
 /// Longest wait of a kernel for other ranks.
@@ -45,6 +48,19 @@ pub struct About {
     pub interface: String,
     /// Its ordinal among those that this process sees.
     pub ordinal: i32,
+}
+
+impl About {
+    fn of(context: &Context) -> Result<Self> {
+        let facts = context.device.facts()?;
+        Ok(Self {
+            name: context.device.name()?,
+            processors: facts.processors,
+            architecture: Architecture::Sm(facts.capability).name(),
+            interface: context.driver().version()?,
+            ordinal: context.device.ordinal,
+        })
+    }
 }
 
 /// GPUs that this process sees.
@@ -167,22 +183,11 @@ impl<C: Components> Probe<C> {
         let device_api = links.device_api()?;
         let facts = context.device.facts()?;
         let architecture = Architecture::Sm(facts.capability);
-        let (image, rows) = compile::probe(
-            C::PLATFORM,
-            kernels,
-            architecture,
-            device_api.source(),
-            size_of::<ProbeArgs>(),
-        )?;
+        let (image, rows) =
+            compile::probe(C::PLATFORM, kernels, architecture, device_api.source(), &PROBE)?;
         let module = Module::load(&context, &image)?;
         let shared = facts.most_shared.saturating_sub(STATIC_SHARED);
-        let about = About {
-            name: context.device.name()?,
-            processors: facts.processors,
-            architecture: architecture.name(),
-            interface: context.driver().version()?,
-            ordinal: context.device.ordinal,
-        };
+        let about = About::of(&context)?;
         let probe = Self {
             stream: Stream::new(&context)?,
             engines: (1..ranks).map(|_| Stream::new(&context)).collect::<Result<_>>()?,

@@ -24,7 +24,8 @@ struct Rank : Brought {
 #if TY_PUTS
   // One queue.
   struct Ring {
-    u64* head = room<u64>(1);
+    // Commands that are numbered, that are known to be done, and whether a thread asks for more.
+    u64* head = room<u64>(3);
     Up::Command* commands = room<Up::Command>(kCapacity);
     u64 *submitted = room<u64>(1), *done = room<u64>(1), *failed = room<u64>(1);
   };
