@@ -233,10 +233,12 @@ impl Communicator {
     fn check_no_sync(&self, mode: &Mode<'_>) -> Result<()> {
         if mode.no_sync && !self.components.no_sync {
             let text = format!(
-                "without_sync: found it; expected a call that waits, because kernel set `{}` has no other",
+                "without_sync: found it; expected a call that waits: kernel set `{}` has no others here",
                 self.report.kernels
             );
-            return Err(Error::new(ErrorKind::InvalidInput, "check arguments", text));
+            let fix = "leave it out; GPUs of one domain over a transport that loads and stores, such as nvlink, \
+                       take such calls";
+            return Err(Error::new(ErrorKind::InvalidInput, "check arguments", text).with_fix(fix));
         }
         let Some(tokens) = &mode.tokens else { return Ok(()) };
         if !mode.no_sync {

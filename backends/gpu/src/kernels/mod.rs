@@ -260,12 +260,11 @@ impl<C: Components> KernelSet for GpuKernels<C> {
 
     fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
         let exchanges = self.exchanges(limits)?;
-        let is_whole = exchanges.len() == 1;
+        let paths: Vec<_> = exchanges.iter().map(|exchange| exchange.path).collect();
         let mut needs = KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: (WINDOWS * exchanges.len()) as u32,
-            // Among several domains the host waits between levels.
-            flags: abi::TY_NEEDS_STREAMS | if is_whole { abi::TY_NEEDS_NO_SYNC } else { 0 },
+            flags: Path::call_flags(&paths),
             scale_up: NO_LINK_NEEDS,
             scale_out: NO_LINK_NEEDS,
             window_bytes: [0; abi::TY_MAX_WINDOWS],

@@ -106,6 +106,14 @@ impl Path {
         self.rows == Transfer::Put
     }
 
+    /// What calls a communicator over these paths takes, one for each level: bits `TY_NEEDS_*`. Calls that nobody
+    /// waits for are for one level of loads and stores: among several domains the host waits between levels, and
+    /// where rows are put, it waits until what was staged may be written again (INV-4).
+    pub(super) fn call_flags(paths: &[Self]) -> u32 {
+        let no_sync = matches!(paths, [path] if !path.puts());
+        abi::TY_NEEDS_STREAMS | if no_sync { abi::TY_NEEDS_NO_SYNC } else { 0 }
+    }
+
     /// Whether kernels fill a ring that the host serves.
     pub(super) fn has_ring(&self) -> bool {
         self.puts() && self.poster == Poster::HostRing
@@ -171,6 +179,17 @@ pub(super) mod tests {
             let path = of(flags, kinds, 100).unwrap();
             assert_eq!((path.memory, path.queues, path.largest_put), (memory, 1, 96));
             assert!(path.has_ring());
+        }
+    }
+
+    #[test]
+    fn calls_that_nobody_waits_for_are_taken_over_one_level_of_loads_and_stores_alone() {
+        let no_sync = |paths: &[Path]| Path::call_flags(paths) & abi::TY_NEEDS_NO_SYNC != 0;
+        let (ring, put) = (ring(1 << 20), of(DEVICE_API, CUDA, 1 << 20).unwrap());
+        assert!(no_sync(&[Path::STORE]));
+        for refused in [&[ring][..], &[put], &[Path::STORE, ring], &[Path::STORE, Path::STORE]] {
+            assert!(!no_sync(refused), "{refused:?}");
+            assert_ne!(Path::call_flags(refused) & abi::TY_NEEDS_STREAMS, 0);
         }
     }
 
