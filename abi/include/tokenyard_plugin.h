@@ -179,7 +179,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 7
+#define TY_KERNELS_MINOR 8
 
 /**
  * Most windows a kernel set may ask for.
@@ -366,7 +366,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 16155505386843386456ull
+#define TY_KERNELS_LAYOUT 13227499029209008400ull
 
 /**
  * Major version of the topology ABI.
@@ -2204,6 +2204,15 @@ typedef struct TyKernelsTable {
    * ended: call `flush` before.
    */
   int32_t (*trace)(void *instance, uint64_t operation, struct TyTrace *trace, struct TyError *error);
+  /**
+   * Optional. Between the halves of a dispatch: where its output will lie, as `dispatch_recv` will describe it, if
+   * that is fixed; else `x` stays absent. Until then nothing in it may be read, and its `tokens` may be 0. The
+   * host claims the region from then on, and releases it whether the dispatch succeeds or not.
+   */
+  int32_t (*dispatch_output)(void *instance,
+                             uint64_t operation,
+                             struct TyReceived *received,
+                             struct TyError *error);
 } TyKernelsTable;
 
 /**

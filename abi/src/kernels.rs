@@ -11,7 +11,7 @@ use crate::{
 /// Major version of the kernel set ABI.
 pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
-pub const TY_KERNELS_MINOR: u32 = 7;
+pub const TY_KERNELS_MINOR: u32 = 8;
 
 /// A kernel set. All slots of one instance are called by one thread at a time.
 ///
@@ -152,6 +152,17 @@ pub struct TyKernelsTable {
             instance: *mut c_void,
             operation: u64,
             trace: *mut TyTrace,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Optional. Between the halves of a dispatch: where its output will lie, as `dispatch_recv` will describe it, if
+    /// that is fixed; else `x` stays absent. Until then nothing in it may be read, and its `tokens` may be 0. The
+    /// host claims the region from then on, and releases it whether the dispatch succeeds or not.
+    pub dispatch_output: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            operation: u64,
+            received: *mut TyReceived,
             error: *mut TyError,
         ) -> i32,
     >,

@@ -95,7 +95,7 @@ const fn kernels_layout() -> u64 {
             missing, refusal, stream }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
             dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release,
-            device, gpu_ring, counters, trace }
+            device, gpu_ring, counters, trace, dispatch_output }
         TyDeviceTable { size, tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on,
             graph_begin, graph_end, graph_launch, graph_destroy }
         TyRaised { signal, total }
@@ -110,7 +110,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x51e1_d782_0a0f_b43a;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0xe033_e28d_c5b5_b258;
+pub const TY_KERNELS_LAYOUT: u64 = 0xb791_8448_e6d3_c910;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

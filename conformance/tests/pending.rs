@@ -22,10 +22,21 @@ fn case(layout: Layout) -> Case {
 
 /// Runs `body` on both ranks of a communicator that has so many handles.
 fn with_handles(handles: u32, case: &Case, body: impl Fn(Communicator) -> Result<()> + Sync) {
+    with_world("", handles, case, body);
+}
+
+/// The same, with more of the config's `[world]`.
+fn with_world(
+    world: &str,
+    handles: u32,
+    case: &Case,
+    body: impl Fn(Communicator) -> Result<()> + Sync,
+) {
     tokenyard_cpu::link();
     tokenyard_topology::link();
-    let text = "[world]\ndeadline_ms = 10000\n[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
-    let config = Config::parse(text, "pending").unwrap();
+    let components = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
+    let text = format!("[world]\ndeadline_ms = 10000\n{world}\n{components}");
+    let config = Config::parse(&text, "pending").unwrap();
     let options = CommunicatorOptions { handles, ..options(case) };
     let open = |world: &_| body(Communicator::open(world, &config, options)?);
     for result in in_threads(RANKS, &config, open).unwrap() {
@@ -116,5 +127,66 @@ fn what_an_operation_kept_that_is_never_received_lives_as_long_as_the_communicat
         drop(comm);
         assert_eq!(Arc::strong_count(&round), 1);
         Ok(())
+    });
+}
+
+/// Address, shape and columns apart: all that a tensor of another language is made of.
+type Named = (usize, [usize; 2], [usize; 2]);
+
+fn announced(memory: Option<CallerMemory>) -> Option<Named> {
+    memory.map(|memory| (memory.data as usize, memory.shape, memory.stride))
+}
+
+fn arrived(tensor: Option<TensorRef<'_>>) -> Option<Named> {
+    let columns = |tensor: &TensorRef<'_>| tensor.cols();
+    tensor.map(|t| (t.address() as usize, [t.rows(), columns(&t)], [columns(&t), 1]))
+}
+
+#[test]
+fn outputs_have_their_places_from_the_send_on_and_keep_them_while_they_are_held() {
+    let expert_major = Layout::ExpertMajor { alignment: 8, zero_padding: true };
+    for layout in [Layout::Flat, expert_major, Layout::Packed] {
+        let case = case(layout);
+        with_handles(8, &case, |mut comm| {
+            let round = Round::new(&case, comm.rank());
+            let pending = comm.dispatch_send(&round.brought.dispatch()?)?;
+            let arriving = comm.dispatch_output(&pending)?.unwrap();
+            let (received, handle) = comm.dispatch_recv(pending)?;
+            round.check_received(&received).unwrap();
+            assert_eq!(announced(arriving.x()), arrived(Some(received.x())));
+            assert_eq!(announced(arriving.ids()), arrived(received.ids()));
+            assert_eq!(announced(arriving.weights()), arrived(received.weights()));
+            assert_eq!(announced(arriving.slots()), arrived(received.slots()));
+            assert_eq!(announced(arriving.ranges()), arrived(received.ranges()));
+            assert_eq!(arriving.x().unwrap().dtype, received.x().dtype().unwrap());
+            drop((received, handle));
+            let held = arriving.x().unwrap().data as usize;
+            let apart = |comm: &mut Communicator| -> Result<bool> {
+                let live = round.dispatch(comm)?;
+                let found = live.received.x().address() as usize;
+                let pending = comm.replay_send(&live.handle, &round.brought.replay_on(comm)?)?;
+                let replayed = comm.replay_output(&pending)?.unwrap();
+                let received = comm.replay_recv(pending)?;
+                assert_eq!(announced(replayed.x()), arrived(Some(received.x())));
+                Ok(found != held)
+            };
+            assert!(apart(&mut comm)?, "the memory is held");
+            // On any thread.
+            std::thread::spawn(move || drop(arriving)).join().unwrap();
+            assert!(!apart(&mut comm)?, "the memory is used again");
+            Ok(comm.close()?)
+        });
+    }
+}
+
+#[test]
+fn an_output_that_may_still_move_has_no_place_before_it_is_received() {
+    let case = case(Layout::Flat);
+    with_world("on_failure = \"mask\"", 4, &case, |mut comm| {
+        let round = Round::new(&case, comm.rank());
+        let pending = comm.dispatch_send(&round.brought.dispatch()?)?;
+        assert!(comm.dispatch_output(&pending)?.is_none(), "a rank may be left out");
+        comm.dispatch_recv(pending)?;
+        Ok(comm.close()?)
     });
 }

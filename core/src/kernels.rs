@@ -93,6 +93,17 @@ pub trait KernelSet: Sized + Send + 'static {
     /// As `dispatch_send`.
     fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived>;
 
+    /// Between the halves of a dispatch: where its output will lie, as [`dispatch_recv`](Self::dispatch_recv) will
+    /// describe it; nothing where that is not fixed. Its number of tokens may be 0. The host claims the region, and
+    /// releases it whether the dispatch succeeds or not.
+    ///
+    /// # Errors
+    /// No such dispatch.
+    fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
+        let _ = operation;
+        Ok(None)
+    }
+
     /// Gives an arena region for the expert outputs of a handle: `[rows, H]` of `dtype`.
     ///
     /// # Errors

@@ -20,6 +20,7 @@
 
 mod abandoned;
 mod arguments;
+mod arriving;
 mod bring_up;
 mod buffer;
 mod caller_memory;
@@ -42,6 +43,7 @@ mod transports;
 mod watchdog;
 
 pub use arguments::{Cast, Combine, Dispatch, Replay, Sizes};
+pub use arriving::Arriving;
 pub use bring_up::{BringUpReport, CommunicatorOptions};
 pub use buffer::Buffer;
 pub use caller_memory::CallerMemory;

@@ -23,7 +23,7 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Debug)]
 #[must_use = "a dispatch that is never received leaves the other ranks waiting"]
 pub struct PendingDispatch<'a> {
-    sent: Sent,
+    pub(super) sent: Sent,
     layout: Layout,
     tokens: usize,
     worst_case: bool,
@@ -38,7 +38,7 @@ pub struct PendingDispatch<'a> {
 #[derive(Debug)]
 #[must_use = "a replay that is never received leaves the other ranks waiting"]
 pub struct PendingReplay<'a> {
-    sent: Sent,
+    pub(super) sent: Sent,
     layout: Layout,
     inputs: PhantomData<TensorRef<'a>>,
 }
@@ -407,8 +407,8 @@ impl Communicator {
         Sent::new(&self.components, operation, &self.abandoned)
     }
 
-    /// The number of an operation that may be received here.
-    fn begin_receive(&mut self, sent: &Sent) -> Result<(u64, InCall)> {
+    /// Whether an operation was sent here, and may still end well.
+    pub(super) fn check_sent(&mut self, sent: &Sent) -> Result<()> {
         if !Arc::ptr_eq(&sent.components, &self.components) {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
@@ -417,7 +417,12 @@ impl Communicator {
             )
             .with_fix("receive it on the communicator that sent it"));
         }
-        self.check_open()?;
+        self.check_open()
+    }
+
+    /// The number of an operation that may be received here.
+    fn begin_receive(&mut self, sent: &Sent) -> Result<(u64, InCall)> {
+        self.check_sent(sent)?;
         self.recorder.0.track.receive(sent.operation);
         Ok((sent.operation, InCall::new(&self.recorder)))
     }

@@ -38,6 +38,7 @@ impl<K: KernelSet> KernelsComponent<K> {
         gpu_ring: Some(Self::gpu_ring),
         counters: Some(Self::counters),
         trace: Some(Self::trace),
+        dispatch_output: Some(Self::dispatch_output),
     };
 
     unsafe extern "C" fn probe(
@@ -123,6 +124,10 @@ impl<K: KernelSet> KernelsComponent<K> {
         };
         trace(operation: u64, trace: *mut abi::TyTrace) [trace] |component| {
             *trace = component.trace(operation)?;
+            Ok(())
+        };
+        dispatch_output(operation: u64, received: *mut abi::TyReceived) [received] |component| {
+            component.dispatch_output(operation)?.into_iter().for_each(|given| *received = given);
             Ok(())
         };
     }

@@ -51,6 +51,26 @@ impl KernelsRef {
     }
 }
 
+/// An output without tensors.
+const NO_OUTPUT: abi::TyReceived = abi::TyReceived {
+    size: size_of::<abi::TyReceived>(),
+    region: 0,
+    tokens: 0,
+    rows: 0,
+    x: NO_TENSOR,
+    scales: NO_TENSOR,
+    ids: NO_TENSOR,
+    weights: NO_TENSOR,
+    source: NO_TENSOR,
+    slots: NO_TENSOR,
+    expert_counts: NO_TENSOR,
+    expert_starts: NO_TENSOR,
+    source_counts: NO_TENSOR,
+    ranges: NO_TENSOR,
+    totals: NO_TENSOR,
+    lost: NO_TENSOR,
+};
+
 /// An open kernel set. One thread at a time.
 #[derive(Debug)]
 pub struct OpenKernels {
@@ -124,29 +144,28 @@ impl OpenKernels {
     /// # Errors
     /// What the component says.
     pub fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        let mut received = abi::TyReceived {
-            size: size_of::<abi::TyReceived>(),
-            region: 0,
-            tokens: 0,
-            rows: 0,
-            x: NO_TENSOR,
-            scales: NO_TENSOR,
-            ids: NO_TENSOR,
-            weights: NO_TENSOR,
-            source: NO_TENSOR,
-            slots: NO_TENSOR,
-            expert_counts: NO_TENSOR,
-            expert_starts: NO_TENSOR,
-            source_counts: NO_TENSOR,
-            ranges: NO_TENSOR,
-            totals: NO_TENSOR,
-            lost: NO_TENSOR,
-        };
+        let mut received = NO_OUTPUT;
         // SAFETY: as in `allocate`.
         self.call("dispatch_recv", |t, i, e| unsafe {
             t.dispatch_recv.map(|f| f(i, operation, &mut received, e))
         })?;
         Ok(received)
+    }
+
+    /// Where the output of a dispatch will lie that was sent and not received; `None` where that is not fixed.
+    ///
+    /// # Errors
+    /// What the component says.
+    pub fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
+        if self.component.table.dispatch_output.is_none() {
+            return Ok(None);
+        }
+        let mut received = NO_OUTPUT;
+        // SAFETY: as in `allocate`.
+        self.call("dispatch_output", |t, i, e| unsafe {
+            t.dispatch_output.map(|f| f(i, operation, &mut received, e))
+        })?;
+        Ok((!received.x.data.is_null()).then_some(received))
     }
 
     /// Gives an arena region for expert outputs.

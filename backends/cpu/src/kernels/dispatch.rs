@@ -246,17 +246,32 @@ fn check_replay(routing: &mut RoutingTable, order: &Order, handle: usize) -> Res
     Ok(())
 }
 
+/// Where the output of a dispatch that was sent will lie. Where ranks may be left out, it may still move.
+pub(super) fn dispatch_output(
+    engine: &mut Engine,
+    operation: u64,
+) -> Result<Option<abi::TyReceived>> {
+    match &engine.order.operations[engine.order.slot(operation)] {
+        Operation::Dispatch(op) if op.operation == operation => {
+            let output = op.output.filter(|_| !engine.order.losses.are_masked());
+            Ok(output.map(|output| describe(engine, op, &output)))
+        }
+        _ => Err(not_sent(operation)),
+    }
+}
+
+fn not_sent(operation: u64) -> Error {
+    let message = format!("no dispatch with number {operation} was sent");
+    Error::new(ErrorKind::Internal, "receive dispatch", message)
+}
+
 pub(super) fn dispatch_recv(engine: &mut Engine, operation: u64) -> Result<abi::TyReceived> {
     let slot = engine.order.slot(operation);
     let op = match std::mem::replace(&mut engine.order.operations[slot], Operation::None) {
         Operation::Dispatch(op) if op.operation == operation => op,
         other => {
             engine.order.operations[slot] = other;
-            return Err(Error::new(
-                ErrorKind::Internal,
-                "receive dispatch",
-                format!("no dispatch with number {operation} was sent"),
-            ));
+            return Err(not_sent(operation));
         }
     };
     serve(engine, slot, &Operation::Dispatch(op))?;

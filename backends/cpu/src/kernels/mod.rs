@@ -177,6 +177,10 @@ impl KernelSet for CpuKernels {
         dispatch::dispatch_recv(self.engine()?, operation)
     }
 
+    fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
+        dispatch::dispatch_output(self.engine()?, operation)
+    }
+
     fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
         let engine = self.engine()?;
         combine::combine_input(&engine.routing, &mut engine.places, handle, dtype)

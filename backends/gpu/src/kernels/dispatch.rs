@@ -380,19 +380,20 @@ impl Engine {
         unsafe { self.launch(&self.launcher.kernels.dispatch, size, arguments, slot) }
     }
 
+    /// Where the output of a dispatch that was sent will lie.
+    pub(super) fn dispatch_output(&self, operation: u64) -> Result<abi::TyReceived> {
+        let op = self.routing.dispatch(operation).ok_or_else(|| not_sent(operation))?;
+        let lost = self.launcher.memory.lost.address();
+        Ok(describe(op, &self.exchange.regions, lost))
+    }
+
     pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
         self.check()?;
         let of = |op: &Operation| match op {
             Operation::Dispatch(op) if op.operation == operation => Some(*op),
             _ => None,
         };
-        let Some(op) = self.routing.take(operation, of) else {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                "receive dispatch",
-                format!("no dispatch with number {operation} was sent"),
-            ));
-        };
+        let op = self.routing.take(operation, of).ok_or_else(|| not_sent(operation))?;
         let slot = self.routing.slot(operation);
         self.resume(&op.mode)?;
         let arrived = self
@@ -457,4 +458,9 @@ impl Engine {
         // SAFETY: the kernel's type; it names a region that is held.
         unsafe { self.launch(&self.launcher.kernels.spread, size, &arguments, slot) }
     }
+}
+
+fn not_sent(operation: u64) -> Error {
+    let message = format!("no dispatch with number {operation} was sent");
+    Error::new(ErrorKind::Internal, "receive dispatch", message)
 }

@@ -132,6 +132,10 @@ impl Exchanges {
         }
     }
 
+    pub(super) fn dispatch_output(&self, operation: u64) -> Result<abi::TyReceived> {
+        self.owners.dispatch_output(operation)
+    }
+
     pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
         let received = self.owners.dispatch_recv(operation);
         if let Some(rail) = &mut self.rail {

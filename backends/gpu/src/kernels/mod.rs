@@ -361,6 +361,10 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         unsafe { self.planned()?.dispatch_send(dispatch) }
     }
 
+    fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
+        self.planned()?.dispatch_output(operation).map(Some)
+    }
+
     fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
         self.planned()?.dispatch_recv(operation)
     }

@@ -6,7 +6,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::exchange::Exchange;
 use super::handle::HandleState;
-use super::operation::Operation;
+use super::operation::{DispatchOp, Operation};
 use crate::driver::{Context, RawStream};
 
 /// Handles by number, operations by slot.
@@ -59,6 +59,14 @@ impl RoutingTable {
         let taken = of(&self.operations[slot])?;
         self.operations[slot] = Operation::None;
         Some(taken)
+    }
+
+    /// The dispatch with this number, if it was sent and not received.
+    pub(super) fn dispatch(&self, number: u64) -> Option<&DispatchOp> {
+        match &self.operations[self.slot(number)] {
+            Operation::Dispatch(op) if op.operation == number => Some(op),
+            _ => None,
+        }
     }
 
     /// Refuses an operation whose slot is another's by now, or that was never sent.

@@ -1,0 +1,85 @@
+//! Outputs between the halves of a dispatch.
+
+use std::sync::Arc;
+
+use super::caller_memory::CallerMemory;
+use super::components::Components;
+use super::operations::{PendingDispatch, PendingReplay};
+use super::output::RegionClaim;
+use super::{Communicator, abandoned::Sent};
+use crate::moe::DType;
+use crate::{Result, abi};
+
+/// Where the output of a dispatch will lie: addresses to build tensors of, and to pass on, before the dispatch
+/// was received. Until then other ranks write there: nobody may read or write it. Afterwards it is what
+/// [`Received`](super::Received) describes; after a dispatch that failed, it holds anything.
+///
+/// Its memory is not used again while it lives. It may be dropped on any thread.
+#[derive(Debug)]
+pub struct Arriving {
+    raw: abi::TyReceived,
+    device: Option<i32>,
+    /// Held for its drop.
+    _claim: RegionClaim,
+}
+
+// SAFETY: addresses, and a claim that any thread may drop.
+unsafe impl Send for Arriving {}
+// SAFETY: `&self` only reads addresses.
+unsafe impl Sync for Arriving {}
+
+macro_rules! optional {
+    ($($name:ident),+ $(,)?) => {$(
+        #[doc = concat!("As [`Received::", stringify!($name), "`](super::Received::", stringify!($name), ").")]
+        pub fn $name(&self) -> Option<CallerMemory> {
+            self.memory(&self.raw.$name)
+        }
+    )+};
+}
+
+impl Arriving {
+    fn new(raw: abi::TyReceived, components: &Arc<Components>) -> Self {
+        let _claim = RegionClaim::new(components, raw.region);
+        Self { raw, device: components.device, _claim }
+    }
+
+    fn memory(&self, raw: &abi::TyTensor) -> Option<CallerMemory> {
+        let dtype = DType::from_code(raw.dtype).filter(|_| !raw.data.is_null())?;
+        Some(CallerMemory {
+            data: raw.data,
+            dtype,
+            shape: raw.shape.map(|n| n as usize),
+            stride: raw.stride.map(|n| n as usize),
+            device: self.device,
+        })
+    }
+
+    optional! {
+        x, scales, ids, weights, source, slots, expert_counts, expert_starts, source_counts, ranges, totals, lost,
+    }
+}
+
+impl Communicator {
+    /// Where the output of a dispatch that was sent will lie; `None` where that is not fixed before it is received,
+    /// as where ranks may be left out (`on_failure = "mask"`). Local: no other rank takes part.
+    ///
+    /// # Errors
+    /// A communicator that is closed; an operation of another one.
+    pub fn dispatch_output(&mut self, pending: &PendingDispatch<'_>) -> Result<Option<Arriving>> {
+        self.output_of(&pending.sent)
+    }
+
+    /// The same of a replay.
+    ///
+    /// # Errors
+    /// As [`dispatch_output`](Self::dispatch_output).
+    pub fn replay_output(&mut self, pending: &PendingReplay<'_>) -> Result<Option<Arriving>> {
+        self.output_of(&pending.sent)
+    }
+
+    fn output_of(&mut self, sent: &Sent) -> Result<Option<Arriving>> {
+        self.check_sent(sent)?;
+        let raw = self.components.kernels().dispatch_output(sent.operation)?;
+        Ok(raw.map(|raw| Arriving::new(raw, &self.components)))
+    }
+}
