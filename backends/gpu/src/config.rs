@@ -47,6 +47,17 @@ pub enum Outside {
     Copy,
 }
 
+/// Where windows lie whose rows a thread of the host puts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Windows {
+    /// In host memory where the transport takes it.
+    #[default]
+    Auto,
+    /// In the device's: the NIC reaches it by dmabuf, or by a module of the kernel.
+    Device,
+}
+
 /// Multiprocessors that an operation occupies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sms {
@@ -114,6 +125,9 @@ pub struct GpuConfig {
     pub rows: RowCopy,
     /// How a combine brings rows back that lie outside the arena: "auto", "push" or "copy".
     pub outside: Outside,
+    /// Where windows lie whose rows a thread of the host puts: "auto" (in host memory where the transport takes
+    /// it) or "device".
+    pub windows: Windows,
     /// Size of the arena in MiB. Absent: enough for two worst-case outputs of any layout, at most
     /// 16 GiB, but for four of flat rows, at most 64 GiB.
     pub arena_mib: Option<u64>,
@@ -132,6 +146,7 @@ impl Default for GpuConfig {
             sms: Sms::Auto,
             rows: RowCopy::Auto,
             outside: Outside::Auto,
+            windows: Windows::Auto,
             arena_mib: None,
             cache: None,
             compiler: None,
@@ -189,6 +204,14 @@ mod tests {
         assert_eq!(parse("outside = \"copy\"").unwrap().outside, Outside::Copy);
         let text = parse("outside = \"pull\"").unwrap_err();
         assert!(text.contains("`auto`, `push`, `copy`"), "{text}");
+    }
+
+    #[test]
+    fn windows_lie_in_device_memory_where_the_config_says_so() {
+        assert_eq!(parse("").unwrap().windows, Windows::Auto);
+        assert_eq!(parse("windows = \"device\"").unwrap().windows, Windows::Device);
+        let text = parse("windows = \"gpu\"").unwrap_err();
+        assert!(text.contains("`auto`, `device`") || text.contains("`auto` or `device`"), "{text}");
     }
 
     #[test]

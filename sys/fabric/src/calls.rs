@@ -102,14 +102,16 @@ pub unsafe fn endpoint(domain: *mut fid_domain, info: *mut fi_info, ep: &mut *mu
 /// `fi_mr_regattr`.
 ///
 /// # Safety
-/// `domain` is open; the memory that `attr` names stays mapped until the region is closed.
+/// `domain` is open; the memory that `attr` names stays mapped until the region is closed; `mr_iov` is what
+/// `flags` say.
 pub unsafe fn mr_regattr(
     domain: *mut fid_domain,
     attr: &fi_mr_attr,
+    flags: u64,
     mr: &mut *mut fid_mr,
 ) -> c_int {
     // SAFETY: by this function's contract.
-    unsafe { call!((*domain).mr, regattr(domain.cast(), attr, 0, mr)) }
+    unsafe { call!((*domain).mr, regattr(domain.cast(), attr, flags, mr)) }
 }
 
 /// `fi_av_insert` of one address: 1 if it was taken.

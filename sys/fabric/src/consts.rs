@@ -4,8 +4,8 @@
 
 /// `FI_VERSION(1, 17)`: the version of the API whose layouts this crate has.
 pub const API_VERSION: u32 = 1 << 16 | 17;
-/// `FI_VERSION(1, 18)`: the newest version of the API that is asked for.
-pub const NEWEST_API: u32 = 1 << 16 | 18;
+/// `FI_VERSION(1, 20)`: the newest version of the API that is asked for.
+pub const NEWEST_API: u32 = 1 << 16 | 20;
 
 pub const FI_RMA: u64 = 1 << 2;
 pub const FI_READ: u64 = 1 << 8;
@@ -35,6 +35,10 @@ pub const FI_MR_ALLOCATED: i32 = 1 << 5;
 pub const FI_MR_PROV_KEY: i32 = 1 << 6;
 pub const FI_MR_ENDPOINT: i32 = 1 << 9;
 pub const FI_MR_HMEM: i32 = 1 << 10;
+
+/// For `fi_mr_regattr`: `mr_iov` is a [`fi_mr_dmabuf`](crate::types::fi_mr_dmabuf). libfabric 1.20 and later, whose
+/// `rdma/fi_domain.h` has both.
+pub const FI_MR_DMABUF: u64 = 1 << 40;
 
 // `enum fi_ep_type`.
 pub const FI_EP_RDM: u32 = 3;

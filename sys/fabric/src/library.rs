@@ -110,7 +110,7 @@ impl Library {
     }
 
     /// The version of the API that is spoken: the library's, up to the newest that is known here. From
-    /// 1.18 on the provider efa takes device memory and options as its manual says.
+    /// 1.18 on the provider efa takes device memory and options as its manual says, from 1.20 on dmabufs.
     fn api(&self) -> u32 {
         self.version.clamp(API_VERSION, NEWEST_API)
     }
@@ -190,7 +190,7 @@ mod tests {
             Ok(library) => library,
             Err(error) => panic!("the tests need libfabric: {error}"),
         };
-        for (version, api) in [((1, 17), (1, 17)), ((1, 18), (1, 18)), ((2, 1), (1, 18))] {
+        for (version, api) in [((1, 17), (1, 17)), ((1, 18), (1, 18)), ((2, 1), (1, 20))] {
             library.version = version.0 << 16 | version.1;
             assert_eq!(library.api(), api.0 << 16 | api.1);
         }

@@ -295,6 +295,17 @@ pub struct fi_msg_rma {
     pub data: u64,
 }
 
+/// In place of `mr_iov` where `FI_MR_DMABUF` is given: `len` bytes from `base_addr + offset` on, which lie at
+/// `offset` of the dmabuf.
+#[repr(C)]
+#[derive(Debug)]
+pub struct fi_mr_dmabuf {
+    pub fd: c_int,
+    pub offset: u64,
+    pub len: usize,
+    pub base_addr: *mut c_void,
+}
+
 /// Later versions append fields; `later` is room for them, and zero.
 #[repr(C)]
 #[derive(Debug)]

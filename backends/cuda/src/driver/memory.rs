@@ -68,6 +68,20 @@ pub(super) unsafe fn export(memory: RawMemory) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// # Safety
+/// The range is mapped.
+pub(super) unsafe fn dmabuf(address: u64, bytes: usize) -> Result<OwnedFd> {
+    use sys::CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD as DMABUF;
+    let mut fd: i32 = -1;
+    // SAFETY: for this type of handle the driver writes one `int`.
+    let status = unsafe {
+        sys::cuMemGetHandleForAddressRange((&raw mut fd).cast(), address, bytes, DMABUF, 0)
+    };
+    check("export dmabuf", status)?;
+    // SAFETY: the driver gave a fresh descriptor to this process.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 pub(super) fn import(fd: BorrowedFd<'_>) -> Result<RawMemory> {
     let mut raw = 0;
     let os = fd.as_raw_fd() as usize as *mut c_void;

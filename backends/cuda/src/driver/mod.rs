@@ -212,6 +212,11 @@ impl Driver for CudaDriver {
         unsafe { memory::export(memory) }
     }
 
+    unsafe fn range_dmabuf(&self, address: u64, bytes: usize) -> Result<OwnedFd> {
+        // SAFETY: by this function's contract.
+        unsafe { memory::dmabuf(address, bytes) }
+    }
+
     fn memory_import(&self, fd: BorrowedFd<'_>) -> Result<RawMemory> {
         memory::import(fd)
     }

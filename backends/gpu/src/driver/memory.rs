@@ -118,6 +118,17 @@ impl Vmm {
     pub(crate) fn fd(&self) -> &OwnedFd {
         &self.fd
     }
+
+    /// The same memory as a dmabuf, for NICs.
+    ///
+    /// # Errors
+    /// What the driver says where it makes none.
+    pub(crate) fn dmabuf(&self) -> Result<OwnedFd> {
+        let context = &self.mapping.context;
+        let _entered = context.enter()?;
+        // SAFETY: our own mapping.
+        unsafe { context.driver().range_dmabuf(self.mapping.address, self.mapping.bytes) }
+    }
 }
 
 /// Plain device memory, zeroed.

@@ -215,6 +215,15 @@ pub trait Driver: Debug + Send + Sync {
     /// As for all calls.
     unsafe fn memory_export(&self, memory: RawMemory) -> Result<OwnedFd>;
 
+    /// A dmabuf of mapped memory, for NICs. Address and length are multiples of a page.
+    ///
+    /// # Errors
+    /// `Unsupported` where the driver makes none.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn range_dmabuf(&self, address: u64, bytes: usize) -> Result<OwnedFd>;
+
     /// The memory behind another process's descriptor, which may be closed afterwards.
     fn memory_import(&self, fd: BorrowedFd<'_>) -> Result<RawMemory>;
 

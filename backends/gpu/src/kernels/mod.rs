@@ -49,7 +49,7 @@ mod wanted;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use tokenyard_core::abi;
@@ -101,22 +101,31 @@ pub struct GpuKernels<C: Components> {
 enum Memory {
     /// The device's, which other devices map.
     Device(Vmm),
+    /// The device's, which NICs reach: by the dmabuf, or by a module of the kernel where the driver makes none.
+    Nic(Vmm, Option<OwnedFd>),
     /// The host's, which the device reads and writes.
     Host(HostWindow),
 }
 
 impl Memory {
-    fn new(context: &Arc<Context>, bytes: u64, pinned: bool) -> Result<Self> {
-        Ok(match pinned {
-            true => Self::Host(HostWindow::new(context, bytes)?),
-            false => Self::Device(Vmm::new(context, bytes)?),
+    fn new(context: &Arc<Context>, bytes: u64, handle: u32) -> Result<Self> {
+        Ok(match handle {
+            abi::TY_HANDLE_MEMFD => Self::Host(HostWindow::new(context, bytes)?),
+            abi::TY_HANDLE_DMABUF => {
+                let memory = Vmm::new(context, bytes)?;
+                let dmabuf = memory.dmabuf();
+                let dmabuf =
+                    dmabuf.inspect_err(|error| tracing::warn!(%error, "a window has no dmabuf"));
+                Self::Nic(memory, dmabuf.ok())
+            }
+            _ => Self::Device(Vmm::new(context, bytes)?),
         })
     }
 
     /// First byte, for kernels.
     fn address(&self) -> u64 {
         match self {
-            Self::Device(memory) => memory.address(),
+            Self::Device(memory) | Self::Nic(memory, _) => memory.address(),
             Self::Host(memory) => memory.address(),
         }
     }
@@ -135,6 +144,14 @@ impl Memory {
                 bytes: m.bytes(),
                 fd: m.fd().as_raw_fd(),
                 handle: abi::TY_HANDLE_POSIX,
+                ..blank
+            },
+            Self::Nic(m, dmabuf) => Window {
+                kind: device.platform.memory,
+                pointer: m.address() as *mut u8,
+                bytes: m.bytes(),
+                fd: dmabuf.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+                handle: if dmabuf.is_some() { abi::TY_HANDLE_DMABUF } else { 0 },
                 ..blank
             },
             Self::Host(m) => Window {
@@ -187,7 +204,7 @@ impl<C: Components> GpuKernels<C> {
     }
 
     fn path(&self, limits: &Capabilities) -> Result<Path> {
-        Path::of(limits, C::PLATFORM.memory)
+        Path::of(limits, C::PLATFORM.memory, self.config.windows)
     }
 
     /// Where kernels find a window. Its owner may be a transport, which then has it in this device's memory.
@@ -207,6 +224,12 @@ impl<C: Components> GpuKernels<C> {
             window.device,
             C::PLATFORM.memory
         ))
+    }
+
+    /// Whether a thread of the host puts from a window, and into it.
+    fn is_for_nic(&self, window: u32) -> bool {
+        let exchange = self.exchanges.get(window as usize / WINDOWS);
+        exchange.is_some_and(|(exchange, _)| exchange.path.has_ring())
     }
 
     /// Where a window lies.
@@ -305,6 +328,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         }
         let exported = match lies_in {
             WindowMemory::Host => abi::TY_HANDLE_MEMFD,
+            WindowMemory::Device if self.is_for_nic(id) => abi::TY_HANDLE_DMABUF,
             WindowMemory::Device => abi::TY_HANDLE_POSIX,
         };
         let missing = needs.handles & handles_of(kind) & !exported;
@@ -321,7 +345,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
                 needs.alignment
             ));
         }
-        let memory = Memory::new(&self.context, bytes, pinned)?;
+        let memory = Memory::new(&self.context, bytes, exported)?;
         let window = memory.window(id, self.context.device);
         self.memory.insert(id, memory);
         Ok(window)

@@ -4,6 +4,7 @@ use tokenyard_core::transport::Capabilities;
 use tokenyard_core::{Error, Result, abi};
 
 use super::limits::unsupported;
+use crate::config::Windows;
 
 /// The longest put that kernels make, and what its length is a multiple of.
 const LONGEST_PUT: u64 = 1 << 30;
@@ -60,11 +61,12 @@ impl Path {
         largest_put: 0,
     };
 
-    /// The path over a transport, on devices whose memory is of the kind `device`, one of `TY_MEMORY_*`.
+    /// The path over a transport, on devices whose memory is of the kind `device`, one of `TY_MEMORY_*`; `windows` is
+    /// the config's.
     ///
     /// # Errors
     /// `Unsupported` if there is none.
-    pub(super) fn of(limits: &Capabilities, device: u32) -> Result<Self> {
+    pub(super) fn of(limits: &Capabilities, device: u32, windows: Windows) -> Result<Self> {
         let has = |flag| limits.flags & flag != 0;
         let in_device = limits.memory_kinds & device != 0;
         let in_host = limits.memory_kinds & abi::TY_MEMORY_HOST != 0;
@@ -85,6 +87,17 @@ impl Path {
             (true, true, _) => {
                 let queues = limits.max_queues.clamp(1, MOST_QUEUES);
                 return Ok(put(Poster::Kernel, WindowMemory::Device, queues));
+            }
+            (false, true, _) if windows == Windows::Device => {
+                return Ok(put(Poster::HostRing, WindowMemory::Device, 1));
+            }
+            (false, false, _) if windows == Windows::Device => {
+                return unsupported(format!(
+                    "found windows = \"device\" over a transport that takes memory kinds {:#x}; expected kind {device:#x} \
+                     among them",
+                    limits.memory_kinds
+                ))
+                .map_err(|e: Error| e.with_fix("leave `windows` out, or use efa or verbs"));
             }
             // Host memory first: whether a NIC reaches device memory shows only when a window is registered.
             (false, _, true) => return Ok(put(Poster::HostRing, WindowMemory::Host, 1)),
@@ -145,7 +158,7 @@ pub(super) mod tests {
     fn of(flags: u64, memory_kinds: u32, largest_put: u64) -> Result<Path> {
         let limits =
             Capabilities { flags, memory_kinds, largest_put, max_queues: 4, ..NO_CAPABILITIES };
-        Path::of(&limits, CUDA)
+        Path::of(&limits, CUDA, Windows::Auto)
     }
 
     #[test]
@@ -180,6 +193,26 @@ pub(super) mod tests {
             assert_eq!((path.memory, path.queues, path.largest_put), (memory, 1, 96));
             assert!(path.has_ring());
         }
+    }
+
+    #[test]
+    fn windows_of_a_ring_lie_in_device_memory_where_the_config_says_so_and_the_transport_takes_it()
+    {
+        let of = |flags, memory_kinds| {
+            let limits = Capabilities {
+                flags,
+                memory_kinds,
+                largest_put: 1 << 20,
+                max_queues: 4,
+                ..NO_CAPABILITIES
+            };
+            Path::of(&limits, CUDA, Windows::Device)
+        };
+        let path = of(0, HOST | CUDA).unwrap();
+        assert!(path.has_ring() && !path.in_host_memory());
+        let error = of(0, HOST).unwrap_err().to_string();
+        assert!(error.contains("windows = \"device\""), "{error}");
+        assert_eq!(of(DEVICE_API | STORES, CUDA).unwrap(), Path::STORE);
     }
 
     #[test]

@@ -91,7 +91,8 @@ impl Engine {
                 for (pages, access) in [(&shared.mailboxes, FI_REMOTE_WRITE), (&staging, FI_WRITE)]
                 {
                     let (base, bytes) = (pages.base(), pages.bytes());
-                    let memory = Memory { base, bytes, interface: 0, device: 0, access };
+                    let memory =
+                        Memory { base, bytes, interface: 0, device: 0, dmabuf: None, access };
                     // SAFETY: the pages live as long as the engine, whose rails are dropped first.
                     unsafe { objects.register(&memory)? };
                 }
@@ -138,6 +139,8 @@ impl Engine {
             bytes: window.bytes as usize,
             interface,
             device: u64::try_from(window.device).unwrap_or(0),
+            dmabuf: (window.handle == abi::TY_HANDLE_DMABUF && window.fd >= 0)
+                .then_some((window.fd, window.fd_offset)),
             access: FI_WRITE | FI_REMOTE_WRITE | get,
         };
         for rail in &mut self.rails {
@@ -213,7 +216,14 @@ impl Engine {
             let state = rail.get_mut();
             let virtual_addresses = state.objects.info.mr_mode() & FI_MR_VIRT_ADDR != 0;
             let base = if virtual_addresses { window.base as u64 } else { 0 };
-            let here = Memory { base: landing, bytes, interface: 0, device: 0, access: FI_READ };
+            let here = Memory {
+                base: landing,
+                bytes,
+                interface: 0,
+                device: 0,
+                dmabuf: None,
+                access: FI_READ,
+            };
             // SAFETY: the window outlives this instance, by the contract of `register`; the pages live
             // as long as the engine, whose rails are dropped first.
             let (source, region) =

@@ -1,6 +1,7 @@
 //! Owners of libfabric's objects, and what opens them.
 
 use std::ffi::c_void;
+use std::os::fd::RawFd;
 use std::ptr::{NonNull, null, null_mut};
 
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -87,6 +88,9 @@ pub(super) struct Objects {
     pub(super) info: Info,
 }
 
+/// The first version of libfabric that registers a dmabuf.
+const DMABUF_SINCE: (u32, u32) = (1, 20);
+
 /// Memory to register.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
@@ -95,6 +99,8 @@ pub(super) struct Memory {
     /// One of `FI_HMEM_*`, 0 for host memory.
     pub(super) interface: u32,
     pub(super) device: u64,
+    /// The same memory as a dmabuf, and where in it the memory begins.
+    pub(super) dmabuf: Option<(RawFd, u64)>,
     /// Bits `FI_WRITE`, `FI_REMOTE_WRITE`, ...
     pub(super) access: u64,
 }
@@ -243,8 +249,20 @@ impl Objects {
     /// As [`Objects::register`].
     unsafe fn register_as(&self, memory: &Memory, key: u64) -> Result<Object<fid_mr>, i32> {
         let vector = iovec { iov_base: memory.base.cast(), iov_len: memory.bytes };
+        // Older libraries, and providers without a dmabuf, find the memory by its address.
+        let dmabuf = memory.dmabuf.filter(|_| self.info.library().version() >= DMABUF_SINCE);
+        let dmabuf = dmabuf.map(|(fd, offset)| fi_mr_dmabuf {
+            fd,
+            offset,
+            len: memory.bytes,
+            base_addr: memory.base.wrapping_sub(offset as usize).cast(),
+        });
+        let (mr_iov, flags) = match &dmabuf {
+            Some(dmabuf) => (std::ptr::from_ref(dmabuf).cast(), FI_MR_DMABUF),
+            None => (&raw const vector, 0),
+        };
         let attr = fi_mr_attr {
-            mr_iov: &vector,
+            mr_iov,
             iov_count: 1,
             access: memory.access,
             offset: 0,
@@ -258,7 +276,7 @@ impl Objects {
         };
         let mut region = null_mut();
         // SAFETY: the domain is open; the memory by this function's contract.
-        let status = unsafe { calls::mr_regattr(self.domain.raw(), &attr, &mut region) };
+        let status = unsafe { calls::mr_regattr(self.domain.raw(), &attr, flags, &mut region) };
         if status != 0 {
             return Err(-status);
         }
