@@ -147,7 +147,7 @@ impl Fabric {
             attr.iov_count = 1;
             attr.access = FI_WRITE | FI_REMOTE_WRITE;
             attr.requested_key = 1;
-            let status = calls::mr_regattr(self.domain, &attr, &mut self.mr);
+            let status = calls::mr_regattr(self.domain, &attr, 0, &mut self.mr);
             self.check("fi_mr_regattr", status)?;
             if (*(*self.info).domain_attr).mr_mode & FI_MR_ENDPOINT != 0 {
                 let status = calls::bind(self.mr.cast(), self.ep.cast(), 0);
