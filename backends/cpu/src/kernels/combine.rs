@@ -64,6 +64,7 @@ pub(super) unsafe fn combine_send(engine: &mut Engine, call: &abi::TyCombine) ->
 /// As `combine_send`.
 unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usize) -> Result<()> {
     let signature = Signature::combine(call);
+    engine.routing.open_handle(call.handle);
     // SAFETY: the host's string is valid for the call.
     let refused = unsafe { refusal(call.refusal) };
     let enter = Enter {

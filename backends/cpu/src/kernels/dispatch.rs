@@ -69,6 +69,7 @@ unsafe fn dispatch_in_slot(engine: &mut Engine, call: &abi::TyDispatch, slot: us
         packed: arrangement.layout == Layout::Packed,
     };
     let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
+    engine.routing.open_handle(call.handle);
     if !replay && refused.is_none() {
         // SAFETY: `[T, K]` i64, contiguous and validated by the host.
         let topk = unsafe { i64_slice(&call.topk_idx) };

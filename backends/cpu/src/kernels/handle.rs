@@ -122,7 +122,7 @@ impl Outward {
 }
 
 /// What a dispatch leaves behind: the routing of all rows that this rank sends, for itself and as an
-/// forwarder, and the places on both sides. All memory is allocated when the communicator is planned.
+/// forwarder, and the places on both sides. All memory is allocated when the handle's slot is first used.
 #[derive(Debug)]
 pub(super) struct HandleState {
     /// Number of the dispatch that made the handle: the same on all ranks.

@@ -20,7 +20,9 @@ use super::sums::Partial;
 #[derive(Debug)]
 pub(super) struct RoutingTable {
     pub(super) world: World,
+    /// As many as were in use at once: each takes its memory when it is first needed.
     pub(super) handles: Vec<HandleState>,
+    most_handles: u32,
     pub(super) gathered: Gathered,
     /// By slot, the first refusal that all have agreed on, where that was found out before the operation
     /// is received: a packed dispatch whose entries were heard.
@@ -33,15 +35,25 @@ pub(super) struct RoutingTable {
 
 impl RoutingTable {
     pub(super) fn new(world: World, shape: &KernelShape) -> Self {
-        let World { shape: moe, domains, .. } = world;
+        let moe = world.shape;
         Self {
             world,
-            handles: (0..shape.handles).map(|_| HandleState::new(&moe, &domains)).collect(),
+            handles: Vec::new(),
+            most_handles: shape.handles,
             gathered: Gathered::new(&moe),
             agreed: vec![None; shape.in_flight as usize],
             rail: Rail::new(&world),
             partials: vec![Partial::default(); moe.ranks as usize],
         }
+    }
+
+    /// Makes room for a handle of this communicator; a call that the host refuses may name another's. The host gives
+    /// the lowest slots first, so few are made that nobody uses.
+    pub(super) fn open_handle(&mut self, slot: u32) {
+        let World { shape, domains, .. } = &self.world;
+        let needed = if slot < self.most_handles { slot as usize + 1 } else { 0 };
+        let missing = needed.saturating_sub(self.handles.len());
+        self.handles.extend((0..missing).map(|_| HandleState::new(shape, domains)));
     }
 
     /// A source that brings nothing: it refuses, or was lost.
@@ -193,5 +205,33 @@ impl RoutingTable {
             _ => self.handles[op.handle].legs[domain as usize].send.rank_counts()[peer as usize]
                 .into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_takes_memory_when_its_slot_is_first_used() {
+        let shape = KernelShape {
+            size: size_of::<KernelShape>(),
+            rank: 0,
+            ranks: 2,
+            domains: 1,
+            experts: 4,
+            topk: 2,
+            hidden: 64,
+            max_tokens: 4096,
+            in_flight: 2,
+            handles: 1024,
+            reserved: 0,
+        };
+        let mut routing = RoutingTable::new(World::new(&shape), &shape);
+        let mut made = |slot| {
+            routing.open_handle(slot);
+            routing.handles.len()
+        };
+        assert_eq!([2, 0, 1024, 1023].map(&mut made), [3, 3, 3, 1024]);
     }
 }
