@@ -1,8 +1,4 @@
-//! What all kinds of components share: status codes, strings, errors, the export header, host services.
-
-use core::ffi::c_void;
-
-use crate::TyTransportTable;
+//! What all kinds of components share: status codes, strings, errors, the export header.
 
 /// First eight bytes of every export: `TOKNYARD` read as a little-endian integer.
 pub const TY_MAGIC: u64 = 0x4452_4159_4e4b_4f54;
@@ -78,25 +74,6 @@ pub const TY_LOG_WARN: u32 = 2;
 pub const TY_LOG_INFO: u32 = 3;
 /// What a developer of the component wants to see.
 pub const TY_LOG_DEBUG: u32 = 4;
-
-/// Services of the host. Statics are per library, so a component logs through this table. It outlives
-/// every component. Any thread may call any slot.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct TyHost {
-    /// `sizeof(TyHost)` of the host.
-    pub size: usize,
-    /// Passed back to every slot.
-    pub context: *mut c_void,
-    /// Writes one line to the host's log. `target` names the component.
-    pub log: Option<
-        unsafe extern "C" fn(context: *mut c_void, level: u32, target: TyStr, message: TyStr),
-    >,
-    /// Finds the table of a transport that the host has loaded, for components that wrap others; null if
-    /// there is none of that name. The table lives as long as the process.
-    pub find_transport:
-        Option<unsafe extern "C" fn(context: *mut c_void, name: TyStr) -> *const TyTransportTable>,
-}
 
 /// The first field of every export: what the host judges before anything of the plugin runs.
 #[repr(C)]

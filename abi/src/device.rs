@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 
-use crate::TyError;
+use crate::common::TyError;
 
 /// What tools need of the device that a kernel set works on. Every slot is required. `instance` is the kernel
 /// set's; the thread rules are the same.

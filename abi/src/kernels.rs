@@ -2,11 +2,14 @@
 
 use core::ffi::c_void;
 
-use crate::{
-    TyCombine, TyConfig, TyCounters, TyDeviceTable, TyDispatch, TyError, TyExportHeader, TyGpuRing,
-    TyHost, TyKernelNeeds, TyLimits, TyMemoryNeeds, TyPlan, TyReceived, TyShape, TyStr, TyTensor,
-    TyTrace, TyWindow,
-};
+use crate::common::{TyError, TyExportHeader, TyMemoryNeeds, TyStr, TyWindow};
+use crate::counters::{TyCounters, TyTrace};
+use crate::device::TyDeviceTable;
+use crate::gpu_ring::TyGpuRing;
+use crate::host::TyHost;
+use crate::operations::{TyCombine, TyDispatch, TyReceived, TyTensor};
+use crate::plan::{TyKernelNeeds, TyLimits, TyPlan, TyShape};
+use crate::transport::TyConfig;
 
 /// Major version of the kernel set ABI.
 pub const TY_KERNELS_MAJOR: u32 = 0;

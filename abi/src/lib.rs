@@ -25,6 +25,7 @@
 
 // The header has them in this order, which the empty lines keep.
 mod common;
+mod host;
 mod kernels;
 mod plan;
 mod wait;
@@ -42,6 +43,7 @@ pub use common::*;
 pub use counters::*;
 pub use device::*;
 pub use gpu_ring::*;
+pub use host::*;
 pub use kernels::*;
 pub use layout::*;
 pub use operations::*;

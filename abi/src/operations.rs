@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 
-use crate::TyStr;
+use crate::common::TyStr;
 
 /// A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: one
 /// without elements has some address.

@@ -2,7 +2,9 @@
 
 use core::ffi::c_void;
 
-use crate::{TyCapabilities, TyTransportTable, TyWaitBoard, TyWindow};
+use crate::common::TyWindow;
+use crate::transport::{TyCapabilities, TyTransportTable};
+use crate::wait::TyWaitBoard;
 
 /// What a kernel set is opened for. The host has validated it.
 #[repr(C)]

@@ -1,6 +1,8 @@
 //! The topology table: says where this rank is.
 
-use crate::{TyConfig, TyError, TyExportHeader, TyHost, TyStr};
+use crate::common::{TyError, TyExportHeader, TyStr};
+use crate::host::TyHost;
+use crate::transport::TyConfig;
 
 /// Major version of the topology ABI.
 pub const TY_TOPOLOGY_MAJOR: u32 = 1;

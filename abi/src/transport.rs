@@ -2,9 +2,10 @@
 
 use core::ffi::c_void;
 
-use crate::{
-    TyError, TyExportHeader, TyGpuRing, TyHost, TyMemoryNeeds, TyPeerCounters, TyStr, TyWindow,
-};
+use crate::common::{TyError, TyExportHeader, TyMemoryNeeds, TyStr, TyWindow};
+use crate::counters::TyPeerCounters;
+use crate::gpu_ring::TyGpuRing;
+use crate::host::TyHost;
 
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
