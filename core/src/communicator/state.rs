@@ -1,0 +1,158 @@
+//! The communicator itself: its state, its questions, and its end.
+
+use std::sync::Arc;
+
+use super::abandoned::Abandoned;
+use super::bring_up::{BringUpReport, CommunicatorOptions};
+use super::components::Components;
+use super::reporter::{OpenDesk, Reporter};
+use crate::bootstrap::World;
+use crate::config::Config;
+use crate::moe::{Shape, TopkScratch};
+use crate::{Error, ErrorKind, Result};
+
+/// A communicator. See the [module](super) for its rules.
+pub struct Communicator {
+    /// What reports on it.
+    pub(super) recorder: OpenDesk,
+    pub(super) components: Arc<Components>,
+    pub(super) world: Arc<World>,
+    /// For the communicator that comes after it.
+    pub(super) config: Config,
+    pub(super) shape: Shape,
+    pub(super) options: CommunicatorOptions,
+    pub(super) report: BringUpReport,
+    pub(super) scratch: TopkScratch,
+    pub(super) next_operation: u64,
+    /// Slots (operation number modulo `in_flight`, at most 16) whose operation was sent and not yet
+    /// received: one bit each.
+    pub(super) open_slots: u32,
+    pub(super) abandoned: Arc<Abandoned>,
+    pub(super) closed: Option<(ErrorKind, Option<u32>, String)>,
+}
+
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.rank())
+            .field("shape", &self.shape)
+            .field("report", &self.report)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Communicator {
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.world.rank()
+    }
+
+    /// The shape that all ranks agreed on.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// What was chosen and why, for people and for JSON.
+    pub fn report(&self) -> &BringUpReport {
+        &self.report
+    }
+
+    /// Asks this communicator what it does, from any thread, also while it waits: for a framework that has a
+    /// signal handler, or a watchdog, of its own. See `docs/reports.md`.
+    pub fn reporter(&self) -> Reporter {
+        Reporter::new(&self.recorder.0)
+    }
+
+    /// Closes the communicator on all ranks together. Collective. No transport goes before every rank has
+    /// nothing left to send: on a network, dropping a communicator without this may end in an error on a
+    /// slower rank. Outputs and handles stay usable; they keep the windows. Whoever drops the last of them
+    /// waits for a transport that is inside of a call, at most 10 s; then what it uses stays for good, and
+    /// the log says so.
+    ///
+    /// # Errors
+    /// An operation that was sent and not received; whatever closed the communicator before, or ended an
+    /// operation after it was received in the order of a stream; a lost rank.
+    pub fn close(mut self) -> Result<()> {
+        self.check_open()?;
+        if self.open_slots != 0 {
+            // The others must not wait for a rank that goes.
+            return Err(self.end(
+                Error::new(
+                    ErrorKind::InvalidInput,
+                    "close communicator",
+                    "an operation was sent and not received; expected none",
+                )
+                .with_fix("receive every operation before the communicator is closed"),
+            ));
+        }
+        // Where this fails, the others are in the barrier, or will be: it tells them why that never ends.
+        self.flush()?;
+        self.world.barrier("close communicator")
+    }
+
+    /// Closes this communicator and opens another with the same config and options. Collective. Where losses
+    /// are masked, ranks that wait to come back are in the new one, and this is the only time that
+    /// they come back. Outputs and handles of this communicator stay readable; the new one knows nothing of
+    /// them.
+    ///
+    /// A process that comes back joins the world and opens a communicator, as at the start, while the others
+    /// renew theirs.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close) and [`open`](Self::open).
+    pub fn renew(self) -> Result<Self> {
+        let (world, config, options) = (Arc::clone(&self.world), self.config.clone(), self.options);
+        self.close()?;
+        Self::open(&world, &config, options)
+    }
+
+    /// Ranks that this communicator goes on without, in order: lost since it was opened, or not there then.
+    /// Each stays so for the life of the communicator. Empty where a loss stops the communicator.
+    pub fn lost_ranks(&self) -> Vec<u32> {
+        self.components.watchdog.lost_ranks()
+    }
+
+    /// Lost ranks whose processes wait to come back: [`renew`](Self::renew) lets them in. A hint,
+    /// which ranks may get at different times.
+    pub fn returning_ranks(&self) -> Vec<u32> {
+        let liveness = self.world.liveness();
+        (0..self.shape.ranks).filter(|rank| liveness.waits_to_return(*rank)).collect()
+    }
+
+    /// Ends the communicator for this rank after an error that leaves ranks out of step.
+    pub(super) fn end(&mut self, error: Error) -> Error {
+        if self.closed.is_none() {
+            self.closed = Some((error.kind(), error.rank(), error.detail()));
+            self.recorder.0.report_error(&error);
+            self.recorder.0.track.close();
+            // A loss is known to all. Who waited in vain for a rank that left is not, and must not be
+            // taken for one that leaves in peace, on which others wait in turn.
+            let is_known =
+                error.kind() == ErrorKind::PeerLost && self.world.liveness().first_loss().is_some();
+            if !is_known {
+                self.world.report_failure(&error.to_string());
+            }
+            return self.recorder.0.point_to_report(error);
+        }
+        error
+    }
+
+    pub(super) fn check_open(&mut self) -> Result<()> {
+        if let Some((kind, rank, why)) = &self.closed {
+            let error = Error::new(
+                *kind,
+                "use communicator",
+                format!("the communicator was closed: {why}"),
+            )
+            .with_fix("open a new communicator once all ranks are back");
+            return Err(match rank {
+                Some(rank) => error.with_rank(*rank),
+                None => error,
+            });
+        }
+        if let Some(error) = self.components.watchdog.verdict() {
+            return Err(self.end(error));
+        }
+        Ok(())
+    }
+}
