@@ -66,7 +66,7 @@ pub struct RingProbe {
     posts: Function,
     trips: Function,
     ring: Ring,
-    counters: Box<Counters>,
+    counters: Box<SharedWords>,
     /// `DeviceApi::Params`, in words.
     params: Vec<u64>,
     abort: Pinned<u64>,
@@ -78,7 +78,7 @@ pub struct RingProbe {
 
 /// Where the thread of the ring counts.
 #[derive(Debug, Default)]
-struct Counters {
+struct SharedWords {
     /// `TyPeerCounters` of the one peer.
     peer: [AtomicU64; size_of::<abi::TyPeerCounters>() / 8],
     raised: AtomicU64,
@@ -101,7 +101,7 @@ impl RingProbe {
             compile::probe(platform, kernels, architecture, gpu_ring_api(), &RING_PROBE)?;
         let module = Module::load(&context, &image)?;
         let ring = Ring::new(&context, abi::TY_LEVEL_SCALE_OUT, 1)?;
-        let counters = Box::<Counters>::default();
+        let counters = Box::<SharedWords>::default();
         let thread = serve(&ring, &counters, fabric)?;
         Ok(Self {
             about: About::of(&context)?,
@@ -201,7 +201,7 @@ impl RingProbe {
 }
 
 /// Starts the thread that serves the ring.
-fn serve(ring: &Ring, counters: &Counters, fabric: impl Fabric) -> Result<GpuRing> {
+fn serve(ring: &Ring, counters: &SharedWords, fabric: impl Fabric) -> Result<GpuRing> {
     let ring = ring.as_abi();
     let windows: [abi::TyWindow; 0] = [];
     let raw = abi::TyServeRing {
