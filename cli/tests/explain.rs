@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
@@ -170,13 +171,6 @@ fn help_has_an_example_and_the_exit_codes() {
     }
 }
 
-/// The signal of a process that does not wait for it ends that process; this one's thread has to run.
-fn answers_signals(child: &std::process::Child) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).into_iter().flatten();
-    let names = tasks.flatten().map(|task| std::fs::read_to_string(task.path().join("comm")));
-    names.flatten().any(|name| name.trim() == "tokenyard-asked")
-}
-
 #[test]
 fn a_process_that_is_asked_before_it_opens_a_communicator_says_so() {
     let config = Config::new();
@@ -186,15 +180,17 @@ fn a_process_that_is_asked_before_it_opens_a_communicator_says_so() {
     // The other rank never comes.
     command.envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")]);
     command.env("TOKENYARD_BOOTSTRAP", &bootstrap);
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let start = Instant::now();
-    while !answers_signals(&child) {
-        assert!(start.elapsed() < Duration::from_secs(60), "it listens for no signal");
-        std::thread::sleep(Duration::from_millis(20));
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    // It waits once it says so, and answers signals since before that.
+    let mut text: Vec<String> = Vec::new();
+    while !text.last().is_some_and(|line| line.contains("has waited 2 s to join")) {
+        text.push(lines.next().unwrap_or_else(|| panic!("it never waited: {text:?}")));
     }
     kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let text = stderr(&output);
+    text.extend(lines);
+    child.wait().unwrap();
+    let text = text.join("\n");
     assert!(text.contains("no communicator yet: rank 0 of 2 has waited"), "{text}");
     assert!(text.contains("to join: rank 1 did not join yet"), "{text}");
     // And without being asked, after 2 s and then at growing intervals.
