@@ -26,7 +26,9 @@ def load_config() -> tokenyard.Config:
     path = os.environ.get(CONFIG_VARIABLE)
     if path:
         return tokenyard.Config.load(path)
-    return tokenyard.Config.parse(DEFAULT_CONFIG, f"the default config ({CONFIG_VARIABLE} names another)")
+    return tokenyard.Config.parse(
+        DEFAULT_CONFIG, f"the default config ({CONFIG_VARIABLE} names another)"
+    )
 
 
 def world_of(group: Any, comm: Any, config: tokenyard.Config) -> tokenyard.World:
