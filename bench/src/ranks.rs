@@ -29,12 +29,12 @@ pub struct Start {
     /// The config, which every rank reads for itself.
     pub config: PathBuf,
     /// Where the ranks run.
-    pub place: Place,
+    pub place: RunOn,
 }
 
 /// Where ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum RunOn {
     /// All on this machine.
     Machine,
     /// Each on a host of its own. The hosts are stand-ins: network namespaces of this machine.
@@ -176,8 +176,8 @@ fn group(
         stderr: Stderr::Capture,
     };
     let hosts = match start.place {
-        Place::Machine => None,
-        Place::Hosts => Some(Hosts::new(ranks as usize)?),
+        RunOn::Machine => None,
+        RunOn::Hosts => Some(Hosts::new(ranks as usize)?),
     };
     interrupt::check()?;
     let mut running = match &hosts {

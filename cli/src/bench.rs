@@ -7,10 +7,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
-use tokenyard_bench::allocations::Counting;
+use tokenyard_allocations::Counting;
 use tokenyard_bench::gpu::case::Phase;
 use tokenyard_bench::link::LinkTask;
-use tokenyard_bench::ranks::{Place, Start};
+use tokenyard_bench::ranks::{RunOn, Start};
 use tokenyard_bench::report::NAMED_SIZES;
 use tokenyard_bench::{BenchReport, Plan, Progress, Scenario, Sizes};
 use tokenyard_core::config::Config;
@@ -255,7 +255,7 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
     };
     check_sizes(&plan, plan.bytes())?;
     print_head(&loaded, &args.words(), args.common.output.json);
-    let start = start(config, Place::Machine)?;
+    let start = start(config, RunOn::Machine)?;
     let report = measuring(|progress| tokenyard_bench::run(&plan, &start, progress))?;
     args.csv.write(&report)?;
     judge(&args.common.output, &report)
@@ -303,7 +303,7 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
     } else {
         let what = format!("one link between 2 ranks, {samples} samples");
         print_head(&config, &what, output.json);
-        let place = if args.namespaces { Place::Hosts } else { Place::Machine };
+        let place = if args.namespaces { RunOn::Hosts } else { RunOn::Machine };
         let start = start(&args.config, place)?;
         let report = measuring(|progress| tokenyard_bench::run_link(&task, &start, progress))?;
         return judge(output, &report);
@@ -377,7 +377,7 @@ fn judge(args: &Output, report: &BenchReport) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!missed.is_empty() && !args.no_check)))
 }
 
-fn start(config: &Path, place: Place) -> Result<Start> {
+fn start(config: &Path, place: RunOn) -> Result<Start> {
     let program = std::env::current_exe().context("find this program, to start it as ranks")?;
     let args = vec!["bench".into(), config.into(), "--rank-job".into()];
     Ok(Start { program, args, config: config.to_owned(), place })

@@ -13,21 +13,21 @@ use tokenyard_core::topology::{Discover, Place, Topology};
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Transport, TransportOpen};
 use tokenyard_core::{Result, abi};
 
-/// NICs that the transport `told` was opened with, and whether all reach each other, by world rank.
-static TOLD: Mutex<BTreeMap<u32, (Vec<String>, bool)>> = Mutex::new(BTreeMap::new());
+/// NICs that the transport `records_nics` was opened with, and whether all reach each other, by world rank.
+static RECORDED: Mutex<BTreeMap<u32, (Vec<String>, bool)>> = Mutex::new(BTreeMap::new());
 
-/// Who opens `told` and looks at what it was told.
+/// The test that opens `records_nics` and reads what it recorded.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// `shm`, which remembers what it was told.
-struct Told {
+/// `shm`, which records the NICs that it was opened with.
+struct RecordsNics {
     inner: OpenTransport,
     memory: MemoryNeeds,
 }
 
-impl Transport for Told {
-    const NAME: &'static str = "told";
-    const ABOUT: &'static str = "remembers the NICs that it was opened with";
+impl Transport for RecordsNics {
+    const NAME: &'static str = "records_nics";
+    const ABOUT: &'static str = "records the NICs that it was opened with";
     type Config = TwoNodes;
 
     fn probe(_: &TwoNodes) -> Result<Capabilities> {
@@ -37,8 +37,8 @@ impl Transport for Told {
 
     fn open(_: TwoNodes, open: &TransportOpen<'_>) -> Result<Self> {
         let team = open.team;
-        let told = (team.nics.names.clone(), team.nics.any_rails);
-        TOLD.lock().unwrap().insert(team.world_ranks[team.me as usize], told);
+        let recorded = (team.nics.names.clone(), team.nics.any_rails);
+        RECORDED.lock().unwrap().insert(team.world_ranks[team.me as usize], recorded);
         let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), open)?;
         Ok(Self { memory: inner.memory_needs()?, inner })
     }
@@ -84,7 +84,7 @@ impl Topology for TwoNodesTopology {
     }
 }
 
-tokenyard_testkit::built_in_transport!(Told);
+tokenyard_testkit::built_in_transport!(RecordsNics);
 const PLACES: &[*const abi::TyTopologyTable] =
     &[&raw const *TopologyComponent::<TwoNodesTopology>::TABLE];
 static TOPOLOGIES: Exported<abi::TyTopologyExport> = Exported(abi::TyTopologyExport {
@@ -100,7 +100,7 @@ fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
     tokenyard_cpu::link();
     tokenyard_topology::link();
     let text = "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
-                [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"told\"\n\
+                [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"records_nics\"\n\
                 [topology]\nuse = \"two_nodes\"\n[topology.two_nodes]\nsecond = 2\nany = true\n";
     let config = Config::parse(text, "nics").unwrap();
     let reports = in_threads(4, &config, |world| {
@@ -126,11 +126,11 @@ fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
         );
         assert!(warnings.contains("rail 1 crosses: rank 1 on node0 uses nic2"), "{warnings}");
     }
-    let told = || {
-        let told = TOLD.lock().unwrap();
-        told.values().map(|(nics, any)| format!("{} {any}", nics.join(","))).collect::<Vec<_>>()
+    let recorded = || {
+        let recorded = RECORDED.lock().unwrap();
+        recorded.values().map(|(nics, any)| format!("{} {any}", nics.join(","))).collect::<Vec<_>>()
     };
-    assert_eq!(told(), expected.map(|nic| format!("{nic} true")));
+    assert_eq!(recorded(), expected.map(|nic| format!("{nic} true")));
     let equal = Config::parse(&text.replace("= 2\nany = true", "= 4"), "nics").unwrap();
     let opened = in_threads(4, &equal, |world| {
         let comm =
@@ -138,7 +138,7 @@ fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
         comm.close().unwrap();
     });
     opened.unwrap();
-    assert_eq!(told(), ["nic0,nic1 false", "nic2,nic3 false"].repeat(2));
+    assert_eq!(recorded(), ["nic0,nic1 false", "nic2,nic3 false"].repeat(2));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn a_node_with_fewer_nics_is_refused_on_every_rank_with_the_names() {
     tokenyard_cpu::link();
     tokenyard_topology::link();
     let text = "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
-                [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"told\"\n\
+                [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"records_nics\"\n\
                 [topology]\nuse = \"two_nodes\"\ntwo_nodes.second = 2\n";
     let config = Config::parse(text, "nics").unwrap();
     let errors = in_threads(4, &config, |world| {
@@ -186,13 +186,13 @@ fn a_missing_nic_is_refused_on_every_rank_only_where_a_transport_uses_nics_and_r
         })
         .unwrap()
     };
-    for text in open(&config("told", false)) {
+    for text in open(&config("records_nics", false)) {
         // What has no room is cut off between characters.
         assert!(text.contains("rank 3 on node1 lacks a NIC: ä"), "{text}");
     }
     assert_eq!(open(&config("shm", false)), [""; 4]);
     // What the error names as a way out.
-    assert_eq!(open(&config("told", true)), [""; 4]);
+    assert_eq!(open(&config("records_nics", true)), [""; 4]);
 }
 
 #[test]

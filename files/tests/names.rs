@@ -57,6 +57,19 @@ fn a_name_stands_for_one_type_in_a_crate() {
     assert!(places.is_empty(), "types of one name in a crate; expected one each: {places:#?}");
 }
 
+/// Names that once stood for many things: one type of the whole product may have each.
+const ONE_TYPE: &[&str] = &["Lane", "Place", "Report", "Told"];
+
+#[test]
+fn names_that_stood_for_many_things_stand_for_one_in_the_product() {
+    let sources = product::sources();
+    for name in ONE_TYPE {
+        let defined = sources.iter().filter(|(_, text)| types(text).contains(name));
+        let files: Vec<&str> = defined.map(|(path, _)| path.as_str()).collect();
+        assert!(files.len() <= 1, "`{name}` is a type in each of {files:?}; expected one at most");
+    }
+}
+
 #[test]
 fn words_that_were_given_up_do_not_come_back() {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';

@@ -33,7 +33,7 @@ const DATA: u32 = 0o644;
 
 /// A file, and where it goes below the prefix.
 #[derive(Debug)]
-struct Place {
+struct InstalledFile {
     from: PathBuf,
     to: PathBuf,
     mode: u32,
@@ -70,10 +70,10 @@ fn build(root: &Path, target: &Path, package: &str) -> Result<()> {
     }
 }
 
-fn places(root: &Path, built: &Path) -> Result<Vec<Place>> {
-    let place = |from: PathBuf, folder: &str, mode| -> Result<Place> {
+fn places(root: &Path, built: &Path) -> Result<Vec<InstalledFile>> {
+    let place = |from: PathBuf, folder: &str, mode| -> Result<InstalledFile> {
         let name = from.file_name().with_context(|| format!("{} has no name", from.display()))?;
-        Ok(Place { to: Path::new(folder).join(name), from, mode })
+        Ok(InstalledFile { to: Path::new(folder).join(name), from, mode })
     };
     let mut all = vec![
         place(built.join("tokenyard"), "bin", PROGRAM)?,
@@ -94,7 +94,7 @@ fn places(root: &Path, built: &Path) -> Result<Vec<Place>> {
 }
 
 /// Copies beside the destination and renames: a job that runs keeps the file that it has mapped.
-fn put(place: &Place, prefix: &Path) -> Result<()> {
+fn put(place: &InstalledFile, prefix: &Path) -> Result<()> {
     let to = prefix.join(&place.to);
     let folder = to.parent().with_context(|| format!("{} is in no folder", to.display()))?;
     let copy = || -> Result<()> {
@@ -138,7 +138,8 @@ mod tests {
         let to = folder.path().join("bin/tokenyard");
         fs::write(&to, "old").unwrap();
         let mut open = fs::File::open(&to).unwrap();
-        put(&Place { from, to: "bin/tokenyard".into(), mode: PROGRAM }, folder.path()).unwrap();
+        put(&InstalledFile { from, to: "bin/tokenyard".into(), mode: PROGRAM }, folder.path())
+            .unwrap();
         assert_eq!(fs::read_to_string(&to).unwrap(), "new");
         assert_eq!(fs::metadata(&to).unwrap().permissions().mode() & 0o7777, 0o755);
         let mut old = String::new();

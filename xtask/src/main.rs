@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::report::Report;
+use crate::report::StepResult;
 use crate::steps::STEPS;
 
 const HELP: &str = "\
@@ -84,15 +84,15 @@ fn test(root: &Path, args: &[&str]) -> Result<ExitCode> {
     };
     let selected = steps::select(STEPS, &only)?;
     needs::install_missing(&selected);
-    let mut reports: Vec<Report> = Vec::new();
+    let mut reports: Vec<StepResult> = Vec::new();
     for step in selected {
         println!("\n=== {}: {}", step.name, step.about);
-        let report = Report::run(step, root, &reports);
+        let report = StepResult::run(step, root, &reports);
         println!("=== {}: {}", step.name, report.summary());
         reports.push(report);
     }
     print!("{}\n{}", report::failed(&reports), report::table(&reports));
-    Ok(if reports.iter().all(Report::passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if reports.iter().all(StepResult::passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The names behind `--only`; `None` if anything else is there.

@@ -14,7 +14,7 @@ use crate::steps::{Cmd, Step};
 const COMMAND_LIMIT: Duration = Duration::from_secs(45 * 60);
 
 /// How one step went.
-pub(crate) struct Report {
+pub(crate) struct StepResult {
     name: &'static str,
     failure: Option<String>,
     tests: Tests,
@@ -23,9 +23,9 @@ pub(crate) struct Report {
     time: Duration,
 }
 
-impl Report {
+impl StepResult {
     /// Runs a step after those in `earlier`.
-    pub(crate) fn run(step: &Step, root: &Path, earlier: &[Report]) -> Self {
+    pub(crate) fn run(step: &Step, root: &Path, earlier: &[StepResult]) -> Self {
         let start = Instant::now();
         let mut tests = Tests::default();
         let mut failed = String::new();
@@ -58,7 +58,7 @@ impl Report {
 }
 
 /// What keeps a step from running: a step it builds on, or a need.
-fn obstacle(step: &Step, root: &Path, earlier: &[Report]) -> Option<String> {
+fn obstacle(step: &Step, root: &Path, earlier: &[StepResult]) -> Option<String> {
     let broken =
         earlier.iter().find(|report| !report.passed() && step.after.contains(&report.name));
     if let Some(report) = broken {
@@ -81,18 +81,18 @@ pub(crate) fn target_folder(root: &Path) -> PathBuf {
 }
 
 /// What the steps said of the tests that failed, once more.
-pub(crate) fn failed(reports: &[Report]) -> String {
+pub(crate) fn failed(reports: &[StepResult]) -> String {
     let shown = reports.iter().filter(|report| !report.failed.is_empty());
     shown.map(|report| format!("\n=== failed in {}:\n{}", report.name, report.failed)).collect()
 }
 
 /// One row per step, then the line `N passed, M failed`, which counts tests.
-pub(crate) fn table(reports: &[Report]) -> String {
+pub(crate) fn table(reports: &[StepResult]) -> String {
     let width = reports.iter().map(|report| report.name.len()).max().unwrap_or(0).max(4);
     let mut text = format!("{:width$}  result  passed  failed      time\n", "step");
     let mut total = Tests::default();
     for report in reports {
-        let Report { name, tests, time, failure, .. } = report;
+        let StepResult { name, tests, time, failure, .. } = report;
         let result = if report.passed() { "pass" } else { "FAIL" };
         let why = failure.as_deref().map(|why| format!("  {why}")).unwrap_or_default();
         total.add(*tests);
@@ -119,8 +119,8 @@ mod tests {
     const TWO_TESTS: Cmd = Cmd { env: &[], line: "echo test result: ok. 2 passed; 0 failed" };
     const ONE_BROKEN: Cmd = Cmd { env: &[], line: "echo test result: FAILED. 2 passed; 1 failed" };
 
-    fn run(step: &Step, earlier: &[Report]) -> Report {
-        Report::run(step, Path::new("/"), earlier)
+    fn run(step: &Step, earlier: &[StepResult]) -> StepResult {
+        StepResult::run(step, Path::new("/"), earlier)
     }
 
     fn step(name: &'static str, commands: &'static [Cmd]) -> Step {

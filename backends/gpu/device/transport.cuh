@@ -90,7 +90,7 @@ struct Block {
 
 // What the host sees of a kernel's waits: in pinned memory, one per communicator. The host only reads it,
 // so atomics of the device suffice; not every machine has atomics that both sides see.
-struct Report {
+struct WaitReport {
   u64 ended;     // not 0: a wait ended without its signal; the fields below say which
   u64 phase;     // TY_PHASE_*
   u64 peer;      // index in the team
@@ -115,7 +115,7 @@ struct What {
 // Ends waits (INV-6): when the host raises the abort word, or after the cap.
 class Guard {
  public:
-  __device__ Guard(const u64* abort, u64 cap_ns, Report* report)
+  __device__ Guard(const u64* abort, u64 cap_ns, WaitReport* report)
       : abort_(abort), cap_(cap_ns), report_(report), since_(0), looks_(0), ended_(false) {}
 
   __device__ bool ended() const { return ended_; }
@@ -176,7 +176,7 @@ class Guard {
 
   const u64* abort_;
   u64 cap_;
-  Report* report_;
+  WaitReport* report_;
   u64 since_;
   u32 looks_;
   bool ended_;

@@ -25,6 +25,8 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::files;
 use tokenyard_core::host::Registry;
+use tokenyard_core::transport::Transport;
+use tokenyard_cuda::Nvlink;
 use tokenyard_gpu::{GpuConfig, PeersConfig};
 
 use crate::ranks::Speaker;
@@ -100,11 +102,13 @@ pub fn gpu_kernels(config: &Config) -> Result<GpuConfig> {
 impl Components {
     pub(crate) fn of(config: &Config) -> Result<Self> {
         let kernels = gpu_kernels(config)?;
-        let Some(link) = config.scale_up.as_ref().filter(|choice| choice.name == "nvlink") else {
+        // The ceiling that these times are held against is that of this transport's links.
+        let link = config.scale_up.as_ref().filter(|choice| choice.name == Nvlink::NAME);
+        let Some(link) = link else {
             let found = config.scale_up.as_ref().map(|choice| &choice.name);
-            bail!("found transport.scale_up.use = {found:?}; expected \"nvlink\"");
+            bail!("found transport.scale_up.use = {found:?}; expected {:?}", Nvlink::NAME);
         };
-        Ok(Self { kernels, link: link.table.parse("nvlink")? })
+        Ok(Self { kernels, link: link.table.parse(Nvlink::NAME)? })
     }
 }
 

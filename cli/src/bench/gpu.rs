@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use tokenyard_bench::gpu::{self, GpuTask, case, exchange};
-use tokenyard_bench::ranks::Place;
+use tokenyard_bench::ranks::RunOn;
 use tokenyard_bench::{BenchReport, Sizes};
 use tokenyard_core::bootstrap::{environment, is_rank_of_mpirun};
 use tokenyard_core::config::Config;
@@ -266,7 +266,7 @@ fn measure(
         None => format!("the link between {ranks} GPUs"),
     };
     print_head(&loaded, &what, json);
-    let start = start(config, Place::Machine)?;
+    let start = start(config, RunOn::Machine)?;
     measuring(|progress| tokenyard_bench::run_gpu(task, ranks, &start, progress)).map(Some)
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, statvfs};
 use tokenyard_core::bootstrap::{Identity, Rendezvous, Secret};
 use tokenyard_core::config::Config;
-use tokenyard_doctor::{Meeting, Place, Secret as SecretFact, Tried};
+use tokenyard_doctor::{Meeting, PortState, Secret as SecretFact, Tried};
 
 use crate::memory::{self, container_memory};
 
@@ -135,9 +135,9 @@ fn at(address: String, found: Option<io::Result<Vec<net::SocketAddr>>>) -> Meeti
     };
     let loopback = !found.is_empty() && found.iter().all(|a| a.ip().is_loopback());
     let port = match TcpListener::bind(&*found) {
-        Ok(_) => Place::Free,
-        Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => Place::Elsewhere,
-        Err(error) => Place::Refused(error.to_string()),
+        Ok(_) => PortState::Free,
+        Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => PortState::Elsewhere,
+        Err(error) => PortState::Refused(error.to_string()),
     };
     Meeting::Tcp { address, loopback, port }
 }
@@ -159,11 +159,11 @@ mod tests {
         let port = held.local_addr().unwrap().port();
         let Meeting::Tcp { loopback, port: found, .. } = tcp("127.0.0.1", port) else { panic!() };
         assert!(loopback);
-        assert!(matches!(found, Place::Refused(_)), "{found:?}");
+        assert!(matches!(found, PortState::Refused(_)), "{found:?}");
         // An address of the documentation range belongs to nobody here.
         let Meeting::Tcp { loopback, port: found, .. } = tcp("192.0.2.1", port) else { panic!() };
         assert!(!loopback);
-        assert_eq!(found, Place::Elsewhere);
+        assert_eq!(found, PortState::Elsewhere);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! before each launch the stream puts other rows, another routing and another T there, and poisons what
 //! will be written; behind it, what arrived and what came back are kept and compared.
 
-mod place;
+mod fixed_memory;
 
 use anyhow::{Context, Result};
 use tokenyard_core::ErrorKind;
@@ -11,7 +11,7 @@ use tokenyard_core::communicator::{
 };
 use tokenyard_core::moe::DType;
 
-use self::place::{GraphRoom, Place, Variant, most_rows, spoil, variants};
+use self::fixed_memory::{FixedMemory, GraphRoom, Variant, most_rows, spoil, variants};
 use super::streams::{Delay, Plan, Track, WRONG, plain};
 use super::{LAYOUTS, close, expect_error, open_with};
 use crate::exchange::{self, dtype};
@@ -84,7 +84,7 @@ fn eager(case: &Case, comm: &mut Communicator) -> Result<bool> {
     let me = comm.rank() as usize;
     let mut all = variants(comm, case, 9)?;
     let rows = most_rows(comm, case)?;
-    let (mut place, mut delay) = (Place::new(comm, case)?, Delay::new(comm)?);
+    let (mut place, mut delay) = (FixedMemory::new(comm, case)?, Delay::new(comm)?);
     place.make_room(comm, rows)?;
     let track = Track::new(comm)?;
     for (n, one) in all.iter_mut().enumerate() {
@@ -123,7 +123,7 @@ impl Captured {
         comm: &mut Communicator,
         track: &Track,
         record: Record,
-        places: &mut [Place],
+        places: &mut [FixedMemory],
     ) -> Result<Self> {
         let case = places.first().context("a place")?.case.clone();
         let rows = most_rows(comm, &case)?;
@@ -139,7 +139,7 @@ impl Captured {
     fn launch(
         &mut self,
         track: &Track,
-        places: &mut [Place],
+        places: &mut [FixedMemory],
         brought: &mut [Variant],
         me: usize,
     ) -> Result<()> {
@@ -158,12 +158,12 @@ impl Captured {
 }
 
 /// Queues dispatches to places, and their combines.
-type Record = fn(&mut Communicator, &Track, &mut [Place]) -> Result<Vec<(Received, Handle)>>;
+type Record = fn(&mut Communicator, &Track, &mut [FixedMemory]) -> Result<Vec<(Received, Handle)>>;
 
 fn record(
     comm: &mut Communicator,
     track: &Track,
-    places: &mut [Place],
+    places: &mut [FixedMemory],
 ) -> Result<Vec<(Received, Handle)>> {
     let sent: Vec<_> = places.iter().map(|place| place.send(comm, track)).collect::<Result<_>>()?;
     let given: Vec<_> =
@@ -177,7 +177,7 @@ fn record(
 fn record_between(
     comm: &mut Communicator,
     track: &Track,
-    places: &mut [Place],
+    places: &mut [FixedMemory],
 ) -> Result<Vec<(Received, Handle)>> {
     let [apart, whole] = &*places else { anyhow::bail!("found {} places", places.len()) };
     let sent = apart.send(comm, track)?;
@@ -197,8 +197,8 @@ fn check_all(all: &[Variant], launch: usize) -> Result<()> {
 fn thousand(case: &Case, comm: &mut Communicator) -> Result<bool> {
     let me = comm.rank() as usize;
     let mut all = variants(comm, case, 20)?;
-    let mut places = [Place::new(comm, case)?];
-    let mut beside = Place::new(comm, case)?;
+    let mut places = [FixedMemory::new(comm, case)?];
+    let mut beside = FixedMemory::new(comm, case)?;
     let track = Track::new(comm)?;
     let mut captured = Captured::new(comm, &track, record, &mut places)?;
     beside.make_room(comm, captured.wrong.shape[0])?;
@@ -236,7 +236,7 @@ fn between(case: &Case, comm: &mut Communicator) -> Result<bool> {
 fn pairs(case: &Case, comm: &mut Communicator, record: Record) -> Result<bool> {
     let me = comm.rank() as usize;
     let mut all = variants(comm, case, 8)?;
-    let mut places = [Place::new(comm, case)?, Place::new(comm, case)?];
+    let mut places = [FixedMemory::new(comm, case)?, FixedMemory::new(comm, case)?];
     let track = Track::new(comm)?;
     let mut captured = Captured::new(comm, &track, record, &mut places)?;
     for launch in 0..40 {
@@ -263,7 +263,7 @@ fn replays(case: &Case, comm: &mut Communicator) -> Result<bool> {
         let mut all: Vec<Variant> = (0..6)
             .map(|n| Variant::new(comm, Plan::of(&again(n), me)?, most))
             .collect::<Result<_>>()?;
-        let mut place = Place::new(comm, &base)?;
+        let mut place = FixedMemory::new(comm, &base)?;
         place.make_room(comm, live.handle.rows())?;
         let own = live.handle.tokens();
         (place.x.shape[0], place.out.shape[0]) = (own, own);
@@ -291,7 +291,7 @@ fn replays(case: &Case, comm: &mut Communicator) -> Result<bool> {
 fn record_replay(
     comm: &mut Communicator,
     track: &Track,
-    place: &mut Place,
+    place: &mut FixedMemory,
     handle: &Handle,
 ) -> Result<Received> {
     let replay =
@@ -309,7 +309,7 @@ fn refused(case: &Case, comm: &mut Communicator) -> Result<bool> {
     let same = |n| Plan::new(comm, &Case { seed: n, ..case.clone() });
     let mut all: Vec<Variant> =
         (0..2).map(|n| Variant::new(comm, same(n)?, most)).collect::<Result<_>>()?;
-    let mut places = [Place::new(comm, &case)?];
+    let mut places = [FixedMemory::new(comm, &case)?];
     let track = Track::new(comm)?;
     let mut captured = Captured::new(comm, &track, record, &mut places)?;
     captured.launch(&track, &mut places, &mut all[..1], me)?;
@@ -336,7 +336,7 @@ fn refused(case: &Case, comm: &mut Communicator) -> Result<bool> {
 }
 
 fn full(case: &Case, comm: &mut Communicator) -> Result<bool> {
-    let place = Place::new(comm, case)?;
+    let place = FixedMemory::new(comm, case)?;
     let track = Track::new(comm)?;
     let mut given = Vec::new();
     track.stream.begin_capture()?;

@@ -202,7 +202,7 @@ pub enum Meeting {
         /// Only processes of this host reach it.
         loopback: bool,
         /// Whether rank 0 could listen there.
-        port: Place,
+        port: PortState,
     },
     /// Through a file.
     File {
@@ -216,7 +216,7 @@ pub enum Meeting {
 /// Whether rank 0 could listen at its port here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Place {
+pub enum PortState {
     /// It could.
     Free,
     /// The address belongs to another node.
@@ -387,13 +387,13 @@ fn rendezvous(report: &mut DoctorReport<'_>, tried: &Tried) {
             );
             (Verdict::Unknown, format!("{address}: the name did not resolve in {milliseconds} ms"))
         }
-        Meeting::Tcp { address, port: Place::Free, .. } => {
+        Meeting::Tcp { address, port: PortState::Free, .. } => {
             (Verdict::Ok, format!("{address}, free"))
         }
-        Meeting::Tcp { address, port: Place::Elsewhere, .. } => {
+        Meeting::Tcp { address, port: PortState::Elsewhere, .. } => {
             (Verdict::Ok, format!("{address}, on another node"))
         }
-        Meeting::Tcp { address, port: Place::Refused(error), .. } => {
+        Meeting::Tcp { address, port: PortState::Refused(error), .. } => {
             fix = Some("choose another port (TOKENYARD_PORT under torchrun), or end what holds it");
             (Verdict::Broken, format!("{address}: {error}"))
         }

@@ -467,11 +467,11 @@ fn clocks(report: &mut DoctorReport<'_>, summaries: &[Summary]) {
     }
 }
 
-type Told = (Fault, String, String);
+type FaultText = (Fault, String, String);
 
 /// Each fault once, with all who have it.
-fn faults(summaries: &[Summary]) -> Vec<(Told, String)> {
-    let mut told: Vec<(Told, Vec<usize>)> = Vec::new();
+fn faults(summaries: &[Summary]) -> Vec<(FaultText, String)> {
+    let mut told: Vec<(FaultText, Vec<usize>)> = Vec::new();
     for (rank, summary) in summaries.iter().enumerate() {
         for fault in &summary.faults {
             match told.iter_mut().find(|(other, _)| other == fault) {

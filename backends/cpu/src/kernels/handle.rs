@@ -37,7 +37,7 @@ impl Arrangement {
 
 /// Where a source's rows go at one owner, and how large the owner's region is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct OwnerBlock {
     /// N and X that the owner's region was laid out for.
     pub(super) tokens: u64,
     pub(super) rows: u64,
@@ -55,7 +55,7 @@ pub(super) struct Leg {
     /// `[rows, K]`: experts of this domain, counted from its first, or -1.
     pub(super) topk: Vec<i32>,
     /// `[S]`, by owner.
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<OwnerBlock>,
     /// `[S * El]`: the source's first row in each expert's block, at the expert's owner.
     pub(super) expert_bases: Vec<u32>,
 }
@@ -65,7 +65,7 @@ impl Leg {
         Self {
             send: SendPlan::new(inside),
             topk: Vec::with_capacity(inside.max_tokens as usize * inside.topk as usize),
-            places: vec![Place::default(); inside.ranks as usize],
+            places: vec![OwnerBlock::default(); inside.ranks as usize],
             expert_bases: vec![0; inside.experts as usize],
         }
     }
@@ -221,7 +221,7 @@ pub fn handle_bytes(shape: &Shape, domains: u32) -> u64 {
     let topk = 4 * u64::from(shape.max_tokens) * u64::from(shape.topk);
     let leg = SendPlan::bytes_for(&inside)
         + topk
-        + size_of::<Place>() as u64 * u64::from(size)
+        + size_of::<OwnerBlock>() as u64 * u64::from(size)
         + 4 * u64::from(inside.experts);
     let rail = Shape { ranks: domains, ..*shape };
     let outward = SendPlan::bytes_for(&rail) + topk + 8 * u64::from(shape.ranks);

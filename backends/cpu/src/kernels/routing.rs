@@ -9,7 +9,7 @@ use super::channel::no_rail;
 use super::control::Verdict;
 use super::domains::World;
 use super::entry::{Agreed, Enter, Gathered, NO_ENTRY, Terms};
-use super::handle::{HandleState, Place};
+use super::handle::{HandleState, OwnerBlock};
 use super::moves::{Carried, Move, Via};
 use super::operation::{CombineOp, DispatchOp, Output, Widths};
 use super::rail::{Heard, Rail};
@@ -69,7 +69,7 @@ impl RoutingTable {
         let (domain, peer) =
             (self.world.domains.domain_of(place), self.world.domains.peer_of(place));
         let header = record.header();
-        let granted = Place { tokens: header.0[3], rows: header.0[4], first: header.0[5] };
+        let granted = OwnerBlock { tokens: header.0[3], rows: header.0[4], first: header.0[5] };
         let local = self.world.shape.local_experts() as usize;
         let leg = &mut self.handles[handle].legs[domain as usize];
         leg.places[peer as usize] = granted;

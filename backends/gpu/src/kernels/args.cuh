@@ -146,7 +146,7 @@ struct Note {
 // What every operation brings.
 struct Common {
   const u64* abort;
-  Report* report;
+  WaitReport* report;
   State* state;
   Outcome* outcome;
   Trace* trace;
@@ -386,7 +386,7 @@ struct GroupArgs {
 // Waits for one signal of every rank, and until what this rank has put may be overwritten.
 struct ArriveArgs {
   const u64* abort;
-  Report* report;
+  WaitReport* report;
   u64 cap_ns;
   const Cell* cell;
   u32 ranks;
@@ -399,7 +399,7 @@ struct ArriveArgs {
 
 #ifdef TY_ARGS_BYTES
 constexpr u64 kHostBytes[] = {TY_ARGS_BYTES};
-static_assert(sizeof(Report) == kHostBytes[0] && sizeof(Outcome) == kHostBytes[1] &&
+static_assert(sizeof(WaitReport) == kHostBytes[0] && sizeof(Outcome) == kHostBytes[1] &&
               sizeof(State) == kHostBytes[2] && sizeof(DispatchArgs) == kHostBytes[3] &&
               sizeof(CombineArgs) == kHostBytes[4] && sizeof(ArriveArgs) == kHostBytes[5] &&
               sizeof(SpreadArgs) == kHostBytes[6] && sizeof(MergeArgs) == kHostBytes[7] &&

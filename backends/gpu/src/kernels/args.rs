@@ -46,7 +46,7 @@ pub(crate) const BAD_ROWS: u32 = 6;
 /// The sizes that the kernels compare with their own.
 pub(crate) fn bytes() -> String {
     [
-        size_of::<Report>(),
+        size_of::<WaitReport>(),
         size_of::<Outcome>(),
         size_of::<State>(),
         size_of::<DispatchArgs>(),
@@ -64,7 +64,7 @@ pub(crate) fn bytes() -> String {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Report {
+pub(crate) struct WaitReport {
     pub(crate) ended: u64,
     pub(crate) phase: u64,
     pub(crate) peer: u64,

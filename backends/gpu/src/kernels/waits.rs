@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokenyard_core::wait::{WaitFor, Waiter, expired, monotonic_ns};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::args::Report;
+use super::args::WaitReport;
 use super::posting::Posting;
 use crate::driver::Pinned;
 
@@ -48,7 +48,7 @@ pub(super) struct Wait {
 #[derive(Debug)]
 pub(super) struct Waits {
     pub(super) waiter: Waiter<'static>,
-    pub(super) report: Pinned<Report>,
+    pub(super) report: Pinned<WaitReport>,
     /// Not 0: kernels stop waiting. Set once, when an operation has failed for good; the host's own
     /// word ends the host's wait, and so comes here.
     pub(super) abort: Pinned<u64>,
@@ -131,13 +131,13 @@ impl Waits {
     }
 
     /// What kernels say now. They write it at any time, and each field is read whole.
-    fn report(&self) -> Report {
+    fn report(&self) -> WaitReport {
         // SAFETY: pinned memory that lives as long as `self`; aligned words.
         unsafe { self.report.at(0).read_volatile() }
     }
 
     /// The same, once a wait that lasts has said what it is for: its name comes first.
-    fn whole_report(&self) -> Report {
+    fn whole_report(&self) -> WaitReport {
         let start = Instant::now();
         let mut report = self.report();
         while report.waiting != 0 && start.elapsed() < FOLLOWS {
@@ -147,7 +147,7 @@ impl Waits {
         report
     }
 
-    fn what(&self, wait: Wait, report: &Report) -> WaitFor {
+    fn what(&self, wait: Wait, report: &WaitReport) -> WaitFor {
         let (phase, peer) = (report.waiting >> 32, report.waiting as u32);
         if peer == 0 {
             let Wait { operation, phase, level, rank } = wait;

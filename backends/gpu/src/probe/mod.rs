@@ -23,7 +23,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use crate::compile::{self, Architecture, Rows};
 use crate::config::{GpuConfig, PeersConfig};
 use crate::driver::{Buffer, Context, Device, Event, Function, Launch, Module, Pinned, Stream};
-use crate::kernels::args::Report;
+use crate::kernels::args::WaitReport;
 use crate::platform::{Components, Platform};
 use args::{HEAD_BYTES, MOST_WORDS, ProbeArgs, VECTOR_WARPS, bulk_warps};
 use world::Links;
@@ -118,7 +118,7 @@ pub struct Probe<C: Components> {
     local: Buffer,
     wrong: Buffer,
     abort: Pinned<u64>,
-    report: Pinned<Report>,
+    report: Pinned<WaitReport>,
     times: Pinned<u64>,
     room_bytes: u64,
     shared: u32,

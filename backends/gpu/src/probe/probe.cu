@@ -11,7 +11,7 @@ namespace ty {
 // What every kernel is passed. Mirrored in args.rs; TY_PROBE_BYTES checks the size.
 struct ProbeArgs {
   const u64* abort;
-  Report* report;
+  WaitReport* report;
   u64 cap_ns;
   u64* times;      // begun and ended, of block 0
   u8* local;       // [ranks - 1][room_bytes]: what is pushed, or where what is pulled goes

@@ -11,7 +11,7 @@ namespace ty {
 // What every kernel is passed. Mirrored in ring.rs; TY_PROBE_BYTES checks the size.
 struct RingProbeArgs {
   const u64* abort;
-  Report* report;
+  WaitReport* report;
   u64 cap_ns;
   u64* times;    // a pair for each block or round trip: begun and ended
   u64 raised;    // commands before this launch: each raises signal 0 of this rank by 1

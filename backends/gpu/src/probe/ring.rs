@@ -11,7 +11,7 @@ use super::{About, CAP_NS};
 use crate::compile::{self, Architecture, ProbeSource};
 use crate::config::GpuConfig;
 use crate::driver::{Context, Device, Function, Launch, Module, Pinned, Stream};
-use crate::kernels::args::Report;
+use crate::kernels::args::WaitReport;
 use crate::kernels::{Ring, gpu_ring_api};
 use crate::platform::Platform;
 
@@ -70,7 +70,7 @@ pub struct RingProbe {
     /// `DeviceApi::Params`, in words.
     params: Vec<u64>,
     abort: Pinned<u64>,
-    report: Pinned<Report>,
+    report: Pinned<WaitReport>,
     times: Pinned<u64>,
     /// Commands so far.
     raised: u64,

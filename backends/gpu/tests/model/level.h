@@ -45,7 +45,7 @@ struct Rank : Brought {
 #endif
   // Of each queue.
   u32 signals() const { return 3 * kSlots * s.ranks; }
-  Report* report = room<Report>(1);
+  WaitReport* report = room<WaitReport>(1);
   State* state = room<State>(1);
   Outcome *outcome = room<Outcome>(1), *late = room<Outcome>(1);
   u32* tokens_word = room<u32>(1);

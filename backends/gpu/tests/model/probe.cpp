@@ -19,7 +19,7 @@ struct Rank {
   std::vector<u8> window = std::vector<u8>(kRooms + kRanks * kRoom);
   std::vector<u8> local = std::vector<u8>((kRanks - 1) * kRoom);
   u64 abort = 0, wrong = 0, times[2] = {};
-  Report report{};
+  WaitReport report{};
 };
 Rank ranks[kRanks];
 u64 windows[kRanks], signals[kRanks];

@@ -5,7 +5,7 @@ use std::fmt;
 use tokenyard_core::abi;
 use tokenyard_core::transport::Command;
 
-use super::datum::{Datum, Place};
+use super::datum::{Datum, Mailbox};
 use super::engine::{Engine, STAGING_REGION, window_region};
 use super::queue::Own;
 use super::rail::{Attempt, State, Transfer};
@@ -234,7 +234,7 @@ impl Engine {
             Ok(slot) => slot,
             Err(attempt) => return posted(attempt),
         };
-        let place = Place { peer: self.shared.team.me, slot };
+        let place = Mailbox { peer: self.shared.team.me, slot };
         transfer.bytes = size_of::<Record>();
         transfer.window = self.shared.windows.len();
         transfer.offset = (self.shared.mailbox(state.index(), place) * RECORD_STRIDE) as u64;

@@ -23,12 +23,12 @@ const BYE: u32 = 1;
 
 /// A mailbox: that of number `slot` among those of `peer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Mailbox {
     pub(super) peer: u32,
     pub(super) slot: u32,
 }
 
-impl Place {
+impl Mailbox {
     /// Its number among all mailboxes of a rail.
     pub(super) fn index(self) -> u32 {
         self.peer * VALUES_PER_PEER + self.slot
@@ -45,9 +45,9 @@ pub(super) enum Datum {
     /// Add `add` to signal `id`.
     Signal { id: u32, add: u32 },
     /// The writer, `peer` of the place, has left a value in that mailbox of the receiver.
-    Value(Place),
+    Value(Mailbox),
     /// `peer` of the place has emptied that mailbox of the receiver of this datum.
-    Credit(Place),
+    Credit(Mailbox),
     /// This peer reaches the receiver.
     Hello(u32),
     /// This peer closes, and will take nothing more.
@@ -62,8 +62,8 @@ impl Datum {
             Self::Signal { id, add } => u64::from(id << 16 | add),
             Self::Value(place) => own(VALUE, place.index()),
             Self::Credit(place) => own(CREDIT, place.index()),
-            Self::Hello(peer) => own(WORD, Place { peer, slot: HELLO }.index()),
-            Self::Bye(peer) => own(WORD, Place { peer, slot: BYE }.index()),
+            Self::Hello(peer) => own(WORD, Mailbox { peer, slot: HELLO }.index()),
+            Self::Bye(peer) => own(WORD, Mailbox { peer, slot: BYE }.index()),
         }
     }
 
@@ -75,7 +75,7 @@ impl Datum {
         if add != 0 {
             return Some(Self::Signal { id: upper, add });
         }
-        let place = Place::at(upper & 0x3fff);
+        let place = Mailbox::at(upper & 0x3fff);
         match upper >> 14 {
             VALUE => Some(Self::Value(place)),
             CREDIT => Some(Self::Credit(place)),
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn every_datum_survives_the_trip() {
         let places = [0, 1, MAX_PEERS - 1].into_iter().flat_map(|peer| {
-            [0, VALUES_PER_PEER - 1].into_iter().map(move |slot| Place { peer, slot })
+            [0, VALUES_PER_PEER - 1].into_iter().map(move |slot| Mailbox { peer, slot })
         });
         for place in places {
             for datum in [

@@ -8,7 +8,7 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Team, Window};
 use tokenyard_core::{Error, ErrorKind};
 
-use super::datum::{Place, VALUES_PER_PEER};
+use super::datum::{Mailbox, VALUES_PER_PEER};
 use super::queue::Slots;
 
 /// Bytes between two records.
@@ -155,7 +155,7 @@ impl Shared {
     }
 
     /// Where a mailbox lies, counted in records from the first.
-    pub(super) fn mailbox(&self, rail: usize, place: Place) -> usize {
+    pub(super) fn mailbox(&self, rail: usize, place: Mailbox) -> usize {
         rail * (self.ranks() * VALUES_PER_PEER) as usize + place.index() as usize
     }
 
@@ -192,7 +192,7 @@ impl Shared {
 
     /// Stores the value that a peer has left in a mailbox; or says what is wrong with it, for it
     /// comes from another process.
-    pub(super) fn deliver(&self, rail: usize, place: Place) -> Result<(), &'static str> {
+    pub(super) fn deliver(&self, rail: usize, place: Mailbox) -> Result<(), &'static str> {
         // SAFETY: the mailbox is inside the pages (`place` is of a rank of the team), and its
         // writer waits for a credit before it writes again. Whatever bytes it holds are a record.
         let record = unsafe { self.mailboxes.record(self.mailbox(rail, place)).read_volatile() };

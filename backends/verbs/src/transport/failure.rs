@@ -36,7 +36,7 @@ pub(super) enum Fault {
 
 /// Where it went wrong.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct FailedAt {
     pub(super) queue: u32,
     pub(super) peer: u32,
     /// The command, if it was one.
@@ -58,7 +58,7 @@ pub(super) enum Blame {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Failure {
     pub(super) fault: Fault,
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<FailedAt>,
     pub(super) blame: Blame,
 }
 

@@ -11,7 +11,7 @@ use tokenyard_sys_verbs::{CallError, Cq};
 
 use super::batch::Batch;
 use super::commands::Way;
-use super::failure::{Fault, Place};
+use super::failure::{FailedAt, Fault};
 use super::flight::{Pending, of_request, request_id};
 use super::peer::{Peer, Stage};
 use super::shared::Shared;
@@ -143,7 +143,7 @@ impl QueuePairs {
     #[cold]
     fn refuse(&mut self, shared: &Shared, fault: Fault, command: &Command) {
         let (queue, peer) = (self.id, command.peer);
-        let place = Place { queue, peer, command: Some(Pending::of(command)) };
+        let place = FailedAt { queue, peer, command: Some(Pending::of(command)) };
         let status = shared.fail(fault, Some(place));
         let (kind, tag) = (abi::TY_EVENT_ERROR, command.tag);
         self.events.push_back(Event { kind, queue, peer, status, tag });
@@ -180,7 +180,7 @@ impl QueuePairs {
     fn not_posted(&mut self, shared: &Shared, index: u32, sequence: u64, error: &CallError) {
         let fault = Fault::Post { errno: error.source.raw_os_error().unwrap_or(0) };
         let command = self.peers[index as usize].flight.get(sequence);
-        shared.fail(fault, Some(Place { queue: self.id, peer: index, command }));
+        shared.fail(fault, Some(FailedAt { queue: self.id, peer: index, command }));
         // Those that are reported already have ended as they did.
         let _ = self.take_completions(shared);
         self.abandon(shared, index);
@@ -201,7 +201,7 @@ impl QueuePairs {
         let (queue, peer) = (self.id, &mut self.peers[index as usize]);
         peer.stage = Stage::Gone;
         while let Some(pending) = peer.flight.pop() {
-            let place = Place { queue, peer: index, command: Some(pending) };
+            let place = FailedAt { queue, peer: index, command: Some(pending) };
             let status = shared.fail(Fault::BrokenBefore, Some(place));
             let (kind, tag) = (abi::TY_EVENT_ERROR, pending.tag);
             self.events.push_back(Event { kind, queue, peer: index, status, tag });
@@ -274,7 +274,7 @@ impl QueuePairs {
                         status: completion.status,
                         vendor: completion.vendor_err,
                     };
-                    let place = Place { queue, peer: index as u32, command: Some(pending) };
+                    let place = FailedAt { queue, peer: index as u32, command: Some(pending) };
                     (abi::TY_EVENT_ERROR, shared.fail(fault, Some(place)))
                 }
                 _ if pending.notify => (abi::TY_EVENT_DONE, abi::TY_OK),
@@ -305,7 +305,7 @@ impl QueuePairs {
             match peer.stage {
                 Stage::Connected(..) if peer.flight.is_stalled(now, shared.deadline) => {
                     let command = peer.flight.oldest();
-                    let place = Place { queue: self.id, peer: index as u32, command };
+                    let place = FailedAt { queue: self.id, peer: index as u32, command };
                     shared.fail(Fault::Stalled, Some(place));
                     self.give_up(shared, index as u32);
                 }

@@ -7,7 +7,7 @@ use tokenyard_core::abi;
 use tokenyard_sys_verbs::Context;
 use tokenyard_sys_verbs::ffi::{EVENT_PORT_ERR, EVENT_QP_LAST_WQE_REACHED, PORT_ACTIVE};
 
-use super::failure::{Blame, Failure, Fault, Place};
+use super::failure::{Blame, FailedAt, Failure, Fault};
 use super::failures::Failures;
 use super::memory::Memory;
 use super::signals::{Bad, Signals};
@@ -41,7 +41,7 @@ pub(super) struct Shared {
 
 impl Shared {
     #[cold]
-    pub(super) fn fail(&self, fault: Fault, place: Option<Place>) -> i32 {
+    pub(super) fn fail(&self, fault: Fault, place: Option<FailedAt>) -> i32 {
         // What follows from a failure is not worth a look at the port.
         if !place.is_some_and(|place| self.failures.hide(place.peer)) {
             self.failures.add(Failure { fault, place, blame: self.blame(fault, place) });
@@ -50,7 +50,7 @@ impl Shared {
     }
 
     /// Nobody can go on without this rank's own device, so its failures are not those of a peer.
-    fn blame(&self, fault: Fault, place: Option<Place>) -> Blame {
+    fn blame(&self, fault: Fault, place: Option<FailedAt>) -> Blame {
         match place {
             None => Blame::Here,
             Some(_) if fault.is_silence() && self.port_is_down() => Blame::Port,
@@ -77,10 +77,10 @@ impl Shared {
     }
 
     /// Where a queue pair leads to. Nowhere, if it is that of the read-back.
-    fn place_of(&self, number: u32) -> Option<Place> {
+    fn place_of(&self, number: u32) -> Option<FailedAt> {
         let at = self.numbers.binary_search_by_key(&number, |(number, ..)| *number).ok()?;
         let (_, queue, peer) = self.numbers[at];
-        Some(Place { queue, peer, command: None })
+        Some(FailedAt { queue, peer, command: None })
     }
 
     /// Takes what the device reports beside completions.

@@ -2,7 +2,7 @@
 
 use super::patience::Refusals;
 use super::{Attempt, State};
-use crate::transport::datum::{Datum, Place};
+use crate::transport::datum::{Datum, Mailbox};
 use crate::transport::shared::Shared;
 
 impl State {
@@ -25,7 +25,11 @@ impl State {
         self.peers[peer as usize].free_values |= 1 << slot;
     }
 
-    pub(super) fn value_came(&mut self, shared: &Shared, place: Place) -> Result<(), &'static str> {
+    pub(super) fn value_came(
+        &mut self,
+        shared: &Shared,
+        place: Mailbox,
+    ) -> Result<(), &'static str> {
         let Some(peer) = self.peers.get_mut(place.peer as usize) else {
             return Err("a value of a rank that is not in the team");
         };
@@ -35,7 +39,7 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn credit_came(&mut self, place: Place) -> Result<(), &'static str> {
+    pub(super) fn credit_came(&mut self, place: Mailbox) -> Result<(), &'static str> {
         match self.peers.get_mut(place.peer as usize) {
             Some(peer) if peer.free_values & 1 << place.slot == 0 => {
                 peer.free_values |= 1 << place.slot;
@@ -52,7 +56,7 @@ impl State {
         for peer in 0..self.peers.len() {
             while self.peers[peer].owed != 0 {
                 let slot = self.peers[peer].owed.trailing_zeros();
-                let credit = Datum::Credit(Place { peer: me, slot });
+                let credit = Datum::Credit(Mailbox { peer: me, slot });
                 // A peer that left needs no credits. Nor do the others wait for one that takes
                 // nothing; if it is lost, its own writes say so, or this rank's to it.
                 if !self.peers[peer].left && self.send(peer as u32, credit) == Attempt::Full {
@@ -84,7 +88,7 @@ mod tests {
         let mut ranks = connected(3);
         let [alive, dead, receiver] = [2, 1, 0].map(|rank| ranks.remove(rank));
         dead.die();
-        let credit = Datum::Credit(Place { peer: 0, slot: 0 });
+        let credit = Datum::Credit(Mailbox { peer: 0, slot: 0 });
         until("the provider takes nothing for the dead rank", || {
             receiver.drive();
             receiver.engine.rail(0).send(1, credit) == Attempt::Full

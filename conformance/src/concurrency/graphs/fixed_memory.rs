@@ -113,7 +113,7 @@ impl GraphRoom {
 }
 
 /// Memory that stays where it is: that of one dispatch and its combine, whatever they bring.
-pub(super) struct Place {
+pub(super) struct FixedMemory {
     pub(super) case: Case,
     pub(super) x: GraphRoom,
     pub(super) topk_idx: GraphRoom,
@@ -123,7 +123,7 @@ pub(super) struct Place {
     pub(super) out: GraphRoom,
 }
 
-impl Place {
+impl FixedMemory {
     pub(super) fn new(comm: &Communicator, case: &Case) -> Result<Self> {
         let Case { max_tokens, topk, hidden, .. } = *case;
         let row = row_dtype(case.combine.row);
