@@ -13,7 +13,6 @@
 //! - [`proxy`]: commands through proxy threads into an engine that moves nothing;
 //! - crossing the plugin ABI is measured by `cargo bench -p tokenyard-bench --bench abi`.
 
-pub mod allocations;
 pub mod ceiling;
 pub mod counting;
 mod csv;

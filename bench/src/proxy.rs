@@ -10,8 +10,8 @@ use tokenyard_core::abi;
 use tokenyard_core::proxy::{Engine, Proxy, ProxyOptions};
 use tokenyard_core::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 
-use crate::allocations::{Allocations, are_counted};
 use crate::job::Output;
+use tokenyard_allocations::{Allocations, are_counted};
 
 /// Numbers of proxy threads that are measured.
 pub const THREADS: [u32; 2] = [1, 2];

@@ -10,10 +10,10 @@ use tokenyard_core::communicator::{Cast, Communicator};
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Layout;
 
-use crate::allocations::{Allocations, are_counted};
 use crate::job::{Output, Sizes};
 use crate::ranks::Speaker;
 use crate::workload::Workload;
+use tokenyard_allocations::{Allocations, are_counted};
 
 /// Growth that is not the exchange's: a heartbeat on its way, a page of the C library.
 pub const SLACK_BYTES: i64 = 64 << 10;

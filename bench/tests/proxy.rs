@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use libtest_mimic::{Arguments, Trial};
-use tokenyard_bench::allocations::Counting;
+use tokenyard_allocations::Counting;
 use tokenyard_bench::proxy::{ProxyTask, THREADS, measure};
 
 #[global_allocator]

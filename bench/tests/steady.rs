@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use libtest_mimic::{Arguments, Trial};
-use tokenyard_bench::allocations::{Allocations, Counting};
+use tokenyard_allocations::{Allocations, Counting};
 use tokenyard_bench::steady::{SLACK_BYTES, SteadyFigures, SteadyTask, figures};
 use tokenyard_bench::workload::Workload;
 use tokenyard_conformance::ranks::in_threads;

@@ -13,10 +13,10 @@ use tokenyard_gpu::GpuConfig;
 use tokenyard_gpu::probe::{Posters, RingProbe};
 
 use super::machine::Machine;
-use crate::allocations::{Allocations, are_counted};
 use crate::report::{BenchReport, heading};
 use crate::spread::Spread;
 use crate::table::table;
+use tokenyard_allocations::{Allocations, are_counted};
 
 /// Commands per second and thread that are required of 16 blocks.
 const REQUIRED_RATE: f64 = 3e6;

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 /// The folders of the product; `tools/testkit`, `tools/hca`, `xtask` and `fuzz` are tools of its makers.
-const FOLDERS: [&str; 15] = [
+const FOLDERS: [&str; 16] = [
     "abi",
     "backends",
     "bench",
@@ -15,6 +15,7 @@ const FOLDERS: [&str; 15] = [
     "plugins",
     "python",
     "sys",
+    "tools/allocations",
     "tools/doctor",
     "tools/launch",
     "tools/machine",

@@ -1,4 +1,4 @@
-//! An allocator that counts by thread, for the `steady` scenario.
+//! An allocator that counts by thread, for benchmarks and tests of what must not allocate.
 //!
 //! A program that wants the figures declares it:
 //! `#[global_allocator] static ALLOCATOR: Counting = Counting;`
@@ -22,6 +22,8 @@ thread_local! {
     /// This thread's place in the list. Constant and without a destructor: to read it allocates
     /// nothing.
     static PLACE: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// Calls of this thread that took memory.
+    static MINE: Cell<u64> = const { Cell::new(0) };
 }
 
 /// The system's allocator, counted.
@@ -37,6 +39,16 @@ impl Thread {
     const fn new() -> Self {
         Self { id: AtomicI32::new(0), calls: AtomicU64::new(0) }
     }
+}
+
+/// Calls of the calling thread that took memory so far; always 0 in a program that does not use [`Counting`].
+pub fn of_this_thread() -> u64 {
+    MINE.get()
+}
+
+/// Calls of all threads that took memory so far; always 0 in a program that does not use [`Counting`].
+pub fn of_all_threads() -> u64 {
+    THREADS.iter().map(|thread| thread.calls.load(Ordering::Relaxed)).sum()
 }
 
 /// What was allocated since the process started.
@@ -104,6 +116,7 @@ fn place() -> usize {
 }
 
 fn took(bytes: usize) {
+    MINE.set(MINE.get() + 1);
     THREADS[place()].calls.fetch_add(1, Ordering::Relaxed);
     TAKEN.fetch_add(bytes as u64, Ordering::Relaxed);
 }
