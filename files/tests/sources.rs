@@ -51,6 +51,7 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("sys/fabric/src/library.rs", 1, "libfabric.so.1, by its name, from the system"),
     ("sys/verbs/src/library.rs", 1, "libibverbs.so.1, by its name, from the system"),
     ("sys/mlx5/src/library.rs", 1, "libmlx5.so.1, by its name, from the system"),
+    ("sys/nccl/src/library.rs", 1, "libnccl.so.2, or the file that a config names"),
     ("sys/hip/src/library.rs", 1, "libamdhip64, by its names, from the system"),
 ];
 

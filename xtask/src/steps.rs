@@ -166,15 +166,20 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "cuda-compile",
-        about: "every CUDA kernel compiles for sm_80, sm_90a and sm_100a, without a GPU; registers, spills; nvcc",
+        about: "every CUDA kernel compiles for sm_80, sm_90a and sm_100a, without a GPU; registers, spills; nvcc; NCCL's headers",
         after: &[],
-        needs: &[PIP],
+        needs: &[PIP, GXX],
         commands: &[
             cmd("pip3 install --quiet --upgrade --target {target}/cuda-compilers \
                  nvidia-cuda-nvrtc==13.0.* nvidia-cuda-nvcc==13.0.* nvidia-cuda-crt==13.0.* \
                  nvidia-nvvm==13.0.* nvidia-cuda-runtime==13.0.* nvidia-cuda-cccl==13.0.*"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  cargo test --package tokenyard-cuda --test nvcc -- --include-ignored"),
+            cmd("python3 sys/nccl/headers.py {target}/nccl 2.31.2 2.32.3"),
+            cmd(
+                "env NCCL_HEADERS={target}/nccl CUDA_INCLUDE={target}/cuda-compilers/nvidia/cu13/include \
+                 cargo test --package tokenyard-sys-nccl --test layout -- --include-ignored",
+            ),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  cargo run --package tokenyard-cuda --example compile"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \

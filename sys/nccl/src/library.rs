@@ -1,0 +1,165 @@
+//! The library file and its functions.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
+
+use crate::consts::LEAST_VERSION;
+use crate::types::{CommProperties, Config, DevCommRequirements, UniqueId};
+
+/// The file, where no config names one.
+const FILE: &str = "libnccl.so.2";
+
+/// Why the library cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// It is not there, or one of its own libraries is not.
+    #[error(
+        "{file} cannot be loaded: {reason}; install NCCL 2.31.2 or newer (pip install nvidia-nccl-cu13), or put its \
+         lib folder into LD_LIBRARY_PATH"
+    )]
+    Absent {
+        /// What was tried.
+        file: PathBuf,
+        /// What the dynamic loader says.
+        reason: String,
+    },
+    /// It is not what its name says.
+    #[error("{file} has no function {function}; expected NCCL 2.31.2 or newer: upgrade it")]
+    Lacks {
+        /// The file that was found.
+        file: PathBuf,
+        /// The first function that is missing.
+        function: &'static str,
+    },
+    /// It is too old.
+    #[error(
+        "{file} is NCCL {found}; expected 2.31.2 or newer, whose waits on the device time out: upgrade it"
+    )]
+    Old {
+        /// The file that was found.
+        file: PathBuf,
+        /// Its version.
+        found: String,
+    },
+}
+
+/// What the dynamic loader said; the error itself says only which call failed.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// A version as people write it, of `NCCL_VERSION_CODE`.
+fn version_text(code: c_int) -> String {
+    // As NCCL_VERSION: until 2.8 the minor version had one digit.
+    let (major, minor) = if code < 10_000 { (1000, 100) } else { (10_000, 100) };
+    format!("{}.{}.{}", code / major, code % major / minor, code % minor)
+}
+
+/// Defines the library: one field for each exported function.
+macro_rules! functions {
+    ($($name:ident: $symbol:literal fn($($arg:ty),* $(,)?) -> $ret:ty;)*) => {
+        /// The functions of NCCL. Handles are its own pointers; results are [`crate::consts`].
+        #[derive(Debug)]
+        #[allow(missing_docs, reason = "each is documented as the function of its symbol")]
+        pub struct Nccl {
+            version: c_int,
+            file: PathBuf,
+            $(pub $name: unsafe extern "C" fn($($arg),*) -> $ret,)*
+        }
+
+        impl Nccl {
+            /// The symbols that a library must have, in the order in which they are looked up.
+            pub const SYMBOLS: &[&str] = &[$($symbol),*];
+
+            fn look_up(library: libloading::Library, file: &Path) -> Result<Self, LoadError> {
+                let this = Self {
+                    version: 0,
+                    file: file.to_owned(),
+                    // SAFETY: the symbol has this type in the headers of NCCL 2.31 and 2.32.
+                    $($name: unsafe { library.get($symbol.as_bytes()) }
+                        .map(|found| *found)
+                        .map_err(|_| LoadError::Lacks { file: file.to_owned(), function: $symbol })?,)*
+                };
+                // It starts threads: it is never unloaded.
+                std::mem::forget(library);
+                Ok(this)
+            }
+        }
+    };
+}
+
+functions! {
+    get_version: "ncclGetVersion" fn(*mut c_int) -> c_uint;
+    get_error_string: "ncclGetErrorString" fn(c_uint) -> *const c_char;
+    get_last_error: "ncclGetLastError" fn(*mut c_void) -> *const c_char;
+    get_unique_id: "ncclGetUniqueId" fn(*mut UniqueId) -> c_uint;
+    comm_init_rank_config: "ncclCommInitRankConfig" fn(*mut *mut c_void, c_int, UniqueId, c_int, *mut Config) -> c_uint;
+    comm_get_async_error: "ncclCommGetAsyncError" fn(*mut c_void, *mut c_uint) -> c_uint;
+    comm_finalize: "ncclCommFinalize" fn(*mut c_void) -> c_uint;
+    comm_destroy: "ncclCommDestroy" fn(*mut c_void) -> c_uint;
+    comm_abort: "ncclCommAbort" fn(*mut c_void) -> c_uint;
+    comm_query_properties: "ncclCommQueryProperties" fn(*mut c_void, *mut CommProperties) -> c_uint;
+    comm_window_register: "ncclCommWindowRegister" fn(*mut c_void, *mut c_void, usize, *mut *mut c_void, c_int) -> c_uint;
+    comm_window_deregister: "ncclCommWindowDeregister" fn(*mut c_void, *mut c_void) -> c_uint;
+    dev_comm_create: "ncclDevCommCreate" fn(*mut c_void, *const DevCommRequirements, *mut c_void) -> c_uint;
+    dev_comm_destroy: "ncclDevCommDestroy" fn(*mut c_void, *const c_void) -> c_uint;
+    mem_alloc: "ncclMemAlloc" fn(*mut *mut c_void, usize) -> c_uint;
+    mem_free: "ncclMemFree" fn(*mut c_void) -> c_uint;
+}
+
+impl Nccl {
+    /// Opens the library where the loader finds it. It stays for the life of the process.
+    ///
+    /// # Errors
+    /// It is absent or too old.
+    pub fn open() -> Result<Self, LoadError> {
+        Self::open_file(Path::new(FILE))
+    }
+
+    /// Opens this file.
+    ///
+    /// # Errors
+    /// As of [`open`](Self::open).
+    pub fn open_file(file: &Path) -> Result<Self, LoadError> {
+        // SAFETY: NCCL's initialisers may run on any thread, before any of its calls.
+        let library = unsafe { libloading::Library::new(file) };
+        let library =
+            library.map_err(|e| LoadError::Absent { file: file.to_owned(), reason: reason(&e) })?;
+        let mut this = Self::look_up(library, file)?;
+        // SAFETY: the function writes one `int`.
+        unsafe { (this.get_version)(&mut this.version) };
+        if this.version < LEAST_VERSION {
+            let found = version_text(this.version);
+            return Err(LoadError::Old { file: this.file, found });
+        }
+        Ok(this)
+    }
+
+    /// `NCCL_VERSION_CODE` of the library: that of the headers that device code is compiled with must be equal.
+    pub fn version(&self) -> c_int {
+        self.version
+    }
+
+    /// The same as people write it.
+    pub fn version_text(&self) -> String {
+        version_text(self.version)
+    }
+
+    /// The file that was opened.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_written_as_people_do() {
+        assert_eq!(
+            [2708, 21903, 23102, 23203].map(version_text),
+            ["2.7.8", "2.19.3", "2.31.2", "2.32.3"]
+        );
+    }
+}
