@@ -179,7 +179,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 8
+#define TY_KERNELS_MINOR 9
 
 /**
  * Most windows a kernel set may ask for.
@@ -212,6 +212,26 @@ struct TyTransportTable;
  * `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph. With `TY_NEEDS_STREAMS` only.
  */
 #define TY_NEEDS_NO_SYNC 4
+
+/**
+ * In [`TyKernelNeeds`]: it takes `max_tokens` of a dispatch.
+ */
+#define TY_NEEDS_CALL_TOKENS 8
+
+/**
+ * In [`TyKernelNeeds`]: it takes `TY_COMBINE_ROUND_ONCE`, and `beside` of a combine.
+ */
+#define TY_NEEDS_ROUND_ONCE 16
+
+/**
+ * In [`TyKernelNeeds`]: it takes `TY_COMBINE_SUM_WEIGHTS`.
+ */
+#define TY_NEEDS_SUM_WEIGHTS 32
+
+/**
+ * In [`TyKernelNeeds`]: a handle needs nothing of the region of its dispatch, whatever the layout.
+ */
+#define TY_NEEDS_NO_REGION 64
 
 /**
  * In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
@@ -354,6 +374,18 @@ struct TyTransportTable;
 #define TY_COMBINE_AT_ONCE 8
 
 /**
+ * Round each sum once, at its token, and not the sum of each rank's experts too (expert-major and packed). Only
+ * with `TY_NEEDS_ROUND_ONCE`.
+ */
+#define TY_COMBINE_ROUND_ONCE 16
+
+/**
+ * Each of `out_weights` is the sum of what all ranks bring that got the token, not what the rank of the expert
+ * brings (flat). Only with `TY_NEEDS_SUM_WEIGHTS`.
+ */
+#define TY_COMBINE_SUM_WEIGHTS 32
+
+/**
  * Layout hash of the transport ABI on 64-bit targets.
  */
 #define TY_TRANSPORT_LAYOUT 5900233940346582074
@@ -366,7 +398,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 13227499029209008400ull
+#define TY_KERNELS_LAYOUT 12488530958962841827ull
 
 /**
  * Major version of the topology ABI.
@@ -696,6 +728,12 @@ typedef struct TyCombine {
    * f32, shaped as the dispatch's `weights`; may be absent.
    */
   struct TyTensor weights;
+  /**
+   * `[rows, W]` f32, what a replay of this handle gave for rows of W > K numbers; absent unless the set says
+   * `TY_NEEDS_ROUND_ONCE`. With `TY_COMBINE_WEIGHTED` the first K numbers of a row are its token's weights instead
+   * of the dispatch's. The bits of the next say which of the K experts' rows count; others are left out.
+   */
+  struct TyTensor beside;
   /**
    * `[T, H]` of the type of `x`; may be absent.
    */
@@ -1091,11 +1129,13 @@ typedef struct TyDispatch {
    */
   uint32_t cast;
   /**
-   * Zero.
+   * M of this call: no rank brings more tokens. It bounds worst-case sizes and packed blocks, and `source` counts
+   * by it. At most that of the shape, and that of the shape unless the set says `TY_NEEDS_CALL_TOKENS`; equal on
+   * all ranks. Zero in a replay, which has that of its dispatch.
    */
-  uint32_t reserved;
+  uint32_t max_tokens;
   /**
-   * `[T, H]`, rows contiguous.
+   * `[T, H]`, rows contiguous. Of a replay `[T, any]`: experts' rows of another kind may take the same way.
    */
   struct TyTensor x;
   /**
@@ -2018,7 +2058,7 @@ typedef struct TyReceived {
    */
   struct TyTensor weights;
   /**
-   * i32 `source rank * M + source token`: `[N, 1]`, or `[rows, 1]` (packed).
+   * i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed).
    */
   struct TyTensor source;
   /**
@@ -2034,9 +2074,17 @@ typedef struct TyReceived {
    */
   struct TyTensor expert_starts;
   /**
+   * `[E/R, 1]` i32: behind the last row of each local expert, padding left out (expert-major); may be absent.
+   */
+  struct TyTensor expert_ends;
+  /**
    * `[R, 1]` i32: tokens per source rank.
    */
   struct TyTensor source_counts;
+  /**
+   * `[R, 1]` i32: tokens of a source rank and of all before it; may be absent.
+   */
+  struct TyTensor source_ends;
   /**
    * `[E/R, R]` i64: `count | begin << 32` (packed).
    */
@@ -2213,6 +2261,11 @@ typedef struct TyKernelsTable {
                              uint64_t operation,
                              struct TyReceived *received,
                              struct TyError *error);
+  /**
+   * Optional, of a set with `TY_NEEDS_STREAMS`. What was released before, and is from now on, is free once this
+   * stream, too, has passed what is queued there now. Not while the stream is captured.
+   */
+  int32_t (*release_after)(void *instance, void *stream, struct TyError *error);
 } TyKernelsTable;
 
 /**

@@ -14,7 +14,7 @@ use crate::transport::TyConfig;
 /// Major version of the kernel set ABI.
 pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
-pub const TY_KERNELS_MINOR: u32 = 8;
+pub const TY_KERNELS_MINOR: u32 = 9;
 
 /// A kernel set. All slots of one instance are called by one thread at a time.
 ///
@@ -166,6 +166,15 @@ pub struct TyKernelsTable {
             instance: *mut c_void,
             operation: u64,
             received: *mut TyReceived,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Optional, of a set with `TY_NEEDS_STREAMS`. What was released before, and is from now on, is free once this
+    /// stream, too, has passed what is queued there now. Not while the stream is captured.
+    pub release_after: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            stream: *mut c_void,
             error: *mut TyError,
         ) -> i32,
     >,

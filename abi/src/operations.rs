@@ -80,9 +80,11 @@ pub struct TyDispatch {
     pub alignment: u32,
     /// One of `TY_CAST_*`.
     pub cast: u32,
-    /// Zero.
-    pub reserved: u32,
-    /// `[T, H]`, rows contiguous.
+    /// M of this call: no rank brings more tokens. It bounds worst-case sizes and packed blocks, and `source` counts
+    /// by it. At most that of the shape, and that of the shape unless the set says `TY_NEEDS_CALL_TOKENS`; equal on
+    /// all ranks. Zero in a replay, which has that of its dispatch.
+    pub max_tokens: u32,
+    /// `[T, H]`, rows contiguous. Of a replay `[T, any]`: experts' rows of another kind may take the same way.
     pub x: TyTensor,
     /// `[T, S]` of 4-byte elements, any strides; absent unless the rows were quantised before.
     pub scales: TyTensor,
@@ -121,7 +123,7 @@ pub struct TyReceived {
     pub ids: TyTensor,
     /// f32: `[N, K]` (flat), else `[rows, 1]`.
     pub weights: TyTensor,
-    /// i32 `source rank * M + source token`: `[N, 1]`, or `[rows, 1]` (packed).
+    /// i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed).
     pub source: TyTensor,
     /// `[N, K]` i32: row of each expert's copy, or -1 (expert-major).
     pub slots: TyTensor,
@@ -129,8 +131,12 @@ pub struct TyReceived {
     pub expert_counts: TyTensor,
     /// `[E/R, 1]` i32: first row per local expert (expert-major).
     pub expert_starts: TyTensor,
+    /// `[E/R, 1]` i32: behind the last row of each local expert, padding left out (expert-major); may be absent.
+    pub expert_ends: TyTensor,
     /// `[R, 1]` i32: tokens per source rank.
     pub source_counts: TyTensor,
+    /// `[R, 1]` i32: tokens of a source rank and of all before it; may be absent.
+    pub source_ends: TyTensor,
     /// `[E/R, R]` i64: `count | begin << 32` (packed).
     pub ranges: TyTensor,
     /// `[2, 1]` i64: the true N and the true number of rows, padding included.
@@ -148,6 +154,12 @@ pub const TY_COMBINE_ON_STREAM: u32 = 2;
 pub const TY_COMBINE_NO_SYNC: u32 = 4;
 /// As `TY_DISPATCH_AT_ONCE`, of `combine_recv`.
 pub const TY_COMBINE_AT_ONCE: u32 = 8;
+/// Round each sum once, at its token, and not the sum of each rank's experts too (expert-major and packed). Only
+/// with `TY_NEEDS_ROUND_ONCE`.
+pub const TY_COMBINE_ROUND_ONCE: u32 = 16;
+/// Each of `out_weights` is the sum of what all ranks bring that got the token, not what the rank of the expert
+/// brings (flat). Only with `TY_NEEDS_SUM_WEIGHTS`.
+pub const TY_COMBINE_SUM_WEIGHTS: u32 = 32;
 
 /// One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
 /// stream has passed what `combine_recv` left there.
@@ -166,6 +178,10 @@ pub struct TyCombine {
     pub x: TyTensor,
     /// f32, shaped as the dispatch's `weights`; may be absent.
     pub weights: TyTensor,
+    /// `[rows, W]` f32, what a replay of this handle gave for rows of W > K numbers; absent unless the set says
+    /// `TY_NEEDS_ROUND_ONCE`. With `TY_COMBINE_WEIGHTED` the first K numbers of a row are its token's weights instead
+    /// of the dispatch's. The bits of the next say which of the K experts' rows count; others are left out.
+    pub beside: TyTensor,
     /// `[T, H]` of the type of `x`; may be absent.
     pub bias0: TyTensor,
     /// The same.

@@ -82,6 +82,14 @@ pub const TY_NEEDS_STREAMS: u32 = 2;
 /// In [`TyKernelNeeds`]: it takes calls that nobody waits for (`TY_DISPATCH_NO_SYNC`,
 /// `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph. With `TY_NEEDS_STREAMS` only.
 pub const TY_NEEDS_NO_SYNC: u32 = 4;
+/// In [`TyKernelNeeds`]: it takes `max_tokens` of a dispatch.
+pub const TY_NEEDS_CALL_TOKENS: u32 = 8;
+/// In [`TyKernelNeeds`]: it takes `TY_COMBINE_ROUND_ONCE`, and `beside` of a combine.
+pub const TY_NEEDS_ROUND_ONCE: u32 = 16;
+/// In [`TyKernelNeeds`]: it takes `TY_COMBINE_SUM_WEIGHTS`.
+pub const TY_NEEDS_SUM_WEIGHTS: u32 = 32;
+/// In [`TyKernelNeeds`]: a handle needs nothing of the region of its dispatch, whatever the layout.
+pub const TY_NEEDS_NO_REGION: u32 = 64;
 
 /// In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
 pub const TY_RANK_LOST: u8 = 1;

@@ -160,6 +160,7 @@ impl Workload {
             layout,
             cast,
             sizes: WhoCounts::Exact,
+            max_tokens: None,
         })
     }
 
@@ -169,15 +170,8 @@ impl Workload {
     /// None for sizes that the communicator took.
     pub fn combine<'a>(&'a mut self, received: &'a Received) -> Result<Combine<'a>> {
         let (tokens, hidden) = (self.sizes.tokens as usize, self.sizes.hidden as usize);
-        Ok(Combine {
-            x: received.x(),
-            weights: None,
-            bias: [None, None],
-            weighted: false,
-            out: TensorMut::from_slice(self.out.as_mut_slice(), tokens, hidden)?,
-            out_weights: None,
-            missing: None,
-        })
+        let out = TensorMut::from_slice(self.out.as_mut_slice(), tokens, hidden)?;
+        Ok(Combine::new(received.x(), out))
     }
 
     /// Checks that as many tokens arrived as were sent here.

@@ -73,6 +73,8 @@ fn outputs<'a>(rooms: &'a mut BTreeMap<&'static str, Room>) -> Result<Outputs<'a
             "slots" => &mut outputs.slots,
             "counts" => &mut outputs.expert_counts,
             "rank_rows" => &mut outputs.source_counts,
+            "rank_ends" => &mut outputs.source_ends,
+            "expert_ends" => &mut outputs.expert_ends,
             "ranges" => &mut outputs.ranges,
             other => return Err(anyhow!("no room for {other}")),
         };

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
-use tokenyard_core::communicator::{Communicator, TensorRef};
+use tokenyard_core::communicator::{CallForm, Communicator, TensorRef};
 use tokenyard_core::moe::DType;
 
 use crate::copied_out;
 use crate::device::Copies;
 use crate::exchange::{self, Placed};
-use crate::oracle::{Case, Combine, Input, Layout, Routing, RowType, Scales, Tokens};
+use crate::oracle::{Case, Combine, Input, Layout, Routing, RowType, Scales, Sums, Tokens};
 use crate::round::Round;
 use crate::suite::{Level, Outcome, Rank, Test};
 
@@ -33,6 +33,8 @@ enum ExchangeWay {
     StridedScales,
     /// Received rows are copied to memory of the caller before anybody looks at them.
     CopiedOut,
+    /// The communicator takes four times as many tokens as the calls.
+    CallTokens,
 }
 
 impl ExchangeWay {
@@ -43,6 +45,7 @@ impl ExchangeWay {
             Self::InPlace => ".in-place",
             Self::StridedScales => ".strided-scales",
             Self::CopiedOut => ".copied-out",
+            Self::CallTokens => ".call-tokens",
         }
     }
 }
@@ -63,6 +66,7 @@ pub fn tests(domains: u32) -> Vec<Test> {
     suite.worlds();
     suite.scales();
     suite.copies();
+    suite.forms();
     suite.tests
 }
 
@@ -144,7 +148,7 @@ impl Suite {
         for layout in LAYOUTS {
             for (biases, row) in rows.into_iter().enumerate() {
                 let weighted = layout != Layout::Flat && biases != 1;
-                let combine = Combine { row, biases, weighted };
+                let combine = Combine { row, biases, weighted, sums: Sums::ByRank };
                 let about = "the sum starts with the biases, in the type of the expert outputs";
                 for input in [Input::Plain(row), Input::Cast(RowType::Bf16, Scales::F32)] {
                     let case = Case { layout, input, combine, ..usual() };
@@ -222,7 +226,7 @@ impl Suite {
         for layout in LAYOUTS {
             for (row, sizes) in plain {
                 for hidden in sizes {
-                    let combine = Combine { row, biases: 1, weighted: false };
+                    let combine = Combine { row, biases: 1, weighted: false, sums: Sums::ByRank };
                     let input = Input::Plain(row);
                     let case = Case { hidden, layout, input, combine, max_tokens: 5, ..usual() };
                     self.add("hidden", about, ExchangeWay::Outside, case);
@@ -284,6 +288,32 @@ impl Suite {
         }
     }
 
+    /// Forms of calls that not every kernel set takes.
+    fn forms(&mut self) {
+        for layout in LAYOUTS {
+            for worst_case in [false, true] {
+                let about = "a call may bound its tokens below the communicator's";
+                let case = Case { layout, worst_case, ..usual() };
+                self.add("forms", about, ExchangeWay::CallTokens, case);
+            }
+            for row in [RowType::Bf16, RowType::F16, RowType::F32] {
+                for (sums, weighted, about) in [
+                    (Sums::Once, false, "a sum is rounded once where the call asks for it"),
+                    (Sums::Once, true, "a sum is rounded once where the call asks for it"),
+                    (Sums::LateWeights, true, "a combine may bring weights, and leave experts out"),
+                    (Sums::LateWeightsOnce, true, "a combine may bring weights, rounded once"),
+                    (Sums::WeightsOfAllRanks, false, "returned weights may be sums over ranks"),
+                ] {
+                    let combine = Combine { row, biases: 1, weighted, sums };
+                    let case = Case { layout, combine, ..usual() };
+                    if case.validate().is_ok() {
+                        self.add("forms", about, ExchangeWay::Outside, case);
+                    }
+                }
+            }
+        }
+    }
+
     fn scales(&mut self) {
         for layout in LAYOUTS {
             for count in [1, 3, 7] {
@@ -313,7 +343,16 @@ fn usual() -> Case {
 
 fn run(rank: &Rank<'_>, case: &Case, way: ExchangeWay) -> Result<Outcome> {
     case.validate()?;
-    let mut comm = Communicator::open(rank.world, rank.config, exchange::options(case))?;
+    let mut options = exchange::options(case);
+    if way == ExchangeWay::CallTokens {
+        options.max_tokens *= 4;
+    }
+    let mut comm = Communicator::open(rank.world, rank.config, options)?;
+    let form = form_of(case, way);
+    if form.is_some_and(|form| !comm.takes(form)) {
+        comm.close()?;
+        return Ok(Outcome::NotSupported(form.map_or_else(String::new, |form| form.to_string())));
+    }
     let domains = exchange::domains(&comm);
     for seed in 0..ROUNDS {
         let round = Round::new(&Case { seed, domains, ..case.clone() }, comm.rank());
@@ -323,10 +362,22 @@ fn run(rank: &Rank<'_>, case: &Case, way: ExchangeWay) -> Result<Outcome> {
     Ok(Outcome::Pass)
 }
 
+/// The form of calls that a test needs.
+fn form_of(case: &Case, way: ExchangeWay) -> Option<CallForm> {
+    match case.combine.sums {
+        _ if way == ExchangeWay::CallTokens => Some(CallForm::CallTokens),
+        Sums::ByRank => None,
+        Sums::Once | Sums::LateWeights | Sums::LateWeightsOnce => Some(CallForm::RoundOnce),
+        Sums::WeightsOfAllRanks => Some(CallForm::SumWeights),
+    }
+}
+
 fn exchange_once(comm: &mut Communicator, round: &Round, way: ExchangeWay) -> Result<()> {
     let Round { case, inputs, brought, .. } = round;
     match way {
-        ExchangeWay::Outside => exchange::check(comm, case, inputs, Placed::Outside),
+        ExchangeWay::Outside | ExchangeWay::CallTokens => {
+            exchange::check(comm, case, inputs, Placed::Outside)
+        }
         ExchangeWay::CombineInput => exchange::check(comm, case, inputs, Placed::CombineInput),
         ExchangeWay::InPlace => {
             let mut live = round.dispatch(comm)?;

@@ -12,7 +12,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorView};
 use tokenyard_core::{Error, ErrorKind, Result, files};
 
 use crate::oracle::number::{f32s, i32s, i64s};
-use crate::oracle::{Case, Combine, Input, Inputs, RankInputs, Routing, RowType, Tokens};
+use crate::oracle::{Case, Combine, Input, Inputs, RankInputs, Routing, RowType, Sums, Tokens};
 
 /// The largest file that is read, in bytes: 4 GiB.
 pub const MAX_BYTES: u64 = 4 << 30;
@@ -192,7 +192,7 @@ impl InputFile {
             tokens: Tokens::Exactly(counts),
             input: Input::Plain(self.row),
             weights: self.topk_weights.is_some(),
-            combine: Combine { row: self.row, biases: 0, weighted: false },
+            combine: Combine { row: self.row, biases: 0, weighted: false, sums: Sums::ByRank },
             routing: Routing::Given(self.digest),
             ..Case::default()
         };

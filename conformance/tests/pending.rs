@@ -96,6 +96,7 @@ fn send_owned(comm: &mut Communicator, round: &Arc<Round>) -> Result<PendingDisp
         layout: borrowed.layout,
         cast: borrowed.cast,
         sizes: borrowed.sizes,
+        max_tokens: borrowed.max_tokens,
     };
     Ok(comm.dispatch_send(&dispatch)?.keeping(Arc::clone(round)))
 }

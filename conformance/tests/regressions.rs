@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use tokenyard_conformance::exchange::{self, Brought, Placed};
-use tokenyard_conformance::oracle::{Case, Combine, Inputs, Layout, Routing, RowType};
+use tokenyard_conformance::oracle::{Case, Combine, Inputs, Layout, Routing, RowType, Sums};
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{self, Communicator, CommunicatorOptions, Dispatch, TensorMut};
@@ -29,7 +29,7 @@ fn small(ranks: usize, layout: Layout) -> Case {
         experts: 2 * ranks,
         topk: 2,
         layout,
-        combine: Combine { row: RowType::Bf16, biases: 0, weighted: false },
+        combine: Combine { row: RowType::Bf16, biases: 0, weighted: false, sums: Sums::ByRank },
         ..Case::default()
     }
 }
@@ -134,15 +134,11 @@ fn refused_combines_in_one_slot_keep_ranks_in_step() {
         let (received, handle) = comm.dispatch(&brought.dispatch()?)?;
         let mut out = vec![half::bf16::ZERO; handle.tokens() * case.hidden];
         for round in 0..200 {
+            let out = TensorMut::from_slice(&mut out, handle.tokens(), case.hidden)?;
             let combine = communicator::Combine {
-                x: received.x(),
-                weights: None,
-                bias: [None, None],
                 // Flat rows are merged already: this rank's turn to be refused.
                 weighted: round % ranks == rank,
-                out: TensorMut::from_slice(&mut out, handle.tokens(), case.hidden)?,
-                out_weights: None,
-                missing: None,
+                ..communicator::Combine::new(received.x(), out)
             };
             let kinds = [ErrorKind::InvalidInput, ErrorKind::Refused];
             expect_kind(comm.combine(&handle, combine), &kinds)?;

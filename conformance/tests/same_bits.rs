@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use tokenyard_conformance::exchange;
-use tokenyard_conformance::oracle::{Case, Combine, Input, Layout, RowType, Scales, Tokens};
+use tokenyard_conformance::oracle::{Case, Combine, Input, Layout, RowType, Scales, Sums, Tokens};
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::Round;
 use tokenyard_core::communicator::Communicator;
@@ -56,7 +56,12 @@ fn case(ranks: usize, domains: usize, layout: Layout) -> Case {
         max_tokens: 48,
         tokens: Tokens::Ragged,
         input: Input::Cast(RowType::Bf16, Scales::F32),
-        combine: Combine { row: RowType::Bf16, biases: 2, weighted: layout != Layout::Flat },
+        combine: Combine {
+            row: RowType::Bf16,
+            biases: 2,
+            weighted: layout != Layout::Flat,
+            sums: Sums::ByRank,
+        },
         layout,
         ..Case::default()
     }

@@ -137,6 +137,19 @@ pub trait KernelSet: Sized + Send + 'static {
     /// Takes back an arena region. A region that is not held is ignored.
     fn release(&mut self, region: u64);
 
+    /// What was released, and is from now on, is free once a stream of its device, too, has passed what it has now.
+    ///
+    /// # Errors
+    /// `Unsupported` of a set without streams; a stream that is captured; what the device refuses.
+    ///
+    /// # Safety
+    /// A stream of the device that the set works on.
+    unsafe fn release_after(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
+        let _ = stream;
+        let text = "found a stream; expected none: the kernel set has no streams";
+        Err(Error::new(ErrorKind::Unsupported, "release after stream", text))
+    }
+
     /// Where its kernels post through the host on a level (`TY_LEVEL_*`): the ring, once it is planned.
     /// See [`gpu_ring`](crate::gpu_ring).
     ///

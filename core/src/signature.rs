@@ -2,10 +2,15 @@
 
 use crate::abi;
 
-/// What must be equal on all ranks for one operation, packed into a word that can be told apart
+/// What must be equal on all ranks for one operation, packed into words that can be told apart
 /// and read again for messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Signature(pub u64);
+pub struct Signature {
+    /// Kind, layout, types, what comes along.
+    pub word: u64,
+    /// M of a dispatch, numbers of a row of a replay; 0 of a combine.
+    pub extent: u32,
+}
 
 const DISPATCH: u64 = 1;
 const REPLAY: u64 = 2;
@@ -16,32 +21,34 @@ impl Signature {
     pub fn dispatch(call: &abi::TyDispatch) -> Self {
         let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
         let scale_cols = if call.scales.data.is_null() { 0 } else { call.scales.shape[1] };
-        Self(
-            if replay { REPLAY } else { DISPATCH }
-                | u64::from(call.layout) << 4
-                | u64::from(call.x.dtype) << 8
-                | u64::from(call.cast) << 12
-                | u64::from(!call.topk_weights.data.is_null()) << 16
-                | u64::from(call.flags & abi::TY_DISPATCH_WORST_CASE != 0) << 17
-                | u64::from(call.alignment & 0xffff) << 20
-                | (scale_cols & 0xfff_ffff) << 36,
-        )
+        let word = if replay { REPLAY } else { DISPATCH }
+            | u64::from(call.layout) << 4
+            | u64::from(call.x.dtype) << 8
+            | u64::from(call.cast) << 12
+            | u64::from(!call.topk_weights.data.is_null()) << 16
+            | u64::from(call.flags & abi::TY_DISPATCH_WORST_CASE != 0) << 17
+            | u64::from(call.alignment & 0xffff) << 20
+            | (scale_cols & 0xfff_ffff) << 36;
+        Self { word, extent: if replay { call.x.shape[1] as u32 } else { call.max_tokens } }
     }
 
     /// That of a combine.
     pub fn combine(call: &abi::TyCombine) -> Self {
-        Self(
-            COMBINE
-                | u64::from(call.x.dtype) << 8
-                | u64::from(!call.weights.data.is_null()) << 16
-                | u64::from(call.flags & abi::TY_COMBINE_WEIGHTED) << 17,
-        )
+        let flag = |flag: u32| u64::from(call.flags & flag != 0);
+        let word = COMBINE
+            | u64::from(call.x.dtype) << 8
+            | u64::from(!call.weights.data.is_null()) << 16
+            | flag(abi::TY_COMBINE_WEIGHTED) << 17
+            | flag(abi::TY_COMBINE_ROUND_ONCE) << 18
+            | flag(abi::TY_COMBINE_SUM_WEIGHTS) << 19
+            | u64::from(!call.beside.data.is_null()) << 20;
+        Self { word, extent: 0 }
     }
 
     /// What sort of operation it is: kind and layout. They decide how ranks go through it, so they
     /// must be equal even where a rank refuses, and so has no rows to describe.
     pub fn sort(self) -> u64 {
-        self.0 & 0xff
+        self.word & 0xff
     }
 
     /// Arrays that each row of a dispatch is spread over; the row signal counts each. Taken from
@@ -53,12 +60,12 @@ impl Signature {
     }
 
     fn field(self, shift: u32, bits: u32) -> u64 {
-        (self.0 >> shift) & ((1 << bits) - 1)
+        (self.word >> shift) & ((1 << bits) - 1)
     }
 
     /// Whether it is a dispatch that brings its own routing.
     pub fn is_fresh(self) -> bool {
-        self.0 & 0xf == DISPATCH
+        self.word & 0xf == DISPATCH
     }
 
     /// Whether its entries carry counts: the packed layout needs none.
@@ -75,7 +82,10 @@ impl Signature {
         match field(0, 4) {
             COMBINE => {
                 let weighted = if field(17, 1) == 1 { "weighted" } else { "unweighted" };
-                format!("combine of {dtype} rows, {weighted}, {weights}")
+                let of = if field(20, 1) == 1 { " by the weights of the call" } else { "" };
+                let once = if field(18, 1) == 1 { ", rounded once" } else { "" };
+                let sums = if field(19, 1) == 1 { " summed over ranks" } else { "" };
+                format!("combine of {dtype} rows, {weighted}{of}{once}, {weights}{sums}")
             }
             DISPATCH | REPLAY => {
                 let call = if field(0, 4) == REPLAY { "replayed dispatch" } else { "dispatch" };
@@ -86,8 +96,12 @@ impl Signature {
                     other => format!("layout {other}"),
                 };
                 let sizes = if field(17, 1) == 1 { "worst-case sizes" } else { "exact sizes" };
+                let most = match (field(0, 4), self.extent) {
+                    (DISPATCH, tokens) => format!("at most {tokens} tokens"),
+                    (_, width) => format!("{width} wide"),
+                };
                 format!(
-                    "{layout} {call} of {dtype} rows, cast {}, {} scale columns, {sizes}, {weights}",
+                    "{layout} {call} of {dtype} rows, cast {}, {} scale columns, {sizes}, {weights}, {most}",
                     field(12, 4),
                     field(36, 28)
                 )

@@ -16,8 +16,8 @@ use crate::dtype;
 use crate::errors::{invalid, raise, to_python};
 use crate::exit;
 use crate::operations::{
-    self, CombineArguments, DispatchArguments, PendingCombine, PendingDispatch, PendingReplay,
-    ReplayArguments,
+    self, CombineArguments, DispatchArguments, Order, PendingCombine, PendingDispatch,
+    PendingReplay, ReplayArguments, Sums,
 };
 use crate::options;
 use crate::output::{Handle, Received};
@@ -170,11 +170,13 @@ impl Communicator {
     ///   multiples of `alignment`, padding zeroed with `zero_padding`) or `"packed"` (a block per local expert).
     /// - `cast`: None, or `"fp8"`, `"fp8_round"`, `"fp8_ue8m0"`: FP8 e4m3 with one scale per 128 channels.
     /// - `worst_case`: outputs have room for the worst case; the true sizes are in `Received.totals`.
+    /// - `max_tokens`: M of this call, 1 to the communicator's: it bounds worst-case sizes and packed blocks, and
+    ///   `Received.source` counts by it. On the CPU backend.
     ///
     /// `layout` and what follows it are equal on all ranks. Raises InvalidInputError, RefusedError, FullError: nothing
     /// was moved. DeadlineError, PeerLostError, TransportError: the communicator is closed.
     #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
-                        zero_padding=false, cast=None, worst_case=false, stream=None))]
+                        zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn dispatch(
         &self,
@@ -188,9 +190,10 @@ impl Communicator {
         zero_padding: bool,
         cast: Option<&str>,
         worst_case: bool,
+        max_tokens: Option<u32>,
         stream: Option<usize>,
     ) -> PyResult<(Received, Handle)> {
-        let order = (alignment, zero_padding, worst_case);
+        let order = Order { alignment, zero_padding, worst_case, max_tokens };
         let arguments =
             DispatchArguments { x, topk_idx, topk_weights, scales, layout, cast, order, stream };
         operations::dispatch(py, &self.shared, &arguments)
@@ -198,7 +201,7 @@ impl Communicator {
 
     /// The first half of `dispatch`, with its arguments: compute, then call `recv()` of the result.
     #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
-                        zero_padding=false, cast=None, worst_case=false, stream=None))]
+                        zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn dispatch_send(
         &self,
@@ -212,9 +215,10 @@ impl Communicator {
         zero_padding: bool,
         cast: Option<&str>,
         worst_case: bool,
+        max_tokens: Option<u32>,
         stream: Option<usize>,
     ) -> PyResult<PendingDispatch> {
-        let order = (alignment, zero_padding, worst_case);
+        let order = Order { alignment, zero_padding, worst_case, max_tokens };
         let arguments =
             DispatchArguments { x, topk_idx, topk_weights, scales, layout, cast, order, stream };
         operations::dispatch_send(py, &self.shared, &arguments)
@@ -260,14 +264,22 @@ impl Communicator {
     /// - `x`: the experts' outputs, of the shape of `Received.x`; bfloat16, float16 or float32.
     /// - `weights`: float32, of the shape of `Received.weights`: they travel back to their tokens.
     /// - `bias`: `[T, H]` of the type of `x`, or two of them; added first.
-    /// - `weighted`: multiply each expert's row by the weight that its dispatch brought (not for flat rows).
+    /// - `weighted`: multiply each expert's row by its weight (not for flat rows): that of `topk_weights`, `[T, K]`
+    ///   float32, or else the one that its dispatch brought. With `topk_weights`, `topk_idx` may be given: the ids of
+    ///   the dispatch, where a negative one leaves its expert's row out, whatever that holds. Such a combine is two
+    ///   operations, so `in_flight` counts it twice. Given on all ranks or on none; on the CPU backend.
+    /// - `round_once`: round each sum once, at its token, and not that of each rank's experts too (not for flat rows).
+    ///   On the CPU backend.
+    /// - `sum_weights`: each of `out_weights` is the sum of what all ranks bring that got the token (flat rows). On the
+    ///   CPU backend.
     /// - `out`: `[T, H]` of the type of `x`; `out_weights`: `[T, K]` float32; `missing`: `[T]` uint8, how many of a
     ///   token's experts are left out because their rank was lost. They are written. On the host `out` and
     ///   `out_weights` are made where they are not given.
     ///
     /// Sums are made in float32, in an order that depends on the routing alone. Errors are those of `dispatch`.
-    #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, out=None,
-                        out_weights=None, missing=None, stream=None))]
+    #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, topk_weights=None, topk_idx=None,
+                        round_once=false, sum_weights=false, out=None, out_weights=None,
+                        missing=None, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn combine(
         &self,
@@ -277,19 +289,25 @@ impl Communicator {
         weights: Option<&Bound<'_, PyAny>>,
         bias: Option<&Bound<'_, PyAny>>,
         weighted: bool,
+        topk_weights: Option<&Bound<'_, PyAny>>,
+        topk_idx: Option<&Bound<'_, PyAny>>,
+        round_once: bool,
+        sum_weights: bool,
         out: Option<&Bound<'_, PyAny>>,
         out_weights: Option<&Bound<'_, PyAny>>,
         missing: Option<&Bound<'_, PyAny>>,
         stream: Option<usize>,
     ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
         let outputs = [out, out_weights, missing];
-        let arguments = CombineArguments { handle, x, weights, bias, weighted, outputs, stream };
+        let sums = Sums { weighted, topk_weights, topk_idx, round_once, sum_weights };
+        let arguments = CombineArguments { handle, x, weights, bias, sums, outputs, stream };
         operations::combine(py, &self.shared, &arguments)
     }
 
     /// The first half of `combine`, with its arguments: compute, then call `recv()` of the result.
-    #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, out=None,
-                        out_weights=None, missing=None, stream=None))]
+    #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, topk_weights=None, topk_idx=None,
+                        round_once=false, sum_weights=false, out=None, out_weights=None,
+                        missing=None, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn combine_send(
         &self,
@@ -299,13 +317,18 @@ impl Communicator {
         weights: Option<&Bound<'_, PyAny>>,
         bias: Option<&Bound<'_, PyAny>>,
         weighted: bool,
+        topk_weights: Option<&Bound<'_, PyAny>>,
+        topk_idx: Option<&Bound<'_, PyAny>>,
+        round_once: bool,
+        sum_weights: bool,
         out: Option<&Bound<'_, PyAny>>,
         out_weights: Option<&Bound<'_, PyAny>>,
         missing: Option<&Bound<'_, PyAny>>,
         stream: Option<usize>,
     ) -> PyResult<PendingCombine> {
         let outputs = [out, out_weights, missing];
-        let arguments = CombineArguments { handle, x, weights, bias, weighted, outputs, stream };
+        let sums = Sums { weighted, topk_weights, topk_idx, round_once, sum_weights };
+        let arguments = CombineArguments { handle, x, weights, bias, sums, outputs, stream };
         operations::combine_send(py, &self.shared, &arguments)
     }
 
@@ -313,8 +336,8 @@ impl Communicator {
     /// here, and RefusedError there. Nothing is moved, and the communicator stays usable. For libraries that judge
     /// arguments before they call: without this the others would wait for this rank.
     ///
-    /// `operation` is `"dispatch"`, `"replay"` or `"combine"`. `layout` is that of the other ranks' dispatch, or of the
-    /// dispatch of the handle.
+    /// `operation` is `"dispatch"`, `"replay"` or `"combine"`; for a combine with `topk_weights` it is `"replay"`.
+    /// `layout` is that of the other ranks' dispatch, or of the dispatch of the handle.
     #[pyo3(signature = (operation, why, *, layout="flat", alignment=1, zero_padding=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn refuse(
@@ -363,6 +386,14 @@ impl Communicator {
         outputs: Option<&Bound<'_, pyo3::types::PyDict>>,
     ) -> PyResult<()> {
         operations::copy_out(py, &self.shared, received, stream, outputs)
+    }
+
+    /// For outputs that were used on other streams than that of their operation: drop them, then name these streams
+    /// here. The memory of what was dropped is used again once they, too, have passed what they have now. Local.
+    ///
+    /// Raises UnsupportedError where the communicator has no streams, InvalidInputError for a stream that is captured.
+    fn release_after(&self, py: Python<'_>, streams: Vec<usize>) -> PyResult<()> {
+        operations::release_after(py, &self.shared, &streams)
     }
 
     /// Waits until everything that was received in the order of a stream has ended. Local.

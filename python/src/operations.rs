@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use tokenyard_core::communicator::{
-    Combine, Communicator, Dispatch, Handle as CoreHandle, OnStream, Outputs,
+    Combine, Communicator, Dispatch, Handle as CoreHandle, LateTopk, OnStream, Outputs,
     PendingCombine as CorePendingCombine, PendingDispatch as CorePendingDispatch,
     PendingReplay as CorePendingReplay, RefusedCall, Replay, Sizes, TensorMut, TensorRef,
 };
@@ -166,6 +166,15 @@ impl PendingCombine {
     }
 }
 
+/// How a dispatch arranges what arrives.
+#[derive(Clone, Copy)]
+pub(crate) struct Order {
+    pub(crate) alignment: u32,
+    pub(crate) zero_padding: bool,
+    pub(crate) worst_case: bool,
+    pub(crate) max_tokens: Option<u32>,
+}
+
 /// The arguments of a dispatch, as Python gave them.
 pub(crate) struct DispatchArguments<'a, 'py> {
     pub(crate) x: Object<'a, 'py>,
@@ -174,14 +183,13 @@ pub(crate) struct DispatchArguments<'a, 'py> {
     pub(crate) scales: Maybe<'a, 'py>,
     pub(crate) layout: &'a str,
     pub(crate) cast: Option<&'a str>,
-    /// `alignment`, `zero_padding`, `worst_case`.
-    pub(crate) order: (u32, bool, bool),
+    pub(crate) order: Order,
     pub(crate) stream: Option<usize>,
 }
 
 impl DispatchArguments<'_, '_> {
     fn layout(&self) -> Result<Layout> {
-        let (alignment, zero_padding, _) = self.order;
+        let Order { alignment, zero_padding, .. } = self.order;
         options::layout(self.layout, alignment, zero_padding)
     }
 
@@ -194,7 +202,8 @@ impl DispatchArguments<'_, '_> {
             topk_weights: kept.optional(optional("topk_weights", self.topk_weights)?)?,
             layout: self.layout()?,
             cast: options::cast(self.cast)?,
-            sizes: if self.order.2 { Sizes::WorstCase } else { Sizes::Exact },
+            sizes: if self.order.worst_case { Sizes::WorstCase } else { Sizes::Exact },
+            max_tokens: self.order.max_tokens,
         };
         Ok((dispatch, kept))
     }
@@ -291,13 +300,23 @@ pub(crate) fn replay_send(
     Ok(PendingReplay(Waiting::new(shared, stream, pending.keeping(kept))))
 }
 
+/// How a combine sums.
+#[derive(Clone, Copy)]
+pub(crate) struct Sums<'a, 'py> {
+    pub(crate) weighted: bool,
+    pub(crate) topk_weights: Maybe<'a, 'py>,
+    pub(crate) topk_idx: Maybe<'a, 'py>,
+    pub(crate) round_once: bool,
+    pub(crate) sum_weights: bool,
+}
+
 /// The arguments of a combine, as Python gave them.
 pub(crate) struct CombineArguments<'a, 'py> {
     pub(crate) handle: Object<'a, 'py>,
     pub(crate) x: Object<'a, 'py>,
     pub(crate) weights: Maybe<'a, 'py>,
     pub(crate) bias: Maybe<'a, 'py>,
-    pub(crate) weighted: bool,
+    pub(crate) sums: Sums<'a, 'py>,
     /// `out`, `out_weights`, `missing`.
     pub(crate) outputs: [Maybe<'a, 'py>; 3],
     pub(crate) stream: Option<usize>,
@@ -352,7 +371,10 @@ impl CombineArguments<'_, '_> {
             x: kept.keep(x)?,
             weights: self.weights(core.layout(), &mut kept)?,
             bias: self.bias(&mut kept)?,
-            weighted: self.weighted,
+            sum_weights: self.sums.sum_weights,
+            weighted: self.sums.weighted,
+            round_once: self.sums.round_once,
+            topk: self.topk(&mut kept)?,
             out: kept.keep_mut(out.1)?,
             out_weights: out_weights.map(|(_, tensor)| kept.keep_mut(tensor)).transpose()?,
             missing: optional("missing", missing)?.map(|m| kept.keep_mut(m)).transpose()?,
@@ -387,6 +409,31 @@ impl CombineArguments<'_, '_> {
         }
     }
 
+    fn topk(&self, kept: &mut Inputs) -> Result<Option<LateTopk<'static>>> {
+        let Some(weights) = optional("topk_weights", self.sums.topk_weights)? else {
+            let ids = self.sums.topk_idx.is_some_and(|ids| !ids.is_none());
+            return match ids {
+                true => Err(invalid(
+                    "topk_idx: found some without topk_weights; expected both or neither",
+                )),
+                false => Ok(None),
+            };
+        };
+        let ids = optional("topk_idx", self.sums.topk_idx)?.map(Tensor::into_ids).transpose()?;
+        Ok(Some(LateTopk { weights: kept.keep(weights)?, ids: kept.optional(ids)? }))
+    }
+
+    /// What the others are told where the arguments cannot be read.
+    fn refused(&self) -> RefusedCall {
+        // Weights come first, by a replay.
+        if self.sums.topk_weights.is_none_or(|weights| weights.is_none()) {
+            return RefusedCall::Combine;
+        }
+        let handle = read_handle(self.handle).ok();
+        let layout = handle.and_then(|handle| handle.get().ok().map(CoreHandle::layout));
+        RefusedCall::Replay(layout.unwrap_or(Layout::Flat))
+    }
+
     fn bias(&self, kept: &mut Inputs) -> Result<[Option<TensorRef<'static>>; 2]> {
         let Some(bias) = self.bias else { return Ok([None, None]) };
         if !bias.is_instance_of::<PyTuple>() && !bias.is_instance_of::<PyList>() {
@@ -413,7 +460,7 @@ pub(crate) fn combine(
 ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
     let stream = arguments.stream;
     let ReadyCombine { handle, call, kept: _kept, outputs } =
-        arguments.read(shared).map_err(|why| refuse(py, shared, RefusedCall::Combine, why))?;
+        arguments.read(shared).map_err(|why| refuse(py, shared, arguments.refused(), why))?;
     shared.call(py, |comm| in_order!(comm, stream, combine(handle.get()?, call)))?;
     Ok(outputs.clone_ref(py))
 }
@@ -425,14 +472,14 @@ pub(crate) fn combine_send(
 ) -> PyResult<PendingCombine> {
     let stream = arguments.stream;
     let ReadyCombine { handle, call, kept, outputs } =
-        arguments.read(shared).map_err(|why| refuse(py, shared, RefusedCall::Combine, why))?;
+        arguments.read(shared).map_err(|why| refuse(py, shared, arguments.refused(), why))?;
     let pending =
         shared.call(py, |comm| in_order!(comm, stream, combine_send(handle.get()?, call)))?;
     Ok(PendingCombine { waiting: Waiting::new(shared, stream, pending.keeping(kept)), outputs })
 }
 
 /// The arrays that can be copied out.
-const COPIED: [&str; 10] = [
+const COPIED: [&str; 12] = [
     "x",
     "scales",
     "ids",
@@ -441,13 +488,20 @@ const COPIED: [&str; 10] = [
     "slots",
     "expert_counts",
     "expert_starts",
+    "expert_ends",
     "source_counts",
+    "source_ends",
     "ranges",
 ];
 
 /// An output that the caller gave.
 fn given_output(name: &'static str, object: Object<'_, '_>) -> Result<(Py<PyAny>, Tensor)> {
     Ok((object.clone().unbind(), Tensor::read(name, object)?))
+}
+
+pub(crate) fn release_after(py: Python<'_>, shared: &Shared, streams: &[usize]) -> PyResult<()> {
+    let streams: Vec<_> = streams.iter().filter_map(|raw| stream(Some(*raw))).collect();
+    shared.call(py, |comm| comm.release_after(&streams))
 }
 
 pub(crate) fn copy_out(
@@ -481,7 +535,9 @@ fn read_outputs(given: Option<&Bound<'_, PyDict>>, kept: &mut Inputs) -> Result<
             "slots" => &mut outputs.slots,
             "expert_counts" => &mut outputs.expert_counts,
             "expert_starts" => &mut outputs.expert_starts,
+            "expert_ends" => &mut outputs.expert_ends,
             "source_counts" => &mut outputs.source_counts,
+            "source_ends" => &mut outputs.source_ends,
             _ => &mut outputs.ranges,
         };
         *place = Some(kept.keep_mut(tensor)?);

@@ -116,7 +116,7 @@ impl Received {
         if self.is_flat() { self.plain(weights) } else { self.by_row(weights, true) }
     }
 
-    /// int32, source rank * M + source token: `[N]`, packed `[E / R, R * M]`.
+    /// int32, source rank * M + source token, M that of the call: `[N]`, packed `[E / R, R * M]`.
     #[getter]
     fn source(&self) -> Option<Array> {
         let source = self.core.source();
@@ -142,6 +142,18 @@ impl Received {
     #[getter]
     fn expert_starts(&self) -> Option<Array> {
         self.list(self.core.expert_starts())
+    }
+
+    /// `[E / R]` int32: behind the last row of each local expert, padding left out. Expert-major rows only.
+    #[getter]
+    fn expert_ends(&self) -> Option<Array> {
+        self.list(self.core.expert_ends())
+    }
+
+    /// `[R]` int32: tokens from each source rank and from all before it.
+    #[getter]
+    fn source_ends(&self) -> Option<Array> {
+        self.list(self.core.source_ends())
     }
 
     /// `[R]` int32: tokens from each source rank.
@@ -176,7 +188,7 @@ impl Received {
 /// What a dispatch leaves behind for its combine, or for a replay with the same routing.
 ///
 /// A communicator has room for as many as its `handles`; a handle goes when the last reference to it is dropped, on any
-/// thread. Handles of expert-major and packed rows keep the arena's memory of their dispatch.
+/// thread. On GPUs, handles of expert-major and packed rows keep the arena's memory of their dispatch.
 #[pyclass(frozen, module = "tokenyard")]
 pub(crate) struct Handle {
     core: Arc<Owned<CoreHandle>>,

@@ -110,6 +110,7 @@ class Communicator:
         zero_padding: bool = False,
         cast: _Cast | None = None,
         worst_case: bool = False,
+        max_tokens: int | None = None,
         stream: int | None = None,
     ) -> tuple[Received, Handle]: ...
     def dispatch_send(
@@ -124,6 +125,7 @@ class Communicator:
         zero_padding: bool = False,
         cast: _Cast | None = None,
         worst_case: bool = False,
+        max_tokens: int | None = None,
         stream: int | None = None,
     ) -> PendingDispatch: ...
     def replay(
@@ -154,6 +156,10 @@ class Communicator:
         *,
         bias: _Tensor | Sequence[_Tensor] | None = None,
         weighted: bool = False,
+        topk_weights: _Tensor | None = None,
+        topk_idx: _Tensor | None = None,
+        round_once: bool = False,
+        sum_weights: bool = False,
         out: _Tensor | None = None,
         out_weights: _Tensor | None = None,
         missing: _Tensor | None = None,
@@ -167,6 +173,10 @@ class Communicator:
         *,
         bias: _Tensor | Sequence[_Tensor] | None = None,
         weighted: bool = False,
+        topk_weights: _Tensor | None = None,
+        topk_idx: _Tensor | None = None,
+        round_once: bool = False,
+        sum_weights: bool = False,
         out: _Tensor | None = None,
         out_weights: _Tensor | None = None,
         missing: _Tensor | None = None,
@@ -185,6 +195,7 @@ class Communicator:
     def copy_out(
         self, received: Received, *, stream: int | None = None, **outputs: _Tensor
     ) -> None: ...
+    def release_after(self, streams: Sequence[int]) -> None: ...
     def flush(self) -> None: ...
     def report(self) -> dict[str, Any]: ...
     def lost_ranks(self) -> list[int]: ...
@@ -250,7 +261,11 @@ class Received:
     @property
     def expert_starts(self) -> Array | None: ...
     @property
+    def expert_ends(self) -> Array | None: ...
+    @property
     def source_counts(self) -> Array | None: ...
+    @property
+    def source_ends(self) -> Array | None: ...
     @property
     def ranges(self) -> Array | None: ...
     @property

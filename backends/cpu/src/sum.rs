@@ -56,6 +56,98 @@ multiversion! {
     }
 }
 
+multiversion! {
+    /// Sums `terms`, rows of type `float`, into a row of f32: nothing is rounded. With weights each is multiplied by
+    /// its own, as in [`sum_rows_weighted`]. No terms give +0.0.
+    ///
+    /// # Panics
+    /// If a term is shorter than `out` or has no weight.
+    pub fn sum_rows_exactly, sum_rows_exactly_on<L>(
+        float: FloatType,
+        out: &mut [u8],
+        terms: &[&[u8]],
+        weights: Option<&[f32]>,
+    ) {
+        match (float, weights) {
+            _ if terms.is_empty() => out.fill(0),
+            (FloatType::Bf16, None) => mix::<F32, Bf16, L, false>(out, &[], terms, &[]),
+            (FloatType::F16, None) => mix::<F32, F16, L, false>(out, &[], terms, &[]),
+            (FloatType::F32, None) => mix::<F32, F32, L, false>(out, &[], terms, &[]),
+            (FloatType::Bf16, Some(w)) => mix::<F32, Bf16, L, true>(out, &[], terms, w),
+            (FloatType::F16, Some(w)) => mix::<F32, F16, L, true>(out, &[], terms, w),
+            (FloatType::F32, Some(w)) => mix::<F32, F32, L, true>(out, &[], terms, w),
+        }
+    }
+}
+
+multiversion! {
+    /// Sums `biases`, rows of type `float`, and `terms`, rows of f32, into a row of type `float`: rounded once. Nothing
+    /// to sum gives +0.0.
+    ///
+    /// # Panics
+    /// If a term is shorter than `out`.
+    pub fn sum_exact_rows, sum_exact_rows_on<L>(
+        float: FloatType,
+        out: &mut [u8],
+        biases: &[&[u8]],
+        terms: &[&[u8]],
+    ) {
+        match float {
+            _ if biases.is_empty() && terms.is_empty() => out.fill(0),
+            FloatType::Bf16 => mix::<Bf16, F32, L, false>(out, biases, terms, &[]),
+            FloatType::F16 => mix::<F16, F32, L, false>(out, biases, terms, &[]),
+            FloatType::F32 => mix::<F32, F32, L, false>(out, biases, terms, &[]),
+        }
+    }
+}
+
+/// Sums rows of two types into one of the first, in f32.
+#[inline(always)]
+fn mix<Out: Element, Term: Element, L: Lanes, const WEIGHTED: bool>(
+    out: &mut [u8],
+    firsts: &[&[u8]],
+    terms: &[&[u8]],
+    weights: &[f32],
+) {
+    let (lanes, rest) = Out::split_mut(out).as_chunks_mut::<8>();
+    let done = lanes.len() * 8;
+    for (i, to) in lanes.iter_mut().enumerate() {
+        let mut sum = None;
+        for first in firsts {
+            let x = Out::load::<L>(&Out::split(first).as_chunks::<8>().0[i]);
+            sum = Some(sum.map_or(x, |sum: L| sum.add(x)));
+        }
+        for (index, term) in terms.iter().enumerate() {
+            let x = Term::load::<L>(&Term::split(term).as_chunks::<8>().0[i]);
+            sum = Some(add_to::<L, WEIGHTED>(sum, x, index, weights));
+        }
+        Out::store(sum.unwrap_or(L::splat(0.0)), to);
+    }
+    if !rest.is_empty() {
+        let mut sum = None;
+        for first in firsts {
+            let x = load_some::<Out, L>(&Out::split(first)[done..]);
+            sum = Some(sum.map_or(x, |sum: L| sum.add(x)));
+        }
+        for (index, term) in terms.iter().enumerate() {
+            let x = load_some::<Term, L>(&Term::split(term)[done..]);
+            sum = Some(add_to::<L, WEIGHTED>(sum, x, index, weights));
+        }
+        store_some::<Out, L>(sum.unwrap_or(L::splat(0.0)), rest);
+    }
+}
+
+/// The sum with term `i`, which is x; the first one replaces nothing.
+#[inline(always)]
+fn add_to<L: Lanes, const WEIGHTED: bool>(sum: Option<L>, x: L, i: usize, weights: &[f32]) -> L {
+    match (sum, WEIGHTED) {
+        (None, false) => x,
+        (None, true) => x.mul(L::splat(weights[i])),
+        (Some(sum), false) => sum.add(x),
+        (Some(sum), true) => x.mul_add(L::splat(weights[i]), sum),
+    }
+}
+
 /// Sums at least one term.
 #[inline(always)]
 fn sum<E: Element, L: Lanes, const WEIGHTED: bool>(

@@ -16,7 +16,7 @@ int main() {
   for (const Case& c : cases) {
     ty::Region r(c.shape, c.tokens, c.experts);
     unsigned long long all[] = {r.scales, r.weights, r.ids, r.source, r.slots, r.rank_counts,
-                                r.expert_counts, r.expert_starts, r.ranges, r.landed_scales,
+                                r.expert_counts, r.expert_starts, r.expert_ends, r.rank_ends, r.ranges, r.landed_scales,
                                 r.landed_weights, r.landed_source, r.totals, r.lost, r.bytes};
     for (unsigned long long at : all) std::printf("%llu ", at);
     std::printf("\n");
@@ -73,6 +73,8 @@ fn offsets(region: &RegionLayout) -> String {
         region.rank_counts,
         region.expert_counts,
         region.expert_starts,
+        region.expert_ends,
+        region.rank_ends,
         region.ranges,
         region.landed_scales,
         region.landed_weights,

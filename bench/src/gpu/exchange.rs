@@ -284,14 +284,6 @@ fn combine(
     out: &mut Buffer,
     shape: [usize; 2],
 ) -> Result<()> {
-    let call = Combine {
-        x,
-        weights: None,
-        bias: [None, None],
-        weighted: false,
-        out: out.tensor_mut(DType::Bf16, shape)?,
-        out_weights: None,
-        missing: None,
-    };
+    let call = Combine::new(x, out.tensor_mut(DType::Bf16, shape)?);
     Ok(on.combine(handle, call)?)
 }

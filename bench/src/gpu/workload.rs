@@ -141,6 +141,7 @@ impl Brought {
             layout,
             cast: self.cast(),
             sizes: Sizes::Exact,
+            max_tokens: None,
         })
     }
 

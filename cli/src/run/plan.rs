@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use tokenyard_conformance::exchange;
 use tokenyard_conformance::input::{self, InputFile};
 use tokenyard_conformance::oracle::{
-    Case, Combine, Input, Inputs, Layout, RowType, Scales, Tokens,
+    Case, Combine, Input, Inputs, Layout, RowType, Scales, Sums, Tokens,
 };
 use tokenyard_core::bootstrap::MAX_RANKS;
 use tokenyard_core::moe::Shape;
@@ -198,7 +198,7 @@ fn arrange(args: &RunArgs, case: Case) -> Result<Case> {
     };
     // Flat rows are weighted by their experts, because they come back merged.
     let weighted = case.weights && layout != Layout::Flat;
-    let combine = Combine { row, biases: 0, weighted };
+    let combine = Combine { row, biases: 0, weighted, sums: Sums::ByRank };
     Ok(Case { layout, combine, seed: args.seed, ..case })
 }
 

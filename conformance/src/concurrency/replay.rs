@@ -6,7 +6,7 @@ use crate::exchange::{self, Placed};
 use crate::oracle::rng::{Rng, Stream};
 use crate::oracle::routing::Placement;
 use crate::oracle::{
-    Case, Combine, ExpertOutput, Input, Layout, RowType, Scales, Tokens, expected_combine,
+    Case, Combine, ExpertOutput, Input, Layout, RowType, Scales, Sums, Tokens, expected_combine,
 };
 use crate::round::Round;
 use crate::suite::{Rank, Test};
@@ -89,7 +89,7 @@ fn backward_of_dispatch(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communica
     let base = fixed(rank, layout);
     let mut comm = open(rank, &base)?;
     for row in [RowType::Bf16, RowType::F32] {
-        let combine = Combine { row, biases: 0, weighted: false };
+        let combine = Combine { row, biases: 0, weighted: false, sums: Sums::ByRank };
         let round = Round::new(&Case { combine, ..base.clone() }, comm.rank());
         let live = round.dispatch(&mut comm)?;
         let outputs = gradients(&round, 7);

@@ -5,8 +5,8 @@
 use anyhow::{Context, Result};
 use tokenyard_core::ErrorKind;
 use tokenyard_core::communicator::{
-    Buffer, Cast, Combine, Communicator, Dispatch, Handle, PendingDispatch, Received, Sizes,
-    Stream, TensorRef, ToolStream,
+    Buffer, Combine, Communicator, Dispatch, Handle, PendingDispatch, Received, Stream, TensorRef,
+    ToolStream,
 };
 use tokenyard_core::moe::DType;
 
@@ -14,7 +14,9 @@ use super::chains::nth;
 use super::replay::gradients;
 use super::{LAYOUTS, close, expect_error, open_with, small};
 use crate::exchange::{self, dtype, row_dtype};
-use crate::oracle::{self, Case, Combined, ExpertOutput, Input, Layout, RowType, expected_combine};
+use crate::oracle::{
+    self, Case, Combined, ExpertOutput, Input, Layout, RowType, Sums, expected_combine,
+};
 use crate::round::Round;
 use crate::suite::{Level, Outcome, Rank, Test};
 
@@ -71,7 +73,8 @@ fn with_streams(name: &str, about: &str, layout: Layout, body: OnCommunicator) -
 /// Rows that travel and come back as they are.
 pub(super) fn plain(rank: &Rank<'_>, layout: Layout) -> Case {
     let input = Input::Plain(RowType::Bf16);
-    let combine = oracle::Combine { row: RowType::Bf16, biases: 0, weighted: false };
+    let combine =
+        oracle::Combine { row: RowType::Bf16, biases: 0, weighted: false, sums: Sums::ByRank };
     Case { input, combine, weights: false, ..small(rank, layout) }
 }
 
@@ -241,13 +244,8 @@ impl Journey {
 
     fn send<'a>(&'a self, comm: &mut Communicator, track: &Track) -> Result<PendingDispatch<'a>> {
         let dispatch = Dispatch {
-            x: self.x.tensor()?,
-            scales: None,
-            topk_idx: self.topk_idx.tensor()?,
-            topk_weights: None,
             layout: exchange::layout(&self.case),
-            cast: Cast::None,
-            sizes: Sizes::Exact,
+            ..Dispatch::new(self.x.tensor()?, self.topk_idx.tensor()?)
         };
         Ok(comm.on(track.name).dispatch_send(&dispatch)?)
     }
@@ -296,15 +294,7 @@ impl Journey {
             None => self.rows.tensor()?,
         };
         let out_shape = self.out.shape;
-        let combine = Combine {
-            x,
-            weights: None,
-            bias: [None, None],
-            weighted: false,
-            out: self.out.memory.tensor_mut(dtype, out_shape)?,
-            out_weights: None,
-            missing: None,
-        };
+        let combine = Combine::new(x, self.out.memory.tensor_mut(dtype, out_shape)?);
         comm.on(track.name).combine(handle, combine)?;
         drop(room);
         self.rows.spoil(&track.stream)?;

@@ -8,8 +8,19 @@ use tokenyard_core::communicator::{Received, TensorRef};
 use crate::oracle::{self, Arrived, Case, ExpertOutput, Inputs};
 
 /// The arrays of an output, as the oracle calls them.
-pub(crate) const ARRAYS: [&str; 9] =
-    ["x", "scales", "ids", "weights", "source", "slots", "counts", "rank_rows", "ranges"];
+pub(crate) const ARRAYS: [&str; 11] = [
+    "x",
+    "scales",
+    "ids",
+    "weights",
+    "source",
+    "slots",
+    "counts",
+    "rank_rows",
+    "rank_ends",
+    "expert_ends",
+    "ranges",
+];
 
 /// The array of an output that the oracle calls `name`.
 pub(crate) fn array<'a>(received: &'a Received, name: &str) -> Option<TensorRef<'a>> {
@@ -22,6 +33,8 @@ pub(crate) fn array<'a>(received: &'a Received, name: &str) -> Option<TensorRef<
         "slots" => received.slots(),
         "counts" => received.expert_counts(),
         "rank_rows" => received.source_counts(),
+        "rank_ends" => received.source_ends(),
+        "expert_ends" => received.expert_ends(),
         "ranges" => received.ranges(),
         _ => None,
     }

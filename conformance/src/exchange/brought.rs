@@ -1,7 +1,7 @@
 //! What a rank brings to an exchange.
 
 use anyhow::Result;
-use tokenyard_core::communicator::{Communicator, Dispatch, Replay, Sizes, TensorRef};
+use tokenyard_core::communicator::{Communicator, Dispatch, LateTopk, Replay, Sizes, TensorRef};
 use tokenyard_core::moe::DType;
 
 use super::{cast, dtype, layout, row_dtype};
@@ -41,6 +41,16 @@ impl Aligned {
     }
 }
 
+/// Weights and ids of all tokens, where a combine brings them.
+fn late_topk(case: &Case, inputs: &RankInputs) -> (Vec<f32>, Vec<i64>) {
+    let entry = |(at, id): (usize, &i64)| {
+        let weight = inputs.late_weight(case, at / case.topk, at % case.topk);
+        // What is left out has a weight that would show.
+        (weight.unwrap_or(f32::NAN), if weight.is_some() { *id } else { -1 })
+    };
+    inputs.topk_idx.iter().enumerate().map(entry).unzip()
+}
+
 /// What one rank brings to a case, as the product takes it.
 #[derive(Clone, Debug)]
 pub struct Brought {
@@ -50,6 +60,8 @@ pub struct Brought {
     x: Aligned,
     scales: Option<Aligned>,
     biases: Vec<Aligned>,
+    /// What the combine brings, where it brings weights: they, and the ids.
+    late: Option<(Vec<f32>, Vec<i64>)>,
     copies: Copies,
 }
 
@@ -62,6 +74,7 @@ impl Brought {
             x: Aligned::copy_of(&inputs.x),
             scales: inputs.scales.as_deref().map(Aligned::copy_of),
             biases: inputs.biases.iter().map(|b| Aligned::copy_of(b)).collect(),
+            late: case.combine.sums.is_late().then(|| late_topk(case, &inputs)),
             copies: Copies::default(),
             inputs,
         }
@@ -70,6 +83,18 @@ impl Brought {
     /// T on this rank.
     pub fn tokens(&self) -> usize {
         self.case.tokens_of(self.rank)
+    }
+
+    /// The weights that the combine brings.
+    ///
+    /// # Errors
+    /// Sizes that do not go together.
+    pub(super) fn late_topk(&self) -> Result<Option<LateTopk<'_>>> {
+        let Some((weights, ids)) = &self.late else { return Ok(None) };
+        let (tokens, topk) = (self.tokens(), self.case.topk);
+        let weights = TensorRef::from_slice(weights.as_slice(), tokens, topk)?;
+        let ids = Some(TensorRef::from_slice(ids.as_slice(), tokens, topk)?);
+        Ok(Some(LateTopk { weights, ids }))
     }
 
     fn x(&self) -> Result<TensorRef<'_>> {
@@ -120,6 +145,7 @@ impl Brought {
             layout: layout(&self.case),
             cast: cast(self.case.input),
             sizes: if self.case.worst_case { Sizes::WorstCase } else { Sizes::Exact },
+            max_tokens: Some(self.case.max_tokens as u32),
         })
     }
 

@@ -7,7 +7,7 @@ use tokenyard_core::communicator::{
 
 use super::{Aligned, Brought, row_dtype};
 use crate::device::Copied;
-use crate::oracle::{self, Case, ExpertOutput, Inputs, Layout, RankInputs};
+use crate::oracle::{self, Case, ExpertOutput, Inputs, Layout, RankInputs, Sums};
 
 /// Where combine finds the expert outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +87,9 @@ impl Buffers {
                 .transpose()?,
             bias: brought.biases()?,
             weighted: case.combine.weighted,
+            round_once: !case.combine.sums.rounds_by_rank(),
+            topk: brought.late_topk()?,
+            sum_weights: case.combine.sums == Sums::WeightsOfAllRanks,
             out: TensorMut::from_bytes(self.got.x.bytes_mut(), elem, tokens, hidden)?,
             out_weights: out_weights
                 .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, case.topk))
@@ -142,6 +145,9 @@ fn on_device<'a>(
         weights: there(weights)?,
         bias: [there(bias0)?, there(bias1)?],
         weighted: host.weighted,
+        round_once: host.round_once,
+        topk: host.topk,
+        sum_weights: host.sum_weights,
         out,
         out_weights: out_weights.as_mut().map(Copied::tensor_mut).transpose()?,
         missing: missing.as_mut().map(Copied::tensor_mut).transpose()?,

@@ -134,7 +134,7 @@ pub fn check_combined_around(
 mod tests {
     use super::*;
     use crate::exchange::Aligned;
-    use crate::oracle::{Combine, RowType};
+    use crate::oracle::{Combine, RowType, Sums};
 
     fn case(ranks: usize, domains: usize) -> Case {
         Case { ranks, domains, experts: 2 * ranks, topk: 2, ..Case::default() }
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn the_part_of_a_rank_lost_meanwhile_is_there_or_missing_and_one_lost_before_is_missing() {
-        let combine = Combine { row: RowType::F32, biases: 0, weighted: false };
+        let combine = Combine { row: RowType::F32, biases: 0, weighted: false, sums: Sums::ByRank };
         let case = Case { combine, ..case(4, 1) };
         let inputs = Inputs::all(&case);
         let check = |lacks: &[usize], before, after| {

@@ -108,6 +108,36 @@ pub struct Combine {
     /// Expert outputs are multiplied by the token's weights. Not on flat rows, which are merged
     /// already.
     pub weighted: bool,
+    /// Where sums are rounded, and where weights come from.
+    pub sums: Sums,
+}
+
+/// How a combine sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sums {
+    /// Each rank's experts first, rounded. Weights are those of the dispatch.
+    #[default]
+    ByRank,
+    /// Rounded once, at the token. Not on flat rows.
+    Once,
+    /// As `ByRank`; the combine brings [weights](super::RankInputs::late_weight), and leaves some experts out.
+    LateWeights,
+    /// As `Once`; the combine brings weights.
+    LateWeightsOnce,
+    /// As `ByRank`; returned weights are sums of what every rank brings that got the token. On flat rows.
+    WeightsOfAllRanks,
+}
+
+impl Sums {
+    /// Whether ranks' sums are rounded.
+    pub fn rounds_by_rank(self) -> bool {
+        !matches!(self, Self::Once | Self::LateWeightsOnce)
+    }
+
+    /// Whether the combine brings weights.
+    pub fn is_late(self) -> bool {
+        matches!(self, Self::LateWeights | Self::LateWeightsOnce)
+    }
 }
 
 /// Which experts the tokens select. Selections of one token are distinct.
@@ -164,7 +194,7 @@ impl Default for Case {
             layout: Layout::Flat,
             worst_case: false,
             weights: true,
-            combine: Combine { row: RowType::Bf16, biases: 0, weighted: false },
+            combine: Combine { row: RowType::Bf16, biases: 0, weighted: false, sums: Sums::ByRank },
             routing: Routing::Uniform,
             odd_values: false,
             seed: 0,
@@ -275,6 +305,16 @@ impl Case {
         require(!combine.weighted || (self.weights && layout != Layout::Flat), || {
             "found a weighted combine; expected weights and a layout that is not flat".into()
         })?;
+        let flat = layout == Layout::Flat;
+        let fits = match combine.sums {
+            Sums::ByRank => true,
+            Sums::Once => !flat,
+            Sums::LateWeights | Sums::LateWeightsOnce => combine.weighted,
+            Sums::WeightsOfAllRanks => flat && self.weights,
+        };
+        require(fits, || {
+            format!("found {:?} with {layout} rows, weighted: {}", combine.sums, combine.weighted)
+        })?;
         require(self.routing != Routing::Skewed || experts >= 4 * topk, || {
             format!("found skewed routing to {experts} experts; expected at least {}", 4 * topk)
         })
@@ -295,6 +335,13 @@ impl fmt::Display for Case {
         f.write_str(if self.weights { ".weights" } else { "" })?;
         write!(f, ".to-{}", self.combine.row)?;
         f.write_str(if self.combine.weighted { "-weighted" } else { "" })?;
+        f.write_str(match self.combine.sums {
+            Sums::ByRank => "",
+            Sums::Once => "-once",
+            Sums::LateWeights => "-late",
+            Sums::LateWeightsOnce => "-late-once",
+            Sums::WeightsOfAllRanks => "-weights-of-all",
+        })?;
         if self.combine.biases > 0 {
             write!(f, "-bias{}", self.combine.biases)?;
         }

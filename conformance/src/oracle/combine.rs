@@ -1,11 +1,11 @@
 //! What a rank must get back.
 
-use super::case::{Case, Invalid, Layout, require};
+use super::case::{Case, Combine, Invalid, Layout, Sums, require};
 use super::cast::{received_row, received_values};
 use super::compare::{Array, Origin};
-use super::experts::{ExpertOutput, expert_row, merged_row, returned_weight};
+use super::experts::{ExpertOutput, expert_row, merged_row, returned_weight, weight_elsewhere};
 use super::inputs::{Inputs, RankInputs};
-use super::number::Elem;
+use super::number::{Elem, RowType};
 use super::routing::{Destination, Placement, Token, destinations};
 use super::sum::{Term, sum};
 
@@ -36,7 +36,9 @@ pub fn expected_combine(
         destinations.iter().map(|destination| returned.partial(token, destination)).collect()
     });
     let weights = returned.has_weights().then(|| {
-        combined_weights(case, mine, rank, |token, k| returned.weight(Token { rank, token }, k))
+        combined_weights(case, mine, rank, |token, k, host| {
+            returned.weight(Token { rank, token }, k, host)
+        })
     });
     Ok(Combined { x, weights })
 }
@@ -63,8 +65,12 @@ pub fn expected_round_trip(case: &Case, mine: &RankInputs, rank: usize) -> Combi
         destinations.iter().map(partial).collect()
     });
     let weights = case.weights.then(|| {
-        combined_weights(case, mine, rank, |token, k| {
-            returned_weight(expert(token, k), mine.weight(case, token, k).unwrap_or(0.0))
+        combined_weights(case, mine, rank, |token, k, host| {
+            let selected = usize::try_from(mine.selections(case, token)[k]).ok();
+            match selected.filter(|expert| case.rank_of(*expert) == host) {
+                Some(expert) => returned_weight(expert, mine.weight(case, token, k).unwrap_or(0.0)),
+                None => weight_elsewhere(host, k),
+            }
         })
     });
     Combined { x, weights }
@@ -120,7 +126,7 @@ fn domain_rows(
         }
     }
     domains.sort_by_key(|(_, highest, _)| *highest);
-    domains.iter().map(|(.., terms)| sum(terms, case.hidden, case.combine.row)).collect()
+    domains.iter().map(|(.., terms)| sum(terms, case.hidden, partial_type(case))).collect()
 }
 
 /// The partial of a rank in a layout with one row per expert: the rows of the selections `ks`, in
@@ -132,27 +138,60 @@ fn sum_of_copies(
     ks: &[usize],
     row: impl Fn(usize) -> Vec<f32>,
 ) -> Vec<f32> {
-    let weight = |k| mine.weight(case, token, k).filter(|_| case.combine.weighted);
-    let terms: Vec<Term> = ks.iter().map(|k| Term { weight: weight(*k), row: row(*k) }).collect();
-    sum(&terms, case.hidden, case.combine.row)
+    let term = |k: &usize| {
+        let weight = match (case.combine.weighted, case.combine.sums.is_late()) {
+            (false, _) => None,
+            (true, false) => mine.weight(case, token, *k),
+            (true, true) => Some(mine.late_weight(case, token, *k)?),
+        };
+        Some(Term { weight, row: row(*k) })
+    };
+    let terms: Vec<Term> = ks.iter().filter_map(term).collect();
+    sum(&terms, case.hidden, partial_type(case))
 }
 
-/// The combined weights; `weight(token, k)` is what came back for a selection.
+/// What the sums of ranks and of domains are rounded to.
+fn partial_type(case: &Case) -> RowType {
+    if case.combine.sums.rounds_by_rank() { case.combine.row } else { RowType::F32 }
+}
+
+/// The combined weights; `weight(token, k, rank)` is what a rank gives back for a selection.
 fn combined_weights(
     case: &Case,
     mine: &RankInputs,
     rank: usize,
-    weight: impl Fn(usize, usize) -> f32,
+    weight: impl Fn(usize, usize, usize) -> f32,
 ) -> Array {
     let tokens = case.tokens_of(rank);
     let mut weights = Array::new("combined_weights", Elem::F32, case.topk, tokens);
     for token in 0..tokens {
-        let selected = mine.selections(case, token).iter().map(|expert| *expert >= 0).enumerate();
-        let row = selected.map(|(k, selected)| if selected { weight(token, k) } else { 0.0 });
+        let selections = mine.selections(case, token);
+        let destinations = destinations(case, selections);
+        let row = selections.iter().enumerate().map(|(k, expert)| {
+            if case.combine.sums == Sums::WeightsOfAllRanks {
+                let brought = |destination: &Destination| weight(token, k, destination.rank);
+                return sum_of_weights(case, &destinations, brought);
+            }
+            usize::try_from(*expert).map_or(0.0, |expert| weight(token, k, case.rank_of(expert)))
+        });
         let bytes: Vec<u8> = row.flat_map(f32::to_le_bytes).collect();
         weights.push(token, Origin::Token { rank, token }, &bytes);
     }
     weights
+}
+
+/// What the ranks give back for one selection, summed as rows are.
+fn sum_of_weights(
+    case: &Case,
+    destinations: &[Destination],
+    weight: impl Fn(&Destination) -> f32,
+) -> f32 {
+    let one =
+        Case { hidden: 1, combine: Combine { row: RowType::F32, ..case.combine }, ..case.clone() };
+    let brought = destinations.iter().map(|destination| vec![weight(destination)]).collect();
+    let rows = if case.domains > 1 { domain_rows(&one, destinations, brought) } else { brought };
+    let terms: Vec<Term> = rows.into_iter().map(|row| Term { weight: None, row }).collect();
+    sum(&terms, 1, RowType::F32)[0]
 }
 
 /// The expert outputs of all ranks, and where to find what in them.
@@ -225,9 +264,7 @@ impl<'a> Returned<'a> {
         }
     }
 
-    fn weight(&self, token: Token, k: usize) -> f32 {
-        let expert = self.inputs.ranks[token.rank].selections(self.case, token.token)[k];
-        let host = self.case.rank_of(expert as usize);
+    fn weight(&self, token: Token, k: usize, host: usize) -> f32 {
         let placement = &self.placements[host];
         let at = match self.case.layout {
             Layout::Flat => placement.token_rows[&token] * self.case.topk + k,

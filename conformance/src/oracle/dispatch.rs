@@ -28,6 +28,10 @@ pub struct Received {
     pub counts: Array,
     /// Flat and expert-major: i32 `[R]`, tokens from each source rank.
     pub rank_rows: Option<Array>,
+    /// The same from each source rank and from all before it.
+    pub rank_ends: Option<Array>,
+    /// Expert-major: i32 `[El]`, behind the last row of each local expert.
+    pub expert_ends: Option<Array>,
     /// Packed: i64 `[El, R]`, `count | begin << 32` of the rows of each source rank.
     pub ranges: Option<Array>,
 }
@@ -35,8 +39,9 @@ pub struct Received {
 impl Received {
     /// The arrays that this layout has.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
-        let Self { x, scales, ids, weights, source, slots, counts, rank_rows, ranges, .. } = self;
-        let optional = [scales, ids, weights, slots, rank_rows, ranges];
+        let Self { x, scales, ids, weights, source, slots, counts, ranges, .. } = self;
+        let Self { rank_rows, rank_ends, expert_ends, .. } = self;
+        let optional = [scales, ids, weights, slots, rank_rows, rank_ends, expert_ends, ranges];
         [x, source, counts].into_iter().chain(optional.into_iter().flatten())
     }
 
@@ -103,7 +108,8 @@ impl Receiver<'_> {
             }
         }
         let (source, rank_rows) = (self.token_sources(), Some(self.rank_rows()));
-        Received { ids: Some(ids), weights, rank_rows, ..self.received(rows, source) }
+        let rank_ends = Some(self.rank_ends());
+        Received { ids: Some(ids), weights, rank_rows, rank_ends, ..self.received(rows, source) }
     }
 
     fn expert_major(&self, zero_padding: bool) -> Received {
@@ -119,7 +125,14 @@ impl Receiver<'_> {
             slots.push(row, origin, &i32_bytes(&row_slots));
         }
         let (source, rank_rows) = (self.token_sources(), Some(self.rank_rows()));
-        Received { slots: Some(slots), weights, rank_rows, ..self.received(rows, source) }
+        Received {
+            slots: Some(slots),
+            weights,
+            rank_rows,
+            rank_ends: Some(self.rank_ends()),
+            expert_ends: Some(self.expert_ends()),
+            ..self.received(rows, source)
+        }
     }
 
     fn packed(&self) -> Received {
@@ -183,6 +196,8 @@ impl Receiver<'_> {
             slots: None,
             counts: Array::table("counts", Elem::I32, 1, i32_bytes(&counts)),
             rank_rows: None,
+            rank_ends: None,
+            expert_ends: None,
             ranges: None,
         }
     }
@@ -219,6 +234,19 @@ impl Receiver<'_> {
         let tokens_from = |rank| self.placement.tokens.iter().filter(|t| t.rank == rank).count();
         let counts: Vec<i32> = (0..self.case.ranks).map(|rank| tokens_from(rank) as i32).collect();
         Array::table("rank_rows", Elem::I32, 1, i32_bytes(&counts))
+    }
+
+    fn rank_ends(&self) -> Array {
+        let tokens_up_to = |rank| self.placement.tokens.iter().filter(|t| t.rank <= rank).count();
+        let ends: Vec<i32> = (0..self.case.ranks).map(|rank| tokens_up_to(rank) as i32).collect();
+        Array::table("rank_ends", Elem::I32, 1, i32_bytes(&ends))
+    }
+
+    fn expert_ends(&self) -> Array {
+        let Placement { starts, experts, .. } = self.placement;
+        let ends: Vec<i32> =
+            starts.iter().zip(experts).map(|(start, rows)| (start + rows.len()) as i32).collect();
+        Array::table("expert_ends", Elem::I32, 1, i32_bytes(&ends))
     }
 
     fn ranges(&self) -> Array {

@@ -5,7 +5,7 @@
 //! weight that reached the wrong expert shows. [`run`] applies the rule to what a product's
 //! dispatch really delivered; [`super::expected_round_trip`] applies it to what should have been.
 
-use super::case::{Case, Invalid, Layout, require};
+use super::case::{Case, Invalid, Layout, Sums, require};
 use super::cast::received_values;
 use super::number::{RowType, f32s, i32s};
 use super::sum::{Term, sum};
@@ -54,6 +54,12 @@ pub fn returned_weight(expert: usize, weight: f32) -> f32 {
     weight * factor(expert)
 }
 
+/// The weight that a rank gives back for a selection that lives elsewhere, where weights are summed over ranks. Sums
+/// of few of them are exact.
+pub fn weight_elsewhere(rank: usize, k: usize) -> f32 {
+    (1 + rank % 8) as f32 / 4.0 + (k % 4) as f32
+}
+
 /// The row that the caller of a flat exchange gives back: the outputs of the row's experts on this
 /// rank, in k order, times their weights where there are weights, summed as combine sums.
 pub fn merged_row(experts: &[(usize, Option<f32>)], row: &[f32], out: RowType) -> Vec<f32> {
@@ -67,7 +73,7 @@ pub fn merged_row(experts: &[(usize, Option<f32>)], row: &[f32], out: RowType) -
 /// Runs the experts of `rank` on what arrived.
 ///
 /// Everything that combine must not read is NaN in the output: rows that hold no token, and weights
-/// of selections that live elsewhere.
+/// of selections that live elsewhere, unless weights are summed over ranks ([`weight_elsewhere`]).
 ///
 /// # Errors
 /// Names the array that is missing or too short, or the id or count that is out of range.
@@ -78,6 +84,10 @@ pub fn run(case: &Case, rank: usize, arrived: &Arrived<'_>) -> Result<ExpertOutp
         rows: vec![0xff; arrived.x.len() / row_bytes * output_bytes],
         weights: arrived.weights.map(|weights| vec![f32::NAN; weights.len() / 4]),
     };
+    if let (Sums::WeightsOfAllRanks, Some(weights)) = (case.combine.sums, &mut output.weights) {
+        let all = weights.iter_mut().enumerate();
+        all.for_each(|(at, weight)| *weight = weight_elsewhere(rank, at % case.topk));
+    }
     let weights = arrived.weights.map(f32s);
     for job in jobs(case, rank, arrived)? {
         let row = arrived_row(case, arrived, job.row)?;

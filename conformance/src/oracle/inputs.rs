@@ -117,6 +117,14 @@ impl RankInputs {
         self.topk_weights.as_ref().map(|weights| weights[token * case.topk + k])
     }
 
+    /// The weight that a combine brings for selection `k` of `token`; `None` where it leaves the expert out. Others
+    /// than the dispatch's: they are in the opposite order.
+    pub fn late_weight(&self, case: &Case, token: usize, k: usize) -> Option<f32> {
+        let is_left_out = (token + k).is_multiple_of(3);
+        let weight = self.weight(case, token, case.topk - 1 - k);
+        weight.filter(|_| !is_left_out)
+    }
+
     fn validate(&self, case: &Case, rank: usize) -> Result<(), Invalid> {
         let tokens = case.tokens_of(rank);
         let size = |name: &str, found: Option<usize>, expected: Option<usize>| {

@@ -248,15 +248,10 @@ fn refuse_combine(
     let rows = handle.rows() + usize::from(bad);
     let x = Aligned::filled(rows * case.hidden * 2, 0);
     let mut out = Aligned::filled(brought.tokens() * case.hidden * 2, 0);
-    let combine = Combine {
-        x: TensorRef::from_bytes(x.bytes(), DType::Bf16, rows, case.hidden)?,
-        weights: None,
-        bias: [None, None],
-        weighted: false,
-        out: TensorMut::from_bytes(out.bytes_mut(), DType::Bf16, brought.tokens(), case.hidden)?,
-        out_weights: None,
-        missing: None,
-    };
+    let combine = Combine::new(
+        TensorRef::from_bytes(x.bytes(), DType::Bf16, rows, case.hidden)?,
+        TensorMut::from_bytes(out.bytes_mut(), DType::Bf16, brought.tokens(), case.hidden)?,
+    );
     match comm.combine(handle, combine) {
         Err(error) => Ok(error.kind()),
         Ok(()) => bail!("found a sum of a refused combine"),

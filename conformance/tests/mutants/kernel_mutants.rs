@@ -2,7 +2,7 @@
 
 use half::bf16;
 use tokenyard_conformance::exchange::{self, Brought, Placed};
-use tokenyard_conformance::oracle::{Case, Combine, Input, Inputs, Layout, RowType, Scales};
+use tokenyard_conformance::oracle::{Case, Combine, Input, Inputs, Layout, RowType, Scales, Sums};
 use tokenyard_core::abi;
 use tokenyard_core::communicator::Communicator;
 
@@ -147,7 +147,7 @@ impl Alteration for RoundsTwice {
 
 #[test]
 fn rounding_twice_is_caught() {
-    let combine = Combine { row: RowType::Bf16, biases: 1, weighted: false };
+    let combine = Combine { row: RowType::Bf16, biases: 1, weighted: false, sums: Sums::ByRank };
     caught::<RoundsTwice>(run_exchange, &Case { combine, ..Case::default() }, "after combine");
 }
 
@@ -164,7 +164,7 @@ impl Alteration for Unweighted {
 
 #[test]
 fn a_sum_without_its_weights_is_caught() {
-    let combine = Combine { row: RowType::Bf16, biases: 0, weighted: true };
+    let combine = Combine { row: RowType::Bf16, biases: 0, weighted: true, sums: Sums::ByRank };
     let layout = Layout::ExpertMajor { alignment: 4, zero_padding: true };
     let case = Case { combine, layout, topk: 3, ..Case::default() };
     caught::<Unweighted>(run_exchange, &case, "after combine");

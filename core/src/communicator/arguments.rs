@@ -58,12 +58,17 @@ pub struct Dispatch<'a> {
     pub cast: Cast,
     /// Who learns the counts.
     pub sizes: Sizes,
+    /// M of this call, 1 to that of the communicator, which none stands for: no rank brings more tokens. It bounds
+    /// worst-case sizes and packed blocks, and `source` counts by it. Equal on all ranks.
+    pub max_tokens: Option<u32>,
 }
 
 /// A dispatch of new rows with the routing of a handle: no counting, same places.
 #[derive(Clone, Copy, Debug)]
 pub struct Replay<'a> {
-    /// As in [`Dispatch`]; T is that of the handle.
+    /// As in [`Dispatch`]; T is that of the handle. Without a cast `[T, any]`, at most as many bytes as H numbers
+    /// of f32: rows of another kind take the same way, where the kernel set
+    /// [can](super::CallForm::RoundOnce).
     pub x: TensorRef<'a>,
     /// As in [`Dispatch`].
     pub scales: Option<TensorRef<'a>>,
@@ -80,10 +85,20 @@ pub struct Combine<'a> {
     pub x: TensorRef<'a>,
     /// f32, shaped as the dispatch's weights: they travel back to their tokens.
     pub weights: Option<TensorRef<'a>>,
+    /// Each returned weight is the sum of what all ranks bring that got the token, whether they have the expert or
+    /// not (flat rows). Otherwise it is what the expert's rank brings. Equal on all ranks.
+    pub sum_weights: bool,
     /// Up to two `[T, H]` of the type of `x`, added first.
     pub bias: [Option<TensorRef<'a>>; 2],
-    /// Multiply each expert's row by the weight its dispatch brought (not for flat rows).
+    /// Multiply each expert's row by its weight (not for flat rows): that of `topk_weights`, or else the one that the
+    /// dispatch brought.
     pub weighted: bool,
+    /// Round each sum once, at its token, in the order of ranks and then of k. Otherwise the sum of each rank's
+    /// experts is rounded too. Not for flat rows: their caller has summed those of each rank. Equal on all ranks.
+    pub round_once: bool,
+    /// `[T, K]`, host memory, contiguous: weights for a weighted combine, known only now. Given on all ranks or on
+    /// none. The combine is two operations then: the first brings the weights to the experts' ranks.
+    pub topk: Option<LateTopk<'a>>,
     /// `[T, H]` of the type of `x`.
     pub out: TensorMut<'a>,
     /// `[T, K]` f32; given if and only if `weights` is.
@@ -91,6 +106,16 @@ pub struct Combine<'a> {
     /// `[T, 1]` u8: how many of a token's selected experts are left out of its sum, because their
     /// rank was lost. 0 for all where a loss stops the communicator.
     pub missing: Option<TensorMut<'a>>,
+}
+
+/// Weights that a combine brings itself.
+#[derive(Clone, Copy, Debug)]
+pub struct LateTopk<'a> {
+    /// `[T, K]` f32.
+    pub weights: TensorRef<'a>,
+    /// `[T, K]` i64: the dispatch's ids; where one is negative, the expert's row is left out, whatever it holds.
+    /// None: all count.
+    pub ids: Option<TensorRef<'a>>,
 }
 
 fn refuse<T>(message: String) -> Result<T> {
@@ -185,6 +210,20 @@ fn check_weights(shape: &Shape, tokens: usize, weights: Option<&TensorRef<'_>>) 
 }
 
 impl<'a> Dispatch<'a> {
+    /// Flat rows as they are, without weights, of exact sizes.
+    pub fn new(x: TensorRef<'a>, topk_idx: TensorRef<'a>) -> Self {
+        Self {
+            x,
+            scales: None,
+            topk_idx,
+            topk_weights: None,
+            layout: Layout::Flat,
+            cast: Cast::None,
+            sizes: Sizes::Exact,
+            max_tokens: None,
+        }
+    }
+
     /// Every tensor of the call.
     pub(super) fn arguments(&self) -> [Argument<'a>; 4] {
         [
@@ -198,6 +237,14 @@ impl<'a> Dispatch<'a> {
     /// Checks everything that this rank can check alone.
     pub(super) fn check(&self, shape: &Shape, scratch: &mut TopkScratch) -> Result<()> {
         let tokens = self.topk_idx.rows();
+        let most = self.max_tokens.unwrap_or(shape.max_tokens);
+        if !(1..=shape.max_tokens).contains(&most) {
+            return refuse(format!(
+                "max_tokens: found {most}; expected 1 to that of the communicator, {}",
+                shape.max_tokens
+            ));
+        }
+        let shape = &Shape { max_tokens: most, ..*shape };
         expect_tensor("topk_idx", &self.topk_idx, &[DType::I64], [tokens, shape.topk as usize])?;
         expect_contiguous("topk_idx", &self.topk_idx)?;
         check_rows(shape, tokens, &self.x, self.scales.as_ref(), self.cast)?;
@@ -227,17 +274,64 @@ impl<'a> Replay<'a> {
     /// Checks everything that this rank can check alone.
     pub(super) fn check(&self, shape: &Shape, handle: &Handle) -> Result<()> {
         let tokens = handle.tokens();
+        if self.is_beside(shape) {
+            self.check_width(shape)?;
+            let shape = Shape { hidden: self.x.cols() as u32, ..*shape };
+            return check_rows(&shape, tokens, &self.x, None, self.cast);
+        }
         check_rows(shape, tokens, &self.x, self.scales.as_ref(), self.cast)?;
         check_weights(shape, tokens, self.topk_weights.as_ref())
+    }
+
+    /// Whether its rows are of another kind than those of dispatches.
+    pub(super) fn is_beside(&self, shape: &Shape) -> bool {
+        self.x.cols() != shape.hidden as usize
+    }
+
+    /// Such rows travel alone, and where those of a dispatch may.
+    fn check_width(&self, shape: &Shape) -> Result<()> {
+        let others =
+            self.scales.is_some() || self.topk_weights.is_some() || self.cast != Cast::None;
+        let bytes = self.x.cols() * self.x.dtype().map_or(1, DType::bytes);
+        let most = 4 * shape.hidden as usize;
+        if others || bytes == 0 || bytes > most {
+            return refuse(format!(
+                "x: found rows of {} numbers, {bytes} bytes; expected hidden = {}, or another number \
+                 without scales, weights and cast, of at most {most} bytes",
+                self.x.cols(),
+                shape.hidden
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Combine<'a> {
+    /// A sum without weights and biases.
+    pub fn new(x: TensorRef<'a>, out: TensorMut<'a>) -> Self {
+        Self {
+            x,
+            weights: None,
+            sum_weights: false,
+            bias: [None; 2],
+            weighted: false,
+            round_once: false,
+            topk: None,
+            out,
+            out_weights: None,
+            missing: None,
+        }
     }
 }
 
 impl Combine<'_> {
     /// Every tensor of the call.
-    pub(super) fn arguments(&self) -> [Argument<'_>; 7] {
+    pub(super) fn arguments(&self) -> [Argument<'_>; 9] {
         [
             Argument::rows("x", Some(self.x)),
             Argument::other("weights", self.weights),
+            Argument::other("topk weights", self.topk.map(|topk| topk.weights)),
+            Argument::other("topk ids", self.topk.and_then(|topk| topk.ids)),
             Argument::rows("bias 0", self.bias[0]),
             Argument::rows("bias 1", self.bias[1]),
             Argument::rows("out", Some(self.out.as_ref())),
@@ -273,20 +367,49 @@ impl Combine<'_> {
             expect_tensor("missing", &missing.as_ref(), &[DType::U8], [handle.tokens, 1])?;
         }
         self.check_weighted(handle)?;
+        self.check_topk(shape, handle)?;
         self.check_returned_weights(shape, handle)
     }
 
+    fn check_topk(&self, shape: &Shape, handle: &Handle) -> Result<()> {
+        let Some(LateTopk { weights, ids }) = &self.topk else { return Ok(()) };
+        if !self.weighted {
+            return refuse(
+                "topk: found weights of an unweighted combine; expected a weighted one".into(),
+            );
+        }
+        let expected = [handle.tokens, shape.topk as usize];
+        expect_tensor("topk weights", weights, &[DType::F32], expected)?;
+        expect_contiguous("topk weights", weights)?;
+        if let Some(ids) = ids {
+            expect_tensor("topk ids", ids, &[DType::I64], expected)?;
+            expect_contiguous("topk ids", ids)?;
+        }
+        Ok(())
+    }
+
     fn check_weighted(&self, handle: &Handle) -> Result<()> {
+        let flat = handle.layout == Layout::Flat;
+        if flat && self.round_once {
+            return refuse(
+                "round_once: flat rows are merged already; expected another layout".into(),
+            );
+        }
+        if !flat && self.sum_weights {
+            return refuse(
+                "sum_weights: found it without flat rows; expected another layout".into(),
+            );
+        }
         if !self.weighted {
             return Ok(());
         }
-        if handle.layout == Layout::Flat {
+        if flat {
             return refuse(
                 "weighted: flat rows are merged already; expected unweighted, or another layout"
                     .into(),
             );
         }
-        if !handle.has_weights {
+        if self.topk.is_none() && !handle.has_weights {
             return refuse("weighted: the dispatch brought no topk_weights".into());
         }
         Ok(())
@@ -330,11 +453,24 @@ mod tests {
             weights: Some(x),
             bias: [Some(x), Some(x)],
             weighted: false,
+            round_once: false,
+            sum_weights: false,
+            topk: Some(LateTopk { weights: x, ids: Some(x) }),
             out: TensorMut::from_slice(&mut out, 1, 4).unwrap(),
             out_weights: Some(TensorMut::from_slice(&mut out_weights, 1, 1).unwrap()),
             missing: Some(TensorMut::from_slice(&mut missing, 1, 1).unwrap()),
         };
-        let wanted = ["x", "weights", "bias 0", "bias 1", "out", "out_weights", "missing"];
+        let wanted = [
+            "x",
+            "weights",
+            "topk weights",
+            "topk ids",
+            "bias 0",
+            "bias 1",
+            "out",
+            "out_weights",
+            "missing",
+        ];
         for (argument, name) in combine.arguments().into_iter().zip(wanted) {
             let text = check_memory(&[argument], Some(0)).unwrap_err().to_string();
             assert!(text.contains(&format!("{name}: found host memory")), "{text}");

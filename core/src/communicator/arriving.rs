@@ -55,7 +55,7 @@ impl Arriving {
     }
 
     optional! {
-        x, scales, ids, weights, source, slots, expert_counts, expert_starts, source_counts, ranges, totals, lost,
+        x, scales, ids, weights, source, slots, expert_counts, expert_starts, expert_ends, source_counts, source_ends, ranges, totals, lost,
     }
 }
 

@@ -219,8 +219,7 @@ fn bring_up(
             watchdog,
             claims: Claims::new(options.handles),
             device: (needs.device >= 0).then_some(needs.device),
-            streams: needs.flags & abi::TY_NEEDS_STREAMS != 0,
-            no_sync: needs.flags & abi::TY_NEEDS_NO_SYNC != 0,
+            forms: needs.flags,
         },
     });
     members.barrier("communicator ready")?;
@@ -246,6 +245,7 @@ fn bring_up(
         options,
         report,
         scratch: TopkScratch::new(&shape),
+        late_weights: Vec::new(),
         next_operation: 0,
         open_slots: 0,
         abandoned: Arc::default(),

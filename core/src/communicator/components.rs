@@ -9,7 +9,40 @@ use super::reporter::Looking;
 use super::stuck::{Kept, Stuck};
 use super::transports::Transports;
 use super::watchdog::Watchdog;
+use crate::abi;
 use crate::host::OpenKernels;
+
+/// A form of calls that not every kernel set takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallForm {
+    /// [`Dispatch::max_tokens`](super::Dispatch::max_tokens).
+    CallTokens,
+    /// [`Combine::round_once`](super::Combine::round_once), [`Combine::topk`](super::Combine::topk), and a
+    /// [`Replay`](super::Replay) of rows of another width.
+    RoundOnce,
+    /// [`Combine::sum_weights`](super::Combine::sum_weights).
+    SumWeights,
+}
+
+impl std::fmt::Display for CallForm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::CallTokens => "max_tokens of a dispatch",
+            Self::RoundOnce => "round_once and topk of a combine",
+            Self::SumWeights => "sum_weights of a combine",
+        })
+    }
+}
+
+impl CallForm {
+    pub(super) fn bit(self) -> u32 {
+        match self {
+            Self::CallTokens => abi::TY_NEEDS_CALL_TOKENS,
+            Self::RoundOnce => abi::TY_NEEDS_ROUND_ONCE,
+            Self::SumWeights => abi::TY_NEEDS_SUM_WEIGHTS,
+        }
+    }
+}
 
 /// The parts of a communicator. Outputs and handles keep them alive, because they point into windows.
 pub(super) struct Components {
@@ -52,13 +85,16 @@ pub(super) struct OpenComponents {
     pub(super) claims: Claims,
     /// The device that the kernel set works on the memory of; none where it works on the host's.
     pub(super) device: Option<i32>,
-    /// Whether the kernel set takes calls in the order of a stream.
-    pub(super) streams: bool,
-    /// Whether it takes calls that nobody waits for.
-    pub(super) no_sync: bool,
+    /// The forms of calls that the kernel set takes: bits `TY_NEEDS_*`.
+    pub(super) forms: u32,
 }
 
 impl OpenComponents {
+    /// Whether the kernel set takes a form of calls, one of `TY_NEEDS_*`.
+    pub(super) fn takes(&self, form: u32) -> bool {
+        self.forms & form != 0
+    }
+
     pub(super) fn kernels(&self) -> MutexGuard<'_, Kept<OpenKernels>> {
         // A poisoned lock means a panic between two calls of the component; the component itself answers
         // for its own panics.

@@ -28,8 +28,12 @@ pub struct Outputs<'a> {
     pub expert_counts: Option<TensorMut<'a>>,
     /// `[E/R, 1]` i32.
     pub expert_starts: Option<TensorMut<'a>>,
+    /// `[E/R, 1]` i32.
+    pub expert_ends: Option<TensorMut<'a>>,
     /// `[R, 1]` i32.
     pub source_counts: Option<TensorMut<'a>>,
+    /// `[R, 1]` i32.
+    pub source_ends: Option<TensorMut<'a>>,
     /// `[E/R, R]` i64.
     pub ranges: Option<TensorMut<'a>>,
 }
@@ -155,7 +159,7 @@ impl OnStream<'_> {
 }
 
 /// What goes where.
-fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'a>>; 10] {
+fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'a>>; 12] {
     let pair =
         |name, from, to: &'a Option<TensorMut<'a>>| to.as_ref().map(|to| Pair { name, from, to });
     [
@@ -167,7 +171,9 @@ fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'
         pair("slots", received.slots(), &outputs.slots),
         pair("expert_counts", received.expert_counts(), &outputs.expert_counts),
         pair("expert_starts", received.expert_starts(), &outputs.expert_starts),
+        pair("expert_ends", received.expert_ends(), &outputs.expert_ends),
         pair("source_counts", received.source_counts(), &outputs.source_counts),
+        pair("source_ends", received.source_ends(), &outputs.source_ends),
         pair("ranges", received.ranges(), &outputs.ranges),
     ]
 }

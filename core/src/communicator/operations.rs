@@ -4,8 +4,10 @@ use std::sync::Arc;
 use super::Communicator;
 use super::abandoned::Sent;
 use super::arguments::{Combine, Dispatch, Replay, Sizes};
+use super::components::CallForm;
 use super::memory::check_memory;
 use super::output::{CombineInput, Handle, Received, RegionClaim, RoutingClaim};
+use super::refusal::RefusedCall;
 use super::reporter::{InCall, Sort};
 use super::stream::Mode;
 use super::tensor::{TensorMut, TensorRef, raw_or_none};
@@ -94,7 +96,7 @@ pub(super) fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi
         layout,
         alignment,
         cast: abi::TY_CAST_NONE,
-        reserved: 0,
+        max_tokens: 0,
         x: NO_TENSOR,
         scales: NO_TENSOR,
         topk_idx: NO_TENSOR,
@@ -114,6 +116,7 @@ pub(super) fn blank_combine(operation: u64, handle: u32) -> abi::TyCombine {
         flags: 0,
         x: NO_TENSOR,
         weights: NO_TENSOR,
+        beside: NO_TENSOR,
         bias0: NO_TENSOR,
         bias1: NO_TENSOR,
         out: NO_TENSOR,
@@ -153,6 +156,7 @@ impl Communicator {
         let checked = self
             .check_mode(&mode)
             .and_then(|()| mode.mark_dispatch(&mut call, dispatch.sizes))
+            .and_then(|()| self.check_call_tokens(dispatch))
             .and_then(|()| check_memory(&dispatch.arguments(), self.components.device))
             .and_then(|()| dispatch.check(&self.shape, &mut self.scratch));
         let slot = checked.and_then(|()| self.take_handle());
@@ -164,6 +168,7 @@ impl Communicator {
         call.handle = slot;
         call.flags |= if worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
         call.cast = dispatch.cast.code();
+        call.max_tokens = dispatch.max_tokens.unwrap_or(self.shape.max_tokens);
         call.x = dispatch.x.raw();
         call.scales = raw_or_none(dispatch.scales.as_ref());
         call.topk_idx = dispatch.topk_idx.raw();
@@ -223,6 +228,7 @@ impl Communicator {
             .and_then(|()| mode.mark_replay(&mut call))
             .and_then(|()| check_memory(&replay.arguments(), self.components.device))
             .and_then(|()| self.check_handle(handle))
+            .and_then(|()| self.check_beside(replay.is_beside(&self.shape), "x of another width"))
             .and_then(|()| replay.check(&self.shape, handle));
         if let Err(error) = checked {
             return Err(self.refuse_with(call, error));
@@ -263,7 +269,8 @@ impl Communicator {
                 return Err(error);
             }
         };
-        let region = (pending.layout != Layout::Flat).then_some(claim);
+        let keeps = pending.layout != Layout::Flat && !components.takes(abi::TY_NEEDS_NO_REGION);
+        let region = keeps.then_some(claim);
         let handle = Handle {
             routing: RoutingClaim::first(&components, pending.slot, region),
             tokens: pending.tokens,
@@ -324,18 +331,29 @@ impl Communicator {
         combine: Combine<'a>,
         mode: Mode<'_>,
     ) -> Result<PendingCombine<'a>> {
-        let (operation, _inside) = self.begin(Sort::Combine)?;
-        let mut call = blank_combine(operation, handle.routing.slot);
         let checked = self
             .check_mode(&mode)
-            .and_then(|()| mode.mark_combine(&mut call))
             .and_then(|()| check_memory(&combine.arguments(), self.components.device))
             .and_then(|()| self.check_handle(handle))
+            .and_then(|()| self.check_combine_form(&combine))
             .and_then(|()| combine.check(&self.shape, handle));
-        if let Err(error) = checked {
+        let brought = match (checked, &combine.topk) {
+            (Ok(()), None) => None,
+            (Ok(()), Some(topk)) => Some(self.bring_weights(handle, topk)?),
+            (Err(why), None) => return Err(self.refuse(RefusedCall::Combine, why)),
+            // The others bring their weights now.
+            (Err(why), Some(_)) => return Err(self.refuse(RefusedCall::Replay(handle.layout), why)),
+        };
+        let (operation, _inside) = self.begin(Sort::Combine)?;
+        let mut call = blank_combine(operation, handle.routing.slot);
+        if let Err(error) = mode.mark_combine(&mut call) {
             return Err(self.refuse_combine(call, error));
         }
-        call.flags |= if combine.weighted { abi::TY_COMBINE_WEIGHTED } else { 0 };
+        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+        call.flags |= flag(combine.weighted, abi::TY_COMBINE_WEIGHTED)
+            | flag(combine.round_once, abi::TY_COMBINE_ROUND_ONCE)
+            | flag(combine.sum_weights, abi::TY_COMBINE_SUM_WEIGHTS);
+        call.beside = brought.as_ref().map_or(NO_TENSOR, |brought| brought.x().raw());
         call.x = combine.x.raw();
         call.weights = raw_or_none(combine.weights.as_ref());
         call.bias0 = raw_or_none(combine.bias[0].as_ref());
@@ -349,7 +367,7 @@ impl Communicator {
         let result = unsafe { self.components.kernels().combine_send(&call) };
         match result {
             Ok(()) => {
-                let sent = self.sent(operation).of(handle);
+                let sent = self.sent(operation).of(handle).with(brought);
                 Ok(PendingCombine { sent, arguments: PhantomData })
             }
             Err(error) => Err(self.end_failed(operation, error)),
@@ -442,6 +460,34 @@ impl Communicator {
             )
             .with_fix("drop handles that are combined, or open the communicator with more handles")
         })
+    }
+
+    /// Another M than the communicator's.
+    fn check_call_tokens(&self, dispatch: &Dispatch<'_>) -> Result<()> {
+        let is_own = dispatch.max_tokens.is_some_and(|most| most != self.shape.max_tokens);
+        self.check_form(is_own, CallForm::CallTokens, "max_tokens of a call")
+    }
+
+    fn check_combine_form(&self, combine: &Combine<'_>) -> Result<()> {
+        self.check_beside(combine.topk.is_some(), "topk of a combine")?;
+        self.check_form(combine.round_once, CallForm::RoundOnce, "round_once")?;
+        self.check_form(combine.sum_weights, CallForm::SumWeights, "sum_weights")
+    }
+
+    fn check_beside(&self, is_asked: bool, what: &str) -> Result<()> {
+        self.check_form(is_asked, CallForm::RoundOnce, what)
+    }
+
+    /// Whether the kernel set takes what a call asks for.
+    fn check_form(&self, is_asked: bool, form: CallForm, what: &str) -> Result<()> {
+        if !is_asked || self.takes(form) {
+            return Ok(());
+        }
+        let kernels = self.components.kernels().name().to_owned();
+        let text = format!(
+            "{what}: found some; expected none: kernel set `{kernels}` does not take it yet"
+        );
+        Err(Error::new(ErrorKind::Unsupported, "check arguments", text))
     }
 
     fn check_handle(&self, handle: &Handle) -> Result<()> {

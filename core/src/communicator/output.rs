@@ -93,7 +93,7 @@ impl Received {
         ids,
         /// f32: `[N, K]` (flat), else `[rows, 1]`.
         weights,
-        /// i32 `source rank * M + source token`: `[N, 1]`, or `[rows, 1]` (packed).
+        /// i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed).
         source,
         /// `[N, K]` i32: row of each expert's copy, or -1 (expert-major).
         slots,
@@ -101,8 +101,12 @@ impl Received {
         expert_counts,
         /// `[E/R, 1]` i32: first row per local expert (expert-major).
         expert_starts,
+        /// `[E/R, 1]` i32: behind the last row of each local expert, padding left out (expert-major).
+        expert_ends,
         /// `[R, 1]` i32: tokens per source rank.
         source_counts,
+        /// `[R, 1]` i32: tokens of a source rank and of all before it.
+        source_ends,
         /// `[E/R, R]` i64: `count | begin << 32` (packed).
         ranges,
         /// `[2, 1]` i64: the true N and the true number of rows.

@@ -15,7 +15,7 @@ pub enum RefusedCall {
     Dispatch(Layout),
     /// A replay of a handle of this layout.
     Replay(Layout),
-    /// A combine.
+    /// A combine. One that brings [weights](super::LateTopk) begins with a replay: refuse that.
     Combine,
 }
 

@@ -23,6 +23,8 @@ pub struct Communicator {
     pub(super) options: CommunicatorOptions,
     pub(super) report: BringUpReport,
     pub(super) scratch: TopkScratch,
+    /// Rows of the weights of a combine that brings some.
+    pub(super) late_weights: Vec<f32>,
     pub(super) next_operation: u64,
     /// Slots (operation number modulo `in_flight`, at most 16) whose operation was sent and not yet
     /// received: one bit each.

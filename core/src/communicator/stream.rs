@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Communicator;
 use super::arguments::{Combine, Dispatch, Replay, Sizes};
-use super::components::Components;
+use super::components::{CallForm, Components};
 use super::memory::{Argument, check_memory};
 use super::operations::{PendingCombine, PendingDispatch, PendingReplay};
 use super::output::{Handle, Received};
@@ -165,15 +165,37 @@ impl Communicator {
         OnStream { comm: self, mode: Mode { stream: Some(stream), ..Mode::default() } }
     }
 
+    /// Whether the kernel set takes a form of calls that not every one does.
+    pub fn takes(&self, form: CallForm) -> bool {
+        self.components.takes(form.bit())
+    }
+
     /// Whether the kernel set takes calls in the order of a stream.
     pub fn has_streams(&self) -> bool {
-        self.components.streams
+        self.components.takes(abi::TY_NEEDS_STREAMS)
     }
 
     /// Whether the kernel set takes calls [without synchronisation](OnStream::without_sync), which graphs
     /// can capture.
     pub fn has_graphs(&self) -> bool {
-        self.components.no_sync
+        self.components.takes(abi::TY_NEEDS_NO_SYNC)
+    }
+
+    /// Outputs, handles and expert inputs that were dropped before are free once `streams`, too, have passed what is
+    /// queued there now: for those that were used on other streams than that of their operation. Drop them, then
+    /// call this, and then operations. Local: no other rank takes part.
+    ///
+    /// # Errors
+    /// `Unsupported` where the kernel set has no streams; a stream that is captured; what the device refuses.
+    pub fn release_after(&mut self, streams: &[Stream]) -> Result<()> {
+        self.check_open()?;
+        self.take_back_regions();
+        for stream in streams {
+            self.check_stream(Some(*stream))?;
+            // SAFETY: a stream of the device, by the contract of `Stream::new`.
+            unsafe { self.components.kernels().release_after(stream.raw())? };
+        }
+        Ok(())
     }
 
     /// Waits until everything that was received in the order of a stream has ended, and the streams
@@ -219,7 +241,7 @@ impl Communicator {
     }
 
     pub(super) fn check_stream(&self, stream: Option<Stream>) -> Result<()> {
-        if stream.is_none() || self.components.streams {
+        if stream.is_none() || self.components.takes(abi::TY_NEEDS_STREAMS) {
             return Ok(());
         }
         let text = format!(
@@ -231,7 +253,7 @@ impl Communicator {
     }
 
     fn check_no_sync(&self, mode: &Mode<'_>) -> Result<()> {
-        if mode.no_sync && !self.components.no_sync {
+        if mode.no_sync && !self.components.takes(abi::TY_NEEDS_NO_SYNC) {
             let text = format!(
                 "without_sync: found it; expected a call that waits: kernel set `{}` has no others here",
                 self.report.kernels

@@ -39,6 +39,7 @@ impl<K: KernelSet> KernelsComponent<K> {
         counters: Some(Self::counters),
         trace: Some(Self::trace),
         dispatch_output: Some(Self::dispatch_output),
+        release_after: Some(Self::release_after),
     };
 
     unsafe extern "C" fn probe(
@@ -130,6 +131,7 @@ impl<K: KernelSet> KernelsComponent<K> {
             component.dispatch_output(operation)?.into_iter().for_each(|given| *received = given);
             Ok(())
         };
+        release_after(stream: *mut c_void) |component| component.release_after(stream);
     }
 
     slots! { silent K:

@@ -65,7 +65,9 @@ const NO_OUTPUT: abi::TyReceived = abi::TyReceived {
     slots: NO_TENSOR,
     expert_counts: NO_TENSOR,
     expert_starts: NO_TENSOR,
+    expert_ends: NO_TENSOR,
     source_counts: NO_TENSOR,
+    source_ends: NO_TENSOR,
     ranges: NO_TENSOR,
     totals: NO_TENSOR,
     lost: NO_TENSOR,
@@ -209,6 +211,18 @@ impl OpenKernels {
     pub fn flush(&mut self) -> Result<()> {
         // SAFETY: as in `allocate`.
         self.call("flush", |t, i, e| unsafe { t.flush.map(|f| f(i, e)) })
+    }
+
+    /// What was released, and is from now on, is free once a stream has passed what it has now.
+    ///
+    /// # Errors
+    /// What the component says.
+    ///
+    /// # Safety
+    /// A stream of the set's device.
+    pub unsafe fn release_after(&mut self, stream: *mut c_void) -> Result<()> {
+        // SAFETY: as in `allocate`, and by this function's contract.
+        self.call("release_after", |t, i, e| unsafe { t.release_after.map(|f| f(i, stream, e)) })
     }
 
     /// Takes back an arena region.

@@ -134,6 +134,10 @@ pub struct RegionLayout {
     pub expert_counts: Span,
     /// Expert-major only: u32 `[El + 1]`, the first row of each local expert, then X.
     pub expert_starts: Span,
+    /// Expert-major only: u32 `[El]`, behind the last row of each local expert, padding left out.
+    pub expert_ends: Span,
+    /// u32 `[R]`: rows from each source rank and from all before it.
+    pub rank_ends: Span,
     /// Packed only: i64 `[El, R]`, `count | begin << 32` of each source within each local expert.
     pub ranges: Span,
     /// Expert-major and packed: the scales as they arrive, `[N, scale bytes]` in flat order; the owner
@@ -179,6 +183,8 @@ impl RegionLayout {
             rank_counts,
             expert_counts,
             expert_starts,
+            expert_ends,
+            rank_ends,
             ranges,
             landed_scales,
             landed_weights,
@@ -196,6 +202,8 @@ impl RegionLayout {
             rank_counts,
             expert_counts,
             expert_starts,
+            expert_ends,
+            rank_ends,
             ranges,
             landed_scales,
             landed_weights,
@@ -215,7 +223,7 @@ impl RegionLayout {
     }
 }
 
-pub(super) const ARRAYS: usize = 15;
+pub(super) const ARRAYS: usize = 17;
 
 /// One array of a region.
 pub(super) struct Array {
@@ -276,6 +284,10 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
             (x, x, NONE, x, by_k, NONE, ArrayLength::new(local * ranks, "El * R"))
         }
     };
+    let ends = match spec.layout {
+        Layout::ExpertMajor { .. } => ArrayLength::new(local, "El"),
+        Layout::Flat | Layout::Packed => NONE,
+    };
     let lands = spec.layout != Layout::Flat;
     let landed = |count, wanted: bool| if lands && wanted { count } else { NONE };
     let landed_scales = landed(tokens, spec.row.scale_bytes > 0);
@@ -293,6 +305,8 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
         Array::new("rank_counts", ArrayLength::new(ranks, "R"), 4)?,
         Array::new("expert_counts", ArrayLength::new(local, "El"), 4)?,
         Array::new("expert_starts", starts, 4)?,
+        Array::new("expert_ends", ends, 4)?,
+        Array::new("rank_ends", ArrayLength::new(ranks, "R"), 4)?,
         Array::new("ranges", ranges, 8)?,
         Array::new("landed scales", landed_scales, spec.row.scale_bytes)?,
         Array::new("landed weights", landed_weights, 4)?,

@@ -39,7 +39,7 @@ impl KernelSet for PanickyKernels {
     fn needs(&mut self, _: &Limits) -> Result<KernelNeeds> {
         self.0.enter("needs");
         let flags = match self.0.panic_in.as_str() {
-            UNKNOWN_NEEDS => abi::TY_NEEDS_MASKING | 8,
+            UNKNOWN_NEEDS => abi::TY_NEEDS_MASKING | 1 << 31,
             WITH_STREAMS | STREAMS_ON_HOST => abi::TY_NEEDS_STREAMS,
             WITH_GRAPHS => abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC,
             GRAPHS_ALONE => abi::TY_NEEDS_NO_SYNC,

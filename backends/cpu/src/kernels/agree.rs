@@ -24,7 +24,7 @@ pub(super) type ToDomain<'f> = dyn for<'a> Fn(&'a RoutingTable, u32) -> Terms<'a
 
 #[cold]
 fn mismatch(peer: u32, header: &Header, rank: u32, enter: &Enter<'_>) -> Error {
-    let theirs = Signature(header.0[2]);
+    let theirs = header.signature();
     let (theirs, ours) = if theirs == enter.signature {
         let handle = |origin| format!("used the handle of dispatch {origin}");
         (handle(header.0[7]), handle(enter.origin))
@@ -108,7 +108,7 @@ pub(super) fn hand_on(
     let refusal = header.verdict().filter(|verdict| *verdict != Verdict::Go);
     let enter = Enter {
         operation,
-        signature: Signature(header.0[2]),
+        signature: header.signature(),
         origin: header.0[7],
         refusal: refusal.map(|verdict| (verdict, record.text())),
     };
@@ -155,7 +155,7 @@ pub(super) fn hear_entries(
                 "an entry, after its forwarder had said that it is lost".into(),
             ));
         }
-        let theirs = Signature(header.0[2]);
+        let theirs = header.signature();
         let verdict = verdict_of(&header, source)?;
         let equal = if verdict == Verdict::Go && enter.refusal.is_none() {
             theirs == enter.signature && header.0[7] == enter.origin
@@ -199,7 +199,7 @@ fn accept_entry(
             format!("{rows} rows of {}", routing.world.shape.max_tokens),
         ));
     }
-    let signature = Signature(header.0[2]);
+    let signature = header.signature();
     let arrays = signature.arrays();
     let entry = Entry { rows, arrays, base_x: header.0[4], base_weights: header.0[5], gone: false };
     routing.gathered.entries[source as usize] = entry;

@@ -15,7 +15,7 @@ use super::engine::Engine;
 use super::entry::{Enter, Terms, refusal, unheard_refusal};
 use super::forward::{finish_forward, serve, take_forward};
 use super::merger::{Merger, Staged, make_partials, merger};
-use super::operation::{CombineOp, End, Exposed, Offsets, Operation};
+use super::operation::{CombineOp, End, Exposed, Offsets, Operation, RowType};
 use super::partials::{find_partials, sum_ranks};
 use super::pieces::push;
 use super::places::Places;
@@ -24,6 +24,7 @@ use super::routing::RoutingTable;
 use super::slots::leave_if_refused;
 use super::source::float_type;
 use super::verdicts::gather_entries;
+use crate::convert::FloatType;
 
 /// A region for the expert outputs of a handle.
 pub(super) fn combine_input(
@@ -81,13 +82,18 @@ unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usiz
     let float = float_type(call.x.dtype).ok_or_else(|| {
         Error::new(ErrorKind::Internal, "combine", format!("row type {}", call.x.dtype))
     })?;
+    let hidden = engine.world.shape.hidden as usize;
+    let row = |float: FloatType| RowType { float, bytes: hidden * float.bytes() };
+    let rounds_once = call.flags & abi::TY_COMBINE_ROUND_ONCE != 0;
+    let partial = if rounds_once { FloatType::F32 } else { float };
     let mut op = CombineOp {
         operation: call.operation,
         handle: call.handle as usize,
         signature,
-        float,
-        row_bytes: engine.world.shape.hidden as usize * float.bytes(),
+        row: row(float),
+        partial: row(partial),
         has_weights: !call.weights.data.is_null(),
+        sums_weights: call.flags & abi::TY_COMBINE_SUM_WEIGHTS != 0,
         staging: None,
         partials: Offsets::default(),
         landing: Offsets::default(),
@@ -98,7 +104,7 @@ unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usiz
         missing: call.missing,
         bias: [call.bias0, call.bias1],
     };
-    let merger = merger(&engine.routing, &engine.places, call, &op)?;
+    let merger = merger(&engine.routing, call, &op)?;
     let staged = match stage(&engine.routing, &mut engine.places, call, &op, merger) {
         Ok(staged) => staged,
         Err(error) => {

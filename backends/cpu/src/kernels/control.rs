@@ -1,6 +1,7 @@
 //! Records and signals, of a domain and of a rail.
 
 use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
+use tokenyard_core::signature::Signature;
 
 /// The signals of one operation slot and place. In a domain there are R places: that of `(domain,
 /// peer)` is raised by `peer`, on its queue 0, for what concerns the source of `domain` on a rail. On
@@ -54,8 +55,8 @@ pub(super) enum Verdict {
 
 /// The header of a record: eight words, then counts or a text.
 ///
-/// Entry: operation, verdict, signature, rows, base of x, base of weights, text bytes, number of the
-/// dispatch that made the handle; then u32 `[El]`, rows per expert. On a rail the rows are those that
+/// Entry: operation, verdict, signature, rows, base of x, base of weights, text bytes and above them the
+/// extent of the signature, number of the dispatch that made the handle; then u32 `[El]`, rows per expert. On a rail the rows are those that
 /// go to the domain, and u32 `[S]`, rows per rank, and u32 `[S * El]` follow.
 /// Grant: operation, verdict, region offset, N, X, first flat row, text bytes, zero; then u32 `[El]`,
 /// the first row of each expert. Where it is a refusal, and on a rail, only the verdict counts, and word 5 is
@@ -82,9 +83,20 @@ impl Header {
         }
     }
 
+    /// How a source entered.
+    pub(super) fn signature(&self) -> Signature {
+        Signature { word: self.0[2], extent: (self.0[6] >> 32) as u32 }
+    }
+
     /// Length of the text, never longer than its room.
     pub(super) fn text_bytes(&self) -> usize {
-        self.0[6].min(RECORD_TEXT) as usize
+        (self.0[6] & 0xffff_ffff).min(RECORD_TEXT) as usize
+    }
+
+    /// The same with a text of so many bytes.
+    pub(super) fn with_text(mut self, bytes: u64) -> Self {
+        self.0[6] = self.0[6] >> 32 << 32 | bytes;
+        self
     }
 }
 

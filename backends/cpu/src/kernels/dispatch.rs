@@ -19,7 +19,7 @@ use super::mend::{lacks, mend};
 use super::moves::{Move, Via};
 use super::operation::{DispatchOp, End, Exposed, Operation, Output};
 use super::order::Order;
-use super::output::{allocate_output, describe, write_counts};
+use super::output::{allocate_output, clear_ids, describe, keep_copies, write_counts};
 use super::packed::{packed_recv, packed_send};
 use super::rail::Rail;
 use super::record::{Body, NewRecord, bad_record, refusal_record};
@@ -77,6 +77,7 @@ unsafe fn dispatch_in_slot(engine: &mut Engine, call: &abi::TyDispatch, slot: us
         let here = engine.routing.rail.as_mut().map(Rail::routing);
         state.route(call.operation, topk, &engine.world, here);
         state.arrangement = arrangement;
+        state.max_tokens = call.max_tokens;
     }
     let enter = Enter {
         operation: call.operation,
@@ -295,6 +296,7 @@ pub(super) fn dispatch_recv(engine: &mut Engine, operation: u64) -> Result<abi::
     let output = if torn { mend(engine, &op, output)? } else { output };
     engine.order.leave(slot, operation, End::Done)?;
     write_counts(&engine.routing, &engine.places, &op, &output);
+    clear_ids(&engine.routing, &engine.places, &op, &output);
     if let Layout::ExpertMajor { zero_padding, .. } =
         engine.routing.handles[op.handle].arrangement.layout
     {
@@ -302,6 +304,7 @@ pub(super) fn dispatch_recv(engine: &mut Engine, operation: u64) -> Result<abi::
         if zero_padding {
             clear_padding(&engine.routing, &engine.places, &op, &output);
         }
+        keep_copies(&mut engine.routing, &engine.places, &op, &output);
     }
     Ok(describe(engine, &op, &output))
 }

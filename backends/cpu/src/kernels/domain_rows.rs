@@ -107,8 +107,9 @@ fn sum_rows_of(engine: &Engine, op: &CombineOp, domain: u32, here: Offsets) -> R
         out_weights: weights,
         missing: std::ptr::null_mut(),
         left_out: &[],
-        float: op.float,
-        row_bytes: op.row_bytes,
+        row: op.partial,
+        partial: op.partial,
+        sums_weights: op.sums_weights,
     };
     // SAFETY: the region has room for these rows; partials were checked against their arena and
     // are complete: their entry, or their signals, were seen.

@@ -82,8 +82,9 @@ impl<'a> Terms<'a> {
         origin: u64,
     ) -> NewRecord<'a> {
         let Self { rows, base_x, base_weights, body } = self;
-        let Signature(signature) = signature;
-        let header = [operation, verdict as u64, signature, rows, base_x, base_weights, 0, origin];
+        let Signature { word, extent } = signature;
+        let extent = u64::from(extent) << 32;
+        let header = [operation, verdict as u64, word, rows, base_x, base_weights, extent, origin];
         NewRecord { header: Header(header), body }
     }
 }
@@ -94,8 +95,9 @@ impl Enter<'_> {
         let Self { operation, signature, origin, refusal } = *self;
         match refusal {
             Some((verdict, text)) => {
-                let Signature(signature) = signature;
-                let header = [operation, verdict as u64, signature, 0, 0, 0, 0, origin];
+                let Signature { word, extent } = signature;
+                let extent = u64::from(extent) << 32;
+                let header = [operation, verdict as u64, word, 0, 0, 0, extent, origin];
                 NewRecord { header: Header(header), body: Body::Text(text) }
             }
             None => terms().record(operation, Verdict::Go, signature, origin),

@@ -1,6 +1,4 @@
-use tokenyard_core::moe::{
-    Layout, RecvPlan, RegionLayout, RegionRows, RegionSpec, RowFormat, SendPlan, Shape,
-};
+use tokenyard_core::moe::{Layout, RecvPlan, RegionRows, RegionSpec, RowFormat, SendPlan, Shape};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::domains::{Domains, World};
@@ -136,9 +134,14 @@ pub(super) struct HandleState {
     /// True N and number of rows, padding included, on this rank.
     pub(super) tokens: u64,
     pub(super) rows: u64,
-    /// Arena offset and layout of the first dispatch's output: combine reads slots and weights.
-    pub(super) region_offset: u64,
-    pub(super) region: Option<RegionLayout>,
+    /// M of the dispatch.
+    pub(super) max_tokens: u32,
+    /// Whether there is a dispatch.
+    pub(super) is_made: bool,
+    /// `[N, K]`, what the dispatch brought, for combines: where each expert's copy lies, or -1, and its weight. Empty
+    /// of flat rows. They grow with the largest dispatch that the handle had.
+    pub(super) slots: Vec<i32>,
+    pub(super) weights: Vec<f32>,
     /// Rows that the output tensor has, and combine takes.
     pub(super) output_rows: u64,
 }
@@ -154,8 +157,10 @@ impl HandleState {
             arrangement: Arrangement { layout: Layout::Flat, worst_case: false },
             tokens: 0,
             rows: 0,
-            region_offset: 0,
-            region: None,
+            max_tokens: world.max_tokens,
+            is_made: false,
+            slots: Vec::new(),
+            weights: Vec::new(),
             output_rows: 0,
         }
     }
@@ -170,7 +175,7 @@ impl HandleState {
         here: Option<&mut Vec<i64>>,
     ) {
         self.origin = origin;
-        self.region = None;
+        self.is_made = false;
         let domains = &world.domains;
         let own = &mut self.legs[domains.mine as usize];
         let (Some(outward), Some(here)) = (&mut self.outward, here) else {
@@ -188,6 +193,11 @@ impl HandleState {
             ),
         );
         own.route(here);
+    }
+
+    /// The shape with M of the dispatch.
+    pub(super) fn shape_of(&self, world: &Shape) -> Shape {
+        Shape { max_tokens: self.max_tokens, ..*world }
     }
 
     /// Rows that a region of this rank must hold.
@@ -208,13 +218,14 @@ impl HandleState {
             Layout::Packed => {
                 u64::from(shape.local_experts())
                     * u64::from(shape.ranks)
-                    * u64::from(shape.max_tokens)
+                    * u64::from(self.max_tokens)
             }
         }
     }
 }
 
-/// Bytes that one handle takes on a rank of a world of `shape.ranks` ranks in `domains` domains.
+/// Bytes that one handle takes on a rank of a world of `shape.ranks` ranks in `domains` domains, without what it
+/// keeps of its outputs: 8 bytes for each received token and k, unless rows are flat.
 pub fn handle_bytes(shape: &Shape, domains: u32) -> u64 {
     let size = shape.ranks / domains;
     let inside = Shape { ranks: size, experts: shape.experts / domains, ..*shape };
@@ -233,6 +244,8 @@ pub fn handle_bytes(shape: &Shape, domains: u32) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WireFormat {
     pub(super) row: RowFormat,
+    /// Numbers of a row.
+    pub(super) width: u32,
     /// Type codes of the received rows and scales.
     pub(super) x_dtype: u32,
     pub(super) scale_dtype: u32,
@@ -259,9 +272,12 @@ impl WireFormat {
             }
         };
         let element = tokenyard_core::moe::DType::from_code(x_dtype).map_or(1, |d| d.bytes());
+        // A replay may bring rows of another width; one that is refused brings none.
+        let width = if call.x.shape[1] == 0 { hidden } else { call.x.shape[1] as u32 };
         Ok(Self {
+            width,
             row: RowFormat {
-                x_bytes: hidden * element as u32,
+                x_bytes: width * element as u32,
                 scale_bytes: 4 * scale_cols as u32,
                 weights: !call.topk_weights.data.is_null(),
             },

@@ -27,10 +27,6 @@ pub(super) fn mend(engine: &mut Engine, op: &DispatchOp, output: Output) -> Resu
             clear_rows(&engine.routing, &engine.places, op, &whole, source);
         }
     }
-    let state = &engine.routing.handles[op.handle];
-    if state.region.is_some() && state.region_offset == output.region.offset {
-        engine.routing.remember_output(op.handle, &whole);
-    }
     Ok(whole)
 }
 
@@ -52,12 +48,13 @@ pub(super) fn unpack_lost(
 ) -> u32 {
     let (recv, layout) = (&routing.handles[op.handle].recv, &output.layout);
     let (shape, state) = (&routing.world.shape, &routing.handles[op.handle]);
-    let Some(first) = state.region else { return 0 };
-    let room = (shape.ranks * shape.max_tokens) as usize;
+    if !state.is_made {
+        return 0;
+    }
+    let room = (shape.ranks * state.max_tokens) as usize;
     let topk = shape.topk as usize;
     let entries = recv.row_base(source) as usize * topk;
     let end = entries + recv.rows_from(source) as usize * topk;
-    let known = places.arena_area.at(state.region_offset + first.slots.offset).cast::<i32>();
     let zero = |span: Span, row: usize, width: usize, byte: u8| {
         if span.bytes > 0 {
             // SAFETY: `row` is below El * R*M, checked below, in this rank's region.
@@ -65,10 +62,9 @@ pub(super) fn unpack_lost(
         }
     };
     for entry in entries..end {
-        // SAFETY: the first output, which the handle keeps, has N rows of K slots, and this
-        // rank wrote them; the counts and slots of this output are as large.
+        let row = state.slots[entry];
+        // SAFETY: N rows of K slots, as the first output had; the counts and slots of this one are as large.
         unsafe {
-            let row = known.add(entry).read();
             places.array(output, layout.slots).cast::<i32>().add(entry).write(row);
             let Ok(row) = usize::try_from(row) else { continue };
             debug_assert!(row / room < shape.local_experts() as usize, "{row}");

@@ -2,16 +2,15 @@
 
 use std::ops::Range;
 
-use tokenyard_core::moe::{Layout, MAX_TOPK, Region, Span};
+use tokenyard_core::moe::{Layout, MAX_TOPK, Region};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::launch::{Launcher, Shared};
-use super::operation::{CombineOp, Offsets};
+use super::operation::{CombineOp, Offsets, RowType};
 use super::places::Places;
 use super::routing::RoutingTable;
 use super::sums::{CHUNK, pool_failed};
-use crate::convert::FloatType;
-use crate::sum::{sum_rows, sum_rows_weighted};
+use crate::sum::{sum_rows, sum_rows_exactly, sum_rows_weighted};
 
 /// What must be laid out before a combine can enter.
 pub(super) struct Staged {
@@ -31,14 +30,24 @@ pub(super) struct Merger {
     pub(super) x: *const u8,
     pub(super) rows: usize,
     pub(super) weights: *const f32,
-    /// Weights that the dispatch brought, for a weighted combine.
-    pub(super) dispatch_weights: Option<*const f32>,
+    /// `[N, K]` weights of copies, for a weighted combine.
+    pub(super) copy_weights: Option<CopyWeights>,
+    /// `[N, K]`.
     pub(super) slots: *const i32,
     /// One row per token already.
     pub(super) flat: bool,
     pub(super) topk: usize,
-    pub(super) float: FloatType,
-    pub(super) row_bytes: usize,
+    pub(super) row: RowType,
+    pub(super) partial: RowType,
+}
+
+/// Where the weight of a copy is.
+#[derive(Clone, Copy)]
+pub(super) enum CopyWeights {
+    /// `[N, K]`, that of the dispatch.
+    Dispatched(*const f32),
+    /// Beside each copy, `[rows, width]`: K weights, and a word whose bits say which of them count.
+    Beside { rows: *const f32, width: usize },
 }
 
 impl Merger {
@@ -60,8 +69,8 @@ impl Merger {
         // SAFETY: by this function's contract.
         unsafe {
             if self.flat {
-                let from = self.x.add(token * self.row_bytes);
-                std::ptr::copy_nonoverlapping(from, out, self.row_bytes);
+                let from = self.x.add(token * self.row.bytes);
+                std::ptr::copy_nonoverlapping(from, out, self.row.bytes);
             } else {
                 self.merge(token, out);
             }
@@ -82,6 +91,27 @@ impl Merger {
         }
     }
 
+    /// The weight of a token's copy, if it counts; 1 where a combine is not weighted.
+    ///
+    /// # Safety
+    /// `token` is below N, and its copy `k` is row `slot`.
+    unsafe fn weight(&self, token: usize, k: usize, slot: usize) -> Option<f32> {
+        match self.copy_weights {
+            None => Some(1.0),
+            // SAFETY: `[N, K]`, by this function's contract.
+            Some(CopyWeights::Dispatched(all)) => {
+                Some(unsafe { all.add(token * self.topk + k).read() })
+            }
+            Some(CopyWeights::Beside { rows, width }) => {
+                let row = rows.wrapping_add(slot * width);
+                // SAFETY: as many rows as copies, each of more than K numbers.
+                let (weight, bits) =
+                    unsafe { (row.add(k).read(), row.add(self.topk).read().to_bits()) };
+                (bits >> k & 1 == 1).then_some(weight)
+            }
+        }
+    }
+
     /// # Safety
     /// `token` is below N; `out` has room for one row that nobody else uses.
     unsafe fn merge(&self, token: usize, out: *mut u8) {
@@ -90,20 +120,23 @@ impl Merger {
         let mut count = 0;
         // SAFETY: rows were checked against the tensor; weights have as many rows.
         let out = unsafe {
-            for (_, slot) in self.copies(token) {
+            for (k, slot) in self.copies(token) {
+                let Some(weight) = self.weight(token, k, slot) else { continue };
                 terms[count] =
-                    std::slice::from_raw_parts(self.x.add(slot * self.row_bytes), self.row_bytes);
-                if let Some(all) = self.dispatch_weights {
-                    weights[count] = all.add(slot).read();
-                }
+                    std::slice::from_raw_parts(self.x.add(slot * self.row.bytes), self.row.bytes);
+                weights[count] = weight;
                 count += 1;
             }
-            std::slice::from_raw_parts_mut(out, self.row_bytes)
+            std::slice::from_raw_parts_mut(out, self.partial.bytes)
         };
-        if self.dispatch_weights.is_some() {
-            sum_rows_weighted(self.float, out, &terms[..count], &weights[..count]);
-        } else {
-            sum_rows(self.float, out, &terms[..count]);
+        let (terms, weights) = (&terms[..count], &weights[..count]);
+        let weights = self.copy_weights.map(|_| weights);
+        match weights {
+            _ if self.row.float != self.partial.float => {
+                sum_rows_exactly(self.row.float, out, terms, weights);
+            }
+            Some(weights) => sum_rows_weighted(self.row.float, out, terms, weights),
+            None => sum_rows(self.row.float, out, terms),
         }
     }
 
@@ -123,26 +156,30 @@ impl Merger {
 /// What a combine's partial rows are made from.
 pub(super) fn merger(
     routing: &RoutingTable,
-    places: &Places,
     call: &abi::TyCombine,
     op: &CombineOp,
 ) -> Result<Merger> {
     let state = &routing.handles[op.handle];
-    let Some(layout) = state.region else {
+    if !state.is_made {
         return Err(Error::new(ErrorKind::Internal, "combine", "the handle has no dispatch"));
-    };
-    let at = |span: Span| places.arena_area.at(state.region_offset + span.offset).cast_const();
+    }
     let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
+    let copy_weights = if call.beside.data.is_null() {
+        CopyWeights::Dispatched(state.weights.as_ptr())
+    } else {
+        let (rows, width) = (call.beside.data.cast_const().cast(), call.beside.shape[1] as usize);
+        CopyWeights::Beside { rows, width }
+    };
     Ok(Merger {
         x: call.x.data.cast_const(),
         rows: call.x.shape[0] as usize,
         weights: call.weights.data.cast_const().cast(),
-        dispatch_weights: weighted.then(|| at(layout.weights).cast()),
-        slots: at(layout.slots).cast(),
+        copy_weights: weighted.then_some(copy_weights),
+        slots: state.slots.as_ptr(),
         flat: state.arrangement.layout == Layout::Flat,
         topk: routing.world.shape.topk as usize,
-        float: op.float,
-        row_bytes: op.row_bytes,
+        row: op.row,
+        partial: op.partial,
     })
 }
 
@@ -172,7 +209,7 @@ pub(super) unsafe fn make_partials(
             // the contract of `combine_send`.
             unsafe {
                 if copies_x {
-                    merger.make_row(token, x_out.add(token * merger.row_bytes));
+                    merger.make_row(token, x_out.add(token * merger.partial.bytes));
                 }
                 if copies_weights {
                     merger.make_weights(token, weights_out.add(token * merger.topk));

@@ -140,7 +140,11 @@ impl KernelSet for CpuKernels {
         Ok(KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: 2,
-            flags: abi::TY_NEEDS_MASKING,
+            flags: abi::TY_NEEDS_MASKING
+                | abi::TY_NEEDS_CALL_TOKENS
+                | abi::TY_NEEDS_ROUND_ONCE
+                | abi::TY_NEEDS_SUM_WEIGHTS
+                | abi::TY_NEEDS_NO_REGION,
             scale_up,
             scale_out,
             window_bytes,

@@ -8,15 +8,26 @@ use super::handle::WireFormat;
 use super::moves::{Move, Via};
 use crate::convert::FloatType;
 
+/// What a row of a combine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RowType {
+    pub(super) float: FloatType,
+    pub(super) bytes: usize,
+}
+
 /// A combine between send and receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CombineOp {
     pub(super) operation: u64,
     pub(super) handle: usize,
     pub(super) signature: Signature,
-    pub(super) float: FloatType,
-    pub(super) row_bytes: usize,
+    /// Rows of the caller, in and out.
+    pub(super) row: RowType,
+    /// Rows on their way.
+    pub(super) partial: RowType,
     pub(super) has_weights: bool,
+    /// Returned weights are sums over ranks.
+    pub(super) sums_weights: bool,
     pub(super) staging: Option<Region>,
     /// This rank's partial rows.
     pub(super) partials: Offsets,

@@ -24,7 +24,7 @@ pub(super) fn allocate_output(
 ) -> Result<Output> {
     let state = &routing.handles[op.handle];
     let spec = RegionSpec {
-        shape: routing.world.shape,
+        shape: state.shape_of(&routing.world.shape),
         layout: state.arrangement.layout,
         row: op.format.row,
     };
@@ -51,13 +51,66 @@ pub(super) fn write_counts(
         if layout.expert_starts.bytes > 0 {
             copy_u32(state.recv.expert_starts(), places.array(output, layout.expert_starts));
         }
+        let ends = places.array(output, layout.expert_ends).cast::<u32>();
+        if layout.expert_ends.bytes > 0 {
+            let starts = state.recv.expert_starts().iter();
+            for (expert, (start, count)) in starts.zip(state.recv.expert_counts()).enumerate() {
+                ends.add(expert).write(start + count);
+            }
+        }
         let counts = places.array(output, layout.rank_counts).cast::<u32>();
+        let ends = places.array(output, layout.rank_ends).cast::<u32>();
         for peer in 0..routing.world.shape.ranks {
-            counts.add(peer as usize).write(state.recv.rows_from(peer));
+            let rows = state.recv.rows_from(peer);
+            counts.add(peer as usize).write(rows);
+            ends.add(peer as usize).write(state.recv.row_base(peer) + rows);
         }
         let totals = places.array(output, layout.totals).cast::<i64>();
         totals.write(state.tokens as i64);
         totals.add(1).write(rows as i64);
+    }
+}
+
+/// No expert is named behind the last token, where there is room for more.
+pub(super) fn clear_ids(routing: &RoutingTable, places: &Places, op: &DispatchOp, output: &Output) {
+    let width = 4 * u64::from(routing.world.shape.topk);
+    let tokens = routing.handles[op.handle].tokens;
+    let behind = (output.rows.tokens.saturating_sub(tokens) * width) as usize;
+    for span in [output.layout.ids, output.layout.slots].iter().filter(|span| span.bytes > 0) {
+        let end = places.array(output, *span).wrapping_add((tokens * width) as usize);
+        // SAFETY: N rows of K in this rank's region, of which the last ones are nobody's.
+        unsafe { end.write_bytes(0xff, behind) };
+    }
+}
+
+/// Keeps in the handle what combines read of a dispatch, so that its output may go.
+pub(super) fn keep_copies(
+    routing: &mut RoutingTable,
+    places: &Places,
+    op: &DispatchOp,
+    output: &Output,
+) {
+    let layout = &output.layout;
+    let state = &mut routing.handles[op.handle];
+    if !op.signature.is_fresh() || layout.slots.bytes == 0 {
+        return;
+    }
+    let entries = (state.tokens * u64::from(routing.world.shape.topk)) as usize;
+    state.slots.clear();
+    state.weights.clear();
+    // SAFETY: `[N, K]` slots in this rank's region, complete and aligned.
+    let slots = unsafe {
+        std::slice::from_raw_parts(places.array(output, layout.slots).cast::<i32>(), entries)
+    };
+    state.slots.extend_from_slice(slots);
+    if op.format.row.weights {
+        let weights = places.array(output, layout.weights).cast::<f32>().cast_const();
+        let weight = |slot: &i32| match usize::try_from(*slot) {
+            // SAFETY: a slot is a row of the output, as it was checked when it came.
+            Ok(slot) => unsafe { weights.add(slot).read() },
+            Err(_) => 0.0,
+        };
+        state.weights.extend(slots.iter().map(weight));
     }
 }
 
@@ -96,7 +149,7 @@ pub(super) fn describe(engine: &Engine, op: &DispatchOp, output: &Output) -> abi
             output,
             layout.x,
             format.x_dtype,
-            [rows, shape.hidden.into()],
+            [rows, format.width.into()],
         ),
         scales: if format.scale_cols > 0 {
             let columns = [rows, format.scale_cols];
@@ -131,7 +184,9 @@ pub(super) fn describe(engine: &Engine, op: &DispatchOp, output: &Output) -> abi
         },
         expert_counts: tensor(layout.expert_counts, i32_code, [local, 1]),
         expert_starts: tensor(layout.expert_starts, i32_code, [local, 1]),
+        expert_ends: tensor(layout.expert_ends, i32_code, [local, 1]),
         source_counts: tensor(layout.rank_counts, i32_code, [ranks, 1]),
+        source_ends: tensor(layout.rank_ends, i32_code, [ranks, 1]),
         ranges: tensor(layout.ranges, i64_code, [local, ranks]),
         totals: tensor(layout.totals, i64_code, [2, 1]),
         lost: tensor(layout.lost, DType::U8.code(), [ranks, 1]),

@@ -13,7 +13,7 @@ use super::entry::{Agreed, Enter, unheard_refusal};
 use super::mend::unpack_lost;
 use super::moves::{Move, Via};
 use super::operation::{DispatchOp, End, Operation, Output};
-use super::output::{allocate_output, describe};
+use super::output::{allocate_output, clear_ids, describe, keep_copies};
 use super::places::Places;
 use super::record::bad_record;
 use super::routing::RoutingTable;
@@ -26,6 +26,8 @@ struct Landed<'a> {
     layout: &'a RegionLayout,
     row: usize,
     source: u32,
+    /// Rows of an expert's block.
+    room: usize,
 }
 
 /// # Safety
@@ -118,7 +120,7 @@ fn unpack(engine: &mut Engine, slot: usize, op: &DispatchOp, output: &Output) ->
     let landing = engine.places.landing_layout(&op.format)?;
     let shape = engine.world.shape;
     let local = shape.local_experts() as usize;
-    let room = (shape.ranks * shape.max_tokens) as usize;
+    let room = (shape.ranks * engine.routing.handles[op.handle].max_tokens) as usize;
     let counts = engine.places.array(output, output.layout.expert_counts).cast::<i32>();
     let ranges = engine.places.array(output, output.layout.ranges).cast::<i64>();
     // SAFETY: the region is this rank's; these arrays are written by nobody else.
@@ -140,7 +142,7 @@ fn unpack(engine: &mut Engine, slot: usize, op: &DispatchOp, output: &Output) ->
         }
         let base = engine.places.sizes.landing(slot, source);
         for row in 0..rows {
-            let from = Landed { base, layout: &landing, row, source };
+            let from = Landed { base, layout: &landing, row, source, room };
             unpack_row(&engine.places, op, output, &from, tokens)?;
             tokens += 1;
         }
@@ -166,7 +168,7 @@ fn unpack_row(
 ) -> Result<()> {
     let shape = &places.world.shape;
     let topk = shape.topk as usize;
-    let room = (shape.ranks * shape.max_tokens) as usize;
+    let room = from.room;
     let (x_bytes, scale_bytes) =
         (op.format.row.x_bytes as usize, op.format.row.scale_bytes as usize);
     let landed = |span: tokenyard_core::moe::Span, width: usize| {
@@ -254,6 +256,13 @@ fn finish_packed(
         let totals = places.array(output, layout.totals).cast::<i64>();
         totals.write(tokens as i64);
         totals.add(1).write(routing.handles[op.handle].rows as i64);
+        let ends = places.array(output, layout.rank_ends).cast::<u32>();
+        for source in 0..routing.world.shape.ranks {
+            let recv = &routing.handles[op.handle].recv;
+            ends.add(source as usize).write(recv.row_base(source) + recv.rows_from(source));
+        }
     }
+    clear_ids(routing, places, op, output);
+    keep_copies(routing, places, op, output);
     Ok(())
 }

@@ -74,7 +74,7 @@ impl Rail {
     /// Takes what a domain's source said when it entered: the header of its record, which was checked,
     /// and, where the source goes along, the counts behind it.
     pub(super) fn accept(&mut self, domain: u32, header: &Header, record: Record, goes: bool) {
-        let signature = Signature(header.0[2]);
+        let signature = header.signature();
         self.heard[domain as usize] = Heard {
             rows: header.0[3] as u32,
             signature,

@@ -78,7 +78,7 @@ impl RoutingTable {
     }
 
     pub(super) fn widths(&self, op: &CombineOp) -> Widths {
-        Widths { x: op.row_bytes as u64, weights: 4 * u64::from(self.world.shape.topk) }
+        Widths { x: op.partial.bytes as u64, weights: 4 * u64::from(self.world.shape.topk) }
     }
 
     /// Partial rows that owners owe this rank for the rows of the domains before this one.
@@ -103,8 +103,7 @@ impl RoutingTable {
     pub(super) fn remember_output(&mut self, handle: usize, output: &Output) {
         let shape = self.world.shape;
         let state = &mut self.handles[handle];
-        state.region_offset = output.region.offset;
-        state.region = Some(output.layout);
+        state.is_made = true;
         state.output_rows = state.rows_of_output(&shape, &output.rows);
     }
 

@@ -156,7 +156,7 @@ pub(super) unsafe fn write_rows(
             experts: send.expert_counts().len() as u32,
             ..routing.world.shape
         },
-        first_source: routing.world.rank * routing.world.shape.max_tokens,
+        first_source: routing.world.rank * state.max_tokens,
         source: *source,
         format: m.format,
         topk,

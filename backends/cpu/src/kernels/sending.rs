@@ -88,7 +88,7 @@ fn put_record(
         Body::Text(text) => {
             let text = &text[..text.len().min(RECORD_TEXT as usize)];
             add(text);
-            header.0[6] = text.len() as u64;
+            header = header.with_text(text.len() as u64);
         }
         Body::Nothing => {}
     }

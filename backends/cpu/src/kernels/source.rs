@@ -27,7 +27,7 @@ impl Launcher {
         format: &WireFormat,
     ) -> Result<RowSource> {
         let element = tokenyard_core::moe::DType::from_code(call.x.dtype).map_or(1, |d| d.bytes());
-        let x_pitch = self.world.shape.hidden as usize * element;
+        let x_pitch = call.x.shape[1] as usize * element;
         let weights = call.topk_weights.data.cast::<f32>().cast_const();
         let sources = std::ptr::null();
         if call.cast == abi::TY_CAST_NONE {

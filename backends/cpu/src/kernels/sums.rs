@@ -6,10 +6,9 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::launch::Shared;
 use super::moves::Carried;
-use super::operation::CombineOp;
-use crate::convert::FloatType;
+use super::operation::{CombineOp, RowType};
 use crate::pool::Pool;
-use crate::sum::sum_rows;
+use crate::sum::{sum_exact_rows, sum_rows};
 
 /// Tokens that one task of the pool handles.
 pub(super) const CHUNK: usize = 16;
@@ -52,8 +51,12 @@ pub(super) struct Sum<'a> {
     /// `[R]`: ranks that are left out of their domain's rows, where these are not left out themselves.
     /// Empty where partials are of ranks.
     pub(super) left_out: &'a [u8],
-    pub(super) float: FloatType,
-    pub(super) row_bytes: usize,
+    /// Biases and sums.
+    pub(super) row: RowType,
+    /// Partial rows.
+    pub(super) partial: RowType,
+    /// Returned weights are sums over peers.
+    pub(super) sums_weights: bool,
 }
 
 impl<'a> Sum<'a> {
@@ -75,8 +78,9 @@ impl<'a> Sum<'a> {
             out_weights: op.out_weights.data.cast(),
             missing: op.missing.data,
             left_out: &[],
-            float: op.float,
-            row_bytes: op.row_bytes,
+            row: op.row,
+            partial: op.partial,
+            sums_weights: op.sums_weights,
         }
     }
 
@@ -102,23 +106,30 @@ impl<'a> Sum<'a> {
     unsafe fn row(&self, row: usize) {
         let token = self.tokens.map_or(row, |tokens| tokens[row] as usize);
         let mut terms: [&[u8]; MOST_TERMS] = [&[]; MOST_TERMS];
-        let mut count = 0;
         let biases = self.biases.iter().filter(|bias| !bias.is_null());
-        let biases = biases.map(|bias| bias.wrapping_add(token * self.row_bytes));
+        let biases = biases.map(|bias| bias.wrapping_add(token * self.row.bytes));
         let partials = self.send.fan(token as u32).iter().filter_map(|fan| {
             let partial = self.partials[fan.rank as usize];
-            let row = partial.x.wrapping_add(fan.index as usize * self.row_bytes);
+            let row = partial.x.wrapping_add(fan.index as usize * self.partial.bytes);
             (!partial.x.is_null()).then_some(row)
         });
-        for address in biases.chain(partials) {
+        let mut count = 0;
+        let mut add = |address: *const u8, bytes: usize| {
             // SAFETY: by this function's contract.
-            terms[count] = unsafe { std::slice::from_raw_parts(address, self.row_bytes) };
+            terms[count] = unsafe { std::slice::from_raw_parts(address, bytes) };
             count += 1;
-        }
-        let out = self.out.wrapping_add(row * self.row_bytes);
+        };
+        biases.for_each(|bias| add(bias, self.row.bytes));
+        partials.for_each(|partial| add(partial, self.partial.bytes));
+        let out = self.out.wrapping_add(row * self.row.bytes);
         // SAFETY: by this function's contract.
-        let out = unsafe { std::slice::from_raw_parts_mut(out, self.row_bytes) };
-        sum_rows(self.float, out, &terms[..count]);
+        let out = unsafe { std::slice::from_raw_parts_mut(out, self.row.bytes) };
+        if self.row == self.partial {
+            sum_rows(self.row.float, out, &terms[..count]);
+        } else {
+            let biases = self.biases.iter().filter(|bias| !bias.is_null()).count();
+            sum_exact_rows(self.row.float, out, &terms[..biases], &terms[biases..count]);
+        }
         if !self.out_weights.is_null() {
             // SAFETY: as above.
             unsafe { self.return_weights(row, token) };
@@ -151,13 +162,15 @@ impl<'a> Sum<'a> {
         let topk = self.shape.topk as usize;
         for (k, expert) in self.topk[token * topk..][..topk].iter().enumerate() {
             let peer = u32::try_from(*expert).ok().map(|e| self.shape.rank_of(e));
-            let fan = self.send.fan(token as u32).iter().find(|fan| Some(fan.rank) == peer);
-            let fan = fan.filter(|fan| !self.partials[fan.rank as usize].x.is_null());
-            let weight = fan.map_or(0.0, |fan| {
+            let fans = self.send.fan(token as u32).iter();
+            let fans = fans.filter(|fan| self.sums_weights || Some(fan.rank) == peer);
+            let fans = fans.filter(|fan| !self.partials[fan.rank as usize].x.is_null());
+            let brought = fans.map(|fan| {
                 let weights = self.partials[fan.rank as usize].weights;
                 // SAFETY: `[rows, K]` of that peer, by this function's contract.
                 unsafe { weights.add(fan.index as usize * topk + k).read() }
             });
+            let weight = brought.reduce(|sum, weight| sum + weight).unwrap_or(0.0);
             // SAFETY: `[rows, K]`, by this function's contract.
             unsafe { self.out_weights.add(row * topk + k).write(weight) };
         }

@@ -17,7 +17,7 @@ impl Engine {
 
     /// Writes into `common` what ranks compare.
     pub(super) fn sign(&self, operation: u64, common: &mut Common, signature: Signature) -> Called {
-        common.signature = signature.0;
+        common.signature = signature.word;
         self.called(operation)
     }
 

@@ -219,10 +219,12 @@ __device__ bool note_experts(const DispatchArgs& a, const Up& up, const Dispatch
   if (a.layout != kExpertMajor) return hear_experts(a, up, base, rows, guard);
   u32* counts = reinterpret_cast<u32*>(base + own_region().expert_counts);
   u32* starts = reinterpret_cast<u32*>(base + own_region().expert_starts);
+  u32* ends = reinterpret_cast<u32*>(base + own_region().expert_ends);
   u32 local = a.c.local_experts(), first = a.c.rank * local;
   *rows = scan_experts(a, t, a.c.rank, [&](u32 e, u32 start) {
     starts[e - first] = start;
     counts[e - first] = t.expert_all[e];
+    ends[e - first] = start + t.expert_all[e];
   });
   if (lane_id() == 0) starts[local] = *rows;
   return true;
@@ -242,6 +244,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
     for (u32 g = 0; g < a.c.groups(); g++) {
       u32 at = g * a.c.ranks + s;
       reinterpret_cast<u32*>(base + own_region().rank_counts)[at] = counts[g];
+      reinterpret_cast<u32*>(base + own_region().rank_ends)[at] = t.row_base[at] + counts[g];
       a.r.row_base[at] = t.row_base[at];
     }
     if constexpr (!kGrouped) a.r.source_rows[s] = t.first_row[s];

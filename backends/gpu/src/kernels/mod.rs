@@ -358,6 +358,10 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             planned.owners.release(region);
         }
     }
+
+    unsafe fn release_after(&mut self, stream: *mut c_void) -> Result<()> {
+        self.planned()?.owners.order.regions.free_after(RawStream::of(stream))
+    }
 }
 
 impl<C: Components> DeviceTools for GpuKernels<C> {

@@ -113,7 +113,8 @@ impl Refusal {
             }),
             MISMATCH => {
                 let call = |signature: Signature| format!("called a {}", signature.describe());
-                let calls = [outcome.signature, outcome.own_signature].map(Signature).map(call);
+                let calls = [outcome.signature, outcome.own_signature]
+                    .map(|word| call(Signature { word, extent: 0 }));
                 broken(ErrorKind::Mismatch, mismatch(ours, rank, calls))
             }
             ORIGIN => {

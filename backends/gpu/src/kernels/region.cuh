@@ -31,6 +31,7 @@ struct RegionShape {
 
 struct Region {
   unsigned long long scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts;
+  unsigned long long expert_ends, rank_ends;
   unsigned long long ranges, landed_scales, landed_weights, landed_source, totals, lost, bytes;
 
   Region() = default;
@@ -49,7 +50,9 @@ struct Region {
     rank_counts = slots + (flat ? 0 : by_k);
     expert_counts = rank_counts + align_128(s.ranks * 4ull);
     expert_starts = expert_counts + align_128(local * 4);
-    ranges = expert_starts + (major ? align_128((local + 1) * 4) : 0);
+    expert_ends = expert_starts + (major ? align_128((local + 1) * 4) : 0);
+    rank_ends = expert_ends + (major ? align_128(local * 4) : 0);
+    ranges = rank_ends + align_128(s.ranks * 4ull);
     landed_scales = ranges + (packed ? align_128(local * s.ranks * 8) : 0);
     landed_weights = landed_scales + (flat ? 0 : align_128(tokens * s.scale_words * 4));
     landed_source = landed_weights + (!flat && s.weights ? by_k : 0);

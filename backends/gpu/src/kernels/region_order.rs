@@ -174,6 +174,18 @@ impl RegionOrder {
         Ok(true)
     }
 
+    /// What was taken back, and is taken back from now on, is free behind what a stream has by now.
+    pub(super) fn free_after(&mut self, stream: RawStream) -> Result<()> {
+        if stream.is_captured(self.freed.context())? {
+            let text = "found a stream that captures a graph; expected one that runs: nothing of a capture is dropped";
+            return Err(Error::new(ErrorKind::InvalidInput, "release after stream", text));
+        }
+        self.chain(stream, self.freed.name())?;
+        self.ahead.add(stream);
+        self.is_used = true;
+        Ok(())
+    }
+
     /// Regions to be taken back again.
     pub(super) fn late(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.late)

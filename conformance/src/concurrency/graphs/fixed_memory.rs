@@ -2,8 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use tokenyard_core::communicator::{
-    Buffer, Cast, Combine, Communicator, Dispatch, Handle, PendingDispatch, Received, Sizes,
-    TensorRef,
+    Buffer, Combine, Communicator, Dispatch, Handle, PendingDispatch, Received, Sizes, TensorRef,
 };
 use tokenyard_core::moe::DType;
 
@@ -157,13 +156,9 @@ impl FixedMemory {
 
     pub(super) fn call(&self) -> Result<Dispatch<'_>> {
         Ok(Dispatch {
-            x: self.x.tensor()?,
-            scales: None,
-            topk_idx: self.topk_idx.tensor()?,
-            topk_weights: None,
             layout: exchange::layout(&self.case),
-            cast: Cast::None,
             sizes: Sizes::WorstCase,
+            ..Dispatch::new(self.x.tensor()?, self.topk_idx.tensor()?)
         })
     }
 
@@ -194,15 +189,7 @@ impl FixedMemory {
     ) -> Result<()> {
         let (dtype, shape) = (self.out.dtype, self.out.shape);
         let x = self.rows.as_ref().context("room for rows")?.tensor()?;
-        let combine = Combine {
-            x,
-            weights: None,
-            bias: [None, None],
-            weighted: false,
-            out: self.out.memory.tensor_mut(dtype, shape)?,
-            out_weights: None,
-            missing: None,
-        };
+        let combine = Combine::new(x, self.out.memory.tensor_mut(dtype, shape)?);
         comm.on(track.name).without_sync().combine(handle, combine).context("combine")
     }
 

@@ -16,7 +16,7 @@ fn a_name_says_everything_and_never_changes() {
         input: Input::Cast(RowType::F16, Scales::Ue8m0),
         layout: Layout::ExpertMajor { alignment: 128, zero_padding: true },
         worst_case: true,
-        combine: Combine { row: RowType::F32, biases: 2, weighted: true },
+        combine: Combine { row: RowType::F32, biases: 2, weighted: true, sums: Sums::ByRank },
         routing: Routing::Given(0xabc),
         seed: 7,
         ..Case::default()
@@ -52,7 +52,7 @@ fn cases_that_differ_in_one_field_have_different_names() {
     let expert = |alignment, zero_padding| Layout::ExpertMajor { alignment, zero_padding };
     let layouts = [expert(1, false), expert(1, true), expert(8, false), Layout::Packed];
     cases.extend(layouts.map(|layout| Case { layout, ..base() }));
-    let combine = |row, biases, weighted| Combine { row, biases, weighted };
+    let combine = |row, biases, weighted| Combine { row, biases, weighted, sums: Sums::ByRank };
     let combines = [
         combine(RowType::F16, 0, false),
         combine(RowType::Bf16, 1, false),

@@ -41,7 +41,7 @@ fn one_token(case: Case, topk_idx: &[i64]) -> (Case, Inputs) {
 
 /// An unweighted exchange of `experts` experts on `ranks` ranks.
 fn unweighted(ranks: usize, experts: usize, layout: Layout, row: RowType) -> Case {
-    let combine = Combine { row, biases: 0, weighted: false };
+    let combine = Combine { row, biases: 0, weighted: false, sums: Sums::ByRank };
     Case { ranks, experts, layout, combine, weights: false, ..Case::default() }
 }
 

@@ -32,7 +32,7 @@ fn loads(inputs: &Inputs) -> Vec<usize> {
 fn every_process_generates_the_same_inputs() {
     let case = Case {
         input: Input::Cast(RowType::F16, Scales::F32),
-        combine: Combine { row: RowType::F32, biases: 2, weighted: false },
+        combine: Combine { row: RowType::F32, biases: 2, weighted: false, sums: Sums::ByRank },
         tokens: Tokens::Ragged,
         ..Case::default()
     };

@@ -35,7 +35,7 @@ fn example(layout: Layout) -> (Case, Inputs) {
         tokens: Tokens::Exactly(vec![3, 2]),
         input: Input::Plain(RowType::F32),
         layout,
-        combine: Combine { row: RowType::F32, biases: 0, weighted: false },
+        combine: Combine { row: RowType::F32, biases: 0, weighted: false, sums: Sums::ByRank },
         routing: Routing::Given(1),
         ..Case::default()
     };

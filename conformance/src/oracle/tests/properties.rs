@@ -53,7 +53,12 @@ fn random_case(seed: u64) -> Case {
         layout,
         worst_case: pick(rng, &[false, true]),
         weights,
-        combine: Combine { row: pick(rng, &RowType::ALL), biases: rng.below(3), weighted },
+        combine: Combine {
+            row: pick(rng, &RowType::ALL),
+            biases: rng.below(3),
+            weighted,
+            sums: Sums::ByRank,
+        },
         routing: pick(rng, &routings),
         odd_values: false,
         seed,

@@ -34,7 +34,13 @@ impl OpenKernels {
                 .filter(|window| is_for_level(&needs, *window, level));
             self.check_needs(name, limits, (windows.count() as u32, link))?;
         }
-        let known = abi::TY_NEEDS_MASKING | abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC;
+        let known = abi::TY_NEEDS_MASKING
+            | abi::TY_NEEDS_STREAMS
+            | abi::TY_NEEDS_NO_SYNC
+            | abi::TY_NEEDS_CALL_TOKENS
+            | abi::TY_NEEDS_ROUND_ONCE
+            | abi::TY_NEEDS_SUM_WEIGHTS
+            | abi::TY_NEEDS_NO_REGION;
         let unknown = needs.flags & !known;
         if unknown != 0 {
             let text =

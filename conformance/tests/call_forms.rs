@@ -1,0 +1,152 @@
+//! Forms of calls that not every kernel set takes: what a case against the oracle cannot show.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
+
+use anyhow::Result;
+use tokenyard_conformance::exchange::{self, options};
+use tokenyard_conformance::oracle::{Case, Combine, Layout, RowType, Sums};
+use tokenyard_conformance::ranks::in_threads;
+use tokenyard_conformance::round::Round;
+use tokenyard_core::ErrorKind;
+use tokenyard_core::communicator::{
+    Communicator, CommunicatorOptions, Dispatch, Replay, Sizes, TensorRef,
+};
+use tokenyard_core::config::Config;
+
+const RANKS: u32 = 2;
+const EXPERT_MAJOR: Layout = Layout::ExpertMajor { alignment: 4, zero_padding: false };
+
+fn late(layout: Layout) -> Case {
+    let combine =
+        Combine { row: RowType::Bf16, biases: 0, weighted: true, sums: Sums::LateWeightsOnce };
+    Case { ranks: RANKS as usize, experts: 4, topk: 2, layout, combine, ..Case::default() }
+}
+
+/// Runs `body` on both ranks.
+fn on_ranks(options: CommunicatorOptions, body: impl Fn(Communicator) -> Result<()> + Sync) {
+    tokenyard_cpu::link();
+    tokenyard_topology::link();
+    let components = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
+    let text = format!("[world]\ndeadline_ms = 10000\n{components}");
+    let config = Config::parse(&text, "call forms").unwrap();
+    let open = |world: &_| body(Communicator::open(world, &config, options)?);
+    for result in in_threads(RANKS, &config, open).unwrap() {
+        result.unwrap();
+    }
+}
+
+#[test]
+fn ids_and_slots_behind_the_last_token_of_a_worst_case_output_name_nobody() {
+    for layout in [Layout::Flat, EXPERT_MAJOR] {
+        let case = Case { worst_case: true, layout, ..late(layout) };
+        let case = Case { combine: Case::default().combine, ..case };
+        on_ranks(options(&case), |mut comm| {
+            let round = Round::new(&case, comm.rank());
+            for _ in 0..2 {
+                let live = round.dispatch(&mut comm)?;
+                let received = &live.received;
+                let tokens = received.totals().unwrap().elements::<i64>()[0] as usize;
+                let named = received.ids().or_else(|| received.slots()).unwrap();
+                let behind = &named.elements::<i32>()[tokens * case.topk..];
+                assert!(behind.iter().all(|id| *id == -1), "{layout}: {behind:?}");
+                assert!(!behind.is_empty(), "{layout}: every rank sends everything here");
+            }
+            Ok(comm.close()?)
+        });
+    }
+}
+
+#[test]
+fn a_handle_of_rows_by_expert_keeps_no_place_in_the_arena() {
+    for layout in [EXPERT_MAJOR, Layout::Packed] {
+        let case =
+            Case { combine: Combine { weighted: true, ..Case::default().combine }, ..late(layout) };
+        on_ranks(CommunicatorOptions { handles: 64, ..options(&case) }, |mut comm| {
+            let round = Round::new(&case, comm.rank());
+            // Many more than the arena has room for at once.
+            let mut handles = Vec::new();
+            for _ in 0..64 {
+                let live = round.dispatch(&mut comm)?;
+                let output = exchange::run_experts(&case, comm.rank() as usize, &live.received)?;
+                drop(live.received);
+                handles.push((live.handle, output));
+            }
+            for (handle, output) in &handles {
+                let outside = exchange::Placed::Outside;
+                let got = exchange::combine(&mut comm, &round.brought, handle, output, outside)?;
+                round.check_combined(&got)?;
+            }
+            drop(handles);
+            Ok(comm.close()?)
+        });
+    }
+}
+
+#[test]
+fn what_one_rank_cannot_ask_for_is_refused_on_all_and_the_communicator_goes_on() {
+    let case = late(Layout::Packed);
+    on_ranks(options(&case), |mut comm| {
+        let round = Round::new(&case, comm.rank());
+        let live = round.dispatch(&mut comm)?;
+        let output = exchange::run_experts(&case, comm.rank() as usize, &live.received)?;
+        let refused = |error: tokenyard_core::Error, rank: u32, text: &str| {
+            let expected = if rank == 0 { ErrorKind::InvalidInput } else { ErrorKind::Refused };
+            assert_eq!(error.kind(), expected, "{error}");
+            assert!(error.to_string().contains(text), "{error}");
+        };
+        let rank = comm.rank();
+        // A combine that brings weights: those of rank 0 have another shape.
+        let mut buffers = exchange::Buffers::new(&round.brought, &output);
+        let wrong = [0.0_f32; 3];
+        let mut call = buffers.arguments(&round.brought, &live.handle)?;
+        if rank == 0 {
+            call.topk.as_mut().unwrap().weights = TensorRef::from_slice(&wrong, 1, 3)?;
+        }
+        refused(
+            comm.combine(&live.handle, call).unwrap_err(),
+            rank,
+            "topk weights: found shape [1, 3]",
+        );
+        // Replayed rows that are too wide.
+        let wide = vec![0.0_f32; live.handle.tokens() * 2 * case.hidden];
+        let columns = if rank == 0 { 2 * case.hidden } else { 4 };
+        let x = TensorRef::from_slice(
+            &wide[..live.handle.tokens() * columns],
+            live.handle.tokens(),
+            columns,
+        )?;
+        let replay = Replay {
+            x,
+            scales: None,
+            topk_weights: None,
+            cast: tokenyard_core::communicator::Cast::None,
+        };
+        refused(comm.replay(&live.handle, &replay).unwrap_err(), rank, "found rows of 512 numbers");
+        // More tokens than the call allows.
+        let dispatch = round.brought.dispatch()?;
+        let few = Dispatch { max_tokens: Some(if rank == 0 { 3 } else { 16 }), ..dispatch };
+        refused(comm.dispatch(&few).unwrap_err(), rank, "expected at most max_tokens = 3");
+        let none = Dispatch { max_tokens: Some(if rank == 0 { 17 } else { 16 }), ..dispatch };
+        refused(comm.dispatch(&none).unwrap_err(), rank, "max_tokens: found 17");
+        round.finish(&mut comm, &live)?;
+        drop(live);
+        Ok(comm.close()?)
+    });
+}
+
+#[test]
+fn ranks_that_bound_their_tokens_differently_are_told_so() {
+    let case = late(Layout::Flat);
+    let case = Case { combine: Case::default().combine, ..case };
+    on_ranks(options(&case), |mut comm| {
+        let round = Round::new(&case, comm.rank());
+        let own = Case { max_tokens: 8 + comm.rank() as usize, ..case.clone() };
+        let few = Round::new(&own, comm.rank());
+        let dispatch = Dispatch { sizes: Sizes::Exact, ..few.brought.dispatch()? };
+        let error = comm.dispatch(&dispatch).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        let text = error.to_string();
+        assert!(text.contains("at most 8 tokens") && text.contains("at most 9 tokens"), "{text}");
+        drop(round);
+        Ok(())
+    });
+}

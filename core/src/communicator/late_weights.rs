@@ -1,0 +1,66 @@
+//! Weights that a combine brings itself. They go to the experts' ranks first, by the way of the rows: a replay
+//! carries them.
+
+use super::Communicator;
+use super::arguments::{Cast, LateTopk, Replay};
+use super::output::{Handle, Received};
+use super::tensor::TensorRef;
+use crate::Result;
+
+/// Numbers of a row: K weights, a word whose bits say which experts count, and zeros up to a multiple of 16 bytes.
+pub(super) fn width(topk: usize) -> usize {
+    (topk + 1).next_multiple_of(4)
+}
+
+/// Fills such rows, one for each token. Experts whose id is negative do not count.
+fn fill(rows: &mut Vec<f32>, topk: usize, weights: &[f32], ids: Option<&[i64]>) {
+    let width = width(topk);
+    rows.clear();
+    rows.resize(weights.len() / topk * width, 0.0);
+    for (token, row) in rows.chunks_exact_mut(width).enumerate() {
+        let mine = token * topk..(token + 1) * topk;
+        row[..topk].copy_from_slice(&weights[mine.clone()]);
+        let counts = |k: usize| ids.is_none_or(|ids| ids[mine.start + k] >= 0);
+        let bits = (0..topk).fold(0_u32, |bits, k| bits | u32::from(counts(k)) << k);
+        row[topk] = f32::from_bits(bits);
+    }
+}
+
+impl Communicator {
+    /// Brings the weights of a combine to the ranks of the experts.
+    pub(super) fn bring_weights(
+        &mut self,
+        handle: &Handle,
+        topk: &LateTopk<'_>,
+    ) -> Result<Received> {
+        let k = self.shape.topk as usize;
+        let mut rows = std::mem::take(&mut self.late_weights);
+        let ids = topk.ids.as_ref().map(|ids| ids.elements::<i64>());
+        fill(&mut rows, k, topk.weights.elements::<f32>(), ids);
+        let brought = TensorRef::from_slice(&rows, handle.tokens(), width(k)).and_then(|x| {
+            let (scales, topk_weights) = (None, None);
+            self.replay(handle, &Replay { x, scales, topk_weights, cast: Cast::None })
+        });
+        self.late_weights = rows;
+        brought
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_the_weights_and_a_bit_for_each_expert_that_counts() {
+        let mut rows = vec![7.0; 3];
+        fill(&mut rows, 3, &[0.5, 1.0, 2.0, 3.0, 4.0, 5.0], Some(&[9, -1, 0, -1, -1, 8]));
+        let bits: Vec<u32> = rows.iter().skip(3).step_by(4).map(|word| word.to_bits()).collect();
+        assert_eq!(
+            (rows.len(), &rows[..3], &rows[4..7]),
+            (8, &[0.5, 1.0, 2.0][..], &[3.0, 4.0, 5.0][..])
+        );
+        assert_eq!(bits, [0b101, 0b100]);
+        fill(&mut rows, 4, &[1.0; 4], None);
+        assert_eq!((rows.len(), rows[4].to_bits()), (8, 0b1111));
+    }
+}
