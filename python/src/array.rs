@@ -96,6 +96,14 @@ impl Array {
         Self { data, dtype, shape, device: None, stream: None, claim }
     }
 
+    /// A new array in host memory with these bytes.
+    pub(crate) fn of_bytes(dtype: DType, shape: Vec<i64>, bytes: &[u8]) -> Self {
+        let array = Self::on_host(dtype, shape);
+        // SAFETY: new memory of this length, which nobody else has yet.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), array.data, bytes.len()) };
+        array
+    }
+
     /// The array as an argument.
     pub(crate) fn tensor(&self, name: &'static str) -> Tensor {
         let Self { data, dtype, device, .. } = *self;

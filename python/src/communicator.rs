@@ -391,7 +391,7 @@ impl Communicator {
     /// For outputs that were used on other streams than that of their operation: drop them, then name these streams
     /// here. The memory of what was dropped is used again once they, too, have passed what they have now. Local.
     ///
-    /// Raises UnsupportedError where the communicator has no streams, InvalidInputError for a stream that is captured.
+    /// Raises InvalidInputError where the communicator has no streams, and for a stream that is captured.
     fn release_after(&self, py: Python<'_>, streams: Vec<usize>) -> PyResult<()> {
         operations::release_after(py, &self.shared, &streams)
     }

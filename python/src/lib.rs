@@ -11,6 +11,7 @@
 mod array;
 mod communicator;
 mod config;
+mod counts;
 mod dlpack;
 mod dtype;
 mod errors;
@@ -59,6 +60,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     tokenyard_cuda::link();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(components, module)?)?;
+    module.add_function(wrap_pyfunction!(counts::routing_counts, module)?)?;
     module.add_function(wrap_pyfunction!(_set_plugin_folder, module)?)?;
     module.add_class::<config::Config>()?;
     module.add_class::<world::World>()?;

@@ -135,6 +135,83 @@ def test_packed_rows_lie_in_a_block_for_each_expert_and_come_back(ranks, case):
     ranks(case.ranks, packed, case)
 
 
+def forms(world, case):
+    me = world.rank
+    kept = (np.arange(case.tokens[me])[:, None] + np.arange(case.topk)) % 3 != 0
+    late = case.weights[me][:, ::-1].copy()
+    ids = np.where(kept, case.idx[me], -1)
+    expected = np.zeros((case.tokens[me], case.hidden), np.float32)
+    for token in range(case.tokens[me]):
+        for k in np.flatnonzero(ids[token] >= 0):
+            expected[token] += case.x[me][token] * late[token, k]
+    for layout in ("expert_major", "packed"):
+        with opened(world, case) as comm:
+            received, handle = comm.dispatch(case.x[me], case.idx[me], layout=layout)
+            out, _ = comm.combine(
+                handle,
+                received.x,
+                weighted=True,
+                topk_weights=late,
+                topk_idx=ids,
+                round_once=True,
+            )
+            close(out, expected)
+            pending = comm.combine_send(handle, received.x, weighted=True, topk_weights=late)
+            del handle, received
+            pending.recv()
+            with pytest.raises(tokenyard.errors.InvalidInputError, match="no streams"):
+                comm.release_after([0])
+
+
+@every_case
+def test_a_combine_may_bring_weights_and_leave_experts_out(ranks, case):
+    ranks(case.ranks, forms, case)
+
+
+def sums_of_weights(world, case):
+    me = world.rank
+    with opened(world, case) as comm:
+        received, handle = comm.dispatch(case.x[me], case.idx[me], case.weights[me])
+        same(received.source_ends, np.cumsum(case.source_counts(me)))
+        ones = np.ones(np.asarray(received.weights).shape, np.float32)
+        _, summed = comm.combine(handle, received.x, ones, sum_weights=True)
+        times = [len(case.ranks_of(me, t)) for t in range(case.tokens[me])]
+        same(summed, np.repeat(np.float32(times)[:, None], case.topk, axis=1))
+
+
+@every_case
+def test_returned_weights_may_be_sums_over_all_ranks_that_had_the_token(ranks, case):
+    ranks(case.ranks, sums_of_weights, case)
+
+
+def call_tokens(world, case):
+    me, most = world.rank, max(1, *case.tokens)
+    sizes = (case.experts, case.topk, case.hidden, 4 * case.max_tokens)
+    with tokenyard.Communicator(world, config(), *sizes) as comm:
+        received, _ = comm.dispatch(case.x[me], case.idx[me], layout="packed", max_tokens=most)
+        assert received.x.shape == (case.local, case.ranks * most, case.hidden)
+        flat, _ = comm.dispatch(case.x[me], case.idx[me], worst_case=True, max_tokens=most)
+        sources = case.sources(me)
+        assert flat.rows == case.ranks * most
+        same(np.asarray(flat.source)[: len(sources)], [s * most + t for s, t in sources])
+        same(np.asarray(flat.ids)[len(sources) :], -1)
+
+
+@every_case
+def test_a_call_may_bound_its_tokens_below_the_communicator(ranks, case):
+    ranks(case.ranks, call_tokens, case)
+
+
+def test_a_routing_is_counted_without_a_message():
+    ids = np.array([[0, 1], [3, -1], [-1, -1]], np.int64)
+    per_rank, per_expert, is_in = tokenyard.routing_counts(ids, 4, 2)
+    same(per_rank, [1, 1])
+    same(per_expert, [1, 1, 0, 1])
+    same(is_in, [[1, 0], [0, 1], [0, 0]])
+    with pytest.raises(tokenyard.errors.InvalidInputError, match="expert 4"):
+        tokenyard.routing_counts(ids + 1, 4, 2)
+
+
 def halves(world, case):
     me = world.rank
     with opened(world, case) as comm:

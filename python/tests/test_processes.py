@@ -305,7 +305,7 @@ def test_two_threads_of_a_rank_take_turns():
 
 def test_the_environment_names_the_interface_where_no_config_does(monkeypatch):
     monkeypatch.setenv("TOKENYARD_INTERFACE", "nowhere0")
-    with pytest.raises(tokenyard.InvalidInputError, match='found no interface "nowhere0"'):
+    with pytest.raises(tokenyard.errors.InvalidInputError, match='found no interface "nowhere0"'):
         tokenyard.World(0, 1, exchange=lambda mine: [mine])
     monkeypatch.setenv("TOKENYARD_INTERFACE", "lo")
     tokenyard.World(0, 1, exchange=lambda mine: [mine]).close()

@@ -32,6 +32,7 @@ from tokenyard._native import (
     __version__,
     _set_plugin_folder,
     components,
+    routing_counts,
 )
 from tokenyard.errors import Error
 
@@ -54,4 +55,5 @@ __all__ = [
     "__version__",
     "alias_deep_ep",
     "components",
+    "routing_counts",
 ]

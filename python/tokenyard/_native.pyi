@@ -19,6 +19,7 @@ __all__ = [
     "__version__",
     "_set_plugin_folder",
     "components",
+    "routing_counts",
 ]
 
 class _DLPack(Protocol):
@@ -39,6 +40,7 @@ _Cast: TypeAlias = Literal["fp8", "fp8_round", "fp8_ue8m0"]
 _Path: TypeAlias = str | PathLike[str]
 
 def components() -> list[dict[str, Any]]: ...
+def routing_counts(topk_idx: _Tensor, experts: int, ranks: int) -> tuple[Array, Array, Array]: ...
 def _set_plugin_folder(folder: _Path) -> None: ...
 
 @final

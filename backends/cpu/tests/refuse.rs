@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier, Mutex};
 
 use tokenyard_core::bootstrap::{Identity, RankId, Rendezvous, World, WorldOptions};
 use tokenyard_core::communicator::{
-    Cast, Combine, Communicator, CommunicatorOptions, Dispatch, Handle, RefusedCall, Replay, Sizes,
+    Cast, Combine, Communicator, CommunicatorOptions, Dispatch, Handle, RefusedCall, Replay,
     TensorMut, TensorRef,
 };
 use tokenyard_core::config::Config;
@@ -51,15 +51,8 @@ fn on_ranks(rank: impl Fn(&mut Communicator) + Sync) {
 
 fn dispatch(comm: &mut Communicator, layout: Layout) -> Result<(usize, Handle)> {
     let (rows, ids) = ([1.0_f32; HIDDEN], [0_i64, 3]);
-    let (received, handle) = comm.dispatch(&Dispatch {
-        x: TensorRef::from_slice(&rows, 1, HIDDEN)?,
-        scales: None,
-        topk_idx: TensorRef::from_slice(&ids, 1, 2)?,
-        topk_weights: None,
-        layout,
-        cast: Cast::None,
-        sizes: Sizes::Exact,
-    })?;
+    let (x, ids) = (TensorRef::from_slice(&rows, 1, HIDDEN)?, TensorRef::from_slice(&ids, 1, 2)?);
+    let (received, handle) = comm.dispatch(&Dispatch { layout, ..Dispatch::new(x, ids) })?;
     Ok((received.tokens(), handle))
 }
 
@@ -98,18 +91,9 @@ fn a_refused_call_of_every_kind_and_layout_ends_on_all_ranks_and_the_next_one_wo
             let expert_rows = vec![1.0_f32; handle.rows() * HIDDEN];
             let combine = |comm: &mut Communicator| {
                 let mut out = [0.0_f32; HIDDEN];
-                comm.combine(
-                    &handle,
-                    Combine {
-                        x: TensorRef::from_slice(&expert_rows, handle.rows(), HIDDEN)?,
-                        weights: None,
-                        bias: [None, None],
-                        weighted: false,
-                        out: TensorMut::from_slice(&mut out, 1, HIDDEN)?,
-                        out_weights: None,
-                        missing: None,
-                    },
-                )?;
+                let x = TensorRef::from_slice(&expert_rows, handle.rows(), HIDDEN)?;
+                let combine = Combine::new(x, TensorMut::from_slice(&mut out, 1, HIDDEN)?);
+                comm.combine(&handle, combine)?;
                 Ok::<_, Error>(out[0])
             };
             refused(comm, RefusedCall::Combine, |comm| combine(comm).unwrap_err());

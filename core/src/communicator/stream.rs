@@ -186,7 +186,7 @@ impl Communicator {
     /// call this, and then operations. Local: no other rank takes part.
     ///
     /// # Errors
-    /// `Unsupported` where the kernel set has no streams; a stream that is captured; what the device refuses.
+    /// `InvalidInput` where the kernel set has no streams, and for a stream that is captured; what the device refuses.
     pub fn release_after(&mut self, streams: &[Stream]) -> Result<()> {
         self.check_open()?;
         self.take_back_regions();

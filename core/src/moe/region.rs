@@ -370,6 +370,8 @@ mod tests {
             r.rank_counts,
             r.expert_counts,
             r.expert_starts,
+            r.expert_ends,
+            r.rank_ends,
             r.ranges,
             r.landed_scales,
             r.landed_weights,
@@ -385,13 +387,31 @@ mod tests {
         let flat = RegionLayout::new(&spec(Layout::Flat), rows).unwrap();
         assert_eq!(
             sizes(&flat),
-            [7 * 128, 7 * 4, 7 * 2 * 4, 7 * 2 * 4, 7 * 4, 0, 16, 12, 0, 0, 0, 0, 0, 16, 4]
+            [7 * 128, 7 * 4, 7 * 2 * 4, 7 * 2 * 4, 7 * 4, 0, 16, 12, 0, 0, 16, 0, 0, 0, 0, 16, 4]
         );
         let major = RegionLayout::new(&spec(MAJOR), rows).unwrap();
         let landed = [7 * 4, 7 * 2 * 4];
         assert_eq!(
             sizes(&major),
-            [24 * 128, 24 * 4, 24 * 4, 0, 28, 56, 16, 12, 16, 0, landed[0], landed[1], 0, 16, 4]
+            [
+                24 * 128,
+                24 * 4,
+                24 * 4,
+                0,
+                28,
+                56,
+                16,
+                12,
+                16,
+                12,
+                16,
+                0,
+                landed[0],
+                landed[1],
+                0,
+                16,
+                4
+            ]
         );
         let packed = RegionLayout::new(&spec(Layout::Packed), rows).unwrap();
         assert_eq!(
@@ -406,6 +426,8 @@ mod tests {
                 16,
                 12,
                 0,
+                0,
+                16,
                 3 * 4 * 8,
                 landed[0],
                 landed[1],

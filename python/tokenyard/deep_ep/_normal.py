@@ -100,15 +100,15 @@ def layout(
         raise errors.InvalidInputError(
             str(refusal), kind="invalid_input", rank=engine.rank, operation="get_dispatch_layout"
         ) from None
-    is_in = _routing.ranks_of(ids, num_experts, engine.ranks)
-    per_rank = is_in.sum(axis=0, dtype=np.int32)
+    counts = tokenyard.routing_counts(np.ascontiguousarray(ids), num_experts, engine.ranks)
+    per_rank, per_expert, is_in = (np.asarray(array) for array in counts)
+    is_in = is_in.view(np.bool_)
     per_domain = None
     if engine.domains > 1:
         in_domain = is_in.reshape(len(ids), engine.domains, engine.ranks // engine.domains).any(
             axis=2
         )
         per_domain = like(topk_idx, in_domain.sum(axis=0, dtype=np.int32))
-    per_expert = _routing.count_experts(ids, num_experts)
     return (
         like(topk_idx, per_rank),
         per_domain,

@@ -98,8 +98,8 @@ impl Merger {
     unsafe fn weight(&self, token: usize, k: usize, slot: usize) -> Option<f32> {
         match self.copy_weights {
             None => Some(1.0),
-            // SAFETY: `[N, K]`, by this function's contract.
             Some(CopyWeights::Dispatched(all)) => {
+                // SAFETY: `[N, K]`, by this function's contract.
                 Some(unsafe { all.add(token * self.topk + k).read() })
             }
             Some(CopyWeights::Beside { rows, width }) => {
