@@ -115,7 +115,7 @@ struct TyTransportTable;
 #define TY_ERROR_MESSAGE 464
 
 /**
- * Log levels of [`TyHost::log`].
+ * Log levels of `TyHost::log`.
  */
 #define TY_LOG_ERROR 1
 

@@ -66,7 +66,7 @@ pub struct TyError {
     pub message: [u8; TY_ERROR_MESSAGE],
 }
 
-/// Log levels of [`TyHost::log`].
+/// Log levels of `TyHost::log`.
 pub const TY_LOG_ERROR: u32 = 1;
 /// Something is wrong but the component goes on.
 pub const TY_LOG_WARN: u32 = 2;
