@@ -10,7 +10,7 @@
 //! the kernel set tells the other ranks, so that all of them end the operation together before
 //! rows move and the communicator stays usable.
 //!
-//! What a kernel set promises: the semantics of `docs/architecture.md`, deterministic order, no
+//! What a kernel set promises: the semantics of `docs/semantics.md`, deterministic order, no
 //! wait without an end (it watches the abort word of the [`WaitBoard`](crate::wait::WaitBoard) and
 //! its own cap), no memory touched outside windows, tensors and its own state.
 
