@@ -17,7 +17,7 @@ use tracing_subscriber::EnvFilter;
 ///
 /// - 2: what ranks agree on (`config.agreed` of `run`) and `conditions.load` are numbers, no longer texts.
 /// - 3: keys have the words `communicator`, `components` and `queues`.
-pub(crate) const SCHEMA_VERSION: u32 = 3;
+pub(crate) const SCHEMA_VERSION: u32 = 4;
 
 /// Chooses what of the log is shown.
 pub(crate) const LOG_VARIABLE: &str = "TOKENYARD_LOG";

@@ -72,7 +72,7 @@ fn doctor_says_what_was_tried_and_its_exit_code_is_its_verdict() {
     };
     assert_eq!(find("component", "transport shm")["verdict"], "ok");
     assert_eq!(find("shared-memory", "memfd")["found"], "tried, it works");
-    assert_eq!(find("open-files", "open files")["wanted"], "36 for 1 ranks");
+    assert_eq!(find("open-files", "open files")["expected"], "36 for 1 ranks");
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn a_program_that_asked_for_a_document_gets_one_with_the_error() {
         let output = call(&[command, "/no/such/config.toml", "--json"]);
         expect_code(&output, 2);
         let document = json(&output);
-        assert_eq!(document["schema_version"], 3);
+        assert_eq!(document["schema_version"], 4);
         let error = document["error"].as_str().unwrap();
         assert!(error.contains("/no/such/config.toml"), "{error}");
         assert!(stderr(&output).contains(error));

@@ -82,7 +82,7 @@ fn explain(group: &[&Finding], people: People) {
     let first = group[0];
     let head = format!("{} {}: {}", first.verdict.name(), first.id, subjects(group));
     people.say(people.paint(style(first.verdict), head));
-    let line = |name: &str, text: &str| people.say(format_args!("  {name:7} {text}"));
+    let line = |name: &str, text: &str| people.say(format_args!("  {name:8} {text}"));
     let differ = group.iter().any(|finding| finding.found != first.found);
     for finding in group.iter().take(if differ { MOST_FOUND } else { 1 }) {
         match differ {
@@ -93,8 +93,8 @@ fn explain(group: &[&Finding], people: People) {
     if differ && group.len() > MOST_FOUND {
         line("", &format!("and {} more", group.len() - MOST_FOUND));
     }
-    line("wanted", &first.wanted);
-    for (name, text) in [("cost", &first.cost), ("fix", &first.fix)] {
+    line("expected", &first.expected);
+    for (name, text) in [("impact", &first.impact), ("fix", &first.fix)] {
         if let Some(text) = text {
             line(name, text);
         }
@@ -109,7 +109,7 @@ fn explain(group: &[&Finding], people: People) {
 /// They are mended in one way.
 fn has_one_fix(a: &Finding, b: &Finding) -> bool {
     (a.id, a.verdict, a.needed) == (b.id, b.verdict, b.needed)
-        && (&a.wanted, &a.cost, &a.fix) == (&b.wanted, &b.cost, &b.fix)
+        && (&a.expected, &a.impact, &a.fix) == (&b.expected, &b.impact, &b.fix)
 }
 
 /// Findings that say the same of several things, in order of their rules.

@@ -126,7 +126,7 @@ fn next(running: &mut Running, lines: &mut Vec<String>, start: Instant) {
     }
 }
 
-fn await_line(running: &mut Running, lines: &mut Vec<String>, wanted: &str) {
+fn await_line(running: &mut Running, lines: &mut Vec<String>, expected: &str) {
     let start = Instant::now();
     while !lines.iter().any(|line| line.contains(wanted)) {
         next(running, lines, start);

@@ -10,9 +10,9 @@ pub(crate) const RULES: &[&Rule] = &[&DRIVER, &KFD, &XGMI, &IONIC];
 static DRIVER: Rule = Rule {
     id: "amdgpu-driver",
     title: "Driver of AMD GPUs",
-    wanted: "amdgpu",
+    expected: "amdgpu",
     why: "ROCm drives GPUs through the kernel module amdgpu.",
-    cost: "no GPU can be used",
+    impact: "no GPU can be used",
     fix: "install amdgpu-dkms of AMD's repository, and `modprobe amdgpu`",
     source: "AMD ROCm installation for Linux, Driver installation",
 };
@@ -20,10 +20,10 @@ static DRIVER: Rule = Rule {
 static KFD: Rule = Rule {
     id: "kfd",
     title: "Device nodes of AMD GPUs",
-    wanted: "/dev/kfd and /dev/dri/renderD*, readable and writable",
+    expected: "/dev/kfd and /dev/dri/renderD*, readable and writable",
     why: "Processes reach AMD GPUs through /dev/kfd and one render node per GPU. Both belong to the group \
           render; containers see them only where they are given.",
-    cost: "ROCm finds no GPU",
+    impact: "ROCm finds no GPU",
     fix: "add the user to the group render; docker run --device /dev/kfd --device /dev/dri --group-add \
           render",
     source: "AMD ROCm, Running ROCm Docker containers",
@@ -32,10 +32,10 @@ static KFD: Rule = Rule {
 static XGMI: Rule = Rule {
     id: "xgmi-links",
     title: "xGMI links of a GPU",
-    wanted: "one to every other GPU",
+    expected: "one to every other GPU",
     why: "AMD Instinct GPUs of a node are connected all to all. Where a link is missing, traffic to that \
           GPU takes PCI Express.",
-    cost: "traffic between these two GPUs at the speed of PCI Express, and all ranks wait for it",
+    impact: "traffic between these two GPUs at the speed of PCI Express, and all ranks wait for it",
     fix: "rocm-smi --showtopo; look at dmesg for xgmi and RAS errors, restart the node",
     source: "Linux kernel, amdkfd topology (io_links in /sys/class/kfd); AMD Instinct MI300X platform \
              data sheet",
@@ -44,10 +44,10 @@ static XGMI: Rule = Rule {
 static IONIC: Rule = Rule {
     id: "ionic-driver",
     title: "RDMA driver of Pollara NICs",
-    wanted: "ionic_rdma beside ionic",
+    expected: "ionic_rdma beside ionic",
     why: "The module ionic drives the Ethernet side of the card, ionic_rdma adds RDMA to it. With the \
           first alone there are interfaces and no RDMA device.",
-    cost: "no RDMA over these NICs",
+    impact: "no RDMA over these NICs",
     fix: "modprobe ionic_rdma; install AMD's ionic driver package where the kernel is older than 6.18",
     source: "Linux kernel, Documentation/networking/device_drivers/ethernet/pensando/ionic_rdma.rst",
 };
@@ -111,7 +111,7 @@ fn xgmi(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
             format!("GPU {}", gpu.index),
             verdict.on(format!("links to {count} GPUs")),
         );
-        finding.wanted(format!("links to {usual} GPUs"));
+        finding.expected(format!("links to {usual} GPUs"));
     }
 }
 

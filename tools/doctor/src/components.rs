@@ -50,7 +50,7 @@ pub fn unanswered(milliseconds: u128) -> Vec<Finding> {
     let found = format!("a probe did not answer in {milliseconds} ms");
     report
         .note(&COMPONENT, Facility::Node, "parts of the program", Verdict::Unknown.on(found))
-        .cost("nothing is known of them; where a driver hangs, ranks hang as well")
+        .impact("nothing is known of them; where a driver hangs, ranks hang as well")
         .fix(
             "`nvidia-smi` and `ibv_devinfo` by hand show which driver hangs, dmesg its messages; restart \
              the node if it does not recover",
@@ -68,14 +68,14 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>, components: &Components) {
         };
         let subject = format!("{} {}", component.kind, component.name);
         let finding = report.note(&COMPONENT, Facility::Node, subject, verdict.on(found));
-        finding.wanted(if component.chosen { "chosen" } else { "not chosen" });
+        finding.expected(if component.chosen { "chosen" } else { "not chosen" });
         finding.needed = component.chosen || component.why_not.is_none();
     }
     for MissingComponent { kind, name, found, fix } in &components.missing {
         let judgement = Verdict::Broken.on(found);
         report
             .note(&COMPONENT, Facility::Node, format!("{kind} {name}"), judgement)
-            .wanted("chosen")
+            .expected("chosen")
             .fix(fix.as_str());
     }
     for (path, error) in &components.broken_files {

@@ -11,10 +11,10 @@ pub(crate) const RULES: &[&Rule] = &[&UVERBS, &RDMA_CM, &NVIDIA, &IPC_LOCK, &SEC
 static UVERBS: Rule = Rule {
     id: "uverbs-nodes",
     title: "Device nodes of NICs",
-    wanted: "in /dev/infiniband, readable and writable",
+    expected: "in /dev/infiniband, readable and writable",
     why: "libibverbs opens a NIC by its device node. /sys shows the host's NICs in a container too, so a \
           NIC can be seen and not be used.",
-    cost: "the transport finds no device",
+    impact: "the transport finds no device",
     fix: "where it is missing: docker run --device /dev/infiniband, Kubernetes: an RDMA device plugin, on the \
           host: modprobe ib_uverbs; where it is refused: chmod 0666 /dev/infiniband/uverbs*, lasting by a rule of \
           udev (KERNEL==\"uverbs*\", MODE=\"0666\"), or run as a user of the node's group",
@@ -25,10 +25,10 @@ static UVERBS: Rule = Rule {
 static RDMA_CM: Rule = Rule {
     id: "rdma-cm-node",
     title: "Device node of the connection manager",
-    wanted: "/dev/infiniband/rdma_cm",
+    expected: "/dev/infiniband/rdma_cm",
     why: "libfabric's verbs provider connects through the connection manager. The component verbs does not: it \
           exchanges addresses by itself.",
-    cost: "libfabric's provider verbs does not open",
+    impact: "libfabric's provider verbs does not open",
     fix: "modprobe rdma_ucm on the host, and docker run --device /dev/infiniband/rdma_cm",
     source: "linux-rdma/rdma-core, rdma_cm(7)",
 };
@@ -36,9 +36,9 @@ static RDMA_CM: Rule = Rule {
 static NVIDIA: Rule = Rule {
     id: "nvidia-nodes",
     title: "Device nodes of NVIDIA GPUs",
-    wanted: "nvidiactl, nvidia-uvm and nvidiaN of a GPU for each rank",
+    expected: "nvidiactl, nvidia-uvm and nvidiaN of a GPU for each rank",
     why: "CUDA opens GPUs by their device nodes, which the container toolkit puts into containers.",
-    cost: "CUDA finds no GPU, or fewer than there are",
+    impact: "CUDA finds no GPU, or fewer than there are",
     fix: "docker run --gpus all (NVIDIA Container Toolkit); on the host: nvidia-modprobe -u -c 0",
     source: "NVIDIA driver README, Frequently Asked Questions (device files); NVIDIA Container Toolkit \
              documentation",
@@ -47,9 +47,9 @@ static NVIDIA: Rule = Rule {
 static IPC_LOCK: Rule = Rule {
     id: "ipc-lock",
     title: "The right to lock memory",
-    wanted: "CAP_IPC_LOCK, or no limit on locked memory",
+    expected: "CAP_IPC_LOCK, or no limit on locked memory",
     why: "A process with CAP_IPC_LOCK may pin memory whatever `ulimit -l` says. Containers lose it.",
-    cost: "registration of memory fails at start where the limit is low",
+    impact: "registration of memory fails at start where the limit is low",
     fix: "docker run --cap-add IPC_LOCK; Kubernetes: securityContext.capabilities.add: [IPC_LOCK]",
     source: "Linux, capabilities(7); Linux kernel, drivers/infiniband/core/umem.c",
 };
@@ -57,10 +57,10 @@ static IPC_LOCK: Rule = Rule {
 static SECCOMP: Rule = Rule {
     id: "seccomp",
     title: "The system call filter",
-    wanted: "none, or one that allows what the components call",
+    expected: "none, or one that allows what the components call",
     why: "Container runtimes filter system calls. What a filter allows no file tells; what matters to the \
           components compiled in is tried on a running node.",
-    cost: "calls fail with EPERM",
+    impact: "calls fail with EPERM",
     fix: "docker run --security-opt seccomp=unconfined shows whether it is the filter",
     source: "Linux, seccomp(2)",
 };
@@ -130,12 +130,14 @@ fn uverbs(report: &mut DoctorReport<'_>) {
             _ => finding.fix(GIVE),
         };
         match (is_named, given) {
-            (true, _) => finding.cost("the config names this NIC: its ranks do not start"),
+            (true, _) => finding.impact("the config names this NIC: its ranks do not start"),
             (false, 0) if !others.is_empty() => {
-                finding.cost("ranks use NICs that are for storage or the like, which are slower")
+                finding.impact("ranks use NICs that are for storage or the like, which are slower")
             }
             (false, 0) => finding,
-            (false, _) => finding.cost("its rail is missing: ranks that would use it share others"),
+            (false, _) => {
+                finding.impact("its rail is missing: ranks that would use it share others")
+            }
         };
     }
     let through_cm = report.job.asks(Facility::Libfabric) && report.job.asks(Facility::Verbs);

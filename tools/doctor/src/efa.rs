@@ -17,10 +17,10 @@ const NO_DATA: i32 = 61;
 static DRIVER: Rule = Rule {
     id: "efa-driver",
     title: "EFA's kernel driver",
-    wanted: "efa loaded",
+    expected: "efa loaded",
     why: "The module efa makes adapters RDMA devices. For GPU-initiated RDMA (aws-ofi-nccl's GDA mode) it \
           must be 3.3 or later.",
-    cost: "no EFA; with an old driver no GPU-initiated RDMA",
+    impact: "no EFA; with an old driver no GPU-initiated RDMA",
     fix: "install the EFA installer of AWS: efa_installer.sh -y",
     source: "AWS EC2 User Guide, Get started with EFA; aws-ofi-nccl 1.21 release notes (GDA mode)",
 };
@@ -28,10 +28,10 @@ static DRIVER: Rule = Rule {
 static PROVIDER: Rule = Rule {
     id: "efa-provider",
     title: "libfabric's efa provider",
-    wanted: "one domain for each adapter",
+    expected: "one domain for each adapter",
     why: "The transport efa opens libfabric's provider of that name. A libfabric of the distribution may be \
           built without it, or be found before that of the EFA installer.",
-    cost: "the transport does not open, or opens fewer rails",
+    impact: "the transport does not open, or opens fewer rails",
     fix: "put /opt/amazon/efa/lib first in LD_LIBRARY_PATH; `/opt/amazon/efa/bin/fi_info -p efa` lists what is there",
     source: "fi_efa(7), libfabric; AWS EC2 User Guide, Get started with EFA",
 };
@@ -39,9 +39,9 @@ static PROVIDER: Rule = Rule {
 static INSTALLER: Rule = Rule {
     id: "efa-installer",
     title: "AWS' EFA installer",
-    wanted: "1.18 of libfabric or later",
+    expected: "1.18 of libfabric or later",
     why: "The installer brings driver, libfabric and rdma-core that fit each other.",
-    cost: "versions that do not fit: device memory is not registered, or adapters are missing",
+    impact: "versions that do not fit: device memory is not registered, or adapters are missing",
     fix: "run the newest efa_installer.sh on all nodes",
     source: "AWS EC2 User Guide, Get started with EFA; backends/libfabric/docs.md (libfabric 1.18 for EFA)",
 };
@@ -75,7 +75,7 @@ fn driver(report: &mut DoctorReport<'_>) {
             "efa, for the GPU's doorbells",
             verdict.on(version.as_str()),
         );
-        finding.wanted("3.3 or later");
+        finding.expected("3.3 or later");
     }
 }
 
@@ -120,7 +120,7 @@ fn provider(report: &mut DoctorReport<'_>, adapters: usize) {
         verdict.on(format!("{domains} domains")),
     );
     if adapters > 0 {
-        finding.wanted(format!("{adapters} domains, one for each adapter"));
+        finding.expected(format!("{adapters} domains, one for each adapter"));
     }
 }
 
@@ -131,5 +131,5 @@ fn installer(report: &mut DoctorReport<'_>) {
         None => (Verdict::Unknown, "no list of installed packages".to_owned()),
     };
     let finding = report.note(&INSTALLER, Facility::Efa, "EFA installer", verdict.on(found));
-    finding.wanted("there; the same on all nodes");
+    finding.expected("there; the same on all nodes");
 }

@@ -10,7 +10,7 @@ use crate::nics::rails;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As wanted, or not needed.
+    /// As expected, or not needed.
     Ok,
     /// The node does not tell, or it depends on what other nodes do.
     Unknown,
@@ -60,12 +60,12 @@ pub struct Rule {
     pub id: &'static str,
     /// What is looked at.
     pub title: &'static str,
-    /// What is wanted, where the finding does not say it in numbers.
-    pub wanted: &'static str,
+    /// What should be, where the finding does not say it in numbers.
+    pub expected: &'static str,
     /// Why it matters.
     pub why: &'static str,
-    /// What it costs if left.
-    pub cost: &'static str,
+    /// The impact if nothing is done.
+    pub impact: &'static str,
     /// A command or a setting.
     pub fix: &'static str,
     /// Where the rule comes from.
@@ -86,9 +86,9 @@ pub struct Finding {
     /// What is there.
     pub found: String,
     /// What should be.
-    pub wanted: String,
-    /// What it costs if left, where something is wrong.
-    pub cost: Option<String>,
+    pub expected: String,
+    /// The impact if nothing is done, where something is wrong.
+    pub impact: Option<String>,
     /// What to do, where something is wrong.
     pub fix: Option<String>,
     /// Where the rule comes from, where something is wrong.
@@ -98,15 +98,15 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Replaces the rule's words on what is wanted.
-    pub(crate) fn wanted(&mut self, wanted: impl Into<String>) -> &mut Self {
-        self.wanted = wanted.into();
+    /// Replaces the rule's words on what should be.
+    pub(crate) fn expected(&mut self, expected: impl Into<String>) -> &mut Self {
+        self.expected = expected.into();
         self
     }
 
-    /// Replaces the rule's cost.
-    pub(crate) fn cost(&mut self, cost: impl Into<String>) -> &mut Self {
-        self.cost = Some(cost.into());
+    /// Replaces the rule's impact.
+    pub(crate) fn impact(&mut self, impact: impl Into<String>) -> &mut Self {
+        self.impact = Some(impact.into());
         self
     }
 
@@ -148,8 +148,8 @@ impl<'a> DoctorReport<'a> {
             verdict,
             needed: self.job.needs(facility),
             found,
-            wanted: rule.wanted.to_owned(),
-            cost: Some(rule.cost.to_owned()),
+            expected: rule.expected.to_owned(),
+            impact: Some(rule.impact.to_owned()),
             fix: Some(rule.fix.to_owned()),
             source: Some(rule.source),
             page: format!("docs/findings.md#{}", rule.id),
@@ -169,7 +169,7 @@ impl<'a> DoctorReport<'a> {
         for finding in self.findings.iter_mut().skip(first) {
             if finding.verdict > Verdict::Unknown {
                 finding.verdict = Verdict::Unknown;
-                finding.cost(
+                finding.impact(
                     "nothing to ranks, as they use other NICs: this one is for storage or the like",
                 );
             }
@@ -184,7 +184,7 @@ impl<'a> DoctorReport<'a> {
                 finding.verdict = Verdict::Ok;
             }
             if finding.verdict == Verdict::Ok {
-                (finding.cost, finding.fix, finding.source) = (None, None, None);
+                (finding.impact, finding.fix, finding.source) = (None, None, None);
             }
         }
         findings

@@ -12,14 +12,14 @@ pub(crate) const RULES: &[&Rule] = &[&GID];
 static GID: Rule = Rule {
     id: "gid",
     title: "The address of a RoCE port",
-    wanted: "an entry of RoCE v2 with an IPv4 address",
+    expected: "an entry of RoCE v2 with an IPv4 address",
     why: "A RoCE port is addressed by an entry of its GID table. The transport verbs takes, of the entries \
           of RoCE v2, the first with an IPv4 address, then one with a routable IPv6 address, then a \
           link-local one; the entry that `gid_index` names it takes as it is, on InfiniBand too. libfabric \
           asks the connection manager, which goes by the interface's IP address. A port whose table is empty \
           carries nothing: the topology passes over it, or refuses the node, as with a port without a link. Version 1 has no IP header and \
           crosses no router; link-local addresses cross none either.",
-    cost: "queue pairs do not connect, or connect and every packet is lost: operations end with \
+    impact: "queue pairs do not connect, or connect and every packet is lost: operations end with \
            «retry exceeded» after 17 s",
     fix: "give the port's network interface an IPv4 address (ip addr add ADDRESS/LENGTH dev IFACE), or \
           set `gid_index` of [transport.scale_out.verbs]",
@@ -70,7 +70,7 @@ fn entry(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port, index: u8) {
         finding.fix(format!("leave {own} out: by rule it is {}; or name that entry", shown(gid)));
     }
     if !is_ethernet {
-        finding.wanted("an entry that is there");
+        finding.expected("an entry that is there");
     }
 }
 
@@ -79,18 +79,19 @@ fn empty(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let (verdict, refused) = of_unusable(report, nic);
     let subject = port_name(nic, port);
     match refused {
-        Some((found, fix)) => {
-            report.note(&GID, Facility::of(nic), subject, verdict.on(found)).fix(fix).cost(REFUSED)
-        }
+        Some((found, fix)) => report
+            .note(&GID, Facility::of(nic), subject, verdict.on(found))
+            .fix(fix)
+            .impact(REFUSED),
         None => {
             let found = "no entry in the table".to_owned();
             let finding = report.note(&GID, Facility::of(nic), subject, verdict.on(found));
             match verdict {
-                Verdict::Slow => finding.cost(
+                Verdict::Slow => finding.impact(
                     "its rail is missing: ranks that would use it share others, so they get half of the \
                      bandwidth or less",
                 ),
-                Verdict::Unknown => finding.cost(SPARE),
+                Verdict::Unknown => finding.impact(SPARE),
                 _ => finding,
             }
         }

@@ -10,11 +10,11 @@ pub(crate) const RULES: &[&Rule] = &[&OPTIONS, &DOORBELL, &COMBINING];
 static OPTIONS: Rule = Rule {
     id: "driver-options",
     title: "Driver options for GPU-initiated RDMA",
-    wanted: "PeerMappingOverride=1 and EnableStreamMemOPs=1",
+    expected: "PeerMappingOverride=1 and EnableStreamMemOPs=1",
     why: "The components that need it, ibgda and gin, are planned. A GPU that rings the NIC's doorbell needs the NIC's registers mapped on the GPU, which NVIDIA's \
           driver refuses to all but root unless PeerMappingOverride is 1. Without it the processor rings \
           the doorbell for the GPU (CPU-assisted mode), which needs no option.",
-    cost: "GPU-initiated RDMA falls back to CPU-assisted mode: a thread of the processor per GPU, and some \
+    impact: "GPU-initiated RDMA falls back to CPU-assisted mode: a thread of the processor per GPU, and some \
            microseconds more per batch",
     fix: "write to /etc/modprobe.d/nvidia.conf: options nvidia NVreg_EnableStreamMemOPs=1 \
           NVreg_RegistryDwords=\"PeerMappingOverride=1;\" — then update-initramfs -u, and restart the node",
@@ -26,9 +26,9 @@ static OPTIONS: Rule = Rule {
 static DOORBELL: Rule = Rule {
     id: "gpu-doorbell",
     title: "NICs whose doorbell a GPU can ring",
-    wanted: "ConnectX-4 or later",
+    expected: "ConnectX-4 or later",
     why: "The kernels write work requests of mlx5 themselves. Other NICs have other formats.",
-    cost: "the component does not open",
+    impact: "the component does not open",
     fix: "choose `verbs` or `libfabric` as transport: the processor then posts for the GPU",
     source: "NVSHMEM Installation Guide, Hardware Requirements",
 };
@@ -36,10 +36,10 @@ static DOORBELL: Rule = Rule {
 static COMBINING: Rule = Rule {
     id: "write-combining",
     title: "Write-combining memory",
-    wanted: "not switched off",
+    expected: "not switched off",
     why: "Doorbells with the request in them (mlx5's BlueFlame) and GDRCopy's mappings are written through \
           write-combining memory, which needs the processor's page attribute table.",
-    cost: "each work request is fetched by the NIC over PCI Express, and GDRCopy writes word by word: some \
+    impact: "each work request is fetched by the NIC over PCI Express, and GDRCopy writes word by word: some \
            microseconds more per batch",
     fix: "take `nopat` from the kernel's command line, and restart the node",
     source: "Linux kernel, Documentation/arch/x86/pat.rst (nopat)",
@@ -60,7 +60,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let asked = report.job.asks(Facility::GpuInitiated);
     let finding = report.note(&DOORBELL, Facility::GpuInitiated, "NICs", verdict.on(found));
     if !asked {
-        finding.wanted("ConnectX-4 or later, for the components ibgda and gin (planned)");
+        finding.expected("ConnectX-4 or later, for the components ibgda and gin (planned)");
     }
 }
 
@@ -91,6 +91,6 @@ fn options(report: &mut DoctorReport<'_>, driver: &NvidiaDriver) {
     let asked = report.job.asks(Facility::GpuInitiated);
     let finding = report.note(&OPTIONS, Facility::GpuInitiated, "NVIDIA driver", verdict.on(found));
     if !asked {
-        finding.wanted("both 1, for components whose GPU rings doorbells itself (planned)");
+        finding.expected("both 1, for components whose GPU rings doorbells itself (planned)");
     }
 }

@@ -9,13 +9,13 @@ pub(crate) const RULES: &[&Rule] = &[&RANKS, &MISSING];
 static RANKS: Rule = Rule {
     id: "gpu-ranks",
     title: "GPUs for the ranks",
-    wanted: "a GPU for each rank of the node",
+    expected: "a GPU for each rank of the node",
     why: "A rank drives one GPU: local rank i takes the GPU with ordinal i. Ranks of the node are those of --ranks, \
           else those that the launcher starts here (the hosts of a world; LOCAL_WORLD_SIZE, \
           OMPI_COMM_WORLD_LOCAL_SIZE, MPI_LOCALNRANKS, PMI_LOCAL_SIZE, SLURM_STEP_TASKS_PER_NODE, \
           SLURM_TASKS_PER_NODE, SLURM_NTASKS_PER_NODE, where they start more than one), else one for each GPU. \
           Where the config names the GPU (`device`), several ranks may share one.",
-    cost: "the ranks without a GPU do not start, and the others wait for them in vain",
+    impact: "the ranks without a GPU do not start, and the others wait for them in vain",
     fix: "start one rank for each GPU (--nproc-per-node, --ntasks-per-node), or give the container more GPUs",
     source: "docs/config.md (kernels.cuda.device); docs/topology.md (which GPU a rank drives)",
 };
@@ -23,12 +23,12 @@ static RANKS: Rule = Rule {
 static MISSING: Rule = Rule {
     id: "gpu-missing",
     title: "GPUs of each switch",
-    wanted: "equally many below each switch",
+    expected: "equally many below each switch",
     why: "A node has 2, 4, 8 or 16 GPUs, equally many below each of its PCI Express switches. A GPU that has failed \
           may be on no bus, in no driver and in no list of devices: then only its empty place shows it. Where GPUs \
           of one board (NVLink, xGMI) have no switch, NUMA nodes are compared. A number of GPUs that is a power of \
           two gives no finding: it may be meant so.",
-    cost: "jobs that want a rank for each GPU of every node do not start here; others leave a NIC unused",
+    impact: "jobs that want a rank for each GPU of every node do not start here; others leave a NIC unused",
     fix: "lspci for the GPU, dmesg for the driver's messages (NVIDIA: Xid 79, fallen off the bus); switch the node \
           off and on; if the GPU is still missing, have the board looked at",
     source: "NVIDIA DGX H100/H200 User Guide (a GPU and a NIC for each switch); NVIDIA, XID Errors (Xid 79)",
@@ -96,9 +96,9 @@ fn ranks(report: &mut DoctorReport<'_>) {
         "" => String::new(),
         from => format!(" ({from})"),
     };
-    finding.wanted(format!("one for each of {}{from}", plural(job.ranks, "rank")));
+    finding.expected(format!("one for each of {}{from}", plural(job.ranks, "rank")));
     if is_shared {
-        finding.cost("ranks that share a GPU take turns on it, unless they run under MPS");
+        finding.impact("ranks that share a GPU take turns on it, unless they run under MPS");
     }
 }
 
@@ -117,6 +117,6 @@ fn missing(report: &mut DoctorReport<'_>) {
         };
         let judgement = Verdict::Slow.on(one.to_string());
         let finding = report.note(&MISSING, facility, one.place.to_string(), judgement);
-        finding.wanted(format!("{} {word}", plural(one.usual as u64, "GPU")));
+        finding.expected(format!("{} {word}", plural(one.usual as u64, "GPU")));
     }
 }

@@ -13,12 +13,12 @@ pub(crate) const RULES: &[&Rule] = &[&ALTERNATIVE];
 static ALTERNATIVE: Rule = Rule {
     id: "alternative",
     title: "A transport of several",
-    wanted: "the first of the list that works on all ranks",
+    expected: "the first of the list that works on all ranks",
     why: "Where `use` lists several transports, the ranks take the first whose probe works on all of \
           them. Each is judged on its own; what keeps one of them from working is no fault as long as another \
           works. One that probes and would fail later is taken all the same, so that is a fault. Of a \
           recorded node no component can be probed: there a transport works if nothing that it needs is broken.",
-    cost: "no rank starts: none of the transports works",
+    impact: "no rank starts: none of the transports works",
     fix: "mend what is broken for one of them, or add one that works here to `use`",
     source: "docs/config.md (transport.scale_out)",
 };
@@ -127,14 +127,14 @@ fn all_of(rungs: &[Rung]) -> Vec<Finding> {
 fn tell(machine: &Machine, job: &Job, rungs: &[Rung], taken: Option<usize>) -> Vec<Finding> {
     let mut report = DoctorReport::new(machine, job);
     for (place, rung) in rungs.iter().enumerate() {
-        let wanted = match taken.map(|taken| (taken, &rungs[taken].name)) {
+        let expected = match taken.map(|taken| (taken, &rungs[taken].name)) {
             Some((taken, _)) if place < taken => {
                 "nothing, as another transport is taken".to_owned()
             }
             Some((taken, name)) if place > taken => {
                 format!("nothing, while {name} works everywhere")
             }
-            _ => ALTERNATIVE.wanted.to_owned(),
+            _ => ALTERNATIVE.expected.to_owned(),
         };
         let (verdict, found) = match &rung.why_not {
             Some(why) if taken.is_none() => {
@@ -152,7 +152,7 @@ fn tell(machine: &Machine, job: &Job, rungs: &[Rung], taken: Option<usize>) -> V
         };
         let subject = format!("transport {}", rung.name);
         let finding = report.note(&ALTERNATIVE, Facility::Node, subject, verdict.on(found));
-        finding.wanted(wanted);
+        finding.expected(expected);
         finding.needed = taken.is_none_or(|taken| taken == place);
     }
     report.finish()

@@ -1,7 +1,7 @@
 //! Judges what a node has.
 //!
 //! [`examine`] takes the facts that `tokenyard-machine` read and a [`Job`], and returns findings:
-//! what was found, what was wanted, what it costs if left, and the fix. [`world::compare`] does the
+//! what was found, what was expected, its impact, and the fix. [`world::compare`] does the
 //! same for the ranks of a world, and names the odd one out. All of it is pure: nothing is read,
 //! opened or tried here, and the same facts give the same findings.
 //!

@@ -13,10 +13,10 @@ const NCCL_GIN: [u32; 2] = [2, 28];
 static NCCL: Rule = Rule {
     id: "nccl",
     title: "NCCL",
-    wanted: "2.28 or later, for the component gin",
+    expected: "2.28 or later, for the component gin",
     why: "The component gin, which is planned, calls NCCL's device interface, which 2.28 brought. No part of today \
           uses NCCL.",
-    cost: "the transport gin does not open",
+    impact: "the transport gin does not open",
     fix: "pip install nvidia-nccl-cu13, and put its lib folder (it has libnccl.so.2) into LD_LIBRARY_PATH",
     source: "NVIDIA NCCL Release Notes 2.28 (device API, GIN)",
 };
@@ -24,10 +24,10 @@ static NCCL: Rule = Rule {
 static NVSHMEM: Rule = Rule {
     id: "nvshmem",
     title: "NVSHMEM",
-    wanted: "nothing",
+    expected: "nothing",
     why: "Other systems (DeepEP's first version) need it. The component ibgda, which is planned, writes the NIC's \
           work requests itself, and needs the same driver options.",
-    cost: "none",
+    impact: "none",
     fix: "nothing",
     source: "docs/architecture.md",
 };
@@ -35,9 +35,9 @@ static NVSHMEM: Rule = Rule {
 static RCCL: Rule = Rule {
     id: "rccl",
     title: "ROCm's libraries",
-    wanted: "libamdhip64 for the component rocm; RCCL serves no component",
+    expected: "libamdhip64 for the component rocm; RCCL serves no component",
     why: "The rocm kernels, which are planned, open libamdhip64 at run time. RCCL is what frameworks use beside.",
-    cost: "the rocm kernels do not open",
+    impact: "the rocm kernels do not open",
     fix: "install ROCm's runtime (hip-runtime-amd), and put /opt/rocm/lib into LD_LIBRARY_PATH",
     source: "AMD ROCm installation for Linux",
 };
@@ -101,6 +101,6 @@ fn rocm(report: &mut DoctorReport<'_>) {
     if let Some(version) = rccl {
         let found = format!("{version}, serves no component");
         let finding = report.note(&RCCL, Facility::Hip, "RCCL", Verdict::Ok.on(found));
-        finding.wanted("nothing").needed = false;
+        finding.expected("nothing").needed = false;
     }
 }

@@ -13,10 +13,10 @@ const HUGE_PAGE: u64 = 2 << 20;
 static LOCKED: Rule = Rule {
     id: "locked-memory",
     title: "The limit on locked memory",
-    wanted: "unlimited",
+    expected: "unlimited",
     why: "What a NIC reads and writes is pinned, and counts against `ulimit -l` unless the process has \
           CAP_IPC_LOCK. Windows, queues and the libraries' own buffers all count.",
-    cost: "registration of memory fails at start with ENOMEM",
+    impact: "registration of memory fails at start with ENOMEM",
     fix: "ulimit -l unlimited; lasting: `* - memlock unlimited` in /etc/security/limits.conf, \
           LimitMEMLOCK=infinity for a service (slurmd, containerd), docker run --ulimit memlock=-1",
     source: "linux-rdma/rdma-core, ibv_reg_mr(3); Linux, getrlimit(2) (RLIMIT_MEMLOCK); NVIDIA NCCL User \
@@ -26,10 +26,10 @@ static LOCKED: Rule = Rule {
 static HUGE: Rule = Rule {
     id: "huge-pages",
     title: "Huge pages for EFA",
-    wanted: "free pages of 2 MiB",
+    expected: "free pages of 2 MiB",
     why: "libfabric's efa provider takes its buffers from huge pages. An adapter has room for a limited \
           number of pages, so small pages also limit how much can be registered at all.",
-    cost: "the provider falls back to pages of 4 KiB: slower registration, and less that can be registered",
+    impact: "the provider falls back to pages of 4 KiB: slower registration, and less that can be registered",
     fix: "sysctl vm.nr_hugepages=5128 (the EFA installer sets it); Kubernetes: request hugepages-2Mi",
     source: "libfabric, fi_efa(7) (FI_EFA_USE_HUGE_PAGE); ofiwg/libfabric issue 9739; AWS EC2 User Guide, \
              Get started with EFA",
@@ -75,9 +75,9 @@ fn locked(report: &mut DoctorReport<'_>) {
     let verdict = if has_nic || report.job.asks.uses.is_some() { verdict } else { Verdict::Ok };
     let finding = report.note(&LOCKED, facility, "locked memory", verdict.on(found));
     if !has_nic && finding.verdict == Verdict::Ok {
-        finding.wanted("nothing: no NIC here");
+        finding.expected("nothing: no NIC here");
     } else {
-        finding.wanted(format!("unlimited, or at least {}", bytes(need.max(1 << 30))));
+        finding.expected(format!("unlimited, or at least {}", bytes(need.max(1 << 30))));
     }
 }
 

@@ -33,10 +33,10 @@ const SLOW_CLOCKS: [&str; 3] = ["hpet", "acpi_pm", "jiffies"];
 pub(crate) static COMPONENT: Rule = Rule {
     id: "component",
     title: "A part of the program",
-    wanted: "chosen",
+    expected: "chosen",
     why: "Every component is probed: whether its libraries and devices are here. Only what the config chooses \
           must work.",
-    cost: "no rank starts",
+    impact: "no rank starts",
     fix: "mend what the component names, or choose another component in the config",
     source: "docs/plugin-guide.md (probe)",
 };
@@ -44,9 +44,9 @@ pub(crate) static COMPONENT: Rule = Rule {
 pub(crate) static PLUGIN: Rule = Rule {
     id: "plugin-file",
     title: "A plugin file",
-    wanted: "a plugin",
+    expected: "a plugin",
     why: "Plugin files are judged before anything of them runs: symbol, version, tables.",
-    cost: "no rank starts",
+    impact: "no rank starts",
     fix: "remove it, from [plugins] paths too, or build it again for this version",
     source: "docs/plugin-guide.md (the handshake)",
 };
@@ -54,9 +54,9 @@ pub(crate) static PLUGIN: Rule = Rule {
 static KERNEL: Rule = Rule {
     id: "kernel",
     title: "The kernel",
-    wanted: "Linux 5.3 or later",
+    expected: "Linux 5.3 or later",
     why: "`tokenyard run` watches its ranks by pidfd_open, which Linux 5.3 brought.",
-    cost: "ranks do not start",
+    impact: "ranks do not start",
     fix: "run on a newer kernel",
     source: "Linux, pidfd_open(2)",
 };
@@ -64,9 +64,9 @@ static KERNEL: Rule = Rule {
 static MEMFD: Rule = Rule {
     id: "shared-memory",
     title: "Shared memory (memfd)",
-    wanted: "works: needed by shm",
+    expected: "works: needed by shm",
     why: "The transport shm shares sealed memory by descriptor. Some container profiles refuse it.",
-    cost: "the transport shm does not open",
+    impact: "the transport shm does not open",
     fix: "allow memfd_create and sealing in the container's seccomp profile",
     source: "Linux, memfd_create(2); tried on this node",
 };
@@ -74,9 +74,9 @@ static MEMFD: Rule = Rule {
 static SOCKETS: Rule = Rule {
     id: "unix-sockets",
     title: "Abstract Unix sockets",
-    wanted: "work: needed by shm and nvlink",
+    expected: "work: needed by shm and nvlink",
     why: "Ranks of one host hand each other descriptors at abstract Unix sockets.",
-    cost: "ranks of this host do not meet",
+    impact: "ranks of this host do not meet",
     fix: "allow Unix sockets in the container's profile (Docker's and Podman's defaults do), and run the \
           ranks of a host in one network namespace",
     source: "Linux, unix(7); tried on this node",
@@ -85,10 +85,10 @@ static SOCKETS: Rule = Rule {
 static FILES: Rule = Rule {
     id: "open-files",
     title: "The limit on open files",
-    wanted: "enough for the ranks",
+    expected: "enough for the ranks",
     why: "Each peer's windows and signals are a descriptor on their way, and rank 0 has a connection to \
           every rank.",
-    cost: "bring-up fails with «too many open files»",
+    impact: "bring-up fails with «too many open files»",
     fix: "ulimit -n 65536; lasting: `* - nofile 65536` in /etc/security/limits.conf",
     source: "Linux, getrlimit(2) (RLIMIT_NOFILE)",
 };
@@ -96,9 +96,9 @@ static FILES: Rule = Rule {
 static PROCESSORS: Rule = Rule {
     id: "processors",
     title: "Processors for the ranks",
-    wanted: "one for each thread of each rank",
+    expected: "one for each thread of each rank",
     why: "A waiting rank spins. Where ranks take turns on a processor, each waits for the scheduler.",
-    cost: "operations take milliseconds more, and times say little",
+    impact: "operations take milliseconds more, and times say little",
     fix: "run fewer ranks or threads, or give the container more processors",
     source: "docs/performance.md (measured)",
 };
@@ -106,10 +106,10 @@ static PROCESSORS: Rule = Rule {
 static MEMORY: Rule = Rule {
     id: "memory",
     title: "Memory for windows",
-    wanted: "room for the windows of all ranks",
+    expected: "room for the windows of all ranks",
     why: "Windows take memory only where they are touched, so less may do. A process that touches memory \
           that is not there is killed.",
-    cost: "in the worst case the kernel kills a rank",
+    impact: "in the worst case the kernel kills a rank",
     fix: "choose a smaller max_tokens, or set arena_mib in the kernel set's table",
     source: "`tokenyard shape` (the formulas); Linux kernel, Documentation/admin-guide/cgroup-v2.rst",
 };
@@ -117,10 +117,10 @@ static MEMORY: Rule = Rule {
 static SHM: Rule = Rule {
     id: "dev-shm",
     title: "Room in /dev/shm",
-    wanted: "not needed by shm",
+    expected: "not needed by shm",
     why: "Plugins may share memory by files there (libfabric's shm provider does); containers get 64 MiB. \
           The transport shm does not use it.",
-    cost: "a plugin that uses it fails, or its process is killed by SIGBUS",
+    impact: "a plugin that uses it fails, or its process is killed by SIGBUS",
     fix: "docker run --shm-size 8g, or mount a larger tmpfs",
     source: "Linux, shm_overview(7); Docker, docker run (--shm-size)",
 };
@@ -128,9 +128,9 @@ static SHM: Rule = Rule {
 static CLOCK: Rule = Rule {
     id: "clock-source",
     title: "The clock",
-    wanted: "one that is read fast",
+    expected: "one that is read fast",
     why: "Waits read the clock often. hpet and acpi_pm are read from a slow device by a system call.",
-    cost: "every wait costs a microsecond or more for each look",
+    impact: "every wait costs a microsecond or more for each look",
     fix: "boot with clocksource=tsc where the machine allows it",
     source: "Linux kernel, Documentation/timers/timekeeping.rst",
 };
@@ -138,10 +138,10 @@ static CLOCK: Rule = Rule {
 static RENDEZVOUS: Rule = Rule {
     id: "rendezvous",
     title: "Where ranks meet",
-    wanted: "a place to meet; `tokenyard run` makes its own",
+    expected: "a place to meet; `tokenyard run` makes its own",
     why: "Rank 0 listens at an address that all ranks are told: by the launcher's variables, or by \
           [world] bootstrap.",
-    cost: "ranks wait for each other in vain",
+    impact: "ranks wait for each other in vain",
     fix: "correct [world] bootstrap or the launcher's variables",
     source: "docs/config.md (world)",
 };
@@ -149,9 +149,9 @@ static RENDEZVOUS: Rule = Rule {
 static SECRET: Rule = Rule {
     id: "job-secret",
     title: "The job's secret",
-    wanted: "none on one host; `tokenyard run` makes one",
+    expected: "none on one host; `tokenyard run` makes one",
     why: "Ranks that meet off the loopback interface prove to each other that they belong to the job.",
-    cost: "the ranks refuse to meet",
+    impact: "the ranks refuse to meet",
     fix: "set TOKENYARD_SECRET to the same random text on all ranks (openssl rand -hex 32), or \
           TOKENYARD_SECRET_FILE to a file of mode 0600",
     source: "docs/security.md",
@@ -298,7 +298,7 @@ fn open_files(report: &mut DoctorReport<'_>) {
     let ranks = report.job.ranks;
     let finding = report.note(&FILES, Facility::Node, "open files", verdict.on(found));
     finding
-        .wanted(format!("{need} for {ranks} ranks"))
+        .expected(format!("{need} for {ranks} ranks"))
         .fix(format!("ulimit -n {}", need.max(65_536)));
 }
 
@@ -323,7 +323,7 @@ fn processors(report: &mut DoctorReport<'_>, tried: Option<&Tried>) {
         None => format!("{count} processors"),
     };
     let finding = report.note(&PROCESSORS, Facility::Node, "processors", verdict.on(found));
-    finding.wanted(format!("{ranks} ranks * {threads} threads"));
+    finding.expected(format!("{ranks} ranks * {threads} threads"));
 }
 
 fn memory(report: &mut DoctorReport<'_>, tried: Option<&Tried>) {
@@ -345,7 +345,7 @@ fn memory(report: &mut DoctorReport<'_>, tried: Option<&Tried>) {
         _ => Verdict::Unknown,
     };
     let finding = report.note(&MEMORY, Facility::Node, "memory", verdict.on(found));
-    finding.wanted(format!("{} in the worst case", bytes(need)));
+    finding.expected(format!("{} in the worst case", bytes(need)));
 }
 
 fn posix_shm(report: &mut DoctorReport<'_>, tried: &Tried) {
@@ -357,7 +357,7 @@ fn posix_shm(report: &mut DoctorReport<'_>, tried: &Tried) {
     let finding = report.note(&SHM, Facility::Node, "/dev/shm", verdict.on(found));
     finding.needed = plugin;
     if plugin {
-        finding.wanted(format!("{} in the worst case, if the plugin uses it", bytes(need)));
+        finding.expected(format!("{} in the worst case, if the plugin uses it", bytes(need)));
     }
 }
 
@@ -415,7 +415,7 @@ fn secret(report: &mut DoctorReport<'_>, tried: &Tried) {
     };
     let finding = report.note(&SECRET, Facility::Node, "job secret", verdict.on(found));
     if off_loopback {
-        finding.wanted("one, because ranks meet off the loopback interface");
+        finding.expected("one, because ranks meet off the loopback interface");
     }
 }
 

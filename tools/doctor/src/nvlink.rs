@@ -12,11 +12,11 @@ pub(crate) const RULES: &[&Rule] = &[&SMI, &LINKS, &FABRIC, &CLIQUE, &IMEX, &MIG
 static SMI: Rule = Rule {
     id: "nvidia-smi",
     title: "What nvidia-smi tells",
-    wanted: "an answer, of each GPU that the process sees",
+    expected: "an answer, of each GPU that the process sees",
     why: "NVLinks, the fabric, its cliques and MIG are told by nvidia-smi alone. It asks the driver as CUDA \
           does: where it fails, CUDA usually does too. Without nvidia-persistenced the driver sets every \
           GPU up anew for each call, which takes seconds.",
-    cost: "nothing is known of NVLink and its fabric; where nvidia-smi fails, CUDA finds no GPU",
+    impact: "nothing is known of NVLink and its fabric; where nvidia-smi fails, CUDA finds no GPU",
     fix: "run nvidia-smi -q by hand: it says why it fails, and dmesg has the driver's messages (Xid); \
           where it is slow, systemctl enable --now nvidia-persistenced",
     source: "NVIDIA, nvidia-smi(1) (return value); NVIDIA driver README, NVIDIA Persistence Daemon",
@@ -25,10 +25,10 @@ static SMI: Rule = Rule {
 static LINKS: Rule = Rule {
     id: "nvlink-links",
     title: "NVLinks of a GPU",
-    wanted: "all active, as many as its neighbours have",
+    expected: "all active, as many as its neighbours have",
     why: "A GPU reaches its peers over several links at once. A link that is inactive takes its share of \
           the bandwidth away, and in an exchange all ranks wait for the slowest GPU.",
-    cost: "this GPU's share of the bandwidth; with no link at all, ranks cannot reach its memory",
+    impact: "this GPU's share of the bandwidth; with no link at all, ranks cannot reach its memory",
     fix: "nvidia-smi nvlink -s -i GPU shows the links, dmesg the driver's messages (Xid 74); restart \
           the fabric manager, else the node, else have the board looked at",
     source: "NVIDIA, nvidia-smi(1), nvlink; NVIDIA, XID Errors (Xid 74, NVLink error)",
@@ -37,9 +37,9 @@ static LINKS: Rule = Rule {
 static FABRIC: Rule = Rule {
     id: "nvlink-fabric",
     title: "Registration with the NVLink fabric",
-    wanted: "state Completed, status Success",
+    expected: "state Completed, status Success",
     why: "Behind NVSwitch a GPU must be registered by the fabric manager before it may be used.",
-    cost: "CUDA does not initialise (error 802, system not yet initialized): no rank starts",
+    impact: "CUDA does not initialise (error 802, system not yet initialized): no rank starts",
     fix: "systemctl restart nvidia-fabricmanager; its version must be the driver's",
     source: "NVIDIA Fabric Manager User Guide; NVML API Reference, nvmlGpuFabricInfo_t (state, status)",
 };
@@ -47,9 +47,9 @@ static FABRIC: Rule = Rule {
 static CLIQUE: Rule = Rule {
     id: "nvlink-clique",
     title: "Cluster and clique of the GPUs",
-    wanted: "one for all GPUs",
+    expected: "one for all GPUs",
     why: "GPUs reach each other's memory over NVLink inside one cluster and one clique only.",
-    cost: "ranks of different cliques cannot form one scale-up domain: mapping a window fails",
+    impact: "ranks of different cliques cannot form one scale-up domain: mapping a window fails",
     fix: "look at the partitions of the NVLink switches (fabric manager or NMX); nvidia-smi -q shows \
           ClusterUUID and CliqueId",
     source: "NVML API Reference, nvmlGpuFabricInfo_t (clusterUuid, cliqueId); NVIDIA GB200 NVL \
@@ -59,10 +59,10 @@ static CLIQUE: Rule = Rule {
 static IMEX: Rule = Rule {
     id: "imex-channel",
     title: "An IMEX channel, for NVLink between nodes",
-    wanted: "/dev/nvidia-caps-imex-channels/channel0",
+    expected: "/dev/nvidia-caps-imex-channels/channel0",
     why: "Memory is shared with GPUs of other nodes through an IMEX channel, which the administrator \
           creates; it does not outlive a restart of the node. The service nvidia-imex must run on all nodes.",
-    cost: "memory cannot be shared between trays: traffic between them takes the NICs, a tenth of NVLink",
+    impact: "memory cannot be shared between trays: traffic between them takes the NICs, a tenth of NVLink",
     fix: "write to /etc/modprobe.d/nvidia.conf: options nvidia NVreg_CreateImexChannel0=1 — then load the \
           module anew or restart the node; or mkdir -p /dev/nvidia-caps-imex-channels and mknod /dev/nvidia-caps-imex-channels/channel0 c \
           MAJOR 0 (MAJOR of nvidia-caps-imex-channels in /proc/devices); give the container that device",
@@ -73,10 +73,10 @@ static IMEX: Rule = Rule {
 static MIG: Rule = Rule {
     id: "mig",
     title: "Partitioned GPUs (MIG)",
-    wanted: "off",
+    expected: "off",
     why: "Instances of a partitioned GPU do not reach other GPUs' memory, neither over NVLink nor over \
           PCI Express.",
-    cost: "the transport nvlink does not open",
+    impact: "the transport nvlink does not open",
     fix: "nvidia-smi -i GPU -mig 0, with nothing running there",
     source: "NVIDIA Multi-Instance GPU User Guide, Application Considerations (no GPU to GPU P2P)",
 };
@@ -190,14 +190,14 @@ fn links(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
         };
         let finding = report.note(&LINKS, Facility::NvLink, name(gpu), verdict.on(found));
         if usual > 0 {
-            finding.wanted(format!("{usual} active"));
+            finding.expected(format!("{usual} active"));
         }
         if verdict == Verdict::Unknown {
             finding.fix("nothing, if the card has no NVLink bridge; else reseat the bridge");
         }
         if verdict == Verdict::Slow {
             let share = 100 * (usual - active) / usual;
-            finding.cost(format!("{share} % of this GPU's bandwidth, and all ranks wait for it"));
+            finding.impact(format!("{share} % of this GPU's bandwidth, and all ranks wait for it"));
         }
     }
 }

@@ -13,10 +13,10 @@ pub(crate) const RULES: &[&Rule] = &[&SPEED, &WIDTH, &ROOM, &ACS, &IOMMU, &BAR];
 static SPEED: Rule = Rule {
     id: "pcie-speed",
     title: "PCI Express generation",
-    wanted: "the highest that the card can",
+    expected: "the highest that the card can",
     why: "A link trains at the highest rate that card, slot and everything between can. A riser, a \
           firmware setting or a bad contact lowers it.",
-    cost: "half of the bandwidth for each generation that is missing",
+    impact: "half of the bandwidth for each generation that is missing",
     fix: "reseat the card; look for the slot's generation in the firmware's settings; lspci -vv shows \
           LnkCap and LnkSta",
     source: "Linux kernel, drivers/pci/pci-sysfs.c (current_link_speed, max_link_speed)",
@@ -25,9 +25,9 @@ static SPEED: Rule = Rule {
 static WIDTH: Rule = Rule {
     id: "pcie-width",
     title: "PCI Express lanes",
-    wanted: "as many as the card has",
+    expected: "as many as the card has",
     why: "A card of 16 lanes in a slot of 8, or with a bad contact, works at the lanes that are left.",
-    cost: "half of the bandwidth with half of the lanes",
+    impact: "half of the bandwidth with half of the lanes",
     fix: "reseat the card, or move it to a slot of its width; lspci -vv shows LnkCap and LnkSta",
     source: "Linux kernel, drivers/pci/pci-sysfs.c (current_link_width, max_link_width)",
 };
@@ -35,10 +35,10 @@ static WIDTH: Rule = Rule {
 static ROOM: Rule = Rule {
     id: "pcie-room",
     title: "PCI Express against the port",
-    wanted: "at least the rate of the ports",
+    expected: "at least the rate of the ports",
     why: "A port of 400 Gb/s needs 16 lanes of generation 5. On 16 lanes of generation 4 the card sends \
           at most 252 Gb/s.",
-    cost: "the port sends at the rate of the slot",
+    impact: "the port sends at the rate of the slot",
     fix: "move the card to a slot of a higher generation or of more lanes",
     source: "PCI Express Base Specification 5.0 (rates and 128b/130b coding)",
 };
@@ -46,11 +46,11 @@ static ROOM: Rule = Rule {
 static ACS: Rule = Rule {
     id: "acs",
     title: "Access control between NIC and GPU",
-    wanted: "no redirection on the bridges between them",
+    expected: "no redirection on the bridges between them",
     why: "Access Control Services make PCI switches send peer-to-peer packets up to the root complex in \
           place of straight from NIC to GPU. On bare metal that only costs; in a virtual machine it is \
           needed, and then the NIC must use address translation (ATS).",
-    cost: "traffic between NIC and GPU crosses the root complex: half of the bandwidth or less, on some \
+    impact: "traffic between NIC and GPU crosses the root complex: half of the bandwidth or less, on some \
            machines a hang",
     fix: "switch ACS off in the firmware's settings, or at each start on every bridge that has it: \
           setpci -s BRIDGE ECAP_ACS+0x6.w=0000",
@@ -61,10 +61,10 @@ static ACS: Rule = Rule {
 static IOMMU: Rule = Rule {
     id: "iommu",
     title: "The IOMMU",
-    wanted: "off, or passing through",
+    expected: "off, or passing through",
     why: "With an IOMMU that translates, every address of a NIC is looked up, and peer-to-peer packets \
           must go through the root complex.",
-    cost: "less bandwidth, and on some machines GPU memory that a NIC cannot reach",
+    impact: "less bandwidth, and on some machines GPU memory that a NIC cannot reach",
     fix: "boot with iommu=pt (Intel: intel_iommu=on iommu=pt), or switch the IOMMU off in the firmware",
     source: "Linux kernel, Documentation/admin-guide/kernel-parameters.txt (iommu=pt); NVIDIA NCCL User \
              Guide, Troubleshooting, PCI Access Control Services (ACS)",
@@ -73,10 +73,10 @@ static IOMMU: Rule = Rule {
 static BAR: Rule = Rule {
     id: "gpu-bar",
     title: "What peers can reach of a GPU's memory",
-    wanted: "a BAR of at least 1 GiB",
+    expected: "a BAR of at least 1 GiB",
     why: "A NIC reaches GPU memory through a BAR of the GPU. Where the firmware gave it 256 MiB only, \
           windows do not fit.",
-    cost: "registration of GPU windows fails at start",
+    impact: "registration of GPU windows fails at start",
     fix: "switch on «above 4G decoding» and «resizable BAR» in the firmware's settings",
     source: "NVIDIA, GPUDirect RDMA documentation, PCI BAR sizes",
 };
@@ -140,7 +140,7 @@ fn link(report: &mut DoctorReport<'_>, nic: &Nic, function: &PciFunction, ports:
     if let (Fact::Known(found), Fact::Known(most)) = (link.speed, link.max_speed) {
         let verdict = if found < most { less } else { Verdict::Ok };
         let finding = report.note(&SPEED, facility, name, verdict.on(generation(found)));
-        finding.wanted(match verdict {
+        finding.expected(match verdict {
             Verdict::Unknown => format!("{}, as the card can{room}", generation(most)),
             _ => format!("{}, as the card can", generation(most)),
         });
@@ -153,7 +153,7 @@ fn link(report: &mut DoctorReport<'_>, nic: &Nic, function: &PciFunction, ports:
             .and_then(|bridge| at(report, *bridge))
             .and_then(|bridge| bridge.link.max_width.get());
         let finding = report.note(&WIDTH, facility, name, verdict.on(format!("{found} lanes")));
-        finding.wanted(match verdict {
+        finding.expected(match verdict {
             Verdict::Unknown => format!("{most} lanes, as the card has{room}"),
             _ => format!("{most} lanes, as the card has"),
         });
@@ -199,7 +199,7 @@ fn room(
     // 400 Gb/s on 504, 200 on 252: what is left for headers is enough. 100 on 126 too.
     let verdict = if capacity < ports && trained { Verdict::Slow } else { Verdict::Ok };
     let finding = report.note(&ROOM, facility, name, verdict.on(rate(capacity / 1000 * 1000)));
-    finding.wanted(format!("{} of its ports", rate(ports)));
+    finding.expected(format!("{} of its ports", rate(ports)));
 }
 
 fn gpus(report: &mut DoctorReport<'_>) {
@@ -216,13 +216,13 @@ fn gpus(report: &mut DoctorReport<'_>) {
                 let verdict = if found < most { Verdict::Slow } else { Verdict::Ok };
                 let finding =
                     report.note(&WIDTH, facility, &name, verdict.on(format!("{found} lanes")));
-                finding.wanted(format!("{most} lanes, as the card has"));
+                finding.expected(format!("{most} lanes, as the card has"));
             }
             if let (Fact::Known(found), Fact::Known(most)) = (link.speed, link.max_speed) {
                 // Some GPUs lower their link while they are idle.
                 let verdict = if found < most { Verdict::Unknown } else { Verdict::Ok };
                 let finding = report.note(&SPEED, facility, &name, verdict.on(generation(found)));
-                finding.wanted(format!("{}, as the card can", generation(most)));
+                finding.expected(format!("{}, as the card can", generation(most)));
                 finding.fix("look again while the GPU works: some lower their link while idle");
             }
         }

@@ -16,11 +16,11 @@ const GDRDRV_EFA: [u32; 2] = [2, 5];
 static PEER: Rule = Rule {
     id: "peer-memory",
     title: "GPU memory for NICs",
-    wanted: "dmabuf (Linux 5.12, open driver) or nvidia_peermem",
+    expected: "dmabuf (Linux 5.12, open driver) or nvidia_peermem",
     why: "A NIC reads and writes GPU memory only where the kernel introduces them to each other: by \
           dmabuf, which needs Linux 5.12 and the open kernel modules of NVIDIA's driver, or by the older \
           module nvidia_peermem, which needs the driver of MLNX_OFED or DOCA.",
-    cost: "registration of GPU memory fails at start: transports on which the NIC reads GPU memory do \
+    impact: "registration of GPU memory fails at start: transports on which the NIC reads GPU memory do \
            not open",
     fix: "modprobe nvidia_peermem, or install the open kernel modules (nvidia-open)",
     source: "NVIDIA, GPUDirect RDMA documentation (dmabuf, nvidia-peermem); NVIDIA GPU Operator, GPUDirect \
@@ -30,12 +30,12 @@ static PEER: Rule = Rule {
 static AMD: Rule = Rule {
     id: "amd-peer-memory",
     title: "AMD GPU memory for NICs",
-    wanted: "dmabuf (Linux 5.12, CONFIG_PCI_P2PDMA and CONFIG_DMABUF_MOVE_NOTIFY) or ib_peer_mem",
+    expected: "dmabuf (Linux 5.12, CONFIG_PCI_P2PDMA and CONFIG_DMABUF_MOVE_NOTIFY) or ib_peer_mem",
     why: "A NIC reads and writes memory of an AMD GPU by dmabuf, which needs Linux 5.12 and a kernel with \
           peer-to-peer DMA and notices of moved buffers, or by the older interface ib_peer_mem of amdgpu-dkms and \
           the NIC vendor's driver. The file /boot/config-RELEASE tells what a kernel has; containers often lack \
           it. No part of today registers memory of AMD GPUs.",
-    cost: "registration of GPU memory fails: every row takes the way through host memory",
+    impact: "registration of GPU memory fails: every row takes the way through host memory",
     fix: "boot a kernel with CONFIG_PCI_P2PDMA=y and CONFIG_DMABUF_MOVE_NOTIFY=y, \
           or install amdgpu-dkms beside the NIC's driver and modprobe ib_peer_mem; in a container, mount \
           /boot read-only so that this can be seen",
@@ -46,10 +46,10 @@ static AMD: Rule = Rule {
 static GDRCOPY: Rule = Rule {
     id: "gdrcopy",
     title: "GPU memory for the processor",
-    wanted: "the module gdrdrv",
+    expected: "the module gdrdrv",
     why: "With GDRCopy the processor reads and writes small words of GPU memory directly. \
           GPU-initiated RDMA and EFA's device interface keep their flags there.",
-    cost: "small words cross by a copy of some microseconds, and components that insist on GDRCopy do not open",
+    impact: "small words cross by a copy of some microseconds, and components that insist on GDRCopy do not open",
     fix: "install GDRCopy's driver (package gdrdrv-dkms) and `modprobe gdrdrv`",
     source: "NVIDIA GDRCopy, README: https://github.com/NVIDIA/gdrcopy; NVSHMEM Installation Guide, \
              Software Requirements; aws-ofi-nccl 1.21 release notes (GDA mode: GDRCopy 2.5)",
@@ -137,6 +137,6 @@ fn of_nvidia(report: &mut DoctorReport<'_>) {
             (Verdict::Ok, version.map_or("gdrdrv".to_owned(), |v| format!("gdrdrv {v}")))
         }
     };
-    let wanted = if efa { "gdrdrv 2.5, for EFA's device interface" } else { GDRCOPY.wanted };
-    report.note(&GDRCOPY, Facility::GpuInitiated, "GDRCopy", verdict.on(found)).wanted(wanted);
+    let expected = if efa { "gdrdrv 2.5, for EFA's device interface" } else { GDRCOPY.expected };
+    report.note(&GDRCOPY, Facility::GpuInitiated, "GDRCopy", verdict.on(found)).expected(expected);
 }

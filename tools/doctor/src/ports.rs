@@ -14,11 +14,11 @@ pub(crate) const RULES: &[&Rule] = &[&NO_NIC, &NAMED, &STATE, &RATE, &MTU, &ERRO
 static NO_NIC: Rule = Rule {
     id: "nic-present",
     title: "RDMA devices",
-    wanted: "at least one",
+    expected: "at least one",
     why: "A transport that speaks verbs or libfabric's efa provider drives a device of \
           /sys/class/infiniband. Where none is there, the NIC's driver is not loaded, or the container \
           sees no device.",
-    cost: "the transport does not open: no rank starts",
+    impact: "the transport does not open: no rank starts",
     fix: "load the NIC's driver (modprobe mlx5_ib, efa, bnxt_re, ionic_rdma or irdma) on the host; lspci says which \
           cards there are",
     source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband",
@@ -27,10 +27,10 @@ static NO_NIC: Rule = Rule {
 static NAMED: Rule = Rule {
     id: "nic-named",
     title: "A NIC that the config names",
-    wanted: "there",
+    expected: "there",
     why: "`device` and `rails` of a transport's table and `nics` of the topology's name NICs. Names change with kernels and slots \
           (mlx5_0, rocep9s0, rdmap85s0), and nodes may differ in them.",
-    cost: "the ranks that it is for do not start",
+    impact: "the ranks that it is for do not start",
     fix: "correct the name in the config, or write \"auto\"",
     source: "backends/verbs/docs.md (device); backends/libfabric/docs.md (rails); linux-rdma/rdma-core, \
              rdma_rename",
@@ -39,7 +39,7 @@ static NAMED: Rule = Rule {
 static STATE: Rule = Rule {
     id: "port-state",
     title: "State of a port",
-    wanted: "active, LinkUp",
+    expected: "active, LinkUp",
     why: "A port carries traffic only while its logical state is active and its physical state is \
           LinkUp. Down and Polling mean no link; Init and Armed mean a link that no subnet manager has set up; \
           Disabled means switched off by software. Where no NIC next to a GPU can be used, and more than half of the \
@@ -47,7 +47,7 @@ static STATE: Rule = Rule {
           config names those to use: the port is broken. Where another port of the card or another NIC as near \
           serves instead, or NICs of all names reach each other (rails = \"any\", EFA), it is slow. Where so every GPU has \
           equally many ports next to it that can carry, as where one port of each card is cabled, it is not known whether it is meant so.",
-    cost: "its rail is missing: ranks that would use it share others, so they get half of the \
+    impact: "its rail is missing: ranks that would use it share others, so they get half of the \
            bandwidth or less",
     fix: "look at cable and switch port; then `ip link set IFACE up` (Ethernet) or `ibportstate` \
           (InfiniBand)",
@@ -57,12 +57,12 @@ static STATE: Rule = Rule {
 static RATE: Rule = Rule {
     id: "port-rate",
     title: "Speed of a port",
-    wanted: "what most NICs of its model have",
+    expected: "what most NICs of its model have",
     why: "A bad cable, a wrong transceiver or a switch port set by hand trains a link slower or \
           narrower than its neighbours. Where all ports of a model have a quarter of what their slots carry \
           or less, nobody can say here whether the network has no more. Every exchange waits for the slowest rail, so one slow port \
           slows all ranks.",
-    cost: "all ranks run at the speed of this port",
+    impact: "all ranks run at the speed of this port",
     fix: "replace the cable or transceiver; `mlxlink -d DEVICE -m` (NVIDIA) or `ethtool IFACE` says what \
           both ends offer",
     source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband (rate); NVIDIA MFT, mlxlink",
@@ -71,11 +71,11 @@ static RATE: Rule = Rule {
 static MTU: Rule = Rule {
     id: "mtu",
     title: "Packet size",
-    wanted: "4096 bytes (RoCE: an interface mtu of 4200)",
+    expected: "4096 bytes (RoCE: an interface mtu of 4200)",
     why: "RDMA packets carry 256, 512, 1024, 2048 or 4096 bytes. On RoCE the largest that fits into the \
           mtu of the network interface is taken, so the usual mtu of 1500 gives packets of 1024 bytes. \
           Both ends use the smaller of their sizes.",
-    cost: "four times the packets: more load on NIC and switch, and less bandwidth",
+    impact: "four times the packets: more load on NIC and switch, and less bandwidth",
     fix: "ip link set IFACE mtu 9000, on all nodes and switches of the fabric",
     source: "Linux kernel, include/rdma/ib_addr.h, iboe_get_mtu (RoCE); ibv_devinfo shows active_mtu",
 };
@@ -83,13 +83,13 @@ static MTU: Rule = Rule {
 static ERRORS: Rule = Rule {
     id: "port-errors",
     title: "Errors that a port counted",
-    wanted: "few since the driver was loaded, and none now",
+    expected: "few since the driver was loaded, and none now",
     why: "On the running system the counters are read twice, as far apart as nvidia-smi and the like take \
           (a quarter of a second and more where a port has counted something); what grows between is of \
           today. Symbol errors and links that went down point at a cable or transceiver. Packets out of \
           sequence and timeouts point at losses in the network, which RoCE repairs by sending again: \
           a lossless class that is not lossless.",
-    cost: "retransmissions: bandwidth falls and single operations take milliseconds",
+    impact: "retransmissions: bandwidth falls and single operations take milliseconds",
     fix: "read the counters twice, a minute apart; where they grow, replace the cable, or check PFC, ECN \
           and the traffic class on NIC and switch",
     source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband (counters); NVIDIA, \
@@ -192,9 +192,9 @@ fn state(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let finding = report.note(&STATE, Facility::of(nic), port_name(nic, port), judgement);
     finding.fix(fix);
     match (named, is_refused) {
-        (true, _) => finding.cost("the config names this NIC: its ranks do not start"),
-        (false, true) => finding.cost(REFUSED),
-        (false, false) if verdict == Verdict::Unknown => finding.cost(SPARE),
+        (true, _) => finding.impact("the config names this NIC: its ranks do not start"),
+        (false, true) => finding.impact(REFUSED),
+        (false, false) if verdict == Verdict::Unknown => finding.impact(SPARE),
         (false, false) => finding,
     };
 }
@@ -223,7 +223,7 @@ fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let lanes = found.lanes.map_or(String::new(), |lanes| format!(", {lanes} lanes"));
     let text = format!("{}{lanes}", rate(found.megabits));
     let far_below = slot(report, nic).filter(|slot| 4 * found.megabits <= *slot);
-    let (verdict, wanted) = match far_below {
+    let (verdict, expected) = match far_below {
         _ if found.megabits < usual => {
             (Verdict::Slow, format!("{}, as the others of its model", rate(usual)))
         }
@@ -236,7 +236,9 @@ fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         }
         None => (Verdict::Ok, "the only one of its model: nothing to compare with".to_owned()),
     };
-    report.note(&RATE, Facility::of(nic), port_name(nic, port), verdict.on(text)).wanted(wanted);
+    report
+        .note(&RATE, Facility::of(nic), port_name(nic, port), verdict.on(text))
+        .expected(expected);
 }
 
 /// Megabits a second that PCI Express could carry for each of the card's working ports.

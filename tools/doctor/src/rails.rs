@@ -16,13 +16,13 @@ pub(crate) const RULES: &[&Rule] = &[&NEAR, &EQUAL, &LAYER];
 static NEAR: Rule = Rule {
     id: "rail-distance",
     title: "How far a GPU's NIC is",
-    wanted: "as near as that of the other GPUs",
+    expected: "as near as that of the other GPUs",
     why: "Rows go from GPU memory to the NIC over PCI Express. Under one switch they cross nothing else; \
           through the root complex, or from socket to socket, they share the way with everything. Where a \
           card is near and no RDMA device of it is there, its driver did not take it. Where no NIC is next to a \
           GPU, and most GPUs have one, it is missing: the topology refuses the node where a transport goes by \
           its NICs, unless the config names those to use. Where few have one, the node may be wired so.",
-    cost: "this GPU's rail is slower than the others, and all ranks wait for it",
+    impact: "this GPU's rail is slower than the others, and all ranks wait for it",
     fix: "lspci -s BUS for the card under the GPU's switch; if it is listed: its driver (modprobe mlx5_ib, bnxt_re, ionic_rdma or irdma, dmesg); \
           if not: reseat or replace it",
     source: "NVIDIA, GPUDirect RDMA documentation, Supported Systems (distance between devices)",
@@ -31,11 +31,11 @@ static NEAR: Rule = Rule {
 static EQUAL: Rule = Rule {
     id: "rail-count",
     title: "NICs of each GPU",
-    wanted: "equally many for all GPUs",
+    expected: "equally many for all GPUs",
     why: "A rail is the ranks with the same index in their domains. Ranks whose GPUs have no NIC of \
           their own share one with a neighbour. Where there are too few NICs to divide evenly among GPUs (7 for 8), one is \
           missing: the topology refuses the node, as above.",
-    cost: "two ranks on one NIC get half of the bandwidth each, and all ranks wait for them",
+    impact: "two ranks on one NIC get half of the bandwidth each, and all ranks wait for them",
     fix: "bring up the port of the missing NIC, or give the container that device",
     source: "docs/topology.md (the rule of this project); NVIDIA DGX H100 User Guide (one ConnectX-7 \
              for each GPU)",
@@ -44,9 +44,9 @@ static EQUAL: Rule = Rule {
 static LAYER: Rule = Rule {
     id: "rail-layer",
     title: "What the rails speak",
-    wanted: "InfiniBand on all, or Ethernet on all",
+    expected: "InfiniBand on all, or Ethernet on all",
     why: "A ConnectX port can be set to either. A queue pair connects ports of one kind only.",
-    cost: "ranks of that rail do not connect to ranks of the others: the job does not start",
+    impact: "ranks of that rail do not connect to ranks of the others: the job does not start",
     fix: "mlxconfig -d DEVICE set LINK_TYPE_P1=1 (InfiniBand) or =2 (Ethernet), then restart the node (NVIDIA); cards of \
           others speak Ethernet only: look which cards the node has",
     source: "NVIDIA MFT, mlxconfig (LINK_TYPE_P1)",
@@ -142,9 +142,9 @@ fn is_driven(report: &DoctorReport<'_>, gpu: &Gpu) -> bool {
 fn explain(finding: &mut Finding, missing: &MissingRail<'_>, verdict: Verdict) {
     finding.fix(format!("{}; {GO_ON}", missing.fix()));
     match verdict {
-        Verdict::Broken => finding.cost(REFUSED),
+        Verdict::Broken => finding.impact(REFUSED),
         Verdict::Unknown => {
-            finding.cost("nothing to a job whose ranks drive other GPUs, as this one's")
+            finding.impact("nothing to a job whose ranks drive other GPUs, as this one's")
         }
         _ => finding,
     };
@@ -214,7 +214,7 @@ fn distances(report: &mut DoctorReport<'_>, all: &[RailShare<'_>], missing: &[Mi
         let found = none.map_or(nearest.clone(), |none| format!("{none}; nearest: {nearest}"));
         let subject = format!("GPU {}", one.gpu.index);
         let finding = note(report, &NEAR, one, subject, verdict.on(found));
-        finding.wanted(format!("a NIC {}, as other GPUs have", words(best)));
+        finding.expected(format!("a NIC {}, as other GPUs have", words(best)));
         match (none, idle.first(), verdict) {
             (Some(none), ..) => explain(finding, none, verdict),
             (None, Some(card), _) => {
@@ -228,7 +228,7 @@ fn distances(report: &mut DoctorReport<'_>, all: &[RailShare<'_>], missing: &[Mi
                     .fix(
                         "nothing, if the node is wired so; else reseat the card that lspci does not list",
                     )
-                    .cost("where it is not meant so, this GPU's rail is slower than the others");
+                    .impact("where it is not meant so, this GPU's rail is slower than the others");
             }
             (None, None, Verdict::Slow) => {
                 finding.fix(
@@ -276,7 +276,7 @@ fn counts(report: &mut DoctorReport<'_>, all: &[RailShare<'_>], missing: &[Missi
         ([], false) => (Verdict::Slow, format!("fewer for GPU {}", less.join(", "))),
     };
     let finding = note(report, &EQUAL, first, "GPUs", verdict.on(found));
-    finding.wanted(share_in_words(usual));
+    finding.expected(share_in_words(usual));
     if let Some(one) = uneven.first() {
         explain(finding, one, verdict);
     }
@@ -309,7 +309,7 @@ fn layers(report: &mut DoctorReport<'_>, all: &[RailShare<'_>]) {
     if let Some(first) = all.first() {
         let finding = note(report, &LAYER, first, "rails", verdict.on(found));
         if *any == LinkLayer::Unspecified {
-            finding.wanted("one kind of link on all");
+            finding.expected("one kind of link on all");
         }
     }
 }

@@ -23,10 +23,10 @@ const MLX5_GIN: [u32; 2] = [1, 25];
 static NVIDIA: Rule = Rule {
     id: "nvidia-driver",
     title: "NVIDIA's driver",
-    wanted: "580 or later (CUDA 13.0)",
+    expected: "580 or later (CUDA 13.0)",
     why: "The cuda backend calls the driver of CUDA 13.0. Programs built for CUDA 12 run from driver 525 \
           on; this one does not.",
-    cost: "the cuda kernels do not open: no rank starts",
+    impact: "the cuda kernels do not open: no rank starts",
     fix: "install driver 580 or later; in a container, that of the host counts",
     source: "backends/cuda/docs.md; NVIDIA CUDA Toolkit Release Notes, CUDA Toolkit and Minimum Required \
              Driver Version",
@@ -35,9 +35,9 @@ static NVIDIA: Rule = Rule {
 static NVRTC: Rule = Rule {
     id: "nvrtc",
     title: "CUDA's run-time compiler",
-    wanted: "libnvrtc.so.13",
+    expected: "libnvrtc.so.13",
     why: "Kernels are compiled on the node, once, and kept.",
-    cost: "kernels that are not in the cache already do not compile: no rank starts",
+    impact: "kernels that are not in the cache already do not compile: no rank starts",
     fix: "install nvidia-cuda-nvrtc (pip) or cuda-nvrtc-13-0, and put its folder into LD_LIBRARY_PATH",
     source: "backends/cuda/docs.md",
 };
@@ -45,10 +45,10 @@ static NVRTC: Rule = Rule {
 static LIBFABRIC: Rule = Rule {
     id: "libfabric-version",
     title: "libfabric",
-    wanted: "1.17 or later; for EFA 1.18",
+    expected: "1.17 or later; for EFA 1.18",
     why: "The libfabric backend speaks version 1.17 of the API, and on EFA needs an option of 1.18 that \
           forbids shared memory within a node. GPU-initiated RDMA over EFA needs 2.6.",
-    cost: "the transport does not open",
+    impact: "the transport does not open",
     fix: "install libfabric1 of the distribution, or AWS' EFA installer",
     source: "backends/libfabric/docs.md; aws-ofi-nccl 1.21 release notes (GDA mode: libfabric 2.6)",
 };
@@ -56,10 +56,10 @@ static LIBFABRIC: Rule = Rule {
 static RDMA_CORE: Rule = Rule {
     id: "rdma-core",
     title: "libibverbs of rdma-core",
-    wanted: "32 or later, and the vendor's provider",
+    expected: "32 or later, and the vendor's provider",
     why: "The verbs backend opens libibverbs.so.1 at run time, and libibverbs opens the provider of the \
           vendor (libmlx5). Its file's name tells the version of rdma-core: libibverbs.so.1.14.50.0 is 50.",
-    cost: "the transport does not open",
+    impact: "the transport does not open",
     fix: "apt install libibverbs1 ibverbs-providers (dnf: libibverbs), or those of DOCA-OFED",
     source: "backends/verbs/docs.md; linux-rdma/rdma-core, README",
 };
@@ -67,10 +67,10 @@ static RDMA_CORE: Rule = Rule {
 static MLX5: Rule = Rule {
     id: "mlx5-provider",
     title: "libmlx5 for GIN",
-    wanted: "1.25 or later",
+    expected: "1.25 or later",
     why: "NCCL's GPU-initiated networking calls functions of libmlx5 that carry the version MLX5_1.25. \
           MLNX_OFED 24.10 has an older one: NCCL then finds no GIN, and says no reason.",
-    cost: "the transport gin does not open",
+    impact: "the transport gin does not open",
     fix: "install an rdma-core or DOCA-OFED that brings libmlx5.so.1.25 or later",
     source: "DeepEP issue 628: https://github.com/deepseek-ai/DeepEP/issues/628",
 };
@@ -78,11 +78,11 @@ static MLX5: Rule = Rule {
 static FIRMWARE: Rule = Rule {
     id: "nic-firmware",
     title: "Firmware of NICs",
-    wanted: "one version for all NICs of a model",
+    expected: "one version for all NICs of a model",
     why: "NICs of one model with different firmware differ in features and bugs; it is usually one that an \
           update missed. No floor is judged: no source of this project names a firmware of ConnectX, BlueField \
           or Pollara below which something that it uses does not work, and that of EFA adapters is AWS' own.",
-    cost: "one rail that behaves differently from the others, now or after the next update",
+    impact: "one rail that behaves differently from the others, now or after the next update",
     fix: "mlxfwmanager --online -u -d DEVICE (NVIDIA), niccli (Broadcom), nicctl (AMD Pollara), then \
           restart the node; EFA: the cloud keeps it",
     source: "NVIDIA MFT, mlxfwmanager",
@@ -193,7 +193,7 @@ fn libfabric(report: &mut DoctorReport<'_>) {
         }
     };
     let finding = report.note(&LIBFABRIC, Facility::Libfabric, "libfabric", verdict.on(found));
-    finding.wanted(format!("{}.{} or later", floor[0], floor[1]));
+    finding.expected(format!("{}.{} or later", floor[0], floor[1]));
 }
 
 /// The version in the name of a package: `libfabric1-aws-2.1.0amzn5.0` is 2.1.0.
@@ -256,7 +256,7 @@ fn firmware(report: &mut DoctorReport<'_>) {
     }
     for (nic, verdict, version, usual) in told {
         let finding = report.note(&FIRMWARE, Facility::of(nic), &nic.name, verdict.on(version));
-        finding.wanted(format!("{usual}, as the others of its model"));
+        finding.expected(format!("{usual}, as the others of its model"));
     }
 }
 

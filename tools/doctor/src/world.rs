@@ -16,9 +16,9 @@ pub(crate) const RULES: &[&Rule] =
 static PROGRAM: Rule = Rule {
     id: "world-program",
     title: "The program on all nodes",
-    wanted: "one version",
+    expected: "one version",
     why: "Ranks compare versions and shapes before anything else.",
-    cost: "the ranks refuse each other at start",
+    impact: "the ranks refuse each other at start",
     fix: "install the same version of tokenyard on all nodes",
     source: "docs/config.md (what ranks compare)",
 };
@@ -26,10 +26,10 @@ static PROGRAM: Rule = Rule {
 static SOFTWARE: Rule = Rule {
     id: "world-software",
     title: "Kernels, drivers, firmware and libraries on all nodes",
-    wanted: "one version",
+    expected: "one version",
     why: "A node that an update missed behaves differently from the rest, and is the first suspect when \
           a job fails there.",
-    cost: "nothing by itself; faults and speed that only one node has",
+    impact: "nothing by itself; faults and speed that only one node has",
     fix: "bring the node to the version of the others",
     source: "measured: gathered from all ranks",
 };
@@ -37,10 +37,10 @@ static SOFTWARE: Rule = Rule {
 static TRANSPORT: Rule = Rule {
     id: "world-transport",
     title: "The transport that each node would take",
-    wanted: "one for all",
+    expected: "one for all",
     why: "Of several transports all ranks take the first that works on every node. Where one node lacks it, \
           all fall to the next of the list, and no node by itself shows that.",
-    cost: "all nodes use the transport that the odd node can use, though most could use a better one",
+    impact: "all nodes use the transport that the odd node can use, though most could use a better one",
     fix: "run `tokenyard doctor CONFIG` on the node that cannot use the first: the finding `alternative` says why",
     source: "docs/config.md (transport.scale_out)",
 };
@@ -48,10 +48,10 @@ static TRANSPORT: Rule = Rule {
 static RANKS: Rule = Rule {
     id: "world-ranks",
     title: "Ranks of all nodes",
-    wanted: "equally many",
+    expected: "equally many",
     why: "A scale-up domain is the ranks of a node, and all domains have equally many, so that each rail has a rank of \
           every domain.",
-    cost: "the ranks do not form domains of one size: the job does not start where it has a scale-up transport",
+    impact: "the ranks do not form domains of one size: the job does not start where it has a scale-up transport",
     fix: "start equally many on each node (--ntasks-per-node, --nproc-per-node, --map-by ppr:N:node)",
     source: "docs/topology.md (domains, rails); counted: gathered from all ranks",
 };
@@ -59,10 +59,10 @@ static RANKS: Rule = Rule {
 static NICS: Rule = Rule {
     id: "world-nics",
     title: "NICs, GPUs and switches of all nodes",
-    wanted: "equally many, equally fast",
+    expected: "equally many, equally fast",
     why: "A rail connects the ranks with the same index in their domains. Every exchange waits for its \
           slowest rail.",
-    cost: "all nodes run at the speed of this one, or its rails are missing and the job does not start",
+    impact: "all nodes run at the speed of this one, or its rails are missing and the job does not start",
     fix: "run `tokenyard doctor` on that node: it names the port, or the switch whose GPU is missing",
     source: "docs/topology.md (rails); measured: gathered from all ranks",
 };
@@ -70,10 +70,10 @@ static NICS: Rule = Rule {
 static FABRIC: Rule = Rule {
     id: "world-fabric",
     title: "What the nodes speak",
-    wanted: "one link layer, one kind of address, one packet size",
+    expected: "one link layer, one kind of address, one packet size",
     why: "Queue pairs connect ports of one kind, whose addresses reach each other; both ends use the \
           smaller packet.",
-    cost: "ranks of that node do not connect, or all use its smaller packets",
+    impact: "ranks of that node do not connect, or all use its smaller packets",
     fix: "give that node's interfaces the mtu and the kind of address of the others",
     source: "docs/findings.md (gid, mtu, rail-layer); measured: gathered from all ranks",
 };
@@ -81,9 +81,9 @@ static FABRIC: Rule = Rule {
 static SETTINGS: Rule = Rule {
     id: "world-settings",
     title: "Limits and boot parameters of all nodes",
-    wanted: "the same",
+    expected: "the same",
     why: "A limit or a boot parameter that one node lacks shows up as a fault of that node alone.",
-    cost: "nothing by itself; see the node's own findings",
+    impact: "nothing by itself; see the node's own findings",
     fix: "bring the node's settings to those of the others",
     source: "measured: gathered from all ranks",
 };
@@ -91,11 +91,11 @@ static SETTINGS: Rule = Rule {
 static CLOCK: Rule = Rule {
     id: "world-clock",
     title: "Clocks of all nodes",
-    wanted: "within 100 ms of most",
+    expected: "within 100 ms of most",
     why: "Waits use each node's own steady clock, so a skew makes nothing slow and breaks nothing: it is shown \
           as unknown, and the node named. Logs and reports of different nodes are put in order by their times. \
           Of two nodes nobody can say whose clock is wrong.",
-    cost: "no job is slower; but logs of several nodes are read in the wrong order, and `tokenyard explain` may \
+    impact: "no job is slower; but logs of several nodes are read in the wrong order, and `tokenyard explain` may \
            name the wrong rank as the first that failed, or take reports for those of another moment (half a \
            second does for the one, two for the other)",
     fix: "on that node: `timedatectl` says whether its clock is synchronised, `chronyc tracking` by how much it \
@@ -106,9 +106,9 @@ static CLOCK: Rule = Rule {
 static LOCAL: Rule = Rule {
     id: "world-node",
     title: "What each node's own examination found",
-    wanted: "nothing slow, nothing broken",
+    expected: "nothing slow, nothing broken",
     why: "Every rank examines its node, as `tokenyard doctor` does without `--world`.",
-    cost: "see the finding",
+    impact: "see the finding",
     fix: "run `tokenyard doctor` on that node",
     source: "docs/findings.md",
 };
@@ -387,11 +387,11 @@ fn item(report: &mut DoctorReport<'_>, summaries: &[Summary], name: &str) {
     for (rank, value) in values.iter().enumerate().filter(|(_, value)| usual != Some(**value)) {
         told.entry(shown(*value)).or_default().push(rank);
     }
-    let wanted =
+    let expected =
         usual.map_or("the same on all".to_owned(), |value| format!("{}, as on most", shown(value)));
     for (value, ranks) in told {
         let subject = format!("{name} of {}", places(summaries, &ranks));
-        report.note(rule, facility, subject, bad.on(value)).wanted(wanted.clone());
+        report.note(rule, facility, subject, bad.on(value)).expected(expected.clone());
     }
 }
 
@@ -463,7 +463,7 @@ fn clocks(report: &mut DoctorReport<'_>, summaries: &[Summary]) {
         );
         let subject = format!("clock of {}", places(summaries, ranks));
         let finding = report.note(&CLOCK, Facility::Node, subject, verdict.on(found));
-        finding.wanted(format!("within 100 ms of {of}"));
+        finding.expected(format!("within 100 ms of {of}"));
     }
 }
 

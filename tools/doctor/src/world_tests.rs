@@ -18,7 +18,7 @@ fn the_one_that_differs_from_most_is_named() {
     let found = compare(&world(&["1", "1", "2", "1"], &["a", "b", "c", "d"]));
     assert_eq!(bad(&found), [("tokenyard of c (rank 2)", "2")]);
     assert_eq!(found[0].verdict, Verdict::Broken);
-    assert_eq!(found[0].wanted, "1, as on most");
+    assert_eq!(found[0].expected, "1, as on most");
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_skew_counts_only_beyond_what_the_measurement_leaves_open() {
     let odd = found.iter().find(|finding| finding.id == "world-clock").unwrap();
     assert_eq!(odd.verdict, Verdict::Unknown);
     assert!(odd.fix.as_ref().unwrap().contains("chronyc tracking"));
-    assert!(odd.cost.as_ref().unwrap().contains("tokenyard explain"));
+    assert!(odd.impact.as_ref().unwrap().contains("tokenyard explain"));
 }
 
 #[test]

@@ -79,7 +79,7 @@ fn every_recorded_fault_is_named_and_nothing_else_turns_red() {
         }
         let all_are_explained = all.iter().all(|finding| {
             finding.verdict == Verdict::Ok
-                || (finding.cost.is_some() && finding.fix.is_some() && finding.source.is_some())
+                || (finding.impact.is_some() && finding.fix.is_some() && finding.source.is_some())
         });
         assert!(all_are_explained, "{name}");
         count += 1;
@@ -152,7 +152,7 @@ fn with_alternatives(tree: &str, names: &[&str]) -> Vec<Finding> {
 
 fn told(findings: &[Finding]) -> Vec<(bool, &'static str, String, String)> {
     let of = findings.iter().filter(|finding| finding.id == "alternative");
-    of.map(|f| (f.needed, f.verdict.name(), f.found.clone(), f.wanted.clone())).collect()
+    of.map(|f| (f.needed, f.verdict.name(), f.found.clone(), f.expected.clone())).collect()
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn the_node_on_which_a_list_of_transports_falls_further_is_named() {
     assert_eq!(odd.len(), 1, "{found:?}");
     assert_eq!((odd[0].id, odd[0].verdict), ("world-transport", Verdict::Slow));
     assert_eq!(odd[0].subject, "transport of several of c (rank 2)");
-    assert_eq!((odd[0].found.as_str(), odd[0].wanted.as_str()), ("verbs", "efa, as on most"));
+    assert_eq!((odd[0].found.as_str(), odd[0].expected.as_str()), ("verbs", "efa, as on most"));
 }
 
 /// What differs among nodes that use these components, by the ids of the findings.
@@ -385,7 +385,7 @@ fn a_nic_that_the_config_names_must_be_there_and_have_its_link() {
     job.asks.nics = vec!["mlx5_1".to_owned()];
     let named = verdict(&job);
     assert_eq!((named.verdict, named.subject.as_str()), (Verdict::Broken, "mlx5_1"));
-    assert!(named.cost.unwrap().contains("names this NIC"));
+    assert!(named.impact.unwrap().contains("names this NIC"));
     job.asks.nics = vec!["mlx5_7".to_owned()];
     let found = examine(&machine, &job, None, None);
     let absent = found.iter().find(|finding| finding.id == "nic-named").unwrap();

@@ -40,7 +40,7 @@ fn of(machine: &Machine, job: &Job, id: &str) -> Vec<Finding> {
 fn ranks(machine: &Machine, job: &Job) -> (Verdict, String, String) {
     let found = of(machine, job, "gpu-ranks");
     assert_eq!(found.len(), 1, "{found:?}");
-    (found[0].verdict, found[0].found.clone(), found[0].wanted.clone())
+    (found[0].verdict, found[0].found.clone(), found[0].expected.clone())
 }
 
 #[test]

@@ -12,23 +12,166 @@ fn page() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/findings.md")
 }
 
+/// Where to look first when a job goes wrong. Each rule stands in at least one row.
+const SYMPTOMS: &[(&str, &[&str])] = &[
+    (
+        "no rank starts, or a component is refused",
+        &[
+            "component",
+            "alternative",
+            "plugin-file",
+            "kernel",
+            "seccomp",
+            "nvidia-driver",
+            "nvrtc",
+            "nvlink-fabric",
+            "amdgpu-driver",
+            "rccl",
+        ],
+    ),
+    (
+        "ranks wait for each other, or refuse each other",
+        &[
+            "rendezvous",
+            "job-secret",
+            "unix-sockets",
+            "open-files",
+            "gpu-ranks",
+            "gpu-missing",
+            "world-program",
+            "world-ranks",
+            "world-transport",
+        ],
+    ),
+    (
+        "a GPU is missing",
+        &[
+            "gpu-missing",
+            "gpu-ranks",
+            "nvidia-nodes",
+            "nvidia-smi",
+            "nvidia-driver",
+            "kfd",
+            "amdgpu-driver",
+            "mig",
+        ],
+    ),
+    (
+        "a NIC is missing",
+        &[
+            "nic-present",
+            "nic-named",
+            "uverbs-nodes",
+            "rdma-cm-node",
+            "efa-driver",
+            "efa-provider",
+            "ionic-driver",
+            "bnxt-driver",
+            "nic-driver",
+            "rail-count",
+        ],
+    ),
+    (
+        "a transport does not open",
+        &[
+            "shared-memory",
+            "dev-shm",
+            "libfabric-version",
+            "rdma-core",
+            "mlx5-provider",
+            "efa-installer",
+            "nccl",
+            "nvshmem",
+            "gpu-doorbell",
+            "nvlink-clique",
+            "imex-channel",
+        ],
+    ),
+    (
+        "memory cannot be registered",
+        &[
+            "locked-memory",
+            "ipc-lock",
+            "memory",
+            "huge-pages",
+            "gpu-bar",
+            "peer-memory",
+            "amd-peer-memory",
+            "iommu",
+        ],
+    ),
+    ("a rank is killed by the kernel", &["memory", "dev-shm"]),
+    (
+        "ranks do not connect, or lose packets (`retry exceeded`)",
+        &["port-state", "gid", "rail-layer", "mtu", "port-errors", "acs", "world-fabric"],
+    ),
+    (
+        "half of the bandwidth",
+        &[
+            "bond-members",
+            "bond-lacp",
+            "bond-hash",
+            "bond-rate",
+            "pcie-speed",
+            "pcie-width",
+            "pcie-room",
+            "acs",
+            "rail-count",
+            "mtu",
+        ],
+    ),
+    (
+        "all ranks wait for one",
+        &[
+            "port-state",
+            "port-rate",
+            "rail-distance",
+            "nvlink-links",
+            "xgmi-links",
+            "nic-firmware",
+            "port-errors",
+        ],
+    ),
+    (
+        "small operations are slow",
+        &["processors", "clock-source", "gdrcopy", "driver-options", "write-combining"],
+    ),
+    (
+        "one node behaves differently",
+        &[
+            "world-node",
+            "world-software",
+            "world-settings",
+            "world-nics",
+            "nic-firmware",
+            "nic-driver",
+        ],
+    ),
+    ("logs and reports are in the wrong order", &["world-clock"]),
+];
+
 fn entry(text: &mut String, rule: &Rule) {
-    let Rule { id, title, wanted, why, cost, fix, source } = rule;
+    let Rule { id, title, expected, why, impact, fix, source } = rule;
     write!(
         text,
         "\n### `{id}`\n<a id=\"{id}\"></a>\n\n**{title}.** {why}\n\n\
-         - **Wanted:** {wanted}.\n- **If left:** {cost}.\n- **Fix:** {fix}.\n- **Source:** {source}.\n"
+         - **Expected:** {expected}.\n- **Impact:** {impact}.\n- **Fix:** {fix}.\n- **Source:** {source}.\n"
     )
     .unwrap();
 }
 
 fn rendered() -> String {
     let mut text = "# Findings of `tokenyard doctor`\n\n\
-        One entry for each check. The tool prints the entry's anchor, and in the numbers of the node what was found and \
-        wanted. What the verdicts mean, and how to go from a node to a running job: \
+        For operators: one entry for each check. The tool prints the entry's anchor, and in the numbers of the node what it \
+        found and what it expected. What the verdicts mean, and how to go from a node to a running job: \
         [operator-guide.md](operator-guide.md).\n\n\
-        This page is made of the rules themselves (`tools/doctor/src`); a test keeps them equal.\n"
+        This page is made of the rules themselves (`tools/doctor/src`); a test keeps them equal.\n\n\
+        ## By symptom\n\n| symptom | look at |\n|---|---|\n"
         .to_owned();
+    for (symptom, ids) in SYMPTOMS {
+        let links: Vec<String> = ids.iter().map(|id| format!("[{id}](#{id})")).collect();
+        writeln!(text, "| {symptom} | {} |", links.join(", ")).unwrap();
+    }
     for (subject, rules) in catalogue() {
         write!(text, "\n## {subject}\n").unwrap();
         rules.iter().for_each(|rule| entry(&mut text, rule));
@@ -44,6 +187,14 @@ fn the_page_of_findings_is_that_of_the_catalogue() {
     }
     let found = std::fs::read_to_string(page()).unwrap();
     assert!(found == expected, "docs/findings.md is old: see the head of {}", file!());
+}
+
+#[test]
+fn the_index_by_symptom_has_every_rule_and_no_other() {
+    let rules: BTreeSet<&str> =
+        catalogue().iter().flat_map(|(_, rules)| rules.iter()).map(|rule| rule.id).collect();
+    let listed: BTreeSet<&str> = SYMPTOMS.iter().flat_map(|(_, ids)| ids.iter().copied()).collect();
+    assert_eq!(listed, rules);
 }
 
 #[test]
@@ -74,7 +225,7 @@ fn every_rule_has_an_anchor_of_its_own_and_words_in_every_place() {
             "{}",
             rule.id
         );
-        for text in [rule.title, rule.wanted, rule.why, rule.cost, rule.fix, rule.source] {
+        for text in [rule.title, rule.expected, rule.why, rule.impact, rule.fix, rule.source] {
             assert!(!text.is_empty() && !text.contains("  "), "{}: {text:?}", rule.id);
         }
     }

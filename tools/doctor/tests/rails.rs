@@ -164,7 +164,7 @@ fn a_port_without_a_cable_is_slow_where_the_cards_of_other_gpus_have_one_more() 
         let found = examine(machine, &job(machine, &["transport verbs"]), None, None);
         let of =
             found.into_iter().find(|f| f.id == "port-state" && f.subject == "mlx5_13").unwrap();
-        (of.verdict, of.cost)
+        (of.verdict, of.impact)
     };
     let (verdict, cost) = told(&machine);
     assert_eq!(verdict, Verdict::Unknown);

@@ -1,0 +1,161 @@
+//! Pages of the documentation that show what the command prints: the README and `docs/json.md`.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use common::{expect_code, json, repository, stdout, tokenyard};
+use serde_json::Value;
+
+/// A command, the section of `docs/json.md` that describes its document, and the exit codes that it may have.
+struct Documented {
+    section: &'static str,
+    arguments: &'static str,
+    codes: &'static [i32],
+}
+
+const RECORDED: &str = "explain tools/reports/tests/recorded/\
+                        a_link_that_carries_nothing_is_named_with_both_ends --json";
+
+const DOCUMENTED: &[Documented] = &[
+    Documented {
+        section: "run",
+        arguments: "run configs/cpu.toml --ranks 2 --tokens 8 --hidden 64 --steps 2 --json",
+        codes: &[0],
+    },
+    Documented {
+        section: "bench",
+        arguments: "bench configs/cpu.toml --scenario exchange --tokens 8 --hidden 64 --json --no-check",
+        codes: &[0],
+    },
+    Documented {
+        section: "conformance",
+        arguments: "conformance configs/cpu.toml --level L0 --filter signal --json",
+        codes: &[0],
+    },
+    Documented {
+        section: "config check",
+        arguments: "config check configs/cpu.toml --json",
+        codes: &[0],
+    },
+    Documented { section: "plugins", arguments: "plugins configs/cpu.toml --json", codes: &[0] },
+    Documented {
+        section: "doctor",
+        arguments: "doctor --root tools/machine/trees/hgx-cx7.tree --json",
+        codes: &[0, 1, 2],
+    },
+    // Of this machine: there is what only a running process can find out.
+    Documented { section: "doctor", arguments: "doctor --json", codes: &[0, 1, 2] },
+    Documented { section: "explain", arguments: RECORDED, codes: &[1] },
+    Documented {
+        section: "shape",
+        arguments: "shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 128 --json",
+        codes: &[0],
+    },
+    Documented { section: "warm", arguments: "warm configs/cpu.toml --json", codes: &[0] },
+    Documented { section: "version", arguments: "version --json", codes: &[0] },
+];
+
+/// The paths that a section's table names. `.b` continues the path before it: `` `a.x`, `.b` `` is `a.x` and `a.b`.
+fn documented(section: &str) -> BTreeSet<String> {
+    let page = std::fs::read_to_string(repository("docs/json.md")).unwrap();
+    let head = format!("\n## tokenyard {section}\n");
+    let body = page.split(&head).nth(1).unwrap_or_else(|| panic!("docs/json.md has no {head:?}"));
+    let body = body.split("\n## ").next().unwrap();
+    let rows = body.lines().filter(|line| line.starts_with("| `"));
+    let mut paths = BTreeSet::new();
+    for row in rows {
+        let names = row.trim_start_matches('|').split(" | ").next().unwrap();
+        let mut parent = String::new();
+        for name in names.split('`').skip(1).step_by(2) {
+            let path = match name.strip_prefix('.') {
+                Some(rest) => format!("{parent}.{rest}"),
+                None => name.to_owned(),
+            };
+            parent = path.rsplit_once('.').map_or(String::new(), |(parent, _)| parent.to_owned());
+            paths.insert(path);
+        }
+    }
+    paths
+}
+
+/// The paths of all values below `value` that are no object and no list of objects or lists.
+fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(entries) => entries.iter().for_each(|(key, value)| {
+            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            paths(value, &path, found);
+        }),
+        Value::Array(list) => {
+            let path = format!("{path}[]");
+            list.iter().for_each(|value| paths(value, &path, found));
+        }
+        _ => {
+            found.insert(path.to_owned());
+        }
+    }
+}
+
+/// Whether the table names the path, a list or object that it is in, or (of a null) something below it.
+fn is_covered(path: &str, table: &BTreeSet<String>) -> bool {
+    table.iter().any(|known| {
+        let below = |whole: &str, part: &str| {
+            whole.strip_prefix(part).is_some_and(|rest| rest.starts_with(['.', '[']))
+        };
+        match known.strip_suffix(".*") {
+            Some(stem) => path == stem || below(path, stem),
+            None => {
+                path == known || known.ends_with("[]") && below(path, known) || below(known, path)
+            }
+        }
+    })
+}
+
+#[test]
+fn the_page_of_json_has_every_field_that_the_commands_print() {
+    for Documented { section, arguments, codes } in DOCUMENTED {
+        let mut command = tokenyard();
+        command.current_dir(repository(".")).args(arguments.split_whitespace());
+        let output = command.output().unwrap();
+        let code = output.status.code().unwrap();
+        assert!(codes.contains(&code), "{arguments}: {code}, {output:?}");
+        let table = documented(section);
+        let mut found = BTreeSet::new();
+        paths(&json(&output), "", &mut found);
+        let missing: Vec<_> = found.iter().filter(|path| !is_covered(path, &table)).collect();
+        assert!(missing.is_empty(), "docs/json.md, {section}: no row for {missing:?}");
+        assert!(found.len() > 2, "{arguments}: {found:?}");
+    }
+}
+
+#[test]
+fn a_field_that_the_page_does_not_have_is_noticed() {
+    let table = documented("shape");
+    assert!(is_covered("buffers[].bytes", &table) && is_covered("rank_bytes", &table));
+    assert!(!is_covered("buffers[].byte", &table) && !is_covered("rank_bytes_", &table));
+    assert!(is_covered("machine.pci.devices[].slot", &documented("doctor")));
+}
+
+/// A line without its numbers and without the width of its columns.
+fn shape(line: &str) -> String {
+    let digits = |c: char| c.is_ascii_digit() || c == '.';
+    let words = line.split_whitespace().map(|word| word.replace(digits, ""));
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_readme_shows_what_its_first_command_prints() {
+    let readme = std::fs::read_to_string(repository("README.md")).unwrap();
+    let shown = readme.split("ten times with fresh data:\n\n```\n").nth(1).unwrap();
+    let shown = shown.split("\n```\n").next().unwrap();
+    let mut command = tokenyard();
+    let output =
+        command.current_dir(repository(".")).args(["run", "configs/cpu.toml"]).output().unwrap();
+    expect_code(&output, 0);
+    let printed = stdout(&output);
+    let printed = printed.lines().filter(|line| !line.starts_with("note: this build is not"));
+    let printed: Vec<String> = printed.map(shape).collect();
+    let shown: Vec<String> = shown.lines().map(shape).collect();
+    assert_eq!(printed, shown);
+}

@@ -1,0 +1,219 @@
+"""Makes the site of the documentation, and checks every link of every page.
+
+    python3 docs/site/build.py OUT [--api FOLDER]
+
+OUT is replaced. Pages are the repository's Markdown files; what they link to is another page, a file of the
+repository, or an address, which is not asked. The menu is made of docs/README.md. --api names what
+`cargo doc` wrote; it lies in OUT/api. The exit code is 1 if a link leads nowhere.
+"""
+
+import argparse
+import html
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+from markdown_it import MarkdownIt
+from mdit_py_plugins.anchors import anchors_plugin
+
+ROOT = Path(__file__).resolve().parents[2]
+REPOSITORY = "https://github.com/tokenyard/tokenyard"
+MENU = "docs/README.md"
+HEADER = "abi/include/tokenyard_plugin.h"
+HEADER_PAGE = "docs/c-header.html"
+API = "api/tokenyard_core/index.html"
+
+
+def slug(title: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
+
+
+def address(page: str) -> str:
+    """Where a page lies in the site."""
+    folder, name = posixpath.split(page)
+    name = "index" if name == "README.md" else name.removesuffix(".md")
+    return posixpath.join(folder, name + ".html")
+
+
+def link_from(page: str, target: str) -> str:
+    """A relative link from one place of the site to another."""
+    return posixpath.relpath(target, posixpath.dirname(page) or ".")
+
+
+class Site:
+    """All pages, as tokens, with the anchors that each has."""
+
+    def __init__(self) -> None:
+        listed = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True)
+        self.files = {name for name in listed.splitlines() if (ROOT / name).exists()}
+        self.folders = {str(parent) for name in self.files for parent in Path(name).parents}
+        markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
+        self.markdown = markdown.use(anchors_plugin, max_level=6, slug_func=slug)
+        self.pages = {
+            name: self.markdown.parse((ROOT / name).read_text())
+            for name in sorted(self.files)
+            if name.endswith(".md")
+        }
+        self.anchors = {name: self.anchors_of(tokens) for name, tokens in self.pages.items()}
+        self.images: set[str] = set()
+        self.linked = {"README.md"}
+        self.broken: list[str] = []
+
+    @staticmethod
+    def anchors_of(tokens) -> set[str]:
+        found = set()
+        for token in tokens:
+            if token.type == "heading_open":
+                found.add(token.attrs["id"])
+            for part in [token, *(token.children or [])]:
+                if part.type in ("html_block", "html_inline"):
+                    found.update(re.findall(r'\bid="([^"]+)"', part.content))
+        return found
+
+    def resolve(self, page: str, href: str) -> str:
+        """The link's address in the site. A link that leads nowhere is noted."""
+        if re.match(r"[a-z]+:", href):
+            return href
+        path, _, anchor = href.partition("#")
+        folder = posixpath.dirname(page)
+        target = posixpath.normpath(posixpath.join(folder, unquote(path))) if path else page
+        if f"{target}/README.md" in self.pages:
+            target = f"{target}/README.md"
+        if target in self.pages:
+            if target != page:
+                self.linked.add(target)
+            if anchor and anchor not in self.anchors[target]:
+                self.broken.append(f"{page}: {href}: {target} has no such heading")
+            place = link_from(address(page), address(target)) if path else ""
+            return place + (f"#{anchor}" if anchor else "")
+        if target.endswith(".svg") and target in self.files:
+            self.images.add(target)
+            return link_from(address(page), target)
+        if target == HEADER:
+            return link_from(address(page), HEADER_PAGE)
+        if target in self.files or target in self.folders:
+            kind = "blob" if target in self.files else "tree"
+            return f"{REPOSITORY}/{kind}/main/{target}"
+        self.broken.append(f"{page}: {href}: the repository has no {target}")
+        return href
+
+    def rewrite(self, page: str, tokens) -> None:
+        for token in tokens:
+            for name in ("href", "src"):
+                if name in token.attrs:
+                    token.attrs[name] = self.resolve(page, str(token.attrs[name]))
+            self.rewrite(page, token.children or [])
+
+    def menu(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """Each heading of the menu's page with the pages that are linked below it, each once."""
+        sections: list[tuple[str, list[tuple[str, str]]]] = [("tokenyard", [])]
+        seen = {MENU}
+        tokens = self.markdown.parse((ROOT / MENU).read_text())
+        for before, token in zip([None, *tokens], tokens):
+            if before is not None and before.type == "heading_open" and before.tag == "h2":
+                sections.append((token.content.partition(":")[0], []))
+            for part in token.children or []:
+                path = str(part.attrs.get("href", "")).partition("#")[0]
+                target = posixpath.normpath(posixpath.join(posixpath.dirname(MENU), path))
+                if path and target in self.pages and target not in seen:
+                    seen.add(target)
+                    sections[-1][1].append((self.title(target), address(target)))
+        return [section for section in sections if section[1]]
+
+    def title(self, page: str) -> str:
+        tokens = self.pages[page]
+        heads = [
+            after.content
+            for token, after in zip(tokens, tokens[1:])
+            if token.type == "heading_open" and token.tag == "h1"
+        ]
+        return heads[0].replace("`", "") if heads else page
+
+
+def header_page() -> str:
+    """The C header as a page: an entry for each thing it defines, in the header's order."""
+    text = (ROOT / HEADER).read_text()
+    preamble = re.match(r"/\*(.*?)\*/", text, re.S)
+    out = [f"<h1>{posixpath.basename(HEADER)}</h1>"]
+    if preamble:
+        out.append(f"<pre>{html.escape(undecorated(preamble[1]))}</pre>")
+    count = 0
+    definition = r"^/\*\*\n(.*?)\*/\n(typedef struct .*?^} \w+;|#define .*?$|[^\n]+;)"
+    for found in re.finditer(definition, text, re.S | re.M):
+        code = found[2]
+        name = re.search(r"^} (\w+);", code, re.M) or re.search(r"(?:#define|typedef struct) (\w+)", code)
+        name = name or re.search(r"(\w+)\s*;", code)
+        if name:
+            count += 1
+            about = html.escape(undecorated(found[1]))
+            out.append(f'<h3 id="{name[1]}"><code>{name[1]}</code></h3>')
+            out.append(f"<p>{about}</p><pre><code>{html.escape(code)}</code></pre>")
+    if count < 50:
+        sys.exit(f"{HEADER}: found {count} definitions, expected at least 50: has its form changed?")
+    return "\n".join(out)
+
+
+def undecorated(comment: str) -> str:
+    return re.sub(r"^ ?\* ?", "", comment, flags=re.M).strip()
+
+
+def whole(place: str, title: str, body: str, menu) -> str:
+    """A page of the site."""
+    entries = []
+    for heading, links in menu:
+        items = "".join(
+            f'<li><a href="{link_from(place, target)}"{" class=here" if target == place else ""}>'
+            f"{html.escape(name)}</a></li>"
+            for name, target in links
+        )
+        entries.append(f"<h2>{html.escape(heading)}</h2><ul>{items}</ul>")
+    template = (ROOT / "docs/site/page.html").read_text()
+    for name, value in {"title": html.escape(title), "menu": "".join(entries), "body": body}.items():
+        template = template.replace("{{" + name + "}}", value)
+    return template
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--api", type=Path)
+    arguments = parser.parse_args()
+    site = Site()
+    menu = site.menu()
+    reference = [("The C header", HEADER_PAGE)]
+    if arguments.api:
+        reference.append(("Rust", API))
+    menu.append(("Reference", reference))
+    shutil.rmtree(arguments.out, ignore_errors=True)
+
+    def write(place: str, title: str, body: str) -> None:
+        path = arguments.out / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(whole(place, title, body, menu))
+
+    for page, tokens in site.pages.items():
+        site.rewrite(page, tokens)
+        body = site.markdown.renderer.render(tokens, site.markdown.options, {})
+        write(address(page), site.title(page), body)
+    write(HEADER_PAGE, "The C header", header_page())
+    for image in site.images:
+        (arguments.out / image).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / image, arguments.out / image)
+    if arguments.api:
+        shutil.copytree(arguments.api, arguments.out / "api")
+        if not (arguments.out / API).exists():
+            site.broken.append(f"--api {arguments.api}: found no {API}; run cargo doc first")
+    site.broken += [f"{page}: no other page links to it" for page in site.pages if page not in site.linked]
+    for line in site.broken:
+        print(f"error: {line}", file=sys.stderr)
+    print(f"{len(site.pages) + 1} pages in {arguments.out}, {len(site.broken)} broken links")
+    return 1 if site.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
