@@ -208,6 +208,9 @@ fn links_of_other_pages_lead_to_findings_that_there_are() {
         let Ok(text) = std::fs::read_to_string(&path) else { continue };
         for link in text.split("findings.md#").skip(1) {
             let id = link.split([')', '`', ' ']).next().unwrap();
+            if id == "by-symptom" {
+                continue;
+            }
             assert!(ids.contains(id), "{}: no finding {id}", path.display());
             count += 1;
         }
