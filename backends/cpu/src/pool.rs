@@ -99,7 +99,7 @@ impl Drop for Pool {
 #[derive(Clone)]
 struct Job {
     tasks: usize,
-    /// Valid while the job is open or somebody has joined it.
+    /// Valid while the job is open or a thread has joined it.
     task: *const (dyn Fn(usize) + Sync + 'static),
     caller: Thread,
 }
@@ -136,7 +136,7 @@ impl State {
 
 struct PoolState {
     /// See [`State`]. A worker holds the job from when it joins until it leaves; `run` holds it
-    /// while the state is closed and nobody is joined.
+    /// while the state is closed and no thread is joined.
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
     /// The next task to be taken.
@@ -148,7 +148,7 @@ struct PoolState {
 }
 
 // SAFETY: all fields but `job` are Send and Sync. `job` is written by `open` and `close` only, when
-// nobody is joined, and read by workers that have joined; `state` orders the two. What its pointer
+// no thread is joined, and read by workers that have joined; `state` orders the two. What its pointer
 // leads to is Sync.
 unsafe impl Send for PoolState {}
 // SAFETY: as above.
@@ -174,20 +174,20 @@ impl PoolState {
     /// Lets workers join `job`.
     ///
     /// # Safety
-    /// - The state is closed and nobody is joined.
+    /// - The state is closed and no thread is joined.
     /// - The caller calls [`close`](Self::close) before the job's task ends to live.
     unsafe fn open(&self, job: Job) {
-        // SAFETY: nobody else looks at the job, per this function's contract.
+        // SAFETY: no other thread looks at the job, per this function's contract.
         self.job.with_mut(|cell| unsafe { *cell = Some(job) });
         self.next.store(0, Ordering::Relaxed);
-        // `run` has no rival here: nobody is joined, and `drop` needs the pool for itself.
+        // `run` has no rival here: no thread is joined, and `drop` needs the pool for itself.
         let number = self.state.load(Ordering::Relaxed) / State::JOB;
         let state = number.wrapping_add(1).wrapping_mul(State::JOB) | State::OPEN;
         // Release: who joins sees the job.
         self.state.store(state, Ordering::Release);
     }
 
-    /// Lets nobody join any more, and waits until all who joined have left.
+    /// Lets no thread join any more, and waits until all that joined have left.
     fn close(&self) {
         self.state.fetch_and(!State::OPEN, Ordering::Relaxed);
         let mut spins = 0;
@@ -195,7 +195,7 @@ impl PoolState {
         while self.state.load(Ordering::Acquire) & State::JOINED != 0 {
             pause(&mut spins);
         }
-        // SAFETY: the state is closed and nobody is joined.
+        // SAFETY: the state is closed and no thread is joined.
         self.job.with_mut(|cell| unsafe { *cell = None });
     }
 
@@ -253,7 +253,7 @@ impl PoolState {
     }
 }
 
-/// Spins for some microseconds, then sleeps until somebody unparks this thread.
+/// Spins for some microseconds, then sleeps until another thread unparks this one.
 fn pause(spins: &mut u32) {
     if *spins < sync::SPINS {
         *spins += 1;
@@ -276,7 +276,7 @@ fn panicked(i: usize, payload: Box<dyn Any + Send>) -> Error {
         (None, None) => "no message",
     };
     let error = Error::new(ErrorKind::Internal, OPERATION, format!("task {i} panicked: {message}"));
-    // Its drop may panic, which nobody would catch.
+    // Its drop may panic, which no caller would catch.
     std::mem::forget(payload);
     error
 }
@@ -285,7 +285,7 @@ fn lock(failure: &Mutex<Option<Error>>) -> std::sync::MutexGuard<'_, Option<Erro
     failure.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What loom replaces in model checks.
+/// The types that loom replaces in model checks.
 #[cfg(not(tokenyard_loom))]
 mod sync {
     pub(super) use std::sync::Arc;

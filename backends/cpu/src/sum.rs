@@ -16,7 +16,7 @@ multiversion! {
     /// Sums `terms` into `out`: rows of type `float`, each of `out.len()` bytes.
     ///
     /// No terms give +0.0. One term is copied. Terms may lie in memory that other processes write,
-    /// but only before the call: who makes the slices upholds that nobody writes during it.
+    /// but only before the call: the caller that makes the slices upholds that no thread writes during it.
     ///
     /// # Panics
     /// If a term is shorter than `out`; in debug builds, if it is longer.

@@ -175,7 +175,7 @@ impl Shm {
     /// Makes the transport unhealthy; returns the status of the error event.
     #[cold]
     fn fail(&self, fault: Fault, command: &Command) -> i32 {
-        // Only the first failure is kept.
+        // Only the first failure is stored.
         let _ = self.failure.set(Failure { fault, command: *command });
         abi::TY_TRANSPORT
     }

@@ -1,8 +1,8 @@
 //! How ranks enter an operation together, and leave it together when one of them refuses.
 //!
 //! A source enters with a record to each peer of its domain and one over the rail to each other
-//! domain; the forwarder there hands it on. So every rank hears all R entries, and all draw the same
-//! conclusion from them. Where losses are masked they do not all hear the same: see `verdicts`.
+//! domain; the forwarder there hands it on. So every rank receives all R entries, and all draw the same
+//! conclusion from them. Where losses are masked they do not all receive the same: see `verdicts`.
 
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
@@ -16,10 +16,10 @@ use super::record::{Record, bad_record, checked, verdict_of};
 use super::routing::RoutingTable;
 use super::sending::{send_rail_record, send_record};
 
-/// What a peer of this domain is told about the rows of the source in a domain: `(domain, peer)`.
+/// The terms that a peer of this domain gets about the rows of the source in a domain: `(domain, peer)`.
 pub(super) type ToPeer<'f> = dyn for<'a> Fn(&'a RoutingTable, u32, u32) -> Terms<'a> + 'f;
 
-/// What the forwarder in a domain is told about this rank's rows.
+/// The terms that the forwarder in a domain gets about this rank's rows.
 pub(super) type ToDomain<'f> = dyn for<'a> Fn(&'a RoutingTable, u32) -> Terms<'a> + 'f;
 
 #[cold]
@@ -41,7 +41,7 @@ fn mismatch(peer: u32, header: &Header, rank: u32, enter: &Enter<'_>) -> Error {
     .with_fix("all ranks must call the same operations in the same order with the same types")
 }
 
-/// Tells every rank how this one enters: the forwarders of the other domains, and the peers.
+/// Announces to every rank how this one enters: the forwarders of the other domains, and the peers.
 pub(super) fn announce_to_all(
     engine: &Engine,
     slot: usize,
@@ -56,7 +56,7 @@ pub(super) fn announce_to_all(
     announce(engine, slot, engine.world.domains.mine, enter, to_peer)
 }
 
-/// Tells the peers how the source of a domain enters.
+/// Announces to the peers how the source of a domain enters.
 fn announce(
     engine: &Engine,
     slot: usize,
@@ -72,7 +72,7 @@ fn announce(
     Ok(())
 }
 
-/// Hears the sources at the other ends of the rail, and hands on to the peers how they enter.
+/// Receives the entries of the sources at the other ends of the rail, and hands on to the peers how they enter.
 pub(super) fn relay(
     engine: &mut Engine,
     slot: usize,
@@ -86,7 +86,7 @@ pub(super) fn relay(
     Ok(())
 }
 
-/// Hands on how the source of a domain enters, which was heard; or that it is lost.
+/// Hands on how the source of a domain enters, which has arrived; or that it is lost.
 pub(super) fn hand_on(
     engine: &Engine,
     slot: usize,
@@ -115,13 +115,13 @@ pub(super) fn hand_on(
     announce(engine, slot, domain, &enter, to_peer)
 }
 
-/// Tells every rank that this one refuses, and hands on what others say.
+/// Announces to every rank that this one refuses, and hands on what others say.
 pub(super) fn enter_refused(engine: &mut Engine, slot: usize, enter: &Enter<'_>) -> Result<()> {
     announce_to_all(engine, slot, enter, &|_, _| Terms::rows(0), &|_, _, _| Terms::rows(0))?;
     relay(engine, slot, enter.operation, &|_, _, _| Terms::rows(0))
 }
 
-/// Hears every source's entry, or reads it again, and returns the first refusal. All are heard,
+/// Receives every source's entry, or reads it again, and returns the first refusal. All are received,
 /// whatever they say, so that the counts stay right. The own domain comes first: its entries depend on
 /// nobody else, so ranks that are out of step find out.
 pub(super) fn hear_entries(
@@ -176,7 +176,7 @@ pub(super) fn hear_entries(
     Ok(refused)
 }
 
-/// A source that its forwarder says is lost; what the record says of the forwarder itself is kept.
+/// A source that its forwarder says is lost; what the record says of the forwarder itself stays.
 #[cold]
 fn note_gone(routing: &mut RoutingTable, order: &Order, source: u32, header: &Header) {
     order.losses.note_gone(source, header.operation());
@@ -212,7 +212,7 @@ fn accept_entry(
     Ok(())
 }
 
-/// Hears how the source of a domain enters, or that it is lost.
+/// Receives how the source of a domain enters, or that it is lost.
 pub(super) fn hear(engine: &mut Engine, slot: usize, domain: u32, operation: u64) -> Result<()> {
     let source = engine.world.domains.place(domain, engine.world.domains.index);
     let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_ENTRY, rank: source };

@@ -32,7 +32,7 @@ pub(super) fn queue_depth(limits: &Capabilities) -> u32 {
     limits.max_queue_depth.min(1024)
 }
 
-/// Who is at the ends of a link: `peers` world ranks, counted from the first one on.
+/// The ranks at the ends of a link: `peers` world ranks, counted from the first one on.
 pub(super) struct Team<'a> {
     pub(super) first: u32,
     pub(super) step: u32,
@@ -99,7 +99,7 @@ impl Channel {
         ((signal / places) * (places / peers) + (signal % places) / peers) as usize
     }
 
-    /// What the link says of a rank: it tells of several in turn. Else what it says of another.
+    /// The link's failure of a rank: it reports those of several in turn. Else its failure of another.
     #[cold]
     pub(super) fn health_of(&self, rank: u32) -> Option<Error> {
         let first = self.link.health().err()?;

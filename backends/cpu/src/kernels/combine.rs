@@ -150,7 +150,7 @@ unsafe fn enter_combine(
         gather_entries(engine, slot, enter)?;
     }
     if several {
-        // Kept now: the next operation's entries take the place of these.
+        // Stored now: the next operation's entries take the place of these.
         find_partials(engine, op)?;
     }
     if engine.places.stores() {
@@ -247,7 +247,7 @@ pub(super) fn stage(
     })
 }
 
-/// Tells each peer where its rows are (to be read) or where this rank's rows go (to be put), and
+/// Announces to each peer where its rows are (to be read) or where this rank's rows go (to be put), and
 /// each other domain where its rows go.
 fn send_entries(
     engine: &mut Engine,
@@ -314,14 +314,14 @@ fn finish_combine(engine: &mut Engine, slot: usize, op: &CombineOp) -> Result<()
     } else {
         sum_ranks(engine, slot, op)?;
     }
-    // What this rank put must be gone before its region is.
+    // Puts of this rank must have left before its region goes.
     engine.order.wait_posted(slot, operation)?;
     engine.order.leave(slot, operation, End::Done)?;
     if engine.places.stores() {
         // Peers may be receiving the next operation already, for a refused one is received
         // where it is sent: they wait for this rank's pending forward there, and it for their `Done` here.
         finish_forward(engine)?;
-        // The caller may change its rows after this, so nobody may still be reading them.
+        // The caller may change its rows after this, so no peer may still be reading them.
         engine.order.wait_done(slot, operation, abi::TY_PHASE_DONE)?;
     }
     Ok(())

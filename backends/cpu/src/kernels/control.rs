@@ -6,7 +6,7 @@ use tokenyard_core::signature::Signature;
 /// The signals of one operation slot and place. In a domain there are R places: that of `(domain,
 /// peer)` is raised by `peer`, on its queue 0, for what concerns the source of `domain` on a rail. On
 /// a rail there are D: that of `domain` is raised by the rail's rank there. Where losses are masked among
-/// domains, peers say by one more raise what they heard of refusals: see `verdicts`.
+/// domains, peers say by one more raise which refusals they know: see `verdicts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
     /// A source entered the operation; its entry record is here.
@@ -42,7 +42,7 @@ impl Ids {
     }
 }
 
-/// What a rank thinks of an operation.
+/// A rank's verdict on an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Go = 0,

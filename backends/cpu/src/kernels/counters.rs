@@ -1,4 +1,4 @@
-//! What passed between this rank and each other one: counted for reports, which read it from another
+//! Traffic between this rank and each other one: counted for reports, which read it from another
 //! thread at any time. One thread stores, so a count costs a load and a store and no lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};

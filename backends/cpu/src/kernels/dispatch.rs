@@ -1,7 +1,7 @@
 //! Dispatch with counting, and its replay.
 //!
 //! Counting is two half rounds: entries carry counts from sources to owners, grants carry places
-//! back to whoever brings the rows: the source, or its forwarder. A replay enters with its region's place
+//! back to the rank that moves the rows: the source, or its forwarder. A replay enters with its region's place
 //! and needs no grant. No row moves before every rank has said that it takes part.
 
 use tokenyard_core::moe::Layout;
@@ -110,7 +110,7 @@ unsafe fn dispatch_in_slot(engine: &mut Engine, call: &abi::TyDispatch, slot: us
     }
 }
 
-/// Sends counts, hears counts, and turns them into places on both sides.
+/// Sends counts, receives counts, and turns them into places on both sides.
 fn enter_counting(
     engine: &mut Engine,
     slot: usize,
@@ -163,7 +163,7 @@ fn enter_counting(
     Ok(output)
 }
 
-/// Tells whoever brings rows where those of each source go, or why there is no room.
+/// Announces to each rank that moves rows where those of each source go, or why there is no room.
 fn send_grants(
     engine: &Engine,
     slot: usize,
@@ -231,7 +231,7 @@ fn enter_replay(
     Ok(output)
 }
 
-/// A replay brings as many rows as its dispatch did.
+/// A replay has as many rows as its dispatch had.
 fn check_replay(routing: &mut RoutingTable, order: &Order, handle: usize) -> Result<()> {
     let state = &routing.handles[handle];
     let wrong = |source: u32, rows: u64, expected: u64| {

@@ -1,4 +1,4 @@
-//! Who is where: the domains of the world, and this rank's place among them.
+//! Places of ranks: the domains of the world, and this rank's place among them.
 
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::Shape;
@@ -88,7 +88,7 @@ impl Domains {
         self.all().skip(1)
     }
 
-    /// All places, the own domain first: what comes from there depends on nobody else.
+    /// All places, the own domain first: rows from there depend on no other domain.
     pub(super) fn places(&self) -> impl Iterator<Item = u32> + use<> {
         let domains = *self;
         let of_domain = move |domain| domains.peers().map(move |peer| domains.place(domain, peer));

@@ -11,7 +11,7 @@ use super::routing::RoutingTable;
 use super::windows::WindowSizes;
 use crate::pool::Pool;
 
-/// What the operations of a communicator work with.
+/// The state that the operations of a communicator work with.
 #[derive(Debug)]
 pub(super) struct Engine {
     pub(super) world: World,
@@ -27,7 +27,7 @@ unsafe impl Send for Engine {}
 
 impl Engine {
     /// # Safety
-    /// What the plan points to (but for the list of windows) outlives the engine.
+    /// Everything that the plan points to (but for the list of windows) outlives the engine.
     pub(super) unsafe fn new(
         shape: &KernelShape,
         sizes: WindowSizes,

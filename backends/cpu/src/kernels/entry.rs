@@ -1,4 +1,4 @@
-//! What ranks say when they enter an operation.
+//! The entries of ranks into an operation.
 
 use tokenyard_core::moe::Shape;
 use tokenyard_core::signature::Signature;
@@ -7,7 +7,7 @@ use tokenyard_core::{Error, ErrorKind, abi};
 use super::control::{Header, Verdict};
 use super::record::{Body, NewRecord, Record};
 
-/// What the entry in one place said.
+/// The contents of the entry in one place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) rows: u64,
@@ -24,7 +24,7 @@ pub(super) struct Entry {
 pub(super) const NO_ENTRY: Entry =
     Entry { rows: 0, arrays: 0, base_x: 0, base_weights: 0, gone: false };
 
-/// What all ranks said, by place. Room for R entries and E counts, from the start.
+/// The entries of all ranks, by place. Room for R entries and E counts, from the start.
 #[derive(Debug)]
 pub(super) struct Gathered {
     pub(super) entries: Vec<Entry>,
@@ -59,7 +59,7 @@ pub(super) struct Enter<'a> {
     pub(super) refusal: Option<(Verdict, &'a [u8])>,
 }
 
-/// What an entry says about rows.
+/// The part of an entry about rows.
 pub(super) struct Terms<'a> {
     pub(super) rows: u64,
     pub(super) base_x: u64,
@@ -105,7 +105,7 @@ impl Enter<'_> {
     }
 }
 
-/// Whether somebody refuses, as all know.
+/// Whether some rank refuses, as all know.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Agreed(pub(super) Option<Refusal>);
 
@@ -114,12 +114,12 @@ pub(super) struct Agreed(pub(super) Option<Refusal>);
 pub(super) struct Refusal {
     pub(super) rank: u32,
     pub(super) verdict: Verdict,
-    /// It says why; none where this rank only hears that there is one.
+    /// It says why; none where this rank only knows that there is one.
     pub(super) record: Option<Record>,
 }
 
 impl Refusal {
-    /// The first refusal, in order of ranks, is everybody's answer.
+    /// The first refusal, in order of ranks, is the answer of all ranks.
     pub(super) fn first(known: Option<Self>, other: Self) -> Option<Self> {
         known.filter(|known| known.rank <= other.rank).or(Some(other))
     }

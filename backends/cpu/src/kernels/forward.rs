@@ -1,8 +1,8 @@
 //! The forwarder's pending forward in a dispatch: rows that came over the rail go to the peers that want them.
 //!
-//! A pending forward is done in the operation's receive, in an earlier one's that waits for everybody, or before
+//! A pending forward is done in the operation's receive, in an earlier one's that waits for all ranks, or before
 //! the next operation is sent, whichever comes first. So every rank does send 0, pending forward 0, send 1, pending forward 1, ... in this order, each of which needs
-//! only earlier ones of other ranks, and nobody waits in a circle.
+//! only earlier ones of other ranks, and no rank waits in a circle.
 
 use tokenyard_core::{Result, abi};
 
@@ -81,7 +81,7 @@ fn forward(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<()> {
 }
 
 /// The same for packed rows, which are announced when they are here. Where not both take part in
-/// the same way nobody will use them, so they are counted and given up.
+/// the same way no rank will use them, so they are counted and given up.
 fn forward_packed(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<()> {
     let handle = op.handle;
     for domain in engine.world.domains.others() {

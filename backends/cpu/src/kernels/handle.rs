@@ -119,7 +119,7 @@ impl Outward {
     }
 }
 
-/// What a dispatch leaves behind: the routing of all rows that this rank sends, for itself and as an
+/// The remains of a dispatch: the routing of all rows that this rank sends, for itself and as an
 /// forwarder, and the places on both sides. All memory is allocated when the handle's slot is first used.
 #[derive(Debug)]
 pub(super) struct HandleState {
@@ -138,7 +138,7 @@ pub(super) struct HandleState {
     pub(super) max_tokens: u32,
     /// Whether there is a dispatch.
     pub(super) is_made: bool,
-    /// `[N, K]`, what the dispatch brought, for combines: where each expert's copy lies, or -1, and its weight. Empty
+    /// `[N, K]`, of the dispatch, for combines: where each expert's copy lies, or -1, and its weight. Empty
     /// of flat rows. They grow with the largest dispatch that the handle had.
     pub(super) slots: Vec<i32>,
     pub(super) weights: Vec<f32>,
@@ -272,7 +272,7 @@ impl WireFormat {
             }
         };
         let element = tokenyard_core::moe::DType::from_code(x_dtype).map_or(1, |d| d.bytes());
-        // A replay may bring rows of another width; one that is refused brings none.
+        // A replay may have rows of another width; one that is refused has none.
         let width = if call.x.shape[1] == 0 { hidden } else { call.x.shape[1] as u32 };
         Ok(Self {
             width,

@@ -1,4 +1,4 @@
-//! Who is left out of the rows that a combine gets from a domain, where losses are masked.
+//! Ranks that are left out of the rows that a combine gets from a domain, where losses are masked.
 //!
 //! The forwarder says so with the rows: one more row, of a byte per rank of its domain. It leaves from, and
 //! arrives in, places for landing rows of the slot, which a combine has no other use for.
@@ -29,7 +29,7 @@ pub(super) fn write_left_out(routing: &RoutingTable, places: &Places, slot: usiz
     }
 }
 
-/// Tells the source of a domain who of this one is left out of its rows.
+/// Announces to the source of a domain which ranks of this one are left out of its rows.
 pub(super) fn put_left_out(
     engine: &Engine,
     slot: usize,

@@ -15,13 +15,13 @@ use tokenyard_core::abi::{self, TY_RANK_ABSENT};
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::{Error, ErrorKind};
 
-/// Who is lost, given up, or suspected.
+/// Ranks that are lost, given up, or suspected.
 #[derive(Debug)]
 pub(super) struct Losses {
     /// By rank, written by the host; none where a lost rank ends the communicator.
     lost: Option<&'static [AtomicU8]>,
     given_up: Vec<Cell<Option<MayKnow>>>,
-    /// By source of another domain: the first operation to which it brings nothing, as its forwarder
+    /// By source of another domain: the first operation to which it adds nothing, as its forwarder
     /// here says, which lives.
     gone: Vec<Cell<Option<u64>>>,
     /// The last operation that this rank has begun.
@@ -33,10 +33,10 @@ pub(super) struct Losses {
 }
 
 /// A link stays unhealthy once a rank was lost, and words for it cost memory: it is asked so seldom
-/// then. What it says of others is sticky too, so it is heard all the same.
+/// then. Its reports of others are sticky too, so they arrive all the same.
 const REST: u32 = 64;
 
-/// What a rank that was given up may still know.
+/// Knowledge that a rank that was given up may still have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MayKnow {
     /// It was never there.
@@ -101,7 +101,7 @@ impl Losses {
         }
     }
 
-    /// Notes that a source of another domain brings nothing from an operation on.
+    /// Notes that a source of another domain adds nothing from an operation on.
     pub(super) fn note_gone(&self, source: u32, operation: u64) {
         let gone = &self.gone[source as usize];
         gone.set(Some(gone.get().map_or(operation, |first| first.min(operation))));

@@ -12,7 +12,7 @@ use super::routing::RoutingTable;
 use super::sums::{CHUNK, pool_failed};
 use crate::sum::{sum_rows, sum_rows_exactly, sum_rows_weighted};
 
-/// What must be laid out before a combine can enter.
+/// The memory that must be laid out before a combine can enter.
 pub(super) struct Staged {
     pub(super) region: Option<Region>,
     pub(super) merger: Merger,
@@ -64,7 +64,7 @@ impl Merger {
     }
 
     /// # Safety
-    /// `token` is below N; `out` has room for one row that nobody else uses.
+    /// `token` is below N; `out` has room for one row that no other thread uses.
     unsafe fn make_row(&self, token: usize, out: *mut u8) {
         // SAFETY: by this function's contract.
         unsafe {
@@ -78,7 +78,7 @@ impl Merger {
     }
 
     /// # Safety
-    /// `token` is below N; `out` has room for K weights that nobody else uses.
+    /// `token` is below N; `out` has room for K weights that no other thread uses.
     unsafe fn make_weights(&self, token: usize, out: *mut f32) {
         // SAFETY: by this function's contract.
         unsafe {
@@ -113,7 +113,7 @@ impl Merger {
     }
 
     /// # Safety
-    /// `token` is below N; `out` has room for one row that nobody else uses.
+    /// `token` is below N; `out` has room for one row that no other thread uses.
     unsafe fn merge(&self, token: usize, out: *mut u8) {
         let mut terms: [&[u8]; MAX_TOPK as usize] = [&[]; MAX_TOPK as usize];
         let mut weights = [0.0_f32; MAX_TOPK as usize];
@@ -141,7 +141,7 @@ impl Merger {
     }
 
     /// # Safety
-    /// `token` is below N; `out` has room for K weights that nobody else uses.
+    /// `token` is below N; `out` has room for K weights that no other thread uses.
     unsafe fn gather_weights(&self, token: usize, out: *mut f32) {
         // SAFETY: as in `merge`.
         unsafe {
@@ -153,7 +153,7 @@ impl Merger {
     }
 }
 
-/// What a combine's partial rows are made from.
+/// The sources of a combine's partial rows.
 pub(super) fn merger(
     routing: &RoutingTable,
     call: &abi::TyCombine,

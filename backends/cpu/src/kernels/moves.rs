@@ -47,7 +47,7 @@ pub(super) struct Move {
     pub(super) arrays: u64,
 }
 
-/// What a move carries: the rows of each peer, and `[rows, K]` experts.
+/// The load of a move: the rows of each peer, and `[rows, K]` experts.
 pub(super) struct Carried<'a> {
     pub(super) send: &'a SendPlan,
     pub(super) topk: &'a [i32],

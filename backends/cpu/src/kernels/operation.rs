@@ -8,7 +8,7 @@ use super::handle::WireFormat;
 use super::moves::{Move, Via};
 use crate::convert::FloatType;
 
-/// What a row of a combine is.
+/// The type of a row of a combine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowType {
     pub(super) float: FloatType,
@@ -124,7 +124,7 @@ pub(super) enum End {
     Done = 2,
 }
 
-/// What others may read, or write to, in an operation that they do not know to be refused: the memory
+/// Memory that others may read, or write to, in an operation that they do not know to be refused: that
 /// of this rank's caller, and a region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exposed {

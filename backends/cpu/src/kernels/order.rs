@@ -45,13 +45,13 @@ fn failed_command(channel: &Channel, event: &Event) -> Error {
     .with_rank(rank)
 }
 
-/// What a wait is part of.
+/// The context of a wait.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wait {
     pub(super) operation: u64,
     /// How much the total must grow.
     pub(super) add: u64,
-    /// One of `TY_PHASE_*`: decides which bound holds, and is told when it is over.
+    /// One of `TY_PHASE_*`: decides which bound holds, and is reported when it is over.
     pub(super) phase: u64,
     /// World rank that is most likely to be late.
     pub(super) rank: u32,
@@ -109,7 +109,7 @@ unsafe fn rail_channel(
 
 impl Order {
     /// # Safety
-    /// What the plan points to (but for the list of windows) outlives this.
+    /// Everything that the plan points to (but for the list of windows) outlives this.
     pub(super) unsafe fn new(
         world: World,
         shape: &KernelShape,
@@ -167,7 +167,7 @@ impl Order {
         if add == 0 {
             return Ok(true);
         }
-        // Sources send before anybody receives; a forwarder hands on when it receives.
+        // Sources send before any rank receives; a forwarder hands on when it receives.
         let rank =
             self.world.domains.place(self.world.domains.mine, source % self.world.domains.size);
         let wait = Wait { operation, add, phase: abi::TY_PHASE_ROWS, rank };
@@ -311,7 +311,7 @@ impl Order {
         }
     }
 
-    /// Whether there are several domains, and losses are masked: then not everybody hears everybody.
+    /// Whether there are several domains, and losses are masked: then not every rank receives from every other.
     pub(super) fn masks_domains(&self) -> bool {
         self.rail.is_some() && self.losses.are_masked()
     }

@@ -78,7 +78,7 @@ pub(super) fn clear_ids(routing: &RoutingTable, places: &Places, op: &DispatchOp
     let behind = (output.rows.tokens.saturating_sub(tokens) * width) as usize;
     for span in [output.layout.ids, output.layout.slots].iter().filter(|span| span.bytes > 0) {
         let end = places.array(output, *span).wrapping_add((tokens * width) as usize);
-        // SAFETY: N rows of K in this rank's region, of which the last ones are nobody's.
+        // SAFETY: N rows of K in this rank's region, of which the last ones belong to no token.
         unsafe { end.write_bytes(0xff, behind) };
     }
 }
@@ -119,7 +119,7 @@ fn write_lost(places: &Places, order: &Order, output: &Output) {
     let lost = places.array(output, output.layout.lost);
     for source in 0..places.world.shape.ranks {
         let flag = u8::from(order.is_gone(source));
-        // SAFETY: R flags of this rank's region, which nobody else writes.
+        // SAFETY: R flags of this rank's region, which no other thread writes.
         unsafe { lost.add(source as usize).write(flag) };
     }
 }

@@ -21,7 +21,7 @@ impl Outstanding {
         Self { ranks, counts: none(slots * ranks), totals: none(slots), to: none(ranks) }
     }
 
-    /// What a command carries, so that its end is counted right.
+    /// The load of a command, so that its end is counted right.
     pub(super) fn tag(&self, slot: usize, rank: u32) -> u64 {
         (slot * self.ranks + rank as usize) as u64
     }
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(|rank| outstanding.to(rank)), [0, 2, 1]);
         outstanding.done(outstanding.tag(0, 1));
         assert_eq!(outstanding.to(1), 1);
-        // A tag that nobody gave: it comes from a transport.
+        // A tag that no command had: it comes from a transport.
         outstanding.done(u64::MAX);
         assert_eq!(outstanding.to(2), 1);
     }

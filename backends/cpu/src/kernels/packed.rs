@@ -63,7 +63,7 @@ pub(super) unsafe fn packed_send(
     announce_rows(engine, slot, op.handle, enter)
 }
 
-/// Tells everybody how many rows this rank has sent them, or that it refuses.
+/// Announces to each rank how many rows this one has sent it, or that it refuses.
 fn announce_rows(engine: &Engine, slot: usize, handle: usize, enter: &Enter<'_>) -> Result<()> {
     announce_to_all(
         engine,
@@ -83,7 +83,7 @@ pub(super) fn packed_recv(
     let heard = hear_entries(engine, slot, &engine.routing.packed_enter(op))?;
     let refused = engine.routing.agreed[slot].take().map_or(heard, |Agreed(refused)| refused);
     let verdict = refused.map_or(Ok(()), |refusal| Err(refusal.error()));
-    // Rows of those that took part are on their way even where somebody refused: they are
+    // Rows of those that took part are on their way even where some rank refused: they are
     // counted, so that the totals stay right, and given up.
     for source in engine.world.domains.places() {
         let entry = engine.routing.gathered.entries[source as usize];
@@ -123,7 +123,7 @@ fn unpack(engine: &mut Engine, slot: usize, op: &DispatchOp, output: &Output) ->
     let room = (shape.ranks * engine.routing.handles[op.handle].max_tokens) as usize;
     let counts = engine.places.array(output, output.layout.expert_counts).cast::<i32>();
     let ranges = engine.places.array(output, output.layout.ranges).cast::<i64>();
-    // SAFETY: the region is this rank's; these arrays are written by nobody else.
+    // SAFETY: the region is this rank's; no other thread writes these arrays.
     unsafe { counts.write_bytes(0, local) };
     let mut tokens = 0;
     for source in 0..shape.ranks {

@@ -40,7 +40,7 @@ pub(super) fn check_rows(
     Err(bad_record(rank, format!("{found} rows at {}; expected {rows} inside the arena", at.x)))
 }
 
-/// What the entry in a place says about `rows` rows in the arena of its peer.
+/// The terms of the entry in a place about `rows` rows in the arena of its peer.
 pub(super) fn entry_at(engine: &Engine, op: &CombineOp, place: u32, rows: u64) -> Result<Offsets> {
     let entry = &engine.routing.gathered.entries[place as usize];
     check_rows(engine, op, engine.world.domains.forwarder(place), entry, rows)

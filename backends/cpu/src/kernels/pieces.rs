@@ -66,7 +66,7 @@ pub(super) unsafe fn put_in_pieces(
             };
             stored = until;
             if piece.len() == most && left < leaving {
-                // Many links move only when somebody drives them; what is short is over soon.
+                // Many links move only when a thread drives them; short moves are over soon.
                 engine.order.progress()?;
             }
         }
@@ -237,7 +237,7 @@ unsafe fn push_to(
         if staged.copies_x { engine.launcher.piece_rows(widths.x) } else { rows.len().max(1) };
     for piece in pieces(rows.clone(), most) {
         if piece.start > rows.start {
-            // As in a dispatch: many links move only when somebody drives them.
+            // As in a dispatch: many links move only when a thread drives them.
             engine.order.progress()?;
         }
         // SAFETY: by this function's contract.

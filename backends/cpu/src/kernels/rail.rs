@@ -1,7 +1,7 @@
-//! The rail: what ranks with the same index in different domains tell each other.
+//! The rail: messages between ranks with the same index in different domains.
 //!
 //! A source enters over the rail too, and each *forwarder*, the rank at the other end, hands on to the
-//! peers of its own domain what concerns them. It keeps what it heard until its pending forward is done.
+//! peers of its own domain what concerns them. It stores what it received until its pending forward is done.
 
 use tokenyard_core::Result;
 use tokenyard_core::moe::{Shape, TopkScratch, validate_topk};
@@ -13,7 +13,7 @@ use super::handle::Leg;
 use super::record::{Record, bad_record};
 use super::sums::Partial;
 
-/// What the source at the other end said when it entered.
+/// The entry of the source at the other end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Heard {
     /// Rows that it sends to this domain; none where it refuses.
@@ -26,7 +26,7 @@ pub(super) struct Heard {
     pub(super) gone: bool,
 }
 
-/// What a forwarder keeps of an operation.
+/// A forwarder's state of an operation.
 #[derive(Debug)]
 pub(super) struct Rail {
     /// One rank per domain.
@@ -47,7 +47,7 @@ pub(super) struct Rail {
 }
 
 impl Rail {
-    /// What a forwarder keeps, where there are several domains.
+    /// A forwarder's state, where there are several domains.
     pub(super) fn new(world: &World) -> Option<Self> {
         let World { shape, domains, inside, .. } = *world;
         let count = domains.count as usize;

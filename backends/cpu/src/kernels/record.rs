@@ -15,7 +15,7 @@ pub(super) fn checked(record: Record, rank: u32, operation: u64) -> Result<Heade
     Err(bad_record(rank, format!("operation {found}, while this rank is at {operation}")))
 }
 
-/// What a rank says of itself.
+/// A rank's statement about itself.
 pub(super) fn verdict_of(header: &Header, rank: u32) -> Result<Verdict> {
     let verdict = header.verdict().filter(|verdict| *verdict != Verdict::Gone);
     verdict.ok_or_else(|| bad_record(rank, format!("verdict {}", header.0[1])))
@@ -31,7 +31,7 @@ pub(super) fn bad_record(peer: u32, found: String) -> Error {
     .with_rank(peer)
 }
 
-/// What goes behind a record's header.
+/// The body behind a record's header.
 #[derive(Clone, Copy)]
 pub(super) enum Body<'a> {
     /// Numbers, one list after the other.

@@ -1,4 +1,4 @@
-//! What a handle remembers: where rows go, and how many come.
+//! The memory of handles: where rows go, and how many come.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use super::rail::{Heard, Rail};
 use super::record::{Body, Record};
 use super::sums::Partial;
 
-/// What handles remember, and what all ranks said in the operation that is being entered or received.
+/// The memory of handles, and the entries of all ranks in the operation that is being entered or received.
 #[derive(Debug)]
 pub(super) struct RoutingTable {
     pub(super) world: World,
@@ -25,9 +25,9 @@ pub(super) struct RoutingTable {
     most_handles: u32,
     pub(super) gathered: Gathered,
     /// By slot, the first refusal that all have agreed on, where that was found out before the operation
-    /// is received: a packed dispatch whose entries were heard.
+    /// is received: a packed dispatch whose entries have arrived.
     pub(super) agreed: Vec<Option<Agreed>>,
-    /// What this rank keeps as a forwarder; none where there is one domain.
+    /// This rank's state as a forwarder; none where there is one domain.
     pub(super) rail: Option<Rail>,
     /// `[R]`: where combine finds the partial rows of each place.
     pub(super) partials: Vec<Partial>,
@@ -48,7 +48,7 @@ impl RoutingTable {
     }
 
     /// Makes room for a handle of this communicator; a call that the host refuses may name another's. The host gives
-    /// the lowest slots first, so few are made that nobody uses.
+    /// the lowest slots first, so few are made that stay unused.
     pub(super) fn open_handle(&mut self, slot: u32) {
         let World { shape, domains, .. } = &self.world;
         let needed = if slot < self.most_handles { slot as usize + 1 } else { 0 };
@@ -56,7 +56,7 @@ impl RoutingTable {
         self.handles.extend((0..missing).map(|_| HandleState::new(shape, domains)));
     }
 
-    /// A source that brings nothing: it refuses, or was lost.
+    /// A source without rows: it refuses, or was lost.
     pub(super) fn forget_entry(&mut self, source: u32) {
         let local = self.world.shape.local_experts() as usize;
         self.gathered.entries[source as usize] = NO_ENTRY;
@@ -87,7 +87,7 @@ impl RoutingTable {
         legs.map(|leg| leg.send.tokens().len() as u64).sum()
     }
 
-    /// What the forwarder in a domain must know before rows come: how many each rank and expert gets.
+    /// The counts that the forwarder in a domain needs before rows come: how many each rank and expert gets.
     pub(super) fn counts_of_domain(&self, handle: usize, domain: u32) -> Terms<'_> {
         let Some(outward) = &self.handles[handle].outward else { return Terms::rows(0) };
         let (domain, ranks) = (domain as usize, self.world.inside.ranks as usize);
@@ -99,7 +99,7 @@ impl RoutingTable {
         Terms { body, ..Terms::rows(outward.send.rank_counts()[domain]) }
     }
 
-    /// What combine of this handle will read: the first output, not that of a replay.
+    /// The output that a combine of this handle will read: the first output, not that of a replay.
     pub(super) fn remember_output(&mut self, handle: usize, output: &Output) {
         let shape = self.world.shape;
         let state = &mut self.handles[handle];
@@ -113,7 +113,7 @@ impl RoutingTable {
         Terms::rows(outward.map_or(0, |outward| outward.send.rank_counts()[domain as usize]))
     }
 
-    /// What an entry says about its handle; a refused call names none.
+    /// The part of an entry about its handle; a refused call names none.
     pub(super) fn origin(&self, handle: usize, refused: bool) -> u64 {
         if refused { 0 } else { self.handles[handle].origin }
     }
@@ -157,7 +157,7 @@ impl RoutingTable {
         first..first + recv.rows_from(source) as usize
     }
 
-    /// What the source of a domain said when it entered.
+    /// The entry of the source of a domain.
     pub(super) fn heard(&self, domain: u32) -> Result<Heard> {
         self.rail.as_ref().map(|rail| rail.heard[domain as usize]).ok_or_else(no_rail)
     }
@@ -176,7 +176,7 @@ impl RoutingTable {
         }
     }
 
-    /// What a move carries.
+    /// The load of a move.
     pub(super) fn plan(&self, m: &Move) -> Carried<'_> {
         let state = &self.handles[m.handle];
         match (m.via, &state.outward) {
@@ -197,7 +197,7 @@ impl RoutingTable {
         }
     }
 
-    /// How many rows of a domain's source a peer was told of in its entry.
+    /// How many rows of a domain's source were announced to a peer in its entry.
     pub(super) fn announced(&self, op: &DispatchOp, domain: u32, peer: u32) -> u64 {
         match &self.rail {
             Some(rail) if op.signature.is_fresh() => rail.announced(domain, peer).0.into(),

@@ -1,5 +1,5 @@
-//! Entering and leaving the slots of operations (INV-5): a slot is entered again when everybody is
-//! through with its last operation. Everybody: the peers of the domain and of the rail. Nobody else
+//! Entering and leaving the slots of operations (INV-5): a slot is entered again when all peers are
+//! through with its last operation. All peers: those of the domain and of the rail. No other rank
 //! writes to this rank.
 
 use tokenyard_core::{Error, ErrorKind, Result, abi};
@@ -51,7 +51,7 @@ impl Order {
         Ok(slot)
     }
 
-    /// Tells all peers that this rank is through with the operation of a slot. Every operation that
+    /// Announces to all peers that this rank is through with the operation of a slot. Every operation that
     /// does not close the communicator ends so, once, on every rank.
     pub(super) fn leave(&mut self, slot: usize, operation: u64, end: End) -> Result<()> {
         let place = self.world.domains.place(self.world.domains.mine, self.world.domains.index);
@@ -114,9 +114,9 @@ pub(super) fn leave_if_refused<T>(
     result
 }
 
-/// Takes back what the others were told of in an operation that was refused. Where losses are
-/// masked, some may not have heard that, because who refused is lost: so not before all have said
-/// how it ended for them. None of them is elsewhere by then: they heard of the refusal in the same
+/// Takes back the memory that the others know of in an operation that was refused. Where losses are
+/// masked, some may not know that, because the rank that refused is lost: so not before all have said
+/// how it ended for them. None of them is elsewhere by then: they learned of the refusal in the same
 /// call as this rank, or wait for this rank in it.
 fn take_back(
     places: &mut Places,

@@ -46,7 +46,7 @@ pub(super) struct Sum<'a> {
     /// `[rows, H]`, and `[rows, K]`; null where no weights travel.
     pub(super) out: *mut u8,
     pub(super) out_weights: *mut f32,
-    /// `[rows]`: how many experts of each token are left out; null where nobody asks.
+    /// `[rows]`: how many experts of each token are left out; null where it is not asked for.
     pub(super) missing: *mut u8,
     /// `[R]`: ranks that are left out of their domain's rows, where these are not left out themselves.
     /// Empty where partials are of ranks.
@@ -102,7 +102,7 @@ impl<'a> Sum<'a> {
     }
 
     /// # Safety
-    /// As [`run`](Self::run); nobody else writes the row.
+    /// As [`run`](Self::run); no other thread writes the row.
     unsafe fn row(&self, row: usize) {
         let token = self.tokens.map_or(row, |tokens| tokens[row] as usize);
         let mut terms: [&[u8]; MOST_TERMS] = [&[]; MOST_TERMS];
@@ -154,7 +154,7 @@ impl<'a> Sum<'a> {
         experts.filter(is_left_out).count() as u8
     }
 
-    /// Brings each copy's weight back to its (token, k).
+    /// Returns each copy's weight to its (token, k).
     ///
     /// # Safety
     /// As [`row`](Self::row).

@@ -1,9 +1,9 @@
 //! Whether an operation is refused, as all ranks agree.
 //!
 //! A refusal is in the refuser's entry, or, where places are counted, in its grants. Where losses are
-//! masked among domains, a forwarder may be lost, and its domain hears nothing of its rail. So there the ranks
-//! of a domain tell each other, then those of a rail, then those of a domain again: also whoever has lost
-//! its partners on the rail, or in its domain, hears it.
+//! masked among domains, a forwarder may be lost, and its domain receives nothing of its rail. So there the ranks
+//! of a domain inform each other, then those of a rail, then those of a domain again: a rank that has lost
+//! its partners on the rail, or in its domain, learns it too.
 
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Result, abi};
@@ -32,14 +32,14 @@ impl Refusal {
     }
 }
 
-/// Hears every source's entry, and agrees with the others on whether somebody refuses.
+/// Receives every source's entry, and agrees with the others on whether some rank refuses.
 pub(super) fn gather_entries(engine: &mut Engine, slot: usize, enter: &Enter<'_>) -> Result<()> {
     let refused = hear_entries(engine, slot, enter)?;
     conclude(engine, slot, enter, refused)
 }
 
-/// The first refusal, in order of ranks, is everybody's answer. Not everybody may have heard it
-/// where losses are masked among domains: then those grant places, and hear it from who does not.
+/// The first refusal, in order of ranks, is the answer of all ranks. Not all may have received it
+/// where losses are masked among domains: then those grant places, and learn it from a rank that does not.
 pub(super) fn conclude(
     engine: &mut Engine,
     slot: usize,
@@ -62,7 +62,7 @@ pub(super) fn conclude(
     refused.map_or(Ok(()), |refusal| Err(refusal.error()))
 }
 
-/// Hears every peer's grants, for the rows of every domain; then whether the other domains
+/// Receives every peer's grants, for the rows of every domain; then whether the other domains
 /// granted theirs.
 pub(super) fn gather_grants(
     engine: &mut Engine,
@@ -76,7 +76,7 @@ pub(super) fn gather_grants(
     refused.map_or(Ok(()), |refusal| Err(refusal.error()))
 }
 
-/// Hears the grants of this domain, and keeps the places in a handle; returns the first refusal.
+/// Receives the grants of this domain, and stores the places in a handle; returns the first refusal.
 fn hear_grants(
     engine: &mut Engine,
     slot: usize,
@@ -100,7 +100,7 @@ fn hear_grants(
     Ok(refused)
 }
 
-/// Grants nothing, because of a refusal that was heard.
+/// Grants nothing, because of a refusal that has arrived.
 fn refuse_grants(engine: &Engine, slot: usize, operation: u64, refusal: &Refusal) -> Result<()> {
     for place in engine.world.domains.places() {
         let record = refusal_record(operation, refusal.verdict, refusal.rank, refusal.text());
@@ -109,7 +109,7 @@ fn refuse_grants(engine: &Engine, slot: usize, operation: u64, refusal: &Refusal
     Ok(())
 }
 
-/// Tells others what this rank has heard, and hears the same of them. Returns the first refusal.
+/// Passes on the refusals that this rank knows, and receives those of others. Returns the first refusal.
 pub(super) fn settle_verdict(
     engine: &mut Engine,
     slot: usize,
@@ -121,7 +121,7 @@ pub(super) fn settle_verdict(
     if !engine.order.masks_domains() {
         return Ok(refused);
     }
-    // One that has no other use in the operation, or whose first one is over: who granted had heard all
+    // One that has no other use in the operation, or whose first one is over: a rank that granted had received all
     // entries.
     let signal = if signature.carries_counts() { Signal::Entry } else { Signal::Grant };
     share_verdict(&mut engine.order, slot, operation, signal, refused)
@@ -143,7 +143,7 @@ fn exchange_verdicts(
         };
         send_rail_record(engine, Signal::Grant, slot, domain, record)?;
     }
-    // Where not everybody hears everybody, a rank may have to wait for one that waits for a late one.
+    // Where not every rank receives from every other, a rank may have to wait for one that waits for a late one.
     let phase =
         if engine.order.masks_domains() { abi::TY_PHASE_ENTRY } else { abi::TY_PHASE_GRANT };
     for domain in engine.world.domains.others() {
@@ -194,7 +194,7 @@ fn share_verdict(
     Ok(refused)
 }
 
-/// Whose refusal the record of a grant or verdict is, if it is one.
+/// The rank whose refusal the record of a grant or verdict is, if it is one.
 fn refusal_in(
     order: &Order,
     record: Record,
@@ -207,7 +207,7 @@ fn refusal_in(
         return Ok(None);
     }
     let rank = u32::try_from(header.0[5]).unwrap_or(u32::MAX);
-    // Of its own domain, unless it has heard of more than this rank.
+    // Of its own domain, unless it knows of more than this rank.
     let is_known = match order.masks_domains() {
         true => rank < order.world.shape.ranks,
         false => rank / order.world.domains.size == writer / order.world.domains.size,

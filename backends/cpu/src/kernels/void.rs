@@ -18,10 +18,10 @@ use super::windows::{ARENA, CONTROL};
 /// Bytes of what a row is called.
 const NAME: u64 = 4;
 
-/// What a row is called that comes from nowhere: all its bits are set.
+/// The source of a row that no token has: all its bits are set.
 const VOID: i32 = -1;
 
-/// Tells the peers that the rows of a domain's source will not come, where they were announced.
+/// Announces to the peers that the rows of a domain's source will not come, where they were announced.
 #[cold]
 pub(super) fn hand_on_void(
     engine: &mut Engine,

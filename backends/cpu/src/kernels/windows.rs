@@ -55,7 +55,7 @@ pub struct Spread {
     pub domains: u32,
 }
 
-/// The widest row that any call may bring: fp32 with as many scale bytes as channels.
+/// The widest row that any call may have: fp32 with as many scale bytes as channels.
 fn widest_row(shape: &Shape) -> RowFormat {
     RowFormat { x_bytes: 4 * shape.hidden, scale_bytes: shape.hidden.max(4), weights: true }
 }

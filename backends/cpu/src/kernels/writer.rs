@@ -13,7 +13,7 @@ pub(super) struct RowSource {
     /// Bytes from row to row and from column to column.
     pub(super) scale_pitch: [isize; 2],
     pub(super) weights: *const f32,
-    /// What the rows are called; null for those of this rank, which are numbered.
+    /// The sources of the rows; null for those of this rank, which are numbered.
     pub(super) sources: *const i32,
 }
 
@@ -44,7 +44,7 @@ pub(super) fn first_local(shape: &Shape, topk: &[i32], rank: u32) -> Option<usiz
 /// Writes one row and its side arrays.
 pub(super) struct RowWriter<'a> {
     pub(super) shape: Shape,
-    /// What this rank's first row is called: its rank * M.
+    /// The source of this rank's first row: its rank * M.
     pub(super) first_source: u32,
     pub(super) source: RowSource,
     pub(super) format: WireFormat,
@@ -55,7 +55,7 @@ pub(super) struct RowWriter<'a> {
 
 impl RowWriter<'_> {
     /// # Safety
-    /// `target` has room for row `index`, and nobody else writes that row; the source is valid.
+    /// `target` has room for row `index`, and no other thread writes that row; the source is valid.
     pub(super) unsafe fn write(&self, target: &Target, peer: u32, index: usize, token: usize) {
         let topk = self.shape.topk as usize;
         let experts = &self.topk[token * topk..(token + 1) * topk];

@@ -9,7 +9,7 @@ use tokenyard_core::transport::Command;
 
 use super::peer::Local;
 
-/// Why a command could not be executed. Kept small: it crosses the hot path.
+/// Why a command could not be executed. Small: it crosses the hot path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     Op,
@@ -33,7 +33,7 @@ impl fmt::Display for Fault {
 ///
 /// # Safety
 /// Core's promises of the transport contract hold: offsets and lengths are inside the windows, the
-/// destination of a value is aligned to 8 bytes, and nobody else uses the source of a put or the
+/// destination of a value is aligned to 8 bytes, and no other thread uses the source of a put or the
 /// destination of a get meanwhile.
 pub(super) unsafe fn execute(links: &Links<Local>, command: &Command) -> Result<(), Fault> {
     match command.op {

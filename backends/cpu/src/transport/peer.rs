@@ -1,4 +1,4 @@
-//! What this rank shares with its peers, and what it has mapped of each.
+//! The memory that this rank shares with its peers, and its mappings of each.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
@@ -37,7 +37,7 @@ impl Local {
         let mapping = Mapping::new(fd.as_fd(), 0, bytes)?;
         let local = Self {
             windows: Vec::with_capacity(needs.windows as usize),
-            // SAFETY: the mapping has these bytes, is page-aligned and is kept beside the signals;
+            // SAFETY: the mapping has these bytes, is page-aligned and stays beside the signals;
             // nothing but totals is in it.
             signals: unsafe { Signals::new(mapping.span(), needs.signals) },
             signal_count: needs.signals,
@@ -106,7 +106,7 @@ impl Memory for Local {
         Ok(Peer {
             windows: spans,
             // SAFETY: the mapping has `Signals::bytes(signal_count)` bytes, is page-aligned and
-            // kept beside the signals. What a peer writes there can only make totals wrong.
+            // stays beside the signals. A peer's stray writes there can only make totals wrong.
             signals: unsafe { Signals::new(signals, self.signal_count) },
             _mappings: mappings,
         })
