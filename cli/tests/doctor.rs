@@ -177,40 +177,6 @@ fn ranks_that_the_launcher_starts_beyond_the_gpus_are_broken() {
     expect_code(&call(&[cpu.to_str().unwrap()], &[("LOCAL_WORLD_SIZE", "16")]), 0);
 }
 
-/// Fields of a document as the guide writes them: those of its lists too, and what `machine` has.
-fn fields(document: &Value) -> BTreeSet<String> {
-    let mut all = BTreeSet::new();
-    for (name, value) in document.as_object().unwrap() {
-        match value.as_array().and_then(|list| list.first()) {
-            Some(first) => {
-                all.insert(format!("{name}[]"));
-                all.extend(first.as_object().unwrap().keys().map(|key| format!("{name}[].{key}")));
-            }
-            None => {
-                all.insert(name.clone());
-            }
-        }
-    }
-    all
-}
-
-#[test]
-fn the_guide_has_the_fields_of_the_document() {
-    let tree = repository("tools/machine/trees/hgx-cx7.tree");
-    let arguments = ["doctor", "--topology", "--json", "--root"];
-    let output = tokenyard().args(arguments).arg(&tree).output().unwrap();
-    let document = json(&output);
-    let guide = std::fs::read_to_string(repository("docs/operator-guide.md")).unwrap();
-    let table = guide.split("| field | is |").nth(1).unwrap().split("\n\n").next().unwrap();
-    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
-    let told: BTreeSet<String> = rows.map(|(field, _)| field.to_owned()).collect();
-    assert_eq!(told, fields(&document));
-    let machine = table.lines().find(|line| line.starts_with("| `machine`")).unwrap();
-    for name in document["machine"].as_object().unwrap().keys() {
-        assert!(machine.contains(&format!("`{name}`")), "{name}");
-    }
-}
-
 #[test]
 fn of_several_transports_the_one_that_works_is_named_and_another_is_no_fault() {
     let folder = tempfile::tempdir().unwrap();
