@@ -59,10 +59,21 @@ fn names_on(page: &str) -> BTreeSet<String> {
     names.map(|name| name.strip_suffix('*').unwrap_or(name).to_owned()).collect()
 }
 
+/// The names in the strings of the Python packages. Comments are left out, and so are docstrings, which have
+/// names between backticks.
+fn names_in_python(text: &str) -> BTreeSet<String> {
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let pieces = lines.flat_map(|line| line.split('"').skip(1));
+    pieces.filter(|word| is_name(word)).map(str::to_owned).collect()
+}
+
 #[test]
 fn the_page_has_every_variable_that_the_sources_read_and_no_other() {
     let sources = product::sources().into_iter().filter(|(name, _)| !name.starts_with(NOT_READ));
-    let read: BTreeSet<String> = sources.flat_map(|(_, text)| names_in(&text)).collect();
+    let mut read: BTreeSet<String> = sources.flat_map(|(_, text)| names_in(&text)).collect();
+    let python = product::files(&["python/tokenyard", "python/deep_ep"], &["py"]);
+    assert!(python.len() > 10, "found {} sources of Python; the search misses some", python.len());
+    read.extend(python.iter().flat_map(|(_, text)| names_in_python(text)));
     let on_page = names_on(&page());
     let missing: Vec<_> = read.difference(&on_page).collect();
     let needless: Vec<_> = on_page.difference(&read).collect();
@@ -79,6 +90,8 @@ fn variables_are_seen_in_sources_and_on_the_page() {
     let source = "const A: &str = \"TOKENYARD_A\";\nlet b = [\"RANK\", \"GPU\", \"FI_\", \"a_b\"];\n\
                   // env(\"NOT_THIS\")\n#[cfg(test)]\nmod tests { env(\"NOR_THIS\") }";
     assert_eq!(names_in(source).into_iter().collect::<Vec<_>>(), ["FI_", "RANK", "TOKENYARD_A"]);
+    let source = "A = \"TOKENYARD_A\"\n# os.environ[\"NO_A\"]\n\"\"\"`NO_B` is none.\"\"\"\nget(\"RANK\", \"0\")";
+    assert_eq!(names_in_python(source).into_iter().collect::<Vec<_>>(), ["RANK", "TOKENYARD_A"]);
     let page = "| port |\n|---|\n| `NO` |\n\n| variable | what |\n|---|---|\n\
                 | `A_B`, `C` | `D_E` |\n| `F_*` | |\n\n`G_H`\n";
     assert_eq!(names_on(page).into_iter().collect::<Vec<_>>(), ["A_B", "C", "F_"]);

@@ -30,10 +30,16 @@ pub(crate) fn root() -> PathBuf {
 
 /// All sources without tests, benches and build output: the path below the repository, and the text.
 pub(crate) fn sources() -> Vec<(String, String)> {
+    let found = files(&FOLDERS, &["rs"]);
+    assert!(found.len() > 300, "found {} sources; the search misses some", found.len());
+    found
+}
+
+/// Files of these kinds in these folders, as [`sources`] has those in Rust.
+pub(crate) fn files(folders: &[&str], kinds: &[&str]) -> Vec<(String, String)> {
     let root = root();
     let mut found = Vec::new();
-    FOLDERS.iter().for_each(|folder| collect(&root.join(folder), &mut found));
-    assert!(found.len() > 300, "found {} sources; the search misses some", found.len());
+    folders.iter().for_each(|folder| collect(&root.join(folder), kinds, &mut found));
     let read = |path: PathBuf| {
         let name = path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
         (name, std::fs::read_to_string(path).unwrap())
@@ -47,7 +53,7 @@ pub(crate) fn lines(text: &str) -> impl Iterator<Item = &str> {
     product.lines().filter(|line| !line.trim_start().starts_with("//"))
 }
 
-fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
+fn collect(folder: &Path, kinds: &[&str], found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
@@ -56,8 +62,8 @@ fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
             || name.ends_with("_tests.rs");
         if is_test {
         } else if path.is_dir() {
-            collect(&path, found);
-        } else if name.ends_with(".rs") {
+            collect(&path, kinds, found);
+        } else if name.rsplit_once('.').is_some_and(|(_, kind)| kinds.contains(&kind)) {
             found.push(path);
         }
     }
