@@ -1,4 +1,4 @@
-//! Records what the program is built of, for `tokenyard version`.
+//! Records commit, compiler and the like of the build, for `tokenyard version`.
 
 use std::process::Command;
 
@@ -27,7 +27,7 @@ fn git(arguments: &[&str]) -> Option<String> {
     output(Command::new("git").args(arguments))
 }
 
-/// What the command writes, if it ends well.
+/// The output of the command, if it succeeds.
 fn output(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     let text = String::from_utf8(output.stdout).ok()?;

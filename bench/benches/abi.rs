@@ -1,9 +1,9 @@
-//! What it costs to cross the plugin ABI.
+//! The cost of crossing the plugin ABI.
 //!
-//! The same two hot calls of the `shm` transport, made straight on the Rust value, through the
-//! table that is built in, and through the table of the loaded library. Run with
-//! `cargo build --release -p tokenyard-plugin-cpu && cargo bench -p tokenyard-bench --bench abi`.
-//! Exit code 1 if the loaded library costs more than [`MOST_NS`] over either of the others.
+//! The benchmark makes the same two hot calls of the `shm` transport directly on the Rust value,
+//! through the built-in table, and through the table of the loaded library. Run with `cargo build
+//! --release -p tokenyard-plugin-cpu && cargo bench -p tokenyard-bench --bench abi`. Exit code 1 if
+//! the loaded library costs more than [`MOST_NS`] over either of the others.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use tokenyard_core::transport::{
 };
 use tokenyard_cpu::{Shm, ShmConfig};
 
-/// Nanoseconds that a call through a loaded library may cost more.
+/// The most extra nanoseconds for a call through a loaded library.
 const MOST_NS: f64 = 5.0;
 /// How long loading a plugin may take.
 const MOST_LOAD: Duration = Duration::from_millis(50);
@@ -72,7 +72,7 @@ fn main() -> Result<ExitCode> {
     report(&folder, load_time)
 }
 
-/// This program lies in `release/deps` of it.
+/// The target folder. This program lies in its subfolder `release/deps`.
 fn target_folder() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     program.ancestors().nth(3).map(Path::to_path_buf).context("find the target folder")
@@ -110,7 +110,8 @@ fn post_signal(criterion: &mut Criterion, direct: &Shm, tables: [Link; 2]) {
     let mut group = criterion.benchmark_group(CALLS[1]);
     let commands = [RAISE];
     group.bench_function(PATHS[0], |b| {
-        // SAFETY: the command is in range of what was opened, moves nothing, and one thread posts.
+        // SAFETY: the command is in range of the opened transport, moves nothing, and one thread
+        // posts.
         b.iter(|| unsafe { black_box(direct).post(QUEUE, black_box(&commands)) });
     });
     for (path, link) in PATHS[1..].iter().zip(tables) {
@@ -146,8 +147,8 @@ fn report(folder: &Path, load_time: Duration) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!good)))
 }
 
-/// Nanoseconds per call of criterion's fastest sample. Not the median: other programs on the
-/// machine only ever make calls slower, and rarely all three paths alike.
+/// Nanoseconds per call of criterion's fastest sample. The median is not used: other programs on
+/// the machine can only make calls slower, and rarely slow all three paths alike.
 fn fastest(file: &Path) -> Result<f64> {
     let text = std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
     let sample: serde_json::Value = serde_json::from_str(&text)?;

@@ -1,5 +1,5 @@
-//! What `world.reports` costs while nobody asks: the smallest exchange of two ranks, with a folder for
-//! reports and with `none`, in turns.
+//! The cost of `world.reports` while no report is written: the smallest exchange of two ranks, with
+//! a folder for reports and with `none`, in turns.
 #![allow(clippy::expect_used, clippy::print_stdout, reason = "a measurement for a developer")]
 
 use std::sync::Arc;

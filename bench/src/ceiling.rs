@@ -1,9 +1,9 @@
 //! The ceiling: a plain copy of the same bytes between the same processes.
 //!
-//! It has windows of its own, of the memory that the `cpu` kernel set allocates and the `shm`
-//! transport shares, so that nothing differs from the exchange but the exchange. Its signals also
-//! are the barrier before each sample: they cross in well under a microsecond, where the
-//! rendezvous' barrier takes as long as a network.
+//! It has its own windows, in memory that the `cpu` kernel set allocates and the `shm` transport
+//! shares, so that only the exchange itself differs. Its signals are also the barrier before each
+//! sample: they cross in well under a microsecond, while the rendezvous' barrier takes as long as a
+//! network.
 
 use std::time::{Duration, Instant};
 
@@ -29,9 +29,9 @@ pub struct Ceiling {
     transport: OpenTransport,
     _memory: CpuKernels,
     rank: u32,
-    /// Where each rank's window is mapped here.
+    /// The address at which each rank's window is mapped in this process.
     windows: Vec<*mut u8>,
-    /// Bytes that one rank may write in a window.
+    /// Bytes that one rank may write into a window.
     room: usize,
     barriers: u64,
 }
@@ -40,7 +40,7 @@ impl Ceiling {
     /// Shares a window with room for `room` bytes from each rank. Collective.
     ///
     /// # Errors
-    /// Memory or sockets that the system refuses.
+    /// The system refuses memory or sockets.
     pub fn open(world: &World, room: usize) -> Result<Self> {
         let (rank, ranks) = (world.rank(), world.ranks());
         let room = room.next_multiple_of(4096);
@@ -79,7 +79,7 @@ impl Ceiling {
     /// Returns once all ranks have called it.
     ///
     /// # Errors
-    /// A rank that does not come within 30 seconds.
+    /// A rank does not call it within 30 seconds.
     pub fn barrier(&mut self) -> Result<()> {
         self.barriers += 1;
         let ranks = self.windows.len() as u32;
@@ -105,7 +105,7 @@ impl Ceiling {
         Ok(())
     }
 
-    /// Ranks, this one first, as the exchange goes through them.
+    /// Ranks in the order in which the exchange visits them, this rank first.
     fn rotation(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, ranks) = (self.rank as usize, self.windows.len());
         (0..ranks).map(move |i| (rank + i) % ranks)
@@ -114,13 +114,13 @@ impl Ceiling {
     /// Copies the first `bytes[r]` bytes of `from` into the window of each rank r.
     ///
     /// # Errors
-    /// More bytes than there are, or than there is room for.
+    /// `bytes` is more than `from` has, or than the window has room for.
     pub fn write(&mut self, from: &[u8], bytes: &[usize]) -> Result<()> {
         self.check(from.len(), bytes)?;
         for peer in self.rotation() {
             let target = self.windows[peer].wrapping_add(self.rank as usize * self.room);
-            // SAFETY: checked against the room of this rank, which nobody else writes; who reads it
-            // does so behind a barrier. The windows are mapped while the transport lives.
+            // SAFETY: checked against the room of this rank, which no other rank writes; readers
+            // read it after a barrier. The windows are mapped while the transport lives.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), target, bytes[peer]) };
         }
         Ok(())
@@ -148,7 +148,7 @@ impl Ceiling {
     }
 }
 
-/// The kernel set is only asked for memory, for which the shape says nothing.
+/// The kernel set only allocates memory here, for which the shape does not matter.
 fn any_shape(rank: u32, ranks: u32) -> KernelShape {
     KernelShape {
         size: size_of::<KernelShape>(),

@@ -1,7 +1,8 @@
-//! A transport that counts what is asked of it: `shm` behind, counters in front.
+//! A transport that counts the commands posted to it, and passes them to `shm`.
 //!
-//! Counters belong to world ranks, not to instances, so that whoever runs ranks (as threads or as
-//! processes) finds them without reaching into a communicator. Two communicators of one rank add up.
+//! Counters belong to world ranks, not to instances, so that a program that runs ranks (as threads
+//! or as processes) finds them without access to a communicator. Two communicators of one rank add
+//! up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +15,7 @@ use tokenyard_core::transport::{
 };
 use tokenyard_cpu::{Shm, ShmConfig};
 
-/// The name that a config writes.
+/// Its name in a config.
 pub const NAME: &str = "shm-counted";
 
 /// Ranks that have counters of their own.
@@ -22,7 +23,7 @@ const MOST_RANKS: usize = 64;
 
 static COUNTS: [Counters; MOST_RANKS] = [const { Counters::new() }; MOST_RANKS];
 
-/// Counters of one rank. On cache lines of their own: ranks may be threads.
+/// Counters of one rank. They have their own cache lines, since ranks may be threads.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Counters {
@@ -31,7 +32,7 @@ struct Counters {
     bytes: AtomicU64,
 }
 
-/// What was posted.
+/// The counts of posted commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Counts {
     /// Commands that move bytes (puts, gets, values).
@@ -48,7 +49,7 @@ impl Counts {
         self.puts + self.signals
     }
 
-    /// What was posted after `earlier`.
+    /// The counts of commands posted after `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             puts: self.puts - earlier.puts,
@@ -71,8 +72,8 @@ impl Counters {
     }
 }
 
-/// What `rank` has posted through this component so far, in this process. Ranks from 64 on share
-/// counters.
+/// The counts of commands that `rank` has posted through this component so far, in this process.
+/// Ranks from 64 on share counters.
 pub fn counts(rank: u32) -> Counts {
     let counters = &COUNTS[rank as usize % MOST_RANKS];
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -157,8 +158,8 @@ static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportE
 
 static COMPONENT: BuiltIn = BuiltIn::Transport(&TRANSPORTS);
 
-/// Lets configs of this process name the component. Only who counts calls this, so that no list of the program's components
-/// shows it, and no other config can choose it.
+/// Registers the component, so that configs of this process may name it. Only programs that count
+/// call this, so that no list of components shows it otherwise, and no other config can choose it.
 pub fn provide() {
     add_built_in(&COMPONENT);
 }

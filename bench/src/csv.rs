@@ -25,7 +25,7 @@ struct Line<'a> {
     p99_us: f64,
     /// Bytes of rows per rank on CPUs, bytes through the busiest port on GPUs, in the median.
     gb_per_s: f64,
-    /// Part of the ceiling that the same run has measured.
+    /// The fraction of the ceiling that the same run measured.
     ratio: f64,
 }
 
@@ -35,11 +35,11 @@ fn rounded(value: f64) -> f64 {
 }
 
 impl BenchReport {
-    /// Writes a header and one line per exchange (CPUs) and operation (GPUs) to `out`: comma-separated,
-    /// as RFC 4180 says. Other scenarios have no lines.
+    /// Writes a header and one line per exchange (CPUs) and operation (GPUs) to `out`:
+    /// comma-separated, by RFC 4180. Other scenarios have no lines.
     ///
     /// # Errors
-    /// What writing says.
+    /// Writing to `out` failed.
     pub fn write_csv(&self, out: impl Write) -> Result<()> {
         let mut csv = csv::Writer::from_writer(out);
         for row in &self.exchange {

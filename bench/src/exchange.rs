@@ -1,8 +1,8 @@
 //! Dispatch and combine against a plain copy of the same bytes, sample by sample.
 //!
-//! Each sample is a pair: the ceiling, then the exchange, each behind a barrier, so that both meet
-//! the same machine. A sample lasts from the first rank's start to the last rank's end. The figure
-//! is the median of the pairs' ratios.
+//! Each sample is a pair: the ceiling, then the exchange, each behind a barrier, so that both run
+//! under the same conditions. A sample lasts from the first rank's start to the last rank's end.
+//! The figure is the median of the pairs' ratios.
 
 use std::sync::Arc;
 
@@ -20,15 +20,15 @@ use crate::ranks::Speaker;
 use crate::spread::{Spread, median};
 use crate::workload::Workload;
 
-/// The part of the ceiling that dispatch of bf16 rows must reach on CPUs.
+/// The fraction of the ceiling that dispatch of bf16 rows must reach on CPUs.
 pub const REQUIRED_DISPATCH: f64 = 0.6;
-/// The part of the ceiling that combine of bf16 rows must reach on CPUs.
+/// The fraction of the ceiling that combine of bf16 rows must reach on CPUs.
 pub const REQUIRED_COMBINE: f64 = 0.4;
 
-/// Pairs before the first that counts: memory is touched, caches and branch predictors are warm.
+/// Pairs before the first that counts. They touch memory and warm caches and branch predictors.
 const WARM_UP: u32 = 5;
 
-/// What the ranks measure.
+/// The task of the ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ExchangeTask {
     /// Sizes of a step.
@@ -55,7 +55,7 @@ pub enum Variant {
 impl Variant {
     const ALL: [Self; 5] = [Self::Flat, Self::Put, Self::Fp8, Self::ExpertMajor, Self::Packed];
 
-    /// For tables.
+    /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Flat => "flat bf16",
@@ -87,10 +87,10 @@ impl Variant {
 /// Start and end on this rank, of `CLOCK_MONOTONIC` in nanoseconds.
 pub type Lasted = (u64, u64);
 
-/// What one rank saw of one variant.
+/// The times of one variant on one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Samples {
-    /// Which variant.
+    /// The variant.
     pub variant: Variant,
     /// Bytes of rows that this rank sent.
     pub bytes: u64,
@@ -103,12 +103,12 @@ pub struct Samples {
 /// One line of the report.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExchangeRow {
-    /// R.
+    /// R, the number of ranks.
     pub ranks: u32,
-    /// Of a step.
+    /// Sizes of a step.
     #[serde(flatten)]
     pub sizes: Sizes,
-    /// For people.
+    /// The variant's name, for people.
     pub variant: &'static str,
     /// `dispatch` or `combine`.
     pub phase: &'static str,
@@ -126,7 +126,7 @@ pub struct ExchangeRow {
     pub gb_per_s: f64,
     /// Median of ceiling / exchange over the pairs.
     pub ratio: f64,
-    /// Fastest plain copy / fastest exchange: what an idle machine would show, more or less.
+    /// Fastest plain copy / fastest exchange: about the ratio on an idle machine.
     pub fastest_ratio: f64,
     /// Pairs measured.
     pub samples: usize,
@@ -142,7 +142,7 @@ fn put_config(config: &Config) -> Option<Config> {
     Some(config)
 }
 
-/// What a rank does.
+/// The work of one rank.
 pub(crate) fn measure(
     world: &Arc<World>,
     config: &Config,
@@ -261,7 +261,7 @@ pub(crate) fn rows(ranks: u32, sizes: &Sizes, outputs: &[Output]) -> Result<Vec<
     Ok(rows)
 }
 
-/// The requirement holds for the sizes that it names.
+/// The requirement, which applies only to the named sizes.
 fn required(variant: Variant, phase: &str, sizes: &Sizes) -> Option<f64> {
     let named = Sizes { experts: sizes.experts, ..crate::report::NAMED_SIZES };
     match (variant, phase) {

@@ -1,11 +1,11 @@
-//! What is measured, as it travels from the launching process to the ranks and back: JSON lines.
+//! Jobs and figures, as JSON lines between the launching process and the ranks.
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::{exchange, gpu, link, proxy, scaling, steady};
 
-/// A scenario that `tokenyard bench` knows.
+/// A scenario of `tokenyard bench`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
     /// Dispatch and combine against a plain copy.
@@ -31,10 +31,10 @@ pub struct Sizes {
     pub experts: u32,
 }
 
-/// What [`run`](crate::run) measures.
+/// The plan of [`run`](crate::run).
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// In this order.
+    /// Scenarios, in the order in which they run.
     pub scenarios: Vec<Scenario>,
     /// Numbers of ranks of `exchange` and `steady`, each 1 to 64.
     pub ranks: Vec<u32>,
@@ -48,8 +48,8 @@ pub struct Plan {
 pub const MAX_SAMPLES: u32 = 100_000;
 
 impl Sizes {
-    /// About how many bytes of memory one rank of so many takes for a step: tensors, outputs, windows,
-    /// a plain copy of the rows beside them, and what an expert costs. Each is rounded up.
+    /// About how many bytes of memory one of `ranks` ranks takes for a step: tensors, outputs,
+    /// windows, a plain copy of the rows, and the cost per expert. Each is rounded up.
     pub fn rank_bytes(&self, ranks: u32) -> u64 {
         let [tokens, hidden, topk, experts] =
             [self.tokens, self.hidden, self.topk, self.experts].map(u128::from);
@@ -69,10 +69,10 @@ impl Plan {
         worlds.max().unwrap_or(0)
     }
 
-    /// Refuses what no rank would take.
+    /// Refuses a plan that no rank would accept.
     ///
     /// # Errors
-    /// Names what is out of range, and the range.
+    /// A value is out of range; the error names it and the range.
     pub fn check(&self) -> Result<()> {
         ensure!(
             (1..=MAX_SAMPLES).contains(&self.samples),
@@ -92,7 +92,7 @@ impl Plan {
     }
 }
 
-/// What one group of ranks does.
+/// The job of one group of ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
     /// See [`exchange`].
@@ -109,10 +109,10 @@ pub enum Job {
     Proxy(Vec<proxy::ProxyTask>),
 }
 
-/// What one rank found.
+/// The output of one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Output {
-    /// Of rank 0 only: so many of so many steps are done.
+    /// The steps that are done, and all steps; sent by rank 0 only.
     Progress(u64, u64),
     /// See [`exchange`].
     Exchange(Vec<exchange::Samples>),

@@ -1,4 +1,4 @@
-//! What a proxy thread costs: commands through its rings into an engine that moves nothing.
+//! The cost of a proxy thread: commands through its rings into an engine that moves nothing.
 
 use std::collections::VecDeque;
 use std::sync::Barrier;
@@ -16,7 +16,7 @@ use tokenyard_allocations::{Allocations, are_counted};
 /// Numbers of proxy threads that are measured.
 pub const THREADS: [u32; 2] = [1, 2];
 
-/// Commands per second and thread that are required where every thread can have a core.
+/// The required commands per second and thread, where every thread can have a core.
 pub const REQUIRED_RATE: f64 = 1e6;
 
 /// Commands of one post.
@@ -25,26 +25,27 @@ const BATCH: usize = 16;
 const DEPTH: u32 = 256;
 /// Batches before the first that counts.
 const WARM_UP: u32 = 1_000;
-/// Polls in a row that find nothing before the first yield: a yield may cost milliseconds in company.
+/// Polls in a row without a result before the first yield. A yield may cost milliseconds under
+/// load.
 const SPINS: u32 = 1_000;
-/// For waits that are expected to end.
+/// The deadline of waits.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What is done for one number of threads.
+/// The task for one number of threads.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct ProxyTask {
-    /// Proxy threads; each has one queue, which one thread posts to.
+    /// Proxy threads; each has one queue, to which one thread posts.
     pub threads: u32,
     /// Batches of each queue whose allocations are counted.
     pub counted_batches: u32,
     /// Batches of each queue that are timed.
     pub timed_batches: u32,
-    /// Lone commands of each queue whose round trip is timed.
+    /// Single commands of each queue whose round trip is timed.
     pub round_trips: u32,
 }
 
 impl ProxyTask {
-    /// The task for so many threads.
+    /// The task for this number of threads.
     pub fn new(threads: u32) -> Self {
         Self { threads, counted_batches: 1_000, timed_batches: 200_000, round_trips: 20_000 }
     }
@@ -59,10 +60,10 @@ pub struct ProxyRow {
     pub batch: usize,
     /// Commands per second and thread, of the slowest.
     pub commands_per_s: f64,
-    /// [`REQUIRED_RATE`], or nothing if there are fewer cores than threads that post and are posted
-    /// for.
+    /// [`REQUIRED_RATE`], or nothing if there are fewer cores than posting threads and proxy
+    /// threads together.
     pub required: Option<f64>,
-    /// From the post of a lone command to its event, in microseconds: the median, of the slowest
+    /// From the post of a single command to its event, in microseconds: the median, of the slowest
     /// queue. Both threads are awake.
     pub round_trip_us: f64,
     /// Batches of each queue whose allocations were counted.
@@ -71,7 +72,7 @@ pub struct ProxyRow {
     pub allocations: u64,
 }
 
-/// Accepts what it has room for and ends it at the next poll.
+/// Accepts the commands that it has room for, and ends them at the next poll.
 #[derive(Debug)]
 struct NullEngine {
     in_flight: VecDeque<(u32, u64)>,
@@ -102,7 +103,7 @@ impl Engine for NullEngine {
 /// Measures one number of threads, in a program that counts allocations.
 ///
 /// # Errors
-/// A program that does not count, or a proxy that does not answer.
+/// The program does not count allocations, or a proxy does not answer.
 pub fn measure(task: &ProxyTask) -> Result<ProxyRow> {
     ensure!(are_counted(), "proxy: this program does not use the counting allocator");
     let engines = (0..task.threads).map(|_| NullEngine::new(DEPTH)).collect();
@@ -153,13 +154,13 @@ struct Poster<'a> {
     /// Commands that asked for an event, and events.
     posted: u64,
     ended: u64,
-    /// Polls in a row that found nothing.
+    /// Polls in a row without a result.
     idle: u32,
 }
 
 impl Poster<'_> {
-    /// Returns commands per second and microseconds of a round trip. Comes to the barrier four
-    /// times, whatever happens: others wait there. Allocations are read between the last two.
+    /// Returns commands per second and microseconds of a round trip. Waits at the barrier four
+    /// times in every case, as other threads wait there. Allocations are read between the last two.
     fn run(mut self, task: &ProxyTask, phase: &Barrier) -> Result<(f64, f64)> {
         let warm = self.batches(WARM_UP);
         phase.wait();
@@ -174,7 +175,7 @@ impl Poster<'_> {
         Ok((rate, self.round_trip(task.round_trips)?))
     }
 
-    /// Posts so many batches, the last command of each with an event, and waits for the last event.
+    /// Posts `count` batches, the last command of each with an event, and waits for the last event.
     fn batches(&mut self, count: u32) -> Result<()> {
         let mut batch = [Command { queue: self.queue, ..NO_COMMAND }; BATCH];
         batch[BATCH - 1].flags = abi::TY_FLAG_NOTIFY;

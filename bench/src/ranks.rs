@@ -1,4 +1,4 @@
-//! Ranks as processes: how jobs get to them and figures get back.
+//! Runs ranks as processes: sends them jobs and collects their figures.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -15,8 +15,8 @@ use crate::job::{Job, Output, Plan, Scenario};
 use crate::report::BenchReport;
 use crate::{exchange, gpu, link, proxy, scaling, steady};
 
-/// A rank that says nothing for so long is given up. Longer than any deadline inside a rank, for
-/// those have better messages.
+/// The longest time without output before a rank counts as failed. It is longer than any deadline
+/// inside a rank, as errors of the rank have better messages.
 const SILENCE: Duration = Duration::from_secs(120);
 
 /// How to start this program as a rank.
@@ -24,15 +24,15 @@ const SILENCE: Duration = Duration::from_secs(120);
 pub struct Start {
     /// The program.
     pub program: PathBuf,
-    /// Its arguments; the job, as JSON, follows as the last one.
+    /// Its arguments; the job follows as the last one, in JSON.
     pub args: Vec<OsString>,
     /// The config, which every rank reads for itself.
     pub config: PathBuf,
-    /// Where the ranks run.
+    /// The place where the ranks run.
     pub place: RunOn,
 }
 
-/// Where ranks run.
+/// The place where ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunOn {
     /// All on this machine.
@@ -41,10 +41,10 @@ pub enum RunOn {
     Hosts,
 }
 
-/// What is going on, for a progress bar.
+/// The state of the run, for a progress bar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// For people.
+    /// A description for people.
     pub what: String,
     /// Steps done.
     pub done: u64,
@@ -55,7 +55,7 @@ pub struct Progress {
 /// Measures. Blocks until everything is done.
 ///
 /// # Errors
-/// Sizes that cannot be, a rank that failed (with what it said), or the exchange itself.
+/// Sizes are impossible, a rank failed (with its message), or the exchange itself failed.
 pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Result<BenchReport> {
     plan.check()?;
     let config = Config::load(&start.config)?;
@@ -120,7 +120,7 @@ pub fn run_link(
 /// Measures GPUs, one rank on each of `ranks`. Blocks until everything is done.
 ///
 /// # Errors
-/// A rank that failed, with what it said.
+/// A rank failed; the error has its message.
 pub fn run_gpu(
     task: &gpu::GpuTask,
     ranks: u32,
@@ -140,7 +140,7 @@ pub fn run_gpu(
     Ok(BenchReport { gpu: Some(gpu::report(task, &all)?), ..BenchReport::new(&config) })
 }
 
-/// Measures GPUs as one rank of those that somebody else started. Rank 0 gets the report.
+/// Measures GPUs as one of the ranks that another launcher started. Rank 0 gets the report.
 ///
 /// # Errors
 /// As [`run_gpu`].
@@ -159,7 +159,7 @@ pub fn measure_gpu(config: &Path, task: &gpu::GpuTask) -> Result<Option<BenchRep
     Ok(Some(BenchReport { gpu: Some(gpu::report(task, &all)?), ..BenchReport::new(&config) }))
 }
 
-/// Runs one job on `ranks` processes; returns what each found, by rank.
+/// Runs one job on `ranks` processes; returns the output of each, by rank.
 fn group(
     start: &Start,
     ranks: u32,
@@ -198,12 +198,13 @@ fn group(
                 }
             }
             Some(Event::Exited { rank, status }) if status != Exit::Code(0) => {
-                // Ranks share the terminal's signals; what ended them is no fault of theirs.
+                // Ranks get the terminal's signals too; an end by such a signal is no fault of a
+                // rank.
                 interrupt::check()?;
-                // The others fail because of this one: its words are the cause.
+                // The other ranks fail because of this one: its message is the cause.
                 bail!("rank {rank}: {status}: {}", running.stderr_tail(rank).trim_end());
             }
-            // What its process ends with is no success: its figures are.
+            // A rank has succeeded once its figures are here, whatever its exit code.
             Some(Event::Exited { rank, status }) if outputs[rank as usize].is_none() => {
                 bail!(
                     "rank {rank} ended with {status} and gave no figures: something ended its process, a \
@@ -224,10 +225,11 @@ fn group(
         .collect()
 }
 
-/// What a process does that was started as a rank: joins, measures, prints its figures.
+/// The work of a process that was started as a rank: it joins the world, measures, and prints its
+/// figures.
 ///
 /// # Errors
-/// What the exchange says.
+/// The exchange failed.
 pub fn run_rank(config: &Path, job: &str) -> Result<()> {
     tokenyard_launch::adopt()?;
     let job: Job = serde_json::from_str(job).context("read the job of a rank")?;
@@ -245,13 +247,13 @@ pub fn run_rank(config: &Path, job: &str) -> Result<()> {
         }
     };
     print(&output)?;
-    // Nobody leaves before all have said what they found.
+    // No rank leaves before all ranks have printed their figures.
     world.barrier("bench done")?;
     Ok(())
 }
 
-/// Measures the link between two ranks that somebody else started, on two hosts for example. Rank 0
-/// gets the report.
+/// Measures the link between two ranks that another launcher started, on two hosts for example.
+/// Rank 0 gets the report.
 ///
 /// # Errors
 /// As [`run`].
@@ -271,7 +273,8 @@ pub fn measure_link(config: &Path, task: &link::LinkTask) -> Result<Option<Bench
     Ok(Some(BenchReport { link: link::rows(&outputs)?, ..BenchReport::new(&config) }))
 }
 
-/// The ranks of a bench meet where their launcher says, whatever the config says about real jobs.
+/// The ranks of a bench use the rendezvous of their launcher, whatever the config has for real
+/// jobs.
 fn join(config: &Config) -> Result<World> {
     let mut options = WorldOptions::new(Identity::resolve("env", &environment)?);
     options.secret = Secret::from_env(&environment)?;
@@ -283,17 +286,17 @@ fn join(config: &Config) -> Result<World> {
 fn print(output: &Output) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", serde_json::to_string(output)?)?;
-    out.flush().context("tell the launcher")
+    out.flush().context("write to the launcher")
 }
 
-/// Lets rank 0 say how far it is.
+/// Lets rank 0 report its progress.
 #[derive(Debug)]
 pub(crate) struct Speaker {
     speaks: bool,
 }
 
 impl Speaker {
-    /// Never inside a measurement: it writes to a pipe.
+    /// It writes to a pipe, so it must not be called inside a measurement.
     pub(crate) fn progress(&self, done: u64, all: u64) -> Result<()> {
         if self.speaks { print(&Output::Progress(done, all)) } else { Ok(()) }
     }

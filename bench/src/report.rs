@@ -10,10 +10,10 @@ use crate::{exchange, gpu, link, proxy, scaling, steady};
 use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 
-/// Version of the JSON form; it grows when a reader would have to change.
+/// Version of the JSON format; it grows with every incompatible change.
 pub const SCHEMA_VERSION: u32 = 2;
 
-/// The sizes that requirements are about, and the defaults (E is free).
+/// The sizes to which requirements apply, and the defaults (E is free).
 pub const NAMED_SIZES: Sizes = Sizes { tokens: 1024, hidden: 4096, topk: 4, experts: 32 };
 
 /// The figures, for people (`Display`) and for programs (JSON).
@@ -21,7 +21,7 @@ pub const NAMED_SIZES: Sizes = Sizes { tokens: 1024, hidden: 4096, topk: 4, expe
 pub struct BenchReport {
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// Of this machine and build.
+    /// The conditions: this machine and build.
     pub conditions: Conditions,
     /// The config file.
     pub config: String,
@@ -89,7 +89,7 @@ impl BenchReport {
         }
         for row in self.scaling.iter().filter(|row| !row.as_predicted) {
             missed.push(format!(
-                "scaling, {} ranks, T = {}: found {} commands and {} bytes; the formulas say others",
+                "scaling, {} ranks, T = {}: found {} commands and {} bytes; the formulas give other numbers",
                 row.ranks, row.tokens, row.commands, row.bytes
             ));
         }

@@ -1,4 +1,4 @@
-//! What a step costs in commands and bytes, counted, against what the protocol says.
+//! The cost of a step in commands and bytes: counted, and compared to the protocol's formulas.
 //!
 //! The formulas are those of the direct algorithm: fixed records per peer, then rows. Nothing grows
 //! with E beyond the counts that are exchanged, and nothing with tokens but their (token, rank)
@@ -22,17 +22,17 @@ use crate::workload::Workload;
 /// Numbers of ranks that are compared.
 pub const RANKS: [u32; 3] = [2, 4, 8];
 
-/// How rows move.
+/// The path of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Path {
     /// Staged, then put.
     Put,
-    /// Stored straight into the peer's arena, and loaded from there.
+    /// Stored directly into the peer's arena, and loaded from there.
     LoadStore,
 }
 
-/// What the ranks do.
+/// The task of the ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ScalingTask {
     /// T is multiplied by 1, 2 and 4.
@@ -42,16 +42,16 @@ pub struct ScalingTask {
 }
 
 impl ScalingTask {
-    /// The task for so many ranks.
+    /// The task for this number of ranks.
     pub fn new(ranks: u32) -> Self {
         Self { sizes: Sizes { tokens: 64, hidden: 1024, topk: 4, experts: 4 * ranks }, steps: 20 }
     }
 }
 
-/// What one rank found for one T and path.
+/// The figures of one rank for one T and path.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct ScalingFigures {
-    /// How rows moved.
+    /// The path of rows.
     pub path: Path,
     /// T.
     pub tokens: u32,
@@ -61,7 +61,7 @@ pub struct ScalingFigures {
     pub pairs_received: u64,
     /// Posted in one dispatch and one combine.
     pub counted: Counts,
-    /// What the formulas say.
+    /// The counts by the formulas.
     pub predicted: Counts,
     /// Microseconds of a dispatch and combine.
     pub step_us: f64,
@@ -70,9 +70,9 @@ pub struct ScalingFigures {
 /// One line of the report: sums over ranks, the time of the slowest.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ScalingRow {
-    /// R.
+    /// R, the number of ranks.
     pub ranks: u32,
-    /// How rows moved.
+    /// The path of rows.
     pub path: Path,
     /// T.
     pub tokens: u32,
@@ -82,13 +82,14 @@ pub struct ScalingRow {
     pub commands: u64,
     /// Bytes that these commands moved.
     pub bytes: u64,
-    /// Whether every rank posted exactly what the formulas say; required.
+    /// Whether every rank's counts equal the formulas; required.
     pub as_predicted: bool,
     /// Microseconds of a step.
     pub step_us: f64,
 }
 
-/// What one rank posts in one dispatch and one combine of flat bf16 rows with weights.
+/// The counts of one rank for one dispatch and one combine of flat bf16 rows with weights, by the
+/// formulas.
 pub fn predict(path: Path, sizes: &Sizes, workload: &Workload) -> Counts {
     let ranks = workload.sends().len() as u64;
     let local = u64::from(sizes.experts) / ranks;
@@ -109,7 +110,7 @@ pub fn predict(path: Path, sizes: &Sizes, workload: &Workload) -> Counts {
     let stored = |rows: u64| steps(4 * rows);
     let sum = |rows: &[u64], of: &dyn Fn(u64) -> u64| rows.iter().map(|n| of(*n)).sum::<u64>();
     let own = workload.sends()[workload.rank() as usize];
-    // What goes to others and comes from others; own rows stay where they are.
+    // Rows to other ranks and from them; own rows do not move.
     let sum_of_others = |rows: &[u64], of: &dyn Fn(u64) -> u64| sum(rows, of) - of(own);
     let (sends, receives) = (workload.sends(), workload.receives());
     match path {
@@ -127,7 +128,8 @@ pub fn predict(path: Path, sizes: &Sizes, workload: &Workload) -> Counts {
     }
 }
 
-/// The config with the counting transport, on the path. From now on this process has that transport.
+/// The config with the counting transport, on the path. The call registers that transport in this
+/// process.
 pub fn counted_config(config: &Config, path: Path) -> Config {
     counting::provide();
     let text = match path {
@@ -142,7 +144,7 @@ pub fn counted_config(config: &Config, path: Path) -> Config {
 /// Counts on one rank of `world`, both paths, three T. Collective.
 ///
 /// # Errors
-/// What the communicator says.
+/// The communicator reported an error.
 pub fn measure(
     world: &Arc<World>,
     config: &Config,

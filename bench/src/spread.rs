@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How samples of one measurement spread. All in the unit of the samples.
+/// The spread of the samples of one measurement, in the unit of the samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// The least sample.
@@ -25,7 +25,8 @@ impl Spread {
             n if n % 2 == 1 => sorted[middle],
             _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
         };
-        // The nearest rank: no value between two samples, so that a tail is one that was seen.
+        // The nearest-rank method: the result is a sample that was measured, not a value between
+        // two.
         let rank = (sorted.len() * 99).div_ceil(100);
         Some(Self { min: sorted[0], median, p99: sorted[rank - 1] })
     }

@@ -1,4 +1,4 @@
-//! Steady steps: dispatch and combine, again and again, must take no memory.
+//! Steady steps: repeated dispatch and combine must not allocate.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,13 +15,13 @@ use crate::ranks::Speaker;
 use crate::workload::Workload;
 use tokenyard_allocations::{Allocations, are_counted};
 
-/// Growth that is not the exchange's: a heartbeat on its way, a page of the C library.
+/// Growth that has other causes than the exchange: a heartbeat in flight, a page of the C library.
 pub const SLACK_BYTES: i64 = 64 << 10;
 
 /// Steps before the first that counts.
 const WARM_UP: u32 = 200;
 
-/// What the ranks do.
+/// The task of the ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SteadyTask {
     /// Sizes of a step.
@@ -33,23 +33,23 @@ pub struct SteadyTask {
 }
 
 impl SteadyTask {
-    /// The task for so many ranks.
+    /// The task for this number of ranks.
     pub fn new(ranks: u32) -> Self {
         let sizes = Sizes { tokens: 16, hidden: 256, topk: 4, experts: 8 * ranks };
         Self { sizes, counted_steps: 1_000, grown_steps: 10_000 }
     }
 }
 
-/// What one rank found.
+/// The figures of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SteadyFigures {
     /// Allocations of all threads but the rendezvous' over the counted steps.
     pub allocations: u64,
     /// Allocations of the rendezvous' control thread meanwhile: heartbeats.
     pub control_allocations: u64,
-    /// Growth of the heap over the grown steps.
+    /// Growth of the heap over `grown_steps` steps.
     pub heap_growth: i64,
-    /// Growth of resident memory (`Rss` of `smaps_rollup`) over the grown steps.
+    /// Growth of resident memory (`Rss` of `smaps_rollup`) over `grown_steps` steps.
     pub resident_growth: i64,
     /// Microseconds of a step.
     pub step_us: f64,
@@ -58,7 +58,7 @@ pub struct SteadyFigures {
 /// One line of the report: sums and maxima over ranks.
 #[derive(Clone, Debug, Serialize)]
 pub struct SteadyRow {
-    /// R.
+    /// R, the number of ranks.
     pub ranks: u32,
     /// Steps whose allocations were counted.
     pub counted_steps: u32,
@@ -70,13 +70,13 @@ pub struct SteadyRow {
     pub grown_steps: u32,
     /// The largest growth of a rank's heap, in bytes; at most [`SLACK_BYTES`] is required.
     pub heap_growth: i64,
-    /// The largest growth of a rank's resident memory, in bytes; the same.
+    /// The largest growth of a rank's resident memory, in bytes; the same limit applies.
     pub resident_growth: i64,
     /// Microseconds of a step, of the slowest rank.
     pub step_us: f64,
 }
 
-/// What a rank does; see [`figures`].
+/// The work of one rank; see [`figures`].
 pub(crate) fn measure(
     world: &Arc<World>,
     config: &Config,
@@ -93,14 +93,15 @@ pub(crate) fn measure(
 /// Steps on one rank of `world`, in a program that counts allocations. Collective.
 ///
 /// # Errors
-/// What the communicator says, or a program that does not count.
+/// The communicator reported an error, or the program does not count allocations.
 pub fn figures(world: &Arc<World>, config: &Config, task: &SteadyTask) -> Result<SteadyFigures> {
     ensure!(are_counted(), "steady: this program does not use the counting allocator");
     let mut comm = Communicator::open(world, config, Workload::options(&task.sizes))?;
     let mut workload = Workload::new(&task.sizes, world.rank(), world.ranks());
     steps(&mut comm, &mut workload, WARM_UP)?;
 
-    // Ranks of one process share the counters: none may still be in what the others count.
+    // Ranks of one process share the counters: no rank may start to count while another still runs
+    // an earlier phase.
     world.barrier("count")?;
     steps(&mut comm, &mut workload, WARM_UP)?;
     let before = Allocations::now();
@@ -115,7 +116,7 @@ pub fn figures(world: &Arc<World>, config: &Config, task: &SteadyTask) -> Result
     steps(&mut comm, &mut workload, task.grown_steps)?;
     let elapsed = start.elapsed();
     let (heap_after, resident_after) = (Allocations::now().live_bytes, self::resident()?);
-    // Nobody closes its communicator while others of the same process still look at memory.
+    // No rank closes its communicator while others of the same process still measure memory.
     world.barrier("grown")?;
     Ok(SteadyFigures {
         allocations,

@@ -1,4 +1,4 @@
-//! Tables that line up.
+//! Tables with aligned columns.
 
 /// Lines of cells. The first `left` columns are words, the others numbers.
 pub(crate) fn table(left: usize, lines: &[Vec<String>]) -> String {

@@ -1,4 +1,4 @@
-//! What one rank brings to a step: rows of random values, uniform random routing.
+//! The input of one rank to a step: rows of random values, uniform random routing.
 
 use anyhow::{Context, Result};
 use half::bf16;
@@ -59,7 +59,7 @@ fn pairs(sizes: &Sizes, ranks: u32, routing: &[i64]) -> Vec<u64> {
     pairs
 }
 
-/// The tensors of one rank. All memory is touched.
+/// The tensors of one rank. All their memory has been touched.
 #[derive(Debug)]
 pub struct Workload {
     sizes: Sizes,
@@ -99,7 +99,7 @@ impl Workload {
     /// The shape of the exchange, checked.
     ///
     /// # Errors
-    /// Sizes that no communicator takes.
+    /// No communicator accepts these sizes.
     pub fn shape(sizes: &Sizes, ranks: u32) -> Result<Shape> {
         let Sizes { tokens: max_tokens, hidden, topk, experts } = *sizes;
         Ok(Shape { ranks, experts, topk, hidden, max_tokens }.new()?)
@@ -110,7 +110,7 @@ impl Workload {
         CommunicatorOptions::new(sizes.experts, sizes.topk, sizes.hidden, sizes.tokens)
     }
 
-    /// Whose tensors they are.
+    /// The rank that owns the tensors.
     pub fn rank(&self) -> u32 {
         self.rank
     }
@@ -120,7 +120,7 @@ impl Workload {
         &self.sends
     }
 
-    /// (token, domain) pairs of this rank's tokens with other domains, of so many.
+    /// (token, domain) pairs of this rank's tokens with other domains, among `domains` domains.
     pub fn crossings(&self, domains: u32) -> u64 {
         let ranks = self.sends.len() as u32;
         let pairs = pairs(&self.sizes, domains, &self.topk_idx);
@@ -133,7 +133,7 @@ impl Workload {
         &self.receives
     }
 
-    /// The bytes of the rows that this rank brings.
+    /// The bytes of the input rows of this rank.
     pub fn x_bytes(&self) -> &[u8] {
         // SAFETY: initialised plain numbers, viewed as bytes for as long as they are borrowed.
         unsafe { std::slice::from_raw_parts(self.x.as_ptr().cast(), size_of_val(&*self.x)) }
@@ -149,7 +149,7 @@ impl Workload {
     /// The arguments of a dispatch.
     ///
     /// # Errors
-    /// None for sizes that the communicator took.
+    /// None for sizes that the communicator accepted.
     pub fn dispatch(&self, layout: Layout, cast: Cast) -> Result<Dispatch<'_>> {
         let (tokens, topk) = (self.sizes.tokens as usize, self.sizes.topk as usize);
         Ok(Dispatch {
@@ -164,10 +164,10 @@ impl Workload {
         })
     }
 
-    /// The arguments of a combine of the rows as they arrived: experts that work in place.
+    /// The arguments of a combine of the rows as they arrived, as for experts that work in place.
     ///
     /// # Errors
-    /// None for sizes that the communicator took.
+    /// None for sizes that the communicator accepted.
     pub fn combine<'a>(&'a mut self, received: &'a Received) -> Result<Combine<'a>> {
         let (tokens, hidden) = (self.sizes.tokens as usize, self.sizes.hidden as usize);
         let out = TensorMut::from_slice(self.out.as_mut_slice(), tokens, hidden)?;
@@ -177,7 +177,7 @@ impl Workload {
     /// Checks that as many tokens arrived as were sent here.
     ///
     /// # Errors
-    /// Other counts: the figures would be those of another exchange.
+    /// The counts differ: the figures would be those of another exchange.
     pub fn check(&self, received: &Received) -> Result<()> {
         let found = received.totals().and_then(|totals| totals.elements::<i64>().first().copied());
         let expected: u64 = self.receives.iter().sum();

@@ -1,5 +1,5 @@
-//! What crosses between domains: each row once per (token, domain), and one row back. One test, because
-//! counters belong to rank numbers.
+//! The traffic between domains: each row once per (token, domain), and one row back. There is one
+//! test, because counters belong to rank numbers.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use tokenyard_bench::counting::{self, Counts};
@@ -19,7 +19,7 @@ const ROW: u64 = 2 * SIZES.hidden as u64;
 const SIDE: u64 = 8 * SIZES.topk as u64 + 4;
 const HEADER: u64 = 64;
 
-/// What a rank put on its rail in a dispatch and in the combine.
+/// The counts of a rank on its rail, for a dispatch and for the combine.
 fn counted(layout: Layout) -> Vec<[Counts; 2]> {
     // Only the transport between domains counts.
     let text = format!(
@@ -48,7 +48,7 @@ fn counted(layout: Layout) -> Vec<[Counts; 2]> {
 fn a_row_crosses_once_per_domain_and_one_comes_back() {
     tokenyard_bench::link();
     counting::provide();
-    // Rows of this rank's tokens that have business in the other domain.
+    // Rows of this rank's tokens that select experts in the other domain.
     let pairs: Vec<u64> = (0..RANKS)
         .map(|rank| Workload::new(&SIZES, rank, RANKS).crossings(DOMAINS as u32))
         .collect();

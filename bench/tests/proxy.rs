@@ -1,5 +1,5 @@
-//! A steady proxy takes no memory. A binary of its own, for it replaces the allocator and counts all
-//! threads.
+//! A steady proxy does not allocate. The test is a separate binary, because it replaces the
+//! allocator and counts all threads.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use libtest_mimic::{Arguments, Trial};
@@ -11,7 +11,7 @@ static ALLOCATOR: Counting = Counting;
 
 fn main() {
     let mut arguments = Arguments::from_args();
-    // One at a time runs on this thread, and nobody else is there to allocate.
+    // One test at a time runs on this thread, so no other thread allocates.
     arguments.test_threads = Some(1);
     let trial = Trial::test("a_thousand_batches_allocate_nothing", || {
         a_thousand_batches_allocate_nothing();

@@ -1,5 +1,5 @@
-//! What a step costs grows with the (token, rank) pairs and the number of ranks, and with nothing
-//! else. One test, because counters belong to rank numbers.
+//! The cost of a step grows with the (token, rank) pairs and the number of ranks, and with nothing
+//! else. There is one test, because counters belong to rank numbers.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::path::Path as File;

@@ -1,4 +1,5 @@
-//! A steady step takes no memory. A binary of its own, for it replaces the allocator.
+//! A steady step does not allocate. The test is a separate binary, because it replaces the
+//! allocator.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use libtest_mimic::{Arguments, Trial};
@@ -12,8 +13,8 @@ use tokenyard_core::config::Config;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What a scenario runs by default takes many steps; the ways beside the first one need fewer to show
-/// growth of more than 64 bytes a step.
+/// A scenario takes many steps by default; the other variants need fewer to show growth of more
+/// than 64 bytes a step.
 const FEWER: u32 = 1_000;
 
 /// One for each function.
@@ -28,7 +29,7 @@ macro_rules! trials {
 
 fn main() {
     let mut arguments = Arguments::from_args();
-    // One at a time runs on this thread, and nobody else is there to allocate.
+    // One test at a time runs on this thread, so no other thread allocates.
     arguments.test_threads = Some(1);
     let trials = trials![
         a_thousand_steps_allocate_nothing_and_ten_thousand_do_not_grow_memory,
@@ -93,11 +94,11 @@ fn the_same_holds_after_a_rank_was_lost() {
     lose_one_on(&task, MASKED);
 }
 
-/// Without reports: that of a loss is written beside the steps, and is not of them.
+/// Reports are off: the report of a loss allocates, and is not part of a step.
 const MASKED: &str =
     "[transport.scale_out]\nuse = \"none\"\n[world]\non_failure = \"mask\"\nreports = \"none\"\n";
 
-/// Rank 1 leaves the others alone with the communicator.
+/// Rank 1 leaves, and the others go on with the communicator.
 fn lose_one_on(task: &SteadyTask, extra: &str) {
     let config = config(extra);
     let found = in_threads(3, &config, |world| {
@@ -124,7 +125,7 @@ fn the_counter_sees_every_thread_and_tells_heartbeats_apart() {
             let body = || {
                 let before = Allocations::now();
                 (0..10).for_each(|_| allocate());
-                // Asked while the thread lives: its name decides.
+                // Read while the thread lives, as its name decides how it is counted.
                 Allocations::now().since(&before)
             };
             let (steps, control) = thread.spawn_scoped(scope, body).unwrap().join().unwrap();

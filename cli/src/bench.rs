@@ -20,7 +20,8 @@ use crate::output::{People, print_json};
 use crate::writable::Files;
 use crate::{memory, preload, progress, writable};
 
-/// Counts, so that the ranks of `steady`, which are this program, can say what a step allocates.
+/// The allocator counts, so that the ranks of `steady`, which are this program, can report the
+/// allocations of a step.
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
@@ -38,7 +39,7 @@ allocate; `scaling` counts commands and bytes; `proxy` shows what a proxy thread
 `dispatch` and `combine` are for GPUs. Exit code 0: all that is required was reached;
 1: something was missed; 2: nothing could be measured. Repeating the figures: docs/performance.md.";
 
-/// What to do about sizes that take too much memory.
+/// The fix for sizes that take too much memory.
 const FEWER: &str = "choose fewer tokens, experts or ranks, or a smaller hidden size or top-k";
 
 /// Arguments of `tokenyard bench`.
@@ -51,7 +52,7 @@ pub(crate) struct BenchArgs {
     /// The config: its kernel set, transport and plugins are measured
     #[arg(required = true)]
     config: Option<PathBuf>,
-    /// What to measure
+    /// The measurement
     #[arg(long, value_enum, default_value = "all")]
     scenario: Choice,
     /// Numbers of ranks for `exchange` and `steady`
@@ -72,12 +73,12 @@ pub(crate) struct BenchArgs {
 /// Measurements with arguments of their own.
 #[derive(Debug, clap::Subcommand)]
 enum Which {
-    /// One link between two ranks: bare (libfabric or libibverbs by straight calls), through the
-    /// transport, and under a dispatch. On GPUs: what NVLink carries
+    /// One link between two ranks: bare (libfabric or libibverbs by direct calls), through the
+    /// transport, and under a dispatch. On GPUs: the rate of NVLink
     Link(LinkArgs),
-    /// Dispatch on GPUs, by SM count, against what the link carries
+    /// Dispatch on GPUs, by SM count, against the rate of the link
     Dispatch(gpu::OperationArgs),
-    /// Combine on GPUs, by SM count, against what the link carries
+    /// Combine on GPUs, by SM count, against the rate of the link
     Combine(gpu::OperationArgs),
     /// Commands of GPU kernels through the host's ring, into a transport that only counts
     Ring(RingArgs),
@@ -130,10 +131,10 @@ struct LinkArgs {
     common: Common,
     #[command(flatten)]
     ranks: gpu::RankArgs,
-    /// Draw what NVLink carries over SM count
+    /// Draw the rate of NVLink over SM count
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Give each rank a host of its own. The hosts are stand-ins, network namespaces of this machine:
+    /// Give each rank its own host. The hosts are stand-ins, network namespaces of this machine:
     /// processors and memory stay shared (root; docs/testing-hosts.md)
     #[arg(long, conflicts_with = "as_rank")]
     namespaces: bool,
@@ -165,7 +166,7 @@ struct Common {
     /// K: experts per token
     #[arg(long, default_value_t = NAMED_SIZES.topk)]
     topk: u32,
-    /// E: experts in all
+    /// E: experts on all ranks together
     #[arg(long, default_value_t = NAMED_SIZES.experts)]
     experts: u32,
     /// Samples per line
@@ -175,7 +176,7 @@ struct Common {
     output: Output,
 }
 
-/// How a report is shown.
+/// The output of a report.
 #[derive(Debug, clap::Args)]
 struct Output {
     /// Print the report as one line of JSON on standard output, and the tables on standard error
@@ -315,7 +316,7 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
 }
 
 impl BenchArgs {
-    /// What is to be measured.
+    /// The measurements, in words.
     fn words(&self) -> String {
         let Common { hidden, topk, experts, samples, .. } = self.common;
         let list =
@@ -338,13 +339,13 @@ impl Common {
     }
 }
 
-/// Refuses sizes that no rank would take, and those that need more memory than there is.
+/// Refuses sizes that no rank would accept, and those that need more memory than there is.
 fn check_sizes(plan: &Plan, needed: u64) -> Result<()> {
     plan.check()?;
     memory::ensure_room(needed, "a step of these sizes", FEWER)
 }
 
-/// Shows how far a measurement is.
+/// Shows the progress of a measurement.
 fn measuring(
     run: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<BenchReport>,
 ) -> Result<BenchReport> {
@@ -364,7 +365,7 @@ fn measuring(
     })
 }
 
-/// Shows the report; the exit code says whether all that is required was reached.
+/// Shows the report; the exit code shows whether all required figures were reached.
 fn judge(args: &Output, report: &BenchReport) -> Result<ExitCode> {
     show(args, report)?;
     let missed = report.missed();
@@ -372,7 +373,7 @@ fn judge(args: &Output, report: &BenchReport) -> Result<ExitCode> {
         People::errors().say(format_args!("missed: {missed}"));
     }
     if !missed.is_empty() && report.conditions.is_busy() {
-        People::errors().say("other programs kept the cores busy; repeat on an idle machine");
+        People::errors().say("other programs used the cores; repeat on an idle machine");
     }
     Ok(ExitCode::from(u8::from(!missed.is_empty() && !args.no_check)))
 }
@@ -391,7 +392,7 @@ fn show(args: &Output, report: &BenchReport) -> Result<()> {
     if args.json { print_json(report) } else { Ok(()) }
 }
 
-/// Refuses what could not be written in the end, before anything starts.
+/// Refuses files that could not be written at the end, before anything starts.
 fn check_files(
     files: Files,
     config: &Config,
@@ -403,7 +404,7 @@ fn check_files(
     given.into_iter().try_for_each(|(name, path)| files.writes(name, path))
 }
 
-/// What is to be measured, before it is.
+/// Prints the measurements before they start.
 fn print_head(config: &Config, what: &str, json: bool) {
     People::new(json).say(format_args!("{}\n{what}", progress::head(config)));
 }

@@ -1,4 +1,4 @@
-//! The parts of this program and of a config's plugins, each asked whether it can run here.
+//! The components of this program and of a config's plugins, each probed whether it can run here.
 
 use std::path::{Path, PathBuf};
 
@@ -11,22 +11,22 @@ use tokenyard_core::host::{
 use tokenyard_core::topology::Discover;
 use tokenyard_core::{Error, Result};
 
-/// All that was found.
+/// The components, and the errors of plugins.
 #[derive(Debug, Serialize)]
 pub(crate) struct Components {
     pub(crate) components: Vec<Component>,
     /// Plugin files that failed the handshake.
     pub(crate) broken: Vec<BrokenFile>,
-    /// What the config names and no component has.
+    /// Names in the config that no component has.
     pub(crate) missing: Vec<Missing>,
 }
 
-/// A choice of the config that no component has the name of.
+/// A choice of the config that is the name of no component.
 #[derive(Debug, Serialize)]
 pub(crate) struct Missing {
     pub(crate) kind: &'static str,
     pub(crate) name: String,
-    /// What there is instead, and where its plugin was looked for.
+    /// The components that there are, and the places where its plugin was searched.
     pub(crate) found: String,
     pub(crate) fix: String,
 }
@@ -38,13 +38,13 @@ pub(crate) struct Component {
     pub(crate) kind: &'static str,
     pub(crate) version: &'static str,
     pub(crate) about: &'static str,
-    /// The library; absent for a built-in part.
+    /// The library; absent for a built-in component.
     pub(crate) file: Option<PathBuf>,
     /// Whether the config names it.
     pub(crate) chosen: bool,
-    /// What keeps it from running here.
+    /// The reason why it cannot run here.
     pub(crate) why_not: Option<String>,
-    /// What a transport declares.
+    /// The declared capabilities of a transport.
     pub(crate) capabilities: Option<Declared>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Component {
 pub(crate) struct BrokenFile {
     pub(crate) path: PathBuf,
     pub(crate) error: String,
-    /// The line of the config that asks for it.
+    /// The line of the config that names it.
     #[serde(skip)]
     pub(crate) line: usize,
 }
@@ -62,7 +62,7 @@ impl Components {
     /// Loads the plugins of `config` and probes every component, with its table where the config has one.
     ///
     /// # Errors
-    /// A built-in part that is not well formed: a bug.
+    /// A built-in component is not well formed: a bug.
     pub(crate) fn find(config: Option<&Config>) -> Result<Self> {
         let (registry, broken) = load(config, |_| ())?;
         let components = registry.components().into_iter().map(|info| {
@@ -94,11 +94,12 @@ impl Components {
     }
 }
 
-/// The built-in parts and those of the plugins of `config`, and the files that are no plugins. Calls `each` with
-/// every file before it is opened. As `Registry::for_config`, but does not end at the first file that is refused.
+/// The built-in components and those of the plugins of `config`, and the files that are no plugins.
+/// Calls `each` with every file before it is opened. Like `Registry::for_config`, but does not end
+/// at the first file that is refused.
 ///
 /// # Errors
-/// A built-in part that is not well formed: a bug.
+/// A built-in component is not well formed: a bug.
 pub(crate) fn load(
     config: Option<&Config>,
     each: impl FnMut(&Path),

@@ -58,15 +58,16 @@ struct CheckDocument {
     judgement: Judgement,
 }
 
-/// What is to be said of a config.
+/// The judgement on a config.
 #[derive(Debug, Default, Serialize)]
 struct Judgement {
-    /// What the config chooses; absent where its own keys are wrong.
+    /// The choices of the config; absent where its own keys are wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     chosen: Option<Chosen>,
-    /// What must be corrected; each names file and line.
+    /// Errors; each names file and line.
     errors: Vec<String>,
-    /// What is not wrong, and matters: a component that cannot run on this node, a table that nobody reads.
+    /// Notes that are no errors: a component that cannot run on this node, a table that no
+    /// component reads.
     notes: Vec<String>,
 }
 
@@ -82,12 +83,12 @@ struct Chosen {
 
 pub(crate) fn main(args: &ConfigArgs) -> Result<ExitCode> {
     let ConfigCommand::Check(args) = &args.command;
-    // `run` asks in a process of its own, which must not outlive it.
+    // `run` starts this command as a process, which must not outlive it.
     tokenyard_launch::adopt()?;
     let judgement = match Config::judge(&args.config) {
         Ok(config) => judge(&config, args.ranks)?,
         Err(errors) => {
-            // What cannot be read was not judged.
+            // A file that cannot be read is an error, not a judgement.
             tokenyard_core::files::open(&args.config)?;
             let errors = errors.iter().map(Error::to_string).collect();
             Judgement { errors, ..Judgement::default() }
@@ -102,7 +103,7 @@ pub(crate) fn main(args: &ConfigArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!ok)))
 }
 
-/// Judges what only the components can: which there are, and their own tables.
+/// Judges the choice of components, and lets each component judge its own table.
 fn judge(config: &Config, ranks: Option<u32>) -> Result<Judgement> {
     let mut judgement = Judgement::default();
     let (registry, broken) = components::load(Some(config), |_| ())?;
@@ -114,7 +115,7 @@ fn judge(config: &Config, ranks: Option<u32>) -> Result<Judgement> {
     }
     let mut ask = |choice: &ComponentChoice, asked: Result<(), Error>| match asked {
         Ok(()) => {}
-        // The component's own words name the line of the key.
+        // The component's own message names the line of the key.
         Err(error) if error.kind() == ErrorKind::Config => judgement.errors.push(error.to_string()),
         Err(error) => judgement.notes.push(format!("{} cannot run here: {error}", choice.name)),
     };
@@ -153,7 +154,7 @@ fn judge(config: &Config, ranks: Option<u32>) -> Result<Judgement> {
     Ok(judgement)
 }
 
-/// The plugin files whose components are there, each one once.
+/// The plugin files of the components, each once.
 fn files(registry: &Registry) -> Vec<PathBuf> {
     let mut files: Vec<_> =
         registry.components().into_iter().filter_map(|component| component.file).collect();

@@ -48,14 +48,15 @@ pub(crate) struct ConformanceArgs {
     /// Only these levels.
     #[arg(long, value_delimiter = ',', value_parser = level, default_value = "L0,L1,L2,L3")]
     level: Vec<Level>,
-    /// Only tests whose name fits one of these: a part of it, or with `*` the whole of it.
+    /// Only tests whose name fits one of these patterns: a part of the name, or with `*` the whole
+    /// name.
     #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
     filter: Vec<String>,
     /// The largest world; tests that need a larger one are reported as not supported.
     #[arg(long, value_name = "N", default_value_t = 4)]
     ranks: u32,
-    /// Multiply every deadline and limit of time: for an emulated machine, or a busy one. The report
-    /// says so.
+    /// Multiply every deadline and time limit, for an emulated or a busy machine. The report shows
+    /// the factor.
     #[arg(long, value_name = "FACTOR", value_parser = pace, default_value = "1")]
     slow: Pace,
     /// Print the chosen tests and run none.
@@ -67,7 +68,7 @@ pub(crate) struct ConformanceArgs {
     /// Write the report as JUnit XML.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Write the report as JSON to this file as well, into a folder that is made if need be.
+    /// Write the report as JSON to this file as well, into a folder that is made if necessary.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
     /// Read the expected failures from this TOML file instead of the list that comes with the suite.
@@ -94,7 +95,7 @@ fn pace(text: &str) -> Result<Pace, String> {
     Pace::new(slow)
 }
 
-/// What will be run.
+/// The tests to run.
 struct SuitePlan {
     tests: Vec<Test>,
     faults: Vec<Fault>,
@@ -131,7 +132,7 @@ impl SuitePlan {
         tests.chain(faults).collect()
     }
 
-    /// Takes out what needs a larger world, as results.
+    /// Removes the tests that need a larger world, and returns them as results.
     fn take_larger(&mut self, ranks: u32) -> Vec<Finished> {
         let larger: Vec<Finished> = self
             .chosen()
@@ -177,7 +178,7 @@ impl ConformanceArgs {
         self.rank.is_none() && !self.list
     }
 
-    /// Refuses what could not be written in the end, before anything starts.
+    /// Refuses files that could not be written at the end, before anything starts.
     fn check_files(&self, config: &Config, path: &Path) -> Result<()> {
         writable::check_reports(config)?;
         let mut files = Files::default().reads("the config", path);
@@ -209,7 +210,7 @@ pub(crate) fn main(args: &ConformanceArgs) -> Result<ExitCode> {
     };
     let mut plan = SuitePlan::new(args, &settings);
     let chosen = plan.chosen();
-    ensure!(!chosen.is_empty(), "no test fits --level and --filter; --list shows what there is");
+    ensure!(!chosen.is_empty(), "no test fits --level and --filter; --list shows all tests");
     if args.list {
         return list(&chosen, args.json);
     }

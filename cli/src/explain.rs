@@ -1,4 +1,4 @@
-//! `tokenyard explain`: what the reports of a job's ranks come to.
+//! `tokenyard explain`: finds the cause of a failure in the reports of a job's ranks.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -59,7 +59,7 @@ struct ExplainDocument<'a> {
     command: &'static str,
     #[serde(flatten)]
     explanation: &'a Explanation,
-    /// Files that are no reports, and why.
+    /// Files that are no reports, with the reason.
     refused: &'a [String],
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn main(args: &ExplainArgs) -> Result<ExitCode> {
     }))
 }
 
-/// The reports, and why files are none.
+/// The reports, and the reasons why other files are no reports.
 fn read_all(names: &[PathBuf]) -> Result<(Vec<Report>, Vec<String>)> {
     let mut files = Vec::new();
     for name in names {
@@ -99,12 +99,14 @@ fn read_all(names: &[PathBuf]) -> Result<(Vec<Report>, Vec<String>)> {
     Ok(read_files(&files, MOST_BYTES))
 }
 
-/// Whether it is what people read of a report, which lies beside. A pattern of the shell may name both.
+/// Whether the file is the text form of a report that lies beside it. A pattern of the shell may
+/// match both.
 fn is_text_of_report(file: &Path) -> bool {
     file.extension().is_some_and(|found| found == "txt") && file.with_extension("json").is_file()
 }
 
-/// The reports of `files`, of `most` bytes together, and why files are none.
+/// The reports of `files`, of `most` bytes together, and the reasons why other files are no
+/// reports.
 fn read_files(files: &[PathBuf], most: u64) -> (Vec<Report>, Vec<String>) {
     let (mut reports, mut refused) = (Vec::new(), Vec::new());
     let mut left = most;
@@ -133,7 +135,7 @@ fn reports_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// What a file holds, at most one byte more than a report may have. One that is larger than what is `left`
+/// The bytes of a file, at most one more than a report may have. A file that is larger than `left`
 /// is refused.
 fn read_bytes(path: &Path, left: u64) -> Result<Vec<u8>> {
     let (file, _) = files::open(path).map_err(|error| anyhow!(error.problem()))?;
@@ -181,14 +183,14 @@ fn print(explanation: &Explanation, refused: &[String], people: People) {
     }
 }
 
-/// Files that are no reports, and are named.
+/// The most files that are named as no reports.
 const MOST_REFUSED: usize = 8;
 
-/// Ranks of which each has a line of its own.
+/// The most ranks for which each report has its own line.
 const MOST_LINES: usize = 16;
 
-/// The reports that are told in one line: of one rank, or in a large world of those that say the same. The
-/// culprits come first.
+/// The reports that share one line: a single report, or in a large world all reports with the same
+/// content. The culprits come first.
 fn lines(explanation: &Explanation) -> Vec<Vec<&Report>> {
     let mut lines: Vec<Vec<&Report>> = Vec::new();
     let is_culprit = |report: &Report| explanation.verdict.ranks.contains(&report.rank);
@@ -214,7 +216,7 @@ fn lines(explanation: &Explanation) -> Vec<Vec<&Report>> {
     lines
 }
 
-/// For whom a rank waits so long that it means something, in order.
+/// The ranks for which a rank waits so long that it means something, in order.
 fn waits_for(explanation: &Explanation, report: &Report) -> Vec<u32> {
     let of_rank = explanation.graph.partition_point(|edge| edge.from < report.rank);
     let edges = explanation.graph[of_rank..].iter().take_while(|edge| edge.from == report.rank);

@@ -35,7 +35,7 @@ struct Cli {
     /// Print the version.
     #[arg(short = 'V', long)]
     version: bool,
-    /// With --version: print what the program is built of, and drivers and libraries of this node.
+    /// With --version: print the build of the program, and drivers and libraries of this node.
     #[arg(short, long, requires = "version")]
     verbose: bool,
     #[command(subcommand)]
@@ -48,25 +48,26 @@ enum Command {
     Run(run::RunArgs),
     /// Measures an exchange against a ceiling of the same run.
     Bench(Box<bench::BenchArgs>),
-    /// Shows what a config's components do and do not do right.
+    /// Tests whether a config's components do what the rules require.
     Conformance(conformance::ConformanceArgs),
     /// Judges a config without starting anything.
     Config(config::ConfigArgs),
     /// Lists the components that a config can name.
     Plugins(plugins::PluginsArgs),
-    /// Says what each component needs on this node, has and lacks.
+    /// Shows for each component what it needs on this node, has and lacks.
     Doctor(doctor::DoctorArgs),
-    /// Says who waits for whom in a job, and who is the culprit, from its ranks' reports.
+    /// Finds the cause of a job's failure, and which rank waits for which, from the reports of its
+    /// ranks.
     Explain(explain::ExplainArgs),
     /// Prints the memory that a shape costs, per buffer.
     Shape(shape::ShapeArgs),
     /// Compiles a config's kernels before the first communicator needs them.
     Warm(warm::WarmArgs),
-    /// Prints what the program is built of, and versions of drivers and libraries of this node.
+    /// Prints the build of the program, and versions of drivers and libraries of this node.
     Version(version::VersionArgs),
     /// Writes the completions of a shell.
     Completions(completions::CompletionsArgs),
-    /// Loads a config's plugins, to see whether that ends well.
+    /// Loads a config's plugins, to test whether loading succeeds.
     #[command(hide = true)]
     LoadPlugins(preload::PreloadArgs),
 }
@@ -101,7 +102,7 @@ impl Command {
 }
 
 fn main() -> ExitCode {
-    // SAFETY: nothing has run yet that could have started a thread.
+    // SAFETY: no code has run yet that could have started a thread.
     unsafe { tokenyard_core::bootstrap::take_secret_from_environment() };
     tokenyard_cpu::link();
     tokenyard_topology::link();
@@ -116,7 +117,7 @@ fn main() -> ExitCode {
             version::flag(cli.verbose);
             ExitCode::SUCCESS
         }
-        // Help and the version come this way, too.
+        // Clap reports help and version as errors too.
         Err(error) => {
             output::note(error.print());
             ExitCode::from(error.exit_code() as u8)
@@ -137,7 +138,7 @@ fn command_line() -> clap::Command {
 /// `--steps -5` is a number out of range, and no unknown argument.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| match arg.get_action().takes_values() {
-        // A list may begin with one, and is no number.
+        // A list may begin with a negative number, but is not a number.
         true if arg.get_value_delimiter().is_some() => arg.allow_hyphen_values(true),
         true if !arg.is_positional() => arg.allow_negative_numbers(true),
         _ => arg,
@@ -145,11 +146,11 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
     command.mut_subcommands(with_negative_numbers)
 }
 
-/// Says why a command failed.
+/// Prints the reason of a command's failure.
 fn refuse(error: &anyhow::Error) -> ExitCode {
     let text = error_text(error);
     People::errors().error(&text);
-    // A program that asked for a document gets one, whatever happened.
+    // A program that asked for a document gets one in every case.
     if std::env::args_os().any(|word| word == "--json") {
         let document = serde_json::json!({ "schema_version": SCHEMA_VERSION, "error": text });
         let _ = output::print_json(&document);

@@ -1,9 +1,9 @@
-//! What the kernel says about memory, and whether something fits into it.
+//! The memory that the kernel reports, and checks whether a size fits into it.
 
 use anyhow::{Result, ensure};
 use tokenyard_doctor::bytes;
 
-/// The text of a small file of the kernel, less the white space around it.
+/// The text of a small file of the kernel, without the white space around it.
 pub(crate) fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
@@ -22,8 +22,8 @@ fn available() -> Option<u64> {
     Some(container.map_or(machine, |c| c.min(machine)))
 }
 
-/// Refuses what needs more memory than there is, before anything is allocated. `what` needs it;
-/// `fix` says what to choose instead.
+/// Refuses a need for more memory than there is, before anything is allocated. `what` names the
+/// thing that needs it; `fix` names the remedy.
 pub(crate) fn ensure_room(needed: u64, what: &str, fix: &str) -> Result<()> {
     let Some(available) = available() else { return Ok(()) };
     ensure!(
@@ -40,7 +40,7 @@ pub(crate) fn ensure_room(needed: u64, what: &str, fix: &str) -> Result<()> {
 pub(crate) struct ContainerMemory {
     /// Bytes it may use.
     pub(crate) limit: u64,
-    /// Bytes it uses and could not give back.
+    /// Bytes that it uses and cannot reclaim.
     pub(crate) used: u64,
 }
 

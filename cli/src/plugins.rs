@@ -63,7 +63,7 @@ fn print(components: &Components, people: People) {
             Some(_) => Cell::styled(Style::Warn, "no"),
         };
         let from = component.file.as_ref().map_or("built in".into(), |f| f.display().to_string());
-        // Versions look like numbers and are not.
+        // A version looks like a number, but is text.
         let version = format!("v{}", component.version);
         let cells =
             [component.kind.into(), component.name.into(), works, from.into(), version.into()];

@@ -1,8 +1,8 @@
-//! Whether loading a config's plugins ends well, tried by a process of its own.
+//! Tests in a separate process whether loading a config's plugins succeeds.
 //!
-//! A library runs code while it is opened. If that ends the process, it ends this program with an exit code
-//! of the library's choice, and 0 would look like success. A rank that ends so is noticed by its launcher;
-//! here is the same for commands that load plugins themselves.
+//! A library runs code while it is opened. If that code ends the process, the program ends with an
+//! exit code of the library's choice, and 0 would look like success. The launcher notices a rank
+//! that ends like this; this module does the same for commands that load plugins themselves.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -19,9 +19,10 @@ use tokenyard_launch::interrupt;
 use crate::components;
 use crate::output::print_json;
 
-/// How long all plugins of a config may take to load. A library with a GPU's whole software in it takes seconds.
+/// How long all plugins of a config may take to load. A library that contains the complete software
+/// of a GPU takes seconds.
 const LONGEST: Duration = Duration::from_secs(60);
-/// How often the process is looked at.
+/// The interval at which the process is polled.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Arguments of `tokenyard load-plugins`.
@@ -34,13 +35,13 @@ pub(crate) struct PreloadArgs {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum LoadMessage {
-    /// It opens this file now.
+    /// The process now opens this file.
     Opens(PathBuf),
     /// All files are open, or refused.
     Done,
 }
 
-/// The process: opens the plugins and says so.
+/// The process: opens the plugins and reports each.
 pub(crate) fn main(args: &PreloadArgs) -> Result<ExitCode> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("follow the parent's death")?;
     let config = Config::load(&args.config)?;
@@ -56,8 +57,8 @@ pub(crate) fn main(args: &PreloadArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lets a process of its own load the plugins of `config`, if it takes any. A file that is refused is no error
-/// here: whoever loads it next says why.
+/// Loads the plugins of `config` in a separate process, if there are any. A refused file is no
+/// error here: the next load of it gives the reason.
 ///
 /// # Errors
 /// The process ended before all were loaded, or hangs.
@@ -72,7 +73,7 @@ pub(crate) fn try_plugins(config: Option<&Config>) -> Result<()> {
         .arg(&config.name)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        // What a library says it says again when this process loads it.
+        // A library prints its messages again when this process loads it.
         .stderr(Stdio::null())
         .spawn()
         .context("start a process that tries the plugins")?;
@@ -86,11 +87,12 @@ pub(crate) fn try_plugins(config: Option<&Config>) -> Result<()> {
     judge(status, &text)
 }
 
-/// How the process ended, if it did in time, and what it said.
+/// The exit status of the process, if it ended in time, and its output.
 fn watch(child: &mut Child) -> Result<(Option<ExitStatus>, String)> {
     let mut stdout = child.stdout.take().context("the process has no standard output")?;
     let (send, text) = std::sync::mpsc::channel();
-    // Ends with the process; a process that the library has started may hold the pipe for longer.
+    // The thread ends with the process. A process that the library has started may hold the pipe
+    // open for longer.
     std::thread::Builder::new().name("tokenyard-plugins".into()).spawn(move || {
         let mut chunk = [0; 4096];
         while let Ok(count @ 1..) = stdout.read(&mut chunk) {
@@ -106,7 +108,7 @@ fn watch(child: &mut Child) -> Result<(Option<ExitStatus>, String)> {
         std::thread::sleep(LOOK);
         status = child.try_wait().context("wait for the process that tries the plugins")?;
     }
-    // What is in the pipe comes at once.
+    // Bytes in the pipe arrive at once.
     let chunks = std::iter::from_fn(|| text.recv_timeout(Duration::from_millis(200)).ok());
     let bytes: Vec<u8> = chunks.flatten().collect();
     Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
@@ -123,11 +125,11 @@ fn judge(status: Option<ExitStatus>, text: &str) -> Result<()> {
         }
     }
     let Some(file) = last else {
-        // It did not come as far as a plugin: whoever loads them says why.
+        // The process opened no plugin; the next load of them gives the reason.
         return if status.is_some_and(|status| status.code() == Some(2)) {
             Ok(())
         } else {
-            Err(anyhow!("the process that tries the plugins ended without a word ({status:?})"))
+            Err(anyhow!("the process that tries the plugins ended without a message ({status:?})"))
         };
     };
     let file = file.display();

@@ -1,23 +1,24 @@
-//! What a command shows before its work and while it works: the config in one line, then one kind of bar, on
-//! standard error, where that is a terminal.
+//! The output of a command before its work and during it: the config in one line, then a progress
+//! bar, on standard error, where that is a terminal.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tokenyard_core::config::Config;
 
-/// A bar of so many steps. It redraws itself, so that a step that takes long is seen to be timed.
+/// A bar of `steps` steps. It redraws itself, so that the time of a long step is visible.
 pub(crate) fn bar(steps: u64) -> ProgressBar {
-    // Hidden by itself where standard error is no terminal.
+    // The bar hides itself where standard error is no terminal.
     let bar = ProgressBar::new(steps);
     let style = ProgressStyle::with_template("[{bar:30}] {pos}/{len} {elapsed} {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    // A measurement is not disturbed: ranks are other processes, and this one sleeps in between.
+    // This does not disturb a measurement: ranks are other processes, and this process sleeps
+    // between redraws.
     bar.enable_steady_tick(Duration::from_millis(500));
     bar
 }
 
-/// What a config chooses.
+/// The choices of a config.
 pub(crate) fn head(config: &Config) -> String {
     let up = config.scale_up.as_ref().map_or("none", |choice| &choice.name);
     let out: Vec<&str> = config.scale_out.iter().map(|choice| choice.name.as_str()).collect();

@@ -23,7 +23,7 @@ Examples:
 Regions are those of the worst case: every token goes to every rank it can. Windows are what the
 cpu kernel set asks for; it takes memory only where it is touched.";
 
-/// A put that no row exceeds; only its being large enough counts here.
+/// A put that no row exceeds; any value that is large enough would do.
 const LARGEST_PUT: u64 = 1 << 40;
 /// Channels that share a scale.
 const GROUP: u32 = 128;
@@ -44,16 +44,16 @@ pub(crate) struct ShapeArgs {
     /// H: elements of a token's row.
     #[arg(long)]
     hidden: u32,
-    /// M: the most tokens that a rank brings.
+    /// M: the most tokens of a rank.
     #[arg(long)]
     max_tokens: u32,
-    /// What received rows are made of.
+    /// The type of received rows.
     #[arg(long, value_enum, default_value_t = RowName::Bf16)]
     dtype: RowName,
     /// Only this layout [default: all].
     #[arg(long, value_enum)]
     layout: Option<LayoutName>,
-    /// Rows that each expert's group starts at a multiple of (expert-major).
+    /// The alignment of each expert's group in rows (expert-major).
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     alignment: u32,
     /// Operations that may be sent and not yet received.
@@ -65,7 +65,7 @@ pub(crate) struct ShapeArgs {
     /// D: domains that the ranks are in, with puts between them.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     domains: u32,
-    /// How rows reach peers of the domain: stored in place, or put from a staging area.
+    /// The path of rows to peers of the domain: stored in place, or put from a staging area.
     #[arg(long, value_enum, default_value_t = PathName::LoadStore)]
     path: PathName,
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
@@ -95,7 +95,7 @@ enum PathName {
 struct ShapeDocument<'a> {
     schema_version: u32,
     command: &'static str,
-    /// On one rank.
+    /// The buffers of one rank.
     buffers: &'a [Buffer],
     /// Windows and handles of one rank.
     rank_bytes: u64,
@@ -126,7 +126,7 @@ pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The buffers of the shape that was asked for, which is checked.
+/// The buffers of the requested shape, after a check.
 fn sizes_of(args: &ShapeArgs) -> Result<Vec<Buffer>> {
     let shape = Shape {
         ranks: args.ranks,
@@ -183,7 +183,7 @@ fn list(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
     Ok(list)
 }
 
-/// What takes the place of the send plan where there are several domains.
+/// The plans that replace the send plan where there are several domains.
 fn domain_plans(domains: u32, shape: &Shape) -> [Buffer; 2] {
     let ranks = shape.ranks / domains;
     let inside = Shape { ranks, experts: shape.experts / domains, ..*shape };
@@ -201,7 +201,7 @@ fn domain_plans(domains: u32, shape: &Shape) -> [Buffer; 2] {
     ]
 }
 
-/// The routing that handles keep.
+/// The routing that handles store.
 fn handles(args: &ShapeArgs, shape: &Shape) -> Buffer {
     let routing = "4 * M*K of routing, 24 * S of places, 4 * E/D of bases";
     let of_domains = if args.domains > 1 { "; and 4 * M*K + 8 * R once more" } else { "" };
@@ -213,7 +213,7 @@ fn handles(args: &ShapeArgs, shape: &Shape) -> Buffer {
     }
 }
 
-/// What the cpu kernel set registers with its transports.
+/// The windows that the cpu kernel set registers with its transports.
 fn windows(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
     let flags = if args.path == PathName::LoadStore { abi::TY_CAP_LOAD_STORE } else { 0 };
     let limits = Capabilities { largest_put: LARGEST_PUT, flags, ..NO_CAPABILITIES };
@@ -283,7 +283,7 @@ fn print(list: &[Buffer], rank: u64, world: u64, people: People) {
     let mut table = Table::folded(&["buffer", "bytes", "", "how it comes about"]);
     for buffer in list {
         let human = bytes(buffer.bytes);
-        // A unit, so that the column reads as words and the numbers beside it as numbers.
+        // The unit makes this column text, so that only the column of bytes is aligned as numbers.
         let cells = [buffer.name.as_str().into(), buffer.bytes.into(), format!("= {human}").into()];
         table.row(cells.into_iter().chain([buffer.formula.as_str().into()]));
     }
@@ -379,7 +379,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(512))]
 
-        /// A size that is near a power of two, or near nothing, is where sums and products overflow.
+        /// Sizes near a power of two, or near zero, where sums and products may overflow.
         #[test]
         fn extreme_sizes_are_refused_or_summed_up_but_never_overflow(
             sizes in prop::array::uniform5((0_u32..33, 0_u32..3)),

@@ -1,9 +1,10 @@
-//! SIGUSR1 asks a running process what it does: each of its communicators writes a report. One without a communicator
-//! says so, and whom it waits for while it joins, and one that started ranks hands it on to them. SIGTERM,
-//! SIGINT and SIGHUP end a process that starts ranks in an orderly way ([`interrupt`]), and any other as
-//! they always do.
+//! SIGUSR1 asks a running process for reports: each of its communicators writes one. A process
+//! without a communicator prints this, and while it joins, the ranks that it waits for. A process
+//! that started ranks passes the signal on to them. SIGTERM, SIGINT and SIGHUP end a process that
+//! starts ranks in an orderly way ([`interrupt`]), and any other process as by default.
 //!
-//! The signals are blocked on every thread, and one waits for them: so nothing runs inside a signal handler.
+//! The signals are blocked on every thread, and one thread waits for them, so nothing runs inside a
+//! signal handler.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,20 +17,22 @@ use tokenyard_launch::interrupt;
 
 use crate::output::People;
 
-/// How often this process was asked.
+/// The number of SIGUSR1 so far.
 static ASKED: AtomicU64 = AtomicU64::new(0);
-/// Whether a process that started this one reads its standard output, and shows what is no message.
+/// Whether a process that started this one reads its standard output, and shows lines that are no
+/// messages.
 static LAUNCHED: AtomicBool = AtomicBool::new(false);
 /// Whether this process started ranks, which answer in its place.
 static HANDS_ON: AtomicBool = AtomicBool::new(false);
 /// Signals that come faster are answered once.
 const REST: Duration = Duration::from_millis(100);
 
-/// Answers SIGUSR1 from here on, and in a process that is to start ranks the signals that end it. A file
-/// that is longer than `ulimit -f` allows becomes an error of who writes it. To be called before the process
-/// has other threads, which would otherwise end it at the signal.
+/// Answers SIGUSR1 from here on, and in a process that is to start ranks also the signals that end
+/// it. A write beyond `ulimit -f` becomes an error of the writer. It must be called before the
+/// process has other threads: a signal that is not blocked on one of them would end the process.
 pub(crate) fn answer(starts_ranks: bool) -> Result<()> {
-    // SAFETY: no code runs at the signal, which is ignored from here on; what this replaces is the default.
+    // SAFETY: no code runs at the signal, which is ignored from here on; the replaced action is the
+    // default.
     unsafe { nix::sys::signal::signal(Signal::SIGXFSZ, SigHandler::SigIgn) }
         .context("ignore SIGXFSZ")?;
     let mut signals = if starts_ranks { interrupt::signals() } else { SigSet::empty() };
@@ -53,18 +56,19 @@ pub(crate) fn answer(starts_ranks: bool) -> Result<()> {
     Ok(())
 }
 
-/// From now on this process hands on what it is asked. Returns what [`asked`] does.
+/// From now on this process passes requests on to its ranks. Returns the count of [`asked`].
 pub(crate) fn hand_on() -> u64 {
     HANDS_ON.store(true, Ordering::Relaxed);
     asked()
 }
 
-/// How often this process was asked so far.
+/// The number of SIGUSR1 that this process got so far.
 pub(crate) fn asked() -> u64 {
     ASKED.load(Ordering::Relaxed)
 }
 
-/// Whether to say on standard output where reports are, for the process that started this one.
+/// Sets whether to print on standard output where reports are, for the process that started this
+/// one.
 pub(crate) fn tell_launcher(launched: bool) {
     LAUNCHED.store(launched, Ordering::Relaxed);
 }

@@ -1,4 +1,5 @@
-//! `tokenyard version`: what the program is built of, and the versions of what it meets on this node.
+//! `tokenyard version`: the build of the program, and the versions of drivers and libraries on this
+//! node.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -38,10 +39,10 @@ struct VersionDocument {
 
 #[derive(Serialize)]
 struct Versions {
-    /// Of the program.
+    /// The version of the program.
     version: &'static str,
     build: Build,
-    /// Of the plugin ABI, by kind of component, and of formats.
+    /// The versions of the plugin ABI, by kind of component, and of formats.
     formats: Formats,
     node: Node,
 }
@@ -65,7 +66,7 @@ struct Formats {
     json: u32,
 }
 
-/// Nothing where it is not there, or does not say its version.
+/// The version; nothing where it is not there, or has no readable version.
 #[derive(Serialize)]
 struct Node {
     kernel: Option<String>,
@@ -188,7 +189,7 @@ impl Node {
         }
     }
 
-    /// A row for each, without the places of libraries: `--json` has them.
+    /// Adds a row for each, without the paths of libraries: `--json` has them.
     fn add_to(&self, table: &mut Table) {
         let known = |version: &Option<String>| version.as_deref().unwrap_or("not known").to_owned();
         let driver = self.nvidia_driver.as_deref().unwrap_or("not loaded");

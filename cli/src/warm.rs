@@ -25,10 +25,10 @@ Exit codes: 0 the kernels are there, 2 they cannot be compiled, or the config is
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct WarmArgs {
-    /// Whose kernels to compile.
+    /// The config, whose kernels are compiled.
     config: PathBuf,
-    /// For this compute capability, written without its dot: 90 for 9.0. Without it, for the GPU that
-    /// is here.
+    /// For this compute capability, written without its dot: 90 for 9.0. Without it, for the GPU of
+    /// this node.
     #[arg(long, value_parser = clap::value_parser!(u32).range(10..=999))]
     capability: Option<u32>,
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
@@ -49,12 +49,13 @@ struct WarmDocument {
 #[derive(Serialize)]
 struct Compiled {
     architecture: String,
-    /// What they are compiled over: the transport whose device API it is, or `gpu ring`, through the host.
+    /// The device API that they are compiled with: the name of its transport, or `gpu ring`,
+    /// through the host.
     device_api: String,
     /// `direct`; `inside` for rows of several domains inside one of them.
     role: &'static str,
     rows: &'static str,
-    /// They were not in the folder yet.
+    /// They were compiled now, because they were not in the folder yet.
     now: bool,
     folder: PathBuf,
 }
@@ -109,7 +110,7 @@ fn compile(config: &Config, capability: Option<u32>) -> Result<Vec<Compiled>> {
     let registry = Registry::for_config(config)?;
     let over = |choice: &ComponentChoice| {
         let given = registry.choose_transport(choice)?.device_source()?;
-        // SAFETY: what a judged table points to is static.
+        // SAFETY: the data that a checked table points to is static.
         unsafe { Over::transport(&choice.name, given.as_ref()) }
     };
     let up = config.scale_up.as_ref().map(over).transpose()?;

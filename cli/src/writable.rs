@@ -1,5 +1,5 @@
-//! The files that a command writes: whether they can be written is asked before it starts any work, so that
-//! nothing is computed in vain, and none of them may be one that it reads.
+//! The files that a command writes. Before any work starts, the command checks that they can be
+//! written, so that nothing is computed in vain, and that none of them is a file that it reads.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Error as IoError, ErrorKind, Write};
@@ -14,16 +14,16 @@ use tokenyard_core::communicator::REPORTS_VARIABLE;
 use tokenyard_core::config::{Config, Reports};
 use tokenyard_core::files;
 
-/// Links that lead to links; the kernel follows as many.
+/// The most links that lead to links; the kernel follows as many.
 const MOST_LINKS: usize = 40;
 
-/// The files of one command, by what names them (`--output`).
+/// The files of one command, by the option that names them (`--output`).
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     known: Vec<(&'static str, Id)>,
 }
 
-/// What makes two paths the same file.
+/// The identity of a file: equal for two paths of the same file.
 #[derive(Debug, PartialEq, Eq)]
 enum Id {
     /// Device and inode.
@@ -33,7 +33,7 @@ enum Id {
 }
 
 impl Files {
-    /// Notes a file that the command reads. One that is not there is no error here.
+    /// Notes a file that the command reads. A missing file is no error here.
     pub(crate) fn reads(mut self, name: &'static str, path: &Path) -> Self {
         if let Ok(found) = fs::metadata(path) {
             self.known.push((name, Id::There(found.dev(), found.ino())));
@@ -49,7 +49,7 @@ impl Files {
         self.check(name, path, false)
     }
 
-    /// The same, in a folder that is made if need be.
+    /// The same, in a folder that is made if necessary.
     ///
     /// # Errors
     /// As [`writes`](Self::writes); no such folder can be made.
@@ -72,9 +72,10 @@ impl Files {
     }
 }
 
-/// Whether a file can be written, and which it is; nothing for a character device (`/dev/null`), which any
-/// number of outputs may share. A FIFO or a socket is refused, because writing would wait for a reader when
-/// all work is done (INV-6); a block device, because all that it holds would be lost.
+/// Checks that a file can be written, and returns its identity; nothing for a character device
+/// (`/dev/null`), which any number of outputs may share. A FIFO or a socket is refused, because the
+/// write would wait for a reader after all work is done (INV-6). A block device is refused, because
+/// its data would be lost.
 fn can_write(path: &Path, is_deep: bool) -> Result<Option<Id>> {
     let path = end_of_links(path)?;
     match fs::metadata(&path) {
@@ -106,7 +107,7 @@ fn can_write(path: &Path, is_deep: bool) -> Result<Option<Id>> {
     }
 }
 
-/// The path behind links, the last of which may lead to nothing.
+/// The path at the end of links. The file there may not exist.
 fn end_of_links(path: &Path) -> Result<PathBuf> {
     let is_folder = path.as_os_str().as_encoded_bytes().ends_with(b"/")
         || matches!(path.components().next_back(), Some(Component::CurDir | Component::ParentDir));
@@ -130,7 +131,7 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// The first of a folder and those that it is in that exists.
+/// The first existing folder among a folder and its parents.
 fn existing(folder: &Path) -> &Path {
     let exists = |folder: &&Path| folder.as_os_str().is_empty() || folder.exists();
     match folder.ancestors().find(exists) {
@@ -139,7 +140,7 @@ fn existing(folder: &Path) -> &Path {
     }
 }
 
-/// Whether files can be made in a folder, tried with one that has no name.
+/// Checks with a file without a name that files can be made in a folder.
 fn can_write_in(folder: &Path) -> Result<()> {
     let named = folder.display();
     match fs::metadata(folder) {
@@ -154,7 +155,7 @@ fn can_write_in(folder: &Path) -> Result<()> {
     })
 }
 
-/// A limit of nothing lets every write fail, and need not be waited for.
+/// With a limit of 0 every write fails, so the command fails before its work.
 fn check_limit() -> Result<()> {
     ensure!(
         getrlimit(Resource::Fsize).current != Some(0),
@@ -164,15 +165,15 @@ fn check_limit() -> Result<()> {
     Ok(())
 }
 
-/// Checks the folder of reports that a config names, or the environment in its place. Reports tell of failures;
-/// that none can be written would show only then.
+/// Checks the folder of reports that a config names, or the environment in its place. Reports are
+/// written at failures; an unwritable folder would be noticed only then.
 ///
 /// # Errors
 /// It is no folder, or cannot be written or made.
 pub(crate) fn check_reports(config: &Config) -> Result<()> {
     let variable = std::env::var_os(REPORTS_VARIABLE).filter(|value| !value.is_empty());
     let (name, folder) = match (&variable, &config.world.reports) {
-        // `none`, or what opening a communicator refuses.
+        // `none`, or a value that opening a communicator refuses.
         (Some(value), _) if !Path::new(value).is_absolute() => return Ok(()),
         (Some(value), _) => (REPORTS_VARIABLE, Path::new(value)),
         (None, Reports::Folder(folder)) => ("world.reports", folder.as_path()),
@@ -181,20 +182,21 @@ pub(crate) fn check_reports(config: &Config) -> Result<()> {
     can_write_in(existing(folder)).with_context(|| format!("{name} {}", folder.display()))
 }
 
-/// Writes a file. One that was not there is there as a whole or not at all.
+/// Writes a file. A new file is written as a whole or not at all.
 ///
 /// # Errors
-/// What the system says, with the limit that a file which is too long met.
+/// The system's error, with the limit for a file that is too long.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let was_there = path.exists();
     let named = |error: IoError| {
         if !was_there {
-            // A part of it would look like the whole.
+            // An incomplete file would look complete.
             let _ = fs::remove_file(path);
         }
         Error::system("write", path.display().to_string(), error)
     };
-    // NONBLOCK means nothing to a file. What took its place since it was checked does not wait for a reader.
+    // NONBLOCK has no effect on a regular file. If a FIFO has replaced it since the check, the open
+    // does not wait for a reader.
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true);
     options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
@@ -205,7 +207,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(written.map_err(named)?)
 }
 
-/// As [`write()`], in a folder that is made if need be.
+/// As [`write()`], in a folder that is made if necessary.
 ///
 /// # Errors
 /// As [`write()`]; the folder cannot be made.
@@ -257,7 +259,7 @@ mod tests {
             let text = refusal(&mut Files::default(), &at(name));
             assert!(text.contains(&format!("found {kind}; expected a regular file")), "{text}");
         }
-        // Nor does a FIFO block that took the place of a file which was checked.
+        // A FIFO that replaced a checked file does not block either.
         assert!(write(&at("fifo"), b"lost").is_err());
         assert!(at("fifo").exists(), "what was there stays");
     }
@@ -299,7 +301,7 @@ mod tests {
         }
         let text = refusal(&mut Files::default(), folder.path());
         assert!(text.contains("found a folder"), "{text}");
-        // Nobody can make a file there, not even root.
+        // No user can make a file there, not even root.
         let text = refusal(&mut Files::default(), Path::new("/proc/out"));
         assert!(text.contains("cannot write in /proc"), "{text}");
         let mut files = Files::default();

@@ -1,4 +1,4 @@
-//! `tokenyard plugins`, `doctor`, `shape`, and what all commands share.
+//! `tokenyard plugins`, `doctor`, `shape`, and behaviour that all commands share.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod common;
@@ -26,7 +26,7 @@ fn plugins_lists_the_built_in_parts_with_their_capabilities() {
     let flags = shm["capabilities"]["flags"].as_array().unwrap();
     assert!(flags.contains(&"load_store".into()), "{flags:?}");
     assert_eq!(shm["why_not"], serde_json::Value::Null);
-    // None for tests or measurements.
+    // No component for tests or measurements is listed.
     let mut names: Vec<_> =
         components.iter().map(|component| component["name"].as_str().unwrap()).collect();
     names.sort_unstable();
@@ -191,7 +191,7 @@ fn nothing_is_coloured_where_no_terminal_reads() {
 
 #[test]
 fn a_terminal_gets_colours_and_no_panic() {
-    // A terminal that bsdutils makes, for both streams; it hands on the exit code.
+    // `script` of bsdutils makes a terminal for both streams, and returns the exit code.
     let line = format!("{} plugins", env!("CARGO_BIN_EXE_tokenyard"));
     let mut command = Command::new("script");
     command.args(["-qec", &line, "/dev/null"]).stdin(Stdio::null());
@@ -306,7 +306,7 @@ fn a_run_names_the_line_of_what_the_config_has_wrong_before_a_rank_starts() {
         let output = call(&["run", path.to_str().unwrap(), "--ranks", "4", "--steps", "1"]);
         expect_code(&output, 2);
         assert!(stderr(&output).contains(place), "{place}: {}", stderr(&output));
-        // The launcher says it, not each rank.
+        // The launcher reports it, not each rank.
         assert_eq!(stderr(&output).matches("fabric.toml:").count(), 1, "{}", stderr(&output));
         assert!(!stderr(&output).contains("rank "), "{}", stderr(&output));
         assert_eq!(stdout(&output), "", "{place}");

@@ -1,6 +1,7 @@
 //! `tokenyard doctor` on recorded nodes, and across the ranks of a world.
 //!
-//! `TOKENYARD_GOLDENS=write cargo test -p tokenyard-cli --test doctor` makes the golden files anew.
+//! `TOKENYARD_GOLDENS=write cargo test -p tokenyard-cli --test doctor` writes the golden files
+//! anew.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod common;
@@ -12,7 +13,7 @@ use std::process::{Child, Command, Output, Stdio};
 use common::{expect_code, json, repository, stderr, stdout, tokenyard};
 use serde_json::Value;
 
-/// Exit code of each recorded node: what of it is not well is part of the record.
+/// Exit code of each recorded node: its faults are part of the record.
 const TREES: [(&str, i32); 8] = [
     ("container-no-rights", 2),
     ("cpu-virtual", 0),
@@ -44,7 +45,7 @@ fn compare(name: &str, found: &str) {
     assert!(found == expected, "{}: expected\n{expected}\nfound\n{found}", path.display());
 }
 
-/// The text as one line: a table breaks what is longer than its columns.
+/// The text as one line, because a table breaks lines that are longer than its columns.
 fn flat(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -100,7 +101,7 @@ fn the_document_tells_how_far_each_nic_is_from_each_gpu() {
     }
 }
 
-/// The lines of the output from the one that starts so.
+/// The lines of the output from the one that starts with `start`.
 fn lines_from<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
     text.lines().skip_while(|line| !line.starts_with(start)).collect()
 }
@@ -168,7 +169,7 @@ fn ranks_that_the_launcher_starts_beyond_the_gpus_are_broken() {
         assert!(text.contains(&format!("one for each of 16 ranks ({name})")), "{text}");
     }
     expect_code(&call(&["--ranks", "16"], &[]), 2);
-    // What the operator says counts, and a process alone says nothing.
+    // The operator's option applies; the variables of a single process do not.
     expect_code(&call(&["--ranks", "8"], &[("LOCAL_WORLD_SIZE", "16")]), 0);
     expect_code(&call(&[], &[("LOCAL_WORLD_SIZE", "1")]), 0);
     // A number that does not divide the experts is no error of this command.
@@ -238,7 +239,7 @@ fn a_root_that_is_not_there_or_no_tree_is_an_error_that_names_it() {
         assert!(stderr(&output).contains(wanted), "{}", stderr(&output));
         assert!(stderr(&output).starts_with("error: --root: "), "{}", stderr(&output));
     }
-    // An empty folder is a node that tells nothing: no panic, nothing broken.
+    // An empty folder is a node without any files: no panic, nothing broken.
     let empty = tempfile::tempdir().unwrap();
     let output = tokenyard().arg("doctor").arg("--root").arg(empty.path()).output().unwrap();
     expect_code(&output, 0);
@@ -307,7 +308,7 @@ fn a_port_that_is_down_breaks_a_job_until_the_config_says_what_to_use_instead() 
     expect_code(&call("[transport.scale_up]\nuse = \"shm\"\n", &[]), 0);
 }
 
-/// A rank of a world that meets at a file, on a node of its own.
+/// A rank of a world with a file rendezvous, on its own node.
 fn rank_command(rank: usize, roots: &[&str], folder: &Path) -> Command {
     let mut command: Command = tokenyard();
     command
@@ -331,7 +332,7 @@ fn world(roots: &[&str]) -> Vec<Output> {
     ranks.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
 }
 
-/// What of a world's document is not well.
+/// The findings of a world's document that are not `ok`.
 fn named(document: &Value) -> Vec<String> {
     let findings = document["findings"].as_array().unwrap().iter();
     let bad = findings.filter(|finding| finding["verdict"] != "ok");
@@ -358,7 +359,7 @@ fn of_four_nodes_the_odd_one_is_named_with_what_it_has() {
     assert!(named.iter().any(|l| l.ends_with(": port-rate mlx5_3")), "{named:?}");
     let ranks = document["ranks"].as_array().unwrap();
     assert_eq!(ranks.len(), 4);
-    // One machine has one clock; the bound is what the loaded machine makes of it.
+    // One machine has one clock; the bound allows for a loaded machine.
     for rank in &ranks[1..] {
         let (ahead, error) = (&rank["clock"]["ahead"], &rank["clock"]["error"]);
         assert!(ahead.as_i64().unwrap().abs() <= error.as_i64().unwrap(), "{rank}");
@@ -377,7 +378,7 @@ fn ranks_of_one_host_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     let start = |rank: usize| {
         let mut command = rank_command(rank, &["hgx-cx7.tree"; 2], folder.path());
-        // The node itself: both ranks are on it.
+        // The real node: both ranks are on it.
         let arguments: Vec<_> = command.get_args().take(3).map(ToOwned::to_owned).collect();
         let variables: Vec<_> = command
             .get_envs()

@@ -1,4 +1,5 @@
-//! What a command ends with when something ends it, or one of its ranks, or takes nothing of what it writes.
+//! The exit of a command when a signal ends it or one of its ranks, or when its output cannot be
+//! written.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod common;

@@ -1,5 +1,5 @@
-//! `tokenyard explain`, and SIGUSR1 to a running `tokenyard run`. What jobs that go wrong report is in
-//! `reports/`.
+//! `tokenyard explain`, and SIGUSR1 to a running `tokenyard run`. The reports of jobs that go wrong
+//! are tested in `reports/`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod common;
@@ -108,7 +108,7 @@ fn a_rank_without_a_report_leaves_it_open() {
     assert!(text.contains("kill -USR1"), "{text}");
 }
 
-/// A recorded set of three ranks, as if there had been many: rank 1 is late, the others wait for it.
+/// A recorded set of three ranks, multiplied to many: rank 1 is late, the others wait for it.
 fn many(ranks: u64, folder: &Path) {
     let set = recorded("a_rank_that_sleeps_in_its_own_code_is_named_before_the_deadline");
     let mut files: Vec<_> = std::fs::read_dir(set).unwrap().map(|f| f.unwrap().path()).collect();
@@ -138,7 +138,7 @@ fn ranks_of_a_large_world_that_say_the_same_are_one_line_and_the_culprit_is_the_
     let table = text.lines().skip_while(|line| !line.contains("at (UTC)"));
     let table: Vec<&str> = table.take_while(|line| !line.is_empty()).collect();
     assert!(table.iter().all(|line| line.chars().count() <= 80), "{text}");
-    // Words that do not fit go on below, behind blanks.
+    // Words that do not fit continue on the next line, after blanks.
     let rows: Vec<&&str> = table.iter().filter(|line| line.contains("Z  ")).collect();
     assert!(rows[0].contains(" node0 ") && rows[0].contains("in the caller's"), "{text}");
     assert!(rows[1].starts_with("0, 2-63  8 hosts"), "{text}");
@@ -182,7 +182,7 @@ fn a_process_that_is_asked_before_it_opens_a_communicator_says_so() {
     command.env("TOKENYARD_BOOTSTRAP", &bootstrap);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-    // It waits once it says so, and answers signals since before that.
+    // The message shows that it waits; it answers signals from earlier on.
     let mut text: Vec<String> = Vec::new();
     while !text.last().is_some_and(|line| line.contains("has waited 2 s to join")) {
         text.push(lines.next().unwrap_or_else(|| panic!("it never waited: {text:?}")));
@@ -193,7 +193,7 @@ fn a_process_that_is_asked_before_it_opens_a_communicator_says_so() {
     let text = text.join("\n");
     assert!(text.contains("no communicator yet: rank 0 of 2 has waited"), "{text}");
     assert!(text.contains("to join: rank 1 did not join yet"), "{text}");
-    // And without being asked, after 2 s and then at growing intervals.
+    // It also reports by itself, after 2 s and then at growing intervals.
     for waited in ["has waited 2 s to join", "has waited 5 s to join"] {
         assert!(text.lines().any(|l| l.contains("WARN") && l.contains(waited)), "{text}");
     }

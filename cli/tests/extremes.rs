@@ -1,4 +1,4 @@
-//! Sizes that no machine has memory for: every command refuses them, at once and by name.
+//! Every command refuses sizes for which no machine has memory, at once and by name.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod common;
@@ -106,7 +106,7 @@ fn shape_doctor_warm_and_conformance_bear_extreme_sizes() {
     let config = Config::new();
     let config = config.path();
     refused(&["warm", config.to_str().unwrap(), "--capability", "4294967295"]);
-    // It is only the largest world that tests may have: what there is to run is what there is.
+    // It is only the largest world that tests may have, so the list of tests is the same.
     let list = ["conformance", config.to_str().unwrap(), "--ranks", "4294967295", "--list"];
     expect_code(&bounded(&list), 0);
 }

@@ -1,4 +1,4 @@
-//! The transport in C of the guide for plugin authors passes the suite as it stands there.
+//! The transport in C in the guide for plugin authors passes the suite, exactly as printed there.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod common;

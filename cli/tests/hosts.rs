@@ -12,7 +12,7 @@ use tokenyard_launch::{Hosts, Job, Launcher, Net, Outcome, Running, Stderr};
 const SOON: Duration = Duration::from_secs(30);
 const PORT: u16 = 4000;
 
-/// A config in a folder of its own; `world` are lines of its first section.
+/// A config in its own folder; `world` are lines of its first section.
 struct Config(tempfile::TempDir);
 
 impl Config {
@@ -77,7 +77,7 @@ fn ranks_of_every_launcher_meet_across_hosts_and_count_them() {
         let running = config.job(4).start_on(&hosts, launcher).unwrap();
         let outcomes = running.wait_all(SOON);
         expect_error(&outcomes, "the ranks are in 2 domains, scale-up transport `shm` reaches one");
-        // Rank 0 saw where the others came from, and what their hosts are called.
+        // Rank 0 has the addresses of the others, and the names of their hosts.
         let log = &outcomes[0].stderr_tail;
         for (rank, from) in [(1, "node0 at 192.0.2.1"), (3, "node1 at 192.0.2.2")] {
             let joined = log.lines().find(|line| line.contains(&format!("rank={rank}")));
@@ -133,7 +133,7 @@ fn hosts_are_the_domains_of_a_job_with_shared_memory_inside_and_a_network_betwee
     }
 }
 
-/// Runs a job to its end; all that it received and combined was checked. Returns its report.
+/// Runs a job to its end, which checks all received and combined rows. Returns its report.
 fn right_result(
     hosts: &Hosts,
     config: &Config,
@@ -153,10 +153,11 @@ fn right_result(
     report
 }
 
-/// Runs mpirun on the first of two hosts. It reaches the other by this, where others have ssh.
+/// Runs mpirun on the first of two hosts. It starts processes on the other by this script instead
+/// of ssh.
 fn mpirun(hosts: &Hosts, name: &str, arguments: &str, program: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
-    // Something to enter, until the hosts go.
+    // A process to enter, until the hosts are removed.
     let stay = "sleep 600 > /dev/null 2>&1 < /dev/null & echo $!";
     let stays = hosts.run(1, Command::new("sh").args(["-c", stay])).unwrap();
     let pid = String::from_utf8(stays.stdout).unwrap();
@@ -246,7 +247,7 @@ fn the_named_interface_is_the_only_one_that_rank_0_listens_on() {
         (&file, "eth1", v4(Net::Control)),
     ] {
         let world = format!("bootstrap = \"{bootstrap}\"\ninterface = \"{interface}\"");
-        // The other rank does not get through, so rank 0 goes on listening.
+        // The other rank cannot connect, so rank 0 continues to listen.
         hosts.cut(1, &Net::BOTH).unwrap();
         let config = Config::of_one_host(&world);
         let running = config.job(2).start_on(&hosts, Launcher::Hand).unwrap();
@@ -307,7 +308,7 @@ fn a_rank_0_that_is_looked_for_on_another_interface_says_so() {
     expect_error(&outcomes[1..], "cannot reach rank 0");
 }
 
-/// Where rank 0 listens, once it does: all listeners of its whole host.
+/// The addresses at which rank 0 listens, once it does: all listeners of its host.
 fn await_listener(running: &Running) -> Vec<SocketAddr> {
     let pid = running.pid(0).unwrap();
     let start = Instant::now();

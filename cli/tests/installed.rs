@@ -1,4 +1,4 @@
-//! Plugins that are installed with the program are found, and nothing else is.
+//! The program finds the plugins that are installed with it, and no others.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod common;
@@ -10,10 +10,10 @@ use std::process::{Command, Output};
 
 use common::{Library, expect_code, json, program, stderr, stdout};
 
-/// A constructor that ends the process, so that a test sees who opens the library.
+/// A constructor that ends the process, so that a test notices which process opens the library.
 const DEADLY: &str = "late();";
 
-/// The program in a prefix of its own, and a config beside it.
+/// The program in its own prefix, and a config beside it.
 struct Prefix {
     folder: tempfile::TempDir,
     root: PathBuf,
@@ -22,13 +22,13 @@ struct Prefix {
 impl Prefix {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        // As the kernel names it.
+        // The path as the kernel reports it.
         let root = folder.path().canonicalize().unwrap();
         for below in ["bin", "lib/tokenyard"] {
             fs::create_dir_all(root.join(below)).unwrap();
         }
-        // By another process: a child that this one forks meanwhile would have the copy open for writing, and
-        // nobody could run it then.
+        // Another process copies it. Otherwise a child that this process forks meanwhile would have
+        // the copy open for writing, and it could not be executed then.
         let mut copy = Command::new("cp");
         copy.arg(env!("CARGO_BIN_EXE_tokenyard")).arg(root.join("bin/tokenyard"));
         assert!(copy.status().unwrap().success());
@@ -62,7 +62,7 @@ impl Prefix {
     }
 }
 
-/// The file that a component came from, by `tokenyard plugins --json`.
+/// The file of a component, by `tokenyard plugins --json`.
 fn file_of(output: &Output, name: &str) -> PathBuf {
     let document = json(output);
     let components = document["components"].as_array().unwrap();
@@ -131,7 +131,7 @@ fn only_the_plugin_of_a_component_that_the_config_names_and_nobody_has_is_opened
     expect_code(&prefix.call("config check", &prefix.config("shm")), 0);
     prefix.put(&Library::new(""), "lib/tokenyard/libtokenyard_plugin_example_c.so");
     expect_code(&prefix.call("config check", &prefix.config("example_c")), 0);
-    // The trap does snap.
+    // The check itself: the constructor does end a process that opens the library.
     let output = prefix.call("plugins", &prefix.config("verbs"));
     expect_code(&output, 2);
     assert!(stderr(&output).contains("ended the process that opened it"), "{}", stderr(&output));

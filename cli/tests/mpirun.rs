@@ -1,4 +1,4 @@
-//! Jobs that mpirun starts: Open MPI's, and Hydra's, which comes with MPICH.
+//! Jobs that mpirun starts: that of Open MPI, and Hydra, which is part of MPICH.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod common;
@@ -43,7 +43,8 @@ impl Mpirun {
         command
     }
 
-    /// The variables of 2 ranks, each on a host of its own, as far as this launcher says it.
+    /// The variables of 2 ranks, each on its own host, as far as the variables of this launcher
+    /// show.
     fn each_on_its_host(self) -> &'static str {
         match self {
             Self::OpenMpi => "OMPI_COMM_WORLD_LOCAL_SIZE=1",
@@ -84,13 +85,13 @@ impl Drop for Job {
     }
 }
 
-/// One world of so many ranks ran, and its elements are right.
+/// One world of `ranks` ranks ran, and its elements are right.
 fn expect_one_world(output: &Output, ranks: usize) {
     expect_code(output, 0);
     let report = json(output);
     assert_eq!(report["ranks"].as_array().unwrap().len(), ranks, "{report}");
     assert_eq!(report["check"]["passed"], true, "{report}");
-    // Rank 0 prints the report; the others say that they are done.
+    // Rank 0 prints the report; the others print that they are done.
     let text = stderr(output);
     assert_eq!(text.matches(" are right").count(), ranks - 1, "{text}");
 }
@@ -123,7 +124,7 @@ fn a_rank_is_found_through_a_wrapper() {
 
 #[test]
 fn jobs_at_the_same_time_on_a_host_do_not_meet_each_other() {
-    // Ranks that met those of another job would find that seed and steps differ.
+    // Ranks that joined another job's world would find that seed and steps differ.
     let jobs: Vec<_> = (0..3)
         .flat_map(|seed| Mpirun::ALL.map(|mpirun| (mpirun, seed)))
         .map(|(mpirun, seed)| {
@@ -181,7 +182,7 @@ fn a_rank_that_is_killed_ends_the_job_and_is_named() {
         let job = Job::start(command.env("TMPDIR", temporary.path()));
         let ranks = ranks_of(&job, variable, 3);
         kill_process(Pid::from_raw(ranks[1]).unwrap(), Signal::KILL).unwrap();
-        // The deadlines of configs/cpu.toml end this, or mpirun does at once.
+        // The deadlines of configs/cpu.toml end the job, or mpirun ends it at once.
         let output = job.output();
         expect_code(&output, code);
         let text = stdout(&output) + &stderr(&output);
@@ -219,7 +220,8 @@ fn ranks_on_several_hosts_are_refused_by_name_and_run_with_the_command_that_the_
         assert!(text.contains("1 of 2 ranks are on this host"), "{text}");
         assert!(text.contains(command), "{text}");
     }
-    // An address that others can reach, on a machine that may have no network: all of its own.
+    // Addresses that others can reach, on a machine that may have no network: all addresses of the
+    // machine.
     let hosts = [Mpirun::OpenMpi.each_on_its_host()];
     let arguments = format!("{SMALL} --steps 2 --json");
     let started = |secret: Option<&str>| {
@@ -237,7 +239,7 @@ fn ranks_on_several_hosts_are_refused_by_name_and_run_with_the_command_that_the_
     let text = stderr(&refused);
     assert!(text.contains("found no job secret") && text.contains("-x TOKENYARD_SECRET"), "{text}");
     expect_one_world(&started(Some(SECRET)), 2);
-    // Hydra hands all variables on.
+    // Hydra passes all variables on.
     let mut command = Mpirun::Hydra.run(2, &[Mpirun::Hydra.each_on_its_host()], &arguments);
     command.envs([("TOKENYARD_SECRET", SECRET), ("TOKENYARD_BOOTSTRAP", "tcp://0.0.0.0:29617")]);
     expect_one_world(&output(&mut command), 2);

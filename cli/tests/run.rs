@@ -70,7 +70,7 @@ fn the_last_line_of_standard_output_is_one_document_and_all_else_is_on_standard_
     assert_eq!(ranks.len(), 2);
     assert_eq!(sum("rows_sent"), sum("rows_received"));
     assert!(ranks.iter().all(|rank| rank["dispatch_us"].as_f64().unwrap() > 0.0));
-    // T rows came back per step, and every row that arrived was compared.
+    // Combine returned T rows per step, and every received row was compared.
     let elements = (2 * 12 * 3 + sum("rows_received")) * 128;
     assert_eq!(document["check"]["elements"].as_u64(), Some(elements));
 }
@@ -155,7 +155,7 @@ fn what_is_wrong_is_refused_before_a_rank_starts() {
 
 #[test]
 fn an_error_of_all_ranks_is_said_once() {
-    // A config is right or wrong before ranks start; the environment is found by each rank.
+    // The config is checked before ranks start; each rank checks the environment itself.
     let mut command = tokenyard();
     let config = Config::new();
     command.arg("run").arg(config.path()).env("TOKENYARD_REPORTS", "not/absolute");
@@ -170,12 +170,12 @@ fn an_error_of_all_ranks_is_said_once() {
     assert_eq!(document["failures"][0]["ranks"].as_array().unwrap().len(), 4);
 }
 
-/// A run that lasts until it is disturbed: its process and those of its ranks.
+/// A run that lasts until it is disturbed; returns its process and those of its ranks.
 fn endless(config: &Config) -> (Child, Vec<i32>) {
     start(config, 3, "--experts 9 --steps 40000000 --tokens 8 --hidden 64")
 }
 
-/// A run of so many ranks that have begun, and these.
+/// A run whose ranks have begun, and the processes of these.
 fn start(config: &Config, ranks: usize, more: &str) -> (Child, Vec<i32>) {
     let mut command = tokenyard();
     command.arg("run").arg(config.path()).arg("--ranks").arg(ranks.to_string());
@@ -213,7 +213,7 @@ fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-/// Waits for the end of a disturbed run and returns what it said on standard error.
+/// Waits for the end of a disturbed run and returns its standard error.
 fn end_of(mut child: Child, ranks: &[i32], limit: Duration) -> String {
     let start = Instant::now();
     let text: Vec<String> =
@@ -233,11 +233,12 @@ fn a_killed_rank_ends_the_run_is_named_first_and_nothing_is_left() {
     let text = end_of(child, &ranks, Duration::from_secs(6));
     let first = text.lines().next().unwrap_or_default();
     assert!(first.contains("rank 1: it died: killed by signal 9"), "{text}");
-    // The connection ends closed or reset, as the kernel likes.
+    // The kernel either closes or resets the connection.
     assert!(text.contains("connection without a goodbye"), "{text}");
 }
 
-/// The others of a run that masks losses are through, and right; what they say of the loss.
+/// Checks that the other ranks of a run that masks losses did all steps correctly; returns their
+/// account of the loss.
 fn goes_on_without(config: &Config, ranks: usize, victim: usize, how: Signal) -> Value {
     let out = config.file("out.safetensors");
     let more = format!(
@@ -273,7 +274,10 @@ fn ranks_that_mask_losses_go_on_without_a_killed_one_and_are_right() {
     assert_eq!(lost["how"], "it died: killed by signal 9");
     for rank in document["ranks"].as_array().unwrap() {
         let from = rank["lost"][0]["from_step"].as_u64().unwrap();
-        assert!(from >= lost["from_step"].as_u64().unwrap(), "the first step of all is told");
+        assert!(
+            from >= lost["from_step"].as_u64().unwrap(),
+            "the first step of any rank is reported"
+        );
     }
 }
 
@@ -284,7 +288,7 @@ fn ranks_that_mask_losses_go_on_without_a_stopped_one_which_is_killed_in_the_end
     assert!(how.contains("it did not end with the others"), "{how}");
 }
 
-/// Its sources on the same rail lose the whole of its domain.
+/// Its sources on the same rail lose its whole domain.
 #[test]
 fn ranks_that_mask_losses_go_on_without_one_that_others_pass_on_the_way_to_its_domain() {
     let scale_out = "[transport.scale_out]\nuse = \"shm\"\n[topology]\ndomains = 2";
@@ -299,7 +303,8 @@ fn a_stopped_rank_ends_the_run_within_the_deadline_and_nothing_is_left() {
     let text = end_of(child, &ranks, Duration::from_secs(8));
     let first = text.lines().next().unwrap_or_default();
     assert!(first.contains("rank 2: it did not end with the others"), "{text}");
-    // Heartbeats and the wait itself run out at about the same time; either may be first.
+    // The deadlines of heartbeats and of the wait itself end at about the same time; either may be
+    // first.
     let said = ["rank 2 was silent", "rank 2 did not finish phase"];
     assert!(said.iter().any(|words| text.contains(words)), "{text}");
 }

@@ -1,4 +1,4 @@
-//! The secret of a job reaches the ranks and nothing that they or the tool start.
+//! The secret of a job reaches the ranks, and no process that they or the tool start.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod common;
@@ -34,7 +34,7 @@ fn what_a_plugin_of_a_rank_starts_does_not_inherit_the_secret() {
         .output()
         .unwrap();
     expect_code(&output, 0);
-    // Two ranks, and whatever else has loaded the library.
+    // At least the two ranks; other processes may have loaded the library too.
     expect_no_secret_in(dump.path(), 2);
 }
 

@@ -1,4 +1,4 @@
-//! SIGTERM, SIGINT and SIGHUP end a command that runs ranks, and leave nothing.
+//! SIGTERM, SIGINT and SIGHUP end a command that runs ranks, and nothing remains.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod common;
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// A command whose temporary files lie in a folder of their own.
+/// A command whose temporary files lie in their own folder.
 struct Job {
     child: Child,
     temporary: tempfile::TempDir,
@@ -23,7 +23,7 @@ struct Job {
 impl Job {
     fn start(config: &Config, words: &str) -> Self {
         let temporary = tempfile::tempdir().unwrap();
-        // Whatever starts these tests may ignore signals, which children inherit.
+        // The process that starts these tests may ignore signals, which children inherit.
         let mut command = program(Path::new("env"));
         command.args(["--default-signal=HUP,INT,TERM", env!("CARGO_BIN_EXE_tokenyard")]);
         let (first, rest) = words.split_once(' ').unwrap_or((words, ""));
@@ -47,7 +47,7 @@ impl Job {
         self
     }
 
-    /// Waits for the end; nothing may be left then. Returns what it said.
+    /// Waits for the end, and checks that nothing remains. Returns the output.
     fn end(self, code: i32) -> String {
         let output = self.child.wait_with_output().unwrap();
         expect_code(&output, code);
@@ -106,7 +106,7 @@ fn a_rank_that_ignores_the_signal_is_killed_after_a_grace() {
     std::thread::sleep(Duration::from_millis(1500));
     let start = Instant::now();
     kill_process(job.pid(), Signal::TERM).unwrap();
-    // `timeout` sends a second one right away; it is the same wish.
+    // `timeout` sends a second signal at once; it is the same request.
     kill_process(job.pid(), Signal::TERM).unwrap();
     job.end(143);
     assert!(start.elapsed() >= Duration::from_secs(2), "they had no time: {:?}", start.elapsed());

@@ -1,4 +1,4 @@
-//! The table `[transport.LEVEL.faulty]`. `docs.md` says what each key does.
+//! The table `[transport.LEVEL.faulty]`. `docs.md` describes each key.
 
 use serde::Deserialize;
 use tokenyard_core::Result;
@@ -6,7 +6,7 @@ use tokenyard_core::config::ComponentTable;
 
 const COMPONENT: &str = "faulty";
 
-/// Names that keys of this table have, so that no inner transport can be called so.
+/// Names of keys of this table. An inner transport cannot have one of these names.
 const KEYS: [&str; 8] =
     ["inner", "seed", "load_store", "reorder", "delay_us", "back_pressure", "quiet", "fault"];
 
@@ -19,29 +19,29 @@ const MOST_QUIET: u32 = 1000;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FaultyConfig {
-    /// The transport that is wrapped: any other that the host knows.
+    /// The wrapped transport: any other that is registered in the host.
     #[serde(default = "inner")]
     pub inner: String,
-    /// What all draws depend on, besides rank and queue.
+    /// The seed of all random draws, besides rank and queue.
     #[serde(default)]
     pub seed: u64,
-    /// Whether the inner transport's load and store access is passed on. Stores are neither
-    /// delayed nor lost; signals are.
+    /// Whether the inner transport's load and store access is passed on. Stores are neither delayed
+    /// nor lost, but signals are.
     #[serde(default)]
     pub load_store: bool,
-    /// Most commands of a queue that are held back; 0 keeps their order.
+    /// Most commands of a queue that are held back; with 0 they stay in order.
     #[serde(default = "reorder")]
     pub reorder: u32,
     /// Longest time that a held command must wait, in microseconds.
     #[serde(default)]
     pub delay_us: u32,
-    /// Of a hundred posts, how many accept less than they could.
+    /// The percentage of posts that accept less than they could.
     #[serde(default = "back_pressure")]
     pub back_pressure: u32,
     /// Most polls in a row that report nothing.
     #[serde(default = "quiet")]
     pub quiet: u32,
-    /// The one thing that breaks.
+    /// The fault.
     #[serde(default)]
     pub fault: Option<Fault>,
     /// The inner transport's own table.
@@ -65,11 +65,11 @@ fn quiet() -> u32 {
     4
 }
 
-/// Something that breaks on one rank.
+/// A fault on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// What happens.
+    /// The kind of fault.
     pub kind: Kind,
     /// World rank on which it happens.
     pub rank: u32,
@@ -80,21 +80,22 @@ pub struct Fault {
     pub peer: Option<u32>,
 }
 
-/// What breaks.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// One command ends as an error; its payload, and its signal, may have moved.
     Fail,
-    /// No further command moves or ends; nothing says so.
+    /// No further command moves or ends, without an error.
     Stop,
     /// Further commands do not end, and move when the instance is dropped.
     Late,
     /// Commands to the peer end as errors.
     LinkError,
-    /// Commands to the peer neither move nor end; nothing says so.
+    /// Commands to the peer neither move nor end, without an error.
     LinkSilent,
-    /// `post`, `poll`, `progress` and `health` return no more, which no transport may do (INV-6).
+    /// `post`, `poll`, `progress` and `health` do not return any more, which no transport may do
+    /// (INV-6).
     Hang,
 }
 
@@ -103,7 +104,7 @@ impl Kind {
         matches!(self, Self::LinkError | Self::LinkSilent)
     }
 
-    /// Whether commands are lost without a word.
+    /// Whether commands are lost without an error.
     pub(crate) fn is_silent(self) -> bool {
         matches!(self, Self::Stop | Self::Late | Self::LinkSilent | Self::Hang)
     }
@@ -112,7 +113,7 @@ impl Kind {
 impl FaultyConfig {
     /// Reads the table, and takes the inner transport's table out of it.
     pub(crate) fn read(table: &ComponentTable) -> Result<Self> {
-        // Needed first: it says which of the other keys is not this component's.
+        // This key is read first: it names the key that holds the inner transport's table.
         #[derive(Deserialize)]
         struct Inner {
             #[serde(default = "inner")]

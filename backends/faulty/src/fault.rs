@@ -1,4 +1,4 @@
-//! The one thing that breaks, where this rank is the one it breaks on.
+//! The fault, on the rank that has it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,22 +8,22 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::{Fault, Kind};
 
-/// What becomes of a command.
+/// The fate of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It goes on to the inner transport.
+    /// It is passed to the inner transport.
     Pass,
-    /// It ends as an error; some of it may go on.
+    /// It ends as an error; a part of it may be passed on.
     Fail,
-    /// It ends as an error and does not go on.
+    /// It ends as an error and is not passed on.
     Refuse,
-    /// It neither ends nor goes on.
+    /// It neither ends nor is passed on.
     Vanish,
-    /// It does not end, and goes on when the instance is dropped.
+    /// It does not end, and is passed on when the instance is dropped.
     Keep,
 }
 
-/// The fault of this rank, and how far it is.
+/// The fault of this rank, and its state.
 #[derive(Debug)]
 pub(crate) struct Breakage {
     kind: Kind,
@@ -32,12 +32,12 @@ pub(crate) struct Breakage {
     peer: Option<(u32, u32)>,
     /// Commands that were accepted.
     accepted: AtomicU64,
-    /// The first command that failed, and the world rank it was for.
+    /// The first command that failed, and the world rank of its peer.
     failed: OnceLock<(u64, u32)>,
 }
 
 impl Breakage {
-    /// Nothing, where the fault happens on another rank.
+    /// `None` where the fault happens on another rank.
     pub(crate) fn new(fault: &Fault, team: &Team) -> Result<Option<Self>> {
         if team.world_ranks.get(team.me as usize) != Some(&fault.rank) {
             return Ok(None);
@@ -62,7 +62,7 @@ impl Breakage {
         }))
     }
 
-    /// What becomes of the next accepted command.
+    /// The fate of the next accepted command.
     pub(crate) fn fate(&self, command: &Command, team: &Team) -> Fate {
         let number = self.accepted.fetch_add(1, Ordering::Relaxed);
         let on_link = self.peer.is_none_or(|(peer, _)| peer == command.peer);
@@ -76,18 +76,18 @@ impl Breakage {
         };
         if matches!(fate, Fate::Fail | Fate::Refuse) {
             let rank = team.world_ranks.get(command.peer as usize).copied().unwrap_or(u32::MAX);
-            // Only the first failure is kept (INV-7).
+            // Only the first failure is stored (INV-7).
             let _ = self.failed.set((number, rank));
         }
         fate
     }
 
-    /// Whether nothing of this rank moves any more.
+    /// Whether no command of this rank moves any more.
     pub(crate) fn has_stopped(&self) -> bool {
         self.kind == Kind::Stop && self.accepted.load(Ordering::Relaxed) > self.at
     }
 
-    /// Returns no more, once the instance hangs.
+    /// Does not return any more, once the instance hangs.
     pub(crate) fn hang(&self) {
         while self.kind == Kind::Hang && self.accepted.load(Ordering::Relaxed) >= self.at {
             std::thread::park();

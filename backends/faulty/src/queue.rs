@@ -1,4 +1,4 @@
-//! What is held back of one queue.
+//! The commands of one queue that are held back.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -7,34 +7,35 @@ use tokenyard_core::transport::{Command, Event};
 
 use crate::rng::Rng;
 
-/// A queue, entered by its owner, and by whoever drives the transport. On a cache line of its own.
+/// A queue. Its owner enters it, and so does the thread that drives the transport. It has its own
+/// cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Queue(Mutex<State>);
 
-/// A command that was accepted and not handed on.
+/// A command that was accepted and not passed on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) command: Command,
-    /// Not before this time; 0 where nothing is delayed.
+    /// The earliest time to pass it on; 0 where nothing is delayed.
     pub(crate) due_ns: u64,
 }
 
-/// Everything has its room from the start: nothing is allocated later.
+/// The state of a queue. All room is allocated at the start, and none later.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) rng: Rng,
     pub(crate) held: Vec<Held>,
-    /// Commands that go on when the instance is dropped.
+    /// Commands that are passed on when the instance is dropped.
     pub(crate) kept: Vec<Command>,
-    /// Events of commands that did not go on.
+    /// Events of commands that were not passed on.
     pub(crate) own: VecDeque<Event>,
-    /// Commands that neither go on nor end. They keep their queue slots (INV-5).
+    /// Commands that neither are passed on nor end. They hold their queue slots (INV-5).
     pub(crate) vanished: usize,
     /// Polls from now on that report nothing.
     quiet: u64,
-    /// Nothing was accepted since the last poll: the next post takes something, so that a queue with
-    /// nothing to do never refuses.
+    /// Nothing was accepted since the last poll. The next post then accepts at least one command,
+    /// so that an idle queue never refuses.
     pub(crate) fresh: bool,
 }
 
@@ -51,11 +52,11 @@ impl Queue {
         }))
     }
 
-    /// The queue's state, unless another thread has it: nobody waits here (INV-6).
+    /// The queue's state, unless another thread has it: no thread waits here (INV-6).
     pub(crate) fn enter(&self) -> Option<MutexGuard<'_, State>> {
         match self.0.try_lock() {
             Ok(state) => Some(state),
-            // A panic leaves lists that are still lists.
+            // A panic leaves the lists valid.
             Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
@@ -68,7 +69,7 @@ impl Queue {
 }
 
 impl State {
-    /// How many of `wanted` commands a post may accept, where some posts accept less.
+    /// The number of `wanted` commands that a post may accept, where some posts accept less.
     pub(crate) fn admitted(&mut self, wanted: usize, back_pressure: u32) -> usize {
         if wanted == 0 || !self.rng.percent(back_pressure) {
             return wanted;
@@ -77,12 +78,12 @@ impl State {
         self.rng.below(wanted as u64).max(least as u64) as usize
     }
 
-    /// Slots that are taken by commands that the inner transport knows nothing of.
+    /// Slots of commands that the inner transport does not have.
     pub(crate) fn stuck(&self) -> usize {
         self.kept.len() + self.own.len() + self.vanished
     }
 
-    /// A held command that may go on now, at random.
+    /// A random held command that may be passed on now.
     pub(crate) fn pick(&mut self, now_ns: u64) -> Option<usize> {
         let count = self.held.len();
         let first = self.rng.below(count as u64) as usize;
@@ -99,7 +100,7 @@ impl State {
         false
     }
 
-    /// Takes own events, the oldest first.
+    /// Takes events from `own`, the oldest first.
     pub(crate) fn take_own(&mut self, events: &mut [Event]) -> usize {
         let count = events.len().min(self.own.len());
         for (to, event) in events.iter_mut().zip(self.own.drain(..count)) {

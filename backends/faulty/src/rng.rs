@@ -1,11 +1,11 @@
-//! Draws that depend on the seed alone.
+//! Random draws that depend only on the seed.
 
-/// SplitMix64: small, and good enough to be unfair.
+/// SplitMix64: small, and good enough for faults.
 #[derive(Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A stream of its own for each of `parts`.
+    /// A separate stream for each value of `parts`.
     pub fn new(seed: u64, parts: [u32; 2]) -> Self {
         let mut rng = Self(seed);
         for part in parts {
@@ -23,11 +23,11 @@ impl Rng {
 
     /// A number below `bound`; 0 if there is none.
     pub fn below(&mut self, bound: u64) -> u64 {
-        // The product's upper half is even enough for any bound that is used here.
+        // The product's upper half is uniform enough for every bound that is used here.
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Whether one of a hundred equal chances out of `percent` came up.
+    /// True with a probability of `percent` in a hundred.
     pub fn percent(&mut self, percent: u32) -> bool {
         self.below(100) < u64::from(percent)
     }

@@ -1,4 +1,4 @@
-//! The transport around another transport.
+//! The transport that wraps another transport.
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,13 @@ use crate::fault::{Breakage, Fate};
 use crate::queue::{Held, Queue, State};
 use crate::rng::Rng;
 
-/// What a hot call returns.
+/// The result of a hot call.
 type Hot<T> = std::result::Result<T, i32>;
 
-/// How long a drop tries to hand on what is held.
+/// How long a drop tries to pass on held commands.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// Another transport, on a bad day.
+/// Another transport, with faults.
 #[derive(Debug)]
 pub struct Faulty {
     inner: OpenTransport,
@@ -46,19 +46,19 @@ impl Transport for Faulty {
 
     fn probe(config: &FaultyConfig) -> Result<Capabilities> {
         let found = find_transport(&config.inner)?.probe(&config.table)?;
-        // Kernels would go past what this transport does to commands.
+        // Kernels would bypass the faults of this transport.
         let mut lost = abi::TY_CAP_ORDERED | abi::TY_CAP_DEVICE_API;
         if !config.load_store {
             lost |= abi::TY_CAP_LOAD_STORE;
         }
         if config.fault.is_some() {
-            // Its first failure would hide those of other peers.
+            // The first failure of this transport would hide those of other peers.
             lost |= abi::TY_CAP_MASKING;
         }
         if config.fault.is_some_and(|fault| fault.kind.is_silent()) {
             lost |= abi::TY_CAP_BOUNDED_PUT;
         }
-        // Held commands go on when somebody drives the queue, its owner or not.
+        // Held commands are passed on when a thread drives the queue, its owner or another.
         let flags = found.flags & !lost | abi::TY_CAP_MANUAL_PROGRESS;
         Ok(Capabilities { flags, ..found })
     }
@@ -126,12 +126,12 @@ impl Transport for Faulty {
         let Some(mut state) = self.queue(queue)?.enter() else { return Ok(0) };
         let admitted = state.admitted(commands.len(), self.config.back_pressure);
         for (accepted, command) in commands[..admitted].iter().enumerate() {
-            // SAFETY: by this function's contract, which covers what is held as well: it is not
-            // done before the inner transport says so.
+            // SAFETY: by this function's contract, which covers held commands as well: they are not
+            // done before the inner transport reports it.
             let result = unsafe { self.accept(queue, &mut state, command) };
             match result {
                 Ok(true) => state.fresh = false,
-                // What was accepted counts; the error comes again with the next call.
+                // Accepted commands are reported; the error is returned again by the next call.
                 Err(status) if accepted == 0 => return Err(status),
                 Ok(false) | Err(_) => return Ok(accepted),
             }
@@ -149,7 +149,7 @@ impl Transport for Faulty {
         }
         let room = match self.config.quiet {
             0 => events.len(),
-            // In pieces.
+            // Only a part of the events.
             _ => events.len().min(1 + state.rng.below(events.len() as u64) as usize),
         };
         let own = state.take_own(&mut events[..room]);
@@ -198,11 +198,11 @@ impl Faulty {
     }
 
     fn now_ns(&self) -> u64 {
-        // Without delays, no clock decides anything.
+        // Without delays, nothing depends on a clock.
         if self.config.delay_us == 0 { 0 } else { monotonic_ns() }
     }
 
-    /// Takes one command; false where there is no room for it.
+    /// Accepts one command; false where there is no room for it.
     ///
     /// # Safety
     /// As [`Transport::post`].
@@ -219,7 +219,7 @@ impl Faulty {
             Fate::Pass => {
                 let delay = state.rng.below(u64::from(self.config.delay_us) * 1000 + 1);
                 state.held.push(Held { command: *command, due_ns: self.now_ns() + delay });
-                // An error of this is found again by the next call.
+                // The next call meets an error of this call again.
                 while state.held.len() > most && self.hand_one_on(queue, state) == Ok(true) {}
             }
             Fate::Fail => {
@@ -234,8 +234,8 @@ impl Faulty {
         Ok(true)
     }
 
-    /// Moves all of a failing command, its payload alone, or nothing. At once, because the caller
-    /// may take its source back when it sees the error.
+    /// Moves all of a failing command, its payload alone, or nothing. It moves at once, because the
+    /// caller may reuse its source when it sees the error.
     ///
     /// # Safety
     /// As [`Transport::post`].
@@ -252,7 +252,7 @@ impl Faulty {
         unsafe { self.inner.post(queue, std::slice::from_ref(&component)) }.map(|_| ())
     }
 
-    /// Hands on as many held commands as a draw says; true if there were some.
+    /// Passes on a random number of held commands; true if there were some.
     fn hand_some_on(&self, queue: u32, state: &mut State) -> Hot<bool> {
         if state.held.is_empty() {
             return Ok(false);
@@ -268,12 +268,12 @@ impl Faulty {
         Ok(moved)
     }
 
-    /// Hands one held command on, whichever; false if none may go or the inner queue is full.
+    /// Passes on one random held command; false if none may go or the inner queue is full.
     fn hand_one_on(&self, queue: u32, state: &mut State) -> Hot<bool> {
         let Some(index) = state.pick(self.now_ns()) else { return Ok(false) };
         let command = &state.held[index].command;
-        // SAFETY: whoever posted it promised all that `post` asks for until it is done; the lock of
-        // the queue keeps other threads off this queue of the inner transport.
+        // SAFETY: the caller that posted it guarantees the contract of `post` until it is done; the
+        // lock of the queue excludes other threads from this queue of the inner transport.
         let accepted = unsafe { self.inner.post(queue, std::slice::from_ref(command))? };
         if accepted == 1 {
             state.held.swap_remove(index);
@@ -281,7 +281,8 @@ impl Faulty {
         Ok(accepted == 1)
     }
 
-    /// Hands on all that is held and kept of a queue, for as long as the inner transport takes it.
+    /// Passes on all commands in `held` and `kept` of a queue, while the inner transport accepts
+    /// them.
     fn flush(&self, queue: u32, state: &mut State, until: Instant) -> Hot<()> {
         let kept = std::mem::take(&mut state.kept);
         state.held.extend(kept.into_iter().map(|command| Held { command, due_ns: 0 }));
@@ -298,8 +299,8 @@ impl Faulty {
 }
 
 impl Drop for Faulty {
-    /// What was accepted goes out, as it would from a NIC that knows nothing of its owner; unless
-    /// this rank has stopped.
+    /// Accepted commands are sent, as a NIC sends them whatever happens to its owner; unless this
+    /// rank has stopped.
     fn drop(&mut self) {
         if self.breakage.as_ref().is_some_and(Breakage::has_stopped) {
             return;
@@ -307,7 +308,8 @@ impl Drop for Faulty {
         let until = Instant::now() + FLUSH;
         let mut queues = std::mem::take(&mut self.queues);
         for (id, queue) in (0..).zip(&mut queues) {
-            // A transport that takes nothing any more has nobody left to tell.
+            // If the inner transport accepts nothing any more, there is no caller left to report it
+            // to.
             let _ = self.flush(id, queue.state_mut(), until);
         }
     }

@@ -1,5 +1,5 @@
-//! That the wrapper does what it says, seen from both sides: what a caller sees, and what the inner
-//! transport is given. No clock decides anything here but in the test of delays.
+//! The wrapper behaves as documented, both for a caller and for the inner transport. Only the test
+//! of delays depends on a clock.
 
 #![allow(clippy::unwrap_used)]
 
@@ -117,7 +117,7 @@ fn a_delayed_command_waits_and_then_goes_on() {
     for _ in 0..1000 {
         poll(&transport);
     }
-    // Only a machine that stands still for a second would have none left.
+    // Only on a machine that stands still for a second would none be held.
     let held = 64 - tags(9).len();
     assert!(held > 0 || start.elapsed() > Duration::from_millis(900));
     while tags(9).len() < 64 {
@@ -216,7 +216,7 @@ fn nothing_moves_or_ends_after_a_stop_not_even_by_a_drop() {
         accepted += post(&transport, &[command(tag)]);
         events.extend(event_tags(&poll(&transport)));
     }
-    // The queue slots of what never ends stay taken (INV-5).
+    // The queue slots of commands that never end stay taken (INV-5).
     assert_eq!(accepted, 10 + DEPTH as usize);
     assert_eq!(events, (0..10).collect::<Vec<_>>());
     transport.health().unwrap();

@@ -18,22 +18,22 @@ const PROXY_THREADS: RangeInclusive<u32> = 0..=MAX_RAILS as u32;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LibfabricConfig {
-    /// Provider, as `fi_info -l` names it: `tcp`, `shm`, `udp`, `verbs`, `net`, ... Equal on all
+    /// Provider, by its name in `fi_info -l`: `tcp`, `shm`, `udp`, `verbs`, `net`, ... Equal on all
     /// ranks. Default: `tcp`.
     pub provider: String,
-    /// Which NICs to use. Equally many on all ranks. Default: `auto`.
+    /// The NICs to use; the same number on all ranks. Default: `auto`.
     pub rails: Rails,
-    /// Threads that post and poll for the caller, 0 to 16; no more than rails are started. 0: the
-    /// caller's thread does it. Default: 0, of `efa` 4.
+    /// Threads that post and poll for the caller, 0 to 16; at most one per rail is started. With 0
+    /// the caller's thread does it. Default: 0; for `efa` 4.
     #[serde(deserialize_with = "proxy_threads")]
     pub proxy_threads: u32,
-    /// Most commands of a queue that are not done yet, 1 to 4,096. Default: 512.
+    /// Most commands of a queue that are in flight, 1 to 4,096. Default: 512.
     #[serde(deserialize_with = "queue_depth")]
     pub queue_depth: u32,
     /// Whether peers may read this rank's windows, for the op get. Equal on all ranks. Default:
     /// `false`: windows are registered for writing only.
     pub get: bool,
-    /// When a signal waits for a read-back of a window. Default: `auto`.
+    /// Whether a signal waits for a read-back of a window. Default: `auto`.
     pub flush: Flush,
 }
 
@@ -70,12 +70,12 @@ impl Default for EfaConfig {
     }
 }
 
-/// The key `flush`: whether the receiver reads a window of its own through the NIC before a signal
-/// counts, so that payloads in device memory are visible by then (INV-1).
+/// The key `flush`: whether the receiver reads one of its own windows through the NIC before a
+/// signal counts, so that payloads in device memory are visible by then (INV-1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Flush {
-    /// If a window is device memory.
+    /// Only if a window is device memory.
     #[default]
     Auto,
     /// Also if all windows are host memory, where it is not needed. For tests.
@@ -85,11 +85,11 @@ pub enum Flush {
 /// The key `rails`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rails {
-    /// The NICs that the topology chose for the rank; where it chose none, all NICs on the NUMA nodes
-    /// that this process may run on; of a provider that drives no NIC (sockets, shared memory), the
-    /// first interface.
+    /// The NICs that the topology chose for the rank; where it chose none, all NICs on the NUMA
+    /// nodes that this process may run on. For a provider that drives no NIC (sockets, shared
+    /// memory), the first interface.
     Auto,
-    /// The first so many that the provider lists.
+    /// The first NICs of the provider's list, this many.
     Count(NonZeroU32),
     /// Interfaces or domains by name, in this order.
     Named(Vec<String>),

@@ -2,9 +2,9 @@
 //! remote writes and completion data.
 //!
 //! A put with a signal is one write whose completion data name the signal; the receiver counts
-//! them. So no order is asked of the fabric (INV-2), and EFA's SRD serves as well as TCP. The
-//! crate links nothing: libfabric is opened at run time, and without it `probe` says what to
-//! install. `docs.md` in this folder is the page for operators.
+//! them. So the fabric need not preserve any order (INV-2), and EFA's SRD works as well as TCP. The
+//! crate links no library: libfabric is opened at run time, and without it `probe` names the
+//! package to install. `docs.md` in this folder is the page for operators.
 
 mod config;
 mod transport;

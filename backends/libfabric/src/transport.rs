@@ -1,9 +1,9 @@
-//! The components: one engine behind two names.
+//! The components: one engine with two names.
 //!
-//! Queues and rails are apart: a queue belongs to one thread, a rail (one NIC) serves all queues. Who
-//! posts or polls takes the rail for a batch of commands; who finds it taken leaves it to the
-//! other. So there is one uncontended lock per batch, and none per command. With proxy threads, each
-//! of these has rails and queues of its own.
+//! Queues and rails are separate: a queue belongs to one thread, a rail (one NIC) serves all
+//! queues. A thread that posts or polls locks the rail for a batch of commands; a thread that finds
+//! it locked leaves the work to the other. So there is one uncontended lock per batch, and none per
+//! command. With proxy threads, each of these has its own rails and queues.
 
 mod backlog;
 mod commands;
@@ -43,9 +43,10 @@ pub use wire::check_endpoint;
 const MAX_QUEUES: u32 = 64;
 const MAX_SIGNALS: u32 = 65_536;
 const LARGEST_PUT: u64 = 1 << 40;
-/// Providers that a lost peer does not hold up, tried: TCP without a layer above it, under the names that
-/// libfabric gave it. Not `shm`, whose ranks take locks in each other's memory: a process that is killed
-/// while it holds one leaves the others in `pthread_spin_lock` for ever.
+/// Providers that a lost peer does not hold up, by experiment: TCP without a layer above it, under
+/// its names in different versions of libfabric. `shm` is not among them: its ranks take locks in
+/// each other's memory, and a process that is killed while it holds a lock leaves the others in
+/// `pthread_spin_lock` for ever.
 const MASKING: [&str; 2] = ["net", "tcp"];
 
 /// Any provider, chosen by the config: `tcp`, `shm`, `udp`, `verbs`, ...
@@ -53,19 +54,19 @@ pub type Libfabric = Component<AnyProvider>;
 /// The provider `efa` of AWS, with device memory.
 pub type Efa = Component<EfaProvider>;
 
-/// What distinguishes the components.
+/// The differences between the components.
 pub trait Preset: Debug + Send + Sync + 'static {
     /// The component's name.
     const NAME: &'static str;
     /// One line for people.
     const ABOUT: &'static str;
-    /// The component's own table.
+    /// The component's config table.
     type Config: DeserializeOwned;
-    /// What the table asks for.
+    /// The settings of the table.
     fn settings(config: Self::Config) -> Settings;
 }
 
-/// What an instance is opened with.
+/// The settings of an instance.
 #[derive(Clone, Debug)]
 pub struct Settings {
     provider: String,
@@ -74,7 +75,7 @@ pub struct Settings {
     queue_depth: u32,
     get: bool,
     flush: Flush,
-    /// Device memory is asked for.
+    /// Whether device memory is requested.
     hmem: bool,
     /// NICs that the topology chose for this rank.
     nics: Nics,
@@ -132,9 +133,10 @@ impl Preset for EfaProvider {
 /// A transport over libfabric.
 #[derive(Debug)]
 pub struct Component<P> {
-    /// Serves a ring of kernels, in place of the proxy. Ends before the engine.
+    /// Serves a ring of kernels, instead of the proxy. Ends before the engine.
     served: Option<GpuRing>,
-    /// Who posts and polls, once all peers are connected. Ends before the engine.
+    /// The proxy threads that post and poll, once all peers are connected. They end before the
+    /// engine.
     proxy: Option<Proxy>,
     engine: Arc<Engine>,
     proxy_threads: u32,
@@ -145,7 +147,7 @@ pub struct Component<P> {
 }
 
 impl<P> Component<P> {
-    /// For calls of the bring-up: nobody else has the engine yet.
+    /// The engine, for calls of the bring-up, when no other thread has it yet.
     fn engine(&mut self, operation: &'static str) -> Result<&mut Engine> {
         let late = "all peers are connected; expected it before";
         Arc::get_mut(&mut self.engine)
@@ -166,7 +168,7 @@ where
         let rails = info::choose(&settings)?;
         let largest = rails.iter().map(info::Info::largest_put).min().unwrap_or(0);
         let get = if settings.get { abi::TY_CAP_GET } else { 0 };
-        // Proxy threads drive it themselves.
+        // Proxy threads drive the engine themselves.
         let manual = if settings.proxy_threads == 0 { abi::TY_CAP_MANUAL_PROGRESS } else { 0 };
         let provider = rails.first().map(info::Info::provider).unwrap_or_default();
         let masking = if MASKING.contains(&provider.as_str()) { abi::TY_CAP_MASKING } else { 0 };
@@ -232,8 +234,8 @@ where
         Ok(())
     }
 
-    /// One thread takes the kernels' commands and posts them on all rails: what a proxy thread would get is
-    /// handed over once less.
+    /// One thread takes the kernels' commands and posts them on all rails. This saves a handover to
+    /// a proxy thread.
     fn serve_ring(&mut self, ring: RingToServe) -> Result<bool> {
         if self.proxy.take().is_none() {
             return Ok(false);
@@ -262,14 +264,14 @@ where
         }
     }
 
-    // Inlined into the table's slot, also where that is made in another crate: a plugin.
+    // The call is inlined into the slot of the table, also where a plugin's crate makes the table.
     #[inline]
     fn read_signal(&self, _: u32, id: u32) -> u64 {
         self.engine.shared.total(id)
     }
 
     fn health(&self) -> Result<()> {
-        // A thread that ended is about no peer, so no peer's failure hides it.
+        // The failure of a thread is about no peer, so no peer's failure hides it.
         self.proxy.as_ref().map_or(Ok(()), Proxy::health)?;
         self.engine.shared.health()
     }
@@ -287,7 +289,8 @@ where
 fn memory_kinds(rails: &[info::Info]) -> u32 {
     let mut kinds = abi::TY_MEMORY_HOST;
     if rails.iter().all(info::Info::has_hmem) {
-        // The provider says that it takes device memory, not whose: the drivers' devices do.
+        // The provider reports that it accepts device memory, but not of which vendor; the device
+        // files of the drivers show that.
         for (device, kind) in
             [("/dev/nvidiactl", abi::TY_MEMORY_CUDA), ("/dev/kfd", abi::TY_MEMORY_HIP)]
         {

@@ -1,5 +1,6 @@
-//! The hot calls do not allocate, nor does a proxy thread. A binary of its own, for it replaces the
-//! allocator. What libfabric itself allocates goes by another way and is not counted.
+//! The hot calls do not allocate, nor does a proxy thread. The test is a separate binary, because
+//! it replaces the allocator. Allocations of libfabric itself use another allocator and are not
+//! counted.
 
 // The helpers below may panic as a test may.
 #![allow(clippy::unwrap_used)]
@@ -18,7 +19,7 @@ use tokenyard_testkit::{Counting, of_all_threads};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A rank alone, whose window is `memory`.
+/// A single rank, whose window is `memory`.
 fn open(text: &str, memory: &mut [u64]) -> Libfabric {
     let config = ComponentTable::from_text(text, "test.toml").parse("libfabric").unwrap();
     let bytes = size_of_val(memory) as u64;

@@ -1,5 +1,5 @@
-//! Ranks over real providers, as threads of one process. What every transport must do is tested by
-//! the conformance suite; here is what this one adds: mailboxes, rails, names, refusals.
+//! Ranks over real providers, as threads of one process. The conformance suite tests the behaviour
+//! of every transport. These tests cover the rest: mailboxes, rails, names, refusals.
 
 // The helpers below may panic as a test may.
 #![allow(clippy::unwrap_used)]
@@ -29,7 +29,7 @@ fn put_signal(peer: u32, bytes: u64, signal: u32) -> Command {
     }
 }
 
-/// More values than there are mailboxes, to a rank that sends as many back.
+/// Sends more values than there are mailboxes to a rank that sends as many back.
 fn values_go_on_when_all_mailboxes_were_used(provider: &str) {
     const VALUES: u64 = 200;
     with_ranks(2, &format!("provider = \"{provider}\""), |rank| {
@@ -48,7 +48,7 @@ fn values_go_on_when_all_mailboxes_were_used(provider: &str) {
             rank.until("a value", |rank| found(rank) != 0);
             assert_eq!(found(rank), expected);
         }
-        // The peer still needs this rank, for credits.
+        // The peer still needs credits of this rank.
         rank.post(0, &[put_signal(peer, 0, 1)]);
         rank.wait_signal(1, 1);
     });
@@ -104,7 +104,7 @@ fn every_signal_counts_once_when_it_waits_for_a_read_back() {
 fn a_link_names_provider_interface_and_both_addresses() {
     with_ranks(2, "provider = \"tcp\"", |rank| {
         let name = rank.transport.link_name(1 - rank.me);
-        // libfabric 1.17 calls it `net`.
+        // The name in libfabric 1.17 is `net`.
         assert!(name.starts_with("tcp ") || name.starts_with("net "), "{name}");
         assert_eq!(name.matches("fi_sockaddr").count(), 2, "{name}");
     });

@@ -18,7 +18,8 @@ const SIGNALS: usize = 16;
 const PUTS: u64 = 500;
 const BYTES: usize = 1024;
 
-/// A ring with its counts, in memory that both sides see. Never freed: threads may outlive a failed test.
+/// A ring with its counts, in memory that both sides share. It is never freed, because threads may
+/// outlive a failed test.
 struct Ring {
     raw: &'static abi::TyGpuRing,
     counters: &'static [[AtomicU64; 5]],
@@ -62,7 +63,7 @@ impl Ring {
             peers: 2,
             reserved: 0,
         };
-        // SAFETY: the memory is never freed; commands below keep the rules.
+        // SAFETY: the memory is never freed; commands below follow the rules.
         unsafe { RingToServe::new(&serve) }
     }
 
@@ -83,7 +84,7 @@ impl Ring {
         Self::word(self.raw.totals.wrapping_add(id))
     }
 
-    /// As a kernel: waits for room, writes the command, then its number.
+    /// Posts as a kernel does: waits for room, writes the command, then its number.
     fn post(&self, number: u64, command: abi::TyGpuRingCommand) {
         until("room in the ring", || self.done() + CAPACITY > number);
         let slot = self.raw.commands.wrapping_add((number % CAPACITY) as usize);
@@ -103,14 +104,14 @@ fn until(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// How many threads of this process have such a name.
+/// The number of threads of this process whose names start with `name`.
 fn threads(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.map(|task| std::fs::read_to_string(task.path().join("comm")));
     names.flatten().filter(|found| found.starts_with(name)).count()
 }
 
-/// Both ranks put rows to each other by their rings.
+/// Both ranks put rows to each other through their rings.
 fn put_rows(rank: &Rank, ring: &Ring) {
     let half = (WINDOW_BYTES / 2) as u64;
     let peer = 1 - rank.me;
@@ -160,7 +161,7 @@ fn one_thread_of_the_transport_serves_the_ring_and_hands_commands_over_once() {
     });
     assert_eq!(threads("tokenyard-ring"), 0, "close ends them");
 
-    // Without threads of its own it leaves the ring to the host, whose thread drives it at once.
+    // Without threads the transport leaves the ring to the host, whose thread drives it at once.
     with_ranks(2, "provider = \"tcp\"\nproxy_threads = 0", |rank| {
         let ring = Ring::new();
         assert!(!rank.transport.serve_ring(ring.to_serve(&[rank.memory.window()])).unwrap());

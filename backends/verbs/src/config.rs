@@ -8,7 +8,7 @@ use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VerbsConfig {
-    /// Which device a rank uses. Default: `"auto"`.
+    /// The device that a rank uses. Default: `"auto"`.
     pub device: DeviceChoice,
     /// Port of the device, 1 to 254. Default: the first that is active.
     #[serde(deserialize_with = "some_in::<_, _, 1, 254>")]
@@ -23,25 +23,26 @@ pub struct VerbsConfig {
     /// The service level of the packets, 0 to 15. Default: 0.
     #[serde(deserialize_with = "in_range::<_, _, 0, 15>")]
     pub service_level: u8,
-    /// Bytes of a packet: `"auto"`, 256, 512, 1024, 2048 or 4096. Default: what the port has.
+    /// Bytes of a packet: `"auto"`, 256, 512, 1024, 2048 or 4096. Default: the size of the port.
     pub mtu: Mtu,
-    /// How long an answer is waited for: at least 4.096 us times two to this power, 1 to 31.
-    /// Default: 17, which is 0.54 s.
+    /// The wait for an answer before a repetition: at least 4.096 us times two to this power, 1 to
+    /// 31. Default: 17, which is 0.54 s.
     #[serde(deserialize_with = "in_range::<_, _, 1, 31>")]
     pub timeout: u8,
     /// Repetitions without an answer, 0 to 7. Default: 7.
     #[serde(deserialize_with = "in_range::<_, _, 0, 7>")]
     pub retry_count: u8,
-    /// Repetitions when the peer has no receive posted, 0 to 7. Default: 7, which is without end.
+    /// Repetitions when the peer has no receive posted, 0 to 7. Default: 7, which means without
+    /// end.
     #[serde(deserialize_with = "in_range::<_, _, 0, 7>")]
     pub rnr_retry: u8,
-    /// Most commands of a queue that are not done, 1 to 16,384. Default: 1024.
+    /// Most commands of a queue in flight, 1 to 16,384. Default: 1024.
     #[serde(deserialize_with = "in_range::<_, _, 1, 16_384>")]
     pub queue_depth: u32,
     /// Signals that can arrive while this rank does not poll, 64 to 32,768. Default: 8192.
     #[serde(deserialize_with = "in_range::<_, _, 64, 32_768>")]
     pub receive_depth: u32,
-    /// How signals arrive. Default: `"auto"`.
+    /// The way in which signals arrive. Default: `"auto"`.
     pub signals: SignalChoice,
     /// Whether payloads are read back before their signals count. Default: `"auto"`.
     pub flush: Flush,
@@ -68,17 +69,17 @@ impl Default for VerbsConfig {
     }
 }
 
-/// Which device a rank uses.
+/// The device that a rank uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The one that the topology chose for the rank; where it chose none, of the fastest active ports
-    /// rank i of the team takes number i, round and round.
+    /// The device that the topology chose for the rank. Where it chose none, rank i of the team
+    /// takes number i modulo their count of the fastest active ports.
     Auto,
-    /// Of these: rank i of the team takes number i, round and round.
+    /// These devices: rank i of the team takes number i modulo their count.
     Named(Vec<String>),
 }
 
-/// How signals arrive at this rank.
+/// The way in which signals arrive at this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SignalChoice {
@@ -86,7 +87,7 @@ pub enum SignalChoice {
     Auto,
     /// As immediate data of a write; this rank counts them while it polls.
     Immediate,
-    /// By the device's own additions to memory.
+    /// By atomic additions of the device to memory.
     Atomic,
 }
 
@@ -103,7 +104,7 @@ pub enum Flush {
 /// Bytes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mtu {
-    /// What the port has.
+    /// The size of the port.
     Auto,
     /// 256, 512, 1024, 2048 or 4096.
     Bytes(u32),

@@ -1,4 +1,4 @@
-//! From the config to an open device with a port, a GID and a packet size.
+//! Opens the device of the config, with a port, a GID and a packet size.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use crate::rules::{self, PortFacts, SignalMode};
 const MAX_PEERS: u32 = 1024;
 /// Work requests that one command may become: a write and an addition.
 pub(crate) const REQUESTS: u32 = 2;
-/// Entries of a queue's completion queue per command of its depth. Two are those of the work
-/// requests under way. When a connection breaks, a command ends with its first completion and
-/// leaves one more behind, while its place in the queue is taken again.
+/// Entries of a completion queue per command of the queue's depth. Two are for the work requests in
+/// flight. When a connection breaks, a command ends with its first completion. Its second
+/// completion is still to come when a new command takes its place in the queue.
 pub(crate) const COMPLETIONS: u32 = 3;
-/// Reads and atomics of one queue pair at once: more brings nothing, and devices have few.
+/// Reads and atomics of one queue pair at once. More has no benefit, and devices support few.
 const MOST_READS: i32 = 16;
 
 /// A device as a rank uses it.
@@ -36,11 +36,11 @@ pub(crate) struct Adapter {
     pub(crate) signals: SignalMode,
 }
 
-/// Every adapter that the config lets ranks use, in the order in which they take them; or the one of the rank of
-/// a team, which with `device = "auto"` is the one that the topology chose for it.
+/// Every adapter that the config allows, in the order in which ranks take them. With a team, only
+/// the adapter of its rank; with `device = "auto"` that is the one that the topology chose.
 ///
 /// # Errors
-/// [`ErrorKind::Unavailable`] with what is missing.
+/// [`ErrorKind::Unavailable`], which names what is missing.
 pub(crate) fn adapters(config: &VerbsConfig, team: Option<&Team>) -> Result<Vec<Adapter>> {
     let library = Library::get().map_err(|e| {
         Error::new(ErrorKind::Unavailable, "load libibverbs", e.to_string())
@@ -78,7 +78,8 @@ pub(crate) fn adapters(config: &VerbsConfig, team: Option<&Team>) -> Result<Vec<
         .collect()
 }
 
-/// The ports that ranks use, or the one that the rank of a team does: rank i takes entry i, round and round.
+/// The ports that ranks use; with a team, only the port of its rank: rank i takes entry i modulo
+/// their count.
 fn choose<'a>(
     config: &VerbsConfig,
     team: Option<&Team>,
@@ -98,7 +99,8 @@ fn choose<'a>(
     Ok(chosen)
 }
 
-/// The port of the NIC that the topology chose for the rank of a team; without one all that ranks may use.
+/// The port of the NIC that the topology chose for the rank of a team; without a team, all ports
+/// that ranks may use.
 fn automatic<'a>(
     config: &VerbsConfig,
     team: Option<&Team>,
@@ -112,7 +114,7 @@ fn automatic<'a>(
         listed: &listed,
         most: 1,
         own_names: false,
-        fix: "mend its link or `gid_index` (`ibv_devinfo -v`), or name others in `device`",
+        fix: "repair its link or `gid_index` (`ibv_devinfo -v`), or name others in `device`",
     };
     let own = team.map_or(Ok(Vec::new()), |team| team.nics.choose(&search))?;
     let chosen = match own.as_slice() {
@@ -126,7 +128,7 @@ fn automatic<'a>(
             format!("no port can be used; found {}", rules::by_fault(ports)),
         )
         .with_fix(
-            "bring a link up, and on RoCE give its interface an address: see `ibv_devinfo -v` and `rdma link`",
+            "set a link up, and on RoCE give its interface an address: see `ibv_devinfo -v` and `rdma link`",
         ));
     }
     Ok(chosen)
@@ -148,11 +150,12 @@ fn open(devices: &Devices, name: &str, names: &[String]) -> Result<Arc<Context>>
     })
 }
 
-/// What the ports of a device say.
+/// The facts of the ports of a device.
 fn facts(config: &VerbsConfig, context: &Arc<Context>) -> Result<Vec<PortFacts>> {
     let failed = |e| unavailable("ask device", e).with_context("device", context.name());
     let attr = context.attributes().map_err(failed)?;
-    // Who does not tell is asked again when it is opened, and says why.
+    // A table that cannot be read now is read again when the port is opened, where the error is
+    // reported.
     let gids = context.gids().ok();
     (1..=attr.phys_port_cnt)
         .map(|port| {
@@ -213,15 +216,16 @@ impl Adapter {
         self.attr.max_qp_rd_atom.clamp(1, MOST_READS) as u8
     }
 
-    /// Reads and atomics that one queue pair has under way at once.
+    /// Reads and atomics that one queue pair has in flight at once.
     pub(crate) fn reads_asked(&self) -> u8 {
         self.attr.max_qp_init_rd_atom.clamp(1, MOST_READS) as u8
     }
 
-    /// What can be declared of it.
+    /// The capabilities of this adapter.
     pub(crate) fn capabilities(&self, config: &VerbsConfig) -> Capabilities {
         let signals = match self.signals {
-            // Signals count, and receives are posted again, when somebody drives.
+            // Signals are counted, and receives are posted again, when a thread drives the
+            // transport.
             SignalMode::Immediate => abi::TY_CAP_IMMEDIATE | abi::TY_CAP_MANUAL_PROGRESS,
             SignalMode::Atomic => abi::TY_CAP_NATIVE_ATOMICS,
         };
@@ -251,9 +255,9 @@ impl Adapter {
         }
     }
 
-    /// Device memory comes by dmabuf or by a peer memory module of the kernel; whether the driver
-    /// has either shows when a window is registered. It needs signals that are counted after a
-    /// read-back (INV-1).
+    /// Device memory is registered by dmabuf or by a peer memory module of the kernel; whether the
+    /// driver supports either is known only when a window is registered. Device memory needs
+    /// signals that are counted after a read-back (INV-1).
     pub(crate) fn memory_kinds(&self) -> u32 {
         match self.signals {
             SignalMode::Immediate => abi::TY_MEMORY_HOST | abi::TY_MEMORY_CUDA | abi::TY_MEMORY_HIP,
@@ -345,7 +349,7 @@ mod tests {
                 "verbs cannot use {nic} ({found}), which the topology chose for this rank; it can use mlx5_0"
             );
             assert!(text.contains(&chosen) && text.contains("rails = \"any\""), "{text}");
-            // Each way out opens; so does a NIC that is as near.
+            // Each suggested fix works, and so does a NIC that is equally near.
             assert_eq!(open(&auto, &[nic], true).unwrap(), "mlx5_0");
             assert_eq!(open(&auto, &[nic, "mlx5_0"], false).unwrap(), "mlx5_0");
             let device = DeviceChoice::Named(vec!["mlx5_0".to_owned()]);

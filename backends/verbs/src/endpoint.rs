@@ -1,5 +1,5 @@
-//! What tells a peer how to reach this rank. It crosses the bootstrap, so it comes from another process: every
-//! field is checked.
+//! The endpoint, by which a peer reaches this rank. It crosses the bootstrap, so it comes from
+//! another process: every field is checked.
 
 use std::fmt;
 
@@ -14,10 +14,10 @@ pub const MAX_QUEUES: u32 = 64;
 pub const MAX_WINDOWS: u32 = 64;
 /// Most signals of a rank.
 pub const MAX_SIGNALS: u32 = 65_536;
-/// Numbers of queue pairs and packets have 24 bits.
+/// Queue pair numbers and packet sequence numbers have 24 bits.
 const BITS_24: u32 = 0x00ff_ffff;
 
-/// The key of a memory region: who has it may use the region, so it is never printed.
+/// The key of a memory region. A holder of the key may use the region, so the key is never printed.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Key(pub u32);
 
@@ -32,11 +32,11 @@ impl fmt::Debug for Key {
 pub struct RemoteQp {
     /// Its number, 1 to 2^24 - 1.
     pub number: u32,
-    /// The first packet number that it sends, 24 bits.
+    /// The first packet sequence number that it sends, 24 bits.
     pub psn: u32,
 }
 
-/// How signals reach the rank.
+/// The way in which signals reach the rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SignalArea {
     /// As immediate data.
@@ -53,7 +53,7 @@ pub enum SignalArea {
 /// One window of the rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteWindow {
-    /// The first byte, as the rank's device knows it.
+    /// The address of the first byte, for the rank's device.
     pub address: u64,
     /// Length.
     pub bytes: u64,
@@ -61,20 +61,20 @@ pub struct RemoteWindow {
     pub key: Key,
 }
 
-/// What a peer needs to reach a rank.
+/// The data that a peer needs to reach a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Index of the rank in the team.
     pub sender: u32,
-    /// Index of the peer that it is for.
+    /// Index of the peer for which the endpoint is made.
     pub receiver: u32,
     /// Ranks of the team.
     pub ranks: u32,
     /// 1 for InfiniBand, 2 for RoCE.
     pub link_layer: u8,
-    /// Packet size that the rank asks for, a code of 1 to 5.
+    /// Packet size that the rank requests, a code of 1 to 5.
     pub mtu: u8,
-    /// Reads and atomics that it serves at once for one queue pair, 1 to 255.
+    /// Reads and atomics that the rank serves at once for one queue pair, 1 to 255.
     pub reads: u8,
     /// Local id of its port; 0 on RoCE.
     pub lid: u16,
@@ -82,7 +82,7 @@ pub struct Endpoint {
     pub gid: [u8; 16],
     /// Signals of the rank, at most 65,536.
     pub signal_count: u32,
-    /// How they are raised.
+    /// The way in which they are raised.
     pub signals: SignalArea,
     /// One per queue, 1 to 64.
     pub queue_pairs: Vec<RemoteQp>,
@@ -98,8 +98,8 @@ impl Endpoint {
         out
     }
 
-    /// Reads bytes of a peer. What a single endpoint can be judged by is checked here; whether it
-    /// fits this rank is checked by `connect`.
+    /// Parses the bytes of a peer. This function checks the endpoint by itself; `connect` checks
+    /// whether it fits this rank.
     ///
     /// # Errors
     /// [`ErrorKind::Protocol`](tokenyard_core::ErrorKind::Protocol), naming the field.

@@ -1,9 +1,9 @@
-//! The `verbs` transport: RDMA over InfiniBand and RoCE, driven by the thread that calls.
+//! The `verbs` transport: RDMA over InfiniBand and RoCE, driven by the calling thread.
 //!
-//! It is loaded as a plugin (`plugins/verbs`). libibverbs is opened at run time: without it, and
-//! without a device, the component is there and its probe says what is missing. Core validates every
-//! argument; this crate checks what comes from other processes and from the device. `docs.md` in
-//! this folder is the page for operators.
+//! It is loaded as a plugin (`plugins/verbs`). libibverbs is opened at run time. Without it, or
+//! without a device, the component is still listed and its probe names what is missing. Core
+//! validates every argument; this crate checks all input from other processes and from the device.
+//! `docs.md` in this folder is the page for operators.
 
 mod config;
 mod device;

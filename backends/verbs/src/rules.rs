@@ -1,5 +1,5 @@
-//! Choices as pure functions on what devices say: which port, which GID, which packet size, how
-//! signals arrive, how long a dead peer takes to show.
+//! Choices as pure functions on the facts of devices: port, GID, packet size, way of signals, and
+//! the time until a dead peer is noticed.
 
 use std::cmp::Ordering;
 use std::net::Ipv6Addr;
@@ -14,22 +14,22 @@ use tokenyard_sys_verbs::ffi;
 
 use crate::config::{Mtu, SignalChoice};
 
-/// What is known of a port before it is used.
+/// The facts of a port before it is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortFacts {
     /// Name of its device.
     pub device: String,
-    /// From 1.
+    /// Number of the port, from 1.
     pub port: u8,
     /// Its link is up.
     pub active: bool,
-    /// Its table has an entry that the config's `gid_index`, or the rule, takes.
+    /// Its table has an entry that the config's `gid_index`, or the rule, selects.
     pub has_gid: bool,
     /// `LINK_LAYER_*`.
     pub link_layer: u8,
-    /// Bits `active_width` of its queues, as the port says them.
+    /// Bits `active_width` of the port: its number of lanes.
     pub width: u8,
-    /// Code `active_speed` of a queue, as the port says it.
+    /// Code `active_speed` of the port: the speed of a lane.
     pub speed: u8,
 }
 
@@ -40,7 +40,7 @@ impl PortFacts {
         self.active && known
     }
 
-    /// What keeps it from being used, in words.
+    /// The reason why it cannot be used, in words.
     fn fault(&self) -> Option<&'static str> {
         match (self.has_link(), self.has_gid) {
             (true, true) => None,
@@ -49,13 +49,13 @@ impl PortFacts {
         }
     }
 
-    /// How the choice of NICs sees it.
+    /// The port as an entry for the choice of NICs.
     pub fn listed(&self) -> ListedNic {
         let fault = self.fault().map(|fault| format!("port {}: {fault}", self.port));
         ListedNic { name: self.device.clone(), fault }
     }
 
-    /// Tenths of Gbit/s.
+    /// The rate in tenths of Gbit/s.
     fn rate(&self) -> u32 {
         let queues = match self.width {
             2 => 4,
@@ -77,7 +77,7 @@ impl PortFacts {
     }
 }
 
-/// What keeps each of some ports from being used: `not active: mlx5_0 port 1, mlx5_1 port 1`.
+/// The reasons why ports cannot be used, grouped: `not active: mlx5_0 port 1, mlx5_1 port 1`.
 pub fn by_fault(ports: &[PortFacts]) -> String {
     let of = |fault: &&str| {
         let of = ports.iter().filter(|port| port.fault() == Some(fault));
@@ -88,8 +88,8 @@ pub fn by_fault(ports: &[PortFacts]) -> String {
     if groups.is_empty() { "no port".to_owned() } else { groups.join("; ") }
 }
 
-/// The ports that `"auto"` spreads the ranks over where the topology chose none: of those that can be used, the
-/// fastest; one per device, in order of their devices' names, numbers counted as numbers.
+/// The ports over which `"auto"` spreads the ranks where the topology chose none: the fastest of
+/// the usable ports, one per device, in order of device names with numbers compared by value.
 pub fn automatic<'a>(ports: impl IntoIterator<Item = &'a PortFacts>) -> Vec<&'a PortFacts> {
     let mut chosen: Vec<_> = ports.into_iter().filter(|port| port.fault().is_none()).collect();
     let fastest = chosen.iter().map(|port| port.rate()).max();
@@ -99,7 +99,7 @@ pub fn automatic<'a>(ports: impl IntoIterator<Item = &'a PortFacts>) -> Vec<&'a 
     chosen
 }
 
-/// The port of a named device: the wished one, or the first that is active.
+/// The port of a named device: the requested port, or the first that is active.
 ///
 /// # Errors
 /// [`ErrorKind::Unavailable`] where there is no such port, or it is down.
@@ -118,14 +118,14 @@ pub fn port<'a>(ports: &'a [PortFacts], device: &str, wish: Option<u8>) -> Resul
         (Some(port), _) if port.has_link() => Ok(port),
         (Some(port), _) => unusable(
             format!("port {} is not active; expected an active InfiniBand or RoCE port", port.port),
-            "bring the link up, or name another `device` or `port`",
+            "set the link up, or name another `device` or `port`",
         ),
         (None, Some(wish)) => {
             let last = of_device.next_back().map_or(0, |port| port.port);
             unusable(format!("found no port {wish}; expected 1 to {last}"), "correct `port`")
         }
         (None, None) => {
-            unusable("found no active port".into(), "bring the link up, or name another `device`")
+            unusable("found no active port".into(), "set the link up, or name another `device`")
         }
     }
 }
@@ -142,12 +142,12 @@ fn natural(a: &str, b: &str) -> Ordering {
 
 /// The GID that a port is addressed by.
 ///
-/// By [`tokenyard_machine::gid::choose`]. InfiniBand: entry 0. RoCE: of the entries of version 2, the
-/// first with an IPv4 address; without one, the first with a routable IPv6 address, then the first
-/// with a link-local one. `wish` takes an entry as it is, also of version 1.
+/// By [`tokenyard_machine::gid::choose`]. InfiniBand: entry 0. RoCE: of the entries of version 2,
+/// the first with an IPv4 address; without one, the first with a routable IPv6 address, then the
+/// first with a link-local one. `wish` selects an entry without these rules, also of version 1.
 ///
 /// # Errors
-/// [`ErrorKind::Unavailable`], naming what the table has.
+/// [`ErrorKind::Unavailable`], which lists the entries of the table.
 pub fn gid(entries: &[ffi::GidEntry], port: &PortFacts, wish: Option<u8>) -> Result<ffi::GidEntry> {
     let of_port = || entries.iter().filter(|e| e.port_num == u32::from(port.port));
     let infiniband = port.link_layer == ffi::LINK_LAYER_INFINIBAND;
@@ -180,7 +180,7 @@ pub fn gid(entries: &[ffi::GidEntry], port: &PortFacts, wish: Option<u8>) -> Res
     })
 }
 
-/// The entry as the rule sees it, which `tokenyard doctor` follows too.
+/// The entry in the form of the shared rule, which `tokenyard doctor` uses too.
 fn as_told(entry: &ffi::GidEntry) -> Gid {
     let kind = match entry.gid_type {
         ffi::GID_TYPE_ROCE_V2 => GidKind::RoceV2,
@@ -204,11 +204,11 @@ fn shown(entry: &ffi::GidEntry) -> String {
     format!("{}: {} ({version})", entry.gid_index, Ipv6Addr::from(entry.gid.raw))
 }
 
-/// The packet size that this rank asks for, as a code of 1 to 5. What is used is the smaller of both
-/// sides'.
+/// The packet size that this rank requests, as a code of 1 to 5. A connection uses the smaller size
+/// of its two ends.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] where the port cannot carry the wished size.
+/// [`ErrorKind::Config`] where the port cannot carry the requested size.
 pub fn mtu(wish: Mtu, active: i32) -> Result<u8> {
     let active = u8::try_from(active).ok().filter(|code| (1..=5).contains(code)).unwrap_or(1);
     let Mtu::Bytes(bytes) = wish else { return Ok(active) };
@@ -226,19 +226,20 @@ pub fn mtu(wish: Mtu, active: i32) -> Result<u8> {
     Ok(code)
 }
 
-/// How signals arrive.
+/// The way in which signals arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignalMode {
     /// As immediate data of a write, counted by the receiving process.
     Immediate,
-    /// By the device's additions to memory.
+    /// By atomic additions of the device to memory.
     Atomic,
 }
 
-/// How signals arrive on a device with `receives` shared receives, and `atomics` or not.
+/// The way in which signals arrive on a device with `receives` shared receives, and with atomics or
+/// not.
 ///
 /// # Errors
-/// [`ErrorKind::Unavailable`] where the device cannot do what was chosen.
+/// [`ErrorKind::Unavailable`] where the device does not support the choice.
 pub fn signals(choice: SignalChoice, receives: u32, atomics: bool) -> Result<SignalMode> {
     let immediate = receives >= 64;
     let unavailable = |message: &str, fix: &str| {
@@ -261,12 +262,13 @@ pub fn signals(choice: SignalChoice, receives: u32, atomics: bool) -> Result<Sig
     }
 }
 
-/// The shortest that a device repeats a request to a peer that does not answer.
+/// The shortest time for which a device repeats a request to a peer that does not answer.
 pub fn shortest_silence(timeout: u8, retries: u8) -> Duration {
     Duration::from_nanos(4096) * (1 << timeout) * (u32::from(retries) + 1)
 }
 
-/// The longest that it does: the specification lets an interval be four times the nominal one.
+/// The longest time for which it does: by the specification, an interval may be four times the
+/// nominal one.
 pub fn longest_silence(timeout: u8, retries: u8) -> Duration {
     4 * shortest_silence(timeout, retries)
 }

@@ -1,7 +1,7 @@
 //! The `verbs` transport: one reliable connection per queue and peer, this rank itself included.
 //!
-//! A put is an RDMA write. Its signal is immediate data of the same write, or an addition behind it
-//! on the same connection. The calling thread posts and polls; the device does the rest.
+//! A put is an RDMA write. Its signal is immediate data of the same write, or an atomic addition
+//! after it on the same connection. The calling thread posts and polls; the device does the rest.
 
 mod batch;
 mod commands;
@@ -43,16 +43,16 @@ use read_back::{ReadBack, ReadBackMemory};
 use shared::{Port, Shared};
 use signals::{Receiver, Signals};
 
-/// Payloads of up to so many bytes are copied while they are posted.
+/// Payloads of up to this many bytes are copied while they are posted.
 const INLINE: u32 = 64;
-/// What a value needs (INV-3).
+/// The inline bytes that a value needs (INV-3).
 const LEAST_INLINE: u32 = 8;
 
 /// RDMA over InfiniBand and RoCE.
 #[derive(Debug)]
 pub struct Verbs {
-    /// Field order is drop order: connections end first, so that nothing reaches windows or signals
-    /// when their registrations end.
+    /// Field order is drop order: connections end first, so that no write reaches windows or
+    /// signals when their registrations end.
     queues: Vec<Queue>,
     shared: Shared,
     pd: Arc<Pd>,
@@ -60,9 +60,9 @@ pub struct Verbs {
     config: VerbsConfig,
     team: Team,
     signal_count: u32,
-    /// Of queue 0 to each peer that is connected.
+    /// The route of queue 0 to each connected peer.
     routes: Vec<Option<Route>>,
-    /// When `progress` looks after the queues again.
+    /// The time at which `progress` checks the queues again.
     next_watch: Mutex<Instant>,
 }
 
@@ -72,7 +72,7 @@ impl Transport for Verbs {
     type Config = VerbsConfig;
 
     fn probe(config: &VerbsConfig) -> Result<Capabilities> {
-        // Ranks of one node may have different devices: what all of them can.
+        // Ranks of one node may have different devices, so only capabilities of all devices count.
         let all = adapters(config, None)?;
         let mut each = all.iter().map(|adapter| adapter.capabilities(config));
         let first = each.next().ok_or_else(no_port)?;
@@ -209,7 +209,7 @@ impl Transport for Verbs {
         pairs.poll(&self.shared, events)
     }
 
-    // Inlined into the table's slot, also where that is made in another crate: a plugin.
+    // The call is inlined into the slot of the table, also where a plugin's crate makes the table.
     #[inline]
     fn read_signal(&self, _: u32, id: u32) -> u64 {
         let total = self.shared.signals.read(id);
@@ -224,8 +224,8 @@ impl Transport for Verbs {
         Err(failure.to_error(self.shared.context.library(), &self.team, link))
     }
 
-    /// The device moves payloads by itself. What is left is to count signals, so that receives are
-    /// posted again while nobody polls, and to find connections that stand still.
+    /// The device moves payloads by itself. This call counts signals, so that receives are posted
+    /// again while no thread polls, and finds stalled connections.
     fn progress(&self) -> std::result::Result<bool, i32> {
         self.look_after_queues(Instant::now());
         Ok(self.shared.drive_signals())
@@ -240,7 +240,8 @@ impl Transport for Verbs {
     }
 }
 
-/// Additions of the NIC cannot wait for a read-back: what is asked for is refused, not left out.
+/// Additions of the NIC cannot wait for a read-back: a config that demands one is refused, not
+/// ignored.
 fn check_flush(adapter: &Adapter, config: &VerbsConfig) -> Result<()> {
     let atomic = matches!(adapter.signals, SignalMode::Atomic);
     if !(atomic && matches!(config.flush, Flush::Always)) {
@@ -302,14 +303,14 @@ impl Verbs {
             .with_fix("name another `device`")
     }
 
-    /// The watchdog of queues that nobody polls.
+    /// The watchdog of queues that no thread polls.
     fn look_after_queues(&self, now: Instant) {
         let Ok(mut next) = self.next_watch.try_lock() else { return };
         if now < *next {
             return;
         }
         *next = now + WATCH_EVERY;
-        // A queue that is taken is polled, and so looked after.
+        // A locked queue is being polled, which checks it too.
         for mut pairs in self.queues.iter().filter_map(Queue::enter) {
             pairs.look_after(&self.shared, now);
         }
@@ -366,7 +367,7 @@ impl Verbs {
         };
         let qp = self.setup().connect_to_itself(self.new_qp(&request, ACCESS_REMOTE_READ)?)?;
         let mut word = Box::new(0_u64);
-        // SAFETY: the word lives beside its region in the `ReadBack`, and nobody reads it.
+        // SAFETY: the word lives beside its region in the `ReadBack`, and no code reads it.
         let landing = unsafe { Mr::new(&self.pd, (&raw mut *word).cast(), 8, ACCESS_LOCAL_WRITE)? };
         let memory = ReadBackMemory { source, region: landing, word };
         let most = self.adapter.receive_depth(&self.config) as usize;
@@ -376,7 +377,7 @@ impl Verbs {
 }
 
 impl Drop for Verbs {
-    /// Lets what was posted end, for a short time: a peer that still listens gets it.
+    /// Waits a short time for posted commands, so that peers that still run receive them.
     fn drop(&mut self) {
         let until = Instant::now() + LONGEST_FLUSH.min(self.shared.deadline);
         for queue in &mut self.queues {
@@ -407,21 +408,22 @@ fn check_queue_pairs(adapter: &Adapter, team: &Team, needs: &TransportNeeds) -> 
     .with_fix("use fewer queues, or spread the ranks over more devices"))
 }
 
-/// A dead peer shows when the device gives up, which may be later than the deadline. It ends all
-/// the same: the watchdog of the queues gives up first.
+/// Warns if the device may take longer than the deadline to give up a dead peer. Waits still end by
+/// the deadline, because the watchdog of the queues gives up first.
 fn warn_of_silence(config: &VerbsConfig, deadline: Duration) {
     let longest = rules::longest_silence(config.timeout, config.retry_count);
     if longest > deadline {
         tracing::warn!(
             "timeout = {} and retry_count = {} let the device repeat for up to {longest:?}, which is \
-             more than the deadline of {deadline:?}: connections that stand still are given up then",
+             more than the deadline of {deadline:?}: stalled connections are given up then",
             config.timeout,
             config.retry_count
         );
     }
 }
 
-/// A random first packet number: packets of an old connection must not fit a new one (INV-8).
+/// A random first packet sequence number: packets of an old connection must not fit a new one
+/// (INV-8).
 fn first_packet() -> Result<u32> {
     let bits = getrandom::u32().map_err(|e| {
         Error::new(ErrorKind::System, "draw a packet number", "no random bits").with_source(e)
@@ -429,7 +431,7 @@ fn first_packet() -> Result<u32> {
     Ok(bits & 0x00ff_ffff)
 }
 
-/// A resource that the device does not give.
+/// The error for a resource that the device refuses.
 fn refused(error: CallError, adapter: &Adapter) -> Error {
     Error::new(ErrorKind::System, "open", error.call)
         .with_context("device", adapter.context.name())

@@ -1,4 +1,4 @@
-//! The hot calls do not allocate. A binary of its own, for it replaces the allocator.
+//! The hot calls do not allocate. The test is a separate binary, because it replaces the allocator.
 
 mod common;
 
@@ -10,7 +10,7 @@ use tokenyard_testkit::{Counting, of_this_thread};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The stand-in NIC executes on the calling thread, so what it allocated would count too.
+/// The stand-in NIC executes on the calling thread, so its allocations would count too.
 #[test]
 fn post_poll_progress_and_read_signal_do_not_allocate_even_when_a_command_fails() {
     for (name, keys) in [

@@ -1,5 +1,5 @@
-//! What the transport does when NICs do as asked, and when they do not. The NICs are stand-ins:
-//! software in this process.
+//! The behaviour of the transport with NICs that work, and with NICs that fail. The NICs are
+//! stand-ins: software in this process.
 
 // A helper of tests may panic as a test may.
 #![allow(clippy::unwrap_used)]
@@ -14,7 +14,7 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_EVENT, Transport as _, TransportNeeds};
 use tokenyard_sys_verbs::ffi::{self, Wc};
 
-/// Drives a rank as the host does while nobody polls, until something fails.
+/// Drives a rank as the host does while no thread polls, until something fails.
 fn drive_until_failure(rank: &Rank) {
     let start = Instant::now();
     while rank.transport.health().is_ok() {
@@ -60,7 +60,7 @@ fn commands_before_one_that_the_device_refuses_end_and_give_their_room_back() {
         ("refused_atomic", "signals = \"atomic\""),
     ] {
         let ranks = ranks(name, 2, keys, &needs());
-        // None of them asks for a notice, so nothing but the last would have been reported.
+        // None of them requests an event, so only the last would have a completion.
         let quiet = |tag| Command { flags: 0, ..command(abi::TY_OP_PUT_SIGNAL, 1, tag) };
         ranks[0].nic.refuse_after(3);
         assert_eq!(ranks[0].post(&[1, 2, 3, 4, 5].map(quiet)), 5);
@@ -102,7 +102,7 @@ fn naming_a_link_and_looking_after_queues_never_fail_a_hot_call_beside() {
                 }
             });
         }
-        // Ends the threads also when an assertion fails.
+        // This guard ends the threads also when an assertion fails.
         let end = End(&over);
         for tag in 0..20_000 {
             while rank.post(&[command(abi::TY_OP_PUT, 0, tag)]) == 0 {}
@@ -178,14 +178,14 @@ fn a_connection_whose_completions_wait_behind_many_does_not_stand_still() {
     let poll = |times: u32| {
         (0..times).map(|_| ranks[0].transport.poll(0, &mut [NO_EVENT; 512]).unwrap()).sum::<usize>()
     };
-    // The watchdog sees both connections with commands under way, and then all of them end while
+    // The watchdog sees both connections with commands in flight, and then all of them end while
     // this rank does something else.
     std::thread::sleep(Duration::from_millis(150));
     assert_eq!(poll(64), 0);
     assert_eq!(poll(63), 0);
     ranks[0].nic.release();
     std::thread::sleep(2 * DEADLINE);
-    // The first of these is the one in which the watchdog looks again; it does not take all.
+    // The watchdog checks again in the first of these polls, which does not take all completions.
     assert_eq!(poll(64), depth as usize);
     ranks[0].transport.health().unwrap();
 }
@@ -229,7 +229,7 @@ fn connections_end_before_memory_and_everything_before_the_device() {
         let journal = nic.journal();
         let first = |what| journal.iter().position(|line| *line == what);
         let last = |what| journal.iter().rposition(|line| *line == what);
-        // INV-8: nothing reaches memory whose registration ends.
+        // INV-8: no write reaches memory whose registration has ended.
         assert!(last("destroy_qp") < first("dereg_mr"), "{name}: {journal:?}");
         assert!(last("dereg_mr") < first("dealloc_pd"), "{name}: {journal:?}");
         assert_eq!(journal.last(), Some(&"close_device"), "{name}: {journal:?}");

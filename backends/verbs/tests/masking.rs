@@ -1,5 +1,5 @@
-//! What makes ranks able to go on without a lost one: its failure is told as its own, hides none of
-//! another, and holds up nobody. The NICs are stand-ins: software in this process.
+//! Ranks can go on without a lost rank: its failure is reported as its own, does not hide that of
+//! another, and holds up no other rank. The NICs are stand-ins: software in this process.
 
 // A helper of tests may panic as a test may.
 #![allow(clippy::unwrap_used)]
@@ -14,10 +14,11 @@ use tokenyard_core::transport::{Command, Transport as _};
 use tokenyard_sys_verbs::ffi::{self, Wc};
 use tokenyard_sys_verbs::stand_in::Nic;
 
-/// Signals that may wait for a rank that does not drive; the fewest that a config may say.
+/// Signals that may wait for a rank that does not drive; the smallest number that a config may
+/// have.
 const RECEIVES: usize = 64;
 
-/// The ranks that `health` names in so many calls.
+/// The ranks that `health` names in this many calls.
 fn named(rank: &Rank, calls: usize) -> Vec<Option<u32>> {
     (0..calls).map(|_| rank.transport.health().unwrap_err().rank()).collect()
 }
@@ -58,7 +59,7 @@ fn every_peer_that_failed_is_told_in_turn_with_its_first_failure() {
     }
     let mut found = named(rank, 6);
     found[..2].sort_unstable();
-    assert_eq!(found[..2], [Some(1), Some(3)], "both are told");
+    assert_eq!(found[..2], [Some(1), Some(3)], "both are reported");
     assert_eq!((found[2], found[3]), (found[4], found[5]), "in turn, for ever");
     for _ in 0..2 {
         let error = rank.transport.health().unwrap_err();
@@ -100,7 +101,7 @@ fn a_peer_that_does_not_drive_holds_up_nobody_and_is_given_up_alone() {
         assert_eq!(rank.post(&silent), 1);
         assert_eq!(ends(&rank.events(1)), [(1, false)]);
     }
-    // From here on its device asks to wait, without end.
+    // From here on its device makes senders wait, without end.
     assert_eq!(rank.post(&[silent[0], silent[0]]), 2);
     for tag in 100..200 {
         assert_eq!(rank.post(&[put_signal(2, tag)]), 1);
@@ -111,7 +112,7 @@ fn a_peer_that_does_not_drive_holds_up_nobody_and_is_given_up_alone() {
     assert_eq!(ends(&rank.events(2)), [(1, true); 2]);
     assert_eq!(named(rank, 2), [Some(1); 2]);
     assert!(rank.failure().contains("no command of the connection ended"), "{}", rank.failure());
-    // Its places are free again, and what else is sent to it ends at once.
+    // Its places are free again, and further commands to it end at once.
     let others: Vec<_> = (0..DEPTH as u64 - 1).map(|tag| put_signal(2, tag)).collect();
     assert_eq!(rank.post(&[&silent, others.as_slice()].concat()), DEPTH);
     let mut found = ends(&rank.events(DEPTH));
@@ -206,7 +207,7 @@ fn a_port_that_is_down_is_no_peers_failure_and_others_blame_its_rank_alone() {
     assert_eq!(ends(&ranks[0].events(1)), [(8, false)]);
 }
 
-/// Repeats what is not answered for 8 ms at least.
+/// Repeats unanswered requests for at least 8 ms.
 const QUICK: &str = "timeout = 8\nretry_count = 7\n";
 
 #[test]
@@ -227,7 +228,7 @@ fn a_port_that_comes_back_in_time_is_no_failure() {
     let ranks = ranks("flap", 2, "", &needs());
     ranks[0].nic.cut();
     for step in [Nic::mend, |_| ()] {
-        // The watchdog looks several times.
+        // The watchdog checks several times.
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(300) {
             ranks[0].transport.progress().unwrap();
@@ -252,7 +253,7 @@ fn peers_that_end_take_no_receives_along() {
     let last = all.pop().unwrap();
     drop(last);
     drive_until(&all[0], |rank| rank.transport.read_signal(0, 0) == 2 * RECEIVES as u64);
-    // A quarter at most is posted again later, together.
+    // At most a quarter is posted again later, together.
     assert!(all[0].nic.receives() > RECEIVES * 3 / 4, "{} are left", all[0].nic.receives());
     all[1].post(&[put_signal(0, 1)]);
     assert_eq!(ends(&all[1].events(1)), [(1, false)]);

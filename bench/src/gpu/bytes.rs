@@ -9,12 +9,12 @@ pub struct PairBytes {
     pub row: u64,
     /// Its scales.
     pub scales: u64,
-    /// Ids and weights, one of each per selection, and the source.
+    /// Row metadata: ids and weights, one of each per selection, and the source.
     pub beside: u64,
 }
 
 impl PairBytes {
-    /// Of an operation. A combine moves bf16 rows only.
+    /// The bytes of an operation. A combine moves bf16 rows only.
     pub fn new(phase: Phase, rows: Rows, fixed: &Fixed) -> Self {
         let (hidden, topk) = (u64::from(fixed.hidden), u64::from(fixed.topk));
         match (phase, rows) {
@@ -28,12 +28,12 @@ impl PairBytes {
         }
     }
 
-    /// All of it: what must cross the link.
+    /// The sum: the bytes that must cross the link.
     pub fn all(&self) -> u64 {
         self.row + self.scales + self.beside
     }
 
-    /// What the benchmarks of other systems count: rows and scales.
+    /// The bytes that benchmarks of other systems count: rows and scales.
     pub fn counted(&self) -> u64 {
         self.row + self.scales
     }
@@ -42,14 +42,15 @@ impl PairBytes {
 /// (token, rank) pairs of one exchange. A combine sends the same ones back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Traffic {
-    /// Pairs that cross the busiest port of any rank, in its busier direction; a rank's own do not.
+    /// Pairs that cross the busiest port of any rank, in its busier direction; pairs of a rank with
+    /// itself do not cross.
     pub busiest: u64,
     /// Pairs that a rank receives, its own included: the mean over ranks.
     pub received: f64,
 }
 
 impl Traffic {
-    /// Of what each rank sends to each.
+    /// From the number of pairs that each rank sends to each.
     pub fn new(sends: &[Vec<u64>]) -> Self {
         let ranks = sends.len();
         let at = |from: usize, to: usize| sends[from].get(to).copied().unwrap_or(0);
@@ -77,7 +78,7 @@ pub fn gb_s(bytes: f64, us: f64) -> f64 {
     bytes / us / 1e3
 }
 
-/// The longest time that an operation may take by the rule, for a floor: both in microseconds.
+/// The longest time that the rule allows for an operation with this floor; both in microseconds.
 pub fn rule_us(floor_us: f64) -> f64 {
     1.05 * floor_us + 20.0
 }
@@ -104,7 +105,7 @@ mod tests {
 
     #[test]
     fn the_busiest_direction_of_the_busiest_rank_counts_without_its_own_rows() {
-        // Everybody sends to rank 0.
+        // All ranks send to rank 0.
         let skewed = vec![vec![50, 1, 1], vec![40, 9, 0], vec![30, 0, 9]];
         assert_eq!(Traffic::new(&skewed), Traffic { busiest: 70, received: 140.0 / 3.0 });
         let out = vec![vec![5, 7, 8], vec![1, 0, 0], vec![1, 0, 0]];
@@ -114,7 +115,7 @@ mod tests {
 
     #[test]
     fn floors_and_the_rule_are_those_of_the_named_case() {
-        // 18,982 remote rows of FP8 with all beside them at 342 GB/s.
+        // 18,982 remote rows of FP8 with all metadata at 342 GB/s.
         let floor = us_of(18_982.0 * 7460.0, 342.0);
         assert!((floor - 414.0).abs() < 0.1, "{floor}");
         assert!((rule_us(floor) - (1.05 * floor + 20.0)).abs() < 1e-9);

@@ -1,11 +1,11 @@
-//! What is exchanged, in the words of the command line and of reports.
+//! The cases of an exchange, in the words of the command line and of reports.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Which operation.
+/// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
@@ -15,7 +15,7 @@ pub enum Phase {
     Combine,
 }
 
-/// What rows are made of.
+/// The element type of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rows {
@@ -27,7 +27,7 @@ pub enum Rows {
     Cast,
 }
 
-/// How received rows are arranged.
+/// The layout of received rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layout {
@@ -39,7 +39,7 @@ pub enum Layout {
     Packed,
 }
 
-/// Which experts tokens select.
+/// The experts that tokens select.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Routing {
@@ -47,11 +47,11 @@ pub enum Routing {
     Uniform,
     /// The same, but every token selects one and the same expert too.
     Skewed,
-    /// As a framework has recorded it: `topk_idx` of the file. Rows are generated.
+    /// The routing that a framework recorded: `topk_idx` of the file. Rows are generated.
     Recorded(PathBuf),
 }
 
-/// Where a combine finds the expert outputs, and what else is done differently.
+/// The place where a combine finds the expert outputs, and other variations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Manner {
@@ -80,15 +80,15 @@ pub struct Fixed {
 /// One operation, but for its sizes and its SM count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Case {
-    /// Which operation.
+    /// The operation.
     pub phase: Phase,
-    /// What rows are made of.
+    /// The element type of rows.
     pub rows: Rows,
-    /// How they arrive.
+    /// The layout in which they arrive.
     pub layout: Layout,
-    /// What is done differently.
+    /// The variation.
     pub manner: Manner,
-    /// T of the rank that brings the most.
+    /// T of the rank with the most tokens.
     pub tokens: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The ceiling: what the link between GPUs carries.
+//! The ceiling: the rate of the link between GPUs.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -9,19 +9,19 @@ use tokenyard_gpu::probe::{About, Copies, Probe, Way};
 use super::Components;
 use crate::ranks::Speaker;
 
-/// Bytes of a row: those of 7,168 bf16 channels. Rows of 3,584 bytes and more are as good.
+/// Bytes of a row: those of 7,168 bf16 channels. Rows of 3,584 bytes and more reach the same rate.
 pub const ROW_BYTES: u32 = 14_336;
-/// Bytes that each rank sends, about: launches and barriers must not count.
+/// Bytes that each rank sends, about. They are many, so that launches and barriers do not matter.
 const BYTES: u64 = 256 << 20;
-/// Launches of a measurement, and those of them that do not count.
+/// Launches of a measurement, and the number of first ones that do not count.
 const LAUNCHES: u32 = 13;
 const WARM_UP: usize = 3;
 /// Rounds of barriers and of counts.
 const ROUNDS: u32 = 500;
-/// Counts that a rank tells every other: of 256 experts and 8 ranks.
+/// Counts that a rank sends to every other: of 256 experts and 8 ranks.
 pub const COUNTS: u32 = 264;
 
-/// How a copy is made, in the words of reports.
+/// The way of a copy, in the words of reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Copy {
@@ -38,7 +38,7 @@ pub enum Copy {
 }
 
 impl Copy {
-    /// For tables.
+    /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::PushBulk => "push, bulk copies (TMA)",
@@ -63,36 +63,37 @@ impl Copy {
 /// Launches of one kind, on one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Launches {
-    /// How.
+    /// The way of the copies.
     pub copy: Copy,
-    /// With so many multiprocessors; 0 for copy engines.
+    /// The number of multiprocessors; 0 for copy engines.
     pub sms: u32,
-    /// Of each launch.
+    /// The time of each launch, in microseconds.
     pub us: Vec<f64>,
 }
 
-/// What one rank found.
+/// The figures of one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CeilingFigures {
     /// Bytes that each launch moves from this rank to all others.
     pub bytes: u64,
     /// In the order in which they were measured.
     pub launches: Vec<Launches>,
-    /// A barrier of all ranks.
+    /// The time of a barrier of all ranks.
     pub barrier_us: f64,
-    /// An exchange of [`COUNTS`] counts.
+    /// The time of an exchange of [`COUNTS`] counts.
     pub counts_us: f64,
-    /// An empty kernel, back to back.
+    /// The time of an empty kernel, launched back to back.
     pub launch_us: f64,
 }
 
-/// The SM counts that a device of so many has, and all of them.
+/// The wanted SM counts that a device with `processors` multiprocessors can use, and that number
+/// itself.
 fn counts(wanted: &[u32], processors: u32) -> Vec<u32> {
     let fewer = wanted.iter().copied().filter(|count| (1..processors).contains(count));
     fewer.chain([processors]).collect()
 }
 
-/// What a rank does.
+/// The work of one rank.
 pub(crate) fn measure(
     world: &World,
     components: &Components,
@@ -126,12 +127,12 @@ pub(crate) fn measure(
         counts_us: probe.counts_us(COUNTS, ROUNDS)?,
         launch_us: probe.launch_us(ROUNDS)?,
     };
-    // Nobody unmaps what others still use.
+    // No rank unmaps memory that others still use.
     world.barrier("link measured")?;
     Ok((about, figures))
 }
 
-/// All ranks copy with as many multiprocessors as the smallest GPU has.
+/// The number of multiprocessors of the smallest GPU: all ranks copy with at most as many.
 fn fewest(world: &World, processors: u32) -> Result<u32> {
     let all = world.all_gather("probe processors", &processors.to_le_bytes())?;
     let counts = all.iter().filter_map(|bytes| bytes.as_slice().try_into().ok());

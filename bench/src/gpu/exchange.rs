@@ -1,8 +1,9 @@
 //! Times of operations, on the ranks.
 //!
-//! First operations follow each other on a stream, with a mark of the device's clock behind each: their
-//! distance is the time from routed input to usable rows. Then come pairs of operations of which the
-//! kernels tell when things happened; the second of a pair says how long each component took.
+//! First, operations follow each other on a stream, with a mark of the device's clock after each:
+//! the distance of two marks is the time from routed input to usable rows. Then come pairs of
+//! operations in which the kernels record times; the second of a pair gives the duration of each
+//! phase.
 
 use std::sync::Arc;
 
@@ -25,26 +26,26 @@ use crate::ranks::Speaker;
 
 /// Operations before the first that counts.
 const WARM_UP: u32 = 10;
-/// Pairs of operations whose components are told, and those of them that do not count.
+/// Pairs of operations whose phases are timed, and the number of first ones that do not count.
 const PAIRS: usize = 24;
 const WARM_UP_PAIRS: usize = 4;
 
-/// What the ranks measure.
+/// The task of the ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GpuExchangeTask {
-    /// Which operation.
+    /// The operation.
     pub phase: Phase,
     /// H, K and E.
     pub fixed: Fixed,
-    /// Numbers of tokens; of no meaning to a recorded routing.
+    /// Numbers of tokens; a recorded routing ignores them.
     pub tokens: Vec<u32>,
-    /// What rows are made of.
+    /// The element types of rows.
     pub rows: Vec<Rows>,
-    /// How they arrive.
+    /// The layouts in which they arrive.
     pub layouts: Vec<Layout>,
-    /// Which experts tokens select.
+    /// The experts that tokens select.
     pub routing: Routing,
-    /// What is done differently.
+    /// The variation.
     pub manner: Manner,
     /// SM counts.
     pub sms: Vec<u32>,
@@ -52,7 +53,7 @@ pub struct GpuExchangeTask {
     pub samples: u32,
 }
 
-/// Where the time of one operation went, in microseconds.
+/// The times of the phases of one operation, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spent {
     /// From the end of the operation before to the start of its kernel; copies of rows too.
@@ -67,22 +68,22 @@ pub struct Spent {
     pub drain: f64,
 }
 
-/// What one rank saw of one operation.
+/// The times of one operation on one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuSamples {
-    /// Which operation.
+    /// The operation.
     pub case: Case,
     /// Its SM count.
     pub sms: u32,
     /// Rows that this rank sends to each rank.
     pub sends: Vec<u64>,
-    /// Of each operation.
+    /// The time of each operation, in microseconds.
     pub us: Vec<f64>,
-    /// Of some of them, if the kernels tell.
+    /// The phases of some of them, if the kernels record times.
     pub spent: Vec<Spent>,
 }
 
-/// What a rank does, on a GPU with so many multiprocessors.
+/// The work of one rank, on a GPU with this number of multiprocessors.
 pub(super) fn measure(
     world: &Arc<World>,
     config: &Config,
@@ -208,25 +209,25 @@ impl GpuBench {
         self.time(&mut |comm, stream| combine(comm.on(stream), handle, x, &mut out, shape))
     }
 
-    /// The times of an operation, and of its components. Collective.
+    /// The times of an operation, and of its phases. Collective.
     fn time(
         &mut self,
         run: &mut dyn FnMut(&mut Communicator, Stream) -> Result<()>,
     ) -> Result<(Vec<f64>, Vec<Spent>)> {
         let tool = self.comm.tool_stream()?;
-        // SAFETY: it is destroyed at the end of this function, after the communicator was flushed; the tensors
-        // of `run` outlive that, and what `run` gets is dropped before.
+        // SAFETY: it is destroyed at the end of this function, after the communicator was flushed;
+        // the tensors of `run` outlive that, and the outputs that `run` gets are dropped before.
         let stream = unsafe { tool.stream() };
         self.world.barrier("time operations")?;
         for _ in 0..WARM_UP + self.samples {
-            // SAFETY: a stream of the communicator's device that lives.
+            // SAFETY: a live stream of the communicator's device.
             unsafe { self.timer.mark(stream.raw())? };
             run(&mut self.comm, stream)?;
         }
         // SAFETY: as above.
         unsafe { self.timer.mark(stream.raw())? };
         self.comm.flush()?;
-        // The last mark is behind what was flushed; copies wait for the streams of tools.
+        // The last mark is after the flushed operations; copies wait for the streams of tools.
         let _waited = self.comm.buffer(&[0])?;
         let mut us = self.timer.take()?;
         us.drain(..WARM_UP as usize);
@@ -262,7 +263,8 @@ impl GpuBench {
         Ok(all)
     }
 
-    /// As many tokens arrived as all ranks sent here, else the figures would be of another exchange.
+    /// Checks that as many tokens arrived as all ranks sent here. Otherwise the figures would be of
+    /// another exchange.
     fn check(&self, sends: &[u64], received: &Received) -> Result<()> {
         let mine = self.world.rank() as usize;
         let bytes: Vec<u8> = sends.iter().flat_map(|rows| rows.to_le_bytes()).collect();

@@ -1,4 +1,4 @@
-//! From what ranks saw to the lines of a report. Pure.
+//! Turns the figures of ranks into the lines of a report. All functions are pure.
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -9,23 +9,23 @@ use super::ceiling::{self, Copy};
 use super::exchange::{GpuExchangeTask, GpuSamples, Spent};
 use crate::spread::{Spread, median};
 
-/// Multiprocessors within which an operation must keep the rule.
+/// The most multiprocessors with which an operation must meet the rule.
 pub const MOST_SMS: u32 = 16;
 
-/// Copies between all GPUs, one way and SM count.
+/// Copies between all GPUs, for one way of copying and one SM count.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CopyRow {
-    /// How.
+    /// The way of copying.
     pub copy: Copy,
     /// Multiprocessors; 0 for copy engines.
     pub sms: u32,
-    /// Of a launch on the slowest rank: the median.
+    /// The median time of a launch on the slowest rank, in microseconds.
     pub us: f64,
     /// Bytes that left each rank for others in that time.
     pub gb_s: f64,
 }
 
-/// What the link carries.
+/// The rates of the link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Link {
     /// Bytes of each row that was copied.
@@ -34,71 +34,73 @@ pub struct Link {
     pub bytes: u64,
     /// One for each way and SM count.
     pub copies: Vec<CopyRow>,
-    /// The best that multiprocessors reached, in either direction.
+    /// The highest rate that multiprocessors reached, in either direction.
     pub ceiling_gb_s: f64,
-    /// A barrier of all ranks, on the slowest one.
+    /// The time of a barrier of all ranks, on the slowest rank.
     pub barrier_us: f64,
-    /// Counts that each rank tells every other, and an exchange of them.
+    /// The number of counts that each rank sends to every other.
     pub counts: u32,
-    /// See `counts`.
+    /// The time of an exchange of `counts` counts.
     pub counts_us: f64,
-    /// An empty kernel, back to back.
+    /// The time of an empty kernel, launched back to back.
     pub launch_us: f64,
 }
 
-/// Where the time of an operation goes, in microseconds: medians of the slowest rank.
+/// The times of the phases of an operation, in microseconds: medians of the slowest rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Breakdown {
     /// From the end of the operation before to the start of its kernel; copies of rows too.
     pub launch: f64,
     /// Counting, and a cast.
     pub count: f64,
-    /// Until the counts of all ranks were there, on the rank that waited least: the last one to come.
+    /// Until the counts of all ranks were there, on the rank that waited least, which is the last
+    /// one to start.
     pub exchange: f64,
     /// Until rows had left, or sums were made.
     pub rows: f64,
     /// Until the rows of all ranks had arrived, or all had read.
     pub drain: f64,
-    /// How much longer the rank waited for counts that waited most: the ranks' distance.
+    /// How much longer the rank with the longest wait for counts waited than the one with the
+    /// shortest: the skew of the ranks.
     pub skew: f64,
 }
 
 /// One operation with one SM count.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuRow {
-    /// Which operation.
+    /// The operation.
     pub case: Case,
-    /// Which experts tokens selected.
+    /// The experts that tokens selected.
     pub routing: String,
     /// Multiprocessors.
     pub sms: u32,
     /// Routed input to usable rows: the slowest rank's median.
     pub us: f64,
-    /// Fastest operation of the rank whose fastest is the slowest.
+    /// The fastest operation of each rank; of these the slowest.
     pub min_us: f64,
     /// 99 of 100 operations take no longer, on any rank.
     pub p99_us: f64,
-    /// Where it goes; none where kernels do not tell.
+    /// The times of its phases; none where kernels do not record them.
     pub breakdown: Option<Breakdown>,
     /// Bytes through the busiest port of any rank, in its busier direction.
     pub link_bytes: u64,
     /// The same per second.
     pub link_gb_s: f64,
-    /// Part of the ceiling.
+    /// The fraction of the ceiling.
     pub ratio: f64,
-    /// Rows and scales that a rank receives, its own included, per second: as other systems count.
+    /// Rows and scales that a rank receives, its own included, per second, as other systems count.
     pub counted_gb_s: f64,
-    /// `link_bytes` at the ceiling.
+    /// The time of `link_bytes` at the ceiling.
     pub floor_us: f64,
     /// 1.05 times the floor, and 20 us.
     pub rule_us: f64,
-    /// Whether it takes no longer than that.
+    /// Whether it takes no longer than `rule_us`.
     pub holds: bool,
     /// Operations measured.
     pub samples: usize,
 }
 
-/// The lines of the link, of what all ranks found.
+/// The lines of the link, from the figures of all ranks.
 pub(super) fn link(all: &[&ceiling::CeilingFigures]) -> Result<Link> {
     let first = all.first().context("found no rank's figures of the link")?;
     let mut copies = Vec::new();
@@ -128,7 +130,7 @@ pub(super) fn link(all: &[&ceiling::CeilingFigures]) -> Result<Link> {
     })
 }
 
-/// The lines of operations, of what all ranks saw.
+/// The lines of operations, from the samples of all ranks.
 pub(super) fn rows(
     task: &GpuExchangeTask,
     all: &[&[GpuSamples]],
@@ -200,7 +202,7 @@ fn breakdown(by_rank: &[&[Spent]]) -> Option<Breakdown> {
     })
 }
 
-/// Operations that keep the rule with none of their SM counts up to [`MOST_SMS`].
+/// Operations that meet the rule with none of their SM counts up to [`MOST_SMS`].
 pub(super) fn missed(rows: &[GpuRow]) -> Vec<String> {
     let mut missed = Vec::new();
     let mut cases: Vec<Case> = Vec::new();
@@ -222,7 +224,7 @@ pub(super) fn missed(rows: &[GpuRow]) -> Vec<String> {
     missed
 }
 
-/// Of each measurement the most that a rank saw.
+/// For each measurement, the highest value of any rank.
 fn slowest(by_rank: &[&[f64]]) -> Vec<f64> {
     across(by_rank, f64::max)
 }
@@ -326,7 +328,7 @@ pub(super) mod tests {
         let all: Vec<&[GpuSamples]> = all.iter().map(std::slice::from_ref).collect();
         let row = &rows(&task(), &all, 340.0).unwrap()[0];
         assert_eq!((row.us, row.samples), (195.0, 3));
-        // Both are of the first rank, the slower one.
+        // Both values are of the first rank, the slower one.
         assert_eq!((row.min_us, row.p99_us), (190.0, 900.0));
         assert_eq!(row.link_bytes, 4000 * 14_404);
         assert!((row.floor_us - 4000.0 * 14_404.0 / 340e3).abs() < 1e-6);
@@ -335,7 +337,7 @@ pub(super) mod tests {
         assert!((row.counted_gb_s - 8000.0 * 14_336.0 / 195e3).abs() < 1e-9);
         assert!(row.holds && row.rule_us > 197.0, "{row:?}");
         let spent = row.breakdown.unwrap();
-        // The last to come waits least; the other one waits longer by 4 and by 6.
+        // The last rank to start waits least; the other one waits longer by 4 and by 6.
         assert_eq!((spent.exchange, spent.skew), (2.5, 5.0));
         assert_eq!((spent.launch, spent.count, spent.rows, spent.drain), (3.0, 5.0, 100.0, 2.0));
     }

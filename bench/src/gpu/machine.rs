@@ -14,28 +14,29 @@ const QUERY: &str = "--query-gpu=name,clocks.sm,clocks.max.sm,clocks.mem,power.l
 /// The GPU of rank 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// As its maker calls it.
+    /// Its name from the vendor.
     pub gpu: String,
     /// Multiprocessors.
     pub sms: u32,
-    /// As the compiler calls it.
+    /// Its name for the compiler.
     pub architecture: String,
-    /// Version of the driver, if it says.
+    /// Version of the driver, if known.
     pub driver: Option<String>,
-    /// Version of CUDA that the driver speaks.
+    /// Version of CUDA that the driver supports.
     pub cuda: String,
-    /// Clocks right after the measurements, if `nvidia-smi` says: in MHz, and the power limit in W.
+    /// Clocks right after the measurements in MHz, and the power limit in W; none without
+    /// `nvidia-smi`.
     pub clocks: Option<Clocks>,
 }
 
-/// Of a GPU.
+/// Clocks and power limit of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {
-    /// Of the multiprocessors.
+    /// The clock of the multiprocessors.
     pub sm: String,
-    /// The highest that those may have.
+    /// The highest clock that the multiprocessors may have.
     pub most_sm: String,
-    /// Of the memory.
+    /// The clock of the memory.
     pub memory: String,
     /// Power limit.
     pub power: String,
@@ -55,7 +56,7 @@ impl Machine {
         }
     }
 
-    /// In one line, for people.
+    /// The machine in one line, for people.
     pub fn line(&self, ranks: u32) -> String {
         let driver = self.driver.as_deref().unwrap_or("unknown");
         let clocks = self.clocks.as_ref().map(|clocks| {
@@ -73,7 +74,7 @@ impl Machine {
     }
 }
 
-/// The version in what the driver says of itself: `NVRM version: NVIDIA UNIX ... Module  580.95  ...`.
+/// The version in the driver's own line: `NVRM version: NVIDIA UNIX ... Module 580.95 ...`.
 fn driver_version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
     let number = |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());
@@ -88,7 +89,7 @@ fn clocks(text: &str, name: &str) -> Option<Clocks> {
     Some(Clocks { sm: next()?, most_sm: next()?, memory: next()?, power: next()? })
 }
 
-/// What `nvidia-smi` says, if it is there and answers.
+/// The output of `nvidia-smi`, if it is installed and answers.
 fn nvidia_smi() -> Option<String> {
     let mut child = Command::new("nvidia-smi")
         .env_remove(tokenyard_core::bootstrap::SECRET_VARIABLE)
@@ -99,7 +100,7 @@ fn nvidia_smi() -> Option<String> {
         .spawn()
         .ok()?;
     let start = Instant::now();
-    // It says less than a pipe holds, so it ends without being read.
+    // Its output fits into a pipe, so it ends without a reader.
     while child.try_wait().ok()?.is_none() {
         if start.elapsed() > PATIENCE {
             let _ = child.kill();

@@ -1,4 +1,4 @@
-//! Dispatch and combine on GPUs, against what the link between them carries in the same run.
+//! Dispatch and combine on GPUs, against the rate of the link between them in the same run.
 //!
 //! [`ceiling`] measures the link: copies by SM count, barriers, exchanges of counts. [`exchange`] times
 //! operations by events around calls that follow each other on a stream, everything included: counting,
@@ -37,33 +37,33 @@ const MAX_REPORT: u64 = 256 << 20;
 
 pub use show::tables;
 
-/// What a run measures.
+/// The task of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GpuTask {
-    /// SM counts of the link's copies; those that the GPU does not have are left out, and all of its own
-    /// are added.
+    /// SM counts of the link's copies; counts above that of the GPU are left out, and that of the
+    /// GPU is added.
     pub link_sms: Vec<u32>,
-    /// What is exchanged; without it, only the link is measured.
+    /// The operations; without them, only the link is measured.
     pub exchange: Option<exchange::GpuExchangeTask>,
 }
 
-/// What one rank found.
+/// The figures of one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GpuFigures {
-    /// Its GPU; of rank 0 with clocks.
+    /// Its GPU; rank 0 adds the clocks.
     pub machine: Machine,
-    /// Of the link.
+    /// Figures of the link.
     pub ceiling: ceiling::CeilingFigures,
-    /// Of operations.
+    /// Samples of operations.
     pub exchange: Vec<exchange::GpuSamples>,
 }
 
 /// All figures of a run on GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuReport {
-    /// Of rank 0.
+    /// The machine of rank 0.
     pub machine: Machine,
-    /// R.
+    /// R, the number of ranks.
     pub ranks: u32,
     /// The link's figures.
     pub link: figures::Link,
@@ -85,10 +85,10 @@ pub fn is_gpu(config: &Config) -> bool {
     config.kernels.name == "cuda"
 }
 
-/// What a config says of its GPU kernels.
+/// The table of a config for its GPU kernels.
 ///
 /// # Errors
-/// A config that names no GPUs, or a table with mistakes.
+/// The config names no GPUs, or its table has mistakes.
 pub fn gpu_kernels(config: &Config) -> Result<GpuConfig> {
     let kernels = &config.kernels.name;
     ensure!(
@@ -102,7 +102,7 @@ pub fn gpu_kernels(config: &Config) -> Result<GpuConfig> {
 impl Components {
     pub(crate) fn of(config: &Config) -> Result<Self> {
         let kernels = gpu_kernels(config)?;
-        // The ceiling that these times are held against is that of this transport's links.
+        // These times are compared to the ceiling of this transport's links.
         let link = config.scale_up.as_ref().filter(|choice| choice.name == Nvlink::NAME);
         let Some(link) = link else {
             let found = config.scale_up.as_ref().map(|choice| &choice.name);
@@ -115,7 +115,7 @@ impl Components {
 /// The ranks that a config's machine has GPUs for.
 ///
 /// # Errors
-/// What the components say that cannot run here: no driver, no GPU, no compiler, no way between GPUs.
+/// A component cannot run here: no driver, no GPU, no compiler, no link between GPUs.
 pub fn ranks_here(config: &Config) -> Result<u32> {
     Components::of(config)?;
     let registry = Registry::for_config(config)?;
@@ -137,7 +137,7 @@ fn with_sms(config: &Config, sms: u32) -> Result<Config> {
     Ok(config)
 }
 
-/// What a rank does.
+/// The work of one rank.
 pub(crate) fn measure(
     world: &Arc<World>,
     config: &Config,
@@ -156,7 +156,7 @@ pub(crate) fn measure(
     Ok(GpuFigures { machine, ceiling, exchange })
 }
 
-/// The report of what all ranks found.
+/// The report from the figures of all ranks.
 pub(crate) fn report(task: &GpuTask, all: &[GpuFigures]) -> Result<GpuReport> {
     let first = all.first().context("found figures of no rank; expected those of all")?;
     let ceilings: Vec<_> = all.iter().map(|figures| &figures.ceiling).collect();
@@ -179,7 +179,7 @@ impl GpuReport {
     /// Reads the figures of GPUs out of a report's file.
     ///
     /// # Errors
-    /// Another schema, or a report without such figures.
+    /// The report has another schema, or no such figures.
     pub fn read(file: &Path) -> Result<Self> {
         let named = || format!("read {}", file.display());
         let text = files::read_text(file, MAX_REPORT).context("read report")?;
@@ -203,7 +203,7 @@ impl GpuReport {
         Ok(serde_json::from_value(gpu)?)
     }
 
-    /// Every operation that keeps the rule with none of its SM counts, in words.
+    /// Every operation that meets the rule with none of its SM counts, in words.
     pub fn missed(&self) -> Vec<String> {
         figures::missed(&self.rows)
     }

@@ -1,7 +1,7 @@
 //! Time and bandwidth over SM count: ours, the ceiling and the floor.
 //!
-//! One picture with two charts for each operation, and one chart of the link. Which curves there are is
-//! decided by [`charts`], apart from how they are drawn.
+//! One picture has two charts for each operation, and one chart of the link. [`charts`] chooses the
+//! curves, independently of their drawing.
 
 use std::path::Path;
 
@@ -13,12 +13,12 @@ use super::GpuReport;
 use super::ceiling::Copy;
 use super::figures::{CopyRow, GpuRow};
 
-/// Most operations of a picture.
+/// The most operations in a picture.
 const MOST: usize = 16;
 const WIDTH: u32 = 1200;
 const HEIGHT: u32 = 420;
 const FONT: &str = "sans-serif";
-/// Distinct also for people who see few colours: ours, push, pull, ceiling or floor, rule.
+/// Colours that colour-blind people can distinguish too: ours, push, pull, ceiling or floor, rule.
 const OURS: RGBColor = RGBColor(0, 90, 181);
 const PUSH: RGBColor = RGBColor(26, 133, 60);
 const PULL: RGBColor = RGBColor(170, 110, 10);
@@ -28,7 +28,7 @@ const RULE: RGBColor = RGBColor(120, 120, 120);
 /// A curve, or a bound that is drawn from edge to edge.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
-    /// For the legend.
+    /// Its name in the legend.
     pub name: String,
     /// SM count and value, in order.
     pub points: Vec<(u32, f64)>,
@@ -59,11 +59,11 @@ impl Kind {
 /// One chart: values over SM counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
-    /// Above it.
+    /// The title above the chart.
     pub title: String,
-    /// At its left, with the unit.
+    /// The label of the vertical axis, with the unit.
     pub values: String,
-    /// SM counts, each one once, in order.
+    /// SM counts, each once, in order.
     pub sms: Vec<u32>,
     /// Curves.
     pub curves: Vec<Curve>,
@@ -169,7 +169,7 @@ fn chart(title: &str, values: &str, mut curves: Vec<Curve>) -> Chart {
     let most = points().map(|point| point.1).fold(1.0, f64::max);
     let headroom = 1.08 + 0.09 * curves.len() as f64;
     let (title, values) = (title.to_owned(), values.to_owned());
-    // Room above the curves for the legend: beside them it would cover one sooner or later.
+    // Room above the curves for the legend, so that it covers no curve.
     Chart { title, values, sms, most: headroom * most, curves }
 }
 
@@ -201,8 +201,8 @@ fn svg(reports: &[GpuReport]) -> Result<String> {
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-/// SM counts stand side by side at equal distances, which is nearly a logarithmic axis and leaves room
-/// for each one's number; values start at 0.
+/// SM counts have equal distances on the axis, which is nearly logarithmic and leaves room for each
+/// number; values start at 0.
 fn draw_chart(chart: &Chart, area: &Area<'_>) -> Result<()> {
     let broken = |e: &dyn std::fmt::Display| anyhow!("draw {}: {e}", chart.title);
     let last = chart.sms.len().saturating_sub(1);
@@ -276,7 +276,7 @@ mod tests {
         };
         assert_eq!((of(&read), &read.machine), (of(&report), &report.machine));
         assert!(crate::gpu::tables(&read).contains("dispatch fp8 flat"));
-        // One SM count is an axis, too.
+        // A single SM count is enough for an axis.
         assert!(svg(&[read]).unwrap().contains("\n16\n"));
     }
 

@@ -1,4 +1,5 @@
-//! What commands cost that kernels post through a ring in host memory, into a transport that only counts.
+//! The cost of commands that kernels post through a ring in host memory, into a transport that only
+//! counts.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,11 +19,11 @@ use crate::spread::Spread;
 use crate::table::table;
 use tokenyard_allocations::{Allocations, are_counted};
 
-/// Commands per second and thread that are required of 16 blocks.
+/// The required commands per second and thread, from 16 blocks.
 const REQUIRED_RATE: f64 = 3e6;
-/// Microseconds of a round trip that are allowed.
+/// The most microseconds for a round trip.
 const REQUIRED_US: f64 = 6.0;
-/// Blocks, as an exchange has them.
+/// Blocks, as many as an exchange has.
 const BLOCKS: u32 = 16;
 /// Warps of a block that post at once: one as for signals, more as for rows.
 const WARPS: [u32; 3] = [1, 4, 16];
@@ -34,7 +35,7 @@ const LAUNCHES: usize = 9;
 const TRIPS: u32 = 2000;
 /// Launches whose allocations are counted.
 const COUNTED: u32 = 1000;
-/// Commands that are in flight at most.
+/// The most commands in flight.
 const DEPTH: usize = 256;
 
 /// Figures of the ring.
@@ -52,16 +53,16 @@ pub struct RingReport {
     pub allocations: u64,
 }
 
-/// How fast one thread serves kernels.
+/// The rate at which one thread serves kernels.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct RingRate {
     /// Blocks.
     pub blocks: u32,
-    /// Warps of each that post.
+    /// Posting warps of each block.
     pub warps: u32,
     /// Commands per second, the median of several launches.
     pub commands_per_s: f64,
-    /// What is required.
+    /// The required rate.
     pub required: f64,
 }
 
@@ -154,7 +155,7 @@ impl Fabric for CountingFabric {
 /// Measures the ring on the GPU of these kernels, in a program that counts allocations.
 ///
 /// # Errors
-/// A program that does not count; what the driver says; a command that got lost.
+/// The program does not count allocations, the driver reports an error, or a command is lost.
 pub fn measure(config: &Config, kernels: &GpuConfig) -> Result<BenchReport> {
     ensure!(are_counted(), "ring: this program does not use the counting allocator");
     let fabric = CountingFabric { in_flight: VecDeque::with_capacity(DEPTH), raised: 0 };

@@ -6,7 +6,7 @@ use super::figures::{GpuRow, Link};
 use crate::report::heading;
 use crate::table::table;
 
-/// The whole report, but for the conditions of the host.
+/// The whole report, without the conditions of the host.
 pub fn tables(report: &GpuReport) -> String {
     let mut text = format!("{} · link nvlink\n", report.machine.line(report.ranks));
     text += &format!("\n{}", link(&report.link));
@@ -19,7 +19,7 @@ pub fn tables(report: &GpuReport) -> String {
             operations(&report.rows)
         );
         text += "\ntimes: routed input to usable rows, of the slowest rank. MB: through the busiest \
-                 port,\nwithout own rows. ratio: of what the link carries. floor: the bytes at that \
+                 port,\nwithout own rows. ratio: of the link's rate. floor: the bytes at that \
                  rate.\nrule: 1.05 x floor + 20 us. others count: rows and scales received, own rows \
                  too.\n";
     }
@@ -39,7 +39,7 @@ fn link(link: &Link) -> String {
     let Link { bytes, row_bytes, ceiling_gb_s, barrier_us, counts, counts_us, launch_us, .. } =
         link;
     format!(
-        "{}{:.0} MB from each rank in rows of {row_bytes} bytes; what came was checked\n\
+        "{}{:.0} MB from each rank in rows of {row_bytes} bytes; received rows were checked\n\
          ceiling {ceiling_gb_s:.1} GB/s · barrier {barrier_us:.2} us · exchange of {counts} counts \
          {counts_us:.2} us · empty kernel {launch_us:.2} us\n",
         table(1, &lines),
@@ -47,7 +47,7 @@ fn link(link: &Link) -> String {
     )
 }
 
-/// Tables of one operation and routing: times and bytes, then where the time goes.
+/// Tables of one operation and routing: times and bytes, then the times of the phases.
 fn operations(rows: &[GpuRow]) -> String {
     let of = |row: &GpuRow| (Case { tokens: 0, ..row.case }, row.routing.clone());
     let mut text = String::new();

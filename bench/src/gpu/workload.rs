@@ -1,4 +1,4 @@
-//! What one rank brings: generated rows, and a routing that is generated or recorded.
+//! The input of one rank: generated rows, and a routing that is generated or recorded.
 
 use anyhow::{Context, Result, ensure};
 use tokenyard_conformance::input::InputFile;
@@ -11,10 +11,10 @@ use super::case::{Fixed, Layout, Routing, Rows};
 use crate::job;
 use crate::workload::{Random, routing};
 
-/// Rows that an expert's group starts at a multiple of.
+/// The alignment of an expert's group, in rows.
 const ALIGNMENT: u32 = 128;
 
-/// Which experts the tokens of a rank select: `[T, K]`.
+/// The experts that the tokens of a rank select: `[T, K]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Routed {
     topk_idx: Vec<i64>,
@@ -22,7 +22,7 @@ pub(super) struct Routed {
 }
 
 impl Routed {
-    /// The generated routing of a rank with so many tokens.
+    /// The generated routing of a rank with this number of tokens.
     pub(super) fn generated(fixed: Fixed, routing_of: &Routing, rank: u32, tokens: u32) -> Self {
         let Fixed { hidden, topk, experts } = fixed;
         let mut topk_idx = routing(&job::Sizes { tokens, hidden, topk, experts }, rank);
@@ -37,7 +37,7 @@ impl Routed {
         Self { topk_idx, fixed }
     }
 
-    /// The recorded routing of a rank of so many, and the most tokens that one of them brings.
+    /// The recorded routing of one of `ranks` ranks, and the most tokens of any of them.
     pub(super) fn recorded(
         fixed: Fixed,
         file: &InputFile,
@@ -60,7 +60,7 @@ impl Routed {
         self.topk_idx.len() as u32 / self.fixed.topk
     }
 
-    /// Rows for each rank of so many.
+    /// The number of rows for each of `ranks` ranks.
     pub(super) fn sends(&self, ranks: u32) -> Vec<u64> {
         let local = i64::from(self.fixed.experts / ranks);
         let mut sends = vec![0; ranks as usize];
@@ -155,7 +155,7 @@ impl Brought {
     }
 }
 
-/// Memory of the caller for what arrives: rows, scales, ids and weights.
+/// Memory of the caller for received rows, scales, ids and weights.
 #[derive(Debug)]
 pub(super) struct Rooms([Option<Room>; 4]);
 
@@ -217,8 +217,8 @@ fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_ne_bytes()).collect()
 }
 
-/// Rows: a block of random numbers, again and again, so that a large case is ready in no time. None of
-/// them is a NaN: e4m3 without 0x7f, bf16 between -2 and 2.
+/// Rows: one block of random numbers, repeated, so that a large case is ready fast. None of them is
+/// a NaN: e4m3 without 0x7f, bf16 between -2 and 2.
 fn values(bytes: usize, rows: Rows) -> Vec<u8> {
     let mut random = Random::new(1);
     let block: Vec<u8> = (0..1 << 15)

@@ -1,8 +1,8 @@
 //! One link, bare and with tokenyard on top: latency and bandwidth between two ranks.
 //!
-//! The bare link is libfabric or libibverbs by straight calls (`raw`), nothing of ours in between.
-//! Beside it, in the same run and turn by turn: the transport (`through`), and the dispatch of a communicator. All
-//! bandwidths are with both ranks sending at once, because that is what an exchange does.
+//! The bare link is libfabric or libibverbs by direct calls (`raw`), without tokenyard in between.
+//! The same run measures, turn by turn, the transport (`through`) and the dispatch of a
+//! communicator. For all bandwidths both ranks send at once, as in an exchange.
 
 mod raw;
 mod through;
@@ -23,11 +23,12 @@ use crate::spread::median;
 use crate::workload::Workload;
 use through::Through;
 
-/// The part of the bare link that large puts through the transport must reach.
+/// The fraction of the bare link's bandwidth that large puts through the transport must reach.
 pub const REQUIRED_LARGE: f64 = 0.9;
-/// How much longer than on the bare link a small put may take until it is seen, driven inline.
+/// The highest ratio of a small put's latency through the transport, driven inline, to that on the
+/// bare link.
 pub const REQUIRED_SMALL: f64 = 1.3;
-/// The part of the bare link that a dispatch must reach.
+/// The fraction of the bare link's bandwidth that a dispatch must reach.
 pub const REQUIRED_DISPATCH: f64 = 0.6;
 
 /// Bytes of a large put.
@@ -39,12 +40,12 @@ const DEPTH: usize = 16;
 /// Longest wait for the other rank.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What two ranks measure.
+/// The task of the two ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LinkTask {
     /// Turns; each measures everything once.
     pub turns: u32,
-    /// Small puts there and back per turn.
+    /// Round trips of small puts per turn.
     pub pings: u32,
     /// Large puts per turn and rank.
     pub puts: u32,
@@ -68,25 +69,25 @@ impl LinkTask {
 /// Times of one turn on one rank.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Turn {
-    /// Half of a ping and its pong, in microseconds.
+    /// Half of a round trip, in microseconds.
     raw_us: f64,
     through_us: f64,
-    /// Bytes that this rank sent in a second.
+    /// Bytes that this rank sent per second.
     raw_bytes_s: f64,
     through_bytes_s: f64,
     dispatch_bytes_s: f64,
 }
 
-/// What one rank found.
+/// The figures of one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LinkFigures {
     /// Library, provider or device, and interface of the bare link.
     pub bare: String,
-    /// The transport and what it says of its link.
+    /// The transport and its own description of the link.
     pub link: String,
     /// Whether the transport was driven by the caller.
     pub inline: bool,
-    /// One after the other.
+    /// The turns, in order.
     pub turns: Vec<Turn>,
 }
 
@@ -107,7 +108,7 @@ pub struct LinkRow {
     pub ours: f64,
     /// Median over the turns of ours / bare.
     pub ratio: f64,
-    /// The ratio that must be reached, or for a latency not be passed; none where there is no rule.
+    /// The ratio to reach, or for a latency not to exceed; none where there is no requirement.
     pub required: Option<f64>,
 }
 
@@ -122,20 +123,20 @@ impl LinkRow {
         self.unit == "us"
     }
 
-    /// For tables.
+    /// Its requirement in tables.
     pub(crate) fn requirement(&self) -> String {
         let sign = if self.is_latency() { "<=" } else { ">=" };
         self.required.map_or_else(|| "-".to_owned(), |bound| format!("{sign} {bound}"))
     }
 }
 
-/// The transport of the config that reaches other hosts.
+/// The transport of the config that connects hosts.
 fn choice(config: &Config) -> Result<&ComponentChoice> {
     let choice = config.scale_out.first().or(config.scale_up.as_ref());
     choice.context("find the link: the config names no transport")
 }
 
-/// What a rank does.
+/// The work of one rank.
 pub(crate) fn measure(
     world: &Arc<World>,
     config: &Config,
@@ -149,7 +150,7 @@ pub(crate) fn measure(
     let mut comm = Communicator::open(world, &direct(config), Workload::options(&task.sizes))?;
     let workload = Workload::new(&task.sizes, world.rank(), 2);
     let mut turns = Vec::new();
-    // The first turn touches memory and makes connections; it does not count.
+    // The first turn touches memory and opens connections; it does not count.
     for turn in 0..=task.turns {
         say.progress(turn.into(), task.turns.into())?;
         let figures = Turn {
@@ -170,7 +171,7 @@ pub(crate) fn measure(
     Ok(figures)
 }
 
-/// Both ranks over the one link, wherever they are.
+/// The config with both ranks on the one link, wherever they are.
 fn direct(config: &Config) -> Config {
     let mut config = config.clone();
     if !config.scale_out.is_empty() {
@@ -213,13 +214,13 @@ fn rate(took: Duration, bytes: u64) -> f64 {
     bytes as f64 / took.as_secs_f64().max(1e-9)
 }
 
-/// The lines of what both ranks found.
+/// The lines from the figures of both ranks.
 pub(crate) fn rows(outputs: &[Output]) -> Result<Vec<LinkRow>> {
     let [Output::Link(first), Output::Link(second)] = outputs else {
-        bail!("found what {} ranks measured; expected the figures of 2", outputs.len());
+        bail!("found the figures of {} ranks; expected the figures of 2", outputs.len());
     };
     ensure!(first.turns.len() == second.turns.len(), "the ranks measured different turns");
-    // Both ends matter for a bandwidth: the slower one counts. A ping is one thing for both.
+    // For a bandwidth, the slower end counts. A round trip is the same for both ends.
     let pairs = || first.turns.iter().zip(&second.turns);
     let slower = |of: fn(&Turn) -> f64| pairs().map(|(a, b)| of(a).min(of(b))).collect::<Vec<_>>();
     let one = |of: fn(&Turn) -> f64| first.turns.iter().map(of).collect::<Vec<_>>();

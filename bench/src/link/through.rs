@@ -13,7 +13,7 @@ use tokenyard_core::transport::{
 
 use super::{DEPTH, LARGE, PATIENCE, SMALL};
 
-/// Memory as every fabric takes it.
+/// Memory that every fabric accepts.
 #[derive(Clone)]
 #[repr(align(4096))]
 struct Page {
@@ -26,7 +26,7 @@ pub(super) struct Through {
     transport: OpenTransport,
     _memory: Vec<Page>,
     peer: u32,
-    /// Commands that were posted, and that are done.
+    /// Posted commands, and ended commands.
     posted: u64,
     done: u64,
     /// The total of the only signal that was waited for.
@@ -78,7 +78,7 @@ impl Through {
         self.transport.link_name(self.peer)
     }
 
-    /// Whether nobody but the caller drives the transport.
+    /// Whether only the caller drives the transport.
     pub(super) fn is_inline(&self) -> bool {
         self.transport.capabilities().flags & abi::TY_CAP_MANUAL_PROGRESS != 0
     }
@@ -102,7 +102,7 @@ impl Through {
         }
     }
 
-    /// Small puts to and fro; the time of all.
+    /// Small puts in round trips; returns the total time.
     pub(super) fn ping(&mut self, pings: u32) -> Result<Duration> {
         let small = self.put(0, 0, SMALL);
         let start = Instant::now();
@@ -116,12 +116,13 @@ impl Through {
             }
         }
         let took = start.elapsed();
-        // What is left of this measurement must not be part of the next.
+        // The remaining commands of this measurement must not be part of the next.
         self.drive_until(|link| link.done == link.posted)?;
         Ok(took)
     }
 
-    /// Large puts, both ways at once; the time until all of both are there.
+    /// Large puts in both directions at once; returns the time until all have arrived on both
+    /// ranks.
     pub(super) fn stream(&mut self, puts: u32) -> Result<Duration> {
         let start = Instant::now();
         let wanted = self.seen + u64::from(puts);

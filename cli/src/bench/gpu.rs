@@ -19,7 +19,7 @@ use crate::writable::Files;
 
 use super::{Csv, FEWER, Output, check_files, judge, measuring, print_head, start};
 
-/// SM counts where nothing else is asked for.
+/// The default SM counts.
 const SMS: [u32; 6] = [4, 8, 12, 16, 24, 32];
 
 const EXAMPLES: &str = "\
@@ -30,7 +30,7 @@ Examples:
   torchrun --nproc-per-node 8 --no-python tokenyard bench dispatch configs/nvlink.toml --as-rank
 
 Needs GPUs: one rank per GPU of this machine. The link is measured in the same run; an operation must
-take at most 1.05 x (bytes through the busiest port / what the link carries) + 20 us, with 16 SMs or
+take at most 1.05 x (bytes through the busiest port / rate of the link) + 20 us, with 16 SMs or
 fewer. Exit code 0: all did; 1: one did not (--no-check: 0 all the same); 2: nothing could be measured.
 What is measured, and what the columns mean: docs/performance.md.";
 
@@ -50,18 +50,18 @@ pub(super) struct OperationArgs {
     /// K: experts per token
     #[arg(long, default_value_t = 8)]
     topk: u32,
-    /// E: experts in all
+    /// E: experts on all ranks together
     #[arg(long, default_value_t = 256)]
     experts: u32,
-    /// What dispatched rows are made of, one or several; a combine is of bf16
+    /// The type of dispatched rows, one or several; a combine is of bf16
     #[arg(long = "type", value_name = "TYPE", value_enum, value_delimiter = ',',
           default_values_t = [RowsName::Fp8, RowsName::Bf16])]
     rows: Vec<RowsName>,
-    /// How received rows are arranged, one or several
+    /// The layout of received rows, one or several
     #[arg(long = "layout", value_name = "LAYOUT", value_enum, value_delimiter = ',',
           default_values_t = [LayoutName::Flat])]
     layouts: Vec<LayoutName>,
-    /// Which experts the tokens select
+    /// The experts that the tokens select
     #[arg(long, value_enum, default_value_t = GpuRoutingName::Uniform, conflicts_with = "input")]
     routing: GpuRoutingName,
     /// The routing of a recorded batch (docs/input-files.md); rows are generated
@@ -100,7 +100,7 @@ impl OperationArgs {
         !self.ranks.are_started()
     }
 
-    /// Refuses what could not be written in the end, before anything starts.
+    /// Refuses files that could not be written at the end, before anything starts.
     fn check_files(&self, config: &Config) -> Result<()> {
         let files = Files::default().reads("the config", &self.config);
         let files = match &self.input {
@@ -116,25 +116,25 @@ impl OperationArgs {
     }
 }
 
-/// Who the ranks are.
+/// The choice of ranks.
 #[derive(Debug, clap::Args)]
 pub(super) struct RankArgs {
     /// Ranks, one per GPU [default: as many as there are GPUs]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: Option<u32>,
-    /// Be one rank of those that somebody else starts, with the variables of a launcher; rank 0
-    /// prints the report. Under mpirun with more than one rank this is so without the option
+    /// Be one of the ranks that another launcher starts, with its variables; rank 0 prints the
+    /// report. Under mpirun with more than one rank this is so without the option
     #[arg(long, conflicts_with = "ranks")]
     as_rank: bool,
 }
 
 impl RankArgs {
-    /// How many were asked for.
+    /// The requested number of ranks.
     pub(super) fn count(&self) -> Option<u32> {
         self.ranks
     }
 
-    /// Whether somebody else starts them.
+    /// Whether another launcher starts them.
     pub(super) fn are_started(&self) -> bool {
         self.as_rank || is_rank_of_mpirun(&environment)
     }
@@ -164,7 +164,7 @@ enum RowsName {
 enum GpuRoutingName {
     /// K experts at random
     Uniform,
-    /// Every token selects one and the same expert too
+    /// Every token also selects one and the same expert
     Skewed,
 }
 
@@ -270,7 +270,7 @@ fn measure(
     measuring(|progress| tokenyard_bench::run_gpu(task, ranks, &start, progress)).map(Some)
 }
 
-/// Refuses before a rank starts what every communicator would refuse.
+/// Refuses, before a rank starts, sizes that every communicator would refuse.
 fn check(task: &exchange::GpuExchangeTask, ranks: u32) -> Result<()> {
     let case::Fixed { hidden, topk, experts } = task.fixed;
     for max_tokens in task.tokens.iter().copied() {

@@ -1,4 +1,4 @@
-//! Which rank is at fault, and what to show of what the others say.
+//! Finds the rank at fault, and selects which messages of the others to show.
 
 use std::collections::BTreeMap;
 
@@ -9,29 +9,29 @@ use super::Verdict;
 use super::message::{Cause, Failure, RankResult};
 use crate::output;
 
-/// Lines of standard error that are shown of a rank that died without a word.
+/// Lines of standard error that are shown of a rank that died without a message.
 const TAIL_LINES: usize = 20;
 
 /// How one rank ended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RankEnd {
-    /// It said that it did all steps, and what it found.
+    /// It reported its result after all steps.
     pub(crate) has_result: bool,
-    /// What it said.
+    /// The failure that it reported.
     pub(crate) failure: Option<Failure>,
     /// How its process ended; `None` if it does not die.
     pub(crate) exit: Option<Exit>,
-    /// It did not end by itself.
+    /// The launcher ended it.
     pub(crate) timed_out: bool,
     /// The rank that it waited for in vain, until it was ended.
     pub(crate) waited_for: Option<u32>,
     /// The end of its standard error.
     pub(crate) tail: String,
-    /// The others went on without it, as the config says they should.
+    /// The others went on without it, because the config masks losses.
     pub(crate) is_masked: bool,
 }
 
-/// One failure, said once for all ranks that say the same.
+/// One failure, listed once for all ranks that report the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     pub(crate) ranks: Vec<u32>,
@@ -39,25 +39,25 @@ pub(crate) struct Finding {
     pub(crate) text: String,
 }
 
-/// A rank that the others went on without, until they were through.
+/// A rank without which the others went on to the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Lost {
     pub(crate) rank: u32,
-    /// The first step, from 1, that some rank was without it in.
+    /// The first step, from 1, that some rank did without it.
     pub(crate) from_step: u32,
     /// How it ended, where that is known.
     pub(crate) how: Option<String>,
 }
 
 impl Lost {
-    /// As people read it.
+    /// The line for people.
     pub(crate) fn line(&self) -> String {
         let how = self.how.as_ref().map_or(String::new(), |how| format!(": {how}"));
         format!("rank {} from step {} on{how}", self.rank, self.from_step)
     }
 }
 
-/// Who was lost to the ranks that gave `results`, and gave none.
+/// The ranks that were lost to the ranks with `results`, and that have no result themselves.
 pub(crate) fn lost(results: &[RankResult], how: impl Fn(u32) -> Option<String>) -> Vec<Lost> {
     let mut from = BTreeMap::new();
     for loss in results.iter().flat_map(|result| &result.lost) {
@@ -68,7 +68,8 @@ pub(crate) fn lost(results: &[RankResult], how: impl Fn(u32) -> Option<String>) 
     from.into_iter().map(|(rank, from_step)| Lost { rank, from_step, how: how(rank) }).collect()
 }
 
-/// Who was lost, of ranks that ended like this: that is no failure then, but for what a check found.
+/// The lost ranks, among ranks that ended like this. Their ends count as no failure, except for the
+/// findings of a check.
 pub(crate) fn mask(ends: &mut [RankEnd], results: &[RankResult]) -> Vec<Lost> {
     let lost = lost(results, |rank| Some(failure_of(ends.get(rank as usize)?)?.text));
     for lost in &lost {
@@ -79,8 +80,8 @@ pub(crate) fn mask(ends: &mut [RankEnd], results: &[RankResult]) -> Vec<Lost> {
     lost
 }
 
-/// What went wrong, the root cause first: ranks that merely lost a peer come after the one that
-/// failed. Empty if nothing did.
+/// The failures, the root cause first: ranks that merely lost a peer come after the rank that
+/// failed. Empty if no rank failed.
 pub(crate) fn findings(ends: &[RankEnd]) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     for (rank, end) in (0..).zip(ends) {
@@ -102,7 +103,7 @@ pub(crate) fn findings(ends: &[RankEnd]) -> Vec<Finding> {
     findings
 }
 
-/// What failures of these causes come to.
+/// The verdict on failures of these causes.
 pub(crate) fn verdict(causes: impl IntoIterator<Item = Cause>) -> Verdict {
     let mut verdict = Verdict::Right;
     for cause in causes {
@@ -115,7 +116,7 @@ pub(crate) fn verdict(causes: impl IntoIterator<Item = Cause>) -> Verdict {
 }
 
 impl Finding {
-    /// As people read it.
+    /// The line for people.
     pub(crate) fn line(&self) -> String {
         let who = if self.ranks.len() == 1 { "rank" } else { "ranks" };
         format!("{who} {}: {}", output::ranks(&self.ranks), self.text)
@@ -132,7 +133,7 @@ fn failure_of(end: &RankEnd) -> Option<Failure> {
     }
     let died = |text: String| Failure { cause: Cause::Died, about: None, text };
     match end.exit {
-        // What it said last may be lost: only a result is success.
+        // Its last lines may be lost: only a result is success.
         Some(exit) if exit.success() && !end.timed_out && end.has_result => None,
         Some(exit) if exit.success() && !end.timed_out => Some(died(format!(
             "it ended with {exit} and gave no result: something ended its process, a library for example{}",
@@ -163,7 +164,7 @@ mod tests {
         RankEnd { failure: Some(failure), exit: Some(Exit::Code(2)), ..RankEnd::default() }
     }
 
-    /// How a rank ends that is through.
+    /// The end of a rank that did all steps.
     fn right() -> RankEnd {
         RankEnd { has_result: true, exit: Some(Exit::Code(0)), ..RankEnd::default() }
     }
@@ -196,7 +197,8 @@ mod tests {
         assert_eq!(verdict([]), Verdict::Right);
     }
 
-    /// A rank that was through, and went on without these from these steps on.
+    /// The result of a rank that did all steps, and that went on without these ranks from these
+    /// steps on.
     fn through(rank: u32, without: &[(u32, u32)]) -> RankResult {
         let lost =
             without.iter().map(|(rank, from_step)| Loss { rank: *rank, from_step: *from_step });
@@ -212,7 +214,7 @@ mod tests {
         let lines: Vec<String> = mask(&mut ends, &results).iter().map(Lost::line).collect();
         assert_eq!(lines, ["rank 1 from step 7 on: it died: killed by signal 9"]);
         let findings = findings(&ends);
-        assert_eq!(findings.len(), 1, "nobody says of rank 3 that it was masked");
+        assert_eq!(findings.len(), 1, "no rank reports that rank 3 was masked");
         assert_eq!(findings[0].ranks, [3]);
     }
 

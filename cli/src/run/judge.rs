@@ -1,5 +1,5 @@
-//! Judges the config before ranks start, as `tokenyard config check` does: in a process of its own, because
-//! a plugin that crashes or hangs while it is asked must not take this one with it.
+//! Judges the config before ranks start, as `tokenyard config check` does: in a separate process,
+//! because a plugin that crashes or hangs during the check must not end or block this process.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -11,21 +11,23 @@ use tokenyard_launch::{Event, Job, Stderr, interrupt};
 
 use super::RunArgs;
 
-/// How often the limit is looked at.
+/// The interval at which the limit is checked.
 const TICK: Duration = Duration::from_millis(100);
 
-/// What this reads of the document of `config check`.
+/// The fields that are read of the document of `config check`.
 #[derive(Deserialize)]
 struct JudgeDocument {
     command: String,
     errors: Vec<String>,
 }
 
-/// Refuses a config in which a component finds an error. A component that crashes is left to the ranks, whose
-/// diagnosis names it; ranks would wait for one that hangs, so it is refused.
+/// Refuses a config in which a component finds an error. A component that crashes is no error here,
+/// as the diagnosis of the ranks names it. A component that hangs is refused, as ranks would wait
+/// for it.
 ///
 /// # Errors
-/// What is wrong, each with file and line; a component that hangs for `world.late_ms`; a signal that is to end this process; no process can be started.
+/// The config has errors, each with file and line; a component hangs for `world.late_ms`; a signal
+/// is to end this process; or no process can be started.
 pub(super) fn refuse_wrong(args: &RunArgs, config: &Config, ranks: u32) -> Result<()> {
     let words = ["config", "check", "--json", "--ranks", &ranks.to_string(), "--"];
     let job = Job {
@@ -42,7 +44,7 @@ pub(super) fn refuse_wrong(args: &RunArgs, config: &Config, ranks: u32) -> Resul
     while !running.all_exited() && Instant::now() < limit {
         let event =
             running.wait_event(TICK).map_err(|interrupted| interrupted.with_done(done()))?;
-        // A plugin may print lines of its own.
+        // A plugin may print its own lines.
         if let Some(Event::Line { line, .. }) = event
             && let Ok(document) = serde_json::from_str::<JudgeDocument>(&line)
             && document.command == "config check"
@@ -53,8 +55,8 @@ pub(super) fn refuse_wrong(args: &RunArgs, config: &Config, ranks: u32) -> Resul
     interrupt::check().map_err(|interrupted| interrupted.with_done(done()))?;
     ensure!(
         running.all_exited(),
-        "{}: the parts of this config did not say within {:?} (world.late_ms) whether they can run: a plugin \
-         hangs while it is loaded or asked. Fix: take out plugins until `tokenyard config check` ends",
+        "{}: the components of this config did not report within {:?} (world.late_ms) whether they can run: a plugin \
+         hangs while it is loaded or probed. Fix: remove plugins until `tokenyard config check` ends",
         config.name,
         config.world.late
     );

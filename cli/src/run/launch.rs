@@ -1,4 +1,4 @@
-//! Starts the ranks, listens to them, and says how it went.
+//! Starts the ranks, reads their messages, and reports the result.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -20,11 +20,12 @@ use super::{RunArgs, Verdict, judge, results};
 use crate::output::{LOG_VARIABLE, People};
 use crate::{progress, signals, writable};
 
-/// A file may ask for any number of ranks; a machine is not brought down by a wrong one.
+/// The most ranks on one machine. A file may contain any number, and a wrong one must not overload
+/// the machine.
 const MAX_PROCESSES: usize = 1024;
-/// How often the progress is looked at.
+/// The interval at which the progress is checked.
 const TICK: Duration = Duration::from_millis(100);
-/// How long ranks may take to end beyond the deadline that they keep themselves.
+/// How long ranks may take to end after the deadline that they observe themselves.
 const GRACE: Duration = Duration::from_secs(1);
 /// Runs shorter than this show no progress.
 const SHOW_AFTER: Duration = Duration::from_secs(1);
@@ -48,7 +49,7 @@ pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
         args: rank_arguments(components.as_ref()),
         ranks: plan.case.ranks as u32,
         env: Vec::new(),
-        // A log that was asked for is shown; otherwise ranks say what is needed in their messages.
+        // A requested log is shown; otherwise the messages of the ranks contain all that is needed.
         stderr: match std::env::var_os(LOG_VARIABLE) {
             Some(_) => Stderr::Inherit,
             None => Stderr::Capture,
@@ -72,14 +73,15 @@ pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     Ok(verdict)
 }
 
-/// Refuses what could not be written in the end, before anything starts.
+/// Refuses files that could not be written at the end, before anything starts.
 fn check_files(args: &RunArgs, config: &Config) -> Result<()> {
     writable::check_reports(config)?;
     let Some(output) = &args.output else { return Ok(()) };
     args.read_files().writes("--output", output)
 }
 
-/// Under torchrun or srun every process would start ranks of its own. A rank of mpirun does not come here.
+/// Warns under torchrun or srun, where every process would start its own ranks. A rank of mpirun
+/// does not reach this code.
 fn warn_of_other_launcher() {
     let env = |name: &str| std::env::var(name).ok();
     if let Ok(identity) = Identity::resolve("env", &env).as_ref()
@@ -93,7 +95,7 @@ fn warn_of_other_launcher() {
     }
 }
 
-/// Made beside the output, where there is room for it.
+/// A temporary folder beside the output, where there is room for it.
 fn components_folder(output: &Path) -> Result<TempDir> {
     let parent = match output.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -105,18 +107,18 @@ fn components_folder(output: &Path) -> Result<TempDir> {
         .with_context(|| format!("--output: cannot write in {}", parent.display()))
 }
 
-/// The arguments of this process, and those that make it a rank.
+/// The arguments of this process, and those of a rank.
 fn rank_arguments(components: Option<&TempDir>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = vec!["run".into(), "--as-rank".into()];
     if let Some(folder) = components {
         arguments.extend(["--components".into(), folder.path().into()]);
     }
-    // Behind `--` options would be taken for names, so they come first.
+    // After `--` options would count as names, so they come first.
     arguments.extend(std::env::args_os().skip_while(|word| word != "run").skip(1));
     arguments
 }
 
-/// How far a rank has come.
+/// The progress of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Starting,
@@ -125,7 +127,7 @@ enum Stage {
     Joined,
 }
 
-/// What the ranks said so far.
+/// The messages of the ranks so far.
 struct Heard {
     opened: Option<Opened>,
     results: Vec<Option<RankResult>>,
@@ -137,7 +139,8 @@ struct Heard {
     deadline: Duration,
     /// Whether ranks go on without a lost one.
     masks: bool,
-    /// When ranks that still run are killed. Set once one of them has ended that ends the others.
+    /// The time at which ranks that still run are killed. It is set once a rank has ended whose end
+    /// makes the others end.
     give_up: Option<Instant>,
 }
 
@@ -156,10 +159,10 @@ impl Heard {
         }
     }
 
-    /// Listens until all ranks have ended, by themselves or not.
+    /// Reads messages until all ranks have ended, by themselves or not.
     ///
-    /// While all of them run there is no limit: each rank keeps the deadlines of its own waits
-    /// (INV-6). Once one has ended, the others must too, unless they go on without it.
+    /// While all of them run there is no limit: each rank observes the deadlines of its own waits
+    /// (INV-6). Once one rank has ended, the others must end too, unless they go on without it.
     ///
     /// # Errors
     /// A signal is to end this process. All ranks have ended then.
@@ -182,7 +185,7 @@ impl Heard {
                 }
             }
         }
-        // Ranks share the terminal's signals; what ended them is no fault of theirs.
+        // Ranks get the terminal's signals too; an end by such a signal is no fault of a rank.
         interrupt::check()?;
         if let Some(bar) = bar {
             bar.finish_and_clear();
@@ -205,14 +208,14 @@ impl Heard {
         Ok(())
     }
 
-    /// How far the ranks came.
+    /// The progress of the ranks, in words.
     fn done(&self) -> String {
         let Self { done, steps, .. } = self;
         format!("{done} of {steps} steps were done, and all ranks have ended")
     }
 
-    /// Asks the ranks what this process was asked: what the job does. One that has not joined may not have
-    /// come far enough to answer.
+    /// Passes the request for reports on to the ranks. A rank that has not joined may not be able
+    /// to answer yet.
     fn hand_on(&self, running: &Running) {
         let say = |line: &str| People::errors().say(format_args!("tokenyard: {line}"));
         let ready = (0..).zip(&self.stages).filter(|(_, stage)| **stage != Stage::Starting);
@@ -228,7 +231,7 @@ impl Heard {
         }
     }
 
-    /// Notes an event; returns the steps that rank 0 has done, if it says so.
+    /// Notes an event; returns the steps that rank 0 has done, if the event reports them.
     fn take(&mut self, event: Event) -> Option<u32> {
         match event {
             Event::Exited { rank, status } => {
@@ -250,7 +253,8 @@ impl Heard {
                     }
                 }
                 Ok(Message::Opened(_) | Message::Step { .. }) => {}
-                // A plugin may print. It is not ours to judge, and not for standard output.
+                // A plugin may print. Its lines are no messages, and must not go to standard
+                // output.
                 Err(_) => People::errors().say(format_args!("[rank {rank}] {line}")),
             },
         }
@@ -265,7 +269,7 @@ impl Heard {
         !self.masks || rank == 0
     }
 
-    /// A rank that ended before it joined, where all that still run can only wait for it.
+    /// A rank that ended before it joined, while all ranks that still run can only wait for it.
     fn never_joins(&self) -> Option<u32> {
         let ranks = || (0..).zip(self.ends.iter().zip(&self.stages));
         let has_ended = |end: &RankEnd| end.exit.is_some() || end.failure.is_some();
@@ -282,8 +286,8 @@ impl Heard {
         self.give_up = Some(self.give_up.map_or(limit, |old| old.min(limit)));
     }
 
-    /// Whether every rank that still runs was given up by another: a stopped process, which will
-    /// not end by itself.
+    /// Whether every rank that still runs was declared lost by another: a stopped process, which
+    /// will not end by itself.
     fn only_the_lost_remain(&self) -> bool {
         let failures = || self.ends.iter().filter_map(|end| end.failure.as_ref());
         let lost = |rank: u32| {

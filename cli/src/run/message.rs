@@ -1,11 +1,12 @@
-//! What a rank tells the process that started it: one JSON document per line of standard output.
+//! The messages of a rank to the process that started it: one JSON document per line of standard
+//! output.
 
 use serde::{Deserialize, Serialize};
 use tokenyard_core::{Error, ErrorKind};
 
 use crate::output::error_text;
 
-/// A line of a rank.
+/// One message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub(crate) enum Message {
@@ -23,16 +24,16 @@ pub(crate) enum Message {
     Failed(Failure),
 }
 
-/// What is known once the communicator is open; the same on all ranks but for their window sizes.
+/// Facts of an open communicator; the same on all ranks except for the window sizes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Opened {
-    /// What was chosen, and why: [`tokenyard_core::communicator::BringUpReport`].
+    /// The choices, and their reasons: [`tokenyard_core::communicator::BringUpReport`].
     pub(crate) report: serde_json::Value,
     /// Load of the busiest expert over the mean load, in the first step; 0 without any load.
     pub(crate) busiest_over_mean: f64,
 }
 
-/// What one rank did, over all steps unless said otherwise.
+/// The result of one rank, over all steps unless stated otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RankResult {
     pub(crate) rank: u32,
@@ -40,13 +41,13 @@ pub(crate) struct RankResult {
     pub(crate) tokens: u64,
     /// (token, rank) pairs that this rank's tokens make.
     pub(crate) rows_sent: u64,
-    /// (token, rank) pairs that came here.
+    /// (token, rank) pairs that this rank received.
     pub(crate) rows_received: u64,
-    /// Bytes of the rows that came here, scales included.
+    /// Bytes of the received rows, scales included.
     pub(crate) bytes_received: u64,
-    /// Bytes of the rows that combine brought back here.
+    /// Bytes of the rows that combine returned to this rank.
     pub(crate) bytes_returned: u64,
-    /// Whose clock the times are by.
+    /// The clock of the times.
     pub(crate) clock: Clock,
     /// Median over the steps.
     pub(crate) dispatch_us: f64,
@@ -54,32 +55,32 @@ pub(crate) struct RankResult {
     pub(crate) combine_us: f64,
     /// Row elements that were compared with the oracle's.
     pub(crate) elements_checked: u64,
-    /// Ranks that this one's communicator went on without, in order.
+    /// Ranks without which this rank's communicator went on, in order.
     pub(crate) lost: Vec<Loss>,
     /// Tokens of this rank whose sum lacked an expert of a lost rank.
     pub(crate) tokens_missing_experts: u64,
 }
 
-/// Whose clock says how long an operation took.
+/// The clock that measured the time of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Clock {
-    /// The device's: from the start of an operation's first kernel to the end of its last.
+    /// The device's clock: from the start of an operation's first kernel to the end of its last.
     Device,
-    /// The host's: from the call to its return.
+    /// The host's clock: from the call to its return.
     #[default]
     Host,
 }
 
-/// A rank that a communicator went on without.
+/// A rank without which a communicator went on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Loss {
     pub(crate) rank: u32,
-    /// The first step, from 1, that it was lost in or before.
+    /// The first step, from 1, in or before which it was lost.
     pub(crate) from_step: u32,
 }
 
-/// Why a rank ended.
+/// The reason why a rank ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failure {
     pub(crate) cause: Cause,
@@ -88,17 +89,17 @@ pub(crate) struct Failure {
     pub(crate) text: String,
 }
 
-/// Whose fault a failure is.
+/// The cause of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Cause {
-    /// The process died without a word.
+    /// The process died without a message.
     Died,
-    /// What the product did is not what the oracle says.
+    /// The result differs from the oracle's.
     Check,
     /// This rank's own error.
     Own,
-    /// Another rank's: it was lost or did not come in time, or its input was refused.
+    /// The fault of another rank: it was lost or did not come in time, or its input was refused.
     Peer,
 }
 
@@ -115,7 +116,7 @@ impl From<anyhow::Error> for Failure {
         let about = core.and_then(Error::rank);
         let cause = match core.map(Error::kind) {
             Some(ErrorKind::PeerLost | ErrorKind::Refused) => Cause::Peer,
-            // A wait that ran out names the rank that did not come.
+            // A deadline error names the rank that did not come.
             Some(ErrorKind::Deadline) if about.is_some() => Cause::Peer,
             _ => Cause::Own,
         };

@@ -1,8 +1,9 @@
 //! `tokenyard run`: dispatch, experts, combine on real processes, every element checked.
 //!
-//! `plan` turns arguments into exchanges · `judge` asks the components whether the config is right · `rank` is what one process does · `launch` starts the
-//! processes and listens to them · `message` is what they say · `diagnosis` finds whose fault a
-//! failure is · `summary` is what comes out, with the `times` of operations · `results` writes it to a file.
+//! `plan` turns arguments into exchanges · `judge` lets the components check the config · `rank` is
+//! the work of one process · `launch` starts the processes and reads their messages · `message`
+//! defines the messages · `diagnosis` finds the cause of a failure · `summary` prints the result,
+//! with the `times` of operations · `results` writes it to a file.
 
 mod diagnosis;
 mod judge;
@@ -43,16 +44,16 @@ Input files: docs/input-files.md";
 pub(crate) struct RunArgs {
     /// The config file.
     config: PathBuf,
-    /// Processes to start [default: 4, or as the input file says].
+    /// Processes to start [default: 4, or from the input file].
     #[arg(long)]
     ranks: Option<u32>,
-    /// How often the exchange is repeated, with fresh data, checked each time.
+    /// The number of exchanges, each with fresh data, each checked.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
-    /// Decides all generated data.
+    /// The seed of all generated data.
     #[arg(long, default_value_t = 0, value_parser = seed)]
     seed: u64,
-    /// Tokens that each rank brings.
+    /// Tokens of each rank.
     #[arg(long, default_value_t = 256, conflicts_with = "input")]
     tokens: u32,
     /// Elements of a token's row.
@@ -61,28 +62,28 @@ pub(crate) struct RunArgs {
     /// Experts that each token selects.
     #[arg(long, default_value_t = 4, conflicts_with = "input")]
     topk: u32,
-    /// Experts on all ranks together [default: 32, or as the input file says].
+    /// Experts on all ranks together [default: 32, or from the input file].
     #[arg(long)]
     experts: Option<u32>,
-    /// How received rows are arranged.
+    /// The layout of received rows.
     #[arg(long, value_enum, default_value_t = LayoutName::Flat)]
     layout: LayoutName,
-    /// Rows that each expert's group starts at a multiple of (expert-major only).
+    /// The alignment of each expert's group in rows (expert-major only).
     #[arg(long, default_value_t = 1)]
     alignment: u32,
-    /// What rows are made of; fp8 is cast on the way [default: bf16, or as the input file says].
+    /// The type of rows; fp8 is cast on the way [default: bf16, or from the input file].
     #[arg(long, value_enum)]
     input_type: Option<InputType>,
-    /// Which experts the tokens select.
+    /// The experts that the tokens select.
     #[arg(long, value_enum, default_value_t = RoutingName::Uniform, conflicts_with = "input")]
     routing: RoutingName,
     /// Rows and routing from a file instead of generated ones.
     #[arg(long, value_name = "FILE.safetensors")]
     input: Option<PathBuf>,
-    /// Writes what came back in the last step.
+    /// Writes the rows that combine returned in the last step.
     #[arg(long, value_name = "FILE.safetensors")]
     output: Option<PathBuf>,
-    /// Where a started rank leaves its part of the output.
+    /// The folder where a started rank writes its part of the output.
     #[arg(long, hide = true)]
     components: Option<PathBuf>,
     /// Be one rank of a world that torchrun or Slurm started, instead of starting ranks. Under mpirun with
@@ -119,11 +120,11 @@ enum RoutingName {
     Uniform,
     /// One expert is among those of every token.
     Skewed,
-    /// Every token selects one and the same expert.
+    /// All tokens select one and the same expert.
     OneExpert,
     /// Tokens stay on their rank.
     OwnRank,
-    /// About a quarter of the selections are struck out.
+    /// About a quarter of the selections are negative: no expert.
     SomeNegative,
     /// About a third of the tokens select nothing.
     SomeNothing,
@@ -145,7 +146,7 @@ impl From<RoutingName> for Routing {
     }
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Right,

@@ -1,4 +1,5 @@
-//! From arguments to exchanges: everything that can be refused before a rank starts is refused here.
+//! Turns arguments into exchanges. Everything that can be refused before a rank starts is refused
+//! here.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -26,26 +27,27 @@ const MAX_ALIGNMENT: u32 = 4096;
 pub(crate) struct Plan {
     /// The first exchange.
     pub(crate) case: Case,
-    /// What all ranks bring to every step, where a file says it.
+    /// The inputs of all ranks to every step, where a file has them.
     recorded: Option<Inputs>,
     /// Bytes of that file.
     file_bytes: u64,
     steps: u32,
 }
 
-/// What takes memory while every element is checked. All ranks hold copies of the input file: as it
-/// was read, and as rows.
+/// The copies of the input file that every rank holds while every element is checked: the file as
+/// it was read, and its rows.
 const COPIES_OF_FILE: u64 = 2;
-/// Bytes of bookkeeping, in the product and in the oracle, for a row; for a selection of a token; for
-/// an expert on a rank (records of both directions, plans, counts; measured: 60 to 105); for a step
-/// (two times). Each is rounded up, because a refusal costs less than a machine without memory.
+/// Bytes of bookkeeping, in the product and in the oracle, for a row; for a selection of a token;
+/// for an expert on a rank (records of both directions, plans, counts; measured: 60 to 105); for a
+/// step (two times). Each is rounded up, because a refusal does less harm than a machine out of
+/// memory.
 const PER_ROW: u128 = 64;
 const PER_SELECTION: u128 = 16;
 const PER_EXPERT: u128 = 128;
 const PER_STEP: u128 = 32;
 
 impl Plan {
-    /// Checks the arguments. `ranks` is the size of the world where it is known already.
+    /// Checks the arguments. `ranks` is the size of the world, where it is already known.
     pub(crate) fn new(args: &RunArgs, ranks: Option<u32>) -> Result<Self> {
         let file = args.input.as_deref().map(read_input).transpose()?;
         let asked = [ranks, args.ranks].into_iter().flatten().collect::<Vec<_>>();
@@ -68,7 +70,7 @@ impl Plan {
         Ok(Self { case, recorded, file_bytes, steps: args.steps })
     }
 
-    /// The exchange of a step, counted from 0, and what all ranks bring to it.
+    /// The exchange of a step, counted from 0, and the inputs of all ranks.
     pub(crate) fn step(&self, step: u32) -> (Cow<'_, Case>, Cow<'_, Inputs>) {
         match &self.recorded {
             Some(inputs) => (Cow::Borrowed(&self.case), Cow::Borrowed(inputs)),
@@ -93,9 +95,9 @@ impl Plan {
         )
     }
 
-    /// What all ranks together hold while they check: each knows what everybody brings, and what a
-    /// rank received exists as the product's rows, the oracle's, and the experts' outputs before and
-    /// after they are placed.
+    /// The memory of all ranks together while they check. Each rank holds the inputs of all ranks.
+    /// The rows that a rank received exist as the product's rows, as the oracle's, and as the
+    /// experts' outputs before and after they are placed.
     fn bytes(&self) -> u64 {
         let case = &self.case;
         let wide = |number: usize| number as u128;
@@ -111,8 +113,8 @@ impl Plan {
         };
         // Inputs are copied where ranks may be lost.
         let brought = 2 * ranks * ranks * most;
-        // Below 2^110: no size is above 2^32, and there are at most three in a product beside the
-        // row, which core limits to 2^30 bytes.
+        // The value is below 2^110: no size is above 2^32, and a product has at most three sizes
+        // besides the row, which core limits to 2^30 bytes.
         let bytes = (brought + 5 * received) * (row + PER_ROW)
             + (brought + received) * topk * PER_SELECTION
             + experts * (ranks + 1) * PER_EXPERT
@@ -124,7 +126,7 @@ impl Plan {
 
 /// Reads an input file that fits into memory.
 fn read_input(path: &Path) -> Result<InputFile> {
-    // What cannot be looked at is refused where it is opened.
+    // A file without metadata is refused where it is opened.
     let length = std::fs::metadata(path).map_or(0, |about| about.len()).min(input::MAX_BYTES);
     let what = format!("reading {}", path.display());
     memory::ensure_room(length * COPIES_OF_FILE, &what, "save fewer tokens in one file")?;
@@ -167,7 +169,7 @@ fn recorded_case(args: &RunArgs, file: &InputFile, ranks: usize) -> Result<Case>
     arrange(args, case)
 }
 
-/// The scales of a cast; types that are not cast have none to choose.
+/// The scales of a cast; a type without a cast has none.
 fn scales(cast: InputType) -> Scales {
     match cast {
         InputType::Fp8Round => Scales::RoundedF32,
@@ -176,7 +178,7 @@ fn scales(cast: InputType) -> Scales {
     }
 }
 
-/// Adds what is chosen alike for generated and recorded rows.
+/// Adds the choices that generated and recorded rows share.
 fn arrange(args: &RunArgs, case: Case) -> Result<Case> {
     let alignment = args.alignment;
     let grouped = args.layout == LayoutName::ExpertMajor;
@@ -196,13 +198,13 @@ fn arrange(args: &RunArgs, case: Case) -> Result<Case> {
         Input::Plain(row) | Input::Cast(row, _) => row,
         Input::Opaque(_) => RowType::Bf16,
     };
-    // Flat rows are weighted by their experts, because they come back merged.
+    // The experts weight flat rows, because these return as one sum per token and rank.
     let weighted = case.weights && layout != Layout::Flat;
     let combine = Combine { row, biases: 0, weighted, sums: Sums::ByRank };
     Ok(Case { layout, combine, seed: args.seed, ..case })
 }
 
-/// Refuses what the communicator would refuse on every rank.
+/// Refuses sizes that the communicator would refuse on every rank.
 fn check(case: &Case) -> Result<()> {
     let options = exchange::options(case);
     Shape {
@@ -310,8 +312,8 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing is allocated by the size of an option before its memory was counted: what is taken
-        /// and counted as small is small.
+        /// Nothing is allocated by the size of an option before its memory was counted. A case that
+        /// is accepted and counted as small is small.
         #[test]
         fn extreme_options_are_refused_or_counted(
             sizes in prop::array::uniform6((0_u32..33, 0_u32..3)),

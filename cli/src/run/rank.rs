@@ -1,4 +1,4 @@
-//! What one rank does.
+//! The work of one rank.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use super::{RunArgs, Verdict, results};
 use crate::output::{People, print_json};
 use crate::{preload, signals, writable};
 
-/// How often the communicator is asked who is lost, while this rank waits for word of it.
+/// The interval at which the communicator is asked for lost ranks, while this rank waits for news
+/// of a loss.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// A rank that has joined the others.
@@ -32,7 +33,7 @@ struct Rank<'a> {
     config: Config,
     plan: Plan,
     world: Arc<World>,
-    /// Whether this program started the ranks: then it listens to their lines.
+    /// Whether this program started the ranks: then the launcher reads their lines.
     launched: bool,
 }
 
@@ -43,7 +44,8 @@ pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     let end = Rank::join(args, launched).map_err(Failure::from).and_then(|rank| {
         name = format!("rank {}", rank.world.rank());
         rank.run().inspect_err(|failure| {
-            // The others know already that a peer is gone; its name must not be followed by ours.
+            // The others already know that a peer is lost; this rank must not appear as a second
+            // failed rank.
             if failure.cause != Cause::Peer {
                 rank.world.report_failure(&failure.text);
             }
@@ -67,11 +69,11 @@ impl<'a> Rank<'a> {
     fn join(args: &'a RunArgs, launched: bool) -> Result<Self> {
         let config = Config::load(&args.config)?;
         if !launched {
-            // Its launcher sees nothing but its exit code.
+            // Its launcher sees only its exit code.
             preload::try_plugins(Some(&config))?;
             writable::check_reports(&config)?;
         }
-        // The launcher's rendezvous counts, whatever the config says of other launchers.
+        // The launcher's rendezvous applies, whatever the config has for other launchers.
         let spec = if launched { "env" } else { &config.world.bootstrap };
         let identity = Identity::resolve(spec, &env)?;
         let plan = Plan::new(args, Some(identity.place.ranks))?;
@@ -82,7 +84,8 @@ impl<'a> Rank<'a> {
         if launched {
             print_json(&Message::Joining)?;
         } else {
-            // The launcher of `tokenyard run` has asked for all; of others' ranks each asks for itself.
+            // The launcher of `tokenyard run` has checked the memory of all ranks; a rank of
+            // another launcher checks its own.
             plan.check_memory(1)?;
         }
         let world = World::join(WorldOptions {
@@ -119,12 +122,13 @@ impl<'a> Rank<'a> {
             }
             self.say(&Message::Step { done: step + 1 })?;
         }
-        // A rank that left would be a lost one for those that still combine.
+        // A rank that left would be lost for those that still combine.
         comm.close().map_err(anyhow::Error::from)?;
         self.finish(opened, tally)
     }
 
-    /// What is not part of the communicator's own agreement and must be equal all the same.
+    /// Checks values that are not part of the communicator's own agreement, but must be equal on
+    /// all ranks.
     fn agree(&self) -> Result<()> {
         let items = [
             ("exchange".to_owned(), self.plan.case.to_string()),
@@ -191,8 +195,9 @@ impl<'a> Rank<'a> {
         Ok(component)
     }
 
-    /// Checks what came of an operation, given who is lost by now. What is not whole may be so because of a
-    /// loss that another rank told of, and that this one is still to hear of: it will soon, if there is one.
+    /// Checks the result of an operation, given the ranks that are lost by now. A result may be
+    /// incomplete because of a loss that another rank reported first. If there is such a loss, this
+    /// rank learns of it soon, so the check is repeated.
     fn check<T>(
         &self,
         comm: &Communicator,
@@ -213,8 +218,8 @@ impl<'a> Rank<'a> {
         found
     }
 
-    /// Lets all ranks start a measured phase together, so that nobody's time is spent waiting for
-    /// another rank's check.
+    /// Lets all ranks start a measured phase together, so that the time of no rank includes another
+    /// rank's check.
     fn align(&self, phase: &str) -> Result<()> {
         self.world.barrier(phase).with_context(|| format!("before {phase}"))
     }
@@ -236,7 +241,7 @@ impl<'a> Rank<'a> {
         let mine = serde_json::to_vec(&result).map_err(anyhow::Error::from)?;
         let all = self.world.all_gather("results", &mine).map_err(anyhow::Error::from)?;
         if self.world.rank() == 0 {
-            // A lost rank gives nothing.
+            // A lost rank contributes no bytes.
             let given = all.iter().filter(|bytes| !bytes.is_empty());
             let results: Result<Vec<RankResult>, _> =
                 given.map(|bytes| serde_json::from_slice(bytes)).collect();
@@ -246,7 +251,7 @@ impl<'a> Rank<'a> {
             summary.lost = super::diagnosis::lost(&summary.ranks, |_| None);
             summary.print(self.args.json)?;
         } else {
-            // Rank 0 prints the table; where each rank has its own log, this is what it shows.
+            // Rank 0 prints the table; in the log of each other rank, this line is the result.
             People::errors().say(format_args!(
                 "rank {}: {} elements of {} steps are right",
                 result.rank, result.elements_checked, self.args.steps
@@ -267,12 +272,12 @@ impl Failure {
     }
 }
 
-/// Ranks that a communicator goes on without.
+/// Ranks without which a communicator goes on.
 fn lost(comm: &Communicator) -> Vec<usize> {
     comm.lost_ranks().into_iter().map(|rank| rank as usize).collect()
 }
 
-/// What happened so far.
+/// The counts so far.
 #[derive(Default)]
 struct Tally {
     dispatch: Times,
@@ -281,7 +286,7 @@ struct Tally {
     rows_received: u64,
     elements: u64,
     tokens_missing: u64,
-    /// From which step on each lost rank was.
+    /// The step from which each lost rank is lost.
     lost: BTreeMap<u32, u32>,
 }
 
@@ -323,7 +328,7 @@ impl Tally {
     }
 }
 
-/// How uneven the experts' loads are.
+/// The load of the busiest expert over the mean load.
 fn busiest_over_mean(case: &Case, inputs: &Inputs) -> f64 {
     let mut loads = vec![0u64; case.experts];
     for expert in inputs.ranks.iter().flat_map(|rank| &rank.topk_idx).filter(|e| **e >= 0) {

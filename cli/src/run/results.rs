@@ -1,4 +1,4 @@
-//! `--output`: what the ranks got, as one safetensors file.
+//! `--output`: the results of the ranks, as one safetensors file.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use tokenyard_core::files;
 
 use crate::writable;
 
-/// What one rank received and got back in one step.
+/// The rows that one rank received from dispatch and combine in one step.
 #[derive(Debug)]
 pub(crate) struct RankTally {
     rank: usize,
@@ -28,7 +28,7 @@ struct Array {
 }
 
 impl RankTally {
-    /// Keeps the counts of what arrived.
+    /// Stores the counts of received rows.
     pub(crate) fn new(rank: usize, received: &Received) -> Self {
         let counts = [
             ("expert_counts", received.expert_counts()),
@@ -42,7 +42,7 @@ impl RankTally {
         Self { rank, arrays: arrays.collect() }
     }
 
-    /// Adds what combine brought back.
+    /// Adds the rows that combine returned.
     pub(crate) fn add_combined(&mut self, case: &Case, got: Got) {
         let tokens = case.tokens_of(self.rank);
         self.arrays.push(Array {
@@ -69,7 +69,7 @@ impl RankTally {
         self.rank
     }
 
-    /// Writes a file of this component alone.
+    /// Writes a file with only this rank's part.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let views = self.arrays.iter().map(|array| {
             let view = TensorView::new(array.dtype, array.shape.clone(), &array.bytes)?;
@@ -79,7 +79,7 @@ impl RankTally {
     }
 }
 
-/// The largest component that is read back, in bytes: of the size of the memory that holds it.
+/// The largest part that is read back, in bytes. It is held in memory.
 const MAX_COMPONENT: u64 = 1 << 40;
 
 /// The file that a rank leaves in the launcher's folder.
@@ -87,17 +87,17 @@ pub(crate) fn component_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank{rank}.safetensors"))
 }
 
-/// The file of one rank where nobody collects the components: `out.rank3.safetensors` for
+/// The file of one rank where no launcher collects the parts: `out.rank3.safetensors` for
 /// `out.safetensors`.
 pub(crate) fn rank_path(output: &Path, rank: usize) -> PathBuf {
     output.with_extension(format!("rank{rank}.safetensors"))
 }
 
-/// Makes one file of the parts of these ranks: of all that were not lost.
+/// Makes one file of the parts of these ranks, which are all that were not lost.
 pub(crate) fn join(folder: &Path, case: &Case, ranks: &[u32], output: &Path) -> Result<()> {
     let read = |rank: &u32| {
         let path = component_path(folder, *rank as usize);
-        files::read(&path, MAX_COMPONENT).context("read what a rank wrote")
+        files::read(&path, MAX_COMPONENT).context("read the output of a rank")
     };
     let files = ranks.iter().map(read).collect::<Result<Vec<_>>>()?;
     let mut tensors = Vec::new();

@@ -1,4 +1,4 @@
-//! What a run comes to, for people and for programs.
+//! The result of a run, for people and for programs.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -22,7 +22,7 @@ pub(crate) struct Summary<'a> {
     pub(crate) opened: Option<Opened>,
     /// By rank; those that did not finish are missing.
     pub(crate) ranks: Vec<RankResult>,
-    /// Ranks that the others went on without.
+    /// Ranks without which the others went on.
     pub(crate) lost: Vec<Lost>,
     pub(crate) findings: Vec<Finding>,
 }
@@ -33,14 +33,14 @@ struct RunDocument<'a> {
     schema_version: u32,
     command: &'static str,
     config: ConfigInfo<'a>,
-    /// What was chosen, and why; absent if the communicator did not open.
+    /// The choices, and their reasons; absent if the communicator did not open.
     communicator: Option<&'a serde_json::Value>,
     shape: ShapeInfo,
     seed: u64,
     steps: u32,
     ranks: Vec<RankInfo<'a>>,
     lost_ranks: &'a [Lost],
-    /// Over all ranks and steps.
+    /// The sum over all ranks and steps.
     tokens_missing_experts: u64,
     busiest_expert_over_mean: Option<f64>,
     check: Check,
@@ -116,7 +116,7 @@ impl<'a> Summary<'a> {
         self.ranks.iter().map(|rank| rank.tokens_missing_experts).sum()
     }
 
-    /// How much of what was brought is not whole, where ranks were lost.
+    /// The number of tokens that lack an expert because ranks were lost, in words.
     fn missing_line(&self) -> String {
         let tokens: u64 = self.ranks.iter().map(|rank| rank.tokens).sum();
         format!(
@@ -126,7 +126,7 @@ impl<'a> Summary<'a> {
         )
     }
 
-    /// Prints what is to be run, before it runs.
+    /// Prints the exchange before it runs.
     pub(crate) fn print_head(&self) {
         let people = People::new(self.args.json);
         people.say(progress::head(self.config));
@@ -159,7 +159,7 @@ impl<'a> Summary<'a> {
             people.say(self.missing_line());
         }
         if self.passed() {
-            let without = if self.lost.is_empty() { "" } else { " without what was lost" };
+            let without = if self.lost.is_empty() { "" } else { " without lost rows" };
             let text = format!("all {} row elements equal the oracle's{without}", self.elements());
             people.say(format_args!("check: {} ({text})", people.paint(Style::Good, "passed")));
         }
@@ -221,7 +221,7 @@ impl<'a> Summary<'a> {
         table
     }
 
-    /// The device's only where all ranks have one that tells.
+    /// The device's clock only where all ranks have times by it.
     fn clock(&self) -> Clock {
         self.ranks.iter().map(|rank| rank.clock).max().unwrap_or_default()
     }
@@ -287,7 +287,7 @@ impl<'a> Summary<'a> {
     }
 }
 
-/// What a config says, as JSON has it: a number is one.
+/// A value of a config as JSON: a number becomes a number.
 fn value(text: String) -> serde_json::Value {
     match serde_json::from_str(&text) {
         Ok(value @ (serde_json::Value::Number(_) | serde_json::Value::Bool(_))) => value,
@@ -340,8 +340,8 @@ fn components_line(opened: &Opened) -> String {
     )
 }
 
-/// Which NICs serve which rank, where there are any; of many ranks the first. Which ones a transport with a
-/// table of its own uses is not known here.
+/// The NICs of each rank, where there are any; of many ranks only the first. The NICs that a
+/// transport chooses by its own table are not known here.
 fn nics_line(report: &serde_json::Value) -> Option<String> {
     const MOST: usize = 16;
     let of_place = |place: &serde_json::Value| -> Option<String> {
@@ -361,7 +361,7 @@ fn nics_line(report: &serde_json::Value) -> Option<String> {
     let are_used = levels.into_iter().flatten().any(|used| used.as_bool() == Some(true));
     let (head, tail) = match are_used {
         true => ("NICs by rank", ""),
-        false => ("NICs near by rank", " (no transport of this config goes by them)"),
+        false => ("NICs near by rank", " (no transport of this config uses them)"),
     };
     (!ranks.is_empty()).then(|| format!("{head} {shown}{more}{tail}"))
 }
@@ -396,6 +396,6 @@ mod tests {
         unused["scale_out"]["placed_nics"] = false.into();
         let line = nics_line(&unused).unwrap();
         assert!(line.starts_with("NICs near by rank 0: mlx5_0"), "{line}");
-        assert!(line.ends_with("3: mlx5_2 (no transport of this config goes by them)"), "{line}");
+        assert!(line.ends_with("3: mlx5_2 (no transport of this config uses them)"), "{line}");
     }
 }

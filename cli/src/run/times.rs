@@ -1,6 +1,7 @@
-//! How long operations take. What a caller does around them is not counted: rows are where the kernel set
-//! works before the clock starts, and are fetched and checked after it has stopped. Nor is the time counted
-//! that a rank waits for others to begin: hosts start an operation some 100 us apart.
+//! The times of operations. The caller's work around them does not count: rows are in the memory of
+//! the kernel set before the clock starts, and are fetched and checked after it has stopped. The
+//! time for which a rank waits for others to begin does not count either: hosts start an operation
+//! some 100 us apart.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use tokenyard_core::{ErrorKind, Result};
 
 use super::message::Clock;
 
-/// The times of one kind of operation, and whose clock they are by.
+/// The times of one kind of operation, and their clock.
 #[derive(Debug)]
 pub(super) struct Times {
     us: Vec<f64>,
@@ -22,9 +23,9 @@ pub(super) struct Times {
 /// One operation on this rank.
 #[derive(Clone, Copy, Debug)]
 struct Timed {
-    /// Of the call.
+    /// The time of the call.
     host: Duration,
-    /// Of the kernels, where they note it.
+    /// The time of the kernels, where they record it.
     device: Option<DeviceTime>,
 }
 
@@ -33,17 +34,17 @@ struct Timed {
 struct DeviceTime {
     /// From the first kernel's begin until the last row was there.
     whole: Duration,
-    /// The part of it that this rank waited for the records of all ranks.
+    /// The part of it in which this rank waited for the records of all ranks.
     waited: Duration,
 }
 
-/// The shortest wait for records of any rank: that of the rank which began last. The rest of a longer
-/// wait is the distance between the ranks' hosts, and no part of the operation.
+/// The shortest wait for records of any rank: the wait of the rank that began last. The rest of a
+/// longer wait is the difference between the starts of the hosts, and no part of the operation.
 pub(super) fn settle(world: &World, kinds: [&mut Times; 2]) -> Result<()> {
     let mine: Vec<u8> = kinds.iter().flat_map(|times| times.waited_ns().to_le_bytes()).collect();
     let all = world.all_gather("waits", &mine)?;
     for (index, times) in kinds.into_iter().enumerate() {
-        // A lost rank gives nothing.
+        // A lost rank contributes no bytes.
         let waits = all.iter().filter_map(|bytes| bytes.as_chunks().0.get(index));
         let least = waits.map(|wait| u64::from_le_bytes(*wait)).min().unwrap_or(0);
         times.end(Duration::from_nanos(least));
@@ -52,16 +53,17 @@ pub(super) fn settle(world: &World, kinds: [&mut Times; 2]) -> Result<()> {
 }
 
 impl Default for Times {
-    /// By the device's clock, until an operation has no time by it.
+    /// The device's clock counts until an operation has no time by it.
     fn default() -> Self {
         Self { us: Vec::new(), clock: Clock::Device, last: None }
     }
 }
 
 impl Times {
-    /// Runs an operation and measures how long it takes; [`settle`] notes it. A kernel set of a device notes itself when its kernels
-    /// began and when the last row was there; so neither compilation nor launches count, nor what the host does
-    /// before and after. Where none does, on CPUs for example, the time is that of the call.
+    /// Runs an operation and measures how long it takes; [`settle`] notes it. A kernel set of a
+    /// device records when its kernels began and when the last row was there, so neither
+    /// compilation nor launches count, nor the host's work before and after. Where a kernel set
+    /// records nothing, such as on CPUs, the time is that of the call.
     pub(super) fn time<T>(
         &mut self,
         comm: &mut Communicator,
@@ -74,19 +76,19 @@ impl Times {
         Ok(done)
     }
 
-    /// How long this rank has waited for others to begin, in nanoseconds; no other rank's wait is longer
-    /// than that of a rank that notes none.
+    /// How long this rank has waited for others to begin, in nanoseconds; `u64::MAX` for a rank
+    /// that records no wait, so that its wait is never the shortest.
     fn waited_ns(&self) -> u64 {
         let device = self.last.and_then(|timed| timed.device);
         device.map_or(u64::MAX, |device| device.waited.as_nanos() as u64)
     }
 
-    /// Notes the operation that has run, of which the rank that began last has waited so long.
+    /// Notes the operation that has run. `least` is the wait of the rank that began last.
     fn end(&mut self, least: Duration) {
         let Some(Timed { host, device }) = self.last.take() else { return };
         let device = device.map(|time| time.whole - time.waited.saturating_sub(least));
         if device.is_none() && self.clock == Clock::Device {
-            // The two are not mixed.
+            // Times of the two clocks are not mixed.
             self.clock = Clock::Host;
             self.us.clear();
         }
@@ -94,7 +96,7 @@ impl Times {
         self.us.push(time.unwrap_or(host).as_secs_f64() * 1e6);
     }
 
-    /// The median; 0 of none.
+    /// The median; 0 without any time.
     pub(super) fn median_us(mut self) -> f64 {
         self.us.sort_unstable_by(f64::total_cmp);
         let middle = |i: usize| self.us.get(i).copied().unwrap_or(0.0);
@@ -102,7 +104,7 @@ impl Times {
     }
 }
 
-/// How long the last operation took by the device's clock, if its kernel set notes that.
+/// How long the last operation took by the device's clock, if its kernel set records that.
 fn device_time(comm: &mut Communicator) -> Result<Option<DeviceTime>> {
     let trace = match comm.trace(0) {
         Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(None),
@@ -143,7 +145,8 @@ mod tests {
         let device = Some(DeviceTime { whole: us(450), waited: us(255) });
         times.last = Some(Timed { host: us(900), device });
         assert_eq!(times.waited_ns(), 255_000);
-        // The rank that began last has waited for 5 us: that is what records take to cross.
+        // The rank that began last has waited for 5 us, which is the time that records take to
+        // cross.
         times.end(us(5));
         assert_eq!((times.us.as_slice(), times.waited_ns()), (&[200.0][..], u64::MAX));
     }

@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A config whose waits end within seconds, in a folder of its own.
+/// A config whose waits end within seconds, in its own folder.
 pub(crate) struct Config {
     folder: tempfile::TempDir,
 }
@@ -24,7 +24,7 @@ impl Config {
         Self::of_world("deadline_ms = 2000\nlate_ms = 10000", more)
     }
 
-    /// Ranks go on without a lost one: one that is silent for so long, too.
+    /// Ranks go on without a lost rank; a rank that is silent for `deadline_ms` counts as lost too.
     pub(crate) fn masking(deadline_ms: u32, more: &str) -> Self {
         let world = format!("deadline_ms = {deadline_ms}\nlate_ms = 60000\non_failure = \"mask\"");
         Self::of_world(&world, more)
@@ -55,12 +55,12 @@ pub(crate) fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// The command, without the variables of whatever launched this test.
+/// The command, without the variables of the launcher of this test.
 pub(crate) fn tokenyard() -> Command {
     program(Path::new(env!("CARGO_BIN_EXE_tokenyard")))
 }
 
-/// The command in a file of its own, in the same way.
+/// The command in another file, in the same way.
 pub(crate) fn program(file: &Path) -> Command {
     let mut command = Command::new(file);
     command.stdin(Stdio::null());
@@ -85,7 +85,7 @@ pub(crate) fn program(file: &Path) -> Command {
     command
 }
 
-/// `tokenyard run CONFIG` with these arguments behind it.
+/// `tokenyard run CONFIG` with these arguments after it.
 pub(crate) fn run(config: &Config, arguments: &str) -> Output {
     let mut command = tokenyard();
     command.arg("run").arg(config.path()).args(arguments.split_whitespace());
@@ -100,7 +100,7 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// The exit code, with all that was printed where the test fails.
+/// Checks the exit code; shows all output if the test fails.
 pub(crate) fn expect_code(output: &Output, code: i32) {
     let (out, err) = (stdout(output), stderr(output));
     assert_eq!(output.status.code(), Some(code), "stdout:\n{out}\nstderr:\n{err}");
@@ -113,8 +113,8 @@ pub(crate) fn json(output: &Output) -> serde_json::Value {
     serde_json::from_str(last).unwrap()
 }
 
-/// A folder with nothing in it but a library, which runs `code` while it is opened. With the example plugin in
-/// it, where it is to be a plugin as well.
+/// A folder that contains only a library, which runs `code` while it is opened. It may contain the
+/// example plugin, to be a plugin itself.
 pub(crate) struct Library {
     folder: tempfile::TempDir,
 }
@@ -165,7 +165,7 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The processes that a process has started and that live.
+/// The live processes that a process has started.
 pub(crate) fn children(parent: u32) -> Vec<i32> {
     let list = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten();
     let mut all: Vec<i32> = list
@@ -176,8 +176,8 @@ pub(crate) fn children(parent: u32) -> Vec<i32> {
     all
 }
 
-/// Whether a process is there and no zombie: reaping an orphan is the duty of process 1, which a container may
-/// lack.
+/// Whether a process exists and is no zombie: reaping an orphan is the duty of process 1, which a
+/// container may lack.
 pub(crate) fn lives(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());

@@ -1,4 +1,4 @@
-//! Starts a job, lets it go wrong, and compares what its reports come to.
+//! Starts a job, lets it go wrong, and compares the verdict on its reports.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,9 +10,10 @@ use tokenyard_launch::{Event, Job, Running, Stderr};
 use crate::RANK;
 use crate::plays::{Act, Asked, Play, Then};
 
-/// How long a machine with much to do may take for anything.
+/// The longest time that a busy machine may take for one step of a test.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Between what rank 1 does and the question: longer than all that is taken for a delay.
+/// The time between the act of rank 1 and the request for reports: longer than every tolerated
+/// delay.
 const PAUSE: Duration = Duration::from_millis(3500);
 
 impl Play {
@@ -72,7 +73,8 @@ pub(crate) fn check(play: &Play) {
     let named: Vec<u64> =
         verdict["ranks"].as_array().unwrap().iter().map(|rank| rank.as_u64().unwrap()).collect();
     let expected: Vec<u64> = ranks.iter().map(|rank| u64::from(*rank)).collect();
-    // Who came to the other call, or waits on the link, depends on who got there first.
+    // The rank that makes the other call, or that waits on the link, depends on which one was
+    // first.
     if kind == "different_calls" || play.faulty.is_some() {
         assert!(expected.iter().all(|rank| named.contains(rank)), "{found:#}");
     } else {
@@ -83,7 +85,7 @@ pub(crate) fn check(play: &Play) {
 }
 
 fn config_text(play: &Play, reports: &Path) -> String {
-    // Who is asked must not have ended before.
+    // A rank that is asked must not have ended before.
     let (deadline, late) = match play.asked {
         Asked::Never => (3000, 5000),
         _ if play.masks.is_some() => (2000, 120_000),
@@ -109,7 +111,7 @@ fn config_text(play: &Play, reports: &Path) -> String {
     )
 }
 
-/// From when on the job is as it will be.
+/// The line after which the job is in its final state.
 fn start_line(play: &Play) -> &'static str {
     match (play.act, play.faulty) {
         (Act::Nothing, None) => "step 2",
@@ -135,7 +137,7 @@ fn await_line(running: &mut Running, lines: &mut Vec<String>, expected: &str) {
 
 fn await_reports(running: &mut Running, lines: &mut Vec<String>, folder: &Path, play: &Play) {
     let start = Instant::now();
-    // A rank that masked a loss may have more to say.
+    // A rank that masked a loss may write more reports.
     let is_last = |path: &PathBuf| {
         play.asked == Asked::Loss || !path.to_string_lossy().ends_with("-masked.json")
     };
@@ -183,13 +185,13 @@ fn explain(reports: &Path, play: &Play) -> Value {
     let people = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{text}\n{people}");
     let found: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-    // People read the same sentence, and first.
+    // The text for people begins with the same sentence.
     let sentence = found["verdict"]["sentence"].as_str().unwrap();
     assert!(people.lines().next().unwrap().ends_with(sentence), "{people}");
     found
 }
 
-/// Ranks that ended because of an error said how to read the reports.
+/// Ranks that ended because of an error printed how to read the reports.
 fn errors_say_where_reports_are(play: &Play, lines: &[String], reports: &Path) {
     if play.asked != Asked::Never || play.act == Act::Fails {
         return;

@@ -1,8 +1,8 @@
-//! Jobs that go wrong, each with ranks as processes of this program: what they report, and what
-//! `tokenyard explain` makes of it.
+//! Jobs that go wrong, each with ranks as processes of this program: their reports, and the verdict
+//! of `tokenyard explain`.
 //!
-//! With TOKENYARD_RECORD_REPORTS=FOLDER the reports of each job are kept there, in a folder of its name:
-//! so the recorded sets of `tools/reports/tests/recorded` were made.
+//! With TOKENYARD_RECORD_REPORTS=FOLDER the reports of each job are stored there, in a folder of
+//! its name. The recorded sets of `tools/reports/tests/recorded` were made like this.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod job;
@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
 
-/// Stands before the name of a play, on a rank.
+/// The option before the name of a play, on a rank.
 const RANK: &str = "--as-rank";
 
 fn main() -> ExitCode {
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         return rank::main(name, config);
     }
     let mut arguments = Arguments::from_args();
-    // Ranks mostly wait, so several jobs run beside each other.
+    // Ranks mostly wait, so several jobs run at the same time.
     arguments.test_threads = arguments.test_threads.or(Some(3));
     let trials = plays::all().into_iter().map(|play| {
         Trial::test(play.name, move || {

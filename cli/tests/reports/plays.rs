@@ -1,6 +1,6 @@
-//! The jobs, and what is to be said of them.
+//! The jobs, and the verdicts expected of them.
 
-/// What rank 1 does after some exchanges that went well.
+/// The act of rank 1 after some successful exchanges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     /// It goes on.
@@ -13,7 +13,7 @@ pub(crate) enum Act {
     Sleeps,
     /// It sleeps in its own code, between the send and the receive of a dispatch.
     SleepsInside,
-    /// It tells the others that it failed, and ends.
+    /// It reports its failure to the others, and ends.
     Fails,
     /// It replays where the others dispatch.
     Replays,
@@ -21,7 +21,7 @@ pub(crate) enum Act {
     Meets,
 }
 
-/// What rank 2 does once it goes on without rank 1, where losses are masked.
+/// The act of rank 2 once it goes on without rank 1, where losses are masked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
     /// It goes on.
@@ -30,14 +30,14 @@ pub(crate) enum Then {
     Sleeps,
 }
 
-/// When ranks report.
+/// The occasion of reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// An error makes them.
+    /// An error causes them.
     Never,
-    /// They get SIGUSR1 a while after rank 1 did its worst.
+    /// The ranks get SIGUSR1 some time after the act of rank 1.
     Once,
-    /// A loss that they mask makes them.
+    /// A masked loss causes them.
     Loss,
 }
 
@@ -47,13 +47,14 @@ pub(crate) struct Play {
     pub(crate) name: &'static str,
     pub(crate) act: Act,
     pub(crate) asked: Asked,
-    /// The fault of the transport that goes wrong: the only one, or that between domains; none: `shm`.
+    /// The fault of the faulty transport: the only transport, or that between domains; none for
+    /// `shm`.
     pub(crate) faulty: Option<&'static str>,
     /// Whether the ranks are in two domains.
     pub(crate) among_domains: bool,
-    /// Whether losses are masked; and what then.
+    /// The act of rank 2 after a masked loss; `None` where losses are not masked.
     pub(crate) masks: Option<Then>,
-    /// Ranks whose reports are there.
+    /// The ranks that have written a report.
     pub(crate) reports: &'static [u32],
     /// The kind of the verdict, the culprits, and words of the sentence.
     pub(crate) verdict: (&'static str, &'static [u32], &'static str),
@@ -83,7 +84,7 @@ pub(crate) fn all() -> Vec<Play> {
             name: "a_rank_that_was_killed_is_named",
             act: Act::Killed,
             reports: &[0, 2],
-            verdict: ("dead", &[1], "ended without a word"),
+            verdict: ("dead", &[1], "ended without a message"),
             ..PLAY
         },
         Play {
@@ -97,7 +98,7 @@ pub(crate) fn all() -> Vec<Play> {
             name: "a_rank_that_is_stopped_is_named_before_the_deadline",
             act: Act::Stopped,
             reports: &[0, 2],
-            verdict: ("stopped", &[1], "was not heard for"),
+            verdict: ("stopped", &[1], "sent no heartbeat for"),
             ..once
         },
         Play {
@@ -185,14 +186,14 @@ pub(crate) fn all() -> Vec<Play> {
         Play {
             name: "a_rank_that_failed_by_itself_is_named_with_its_words",
             act: Act::Fails,
-            // Rank 1 may end before it has written its own.
+            // Rank 1 may end before it has written its own report.
             reports: &[0, 2],
             verdict: ("failed", &[1], "out of memory"),
             ..PLAY
         },
         Play {
             name: "a_job_that_goes_on_is_healthy",
-            verdict: ("healthy", &[], "nobody waits for long"),
+            verdict: ("healthy", &[], "no rank waits for long"),
             ..once
         },
         Play {
@@ -200,7 +201,7 @@ pub(crate) fn all() -> Vec<Play> {
             act: Act::Killed,
             masks: Some(Then::GoesOn),
             reports: &[0, 2],
-            verdict: ("dead", &[1], "ended without a word"),
+            verdict: ("dead", &[1], "ended without a message"),
             ..once
         },
         Play {
@@ -209,7 +210,7 @@ pub(crate) fn all() -> Vec<Play> {
             masks: Some(Then::GoesOn),
             asked: Asked::Loss,
             reports: &[0, 2],
-            verdict: ("dead", &[1], "ended without a word"),
+            verdict: ("dead", &[1], "ended without a message"),
             ..PLAY
         },
         Play {

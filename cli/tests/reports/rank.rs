@@ -1,4 +1,4 @@
-//! What one rank of a play does.
+//! The work of one rank of a play.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use tokenyard_core::config::Config;
 
 use crate::plays::{Act, Play, Then, all};
 
-/// Exchanges that go well before rank 1 does its worst.
+/// Successful exchanges before the act of rank 1.
 const WELL: u32 = 3;
 /// Longer than any play.
 const LONG: Duration = Duration::from_secs(300);
@@ -33,7 +33,7 @@ pub(crate) fn main(name: &str, config: &str) -> ExitCode {
     }
 }
 
-/// As a framework would with a handler of its own.
+/// Handles the signal as a framework would, with its own handler.
 fn answer() -> Result<()> {
     tokenyard_launch::adopt()?;
     let mut signals = SigSet::empty();
@@ -84,7 +84,7 @@ fn run(play: &Play, config: &Path) -> Result<()> {
     Ok(())
 }
 
-/// An exchange that is over, whose handle lives: it can be replayed.
+/// A completed exchange whose handle lives, so that it can be replayed.
 struct FirstExchange {
     round: Round,
     live: Live,
@@ -104,7 +104,7 @@ impl FirstExchange {
     }
 }
 
-/// Without the oracle, which knows of no losses.
+/// An exchange without the oracle, which has no losses.
 fn masked_exchange(comm: &mut Communicator, round: &Round) -> Result<()> {
     let (received, handle) = comm.dispatch(&round.brought.dispatch_on(comm)?)?;
     let mut buffers = round.experts(&received)?;

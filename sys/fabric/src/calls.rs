@@ -1,8 +1,8 @@
-//! What C has as `static inline` functions: calls through the objects' tables.
+//! Calls through the objects' tables, which are `static inline` functions in C.
 //!
-//! All of them trust that an object is open and of its type, and that its table has the entry,
-//! which libfabric promises for the objects that tokenyard opens; an entry that is missing all
-//! the same gives `-FI_ENOSYS`. Threads: as the domain's threading model says.
+//! All of them rely on an open object of the right type, and on an entry in its table, which
+//! libfabric guarantees for the objects that tokenyard opens; a missing entry gives `-FI_ENOSYS`.
+//! The domain's threading model defines which threads may call them.
 
 #![allow(clippy::too_many_arguments, reason = "the signatures are libfabric's")]
 
@@ -14,7 +14,7 @@ use crate::types::*;
 
 const ENOSYS: i32 = 38;
 
-/// Calls an entry of a table, or says that it is missing.
+/// Calls an entry of a table, or returns the error that it is missing.
 macro_rules! call {
     ($ops:expr, $entry:ident ( $($argument:expr),* )) => {
         match (*$ops).$entry {
@@ -102,8 +102,8 @@ pub unsafe fn endpoint(domain: *mut fid_domain, info: *mut fi_info, ep: &mut *mu
 /// `fi_mr_regattr`.
 ///
 /// # Safety
-/// `domain` is open; the memory that `attr` names stays mapped until the region is closed; `mr_iov` is what
-/// `flags` say.
+/// `domain` is open; the memory that `attr` names stays mapped until the region is closed; `mr_iov`
+/// has the type that `flags` state.
 pub unsafe fn mr_regattr(
     domain: *mut fid_domain,
     attr: &fi_mr_attr,
@@ -123,7 +123,8 @@ pub unsafe fn av_insert(av: *mut fid_av, address: *const c_void, to: &mut fi_add
     unsafe { call!((*av).ops, insert(av, address, 1, to, 0, null_mut())) }
 }
 
-/// `fi_av_straddr`: an address in words. `bytes` is the room in `text`, then what is needed.
+/// `fi_av_straddr`: an address in words. `bytes` is the room in `text`, then the length that is
+/// needed.
 ///
 /// # Safety
 /// As [`av_insert`]; `text` has `bytes` bytes.
@@ -179,7 +180,7 @@ pub unsafe fn cq_readerr(cq: *mut fid_cq, entry: &mut fi_cq_err_entry) -> isize 
     unsafe { call!((*cq).ops, readerr(cq, entry, 0)) }
 }
 
-/// `fi_cq_strerror`: the provider's words for an error entry, or null.
+/// `fi_cq_strerror`: the provider's text for an error entry, or null.
 ///
 /// # Safety
 /// `cq` is open and `entry` is the last that was read from it; `text` has `bytes` bytes. The result
@@ -202,8 +203,9 @@ pub unsafe fn cq_strerror(
 /// `fi_writemsg`.
 ///
 /// # Safety
-/// `ep` is enabled; what `message` names is valid, and its buffer stays so until the completion. With
-/// `FI_INJECT` in `flags`, the buffer is free at once, and has at most the endpoint's inject size.
+/// `ep` is enabled; everything that `message` names is valid, and its buffer stays valid until the
+/// completion. With `FI_INJECT` in `flags`, the buffer is free at once, and has at most the
+/// endpoint's inject size.
 #[inline]
 pub unsafe fn writemsg(ep: *mut fid_ep, message: &fi_msg_rma, flags: u64) -> isize {
     // SAFETY: by this function's contract.

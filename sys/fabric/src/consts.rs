@@ -4,7 +4,7 @@
 
 /// `FI_VERSION(1, 17)`: the version of the API whose layouts this crate has.
 pub const API_VERSION: u32 = 1 << 16 | 17;
-/// `FI_VERSION(1, 20)`: the newest version of the API that is asked for.
+/// `FI_VERSION(1, 20)`: the newest version of the API that is requested.
 pub const NEWEST_API: u32 = 1 << 16 | 20;
 
 pub const FI_RMA: u64 = 1 << 2;

@@ -1,10 +1,11 @@
-//! Signal handlers that a library must not keep.
+//! Signal handlers of the process, which a library must not replace.
 
 use std::mem::MaybeUninit;
 
-/// Signals whose handlers the libraries of Intel's PSM replace when they are loaded, which libfabric
-/// links. Theirs write a file `*.btr` into the working folder and end the process with code 1: no
-/// core, no report of a stack overflow, and who waits for the process does not see a crash.
+/// Signals whose handlers the libraries of Intel's PSM, which libfabric links, replace when they
+/// are loaded. Their handlers write a file `*.btr` into the working folder and end the process with
+/// code 1: there is no core and no report of a stack overflow, and the parent of the process does
+/// not see a crash.
 const SIGNALS: [i32; 7] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -15,7 +16,7 @@ const SIGNALS: [i32; 7] = [
     libc::SIGTERM,
 ];
 
-/// What was installed.
+/// The installed handlers.
 pub(crate) struct Handlers([Option<libc::sigaction>; SIGNALS.len()]);
 
 impl Handlers {
@@ -34,7 +35,8 @@ impl Handlers {
     pub(crate) fn restore(self) {
         for (signal, action) in SIGNALS.into_iter().zip(self.0) {
             if let Some(action) = action {
-                // SAFETY: the kernel gave this action, and its handler was in use a moment ago.
+                // SAFETY: the kernel returned this action, and its handler was installed before the
+                // library was loaded.
                 unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
             }
         }

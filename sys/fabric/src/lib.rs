@@ -1,4 +1,4 @@
-//! Bindings to the C API of libfabric: what tokenyard uses of it, and no more.
+//! Bindings to the part of libfabric's C API that tokenyard uses.
 //!
 //! The layouts are those of libfabric 1.17 (Debian 12). libfabric only appends to its structures
 //! and tables, so they hold for later versions too; a test compiles a C program against the

@@ -32,10 +32,10 @@ pub struct Library {
     strerror: unsafe extern "C" fn(c_int) -> *const c_char,
 }
 
-/// Why the library cannot be used.
+/// The reason why the library cannot be used.
 #[derive(Clone, Debug)]
 pub enum LoadError {
-    /// The dynamic loader's words.
+    /// The dynamic loader's error.
     Missing(String),
     /// The version that was found, major and minor, is older than [`API_VERSION`].
     Old(u32, u32),
@@ -58,7 +58,7 @@ impl fmt::Display for LoadError {
 impl std::error::Error for LoadError {}
 
 impl Library {
-    /// The library of this process. It is opened once; a failure stays.
+    /// The library of this process. It is opened once; a later call returns the same result.
     ///
     /// # Errors
     /// It is not there, or older than 1.17.
@@ -88,7 +88,7 @@ impl Library {
                 strerror: *library.get(b"fi_strerror\0").map_err(missing)?,
             }
         };
-        // Providers have threads and thread-local data: unloading would pull code from under them.
+        // Providers have threads and thread-local data, which must not outlive the library's code.
         std::mem::forget(library);
         let (major, minor) = loaded.version();
         if loaded.version < API_VERSION {
@@ -102,15 +102,16 @@ impl Library {
         (self.version >> 16, self.version & 0xffff)
     }
 
-    /// The name that this library has for a provider. Reliable datagrams right over TCP are called
-    /// `tcp` from 1.18 on and `net` in 1.17, whose `tcp` needs the layer `ofi_rxm`: that is slower,
-    /// and its progress crashed when peers left. Who wants it says `tcp;ofi_rxm`.
+    /// The name that this library has for a provider. Reliable datagrams directly over TCP are
+    /// called `tcp` from 1.18 on and `net` in 1.17, whose `tcp` needs the layer `ofi_rxm`: that is
+    /// slower, and its progress crashed when peers left. It is still available as `tcp;ofi_rxm`.
     pub fn provider<'a>(&self, name: &'a str) -> &'a str {
         if name == "tcp" && self.version() < (1, 18) { "net" } else { name }
     }
 
-    /// The version of the API that is spoken: the library's, up to the newest that is known here. From
-    /// 1.18 on the provider efa takes device memory and options as its manual says, from 1.20 on dmabufs.
+    /// The version of the API that is used: the library's, up to the newest that this crate
+    /// supports. From 1.18 on the provider efa accepts device memory and options as in its manual,
+    /// from 1.20 on dmabufs.
     fn api(&self) -> u32 {
         self.version.clamp(API_VERSION, NEWEST_API)
     }
@@ -170,7 +171,7 @@ impl Library {
 
     /// libfabric's text for a positive error number.
     pub fn strerror(&self, error: i32) -> String {
-        // SAFETY: any number may be asked for; the result is a static text.
+        // SAFETY: any number is allowed; the result is a static text.
         let text = unsafe { (self.strerror)(error) };
         if text.is_null() {
             return format!("error {error}");

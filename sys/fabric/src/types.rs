@@ -9,7 +9,7 @@ use crate::ops;
 
 pub type fi_addr_t = u64;
 
-/// What every object starts with.
+/// The first field of every object.
 #[repr(C)]
 #[derive(Debug)]
 pub struct fid {
@@ -323,7 +323,7 @@ pub struct fi_mr_attr {
     pub later: [u64; 8],
 }
 
-/// Room that providers with mode `FI_CONTEXT` or `FI_CONTEXT2` use while an operation is under way.
+/// Room that providers with mode `FI_CONTEXT` or `FI_CONTEXT2` use while an operation is in flight.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct fi_context2 {

@@ -1,4 +1,4 @@
-//! A program of its own: nothing may have opened the library before.
+//! The test is a separate program, because no other test may have opened the library before.
 
 use tokenyard_sys_fabric::Library;
 

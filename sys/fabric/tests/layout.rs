@@ -1,4 +1,4 @@
-//! The bindings have the layouts of the installed headers: a C program says its own, the test
+//! The bindings have the layouts of the installed headers: a C program prints them, and the test
 //! compares. It needs gcc and libfabric's headers (package libfabric-dev).
 
 use std::mem::offset_of;
@@ -9,7 +9,7 @@ use tokenyard_sys_fabric::{consts, ops, types};
 /// Names of a structure in C, with size and offsets in Rust.
 struct Layout {
     name: &'static str,
-    /// `None` where Rust leaves the end out, or C has versions of different lengths.
+    /// `None` where Rust omits the last fields, or C has versions of different lengths.
     size: Option<usize>,
     fields: Vec<(&'static str, usize)>,
 }

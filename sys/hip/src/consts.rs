@@ -1,4 +1,4 @@
-//! Numbers of HIP, the same in ROCm 6 and 7 but where it is said.
+//! Numbers of HIP, the same in ROCm 6 and 7 unless stated otherwise.
 
 use std::ffi::c_uint;
 
@@ -8,7 +8,7 @@ pub const SUCCESS: c_uint = 0;
 pub const ERROR_OUT_OF_MEMORY: c_uint = 2;
 /// `hipErrorNoDevice`.
 pub const ERROR_NO_DEVICE: c_uint = 100;
-/// `hipErrorNotReady`: what was asked for has not ended.
+/// `hipErrorNotReady`: the queried work has not ended.
 pub const ERROR_NOT_READY: c_uint = 600;
 /// `hipErrorNotSupported`.
 pub const ERROR_NOT_SUPPORTED: c_uint = 801;

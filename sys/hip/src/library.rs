@@ -9,7 +9,7 @@ const HIP: &[&str] = &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"]
 /// Files of its compiler.
 const HIPRTC: &[&str] = &["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"];
 
-/// Why a library cannot be used.
+/// The reason why a library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
     /// None of its files is there, or one of their own libraries is not.
@@ -19,10 +19,10 @@ pub enum LoadError {
     Absent {
         /// The names that were tried.
         files: String,
-        /// What the dynamic loader says of each.
+        /// The dynamic loader's error for each.
         reason: String,
     },
-    /// It is too old, or not what its name says.
+    /// It is too old, or another library with that name.
     #[error("{file} has no function {function}; expected ROCm 6 or newer: upgrade it")]
     Old {
         /// The file that was found.
@@ -45,7 +45,7 @@ fn open(files: &[&str]) -> Result<(libloading::Library, String), LoadError> {
     Err(LoadError::Absent { files: files.join(", "), reason: reasons.join("; ") })
 }
 
-/// What the dynamic loader said; the error itself says only which call failed.
+/// The dynamic loader's text; the error itself names only the call that failed.
 fn reason(error: &libloading::Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => source.to_string(),
@@ -67,7 +67,8 @@ macro_rules! functions {
             /// The symbols that a library must have, in the order in which they are looked up.
             pub const SYMBOLS: &[&str] = &[$($symbol),*];
 
-            /// Opens the library where the loader finds it. It stays for the life of the process.
+            /// Opens the library where the loader finds it. It stays loaded for the life of the
+            /// process.
             ///
             /// # Errors
             /// It is absent or too old.
@@ -87,7 +88,7 @@ macro_rules! functions {
                         .map(|found| *found)
                         .map_err(|_| LoadError::Old { file: file.clone(), function: $symbol })?,)*
                 };
-                // The driver keeps threads: it is never unloaded.
+                // The driver has threads, so the library is never unloaded.
                 std::mem::forget(library);
                 Ok(this)
             }

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uuid {
-    /// The name itself, the same in every process.
+    /// The id, the same in every process.
     pub bytes: [u8; 16],
 }
 
@@ -40,11 +40,11 @@ pub struct AllocationProp {
     pub kind: c_uint,
     /// [`MEM_HANDLE_POSIX_FD`](crate::consts::MEM_HANDLE_POSIX_FD).
     pub handle_kind: c_uint,
-    /// Where it is.
+    /// The location of the memory.
     pub location: Location,
     /// Null.
     pub win32: *mut c_void,
-    /// What else.
+    /// Further properties.
     pub flags: AllocationFlags,
 }
 
@@ -52,7 +52,7 @@ pub struct AllocationProp {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AccessDesc {
-    /// Whose access.
+    /// The device that gets access.
     pub location: Location,
     /// [`MEM_ACCESS_READ_WRITE`](crate::consts::MEM_ACCESS_READ_WRITE).
     pub flags: c_uint,
@@ -62,6 +62,6 @@ pub struct AccessDesc {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct IpcHandle {
-    /// Of a whole allocation.
+    /// The opaque bytes of the handle, which is for a whole allocation.
     pub reserved: [u8; 64],
 }

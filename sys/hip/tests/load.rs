@@ -8,7 +8,7 @@ use std::process::Command;
 
 use tokenyard_sys_hip::{AccessDesc, AllocationProp, Hip, Hiprtc, IpcHandle, LoadError, Uuid};
 
-/// A library with these functions, each of which returns a number of its own.
+/// A library with these functions, each of which returns its own number.
 fn stand_in(folder: &Path, name: &str, symbols: &[&str]) -> PathBuf {
     let (source, file) = (folder.join("stand_in.c"), folder.join(name));
     let lines = symbols.iter().enumerate();

@@ -16,10 +16,10 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Asks for the list.
+    /// Gets the list.
     ///
     /// # Errors
-    /// What the library says; `ENOSYS` where the kernel has no RDMA.
+    /// The library's error; `ENOSYS` where the kernel has no RDMA.
     pub fn list(library: &'static Library) -> Result<Self, CallError> {
         let mut count: c_int = 0;
         // SAFETY: `count` is valid for the call.
@@ -33,10 +33,10 @@ impl Devices {
         self.devices().map(|device| self.name(device)).collect()
     }
 
-    /// Opens the device named `name`; nothing if there is none.
+    /// Opens the device named `name`; `None` if there is none.
     ///
     /// # Errors
-    /// What the library says; `EACCES` without the right to `/dev/infiniband`.
+    /// The library's error; `EACCES` without the right to `/dev/infiniband`.
     pub fn open(&self, name: &str) -> Result<Option<Arc<Context>>, CallError> {
         let Some(device) = self.devices().find(|device| self.name(*device) == name) else {
             return Ok(None);
@@ -61,7 +61,7 @@ impl Devices {
 
 impl Drop for Devices {
     fn drop(&mut self) {
-        // SAFETY: the list is the library's own, and this is its end. Open devices stay.
+        // SAFETY: the list comes from the library, and is freed once. Open devices stay.
         unsafe { (self.library.free_device_list)(self.list.as_ptr()) }
     }
 }
@@ -74,7 +74,7 @@ pub struct Context {
     name: String,
 }
 
-// SAFETY: libibverbs locks what calls on one context share.
+// SAFETY: libibverbs locks the data that calls on one context share.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -84,12 +84,12 @@ unsafe impl Sync for Context {}
 pub struct Async {
     /// One of `EVENT_*`, or another one.
     pub event: c_int,
-    /// Number of the queue pair that it is about, where one is broken.
+    /// Number of the broken queue pair, if the event is about one.
     pub queue_pair: Option<u32>,
 }
 
 impl Async {
-    /// Whether something is broken for good, and not just a port that may come back.
+    /// Whether the fault is permanent, unlike a port that may come up again.
     pub fn is_fatal(self) -> bool {
         matches!(
             self.event,
@@ -118,43 +118,43 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// What the device can do.
+    /// The capabilities of the device.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub fn attributes(&self) -> Result<DeviceAttr, CallError> {
         let mut attr = std::mem::MaybeUninit::<DeviceAttr>::zeroed();
         // SAFETY: an open device, and room for the answer.
         let status = unsafe { (self.library.query_device)(self.raw(), attr.as_mut_ptr()) };
         CallError::check("ibv_query_device", status)?;
-        // SAFETY: zeroes are valid for every field, and the library wrote over them.
+        // SAFETY: zeroes are valid for every field, and the library overwrote them.
         Ok(unsafe { attr.assume_init() })
     }
 
-    /// How port `port` (from 1) is.
+    /// The attributes of port `port` (from 1).
     ///
-    /// The exported symbol is the old form of the call: it fills everything but the last field,
-    /// `port_cap_flags2`, which stays zero. That spares the way through the provider's extended
+    /// The exported symbol is the old form of the call: it fills every field except the last,
+    /// `port_cap_flags2`, which stays zero. It avoids the call through the provider's extended
     /// table.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub fn port(&self, port: u8) -> Result<PortAttr, CallError> {
         let mut attr = std::mem::MaybeUninit::<PortAttr>::zeroed();
-        // SAFETY: an open device, and room for more than the old form of the answer.
+        // SAFETY: an open device, and a buffer that is larger than the old structure.
         let status = unsafe { (self.library.query_port)(self.raw(), port, attr.as_mut_ptr()) };
         CallError::check("ibv_query_port", status)?;
         // SAFETY: as in `attributes`.
         Ok(unsafe { attr.assume_init() })
     }
 
-    /// The entries of the GID tables of all ports that are in use.
+    /// The used entries of the GID tables of all ports.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub fn gids(&self) -> Result<Vec<GidEntry>, CallError> {
         let mut entries = vec![GidEntry::default(); ffi::MAX_GIDS];
-        // SAFETY: an open device, and room for as many entries of this size as are said.
+        // SAFETY: an open device, and room for the stated number of entries of this size.
         let found = unsafe {
             (self.library.query_gid_table)(
                 self.raw(),
@@ -178,7 +178,7 @@ impl Context {
     /// Lets [`Context::next_event`] return at once when there is no event.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn make_events_nonblocking(&self) -> Result<(), CallError> {
         // SAFETY: an open device; its descriptor stays open with it.
         let set = unsafe {
@@ -193,8 +193,8 @@ impl Context {
     pub fn next_event(&self) -> Option<Async> {
         let mut event = AsyncEvent { element: std::ptr::null_mut(), event_type: -1 };
         // SAFETY: an open device, and room for the event; every event that is taken is
-        // acknowledged, or destroying what it names would wait for ever. Until then what it names
-        // is there.
+        // acknowledged, otherwise destroying the object that it names would wait for ever. Until
+        // then that object exists.
         unsafe {
             if (self.library.get_async_event)(self.raw(), &mut event) != 0 {
                 return None;
@@ -216,14 +216,15 @@ unsafe fn queue_pair(event: &AsyncEvent) -> Option<u32> {
     if !is_its || event.element.is_null() {
         return None;
     }
-    // SAFETY: the element of these events is a queue pair, which is there by this function's contract.
+    // SAFETY: the element of these events is a queue pair, which exists by this function's
+    // contract.
     Some(unsafe { (*event.element.cast::<ffi::RawQp>()).qp_num })
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: everything made of this device holds it by an `Arc`, so nothing is left. A
-        // device that refuses is left open: there is nobody to tell.
+        // SAFETY: every object of this device holds it by an `Arc`, so none is left. A device that
+        // refuses stays open: there is no caller to report it to.
         unsafe { (self.library.close_device)(self.raw()) };
     }
 }

@@ -1,12 +1,12 @@
-//! Structures, constants and function types of `infiniband/verbs.h` (rdma-core 44), cut down to what
-//! is used. Names are those of the header without the prefix `ibv_`; `tests/layout.rs` compares
+//! Structures, constants and function types of `infiniband/verbs.h` (rdma-core 44), reduced to the
+//! used parts. Names are those of the header without the prefix `ibv_`; `tests/layout.rs` compares
 //! sizes, offsets and values with the header.
 //!
-//! Enumerations that the library writes are plain integers here: a newer library may know values
+//! Enumerations that the library writes are plain integers here: a newer library may have values
 //! that are not in this file.
 //!
-//! Here are the objects; `device` has devices and ports, `queue_pair` how queues are made, `work` requests
-//! and completions.
+//! This file has the objects; `device` has devices and ports, `queue_pair` the creation of queues,
+//! `work` requests and completions.
 
 mod device;
 mod queue_pair;
@@ -19,7 +19,7 @@ pub use device::*;
 pub use queue_pair::*;
 pub use work::*;
 
-/// What the library hides: made and read by it alone.
+/// An opaque type: only the library makes and reads it.
 macro_rules! opaque {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
         $(#[$doc])*
@@ -39,7 +39,7 @@ opaque! {
     CompChannel,
 }
 
-/// The owner, and this device, may write.
+/// The local device may write.
 pub const ACCESS_LOCAL_WRITE: c_int = 1;
 /// Peers may write.
 pub const ACCESS_REMOTE_WRITE: c_int = 1 << 1;
@@ -48,7 +48,7 @@ pub const ACCESS_REMOTE_READ: c_int = 1 << 2;
 /// Peers may add.
 pub const ACCESS_REMOTE_ATOMIC: c_int = 1 << 3;
 
-/// The part of a protection domain that the library shows.
+/// The public part of a protection domain.
 #[repr(C)]
 #[derive(Debug)]
 #[allow(missing_docs)]

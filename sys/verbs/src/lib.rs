@@ -1,18 +1,19 @@
-//! libibverbs for tokenyard: the structures and calls that an RC transport needs, and no more.
+//! libibverbs for tokenyard: only the structures and calls that an RC transport needs.
 //!
-//! Nothing is linked: [`Library::get`] opens `libibverbs.so.1` at run time, so that its absence is an
-//! answer and not a loader's error. [`ffi`] was made once from rdma-core's `verbs.h` and is compared
-//! with the header by a test. The calls that are `static inline` there (post, poll) go through the
-//! table of operations of the device's provider.
+//! No library is linked: [`Library::get`] opens `libibverbs.so.1` at run time, so that its absence
+//! is a result and not an error of the loader. [`ffi`] was made once from rdma-core's `verbs.h`,
+//! and a test compares it with the header. The calls that are `static inline` in the header (post,
+//! poll) use the table of operations of the device's provider.
 //!
-//! The types own what they name and keep alive what it stands on, so that everything is destroyed
-//! in the right order: a queue pair before its queues, those and memory regions before their
-//! protection domain, all before the device. A queue pair has its state in its type ([`Qp`]).
+//! The types own their objects and hold references to the objects that these depend on, so that
+//! everything is destroyed in the right order: a queue pair before its queues, queues and memory
+//! regions before their protection domain, all before the device. A queue pair has its state in its
+//! type ([`Qp`]).
 //!
-//! The feature `stand-in` is for tests: its module `stand_in` takes the place of the library and of
-//! NICs.
+//! The feature `stand-in` is for tests: its module `stand_in` replaces the library and NICs.
 //!
-//! Threads: libibverbs allows every call from any thread; what is unsafe here says what else holds.
+//! Threads: libibverbs allows every call from any thread; unsafe functions state their further
+//! conditions.
 
 mod device;
 pub mod ffi;

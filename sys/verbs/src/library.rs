@@ -11,7 +11,7 @@ use crate::ffi::{
 /// The name that every version of rdma-core since 2006 installs.
 const FILE: &str = "libibverbs.so.1";
 
-/// Why libibverbs cannot be used.
+/// The reason why libibverbs cannot be used.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LoadError {
     /// It is not there, or one of its own libraries is not.
@@ -28,7 +28,7 @@ pub enum LoadError {
 pub struct CallError {
     /// Name of the call.
     pub call: &'static str,
-    /// The errno that it gave.
+    /// The errno that it returned.
     pub source: std::io::Error,
 }
 
@@ -37,7 +37,8 @@ impl CallError {
         Self { call, source: std::io::Error::last_os_error() }
     }
 
-    /// For calls that return an errno; some old ones return -1 and set it.
+    /// Checks the status of calls that return an errno. Some old calls return -1 and set errno
+    /// instead.
     pub(crate) fn check(call: &'static str, status: c_int) -> Result<(), Self> {
         match status {
             0 => Ok(()),
@@ -62,7 +63,7 @@ macro_rules! functions {
 
         impl Library {
             fn load() -> Result<Self, LoadError> {
-                // SAFETY: libibverbs' initialisers set up its own data only.
+                // SAFETY: libibverbs' initialisers set up only its own data.
                 let file = unsafe { libloading::Library::new(FILE) }
                     .map_err(|e| LoadError::Absent(reason(&e)))?;
                 let this = Self {
@@ -74,7 +75,8 @@ macro_rules! functions {
                     // SAFETY: as above.
                     $($may: unsafe { file.get($may_symbol.as_bytes()) }.ok().map(|found| *found),)*
                 };
-                // Providers leave threads' data and handlers behind: it stays for good.
+                // Providers leave thread-local data and handlers behind, so the library stays
+                // loaded.
                 std::mem::forget(file);
                 Ok(this)
             }
@@ -118,7 +120,7 @@ functions! {
 
 static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
 
-/// Takes `stand_in` for the library of this process; whether every `get` has that one.
+/// Makes `stand_in` the library of this process; returns whether every `get` returns it.
 #[cfg(feature = "stand-in")]
 pub(crate) fn install(stand_in: Library) -> bool {
     static FIRST: OnceLock<bool> = OnceLock::new();
@@ -129,18 +131,18 @@ impl Library {
     /// The library, opened by the first call in this process.
     ///
     /// # Errors
-    /// It is absent or too old; the answer stays the same for the life of the process.
+    /// It is absent or too old; the result stays the same for the life of the process.
     pub fn get() -> Result<&'static Self, LoadError> {
         LIBRARY.get_or_init(Self::load).as_ref().map_err(Clone::clone)
     }
 
-    /// The library's words for the status of a completion.
+    /// The library's text for the status of a completion.
     pub fn status_words(&self, status: c_int) -> &'static str {
-        // SAFETY: takes any number and gives a static text, or null.
+        // SAFETY: it takes any number and returns a static text, or null.
         unsafe { words((self.wc_status_str)(status)) }
     }
 
-    /// The library's words for the type of an asynchronous event.
+    /// The library's text for the type of an asynchronous event.
     pub fn event_words(&self, event: c_int) -> &'static str {
         // SAFETY: as in `status_words`.
         unsafe { words((self.event_type_str)(event)) }
@@ -152,7 +154,7 @@ impl Library {
     }
 }
 
-/// What the dynamic loader said; the error itself says only which call failed.
+/// The dynamic loader's text; the error itself names only the call that failed.
 fn reason(error: &libloading::Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => source.to_string(),
@@ -170,5 +172,5 @@ unsafe fn words(text: *const c_char) -> &'static str {
     unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("unknown")
 }
 
-// Signed and unsigned ints have one form in every C ABI of Linux; flags use both.
+// Signed and unsigned ints have the same representation in every C ABI of Linux; flags use both.
 const _: () = assert!(size_of::<c_int>() == size_of::<c_uint>());

@@ -9,23 +9,23 @@ use crate::device::Context;
 use crate::ffi::{RawMr, RawPd};
 use crate::library::CallError;
 
-/// What queue pairs and memory regions must share to work together.
+/// A protection domain: queue pairs and memory regions of the same domain work together.
 #[derive(Debug)]
 pub struct Pd {
     raw: NonNull<RawPd>,
     context: Arc<Context>,
 }
 
-// SAFETY: libibverbs locks what calls on one domain share.
+// SAFETY: libibverbs locks the data that calls on one domain share.
 unsafe impl Send for Pd {}
 // SAFETY: as above.
 unsafe impl Sync for Pd {}
 
 impl Pd {
-    /// Makes one.
+    /// Makes a protection domain.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, CallError> {
         // SAFETY: an open device.
         let raw = unsafe { (context.library().alloc_pd)(context.raw()) };
@@ -45,7 +45,7 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: everything made in this domain holds it by an `Arc`, so nothing is left.
+        // SAFETY: every object of this domain holds it by an `Arc`, so none is left.
         unsafe { (self.context.library().dealloc_pd)(self.raw()) };
     }
 }
@@ -55,13 +55,13 @@ impl Drop for Pd {
 pub struct DmabufRange<'a> {
     /// The dmabuf.
     pub fd: BorrowedFd<'a>,
-    /// Where in it the piece begins, in bytes.
+    /// The start of the piece in the dmabuf, in bytes.
     pub offset: u64,
-    /// How long it is, in bytes.
+    /// The length of the piece, in bytes.
     pub bytes: usize,
 }
 
-/// Memory that the device may touch. Its keys are never printed.
+/// A memory region, which the device may access. Its keys are never printed.
 pub struct Mr {
     raw: NonNull<RawMr>,
     pd: Arc<Pd>,
@@ -82,11 +82,11 @@ impl Mr {
     /// Registers `bytes` bytes at `address` with the rights of the bits `ACCESS_*`.
     ///
     /// # Errors
-    /// What the library says; `ENOMEM` where the limit on locked memory is too low.
+    /// The library's error; `ENOMEM` where the limit on locked memory is too low.
     ///
     /// # Safety
-    /// The memory stays mapped while the region lives, and whoever uses it bears with the device
-    /// writing it where `access` lets it.
+    /// The memory stays mapped while the region lives, and its users tolerate writes of the device
+    /// where `access` allows them.
     pub unsafe fn new(
         pd: &Arc<Pd>,
         address: *mut u8,
@@ -101,11 +101,11 @@ impl Mr {
     /// Registers a range of a dmabuf. Peers address it from `address` on.
     ///
     /// # Errors
-    /// What the library says; `EOPNOTSUPP` where library, driver or device cannot.
+    /// The library's error; `EOPNOTSUPP` where library, driver or device does not support it.
     ///
     /// # Safety
-    /// The memory behind the descriptor stays where it is while the region lives, and whoever uses it
-    /// bears with the device writing it where `access` lets it.
+    /// The memory of the descriptor does not move while the region lives, and its users tolerate
+    /// writes of the device where `access` allows them.
     pub unsafe fn of_dmabuf(
         pd: &Arc<Pd>,
         range: &DmabufRange<'_>,
@@ -128,13 +128,13 @@ impl Mr {
         Ok(Self { raw, pd: Arc::clone(pd) })
     }
 
-    /// The key that this side's work requests name it by.
+    /// The key by which local work requests name the region.
     pub fn lkey(&self) -> u32 {
         // SAFETY: the region lives.
         unsafe { self.raw.as_ref().lkey }
     }
 
-    /// The key that peers name it by.
+    /// The key by which peers name the region.
     pub fn rkey(&self) -> u32 {
         // SAFETY: the region lives.
         unsafe { self.raw.as_ref().rkey }
@@ -143,7 +143,7 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: made by the library, ended once. Peers' access ends here (INV-8).
+        // SAFETY: made by the library, deregistered once. The access of peers ends here (INV-8).
         unsafe { (self.pd.context.library().dereg_mr)(self.raw.as_ptr()) };
     }
 }

@@ -1,5 +1,5 @@
-//! Queue pairs of reliable connections. The state is in the type: what a state does not allow is
-//! not there.
+//! Queue pairs of reliable connections. The type contains the state: an operation that a state does
+//! not allow has no method there.
 //!
 //! ```compile_fail
 //! # use tokenyard_sys_verbs::{Qp, Init, ffi::SendWr};
@@ -31,14 +31,14 @@ pub struct Rtr;
 #[derive(Debug)]
 pub struct Rts;
 
-/// What a queue pair is made of.
+/// The parameters of a new queue pair.
 #[derive(Clone, Debug)]
 pub struct QpRequest {
-    /// Where its sends report.
+    /// The completion queue of its sends.
     pub send_cq: Arc<Cq>,
-    /// Where its receives report.
+    /// The completion queue of its receives.
     pub recv_cq: Arc<Cq>,
-    /// Where its receives come from; nothing if it never receives.
+    /// The shared receive queue of its receives; `None` if it never receives.
     pub srq: Option<Arc<Srq>>,
     /// Most work requests that were not polled yet.
     pub depth: u32,
@@ -46,10 +46,10 @@ pub struct QpRequest {
     pub inline: u32,
 }
 
-/// Where the peer is, and how to get there.
+/// The address of the peer, and the route to it.
 #[derive(Clone, Copy, Debug)]
 pub struct Address {
-    /// The route; its port is this side's.
+    /// The route; its port is the local port.
     pub route: AhAttr,
     /// The peer's queue pair.
     pub qpn: u32,
@@ -57,29 +57,29 @@ pub struct Address {
     pub mtu: c_int,
 }
 
-/// What the receiving side is told.
+/// The parameters of the receiving side.
 #[derive(Clone, Copy, Debug)]
 pub struct Receive {
-    /// First packet number of the peer.
+    /// First packet sequence number of the peer.
     pub psn: u32,
-    /// Reads and atomics of the peer that may be under way at once.
+    /// Reads and atomics of the peer that may be in flight at once.
     pub reads: u8,
-    /// How long a peer without a receive is asked to wait: the code of the specification.
+    /// The time that a peer waits after it found no receive, as a code of the specification.
     pub rnr_timer: u8,
 }
 
-/// What the sending side is told.
+/// The parameters of the sending side.
 #[derive(Clone, Copy, Debug)]
 pub struct Send {
-    /// First packet number.
+    /// First packet sequence number.
     pub psn: u32,
-    /// Reads and atomics that may be under way at once.
+    /// Reads and atomics that may be in flight at once.
     pub reads: u8,
-    /// An answer is waited for at least 4.096 us times two to this power.
+    /// The wait for an answer is at least 4.096 us times two to this power.
     pub timeout: u8,
     /// Repetitions without an answer.
     pub retries: u8,
-    /// Repetitions when the peer has no receive; 7 is without end.
+    /// Repetitions when the peer has no receive; 7 means without end.
     pub rnr_retries: u8,
 }
 
@@ -90,7 +90,7 @@ pub struct Qp<S> {
     _state: PhantomData<S>,
 }
 
-/// Field order is drop order: the queue pair ends first, then what it stands on.
+/// Field order is drop order: the queue pair ends first, then the objects that it depends on.
 #[derive(Debug)]
 struct Inner {
     raw: Raw,
@@ -107,14 +107,15 @@ struct Raw {
     pd: Arc<Pd>,
 }
 
-// SAFETY: libibverbs locks what calls on one queue pair share.
+// SAFETY: libibverbs locks the data that calls on one queue pair share.
 unsafe impl std::marker::Send for Raw {}
 // SAFETY: as above.
 unsafe impl Sync for Raw {}
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // SAFETY: made by the library, ended once. What was posted is given up.
+        // SAFETY: made by the library, destroyed once. Posted work requests end without
+        // completions.
         unsafe { (self.pd.context().library().destroy_qp)(self.qp.as_ptr()) };
     }
 }
@@ -123,7 +124,7 @@ impl Qp<Reset> {
     /// Makes a queue pair.
     ///
     /// # Errors
-    /// What the library says; `EINVAL` or `ENOMEM` where the depths are beyond the device.
+    /// The library's error; `EINVAL` or `ENOMEM` where the depths exceed the device's limits.
     pub fn new(pd: &Arc<Pd>, request: &QpRequest) -> Result<Self, CallError> {
         let srq = request.srq.as_ref();
         let mut attr = QpInitAttr {
@@ -147,7 +148,7 @@ impl Qp<Reset> {
         let raw = unsafe { (context.library().create_qp)(pd.raw(), &mut attr) };
         let qp = NonNull::new(raw).ok_or_else(|| CallError::last("ibv_create_qp"))?;
         let raw = Raw { qp, pd: Arc::clone(pd) };
-        // SAFETY: the provider filled its table when the device was opened, and keeps it.
+        // SAFETY: the provider filled its table when the device was opened, and does not change it.
         let post = unsafe { (*context.raw()).ops.post_send };
         let Some(post) = post else { return Err(missing("post_send")) };
         let inner = Inner {
@@ -161,10 +162,10 @@ impl Qp<Reset> {
         Ok(Self { inner, _state: PhantomData })
     }
 
-    /// Gives it a port, and peers the rights of the bits `ACCESS_*`.
+    /// Assigns a port, and grants peers the rights of the bits `ACCESS_*`.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub fn init(self, port: u8, pkey_index: u16, access: c_int) -> Result<Qp<Init>, CallError> {
         let attr = QpAttr {
             qp_state: ffi::QPS_INIT,
@@ -182,7 +183,7 @@ impl Qp<Init> {
     /// Connects it to the peer: from here on it receives.
     ///
     /// # Errors
-    /// What the library says; on RoCE, that the peer's address cannot be resolved.
+    /// The library's error; on RoCE also if the peer's address cannot be resolved.
     pub fn receive(self, to: &Address, how: &Receive) -> Result<Qp<Rtr>, CallError> {
         let attr = QpAttr {
             qp_state: ffi::QPS_RTR,
@@ -206,10 +207,10 @@ impl Qp<Init> {
 }
 
 impl Qp<Rtr> {
-    /// Lets it send.
+    /// Moves it to the state in which it sends.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub fn send(self, how: &Send) -> Result<Qp<Rts>, CallError> {
         let attr = QpAttr {
             qp_state: ffi::QPS_RTS,
@@ -231,16 +232,16 @@ impl Qp<Rtr> {
 }
 
 impl Qp<Rts> {
-    /// Posts a linked list of work requests with one doorbell. On failure it gives the errno and the
-    /// first work request that was not posted; those before it were.
+    /// Posts a linked list of work requests with one doorbell. On failure it returns the errno and
+    /// the first work request that was not posted; the requests before it were posted.
     ///
     /// # Errors
-    /// The queue is full, or a work request makes no sense.
+    /// The queue is full, or a work request is invalid.
     ///
     /// # Safety
-    /// `first` and what it links are valid for the call and end with null. Memory that they name
-    /// stays registered and, unless it is inline, unchanged until they are completed; memory that
-    /// is read into is the device's until then.
+    /// `first` and the requests that it links are valid for the call, and the list ends with null.
+    /// Memory that they name stays registered and, unless it is inline, unchanged until they are
+    /// completed; memory that is a destination of reads belongs to the device until then.
     #[inline]
     pub unsafe fn post(&self, first: *mut SendWr) -> Result<(), (CallError, *mut SendWr)> {
         let mut bad = std::ptr::null_mut();
@@ -249,11 +250,11 @@ impl Qp<Rts> {
         if status == 0 { Ok(()) } else { Err((refused(status), bad)) }
     }
 
-    /// Breaks the connection: everything that was posted completes with an error. It stays a
-    /// queue pair that can be posted to, and gives back whatever is posted as flushed.
+    /// Breaks the connection: everything that was posted completes with an error. Further posts are
+    /// possible, and complete as flushed.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub fn give_up(&self) -> Result<(), CallError> {
         let attr = QpAttr { qp_state: ffi::QPS_ERR, ..QpAttr::default() };
         self.inner.modify(attr, ffi::QP_STATE, "ibv_modify_qp(ERR)")
@@ -267,7 +268,7 @@ impl<S> Qp<S> {
         unsafe { self.inner.raw.qp.as_ref().qp_num }
     }
 
-    /// Bytes of a payload that may be inline: at least what was asked for.
+    /// Bytes of a payload that may be inline: at least the requested number.
     pub fn inline(&self) -> u32 {
         self.inner.inline
     }

@@ -9,7 +9,7 @@ use crate::ffi::{RawCq, RawSrq, RecvWr, SrqAttr, SrqInitAttr, Wc};
 use crate::library::CallError;
 use crate::memory::Pd;
 
-/// Where work requests report.
+/// A completion queue.
 #[derive(Debug)]
 pub struct Cq {
     raw: NonNull<RawCq>,
@@ -17,39 +17,39 @@ pub struct Cq {
     poll: unsafe extern "C" fn(*mut RawCq, c_int, *mut Wc) -> c_int,
 }
 
-// SAFETY: libibverbs locks what calls on one queue share.
+// SAFETY: libibverbs locks the data that calls on one queue share.
 unsafe impl Send for Cq {}
 // SAFETY: as above.
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    /// Makes one for at least `entries` completions that were not polled yet.
+    /// Makes a completion queue for at least `entries` unpolled completions.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub fn new(context: &Arc<Context>, entries: u32) -> Result<Arc<Self>, CallError> {
         const CALL: &str = "ibv_create_cq";
         let null = std::ptr::null_mut();
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
-        // SAFETY: an open device; no channel and the first vector, which is always there.
+        // SAFETY: an open device; no channel and the first vector, which always exists.
         let raw = unsafe {
             (context.library().create_cq)(context.raw(), entries, null, std::ptr::null_mut(), 0)
         };
         let raw = NonNull::new(raw).ok_or_else(|| CallError::last(CALL))?;
-        // SAFETY: the provider filled its table when the device was opened, and keeps it.
+        // SAFETY: the provider filled its table when the device was opened, and does not change it.
         let poll = unsafe { (*context.raw()).ops.poll_cq };
         let Some(poll) = poll else { return Err(missing("poll_cq")) };
         Ok(Arc::new(Self { raw, context: Arc::clone(context), poll }))
     }
 
-    /// Fills `completions` from the front and returns how many were there.
+    /// Fills `completions` from the front and returns their number.
     ///
     /// # Errors
     /// The queue is broken.
     #[inline]
     pub fn poll(&self, completions: &mut [Wc]) -> Result<usize, CallError> {
         let room = completions.len() as c_int;
-        // SAFETY: the queue lives; there is room for as many completions as are said.
+        // SAFETY: the queue lives; there is room for the stated number of completions.
         let found = unsafe { (self.poll)(self.raw(), room, completions.as_mut_ptr()) };
         usize::try_from(found).map_err(|_| CallError::last("ibv_poll_cq"))
     }
@@ -82,16 +82,16 @@ pub struct Srq {
     post: unsafe extern "C" fn(*mut RawSrq, *mut RecvWr, *mut *mut RecvWr) -> c_int,
 }
 
-// SAFETY: libibverbs locks what calls on one queue share.
+// SAFETY: libibverbs locks the data that calls on one queue share.
 unsafe impl Send for Srq {}
 // SAFETY: as above.
 unsafe impl Sync for Srq {}
 
 impl Srq {
-    /// Makes one with room for `receives`; none is posted.
+    /// Makes a shared receive queue with room for `receives`; none is posted.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub fn new(pd: &Arc<Pd>, receives: u32) -> Result<Arc<Self>, CallError> {
         let mut attr = SrqInitAttr {
             srq_context: std::ptr::null_mut(),
@@ -101,7 +101,7 @@ impl Srq {
         // SAFETY: a live domain; `attr` is valid for the call.
         let raw = unsafe { (context.library().create_srq)(pd.raw(), &mut attr) };
         let raw = NonNull::new(raw).ok_or_else(|| CallError::last("ibv_create_srq"))?;
-        // SAFETY: the provider filled its table when the device was opened, and keeps it.
+        // SAFETY: the provider filled its table when the device was opened, and does not change it.
         let post = unsafe { (*context.raw()).ops.post_srq_recv };
         let Some(post) = post else { return Err(missing("post_srq_recv")) };
         Ok(Arc::new(Self { raw, pd: Arc::clone(pd), post }))

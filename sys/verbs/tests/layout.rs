@@ -1,5 +1,5 @@
-//! The bindings agree with the header of the machine: sizes, offsets and constants, as a C compiler
-//! sees them. Needs gcc and libibverbs-dev.
+//! The bindings agree with the installed header in sizes, offsets and constants, as a C compiler
+//! computes them. The test needs gcc and libibverbs-dev.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -10,7 +10,7 @@ use std::process::Command;
 
 use tokenyard_sys_verbs::ffi;
 
-/// An expression of C, and the value that Rust has for it.
+/// An expression of C, and its value in Rust.
 type Pair = (String, u64);
 
 /// `sizeof` of a structure, and `offsetof` of fields: `Rust = "C": field "c_field", ...`.
@@ -119,7 +119,7 @@ fn pairs() -> Vec<Pair> {
     all
 }
 
-/// What the C compiler says.
+/// The values of the C compiler.
 fn header_values(pairs: &[Pair]) -> BTreeMap<String, u64> {
     let mut program = String::from(
         "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {\n",

@@ -1,16 +1,18 @@
-//! An allocator that counts by thread, for benchmarks and tests of what must not allocate.
+//! An allocator that counts calls by thread, for benchmarks and for tests of code that must not
+//! allocate.
 //!
 //! A program that wants the figures declares it:
 //! `#[global_allocator] static ALLOCATOR: Counting = Counting;`
 //!
-//! By thread, because one thread of a rank has nothing to do with steps: the control thread of the
-//! rendezvous sends heartbeats, which take memory for a moment. Every other thread is held to 0.
+//! It counts by thread because one thread of a rank takes no part in steps: the control thread of
+//! the rendezvous sends heartbeats, which allocate for a moment. Every other thread must not
+//! allocate.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
-/// Threads that are counted apart; later ones share the last place.
+/// The most threads that are counted separately; later threads share the last place.
 const MOST_THREADS: usize = 64;
 
 static THREADS: [Thread; MOST_THREADS] = [const { Thread::new() }; MOST_THREADS];
@@ -19,10 +21,10 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 static GIVEN_BACK: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// This thread's place in the list. Constant and without a destructor: to read it allocates
-    /// nothing.
+    /// This thread's place in the list. It is constant and has no destructor, so a read of it
+    /// allocates nothing.
     static PLACE: Cell<usize> = const { Cell::new(usize::MAX) };
-    /// Calls of this thread that took memory.
+    /// Calls of this thread that allocated.
     static MINE: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -41,22 +43,24 @@ impl Thread {
     }
 }
 
-/// Calls of the calling thread that took memory so far; always 0 in a program that does not use [`Counting`].
+/// Calls of the calling thread that have allocated so far; always 0 in a program that does not use
+/// [`Counting`].
 pub fn of_this_thread() -> u64 {
     MINE.get()
 }
 
-/// Calls of all threads that took memory so far; always 0 in a program that does not use [`Counting`].
+/// Calls of all threads that have allocated so far; always 0 in a program that does not use
+/// [`Counting`].
 pub fn of_all_threads() -> u64 {
     THREADS.iter().map(|thread| thread.calls.load(Ordering::Relaxed)).sum()
 }
 
-/// What was allocated since the process started.
+/// The allocations since the process started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocations {
-    /// Calls that took memory (new, larger or moved), by thread.
+    /// Calls that allocated (new, larger or moved blocks), by thread.
     calls: [u64; MOST_THREADS],
-    /// Bytes that are held now, by all threads.
+    /// Bytes that all threads hold now.
     pub live_bytes: u64,
 }
 
@@ -71,7 +75,8 @@ impl Allocations {
         Self { calls, live_bytes: TAKEN.load(Ordering::Relaxed).saturating_sub(given_back) }
     }
 
-    /// Calls since `earlier` of all threads but the rendezvous' control threads, and of those.
+    /// Calls since `earlier`: first of all threads except the control threads of the rendezvous,
+    /// then of the control threads.
     pub fn since(&self, earlier: &Self) -> (u64, u64) {
         let (mut steps, mut control) = (0, 0);
         for (place, thread) in THREADS.iter().enumerate() {
@@ -86,8 +91,8 @@ impl Allocations {
     }
 }
 
-/// Whether a living thread of this process is the control thread of a world: `tokenyard-` and the
-/// rank.
+/// Whether a live thread of this process is the control thread of a world. Its name is `tokenyard-`
+/// and the rank.
 fn is_control(thread: i32) -> bool {
     let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
     name.is_ok_and(|name| {

@@ -1,4 +1,4 @@
-//! The rank's half of "no orphan".
+//! The rank's side of the rule that no rank outlives its launcher.
 
 use std::env;
 
@@ -9,9 +9,8 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 pub(crate) const LAUNCHER: &str = "TOKENYARD_LAUNCHER";
 
 /// Ties this process to its launcher: when the launcher dies, by SIGKILL too, the kernel kills this
-/// process. A rank calls it first thing, on any thread. Returns whether a [`Job`](crate::Job)
-/// started this process; another (torchrun or Slurm did) has no launcher to follow, and for it this
-/// does nothing.
+/// process. A rank calls it first, on any thread. Returns whether a [`Job`](crate::Job) started
+/// this process; for a process of torchrun or Slurm this does nothing, as it has no such launcher.
 ///
 /// # Errors
 /// The launcher is already gone, or is not the parent of this process; the rank must then exit.
@@ -22,7 +21,7 @@ pub fn adopt() -> Result<bool> {
     })?;
     set_parent_process_death_signal(Some(Signal::KILL))
         .context("adopt: the kernel refused a parent death signal")?;
-    // The launcher may have died before the line above; nothing would kill this process then.
+    // The launcher may have died before the line above. Then nothing would kill this process.
     let parent = Pid::as_raw(getppid());
     if parent != launcher {
         bail!(

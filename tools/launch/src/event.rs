@@ -1,4 +1,4 @@
-//! What a launcher learns about its ranks.
+//! The events of ranks that a launcher receives.
 
 use std::fmt;
 use std::os::unix::process::ExitStatusExt;
@@ -9,18 +9,18 @@ use std::process::ExitStatus;
 pub enum Event {
     /// The rank wrote a line to stdout.
     Line {
-        /// Which rank.
+        /// The rank.
         rank: u32,
-        /// The line without its newline. Bytes that are not UTF-8 are replaced. What a rank wrote
-        /// after its last newline is delivered as a line when it exits, so the last line of a
+        /// The line without its newline. Bytes that are not UTF-8 are replaced. The text after a
+        /// rank's last newline is delivered as a line when the rank exits, so the last line of a
         /// killed rank may be cut short.
         line: String,
     },
     /// The rank's process ended and was reaped.
     Exited {
-        /// Which rank.
+        /// The rank.
         rank: u32,
-        /// How it ended.
+        /// The way it ended.
         status: Exit,
     },
 }
@@ -60,17 +60,18 @@ impl fmt::Display for Exit {
     }
 }
 
-/// How one rank ended, and what it left behind.
+/// How one rank ended, with the rest of its output.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Which rank.
+    /// The rank.
     pub rank: u32,
     /// How the process ended. `None` if it did not die of SIGKILL within 5 seconds, which happens
     /// to a process that is stuck inside the kernel (in a device driver, for example).
     pub exit: Option<Exit>,
     /// The rank was still running at the deadline and was terminated by the launcher.
     pub timed_out: bool,
-    /// Lines of stdout that [`Running::next_event`](crate::Running::next_event) had not yet taken.
+    /// Lines of stdout that [`Running::next_event`](crate::Running::next_event) has not returned
+    /// yet.
     pub lines: Vec<String>,
     /// The last 64 KiB of stderr. Notes of the launcher itself start with `[launcher]`.
     pub stderr_tail: String,

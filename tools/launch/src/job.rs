@@ -1,4 +1,4 @@
-//! What to start.
+//! A job: the program and the number of ranks to start.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -15,12 +15,12 @@ use crate::interrupt;
 use crate::keeper::{self, Start};
 use crate::running::Running;
 
-/// What happens to the stderr of the ranks. The last 64 KiB of each are kept in both cases.
+/// The destination of the ranks' stderr. The launcher holds the last 64 KiB of each in both cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stderr {
-    /// Every line goes to the launcher's stderr, behind `[rank 2] `.
+    /// Every line goes to the launcher's stderr, with the prefix `[rank 2] `.
     Inherit,
-    /// Nothing is shown; [`Outcome::stderr_tail`](crate::Outcome::stderr_tail) has the end of it.
+    /// Nothing is shown; [`Outcome::stderr_tail`](crate::Outcome::stderr_tail) has the last part.
     Capture,
 }
 
@@ -31,11 +31,11 @@ pub struct Job {
     pub program: PathBuf,
     /// Its arguments, the same for every rank. Other users can read them: no secrets here.
     pub args: Vec<OsString>,
-    /// How many ranks, at least 1.
+    /// The number of ranks, at least 1.
     pub ranks: u32,
-    /// Variables on top of the launcher's own. Those that `start` sets win over them.
+    /// Variables in addition to the launcher's own. Variables that `start` sets replace them.
     pub env: Vec<(OsString, OsString)>,
-    /// What happens to stderr.
+    /// The destination of stderr.
     pub stderr: Stderr,
 }
 
@@ -46,8 +46,8 @@ impl Job {
     /// `TOKENYARD_LAUNCHER` (for [`adopt`](crate::adopt)).
     ///
     /// # Errors
-    /// No ranks, no temporary folder, or a process that could not be started. Nothing is left
-    /// running then.
+    /// The number of ranks is 0, there is no temporary folder, or a process could not be started.
+    /// No rank runs then.
     pub fn start(&self) -> Result<Running> {
         ensure!(self.ranks > 0, "start job: found 0 ranks, expected at least 1");
         let folder = private_folder()?;
@@ -83,7 +83,8 @@ impl Job {
 }
 
 fn private_folder() -> Result<TempDir> {
-    // Absolute, because a rank may change its working directory before it reads the variable.
+    // The path is absolute, because a rank may change its working directory before it reads the
+    // variable.
     let parent = std::path::absolute(std::env::temp_dir())
         .context("start job: the temporary directory has no absolute path; set TMPDIR")?;
     tempfile::Builder::new()

@@ -33,10 +33,10 @@ const CHUNK: usize = 64 << 10;
 /// process that the rank started may still be writing.
 const LAST_READS: usize = (1 << 20) / CHUNK;
 
-/// What the launcher holds of one rank.
+/// The launcher's handle of one rank.
 pub(crate) struct Handle {
     pub(crate) pid: u32,
-    /// Signals go through this, never through the number, which the system may reuse.
+    /// Signals use this descriptor, never the process id, which the system may reuse.
     pub(crate) pidfd: Arc<OwnedFd>,
     pub(crate) tail: Arc<Mutex<Tail>>,
 }
@@ -50,7 +50,8 @@ pub(crate) struct Kept {
 /// One process to start.
 pub(crate) struct Start {
     pub(crate) command: Command,
-    /// The host it runs on, if not on the machine itself; then that of all others as well.
+    /// The host it runs on; `None` for the machine itself. Either all processes of a start have a
+    /// host or none has.
     pub(crate) spaces: Option<Arc<Spaces>>,
 }
 
@@ -62,7 +63,8 @@ pub(crate) fn start(starts: Vec<Start>, stderr: Stderr) -> Result<Kept> {
         .name("tokenyard-launch".into())
         .spawn(move || match start_all(starts, stderr) {
             Ok(ranks) => {
-                // Fails if nobody listens, as do the sends below; the ranks are reaped all the same.
+                // This send and those below fail if the receiver is gone; the ranks are reaped all
+                // the same.
                 let _ = started_in.send(Ok(ranks.iter().map(RankProcess::handle).collect()));
                 keep(ranks, &events_in);
             }
@@ -79,7 +81,7 @@ fn start_all(starts: Vec<Start>, stderr: Stderr) -> Result<Vec<RankProcess>> {
     let mut ranks = Vec::with_capacity(starts.len());
     for (rank, Start { mut command, spaces }) in (0u32..).zip(starts) {
         if let Some(spaces) = spaces {
-            // A child is where the thread is that starts it.
+            // A child starts in the namespaces of the thread that starts it.
             spaces.enter()?;
         }
         let process = RankProcess::start(rank, &mut command, stderr)
@@ -89,8 +91,8 @@ fn start_all(starts: Vec<Start>, stderr: Stderr) -> Result<Vec<RankProcess>> {
     Ok(ranks)
 }
 
-/// Serves the ranks until the last one is reaped. It has no deadline of its own: `Running` has one,
-/// and ends the wait by killing the ranks.
+/// Serves the ranks until the last one is reaped. It has no deadline of its own: `Running` has a
+/// deadline, and ends the wait by killing the ranks.
 fn keep(mut ranks: Vec<RankProcess>, events: &Sender<Event>) {
     let mut buffer = vec![0u8; CHUNK];
     while !ranks.is_empty() {
@@ -110,8 +112,8 @@ fn wait_for_any(ranks: &[RankProcess]) {
     }
     match poll(&mut waits, None) {
         Ok(_) | Err(Errno::INTR) => {}
-        // Out of memory or over a limit. Everything below is non-blocking, so looking again from
-        // time to time is correct too.
+        // Out of memory or over a limit. Everything below is non-blocking, so polling at intervals
+        // is correct too.
         Err(_) => thread::sleep(Duration::from_millis(10)),
     }
 }
@@ -134,7 +136,7 @@ impl RankProcess {
         let pidfd = match open_child(&child) {
             Ok(pidfd) => Arc::new(pidfd),
             Err(error) => {
-                // Both fail only for a child that is gone already.
+                // Both fail only for a child that has already ended.
                 let _ = child.kill();
                 let _ = child.wait();
                 return Err(error);
@@ -156,9 +158,11 @@ impl RankProcess {
         Handle { pid: self.child.id(), pidfd: self.pidfd.clone(), tail: self.tail.clone() }
     }
 
-    /// Reads what is there. True once the process is dead, its last bytes read, and its exit told.
+    /// Reads the bytes that are there. True once the process is dead, its last bytes are read, and
+    /// its exit is sent as an event.
     fn serve(&mut self, buffer: &mut [u8], events: &Sender<Event>) -> bool {
-        // Asked before reading, so that everything the process wrote is in the pipes by now.
+        // The exit is checked before reading, so that all bytes of an exited process are in the
+        // pipes by now.
         let exited = self.child.try_wait().transpose();
         let reads = if exited.is_some() { LAST_READS } else { 1 };
         self.read_stdout(reads, buffer, events);
@@ -181,8 +185,8 @@ impl RankProcess {
             lines.pending() <= LINE_BYTES
         });
         if self.lines.pending() > LINE_BYTES {
-            // Fails only if the process is dead, which is what is wanted. Before the pipe is closed,
-            // or SIGPIPE might be first and give the wrong reason.
+            // Fails only if the process is already dead. The kill comes before the pipe is closed:
+            // otherwise SIGPIPE might end the process first and give the wrong reason.
             let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
             self.stdout = None;
             self.lines = Lines::default();
@@ -207,7 +211,8 @@ impl RankProcess {
     fn exit(&mut self, exited: std::io::Result<ExitStatus>) -> Exit {
         match exited {
             Ok(status) => status.into(),
-            // The launcher's parent made it ignore SIGCHLD, so the kernel threw the status away.
+            // The launcher inherited from its parent that SIGCHLD is ignored, so the kernel
+            // discarded the status.
             Err(error) => {
                 self.note(&format!("the exit status is lost ({error}); counted as a failure"));
                 Exit::Code(255)
@@ -281,7 +286,7 @@ fn print_line(rank: u32, line: &[u8]) {
     let _ = std::io::stderr().lock().write_all(&text);
 }
 
-/// A tail is plain bytes: whatever a panicking thread left in it can be shown.
+/// A tail is plain bytes, so its contents can be shown after a thread panicked with the lock held.
 pub(crate) fn lock(tail: &Mutex<Tail>) -> std::sync::MutexGuard<'_, Tail> {
     tail.lock().unwrap_or_else(PoisonError::into_inner)
 }

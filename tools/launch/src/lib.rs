@@ -1,20 +1,20 @@
-//! Starts ranks as processes on this machine and leaves none behind; on [`Hosts`], which are network
-//! namespaces, where a job of several machines is wanted.
+//! Starts ranks as processes on this machine, and ends them all. A job of several machines runs on
+//! [`Hosts`], which are network namespaces.
 //!
-//! A [`Job`] says what to start. [`Job::start`] makes a private folder for the rendezvous, starts
-//! one process per rank and returns [`Running`], from which the launcher reads [`Event`]s. Ranks
-//! speak lines on stdout; stderr is for people.
+//! A [`Job`] is the program and the number of ranks. [`Job::start`] makes a private folder for the
+//! rendezvous, starts one process per rank and returns [`Running`], from which the launcher reads
+//! [`Event`]s. Ranks write lines for the launcher to stdout; stderr is for people.
 //!
-//! Who ends the ranks:
+//! Ranks are ended by:
 //! - the owner of [`Running`]: [`Running::wait_all`] with its deadline, or dropping it, kills and
-//!   reaps what is left (stopped processes too) and removes the folder;
+//!   reaps the remaining processes (stopped ones too) and removes the folder;
 //! - a signal that ends the launcher, where it calls [`interrupt::note`]: every wait for an event then
 //!   returns [`Interrupted`](interrupt::Interrupted), and dropping [`Running`] gives the ranks SIGTERM first;
-//! - the kernel, if the launcher itself is killed: a rank calls [`adopt`] first thing and from then
-//!   on dies with its launcher. The folder then stays behind, empty of secrets, in the temporary
-//!   directory. Ranks share the launcher's process group, so Ctrl-C reaches them as well.
+//! - the kernel, if the launcher itself is killed: a rank calls [`adopt`] first and from then on
+//!   dies with its launcher. The folder then remains in the temporary directory; it holds no
+//!   secret. Ranks share the launcher's process group, so Ctrl-C reaches them as well.
 //!
-//! Ranks that fork are not followed: a process that a rank starts is that rank's to end.
+//! The launcher does not follow forks: a rank must itself end the processes that it starts.
 
 mod adopt;
 mod event;

@@ -1,4 +1,4 @@
-//! Cuts a byte stream into lines, and keeps the end of one.
+//! Cuts a byte stream into lines, and stores the last part of a stream.
 
 /// Collects bytes until a line is complete.
 #[derive(Default)]
@@ -7,7 +7,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Adds bytes and hands every line they complete, without its newline, to `each`.
+    /// Adds bytes and passes every line that they complete, without its newline, to `each`.
     pub(crate) fn push(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) {
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
@@ -19,7 +19,7 @@ impl Lines {
         self.pending.extend_from_slice(rest);
     }
 
-    /// Hands out what is there as a line, if anything is.
+    /// Passes an incomplete line to `each`, if there is one.
     pub(crate) fn flush(&mut self, mut each: impl FnMut(&[u8])) {
         if !self.pending.is_empty() {
             each(&self.pending);
@@ -43,16 +43,16 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// Adds bytes and forgets what is too old.
+    /// Adds bytes and discards the oldest beyond the limit.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
-        // Cutting at twice the length moves each byte once, instead of with every push.
+        // A cut at twice the length moves each byte once, instead of at every push.
         if self.bytes.len() > 2 * TAIL_BYTES {
             self.bytes.drain(..self.bytes.len() - TAIL_BYTES);
         }
     }
 
-    /// What was kept, as text; bytes that are not UTF-8 are replaced.
+    /// The stored bytes as text; bytes that are not UTF-8 are replaced.
     pub(crate) fn text(&self) -> String {
         let start = self.bytes.len().saturating_sub(TAIL_BYTES);
         String::from_utf8_lossy(&self.bytes[start..]).into_owned()

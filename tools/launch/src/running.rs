@@ -14,13 +14,14 @@ use crate::keeper::{Handle, Kept, lock};
 
 /// How long a rank may take to die of SIGTERM, before SIGKILL.
 const TERM_GRACE: Duration = Duration::from_secs(2);
-/// How long a rank may take to die of SIGKILL, before it is given up.
+/// How long a rank may take to die of SIGKILL, before the launcher stops waiting for it.
 const KILL_GRACE: Duration = Duration::from_secs(5);
-/// How often a wait looks whether a signal is to end this process.
+/// The interval at which a wait checks whether a signal is to end this process.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Ranks that run. Dropping it kills and reaps them all and removes the rendezvous folder. If a signal ends
-/// this process ([`interrupt::note`]), they get SIGTERM first, and two seconds to end by it.
+/// Ranks that run. Dropping it kills and reaps them all and removes the rendezvous folder. If a
+/// signal ends this process ([`interrupt::note`]), the ranks get SIGTERM first, and two seconds to
+/// end.
 #[must_use = "dropping it kills the ranks"]
 pub struct Running {
     ranks: Vec<Handle>,
@@ -37,7 +38,7 @@ impl Running {
     }
 
     /// The next event of any rank. `None` if none came within `timeout`, or at once if all ranks
-    /// have exited and every event was taken. Events that nobody takes are kept in memory.
+    /// have exited and every event was returned. Events stay in memory until they are returned.
     pub fn next_event(&mut self, timeout: Duration) -> Option<Event> {
         let event = self.events.recv_timeout(timeout).ok()?;
         if let Event::Exited { rank, status } = event {
@@ -93,7 +94,7 @@ impl Running {
         self.signal(rank, Signal::STOP)
     }
 
-    /// Asks a rank what it does, with SIGUSR1. A program that does not answer it is ended by it.
+    /// Asks a rank for a report, with SIGUSR1. The signal ends a program that does not handle it.
     ///
     /// # Errors
     /// As [`kill`](Self::kill).
@@ -101,15 +102,16 @@ impl Running {
         self.signal(rank, Signal::USR1)
     }
 
-    /// Waits until a rank that stops itself has done so, for `limit` at most.
+    /// Waits until a rank that stops itself is stopped, for `limit` at most.
     ///
     /// # Errors
-    /// There is no such rank, it has exited, or it runs on.
+    /// There is no such rank, it has exited, or it still runs after `limit`.
     pub fn await_stop(&self, rank: u32, limit: Duration) -> Result<()> {
         let pid = self.pid(rank).with_context(|| format!("await stop: there is no rank {rank}"))?;
         let start = Instant::now();
         loop {
-            // The name in it may hold anything, so the state is looked for from its end.
+            // The name in this line may contain any character, so the state is searched from the
+            // end of the line.
             let stat = fs::read_to_string(format!("/proc/{pid}/stat"))
                 .with_context(|| format!("await stop: rank {rank} has exited"))?;
             match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
@@ -141,7 +143,7 @@ impl Running {
             timed_out = self.terminate_all();
             self.collect(TERM_GRACE, &mut lines);
             self.signal_all(Signal::KILL);
-            // From here on nothing new is written, so this ends with what is in the pipes.
+            // No rank writes from here on, so this loop ends once the pipes are empty.
             while let Some(event) = self.next_event(KILL_GRACE) {
                 keep_line(event, &mut lines);
             }
@@ -175,22 +177,22 @@ impl Running {
         })
     }
 
-    /// Asks all ranks to end. Says for each whether it was still there.
+    /// Asks all ranks to end. Returns for each whether it was still running.
     fn terminate_all(&self) -> Vec<bool> {
         self.freeze_all();
         let were_there = self.signal_all(Signal::TERM);
-        // A stopped process acts on SIGTERM only when it goes on.
+        // A stopped process acts on SIGTERM only after SIGCONT.
         self.signal_all(Signal::CONT);
         were_there
     }
 
-    /// All stand still before the first one ends: else another one could see that, take it for a loss
-    /// and write a report of it.
+    /// Stops all ranks before the first one ends. Otherwise another rank could take that end for a
+    /// loss and write a report of it.
     fn freeze_all(&self) {
         self.signal_all(Signal::STOP);
     }
 
-    /// Says for each rank whether it was still there to get the signal.
+    /// Returns for each rank whether it still ran and got the signal.
     fn signal_all(&self, signal: Signal) -> Vec<bool> {
         self.ranks.iter().map(|handle| pidfd_send_signal(&handle.pidfd, signal).is_ok()).collect()
     }
@@ -205,7 +207,7 @@ impl Drop for Running {
         self.freeze_all();
         self.signal_all(Signal::KILL);
         // The channel disconnects when the last rank is reaped. The time limit is for a process
-        // that is stuck inside the kernel: the keeper reaps it whenever it comes loose.
+        // that is stuck inside the kernel: the keeper reaps it once the kernel releases it.
         while self.events.recv_timeout(KILL_GRACE).is_ok() {}
     }
 }

@@ -1,5 +1,5 @@
-//! Hosts that are network namespaces: apart, joined, cut, frozen, and gone without a trace. This
-//! binary is also what runs on them.
+//! Hosts that are network namespaces: separate, joined, cut, frozen, and removed without a trace.
+//! This binary also runs as the processes on the hosts.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::collections::BTreeSet;
@@ -65,7 +65,7 @@ fn job(ranks: u32, role: &[&str]) -> Job {
     }
 }
 
-/// Role: lets everybody in, at every address.
+/// Role: accepts every connection, at every address.
 fn listen() {
     let listener = TcpListener::bind(("::", PORT)).unwrap();
     println!("ready");
@@ -80,7 +80,7 @@ fn reach(host: &str) {
     TcpStream::connect_timeout(&address, Duration::from_millis(500)).unwrap();
 }
 
-/// Role: says where it is.
+/// Role: prints its host name, interfaces and addresses.
 fn describe() {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let network = fs::read_link("/proc/self/ns/net").unwrap();
@@ -98,7 +98,7 @@ fn describe() {
     }
 }
 
-/// Role: owns two hosts with a listener on each, says what is there, and ends one way or another.
+/// Role: owns two hosts with a listener on each, prints them, and ends in the given way.
 fn launch(end: &str) {
     let hosts = Hosts::new(2).unwrap();
     let running = listeners(&hosts);
@@ -109,7 +109,7 @@ fn launch(end: &str) {
     }
     match end {
         "drop" => {}
-        "panic" => panic!("as it was told to"),
+        "panic" => panic!("as the role demands"),
         _ => thread::sleep(3 * SOON),
     }
 }
@@ -276,8 +276,8 @@ fn nothing_is_left(end: &str) -> Result<(), Failed> {
     let lines: Vec<String> = lines.collect::<Result<_, _>>()?;
     assert_eq!(lines.len(), 4, "the owner of the hosts did not come up");
     if end == "wait" {
-        assert!(holder_of(&lines[1]).is_some(), "nobody holds a host that lives");
-        // Stopped ones as well.
+        assert!(holder_of(&lines[1]).is_some(), "no process holds a host that lives");
+        // Stopped processes are ended as well.
         kill_process(Pid::from_raw(lines[2].parse()?).unwrap(), Signal::STOP)?;
         kill_process(Pid::from_child(&owner), Signal::KILL)?;
     }
@@ -289,7 +289,7 @@ fn nothing_is_left(end: &str) -> Result<(), Failed> {
             thread::sleep(Duration::from_millis(5));
         }
     }
-    // A namespace lives by processes, descriptors and mounts alone.
+    // Only processes, descriptors and mounts hold a namespace alive.
     for network in [&lines[1], &lines[3]] {
         while let Some(holder) = holder_of(network) {
             assert!(start.elapsed() < SOON, "{holder} still holds {network}");
@@ -341,7 +341,7 @@ fn await_state(pid: u32, wanted: char) {
     }
 }
 
-/// Who keeps a namespace (`net:[4026532177]`) alive, if somebody does.
+/// The process that holds a namespace (`net:[4026532177]`) alive, if there is one.
 fn holder_of(network: &str) -> Option<String> {
     let links = |pattern: &str| {
         let (before, after) = pattern.split_once('*').unwrap();

@@ -1,4 +1,4 @@
-//! What a launcher sees of its ranks. The ranks are small shell scripts.
+//! The events that a launcher receives from its ranks. The ranks are small shell scripts.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::fs;

@@ -1,5 +1,5 @@
-//! Ranks die with their launcher, however it ends. This binary plays all components: without a role it
-//! runs the tests, as `launcher` it starts ranks, as `rank` it is one.
+//! Ranks die with their launcher, however it ends. This binary plays all roles: without a role it
+//! runs the tests, as `launcher` it starts ranks, as `rank` it is a rank.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::io::{BufRead, BufReader};
@@ -44,7 +44,7 @@ fn be_a_rank() {
     tokenyard_launch::adopt().unwrap();
     eprintln!("rank is up");
     println!("ready");
-    // An end of its own, so that a failing test leaves nothing for long.
+    // The process ends by itself, so that a failing test leaves no process for long.
     thread::sleep(3 * SOON);
 }
 

@@ -1,4 +1,4 @@
-//! What only commands tell, as they printed it.
+//! Facts that only commands report, as they printed them.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::tree::Tree;
 use crate::{Fact, GpuFabric, NvLink, PciAddress};
 
-/// What a command printed, or why it told nothing.
+/// The output of a command, or the reason why there is none.
 pub type Answer = Result<String, Silence>;
 
 /// Outputs of commands, in a recorded tree the files of its folder `tokenyard`.
@@ -29,20 +29,20 @@ pub struct Outputs {
     pub fi_info: Answer,
 }
 
-/// Why a command told nothing.
+/// The reason why a command gave no output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "why", rename_all = "kebab-case")]
 pub enum Silence {
-    /// No command is run for a node that is read below a root, and none's output is recorded there.
+    /// The node is read below a root, where no command is run, and no output is recorded there.
     NotRun,
-    /// It is in no folder of `PATH`, nor in these, where its packages put it.
+    /// It is in no folder of `PATH`, nor in the other folders where its packages install it.
     NotFound {
-        /// Folders that were looked in besides.
+        /// The folders that were searched besides `PATH`.
         besides: Vec<String>,
     },
-    /// It is there, and the system does not run it.
+    /// It is there, and the system refuses to run it.
     Refused {
-        /// What the system said.
+        /// The system's error.
         error: String,
     },
     /// It did not answer within its deadline.
@@ -50,7 +50,7 @@ pub enum Silence {
         /// The deadline.
         milliseconds: u64,
     },
-    /// It failed, or ended with 0 and said nothing.
+    /// It failed, or ended with 0 and printed nothing.
     Failed {
         /// Exit code; a signal counts as 128 and its number, as in a shell.
         code: i32,
@@ -59,7 +59,7 @@ pub enum Silence {
     },
 }
 
-/// One thing that libfabric offers, as `fi_info` lists it.
+/// One entry of the list that `fi_info` prints: a domain of a provider of libfabric.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FabricDomain {
     /// Provider: `efa`, `verbs;ofi_rxm`, `tcp`.
@@ -70,28 +70,29 @@ pub struct FabricDomain {
     pub version: Option<String>,
 }
 
-/// Most bytes that are kept of a command's output.
+/// Most bytes of a command's output that are stored.
 const MOST_BYTES: u64 = 1 << 20;
-/// Bytes that are kept of the end of its standard error.
+/// Bytes of the end of its standard error that are stored.
 const LAST_BYTES: usize = 4096;
-/// Most characters of a line that a command said.
+/// Most characters of a line of a command's output.
 const MOST_SAID: usize = 200;
 
-/// A command that is asked.
+/// A command that is run.
 struct Tool {
     /// File of a recorded tree, without its ending.
     file: &'static str,
     words: &'static [&'static str],
-    /// Folders outside `PATH` that its packages use: a service, or a shell without the installer's
-    /// profile, lacks them in its own.
+    /// Folders outside `PATH` that its packages use: the `PATH` of a service, or of a shell without
+    /// the installer's profile, lacks them.
     besides: &'static [&'static str],
-    /// An exit code that warns, with all that it was asked for printed.
+    /// An exit code that is only a warning: the output is complete.
     warning: Option<i32>,
 }
 
-/// Where the driver's installer puts it, and where Google's device plugin does in a container.
+/// The folders where the driver's installer puts it, and where Google's device plugin puts it in a
+/// container.
 const NVIDIA: &[&str] = &["/usr/bin", "/usr/local/nvidia/bin"];
-/// nvidia-smi(1): the InfoROM of a board is corrupted, which is no matter of reaching memory.
+/// nvidia-smi(1): the InfoROM of a board is corrupted, which does not affect access to memory.
 const INFOROM: Option<i32> = Some(14);
 const NVIDIA_SMI: Tool =
     Tool { file: "nvidia-smi-q", words: &["nvidia-smi", "-q"], besides: NVIDIA, warning: INFOROM };
@@ -113,7 +114,7 @@ const IBV_DEVINFO: Tool = Tool {
     besides: &["/usr/bin", "/usr/sbin"],
     warning: None,
 };
-/// AWS' EFA installer brings a libfabric of its own.
+/// AWS' EFA installer installs its own libfabric.
 const FI_INFO: Tool = Tool {
     file: "fi_info",
     words: &["fi_info"],
@@ -121,7 +122,7 @@ const FI_INFO: Tool = Tool {
     warning: None,
 };
 
-/// A GPU, as `nvidia-smi -q` tells it.
+/// A GPU, as `nvidia-smi -q` reports it.
 pub(crate) struct SmiGpu {
     pub(crate) pci: PciAddress,
     pub(crate) mig: Fact<bool>,
@@ -143,7 +144,7 @@ impl Outputs {
         }
     }
 
-    /// The commands that told nothing, as people write them, and why.
+    /// The commands without output, as people write them, and the reason of each.
     pub(crate) fn silent(&self) -> BTreeMap<String, Silence> {
         let all = [
             (&NVIDIA_SMI, &self.nvidia_smi),
@@ -165,7 +166,7 @@ impl Default for Outputs {
 }
 
 impl Silence {
-    /// In words for people, of the command of this name.
+    /// The reason in words for people, for the command of this name.
     pub fn in_words(&self, command: &str) -> String {
         match self {
             Self::NotRun => format!("{command} was not run, and its output is not recorded"),
@@ -188,8 +189,8 @@ impl Silence {
         }
     }
 
-    /// From the file of a recorded tree: an exit code and what was said, `late` and milliseconds, or
-    /// `missing`.
+    /// From the file of a recorded tree: an exit code and the last line of output, `late` and
+    /// milliseconds, or `missing`.
     fn recorded(text: &str, besides: &[&str]) -> Option<Self> {
         let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
         Some(match word {
@@ -210,8 +211,9 @@ fn recorded(tree: &Tree, tool: &Tool) -> Answer {
     }
 }
 
-/// Runs the commands, all at once, and waits for them until `patience` has passed. One that is not done
-/// is killed. No command is waited for longer than that, be it in a system call that no signal ends.
+/// Runs the commands, all at once, and waits for them until `patience` has passed. A command that
+/// still runs then is killed. No wait is longer than that, even if a command is in a system call
+/// that no signal ends.
 pub fn capture(patience: Duration) -> Outputs {
     let deadline = Deadline { start: Instant::now(), patience };
     let runs = [&NVIDIA_SMI, &NVLINK, &IBV_DEVINFO, &FI_INFO].map(Run::start);
@@ -226,12 +228,12 @@ pub fn capture_topology(patience: Duration) -> Answer {
     Run::start(&TOPOLOGY)?.output(&deadline)
 }
 
-/// What `nvidia-smi topo -m` printed on a recorded node: file `nvidia-smi-topo.txt`.
+/// The output of `nvidia-smi topo -m` on a recorded node: file `nvidia-smi-topo.txt`.
 pub fn recorded_topology(tree: &Tree) -> Answer {
     recorded(tree, &TOPOLOGY)
 }
 
-/// Until when all commands together are waited for.
+/// The end of the wait for all commands together.
 struct Deadline {
     start: Instant,
     patience: Duration,
@@ -280,7 +282,8 @@ impl Run {
             }
         };
         let text = String::from_utf8_lossy(&bytes).into_owned();
-        // One that succeeds and says nothing was ended by something, or is another command of that name.
+        // A command that succeeds without output was ended from outside, or is another command of
+        // that name.
         let is_silent = text.trim().is_empty();
         if !is_silent && status.success()
             || (self.warning.is_some() && status.code() == self.warning)
@@ -305,14 +308,14 @@ impl Drop for Run {
     }
 }
 
-/// Starts a command from `PATH`, else from where its packages put it.
+/// Starts a command from `PATH`, else from the folders where its packages install it.
 fn spawn(tool: &Tool) -> Result<Child, Silence> {
     let (program, rest) = tool.words.split_first().unwrap_or((&"", &[]));
     let besides = tool.besides.iter().map(|folder| format!("{folder}/{program}"));
     let mut refused = None;
     for path in std::iter::once((*program).to_owned()).chain(besides) {
         let mut command = Command::new(path);
-        // The secret of a job is no business of a tool.
+        // A tool must not see the secret of a job.
         command.env_remove("TOKENYARD_SECRET");
         command.args(rest).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         match command.spawn() {
@@ -325,7 +328,7 @@ fn spawn(tool: &Tool) -> Result<Child, Silence> {
     Err(refused.unwrap_or_else(|| Silence::NotFound { besides: besides() }))
 }
 
-/// What is read of a pipe until it is closed.
+/// The bytes of a pipe, read until it is closed.
 fn in_thread<P: Read + Send + 'static>(
     pipe: Option<P>,
     read: impl FnOnce(P, &mut Vec<u8>) -> std::io::Result<usize> + Send + 'static,
@@ -341,7 +344,7 @@ fn in_thread<P: Read + Send + 'static>(
     receive
 }
 
-/// Reads all, so that the command is not held up, and keeps the end.
+/// Reads everything, so that the command does not block, and stores the end.
 fn read_last(mut pipe: impl Read, last: &mut Vec<u8>) -> std::io::Result<usize> {
     let mut part = [0; LAST_BYTES];
     loop {
@@ -353,8 +356,8 @@ fn read_last(mut pipe: impl Read, last: &mut Vec<u8>) -> std::io::Result<usize> 
     }
 }
 
-/// The last line of what a command wrote to standard error. nvidia-smi writes why it fails to its
-/// output, the reason first.
+/// The last line of a command's standard error. nvidia-smi writes the reason of a failure to its
+/// output instead, as the first line.
 fn said(errors: &str, output: &str) -> String {
     let is_said = |line: &&str| !line.trim().is_empty();
     let line = errors.lines().rfind(is_said).or(output.lines().find(is_said)).unwrap_or_default();
@@ -365,7 +368,8 @@ fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
-/// What `parse` makes of an answer; why there is none is in [`crate::Machine::silent`].
+/// The answer, parsed by `parse`. [`crate::Machine::silent`] has the reason where there is no
+/// answer.
 pub(crate) fn told<T>(answer: &Answer, parse: impl FnOnce(&str) -> T) -> Fact<T> {
     answer.as_deref().map_or(Fact::Missing, |text| Fact::Known(parse(text)))
 }
@@ -472,7 +476,7 @@ pub(crate) fn active_mtus(text: &str) -> BTreeMap<(String, u32), u32> {
     mtus
 }
 
-/// What `fi_info` lists, without repetitions.
+/// The entries that `fi_info` lists, without repetitions.
 pub(crate) fn fabrics(text: &str) -> Vec<FabricDomain> {
     let mut all: Vec<FabricDomain> = Vec::new();
     for line in text.lines() {

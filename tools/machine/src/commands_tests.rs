@@ -93,7 +93,7 @@ fn a_command_says_why_it_told_nothing() {
     let nowhere = run(&["no-such-program-here"], &["/no/such/folder"], LONG);
     assert_eq!(nowhere, Err(Silence::NotFound { besides: vec!["/no/such/folder".to_owned()] }));
     assert_eq!(run(&["echo", "hello"], &[], LONG), Ok("hello\n".into()));
-    // All is told, and a warning besides.
+    // The output is complete, and the exit code is a warning.
     assert_eq!(run(&["sh", "-c", "echo hello; exit 14"], &[], LONG), Ok("hello\n".into()));
     assert!(start.elapsed() < Duration::from_secs(900));
 }

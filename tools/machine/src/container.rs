@@ -8,10 +8,11 @@ use crate::limits::bound;
 use crate::tree::Tree;
 use crate::{Bound, Fact};
 
-/// What this process may do.
+/// The rights of this process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Container {
-    /// What seems to be around the process; known and `None` where nothing is seen.
+    /// The container runtime that seems to be around the process; known and `None` where there is
+    /// no sign of one.
     pub runtime: Fact<Option<String>>,
     /// Effective user.
     pub user: Fact<u32>,
@@ -19,7 +20,7 @@ pub struct Container {
     pub capabilities: Fact<Capabilities>,
     /// System call filter.
     pub seccomp: Fact<Seccomp>,
-    /// The process is in a user namespace of its own, so that its capabilities say little.
+    /// The process is in a user namespace of its own, so that its capabilities mean little.
     pub in_user_namespace: Fact<bool>,
     /// Limits of its control group.
     pub cgroup: Cgroup,
@@ -58,11 +59,11 @@ pub enum Seccomp {
     Off,
     /// The four calls of strict mode.
     Strict,
-    /// A filter, whose rules no file tells.
+    /// A filter; no file shows its rules.
     Filter,
 }
 
-/// Limits of a control group. What devices it may open no file tells: see [`Devices`].
+/// Limits of a control group. No file shows which devices it may open: see [`Devices`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cgroup {
     /// 1 or 2.
@@ -79,11 +80,12 @@ pub struct Devices {
     /// The nodes that matter here and are there, by path below `dev` (`infiniband/uverbs0`,
     /// `infiniband/rdma_cm`, `nvidia0`, `nvidiactl`, `nvidia-uvm`, `gdrdrv`, `kfd`,
     /// `dri/renderD128`, `nvidia-caps-imex-channels/channel0`), and whether the file's mode lets
-    /// this process read and write. A control group may still refuse; only opening tells.
+    /// this process read and write. A control group may still refuse; only an attempt to open the
+    /// node shows it.
     pub nodes: BTreeMap<String, Access>,
 }
 
-/// What a file's mode grants.
+/// The access that a file's mode grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
@@ -93,7 +95,7 @@ pub enum Access {
     Refused,
 }
 
-/// Variables that are kept: these, and those that begin so.
+/// Variables that are recorded: those with these names, or with these as prefixes.
 const VARIABLES: [&str; 7] = [
     "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES",
@@ -165,7 +167,7 @@ fn runtime(tree: &Tree, environment: &BTreeMap<String, String>) -> Fact<Option<S
     Fact::Known(Some(runtime.to_owned()))
 }
 
-/// Limits of the group and of all above it, of which the tightest holds.
+/// Limits of the group and of all groups above it; the tightest applies.
 fn cgroup(tree: &Tree) -> Cgroup {
     let groups = tree.text("proc/self/cgroup").get().unwrap_or_default();
     if tree.has("sys/fs/cgroup/cgroup.controllers") {

@@ -1,8 +1,8 @@
-//! Which GPU a rank drives, as far as files and the environment tell.
+//! The GPU that a rank drives, as far as files and the environment show.
 
 use crate::{Fact, Gpu, GpuVendor, Machine};
 
-/// What selects GPUs, in the order in which it is applied.
+/// The variables that select GPUs, in the order in which they apply.
 const NVIDIA: [&str; 1] = ["CUDA_VISIBLE_DEVICES"];
 const AMD: [&str; 2] = ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
 
@@ -11,7 +11,7 @@ impl Machine {
     /// none for this rank.
     ///
     /// # Errors
-    /// Why it is unknown, in words for people.
+    /// The reason why it is unknown, in words for people.
     pub fn gpu_of_rank(&self, local_rank: u32) -> Result<Option<(u32, &Gpu)>, String> {
         let visible = |vendor| self.gpus.iter().filter(move |g| g.vendor == vendor && g.is_visible);
         let mut gpus: Vec<&Gpu> = visible(GpuVendor::Nvidia).collect();
@@ -39,7 +39,7 @@ impl Machine {
         if is_mixed && variables == NVIDIA && !in_order {
             return Err("GPUs differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID".to_owned());
         }
-        // A launcher that gives each rank one GPU gives it the ordinal 0.
+        // Where a launcher gives each rank one GPU, that GPU has the ordinal 0.
         let ordinal = if is_selected && gpus.len() == 1 { 0 } else { local_rank };
         Ok(gpus.get(ordinal as usize).map(|gpu| (ordinal, *gpu)))
     }

@@ -1,4 +1,4 @@
-//! A value that a node may not tell, and why not.
+//! A value that may be unknown on a node, with the reason.
 
 use serde::{Serialize, Serializer};
 
@@ -35,7 +35,7 @@ impl<T> Fact<T> {
         }
     }
 
-    /// Why the value is unknown, in words for people; nothing if it is known.
+    /// The reason why the value is unknown, in words for people; nothing if it is known.
     pub fn why_unknown(&self) -> Option<&'static str> {
         match self {
             Self::Known(_) => None,

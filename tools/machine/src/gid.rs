@@ -1,4 +1,5 @@
-//! The GID that a port is addressed by: one rule, for who opens the port and for who judges it.
+//! The choice of the GID by which a port is addressed. The transports that open ports and the
+//! doctor that judges them share this rule.
 
 use std::net::Ipv6Addr;
 
@@ -18,7 +19,7 @@ pub enum Preference {
 }
 
 impl Preference {
-    /// That of an entry's address.
+    /// The rank of an entry's address.
     pub fn of(address: &Ipv6Addr) -> Self {
         match address.to_ipv4_mapped() {
             Some(v4) if v4.is_link_local() => Self::Ipv4LinkLocal,

@@ -14,7 +14,7 @@ pub struct Gpu {
     /// Place among the GPUs of its vendor, as its programs count: in the order of PCI addresses
     /// (NVIDIA, with `CUDA_DEVICE_ORDER=PCI_BUS_ID`), or of the kernel's nodes (AMD).
     pub index: u32,
-    /// Who made it.
+    /// Its vendor.
     pub vendor: GpuVendor,
     /// PCI function.
     pub pci: PciAddress,
@@ -26,24 +26,24 @@ pub struct Gpu {
     pub uuid: Fact<String>,
     /// NUMA node of the PCI function.
     pub numa_node: Fact<u32>,
-    /// The process sees it: the driver lists it, and its device node is there. A container may be
-    /// given a few of a node's GPUs, while `sys` shows all.
+    /// The process can use it: the driver lists it, and its device node is there. A container may
+    /// have only some of a node's GPUs, while `sys` shows all.
     pub is_visible: bool,
     /// Number of its device node: `/dev/nvidiaN`, `/dev/dri/renderDN`.
     pub minor: Fact<u32>,
-    /// Largest BAR in bytes: what peers can reach of its memory.
+    /// Largest BAR in bytes: the range of its memory that peers can reach.
     pub largest_bar: Fact<u64>,
     /// It is split into instances (MIG).
     pub mig: Fact<bool>,
-    /// NVLinks by number, as `nvidia-smi nvlink -s` tells them.
+    /// NVLinks by number, as `nvidia-smi nvlink -s` lists them.
     pub nvlinks: Fact<Vec<NvLink>>,
-    /// The fabric beyond the node, as `nvidia-smi -q` tells it.
+    /// The fabric beyond the node, as `nvidia-smi -q` reports it.
     pub fabric: Fact<GpuFabric>,
     /// Links to other GPUs and to processors (AMD).
     pub kfd_links: Vec<KfdLink>,
 }
 
-/// Who made a GPU.
+/// The vendor of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GpuVendor {
@@ -67,7 +67,7 @@ pub struct NvLink {
 pub struct GpuFabric {
     /// `Completed`, `In Progress`, `Not Started`, `N/A`.
     pub state: Fact<String>,
-    /// `Success`, or why not.
+    /// `Success`, or the reason of a failure.
     pub status: Fact<String>,
     /// GPUs of one cluster and one clique reach each other's memory.
     pub clique: Fact<u32>,
@@ -78,7 +78,7 @@ pub struct GpuFabric {
 /// A link of a node of the kernel's GPU topology (`sys/class/kfd`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KfdLink {
-    /// What the link is.
+    /// The kind of link.
     pub kind: KfdLinkKind,
     /// PCI function of the GPU at the other end; `None` for a processor.
     pub to: Option<PciAddress>,
@@ -98,7 +98,7 @@ pub enum KfdLinkKind {
     Other,
 }
 
-/// NVIDIA's kernel driver, as `proc/driver/nvidia` tells.
+/// NVIDIA's kernel driver, as `proc/driver/nvidia` reports it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct NvidiaDriver {
     /// `580.65.06`.
@@ -109,7 +109,7 @@ pub struct NvidiaDriver {
     pub params: Fact<BTreeMap<String, String>>,
     /// `RegistryDwords` of the parameters, taken apart: `PeerMappingOverride` -> 1.
     pub registry: Fact<BTreeMap<String, u32>>,
-    /// How many GPUs `nvidia-smi -q` told of; missing where it told nothing.
+    /// The number of GPUs that `nvidia-smi -q` listed; missing where it printed nothing.
     pub smi_gpus: Fact<u64>,
 }
 
@@ -147,7 +147,7 @@ pub(crate) fn read(tree: &Tree, functions: &[PciFunction], told: &CommandFacts) 
     gpus
 }
 
-/// What commands told of NVIDIA's GPUs.
+/// Facts about NVIDIA's GPUs from commands.
 pub(crate) struct CommandFacts {
     /// Of `nvidia-smi -q`.
     pub(crate) smi: Fact<Vec<SmiGpu>>,
@@ -342,7 +342,7 @@ fn amd_gpu(
     gpu
 }
 
-/// What the commands' outputs tell.
+/// Parses the outputs of the commands.
 pub(crate) fn told(outputs: &commands::Outputs) -> CommandFacts {
     CommandFacts {
         smi: commands::told(&outputs.nvidia_smi, commands::smi),

@@ -1,18 +1,18 @@
-//! What a node has for moving data, read from files.
+//! The hardware and software of a node for moving data, read from files.
 //!
-//! [`Machine::read`] takes a root folder, `/` for the node itself, and reads below it only what
-//! Linux tells in `sys`, `proc`, `dev` and a few folders of libraries. The doctor judges what it
-//! finds; the topology chooses NICs by it. Nothing here judges.
+//! [`Machine::read`] takes a root folder, `/` for the node itself, and reads below it only Linux'
+//! files in `sys`, `proc`, `dev` and a few folders of libraries. The doctor judges the result; the
+//! topology chooses NICs by it. Nothing here judges.
 //!
-//! Nothing fails: what is missing, refused or nonsense is a [`Fact`] that says so. No reading opens
-//! a device, writes, or waits.
+//! Nothing fails: a value that is missing, refused or nonsense is a [`Fact`] with that state. No
+//! reading opens a device, writes, or waits.
 //!
-//! [`tree`] reads below a root, and holds the recorded trees. [`fact`] says what is unknown and
-//! why. Then one module per subject holds its types and how they are read: [`pci`], [`nic`],
+//! [`tree`] reads below a root, and holds the recorded trees. [`fact`] marks a value as unknown,
+//! with the reason. Then one module per subject holds its types and reads them: [`pci`], [`nic`],
 //! [`net`], [`gpu`], [`numa`], [`limits`], [`modules`], [`container`], [`libraries`], and
-//! [`commands`] for what no file tells. [`near`] says which NICs are nearest to a GPU,
-//! [`rails`] which GPUs lack one, [`switches`] which GPUs are missing, [`topology`] how any two of the
-//! GPUs and NICs are linked.
+//! [`commands`] for facts that no file holds. [`near`] finds the NICs that are nearest to a GPU,
+//! [`rails`] the GPUs that lack a NIC, [`switches`] the GPUs that are missing, [`topology`] the
+//! link between any two GPUs or NICs.
 
 pub mod commands;
 pub mod container;

@@ -5,10 +5,10 @@ use serde::Serialize;
 use crate::Fact;
 use crate::tree::{Tree, last_name};
 
-/// What is installed.
+/// The libraries that are installed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Libraries {
-    /// Libraries that a part uses, or that other communication libraries are made of.
+    /// Libraries that a component uses, or that belong to other communication libraries.
     pub found: Vec<Library>,
     /// Packages of the EFA installer, as `opt/amazon/efa_installed_packages` lists them.
     pub efa_packages: Fact<Vec<String>>,
@@ -21,10 +21,10 @@ pub struct Libraries {
 pub struct Library {
     /// Name without version: `libnccl.so`.
     pub name: String,
-    /// Where it is, from the root.
+    /// Its path, from the root.
     pub path: String,
-    /// Version, from the name of the file that links end at: `2.27.3`. A file named `libx.so.2`
-    /// tells `2`, and `libx.so` nothing.
+    /// Version, from the name of the file at the end of the links: `2.27.3`. A file named
+    /// `libx.so.2` gives `2`, and `libx.so` none.
     pub version: Option<String>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn read(tree: &Tree, search_path: &str) -> Libraries {
                 add(tree, &mut found, name, format!("{folder}/{entry}"));
             }
         }
-        // What libibverbs loads for each kind of NIC.
+        // The providers that libibverbs loads, one for each kind of NIC.
         for entry in tree.list(&format!("{folder}/libibverbs")) {
             if entry.contains("-rdmav") {
                 found.push(Library {
@@ -107,7 +107,7 @@ fn known_name(file: &str) -> Option<&'static str> {
     })
 }
 
-/// Adds a library by the file that its links end at, once.
+/// Adds a library once, by the file at the end of its links.
 fn add(tree: &Tree, found: &mut Vec<Library>, name: &str, path: String) {
     let Fact::Known(path) = tree.resolve(&path) else { return };
     if found.iter().any(|library| library.path == path) {

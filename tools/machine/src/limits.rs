@@ -21,18 +21,18 @@ pub struct Limits {
     pub huge_pages: Vec<HugePages>,
     /// `always`, `madvise` or `never`.
     pub transparent_huge_pages: Fact<String>,
-    /// Size of `/dev/shm` in bytes where the mount says it; missing if it is not mounted.
+    /// Size of `/dev/shm` in bytes where the mount states it; missing if it is not mounted.
     pub shared_memory: Fact<u64>,
-    /// Where `hugetlbfs` is mounted.
+    /// The mount points of `hugetlbfs`.
     pub huge_mounts: Vec<String>,
 }
 
 /// A soft and a hard limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Limit {
-    /// What holds now.
+    /// The limit that applies now.
     pub soft: Bound,
-    /// Up to where the process may raise it.
+    /// The value up to which the process may raise it.
     pub hard: Bound,
 }
 
@@ -53,7 +53,7 @@ pub struct HugePages {
     pub page: u64,
     /// Pages of the pool.
     pub total: Fact<u64>,
-    /// Pages that nobody uses.
+    /// Pages that no process uses.
     pub free: Fact<u64>,
 }
 
@@ -123,7 +123,7 @@ struct Mount<'a> {
     options: &'a str,
 }
 
-/// Lines of `mountinfo`: the point is the fifth word; kind, source and options are behind ` - `.
+/// Lines of `mountinfo`: the mount point is the fifth word; kind, source and options follow ` - `.
 fn mounted(text: &str) -> impl Iterator<Item = Mount<'_>> {
     text.lines().filter_map(|line| {
         let (front, back) = line.split_once(" - ")?;

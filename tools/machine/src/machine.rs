@@ -1,4 +1,4 @@
-//! All that a node has, and how it is read.
+//! A node as a whole, and its reading.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ use crate::numa::{self, NumaNode};
 use crate::pci::{self, Distance, Iommu, PciAddress, PciFunction};
 use crate::tree::Tree;
 
-/// What a node has. Lists are in order of name, number or PCI address.
+/// A node. Lists are in order of name, number or PCI address.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Machine {
-    /// The kernel and what it runs on.
+    /// The kernel and the machine that it runs on.
     pub kernel: Kernel,
     /// NUMA nodes.
     pub numa: Vec<NumaNode>,
@@ -46,15 +46,15 @@ pub struct Machine {
     pub devices: Devices,
     /// Libraries.
     pub libraries: Libraries,
-    /// What libfabric offers; missing where `fi_info` told nothing.
+    /// The domains that libfabric offers; missing where `fi_info` printed nothing.
     pub fabrics: Fact<Vec<FabricDomain>>,
-    /// Commands that told nothing, as people write them (`nvidia-smi -q`), and why.
+    /// Commands without output, as people write them (`nvidia-smi -q`), and the reason of each.
     pub silent: BTreeMap<String, Silence>,
 }
 
 impl Machine {
-    /// Reads the node below `tree`'s root. Of what only commands tell there is what the tree
-    /// recorded, and nothing of the running system: no command is run.
+    /// Reads the node below `tree`'s root. Outputs of commands come from the recorded tree only; no
+    /// command is run, so nothing of the running system is read.
     pub fn read(tree: &Tree) -> Self {
         let mut machine = Self::read_with(tree, &Outputs::recorded(tree));
         if let Some((later, milliseconds)) = Counters::recorded_later(tree) {

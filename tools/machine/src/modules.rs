@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::Fact;
 use crate::tree::Tree;
 
-/// The running kernel and what it runs on.
+/// The running kernel and the machine that it runs on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Kernel {
     /// `6.8.0-45-generic`.
@@ -20,7 +20,7 @@ pub struct Kernel {
     pub processor: Fact<String>,
     /// Maker and name of the machine: `NVIDIA DGXH100`.
     pub product: Fact<String>,
-    /// `CONFIG_PCI_P2PDMA`, from the configuration that `boot` keeps.
+    /// `CONFIG_PCI_P2PDMA`, from the configuration file in `boot`.
     pub has_p2pdma: Fact<bool>,
     /// `CONFIG_DMABUF_MOVE_NOTIFY`, from the same.
     pub has_dmabuf_move_notify: Fact<bool>,
@@ -100,7 +100,7 @@ pub(crate) fn read_kernel(tree: &Tree) -> Kernel {
         Fact::Known(release) => tree.text(&format!("boot/config-{release}")),
         _ => Fact::Missing,
     };
-    // A configuration that does not name an option is of a kernel that may not know it.
+    // If a configuration does not name an option, the kernel may not know the option.
     let option = |name: &str| {
         let (on, off) = (format!("{name}=y"), format!("# {name} is not set"));
         match &config {
@@ -124,7 +124,7 @@ pub(crate) fn read_kernel(tree: &Tree) -> Kernel {
         command_line: tree
             .text("proc/cmdline")
             .and_then(|text| Some(text.split_whitespace().map(str::to_owned).collect())),
-        // Only x86 says it here.
+        // Only x86 states it here.
         is_virtual: line("flags").map_or(Fact::Missing, |flags| {
             Fact::Known(flags.split_whitespace().any(|flag| flag == "hypervisor"))
         }),

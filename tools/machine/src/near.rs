@@ -1,20 +1,20 @@
-//! Which NICs are nearest to a GPU, or to a NUMA node.
+//! The NICs that are nearest to a GPU, or to a NUMA node.
 
 use serde::Serialize;
 
 use crate::{Distance, Fact, Gpu, LinkLayer, Machine, Nic, NicFamily, PciAddress, Port};
 
-/// Where a process works, for the distance to NICs.
+/// The place of a process, for the distance to NICs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seat {
     /// The GPU that it drives.
     pub gpu: Option<PciAddress>,
-    /// The NUMA node that it runs on; asked where there is no GPU, or where no path between GPU and
-    /// NIC is known.
+    /// The NUMA node that it runs on. It counts where there is no GPU, or where no path between GPU
+    /// and NIC is known.
     pub numa_node: Option<u32>,
 }
 
-/// Why a NIC cannot be used.
+/// The reason why a NIC cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unusable {
@@ -22,15 +22,16 @@ pub enum Unusable {
     PortDown,
     /// Ports are active, and none has an address: RoCE sends nothing without an entry of the GID table.
     NoAddress,
-    /// Its character device is not there: a container was not given it.
+    /// Its character device is not there: the container does not have it.
     NoDevice,
 }
 
-/// Models of BlueField cards. As a rule they serve storage and tenants where other NICs are there too.
+/// Models of BlueField cards. As a rule they serve storage and tenants on nodes that also have
+/// other NICs.
 const BLUEFIELD: [&str; 3] = ["MT41682", "MT41686", "MT41692"];
 
 impl Machine {
-    /// Why a NIC cannot be used; nothing for one that can, as far as files tell.
+    /// The reason why a NIC cannot be used; nothing for a usable NIC, as far as files show.
     pub fn unusable(&self, nic: &Nic) -> Option<Unusable> {
         if !nic.ports.iter().any(Port::is_active) {
             return Some(Unusable::PortDown);
@@ -41,7 +42,7 @@ impl Machine {
         (!self.has_device(nic)).then_some(Unusable::NoDevice)
     }
 
-    /// Its character device is there, or the node does not tell.
+    /// Its character device is there, or the node does not show it.
     pub fn has_device(&self, nic: &Nic) -> bool {
         let node = nic.uverbs.known().map(|uverbs| format!("infiniband/{uverbs}"));
         node.is_none_or(|node| self.devices.nodes.contains_key(&node))
@@ -62,17 +63,17 @@ impl Machine {
         }
     }
 
-    /// The NICs that are there for ranks, whether they can be used now or not: those of the boards
-    /// that sit next to GPUs, else of the board that could carry most. Other boards serve storage and
-    /// tenants; so do NICs of these boards that no GPU is next to where others have one each, those
-    /// that speak something else than most, and virtual functions and BlueField cards beside others, unless
-    /// it is BlueField cards that most GPUs have next to them.
-    /// Whether a link is up decides nothing: a port that is down is its rank's all the same.
+    /// The NICs that are meant for ranks, whether they can be used now or not: those of the boards
+    /// that sit next to GPUs, else of the board with the highest possible rate. Other boards serve
+    /// storage and tenants. So do NICs of these boards without a GPU next to them where others have
+    /// one each, NICs with another link layer than most, and virtual functions and BlueField cards
+    /// beside others, unless most GPUs have BlueField cards next to them. The state of a link does
+    /// not matter: a port that is down still belongs to its rank.
     pub fn rail_nics(&self) -> Vec<&Nic> {
         let hardware: Vec<&Nic> = self.nics.iter().filter(|nic| nic.is_hardware()).collect();
         let mut own = hardware.clone();
-        // Who was given virtual functions has no device nodes of the physical ones behind them. Else a
-        // rail whose node is missing stays one, whatever storage has.
+        // A container with virtual functions has no device nodes of the physical functions behind
+        // them. Otherwise a rail whose device node is missing stays a rail, whatever storage has.
         if own.iter().any(|nic| self.is_virtual_function(nic) && self.has_device(nic)) {
             prefer(&mut own, |nic| self.has_device(nic));
         }
@@ -96,8 +97,9 @@ impl Machine {
         rails
     }
 
-    /// More than half of the GPUs have a BlueField next to them, and fewer have another NIC: these are
-    /// SuperNICs, whose model is that of the cards for storage and tenants.
+    /// Whether more than half of the GPUs have a BlueField next to them, and fewer have another
+    /// NIC. Such BlueFields are SuperNICs, which have the same model number as the cards for
+    /// storage and tenants.
     fn are_bluefields_rails(&self, nics: &[&Nic]) -> bool {
         let beside = |is_of: &dyn Fn(&Nic) -> bool| {
             let has = |gpu: &&Gpu| nics.iter().any(|nic| is_of(nic) && self.is_next_to(gpu, nic));
@@ -107,8 +109,8 @@ impl Machine {
         2 * bluefields > self.gpus.len() && bluefields > beside(&|nic| !is_bluefield(nic))
     }
 
-    /// A NIC of each board that GPUs have next to them: first the one that most have, then for the
-    /// GPUs without it the one that most of them have, and so on.
+    /// A NIC of each board that GPUs have next to them: first the board that most GPUs have, then
+    /// the board that most of the remaining GPUs have, and so on.
     fn boards_beside_gpus<'a>(&self, nics: &[&'a Nic]) -> Vec<&'a Nic> {
         let mut boards: Vec<&Nic> = Vec::new();
         let mut without: Vec<&Gpu> = self.gpus.iter().collect();
@@ -126,7 +128,8 @@ impl Machine {
         }
     }
 
-    /// A NIC of the board that could carry most, and of others whose links run as fast as its.
+    /// A NIC of the board with the highest possible rate, and of each other board with links as
+    /// fast.
     fn boards_that_carry_most<'a>(&self, nics: &[&'a Nic]) -> Vec<&'a Nic> {
         let best = nics.iter().copied().max_by_key(|nic| self.strength(nics, nic));
         let Some(best) = best else { return Vec::new() };
@@ -135,8 +138,8 @@ impl Machine {
         nics.iter().copied().filter(|nic| self.is_one_board(nic, best) || is_as_fast(nic)).collect()
     }
 
-    /// What a board could carry: megabits of its slot, number of its NICs, and only then the rate of
-    /// its links, which may be down.
+    /// The possible rate of a board: megabits of its slot, then the number of its NICs, and only
+    /// then the rate of its links, which may be down.
     fn strength(&self, nics: &[&Nic], board: &Nic) -> (u64, usize, u64) {
         let alike: Vec<&&Nic> = nics.iter().filter(|nic| self.is_one_board(nic, board)).collect();
         let slot = |nic: &&&Nic| {
@@ -154,8 +157,8 @@ impl Machine {
         matches!(far, Some(Distance::SameSwitch | Distance::SameRootPort))
     }
 
-    /// The NICs that serve ranks: of those that are there for ranks the ones that can be used. Where
-    /// none of them can, the fastest of the others.
+    /// The NICs that serve ranks: of those that are meant for ranks, the usable ones. Where none is
+    /// usable, the fastest of the others.
     pub fn serving_nics(&self) -> Vec<&Nic> {
         let is_usable = |nic: &&Nic| nic.is_hardware() && self.unusable(nic).is_none();
         let mut nics = self.rail_nics();
@@ -168,8 +171,8 @@ impl Machine {
         nics
     }
 
-    /// The NICs that serve a rank at `seat`: the nearest. Of these a slower one only where the
-    /// fastest are fewer than the GPUs that are as near to them.
+    /// The NICs that serve a rank at `seat`: the nearest. A slower one among them is included only
+    /// where there are fewer of the fastest than GPUs that are as near to them.
     pub fn nearest_serving(&self, seat: Seat) -> Vec<&Nic> {
         let mut near = self.nearest(&self.serving_nics(), seat);
         let rate = near.iter().map(|nic| nic.megabits()).max();
@@ -187,7 +190,7 @@ impl Machine {
         near
     }
 
-    /// Of `nics` those that are nearest to `seat`, all equally near; of these InfiniBand before
+    /// Those of `nics` that are nearest to `seat`, all equally near; InfiniBand is preferred to
     /// others. In the order of `nics`.
     pub fn nearest<'a>(&self, nics: &[&'a Nic], seat: Seat) -> Vec<&'a Nic> {
         let least = nics.iter().map(|nic| self.nic_distance(seat, nic)).min();
@@ -220,7 +223,7 @@ impl Nic {
         self.pci.known().is_some() && !is_software
     }
 
-    /// Rate of the fastest active port in megabits a second; 0 where none says it.
+    /// Rate of the fastest active port in megabits a second; 0 where no port has a known rate.
     pub fn megabits(&self) -> u64 {
         let active = self.ports.iter().filter(|port| port.is_active());
         active.filter_map(|port| Some(port.rate.known()?.megabits)).max().unwrap_or(0)
@@ -237,15 +240,15 @@ fn is_one_card(nic: &Nic, other: &Nic) -> bool {
     slot(nic).is_some() && slot(nic) == slot(other)
 }
 
-/// What its active port speaks, else its first.
+/// The link layer of its active port, else of its first port.
 pub(crate) fn layer(nic: &Nic) -> Option<LinkLayer> {
     let active = nic.ports.iter().find(|port| port.is_active());
     active.or(nic.ports.first())?.link_layer.get()
 }
 
-/// Drops what speaks something else than most: beside another function of its card, and where GPUs
-/// have no NIC next to them also cards of their own. A NIC next to a GPU of its own is a rail that is
-/// set up wrongly.
+/// Drops NICs with another link layer than most: those beside another function of the same card
+/// and, where GPUs have no NIC next to them, separate cards too. A separate NIC next to a GPU is a
+/// rail that is set up wrongly, so it stays.
 fn drop_other_layers(rails: &mut Vec<&Nic>, all_have: bool) {
     let Some(usual) = usual_layer(rails) else { return };
     let (like, odd): (Vec<&Nic>, Vec<&Nic>) =
@@ -258,8 +261,8 @@ fn drop_other_layers(rails: &mut Vec<&Nic>, all_have: bool) {
     rails.retain(|nic| !is_dropped(nic));
 }
 
-/// What most NICs speak. Of two that are as frequent the faster one, if links of both are up, else
-/// InfiniBand.
+/// The link layer of most NICs. Of two that are equally frequent, the faster one if links of both
+/// are up, else InfiniBand.
 pub(crate) fn usual_layer(nics: &[&Nic]) -> Option<LinkLayer> {
     let layers = [LinkLayer::Ethernet, LinkLayer::InfiniBand];
     let of = |which: LinkLayer| nics.iter().filter(move |nic| layer(nic) == Some(which));
@@ -267,13 +270,13 @@ pub(crate) fn usual_layer(nics: &[&Nic]) -> Option<LinkLayer> {
     let rate = |which: &LinkLayer| of(*which).map(|nic| nic.megabits()).max().unwrap_or(0);
     let all_are_up = layers.iter().all(|layer| rate(layer) > 0);
     let usual = layers.into_iter().max_by_key(|layer| {
-        // The last of equals is taken.
+        // `max_by_key` takes the last of equals.
         (count(layer), if all_are_up { rate(layer) } else { 0 })
     });
     usual.filter(|layer| count(layer) > 0)
 }
 
-/// Drops what `is_better` is not true of, if it is true of any.
+/// Drops the NICs for which `is_better` is false, if it is true of any.
 pub(crate) fn prefer(nics: &mut Vec<&Nic>, is_better: impl Fn(&Nic) -> bool) {
     if nics.iter().any(|nic| is_better(nic)) {
         nics.retain(|nic| is_better(nic));

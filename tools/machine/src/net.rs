@@ -25,7 +25,7 @@ pub struct Interface {
     pub hardware: Fact<u32>,
     /// Hardware address.
     pub address: Fact<String>,
-    /// IPv6 addresses (`proc/net/if_inet6`). No file tells the IPv4 addresses by interface; those
+    /// IPv6 addresses (`proc/net/if_inet6`). No file lists the IPv4 addresses by interface; those
     /// of RoCE interfaces are in [`crate::Gid::ipv4`].
     pub ipv6: Vec<Ipv6Addr>,
     /// Kernel driver.

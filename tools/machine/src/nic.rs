@@ -13,7 +13,7 @@ use crate::{Fact, PciAddress, pci};
 pub struct Nic {
     /// Name: `mlx5_0`, `rdmap85s0`, `ionic_0`.
     pub name: String,
-    /// Who made it, as driver and name tell.
+    /// Its family, by driver and name.
     pub family: NicFamily,
     /// Kernel driver of its PCI function; missing for software devices.
     pub driver: Fact<String>,
@@ -29,18 +29,19 @@ pub struct Nic {
     pub firmware: Fact<String>,
     /// Globally unique identifier of the node.
     pub node_guid: Fact<String>,
-    /// Its character device, `uverbs0`, as `sys/class/infiniband_verbs` tells. Whether a process
+    /// Its character device, `uverbs0`, as `sys/class/infiniband_verbs` lists it. Whether a process
     /// may open it is in [`crate::Devices`].
     pub uverbs: Fact<String>,
     /// Network interfaces of the same PCI function.
     pub interfaces: Vec<String>,
     /// Ports by number.
     pub ports: Vec<Port>,
-    /// Largest message unit that the port negotiated, by port number, where `ibv_devinfo` told it.
+    /// Largest message unit that the port negotiated, by port number, where `ibv_devinfo` reported
+    /// it.
     pub active_mtu: BTreeMap<u32, u32>,
 }
 
-/// Who made a NIC.
+/// The family of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NicFamily {
@@ -75,7 +76,7 @@ pub struct Port {
     pub physical: Fact<String>,
     /// Link rate.
     pub rate: Fact<LinkRate>,
-    /// What runs on the wire.
+    /// The link layer on the wire.
     pub link_layer: Fact<LinkLayer>,
     /// Local identifier of the subnet manager; 0 where there is none (RoCE).
     pub lid: Fact<u32>,
@@ -84,7 +85,7 @@ pub struct Port {
     /// Error counters that are there, by the kernel's name: of `counters` (`symbol_error`,
     /// `link_downed` …) and of `hw_counters` (`out_of_sequence`, `rnr_nak_retry_err` …).
     pub counters: BTreeMap<String, u64>,
-    /// How much they grew between two readings; nothing where there was one.
+    /// The growth of the counters between two readings; nothing where there was only one reading.
     pub growth: Option<Growth>,
 }
 
@@ -117,7 +118,7 @@ pub enum PortState {
     Deferred,
 }
 
-/// What a port speaks.
+/// The link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkLayer {
@@ -125,7 +126,7 @@ pub enum LinkLayer {
     InfiniBand,
     /// Ethernet: RoCE, or iWARP.
     Ethernet,
-    /// Neither; EFA says so.
+    /// Neither; EFA reports this.
     Unspecified,
 }
 
@@ -134,9 +135,9 @@ pub enum LinkLayer {
 pub struct LinkRate {
     /// Megabits a second.
     pub megabits: u64,
-    /// Lanes, where the kernel says them: 4 for `4X`.
+    /// Lanes, where the kernel states them: 4 for `4X`.
     pub lanes: Option<u32>,
-    /// Generation of the link, where the kernel says it: `NDR`, `HDR`, `EDR`.
+    /// Generation of the link, where the kernel states it: `NDR`, `HDR`, `EDR`.
     pub generation: Option<String>,
 }
 
@@ -147,7 +148,7 @@ pub struct Gid {
     pub index: u32,
     /// The address.
     pub address: Ipv6Addr,
-    /// What the entry is used for.
+    /// The use of the entry.
     pub kind: Fact<GidKind>,
     /// Network interface that it belongs to (RoCE).
     pub interface: Fact<String>,
@@ -179,7 +180,7 @@ const DEVICES: &str = "sys/class/infiniband";
 const VERBS: &str = "sys/class/infiniband_verbs";
 /// Most entries of a GID table that are read; ConnectX has 255 of RoCE.
 const MOST_GIDS: usize = 256;
-/// Counters that tell of trouble. Those of traffic are left out.
+/// Counters of errors. Those of traffic are left out.
 const COUNTERS: [&str; 6] = [
     "symbol_error",
     "link_error_recovery",
@@ -206,12 +207,12 @@ const HARDWARE_COUNTERS: [&str; 14] = [
 ];
 
 impl Counters {
-    /// Reads them as they are now.
+    /// Reads the current values.
     pub fn read(tree: &Tree) -> Self {
         Self::read_below(tree, "")
     }
 
-    /// The second reading that a recorded tree holds, and how many milliseconds it is after the first.
+    /// The second reading of a recorded tree, and its delay after the first in milliseconds.
     pub(crate) fn recorded_later(tree: &Tree) -> Option<(Self, u64)> {
         let milliseconds = tree.value("tokenyard/later.ms").get()?;
         Some((Self::read_below(tree, "tokenyard/later/"), milliseconds))
@@ -236,8 +237,8 @@ impl Counters {
         self.0.values().flat_map(BTreeMap::values).any(|count| *count > 0)
     }
 
-    /// What grew from these to `later`. A counter that is not told again did not grow, and one that was
-    /// reset meanwhile did not either.
+    /// The counters that grew from these to `later`. A counter that is missing there, or that was
+    /// reset meanwhile, did not grow.
     pub(crate) fn growth(&self, later: &Self, nic: &str, port: u32) -> BTreeMap<String, u64> {
         let key = (nic.to_owned(), port);
         let (Some(first), Some(second)) = (self.0.get(&key), later.0.get(&key)) else {
@@ -257,12 +258,12 @@ impl Nic {
         self.ports.iter().find(|port| port.number == number)
     }
 
-    /// What to do about a port of it that is not active, as commands.
+    /// The fix for a port of it that is not active, as commands.
     pub fn link_fix(&self, port: &Port) -> String {
         let interface = self.interfaces.first().map_or("IFACE", String::as_str);
         match (port.state.get(), port.link_layer.get()) {
             (Some(PortState::Init | PortState::Armed), _) => {
-                "nobody has set the port up: wait some seconds where the link has just come up, else start the \
+                "no subnet manager has set the port up: wait some seconds where the link has just come up, else start the \
                  subnet manager (opensm, or the switch's own)"
                     .to_owned()
             }
@@ -283,8 +284,8 @@ impl Port {
         matches!(self.state, Fact::Known(PortState::Active | PortState::Deferred))
     }
 
-    /// It is active, and where it speaks Ethernet some entry of its GID table holds an address. Which
-    /// entries serve is for the transport to say.
+    /// It is active, and on Ethernet some entry of its GID table holds an address. The transport
+    /// decides which entries are usable.
     pub fn can_carry(&self) -> bool {
         let is_ethernet = self.link_layer == Fact::Known(LinkLayer::Ethernet);
         self.is_active() && !(is_ethernet && self.gids.is_empty())

@@ -12,7 +12,7 @@ use crate::tree::Tree;
 pub struct NumaNode {
     /// Number.
     pub node: u32,
-    /// Its logical processors; empty for a node of memory only (a GPU's, say).
+    /// Its logical processors; empty for a node with memory only (of a GPU, for example).
     pub processors: Fact<BTreeSet<u32>>,
     /// Its memory in bytes.
     pub memory: Fact<u64>,
@@ -45,7 +45,7 @@ pub(crate) fn read(tree: &Tree) -> Vec<NumaNode> {
 
 /// Reads the kernel's list format: `0-3,8`. Nothing for an empty or a malformed list.
 pub fn cpu_list(list: &str) -> Option<BTreeSet<u32>> {
-    /// More processors than any machine has: the file is not what it should be.
+    /// More processors than any machine has: a larger number means that the file is malformed.
     const MOST: u32 = 1 << 20;
     let mut cpus = BTreeSet::new();
     for part in list.trim().split(',') {

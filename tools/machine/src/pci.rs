@@ -34,7 +34,7 @@ impl Serialize for PciAddress {
 /// A PCI function that matters here: a bridge, a NIC, a GPU or another accelerator.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PciFunction {
-    /// Where it is.
+    /// Its address.
     pub address: PciAddress,
     /// Vendor id; `0x15b3` Mellanox, `0x10de` NVIDIA, `0x1002` AMD, `0x1d0f` Amazon, `0x1dd8` Pensando.
     pub vendor: Fact<u16>,
@@ -48,18 +48,18 @@ pub struct PciFunction {
     pub numa_node: Fact<u32>,
     /// Link to the bridge above it.
     pub link: PcieLink,
-    /// Name of the host bridge above it, as sysfs has it: `pci0000:15`.
+    /// Name of the host bridge above it, as in sysfs: `pci0000:15`.
     pub host_bridge: Fact<String>,
     /// Bridges between the host bridge and this function, root port first.
     pub bridges: Vec<PciAddress>,
     /// IOMMU group.
     pub iommu_group: Fact<u32>,
-    /// What the IOMMU does for its group: `identity` (passes through), `DMA`, `DMA-FQ`.
+    /// The mode of the IOMMU for its group: `identity` (passes through), `DMA`, `DMA-FQ`.
     pub iommu_domain: Fact<String>,
     /// Access control of a bridge's port; known and `None` where the function has none. Denied
     /// without the right to read the extended configuration space.
     pub acs: Fact<Option<Acs>>,
-    /// What the function's PCI Express capability is set to.
+    /// The settings of the function's PCI Express capability.
     pub control: Fact<PcieControl>,
     /// Sizes of BAR 0 to BAR 5 in bytes; 0 where there is none.
     pub bars: Fact<[u64; 6]>,
@@ -67,7 +67,7 @@ pub struct PciFunction {
     pub is_virtual_function: bool,
 }
 
-/// A PCI Express link, as trained and as the card could.
+/// A PCI Express link: its trained rate and width, and the maximum of both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PcieLink {
     /// Rate of a lane in megatransfers a second: 32,000 for generation 5.
@@ -118,7 +118,7 @@ pub enum Distance {
     SameNumaNode,
     /// On different NUMA nodes (`SYS`).
     Across,
-    /// The tree does not tell.
+    /// The tree does not show it.
     Unknown,
 }
 
@@ -308,8 +308,8 @@ fn bars(text: &str) -> Option<[u64; 6]> {
 struct Registers<'a>(&'a dyn Fn(u64) -> Fact<Vec<u8>>);
 
 impl Registers<'_> {
-    /// The register at an offset that is a multiple of 4. The kernel gives the first 64 bytes to
-    /// everybody and the rest to `CAP_SYS_ADMIN`: for others the file ends there.
+    /// The register at an offset that is a multiple of 4. The kernel shows the first 64 bytes to
+    /// every process and the rest only with `CAP_SYS_ADMIN`: without it the file ends there.
     fn at(&self, offset: u64) -> Fact<u32> {
         match (self.0)(offset) {
             Fact::Known(bytes) => match <[u8; 4]>::try_from(bytes.as_slice()) {
@@ -328,7 +328,7 @@ impl Registers<'_> {
             return unknown.unknown();
         }
         let mut at = 0x100;
-        // There is room for 960 capabilities; a list that is longer runs in a circle.
+        // There is room for 960 capabilities; a longer list is a cycle.
         for _ in 0..960 {
             let Fact::Known(head) = self.at(at) else { return Fact::Known(None) };
             match head & 0xffff {

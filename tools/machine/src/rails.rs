@@ -1,4 +1,4 @@
-//! Rails: which NICs each GPU has, and GPUs whose NIC is missing or cannot be used.
+//! Rails: the NICs of each GPU, and GPUs whose NIC is missing or cannot be used.
 
 mod idle;
 
@@ -15,85 +15,90 @@ use crate::{Distance, Gpu, Machine, Nic, NicFamily, PciAddress, PciFunction};
 pub struct RailShare<'a> {
     /// The GPU.
     pub gpu: &'a Gpu,
-    /// How far they are.
+    /// The distance of its NICs.
     pub distance: Distance,
     /// The NICs, all equally near.
     pub nics: Vec<&'a Nic>,
-    /// How many of them are its own, in thousandths: one that other GPUs are as near to counts for a
-    /// part. 0 where its NICs are farther than those of other GPUs.
+    /// The number of its own NICs, in thousandths: a NIC that other GPUs are as near to counts as a
+    /// fraction. 0 where its NICs are farther than those of other GPUs.
     pub own: u64,
 }
 
-/// A GPU that has no NIC of its own, or fewer than others have, or none that can be used. In words it
-/// names the GPU, what is missing as exactly as the node tells, and the NICs that are there.
+/// A GPU that has no NIC of its own, or fewer than others have, or no usable one. Its text names
+/// the GPU, the missing NIC as exactly as the node allows, and the NICs that are there.
 #[derive(Clone, Debug)]
 pub struct MissingRail<'a> {
     /// The GPU.
     pub gpu: &'a Gpu,
-    /// What is missing.
+    /// The kind of lack.
     pub lack: Lack,
-    /// Cards of the rails' model without an RDMA device that may be the missing NIC: near the GPU, where
-    /// others have theirs there.
+    /// Cards of the rails' model without an RDMA device that may be the missing NIC: those near the
+    /// GPU, where other GPUs have their NIC near.
     pub cards: Vec<PciAddress>,
     /// The module that makes cards of the rails' family RDMA devices; nothing where it is not known.
     pub module: Option<&'static str>,
-    /// Names of the rail NICs that are there; of those that ranks would use, where this one's cannot be used.
+    /// Names of the rail NICs that are there; where this GPU's NIC cannot be used, of those that
+    /// ranks would use.
     pub there: Vec<&'a str>,
 }
 
-/// What a GPU lacks.
+/// The lack of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lack {
     /// Most GPUs have a NIC next to them, and this one has none.
     NoNic {
-        /// How many GPUs have one.
+        /// The number of GPUs that have one.
         with: usize,
-        /// Of how many.
+        /// The number of all GPUs.
         gpus: usize,
-        /// What others have their GPU and NIC below, in a word, and where: `switch`, `root port`.
+        /// The bridge above both GPU and NIC on other GPUs, in a word (`switch`, `root port`), and
+        /// its address here.
         place: Option<(&'static str, PciAddress)>,
-        /// Ports below it without a link: a card that is missing may be behind one.
+        /// Ports below it without a link; the missing card may belong at one of them.
         ports: Vec<PciAddress>,
     },
     /// NICs do not divide evenly among GPUs, and this one has less than most.
     Uneven {
-        /// What it has: so many NICs for so many GPUs; nothing where they are farther than those of others.
+        /// Its NICs and the GPUs that share them; nothing where the NICs are farther than those of
+        /// others.
         has: Option<(usize, usize)>,
         /// Names of these NICs.
         near: Vec<String>,
-        /// How many are another's own, in thousandths.
+        /// The number of own NICs of most other GPUs, in thousandths.
         usual: u64,
-        /// How many GPUs there are.
+        /// The number of GPUs.
         gpus: usize,
     },
-    /// Most GPUs have a NIC next to them that can be used, and of this one's none can, or too few for it to have
-    /// its own. Or no GPU has one, and NICs that are for something else can be used.
+    /// Most GPUs have a usable NIC next to them, and this GPU has none, or too few for one of its
+    /// own. Or no GPU has a usable NIC, and NICs for other purposes are usable.
     Idle {
-        /// How many GPUs have one that can be used.
+        /// The number of GPUs with a usable NIC.
         with: usize,
-        /// Of how many.
+        /// The number of all GPUs.
         gpus: usize,
         /// Its NICs that cannot be used.
         nics: Vec<IdleNic>,
-        /// Names of NICs next to it that can, which it shares.
+        /// Names of the usable NICs next to it, which it shares.
         left: Vec<String>,
     },
 }
 
-/// A NIC for one GPU, in thousandths, or hardly less: a third of three NICs is 999.
+/// One NIC for one GPU, in thousandths. It is slightly less than 1000, because a third of three
+/// NICs counts 999.
 pub const ONE_NIC: u64 = 995;
 
 /// Class of network controllers.
 const NETWORK: u32 = 0x02;
 
 impl Machine {
-    /// The GPUs that this process was given; all, where it was given none.
+    /// The GPUs that this process may use; all GPUs of the node, where it may use none.
     pub fn given_gpus(&self) -> Vec<&Gpu> {
         let some_are = self.gpus.iter().any(|gpu| gpu.is_visible);
         self.gpus.iter().filter(|gpu| gpu.is_visible || !some_are).collect()
     }
 
-    /// The nearest rail NICs of each GPU that this process was given, whether their links are up or not.
+    /// The nearest rail NICs of each GPU that this process may use, whether their links are up or
+    /// not.
     pub fn rail_shares(&self) -> Vec<RailShare<'_>> {
         let rails = self.rail_nics();
         let mut all: Vec<_> = self
@@ -119,13 +124,15 @@ impl Machine {
         Some(RailShare { gpu, distance, nics, own: 0 })
     }
 
-    /// GPUs that this process was given and whose NIC is missing: they have none next to them where most
-    /// have one, or less than others where there are too few NICs to divide evenly among the GPUs. Nodes on
-    /// which half of the GPUs or more have none, or several share one, are built too; so are nodes with a
-    /// NIC more than that, and those that lost a GPU look like them.
+    /// GPUs that this process may use and whose NIC is missing: they have no NIC next to them where
+    /// most have one, or a smaller share than others where there are too few NICs to divide evenly
+    /// among the GPUs. Nodes on which half of the GPUs or more have no NIC, or several share one,
+    /// are regular designs; so are nodes with one NIC more, and nodes that lost a GPU look like
+    /// them.
     ///
-    /// And GPUs with NICs next to them of which none can be used, or too few for one each, where most GPUs have
-    /// one that can; or where none has, and ranks would go over NICs for storage. Nodes are cabled by halves too.
+    /// Also GPUs with no usable NIC next to them, or too few for one each, where most GPUs have a
+    /// usable one; or where no GPU has one, and ranks would use NICs for storage. Nodes of which
+    /// half is cabled are a regular design too.
     pub fn missing_rails(&self) -> Vec<MissingRail<'_>> {
         let shares = self.rail_shares();
         if shares.len() < 2 {
@@ -139,7 +146,7 @@ impl Machine {
         missing
     }
 
-    /// Whether links are up or not.
+    /// Missing NICs, whether links are up or not.
     fn absent_rails<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<MissingRail<'a>> {
         let best = shares.iter().map(|one| one.distance).min().unwrap_or(Distance::Unknown);
         let with = shares.iter().filter(|one| is_as_near(shares, one)).count();
@@ -158,7 +165,7 @@ impl Machine {
         best: Distance,
         with: usize,
     ) -> Vec<MissingRail<'a>> {
-        // A card for a display is no rank's.
+        // A display card belongs to no rank.
         let is_alike = |one: &RailShare<'_>| {
             let mut near = shares.iter().filter(|near| is_next(near.distance));
             near.any(|near| near.gpu.device_id == one.gpu.device_id)
@@ -178,13 +185,13 @@ impl Machine {
         .collect()
     }
 
-    /// Where a container was given some of the GPUs, NICs beyond theirs say nothing.
+    /// Where a container has only some of the GPUs, other NICs prove nothing.
     fn uneven<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<MissingRail<'a>> {
         let there = self.rail_names();
         let (nics, gpus) = (there.len(), self.gpus.len());
         let usual = usual(shares);
         let some_have_less = shares.iter().any(|one| one.own < usual);
-        // Parts of a node that are built alike lack nothing.
+        // A node whose halves are built alike lacks nothing.
         let is_built_so = !some_have_less && have_different(shares);
         if !is_short(nics, gpus) || is_built_so || shares.len() != gpus {
             return Vec::new();
@@ -231,7 +238,7 @@ impl Machine {
         self.rail_nics().iter().map(|nic| nic.name.as_str()).collect()
     }
 
-    /// Network cards of the rails' model that are no RDMA devices, of those that `is_near` is true of.
+    /// Network cards of the rails' model that are no RDMA devices and for which `is_near` is true.
     pub fn idle_cards(&self, is_near: impl Fn(PciAddress) -> bool) -> Vec<PciAddress> {
         let rails = self.rail_nics();
         let rails: Vec<_> = rails.iter().filter_map(|nic| self.pci_at(nic.pci.get()?)).collect();
@@ -244,7 +251,7 @@ impl Machine {
         self.pci.iter().filter(is_idle).map(|card| card.address).collect()
     }
 
-    /// Ports below a bridge at which nothing is linked.
+    /// Ports below a bridge without a link.
     pub(crate) fn ports_without_link(&self, place: PciAddress) -> Vec<PciAddress> {
         let is_empty = |port: &&PciFunction| {
             port.is_bridge()
@@ -256,9 +263,10 @@ impl Machine {
     }
 }
 
-/// Whether there are too few NICs to divide evenly, rather than too many: the next number that does is
-/// nearer than the one before. Where both are as near it is not known, and an odd number of GPUs, or
-/// one NIC for each, speaks against a NIC that is missing.
+/// Whether there are too few NICs to divide evenly, rather than too many: the next larger number
+/// that divides evenly is nearer than the next smaller one. Where both are equally near it is not
+/// known; an odd number of GPUs, or one NIC for each, is then taken as a sign that no NIC is
+/// missing.
 fn is_short(nics: usize, gpus: usize) -> bool {
     let divides = |nics: &usize| nics.is_multiple_of(gpus) || gpus.is_multiple_of(*nics);
     let more = (nics..nics + gpus).find(divides);
@@ -268,8 +276,8 @@ fn is_short(nics: usize, gpus: usize) -> bool {
     lacks < spare || lacks == spare && lacks > 0 && nics < gpus && gpus.is_multiple_of(2)
 }
 
-/// Whether GPUs whose NICs are as near as any have different ones. Where all share the same there is
-/// nothing to compare with.
+/// Whether GPUs whose NICs are as near as any have different ones. Where all share the same NICs
+/// there is nothing to compare.
 fn have_different(all: &[RailShare<'_>]) -> bool {
     let mut near = all.iter().filter(|one| is_as_near(all, one));
     let Some(first) = near.next() else { return false };
@@ -277,7 +285,7 @@ fn have_different(all: &[RailShare<'_>]) -> bool {
     near.any(|one| one.nics.iter().map(|nic| &nic.name).ne(names()))
 }
 
-/// Below one switch, or below one root port: that makes a NIC a GPU's own.
+/// Whether a NIC this near is a GPU's own: both are below one switch, or below one root port.
 fn is_next(distance: Distance) -> bool {
     matches!(distance, Distance::SameSwitch | Distance::SameRootPort)
 }
@@ -288,7 +296,7 @@ fn is_as_near(all: &[RailShare<'_>], one: &RailShare<'_>) -> bool {
     Some(one.distance) == best || best.is_some_and(is_next) && is_next(one.distance)
 }
 
-/// How many GPUs are nearest to a NIC, of those whose NICs are as near as any.
+/// The number of GPUs that are nearest to a NIC, of those whose NICs are as near as any.
 fn sharers(all: &[RailShare<'_>], nic: &Nic) -> usize {
     let is_sharer = |one: &&RailShare<'_>| {
         is_as_near(all, one) && one.nics.iter().any(|own| own.name == nic.name)
@@ -296,19 +304,20 @@ fn sharers(all: &[RailShare<'_>], nic: &Nic) -> usize {
     all.iter().filter(is_sharer).count().max(1)
 }
 
-/// NICs of one GPU, in thousandths: one that others are as near to counts for a part.
+/// The number of NICs of one GPU, in thousandths: a NIC that others are as near to counts as a
+/// fraction.
 fn share(all: &[RailShare<'_>], nics: &[&Nic]) -> u64 {
     nics.iter().map(|nic| 1000 / sharers(all, nic) as u64).sum()
 }
 
-/// What most GPUs have; where no number is that of most, the largest.
+/// The share of most GPUs; where no share is that of most, the largest.
 fn usual(all: &[RailShare<'_>]) -> u64 {
     let count = |own: u64| all.iter().filter(|one| one.own == own).count();
     let most = all.iter().map(|one| one.own).find(|own| 2 * count(*own) > all.len());
     most.or(all.iter().map(|one| one.own).max()).unwrap_or(0)
 }
 
-/// The bridge that a GPU and a NIC are both below that are so near: the switch, else the root port.
+/// The bridge above both a GPU and a NIC at this distance: the switch, else the root port.
 fn shared_bridge(gpu: &PciFunction, best: Distance) -> Option<(&'static str, PciAddress)> {
     // The last one is the switch's own port to the GPU.
     let at = match best {
@@ -387,7 +396,7 @@ impl Display for MissingRail<'_> {
 }
 
 impl MissingRail<'_> {
-    /// What to do about it, as commands.
+    /// The fix, as commands.
     pub fn fix(&self) -> String {
         match (self.cards.first(), &self.lack) {
             (_, Lack::Idle { nics, .. }) => {

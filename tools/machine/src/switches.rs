@@ -8,7 +8,7 @@ use crate::{Gpu, KfdLinkKind, Machine, Nic, PciAddress};
 /// A bridge that a node's GPUs and NICs share.
 #[derive(Clone, Debug)]
 pub struct Switch<'a> {
-    /// Its upstream port, or the root port where devices are below that without a switch.
+    /// Its upstream port, or the root port where devices are below a root port without a switch.
     pub address: PciAddress,
     /// Bridges above it: none for a root port.
     pub depth: usize,
@@ -21,21 +21,21 @@ pub struct Switch<'a> {
 /// GPUs that are missing: a switch or a NUMA node has fewer than the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingGpus {
-    /// Where they are missing.
+    /// The place where they are missing.
     pub place: GpuPlace,
     /// GPUs that are there.
     pub has: usize,
     /// GPUs that each of the others has.
     pub usual: usize,
-    /// How many others have as many.
+    /// The number of others that have as many.
     pub others: usize,
-    /// Ports of the switch at which nothing is linked: a GPU that is missing may be behind one.
+    /// Ports of the switch without a link; a missing GPU may belong at one of them.
     pub ports: Vec<PciAddress>,
     /// Names of the NICs that are there, where the place is a switch.
     pub nics: Vec<String>,
 }
 
-/// Where GPUs are missing.
+/// The place where GPUs are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuPlace {
     /// Below a switch.
@@ -47,8 +47,9 @@ pub enum GpuPlace {
 }
 
 impl Machine {
-    /// The bridges that most GPUs share with a NIC or with another GPU, in order of address; those of the same
-    /// depth that have a NIC of the rails' boards alone, too. None where GPUs and NICs share no bridge.
+    /// The bridges that most GPUs share with a NIC or with another GPU, in order of address, and
+    /// those of the same depth that have only a NIC of the rails' boards. None where GPUs and NICs
+    /// share no bridge.
     pub fn switches(&self) -> Vec<Switch<'_>> {
         let gpus = self.main_gpus();
         let nics = self.board_nics();
@@ -66,9 +67,10 @@ impl Machine {
             .unwrap_or_default()
     }
 
-    /// GPUs that are missing. A node has 2, 4, 8 or 16 GPUs of a model, equally many below each of its switches:
-    /// where some switches have fewer than most, and those that lack there would make it such a number, they
-    /// are missing. Where switches tell nothing, the same of NUMA nodes, for GPUs of one board (NVLink, xGMI).
+    /// GPUs that are missing. A node has 2, 4, 8 or 16 GPUs of a model, equally many below each of
+    /// its switches: GPUs are missing where some switches have fewer than most, and the full number
+    /// would be one of these. Where switches show nothing, the same rule applies to NUMA nodes, for
+    /// GPUs of one board (NVLink, xGMI).
     pub fn missing_gpus(&self) -> Vec<MissingGpus> {
         let count = self.main_gpus().len();
         if count == 0 || count.is_power_of_two() {
@@ -95,7 +97,8 @@ impl Machine {
         let usual = first.gpus.len();
         let model = |one: &Switch<'_>| self.pci_at(one.address).map(|at| (at.vendor, at.device));
         let nics = like(usual).map(|one| one.nics.len()).min().unwrap_or(0);
-        // A switch without a GPU is like the others only where it is of their model and has their NICs.
+        // A switch without a GPU counts as one of them only where it has their model and their
+        // NICs.
         let is_like = |one: &&Switch<'_>| {
             !one.gpus.is_empty() || nics > 0 && one.nics.len() >= nics && model(one) == model(first)
         };
@@ -138,7 +141,7 @@ impl Machine {
         missing.collect()
     }
 
-    /// GPUs of the model that most are of: a card for a display is no rank's.
+    /// GPUs of the most frequent model: a display card belongs to no rank.
     fn main_gpus(&self) -> Vec<&Gpu> {
         let alike = |of: &Gpu| self.gpus.iter().filter(|gpu| gpu.device_id == of.device_id).count();
         let main = self.gpus.iter().max_by_key(|gpu| alike(gpu));
@@ -146,7 +149,7 @@ impl Machine {
         self.gpus.iter().filter(is_main).collect()
     }
 
-    /// Physical NICs of the boards that serve ranks. Beside a GPU that is missing, such a NIC is no rail.
+    /// Physical NICs of the boards that serve ranks. Such a NIC beside a missing GPU is no rail.
     fn board_nics(&self) -> Vec<&Nic> {
         let rails = self.rail_nics();
         let is_of = |nic: &&Nic| {
@@ -193,7 +196,7 @@ impl Switch<'_> {
 }
 
 impl Gpu {
-    /// It is linked to others of its board, which has an even number of them.
+    /// It is linked to other GPUs of its board. A board has an even number of GPUs.
     fn is_of_a_board(&self) -> bool {
         let fabric = self.fabric.known().and_then(|fabric| fabric.state.known());
         let links = self.nvlinks.known().map_or(&[][..], Vec::as_slice);

@@ -20,7 +20,7 @@ pub struct Topology {
 pub struct Device {
     /// `GPU0`, by the index of its vendor; or `NIC0`, by the order of the NICs' names.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: DeviceKind,
     /// The NIC's name, or the model of the GPU.
     pub model: Fact<String>,
@@ -32,7 +32,7 @@ pub struct Device {
     pub processors: Fact<String>,
 }
 
-/// What a device is.
+/// The kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceKind {
@@ -49,7 +49,7 @@ pub struct Link {
     pub a: String,
     /// Name of the second.
     pub b: String,
-    /// How far they are apart on PCI Express.
+    /// Their distance on PCI Express.
     pub distance: Distance,
     /// NVLinks from the first to the second, through switches or not; 0 unless both are NVIDIA's GPUs.
     pub nvlinks: Fact<u32>,
@@ -61,10 +61,12 @@ pub struct Link {
 type Matrix = BTreeMap<(usize, usize), u32>;
 
 impl Topology {
-    /// Of what was read of a node. `matrix` is what `nvidia-smi topo -m` printed, if it did.
+    /// The topology of a node that was read. `matrix` is the output of `nvidia-smi topo -m`, if
+    /// there is one.
     ///
-    /// Without it the NVLinks of a pair are known where one of the two has no active link, and where the fabric
-    /// tells that both are registered with one NVLink switch domain: then all links of a GPU lead to every other.
+    /// Without it the NVLinks of a pair are known where one of the two has no active link, and
+    /// where the fabric reports that both are registered with one NVLink switch domain: then all
+    /// links of a GPU lead to every other.
     pub fn of(machine: &Machine, matrix: Option<&str>) -> Self {
         let gpus = machine.gpus.iter();
         let nics = machine.nics.iter().filter(|nic| nic.is_hardware());
@@ -177,7 +179,7 @@ struct NvLinks {
 }
 
 impl NvLinks {
-    /// Nothing where `nvidia-smi` tells of other GPUs than this process sees.
+    /// Nothing where `nvidia-smi` lists other GPUs than this process can use.
     fn of(machine: &Machine, text: &str) -> Option<Self> {
         let is_told = |gpu: &&Gpu| gpu.vendor == GpuVendor::Nvidia && gpu.is_visible;
         let gpus: Vec<PciAddress> =
@@ -192,10 +194,10 @@ impl NvLinks {
     }
 }
 
-/// Reads `nvidia-smi topo -m`: a line of names, then a line for each GPU and NIC. How many GPUs there are, and
-/// the NVLinks of each pair; nothing where it is no such matrix.
+/// Reads `nvidia-smi topo -m`: a line of names, then a line for each GPU and NIC. Returns the
+/// number of GPUs and the NVLinks of each pair; nothing where the text is no such matrix.
 fn matrix(text: &str) -> Option<(usize, Matrix)> {
-    // It underlines the line of names.
+    // `nvidia-smi` underlines the line of names.
     let plain = text.replace("\u{1b}[4m", "").replace("\u{1b}[0m", "");
     let mut lines = plain.lines().skip_while(|line| !line.trim_start().starts_with("GPU0"));
     let index = |name: &str| name.strip_prefix("GPU")?.parse::<usize>().ok();

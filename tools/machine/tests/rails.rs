@@ -1,12 +1,13 @@
-//! Missing rails: named where a NIC must be missing or cannot be used, and not on nodes that are built or cabled
-//! with few.
+//! Missing rails are named where a NIC must be missing or cannot be used, and not on nodes that are
+//! built or cabled with few NICs.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::fmt::Write;
 
 use tokenyard_machine::{Machine, Tree};
 
-/// A node of PCIe switches, each with so many GPUs and NICs below it; `given` GPUs have device nodes.
+/// A node of PCIe switches, each with its number of GPUs and NICs below it; `given` GPUs have
+/// device nodes.
 fn recorded(switches: &[(u8, u8)], given: u32) -> String {
     let mut text = String::new();
     let (mut gpu, mut nic) = (0, 0);
@@ -97,7 +98,7 @@ fn nodes_that_are_built_with_few_or_many_nics_lack_none() {
         (&[(1, 0); 8], "no NIC"),
         (&[(0, 1); 8], "no GPU"),
         (&[(1, 1)], "one of each"),
-        // Apart: no GPU has a NIC next to it.
+        // Separate switches: no GPU has a NIC next to it.
         (&[(4, 0), (0, 4)], "4 NICs for 4 GPUs, below switches of their own"),
         (&[(4, 0), (0, 1)], "1 NIC for 4 GPUs, below a switch of its own"),
         (&[(4, 0), (0, 8)], "8 NICs for 4 GPUs, below a switch of their own"),
@@ -151,7 +152,7 @@ fn only_gpus_that_the_process_was_given_count() {
     let mut eight = [(1, 1); 8];
     eight[7] = (1, 0);
     assert_eq!(missing(&node(&eight, 8)), [7]);
-    // Two of eight GPUs, as a container gets them: seven NICs are no fault of theirs.
+    // Two of eight GPUs in a container: that there are seven NICs is no fault of these two.
     assert_eq!(missing(&node(&eight, 2)), Vec::<u32>::new());
     eight[1] = (1, 0);
     assert_eq!(missing(&node(&eight, 3)), [1]);
@@ -227,10 +228,10 @@ fn a_nic_without_an_address_is_as_idle_and_one_whose_state_nobody_tells_is_not()
     let bare = found(&format!("{nic}/link_layer = Ethernet\n"));
     assert!(bare.contains("mlx5_3 (port 1 is active, and no entry in its GID table)"), "{bare}");
     assert!(bare.contains("ip addr add ADDRESS/LENGTH dev IFACE"), "{bare}");
-    // What a container was not given is nobody's fault here.
+    // A device that the container does not have is no fault.
     assert_eq!(found("sys/class/infiniband_verbs/uverbs3/ibdev = mlx5_3\n"), "");
     assert_eq!(found(&format!("{nic}/state !gone\n")), "");
-    // What speaks something else than the rest is no rail of theirs.
+    // A NIC with another link layer than the rest is no rail.
     let two = [(1, 2); 8];
     let layers: String = (0..16)
         .map(|i| {

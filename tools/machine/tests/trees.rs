@@ -1,4 +1,4 @@
-//! The recorded trees: what is read of each.
+//! The facts that are read from each recorded tree.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::path::Path;
@@ -208,7 +208,7 @@ fn this_machine_is_read_for_real() {
     assert!(machine.interfaces.iter().any(|interface| interface.name == "lo"));
 }
 
-/// A tree of which some values are nonsense: what a node of a later kernel, or a broken one, may show.
+/// A tree in which some values are nonsense, as on a node with a later kernel or a defect.
 fn garbled(text: &str, edits: &[(usize, String)]) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     for (at, nonsense) in edits {

@@ -1,11 +1,12 @@
-//! Text from a file, made fit to print.
+//! Makes text from a file safe to print.
 
 use serde_json::Value;
 
 /// The most characters of one text.
 const MOST: usize = 2000;
 
-/// Makes every text in `value` fit for a terminal. A value that was parsed is not deep.
+/// Makes every text in `value` safe for a terminal. The recursion is bounded, as the parser limits
+/// the depth of a value.
 pub(crate) fn clean(value: &mut Value) {
     match value {
         Value::String(text) => clean_text(text),

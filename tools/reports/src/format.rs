@@ -2,11 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Raised when a field changes its meaning; new fields do not raise it.
+/// The version of the format. It rises when a field changes its meaning; new fields do not raise
+/// it.
 pub const SCHEMA_VERSION: u32 = 2;
 
-/// What one rank knew at one moment. Times are milliseconds. Fields may be read microseconds apart from
-/// each other, since nobody stops for a report.
+/// The state of one rank at one moment. Times are milliseconds. Fields may be read microseconds
+/// apart from each other, since no thread stops for a report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
@@ -26,7 +27,7 @@ pub struct Report {
     pub pid: u32,
     /// Wall clock of this host, since 1970.
     pub unix_ms: u64,
-    /// The same for people, UTC.
+    /// The same time for people, UTC.
     pub time: String,
     /// Why the report was written.
     pub reason: Reason,
@@ -35,16 +36,16 @@ pub struct Report {
     /// The components in use.
     #[serde(alias = "parts")] // schema 1
     pub components: Components,
-    /// What this rank is doing.
+    /// The current activity of this rank.
     pub activity: Activity,
-    /// What it waits for, or gave up to wait for; nothing where it does not wait.
+    /// The wait that it is in, or that it gave up; nothing where it does not wait.
     pub wait: Option<Wait>,
     /// The other ranks.
     pub peers: Vec<Peer>,
     /// Queues of commands.
     #[serde(alias = "lanes")] // schema 1
     pub queues: Vec<Queue>,
-    /// What the transports say of themselves.
+    /// The health of the transports.
     pub transports: Vec<Health>,
     /// The ranks that were waited for longest since the communicator was opened, the worst first.
     pub slowest: Vec<Slow>,
@@ -57,7 +58,7 @@ pub struct Reason {
     /// `asked` (a signal, or a call), `masked` (the communicator goes on without a rank that was lost), or the
     /// kind of the error that closed the communicator: `deadline`, `peer_lost`, `transport`, `mismatch`, ...
     pub kind: String,
-    /// The signal's name, whom the communicator goes on without, or the error.
+    /// The signal's name, the ranks without which the communicator goes on, or the error.
     pub text: String,
     /// The rank that the error, or the first loss, is about.
     pub rank: Option<u32>,
@@ -67,7 +68,7 @@ pub struct Reason {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ConfigName {
-    /// The file as it was named.
+    /// The path of the file, as given.
     pub file: String,
     /// The start of the SHA-256 of its text.
     pub digest: String,
@@ -107,13 +108,13 @@ pub enum State {
     Receive,
     /// The communicator was closed.
     Closed,
-    /// A newer version says something else.
+    /// A state of a newer version.
     #[default]
     #[serde(other)]
     Unknown,
 }
 
-/// What a rank is doing.
+/// The activity of a rank.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Activity {
@@ -123,7 +124,7 @@ pub struct Activity {
     pub since_ms: u64,
     /// Operations that it has begun: the number of the next one.
     pub begun: u64,
-    /// Operations that all ranks have begun, as rank 0 said it last.
+    /// Operations that all ranks have begun, by the last message of rank 0.
     pub begun_by_all: u64,
     /// The operation that it is in, or was in last; nothing before the first.
     pub call: Option<Call>,
@@ -131,8 +132,8 @@ pub struct Activity {
     pub recent: Vec<Call>,
     /// The collective of the world that it is in: `barrier`, `all_gather`, ...
     pub collective: Option<Collective>,
-    /// Collectives of the world that have ended well, as all ranks number them: up to the last one that
-    /// did so on this rank.
+    /// The number of the last collective of the world that succeeded on this rank. All ranks number
+    /// collectives alike.
     pub collectives: u64,
 }
 
@@ -152,7 +153,7 @@ pub struct Call {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Collective {
-    /// Which.
+    /// Its name.
     pub name: String,
     /// Its topic.
     pub topic: String,
@@ -176,7 +177,7 @@ pub struct Wait {
     pub expected: u64,
     /// Its total now.
     pub found: u64,
-    /// The operation; nothing where it has no number, as a graph of the device launched it.
+    /// The operation; nothing where it has no number because a graph of the device launched it.
     pub operation: Option<u64>,
     /// How long ago it began.
     pub age_ms: u64,
@@ -184,23 +185,23 @@ pub struct Wait {
     pub given_up: bool,
 }
 
-/// What a rank knows of another.
+/// The knowledge of a rank about another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Peer {
     /// Its number.
     pub rank: u32,
-    /// Its host, as it said at the start.
+    /// Its host, as it reported at the start.
     pub host: String,
-    /// Its process, as it said at the start.
+    /// Its process, as it reported at the start.
     pub pid: u32,
     /// `alive`, `left` (it said goodbye) or `lost`.
     pub state: String,
-    /// What it did, where it was lost: `was silent for 3 s`.
+    /// The reason for its loss: `was silent for 3 s`.
     pub why: String,
-    /// How long ago its end was heard of; nothing while it lives.
+    /// How long ago this rank was informed of its end; nothing while it lives.
     pub ended_ms: Option<u64>,
-    /// How long ago its last heartbeat was heard. Ranks other than 0 hear it through rank 0.
+    /// How long ago its last heartbeat was received. Ranks other than 0 receive it through rank 0.
     pub heard_ms: u64,
     /// Whether this rank goes on without it.
     pub masked: bool,
@@ -210,14 +211,14 @@ pub struct Peer {
     pub links: Vec<Traffic>,
 }
 
-/// What passed over one link since the communicator was opened. Counts are of signals: with each record and each
-/// piece of rows a signal rises.
+/// The traffic of one link since the communicator was opened. Counts are of signals: with each
+/// record and each piece of rows a signal rises.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Traffic {
     /// `scale-up` or `scale-out`.
     pub level: String,
-    /// What the transport calls the link.
+    /// The transport's name of the link.
     pub name: String,
     /// Counts; nothing where the kernel set does not count.
     pub counts: Option<Counts>,
@@ -260,7 +261,7 @@ pub struct Queue {
     pub depth: u32,
 }
 
-/// What a transport says of itself.
+/// The health of a transport, by its own report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Health {
@@ -268,44 +269,46 @@ pub struct Health {
     pub level: String,
     /// The transport.
     pub transport: String,
-    /// Its first asynchronous error, which stays; nothing while it is healthy, or where it does not say.
+    /// Its first asynchronous error, which stays; nothing while it is healthy, or where it does not
+    /// report its health.
     pub error: Option<String>,
-    /// For how long it has not answered the question whether it is healthy; nothing where it did.
+    /// For how long it has not answered a request for its health; nothing where it answered.
     pub unanswered_ms: Option<u64>,
     /// The rank that the error is about.
     pub rank: Option<u32>,
 }
 
-/// How long a rank was waited for.
+/// The total time for which a rank was waited for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Slow {
-    /// Which.
+    /// The rank.
     pub rank: u32,
-    /// How long, all in all.
+    /// The total time.
     pub waited_ms: u64,
 }
 
 impl Report {
-    /// The kind of the [`Reason`] of a rank that goes on without another.
+    /// The kind of the [`Reason`] where a rank goes on without another.
     pub const MASKED: &str = "masked";
 
-    /// Whether an error that closed the communicator made the rank write it.
+    /// Whether an error that closed the communicator caused the report.
     pub fn is_error(&self) -> bool {
         !self.is_asked() && !self.is_masked()
     }
 
-    /// Whether somebody asked for it.
+    /// Whether a signal or a call asked for the report.
     pub fn is_asked(&self) -> bool {
         self.reason.kind == "asked"
     }
 
-    /// Whether the rank wrote it as it went on without one that was lost.
+    /// Whether a masked loss caused the report.
     pub fn is_masked(&self) -> bool {
         self.reason.kind == Self::MASKED
     }
 
-    /// What this rank knows of another. Of a report that was read: peers are in order.
+    /// The knowledge of this rank about another. The report must come from [`read()`](crate::read()),
+    /// which sorts peers.
     pub fn peer(&self, rank: u32) -> Option<&Peer> {
         let at = self.peers.binary_search_by_key(&rank, |peer| peer.rank).ok()?;
         self.peers.get(at)

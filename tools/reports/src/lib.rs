@@ -1,8 +1,8 @@
-//! What a rank says of itself when it is asked, or when an error closes its communicator: a [`Report`]. And what
-//! the reports of all ranks come to: [`explain`].
+//! A [`Report`] is the state of a rank, written on request, or when an error closes its
+//! communicator. [`explain`] finds the cause of a failure in the reports of all ranks.
 //!
-//! No part of a job is needed to read reports. What is read is not trusted: [`read`] refuses what is no
-//! report, and whatever it accepts can be explained and printed.
+//! Reports can be read without any part of the job. Input is not trusted: [`read`] refuses bytes
+//! that are no report, and every report that it accepts can be explained and printed.
 
 mod clean;
 pub mod explain;

@@ -1,15 +1,15 @@
-//! From bytes to a report.
+//! Parses bytes into a report.
 
 use std::fmt;
 
 use crate::format::{Report, SCHEMA_VERSION};
 
-/// The most bytes of a file that is read as a report.
+/// The largest file that is read as a report, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
 /// The most ranks of a world.
 const MAX_RANKS: u32 = 1 << 20;
 
-/// Why bytes are no report.
+/// The reason why bytes are no report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotAReport(String);
 
@@ -21,11 +21,11 @@ impl fmt::Display for NotAReport {
 
 impl std::error::Error for NotAReport {}
 
-/// Reads a report. Fields that this version does not know are left out; of a later schema, which may mean
-/// something else by a field, nothing is read.
+/// Reads a report. Unknown fields are ignored. A report of a later schema, in which a field may
+/// have another meaning, is refused.
 ///
 /// # Errors
-/// What is wrong with the bytes. Nothing panics.
+/// The error states what is wrong with the bytes. Nothing panics.
 pub fn read(bytes: &[u8]) -> Result<Report, NotAReport> {
     let refuse = |why: String| Err(NotAReport(why));
     if bytes.len() > MAX_BYTES {
@@ -91,7 +91,7 @@ mod tests {
         let report = read(text.as_bytes()).expect("a report");
         assert_eq!(report.activity.begun, 3);
         assert_eq!(report.activity.state, crate::State::Unknown);
-        assert_eq!(report.peers.len(), 1, "a rank beyond the world is nobody");
+        assert_eq!(report.peers.len(), 1, "a rank beyond the world is dropped");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A report as people read it.
+//! A report as text for people.
 
 use std::fmt::Write;
 
@@ -71,7 +71,7 @@ fn write_peer(out: &mut String, peer: &Peer) -> std::fmt::Result {
     let why = if peer.why.is_empty() { String::new() } else { format!(" ({})", peer.why) };
     writeln!(
         out,
-        "  rank {} on {} (process {}): {}{why}{masked}, heard {} ago, waited for {}",
+        "  rank {} on {} (process {}): {}{why}{masked}, last heartbeat {} ago, waited for {}",
         peer.rank,
         peer.host,
         peer.pid,

@@ -1,6 +1,6 @@
-//! A clock's milliseconds as a date.
+//! Milliseconds of a wall clock as a date.
 
-/// `2026-11-22T02:51:07.123Z`: UTC, as ISO 8601 has it.
+/// `2026-11-22T02:51:07.123Z`: UTC, in the form of ISO 8601.
 pub fn utc(unix_ms: u64) -> String {
     let (days, ms) = (unix_ms / 86_400_000, unix_ms % 86_400_000);
     let (year, month, day) = date(days);

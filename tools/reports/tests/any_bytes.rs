@@ -1,5 +1,5 @@
-//! Reports come from other machines, and may be cut short, of another version, or of somebody who wants
-//! to do harm: whatever the bytes, nothing panics and nothing hangs.
+//! Reports come from other machines, and may be cut short, of another version, or malicious. For
+//! all bytes, nothing panics and nothing hangs.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panic")]
 
 use proptest::prelude::*;
@@ -43,7 +43,7 @@ fn peer() -> impl Strategy<Value = Value> {
     )
 }
 
-/// Reports whose components are each possible, and which fit together by chance.
+/// Reports whose fields are each possible, and which fit together only by chance.
 fn report() -> impl Strategy<Value = Value> {
     let kinds = &["asked", "masked", "deadline", "peer_lost", "transport", "mismatch", "internal"];
     let phase = word(&["entry", "dispatch rows", "queue room"]);

@@ -1,5 +1,5 @@
-//! Reports of jobs that went wrong, as real processes wrote them (`cli/tests/reports` plays them), and what
-//! is to be said of them.
+//! Reports of jobs that went wrong, as real processes wrote them (`cli/tests/reports` plays them),
+//! and the verdicts expected of them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panic")]
 
 use std::path::{Path, PathBuf};
@@ -84,13 +84,13 @@ fn the_order_of_files_does_not_matter() {
     }
 }
 
-/// Another rank may be named then, whose last words the others heard. But nobody is called dead or stopped
-/// for want of a report.
+/// Another rank may be named then, whose last message the others received. But no rank is called
+/// dead or stopped for want of a report.
 #[test]
 fn a_report_that_is_missing_makes_nobody_dead() {
     for (set, kind, _) in SETS {
         let all = reports_of(set);
-        // Nobody can explain nothing.
+        // Without any report there is no explanation.
         for without in (0..all.len()).filter(|_| all.len() > 1) {
             let mut some = all.clone();
             let left_out = some.remove(without).rank;
@@ -116,7 +116,7 @@ fn a_recorded_report_reads_as_text() {
     }
 }
 
-/// Once the others go on, the loss is what happened; not the cause of all that happens later.
+/// Once the others go on, the loss is a past event, and not the cause of later ones.
 #[test]
 fn a_loss_that_is_masked_does_not_hide_who_is_late_later() {
     let mut reports = reports_of("a_rank_that_others_go_on_without_is_named");
@@ -128,7 +128,7 @@ fn a_loss_that_is_masked_does_not_hide_who_is_late_later() {
     }
     let verdict = explained(reports.clone()).verdict;
     assert_eq!((verdict.kind.name(), &verdict.ranks[..]), ("late", &[2][..]), "{verdict:#?}");
-    // All who live are there: what is to be said is that one is lost.
+    // All live ranks have a report: the verdict is that one rank is lost.
     for report in &mut reports {
         report.activity.collective = Some(collective.clone());
     }
@@ -136,7 +136,8 @@ fn a_loss_that_is_masked_does_not_hide_who_is_late_later() {
     assert_eq!((verdict.kind.name(), &verdict.ranks[..]), ("dead", &[1][..]), "{verdict:#?}");
 }
 
-/// As it is while a communicator is opened anew, and before the watchdog has looked: the rank is to mask the loss.
+/// The state while a communicator is renewed, and before the watchdog has run: the rank is going to
+/// mask the loss.
 #[test]
 fn a_loss_that_one_rank_does_not_yet_say_to_mask_does_not_hide_who_is_late() {
     let recorded = reports_of("a_rank_that_is_late_after_a_masked_loss_is_named");
@@ -156,7 +157,7 @@ fn a_loss_that_one_rank_does_not_yet_say_to_mask_does_not_hide_who_is_late() {
     }
 }
 
-/// Kernels count in pinned memory; what they post through the host, the host counts.
+/// Kernels count in pinned memory; the host counts the commands that they post through it.
 #[test]
 fn a_report_of_a_rank_on_a_gpu_has_the_table_of_peers() {
     for (set, queues) in [

@@ -1,4 +1,4 @@
-//! What the tests of several crates share. It depends on little, so that it is built at once.
+//! Code that the tests of several crates share. It has few dependencies, so that it builds fast.
 
 mod plugin;
 mod transport;

@@ -7,7 +7,7 @@ use std::process::Command;
 /// built for the tests of its own package.
 ///
 /// # Panics
-/// Where it cannot be built: the test ends.
+/// The plugin cannot be built: the test ends.
 #[allow(clippy::expect_used, clippy::panic, reason = "a test ends where its own setup is wrong")]
 pub fn built_plugin(package: &str) -> PathBuf {
     let cargo = std::env::var_os("CARGO").expect("cargo runs the tests");
@@ -19,8 +19,8 @@ pub fn built_plugin(package: &str) -> PathBuf {
     }
     let status = build.status().expect("cargo starts");
     assert!(status.success(), "{package} was not built: {status}");
-    // A test lies in `deps` below the folder of its profile.
-    let test = std::env::current_exe().expect("a test knows its file");
+    // The program of a test lies in `deps` below the folder of its profile.
+    let test = std::env::current_exe().expect("the path of a test's own program");
     let folder = test.ancestors().nth(2).expect("a test lies in a folder of cargo");
     folder.join(format!("lib{}.so", package.replace('-', "_")))
 }

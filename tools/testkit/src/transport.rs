@@ -1,8 +1,8 @@
-//! What transports of tests have in common that stand around another one. Who uses it depends on
+//! Macros for a test's transport that wraps another one. A crate that uses them depends on
 //! `tokenyard-core`.
 
-/// Writes calls of a `Transport` that go on to the one in a field of `self`, unchanged:
-/// `pass_on!(inner: register, endpoint, connect, poll, read_signal, health);`
+/// Writes methods of a `Transport` that pass each call unchanged to the transport in a field of
+/// `self`: `pass_on!(inner: register, endpoint, connect, poll, read_signal, health);`
 #[macro_export]
 macro_rules! pass_on {
     ($inner:ident: $($call:ident),+ $(,)?) => {
@@ -13,7 +13,8 @@ macro_rules! pass_on {
             &mut self,
             window: &::tokenyard_core::transport::Window,
         ) -> ::tokenyard_core::Result<()> {
-            // SAFETY: by this function's contract; `self` lives as long as what it stands around.
+            // SAFETY: by this function's contract; `self` lives as long as the transport that it
+            // wraps.
             unsafe { self.$inner.register(window) }
         }
     };
@@ -77,7 +78,7 @@ macro_rules! pass_on {
     };
 }
 
-/// Builds a transport into the test: a config may name it.
+/// Registers a transport of the test, so that a config may name it.
 #[macro_export]
 macro_rules! built_in_transport {
     ($component:ty) => {

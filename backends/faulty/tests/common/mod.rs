@@ -1,4 +1,4 @@
-//! A transport that only notes what it is given, to be wrapped, and `faulty` around it.
+//! A transport that only records its commands, and `faulty` around it.
 
 // Each test binary uses its own part of this module; a helper of tests may panic as a test may.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
@@ -16,10 +16,11 @@ use tokenyard_core::transport::{
     Transport, TransportNeeds, TransportOpen, Window,
 };
 
-/// What the notebooks saw, by their `id`. It outlives them, because a drop may still write.
+/// The recorded commands, by the `id` of the notebook. They outlive the notebooks, because a drop
+/// may still write.
 static NOTES: Mutex<BTreeMap<u64, Vec<Command>>> = Mutex::new(BTreeMap::new());
 
-/// The commands that notebook `id` was given, in order.
+/// The commands that notebook `id` received, in order.
 pub(crate) fn notes(id: u64) -> Vec<Command> {
     NOTES.lock().unwrap().get(&id).cloned().unwrap_or_default()
 }
@@ -43,7 +44,7 @@ pub(crate) struct NotebookConfig {
 
 impl Transport for Notebook {
     const NAME: &'static str = "notebook";
-    const ABOUT: &'static str = "notes what it is given";
+    const ABOUT: &'static str = "records its commands";
     type Config = NotebookConfig;
 
     fn probe(_: &NotebookConfig) -> Result<Capabilities> {

@@ -1,8 +1,8 @@
-//! Commands of a queue that wait for a peer that takes nothing.
+//! Commands of a queue that wait for a peer that accepts nothing.
 //!
-//! Where the caller posts, a refused command is its own again. Behind a proxy thread it is in a queue
-//! already, and what is behind it may be for others, whom a lost peer must not hold up. So it waits
-//! here, in its slot, and the queue goes on.
+//! Where the caller posts, a refused command returns to the caller. Behind a proxy thread the
+//! command is already in a queue, and later commands may be for other peers, which a lost peer must
+//! not hold up. So the command waits here, in its slot, and the queue goes on.
 
 use std::collections::VecDeque;
 
@@ -11,11 +11,11 @@ use tokenyard_core::transport::{Command, NO_COMMAND};
 /// The commands of one queue that wait, by peer. Sizes are fixed: nothing allocates after `new`.
 #[derive(Debug)]
 pub(super) struct Backlog {
-    /// By place in the queue.
+    /// The waiting commands, by place in the queue.
     waiting: Box<[Waiting]>,
-    /// By peer: the first and the last place of its queue.
+    /// The first and the last place of each peer's chain.
     chains: Box<[Option<(u32, u32)>]>,
-    /// Peers with a queue, whose turn it is first.
+    /// Peers with a chain, the next one first.
     turns: VecDeque<u32>,
     count: usize,
 }
@@ -23,7 +23,7 @@ pub(super) struct Backlog {
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     command: Command,
-    /// The place behind this one in its queue; none behind the last.
+    /// The next place in its chain; `NONE` for the last.
     next: u32,
 }
 
@@ -47,13 +47,13 @@ impl Backlog {
         self.turns.len()
     }
 
-    /// Whether commands wait for a peer. Later ones go behind them.
+    /// Whether commands wait for a peer. Later commands for it are added after them.
     #[inline]
     pub(super) fn waits_for(&self, peer: u32) -> bool {
         self.count > 0 && self.chains.get(peer as usize).is_some_and(Option::is_some)
     }
 
-    /// Puts the command of a place behind those for the same peer, which is one of the team.
+    /// Adds the command of a place after those for the same peer, which must be in the team.
     pub(super) fn push(&mut self, place: u32, command: &Command) {
         self.waiting[place as usize].command = *command;
         let chain = &mut self.chains[command.peer as usize];
@@ -70,13 +70,13 @@ impl Backlog {
         self.count += 1;
     }
 
-    /// The first command for the peer whose turn it is, and its place.
+    /// The first command for the next peer, and its place.
     pub(super) fn first(&self) -> Option<(u32, Command)> {
         let (first, _) = self.chains[*self.turns.front()? as usize]?;
         Some((first, self.waiting[first as usize].command))
     }
 
-    /// Removes the first.
+    /// Removes the first command.
     pub(super) fn pop(&mut self) {
         let Some(peer) = self.turns.front() else { return };
         let chain = &mut self.chains[*peer as usize];
@@ -88,7 +88,7 @@ impl Backlog {
         self.count -= 1;
     }
 
-    /// It is the next peer's turn.
+    /// Moves on to the next peer.
     pub(super) fn pass(&mut self) {
         if let Some(peer) = self.turns.pop_front() {
             self.turns.push_back(peer);
@@ -107,7 +107,7 @@ mod tests {
     fn tags(backlog: &mut Backlog) -> Vec<u64> {
         let mut tags = Vec::new();
         while let Some((place, command)) = backlog.first() {
-            assert_eq!(u64::from(place), command.tag, "a command keeps its place");
+            assert_eq!(u64::from(place), command.tag, "a command stays in its place");
             tags.push(command.tag);
             backlog.pop();
         }
@@ -147,6 +147,6 @@ mod tests {
             assert_eq!(tags(&mut backlog), [0, 1]);
         }
         assert_eq!(backlog.first().map(|(place, _)| place), None);
-        assert!(!backlog.waits_for(7), "nobody waits for a peer that is not in the team");
+        assert!(!backlog.waits_for(7), "no command waits for a peer that is not in the team");
     }
 }

@@ -11,7 +11,7 @@ use super::queue::Own;
 use super::rail::{Attempt, State, Transfer};
 use super::shared::{Failure, LocalWindow, RECORD_STRIDE, Record};
 
-/// Why a command could not be posted. Kept small: it crosses the hot path.
+/// The reason why a command could not be posted. It is small, because the hot path returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Op,
@@ -23,21 +23,21 @@ enum Fault {
     Fabric(i32),
 }
 
-/// What became of a command.
+/// The outcome of posting a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Its completion will come.
+    /// It is in flight: its completion will come.
     UnderWay,
     Done,
-    /// Not accepted now.
+    /// It is not accepted now.
     Full,
 }
 
-/// A command on its way to the provider.
+/// A command to post.
 struct Job<'a> {
     command: &'a Command,
     slot: u32,
-    /// Another write follows at once.
+    /// Whether another write follows at once.
     more: bool,
 }
 
@@ -45,8 +45,8 @@ impl Engine {
     /// Posts the first n of `batch` on one rail and returns n.
     ///
     /// # Safety
-    /// Core's promises of the transport contract hold: ranges are inside the windows, sources stay
-    /// until their command is done.
+    /// Core's guarantees of the transport contract hold: ranges are inside the windows, sources
+    /// stay until their command is done.
     pub(super) unsafe fn post_batch(
         &self,
         own: &mut Own,
@@ -70,7 +70,8 @@ impl Engine {
         batch.len()
     }
 
-    /// Tries so many commands again that wait for their peers: for each peer until it refuses one.
+    /// Retries up to this many commands that wait for their peers: for each peer until it refuses
+    /// one.
     pub(super) fn retry(&self, own: &mut Own, state: &mut State, most: usize) {
         let mut refusals = 0;
         for _ in 0..most {
@@ -91,7 +92,7 @@ impl Engine {
         }
     }
 
-    /// Hands a command to the provider, or ends it; `false`: its peer takes nothing now.
+    /// Posts a command to the provider, or ends it; `false` if its peer accepts nothing now.
     ///
     /// # Safety
     /// As [`Engine::post_batch`].
@@ -109,7 +110,7 @@ impl Engine {
         true
     }
 
-    /// Whether a command will be a write that has a completion: only these end a batch.
+    /// Whether a command becomes a write with a completion: only these end a batch.
     #[inline]
     fn is_write(&self, command: &Command) -> bool {
         matches!(command.op, abi::TY_OP_PUT | abi::TY_OP_PUT_SIGNAL)
@@ -117,8 +118,8 @@ impl Engine {
             && !self.is_local(command.peer)
     }
 
-    /// Whether `next` ends what the provider holds back of the batch of `command`. Under a layer of
-    /// connections each of them holds back its own.
+    /// Whether `next` ends the batch of `command` that the provider holds back. Under a layer over
+    /// connections, each connection has its own batch.
     #[inline]
     fn follows(&self, next: &Command, command: &Command) -> bool {
         self.is_write(next) && (next.peer == command.peer || !self.layered)
@@ -189,16 +190,16 @@ impl Engine {
             offset: command.dst_offset,
             datum,
         };
-        // An injected write takes its source along, so it is done at once (INV-4).
+        // An injected write copies its source, so it is done at once (INV-4).
         if command.bytes <= self.inject_bytes && source.is_host() {
             return sent(state.inject(&transfer));
         }
         posted(state.write(&transfer, self.shared.slots.context(job.slot), job.more))
     }
 
-    /// A value goes to a mailbox of the receiver, whose CPU stores it: a byte stream may split
-    /// even 8 bytes (INV-3). Into device memory no CPU stores; there a NIC writes 8 aligned bytes
-    /// whole.
+    /// A value goes to a mailbox of the receiver, whose CPU stores it: a byte stream may split even
+    /// 8 bytes (INV-3). A CPU does not store into device memory; there a NIC writes 8 aligned bytes
+    /// as a whole.
     ///
     /// # Safety
     /// As [`Engine::post_batch`].
@@ -259,7 +260,8 @@ impl Engine {
     }
 
     /// # Safety
-    /// As [`Engine::post_batch`]; the destination here is nobody else's until the command is done.
+    /// As [`Engine::post_batch`]; no other code uses the local destination until the command is
+    /// done.
     unsafe fn get(&self, state: &mut State, job: &Job<'_>) -> Result<Outcome, Fault> {
         let command = job.command;
         if !self.get {
@@ -306,7 +308,7 @@ impl Engine {
     }
 }
 
-/// The outcome of what is done when it is posted.
+/// The outcome of a command that is done when it is posted.
 #[inline]
 fn sent(attempt: Attempt) -> Result<Outcome, Fault> {
     match posted(attempt)? {
@@ -315,7 +317,7 @@ fn sent(attempt: Attempt) -> Result<Outcome, Fault> {
     }
 }
 
-/// The outcome of what has a completion.
+/// The outcome of a command with a completion.
 #[inline]
 fn posted(attempt: Attempt) -> Result<Outcome, Fault> {
     match attempt {

@@ -1,11 +1,11 @@
-//! The 32 bits of data that come with a write, as the receiver's completion queue shows them.
+//! The 32 bits of completion data of a write, as the receiver's completion queue shows them.
 //!
-//! A signal is `id << 16 | add`, and add is never 0. So data with add 0 are free for the transport's
-//! own use: `kind << 14 | place` in the upper half.
+//! A signal is `id << 16 | add`, and add is never 0. So data with add 0 are available for the
+//! transport's own messages: `kind << 14 | place` in the upper half.
 
-/// Values of one peer that are under way to another at most, per rail. Odd: a reader that drives the
-/// transport itself sees what a burst of so many values leaves behind, and an even number of two
-/// values in turn would leave the same one each time.
+/// Most values in flight from one peer to another, per rail. The number is odd: a reader that
+/// drives the transport itself sees the last value of a burst of this length, and an even number of
+/// two alternating values would always leave the same one.
 pub(super) const VALUES_PER_PEER: u32 = 15;
 /// Most ranks of a team.
 pub(super) const MAX_PEERS: u32 = 1024;
@@ -17,11 +17,11 @@ const VALUE: u32 = 0;
 const CREDIT: u32 = 1;
 const WORD: u32 = 2;
 
-/// Words, which stand in the place of a mailbox's number.
+/// Messages, encoded in place of a mailbox's number.
 const HELLO: u32 = 0;
 const BYE: u32 = 1;
 
-/// A mailbox: that of number `slot` among those of `peer`.
+/// A mailbox: number `slot` among those of `peer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mailbox {
     pub(super) peer: u32,
@@ -39,18 +39,18 @@ impl Mailbox {
     }
 }
 
-/// What a datum says.
+/// The meaning of a datum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Datum {
     /// Add `add` to signal `id`.
     Signal { id: u32, add: u32 },
-    /// The writer, `peer` of the place, has left a value in that mailbox of the receiver.
+    /// The writer, `peer` of the mailbox, has written a value into that mailbox of the receiver.
     Value(Mailbox),
-    /// `peer` of the place has emptied that mailbox of the receiver of this datum.
+    /// `peer` of the mailbox has emptied the mailbox that the receiver of this datum had filled.
     Credit(Mailbox),
-    /// This peer reaches the receiver.
+    /// This peer can reach the receiver.
     Hello(u32),
-    /// This peer closes, and will take nothing more.
+    /// This peer closes, and will accept nothing more.
     Bye(u32),
 }
 

@@ -1,4 +1,4 @@
-//! One instance: its rails, its queues, and how it comes up and goes down.
+//! One instance: its rails and queues, its bring-up and its shutdown.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,14 +20,14 @@ use super::shared::{LocalWindow, Pages, RECORD_STRIDE, Shared};
 use super::wire::{Endpoint, Extent, RailEndpoint};
 use crate::config::Flush;
 
-/// Commands that one rail takes before the next one gets some.
+/// Commands that one rail gets before the next rail's turn.
 const BATCH: usize = 16;
-/// Completions that may wait beside those of this rank's own commands.
+/// Completions that may wait in addition to those of this rank's own commands.
 const ARRIVALS: usize = 4096;
-/// How long `drop` waits for what was posted, and `connect` for a greeting to leave.
+/// How long `drop` waits for posted commands, and `connect` for a greeting to be sent.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// Numbers of a rail's regions.
+/// Indices of a rail's regions.
 const MAILBOX_REGION: usize = 0;
 pub(super) const STAGING_REGION: usize = 1;
 
@@ -37,7 +37,7 @@ pub(super) fn window_region(window: u16) -> usize {
     STAGING_REGION + 1 + window as usize
 }
 
-/// An open transport. Fields drop in order: the rails, which peers write through, before the
+/// An open transport. Fields drop in order: the rails, through which peers write, before the
 /// memory.
 #[derive(Debug)]
 pub(super) struct Engine {
@@ -46,7 +46,7 @@ pub(super) struct Engine {
     all_rails: Box<[usize]>,
     queues: Box<[Queue]>,
     depth: u32,
-    /// A record per slot: values on their way out.
+    /// A record per slot: values to send.
     pub(super) staging: Pages,
     pub(super) shared: Shared,
     provider: String,
@@ -56,13 +56,13 @@ pub(super) struct Engine {
     flush: Flush,
     /// The first window whose payloads need a read-back, which reads its first bytes.
     mirrored: Option<Memory>,
-    /// Most bytes that all rails take along at once.
+    /// Most bytes that all rails can inject.
     pub(super) inject_bytes: u64,
     /// All windows are host memory.
     pub(super) host_only: bool,
     deadline: Duration,
     pub(super) farewell: Duration,
-    /// What a diagnosis says of the way to each peer.
+    /// The description of the link to each peer, for diagnoses.
     links: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ impl Engine {
         let slots = Slots::new(needs.queues, needs.queue_depth);
         let records = needs.queues as usize * needs.queue_depth as usize;
         let shared = Shared::new(team, slots, needs.signals, infos.len());
-        // One more, where read-backs land.
+        // One more record is the destination of read-backs.
         let staging = Pages::new((records + 1) * RECORD_STRIDE);
         let provider = infos[0].provider();
         let peers = shared.ranks();
@@ -205,8 +205,9 @@ impl Engine {
         self.greet(peer)
     }
 
-    /// Makes payloads visible before signals where completions do not (INV-1). This rank is connected
-    /// to itself. The window is registered once more, with a key that peers are not told.
+    /// Makes payloads visible before signals where completions do not (INV-1). This rank is
+    /// connected to itself. The window is registered once more, with a key that peers do not
+    /// receive.
     fn read_back_if_needed(&mut self) -> Result<()> {
         let Some(window) = self.mirrored else { return Ok(()) };
         let me = self.shared.team.me;
@@ -233,8 +234,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Once all peers are connected, nobody opens the memory of the provider `shm` by its name any
-    /// more. So the name goes now, and nothing stays behind if this process is killed.
+    /// Once all peers are connected, no process opens the memory of the provider `shm` by its name
+    /// any more. So the name is removed now, and nothing remains if this process is killed.
     pub(super) fn forget_names(&mut self) {
         const PREFIX: &[u8] = b"fi_shm://";
         for rail in &mut self.rails {
@@ -249,7 +250,7 @@ impl Engine {
         }
     }
 
-    /// Everything that must be equal on all ranks is compared.
+    /// Compares everything that must be equal on all ranks.
     fn compare(&mut self, peer: u32, endpoint: &Endpoint) -> Result<()> {
         let bytes = |extents: &[Extent]| extents.iter().map(|e| e.bytes).collect::<Vec<_>>();
         let (theirs, ours) = (bytes(&endpoint.windows), bytes(&self.extents()));
@@ -283,9 +284,10 @@ impl Engine {
         text
     }
 
-    /// Waits until this rank has heard `peer` on every rail, and until its own greetings have left,
-    /// so that the peer hears them although this rank may rest then. Ranks connect to their peers in
-    /// ascending order, so no ring of them can wait for one another.
+    /// Waits until this rank has received the greeting of `peer` on every rail, and until its own
+    /// greetings are sent, so that the peer receives them even if this rank does not drive its
+    /// rails then. Ranks connect to their peers in ascending order, so no ring of ranks can wait
+    /// for one another.
     fn greet(&mut self, peer: u32) -> Result<()> {
         let until = Instant::now() + self.deadline;
         let mut steps = vec![Greeting::Unsaid; self.rails.len()];
@@ -303,7 +305,8 @@ impl Engine {
                 leaving |= *step != Greeting::Followed || state.fence_is_out();
             }
             if silent == 0 {
-                // A provider that asks the peer for an answer may get none: it may rest by now.
+                // A provider that needs an answer of the peer may get none, as the peer may not
+                // drive its rails by now.
                 let heard = *heard.get_or_insert_with(Instant::now);
                 if !leaving || self.delivers() || heard.elapsed() >= self.farewell {
                     return Ok(());
@@ -329,8 +332,8 @@ impl Engine {
             .with_fix("look whether the addresses reach each other, and at the firewall")
     }
 
-    /// The provider `shm` has delivered what it accepted. A write more would touch a peer's memory,
-    /// which may be gone by now if the peer is a thread of this process.
+    /// Whether the provider delivers accepted writes at once, as `shm` does. One more write would
+    /// touch a peer's memory, which may be unmapped by now if the peer is a thread of this process.
     fn delivers(&self) -> bool {
         self.provider == "shm"
     }
@@ -340,7 +343,7 @@ impl Engine {
             .with_context("link", &self.links[peer as usize])
     }
 
-    /// The way to a peer, for diagnoses: provider, interface, both addresses.
+    /// The link to a peer, for diagnoses: provider, interface, both addresses.
     pub(super) fn link_name(&self, peer: u32) -> &str {
         self.links.get(peer as usize).map_or("no such peer", String::as_str)
     }
@@ -375,7 +378,7 @@ impl Engine {
         Ok(accepted)
     }
 
-    /// Posts what waits for its peers, if they take it now; a batch at most.
+    /// Posts commands that wait for their peers, if these accept them now; a batch at most.
     pub(super) fn post_backlog(&self, queue: u32, rails: &[usize]) -> Result<(), i32> {
         let mut own = self.queue(queue)?;
         if own.backlog().is_none() {
@@ -395,7 +398,7 @@ impl Engine {
         Ok(own.take_events(events))
     }
 
-    /// Moves some of the rails forward; one that another thread is using is left to it. Returns
+    /// Drives the given rails; a rail that another thread is using is left to that thread. Returns
     /// whether something moved.
     #[inline]
     pub(super) fn progress(&self, rails: &[usize]) -> bool {
@@ -411,17 +414,17 @@ impl Engine {
         self.rails[rail].try_enter().unwrap()
     }
 
-    /// Numbers of all rails.
+    /// Indices of all rails.
     pub(super) fn all_rails(&self) -> &[usize] {
         &self.all_rails
     }
 
-    /// Queues, and commands of one that are under way at most.
+    /// The number of queues, and the most commands in flight on one.
     pub(super) fn queues(&self) -> (u32, u32) {
         (self.queues.len() as u32, self.depth)
     }
 
-    /// The processors near a rail's NIC; empty where nobody knows.
+    /// The processors near a rail's NIC; empty where they are unknown.
     pub(super) fn cpus(&self, rail: usize) -> Vec<u32> {
         let state = self.rails[rail].try_enter();
         state.map(|state| state.objects.info.cpus()).unwrap_or_default()
@@ -432,13 +435,13 @@ impl Engine {
         self.rails[rail].close();
     }
 
-    /// Waits a bounded time for what was posted: for commands until they are done, for what has no
-    /// completion until a fence behind it is. Peers that have left are not waited for, and those that
-    /// stay are told that this rank leaves. A rank that closes has no use for credits. Returns whether
-    /// all has ended.
+    /// Waits a bounded time for posted commands: until they are done, and for those without a
+    /// completion until a fence after them is done. It does not wait for peers that have left, and
+    /// notifies those that stay that this rank leaves. A rank that closes needs no credits. Returns
+    /// whether all has ended.
     pub(super) fn flush(&mut self) -> bool {
         let until = Instant::now() + self.farewell;
-        // Who has left says so in what was not read yet.
+        // The farewells of peers that have left may be among completions that were not read yet.
         self.progress(&self.all_rails);
         let (me, delivers) = (self.shared.team.me, self.delivers());
         let mut fences: Vec<(usize, u32)> = Vec::new();
@@ -473,12 +476,12 @@ impl Engine {
     }
 }
 
-/// How far a greeting has come on one rail.
+/// The state of a greeting on one rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Greeting {
     Unsaid,
     Said,
-    /// A fence was posted behind it, or cannot be.
+    /// A fence was posted after it, or cannot be.
     Followed,
 }
 

@@ -1,4 +1,4 @@
-//! Asks libfabric what there is, and chooses the rails.
+//! Lists libfabric's providers and interfaces, and chooses the rails.
 
 use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
@@ -15,32 +15,32 @@ use tokenyard_sys_fabric::{Library, LoadError};
 use super::{Settings, interfaces, numa};
 use crate::config::{Flush, MAX_RAILS, Rails};
 
-/// Providers that drive no NIC of their own: their interfaces share one network stack, so more
-/// than one rail is for the operator to ask for.
+/// Providers that drive no NIC of their own: their interfaces share one network stack, so the
+/// operator must ask for more than one rail.
 const WITHOUT_NIC: [&str; 5] = ["tcp", "udp", "shm", "net", "sockets"];
 
-/// Providers whose domains are named as the NICs of `/sys/class/infiniband` are. Others (`psm3`, `ucx`, `cxi`
-/// and what is yet to come) may have names of their own: a NIC that they do not list may be there.
+/// Providers whose domains have the names of NICs in `/sys/class/infiniband`. Others (`psm3`,
+/// `ucx`, `cxi` and future ones) may use other names, so a NIC that they do not list may be there.
 const NAMED_AS_NICS: [&str; 2] = ["verbs", "efa"];
 
 /// How long an interface that is up may take to get an address.
 const ADDRESS_WAIT: Duration = Duration::from_secs(2);
 
-/// How RMA writes reach memory: what this backend can do for a provider.
+/// The modes of memory registration that this backend supports.
 const MR_MODE: i32 =
     FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT | FI_MR_HMEM;
 
 const PACKAGE: &str = "install libfabric 1.17 or later (Debian, Ubuntu: apt-get install libfabric1; \
      on AWS the EFA installer brings its own), and put it where the dynamic loader looks";
 
-/// One interface of a provider: an `fi_info` of its own.
+/// One interface of a provider: a copy of its `fi_info`.
 #[derive(Debug)]
 pub(super) struct Info {
     library: &'static Library,
     raw: NonNull<fi_info>,
 }
 
-// SAFETY: a plain structure that nobody else knows.
+// SAFETY: a plain structure that no other code holds.
 unsafe impl Send for Info {}
 // SAFETY: shared access only reads it, see `Info::raw`.
 unsafe impl Sync for Info {}
@@ -57,13 +57,13 @@ impl Info {
         self.library
     }
 
-    /// For calls that open objects, which do not change it.
+    /// The pointer, for calls that open objects; they do not change the structure.
     pub(super) fn raw(&self) -> *mut fi_info {
         self.raw.as_ptr()
     }
 
     fn get(&self) -> &fi_info {
-        // SAFETY: valid while `self` lives; nobody writes it.
+        // SAFETY: valid while `self` lives; no code writes it.
         unsafe { self.raw.as_ref() }
     }
 
@@ -110,7 +110,7 @@ impl Info {
         unsafe { (*self.get().tx_attr).inject_size }
     }
 
-    /// Bytes of a write that are sure to reach the target together.
+    /// The largest write, in bytes, with one completion at the target.
     pub(super) fn largest_put(&self) -> u64 {
         // SAFETY: as in `provider`.
         unsafe { (*self.get().ep_attr).max_msg_size as u64 }
@@ -135,7 +135,7 @@ impl Info {
         self.get().caps & FI_HMEM != 0
     }
 
-    /// The processors near the NIC; empty where nobody knows.
+    /// The processors near the NIC; empty where they are unknown.
     pub(super) fn cpus(&self) -> Vec<u32> {
         // SAFETY: libfabric fills the structures of a NIC that it names, or leaves null.
         let pci = unsafe {
@@ -147,7 +147,7 @@ impl Info {
         numa::cpus(pci, &self.domain())
     }
 
-    /// Whether this process may run near the NIC; also if nobody knows.
+    /// Whether this process may run near the NIC; true if that is unknown.
     fn is_near(&self) -> bool {
         let cpus = self.cpus();
         cpus.is_empty() || cpus.into_iter().any(numa::allowed)
@@ -214,15 +214,15 @@ fn pick(found: Vec<Info>, indices: Vec<usize>) -> Vec<Info> {
     indices.into_iter().filter_map(|index| found[index].take()).collect()
 }
 
-/// Waits a moment where only the loopback interface can be used although another one is up: that one
-/// is about to get its address.
+/// Waits for a short time where only the loopback interface is usable although another interface is
+/// up: that one may be about to get its address.
 fn past_loopback(
     library: &'static Library,
     settings: &Settings,
     mut found: Vec<Info>,
 ) -> Result<Vec<Info>> {
     static WAITED: AtomicBool = AtomicBool::new(false);
-    // Once per process: an interface that got no address by then gets none.
+    // It waits once per process: an interface without an address by then gets none.
     let patience = if WAITED.swap(true, Ordering::Relaxed) { Duration::ZERO } else { ADDRESS_WAIT };
     let until = Instant::now() + patience;
     loop {
@@ -256,7 +256,7 @@ fn provider_of(found: &[Info]) -> String {
     provider.split(';').next().unwrap_or_default().to_owned()
 }
 
-/// Indices into `names`, one per rail; or what is wrong.
+/// Indices into `names`, one per rail; or the error.
 fn select(rails: &Rails, names: &[String], has_nic: bool) -> Result<Vec<usize>, String> {
     let available = || names.join(", ");
     match rails {
@@ -289,7 +289,7 @@ fn query(library: &'static Library, settings: &Settings) -> Result<Vec<Info>> {
     let provider = &settings.provider;
     let mut list = List::get(library, settings, true);
     if list.is_err() && settings.hmem {
-        // Without device memory it carries host windows all the same.
+        // Without device memory the provider still carries host windows.
         list = List::get(library, &Settings { hmem: false, ..settings.clone() }, true);
     }
     let list = match list {
@@ -325,8 +325,8 @@ fn query(library: &'static Library, settings: &Settings) -> Result<Vec<Info>> {
     Ok(found)
 }
 
-/// Whether a fabric is the one of libfabric 2 that leaves out the software of the provider efa. It has
-/// other limits, for which this backend was not made.
+/// Whether a fabric is the one of libfabric 2 that bypasses the software of the provider efa. It
+/// has other limits, which this backend does not support.
 fn is_direct(fabric: &str) -> bool {
     fabric == "efa-direct"
 }
@@ -345,7 +345,7 @@ impl Drop for List {
 }
 
 impl List {
-    /// What fits `settings`; of all providers, unless `named`.
+    /// The interfaces that fit `settings`; of all providers, unless `named`.
     fn get(library: &'static Library, settings: &Settings, named: bool) -> Result<Self, i32> {
         const ENOMEM: i32 = 12;
         let provider = library.provider(&settings.provider);
@@ -355,12 +355,12 @@ impl List {
             return Err(ENOMEM);
         }
         let hints = Self { library, head: hints };
-        // Device memory needs reads of this rank's own, for read-backs.
+        // Device memory needs reads by this rank itself, for read-backs.
         let reads = settings.get || settings.hmem || settings.flush == Flush::Always;
         let get = if reads { FI_READ | FI_REMOTE_READ } else { 0 };
         let hmem = if settings.hmem { FI_HMEM } else { 0 };
-        // SAFETY: fresh hints, whose structures `fi_dupinfo` made. The name is ours: it is taken
-        // out again before libfabric frees the hints.
+        // SAFETY: fresh hints, whose structures `fi_dupinfo` made. The name is owned here: it is
+        // removed again before libfabric frees the hints.
         unsafe {
             let info = &mut *hints.head;
             info.caps = FI_RMA | FI_WRITE | FI_REMOTE_WRITE | get | hmem;
@@ -368,7 +368,7 @@ impl List {
             (*info.ep_attr).type_ = FI_EP_RDM;
             let domain = &mut *info.domain_attr;
             domain.mr_mode = MR_MODE;
-            // A rail is used by one thread at a time, and driven by whoever has it.
+            // A rail is used by one thread at a time, and driven by the thread that has locked it.
             domain.threading = FI_THREAD_DOMAIN;
             domain.control_progress = FI_PROGRESS_MANUAL;
             domain.data_progress = FI_PROGRESS_MANUAL;
@@ -437,7 +437,7 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains("mlx5_3 (not listed)") && text.contains("`rails`"), "{text}");
         }
-        // What it calls mlx5_3 is not known.
+        // The provider's name of mlx5_3 is unknown.
         assert_eq!(own_nics("psm3", &nics, &domains).unwrap(), [2]);
         let free = Nics { names: names(), any_rails: true };
         assert_eq!(own_nics("verbs", &free, &domains).unwrap(), [2]);

@@ -1,14 +1,14 @@
-//! Which network interfaces this machine has, from sysfs.
+//! The network interfaces of this machine, from sysfs.
 
 use std::path::Path;
 
-/// Where the kernel lists them.
+/// The folder in which the kernel lists them.
 pub(super) const CLASS: &str = "/sys/class/net";
 
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
 
-/// Names of the interfaces in the folder `class` that are up and leave this machine.
+/// Names of the interfaces in the folder `class` that are up and are not loopback.
 pub(super) fn up(class: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(class).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries

@@ -1,10 +1,10 @@
-//! Which processors are near a NIC, from sysfs.
+//! The processors near a NIC, from sysfs.
 
 use std::path::{Path, PathBuf};
 
 use tokenyard_sys_fabric::types::fi_pci_attr;
 
-/// The processors near a NIC; empty where nobody knows.
+/// The processors near a NIC; empty where they are unknown.
 pub(super) fn cpus(pci: Option<fi_pci_attr>, interface: &str) -> Vec<u32> {
     let device: Option<PathBuf> = match pci {
         Some(at) => Some(Path::new("/sys/bus/pci/devices").join(format!(
@@ -25,7 +25,7 @@ pub(super) fn allowed(cpu: u32) -> bool {
     rustix::thread::sched_getaffinity(None).map_or(true, |set| known && set.is_set(cpu))
 }
 
-/// Reads a list as the kernel writes it: `0-3,8,10-11`.
+/// Reads the kernel's list format: `0-3,8,10-11`.
 fn parse(list: &str) -> Option<Vec<u32>> {
     const MOST: u32 = 65_536;
     let mut cpus = Vec::new();

@@ -1,4 +1,4 @@
-//! Owners of libfabric's objects, and what opens them.
+//! Owners of libfabric's objects, and the functions that open them.
 
 use std::ffi::c_void;
 use std::os::fd::RawFd;
@@ -15,16 +15,17 @@ use super::info::Info;
 #[derive(Debug)]
 pub(super) struct Object<T> {
     raw: NonNull<T>,
-    /// The object outlives its owner.
+    /// Whether the object outlives its owner.
     stays_open: bool,
 }
 
-// SAFETY: libfabric's objects belong to no thread. Who uses one at a time is for the rail to say.
+// SAFETY: libfabric's objects belong to no thread. The lock of the rail ensures that one thread at
+// a time uses them.
 unsafe impl<T> Send for Object<T> {}
 
 impl<T> Object<T> {
     /// # Safety
-    /// `raw` is an open object of type `T`, or null, and nobody else closes it.
+    /// `raw` is an open object of type `T`, or null, and no other code closes it.
     unsafe fn new(raw: *mut T) -> Result<Self> {
         let raw = NonNull::new(raw).ok_or_else(|| {
             Error::new(ErrorKind::System, "open libfabric object", "the provider made none")
@@ -54,18 +55,19 @@ impl<T> Drop for Object<T> {
     }
 }
 
-/// What mostly is wrong with layers over connections.
+/// The usual cause of errors of layers over connections.
 const UNIVERSE: &str = "the layer makes queues for FI_UNIVERSE_SIZE peers (256 unless set), which may be \
      more than the NIC has (ibv_devinfo -v: max_cqe): set FI_UNIVERSE_SIZE to a little more than the \
      number of ranks, in the environment of all of them";
 
-/// What `fi_domain` of the provider verbs says of a NIC whose interface has no IP address: it is listed, and
-/// the connection manager does not find it. Tried with soft-RoCE and libfabric 1.17.
+/// The error of `fi_domain` of the provider verbs for a NIC whose interface has no IP address: the
+/// NIC is listed, but the connection manager does not find it. Seen with soft-RoCE and libfabric
+/// 1.17.
 const NO_DATA: i32 = 61;
 const NO_ADDRESS: &str = "give the network interface of this NIC an IP address, by which the connection manager finds \
      it (ip addr add ADDRESS/LENGTH dev IFACE); or name other `rails`";
 
-/// What mostly is wrong where a layer over connections cannot make an object.
+/// The likely fix where a layer over connections cannot make an object.
 fn layer_fix(error: i32) -> &'static str {
     if error == NO_DATA { NO_ADDRESS } else { UNIVERSE }
 }
@@ -99,13 +101,13 @@ pub(super) struct Memory {
     /// One of `FI_HMEM_*`, 0 for host memory.
     pub(super) interface: u32,
     pub(super) device: u64,
-    /// The same memory as a dmabuf, and where in it the memory begins.
+    /// The same memory as a dmabuf, and the offset of the memory in it.
     pub(super) dmabuf: Option<(RawFd, u64)>,
     /// Bits `FI_WRITE`, `FI_REMOTE_WRITE`, ...
     pub(super) access: u64,
 }
 
-// SAFETY: an address; each access says why it may.
+// SAFETY: an address; each access states why it is allowed.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -117,8 +119,8 @@ impl Drop for Objects {
 }
 
 impl Objects {
-    /// Opens everything and enables the endpoint. `peers` will be reached, `entries` completions
-    /// may wait to be read.
+    /// Opens everything and enables the endpoint. `peers` is the number of peers, `entries` the
+    /// number of completions that may wait to be read.
     pub(super) fn open(info: Info, peers: usize, entries: usize) -> Result<Self> {
         let library = info.library();
         let fail = |operation: &'static str, status: i32| {
@@ -144,8 +146,8 @@ impl Objects {
             opened("fi_endpoint", calls::endpoint(domain.raw(), info.raw(), &mut ep))?;
             let ep = Object::new(ep)?;
             opened("bind the address vector", calls::bind(ep.fid(), av.fid(), 0))?;
-            // Selective for what this rank posts only: bound so for what arrives, too, the provider
-            // efa would keep the data of peers' writes to itself.
+            // Completions are selective only for this rank's own operations: with a selective
+            // receive side, the provider efa would not report the data of peers' writes.
             for side in [FI_TRANSMIT | FI_SELECTIVE_COMPLETION, FI_RECV] {
                 opened("bind the completion queue", calls::bind(ep.fid(), cq.fid(), side))?;
             }
@@ -161,17 +163,18 @@ impl Objects {
         self.ep.as_ref().map(Object::raw)
     }
 
-    /// Closes the regions and the endpoint: nobody reads or writes through them any more (INV-8).
+    /// Closes the regions and the endpoint: no peer or NIC reads or writes through them any more
+    /// (INV-8).
     pub(super) fn close(&mut self) {
         self.regions.clear();
         self.leave_open();
         self.ep = None;
     }
 
-    /// Under `ofi_rxm` the endpoint, and what it hangs on, stays open for the life of the process: with
-    /// messages of a peer that has closed still in its queue, closing one crashes
-    /// (<https://github.com/ofiwg/libfabric/issues/11828>). Nobody reaches memory through it once the
-    /// regions are closed.
+    /// Under `ofi_rxm` the endpoint and the objects that it depends on stay open for the life of
+    /// the process: with messages of a closed peer still in its queue, closing an endpoint crashes
+    /// (<https://github.com/ofiwg/libfabric/issues/11828>). No peer reaches memory through it once
+    /// the regions are closed.
     fn leave_open(&mut self) {
         if !self.info.is_over_connections() {
             return;
@@ -191,12 +194,12 @@ impl Objects {
         })
     }
 
-    /// The address of the endpoint, in the provider's own form.
+    /// The address of the endpoint, in the provider's format.
     pub(super) fn address(&self) -> Result<Vec<u8>> {
         let mut address = vec![0_u8; 256];
         let mut bytes = address.len();
         let ep = self.open_ep()?;
-        // SAFETY: the endpoint is enabled; the room is as long as said.
+        // SAFETY: the endpoint is enabled; the buffer has the stated length.
         let status = unsafe { calls::getname(ep, address.as_mut_ptr().cast(), &mut bytes) };
         if status != 0 {
             return Err(failed(self.info.library(), "fi_getname", -status));
@@ -205,7 +208,7 @@ impl Objects {
         Ok(address)
     }
 
-    /// Registers memory; returns its number among the regions of the rail.
+    /// Registers memory; returns its index among the regions of the rail.
     ///
     /// # Safety
     /// The memory stays mapped until `self` is dropped.
@@ -220,7 +223,7 @@ impl Objects {
                     self.regions.push(region);
                     return Ok(self.regions.len() - 1);
                 }
-                // The key is taken: draw another.
+                // The key is in use: draw another.
                 Err(FI_ENOKEY) => {}
                 Err(error) => {
                     return Err(failed(library, "register memory", error)
@@ -232,7 +235,7 @@ impl Objects {
         Err(failed(library, "register memory", FI_ENOKEY))
     }
 
-    /// A key that peers cannot guess, where the provider lets us choose.
+    /// A key that peers cannot guess, where the provider accepts a chosen key.
     fn draw_key(&self) -> Result<u64> {
         if self.info.mr_mode() & FI_MR_PROV_KEY != 0 {
             return Ok(0);
@@ -298,13 +301,13 @@ impl Objects {
         Ok(region)
     }
 
-    /// What peers need to reach a region.
+    /// The key by which peers reach a region.
     pub(super) fn key(&self, region: usize) -> u64 {
         // SAFETY: the region is open.
         unsafe { (*self.regions[region].raw()).key }
     }
 
-    /// What transfers need to use a region here; null once all is closed.
+    /// The descriptor by which local transfers use a region; null once all is closed.
     pub(super) fn descriptor(&self, region: usize) -> *mut c_void {
         // SAFETY: the region is open.
         self.regions.get(region).map_or(null_mut(), |region| unsafe { (*region.raw()).mem_desc })
@@ -315,7 +318,7 @@ impl Objects {
         let mut text = [0_u8; 128];
         let mut bytes = text.len();
         // SAFETY: the vector is open, the address came from `fi_getname` or was inserted into it,
-        // and the room is as long as said.
+        // and the buffer has the stated length.
         let shown = unsafe {
             let (from, to) = (address.as_ptr().cast(), text.as_mut_ptr().cast());
             calls::av_straddr(self.av.raw(), from, to, &mut bytes)
@@ -369,8 +372,8 @@ fn open_cq(
     unsafe { Object::new(cq) }
 }
 
-/// Tells a provider that would carry traffic inside a machine through shared memory (efa) not to:
-/// such a path has another order and other limits than the NIC. Others do not know the option.
+/// Disables shared memory in a provider that would use it for traffic inside a machine (efa): such
+/// a path has another order and other limits than the NIC. Other providers do not have the option.
 fn keep_off_shared_memory(ep: &Object<fid_ep>) {
     let permitted = false;
     // SAFETY: the endpoint is open and not enabled; the option is a `bool`.

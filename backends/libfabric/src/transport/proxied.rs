@@ -1,5 +1,5 @@
-//! Threads of the transport. Proxy threads: each posts and polls for its queues, on rails of its own. Or the
-//! thread of a ring of kernels, on all rails.
+//! Threads of the transport. Each proxy thread posts and polls for its queues, on its own rails.
+//! The thread of a ring of kernels uses all rails.
 
 use std::sync::Arc;
 
@@ -10,23 +10,24 @@ use tokenyard_core::transport::{Command, Event};
 
 use super::engine::Engine;
 
-/// What one thread drives.
+/// The queues and rails of one thread.
 #[derive(Debug)]
 struct Share {
     engine: Arc<Engine>,
     rails: Vec<usize>,
     queues: Vec<u32>,
-    /// Where the next look for events starts: no queue waits for another to fall silent.
+    /// The queue at which the next poll for events starts, so that no queue waits for another to
+    /// become idle.
     turn: usize,
     cpus: Vec<u32>,
-    /// The last call ended well: no panic left it, no error.
+    /// Whether the last call ended without a panic and without an error.
     sound: bool,
 }
 
 impl Drop for Share {
-    /// A proxy drops an engine that failed before it reports the commands as failed: their sources
-    /// must not be read afterwards, nor windows be written through these rails (INV-8). Else the
-    /// engine closes them once it has flushed.
+    /// A proxy drops a failed engine before it reports the commands as failed: afterwards their
+    /// sources must not be read, and windows must not be written through these rails (INV-8).
+    /// Otherwise the engine closes the rails once it has flushed.
     fn drop(&mut self) {
         if !self.sound {
             self.rails.iter().for_each(|rail| self.engine.close(*rail));
@@ -73,7 +74,7 @@ pub(super) fn start(engine: &Arc<Engine>, threads: u32) -> Result<Proxy> {
             cpus: rails.iter().flat_map(|rail| engine.cpus(*rail)).collect(),
             engine: Arc::clone(engine),
             rails,
-            // The proxy gives queue l to thread l mod n.
+            // The proxy assigns queue l to thread l mod n.
             queues: (thread as u32..queues).step_by(threads).collect(),
             turn: 0,
             sound: true,
@@ -149,7 +150,7 @@ mod tests {
         failing.poll(&mut [NO_EVENT; 4]).unwrap_err();
         drop(inside);
         drop(failing);
-        assert!(engine.rail(0).objects.ep().is_none(), "nobody writes through it any more");
+        assert!(engine.rail(0).objects.ep().is_none(), "no peer writes through it any more");
         drop(engine);
         drop(first.memory);
     }
@@ -176,7 +177,7 @@ mod tests {
             ended += share.poll(&mut events).unwrap() as u64;
             engine.queue(0).unwrap().backlog().is_some()
         });
-        // Nobody's patience ends here: the deadline is the tests' own.
+        // No peer's patience ends here: the deadline is that of the test.
         for queue in [0, 1] {
             for _ in 0..EACH {
                 assert!(offer(&mut share, queue, signal(1)) && offer(&mut share, queue, signal(2)));
@@ -229,7 +230,7 @@ mod tests {
         };
         let told = [(); 4].map(|()| component.health().unwrap_err().rank());
         assert_eq!(told, [1, 2, 1, 2].map(Some));
-        // The thread finds another in its queue, which is a breach of the rules.
+        // The thread finds another thread in its queue, which breaks the queue rule.
         let inside = loop {
             if let Ok(inside) = engine.queue(0) {
                 break inside;

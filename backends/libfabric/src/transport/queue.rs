@@ -1,8 +1,8 @@
-//! Queues: the slots of commands that are under way, and who owns what of them.
+//! Queues: the slots of commands in flight, and their ownership.
 //!
-//! A queue's owner takes slots and gives them back. A slot's completion is found by whoever drives
-//! the rail, which may be another thread: it pushes the slot on the queue's list of done ones, a
-//! stack without locks that the owner takes as a whole.
+//! A queue's owner takes slots and frees them. The thread that drives the rail, which may be
+//! another one, finds a slot's completion: it pushes the slot on the queue's list of done slots, a
+//! lock-free stack that the owner takes as a whole.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -18,18 +18,18 @@ use super::backlog::Backlog;
 
 const NONE: u32 = u32::MAX;
 
-/// A place for one command that is under way.
+/// A place for one command in flight.
 #[repr(C)]
 #[derive(Debug)]
 struct Slot {
-    /// First, because its address is what the provider hands back. The provider's while the
-    /// command is under way.
+    /// The first field, because the provider returns its address. It belongs to the provider while
+    /// the command is in flight.
     context: UnsafeCell<fi_context2>,
-    /// The next in the list of done ones.
+    /// The next in the list of done slots.
     next: AtomicU32,
     status: AtomicI32,
     peer: AtomicU32,
-    /// The provider has accepted the command and its completion has not come.
+    /// Whether the provider has accepted the command and its completion has not come.
     under_way: AtomicBool,
 }
 
@@ -63,7 +63,7 @@ impl Slots {
         }
     }
 
-    /// What the provider gets as the operation's context.
+    /// The operation's context for the provider.
     pub(super) fn context(&self, slot: u32) -> *mut c_void {
         self.all[slot as usize].context.get().cast()
     }
@@ -81,18 +81,19 @@ impl Slots {
         self.all[slot as usize].peer.load(Ordering::Relaxed)
     }
 
-    /// The provider has accepted the command of a slot. Called while its rail is held, so that no
-    /// completion comes before.
+    /// Notes that the provider has accepted the command of a slot. It is called while the rail is
+    /// locked, so that no completion comes before.
     #[inline]
     pub(super) fn start(&self, slot: u32) {
         self.all[slot as usize].under_way.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the command of a slot. Called by whoever holds the command's rail. What a provider reports
-    /// a second time changes nothing: it would tie the list of done slots into a ring.
+    /// Ends the command of a slot. It is called by the thread that has locked the command's rail. A
+    /// second report of the provider changes nothing: it would turn the list of done slots into a
+    /// ring.
     pub(super) fn complete(&self, slot: u32, status: i32) {
         let it = &self.all[slot as usize];
-        // Not a swap: nobody else holds this rail.
+        // A swap is not needed: no other thread has locked this rail.
         if !it.under_way.load(Ordering::Relaxed) {
             return;
         }
@@ -111,7 +112,7 @@ impl Slots {
     }
 }
 
-/// A command that is under way or has an event to give.
+/// A command that is in flight or has an event to report.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     peer: u32,
@@ -120,12 +121,13 @@ struct Held {
     status: i32,
 }
 
-/// A queue. On a cache line of its own, so that queues of several threads do not slow each other.
+/// A queue. It has its own cache line, so that queues of several threads do not slow each other.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Queue(Mutex<Own>);
 
-/// What belongs to the owner of a queue. Sizes are fixed: nothing here allocates after `new`.
+/// The state that belongs to the owner of a queue. Sizes are fixed: nothing here allocates after
+/// `new`.
 #[derive(Debug)]
 pub(super) struct Own {
     id: u32,
@@ -136,7 +138,7 @@ pub(super) struct Own {
     ready: VecDeque<u32>,
     /// Slots whose command waits for its peer, where a proxy thread posts.
     backlog: Option<Backlog>,
-    /// Counts batches, so that the rails take turns.
+    /// Counts batches, so that the rails are used in turn.
     pub(super) turn: usize,
 }
 
@@ -154,12 +156,12 @@ impl Queue {
         }))
     }
 
-    /// The queue, for the one thread that owns it now. Nothing if a second thread breaks the queue
+    /// The queue, for the one thread that owns it now. `None` if a second thread breaks the queue
     /// rule: hot calls never wait (INV-6).
     pub(super) fn enter(&self) -> Option<MutexGuard<'_, Own>> {
         match self.0.try_lock() {
             Ok(own) => Some(own),
-            // What a panic leaves half done costs a slot at worst.
+            // A call that a panic interrupts loses one slot at most.
             Err(TryLockError::Poisoned(own)) => Some(own.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
@@ -167,7 +169,7 @@ impl Queue {
 }
 
 impl Own {
-    /// Takes a slot for a command; `None`: the queue is full.
+    /// Takes a slot for a command; `None` if the queue is full.
     pub(super) fn take(&mut self, slots: &Slots, command: &Command) -> Option<u32> {
         let slot = self.free.pop()?;
         slots.all[slot as usize].peer.store(command.peer, Ordering::Relaxed);
@@ -177,12 +179,12 @@ impl Own {
         Some(slot)
     }
 
-    /// Gives back a slot whose command was not accepted.
+    /// Frees a slot whose command was not accepted.
     pub(super) fn give_back(&mut self, slot: u32) {
         self.free.push(slot);
     }
 
-    /// Ends a command: its slot is free at once, unless it has an event to give (INV-5).
+    /// Ends a command: its slot is free at once, unless it has an event to report (INV-5).
     pub(super) fn end(&mut self, slot: u32, status: i32) {
         let held = &mut self.held[(slot - self.first) as usize];
         held.status = status;
@@ -199,7 +201,7 @@ impl Own {
         self.backlog.as_ref().is_some_and(|backlog| backlog.waits_for(peer))
     }
 
-    /// Lets a command wait for its peer; `false`: commands of this queue never do.
+    /// Lets a command wait for its peer; `false` if commands of this queue never wait.
     pub(super) fn defer(&mut self, slot: u32, command: &Command) -> bool {
         match &mut self.backlog {
             Some(backlog) => {
@@ -225,7 +227,7 @@ impl Own {
         !self.free.is_empty()
     }
 
-    /// Collects what was done by other threads.
+    /// Collects slots that other threads have completed.
     pub(super) fn collect(&mut self, slots: &Slots) {
         let list = &slots.done[self.id as usize];
         if list.load(Ordering::Relaxed) == NONE {
@@ -257,7 +259,8 @@ impl Own {
         count
     }
 
-    /// Whether no command is under way. One that waits for its peer is not: no provider has it.
+    /// Whether no command is in flight. A command that waits for its peer is not in flight: no
+    /// provider has it.
     pub(super) fn is_idle(&self) -> bool {
         let waiting = self.backlog.as_ref().map_or(0, Backlog::len);
         self.free.len() + self.ready.len() + waiting == self.held.len()
@@ -286,7 +289,7 @@ mod tests {
         own.collect(&slots);
         assert!(own.is_idle() && own.has_room(), "a command without an event frees its slot");
         assert!(own.take(&slots, &command(9, 0)).is_some());
-        assert!(own.take(&slots, &command(10, 0)).is_none(), "an event that waits keeps its slot");
+        assert!(own.take(&slots, &command(10, 0)).is_none(), "an event that waits holds its slot");
         let mut events = [NO_EVENT; 4];
         assert_eq!(own.take_events(&mut events), 1);
         assert_eq!((events[0].tag, events[0].queue, events[0].peer), (7, 1, 1));

@@ -26,11 +26,11 @@ use patience::Refusals;
 pub(super) use read_back::Mirror;
 use read_back::ReadBack;
 
-/// Completions that one look at the queue takes.
+/// Completions that one read of the queue takes.
 const LOOK: usize = 16;
-/// Looks of one drive: no thread drives for ever while peers keep sending (INV-6).
+/// Reads of one drive: no thread drives for ever while peers continue to send (INV-6).
 const LOOKS: usize = 16;
-/// How often a thread looks again at a rail that another thread is using.
+/// How often a thread tries again to lock a rail that another thread is using.
 const SPINS: u32 = 200;
 
 const EAGAIN: isize = -(FI_EAGAIN as isize);
@@ -40,44 +40,45 @@ const EAVAIL: isize = -(FI_EAVAIL as isize);
 #[derive(Debug)]
 pub(super) struct Rail(Mutex<State>);
 
-/// What a rail is made with beside its objects.
+/// The settings of a rail, besides its objects.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RailOptions {
     pub(super) peers: u32,
-    /// How long a peer may be refused before it is given up.
+    /// How long the provider may refuse commands for a peer before the rail gives the peer up.
     pub(super) patience: Duration,
-    /// Lies in the staging region of the objects, and outlives the rail.
+    /// A place in the staging region of the objects; it outlives the rail.
     pub(super) spare: *mut u8,
 }
 
-/// What belongs to whoever is using the rail.
+/// The state that belongs to the thread that has locked the rail.
 #[derive(Debug)]
 pub(super) struct State {
     index: usize,
     pub(super) objects: Objects,
     interface: String,
     pub(super) peers: Box<[Peer]>,
-    /// How long a peer may be refused before it is given up.
+    /// How long the provider may refuse commands for a peer before the rail gives the peer up.
     pub(super) patience: Duration,
-    /// Number of the peers' mailboxes among their windows.
+    /// Index of the peers' mailboxes among their windows.
     mailboxes: usize,
-    /// The provider is a layer over connections, each with a doorbell of its own.
+    /// Whether the provider is a layer over connections, each with its own doorbell.
     layered: bool,
     /// Registered memory that is never read, for writes of no bytes.
     spare: *mut u8,
     read_back: Option<ReadBack>,
     /// Credits that could not be sent yet.
     owed: u32,
-    /// A batch ended early, and the provider waits for its end: whoever it was for. Under a layer of
-    /// connections, that of this peer.
+    /// A batch ended early, and the provider waits for its end. The peer matters only under a layer
+    /// over connections.
     doorbell: Option<u32>,
-    /// The context of what is injected to each peer, where operations may share one; else none.
+    /// The context of injected writes to each peer, where operations may share a context; else
+    /// empty.
     markers: Box<[UnsafeCell<fi_context2>]>,
     fence: Box<UnsafeCell<fi_context2>>,
     fence_is_out: bool,
 }
 
-// SAFETY: the contexts hold pointers of libfabric's own, which belong to no thread; `spare` is an
+// SAFETY: the contexts hold libfabric's own pointers, which belong to no thread; `spare` is an
 // address.
 unsafe impl Send for State {}
 
@@ -85,23 +86,24 @@ unsafe impl Send for State {}
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     address: fi_addr_t,
-    /// Where its windows are, then its mailboxes of this rail; empty until it is connected.
+    /// The addresses of its windows, then of its mailboxes of this rail; empty until it is
+    /// connected.
     windows: Box<[Remote]>,
-    /// Its datum has come: it reaches this rank.
+    /// Its greeting has come: it can reach this rank.
     pub(super) greeted: bool,
-    /// A bit for each mailbox there that this rank may fill.
+    /// A bit for each of its mailboxes that this rank may fill.
     free_values: u32,
-    /// A bit for each mailbox here that was emptied and whose writer does not know.
+    /// A bit for each local mailbox that was emptied and whose writer has not been notified.
     owed: u32,
-    /// Something was sent that has no completion.
+    /// A write without a completion was sent.
     pub(super) unflushed: bool,
-    /// It has said that it closes.
+    /// It has sent its farewell.
     pub(super) left: bool,
-    /// While the provider takes nothing for it.
+    /// Refusals of the provider to send to it.
     refused: Refusals,
-    /// While it gives no mailbox back.
+    /// Refusals because it returns no mailbox.
     starved: Refusals,
-    /// It was refused for too long: nothing is tried any more (INV-6).
+    /// It was refused for too long: no further attempt is made (INV-6).
     given_up: bool,
 }
 
@@ -111,20 +113,20 @@ struct Remote {
     key: u64,
 }
 
-/// A write or a read, as the provider wants it.
+/// A write or a read, in the provider's terms.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transfer {
     pub(super) peer: u32,
     pub(super) local: *mut u8,
     pub(super) descriptor: *mut c_void,
     pub(super) bytes: usize,
-    /// Number of the peer's window, that of the mailboxes being the last.
+    /// Index of the peer's window; the mailboxes are the last.
     pub(super) window: usize,
     pub(super) offset: u64,
     pub(super) datum: Option<Datum>,
 }
 
-/// What became of an attempt to post.
+/// The outcome of an attempt to post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
     Posted,
@@ -178,13 +180,13 @@ impl Rail {
     pub(super) fn try_enter(&self) -> Option<MutexGuard<'_, State>> {
         match self.0.try_lock() {
             Ok(state) => Some(state),
-            // A panic is reported by the call that it ended; the objects are libfabric's.
+            // The call that panicked reports it; the objects are libfabric's.
             Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
     }
 
-    /// The rail, if another thread that is using it ends soon.
+    /// The rail, if another thread that is using it unlocks it soon.
     #[inline]
     pub(super) fn enter(&self) -> Option<MutexGuard<'_, State>> {
         for _ in 0..SPINS {
@@ -196,14 +198,14 @@ impl Rail {
         None
     }
 
-    /// Ends the access of peers to this rank and of the NIC to its sources (INV-8). What is posted
-    /// afterwards fails.
+    /// Ends the access of peers to this rank and of the NIC to its sources (INV-8). Commands that
+    /// are posted afterwards fail.
     pub(super) fn close(&self) {
         let mut state = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.objects.close();
     }
 
-    /// For calls that have the whole transport.
+    /// The state, for calls that own the whole transport.
     pub(super) fn get_mut(&mut self) -> &mut State {
         self.0.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -223,7 +225,7 @@ impl State {
         &self.interface
     }
 
-    /// Takes the address and keys of a peer. `extents` are those of its windows.
+    /// Stores the address and keys of a peer. `extents` are those of its windows.
     pub(super) fn learn(
         &mut self,
         peer: u32,
@@ -248,15 +250,15 @@ impl State {
             address,
             windows: remotes.map(|(extent, key)| Remote { base: extent.base, key: *key }).collect(),
             free_values: (1 << VALUES_PER_PEER) - 1,
-            // It may have come before this call.
+            // The greeting may have come before this call.
             greeted: self.peers[peer as usize].greeted,
             ..Peer::default()
         };
         Ok(())
     }
 
-    /// Providers read as many bytes as an address of theirs has: as many as this rank's own, or up to
-    /// a zero byte.
+    /// Checks the length of an address. A provider reads as many bytes as its own addresses have:
+    /// as many as this rank's address, or up to a zero byte.
     fn check_address(&self, address: &[u8]) -> Result<()> {
         let message = if self.objects.info.has_text_addresses() {
             if address.iter().position(|byte| *byte == 0) == Some(address.len() - 1) {
@@ -273,8 +275,8 @@ impl State {
         Err(Error::new(ErrorKind::Protocol, "read endpoint", message))
     }
 
-    /// Writes a few bytes; they are copied, and a completion comes only if it fails. Then it names
-    /// the peer.
+    /// Writes a few bytes; they are copied, and a completion comes only if the write fails. The
+    /// completion then names the peer.
     #[inline]
     pub(super) fn inject(&mut self, transfer: &Transfer) -> Attempt {
         let mut flags = FI_INJECT;
@@ -301,8 +303,8 @@ impl State {
         ours.then_some(peer as u32)
     }
 
-    /// Writes; `context` comes back when the source is reusable. With `more`, another write
-    /// follows at once.
+    /// Writes; the provider returns `context` when the source is reusable. With `more`, another
+    /// write follows at once.
     #[inline]
     pub(super) fn write(
         &mut self,
@@ -318,7 +320,7 @@ impl State {
             flags |= FI_REMOTE_CQ_DATA;
         }
         let attempt = self.message(transfer, context, |ep, message| {
-            // SAFETY: the endpoint is enabled; the source stays until `context` comes back, by the
+            // SAFETY: the endpoint is enabled; the source stays until `context` returns, by the
             // contract of `post`.
             unsafe { calls::writemsg(ep, message, flags) }
         });
@@ -332,16 +334,17 @@ impl State {
         attempt
     }
 
-    /// Whether a write may leave its doorbell to the next: not while an earlier batch waits for it.
+    /// Whether a write may leave the doorbell to the next one: not while an earlier batch waits for
+    /// it.
     pub(super) fn may_hold_back(&self) -> bool {
         self.doorbell.is_none() || !self.layered
     }
 
-    /// Reads from the peer; `context` comes back when the bytes are there.
+    /// Reads from the peer; the provider returns `context` when the bytes are there.
     pub(super) fn read(&mut self, transfer: &Transfer, context: *mut c_void) -> Attempt {
         self.message(transfer, context, |ep, message| {
-            // SAFETY: the endpoint is enabled; the destination stays until `context` comes back,
-            // by the contract of `post`.
+            // SAFETY: the endpoint is enabled; the destination stays until `context` returns, by
+            // the contract of `post`.
             unsafe { calls::readmsg(ep, message, FI_COMPLETION) }
         })
     }
@@ -387,7 +390,8 @@ impl State {
         attempt
     }
 
-    /// What is refused to a peer is tried again, but not for ever (INV-6): others wait behind it.
+    /// A refused command for a peer is tried again, but not for ever (INV-6), as other commands
+    /// wait behind it.
     #[cold]
     fn refused(&mut self, peer: usize, kind: fn(&mut Peer) -> &mut Refusals) -> Attempt {
         let peer = &mut self.peers[peer];
@@ -398,12 +402,13 @@ impl State {
         Attempt::GivenUp
     }
 
-    /// Reads completions, and sends what is owed. Returns whether there were any.
+    /// Reads completions, and sends the credits that are owed. Returns whether there were any
+    /// completions.
     pub(super) fn drive(&mut self, shared: &Shared) -> bool {
         let mut moved = false;
         let mut entries = [const { MaybeUninit::<fi_cq_data_entry>::uninit() }; LOOK];
         for _ in 0..LOOKS {
-            // SAFETY: the queue is open, has this format, and the room is as long as said.
+            // SAFETY: the queue is open, has this format, and the buffer has the stated length.
             let count =
                 unsafe { calls::cq_read(self.objects.cq.raw(), entries.as_mut_ptr().cast(), LOOK) };
             if count <= 0 {
@@ -436,12 +441,12 @@ impl State {
     #[inline]
     fn completed(&mut self, shared: &Shared, entry: &fi_cq_data_entry) {
         if entry.flags & FI_REMOTE_CQ_DATA != 0 {
-            // INV-1: fi_cq(3), "Target completion semantics": a completion at the target says
-            // that the data is in its buffer, whatever the writer asked for.
+            // INV-1: fi_cq(3), "Target completion semantics": a completion at the target means that
+            // the data is in its buffer, whatever the writer asked for.
             match Datum::decode(entry.data) {
                 Some(Datum::Signal { id, add }) => self.signal_came(shared, id, add),
                 Some(datum) => self.own_datum(shared, datum),
-                None => self.distrust(shared, None, "data that nobody writes"),
+                None => self.distrust(shared, None, "data that no rank writes"),
             }
         } else if let Some(slot) = shared.slots.find(entry.op_context) {
             shared.slots.complete(slot, abi::TY_OK);

@@ -1,4 +1,4 @@
-//! What all rails and queues of an instance share: totals of signals, windows, what went wrong.
+//! The state that all rails and queues of an instance share: totals of signals, windows, failures.
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ use super::queue::Slots;
 /// Bytes between two records.
 pub(super) const RECORD_STRIDE: usize = 32;
 
-/// A value on its way (INV-3): peers write it into a mailbox, and the receiver's CPU stores it.
+/// A value in transit (INV-3): peers write it into a mailbox, and the receiver's CPU stores it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
@@ -32,7 +32,7 @@ pub(super) struct Pages {
     layout: std::alloc::Layout,
 }
 
-// SAFETY: plain memory; access is by pointer, and each user says why it may.
+// SAFETY: plain memory; access is by pointer, and each user states why it is allowed.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -81,7 +81,7 @@ pub(super) struct LocalWindow {
     kind: u32,
 }
 
-// SAFETY: an address; each access says why it may.
+// SAFETY: an address; each access states why it is allowed.
 unsafe impl Send for LocalWindow {}
 // SAFETY: as above.
 unsafe impl Sync for LocalWindow {}
@@ -110,7 +110,7 @@ impl LocalWindow {
     }
 }
 
-/// What all rails and queues share.
+/// The state that all rails and queues share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) team: Team,
@@ -119,14 +119,14 @@ pub(super) struct Shared {
     totals: Box<[AtomicU64]>,
     /// For each rail, [`VALUES_PER_PEER`] records of each peer. Peers write them.
     pub(super) mailboxes: Pages,
-    /// The first failure of each peer; the last place is for what is about no peer that is known.
+    /// The first failure of each peer; the last place is for failures that are about no known peer.
     failures: Box<[OnceLock<Failure>]>,
     is_well: AtomicBool,
-    /// Where `health` looks first: it tells the failures in turn.
+    /// The place at which `health` starts, so that it reports the failures in turn.
     turn: AtomicUsize,
 }
 
-/// What went wrong.
+/// A failure.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     /// Index in the team, where it is known.
@@ -154,13 +154,13 @@ impl Shared {
         self.team.world_ranks.len() as u32
     }
 
-    /// Where a mailbox lies, counted in records from the first.
+    /// The place of a mailbox, counted in records from the first.
     pub(super) fn mailbox(&self, rail: usize, place: Mailbox) -> usize {
         rail * (self.ranks() * VALUES_PER_PEER) as usize + place.index() as usize
     }
 
-    /// Adds to a total after everything this thread knows to be in place (INV-1). `false`: there
-    /// is no such signal.
+    /// Adds to a total, ordered after all payloads that are visible to this thread (INV-1). `false`
+    /// if there is no such signal.
     #[inline]
     pub(super) fn raise(&self, id: u32, add: u32) -> bool {
         match self.totals.get(id as usize) {
@@ -172,7 +172,8 @@ impl Shared {
         }
     }
 
-    /// A total; what was in place before it was raised is visible after this (INV-1).
+    /// A total; payloads that were written before it was raised are visible after this call
+    /// (INV-1).
     #[inline]
     pub(super) fn total(&self, id: u32) -> u64 {
         let total = self.totals.get(id as usize);
@@ -190,8 +191,8 @@ impl Shared {
         unsafe { AtomicU64::from_ptr(place) }.store(value, Ordering::Release);
     }
 
-    /// Stores the value that a peer has left in a mailbox; or says what is wrong with it, for it
-    /// comes from another process.
+    /// Stores the value that a peer has written into a mailbox. Returns an error if the value is
+    /// invalid, as it comes from another process.
     pub(super) fn deliver(&self, rail: usize, place: Mailbox) -> Result<(), &'static str> {
         // SAFETY: the mailbox is inside the pages (`place` is of a rank of the team), and its
         // writer waits for a credit before it writes again. Whatever bytes it holds are a record.
@@ -209,8 +210,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes the transport unhealthy for good (INV-7). The first failure of a peer stays, and is not
-    /// hidden by that of another, which ranks may go on without.
+    /// Makes the transport unhealthy for good (INV-7). The first failure of a peer stays. The
+    /// failure of another peer, without which ranks may go on, does not hide it.
     #[cold]
     pub(super) fn fail(&self, failure: Failure) {
         let rank = failure.peer.and_then(|peer| self.team.world_ranks.get(peer as usize));
@@ -222,7 +223,8 @@ impl Shared {
         }
     }
 
-    /// A failure that is about no peer; else the peers' in turn, so that none hides another's.
+    /// A failure that is about no peer; otherwise the failures of the peers in turn, so that none
+    /// hides another.
     pub(super) fn health(&self) -> Result<(), Error> {
         if self.is_well.load(Ordering::Acquire) {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Engines over the provider `tcp` in one process: what only shows from the inside. One thread drives
-//! all ranks, so a busy machine makes them slow but none of them silent.
+//! Engines over the provider `tcp` in one process: behaviour that is only visible from inside. One
+//! thread drives all ranks, so a busy machine makes them slow but none of them silent.
 
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -75,7 +75,7 @@ impl Rank {
         (self.engine.take_events(0, &mut events).unwrap() == 1).then_some(events[0])
     }
 
-    /// Ends as a process that is killed does: without a word.
+    /// Ends like a killed process: without a message.
     pub(super) fn die(self) {
         self.engine.close(0);
     }
@@ -94,7 +94,7 @@ pub(super) fn connected(ranks: u32) -> Vec<Rank> {
     connected_for(ranks, 0)
 }
 
-/// Connected ranks for so many proxy threads, which are not started.
+/// Connected ranks for this number of proxy threads, which are not started.
 pub(super) fn connected_for(ranks: u32, proxy_threads: u32) -> Vec<Rank> {
     let mut all: Vec<_> = (0..ranks).map(|me| Rank::open(me, ranks, proxy_threads)).collect();
     let endpoints: Vec<_> = all.iter_mut().map(|rank| rank.engine.endpoint().unwrap()).collect();
@@ -152,7 +152,7 @@ fn who_closes_does_not_wait_for_a_peer_that_has_left() {
     let mut ranks = connected(2);
     ranks.iter_mut().for_each(|rank| rank.engine.farewell = LONG);
     let (mut stays, mut leaves) = (ranks.remove(0), ranks.remove(0));
-    assert!(leaves.engine.flush(), "a peer that stays takes what is sent to it");
+    assert!(leaves.engine.flush(), "a peer that stays accepts commands");
     drop(leaves);
-    assert!(stays.engine.flush(), "all has ended although nobody is there to take it");
+    assert!(stays.engine.flush(), "all has ended although the peer is gone");
 }

@@ -1,6 +1,6 @@
-//! What ranks exchange before they connect. It comes from another process, so every field is checked. Its
-//! checksum is the only way to tell a damaged address, and the provider `shm` crashes on one. Registration keys
-//! are in it: they are never logged.
+//! The endpoints that ranks exchange before they connect. They come from another process, so every
+//! field is checked. Only the checksum detects a damaged address, on which the provider `shm`
+//! crashes. Endpoints contain registration keys, which are never logged.
 
 use std::fmt;
 
@@ -16,17 +16,17 @@ const WIRE: Wire = Wire { operation: "read endpoint", magic: *b"TYLF", version: 
 const MAX_PROVIDER: usize = 32;
 /// Longest address of a NIC.
 const MAX_ADDRESS: usize = 80;
-/// Most windows of a rank, that of the mailboxes not counted.
+/// Most windows of a rank, without the mailboxes.
 pub(super) const MAX_WINDOWS: u32 = 12;
 
-/// A number takes at most 10 bytes, a small one fewer.
+/// A number takes at most 10 bytes, a small number fewer.
 const LONGEST: usize = 64
     + MAX_PROVIDER
     + 20 * (MAX_WINDOWS as usize + 1)
     + MAX_RAILS * (4 + MAX_ADDRESS + 10 * (MAX_WINDOWS as usize + 1));
 const _: () = assert!(LONGEST <= abi::TY_ENDPOINT_BYTES);
 
-/// What a peer needs to reach a rank.
+/// The data that a peer needs to reach a rank.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Endpoint {
     /// Index of the rank in its team.
@@ -41,10 +41,10 @@ pub(super) struct Endpoint {
     pub(super) rails: Vec<RailEndpoint>,
 }
 
-/// A window, alike on all rails.
+/// A window, the same on all rails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Extent {
-    /// What a remote address of the first byte is: 0 for providers that count from there.
+    /// The remote address of its first byte: 0 for providers that address by offset.
     pub(super) base: u64,
     pub(super) bytes: u64,
 }
@@ -52,13 +52,13 @@ pub(super) struct Extent {
 /// One NIC.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RailEndpoint {
-    /// In the provider's own form.
+    /// Its address, in the provider's format.
     pub(super) address: Vec<u8>,
     /// A key per window.
     pub(super) keys: Vec<u64>,
 }
 
-// Without the keys.
+// The keys are omitted.
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
@@ -109,7 +109,8 @@ fn between(what: &str, found: usize, low: usize, high: usize) -> Result<()> {
 /// Checks the bytes of an endpoint without connecting to it. For fuzzing.
 ///
 /// # Errors
-/// [`ErrorKind::Protocol`](tokenyard_core::ErrorKind::Protocol): what was found and what was expected.
+/// [`ErrorKind::Protocol`](tokenyard_core::ErrorKind::Protocol): the error names the found and the
+/// expected value.
 pub fn check_endpoint(data: &[u8]) -> Result<()> {
     Endpoint::parse(data).map(drop)
 }

@@ -98,7 +98,7 @@ impl Rank {
     }
 }
 
-/// Runs `body` on connected ranks; none ends before all are through.
+/// Runs `body` on connected ranks; none ends before all have finished.
 pub(crate) fn with_ranks(ranks: u32, text: &str, body: impl Fn(&mut Rank) + Sync) {
     let endpoints: Vec<Mutex<Vec<Vec<u8>>>> = (0..ranks).map(|_| Mutex::default()).collect();
     let (ready, through) = (Barrier::new(ranks as usize), Barrier::new(ranks as usize));

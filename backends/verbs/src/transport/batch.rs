@@ -1,4 +1,4 @@
-//! Work requests on their way to the device, in lists per peer.
+//! Work requests to post, in lists per peer.
 
 use std::cell::UnsafeCell;
 
@@ -6,7 +6,7 @@ use tokenyard_sys_verbs::ffi::{SEND_SIGNALED, SendWr, Sge};
 
 use super::commands::Request;
 
-/// A list of work requests that is being made: places in the batch.
+/// A list of work requests that is being built: places in the batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chain {
     first: usize,
@@ -15,8 +15,8 @@ pub(super) struct Chain {
 
 /// Work requests that point to each other.
 ///
-/// The cells are never borrowed as values, only by the pointers that they give: a reference to one of
-/// them would end the right of the pointers that the others hold.
+/// The cells are never borrowed as values, only accessed by their pointers: a reference to a cell
+/// would invalidate the pointers in other cells.
 #[derive(Debug)]
 pub(super) struct Batch {
     wrs: Box<[UnsafeCell<SendWr>]>,
@@ -25,11 +25,11 @@ pub(super) struct Batch {
 }
 
 // SAFETY: the pointers in `wrs` point into the same batch, or into commands during one call of
-// `post`; they are made anew for every batch.
+// `post`; they are rewritten for every batch.
 unsafe impl Send for Batch {}
 
 impl Batch {
-    /// Room for so many work requests.
+    /// A batch with room for this many work requests.
     pub(super) fn new(room: usize) -> Self {
         Self {
             wrs: (0..room).map(|_| UnsafeCell::new(SendWr::BLANK)).collect(),
@@ -38,12 +38,12 @@ impl Batch {
         }
     }
 
-    /// Forgets all lists.
+    /// Clears all lists.
     pub(super) fn clear(&mut self) {
         self.used = 0;
     }
 
-    /// Puts a request behind a list, or makes a list of it.
+    /// Adds a request to the end of a list, or starts a list with it.
     pub(super) fn add(&mut self, chain: Option<Chain>, id: u64, request: Request) -> Chain {
         let at = self.used;
         self.used += 1;
@@ -63,7 +63,7 @@ impl Batch {
         Chain { last: at, ..chain }
     }
 
-    /// Asks for a completion of the list's last request.
+    /// Requests a completion of the list's last request.
     pub(super) fn report(&mut self, chain: Chain) {
         // SAFETY: as in `add`.
         unsafe { (*self.wrs[chain.last].get()).send_flags |= SEND_SIGNALED };

@@ -1,4 +1,4 @@
-//! From commands to work requests.
+//! Converts commands to work requests.
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::Command;
@@ -11,7 +11,7 @@ use super::memory::Memory;
 use super::peer::Remote;
 use crate::endpoint::SignalArea;
 
-/// A work request without its id, its place in a list and whether it is reported.
+/// A work request without its id, its place in a list and its completion flag.
 #[derive(Clone, Copy)]
 pub(super) struct Request {
     pub(super) wr: SendWr,
@@ -19,7 +19,7 @@ pub(super) struct Request {
     pub(super) sge: Option<Sge>,
 }
 
-/// What requests are made from beside the command.
+/// The inputs of a request besides the command.
 #[derive(Clone, Copy)]
 pub(super) struct Way<'a> {
     pub(super) remote: &'a Remote,
@@ -29,15 +29,16 @@ pub(super) struct Way<'a> {
 }
 
 impl Way<'_> {
-    /// What `command` becomes: the last one ends it. Nothing for an op that nobody knows.
+    /// The work requests of `command`; the last one ends it. `None` for an unknown op.
     ///
-    /// A value's request points into `command`: post it while that lives.
+    /// A value's request points into `command`, so it must be posted while `command` lives.
     pub(super) fn requests(&self, command: &Command) -> Option<(Option<Request>, Request)> {
         Some(match command.op {
             abi::TY_OP_PUT => (None, self.write(command)),
             abi::TY_OP_PUT_SIGNAL => match self.remote.signals {
                 SignalArea::Immediate => (None, immediate(self.write(command), command)),
-                // One queue pair: the device of the peer adds after it has written (INV-1).
+                // Both are on one queue pair, so the device of the peer adds after it has written
+                // (INV-1).
                 SignalArea::Atomic { .. } if command.bytes > 0 => {
                     (Some(self.write(command)), self.addition(command))
                 }
@@ -66,7 +67,7 @@ impl Way<'_> {
         self.transfer(command, WR_RDMA_READ)
     }
 
-    /// 8 aligned bytes in one packet: the device writes them as one (INV-3).
+    /// 8 aligned bytes in one packet: the device writes them as a whole (INV-3).
     fn value(&self, command: &Command) -> Request {
         debug_assert!(command.dst_offset.is_multiple_of(8));
         let mut request = empty();
@@ -88,7 +89,7 @@ impl Way<'_> {
         request.wr.wr.rdma = self.target(command, command.bytes);
         request.sge = Some(Sge {
             addr: region.address + command.src_offset,
-            // A put is at most `largest_put`, which a port gives as 32 bits.
+            // A put has at most `largest_put` bytes, which a port reports in 32 bits.
             length: command.bytes as u32,
             lkey: region.mr.lkey(),
         });
@@ -120,7 +121,7 @@ impl Way<'_> {
     }
 }
 
-/// A write of nothing: the device asks for no address and no key then.
+/// An empty write: the device needs no address and no key for it.
 fn empty() -> Request {
     Request { wr: SendWr { opcode: WR_RDMA_WRITE, ..SendWr::BLANK }, sge: None }
 }
@@ -135,7 +136,7 @@ fn inside(offset: u64, bytes: u64, room: u64) -> bool {
     offset.checked_add(bytes).is_some_and(|end| end <= room)
 }
 
-/// What 32 bits of immediate data say.
+/// The meaning of 32 bits of immediate data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Datum {
     pub(super) id: u32,

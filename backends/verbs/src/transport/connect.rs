@@ -1,4 +1,4 @@
-//! What ranks tell each other, what each checks of it, and the way to a connected queue pair.
+//! The endpoints that ranks exchange, the checks of them, and the connection of queue pairs.
 
 use std::net::Ipv6Addr;
 
@@ -12,12 +12,12 @@ use crate::device::Adapter;
 use crate::endpoint::{Endpoint, RemoteQp};
 use crate::rules::SignalMode;
 
-/// The code for 0.64 ms: how long a peer is asked to wait that found no receive here.
+/// The code for 0.64 ms: the time that a peer waits after it found no receive here.
 const RNR_TIMER: u8 = 12;
-/// As far as routed RoCE goes.
+/// The hop limit of routed RoCE.
 const HOPS: u8 = 64;
 
-/// What an endpoint must agree with, beside what it says of itself.
+/// The values of this rank with which an endpoint must agree.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected<'a> {
     pub(super) me: u32,
@@ -60,7 +60,7 @@ fn refused(message: String) -> Error {
         .with_fix("exchange the endpoints of this run only, and use one link layer for all ranks")
 }
 
-/// What both directions of a connection are set up with.
+/// The settings of both directions of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setup<'a> {
     pub(super) adapter: &'a Adapter,
@@ -90,7 +90,7 @@ impl Setup<'_> {
         }
     }
 
-    /// Takes a queue pair to the state in which it sends and receives. Nothing is waited for but the
+    /// Moves a queue pair to the state in which it sends and receives. The only wait is for the
     /// kernel's look-up of the peer's address.
     pub(super) fn connect(
         &self,
@@ -142,7 +142,7 @@ impl Setup<'_> {
         }
     }
 
-    /// One line for people: this side's port.
+    /// This rank's port, in one line for people.
     pub(super) fn here(&self) -> String {
         let signals = match self.adapter.signals {
             SignalMode::Immediate => "immediate",
@@ -158,7 +158,7 @@ impl Setup<'_> {
     }
 }
 
-/// A connect that the system refused.
+/// The error for a connect that the system refused.
 pub(super) fn unreachable(error: CallError, rank: u32, link: &str) -> Error {
     let errno = error.source.raw_os_error().map(Errno::from_raw_os_error);
     let address = matches!(

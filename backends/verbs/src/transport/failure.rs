@@ -1,4 +1,4 @@
-//! What went wrong, in numbers on the hot path and in words afterwards.
+//! Failures: numbers on the hot path, and words afterwards.
 
 use tokenyard_core::transport::Team;
 use tokenyard_core::{Error, ErrorKind};
@@ -10,7 +10,7 @@ use super::flight::Pending;
 /// A fault without text: it is recorded on the hot path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// A command with an op that nobody knows.
+    /// A command with an unknown op.
     UnknownOp,
     /// A command for a peer whose connection broke before.
     BrokenBefore,
@@ -26,35 +26,35 @@ pub(super) enum Fault {
     Receive { status: i32, vendor: u32 },
     /// A signal that this rank does not have.
     UnknownSignal { id: u32 },
-    /// The device reports something broken.
+    /// The device reports a fault.
     Event(i32),
-    /// This rank's port is down for longer than connections bear.
+    /// This rank's port is down for longer than connections tolerate.
     Cut,
     /// An error completion of the read-back.
     ReadBack { status: i32, vendor: u32 },
 }
 
-/// Where it went wrong.
+/// The place of a failure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FailedAt {
     pub(super) queue: u32,
     pub(super) peer: u32,
-    /// The command, if it was one.
+    /// The command, if it failed at one.
     pub(super) command: Option<Pending>,
 }
 
-/// Whose failure it is.
+/// The owner of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Blame {
-    /// Of the connection to this peer, or of the peer.
+    /// The connection to this peer, or the peer.
     Peer(u32),
-    /// Of the device, or of this rank.
+    /// The device, or this rank.
     Here,
     /// This rank's port is down: it reaches no peer.
     Port,
 }
 
-/// Something that went wrong.
+/// A failure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Failure {
     pub(super) fault: Fault,
@@ -71,7 +71,7 @@ impl Failure {
         }
     }
 
-    /// In words; `link` describes the connection to the peer, or this rank's port.
+    /// The error in words; `link` describes the connection to the peer, or this rank's port.
     pub(super) fn to_error(self, library: &Library, team: &Team, link: String) -> Error {
         let world_rank = |peer: u32| team.world_ranks.get(peer as usize).copied();
         let (mut message, mut fix) = self.fault.words(library);
@@ -101,10 +101,11 @@ impl Failure {
 
 const DOWN: &str = "the port of this rank is down";
 const PORT_FIX: &str = "see `rdma link` and the kernel's log, then the cable and the switch";
-const CONTRACT: &str = "report this: whoever posted the command broke the transport contract";
+const CONTRACT: &str =
+    "report this: the caller that posted the command broke the transport contract";
 
 impl Fault {
-    /// Whether a port that is down explains it.
+    /// Whether a port that is down would explain it.
     pub(super) fn is_silence(self) -> bool {
         matches!(self, Self::Completion { .. } | Self::Stalled)
     }
@@ -147,7 +148,7 @@ impl Fault {
                 CONTRACT.into(),
             ),
             Self::Cut => (
-                format!("{DOWN}, for longer than connections repeat what is not answered"),
+                format!("{DOWN}, for longer than connections repeat unanswered requests"),
                 PORT_FIX.into(),
             ),
             Self::Event(event) => (
@@ -158,7 +159,7 @@ impl Fault {
     }
 }
 
-/// What the status of a completion usually means, and what to do.
+/// The usual meaning of a completion's status, and the fix.
 fn meaning(status: i32) -> (&'static str, &'static str) {
     match status {
         ffi::WC_RETRY_EXC_ERR => (

@@ -1,19 +1,19 @@
-//! What went wrong first, per peer.
+//! The first failure of each peer.
 //!
-//! Ranks may go on without a lost peer, so its failure hides none of another (INV-7).
+//! Ranks may go on without a lost peer, so its failure does not hide that of another peer (INV-7).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::failure::Failure;
 
-/// The first failure about each peer, and the first that is about none. They stay.
+/// The first failure about each peer, and the first that is about no peer. They stay.
 #[derive(Debug)]
 pub(super) struct Failures {
-    /// The last place is for what is about no peer.
+    /// The first failures by peer; the last place is for a failure about no peer.
     first: Box<[OnceLock<Failure>]>,
     is_well: AtomicBool,
-    /// Where `next` looks first.
+    /// The place at which `next` starts.
     turn: AtomicUsize,
 }
 
@@ -26,7 +26,7 @@ impl Failures {
         }
     }
 
-    /// Notes a failure, unless one about the same peer is known, or one that is about none.
+    /// Stores a failure, unless there is already one about the same peer, or one about no peer.
     #[cold]
     pub(super) fn add(&self, failure: Failure) {
         let peers = self.first.len() - 1;
@@ -36,13 +36,14 @@ impl Failures {
         }
     }
 
-    /// Whether one more failure of this peer would be told never.
+    /// Whether a further failure of this peer would never be reported.
     pub(super) fn hide(&self, peer: u32) -> bool {
         let is_known = |first: Option<&OnceLock<Failure>>| first.and_then(OnceLock::get).is_some();
         is_known(self.first.get(peer as usize)) || is_known(self.first.last())
     }
 
-    /// What is about no peer; else the failures of the peers, from call to call that of another.
+    /// The failure about no peer; otherwise the failures of the peers, one after the other from
+    /// call to call.
     #[inline]
     pub(super) fn next(&self) -> Option<&Failure> {
         if self.is_well.load(Ordering::Acquire) {

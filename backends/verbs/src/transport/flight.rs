@@ -1,4 +1,4 @@
-//! The commands that are under way on one connection, from the post to their end.
+//! The commands in flight on one connection, from the post to their end.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokenyard_core::abi;
 use tokenyard_core::transport::Command;
 
-/// Bits of a work request's id that number the commands of a peer; those above name the peer.
+/// Bits of a work request's id for the number of the command; the bits above are the peer.
 const SEQUENCE_BITS: u32 = 48;
 const SEQUENCE: u64 = (1 << SEQUENCE_BITS) - 1;
 
@@ -20,7 +20,7 @@ pub(super) fn of_request(id: u64) -> (usize, u64) {
     ((id >> SEQUENCE_BITS) as usize, id & SEQUENCE)
 }
 
-/// What is remembered of a command until it ends.
+/// The data of a command until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pending {
     pub(super) tag: u64,
@@ -50,7 +50,7 @@ pub(super) struct Flight {
     pending: VecDeque<Pending>,
     /// Number of the first of `pending`.
     head: u64,
-    /// What `head` was when the watchdog looked, and since when.
+    /// The value of `head` at the last check of the watchdog, and the time since which it is so.
     watched: Option<(u64, Instant)>,
 }
 
@@ -60,7 +60,7 @@ impl Flight {
         Self { pending: VecDeque::with_capacity(depth), head: 0, watched: None }
     }
 
-    /// Takes a command on and returns its number.
+    /// Adds a command and returns its number.
     pub(super) fn push(&mut self, pending: Pending) -> u64 {
         debug_assert!(self.pending.len() < self.pending.capacity());
         self.pending.push_back(pending);
@@ -74,33 +74,33 @@ impl Flight {
         Some(pending)
     }
 
-    /// A command under way.
+    /// A command in flight.
     pub(super) fn get(&self, sequence: u64) -> Option<Pending> {
         let ahead = sequence.wrapping_sub(self.head) & SEQUENCE;
         self.pending.get(usize::try_from(ahead).ok()?).copied()
     }
 
-    /// The command that is to end next.
+    /// The command that ends next.
     pub(super) fn oldest(&self) -> Option<Pending> {
         self.pending.front().copied()
     }
 
-    /// Lets the time of [`Flight::is_stalled`] begin again.
+    /// Restarts the time of [`Flight::is_stalled`].
     pub(super) fn watch_anew(&mut self) {
         self.watched = None;
     }
 
-    /// How many commands end with a completion of command `sequence`, itself the last of them:
-    /// completions of a queue pair come in order, and a command that is not reported is done with
-    /// the next one that is. None if the command has ended before: when a connection breaks, both
-    /// work requests of a command complete.
+    /// The number of commands that end with a completion of command `sequence`, which is the last
+    /// of them: completions of a queue pair come in order, and a command without a completion ends
+    /// with the next one that has one. 0 if the command has already ended: when a connection
+    /// breaks, both work requests of a command complete.
     pub(super) fn ended_by(&self, sequence: u64) -> usize {
         let ahead = sequence.wrapping_sub(self.head) & SEQUENCE;
         if ahead < self.pending.len() as u64 { ahead as usize + 1 } else { 0 }
     }
 
-    /// Whether commands are under way and none has ended since the watchdog looked, `limit` ago or
-    /// longer.
+    /// Whether commands are in flight and none has ended for `limit` or longer, by the checks of
+    /// the watchdog.
     pub(super) fn is_stalled(&mut self, now: Instant, limit: Duration) -> bool {
         if self.pending.is_empty() {
             self.watched = None;

@@ -1,4 +1,4 @@
-//! Windows of this rank, registered, and the word that additions give their old values to.
+//! The registered windows of this rank, and the word into which atomic additions return old values.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -31,13 +31,13 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn new(pd: &Arc<Pd>) -> Result<Self> {
         let mut word = Box::new(0_u64);
-        // SAFETY: the word lives as long as the region, beside it; nobody reads it.
+        // SAFETY: the word lives as long as the region, beside it; no code reads it.
         let scratch = unsafe { Mr::new(pd, (&raw mut *word).cast(), 8, ACCESS_LOCAL_WRITE) };
         let scratch = scratch.map_err(|e| refused(e, 8))?;
         Ok(Self { regions: Vec::new(), scratch, word })
     }
 
-    /// Where additions give their old values to: the address and the key.
+    /// The destination of the old values of additions: the address and the key.
     pub(super) fn scratch(&self) -> (u64, u32) {
         (&raw const *self.word as u64, self.scratch.lkey())
     }
@@ -51,9 +51,10 @@ impl Memory {
         let bytes = usize::try_from(window.bytes).unwrap_or(usize::MAX);
         let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
         let host = window.kind == abi::TY_MEMORY_HOST;
-        // What is no dmabuf is registered by its address: host memory, and device memory by a kernel module.
+        // Memory without a dmabuf is registered by its address: host memory, and device memory
+        // through a kernel module.
         let registered = if window.handle != abi::TY_HANDLE_DMABUF || window.fd < 0 {
-            // SAFETY: by this function's contract; core bears with peers that write windows.
+            // SAFETY: by this function's contract; core tolerates writes of peers to windows.
             unsafe { Mr::new(pd, window.pointer, bytes, access) }
         } else {
             // SAFETY: as above; the descriptor is open.
@@ -76,7 +77,7 @@ impl Memory {
 const DEVICE_MEMORY_FIX: &str = "give the window a dmabuf descriptor (kernel 5.12, rdma-core 34 and \
      a driver with ibv_reg_dmabuf_mr), or load the kernel module nvidia_peermem";
 
-/// A registration that was refused.
+/// The error for a refused registration.
 pub(super) fn refused(error: CallError, bytes: u64) -> Error {
     let no_memory = error.source.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error());
     let message = format!("{} of {bytes} bytes", error.call);

@@ -17,13 +17,13 @@ pub(super) struct Remote {
     pub(super) signals: SignalArea,
 }
 
-/// How far a connection is.
+/// The state of a connection.
 #[derive(Debug)]
 pub(super) enum Stage {
     /// It waits for the peer's endpoint.
     Waiting(Qp<Init>),
     Connected(Qp<Rts>, Arc<Remote>),
-    /// The connection broke; the queue pair still gives back what was posted.
+    /// The connection broke; the queue pair still returns posted commands.
     Broken {
         _qp: Qp<Rts>,
     },
@@ -52,7 +52,7 @@ pub(super) struct Peer {
     pub(super) stage: Stage,
     /// The queue pair's number.
     pub(super) number: u32,
-    /// First packet number that this side sends.
+    /// First packet sequence number that this side sends.
     pub(super) psn: u32,
     /// Bytes of a payload that may be copied while it is posted.
     pub(super) inline: u32,
@@ -72,8 +72,8 @@ impl Peer {
         }
     }
 
-    /// Accepts no more commands, and makes the device give up those under way: each ends with an
-    /// error completion of its own. False if the device does not.
+    /// Accepts no more commands, and makes the device flush those in flight: each ends with its own
+    /// error completion. False if the device refuses.
     #[cold]
     pub(super) fn give_up(&mut self) -> bool {
         let Stage::Connected(qp, _) = std::mem::replace(&mut self.stage, Stage::Gone) else {

@@ -1,4 +1,4 @@
-//! One queue: its connections, the commands under way on them, and its events.
+//! One queue: its connections, the commands in flight on them, and its events.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -18,19 +18,19 @@ use super::shared::Shared;
 use super::signals::queue_fault;
 use crate::device::REQUESTS;
 
-/// Most commands that are made into lists before the doorbells ring.
+/// Most commands in the lists of one batch, before the doorbells ring.
 const BATCH: usize = 64;
 /// Completions that one call takes from the device at most, times [`ROUNDS`].
 const TAKEN: usize = 32;
 const ROUNDS: usize = 8;
-/// The clock is looked at in every so many polls.
+/// The clock is read once in this many polls.
 const POLLS_PER_LOOK: u32 = 64;
-/// The watchdog looks at the connections at most this often.
+/// The shortest interval between two checks of the watchdog.
 pub(super) const WATCH_EVERY: Duration = Duration::from_millis(100);
-/// The longest that a device may take to give back what was posted on a connection that broke.
+/// The longest time that a device may take to return posted commands of a broken connection.
 pub(super) const LONGEST_FLUSH: Duration = Duration::from_secs(1);
 
-/// A queue. On cache lines of its own, so that queues of several threads do not slow each other.
+/// A queue. It has its own cache lines, so that queues of several threads do not slow each other.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Queue(Mutex<QueuePairs>);
@@ -40,8 +40,9 @@ impl Queue {
         Self(Mutex::new(pairs))
     }
 
-    /// The queue's queue, for the one thread that owns the queue now. Nothing while the watchdog looks
-    /// after it on another thread: hot calls never wait (INV-6), they come again.
+    /// The queue's pairs, for the one thread that owns the queue now. `None` while the watchdog
+    /// checks the queue on another thread: hot calls never wait (INV-6), and the caller calls
+    /// again.
     #[inline]
     pub(super) fn enter(&self) -> Option<MutexGuard<'_, QueuePairs>> {
         match self.0.try_lock() {
@@ -57,18 +58,19 @@ impl Queue {
     }
 }
 
-/// A queue from the inside. Nothing is allocated after `new`.
+/// The state of a queue. Nothing is allocated after `new`.
 #[derive(Debug)]
 pub(super) struct QueuePairs {
     id: u32,
     depth: usize,
     /// Commands that were accepted and have not ended.
     under_way: usize,
-    /// Of commands that have ended; with those under way never more than the depth (INV-5).
+    /// Events of commands that have ended; together with the commands in flight never more than the
+    /// depth (INV-5).
     events: VecDeque<Event>,
     pub(super) peers: Vec<Peer>,
     batch: Batch,
-    /// Peers that the batch has lists for.
+    /// Peers for which the batch has lists.
     touched: Vec<u32>,
     cq: Arc<Cq>,
     completions: Box<[Wc; TAKEN]>,
@@ -93,7 +95,7 @@ impl QueuePairs {
         }
     }
 
-    /// Commands under way.
+    /// The number of commands in flight.
     pub(super) fn under_way(&self) -> usize {
         self.under_way
     }
@@ -109,8 +111,8 @@ impl QueuePairs {
             for command in batch {
                 self.take_on(shared, command);
             }
-            // SAFETY: the requests point into `batch`, which lives, and into windows, for which this
-            // function's contract stands.
+            // SAFETY: the requests point into `batch`, which lives, and into windows, which this
+            // function's contract covers.
             unsafe { self.ring(shared) };
         }
         accepted.len()
@@ -152,20 +154,22 @@ impl QueuePairs {
     /// Posts the lists of the batch.
     ///
     /// # Safety
-    /// What the requests name is valid for the call, and windows' memory until their end.
+    /// The memory that the requests name is valid for the call, and the memory of windows until the
+    /// requests end.
     unsafe fn ring(&mut self, shared: &Shared) {
         for at in 0..self.touched.len() {
             let index = self.touched[at];
             let peer = &mut self.peers[index as usize];
             let Some(chain) = peer.chain.take() else { continue };
-            // The last is always reported: so every command ends without another one (INV-5).
+            // The last request always has a completion, so every command ends without a later one
+            // (INV-5).
             self.batch.report(chain);
             let first = self.batch.list(chain);
-            // SAFETY: the batch gives a list that ends with null; the rest is this function's
+            // SAFETY: the batch returns a list that ends with null; the rest is this function's
             // contract.
             if let Err((error, bad)) = unsafe { peer.post(first) } {
                 let bad = if bad.is_null() { first } else { bad };
-                // SAFETY: the device gives a request of the list, which lies in the batch.
+                // SAFETY: the device returns a request of the list, which lies in the batch.
                 let (_, sequence) = of_request(unsafe { (*bad).wr_id });
                 self.not_posted(shared, index, sequence, &error);
             }
@@ -174,19 +178,19 @@ impl QueuePairs {
         self.batch.clear();
     }
 
-    /// Ends all commands of a peer, of which the device did not take the one of `sequence`: with it
-    /// went the request that would have reported those before it.
+    /// Ends all commands of a peer after the device refused command `sequence`: the refused list
+    /// contained the request whose completion would have ended the commands before it.
     #[cold]
     fn not_posted(&mut self, shared: &Shared, index: u32, sequence: u64, error: &CallError) {
         let fault = Fault::Post { errno: error.source.raw_os_error().unwrap_or(0) };
         let command = self.peers[index as usize].flight.get(sequence);
         shared.fail(fault, Some(FailedAt { queue: self.id, peer: index, command }));
-        // Those that are reported already have ended as they did.
+        // Commands with completions so far end with their own status.
         let _ = self.take_completions(shared);
         self.abandon(shared, index);
     }
 
-    /// Breaks a connection off: its commands end as the device gives them back.
+    /// Breaks a connection: its commands end as the device returns them.
     #[cold]
     fn give_up(&mut self, shared: &Shared, index: u32) {
         if !self.peers[index as usize].give_up() {
@@ -194,8 +198,8 @@ impl QueuePairs {
         }
     }
 
-    /// Destroys the queue pair of a connection that does not end its commands. Without it the device
-    /// touches their memory no more (INV-4), so they end here.
+    /// Destroys the queue pair of a connection that does not end its commands. After that the
+    /// device does not access their memory any more (INV-4), so they end here.
     #[cold]
     fn abandon(&mut self, shared: &Shared, index: u32) {
         let (queue, peer) = (self.id, &mut self.peers[index as usize]);
@@ -209,7 +213,7 @@ impl QueuePairs {
         }
     }
 
-    /// Takes completions, gives the oldest events and returns how many.
+    /// Takes completions, fills in the oldest events and returns their number.
     pub(super) fn poll(&mut self, shared: &Shared, out: &mut [Event]) -> Result<usize, i32> {
         self.drive(shared)?;
         shared.drive_signals();
@@ -220,7 +224,7 @@ impl QueuePairs {
         Ok(count)
     }
 
-    /// Takes completions from the device, and looks after the connections now and then.
+    /// Takes completions from the device, and checks the connections at intervals.
     pub(super) fn drive(&mut self, shared: &Shared) -> Result<(), i32> {
         let all = self.take_completions(shared)?;
         self.polls = self.polls.wrapping_add(1);
@@ -230,16 +234,16 @@ impl QueuePairs {
         Ok(())
     }
 
-    /// What [`QueuePairs::drive`] does for who polls, while nobody polls.
+    /// Does the work of [`QueuePairs::drive`] while no thread polls.
     #[cold]
     pub(super) fn look_after(&mut self, shared: &Shared, now: Instant) {
-        // A failure stays in the health. Where completions are left, something has ended.
+        // A failure stays in `health`. If completions remain, a command has ended.
         if self.take_completions(shared) == Ok(true) {
             self.watch(shared, now);
         }
     }
 
-    /// Takes completions from the device; whether all that there were.
+    /// Takes completions from the device; returns whether it took all.
     fn take_completions(&mut self, shared: &Shared) -> Result<bool, i32> {
         for _ in 0..ROUNDS {
             let found = self.cq.poll(&mut self.completions[..]);
@@ -255,7 +259,7 @@ impl QueuePairs {
         Ok(false)
     }
 
-    /// Ends the commands that a completion stands for.
+    /// Ends the commands that a completion covers.
     fn complete(&mut self, shared: &Shared, completion: &Wc) {
         let (index, sequence) = of_request(completion.wr_id);
         let Some(peer) = self.peers.get_mut(index) else {
@@ -289,9 +293,9 @@ impl QueuePairs {
         }
     }
 
-    /// Looks for asynchronous events of the device, and gives connections up that stand still: a
-    /// peer that has run out of receives is else waited for without end (INV-6). Completions must
-    /// have been taken before: one that is not read is no standstill.
+    /// Checks for asynchronous events of the device, and gives up stalled connections: otherwise
+    /// the device would wait without end for a peer without receives (INV-6). Completions must have
+    /// been taken before: a connection with unread completions is not stalled.
     #[cold]
     fn watch(&mut self, shared: &Shared, now: Instant) {
         if now < self.next_watch {

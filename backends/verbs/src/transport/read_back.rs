@@ -1,8 +1,10 @@
-//! Makes payloads visible before their signals count (INV-1), where a completion does not say it.
+//! Makes payloads visible before their signals count (INV-1), where a completion does not guarantee
+//! it.
 //!
 //! A completion in host memory may be seen before a payload that went to another device's memory is
-//! visible there. A read by the same device cannot pass its own earlier writes, so a read of the
-//! window's memory that was posted after the completion was seen, and has come back, proves it.
+//! visible there. A read by the same device cannot pass its own earlier writes. So a completed read
+//! of the window's memory, posted after the completion was seen, proves that the payload is
+//! visible.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use super::commands::Datum;
 use super::failure::Fault;
 use super::signals::queue_fault;
 
-/// A queue pair that is connected to itself, and the data that wait for a read by it.
+/// A queue pair that is connected to itself, and the data that wait for its read.
 #[derive(Debug)]
 pub(super) struct ReadBack {
     /// Field order is drop order: the queue pair ends before the word that it reads into.
@@ -26,12 +28,12 @@ pub(super) struct ReadBack {
     word: Box<u64>,
     source: WrRdma,
     waiting: VecDeque<Datum>,
-    /// The first so many of `waiting` count when the read that is under way is done.
+    /// The number of first entries of `waiting` that count when the read in flight is done.
     covered: usize,
     most: usize,
 }
 
-/// Where a read-back reads, and into what.
+/// The source and the destination of a read-back.
 #[derive(Debug)]
 pub(super) struct ReadBackMemory {
     /// A window's first word.
@@ -49,12 +51,12 @@ impl ReadBack {
         Self { qp, cq, region, word, source, waiting, covered: 0, most }
     }
 
-    /// So many more data can wait.
+    /// The number of data that can be added.
     pub(super) fn room(&self) -> usize {
         self.most - self.waiting.len()
     }
 
-    /// Data wait to be counted.
+    /// Whether data wait to be counted.
     pub(super) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -64,7 +66,7 @@ impl ReadBack {
         self.waiting.push_back(datum);
     }
 
-    /// Gives `count` the data whose payloads are visible, and reads for the others.
+    /// Passes the data whose payloads are visible to `count`, and posts a read for the others.
     pub(super) fn drive(&mut self, count: impl FnMut(Datum)) -> Result<(), Fault> {
         if self.covered > 0 {
             let mut completion = [Wc::default()];
@@ -92,8 +94,8 @@ impl ReadBack {
             wr: WrTarget { rdma: self.source },
             ..SendWr::BLANK
         };
-        // SAFETY: a list of one; the word is registered, lives beside the queue pair and is read
-        // by nobody.
+        // SAFETY: a list of one; the word is registered, lives beside the queue pair, and no code
+        // reads it.
         let posted = unsafe { self.qp.post(&mut wr) };
         posted.map_err(|(error, _)| Fault::Post {
             errno: error.source.raw_os_error().unwrap_or(0),

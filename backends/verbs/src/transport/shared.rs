@@ -1,4 +1,4 @@
-//! What the queues of a transport share, and whose failure a fault is.
+//! The state that the queues of a transport share, and the attribution of faults.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -16,20 +16,20 @@ use super::signals::{Bad, Signals};
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) number: u8,
-    /// How long a link may be down and connections bear it.
+    /// The longest time that a link may be down without breaking connections.
     pub(super) patience: Duration,
-    /// When it was found down, and not up since.
+    /// The time at which it was found down; `None` while it is up.
     pub(super) down_since: Mutex<Option<Instant>>,
 }
 
-/// What the queues of a transport share.
+/// The state that the queues of a transport share.
 #[derive(Debug)]
 pub(super) struct Shared {
     /// Field order is drop order: peers' access to memory ends, then the device.
     pub(super) signals: Signals,
     pub(super) memory: Memory,
     pub(super) context: Arc<Context>,
-    /// How long a connection may stand still (INV-6).
+    /// How long a connection may be stalled (INV-6).
     pub(super) deadline: Duration,
     pub(super) failures: Failures,
     /// This rank's index in the team.
@@ -42,14 +42,14 @@ pub(super) struct Shared {
 impl Shared {
     #[cold]
     pub(super) fn fail(&self, fault: Fault, place: Option<FailedAt>) -> i32 {
-        // What follows from a failure is not worth a look at the port.
+        // A fault that only follows from an earlier failure needs no check of the port.
         if !place.is_some_and(|place| self.failures.hide(place.peer)) {
             self.failures.add(Failure { fault, place, blame: self.blame(fault, place) });
         }
         abi::TY_TRANSPORT
     }
 
-    /// Nobody can go on without this rank's own device, so its failures are not those of a peer.
+    /// No rank can go on without its own device, so failures of the device are not those of a peer.
     fn blame(&self, fault: Fault, place: Option<FailedAt>) -> Blame {
         match place {
             None => Blame::Here,
@@ -59,13 +59,13 @@ impl Shared {
         }
     }
 
-    /// Asked, not remembered: a port may have come back since the device told of it.
+    /// Queries the port each time: it may be up again since the device's event.
     fn port_is_down(&self) -> bool {
         self.context.port(self.port.number).is_ok_and(|attr| attr.state != PORT_ACTIVE)
     }
 
-    /// Peers give their connections to a rank up whose port is down for long. It may have none of its own
-    /// commands under way that would show it.
+    /// Checks this rank's port. If it is down for long, peers give up their connections to this
+    /// rank. The rank may have no commands in flight that would show this.
     pub(super) fn look_at_port(&self, now: Instant) {
         let Ok(mut down_since) = self.port.down_since.try_lock() else { return };
         let Some(since) = *down_since else { return };
@@ -76,14 +76,14 @@ impl Shared {
         }
     }
 
-    /// Where a queue pair leads to. Nowhere, if it is that of the read-back.
+    /// The queue and the peer of a queue pair; `None` for that of the read-back.
     fn place_of(&self, number: u32) -> Option<FailedAt> {
         let at = self.numbers.binary_search_by_key(&number, |(number, ..)| *number).ok()?;
         let (_, queue, peer) = self.numbers[at];
         Some(FailedAt { queue, peer, command: None })
     }
 
-    /// Takes what the device reports beside completions.
+    /// Takes the asynchronous events of the device.
     pub(super) fn take_events(&self, now: Instant) {
         while let Some(event) = self.context.next_event() {
             if event.is_fatal() {

@@ -1,4 +1,4 @@
-//! The totals of this rank's signals, and how they come to be.
+//! The totals of this rank's signals, and their counting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,15 +16,16 @@ use super::memory::refused;
 use super::read_back::ReadBack;
 use crate::endpoint::{Key, SignalArea};
 
-/// Receives that are posted again at once, at most; fewer where there are few.
+/// The most receives that are posted again at once; fewer where there are few.
 const AGAIN: usize = RECEIVE_BATCH;
-/// Completions of receives that one poll takes at most, times [`AGAIN`]: commands must move too.
+/// The most completions of receives that one poll takes, in units of [`AGAIN`], so that commands
+/// advance too.
 const ROUNDS: usize = 8;
 
 /// This rank's signals.
 #[derive(Debug)]
 pub(super) struct Signals {
-    /// Field order is drop order: peers' access ends before the totals do.
+    /// Field order is drop order: the access of peers ends before the totals.
     region: Option<Mr>,
     receiver: Option<Receiver>,
     totals: Box<[AtomicU64]>,
@@ -37,7 +38,7 @@ impl Signals {
         let (address, bytes) = (totals.as_ptr().cast_mut().cast(), size_of_val(&*totals));
         let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_ATOMIC;
         // SAFETY: the totals live as long as the region, beside it. They are only read, as atomics,
-        // and the device adds to whole ones.
+        // and the device adds to whole words.
         let region = unsafe { Mr::new(pd, address, bytes, access) };
         let region = region.map_err(|e| refused(e, bytes as u64))?;
         Ok(Self { region: Some(region), receiver: None, totals })
@@ -60,7 +61,7 @@ impl Signals {
         self.receiver.as_ref()
     }
 
-    /// What peers are told.
+    /// The description of the signals for peers.
     pub(super) fn area(&self) -> SignalArea {
         match &self.region {
             None => SignalArea::Immediate,
@@ -72,16 +73,16 @@ impl Signals {
 
     /// The total of a signal.
     ///
-    /// Acquire order, INV-1: immediate data are counted with release order by whoever saw the
-    /// completion, which a device gives when the payload is there; a total that the device adds to
-    /// is written behind the payload, as both come on one connection in order.
+    /// Acquire order, INV-1: immediate data are counted with release order by the thread that saw
+    /// the completion, which a device reports when the payload is there; a total to which the
+    /// device adds is written after the payload, as both come on one connection in order.
     #[inline]
     pub(super) fn read(&self, id: u32) -> Option<u64> {
         self.totals.get(id as usize).map(|total| total.load(Ordering::Acquire))
     }
 
-    /// Counts what has arrived; whether there was something. Where another thread is at it, that one
-    /// does.
+    /// Counts the signals that have arrived; returns whether there were any. If another thread is
+    /// counting, the work is left to it.
     #[inline]
     pub(super) fn drive(&self, tell: &mut dyn FnMut(Bad)) -> bool {
         let Some(receiver) = &self.receiver else { return false };
@@ -89,7 +90,7 @@ impl Signals {
     }
 }
 
-/// Something that is wrong with what arrived, and the number of the queue pair that it came by.
+/// A fault of an arrived signal, and the number of its queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bad {
     pub(super) fault: Fault,
@@ -115,13 +116,13 @@ pub(super) struct Receiver {
     inbox: Mutex<Inbox>,
 }
 
-/// What has arrived and is not settled yet.
+/// Signals that have arrived and are not counted yet.
 #[derive(Debug)]
 struct Inbox {
     completions: Box<[Wc; AGAIN]>,
     /// Receives to be posted again.
     owed: usize,
-    /// So many are posted at once.
+    /// The number that is posted at once.
     again: usize,
     read_back: Option<ReadBack>,
 }
@@ -137,7 +138,7 @@ impl Receiver {
             srq.post(count)?;
             left -= count;
         }
-        // A quarter at most is ever missing.
+        // At most a quarter of the receives is ever not posted.
         let again = AGAIN.min(depth as usize / 4).max(1);
         let completions = Box::new([Wc::default(); AGAIN]);
         let inbox = Mutex::new(Inbox { completions, owed: 0, again, read_back: None });
@@ -147,7 +148,7 @@ impl Receiver {
     fn enter(&self) -> Option<MutexGuard<'_, Inbox>> {
         match self.inbox.try_lock() {
             Ok(inbox) => Some(inbox),
-            // A panic cannot leave the inbox in a state that matters.
+            // A panic leaves the inbox in a valid state.
             Err(TryLockError::Poisoned(inbox)) => Some(inbox.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
@@ -157,7 +158,7 @@ impl Receiver {
 type CallResult<T> = std::result::Result<T, tokenyard_sys_verbs::CallError>;
 
 impl Inbox {
-    /// What is good counts, whatever fails beside it. Whether something has come.
+    /// Valid signals count, even if others fail. Returns whether a signal has come.
     fn take(
         &mut self,
         receiver: &Receiver,
@@ -176,7 +177,7 @@ impl Inbox {
             };
             self.settle(found, totals, tell);
             moved |= found > 0;
-            // One that failed has used its receive up too.
+            // A failed completion has used up its receive too.
             self.owed += found;
             while self.owed >= self.again {
                 if let Err(error) = receiver.srq.post(self.again) {
@@ -198,7 +199,7 @@ impl Inbox {
         moved
     }
 
-    /// Counts the first so many completions, or lets them wait for a read-back.
+    /// Counts the first `found` completions, or lets them wait for a read-back.
     fn settle(&mut self, found: usize, totals: &[AtomicU64], tell: &mut dyn FnMut(Bad)) {
         for completion in &self.completions[..found] {
             match (datum(completion, totals.len()), &mut self.read_back) {
@@ -210,7 +211,8 @@ impl Inbox {
     }
 }
 
-/// What a completion says that is one of ours, and about one of so many signals.
+/// The datum of a completion; an error if it is not this transport's, or names none of `signals`
+/// signals.
 fn datum(completion: &Wc, signals: usize) -> Result<Datum, Fault> {
     let (status, vendor) = (completion.status, completion.vendor_err);
     if status != WC_SUCCESS || completion.opcode != WC_RECV_RDMA_WITH_IMM {
@@ -223,7 +225,7 @@ fn datum(completion: &Wc, signals: usize) -> Result<Datum, Fault> {
     Ok(datum)
 }
 
-/// Only who holds the inbox adds, so a load and a store are enough.
+/// Only the thread that has locked the inbox adds, so a load and a store are enough.
 fn add(totals: &[AtomicU64], datum: Datum) {
     let Some(total) = totals.get(datum.id as usize) else { return };
     let sum = total.load(Ordering::Relaxed).wrapping_add(u64::from(datum.add));

@@ -14,10 +14,10 @@ use tokenyard_core::transport::{
 use tokenyard_sys_verbs::stand_in::Nic;
 use tokenyard_verbs::Verbs;
 
-/// Words of a rank's window: the first half is a source, the second half is put to.
+/// Words of a rank's window: the first half is a source, the second half a destination.
 pub(crate) const WORDS: usize = 32;
 pub(crate) const DEPTH: usize = 8;
-/// What a test waits for that expects success.
+/// The longest wait of a test that expects success.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn needs() -> TransportNeeds {
@@ -34,7 +34,7 @@ pub(crate) fn needs() -> TransportNeeds {
 /// The deadline of [`impatient`].
 pub(crate) const DEADLINE: Duration = Duration::from_millis(300);
 
-/// Connections that stand still are given up soon.
+/// Needs with which stalled connections are given up soon.
 pub(crate) fn impatient() -> TransportNeeds {
     TransportNeeds { deadline: DEADLINE, ..needs() }
 }
@@ -46,7 +46,7 @@ pub(crate) struct Rank {
     memory: Box<[u64; WORDS]>,
 }
 
-/// Connected ranks of the team `name`, which no other test may use, each with a NIC of its own.
+/// Connected ranks of the team `name`, which no other test may use, each with its own NIC.
 pub(crate) fn ranks(name: &str, count: u32, keys: &str, needs: &TransportNeeds) -> Vec<Rank> {
     let mut ranks: Vec<_> = (0..count)
         .map(|me| {
@@ -104,7 +104,7 @@ impl Rank {
 
     /// Writes a word of the window.
     pub(crate) fn write(&mut self, at: usize, value: u64) {
-        // SAFETY: a word of the window; no device is at it while the test is here.
+        // SAFETY: a word of the window; no device accesses it while the test is here.
         unsafe { self.memory.as_mut_ptr().add(at).write_volatile(value) };
     }
 
@@ -114,13 +114,13 @@ impl Rank {
         unsafe { self.memory.as_ptr().add(at).read_volatile() }
     }
 
-    /// The words of the first failure.
+    /// The text of the first failure.
     pub(crate) fn failure(&self) -> String {
         self.transport.health().unwrap_err().to_string()
     }
 }
 
-/// A command of one word with a notice, from word 0 to the first of the second half.
+/// A command of one word with an event, from word 0 to the first word of the second half.
 pub(crate) fn command(op: u8, peer: u32, tag: u64) -> Command {
     let half = (WORDS / 2 * 8) as u64;
     let flags = abi::TY_FLAG_NOTIFY;

@@ -1,4 +1,4 @@
-//! libfabric by straight calls: the ceiling of everything that goes over it.
+//! libfabric by direct calls: the ceiling of everything that uses it.
 
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
@@ -26,7 +26,7 @@ pub(super) fn provider(table: &str) -> Result<String> {
     Ok(toml::from_str::<Table>(table)?.provider)
 }
 
-/// Where the other rank's memory is.
+/// The address of the other rank's memory.
 #[derive(Serialize, Deserialize)]
 struct FabricPeer {
     address: Vec<u8>,
@@ -45,7 +45,7 @@ pub(super) struct Fabric {
     ep: *mut fid_ep,
     mr: *mut fid_mr,
     memory: Vec<u8>,
-    /// Room that a provider may ask for per put in flight (`fi_context2`).
+    /// Room that a provider may need per put in flight (`fi_context2`).
     contexts: Box<[[*mut c_void; 8]; DEPTH]>,
     peer: fi_addr_t,
     there: FabricPeer,
@@ -64,7 +64,7 @@ impl Drop for Fabric {
             self.fabric.cast(),
         ];
         for object in objects.into_iter().filter(|object| !object.is_null()) {
-            // SAFETY: open, used by nobody else, each before what it was made from.
+            // SAFETY: open, not used elsewhere, and closed before the object that it was made from.
             unsafe { calls::close(object) };
         }
         if !self.info.is_null() {
@@ -87,8 +87,9 @@ impl Fabric {
             cq: null_mut(),
             ep: null_mut(),
             mr: null_mut(),
-            // Sources, then places that the other rank writes.
-            // Written, as the transport's is: what was never written is one page of zeros to read.
+            // Sources, then places that the other rank writes. All of it is written once, as the
+            // transport's memory is: reads of memory that was never written all hit one page of
+            // zeros.
             memory: vec![1; 2 * DEPTH * LARGE],
             contexts: Box::new([[null_mut(); 8]; DEPTH]),
             peer: 0,
@@ -114,7 +115,7 @@ impl Fabric {
 
     fn open_objects(&mut self) -> Result<()> {
         // SAFETY: `info` lives as long as the objects; each call uses objects opened before it; the
-        // memory stays where it is until the region is closed (`Drop`).
+        // memory does not move until the region is closed (`Drop`).
         unsafe {
             self.fabric = self
                 .library
@@ -159,11 +160,11 @@ impl Fabric {
         Ok(())
     }
 
-    /// Tells the other rank where this one is, and hears where it is.
+    /// Exchanges addresses with the other rank.
     fn meet(&mut self, world: &World) -> Result<()> {
         let mut address = vec![0_u8; 256];
         let mut bytes = address.len();
-        // SAFETY: the endpoint is enabled, the room as long as said; the region is open.
+        // SAFETY: the endpoint is enabled, the buffer has the stated length; the region is open.
         let (status, key, virtual_addresses) = unsafe {
             (
                 calls::getname(self.ep, address.as_mut_ptr().cast(), &mut bytes),
@@ -265,12 +266,13 @@ impl Raw for Fabric {
     }
 }
 
-/// The first interface of the provider, as a program asks for it that uses one thread.
+/// The first interface of the provider, for a program with one thread.
 fn query(library: &'static Library, provider: &str) -> Result<*mut fi_info> {
     let name = CString::new(library.provider(provider))?;
     let hints = library.allocinfo();
     ensure!(!hints.is_null(), "fi_dupinfo: memory is short");
-    // SAFETY: fresh hints whose structures libfabric made; the name is ours and taken out again.
+    // SAFETY: fresh hints whose structures libfabric made; the name is owned here and removed
+    // again.
     let found = unsafe {
         let info = &mut *hints;
         info.caps = FI_RMA | FI_WRITE | FI_REMOTE_WRITE;

@@ -1,4 +1,4 @@
-//! The bare link: a network library by straight calls, nothing of ours in between.
+//! The bare link: a network library by direct calls, without tokenyard in between.
 
 mod fabric;
 mod verbs;
@@ -11,16 +11,16 @@ use tokenyard_core::config::ComponentChoice;
 
 use super::{DEPTH, PATIENCE};
 
-/// One end of a bare link, with memory of its own: `DEPTH` large sources, then as many places that
-/// the other rank writes.
+/// One end of a bare link, with its own memory: `DEPTH` large sources, then as many places that the
+/// other rank writes.
 pub(super) trait Raw {
     /// The library's name for the link.
     fn name(&self) -> String;
 
-    /// Whether this end begins.
+    /// Whether this end sends first.
     fn is_first(&self) -> bool;
 
-    /// Puts that left, and puts of the other rank that came.
+    /// Puts that were sent, and puts of the other rank that arrived.
     fn seen(&self) -> Seen;
 
     /// Posts a small put; false if the queue is full.
@@ -29,16 +29,16 @@ pub(super) trait Raw {
     /// Posts the large put of a slot; false if the queue is full.
     fn put_large(&mut self, slot: usize) -> Result<bool>;
 
-    /// Takes completions.
+    /// Polls completions.
     fn drive(&mut self) -> Result<()>;
 }
 
-/// What was seen on one end so far.
+/// The completions on one end so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     /// Large puts of this rank whose sources may be used again.
     done: u64,
-    /// Puts of the other rank that are here.
+    /// Puts of the other rank that arrived.
     arrived: u64,
 }
 
@@ -56,7 +56,7 @@ pub(super) fn open(world: &World, choice: &ComponentChoice) -> Result<Box<dyn Ra
     }
 }
 
-/// Small puts to and fro; the time of all.
+/// Small puts in round trips; returns the total time.
 pub(super) fn ping(link: &mut dyn Raw, pings: u32) -> Result<Duration> {
     let start = Instant::now();
     for _ in 0..pings {
@@ -72,7 +72,7 @@ pub(super) fn ping(link: &mut dyn Raw, pings: u32) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Large puts, both ways at once; the time until all of both are there.
+/// Large puts in both directions at once; returns the time until all have arrived on both ranks.
 pub(super) fn stream(link: &mut dyn Raw, puts: u32) -> Result<Duration> {
     let start = Instant::now();
     let Seen { done, arrived } = link.seen();

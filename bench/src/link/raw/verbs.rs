@@ -17,17 +17,17 @@ use super::{Raw, Seen};
 
 /// Work requests that were not polled yet.
 const QUEUE: u32 = 64;
-/// Every so many small puts one reports, so that their places in the queue come back.
+/// One of this many small puts has a completion, which frees their places in the queue.
 const REPORT_EVERY: u64 = 16;
-/// Receives that are posted, and how many are posted again at once. More puts of the other rank than
-/// that are never under way.
+/// Receives that are posted, and the number that are posted again at once. There are never more
+/// puts of the other rank in flight.
 const RECEIVES: u32 = 256;
 const REFILL: usize = 32;
-/// What a completion belongs to.
+/// The work request to which a completion belongs.
 const SMALL_PUT: u64 = 0;
 const LARGE_PUT: u64 = 1;
 
-/// Where the other rank is, and its memory.
+/// The address of the other rank, and of its memory.
 #[derive(Serialize, Deserialize)]
 struct VerbsPeer {
     gid: [u8; 16],
@@ -40,14 +40,14 @@ struct VerbsPeer {
 
 /// A write of the memory here to that of the other rank.
 struct RdmaWrite {
-    /// Offset here.
+    /// Offset in the local memory.
     from: usize,
-    /// Offset there.
+    /// Offset in the other rank's memory.
     to: usize,
     bytes: usize,
-    /// What its completion belongs to.
+    /// The id of its completion.
     id: u64,
-    /// Of libibverbs: `SEND_INLINE` and its like.
+    /// Flags of libibverbs, such as `SEND_INLINE`.
     flags: u32,
 }
 
@@ -90,7 +90,8 @@ impl Verbs {
         // Sources, then places that the other rank writes.
         let mut memory = vec![1; 2 * DEPTH * LARGE];
         let access = ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_WRITE;
-        // SAFETY: the memory is dropped after the region, and is read by nobody while it lives.
+        // SAFETY: the memory is dropped after the region, and no code reads it while the region
+        // lives.
         let region = unsafe { Mr::new(&pd, memory.as_mut_ptr(), memory.len(), access)? };
         let request = QpRequest {
             send_cq: Arc::clone(&cq),
@@ -135,7 +136,7 @@ impl Verbs {
             retries: config.retry_count,
             rnr_retries: config.rnr_retry,
         })?;
-        // Who writes to a queue pair that does not receive yet waits for a retry.
+        // A write to a queue pair that does not receive yet waits for a retry.
         world.barrier("bare link connected")?;
         let name = format!("verbs on {} port {}", facts.device, facts.port);
         let seen = Seen::default();
@@ -160,8 +161,8 @@ impl Verbs {
             wr: WrTarget { rdma: target },
             ..SendWr::BLANK
         };
-        // SAFETY: one request and its piece, valid for the call; the memory is registered, and
-        // nobody changes sources.
+        // SAFETY: one request and its piece, valid for the call; the memory is registered, and no
+        // code changes sources.
         match unsafe { self.qp.post(&mut request) } {
             Ok(()) => Ok(true),
             Err((error, _)) if error.source.kind() == std::io::ErrorKind::OutOfMemory => Ok(false),
@@ -224,7 +225,7 @@ impl Raw for Verbs {
     }
 }
 
-/// The port that the transport takes for this rank.
+/// The port that the transport uses for this rank.
 fn port(config: &VerbsConfig, rank: u32) -> Result<Port> {
     let devices = Devices::list(Library::get()?)?;
     let names = match &config.device {

@@ -2,8 +2,8 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Most GIDs that are asked for, of all ports of a device. The kernel's limit is 2,047: it takes the
-/// length of the table in 16 bits.
+/// Most GIDs that are requested, of all ports of a device. The kernel's limit is 2,047: it takes
+/// the length of the table in 16 bits.
 pub const MAX_GIDS: usize = 1024;
 const _: () = assert!(MAX_GIDS * size_of::<GidEntry>() <= u16::MAX as usize);
 
@@ -27,8 +27,8 @@ pub const GID_TYPE_ROCE_V2: u32 = 2;
 /// `atomic_cap` of a device without remote atomics.
 pub const ATOMIC_NONE: c_int = 0;
 
-/// Asynchronous events that break something: a completion queue, a queue pair (three), the device,
-/// a shared receive queue.
+/// Asynchronous events of a fault: of a completion queue, a queue pair (three), the device, a
+/// shared receive queue.
 pub const EVENT_CQ_ERR: c_int = 0;
 /// See [`EVENT_CQ_ERR`].
 pub const EVENT_QP_FATAL: c_int = 1;
@@ -40,12 +40,12 @@ pub const EVENT_QP_ACCESS_ERR: c_int = 3;
 pub const EVENT_DEVICE_FATAL: c_int = 8;
 /// See [`EVENT_CQ_ERR`].
 pub const EVENT_SRQ_ERR: c_int = 14;
-/// See [`EVENT_CQ_ERR`]: a queue pair that is broken takes no more shared receives.
+/// See [`EVENT_CQ_ERR`]: a broken queue pair takes no more shared receives.
 pub const EVENT_QP_LAST_WQE_REACHED: c_int = 16;
-/// See [`EVENT_CQ_ERR`]: a port has gone down. It may come back.
+/// See [`EVENT_CQ_ERR`]: a port has gone down. It may come up again.
 pub const EVENT_PORT_ERR: c_int = 10;
 
-/// Sixteen bytes that name a port.
+/// The sixteen bytes of a port's global id.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gid {
@@ -69,7 +69,7 @@ pub struct GidEntry {
     pub ndev_ifindex: u32,
 }
 
-/// What a device can do.
+/// The capabilities of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
@@ -116,7 +116,7 @@ pub struct DeviceAttr {
     pub phys_port_cnt: u8,
 }
 
-/// How a port is.
+/// The attributes of a port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
@@ -149,7 +149,7 @@ pub struct PortAttr {
 #[repr(C)]
 #[derive(Debug)]
 pub struct AsyncEvent {
-    /// What it is about: a queue pair, a queue, or a port's number, as the type says.
+    /// The subject of the event, by its type: a queue pair, a queue, or a port's number.
     pub element: *mut c_void,
     /// One of `EVENT_*`, or another one.
     pub event_type: c_int,

@@ -1,4 +1,4 @@
-//! How queue pairs and shared receive queues are made, and what `modify_qp` sets.
+//! The creation of queue pairs and shared receive queues, and the attributes of `modify_qp`.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -62,7 +62,7 @@ pub struct QpCap {
     pub max_inline_data: u32,
 }
 
-/// How a queue pair is made; the library writes what it granted into `cap`.
+/// The attributes of a new queue pair; the library writes the granted depths into `cap`.
 #[repr(C)]
 #[derive(Debug)]
 #[allow(missing_docs)]
@@ -102,7 +102,7 @@ pub struct AhAttr {
     pub port_num: u8,
 }
 
-/// What `modify_qp` sets.
+/// The attributes that `modify_qp` sets.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
@@ -145,7 +145,7 @@ pub struct SrqAttr {
     pub srq_limit: u32,
 }
 
-/// How a shared receive queue is made.
+/// The attributes of a new shared receive queue.
 #[repr(C)]
 #[derive(Debug)]
 #[allow(missing_docs)]

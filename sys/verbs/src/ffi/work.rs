@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 /// `opcode`: write to the peer.
 pub const WR_RDMA_WRITE: c_int = 0;
-/// `opcode`: the same, and a receive with 32 bits completes there.
+/// `opcode`: write to the peer, where a receive with 32 bits completes.
 pub const WR_RDMA_WRITE_WITH_IMM: c_int = 1;
 /// `opcode`: read from the peer.
 pub const WR_RDMA_READ: c_int = 4;
@@ -20,15 +20,15 @@ pub const SEND_INLINE: c_uint = 1 << 3;
 pub const WC_SUCCESS: c_int = 0;
 /// `status`: the payload did not fit.
 pub const WC_LOC_LEN_ERR: c_int = 1;
-/// `status`: this side's queue pair refused it.
+/// `status`: the local queue pair refused it.
 pub const WC_LOC_QP_OP_ERR: c_int = 2;
-/// `status`: this side's key or address is wrong.
+/// `status`: the local key or address is wrong.
 pub const WC_LOC_PROT_ERR: c_int = 4;
-/// `status`: given up, because the queue pair broke before.
+/// `status`: flushed, because the queue pair broke before.
 pub const WC_WR_FLUSH_ERR: c_int = 5;
-/// `status`: the peer's answer made no sense.
+/// `status`: the peer's answer was invalid.
 pub const WC_BAD_RESP_ERR: c_int = 7;
-/// `status`: the peer refused the request's form.
+/// `status`: the peer refused the request as invalid.
 pub const WC_REM_INV_REQ_ERR: c_int = 9;
 /// `status`: the peer refused access.
 pub const WC_REM_ACCESS_ERR: c_int = 10;
@@ -48,11 +48,11 @@ pub const WC_RECV_RDMA_WITH_IMM: c_int = (1 << 7) + 1;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wc {
-    /// What the work request was posted with.
+    /// The id of the work request.
     pub wr_id: u64,
     /// One of `WC_*`.
     pub status: c_int,
-    /// What it was; only meaningful on success.
+    /// The kind of operation; only meaningful on success.
     pub opcode: c_int,
     /// The vendor's own code of the error.
     pub vendor_err: u32,
@@ -60,11 +60,11 @@ pub struct Wc {
     pub byte_len: u32,
     /// Immediate data in network order.
     pub imm_data: u32,
-    /// This side's queue pair.
+    /// The local queue pair.
     pub qp_num: u32,
     /// The peer's queue pair.
     pub src_qp: u32,
-    /// Bits that say which fields hold.
+    /// Bits of the fields that are valid.
     pub wc_flags: c_uint,
     /// Index of the partition key.
     pub pkey_index: u16,
@@ -88,7 +88,7 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// Where an RDMA write or read goes.
+/// The target of an RDMA write or read.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
@@ -97,7 +97,7 @@ pub struct WrRdma {
     pub rkey: u32,
 }
 
-/// Where an atomic goes, and with what.
+/// The target and the operands of an atomic.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
@@ -119,7 +119,7 @@ pub union WrTarget {
 
 impl std::fmt::Debug for WrTarget {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // It holds the peer's key.
+        // The fields contain the peer's key, so they are not printed.
         f.write_str("WrTarget")
     }
 }
@@ -128,7 +128,7 @@ impl std::fmt::Debug for WrTarget {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr {
-    /// Comes back in the completion.
+    /// The id, which the completion returns.
     pub wr_id: u64,
     /// The next of the list, or null.
     pub next: *mut SendWr,
@@ -142,7 +142,7 @@ pub struct SendWr {
     pub send_flags: c_uint,
     /// Immediate data in network order.
     pub imm_data: u32,
-    /// Where it goes.
+    /// The target.
     pub wr: WrTarget,
     /// For other kinds of queue pairs and requests.
     pub unused: [u64; 7],

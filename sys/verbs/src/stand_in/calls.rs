@@ -42,27 +42,27 @@ pub(super) const LIBRARY: Library = Library {
     reg_dmabuf_mr: None,
 };
 
-/// What a caller holds: what the library shows of it, and its place in the world's tables.
+/// The object behind a caller's pointer: its public part, and its place in the world's tables.
 #[repr(C)]
 struct Held<T> {
     raw: T,
     at: usize,
 }
 
-/// Gives a thing to the caller.
+/// Makes an object and passes its pointer to the caller.
 fn give<T>(raw: T, at: usize) -> *mut T {
     Box::into_raw(Box::new(Held { raw, at })).cast()
 }
 
 /// # Safety
-/// `raw` comes from `give` and was not taken back.
+/// `raw` comes from `give` and has not been passed to `take_back`.
 unsafe fn place<T>(raw: *mut T) -> usize {
     // SAFETY: by this function's contract.
     unsafe { (*raw.cast::<Held<T>>()).at }
 }
 
 /// # Safety
-/// As of `place`; it is the last use.
+/// As of `place`; this is the last use.
 unsafe fn take_back<T>(raw: *mut T) -> usize {
     // SAFETY: by this function's contract.
     unsafe { Box::from_raw(raw.cast::<Held<T>>()).at }
@@ -77,7 +77,7 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ffi::Device
     let world = World::enter();
     let devices = world.nics.iter().map(|nic| std::ptr::from_ref(nic.device).cast_mut().cast());
     let mut list: Vec<*mut ffi::Device> = devices.collect();
-    // SAFETY: the caller's room.
+    // SAFETY: the caller's buffer.
     unsafe { *count = list.len() as c_int };
     list.push(std::ptr::null_mut());
     Box::leak(list.into_boxed_slice()).as_mut_ptr()
@@ -108,14 +108,14 @@ unsafe extern "C" fn open_device(device: *mut ffi::Device) -> *mut RawContext {
         (*raw).ops.poll_cq = Some(poll_cq);
         (*raw).ops.post_send = Some(post_send);
         (*raw).ops.post_srq_recv = Some(post_srq_recv);
-        // Its flags can be changed, and nobody reads it.
+        // The flags of this descriptor can be changed, and no code reads it.
         (*raw).async_fd = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
         give(context.assume_init(), (*device.cast::<Device>()).index)
     }
 }
 
 unsafe extern "C" fn close_device(context: *mut RawContext) -> c_int {
-    // SAFETY: made by `open_device`, ended once.
+    // SAFETY: made by `open_device`, closed once.
     unsafe { libc::close((*context).async_fd) };
     // SAFETY: as above.
     World::enter().note(unsafe { take_back(context) }, "close_device");
@@ -128,7 +128,7 @@ unsafe extern "C" fn query_device(_: *mut RawContext, attr: *mut DeviceAttr) -> 
     (found.max_srq, found.max_srq_wr) = (1, 1024);
     (found.max_qp_rd_atom, found.max_qp_init_rd_atom, found.atomic_cap) = (16, 16, 1);
     found.phys_port_cnt = 1;
-    // SAFETY: the caller's room.
+    // SAFETY: the caller's buffer.
     unsafe { *attr = found };
     0
 }
@@ -140,7 +140,7 @@ unsafe extern "C" fn query_port(context: *mut RawContext, _: u8, attr: *mut Port
     let state = if is_cut { PORT_DOWN } else { ffi::PORT_ACTIVE };
     (found.state, found.active_mtu, found.link_layer) = (state, 5, 2);
     found.max_msg_sz = 1 << 30;
-    // SAFETY: the caller's room.
+    // SAFETY: the caller's buffer.
     unsafe { *attr = found };
     0
 }
@@ -156,7 +156,7 @@ unsafe extern "C" fn query_gid_table(
     let host = unsafe { place(context) } as u8 + 1;
     let gid = Gid { raw: Ipv4Addr::new(10, 0, 0, host).to_ipv6_mapped().octets() };
     let entry = GidEntry { gid, port_num: 1, gid_type: ffi::GID_TYPE_ROCE_V2, ..zeroed() };
-    // SAFETY: the caller's room, which is for more than one.
+    // SAFETY: the caller's buffer, which has room for more than one entry.
     unsafe { *entries = entry };
     1
 }
@@ -167,7 +167,7 @@ unsafe extern "C" fn get_async_event(context: *mut RawContext, event: *mut Async
     let mut world = World::enter();
     let Some((found, about)) = world.nics[nic].events.pop_front() else { return -1 };
     let about = about.and_then(|number| world.qps.get(number.wrapping_sub(1) as usize));
-    // SAFETY: the caller's room.
+    // SAFETY: the caller's buffer.
     unsafe {
         (*event).event_type = found;
         (*event).element = about.map_or(std::ptr::null_mut(), |qp| qp.raw as *mut c_void);
@@ -187,7 +187,7 @@ unsafe extern "C" fn alloc_pd(context: *mut RawContext) -> *mut RawPd {
 }
 
 unsafe extern "C" fn dealloc_pd(pd: *mut RawPd) -> c_int {
-    // SAFETY: made by `alloc_pd`, ended once.
+    // SAFETY: made by `alloc_pd`, freed once.
     World::enter().note(unsafe { take_back(pd) }, "dealloc_pd");
     0
 }
@@ -208,7 +208,7 @@ unsafe extern "C" fn reg_mr(
 
 unsafe extern "C" fn dereg_mr(mr: *mut RawMr) -> c_int {
     let mut world = World::enter();
-    // SAFETY: made by `reg_mr`, ended once.
+    // SAFETY: made by `reg_mr`, deregistered once.
     let (key, nic) = unsafe { ((*mr).lkey, take_back(mr)) };
     world.regions[key as usize] = None;
     world.note(nic, "dereg_mr");
@@ -232,7 +232,7 @@ unsafe extern "C" fn create_cq(
 
 unsafe extern "C" fn destroy_cq(cq: *mut RawCq) -> c_int {
     let mut world = World::enter();
-    // SAFETY: made by `create_cq`, ended once.
+    // SAFETY: made by `create_cq`, destroyed once.
     let nic = world.cqs[unsafe { take_back(cq) }].nic;
     world.note(nic, "destroy_cq");
     0
@@ -244,7 +244,7 @@ unsafe extern "C" fn poll_cq(cq: *mut RawCq, room: c_int, out: *mut Wc) -> c_int
     let entries = &mut world.cqs[unsafe { place(cq) }].entries;
     let count = entries.len().min(room as usize);
     for (at, completion) in entries.drain(..count).enumerate() {
-        // SAFETY: the caller has room for as many.
+        // SAFETY: the caller has room for this many.
         unsafe { out.add(at).write(completion) };
     }
     count as c_int
@@ -260,7 +260,7 @@ unsafe extern "C" fn create_srq(pd: *mut RawPd, _: *mut SrqInitAttr) -> *mut Raw
 
 unsafe extern "C" fn destroy_srq(srq: *mut RawSrq) -> c_int {
     let mut world = World::enter();
-    // SAFETY: made by `create_srq`, ended once.
+    // SAFETY: made by `create_srq`, destroyed once.
     let at = unsafe { take_back(srq) };
     world.srqs[at].posted = 0;
     let nic = world.srqs[at].nic;
@@ -289,7 +289,7 @@ unsafe extern "C" fn post_srq_recv(
 
 unsafe extern "C" fn create_qp(pd: *mut RawPd, attr: *mut QpInitAttr) -> *mut RawQp {
     let mut world = World::enter();
-    // SAFETY: a live domain, live queues and the caller's room.
+    // SAFETY: a live domain, live queues and the caller's buffer.
     unsafe {
         let QpInitAttr { send_cq, recv_cq, srq, cap, qp_context, .. } = &mut *attr;
         cap.max_inline_data = INLINE as u32;
@@ -341,7 +341,7 @@ unsafe extern "C" fn modify_qp(qp: *mut RawQp, attr: *mut QpAttr, mask: c_int) -
 
 unsafe extern "C" fn destroy_qp(qp: *mut RawQp) -> c_int {
     let mut world = World::enter();
-    // SAFETY: made by `create_qp`, ended once.
+    // SAFETY: made by `create_qp`, destroyed once.
     let at = unsafe { take_back(qp) };
     let QpState { nic, state, sent, .. } = &mut world.qps[at];
     let nic = *nic;
@@ -365,13 +365,13 @@ unsafe extern "C" fn post_send(
         let refused = *left == Some(0);
         *left = left.and_then(|left| left.checked_sub(1));
         if refused || world.qps[at].sent.len() == world.qps[at].depth {
-            // What stands before it is on its way.
+            // The requests before the refused one are posted, so they are executed.
             world.execute(at);
-            // SAFETY: the caller's room.
+            // SAFETY: the caller's buffer.
             unsafe { *bad = list };
             return libc::ENOMEM;
         }
-        // SAFETY: a list that ends with null; memory that it names is there during the call.
+        // SAFETY: a list that ends with null; memory that it names is mapped during the call.
         unsafe {
             world.qps[at].sent.push_back(taken(&*list));
             list = (*list).next;
@@ -382,10 +382,10 @@ unsafe extern "C" fn post_send(
 }
 
 /// # Safety
-/// Inline memory that `wr` names is there.
+/// Inline memory that `wr` names is mapped.
 unsafe fn taken(wr: &SendWr) -> Sent {
     let adds = wr.opcode == ffi::WR_ATOMIC_FETCH_AND_ADD;
-    // SAFETY: the opcode says which of both it is.
+    // SAFETY: the opcode determines which of the two it is.
     let (remote, rkey, add) = unsafe {
         match adds {
             true => (wr.wr.atomic.remote_addr, wr.wr.atomic.rkey, wr.wr.atomic.compare_add),

@@ -1,9 +1,9 @@
-//! Stands in for libibverbs and NICs, for tests of what is built on this crate: software that runs in
-//! the process of the test, does what well-behaved NICs do, and does wrong what a test asks for.
+//! A stand-in for libibverbs and NICs, for tests of users of this crate: software in the process of
+//! the test, which behaves like correct NICs, with the faults that a test requests.
 //!
-//! Work requests end while they are posted, in order. Regions, keys, states of queue pairs, receives
-//! and the size of completion queues are checked. Nothing is known of packets, time or
-//! capabilities of real devices.
+//! Work requests end while they are posted, in order. Regions, keys, states of queue pairs,
+//! receives and the size of completion queues are checked. Packets, time and capabilities of real
+//! devices are not modelled.
 
 mod calls;
 mod world;
@@ -14,14 +14,14 @@ use crate::ffi::{self, Wc};
 use crate::library::install;
 use world::{Device, NicState, World};
 
-/// A NIC of its own kind; it never goes away.
+/// A stand-in NIC; it exists until the process ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Nic {
     index: usize,
 }
 
 impl Nic {
-    /// Adds a NIC of this name to those that the library lists. From the first one on, this process
+    /// Adds a NIC of this name to those that the library lists. From the first NIC on, this process
     /// has no other libibverbs.
     ///
     /// # Panics
@@ -36,29 +36,29 @@ impl Nic {
         Self { index }
     }
 
-    /// From now on work requests are taken, and none is executed.
+    /// From now on work requests are accepted, and none is executed.
     pub fn hold(self) {
         World::enter().nics[self.index].held = true;
     }
 
-    /// Executes what is held, and goes on.
+    /// Executes the held work requests, and goes on.
     pub fn release(self) {
         let mut world = World::enter();
         world.nics[self.index].held = false;
         world.execute_all();
     }
 
-    /// Takes so many work requests more and refuses the one behind them (`ENOMEM`), once.
+    /// Accepts this many more work requests and refuses the next one (`ENOMEM`), once.
     pub fn refuse_after(self, requests: usize) {
         World::enter().nics[self.index].refuse_after = Some(requests);
     }
 
-    /// From now on queue pairs cannot be broken off.
+    /// From now on, breaking a connection fails.
     pub fn refuse_to_break(self) {
         World::enter().nics[self.index].unbreakable = true;
     }
 
-    /// Puts completions where this NIC's receives complete.
+    /// Adds completions to the queue of this NIC's receives.
     pub fn arrive(self, completions: &[Wc]) {
         let mut world = World::enter();
         let queue = world.qps.iter().find(|qp| qp.nic == self.index).map(|qp| qp.recv_cq);
@@ -92,13 +92,13 @@ impl Nic {
         at.unwrap_or_default() as u32 + 1
     }
 
-    /// Takes the port down, and tells: requests to other NICs end unanswered.
+    /// Takes the port down, and reports the event: requests to other NICs end unanswered.
     pub fn cut(self) {
         World::enter().nics[self.index].is_cut = true;
         self.report(ffi::EVENT_PORT_ERR);
     }
 
-    /// Brings the port up again.
+    /// Sets the port up again.
     pub fn mend(self) {
         World::enter().nics[self.index].is_cut = false;
     }
@@ -110,7 +110,7 @@ impl Nic {
         mine.map(|srq| srq.posted).sum()
     }
 
-    /// What was destroyed so far, in order, and what went wrong.
+    /// The destroyed objects so far, in order, and errors.
     pub fn journal(self) -> Vec<&'static str> {
         World::enter().nics[self.index].journal.clone()
     }

@@ -1,4 +1,4 @@
-//! What all stand-in NICs of a process share: one table of everything, behind one lock.
+//! The state that all stand-in NICs of a process share: tables of all objects, behind one lock.
 
 use std::collections::VecDeque;
 use std::ffi::{CString, c_int};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::ffi::{self, Wc};
 
-/// What the list of devices points to.
+/// An entry of the list of devices.
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) name: CString,
@@ -21,7 +21,7 @@ pub(super) struct NicState {
     pub(super) refuse_after: Option<usize>,
     pub(super) unbreakable: bool,
     pub(super) is_cut: bool,
-    /// Types, and the numbers of the queue pairs that they are about.
+    /// Events by type, and the numbers of the queue pairs that they are about.
     pub(super) events: VecDeque<(c_int, Option<u32>)>,
     pub(super) journal: Vec<&'static str>,
 }
@@ -62,11 +62,11 @@ pub(super) struct Region {
     pub(super) bytes: u64,
 }
 
-/// A queue pair; its place in the table and one more is its number.
+/// A queue pair; its number is its place in the table plus one.
 #[derive(Debug)]
 pub(super) struct QpState {
     pub(super) nic: usize,
-    /// Where what the caller holds is; a number, so that threads may share it.
+    /// The address of the caller's object; a number, so that threads may share it.
     pub(super) raw: usize,
     pub(super) state: c_int,
     pub(super) send_cq: usize,
@@ -77,7 +77,7 @@ pub(super) struct QpState {
     pub(super) depth: usize,
 }
 
-/// The most that may be inline.
+/// The most bytes that may be inline.
 pub(super) const INLINE: usize = 64;
 
 /// A work request that was posted.
@@ -134,7 +134,7 @@ impl World {
         (0..self.qps.len()).for_each(|at| self.execute(at));
     }
 
-    /// Executes what a queue pair has posted, as far as it gets.
+    /// Executes the posted requests of a queue pair, as far as possible.
     pub(super) fn execute(&mut self, at: usize) {
         while let Some(sent) = self.qps[at].sent.front().copied() {
             let qp = &self.qps[at];
@@ -159,8 +159,8 @@ impl World {
         }
     }
 
-    /// Does what a work request says, and returns the status of its completion; nothing if it waits
-    /// for a receive of the peer.
+    /// Executes a work request, and returns the status of its completion; `None` if it waits for a
+    /// receive of the peer.
     fn perform(&mut self, number: u32, sent: &Sent) -> Option<c_int> {
         let Some(peer) = self.qps.get(number.wrapping_sub(1) as usize) else {
             return Some(ffi::WC_RETRY_EXC_ERR);
@@ -181,7 +181,7 @@ impl World {
         }
         let source = sent.inline.as_ref().map_or(sent.local, |bytes| bytes.as_ptr() as u64);
         // SAFETY: both places are inside registered regions, which the process keeps mapped while
-        // they are registered, or inside `sent`. What tests do beside a write, they do after its
+        // they are registered, or inside `sent`. Tests access the memory of a write only after its
         // signal.
         unsafe { transfer(sent, source) };
         if sent.opcode == ffi::WR_RDMA_WRITE_WITH_IMM {
@@ -192,7 +192,7 @@ impl World {
         Some(ffi::WC_SUCCESS)
     }
 
-    /// Whether one of both ends is cut off from the other, which is another NIC.
+    /// Whether one of the two ends is cut off from the other, which is on another NIC.
     fn is_cut_off(&self, qp: &QpState) -> bool {
         let peer = self.qps.get(qp.peer.wrapping_sub(1) as usize);
         let cut = |nic: usize| self.nics[nic].is_cut;
@@ -209,7 +209,7 @@ impl World {
 }
 
 /// # Safety
-/// `sent.bytes` bytes at `source` and at `sent.remote` are mapped, and written by nobody else.
+/// `sent.bytes` bytes at `source` and at `sent.remote` are mapped, and no other code writes them.
 unsafe fn transfer(sent: &Sent, source: u64) {
     let (local, remote, bytes) = (source as *mut u8, sent.remote as *mut u8, sent.bytes as usize);
     // SAFETY: by this function's contract.

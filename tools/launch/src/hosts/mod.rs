@@ -1,4 +1,4 @@
-//! Hosts that are network namespaces: what several machines are to a job, on one of them.
+//! Hosts that are network namespaces. They stand in for several machines, on one machine.
 
 mod network;
 mod processes;
@@ -41,16 +41,16 @@ impl Net {
 
 /// 2 to 4 hosts on this machine, joined by two switches.
 ///
-/// A host is a network, a host name (`node0`, `node1`, ...) and a view of `/etc/hosts` and `/sys` of
-/// its own; files, processors, memory and the kernel are the machine's. The switches are in a
-/// namespace of their own, so the machine's networks are neither seen nor changed; the addresses are
-/// those set aside for documentation (RFC 5737, RFC 3849).
+/// A host is a network, a host name (`node0`, `node1`, ...) and a view of `/etc/hosts` and `/sys`
+/// of its own; files, processors, memory and the kernel are the machine's. The switches are in a
+/// namespace of their own, so the machine's networks are neither visible nor changed; the addresses
+/// are those set aside for documentation (RFC 5737, RFC 3849).
 ///
-/// Nothing is left behind, however this process ends: nothing has a name outside of it. The
-/// namespaces are held by file descriptors of this process and by the processes in them; a veth
-/// pair goes with its namespace. Dropping this kills what still runs on the hosts. If this process
-/// is killed, the kernel closes its descriptors and kills the ranks that a job started (a process
-/// that such a rank started is that rank's to end).
+/// Nothing remains, however this process ends: nothing has a name outside of it. The namespaces are
+/// held by file descriptors of this process and by the processes in them; a veth pair ends with its
+/// namespace. Dropping this value kills all processes that still run on the hosts. If this process
+/// is killed, the kernel closes its descriptors and kills the ranks that a job started (a rank must
+/// itself end the processes that it started).
 ///
 /// Methods may be called from any thread.
 #[derive(Debug)]
@@ -66,8 +66,8 @@ impl Hosts {
     /// Makes `count` hosts, 2 to [`MOST`](Self::MOST).
     ///
     /// # Errors
-    /// This user may not make network namespaces, or `ip` of iproute2 is missing; the error says
-    /// what to do. Nothing is left behind then.
+    /// This user may not make network namespaces, or `ip` of iproute2 is missing; the error states
+    /// the fix. Nothing remains then.
     pub fn new(count: usize) -> Result<Self> {
         ensure!(
             (2..=Self::MOST).contains(&count),
@@ -91,9 +91,9 @@ impl Hosts {
         self.hosts.len()
     }
 
-    /// The name of a host, which resolves on all of them to its address on [`Net::Data`]; with
-    /// `-control` behind it to the one on [`Net::Control`], with `-ipv6` to the IPv6 one on
-    /// [`Net::Data`].
+    /// The name of a host. On all hosts it resolves to the host's address on [`Net::Data`]; with
+    /// the suffix `-control` to its address on [`Net::Control`], with `-ipv6` to its IPv6 address
+    /// on [`Net::Data`].
     pub fn name(host: usize) -> String {
         format!("node{host}")
     }
@@ -112,8 +112,8 @@ impl Hosts {
         Ipv6Addr::new(0x2001, 0xdb8, net, 0, 0, 0, 0, 1 + host as u16)
     }
 
-    /// Pulls the host's cables out of the switches of these networks: the links go down, and what
-    /// is sent over them is lost without a word.
+    /// Disconnects the host from the switches of these networks: its links go down, and packets
+    /// sent over them are lost without an error.
     ///
     /// # Errors
     /// There is no such host, or `ip` failed.
@@ -122,8 +122,8 @@ impl Hosts {
         network::set_ports(&self.switch, host, nets, Ports::Down)
     }
 
-    /// Lets the switches of these networks swallow what comes from the host and for it. Its links
-    /// stay up: nothing on the host shows that they carry nothing.
+    /// Lets the switches of these networks drop all packets from the host and to it. Its links stay
+    /// up: nothing on the host shows that they carry nothing.
     ///
     /// # Errors
     /// As [`cut`](Self::cut).
@@ -132,7 +132,7 @@ impl Hosts {
         network::set_ports(&self.switch, host, nets, Ports::Swallow)
     }
 
-    /// Puts the cables back, lets the switches forward, and waits until the links run.
+    /// Connects the host again, lets the switches forward, and waits until the links run.
     ///
     /// # Errors
     /// As [`cut`](Self::cut).
@@ -145,7 +145,7 @@ impl Hosts {
     /// Stops all processes of a host, with SIGSTOP.
     ///
     /// # Errors
-    /// There is no such host, or its processes cannot be told.
+    /// There is no such host, or its processes cannot be listed.
     pub fn freeze(&self, host: usize) -> Result<()> {
         processes::signal_all(self.spaces(host)?, rustix::process::Signal::STOP)
     }
@@ -158,7 +158,7 @@ impl Hosts {
         processes::signal_all(self.spaces(host)?, rustix::process::Signal::CONT)
     }
 
-    /// The process ids of what runs on a host, in ascending order.
+    /// The ids of the processes on a host, in ascending order.
     ///
     /// # Errors
     /// As [`freeze`](Self::freeze).

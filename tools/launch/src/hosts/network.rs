@@ -36,7 +36,8 @@ pub(super) fn connect(switch: &Spaces, hosts: &[Arc<Spaces>]) -> Result<()> {
         for net in Net::BOTH {
             let interface = net.interface();
             lines.push(format!("addr add {}/24 dev {interface}", Hosts::address(host, net)));
-            // Nobody else has it, so it need not be asked for, which takes a second.
+            // No other host has this address, so duplicate address detection is off: it takes a
+            // second.
             let v6 = Hosts::address_v6(host, net);
             lines.push(format!("addr add {v6}/64 dev {interface} nodad"));
             lines.push(format!("link set {interface} up"));
@@ -47,7 +48,7 @@ pub(super) fn connect(switch: &Spaces, hosts: &[Arc<Spaces>]) -> Result<()> {
 }
 
 /// Waits until the kernel counts a host's links as running, which it does up to a second after they
-/// come up. Until then programs that list interfaces leave them out.
+/// come up. Until then, programs that list interfaces omit them.
 pub(super) fn await_links(spaces: &Spaces, nets: &[Net]) -> Result<()> {
     inside(spaces, || {
         let start = Instant::now();
@@ -62,7 +63,7 @@ pub(super) fn await_links(spaces: &Spaces, nets: &[Net]) -> Result<()> {
     })
 }
 
-/// What becomes of the switches' ports of a host.
+/// The state of the switches' ports of a host.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ports {
     /// They forward.
@@ -106,7 +107,7 @@ fn ip(spaces: &Spaces, lines: &[String]) -> Result<()> {
             .spawn()
             .context("run ip. Fix: apt-get install iproute2")?;
         if let Some(mut stdin) = child.stdin.take() {
-            // Fails if ip gave up already; it says why.
+            // Fails if `ip` has already ended; its own output then states the reason.
             let _ = stdin.write_all(text.as_bytes());
         }
         child.wait_with_output().context("run ip")

@@ -1,4 +1,4 @@
-//! Who runs on a host.
+//! The processes on a host.
 
 use std::fs;
 
@@ -24,9 +24,9 @@ pub(super) fn signal_all(spaces: &Spaces, signal: Signal) -> Result<()> {
     for pid in list(spaces)? {
         let Some(number) = Pid::from_raw(pid.cast_signed()) else { continue };
         let Ok(pidfd) = pidfd_open(number, PidfdFlags::empty()) else { continue };
-        // The system may have given the number to another process before it was opened.
+        // Another process may have received the number before it was opened.
         if spaces.holds(pid)? {
-            // Fails for a process that has ended by itself.
+            // Fails if the process has ended by itself.
             let _ = pidfd_send_signal(&pidfd, signal);
         }
     }

@@ -15,7 +15,8 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 
 const SYS: &str = "/sys";
 
-/// A network, a host name and a tree of mounts. They live as long as this, or a process in them.
+/// A network, a host name and a tree of mounts. They live as long as this value, or a process in
+/// them.
 #[derive(Debug)]
 pub(crate) struct Spaces {
     network: OwnedFd,
@@ -23,17 +24,17 @@ pub(crate) struct Spaces {
     mounts: OwnedFd,
 }
 
-/// What the makers of a host share with it.
+/// The inputs from which a host is made.
 pub(super) struct Sharing<'a> {
     /// Its host name.
     pub(super) name: &'a str,
-    /// What it has in `/etc/hosts`.
+    /// The contents of its `/etc/hosts`.
     pub(super) names: &'a str,
 }
 
 impl Spaces {
     pub(super) fn new(sharing: &Sharing<'_>) -> Result<Self> {
-        // Only the thread that makes the namespaces is moved into them, and it ends here.
+        // Only the thread that makes the namespaces moves into them, and it ends here.
         on_a_thread(|| Self::make(sharing)).with_context(|| format!("make host {}", sharing.name))
     }
 
@@ -41,7 +42,7 @@ impl Spaces {
         leave(UnshareFlags::NEWNET | UnshareFlags::NEWUTS | UnshareFlags::NEWNS)
             .map_err(explain_rights)?;
         rustix::system::sethostname(sharing.name.as_bytes()).context("set its host name")?;
-        // Or the machine would see the mounts below.
+        // Otherwise the mounts below would appear on the machine.
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
             .context("make its mounts private")?;
         mount_names(sharing.names).context("mount its /etc/hosts")?;
@@ -54,7 +55,8 @@ impl Spaces {
         Ok(Self { network: open("net")?, name: open("uts")?, mounts: open("mnt")? })
     }
 
-    /// Moves the calling thread here for good. What it starts from then on runs here.
+    /// Moves the calling thread into the host for good. Processes that it starts from then on run
+    /// there.
     pub(crate) fn enter(&self) -> Result<()> {
         // A thread that shares its working directory with others may not move between mounts.
         leave(UnshareFlags::FS).context("enter host")?;
@@ -69,13 +71,13 @@ impl Spaces {
         Ok(())
     }
 
-    /// A path to the network that `ip` takes, valid while this lives.
+    /// A path to the network that `ip` accepts, valid while this value lives.
     pub(super) fn network_path(&self) -> String {
         use std::os::fd::AsRawFd;
         format!("/proc/{}/fd/{}", std::process::id(), self.network.as_raw_fd())
     }
 
-    /// Whether the main thread of a process runs here. A process that is gone does not.
+    /// Whether the main thread of a process runs on this host. False for a process that has ended.
     pub(super) fn holds(&self, pid: u32) -> Result<bool> {
         let own = rustix::fs::fstat(&self.network).context("look at a host's network")?;
         let other = fs::metadata(format!("/proc/{pid}/ns/net"));
@@ -83,14 +85,14 @@ impl Spaces {
     }
 }
 
-/// Puts a file over `/etc/hosts` that has no name anywhere else, so that none is left behind.
+/// Mounts a file over `/etc/hosts` that has no name anywhere else, so that no file remains.
 fn mount_names(names: &str) -> Result<()> {
-    // Any folder will do for as long as it takes.
+    // Any folder serves as a temporary mount point.
     mount("tmpfs", SYS, "tmpfs", MountFlags::empty(), None)?;
     let file = Path::new(SYS).join("hosts");
     fs::write(&file, names)?;
     mount_bind(&file, "/etc/hosts")?;
-    // The file's own mount goes on.
+    // The mount of the file itself stays.
     unmount(SYS, UnmountFlags::DETACH)?;
     Ok(())
 }
@@ -116,8 +118,8 @@ fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
 
 /// Gives the calling thread namespaces of its own.
 fn leave(flags: UnshareFlags) -> Result<(), Errno> {
-    // SAFETY: the flag that is unsafe is FILES, as other threads could then close this thread's
-    // descriptors unseen; no caller passes it.
+    // SAFETY: the only unsafe flag is FILES, with which other threads could close this thread's
+    // descriptors unnoticed; no caller passes it.
     unsafe { rustix::thread::unshare_unsafe(flags) }
 }
 

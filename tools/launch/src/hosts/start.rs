@@ -14,19 +14,20 @@ use crate::job::{Job, fresh_secret};
 use crate::keeper::{self, Start};
 use crate::running::Running;
 
-/// Where rank 0 listens when nobody's variables say it.
+/// The port on which rank 0 listens when no launcher's variable gives it.
 const PORT: u16 = 29_600;
-/// Where torch's own store would listen.
+/// The port on which torch's own store would listen.
 const STORE_PORT: u16 = 29_500;
 
-/// Whose variables the ranks get. Nothing of the launcher itself runs.
+/// The launcher whose variables the ranks get. The launcher itself does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// A person's: `TOKENYARD_BOOTSTRAP=tcp://node0:...` and `TOKENYARD_RANK` and so on.
+    /// Variables that a person sets: `TOKENYARD_BOOTSTRAP=tcp://node0:...`, `TOKENYARD_RANK` and so
+    /// on.
     Hand,
-    /// Those of torchrun.
+    /// The variables of torchrun.
     Torchrun,
-    /// Those of srun.
+    /// The variables of srun.
     Slurm,
 }
 
@@ -41,13 +42,13 @@ struct Seat {
 }
 
 impl Job {
-    /// Starts the ranks on `hosts`, the same number on each: rank 0 and those after it on host 0.
-    /// They get the variables that `launcher` would give them and `TOKENYARD_SECRET` (fresh for
-    /// this job), and none of another launcher. They die with this process.
+    /// Starts the ranks on `hosts`, the same number on each, in order: the first ranks on host 0.
+    /// The ranks get the variables that `launcher` would set and `TOKENYARD_SECRET` (fresh for this
+    /// job), and no variable of another launcher. They die with this process.
     ///
     /// # Errors
-    /// Ranks that the hosts cannot share evenly, or a process that could not be started. Nothing is
-    /// left running then.
+    /// The number of ranks is not a multiple of the number of hosts, or a process could not be
+    /// started. No rank runs then.
     pub fn start_on(&self, hosts: &Hosts, launcher: Launcher) -> Result<Running> {
         let count = hosts.count() as u32;
         ensure!(
@@ -139,7 +140,7 @@ impl Seat {
     }
 }
 
-/// Whether a variable says something to a rank, or did to the process that starts it.
+/// Whether a launcher set a variable, for a rank or for the process that starts it.
 fn is_of_a_launcher(name: &OsString) -> bool {
     let name = name.to_string_lossy();
     let starts = [
@@ -157,13 +158,13 @@ fn is_of_a_launcher(name: &OsString) -> bool {
         || ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"].contains(&&*name)
 }
 
-/// A rank of torchrun or Slurm does not call [`adopt`](crate::adopt), so its end is arranged before
-/// it runs.
+/// Ties a rank to this process before it runs, as a rank of torchrun or Slurm does not call
+/// [`adopt`](crate::adopt).
 fn die_with_this_process(command: &mut Command) {
     let parent = process::id().cast_signed();
     let tie = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // It may have died before the line above.
+        // The parent may have died before the line above.
         if Pid::as_raw(getppid()) != parent {
             return Err(io::Error::from(rustix::io::Errno::SRCH));
         }

@@ -11,9 +11,9 @@ use crate::{Fact, Machine, Nic, Port, Unusable};
 pub struct IdleNic {
     /// Its name.
     pub name: String,
-    /// What keeps it from being used, as found: `port 1 is down, Polling`.
+    /// The reason why it cannot be used: `port 1 is down, Polling`.
     pub found: String,
-    /// What to do about it, as commands.
+    /// The fix, as commands.
     pub fix: String,
 }
 
@@ -23,14 +23,15 @@ impl Display for IdleNic {
     }
 }
 
-/// More than half, and not all by the same NICs.
+/// Whether these are more than half of the GPUs, and do not all share the same NICs.
 fn are_most(some: &[RailShare<'_>], all: &[RailShare<'_>]) -> bool {
     2 * some.len() > all.len() && have_different(some)
 }
 
 impl Machine {
-    /// GPUs that are not served, on nodes where most are. Nodes on which half of the GPUs or fewer are served may be
-    /// cabled so. Where none is, and NICs for storage or the like can be used, ranks would go over these.
+    /// GPUs without a usable NIC, on nodes where most GPUs have one. A node on which half of the
+    /// GPUs or fewer have one may be cabled like that on purpose. Where no GPU has one, and NICs
+    /// for storage or the like are usable, ranks would use these.
     pub(super) fn idle_rails<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<MissingRail<'a>> {
         let others = self.serving_nics();
         let served = self.served(shares);
@@ -40,7 +41,7 @@ impl Machine {
         if !is_none && !are_most(&served, shares) {
             return Vec::new();
         }
-        // A card for a display is no rank's.
+        // A display card belongs to no rank.
         let is_alike = |one: &RailShare<'_>| {
             is_none || served.iter().any(|other| other.gpu.device_id == one.gpu.device_id)
         };
@@ -59,8 +60,9 @@ impl Machine {
         shares.iter().filter_map(idle).collect()
     }
 
-    /// GPUs that NICs next to them serve: with one for each, or with as much of one as a GPU has where all can
-    /// be used. Where that is so for half of them or fewer, they are cabled with few, and any NIC next to one will do.
+    /// GPUs with enough usable NICs next to them: one for each, or the share that a GPU has when
+    /// all NICs are usable. Where half of the GPUs or fewer have that, the node is cabled with few
+    /// NICs, and any usable NIC next to a GPU is enough.
     fn served<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<RailShare<'a>> {
         let reached = shares.iter().filter(|one| !self.usable_rails(one).is_empty());
         let reached: Vec<_> = reached.cloned().collect();
@@ -72,8 +74,8 @@ impl Machine {
         if are_most(&with_one, shares) { with_one } else { reached }
     }
 
-    /// NICs next to a GPU that speak what most NICs do. What other containers were given stands in for none
-    /// of these.
+    /// NICs next to a GPU with the link layer of most NICs. NICs of other containers replace none
+    /// of them.
     fn own_rails<'a>(&'a self, one: &RailShare<'a>) -> Vec<&'a Nic> {
         let usual = usual_layer(&self.rail_nics());
         let mut nics = if is_next(one.distance) { one.nics.clone() } else { Vec::new() };
@@ -87,8 +89,8 @@ impl Machine {
         own.filter(|nic| self.unusable(nic).is_none()).collect()
     }
 
-    /// Every GPU has NICs next to it, and with them equally many ports that can carry: where a port cannot, all
-    /// are cabled without it.
+    /// Every GPU has NICs next to it, with equally many usable ports. A port that is not usable is
+    /// then left uncabled on all NICs.
     pub fn has_even_links(&self) -> bool {
         let shares = self.rail_shares();
         let links = |one: &RailShare<'_>| {
@@ -100,7 +102,8 @@ impl Machine {
         shares.len() > 1 && first > 0 && shares.iter().all(is_even)
     }
 
-    /// Why a NIC cannot be used; nothing where it can, or where the node does not tell.
+    /// The reason why a NIC cannot be used; nothing where it can, or where the node does not show
+    /// it.
     fn why_idle(&self, nic: &Nic) -> Option<IdleNic> {
         let port = nic.ports.first()?;
         let (found, fix) = match self.unusable(nic)? {
@@ -125,7 +128,7 @@ impl Machine {
                     ),
                 )
             }
-            // Who made the container may have meant it so.
+            // The container may omit the device on purpose.
             Unusable::NoDevice => return None,
         };
         Some(IdleNic { name: nic.name.clone(), found, fix })

@@ -1,4 +1,4 @@
-//! Reading below a root, which may be the system's, a folder's, or a recorded tree's.
+//! Reads below a root: the system's, a folder, or a recorded tree.
 
 mod recorded;
 
@@ -17,10 +17,10 @@ use recorded::Recorded;
 const MOST_BYTES: u64 = 1 << 20;
 /// Most entries that are read of one folder.
 const MOST_ENTRIES: usize = 1 << 14;
-/// Most symbolic links that one path may go through.
+/// Most symbolic links on one path.
 const MOST_LINKS: usize = 40;
 
-/// Most trees that a recorded one may be written on top of, one on the other.
+/// Most recorded trees in a chain of bases.
 const MOST_BASES: usize = 4;
 
 /// A root to read below: `/`, a folder of the same form, or a recorded tree.
@@ -41,7 +41,7 @@ enum Source {
     Recorded(Recorded),
 }
 
-/// What lies at a path, links not followed.
+/// The entry at a path; links are not followed.
 enum Lookup {
     Link(String),
     Other,
@@ -85,12 +85,13 @@ impl Tree {
         Ok(Self::of(Source::Recorded(recorded)))
     }
 
-    /// A recorded tree from its text, with changes on top in the same format: what they say again is
-    /// replaced, and `path !gone` takes a file, a link or a whole folder away. A line `@base FILE`
-    /// says in a file what [`Tree::open`] puts it on top of, from the folder of that file.
+    /// A recorded tree from its text, with changes in the same format on top: a path that occurs
+    /// again is replaced, and `path !gone` removes a file, a link or a whole folder. The line
+    /// `@base FILE` in a file names the tree on top of which [`Tree::open`] reads it, relative to
+    /// the folder of the file.
     ///
     /// # Errors
-    /// One of the texts is no recorded tree, or what is to be gone is not there.
+    /// One of the texts is no recorded tree, or a path to remove is not there.
     pub fn changed(base: &str, changes: &str) -> io::Result<Self> {
         let mut recorded = Recorded::parse(base).map_err(invalid)?;
         recorded.change(changes).map_err(invalid)?;
@@ -127,7 +128,7 @@ impl Tree {
         self.word(path, |text| text.parse().ok())
     }
 
-    /// What `make` makes of the file's text; empty text is a missing value.
+    /// The file's text, converted by `make`; empty text is a missing value.
     pub(crate) fn word<T>(&self, path: &str, make: impl FnOnce(&str) -> Option<T>) -> Fact<T> {
         match self.text(path) {
             Fact::Known(text) if text.is_empty() => Fact::Missing,
@@ -166,8 +167,8 @@ impl Tree {
                 .and_then(|_| file.take(most).read_to_end(&mut bytes)),
             Err(error) => Err(error.io().map_or(io::ErrorKind::NotFound, io::Error::kind).into()),
         };
-        // Other errors are the kernel's way to say that there is no value, such as EINVAL for the
-        // speed of a link that is down.
+        // With other errors the kernel reports that there is no value, such as EINVAL for the speed
+        // of a link that is down.
         match read {
             Ok(_) => Fact::Known(bytes),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Fact::Denied,
@@ -175,7 +176,7 @@ impl Tree {
         }
     }
 
-    /// Names in a folder, numbers in them in order of value (`mlx5_9` before `mlx5_10`).
+    /// Names in a folder, sorted with numbers by value (`mlx5_9` before `mlx5_10`).
     pub(crate) fn list(&self, path: &str) -> Vec<String> {
         let mut names = match &self.source {
             Source::System => names_of(&Path::new("/").join(path)),
@@ -220,7 +221,7 @@ impl Tree {
         folder.map_or(Fact::Missing, |folder| self.walk(&format!("{folder}/{name}")))
     }
 
-    /// Name of what the link at `path` points to, whether or not that is there.
+    /// Name of the target of the link at `path`, whether or not the target exists.
     pub(crate) fn target_name(&self, path: &str) -> Fact<String> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         let at = match self.resolve(folder) {
@@ -321,7 +322,7 @@ fn follow(path: &str, look: impl Fn(&str) -> Lookup) -> Fact<String> {
     Fact::Known(here.join("/"))
 }
 
-/// The part of a path behind its last slash.
+/// The rest of a path after its last slash.
 pub(crate) fn last_name(path: &str) -> &str {
     path.rsplit_once('/').map_or(path, |(_, name)| name)
 }

@@ -13,9 +13,9 @@ pub(super) const MOST_TOTAL: usize = 1 << 24;
 const MOST_NESTING: usize = 4;
 /// Most lines that are read, with those of each repetition: nested ones multiply.
 const MOST_LINES: usize = 1 << 19;
-/// Taking away looks at all nodes; that many of them count as a line.
+/// Removing a path visits all nodes; this many nodes count as one line.
 const NODES_OF_A_LINE: usize = 4;
-/// Most bytes that variables make, of all lines and repetitions together.
+/// Most bytes that the expansion of variables may produce, over all lines and repetitions.
 const MOST_FILLED: usize = 4 * MOST_TOTAL;
 
 /// A parsed tree.
@@ -26,7 +26,7 @@ pub(super) struct Recorded {
     bytes: usize,
     lines: usize,
     filled: usize,
-    /// What is said now replaces what was said before.
+    /// A path that occurs again replaces its earlier entry.
     changes: bool,
 }
 
@@ -50,8 +50,8 @@ impl Recorded {
         Ok(tree)
     }
 
-    /// Reads a text of the same format on top: what it says again is replaced, and `path !gone`
-    /// takes a file, a link or a whole folder away.
+    /// Applies a text of the same format on top: a path that occurs again is replaced, and `path
+    /// !gone` removes a file, a link or a whole folder.
     pub(super) fn change(&mut self, text: &str) -> Result<(), String> {
         let lines: Vec<(usize, &str)> =
             text.lines().enumerate().map(|(n, line)| (n + 1, line)).collect();
@@ -139,7 +139,8 @@ impl Recorded {
         }
     }
 
-    /// Puts the row's values for `{name}`. What comes out is measured before it is made.
+    /// Replaces each `{name}` by the row's value. The length of the result is checked before it is
+    /// built.
     fn fill(&mut self, text: &str, row: &Row<'_>) -> Result<String, String> {
         let mut filled = text.to_owned();
         self.count_filled(text.len())?;
@@ -224,7 +225,7 @@ impl Recorded {
         Ok(())
     }
 
-    /// Where a path leads that goes through links which were said before it.
+    /// The target of a path, with the links from earlier lines followed.
     fn through_links(&self, path: &str) -> Result<String, String> {
         let Some((folder, name)) = path.rsplit_once('/') else { return Ok(path.to_owned()) };
         let real = follow(folder, |path| match self.look(path) {
@@ -304,7 +305,7 @@ fn rows(header: &str) -> Result<Vec<Vec<(String, String)>>, String> {
         .collect()
 }
 
-/// `length offset:hex ...`, all in hexadecimal: bytes between the given ones are zero.
+/// `length offset:hex ...`, all in hexadecimal: bytes that are not given are zero.
 fn sparse(text: &str) -> Result<Vec<u8>, String> {
     let number = |text: &str| {
         usize::from_str_radix(text, 16).map_err(|_| format!("`{text}` is no hexadecimal number"))

@@ -188,7 +188,7 @@ fn what_never_ends_or_waits_for_ever_is_no_recorded_tree() {
 
 #[test]
 fn the_root_of_another_process_is_not_taken_for_this_one_s() {
-    // Its link reads `/` whatever its root is.
+    // The text of this link is `/`, whatever the root is.
     let tree = Tree::open(Path::new("/proc/self/root")).unwrap();
     assert!(!tree.is_system());
     assert!(tree.has("proc/self/status"));

@@ -1,5 +1,5 @@
-//! One cause after the other. The first that fits is the root: whoever is dead makes others wait, and
-//! whoever waits makes others wait.
+//! Tries one cause after the other. The first that fits is the root cause: a dead rank makes others
+//! wait, and a rank that waits makes others wait.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use super::words::{activity, call, capital, ranks, seconds, verb};
 use super::{Edge, Kind, Verdict, graph};
 use crate::format::{Report, State};
 
-/// An error that came so much earlier than a loss is not its consequence.
+/// An error that came at least this much earlier than a loss is not its consequence.
 const BEFORE_MS: u64 = 500;
 
-/// The verdict on a set of reports, with what follows from its waits.
+/// The verdict on a set of reports, with its waits as evidence.
 pub(super) fn verdict(set: &Set, edges: &[Edge]) -> Verdict {
     let mut verdict = None
         .or_else(|| ended(set, Masked::No))
@@ -34,14 +34,15 @@ pub(super) fn verdict(set: &Set, edges: &[Edge]) -> Verdict {
     verdict
 }
 
-/// Whether a loss is looked for that all who know of it go on without: nobody waits for that rank.
+/// Whether to look for losses that are masked: all ranks that know of the loss go on without the
+/// lost rank, and no rank waits for it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Masked {
     No,
     Yes,
 }
 
-/// The losses of the one sort, in the order in which they were heard.
+/// The losses of one kind, in the order in which they were noticed.
 fn losses(set: &Set, masked: Masked) -> impl Iterator<Item = Loss> {
     let is_masked = move |loss: &Loss| {
         loss.witnesses.iter().all(|witness| goes_on_without(set, *witness, loss.rank))
@@ -49,8 +50,9 @@ fn losses(set: &Set, masked: Masked) -> impl Iterator<Item = Loss> {
     set.losses().into_iter().filter(move |loss| is_masked(loss) == (masked == Masked::Yes))
 }
 
-/// Whether a rank masks the loss of another, or is to. It says so with a moment's delay, and not while its
-/// communicator is opened anew. A loss that it cannot mask, as that of rank 0, closes the communicator with an error.
+/// Whether a rank masks the loss of another, or is going to. A report shows the masking after a
+/// short delay, and not while the communicator is renewed. A loss that the rank cannot mask, such
+/// as that of rank 0, closes the communicator with an error.
 fn goes_on_without(set: &Set, witness: u32, rank: u32) -> bool {
     let Some(report) = set.get(witness) else { return false };
     let Some(peer) = report.peer(rank) else { return false };
@@ -59,7 +61,7 @@ fn goes_on_without(set: &Set, witness: u32, rank: u32) -> bool {
     peer.masked || (is_to_mask && !ended_by_it)
 }
 
-/// A rank that ended without a word.
+/// A rank that ended without a message.
 fn ended(set: &Set, masked: Masked) -> Option<Verdict> {
     let loss = losses(set, masked).find(|loss| loss.last_words().is_none())?;
     let earlier = |report: &Report| {
@@ -85,7 +87,7 @@ fn ended(set: &Set, masked: Masked) -> Option<Verdict> {
     let (kind, word, fix) = if stopped {
         (Kind::Stopped, "was stopped, starved or cut off", STOPPED_FIX)
     } else {
-        (Kind::Dead, "ended without a word", DEAD_FIX)
+        (Kind::Dead, "ended without a message", DEAD_FIX)
     };
     Some(Verdict {
         kind,
@@ -104,7 +106,7 @@ const RESTART_JOB: &str = "restart the job";
 const REPLACE_RANK: &str =
     "start that rank again: it comes back when the others renew their communicator";
 
-/// ` on host (process 7)`, as far as it is known.
+/// ` on host (process 7)`, where these are known.
 pub(super) fn process(set: &Set, rank: u32) -> String {
     let own = set.get(rank).map(|own| (own.host.clone(), own.pid));
     let told = || {
@@ -117,7 +119,7 @@ pub(super) fn process(set: &Set, rank: u32) -> String {
     }
 }
 
-/// A rank that is not heard, though it was not given up so far.
+/// A rank that sends no heartbeats, and that no rank has declared lost so far.
 fn silent(set: &Set) -> Option<Verdict> {
     let silence = set.silent()?;
     let rank = silence.rank;
@@ -125,13 +127,13 @@ fn silent(set: &Set) -> Option<Verdict> {
         kind: Kind::Stopped,
         ranks: vec![rank],
         sentence: format!(
-            "Rank {rank}{} was not heard for {}, and has not reported since: it is stopped, starved or \
+            "Rank {rank}{} sent no heartbeat for {}, and has not reported since: it is stopped, starved or \
              cut off.",
             process(set, rank),
             seconds(silence.ms)
         ),
         evidence: vec![format!(
-            "{} {} not hear it; a live rank is heard every 0.1 s, and {} is long",
+            "{} {} not receive its heartbeats; a live rank sends one every 0.1 s, and {} is long",
             ranks(&silence.witnesses),
             verb(&silence.witnesses, "does", "do"),
             seconds(SILENT_MS)
@@ -140,7 +142,7 @@ fn silent(set: &Set) -> Option<Verdict> {
     })
 }
 
-/// One operation that ranks called by different names, or that they say does not fit.
+/// One operation for which ranks called different functions, or reported a mismatch.
 fn different_calls(set: &Set) -> Option<Verdict> {
     let mut kinds: BTreeMap<u64, BTreeMap<&str, Vec<u32>>> = BTreeMap::new();
     for report in set.all() {
@@ -165,30 +167,30 @@ fn different_calls(set: &Set) -> Option<Verdict> {
         let report = complaint?;
         let who = report.reason.rank.map_or_else(|| vec![report.rank], |rank| vec![rank]);
         let text = &report.reason.text;
-        let sentence = format!("{} called something else: {text}.", capital(&ranks(&who)));
+        let sentence = format!("{} made a different call: {text}.", capital(&ranks(&who)));
         let kind = Kind::DifferentCalls;
         return Some(Verdict { kind, ranks: who, sentence, evidence: complaints, fix });
     };
     let groups = kinds.iter().map(|(kind, list)| format!("{} called {kind}", ranks(list)));
     let groups = groups.collect::<Vec<_>>().join(", and ");
-    // Where as many called the one as the other, nobody can say who is right.
+    // Where equally many ranks made each call, the reports do not show which call is right.
     let least = kinds.values().map(Vec::len).min().unwrap_or(0);
     let few = kinds.values().filter(|list| list.len() == least).flatten().copied();
     let few = sorted(&few.collect::<Vec<_>>());
     Some(Verdict {
         kind: Kind::DifferentCalls,
         ranks: few,
-        sentence: format!("Ranks called different things as operation {operation}: {groups}."),
+        sentence: format!("Ranks made different calls as operation {operation}: {groups}."),
         evidence: complaints,
         fix,
     })
 }
 
-/// A rank that ended with an error of its own, as it said itself.
+/// A rank that ended with an error of its own, by its own report.
 fn failed(set: &Set) -> Option<Verdict> {
     let own = set.all().filter(|report| match report.reason.kind.as_str() {
         "asked" | Report::MASKED | "deadline" => false,
-        // The program has ended its own component in the world.
+        // The program has ended its own membership of the world.
         "peer_lost" => report.reason.rank == Some(report.rank),
         _ => true,
     });
@@ -197,11 +199,13 @@ fn failed(set: &Set) -> Option<Verdict> {
     Some(ended_with(set, report.rank, &report.reason.text, witness))
 }
 
-/// The same, as it said to the others. A rank that has a report says more by that.
+/// A rank that ended with an error of its own, by the message that it sent to the others. For a
+/// rank with a report, that report counts instead.
 fn last_words(set: &Set, masked: Masked) -> Option<Verdict> {
     let mut no_host_sync = losses(set, masked).filter(|loss| set.get(loss.rank).is_none());
     let loss = no_host_sync.find(|loss| loss.last_words().is_some())?;
-    let witness = format!("{} heard its last words; it wrote no report", ranks(&loss.witnesses));
+    let witness =
+        format!("{} received its last message; it wrote no report", ranks(&loss.witnesses));
     Some(ended_with(set, loss.rank, loss.last_words()?, witness))
 }
 
@@ -211,12 +215,12 @@ fn ended_with(set: &Set, rank: u32, text: &str, witness: String) -> Verdict {
         ranks: vec![rank],
         sentence: format!("Rank {rank}{} ended with an error: {text}.", process(set, rank)),
         evidence: vec![witness],
-        fix: format!("mend what rank {rank} says, then restart the job"),
+        fix: format!("fix the error of rank {rank}, then restart the job"),
     }
 }
 
-/// A rank that said goodbye, and that others still wait for. One that ended because of an error did not
-/// do so in peace.
+/// A rank that left the world, and that others still wait for. A rank that ended because of an
+/// error does not count.
 fn left(set: &Set, edges: &[Edge]) -> Option<Verdict> {
     let mut missed: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for Edge { from, to, .. } in edges.iter().filter(|edge| edge.counts) {
@@ -232,21 +236,21 @@ fn left(set: &Set, edges: &[Edge]) -> Option<Verdict> {
         kind: Kind::Left,
         ranks: vec![rank],
         sentence: format!(
-            "Rank {rank}{} left the world in peace, and {} still {} for it.",
+            "Rank {rank}{} left the world without an error, and {} still {} for it.",
             process(set, rank),
             ranks(&waiting),
             verb(&waiting, "waits", "wait")
         ),
-        evidence: vec![format!("{} heard its goodbye", ranks(&waiting))],
+        evidence: vec![format!("{} received its goodbye", ranks(&waiting))],
         fix: "let all ranks make the same number of steps, and close their communicators after the last"
             .to_owned(),
     })
 }
 
-/// Where the waits lead to.
+/// The rank, or the circle of ranks, at the end of the waits.
 fn waits(set: &Set, edges: &[Edge]) -> Option<Verdict> {
-    // A collective names the ranks that are not there; nobody waits for those whose loss is masked.
-    // A wait that is short says nothing.
+    // A collective names the ranks that have not entered it; no rank waits for those whose loss is
+    // masked. A short wait means nothing.
     let is_waited_for = |edge: &&Edge| edge.counts && !goes_on_without(set, edge.from, edge.to);
     let edges: Vec<&Edge> = edges.iter().filter(is_waited_for).collect();
     let graph = Graph::new(&edges);
@@ -255,10 +259,10 @@ fn waits(set: &Set, edges: &[Edge]) -> Option<Verdict> {
             Some(report) => {
                 let mut verdict = holds_up(set, report, &waiting);
                 verdict.evidence.extend(set.heard_again(end).map(|ms| {
-                    format!("before its report it was not heard for {}: its process, or its host, stood still", seconds(ms))
+                    format!("before its report it sent no heartbeat for {}: its process, or its host, stood still", seconds(ms))
                 }));
                 if is_over(set, report) {
-                    let text = "has ended on others: its thread was not run, or does not go on";
+                    let text = "has ended on others: its thread was not scheduled, or is stuck";
                     verdict.evidence.push(format!("the collective that rank {end} is in {text}"));
                 }
                 verdict
@@ -292,11 +296,11 @@ fn sorted(list: &[u32]) -> Vec<u32> {
     list
 }
 
-/// A rank that others wait for, and that waits for nobody.
+/// A rank that others wait for, and that waits for no rank.
 fn holds_up(set: &Set, report: &Report, waiting: &[u32]) -> Verdict {
     let now = &report.activity;
     let rank = report.rank;
-    // It may have just gone on.
+    // The rank may have just entered this state.
     let is_over = now.since_ms < LONG_MS;
     let (kind, word, fix) = match now.state {
         State::Send | State::Receive if report.wait.is_none() => (
@@ -331,12 +335,13 @@ fn holds_up(set: &Set, report: &Report, waiting: &[u32]) -> Verdict {
     }
 }
 
-/// A rank that others wait for, and that says nothing.
+/// A rank that others wait for, and that has no report.
 fn unknown(set: &Set, rank: u32, waiting: &[u32]) -> Verdict {
     let told = || set.all().filter_map(|report| report.peer(rank));
     let is_alive = told().all(|peer| peer.state == "alive");
     let heard = told().map(|peer| peer.heard_ms).min();
-    let heard = heard.map_or_else(String::new, |ms| format!(", was heard {} ago", seconds(ms)));
+    let heard = heard
+        .map_or_else(String::new, |ms| format!(", sent its last heartbeat {} ago", seconds(ms)));
     let (state, fix) = if is_alive {
         (format!("lives{heard}"), ", or ask it: kill -USR1 on its process")
     } else {
@@ -375,7 +380,7 @@ fn nothing(set: &Set) -> Verdict {
             kind: Kind::Healthy,
             ranks: Vec::new(),
             sentence: format!(
-                "The job goes on{without}: nobody waits for long, and the ranks have begun {least} to \
+                "The job goes on{without}: no rank waits for long, and the ranks have begun {least} to \
                  {most} operations."
             ),
             evidence: Vec::new(),
@@ -386,7 +391,7 @@ fn nothing(set: &Set) -> Verdict {
         kind: Kind::Unclear,
         ranks: first.reason.rank.into_iter().collect(),
         sentence: format!(
-            "The reports do not say who is to blame; the first is that of rank {}: {}.",
+            "The reports do not show the cause; the first report is that of rank {}: {}.",
             first.rank, first.reason.text
         ),
         evidence: Vec::new(),

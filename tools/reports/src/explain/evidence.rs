@@ -1,47 +1,49 @@
-//! What ranks know of each other, and how far it can be believed.
+//! The knowledge of ranks about each other, and how far it is reliable.
 
 use std::collections::BTreeMap;
 
 use super::set::Set;
 use crate::format::{Report, Wait};
 
-/// A wait, or a stay in a collective, that is shorter says nothing: a healthy job has many of them.
+/// A shorter wait, or a shorter stay in a collective, means nothing: a healthy job has many of
+/// them.
 pub(super) const LONG_MS: u64 = 1000;
-/// A rank whose heartbeats stay away for longer is taken to be silent. They come ten times a second, or
+/// A rank without a heartbeat for longer counts as silent. Heartbeats come ten times a second, or
 /// more often.
 pub(super) const SILENT_MS: u64 = 2000;
-/// What a rank did must be older than this to have reached another one, whose clock may differ a little.
+/// An action of a rank must be older than this to have reached another rank. The clocks of the two
+/// may differ a little.
 const SETTLED_MS: u64 = 500;
 
-/// The end of a rank, as others heard of it.
+/// The end of a rank, as others noticed it.
 #[derive(Clone, Debug)]
 pub(super) struct Loss {
     pub(super) rank: u32,
     pub(super) why: String,
-    /// Wall clock of the first that heard of it.
+    /// The time at which the first rank noticed it, by that rank's wall clock.
     pub(super) when_ms: u64,
-    /// Who says so.
+    /// The ranks that report it.
     pub(super) witnesses: Vec<u32>,
 }
 
-/// A rank that is not heard, and has not been given up.
+/// A rank that sends no heartbeats, and that is not declared lost.
 #[derive(Clone, Debug)]
 pub(super) struct Silence {
     pub(super) rank: u32,
-    /// The longest that somebody has not heard it.
+    /// The longest time for which a rank has received no heartbeat of it.
     pub(super) ms: u64,
     pub(super) witnesses: Vec<u32>,
 }
 
 impl Loss {
-    /// What a rank said of itself before it ended; nothing where it ended without a word.
+    /// The error that a rank sent before it ended; `None` where it ended without a message.
     pub(super) fn last_words(&self) -> Option<&str> {
         self.why.strip_prefix("failed: ")
     }
 }
 
 impl Set {
-    /// Ranks that others have lost, in the order in which that was heard.
+    /// Ranks that others have lost, in the order in which the losses were noticed.
     pub(super) fn losses(&self) -> Vec<Loss> {
         let mut losses: Vec<Loss> = Vec::new();
         for report in self.all() {
@@ -67,8 +69,9 @@ impl Set {
         losses
     }
 
-    /// The rank that was silent for longest while others reported, if one was, and has not reported since.
-    /// What ranks hear of each other they hear through rank 0; so where rank 0 is silent, it is that one.
+    /// The rank that was silent for longest while others reported and that has not reported since,
+    /// if there is one. Ranks receive heartbeats of each other through rank 0, so rank 0 is chosen
+    /// wherever it is silent.
     pub(super) fn silent(&self) -> Option<Silence> {
         let mut silences: BTreeMap<u32, Silence> = BTreeMap::new();
         for report in self.all() {
@@ -87,7 +90,7 @@ impl Set {
         silences.remove(&0).or_else(|| silences.into_values().max_by_key(|silence| silence.ms))
     }
 
-    /// For how long a rank was not heard that has reported since: the longest.
+    /// The longest time for which a rank that has reported since had sent no heartbeat.
     pub(super) fn heard_again(&self, rank: u32) -> Option<u64> {
         let own = self.get(rank)?.unix_ms;
         let heard = self.all().filter(|report| report.unix_ms <= own.saturating_add(SETTLED_MS));
@@ -95,7 +98,8 @@ impl Set {
         silences.max().filter(|ms| *ms >= SILENT_MS)
     }
 
-    /// The rank that raises a signal of `waiter`, if one says that it has.
+    /// The rank that raises the signal for which `waiter` waits, and the total it raised it to;
+    /// `None` where no report shows it.
     pub(super) fn writer(&self, waiter: &Report, wait: &Wait) -> Option<(u32, u64)> {
         self.all().filter(|report| report.rank != waiter.rank).find_map(|report| {
             let links = report.peer(waiter.rank)?.links.iter().filter(|l| l.level == wait.level);
@@ -105,8 +109,8 @@ impl Set {
         })
     }
 
-    /// Whether a rank has sent what another waits for, long before that one reported that it has not come:
-    /// how far it raised the signal.
+    /// The rank that raised the signal for which `waiter` waits, and how far, if it did so long
+    /// before `waiter` reported that the signal had not come.
     pub(super) fn sent_in_vain(&self, waiter: &Report, wait: &Wait) -> Option<(u32, u64)> {
         if wait.phase == "queue room" || !is_long(waiter, wait.age_ms) {
             return None;
@@ -118,19 +122,20 @@ impl Set {
     }
 }
 
-/// Since when a rank has done nothing but what its report says: it sends nothing while it waits.
+/// The time since which a rank is in the state of its report: it sends nothing while it waits.
 fn settled_since(report: &Report) -> u64 {
     let stay = report.wait.as_ref().map_or(report.activity.since_ms, |wait| wait.age_ms);
     report.unix_ms.saturating_sub(stay)
 }
 
-/// Whether a stay of this length means something: an error has made much of it, or it is long. What was
-/// waited for when a loss was masked had that loss for its cause, which is no more.
+/// Whether a wait of this length means something: it ended in an error, or it is long. A wait in a
+/// report of a masked loss was caused by that loss, and is over.
 pub(super) fn is_long(report: &Report, age_ms: u64) -> bool {
     report.is_error() || (age_ms >= LONG_MS && !report.is_masked())
 }
 
-/// The rank whose commands do not end, where one waits for its own queue, and how many.
+/// Where a rank waits for room in its own queue: the peer whose commands do not end, and their
+/// number.
 pub(super) fn stuck_commands(report: &Report) -> Option<(u32, u64)> {
     let under_way = |peer: &crate::format::Peer| {
         let counts = peer.links.iter().filter_map(|link| link.counts.as_ref());

@@ -1,4 +1,4 @@
-//! Who waits for whom.
+//! The graph of waits: which rank waits for which.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,10 +9,10 @@ use super::set::Set;
 use super::words::{awaited, ranks, seconds, verb};
 use crate::format::{Collective, Report, State, Wait};
 
-/// The most ranks that one collective is said to wait for.
+/// The most ranks that are listed as awaited by one collective.
 const MOST: usize = 256;
 
-/// Every wait that the reports tell of.
+/// Every wait in the reports.
 pub(super) fn edges(set: &Set) -> Vec<Edge> {
     let mut edges = Vec::new();
     for report in set.all() {
@@ -36,11 +36,11 @@ fn of_wait(set: &Set, report: &Report, wait: &Wait) -> Edge {
     Edge { from: report.rank, to, what, age_ms: wait.age_ms, counts: is_long(report, wait.age_ms) }
 }
 
-/// A report that is no later than this after another one is of the same moment, or of an earlier one.
+/// A report that is at most this much later than another one counts as of the same moment.
 const MOMENT_MS: u64 = 1000;
 
-/// Whether the collective that a rank is in has ended, on another rank: then all had come to it. What a rank
-/// says much later does not count, as it may have ended in between.
+/// Whether the collective that a rank is in has ended, on another rank: then all ranks had entered
+/// it. A much later report does not count, as the collective may have ended in between.
 pub(super) fn is_over(set: &Set, report: &Report) -> bool {
     let ended = report.activity.collectives;
     ended > 0
@@ -51,7 +51,8 @@ pub(super) fn is_over(set: &Set, report: &Report) -> bool {
         })
 }
 
-/// Who is in a collective waits for all that are not, until it has ended.
+/// A rank in a collective waits for all ranks that have not entered it, until the collective has
+/// ended.
 fn of_collective<'a>(
     set: &'a Set,
     report: &'a Report,
@@ -67,7 +68,8 @@ fn of_collective<'a>(
     let absent =
         (0..set.ranks).filter(move |_| !is_over).filter(move |rank| match set.get(*rank) {
             Some(other) => !is_there(other),
-            // A rank without a report may well be there; it is blamed if nobody else can be.
+            // A rank without a report may well be in the collective; it counts as absent only if no
+            // other rank is.
             None => !somebody,
         });
     absent.take(MOST).map(move |to| Edge {
@@ -79,7 +81,8 @@ fn of_collective<'a>(
     })
 }
 
-/// Who waits for whom, those who wait for the same in one line; the waits of most ranks first.
+/// The waits as lines of text. Ranks that wait for the same thing share one line; the waits of most
+/// ranks come first.
 pub(super) fn lines(edges: &[Edge]) -> Vec<String> {
     let mut groups: BTreeMap<(u32, &str), (Vec<u32>, u64)> = BTreeMap::new();
     for Edge { from, to, what, age_ms, .. } in edges.iter().filter(|edge| edge.counts) {
@@ -102,10 +105,10 @@ pub(super) fn lines(edges: &[Edge]) -> Vec<String> {
     lines
 }
 
-/// Waits that are told as evidence, at most.
+/// The most waits that are listed as evidence.
 const MOST_WAITS: usize = 8;
 
-/// The edges by who waits.
+/// The edges by the rank that waits.
 pub(super) struct Graph<'a>(BTreeMap<u32, Vec<&'a Edge>>);
 
 impl<'a> Graph<'a> {
@@ -119,7 +122,8 @@ impl<'a> Graph<'a> {
         self.0.get(&rank).into_iter().flatten().map(|edge| edge.to)
     }
 
-    /// The ranks that wait for nobody and that most others wait for, in the end; with those others.
+    /// The rank that waits for no rank and that most others wait for, directly or through other
+    /// ranks; with those others.
     pub(super) fn end(&self) -> Option<(u32, Vec<u32>)> {
         let mut waiting: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for from in self.0.keys() {
@@ -127,7 +131,7 @@ impl<'a> Graph<'a> {
                 waiting.entry(end).or_default().push(*from);
             }
         }
-        // Of several, the first one by number.
+        // Of several, the one with the lowest number.
         waiting.into_iter().rev().max_by_key(|(_, ranks)| ranks.len())
     }
 
@@ -142,7 +146,7 @@ impl<'a> Graph<'a> {
         seen
     }
 
-    /// A circle of ranks that wait for each other, each for the next one.
+    /// A circle of ranks in which each waits for the next.
     pub(super) fn circle(&self) -> Option<Vec<u32>> {
         self.0.keys().find_map(|start| {
             let mut path = vec![*start];

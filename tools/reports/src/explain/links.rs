@@ -9,8 +9,8 @@ use super::words::{self, activity, ranks, seconds};
 use super::{Edge, Kind, Verdict};
 use crate::format::{Report, State};
 
-/// A transport that does not answer, of a rank that is stuck inside a call. One that does not while nobody
-/// waits may have had no time on a busy machine.
+/// A transport that does not answer, of a rank that is stuck inside a call. A transport that does
+/// not answer while no rank waits may only have had no processor time on a busy machine.
 pub(super) fn hanging_transport(set: &Set, edges: &[Edge]) -> Option<Verdict> {
     let is_inside = |report: &&Report| {
         matches!(report.activity.state, State::Send | State::Receive)
@@ -40,7 +40,7 @@ pub(super) fn hanging_transport(set: &Set, edges: &[Edge]) -> Option<Verdict> {
     })
 }
 
-/// What one rank has sent, and another that lives has not got.
+/// Rows or signals that one rank has sent, and that another live rank has not received.
 pub(super) fn broken_link(set: &Set) -> Option<Verdict> {
     let mut broken: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let mut evidence = Vec::new();
@@ -67,7 +67,7 @@ pub(super) fn broken_link(set: &Set) -> Option<Verdict> {
         kind: Kind::BrokenLink,
         ranks: [&[*from], &to[..]].concat(),
         sentence: format!(
-            "The link from rank {from} to {}{name} carries nothing: what rank {from} has sent does not \
+            "The link from rank {from} to {}{name} carries nothing: data that rank {from} sent does not \
              arrive, and both ends live.",
             ranks(to)
         ),
@@ -93,7 +93,7 @@ fn link_name(set: &Set, from: u32, to: u32) -> String {
     link.map_or_else(String::new, |link| format!(" ({}, {})", link.level, link.name))
 }
 
-/// What a transport says itself.
+/// The error that a transport reports itself.
 pub(super) fn transport(set: &Set) -> Option<Verdict> {
     let said = set.all().filter(|report| report.reason.kind == "transport");
     let unwell = set.all().filter(|r| r.transports.iter().any(|t| t.error.is_some()));

@@ -1,8 +1,9 @@
-//! What the reports of a job come to: who waits for whom, and who is the culprit.
+//! Explains the reports of a job: which rank waits for which, and which rank is the cause.
 //!
-//! `set` chooses one report per rank · `evidence` says what each rank knows of the others · `graph` says who
-//! waits for whom · `causes` tries one cause after the other, the root of all others first; `links` has those
-//! that lie in transports and links · `words` says it.
+//! `set` chooses one report per rank · `evidence` gathers the knowledge of each rank about the
+//! others · `graph` holds the waits of ranks for each other · `causes` tries one cause after the
+//! other, the root of all others first; `links` has those that lie in transports and links ·
+//! `words` puts the result into words.
 
 mod causes;
 mod evidence;
@@ -22,7 +23,7 @@ use crate::format::{Report, Slow};
 use crate::time::utc;
 use set::Set;
 
-/// What is wrong.
+/// The kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -30,11 +31,11 @@ pub enum Kind {
     Healthy,
     /// A rank's process or host ended.
     Dead,
-    /// A rank is not heard any more: stopped, starved or cut off.
+    /// A rank sends no heartbeats any more: stopped, starved or cut off.
     Stopped,
     /// A rank ended with an error of its own.
     Failed,
-    /// A rank said goodbye while others still need it.
+    /// A rank left the world while others still need it.
     Left,
     /// A transport reported an error.
     TransportError,
@@ -44,7 +45,7 @@ pub enum Kind {
     DifferentCalls,
     /// A rank is in its caller's code, and others wait for it.
     Late,
-    /// A rank is inside a call, waits for nobody, and others wait for it.
+    /// A rank is inside a call and waits for no rank, and others wait for it.
     Busy,
     /// Ranks wait for each other in a circle.
     Cycle,
@@ -55,7 +56,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As JSON has it.
+    /// Its name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -75,65 +76,66 @@ impl Kind {
     }
 }
 
-/// Who is to blame, and why.
+/// The cause: the ranks to blame, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// What is wrong.
+    /// The kind of failure.
     pub kind: Kind,
-    /// The culprits: one rank; both ends of a link, the sender first; the ranks of a circle; those whose
-    /// call differs. Empty where nothing is wrong, or nobody can be named.
+    /// The culprits: one rank; both ends of a link, the sender first; the ranks of a circle; those
+    /// whose call differs. Empty where nothing is wrong, or no rank can be named.
     pub ranks: Vec<u32>,
     /// One sentence.
     pub sentence: String,
-    /// What it rests on.
+    /// The facts that support it.
     pub evidence: Vec<String>,
-    /// What to do.
+    /// The remedy.
     pub fix: String,
 }
 
 /// One rank waits for another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Edge {
-    /// Who waits.
+    /// The rank that waits.
     pub from: u32,
-    /// For whom.
+    /// The rank that it waits for.
     pub to: u32,
-    /// For what.
+    /// The signal or collective that it waits for.
     pub what: String,
-    /// For how long, in milliseconds.
+    /// The length of the wait so far, in milliseconds.
     pub age_ms: u64,
-    /// Whether it is long enough to mean something.
+    /// Whether the wait is long enough to mean something.
     pub counts: bool,
 }
 
-/// What the reports come to.
+/// The result: verdict, waits and notes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
     /// The job; empty where its ranks have not met.
     pub job: String,
-    /// When the last of these reports was written: wall clock of its host, since 1970.
+    /// The time of the last of these reports: wall clock of its host, since 1970.
     pub unix_ms: u64,
-    /// Who is to blame.
+    /// The cause.
     pub verdict: Verdict,
-    /// Who waits for whom.
+    /// The waits of ranks for each other.
     pub graph: Vec<Edge>,
     /// Ranks without a report, in order.
     pub missing: Vec<u32>,
-    /// What to keep in mind: reports of different moments, jobs or configs.
+    /// Reservations: reports of different moments, jobs or configs.
     pub notes: Vec<String>,
     /// Ranks of the world.
     pub ranks: u32,
-    /// The ranks that all others together have waited for longest since the communicator was opened, the worst
-    /// first: in a job that is well, the ones to look at.
+    /// The ranks that all others together have waited for longest since the communicator was
+    /// opened, the worst first. In a healthy job these are the ranks to look at.
     pub slowest: Vec<Slow>,
-    /// The report of each rank that the verdict rests on, in order.
+    /// The report of each rank on which the verdict is based, in order.
     #[serde(skip)]
     pub reports: Vec<Report>,
 }
 
-/// Explains the reports of a job. Of several jobs the latest counts; a process with several communicators reports
-/// of all of them at once, and then the first counts that is not well. Of several reports of one rank
-/// the one counts that an error made it write, else the latest. Nothing without a report.
+/// Explains the reports of a job. Of several jobs the latest counts. A process with several
+/// communicators reports on all of them at once; then the first communicator that is not healthy
+/// counts. Of several reports of one rank, the one that an error caused counts, else the latest.
+/// `None` without a report.
 pub fn explain(reports: Vec<Report>) -> Option<Explanation> {
     let mut found = set::jobs(&reports).into_iter().map(|job| explain_job(&reports, &job));
     let first = found.next()?;
@@ -145,7 +147,7 @@ pub fn explain(reports: Vec<Report>) -> Option<Explanation> {
     Some(explanation)
 }
 
-/// What the other jobs come to, the latest first: who looks for one may have got the reports of another.
+/// The verdicts of the other jobs, the latest first, for a reader who meant another job.
 fn other_jobs(reports: &[Report], this: &str) -> Vec<String> {
     let mut latest: BTreeMap<&str, u64> = BTreeMap::new();
     for report in reports.iter().filter(|r| !r.job.is_empty() && r.job != this) {
@@ -161,7 +163,7 @@ fn other_jobs(reports: &[Report], this: &str) -> Vec<String> {
     latest.into_iter().take(OTHER_JOBS).map(note).collect()
 }
 
-/// Other jobs that are told of, at most.
+/// The most other jobs that are listed.
 const OTHER_JOBS: usize = 4;
 
 fn explain_job(reports: &[Report], job: &str) -> Explanation {
@@ -181,7 +183,7 @@ fn explain_job(reports: &[Report], job: &str) -> Explanation {
     }
 }
 
-/// Ranks that are named as the slowest, at most.
+/// The most ranks that are listed as the slowest.
 const SLOWEST: usize = 5;
 
 fn slowest(set: &Set) -> Vec<Slow> {

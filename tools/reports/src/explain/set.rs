@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::words;
 use crate::format::Report;
 
-/// Reports further apart than this are said to be of different moments.
+/// Reports further apart than this count as of different moments.
 const APART_MS: u64 = 2000;
 
 /// The reports of one job.
@@ -16,11 +16,11 @@ pub(super) struct Set {
     notes: Vec<String>,
 }
 
-/// The most jobs that are looked at.
+/// The most jobs that are examined.
 const MOST_JOBS: usize = 16;
 
-/// The jobs that reported last, at about the same moment, the latest first; one at least if there is a
-/// report.
+/// The jobs that reported last, at about the same moment, the latest first; at least one if there
+/// is a report.
 pub(super) fn jobs(reports: &[Report]) -> Vec<String> {
     let mut latest: BTreeMap<&str, u64> = BTreeMap::new();
     for report in reports {
@@ -30,14 +30,15 @@ pub(super) fn jobs(reports: &[Report]) -> Vec<String> {
     let last = latest.values().copied().max().unwrap_or(0);
     let mut jobs: Vec<(u64, &str)> = latest.into_iter().map(|(job, at)| (at, job)).collect();
     jobs.retain(|(at, _)| last - at <= APART_MS);
-    // What a job without a name says may belong to one of the others.
+    // A report without a job's name may belong to one of the other jobs.
     jobs.sort_unstable_by_key(|(at, job)| Reverse((!job.is_empty(), *at, *job)));
     jobs.iter().take(MOST_JOBS).map(|(_, job)| (*job).to_owned()).collect()
 }
 
-/// Ranks that were asked with others, and did not answer when those were asked again: what they said is
-/// old. Who answered as often on another host may have another clock, or, where only the last reports of each
-/// were kept, have missed some: that is left open.
+/// Ranks that answered a request together with others, and did not answer when those were asked
+/// again: their reports are old. A rank with as many answers as one of another host is not listed:
+/// the clocks may differ, or, where only the last reports of each rank were stored, some may be
+/// missing.
 fn missed_rounds<'a>(
     reports: impl Iterator<Item = &'a Report>,
     kept: &BTreeMap<u32, &Report>,
@@ -61,15 +62,15 @@ fn missed_rounds<'a>(
 }
 
 impl Set {
-    /// The reports of a job. Before the ranks have met, nobody knows its name: such a report counts where
-    /// it is of the same moment, and its rank has none with a name.
+    /// The reports of a job. Before the ranks have met, the job has no name. A report without a
+    /// name counts where it is of the same moment, and its rank has no report with the name.
     pub(super) fn choose(reports: &[Report], job: &str) -> Self {
         let latest = reports.iter().filter(|r| r.job == job).map(|r| r.unix_ms).max().unwrap_or(0);
         let is_of_then = |report: &Report| report.unix_ms.abs_diff(latest) <= APART_MS;
         let is_its_own = |report: &Report| report.job == job && !job.is_empty();
         let mut notes = Vec::new();
         let mut kept: BTreeMap<u32, &Report> = BTreeMap::new();
-        // A rank that masked a loss went on: what it said then is not what it does now.
+        // A rank that masked a loss went on, so its report of that loss is out of date.
         let mut past = BTreeSet::new();
         let (mut others, mut ranks) = (0, 0);
         for report in reports {
@@ -99,7 +100,7 @@ impl Set {
         kept.retain(|rank, _| !missed.contains(rank));
         if !missed.is_empty() {
             notes.push(format!(
-                "{} did not answer when the others were asked last; what was written before is left out",
+                "{} did not answer when the others were asked last; earlier reports are left out",
                 words::ranks(&missed)
             ));
         }
@@ -107,7 +108,7 @@ impl Set {
         if !past.is_empty() {
             let past: Vec<u32> = past.into_iter().collect();
             notes.push(format!(
-                "what {} wrote when a loss was masked is older than the rest, and was left out",
+                "the report of {} on a masked loss is older than the rest, and was left out",
                 words::ranks(&past)
             ));
         }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::format::{Activity, Call, Collective, Peer, Reason, State, Traffic, Wait};
 
-/// A report of a rank that is asked while it does nothing, in a world of 3.
+/// A report of an idle rank that was asked for it, in a world of 3.
 fn idle(rank: u32) -> Report {
     let peer = |rank| Peer { rank, state: "alive".into(), heard_ms: 50, ..Peer::default() };
     let call = Call { operation: 7, kind: "dispatch".into(), slot: 1 };
@@ -26,7 +26,7 @@ fn idle(rank: u32) -> Report {
     }
 }
 
-/// The same, of one that waits for the entry of another.
+/// The same, of a rank that waits for the entry of another.
 fn waiting(rank: u32, peer: u32, age_ms: u64) -> Report {
     let mut report = idle(rank);
     report.activity.state = State::Receive;
@@ -90,7 +90,7 @@ fn a_rank_that_works_inside_a_call_is_busy_and_not_late() {
 fn a_live_rank_without_a_report_is_asked_for() {
     let (kind, ranks, sentence) = verdict(vec![waiting(0, 1, 9000), waiting(2, 1, 9000)]);
     assert_eq!((kind, ranks), (Kind::NoReport, vec![1]));
-    assert!(sentence.contains("which lives, was heard 0.0 s ago"), "{sentence}");
+    assert!(sentence.contains("which lives, sent its last heartbeat 0.0 s ago"), "{sentence}");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn who_said_goodbye_while_others_wait_for_it_is_named_and_not_asked() {
     let verdict = explain(reports).expect("reports").verdict;
     assert_eq!((verdict.kind, verdict.ranks), (Kind::Left, vec![1]), "{}", verdict.sentence);
     assert!(!verdict.fix.contains("kill"), "{}", verdict.fix);
-    // It ended in some way that does not explain the wait.
+    // The newer report ended in a way that does not explain the wait.
     let verdict = explain(vec![says(waiting(0, 1, 9000), "new")]).expect("reports").verdict;
     assert_eq!(verdict.kind, Kind::NoReport);
     assert!(!verdict.fix.contains("kill") && !verdict.sentence.contains("lives"), "{verdict:?}");
@@ -118,7 +118,7 @@ fn a_circle_is_named_in_its_order() {
     assert!(sentence.contains("rank 2 for rank 0"), "{sentence}");
 }
 
-/// `rank` has raised what the two others wait for.
+/// A report of a rank that has raised the signal for which rank `to` waits.
 fn has_sent(mut report: Report, to: u32, total: u64) -> Report {
     let rank = report.rank;
     for peer in report.peers.iter_mut().filter(|peer| peer.rank == to) {
@@ -160,7 +160,7 @@ fn totals_compare_rolling() {
 
 #[test]
 fn the_writer_of_a_signal_counts_for_more_than_the_rank_that_is_named() {
-    // Rank 2 hands on for rank 0: it raises signal 4, which rank 1 takes for rank 0's.
+    // Rank 2 forwards for rank 0: it raises signal 4, which rank 1 attributes to rank 0.
     let mut forwarder = idle(2);
     for peer in forwarder.peers.iter_mut().filter(|peer| peer.rank == 1) {
         let raised = vec![(4, 4)];
@@ -219,7 +219,7 @@ fn silence_of_rank_0_explains_the_silence_of_all() {
     };
     let (kind, ranks, _) = verdict(vec![deaf(1), deaf(2)]);
     assert_eq!((kind, ranks), (Kind::Stopped, vec![0]));
-    // Who has reported since was not stopped for good.
+    // A rank that has reported since was not stopped for good.
     let mut later = idle(0);
     later.unix_ms += 100;
     assert_eq!(verdict(vec![later, idle(1), idle(2)]).0, Kind::Healthy);
@@ -232,12 +232,12 @@ fn of_several_jobs_the_latest_counts_and_the_others_are_mentioned() {
     let explanation = explain(vec![old, idle(0), idle(1), idle(2)]).expect("reports");
     assert_eq!(explanation.verdict.kind, Kind::Healthy);
     assert!(explanation.notes[0].contains("1 reports of other jobs"), "{:?}", explanation.notes);
-    // It may be the one that is looked for.
+    // The other job may be the one that the reader looks for.
     let other = "job old, last of 1970-01-01T00:00:00.005Z, is no_report";
     assert!(explanation.notes[1].starts_with(other), "{:?}", explanation.notes);
 }
 
-/// The same, of a rank that has not met the others, so many milliseconds earlier.
+/// The same, of a rank that has not met the others, `before_ms` milliseconds earlier.
 fn opening(mut report: Report, before_ms: u64) -> Report {
     (report.job, report.unix_ms) = (String::new(), report.unix_ms - before_ms);
     report.activity.state = State::Opening;
@@ -251,7 +251,7 @@ fn an_old_opening_says_nothing_of_a_job() {
     let explanation = explain(vec![failed.clone(), idle(0), idle(1)]).expect("reports");
     assert_eq!(explanation.verdict.kind, Kind::Healthy, "{:?}", explanation.verdict);
     assert_eq!(explanation.missing, [2]);
-    // At the same moment, it is of the job; but not of a rank that has met the others.
+    // A report of the same moment belongs to the job, unless its rank has met the others.
     failed.unix_ms += 49_000;
     assert_eq!(verdict(vec![failed.clone(), idle(0), idle(1)]).1, [2]);
     let explanation = explain_job(&[failed, idle(0), idle(1), idle(2)], "job");
@@ -341,7 +341,7 @@ fn what_was_waited_for_when_a_loss_was_masked_blames_nobody_else() {
 
 #[test]
 fn a_masked_loss_is_no_error_and_no_verdict_over_the_error_that_ended_the_job() {
-    // Rank 2 masked the loss as well, and says nothing later.
+    // Rank 2 masked the loss as well, and wrote no later report.
     let old = masks(idle(2), 1);
     let mut error = masks(waiting(0, 2, 9000), 1);
     error.unix_ms += 60_000;
@@ -352,8 +352,8 @@ fn a_masked_loss_is_no_error_and_no_verdict_over_the_error_that_ended_the_job() 
     let found = &explanation.verdict;
     assert_eq!((found.kind, &found.ranks[..]), (Kind::NoReport, &[2][..]), "{}", found.sentence);
     let notes = explanation.notes.join("\n");
-    assert!(notes.contains("what rank 2 wrote when a loss was masked is older"), "{notes}");
-    // Its words at the end count for more than those.
+    assert!(notes.contains("the report of rank 2 on a masked loss is older"), "{notes}");
+    // Its last message counts for more than that old report.
     let mut late = masks(idle(2), 1);
     (late.unix_ms, late.reason.kind) = (error.unix_ms, "peer_lost".into());
     late.activity.since_ms = 9000;
@@ -386,12 +386,12 @@ fn who_stays_in_a_collective_that_has_ended_on_others_waits_for_nobody() {
     let found = explain(vec![goes_on.clone(), stays.clone()]).expect("reports").verdict;
     assert_eq!((found.kind, &found.ranks[..]), (Kind::Late, &[1][..]), "{}", found.sentence);
     assert!(found.evidence.iter().any(|line| line.contains("has ended on others")), "{found:?}");
-    // The other one has not been there, or nobody knows.
+    // The other rank has not been in the barrier, or no report shows it.
     for (mine, other) in [(7, 7), (0, 0), (0, 8)] {
         (stays.activity.collectives, goes_on.activity.collectives) = (mine, other);
         assert_eq!(verdict(vec![goes_on.clone(), stays.clone()]).0, Kind::Cycle);
     }
-    // It went there after the first one had reported.
+    // The other rank entered it after the first one had reported.
     (stays.activity.collectives, goes_on.activity.collectives) = (7, 8);
     goes_on.unix_ms += 2 * LATER;
     assert_eq!(verdict(vec![goes_on, stays]).0, Kind::Cycle);
@@ -411,7 +411,7 @@ fn a_transport_that_does_not_answer_is_named_where_its_rank_is_stuck_in_a_call()
     let (kind, ranks, sentence) = verdict(vec![waiting(0, 1, 9000), mute(waiting(1, 0, 9000))]);
     assert_eq!((kind, ranks), (Kind::TransportError, vec![1]), "{sentence}");
     assert!(sentence.contains("hangs"), "{sentence}");
-    // Without a wait there is no harm, and in the caller's code another cause.
+    // Without a wait there is no harm; in the caller's code the cause is another.
     let explanation = explain(vec![idle(0), mute(waiting(1, 0, 30))]).expect("reports");
     assert_eq!(explanation.verdict.kind, Kind::Healthy);
     assert!(explanation.notes[0].contains("a transport of rank 1"), "{:?}", explanation.notes);
@@ -431,7 +431,7 @@ fn who_was_not_heard_before_its_report_is_late_and_that_is_told() {
     waits.peers.iter_mut().filter(|p| p.rank == 1).for_each(|p| p.heard_ms = 2600);
     let found = explain(vec![waits, again]).expect("reports").verdict;
     assert_eq!((found.kind, &found.ranks[..]), (Kind::Late, &[1][..]), "{}", found.sentence);
-    assert!(found.evidence.iter().any(|line| line.contains("not heard for 2.6 s")), "{found:?}");
+    assert!(found.evidence.iter().any(|line| line.contains("no heartbeat for 2.6 s")), "{found:?}");
 }
 
 #[test]
@@ -452,7 +452,7 @@ fn what_a_rank_said_before_the_others_were_asked_again_is_left_out() {
     assert_eq!(explanation.verdict.kind, Kind::NoReport, "{:?}", explanation.verdict);
     assert_eq!(explanation.missing, [1]);
     assert!(explanation.notes[0].contains("rank 1 did not answer"), "{:?}", explanation.notes);
-    // Its clock goes after those of the others: it answered both times.
+    // Its clock is behind those of the others: it answered both times.
     let behind = asked(idle(1), 3000);
     let all = first.into_iter().chain(again).chain([behind]).collect();
     assert_eq!(explain(all).expect("reports").missing, [0_u32; 0]);
@@ -461,7 +461,7 @@ fn what_a_rank_said_before_the_others_were_asked_again_is_left_out() {
 #[test]
 fn who_missed_the_last_of_many_rounds_is_left_out_where_its_clock_is_known_to_be_that_of_the_others()
  {
-    // Eight answers of each are kept.
+    // The last eight answers of each rank are stored.
     let answers = |host: &dyn Fn(u32) -> String| {
         let round = |rank: u32, round: u64| Report {
             unix_ms: 100_000 + 60_000 * round,

@@ -8,7 +8,8 @@ use crate::format::{Call, Health, Report, State, Wait};
 /// that crosses the plugin ABI.
 const MOST_OF_A_LIST: usize = 96;
 
-/// As many of some names as a text has room for, at least one: `a, b and 3 more`; `none` where there are none.
+/// As many of the names as a text has room for, at least one: `a, b and 3 more`; `none` where there
+/// are none.
 pub fn first_names<T: Display>(names: impl IntoIterator<Item = T>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| name.to_string()).collect();
     let mut bytes = 0;
@@ -51,12 +52,12 @@ pub fn job(name: &str) -> String {
     if name.is_empty() { "an opening".to_owned() } else { format!("job {name}") }
 }
 
-/// The verb of so many ranks.
+/// The verb in singular or plural, for this number of ranks.
 pub(crate) fn verb<'a>(list: &[u32], one: &'a str, more: &'a str) -> &'a str {
     if list.len() == 1 { one } else { more }
 }
 
-/// A text as the start of a sentence.
+/// The text with a capital first letter.
 pub(crate) fn capital(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
@@ -67,7 +68,7 @@ pub fn call(call: &Call) -> String {
     format!("{} {}", call.kind, call.operation)
 }
 
-/// What a wait is for: `entry of operation 7`.
+/// The thing that a wait is for: `entry of operation 7`.
 pub fn awaited(wait: &Wait) -> String {
     match wait.operation {
         Some(number) => format!("{} of operation {number}", wait.phase),
@@ -75,7 +76,7 @@ pub fn awaited(wait: &Wait) -> String {
     }
 }
 
-/// What a transport says of itself: `scale-up transport shm: healthy`.
+/// The health of a transport: `scale-up transport shm: healthy`.
 pub fn transport(health: &Health) -> String {
     let says = match (&health.error, health.unanswered_ms) {
         (Some(error), _) => error.clone(),
@@ -87,7 +88,7 @@ pub fn transport(health: &Health) -> String {
     format!("{} transport {}: {says}", health.level, health.transport)
 }
 
-/// Where a rank is, in a few words.
+/// The state of a rank, in a few words.
 pub fn activity(report: &Report) -> String {
     let now = &report.activity;
     let last = now.call.as_ref().map(call);

@@ -1,4 +1,4 @@
-//! What goes wrong on a rail, in words (INV-7).
+//! Errors of a rail, in words (INV-7).
 
 use std::ptr::null_mut;
 
@@ -10,7 +10,7 @@ use super::{EAVAIL, State};
 use crate::transport::shared::{Failure, Shared};
 
 impl State {
-    /// What a peer sent cannot be.
+    /// Reports a message of a peer that no correct peer sends.
     #[cold]
     pub(super) fn distrust(&self, shared: &Shared, peer: Option<u32>, what: &str) {
         let message = format!(
@@ -20,7 +20,7 @@ impl State {
         shared.fail(Failure { peer, message, interface: self.interface.clone() });
     }
 
-    /// Reads the error entries behind a failed look at the queue (INV-7).
+    /// Reads the error entries after a failed read of the queue (INV-7).
     #[cold]
     pub(super) fn complain(&mut self, shared: &Shared, status: isize) {
         if status != EAVAIL {
@@ -48,8 +48,8 @@ impl State {
 
     fn words(&self, entry: &fi_cq_err_entry) -> String {
         let mut room = [0_u8; 160];
-        // SAFETY: the entry is the last that was read from this queue; the room is as long as
-        // said, and its text ends with a zero byte.
+        // SAFETY: the entry is the last that was read from this queue; the buffer has the stated
+        // length, and its text ends with a zero byte.
         let detail = unsafe {
             let text = room.as_mut_ptr().cast();
             let text = calls::cq_strerror(self.objects.cq.raw(), entry, text, room.len());

@@ -1,4 +1,4 @@
-//! Mailboxes of values: taking them, and giving them back to their writers.
+//! Mailboxes of values: taking them, and returning them to their writers.
 
 use super::patience::Refusals;
 use super::{Attempt, State};
@@ -6,7 +6,7 @@ use crate::transport::datum::{Datum, Mailbox};
 use crate::transport::shared::Shared;
 
 impl State {
-    /// A mailbox of `peer` that this rank may fill; it is taken. `Err`: why there is none.
+    /// Takes a mailbox of `peer` that this rank may fill. `Err`: the reason why there is none.
     pub(in crate::transport) fn take_mailbox(&mut self, peer: u32) -> Result<u32, Attempt> {
         let Some(known) = self.peers.get_mut(peer as usize) else { return Err(Attempt::Unknown) };
         if known.given_up {
@@ -20,7 +20,7 @@ impl State {
         Ok(slot)
     }
 
-    /// Gives back a mailbox that was taken and not filled.
+    /// Frees a mailbox that was taken and not filled.
     pub(in crate::transport) fn leave_mailbox(&mut self, peer: u32, slot: u32) {
         self.peers[peer as usize].free_values |= 1 << slot;
     }
@@ -50,15 +50,15 @@ impl State {
         }
     }
 
-    /// Tells writers of values that their mailboxes are empty again.
+    /// Sends credits to writers of values: their mailboxes are empty again.
     pub(super) fn pay(&mut self, shared: &Shared) {
         let me = shared.team.me;
         for peer in 0..self.peers.len() {
             while self.peers[peer].owed != 0 {
                 let slot = self.peers[peer].owed.trailing_zeros();
                 let credit = Datum::Credit(Mailbox { peer: me, slot });
-                // A peer that left needs no credits. Nor do the others wait for one that takes
-                // nothing; if it is lost, its own writes say so, or this rank's to it.
+                // A peer that left needs no credits. The others do not wait for a peer that accepts
+                // nothing; if it is lost, writes from it or to it show that.
                 if !self.peers[peer].left && self.send(peer as u32, credit) == Attempt::Full {
                     break;
                 }
@@ -68,7 +68,7 @@ impl State {
         }
     }
 
-    /// Forgets the credits that this rank owes.
+    /// Drops the credits that this rank owes.
     pub(in crate::transport) fn forgive(&mut self) {
         self.peers.iter_mut().for_each(|peer| peer.owed = 0);
         self.owed = 0;

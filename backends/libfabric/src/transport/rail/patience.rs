@@ -1,4 +1,4 @@
-//! How long a peer may be refused.
+//! Measures how long a peer is refused.
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,9 @@ struct Span {
 }
 
 impl Refusals {
-    /// Counts a refusal; `false`: there was nothing else for as long as `patience`. Only time in which
-    /// this rank kept trying counts: if it was itself away (stopped, or with nothing to send), the
-    /// peer had no chance.
+    /// Counts a refusal; `false` if there were only refusals for as long as `patience`. Only time
+    /// in which this rank tried without pause counts: while the rank itself was stopped, or had
+    /// nothing to send, the peer had no chance to accept.
     pub(super) fn one_more(&mut self, now: Instant, patience: Duration) -> bool {
         let away = |span: &Span| now.saturating_duration_since(span.last) > patience / 4;
         let first = self.0.filter(|span| !away(span)).map_or(now, |span| span.first);
@@ -30,7 +30,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// What `one_more` says at so many seconds after the first refusal.
+    /// The results of `one_more` at these numbers of seconds after the first refusal.
     fn at(seconds: &[u64]) -> Vec<bool> {
         let (mut refusals, start) = (Refusals::default(), Instant::now());
         let mut say =

@@ -1,8 +1,10 @@
-//! Makes payloads visible before their signals count (INV-1), where a completion does not say it.
+//! Makes payloads visible before their signals count (INV-1), where a completion does not guarantee
+//! it.
 //!
 //! A completion in host memory may be seen before a payload that went to another device's memory is
-//! visible there. A read by the same NIC does not pass its own earlier writes, so a read of a window
-//! of this rank that was posted after the completion was seen, and has come back, proves it.
+//! visible there. A read by the same NIC does not pass its own earlier writes. So a completed read
+//! of a window of this rank, posted after the completion was seen, proves that the payload is
+//! visible.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -18,14 +20,16 @@ use crate::transport::shared::{Failure, Shared};
 #[derive(Debug)]
 pub(super) struct ReadBack {
     transfer: Transfer,
-    /// What the provider hands back when the read is done.
+    /// The context that the provider returns when the read is done.
     context: Box<UnsafeCell<fi_context2>>,
-    /// Ids and what is added to them. It grows where more come within one read than there is room for:
-    /// the read's own completion is behind them in the queue, so they cannot be left there.
+    /// Signal ids and the amounts to add. The list grows where more signals come during one read
+    /// than it has room for: the read's own completion is behind them in the queue, so they cannot
+    /// be left there.
     waiting: VecDeque<(u32, u32)>,
-    /// The first so many of `waiting` count when the read that is under way is done; 0: none is.
+    /// The number of first entries of `waiting` that count when the read in flight is done; 0 if
+    /// none is in flight.
     covered: usize,
-    /// The read cannot be posted: the transport is unhealthy.
+    /// Whether a read could not be posted: the transport is then unhealthy.
     broken: bool,
 }
 
@@ -41,37 +45,37 @@ impl ReadBack {
         self.waiting.push_back((id, add));
     }
 
-    /// Whether a read is due: signals wait, and none is under way that might have passed before them.
+    /// Whether a read is due: signals wait, and no read is in flight.
     fn is_due(&self) -> bool {
         self.covered == 0 && !self.waiting.is_empty() && !self.broken
     }
 
-    /// A read was posted: it proves what has come so far.
+    /// Notes that a read was posted, which covers the signals so far.
     fn posted(&mut self) {
         self.covered = self.waiting.len();
     }
 
-    /// The read has come back: these signals count.
+    /// The read is done: returns the signals that count now.
     fn done(&mut self) -> impl Iterator<Item = (u32, u32)> {
         let covered = std::mem::take(&mut self.covered);
         self.waiting.drain(..covered)
     }
 }
 
-/// What a read-back reads, and into what.
+/// The source and the destination of a read-back.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::transport) struct Mirror {
-    /// Region of the window's first 8 bytes, as only this rank knows it.
+    /// Region of the window's first 8 bytes, which only this rank uses.
     pub(in crate::transport) source: usize,
-    /// Address of its first byte, as this rank's peers would say it.
+    /// Address of its first byte, in the form that peers use.
     pub(in crate::transport) base: u64,
-    /// 8 bytes that nobody reads, and their region.
+    /// 8 bytes that no code reads, and their region.
     pub(in crate::transport) landing: *mut u8,
     pub(in crate::transport) region: usize,
 }
 
 impl State {
-    /// Signals count after a read-back from now on. This rank is connected to itself as `me`.
+    /// From now on, signals count after a read-back. This rank is connected to itself as `me`.
     pub(in crate::transport) fn read_back_first(&mut self, me: u32, mirror: Mirror, usual: usize) {
         let remote = Remote { base: mirror.base, key: self.objects.key(mirror.source) };
         let own = &mut self.peers[me as usize].windows;
@@ -119,7 +123,7 @@ impl State {
         shared.fail(Failure { peer: None, message, interface: self.interface.clone() });
     }
 
-    /// A completion came that is no command's.
+    /// Handles a completion that belongs to no command.
     pub(super) fn read_came(&mut self, shared: &Shared, context: *const c_void) {
         let unknown = match &mut self.read_back {
             Some(it) if context == it.context.get().cast() => {

@@ -1,22 +1,23 @@
-//! What carries no bytes: data alone, farewells, fences.
+//! Messages without a payload: single data, farewells, fences.
 
 use super::{Attempt, Peer, State, Transfer};
 use crate::transport::datum::Datum;
 use crate::transport::engine::STAGING_REGION;
 
 impl State {
-    /// Sends a datum alone.
+    /// Sends a single datum.
     #[inline]
     pub(in crate::transport) fn send(&mut self, peer: u32, datum: Datum) -> Attempt {
         let transfer = self.nothing(peer, Some(datum));
         self.inject(&transfer)
     }
 
-    /// Tells the connected peers that stay that this rank closes.
+    /// Notifies the connected peers that stay that this rank closes.
     pub(in crate::transport) fn say_goodbye(&mut self, me: u32) {
         for peer in (0..self.peers.len() as u32).filter(|peer| *peer != me) {
             if self.knows(peer) && !self.peers[peer as usize].left {
-                // Who takes it not now learns it from the provider, or waits a little in its own drop.
+                // A peer that cannot accept it now learns it from the provider, or waits for a
+                // short time in its own drop.
                 let _ = self.send(peer, Datum::Bye(me));
             }
         }
@@ -25,7 +26,7 @@ impl State {
     /// A write of no bytes.
     #[inline]
     fn nothing(&self, peer: u32, datum: Option<Datum>) -> Transfer {
-        // Nothing is read there, but providers look into a descriptor before they look at the length.
+        // Nothing is read there, but providers use the descriptor before they check the length.
         Transfer {
             peer,
             local: self.spare,
@@ -39,7 +40,7 @@ impl State {
 
     pub(super) fn word_came(&mut self, peer: u32, note: fn(&mut Peer)) -> Result<(), &'static str> {
         let peer = self.peers.get_mut(peer as usize);
-        peer.map(note).ok_or("a word of a rank that is not in the team")
+        peer.map(note).ok_or("a message of a rank that is not in the team")
     }
 
     /// Ends a batch whose last write was not accepted.
@@ -52,8 +53,8 @@ impl State {
         }
     }
 
-    /// Writes nothing to `peer`; its completion comes when everything before it has left, where the
-    /// provider keeps that order.
+    /// Posts an empty write to `peer`; its completion comes when everything before it was sent,
+    /// where the provider preserves that order.
     pub(in crate::transport) fn post_fence(&mut self, peer: u32) -> Attempt {
         if self.fence_is_out {
             return Attempt::Full;
