@@ -9,7 +9,7 @@
 //! - [`steady`]: allocations and memory of steady steps;
 //! - [`scaling`]: commands and bytes of a step, counted by a transport that counts;
 //! - [`mod@link`]: one link between two ranks, bare and with tokenyard on top;
-//! [`gpu`]: dispatch and combine on GPUs, against the rate of the link between them;
+//! - [`gpu`]: dispatch and combine on GPUs, against the rate of the link between them;
 //! - [`proxy`]: commands through proxy threads into an engine that moves nothing;
 //! - `cargo bench -p tokenyard-bench --bench abi` measures the plugin ABI.
 
