@@ -2,7 +2,7 @@
 //!
 //! First operations follow each other on a stream, with a mark of the device's clock behind each: their
 //! distance is the time from routed input to usable rows. Then come pairs of operations of which the
-//! kernels tell when things happened; the second of a pair says how long each component took.
+//! kernels tell when things happened; the second of a pair says how long each part took.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::ranks::Speaker;
 
 /// Operations before the first that counts.
 const WARM_UP: u32 = 10;
-/// Pairs of operations whose components are told, and those of them that do not count.
+/// Pairs of operations whose parts are told, and those of them that do not count.
 const PAIRS: usize = 24;
 const WARM_UP_PAIRS: usize = 4;
 
@@ -208,7 +208,7 @@ impl GpuBench {
         self.time(&mut |comm, stream| combine(comm.on(stream), handle, x, &mut out, shape))
     }
 
-    /// The times of an operation, and of its components. Collective.
+    /// The times of an operation, and of its parts. Collective.
     fn time(
         &mut self,
         run: &mut dyn FnMut(&mut Communicator, Stream) -> Result<()>,
@@ -241,7 +241,7 @@ impl GpuBench {
     ) -> Result<Vec<Spent>> {
         let mut all = Vec::new();
         for _ in 0..PAIRS {
-            self.world.barrier("time components")?;
+            self.world.barrier("time parts")?;
             run(&mut self.comm, stream)?;
             run(&mut self.comm, stream)?;
             let before = match self.comm.trace(1) {

@@ -84,7 +84,7 @@ pub(crate) struct RunArgs {
     output: Option<PathBuf>,
     /// Where a started rank leaves its part of the output.
     #[arg(long, hide = true)]
-    components: Option<PathBuf>,
+    parts: Option<PathBuf>,
     /// Be one rank of a world that torchrun or Slurm started, instead of starting ranks. Under mpirun with
     /// more than one rank this is so without the option.
     #[arg(long)]

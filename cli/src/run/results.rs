@@ -69,7 +69,7 @@ impl RankTally {
         self.rank
     }
 
-    /// Writes a file of this component alone.
+    /// Writes a file of this part alone.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let views = self.arrays.iter().map(|array| {
             let view = TensorView::new(array.dtype, array.shape.clone(), &array.bytes)?;
@@ -79,15 +79,15 @@ impl RankTally {
     }
 }
 
-/// The largest component that is read back, in bytes: of the size of the memory that holds it.
-const MAX_COMPONENT: u64 = 1 << 40;
+/// The largest part that is read back, in bytes: of the size of the memory that holds it.
+const MAX_PART: u64 = 1 << 40;
 
 /// The file that a rank leaves in the launcher's folder.
-pub(crate) fn component_path(folder: &Path, rank: usize) -> PathBuf {
+pub(crate) fn part_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank{rank}.safetensors"))
 }
 
-/// The file of one rank where nobody collects the components: `out.rank3.safetensors` for
+/// The file of one rank where nobody collects the parts: `out.rank3.safetensors` for
 /// `out.safetensors`.
 pub(crate) fn rank_path(output: &Path, rank: usize) -> PathBuf {
     output.with_extension(format!("rank{rank}.safetensors"))
@@ -96,8 +96,8 @@ pub(crate) fn rank_path(output: &Path, rank: usize) -> PathBuf {
 /// Makes one file of the parts of these ranks: of all that were not lost.
 pub(crate) fn join(folder: &Path, case: &Case, ranks: &[u32], output: &Path) -> Result<()> {
     let read = |rank: &u32| {
-        let path = component_path(folder, *rank as usize);
-        files::read(&path, MAX_COMPONENT).context("read what a rank wrote")
+        let path = part_path(folder, *rank as usize);
+        files::read(&path, MAX_PART).context("read what a rank wrote")
     };
     let files = ranks.iter().map(read).collect::<Result<Vec<_>>>()?;
     let mut tensors = Vec::new();
