@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use tokenyard_core::config::Config;
 use tokenyard_launch::{Event, Job, Stderr, interrupt};
@@ -20,6 +20,18 @@ struct JudgeDocument {
     command: String,
     errors: Vec<String>,
 }
+
+/// What is wrong with a config, each with file and line.
+#[derive(Debug)]
+pub(crate) struct WrongConfig(pub(crate) Vec<String>);
+
+impl std::fmt::Display for WrongConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for WrongConfig {}
 
 /// Refuses a config in which a component finds an error. A component that crashes is left to the ranks, whose
 /// diagnosis names it; ranks would wait for one that hangs, so it is refused.
@@ -53,7 +65,7 @@ pub(super) fn refuse_wrong(args: &RunArgs, config: &Config, ranks: u32) -> Resul
     interrupt::check().map_err(|interrupted| interrupted.with_done(done()))?;
     ensure!(
         running.all_exited(),
-        "{}: the parts of this config did not say within {:?} (world.late_ms) whether they can run: a plugin \
+        "{}: the components of this config did not say within {:?} (world.late_ms) whether they can run: a plugin \
          hangs while it is loaded or asked. Fix: take out plugins until `tokenyard config check` ends",
         config.name,
         config.world.late
@@ -61,5 +73,5 @@ pub(super) fn refuse_wrong(args: &RunArgs, config: &Config, ranks: u32) -> Resul
     if errors.is_empty() {
         return Ok(());
     }
-    bail!("{}", errors.join("\n"))
+    Err(WrongConfig(errors).into())
 }

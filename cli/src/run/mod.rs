@@ -22,6 +22,8 @@ use clap::ValueEnum;
 use tokenyard_conformance::oracle::Routing;
 use tokenyard_core::bootstrap::{environment, is_rank_of_mpirun};
 
+pub(crate) use judge::WrongConfig;
+
 use crate::layout::LayoutName;
 use crate::writable::Files;
 
