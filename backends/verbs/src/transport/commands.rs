@@ -21,14 +21,14 @@ pub(super) struct Request {
 
 /// What requests are made from beside the command.
 #[derive(Clone, Copy)]
-pub(super) struct Way<'a> {
+pub(super) struct RequestMaker<'a> {
     pub(super) remote: &'a Remote,
     pub(super) memory: &'a Memory,
     /// Bytes of a payload that may be copied while it is posted.
     pub(super) inline: u32,
 }
 
-impl Way<'_> {
+impl RequestMaker<'_> {
     /// What `command` becomes: the last one ends it. Nothing for an op that nobody knows.
     ///
     /// A value's request points into `command`: post it while that lives.
