@@ -149,7 +149,10 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
 /// Prints the reason of a command's failure.
 fn refuse(error: &anyhow::Error) -> ExitCode {
     let text = error_text(error);
-    People::errors().error(&text);
+    match error.downcast_ref::<run::WrongConfig>() {
+        Some(wrong) => wrong.0.iter().for_each(|error| People::errors().error(error)),
+        None => People::errors().error(&text),
+    }
     // A program that asked for a document gets one in every case.
     if std::env::args_os().any(|word| word == "--json") {
         let document = serde_json::json!({ "schema_version": SCHEMA_VERSION, "error": text });

@@ -154,14 +154,14 @@ pub(crate) fn lost_code() -> Option<u8> {
 
 /// The contexts and the error itself in one line. An error of core already says its sources.
 pub(crate) fn error_text(error: &anyhow::Error) -> String {
-    let mut components = Vec::new();
+    let mut parts = Vec::new();
     for cause in error.chain() {
-        components.push(cause.to_string());
+        parts.push(cause.to_string());
         if cause.is::<Error>() {
             break;
         }
     }
-    components.join(": ")
+    parts.join(": ")
 }
 
 /// Characters of a line of a table.

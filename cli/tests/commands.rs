@@ -292,6 +292,33 @@ fn config_check_of_a_right_config_says_ok_and_what_it_chooses() {
 }
 
 #[test]
+fn each_of_several_errors_of_a_config_begins_as_an_error() {
+    let config = Config::with("[kernels.cpu]\nthreads = 0\n[topology.auto]\nhosts = 1");
+    let output = call(&["run", config.path().to_str().unwrap()]);
+    expect_code(&output, 2);
+    let text = stderr(&output);
+    assert_eq!(text.lines().count(), 2, "{text}");
+    assert!(text.lines().all(|line| line.starts_with("error: ")), "{text}");
+    assert!(text.contains("`threads`: found 0") && text.contains("unknown key `hosts`"), "{text}");
+}
+
+#[test]
+fn a_run_shows_what_ranks_warn_of_though_nobody_asked_for_their_log() {
+    let config = Config::with("[kernels.cpuu]\nthreads = 1");
+    let output = tokenyard()
+        .env_remove("TOKENYARD_LOG")
+        .args(["run", config.path().to_str().unwrap(), "--ranks", "2", "--steps", "1"])
+        .output()
+        .unwrap();
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    let found = text.lines().any(|line| {
+        line.starts_with("warning: ") && line.contains("no component is called `cpuu` here")
+    });
+    assert!(found, "{text}");
+}
+
+#[test]
 fn a_run_names_the_line_of_what_the_config_has_wrong_before_a_rank_starts() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("fabric.toml");

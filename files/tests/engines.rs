@@ -76,7 +76,11 @@ fn each_of_the_four_things_of_an_engine_is_small_and_in_few_files() {
     for (folder, things) in THINGS {
         let mut found = Vec::new();
         sources(&root.join(folder), &mut found);
-        assert!(found.len() > 20, "{folder}: found {} sources; the search misses some", found.len());
+        assert!(
+            found.len() > 20,
+            "{folder}: found {} sources; the search misses some",
+            found.len()
+        );
         for name in things {
             let mut thing = Thing::default();
             for path in &found {

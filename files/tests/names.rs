@@ -18,7 +18,39 @@ const GIVEN_UP: &[(&str, &str)] = &[
     ("PartTable", "ComponentTable"),
     ("max_lanes", "max_queues"),
     ("handover", "fd_exchange"),
+    ("longest_put", "Path"),
+    ("take_up", "select_stream"),
+    ("let_pass", "order_refused"),
 ];
+
+/// Names that types had, and that mean nothing to those who were not there.
+const GIVEN_UP_TYPES: &[(&str, &str)] = &[
+    ("Face", "DeviceApi"),
+    ("Said", "EntryHeader"),
+    ("Found", "LaunchState"),
+    ("Moves", "DispatchTiling"),
+    ("Pulls", "CombineTiling"),
+    ("Whole", "Flat"),
+    ("Inside", "IntraDomain"),
+    ("Between", "InterDomain"),
+    ("Way", "Path"),
+    ("Desk", "FlightRecorder"),
+    ("Ahead", "PendingDeps"),
+];
+
+/// Functions of kernel sets, on either side.
+const GIVEN_UP_FUNCTIONS: &[(&str, &str)] = &[
+    ("hear", "poll_entries"),
+    ("hear_entries", "poll_entries"),
+    ("give_back", "combine_put"),
+    ("put_back", "combine_put"),
+    ("go_on", "resume"),
+];
+
+/// Folders of sources that are not Rust's, and their kinds. Headers in C are generated or for vendors.
+const OTHER_FOLDERS: [&str; 9] =
+    ["abi", "backends", "bench", "cli", "configs", "docs", "plugins", "python", "tools/device_put"];
+const OTHER_KINDS: [&str; 8] = ["c", "cu", "cuh", "h", "md", "py", "pyi", "toml"];
 
 /// The crate of a source: what lies before `src`.
 fn crate_of(path: &str) -> &str {
@@ -74,7 +106,9 @@ fn names_that_stood_for_many_things_stand_for_one_in_the_product() {
 fn words_that_were_given_up_do_not_come_back() {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut found = Vec::new();
-    for (path, text) in product::sources() {
+    let others = product::files(&OTHER_FOLDERS, &OTHER_KINDS);
+    assert!(others.len() > 100, "found {} other sources; the search misses some", others.len());
+    for (path, text) in product::sources().into_iter().chain(others) {
         for (number, line) in (1..).zip(text.lines()) {
             for word in line.split(|c| !is_word(c)) {
                 if let Some((_, now)) = GIVEN_UP.iter().find(|(old, _)| *old == word) {
@@ -84,6 +118,47 @@ fn words_that_were_given_up_do_not_come_back() {
         }
     }
     assert!(found.is_empty(), "older words:\n{}", found.join("\n"));
+}
+
+/// The names that follow a word in the code of a source: `fn`, or what a C function of a kernel begins with.
+fn names_behind<'a>(text: &'a str, word: &str) -> Vec<&'a str> {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let lines = product::lines(text).flat_map(|line| line.split(word).skip(1));
+    lines.filter_map(|rest| rest.split(|c| !is_name(c)).next()).collect()
+}
+
+#[test]
+fn types_and_functions_do_not_get_names_again_that_were_given_up() {
+    let kernels =
+        |path: &str| path.starts_with("backends/cpu/") || path.starts_with("backends/gpu/");
+    let device = product::files(&["backends", "tools/device_put"], &["cu", "cuh"]);
+    assert!(device.len() > 15, "found {} sources of kernels; the search misses some", device.len());
+    let mut found = Vec::new();
+    for (path, text) in product::sources().into_iter().chain(device) {
+        for (old, now) in GIVEN_UP_TYPES.iter().filter(|(old, _)| types(&text).contains(old)) {
+            found.push(format!("{path}: a type `{old}`; it was renamed to `{now}`"));
+        }
+        let functions: Vec<&str> = ["fn ", "bool ", "void "]
+            .iter()
+            .flat_map(|word| names_behind(&text, word))
+            .filter(|_| kernels(&path))
+            .collect();
+        for (old, now) in GIVEN_UP_FUNCTIONS.iter().filter(|(old, _)| functions.contains(old)) {
+            found.push(format!("{path}: a function `{old}`; it was renamed to `{now}`"));
+        }
+    }
+    assert!(found.is_empty(), "older names:\n{}", found.join("\n"));
+}
+
+#[test]
+fn functions_are_seen_in_rust_and_in_kernels() {
+    let rust = "    pub(super) fn hear(engine: &mut Engine) {}\n// fn told() {}\n";
+    assert_eq!(names_behind(rust, "fn "), ["hear"]);
+    let kernel = "__device__ bool hear(const Common& c) {\n__device__ inline void enter_nothing(";
+    assert_eq!(
+        (names_behind(kernel, "bool "), names_behind(kernel, "void ")),
+        (vec!["hear"], vec!["enter_nothing"])
+    );
 }
 
 #[test]

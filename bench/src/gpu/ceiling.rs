@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
 use tokenyard_cuda::Cuda;
-use tokenyard_gpu::probe::{About, Copies, Probe, Way};
+use tokenyard_gpu::probe::{About, Copies, CopyMethod, Probe};
 
 use super::Components;
 use crate::ranks::Speaker;
@@ -49,13 +49,13 @@ impl Copy {
         }
     }
 
-    fn way(self) -> Way {
+    fn method(self) -> CopyMethod {
         match self {
-            Self::PushBulk => Way::PushBulk,
-            Self::PullBulk => Way::PullBulk,
-            Self::PushVectors => Way::PushVectors,
-            Self::PullVectors => Way::PullVectors,
-            Self::PushEngines => Way::PushEngines,
+            Self::PushBulk => CopyMethod::PushBulk,
+            Self::PullBulk => CopyMethod::PullBulk,
+            Self::PushVectors => CopyMethod::PushVectors,
+            Self::PullVectors => CopyMethod::PullVectors,
+            Self::PushEngines => CopyMethod::PushEngines,
         }
     }
 }
@@ -116,7 +116,7 @@ pub(crate) fn measure(
     for (done, (copy, sms)) in plan.iter().copied().enumerate() {
         say.progress(done as u64, plan.len() as u64)?;
         let copies =
-            Copies { way: copy.way(), blocks: sms, row_bytes: ROW_BYTES, launches: LAUNCHES };
+            Copies { method: copy.method(), blocks: sms, row_bytes: ROW_BYTES, launches: LAUNCHES };
         let us = probe.copies(world, &copies).with_context(|| copy.name())?;
         launches.push(Launches { copy, sms, us: us.into_iter().skip(WARM_UP).collect() });
     }

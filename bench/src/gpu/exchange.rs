@@ -242,7 +242,7 @@ impl GpuBench {
     ) -> Result<Vec<Spent>> {
         let mut all = Vec::new();
         for _ in 0..PAIRS {
-            self.world.barrier("time components")?;
+            self.world.barrier("time parts")?;
             run(&mut self.comm, stream)?;
             run(&mut self.comm, stream)?;
             let before = match self.comm.trace(1) {

@@ -86,9 +86,9 @@ fn breakdowns(rows: &[GpuRow]) -> String {
         vec![heading("tokens SMs launch count exchange rows drain skew others_count_GB/s")];
     for row in rows {
         let Some(b) = row.breakdown else { continue };
-        let components = [b.launch, b.count, b.exchange, b.rows, b.drain, b.skew, row.counted_gb_s];
+        let parts = [b.launch, b.count, b.exchange, b.rows, b.drain, b.skew, row.counted_gb_s];
         let mut line = vec![row.case.tokens.to_string(), row.sms.to_string()];
-        line.extend(components.map(|value| format!("{value:.1}")));
+        line.extend(parts.map(|value| format!("{value:.1}")));
         lines.push(line);
     }
     table(0, &lines)

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use tokenyard_core::config::Config;
 use tokenyard_launch::{Event, Job, Stderr, interrupt};
@@ -20,6 +20,18 @@ struct JudgeDocument {
     command: String,
     errors: Vec<String>,
 }
+
+/// The errors of a config, each with file and line.
+#[derive(Debug)]
+pub(crate) struct WrongConfig(pub(crate) Vec<String>);
+
+impl std::fmt::Display for WrongConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for WrongConfig {}
 
 /// Refuses a config in which a component finds an error. A component that crashes is no error here,
 /// as the diagnosis of the ranks names it. A component that hangs is refused, as ranks would wait
@@ -63,5 +75,5 @@ pub(super) fn refuse_wrong(args: &RunArgs, config: &Config, ranks: u32) -> Resul
     if errors.is_empty() {
         return Ok(());
     }
-    bail!("{}", errors.join("\n"))
+    Err(WrongConfig(errors).into())
 }

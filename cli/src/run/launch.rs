@@ -43,10 +43,10 @@ pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     check_files(args, &config)?;
     warn_of_other_launcher();
     judge::refuse_wrong(args, &config, plan.case.ranks as u32)?;
-    let components = args.output.as_deref().map(components_folder).transpose()?;
+    let parts = args.output.as_deref().map(parts_folder).transpose()?;
     let job = Job {
         program: std::env::current_exe().context("find this program")?,
-        args: rank_arguments(components.as_ref()),
+        args: rank_arguments(parts.as_ref()),
         ranks: plan.case.ranks as u32,
         env: Vec::new(),
         // A requested log is shown; otherwise the messages of the ranks contain all that is needed.
@@ -65,7 +65,7 @@ pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     summary.lost = diagnosis::mask(&mut heard.ends, &summary.ranks);
     summary.findings = diagnosis::findings(&heard.ends);
     let verdict = diagnosis::verdict(summary.findings.iter().map(|finding| finding.cause));
-    if let (Verdict::Right, Some(folder), Some(output)) = (verdict, &components, &args.output) {
+    if let (Verdict::Right, Some(folder), Some(output)) = (verdict, &parts, &args.output) {
         let ranks: Vec<u32> = summary.ranks.iter().map(|result| result.rank).collect();
         results::join(folder.path(), &plan.case, &ranks, output)?;
     }
@@ -96,7 +96,7 @@ fn warn_of_other_launcher() {
 }
 
 /// A temporary folder beside the output, where there is room for it.
-fn components_folder(output: &Path) -> Result<TempDir> {
+fn parts_folder(output: &Path) -> Result<TempDir> {
     let parent = match output.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -108,10 +108,10 @@ fn components_folder(output: &Path) -> Result<TempDir> {
 }
 
 /// The arguments of this process, and those of a rank.
-fn rank_arguments(components: Option<&TempDir>) -> Vec<OsString> {
+fn rank_arguments(parts: Option<&TempDir>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = vec!["run".into(), "--as-rank".into()];
-    if let Some(folder) = components {
-        arguments.extend(["--components".into(), folder.path().into()]);
+    if let Some(folder) = parts {
+        arguments.extend(["--parts".into(), folder.path().into()]);
     }
     // After `--` options would count as names, so they come first.
     arguments.extend(std::env::args_os().skip_while(|word| word != "run").skip(1));

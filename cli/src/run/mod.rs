@@ -23,6 +23,8 @@ use clap::ValueEnum;
 use tokenyard_conformance::oracle::Routing;
 use tokenyard_core::bootstrap::{environment, is_rank_of_mpirun};
 
+pub(crate) use judge::WrongConfig;
+
 use crate::layout::LayoutName;
 use crate::writable::Files;
 
@@ -85,7 +87,7 @@ pub(crate) struct RunArgs {
     output: Option<PathBuf>,
     /// The folder where a started rank writes its part of the output.
     #[arg(long, hide = true)]
-    components: Option<PathBuf>,
+    parts: Option<PathBuf>,
     /// Be one rank of a world that torchrun or Slurm started, instead of starting ranks. Under mpirun with
     /// more than one rank this is so without the option.
     #[arg(long)]

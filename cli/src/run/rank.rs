@@ -113,12 +113,12 @@ impl<'a> Rank<'a> {
                 opened = Some(self.say_opened(&comm, &case, &inputs)?);
             }
             let last = step + 1 == self.args.steps;
-            let component = self
+            let part = self
                 .step(&mut comm, &case, &inputs, &mut tally)
                 .map_err(|failure| failure.at(step + 1, self.args.steps))?;
             tally.note_lost(&comm.lost_ranks(), step + 1);
             if last {
-                self.write(&component)?;
+                self.write(&part)?;
             }
             self.say(&Message::Step { done: step + 1 })?;
         }
@@ -170,7 +170,7 @@ impl<'a> Rank<'a> {
         .map_err(check)?;
         let output = run_experts(case, rank, &received).context("experts").map_err(check)?;
         let rows = received.tokens() as u64;
-        let mut component = RankTally::new(rank, &received);
+        let mut part = RankTally::new(rank, &received);
         drop(received);
         let staged = Staged::new(comm, &brought, &output, &handle, Placed::CombineInput)
             .context("combine")?;
@@ -191,8 +191,8 @@ impl<'a> Rank<'a> {
             .map_err(check)?;
         tally.count(case, &inputs.without(case, &lacks), rank, rows);
         tally.tokens_missing += got.missing.iter().filter(|missing| **missing > 0).count() as u64;
-        component.add_combined(case, got);
-        Ok(component)
+        part.add_combined(case, got);
+        Ok(part)
     }
 
     /// Checks the result of an operation, given the ranks that are lost by now. A result may be
@@ -224,13 +224,13 @@ impl<'a> Rank<'a> {
         self.world.barrier(phase).with_context(|| format!("before {phase}"))
     }
 
-    fn write(&self, component: &RankTally) -> Result<()> {
-        let path = match (&self.args.components, &self.args.output) {
-            (Some(folder), _) => results::component_path(folder, component.rank()),
-            (None, Some(output)) => results::rank_path(output, component.rank()),
+    fn write(&self, part: &RankTally) -> Result<()> {
+        let path = match (&self.args.parts, &self.args.output) {
+            (Some(folder), _) => results::part_path(folder, part.rank()),
+            (None, Some(output)) => results::rank_path(output, part.rank()),
             (None, None) => return Ok(()),
         };
-        component.write(&path)
+        part.write(&path)
     }
 
     fn finish(&self, opened: Option<Opened>, tally: Tally) -> Result<(), Failure> {

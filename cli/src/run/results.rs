@@ -80,10 +80,10 @@ impl RankTally {
 }
 
 /// The largest part that is read back, in bytes. It is held in memory.
-const MAX_COMPONENT: u64 = 1 << 40;
+const MAX_PART: u64 = 1 << 40;
 
 /// The file that a rank leaves in the launcher's folder.
-pub(crate) fn component_path(folder: &Path, rank: usize) -> PathBuf {
+pub(crate) fn part_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank{rank}.safetensors"))
 }
 
@@ -96,8 +96,8 @@ pub(crate) fn rank_path(output: &Path, rank: usize) -> PathBuf {
 /// Makes one file of the parts of these ranks, which are all that were not lost.
 pub(crate) fn join(folder: &Path, case: &Case, ranks: &[u32], output: &Path) -> Result<()> {
     let read = |rank: &u32| {
-        let path = component_path(folder, *rank as usize);
-        files::read(&path, MAX_COMPONENT).context("read the output of a rank")
+        let path = part_path(folder, *rank as usize);
+        files::read(&path, MAX_PART).context("read what a rank wrote")
     };
     let files = ranks.iter().map(read).collect::<Result<Vec<_>>>()?;
     let mut tensors = Vec::new();

@@ -139,6 +139,9 @@ impl<'a> Summary<'a> {
             if let Some(line) = nics_line(&opened.report) {
                 people.say(line);
             }
+            for warning in warnings(&opened.report) {
+                people.say(format_args!("{} {warning}", people.paint(Style::Warn, "warning:")));
+            }
         }
         if self.ranks.is_empty() {
             return;
@@ -317,6 +320,11 @@ fn layout_words(layout: Layout) -> String {
         }
         Layout::Packed => "packed layout".to_owned(),
     }
+}
+
+/// What the ranks warned of while they opened the communicator. Their log is shown only where it was asked for.
+fn warnings(report: &serde_json::Value) -> impl Iterator<Item = &str> {
+    report["warnings"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str)
 }
 
 fn components_line(opened: &Opened) -> String {

@@ -3,7 +3,7 @@
     dead_code,
     clippy::unwrap_used,
     clippy::panic,
-    reason = "test files use a component; they fail by panic"
+    reason = "test files use a part of it; they fail by panic"
 )]
 
 use std::path::{Path, PathBuf};

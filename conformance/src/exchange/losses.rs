@@ -6,7 +6,7 @@ use tokenyard_core::communicator::Received;
 use super::{Got, check_combined_without, check_received, compare_received};
 use crate::oracle::{self, Case, Inputs};
 
-/// Losses in one half of an exchange whose components are told apart by trying: more take too long.
+/// Losses in one half of an exchange whose parts are told apart by trying: more take too long.
 const MOST_AT_ONCE: usize = 16;
 
 /// Who is lost to a rank around one half of an exchange: a dispatch, or a combine.
@@ -14,7 +14,7 @@ const MOST_AT_ONCE: usize = 16;
 pub struct Losses<'a> {
     /// Before any rank could begin it: nothing of theirs comes.
     pub before: &'a [usize],
-    /// Once it has ended, those before it included: of the later ones their component comes, or it does not.
+    /// Once it has ended, those before it included: of the later ones their part comes, or it does not.
     pub after: &'a [usize],
 }
 
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(check(&[], &[], &[1, 3]).unwrap(), [0; 0]);
         assert_eq!(check(&[3], &[], &[1, 3]).unwrap(), [3]);
         assert_eq!(check(&[1, 3], &[1], &[1, 3]).unwrap(), [1, 3]);
-        assert!(check(&[], &[3], &[3]).is_err(), "its component cannot have come");
+        assert!(check(&[], &[3], &[3]).is_err(), "its part cannot have come");
         assert!(check(&[1], &[], &[3]).is_err(), "nobody says that rank 1 is lost");
     }
 }

@@ -4,7 +4,7 @@
 //! it exactly as core promises to: one thread per queue, one writing (peer, queue) per signal, ranges
 //! inside the windows. What a transport did not declare is [`Outcome::NotSupported`].
 //!
-//! A case that fails on one rank ends that rank's component in the world, so that the others do not wait
+//! A case that fails on one rank ends that rank's part in the world, so that the others do not wait
 //! for their deadline: after a failure the world is of no more use.
 
 mod bring_up;

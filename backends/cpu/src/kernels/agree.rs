@@ -80,7 +80,7 @@ pub(super) fn relay(
     to_peer: &ToPeer<'_>,
 ) -> Result<()> {
     for domain in engine.world.domains.others() {
-        hear(engine, slot, domain, operation)?;
+        poll_entry(engine, slot, domain, operation)?;
         hand_on(engine, slot, domain, operation, to_peer)?;
     }
     Ok(())
@@ -124,7 +124,7 @@ pub(super) fn enter_refused(engine: &mut Engine, slot: usize, enter: &Enter<'_>)
 /// Receives every source's entry, or reads it again, and returns the first refusal. All are received,
 /// whatever they say, so that the counts stay right. The own domain comes first: its entries depend on
 /// nobody else, so ranks that are out of step find out.
-pub(super) fn hear_entries(
+pub(super) fn poll_entries(
     engine: &mut Engine,
     slot: usize,
     enter: &Enter<'_>,
@@ -213,7 +213,12 @@ fn accept_entry(
 }
 
 /// Receives how the source of a domain enters, or that it is lost.
-pub(super) fn hear(engine: &mut Engine, slot: usize, domain: u32, operation: u64) -> Result<()> {
+pub(super) fn poll_entry(
+    engine: &mut Engine,
+    slot: usize,
+    domain: u32,
+    operation: u64,
+) -> Result<()> {
     let source = engine.world.domains.place(domain, engine.world.domains.index);
     let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_ENTRY, rank: source };
     if !engine.order.wait_rail(Signal::Entry, slot, domain, wait)? {

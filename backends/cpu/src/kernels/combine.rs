@@ -12,7 +12,7 @@ use super::agree::{ToDomain, ToPeer, announce_to_all, enter_refused, relay};
 use super::control::Verdict;
 use super::domain_rows::sum_domains;
 use super::engine::Engine;
-use super::entry::{Enter, Terms, refusal, unheard_refusal};
+use super::entry::{Enter, Terms, missing_refusal, refusal};
 use super::forward::{finish_forward, serve, take_forward};
 use super::merger::{Merger, Staged, make_partials, merger};
 use super::operation::{CombineOp, End, Exposed, Offsets, Operation, RowType};
@@ -77,7 +77,7 @@ unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usiz
     if enter.refusal.is_some() {
         enter_refused(engine, slot, &enter)?;
         gather_entries(engine, slot, &enter)?;
-        return Err(unheard_refusal());
+        return Err(missing_refusal());
     }
     let float = float_type(call.x.dtype).ok_or_else(|| {
         Error::new(ErrorKind::Internal, "combine", format!("row type {}", call.x.dtype))

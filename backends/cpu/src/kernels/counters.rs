@@ -33,7 +33,7 @@ const _: () = assert!(size_of::<Raised>() == size_of::<abi::TyRaised>());
 
 /// Where a count belongs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way {
+pub(super) struct LevelPeer {
     /// One of `TY_LEVEL_*`.
     pub(super) level: u64,
     /// World rank.
@@ -71,17 +71,17 @@ impl Counters {
         }
     }
 
-    fn peer(&self, way: Way) -> &PeerTraffic {
-        &self.peers[way.level as usize * self.ranks + way.rank as usize]
+    fn peer(&self, at: LevelPeer) -> &PeerTraffic {
+        &self.peers[at.level as usize * self.ranks + at.rank as usize]
     }
 
     /// A command was accepted.
     pub(super) fn posted(&self, channel: &Channel, rank: u32, command: &Command) {
-        let way = Way { level: channel.level, rank };
-        let (peer, by) = (self.peer(way), u64::from(command.add));
+        let at = LevelPeer { level: channel.level, rank };
+        let (peer, by) = (self.peer(at), u64::from(command.add));
         add(&peer.posted, 1);
         add(&peer.raised, by);
-        let first = (way.level as usize * self.ranks + rank as usize) * self.signals;
+        let first = (at.level as usize * self.ranks + rank as usize) * self.signals;
         if let Some(raised) = self.raised.get(first + channel.index_of(command.signal)) {
             raised.signal.store(u64::from(command.signal) + 1, Ordering::Relaxed);
             add(&raised.total, by);
@@ -89,24 +89,24 @@ impl Counters {
     }
 
     /// A command has ended.
-    pub(super) fn done(&self, way: Way) {
-        add(&self.peer(way).done, 1);
+    pub(super) fn done(&self, at: LevelPeer) {
+        add(&self.peer(at).done, 1);
     }
 
     /// A wait for so much more has begun.
-    pub(super) fn expects(&self, way: Way, by: u64) {
-        add(&self.peer(way).expected, by);
+    pub(super) fn expects(&self, at: LevelPeer, by: u64) {
+        add(&self.peer(at).expected, by);
     }
 
     /// So much more was seen.
-    pub(super) fn received(&self, way: Way, by: u64) {
-        add(&self.peer(way).received, by);
+    pub(super) fn received(&self, at: LevelPeer, by: u64) {
+        add(&self.peer(at).received, by);
     }
 
     /// A signal rose by so much more than was waited for, as its writer chose.
-    pub(super) fn add_seen(&self, way: Way, by: u64) {
-        self.expects(way, by);
-        self.received(way, by);
+    pub(super) fn add_seen(&self, at: LevelPeer, by: u64) {
+        self.expects(at, by);
+        self.received(at, by);
     }
 
     /// As it crosses the ABI.
@@ -129,10 +129,10 @@ mod tests {
     #[test]
     fn counts_of_levels_and_ranks_are_apart() {
         let counters = Counters::new(3, 2, 1, [8, 0]);
-        let way = |level, rank| Way { level, rank };
-        counters.expects(way(0, 2), 5);
-        counters.received(way(1, 2), 3);
-        counters.done(way(1, 0));
+        let at = |level, rank| LevelPeer { level, rank };
+        counters.expects(at(0, 2), 5);
+        counters.received(at(1, 2), 3);
+        counters.done(at(1, 0));
         let read = |level: usize, rank: usize| {
             let peer = &counters.peers[level * 3 + rank];
             [&peer.done, &peer.expected, &peer.received].map(|c| c.load(Ordering::Relaxed))

@@ -8,10 +8,10 @@ use tokenyard_core::moe::Layout;
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::agree::{ToDomain, ToPeer, announce_to_all, enter_refused, hear_entries, relay};
+use super::agree::{ToDomain, ToPeer, announce_to_all, enter_refused, poll_entries, relay};
 use super::control::{Header, Signal, Verdict};
 use super::engine::Engine;
-use super::entry::{Enter, Terms, refusal, unheard_refusal};
+use super::entry::{Enter, Terms, missing_refusal, refusal};
 use super::expert_major::{clear_padding, spread_copies};
 use super::forward::{finish_forward, serve, take_forward};
 use super::handle::{Arrangement, WireFormat};
@@ -92,7 +92,7 @@ unsafe fn dispatch_in_slot(engine: &mut Engine, call: &abi::TyDispatch, slot: us
     if enter.refusal.is_some() {
         enter_refused(engine, slot, &enter)?;
         gather_entries(engine, slot, &enter)?;
-        return Err(unheard_refusal());
+        return Err(missing_refusal());
     }
     let output = if replay {
         enter_replay(engine, slot, &op, &enter)?
@@ -136,7 +136,7 @@ fn enter_counting(
         let (rows, counts) = announced.unwrap_or((0, &[]));
         Terms { body: Body::Counts([counts, &[]]), ..Terms::rows(rows) }
     })?;
-    let refused = hear_entries(engine, slot, enter)?;
+    let refused = poll_entries(engine, slot, enter)?;
     if refused.is_some() {
         conclude(engine, slot, enter, refused)?;
     }

@@ -25,7 +25,7 @@ use super::windows::ARENA;
 pub(super) fn sum_for_all(engine: &mut Engine, slot: usize, op: &CombineOp) -> Result<()> {
     let widths = engine.routing.widths(op);
     for domain in engine.world.domains.others() {
-        if engine.routing.is_unheard(domain) {
+        if engine.routing.is_source_gone(domain) {
             continue;
         }
         let rows =

@@ -159,6 +159,6 @@ pub(super) unsafe fn refusal<'a>(text: abi::TyStr) -> Option<&'a [u8]> {
 }
 
 #[cold]
-pub(super) fn unheard_refusal() -> Error {
+pub(super) fn missing_refusal() -> Error {
     Error::new(ErrorKind::Internal, "enter operation", "this rank's own refusal was not heard")
 }

@@ -6,7 +6,7 @@
 
 use tokenyard_core::{Result, abi};
 
-use super::agree::{hand_on, hear, hear_entries};
+use super::agree::{hand_on, poll_entries, poll_entry};
 use super::control::Signal;
 use super::domain_rows::sum_for_all;
 use super::engine::Engine;
@@ -52,7 +52,7 @@ pub(super) fn serve(engine: &mut Engine, slot: usize, operation: &Operation) -> 
 /// Hands on the rows of every other domain, to their final places.
 fn forward(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<()> {
     for domain in engine.world.domains.others() {
-        if engine.routing.is_unheard(domain) {
+        if engine.routing.is_source_gone(domain) {
             engine.routing.forget_leg(op, domain);
             continue;
         }
@@ -85,7 +85,7 @@ fn forward(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<()> {
 fn forward_packed(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<()> {
     let handle = op.handle;
     for domain in engine.world.domains.others() {
-        hear(engine, slot, domain, op.operation)?;
+        poll_entry(engine, slot, domain, op.operation)?;
         if !wait_landed(&mut engine.routing, &mut engine.order, slot, op, domain)? {
             engine.routing.forget_leg(op, domain);
             hand_on(engine, slot, domain, op.operation, &|_, _, _| Terms::rows(0))?;
@@ -108,7 +108,7 @@ fn forward_packed(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<(
     if engine.order.masks_domains() {
         // Here, and not in the receive: a rank that refuses receives while others still have an
         // earlier operation to receive, in which they wait for it.
-        let refused = hear_entries(engine, slot, &engine.routing.packed_enter(op))?;
+        let refused = poll_entries(engine, slot, &engine.routing.packed_enter(op))?;
         let refused = settle_verdict(engine, slot, op.operation, op.signature, refused)?;
         engine.routing.agreed[slot] = Some(Agreed(refused));
     }

@@ -10,7 +10,7 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::channel::{Channel, Team, no_rail, queue_depth};
 use super::control::{Ids, Signal};
-use super::counters::{Counters, Way};
+use super::counters::{Counters, LevelPeer};
 use super::domains::World;
 use super::losses::Losses;
 use super::operation::{End, Exposed, Operation};
@@ -249,8 +249,8 @@ impl Order {
     /// Whether the signal rose so far; else its writer, which is `wait.rank`, is lost, and given up.
     fn until(&self, channel: &Channel, what: WaitFor, wait: Wait) -> Result<bool> {
         let Wait { rank: writer, add, .. } = wait;
-        let way = Way { level: channel.level, rank: writer };
-        self.counters.expects(way, add);
+        let at = LevelPeer { level: channel.level, rank: writer };
+        self.counters.expects(at, add);
         let gone = Cell::new(false);
         let read = || {
             // In this order: what a rank had raised before its loss was known counts.
@@ -264,7 +264,7 @@ impl Order {
         if gone.get() {
             self.losses.give_up(writer);
         } else {
-            self.counters.received(way, add);
+            self.counters.received(at, add);
         }
         Ok(!gone.get())
     }
@@ -287,7 +287,7 @@ impl Order {
         for event in &events[..count] {
             self.outstanding.done(event.tag);
             if let Some(rank) = self.outstanding.rank_of(event.tag) {
-                self.counters.done(Way { level: channel.level, rank });
+                self.counters.done(LevelPeer { level: channel.level, rank });
             }
             if event.kind != abi::TY_EVENT_DONE {
                 self.blame(failed_command(channel, event))?;

@@ -6,10 +6,10 @@
 use tokenyard_core::moe::RegionLayout;
 use tokenyard_core::{Result, abi};
 
-use super::agree::{announce_to_all, hear_entries};
+use super::agree::{announce_to_all, poll_entries};
 use super::control::Verdict;
 use super::engine::Engine;
-use super::entry::{Agreed, Enter, unheard_refusal};
+use super::entry::{Agreed, Enter, missing_refusal};
 use super::mend::unpack_lost;
 use super::moves::{Move, Via};
 use super::operation::{DispatchOp, End, Operation, Output};
@@ -80,7 +80,7 @@ pub(super) fn packed_recv(
     op: &DispatchOp,
 ) -> Result<abi::TyReceived> {
     let operation = op.operation;
-    let heard = hear_entries(engine, slot, &engine.routing.packed_enter(op))?;
+    let heard = poll_entries(engine, slot, &engine.routing.packed_enter(op))?;
     let refused = engine.routing.agreed[slot].take().map_or(heard, |Agreed(refused)| refused);
     let verdict = refused.map_or(Ok(()), |refusal| Err(refusal.error()));
     // Rows of those that took part are on their way even where some rank refused: they are
@@ -102,7 +102,7 @@ pub(super) fn packed_recv(
             if let Some(output) = output {
                 engine.places.arena.release(output.region.id);
             }
-            verdict.and_then(|()| Err(unheard_refusal()))
+            verdict.and_then(|()| Err(missing_refusal()))
         }
     };
     let refused = result.as_ref().is_err_and(was_refused);

@@ -110,7 +110,7 @@ pub(super) fn find_partials(engine: &mut Engine, op: &CombineOp) -> Result<()> {
         let domains = &engine.world.domains;
         let (domain, peer) = (domains.domain_of(place), domains.peer_of(place));
         let send = &engine.routing.handles[op.handle].legs[domain as usize].send;
-        if is_unread(&engine.places, &engine.order, peer) || engine.routing.is_unheard(domain) {
+        if is_unread(&engine.places, &engine.order, peer) || engine.routing.is_source_gone(domain) {
             engine.routing.partials[place as usize] = Partial::default();
             continue;
         }

@@ -163,7 +163,7 @@ impl RoutingTable {
     }
 
     /// Whether the source of another domain is lost that this rank is the forwarder of.
-    pub(super) fn is_unheard(&self, domain: u32) -> bool {
+    pub(super) fn is_source_gone(&self, domain: u32) -> bool {
         let rail = self.rail.as_ref().filter(|_| domain != self.world.domains.mine);
         rail.is_some_and(|rail| rail.heard[domain as usize].gone)
     }

@@ -7,7 +7,7 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use super::channel::Channel;
 use super::commands::Raise;
 use super::control::Signal;
-use super::counters::Way;
+use super::counters::LevelPeer;
 use super::operation::{End, Exposed};
 use super::order::{Order, QUEUE, Wait};
 use super::places::Places;
@@ -78,7 +78,8 @@ impl Order {
             let wait = Wait { operation, add: 1, phase, rank };
             if self.wait(Signal::Done, slot, rank, wait)? {
                 check_end(&mut self.channel, slot, rank, rank, end)?;
-                self.counters.add_seen(Way { level: self.channel.level, rank }, end as u64 - 1);
+                self.counters
+                    .add_seen(LevelPeer { level: self.channel.level, rank }, end as u64 - 1);
             }
         }
         for domain in self.world.domains.others() {
@@ -88,7 +89,7 @@ impl Order {
                 && let Some(rail) = &mut self.rail
             {
                 check_end(rail, slot, domain, rank, end)?;
-                self.counters.add_seen(Way { level: rail.level, rank }, end as u64 - 1);
+                self.counters.add_seen(LevelPeer { level: rail.level, rank }, end as u64 - 1);
             }
         }
         self.ends[slot] = None;

@@ -8,10 +8,10 @@
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Result, abi};
 
-use super::agree::hear_entries;
+use super::agree::poll_entries;
 use super::commands::Raise;
 use super::control::{Signal, Verdict};
-use super::counters::Way;
+use super::counters::LevelPeer;
 use super::engine::Engine;
 use super::entry::{Enter, Refusal};
 use super::order::{Order, QUEUE, Wait};
@@ -34,7 +34,7 @@ impl Refusal {
 
 /// Receives every source's entry, and agrees with the others on whether some rank refuses.
 pub(super) fn gather_entries(engine: &mut Engine, slot: usize, enter: &Enter<'_>) -> Result<()> {
-    let refused = hear_entries(engine, slot, enter)?;
+    let refused = poll_entries(engine, slot, enter)?;
     conclude(engine, slot, enter, refused)
 }
 
@@ -185,7 +185,7 @@ fn share_verdict(
         // One command raised it, and nothing raises it again before this rank has left the operation.
         let code = order.channel.link.read_signal(QUEUE, id).wrapping_sub(expected);
         order.channel.expect(signal, slot, rank, code);
-        order.counters.add_seen(Way { level: order.channel.level, rank }, code);
+        order.counters.add_seen(LevelPeer { level: order.channel.level, rank }, code);
         if code > 2 * u64::from(order.world.shape.ranks) {
             return Err(bad_record(rank, format!("verdict {code}")));
         }

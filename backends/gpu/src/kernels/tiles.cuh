@@ -169,11 +169,11 @@ __device__ TY_INLINED void spread_tiles(const DispatchArgs& a, const Up& up, con
                              Mover& mover, u8* stages, Guard& guard) {
   u32 warp = wave_id();
   SpreadArgs s = spread_of(a, up, t);
-  bool dispatch_tiling = warp < a.movers, ok;
-  if (dispatch_tiling) mover.move();
+  bool moves = warp < a.movers, ok;
+  if (moves) mover.move();
   if (a.zero_padding && warp >= kWarps - kMetadataWarps) zero_paddings(a, t, s);
 #if TY_ROWS_TMA
-  if (dispatch_tiling) {
+  if (moves) {
     BulkCopier rows(stages, (a.piece_bytes + 127) / 128 * 128, a.stages);
     ok = spread_parts(a, up, t, s, rows, guard);
     // What is on its way into shared memory must be there before the block ends.

@@ -73,7 +73,7 @@ pub fn devices(platform: &'static Platform) -> Result<u32> {
 
 /// Who copies, and in which direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum CopyMethod {
     /// Bulk copies (TMA) to peers: compute capability 9.0 and later.
     PushBulk,
     /// Bulk copies from peers.
@@ -86,8 +86,8 @@ pub enum Way {
     PushEngines,
 }
 
-impl Way {
-    fn combine_tiling(self) -> bool {
+impl CopyMethod {
+    fn pulls(self) -> bool {
         matches!(self, Self::PullBulk | Self::PullVectors)
     }
 }
@@ -96,7 +96,7 @@ impl Way {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copies {
     /// Who copies.
-    pub way: Way,
+    pub method: CopyMethod,
     /// Multiprocessors of each GPU; of no meaning to copy engines.
     pub blocks: u32,
     /// Bytes of a row: a multiple of 128.
@@ -226,15 +226,15 @@ impl<C: Components> Probe<C> {
     /// from this rank are done. Collective.
     ///
     /// # Errors
-    /// A way that the device does not have, wrong bytes, a rank that does not come.
+    /// A method that the device does not have, wrong bytes, a rank that does not come.
     pub fn copies(&mut self, world: &World, copies: &Copies) -> Result<Vec<f64>> {
         let launches = copies.launches.clamp(1, MOST_LAUNCHES);
         self.seed += 1;
         let arguments = self.arguments(copies);
         self.prepare(copies, &arguments)?;
         world.barrier("probe copies")?;
-        let us = match copies.way {
-            Way::PushEngines => self.copy_by_engines(world, &arguments, launches)?,
+        let us = match copies.method {
+            CopyMethod::PushEngines => self.copy_by_engines(world, &arguments, launches)?,
             _ => self.copy_by_kernels(copies, arguments, launches)?,
         };
         world.barrier("probe copied")?;
@@ -252,7 +252,7 @@ impl<C: Components> Probe<C> {
             rows: (self.room_bytes / u64::from(copies.row_bytes)) as u32,
             row_bytes: copies.row_bytes,
             pitch: copies.row_bytes.next_multiple_of(128),
-            pull: copies.way.combine_tiling().into(),
+            pull: copies.method.pulls().into(),
             ..self.blank()
         }
     }
@@ -277,7 +277,7 @@ impl<C: Components> Probe<C> {
     /// Fills what is copied, and empties where it goes.
     fn prepare(&self, copies: &Copies, arguments: &ProbeArgs) -> Result<()> {
         let peers = u64::from(self.links.ranks - 1) * self.room_bytes;
-        match copies.way.combine_tiling() {
+        match copies.method.pulls() {
             true => self.stream.zero(self.local.address(), peers)?,
             false => {
                 let rooms = self.links.window.address() + HEAD_BYTES;
@@ -298,7 +298,7 @@ impl<C: Components> Probe<C> {
         arguments: ProbeArgs,
         launches: u32,
     ) -> Result<Vec<f64>> {
-        let bulk = matches!(copies.way, Way::PushBulk | Way::PullBulk);
+        let bulk = matches!(copies.method, CopyMethod::PushBulk | CopyMethod::PullBulk);
         let warps = bulk_warps(copies.row_bytes, self.shared);
         for index in 0..launches {
             self.epoch += 1;
@@ -367,7 +367,7 @@ impl<C: Components> Probe<C> {
         }
         let message = format!(
             "found {wrong} wrong words of 4 bytes after {:?} with {} multiprocessors; expected none",
-            copies.way, copies.blocks
+            copies.method, copies.blocks
         );
         Err(Error::new(ErrorKind::Transport, "check copies", message)
             .with_fix("test the GPUs and their links (nvidia-smi nvlink -e, dcgmi diag)"))

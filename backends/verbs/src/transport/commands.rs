@@ -21,15 +21,15 @@ pub(super) struct Request {
 
 /// The inputs of a request besides the command.
 #[derive(Clone, Copy)]
-pub(super) struct Way<'a> {
+pub(super) struct RequestMaker<'a> {
     pub(super) remote: &'a Remote,
     pub(super) memory: &'a Memory,
     /// Bytes of a payload that may be copied while it is posted.
     pub(super) inline: u32,
 }
 
-impl Way<'_> {
-    /// The work requests of `command`; the last one ends it. `None` for an unknown op.
+/// The work requests of `command`; the last one ends it. `None` for an unknown op.
+impl RequestMaker<'_> {
     ///
     /// A value's request points into `command`, so it must be posted while `command` lives.
     pub(super) fn requests(&self, command: &Command) -> Option<(Option<Request>, Request)> {

@@ -10,7 +10,7 @@ use tokenyard_sys_verbs::ffi::{WC_SUCCESS, Wc};
 use tokenyard_sys_verbs::{CallError, Cq};
 
 use super::batch::Batch;
-use super::commands::Way;
+use super::commands::RequestMaker;
 use super::failure::{FailedAt, Fault};
 use super::flight::{Pending, of_request, request_id};
 use super::peer::{Peer, Stage};
@@ -123,8 +123,8 @@ impl QueuePairs {
         let Stage::Connected(_, remote) = &peer.stage else {
             return self.refuse(shared, Fault::BrokenBefore, command);
         };
-        let way = Way { remote, memory: &shared.memory, inline: peer.inline };
-        let Some((first, last)) = way.requests(command) else {
+        let maker = RequestMaker { remote, memory: &shared.memory, inline: peer.inline };
+        let Some((first, last)) = maker.requests(command) else {
             return self.refuse(shared, Fault::UnknownOp, command);
         };
         let pending = Pending::of(command);
