@@ -130,7 +130,7 @@ fn next(running: &mut Running, lines: &mut Vec<String>, start: Instant) {
 
 fn await_line(running: &mut Running, lines: &mut Vec<String>, expected: &str) {
     let start = Instant::now();
-    while !lines.iter().any(|line| line.contains(wanted)) {
+    while !lines.iter().any(|line| line.contains(expected)) {
         next(running, lines, start);
     }
 }
