@@ -25,8 +25,8 @@ pub struct VerbsConfig {
     pub service_level: u8,
     /// Bytes of a packet: `"auto"`, 256, 512, 1024, 2048 or 4096. Default: the size of the port.
     pub mtu: Mtu,
-    /// The wait for an answer before a repetition: at least 4.096 us times two to this power, 1 to
-    /// 31. Default: 17, which is 0.54 s.
+    /// The wait for an answer before a repetition: at least 4.096 us times two to this power, 1 to 31.
+    /// Default: 17, which is 0.54 s.
     #[serde(deserialize_with = "in_range::<_, _, 1, 31>")]
     pub timeout: u8,
     /// Repetitions without an answer, 0 to 7. Default: 7.
