@@ -1,12 +1,12 @@
-//! One meaning for each name: a type's name stands for one type in a crate, and words that the project has
-//! given up do not come back.
+//! One meaning for each name: a type's name stands for one type in a crate, and abandoned words do not
+//! return.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 mod product;
 
 use std::collections::BTreeMap;
 
-/// Older words, and what they are called now (docs/architecture.md).
+/// Older words, each with the present word (docs/architecture.md).
 const GIVEN_UP: &[(&str, &str)] = &[
     ("yard", "communicator"),
     ("yards", "communicators"),
@@ -20,7 +20,7 @@ const GIVEN_UP: &[(&str, &str)] = &[
     ("handover", "fd_exchange"),
 ];
 
-/// The crate of a source: what lies before `src`.
+/// The crate of a source: the path before `src`.
 fn crate_of(path: &str) -> &str {
     path.split("/src/").next().unwrap()
 }
@@ -57,7 +57,7 @@ fn a_name_stands_for_one_type_in_a_crate() {
     assert!(places.is_empty(), "types of one name in a crate; expected one each: {places:#?}");
 }
 
-/// Names that once stood for many things: one type of the whole product may have each.
+/// Names that once had many meanings: at most one type of the whole product may have each.
 const ONE_TYPE: &[&str] = &["Lane", "Place", "Report", "Told"];
 
 #[test]
