@@ -1,18 +1,18 @@
 /*
  * The plugin ABI of tokenyard. Generated from abi/src: do not edit.
  *
- * A plugin is a shared library that exports one *data* symbol per kind of part it provides (see
- * the end of this file), so that nothing of it is called before it was judged. The author's guide
+ * A plugin is a shared library that exports one *data* symbol per kind of component it provides (see
+ * the end of this file), so that no code of it runs before the host has checked it. The author's guide
  * is docs/plugin-guide.md; plugins/example-c is a complete transport in one file.
  *
  * Rules that hold for every slot:
  * - every structure starts with its size in bytes; fields are only ever appended;
  * - enumerations cross as fixed-width integers; an unknown value is an error, never a guess;
- * - no allocation crosses: who makes a thing destroys it; strings are (pointer, length), UTF-8,
+ * - no allocation crosses: the side that makes a thing destroys it; strings are (pointer, length), UTF-8,
  *   not terminated, valid for the call only;
  * - a slot returns a status (TY_OK is 0); details go to the caller's TyError;
  * - a plugin must not unwind or longjmp across a slot; libraries are never unloaded;
- * - each slot says which threads may call it.
+ * - each slot states the threads that may call it.
  */
 
 #ifndef TOKENYARD_PLUGIN_H
@@ -30,7 +30,7 @@ struct TyTransportTable;
 #define TY_MAGIC 4923069194490826580
 
 /**
- * The call did what it was asked.
+ * The call succeeded.
  */
 #define TY_OK 0
 
@@ -40,7 +40,7 @@ struct TyTransportTable;
 #define TY_UNAVAILABLE -1
 
 /**
- * The component does not support what was asked.
+ * The component does not support the request.
  */
 #define TY_UNSUPPORTED -2
 
@@ -50,7 +50,7 @@ struct TyTransportTable;
 #define TY_CONFIG -3
 
 /**
- * The operating system refused a call; `TyError.os_errno` says why.
+ * The operating system refused a call; `TyError.os_errno` has the reason.
  */
 #define TY_SYSTEM -4
 
@@ -70,7 +70,7 @@ struct TyTransportTable;
 #define TY_DEADLINE -7
 
 /**
- * The host raised the abort word of the wait board; the call gave up waiting.
+ * The host raised the abort word of the wait board; the call stopped waiting.
  */
 #define TY_ABORTED -8
 
@@ -100,7 +100,7 @@ struct TyTransportTable;
 #define TY_PANIC -13
 
 /**
- * Ranks disagree on what must be equal, for example on which operation comes next.
+ * Ranks disagree on a value that must be equal, for example on the next operation.
  */
 #define TY_MISMATCH -14
 
@@ -115,27 +115,27 @@ struct TyTransportTable;
 #define TY_ERROR_MESSAGE 464
 
 /**
- * Log levels of `TyHost::log`.
+ * Log level of `TyHost::log`: an error.
  */
 #define TY_LOG_ERROR 1
 
 /**
- * Something is wrong but the component goes on.
+ * Something is wrong, but the component continues.
  */
 #define TY_LOG_WARN 2
 
 /**
- * What an operator wants to see once.
+ * News for an operator, once.
  */
 #define TY_LOG_INFO 3
 
 /**
- * What a developer of the component wants to see.
+ * Details for a developer of the component.
  */
 #define TY_LOG_DEBUG 4
 
 /**
- * Kinds of memory, as bits: ordinary host memory.
+ * Kind of memory, a bit: ordinary host memory.
  */
 #define TY_MEMORY_HOST 1
 
@@ -150,7 +150,7 @@ struct TyTransportTable;
 #define TY_MEMORY_HIP 4
 
 /**
- * Kinds of handles, as bits: what the descriptor of a window is. Host memory as a memfd, which other
+ * Kind of handle, a bit: the type of a window's descriptor. Here a memfd of host memory, which other
  * processes map.
  */
 #define TY_HANDLE_MEMFD 1
@@ -161,8 +161,8 @@ struct TyTransportTable;
 #define TY_HANDLE_POSIX 2
 
 /**
- * Device memory that its driver has exported for other hosts of the same fabric. Kept for NVLink across
- * hosts: it has no descriptor, and nothing uses it yet.
+ * Device memory that its driver has exported for other hosts of the same fabric. Reserved for NVLink
+ * across hosts: it has no descriptor, and nothing uses it yet.
  */
 #define TY_HANDLE_FABRIC 4
 
@@ -208,7 +208,7 @@ struct TyTransportTable;
 #define TY_NEEDS_STREAMS 2
 
 /**
- * In [`TyKernelNeeds`]: it takes calls that nobody waits for (`TY_DISPATCH_NO_SYNC`,
+ * In [`TyKernelNeeds`]: it takes calls for which no host thread waits (`TY_DISPATCH_NO_SYNC`,
  * `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph. With `TY_NEEDS_STREAMS` only.
  */
 #define TY_NEEDS_NO_SYNC 4
@@ -229,23 +229,23 @@ struct TyTransportTable;
 #define TY_NEEDS_SUM_WEIGHTS 32
 
 /**
- * In [`TyKernelNeeds`]: a handle needs nothing of the region of its dispatch, whatever the layout.
+ * In [`TyKernelNeeds`]: a handle needs nothing of the region of its dispatch, in any layout.
  */
 #define TY_NEEDS_NO_REGION 64
 
 /**
- * In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
+ * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
  */
 #define TY_RANK_LOST 1
 
 /**
- * In `lost` of [`TyPlan`]: the rank is in no team.
+ * In `lost` of [`TyPlan`]: the rank is a member of no team.
  */
 #define TY_RANK_ABSENT 2
 
 /**
- * In [`TyWaitBoard`]: an operation without a number, as a graph launched it, so that no host knows whether
- * all ranks have begun it.
+ * In [`TyWaitBoard`]: an operation without a number: a graph launched it, so no host knows whether all
+ * ranks have begun it.
  */
 #define TY_OPERATION_OF_GRAPH UINT64_MAX
 
@@ -305,12 +305,12 @@ struct TyTransportTable;
 #define TY_CAST_FP8 1
 
 /**
- * The same with scales rounded up to powers of two.
+ * As `TY_CAST_FP8`, with scales rounded up to powers of two.
  */
 #define TY_CAST_FP8_ROUND 2
 
 /**
- * The same, the scales' exponent bytes packed by four (UE8M0).
+ * As `TY_CAST_FP8_ROUND`, with the scales' exponent bytes packed by four (UE8M0).
  */
 #define TY_CAST_FP8_UE8M0 3
 
@@ -330,21 +330,22 @@ struct TyTransportTable;
 #define TY_DISPATCH_ZERO_PADDING 4
 
 /**
- * In the order of `stream`: tensors are read behind what was queued there before `dispatch_send`,
- * and what is queued there after `dispatch_recv` runs behind the operation. Neither waits for rows.
- * Ranks need not agree on it.
+ * In the order of `stream`: tensors are read after the work that was queued there before
+ * `dispatch_send`, and work queued there after `dispatch_recv` runs after the operation. Neither call
+ * waits for rows. Ranks need not agree on the flag.
  */
 #define TY_DISPATCH_ON_STREAM 8
 
 /**
- * With `TY_DISPATCH_ON_STREAM`: the host waits for nothing, `dispatch_send` not even for what the ranks
- * agree on. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. What goes wrong on the device closes the
- * communicator: a later call, or `flush`, tells it. Ranks need not agree on it; a refusal ends those that do too.
+ * With `TY_DISPATCH_ON_STREAM`: the host waits for nothing; `dispatch_send` does not even wait for the
+ * agreement of the ranks. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. A failure on the device closes
+ * the communicator: a later call, or `flush`, reports it. Ranks need not agree on the flag; a refusal, too,
+ * closes the communicator on the ranks that set it.
  *
- * The stream may capture a graph: then nothing runs, and what this rank refuses is told to it alone.
- * Both halves come within one capture, and the graph may be launched any number of times while no
- * operation is open, in the same order with other operations on all ranks. What the call gave, its
- * handle and its tensors stay until the graph is launched no more.
+ * The stream may capture a graph: then nothing runs, and a refusal of this rank is reported to this
+ * rank alone. Both halves belong to one capture. The graph may be launched any number of times while
+ * no operation is open, in the same order with other operations on all ranks. The output of the call,
+ * its handle and its tensors stay valid until the last launch of the graph.
  */
 #define TY_DISPATCH_NO_SYNC 16
 
@@ -364,24 +365,24 @@ struct TyTransportTable;
 #define TY_COMBINE_ON_STREAM 2
 
 /**
- * As `TY_DISPATCH_NO_SYNC`. Where only the device knows T, rows of `out` behind it are left as they are.
+ * As `TY_DISPATCH_NO_SYNC`. Where only the device knows T, rows of `out` from T on are not written.
  */
 #define TY_COMBINE_NO_SYNC 4
 
 /**
- * As `TY_DISPATCH_AT_ONCE`, of `combine_recv`.
+ * As `TY_DISPATCH_AT_ONCE`, for `combine_recv`.
  */
 #define TY_COMBINE_AT_ONCE 8
 
 /**
- * Round each sum once, at its token, and not the sum of each rank's experts too (expert-major and packed). Only
- * with `TY_NEEDS_ROUND_ONCE`.
+ * Round each sum once, on the rank of its token, and not the sum of each rank's experts before (expert-major
+ * and packed). Only with `TY_NEEDS_ROUND_ONCE`.
  */
 #define TY_COMBINE_ROUND_ONCE 16
 
 /**
- * Each of `out_weights` is the sum of what all ranks bring that got the token, not what the rank of the expert
- * brings (flat). Only with `TY_NEEDS_SUM_WEIGHTS`.
+ * Each entry of `out_weights` is the sum of the `weights` of all ranks that received the token, not only the
+ * entry of the expert's rank (flat). Only with `TY_NEEDS_SUM_WEIGHTS`.
  */
 #define TY_COMBINE_SUM_WEIGHTS 32
 
@@ -426,12 +427,12 @@ struct TyTransportTable;
 #define TY_NIC_BYTES 64
 
 /**
- * Bytes that fit the words on a missing NIC.
+ * Bytes that fit the text about a missing NIC.
  */
 #define TY_MISSING_NIC_BYTES 1024
 
 /**
- * The operator named the NICs: they are used as they are, and not shared out among ranks.
+ * The operator named the NICs: they are used unchanged, and not divided among ranks.
  */
 #define TY_PLACE_NICS_GIVEN 1
 
@@ -472,9 +473,9 @@ struct TyTransportTable;
 #define TY_CAP_GET (1 << 3)
 
 /**
- * `peer_address` works: peers' windows are mapped into this process for plain loads and stores.
- * Then a signal, with a put or alone, also carries every plain store that was made before its
- * `post`, as a release does: who sees the signal may load what was stored.
+ * `peer_address` works: peers' windows are mapped into this process for plain loads and stores. Then a
+ * signal, with a put or alone, also carries every plain store that was made before its `post`, as a
+ * release does: a reader that sees the signal may load the stored values.
  */
 #define TY_CAP_LOAD_STORE (1 << 4)
 
@@ -484,8 +485,8 @@ struct TyTransportTable;
 #define TY_CAP_BOUNDED_PUT (1 << 5)
 
 /**
- * Nothing moves unless somebody drives it: `progress` is there, and the host calls it from a thread
- * of its own while the ranks compute.
+ * Nothing moves unless a thread drives it: the transport has `progress`, and the host calls it from a
+ * thread of its own while the ranks compute.
  */
 #define TY_CAP_MANUAL_PROGRESS (1 << 6)
 
@@ -495,11 +496,11 @@ struct TyTransportTable;
 #define TY_CAP_OWNS_MEMORY (1 << 7)
 
 /**
- * Ranks may go on without a lost one (since minor version 2). Whatever it did when it ended or
- * stopped, it holds up nobody else (INV-6): `post` and `poll` return, commands to other peers go on,
- * the process lives. Every failure that is about one peer names it, in the rank of its error or in
- * its error event, and hides none of another: `health` tells them in turn. A put to the lost peer
- * may keep its place in the queue until the fabric gives it up.
+ * Ranks may continue without a lost one (since minor version 2). A peer that ended or stopped, at any
+ * point, delays no other peer (INV-6): `post` and `poll` return, commands to other peers continue, the
+ * process lives. Every failure that is about one peer names it, in the rank of its error or in its
+ * error event, and hides no failure of another peer: `health` reports them in turn. A put to the lost
+ * peer may occupy its place in the queue until the fabric ends it.
  */
 #define TY_CAP_MASKING (1 << 8)
 
@@ -509,8 +510,8 @@ struct TyTransportTable;
 #define TY_CAP_DEVICE_API (1 << 9)
 
 /**
- * It uses the NICs that `open` names (since minor version 5): ranks of a rail then need NICs that reach
- * each other, and a missing one keeps the communicator from opening.
+ * The transport uses the NICs that `open` names (since minor version 5): ranks of a rail then need NICs
+ * that reach each other, and the communicator does not open where one is missing.
  */
 #define TY_CAP_PLACED_NICS (1 << 10)
 
@@ -590,8 +591,8 @@ struct TyTransportTable;
 #define TY_COMPILER_HIPCC 4
 
 /**
- * Kernels load from and store to windows of peers (`kLoadStore`); without it they put. As
- * [`TY_CAP_LOAD_STORE`] says it of the transport.
+ * Kernels load from and store to windows of peers (`kLoadStore`); without it they put. Has the meaning
+ * of [`TY_CAP_LOAD_STORE`] for kernels.
  */
 #define TY_DEVICE_API_LOAD_STORE 1
 
@@ -612,16 +613,17 @@ struct TyTransportTable;
 
 /**
  * NICs of all names reach each other: where a transport can use none of the NICs that the topology chose
- * for this rank, it may use others, and says so. Without the flag it refuses to open.
+ * for this rank, it may use others, and logs that. Without the flag it refuses to open.
  */
 #define TY_OPEN_ANY_RAILS 1
 
 /**
- * What a transport can do here. Declared, not guessed; the conformance suite tests exactly this.
+ * The capabilities of a transport on this machine. The transport declares them, and the conformance
+ * suite tests exactly these.
  */
 typedef struct TyCapabilities {
   /**
-   * `sizeof(TyCapabilities)`; set by the host, kept by the component.
+   * `sizeof(TyCapabilities)`; set by the host, left unchanged by the component.
    */
   size_t size;
   /**
@@ -659,8 +661,8 @@ typedef struct TyCapabilities {
 } TyCapabilities;
 
 /**
- * A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: one
- * without elements has some address.
+ * A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: a tensor
+ * without elements has an address too.
  */
 typedef struct TyTensor {
   /**
@@ -686,7 +688,7 @@ typedef struct TyTensor {
 } TyTensor;
 
 /**
- * A string that is borrowed for the duration of a call: UTF-8, not terminated.
+ * A string, borrowed for the duration of a call: UTF-8, not terminated.
  */
 typedef struct TyStr {
   /**
@@ -701,7 +703,7 @@ typedef struct TyStr {
 
 /**
  * One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
- * stream has passed what `combine_recv` left there.
+ * stream has passed the work that `combine_recv` queued there.
  */
 typedef struct TyCombine {
   /**
@@ -721,17 +723,18 @@ typedef struct TyCombine {
    */
   uint32_t flags;
   /**
-   * Expert outputs: as many rows as the dispatch gave, `[rows, H]`, contiguous.
+   * Expert outputs: as many rows as the dispatch returned, `[rows, H]`, contiguous.
    */
   struct TyTensor x;
   /**
-   * f32, shaped as the dispatch's `weights`; may be absent.
+   * f32, of the shape of the dispatch's `weights`; may be absent.
    */
   struct TyTensor weights;
   /**
-   * `[rows, W]` f32, what a replay of this handle gave for rows of W > K numbers; absent unless the set says
-   * `TY_NEEDS_ROUND_ONCE`. With `TY_COMBINE_WEIGHTED` the first K numbers of a row are its token's weights instead
-   * of the dispatch's. The bits of the next say which of the K experts' rows count; others are left out.
+   * `[rows, W]` f32, the output of a replay of this handle whose rows have W > K numbers; absent unless
+   * the set declares `TY_NEEDS_ROUND_ONCE`. With `TY_COMBINE_WEIGHTED` the first K numbers of a row are
+   * its token's weights instead of the dispatch's. The bits of the number after them select the experts'
+   * rows, of the K, that enter the sum; other rows are left out.
    */
   struct TyTensor beside;
   /**
@@ -751,8 +754,8 @@ typedef struct TyCombine {
    */
   struct TyTensor out_weights;
   /**
-   * `[T, 1]` u8, may be absent: written by `combine_recv` with how many of the token's selected
-   * experts are left out of its sum, because their rank was lost.
+   * `[T, 1]` u8, may be absent: `combine_recv` writes the number of the token's selected experts
+   * that are left out of its sum because their rank was lost.
    */
   struct TyTensor missing;
   /**
@@ -782,7 +785,7 @@ typedef struct TyCommand {
    */
   uint16_t flags;
   /**
-   * The queue it is posted on; repeated here for the transport's convenience.
+   * The queue that the command is posted on; repeated here for the transport's convenience.
    */
   uint32_t queue;
   /**
@@ -794,7 +797,7 @@ typedef struct TyCommand {
    */
   uint32_t signal;
   /**
-   * What to add to the signal: 1 to 65,535.
+   * The amount to add to the signal: 1 to 65,535.
    */
   uint32_t add;
   /**
@@ -822,7 +825,7 @@ typedef struct TyCommand {
    */
   uint64_t value;
   /**
-   * Comes back in the event.
+   * Returned in the event of the command.
    */
   uint64_t tag;
 } TyCommand;
@@ -846,8 +849,8 @@ typedef struct TyConfig {
 } TyConfig;
 
 /**
- * What passed between this rank and another one over one level, since `plan`. Every field only grows,
- * and is read by the host at any time: one thread stores it, atomically.
+ * Traffic between this rank and another one over one level, since `plan`. Every field only grows. One
+ * thread stores a field, atomically; the host reads it at any time.
  */
 typedef struct TyPeerCounters {
   /**
@@ -855,25 +858,26 @@ typedef struct TyPeerCounters {
    */
   uint64_t posted;
   /**
-   * Those of them that have ended (INV-4), also with an error.
+   * Accepted commands that have ended (INV-4), also with an error.
    */
   uint64_t done;
   /**
-   * How far this rank has raised the peer's signals, all in all: the sum of `add`.
+   * The sum of `add` over all signals of the peer that this rank has raised.
    */
   uint64_t raised;
   /**
-   * How far it has waited, or waits, for the peer to raise its own.
+   * The total that this rank has waited for, or waits for, over its own signals that the peer
+   * raises.
    */
   uint64_t expected;
   /**
-   * How far it has seen those rise: up to the end of its last wait on the peer that succeeded.
+   * The total seen on those signals, at the end of the last wait on the peer that succeeded.
    */
   uint64_t received;
 } TyPeerCounters;
 
 /**
- * How far this rank has raised one signal of a peer. As in [`TyPeerCounters`].
+ * The total by which this rank has raised one signal of a peer. Stored and read as [`TyPeerCounters`].
  */
 typedef struct TyRaised {
   /**
@@ -887,7 +891,7 @@ typedef struct TyRaised {
 } TyRaised;
 
 /**
- * What a kernel set counts for reports, in memory of its own that stays valid until `close`.
+ * The counters of a kernel set for reports, in memory of its own that stays valid until `close`.
  */
 typedef struct TyCounters {
   /**
@@ -917,7 +921,7 @@ typedef struct TyCounters {
 } TyCounters;
 
 /**
- * What a kernel set compiles into its kernels to use a transport.
+ * The source that a kernel set compiles into its kernels to use a transport.
  */
 typedef struct TyDeviceApi {
   /**
@@ -937,7 +941,7 @@ typedef struct TyDeviceApi {
    */
   uint32_t compiler;
   /**
-   * Bits of `TY_DEVICE_API_*` that say how kernels use it.
+   * Bits `TY_DEVICE_API_*`: how kernels use it.
    */
   uint32_t flags;
   /**
@@ -965,18 +969,18 @@ typedef struct TyDeviceApi {
    */
   const uint8_t *params;
   /**
-   * Its size.
+   * Size of the parameters in bytes.
    */
   size_t param_bytes;
   /**
-   * Its alignment.
+   * Alignment of the parameters in bytes.
    */
   size_t param_alignment;
 } TyDeviceApi;
 
 /**
- * Where a component writes what went wrong. The caller owns it and sets `size`; the component fills the
- * rest when it returns a negative status. Text is UTF-8, ended by a zero byte or the array's end.
+ * The details of a failure. The caller owns the structure and sets `size`; the component fills the rest
+ * when it returns a negative status. Text is UTF-8, ended by a zero byte or the array's end.
  */
 typedef struct TyError {
   /**
@@ -988,22 +992,22 @@ typedef struct TyError {
    */
   int32_t os_errno;
   /**
-   * The world rank the error is about, or -1.
+   * The world rank that the error is about, or -1.
    */
   int32_t rank;
   /**
-   * Which operation failed, for example `connect`.
+   * The operation that failed, for example `connect`.
    */
   uint8_t operation[TY_ERROR_OPERATION];
   /**
-   * What was found, what was expected, what to do.
+   * The value found, the value expected, and the fix.
    */
   uint8_t message[TY_ERROR_MESSAGE];
 } TyError;
 
 /**
- * What tools need of the device that a kernel set works on. Every slot is required. `instance` is the kernel
- * set's; the thread rules are the same.
+ * Calls for tools on the device that a kernel set works on. Every slot is required. `instance` is that of
+ * the kernel set; the thread rules are the same.
  */
 typedef struct TyDeviceTable {
   /**
@@ -1011,17 +1015,17 @@ typedef struct TyDeviceTable {
    */
   size_t size;
   /**
-   * Gives memory of the kind it works on, for tensors of tools that have none of their own.
+   * Allocates memory of the kind that the set works on, for tensors of tools.
    */
   int32_t (*tensor_alloc)(void *instance, uint64_t bytes, uint8_t **pointer, struct TyError *error);
   /**
-   * Takes such memory back. An operation that was sent and never received may still use it: the
-   * set waits for its kernels first, as it does in `copy`.
+   * Frees memory of `tensor_alloc`. An operation that was sent and never received may still use it:
+   * the set waits for its kernels first, as it does in `copy`.
    */
   void (*tensor_free)(void *instance, uint8_t *pointer);
   /**
-   * Copies between host memory and memory of the kind it works on, and waits for it. Runs behind
-   * everything in streams of `stream_create`.
+   * Copies between host memory and memory of the kind that the set works on, and waits for the end
+   * of the copy. Runs after all work queued on streams of `stream_create`.
    */
   int32_t (*copy)(void *instance,
                   uint8_t *to,
@@ -1029,16 +1033,16 @@ typedef struct TyDeviceTable {
                   uint64_t bytes,
                   struct TyError *error);
   /**
-   * Makes a stream for tools that have none of their own. It waits for no other stream.
+   * Creates a stream for tools. The stream waits for no other stream.
    */
   int32_t (*stream_create)(void *instance, void **stream, struct TyError *error);
   /**
-   * Takes such a stream back, after everything in it.
+   * Destroys a stream of `stream_create`, after all work queued on it.
    */
   void (*stream_destroy)(void *instance, void *stream);
   /**
-   * Queues a copy between two places of the device's memory on a stream of the caller, which lives
-   * until it has passed the copy.
+   * Queues a copy between two places of the device's memory on a stream of the caller. The stream
+   * lives until it has passed the copy.
    */
   int32_t (*copy_on)(void *instance,
                      void *stream,
@@ -1047,20 +1051,20 @@ typedef struct TyDeviceTable {
                      uint64_t bytes,
                      struct TyError *error);
   /**
-   * What is queued on such a stream from now on is recorded into a graph, and does not run. Only where
-   * the set says `TY_NEEDS_NO_SYNC`, as the next three.
+   * Starts a capture: work queued on the stream from now on is recorded into a graph, and does not
+   * run. This slot and the next three are called only where the set declares `TY_NEEDS_NO_SYNC`.
    */
   int32_t (*graph_begin)(void *instance, void *stream, struct TyError *error);
   /**
-   * Ends the recording and gives the graph.
+   * Ends the capture and returns the graph.
    */
   int32_t (*graph_end)(void *instance, void *stream, void **graph, struct TyError *error);
   /**
-   * Queues a graph on such a stream.
+   * Launches a graph on a stream of `stream_create`.
    */
   int32_t (*graph_launch)(void *instance, void *stream, void *graph, struct TyError *error);
   /**
-   * Takes a graph back, after every launch of it.
+   * Destroys a graph, after every launch of it.
    */
   void (*graph_destroy)(void *instance, void *graph);
 } TyDeviceTable;
@@ -1086,7 +1090,7 @@ typedef struct TyDiscover {
    */
   uint32_t ranks;
   /**
-   * Index of the rank on its machine, as the launcher says.
+   * Index of the rank on its machine, from the launcher.
    */
   uint32_t local_rank;
   /**
@@ -1097,7 +1101,7 @@ typedef struct TyDiscover {
 
 /**
  * One dispatch. Tensors are valid until `dispatch_recv` returns; with `TY_DISPATCH_ON_STREAM` until
- * the stream has passed what `dispatch_recv` left there.
+ * the stream has passed the work that `dispatch_recv` queued there.
  */
 typedef struct TyDispatch {
   /**
@@ -1129,17 +1133,17 @@ typedef struct TyDispatch {
    */
   uint32_t cast;
   /**
-   * M of this call: no rank brings more tokens. It bounds worst-case sizes and packed blocks, and `source` counts
-   * by it. At most that of the shape, and that of the shape unless the set says `TY_NEEDS_CALL_TOKENS`; equal on
-   * all ranks. Zero in a replay, which has that of its dispatch.
+   * M of this call: no rank has more tokens. It bounds worst-case sizes and packed blocks, and it is the
+   * factor in `source`. At most M of the shape; equal to it unless the set declares
+   * `TY_NEEDS_CALL_TOKENS`; equal on all ranks. Zero in a replay, which takes M of its dispatch.
    */
   uint32_t max_tokens;
   /**
-   * `[T, H]`, rows contiguous. Of a replay `[T, any]`: experts' rows of another kind may take the same way.
+   * `[T, H]`, rows contiguous. In a replay `[T, any]`: rows of another width may take the same routes.
    */
   struct TyTensor x;
   /**
-   * `[T, S]` of 4-byte elements, any strides; absent unless the rows were quantised before.
+   * `[T, S]` of 4-byte elements, any strides; absent unless the caller has quantised the rows.
    */
   struct TyTensor scales;
   /**
@@ -1151,7 +1155,7 @@ typedef struct TyDispatch {
    */
   struct TyTensor topk_weights;
   /**
-   * Not empty: this rank refuses its input. Nothing moves; the text is told to all ranks.
+   * Not empty: this rank refuses its input. Nothing moves; all ranks receive the text.
    */
   struct TyStr refusal;
   /**
@@ -1183,7 +1187,7 @@ typedef struct TyEvent {
    */
   uint32_t peer;
   /**
-   * `TY_OK` or why it failed.
+   * `TY_OK`, or the status of the failure.
    */
   int32_t status;
   /**
@@ -1193,8 +1197,8 @@ typedef struct TyEvent {
 } TyEvent;
 
 /**
- * A service of the host for `open`, on the thread that calls `open` and while it runs: for what a fabric
- * must agree on before there are windows and endpoints, as NCCL's unique id.
+ * A service of the host for `open`, on the thread that calls `open` and while it runs: for values that a
+ * fabric must agree on before windows and endpoints exist, such as NCCL's unique id.
  */
 typedef struct TyExchange {
   /**
@@ -1206,10 +1210,10 @@ typedef struct TyExchange {
    */
   void *context;
   /**
-   * Writes what each rank of the team gave to `all`, in the team's order: `count` times `bytes` bytes.
-   * Collective: all ranks give equally many bytes, at most `TY_EXCHANGE_BYTES`, and call it equally often,
-   * those of the same component's other teams too. Ends with an error at the latest when the world's
-   * deadlines pass; `open` then returns that status.
+   * Writes the bytes of each rank of the team to `all`, in the team's order: `count` times `bytes` bytes.
+   * Collective: all ranks pass equally many bytes, at most `TY_EXCHANGE_BYTES`, and call it equally often,
+   * including the ranks of the same component's other teams. Ends with an error at the latest when the
+   * world's deadlines pass; `open` then returns that status.
    */
   int32_t (*all_gather)(void *context,
                         const uint8_t *mine,
@@ -1219,7 +1223,7 @@ typedef struct TyExchange {
 } TyExchange;
 
 /**
- * The first field of every export: what the host judges before anything of the plugin runs.
+ * The first field of every export. The host checks it before any code of the plugin runs.
  */
 typedef struct TyExportHeader {
   /**
@@ -1227,11 +1231,11 @@ typedef struct TyExportHeader {
    */
   uint64_t magic;
   /**
-   * A break of compatibility. Must be equal on both sides.
+   * Major version: a new one breaks compatibility. Must be equal on both sides.
    */
   uint32_t major;
   /**
-   * Additions. Any value is accepted.
+   * Minor version: a new one adds fields. Any value is accepted.
    */
   uint32_t minor;
   /**
@@ -1262,7 +1266,7 @@ typedef struct TyGpuRingCommand {
    */
   uint32_t signal;
   /**
-   * What to add to the signal: 1 to 65,535.
+   * The amount to add to the signal: 1 to 65,535.
    */
   uint32_t add;
   /**
@@ -1290,38 +1294,39 @@ typedef struct TyGpuRingCommand {
    */
   uint64_t value;
   /**
-   * Number of the command + 1, stored last, with release order at system scope: the slot then
-   * belongs to the host until the command is done.
+   * Number of the command + 1. The kernel stores it last, with release order at system scope: from
+   * then on the slot belongs to the host until the command is done.
    */
   uint64_t sequence;
 } TyGpuRingCommand;
 
 /**
- * What the host tells kernels about a ring. Every field is stored with release order.
+ * The host's report to kernels about a ring. Every field is stored with release order.
  */
 typedef struct TyGpuRingStatus {
   /**
-   * Commands that are done (INV-4, INV-5), all before it included: only grows.
+   * Number of commands that are done (INV-4, INV-5): all commands below this number. It only grows.
    */
   uint64_t done;
   /**
-   * Not 0: the ring is dead, and no command ends any more; 1 + the number of the command that
-   * failed, or all ones where none is to blame. The transport's `health` says more (INV-7).
+   * Not 0: the ring has failed, and no command ends any more. The value is 1 + the number of the
+   * command that failed, or all ones where no single command caused the failure. The transport's
+   * `health` has the details (INV-7).
    */
   uint64_t failed;
   /**
-   * Status below zero of the failure.
+   * Status of the failure, below zero.
    */
   int64_t status;
 } TyGpuRingStatus;
 
 /**
  * Memory that a kernel set gives the host, so that its kernels may use a transport that has no device
- * device API: they write commands, and a thread of the host posts them and tells what came of it.
+ * API: kernels write commands, and a thread of the host posts them and reports the results.
  *
  * Command number n is in slot n mod `capacity`. A kernel may write it once `done` + `capacity` > n.
- * Everything starts as zeros and is written by both sides, so it is accessed by atomic loads and
- * stores, but for a command whose `sequence` was seen.
+ * All of it starts as zeros. Both sides write it, so both use atomic loads and stores, except for the
+ * fields of a command after its `sequence` was seen.
  */
 typedef struct TyGpuRing {
   /**
@@ -1329,11 +1334,11 @@ typedef struct TyGpuRing {
    */
   size_t size;
   /**
-   * The level whose transport is used: one of `TY_LEVEL_*`. The host writes which it asks for.
+   * The level whose transport is used: one of `TY_LEVEL_*`. The host sets it before the call.
    */
   uint64_t level;
   /**
-   * The queue that commands are posted on, which nobody else uses.
+   * The queue on which commands are posted. Only this ring uses it.
    */
   uint32_t queue;
   /**
@@ -1345,16 +1350,16 @@ typedef struct TyGpuRing {
    */
   struct TyGpuRingCommand *commands;
   /**
-   * One.
+   * One status record.
    */
   struct TyGpuRingStatus *status;
   /**
-   * `signals` words: the totals of the signals on this rank, stored after what came with them is
-   * visible to the device (INV-1).
+   * `signals` words: the totals of the signals on this rank, stored after the payload is visible to
+   * the device (INV-1).
    */
   uint64_t *totals;
   /**
-   * Signals that are told, from 0 on.
+   * Number of signals in `totals`: ids 0 to `signals` - 1.
    */
   uint32_t signals;
   /**
@@ -1386,7 +1391,7 @@ typedef struct TyTeam {
 } TyTeam;
 
 /**
- * What the kernel set will use. The host has checked it against the capabilities.
+ * The resources that the kernel set will use. The host has checked them against the capabilities.
  */
 typedef struct TyTransportNeeds {
   /**
@@ -1414,7 +1419,7 @@ typedef struct TyTransportNeeds {
    */
   uint64_t largest_put;
   /**
-   * How long a connect or a single command may take, in nanoseconds.
+   * Most time of a connect or a single command, in nanoseconds.
    */
   uint64_t deadline_ns;
 } TyTransportNeeds;
@@ -1432,16 +1437,16 @@ typedef struct TyTransportOpen {
    */
   struct TyConfig config;
   /**
-   * The ranks that will talk to each other.
+   * The ranks that will communicate with each other.
    */
   struct TyTeam team;
   /**
-   * What will be used.
+   * The resources that will be used.
    */
   struct TyTransportNeeds needs;
   /**
-   * `nic_count` names of NICs that the topology chose for this rank. None: it chose none. A
-   * transport whose table names NICs uses those.
+   * `nic_count` names of NICs that the topology chose for this rank. Empty if it chose none. A
+   * transport whose own table names NICs uses those.
    */
   const struct TyStr *nics;
   /**
@@ -1458,14 +1463,14 @@ typedef struct TyTransportOpen {
    */
   int32_t device;
   /**
-   * How the ranks of the team hand each other bytes while they open (since minor version 9).
+   * The exchange of bytes among the ranks of the team while they open (since minor version 9).
    */
   const struct TyExchange *exchange;
 } TyTransportOpen;
 
 /**
- * What a transport demands of window memory. Needs of two levels are merged by the host: kinds
- * are intersected, handles united, the larger alignment wins.
+ * A transport's requirements on window memory. The host merges those of both levels: it intersects
+ * kinds, unites handles and takes the larger alignment.
  */
 typedef struct TyMemoryNeeds {
   /**
@@ -1477,7 +1482,7 @@ typedef struct TyMemoryNeeds {
    */
   uint32_t kinds;
   /**
-   * Handles that a window must have, of those that its kind of memory can have: bits `TY_HANDLE_*`.
+   * Handles that a window must have, where its kind of memory can have them: bits `TY_HANDLE_*`.
    */
   uint32_t handles;
   /**
@@ -1519,11 +1524,11 @@ typedef struct TyWindow {
    */
   int32_t device;
   /**
-   * Where the window starts behind `fd`.
+   * Offset of the window in the file of `fd`, in bytes.
    */
   uint64_t fd_offset;
   /**
-   * What `fd` is: one of `TY_HANDLE_*`, or 0 where there is none.
+   * The type of `fd`: one of `TY_HANDLE_*`, or 0 where there is none.
    */
   uint32_t handle;
   /**
@@ -1533,8 +1538,8 @@ typedef struct TyWindow {
 } TyWindow;
 
 /**
- * A ring of kernels that a transport may serve. What `ring`'s fields and the next two point to stays valid
- * until `close` has returned; the rest is valid for the call.
+ * A ring of kernels that a transport may serve. The memory behind the pointers of `ring`, and behind
+ * `counters` and `raised`, stays valid until `close` has returned; the rest is valid for the call.
  */
 typedef struct TyServeRing {
   /**
@@ -1542,8 +1547,8 @@ typedef struct TyServeRing {
    */
   size_t size;
   /**
-   * The ring. Kernels wrote its commands, so they are checked: peer, windows, ends of puts, signal and `add`. A
-   * command that breaks a rule kills the ring.
+   * The ring. Kernels wrote its commands, so they are checked: peer, windows, ends of puts, signal and
+   * `add`. A command that breaks a rule ends the ring with a failure.
    */
   const struct TyGpuRing *ring;
   /**
@@ -1551,7 +1556,8 @@ typedef struct TyServeRing {
    */
   struct TyPeerCounters *counters;
   /**
-   * `peers * ring.signals` words, by peer, then signal: how far each was raised, stored in the same way.
+   * `peers * ring.signals` words, by peer, then signal: the total by which each was raised, stored in
+   * the same way.
    */
   uint64_t *raised;
   /**
@@ -1577,7 +1583,7 @@ typedef struct TyServeRing {
 } TyServeRing;
 
 /**
- * A transport: who fills this structure contributes a fabric.
+ * A transport. A vendor fills this structure to contribute a fabric.
  *
  * Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
  * `endpoint`, `connect`, `commit`, `serve_ring`, `peer_address`) are called on one thread that may block. *Hot* slots
@@ -1597,16 +1603,17 @@ typedef struct TyTransportTable {
    */
   struct TyStr name;
   /**
-   * The component's own version, for people. Static.
+   * The component's own version, as text for display. Static.
    */
   struct TyStr version;
   /**
-   * One line for people: fabric, hardware. Static.
+   * One line of text for display: fabric, hardware. Static.
    */
   struct TyStr about;
   /**
-   * Required, cold. Says what the component can do here, without side effects. `config` is the
-   * text of the component's own TOML table, `file` the name of the file for messages.
+   * Required, cold. Gives the capabilities of the component on this machine, without side effects.
+   * `config` is the text of the component's own TOML table, `file` the name of the file for
+   * messages.
    */
   int32_t (*probe)(const struct TyHost *host,
                    const struct TyConfig *config,
@@ -1620,16 +1627,16 @@ typedef struct TyTransportTable {
                   void **instance,
                   struct TyError *error);
   /**
-   * Required, cold. Ends the instance: no access to windows after it. Called once.
+   * Required, cold. Ends the instance: it accesses no window afterwards. Called once.
    */
   void (*close)(void *instance);
   /**
-   * Required, cold. What window memory must be like.
+   * Required, cold. Gives the requirements on window memory.
    */
   int32_t (*memory_needs)(void *instance, struct TyMemoryNeeds *needs, struct TyError *error);
   /**
-   * Optional, cold; required with `TY_CAP_OWNS_MEMORY`. Allocates the memory of one window
-   * (`id` and `bytes` are given, the rest is filled). Freed by `close`.
+   * Optional, cold; required with `TY_CAP_OWNS_MEMORY`. Allocates the memory of one window: the host
+   * sets `id` and `bytes`, the transport fills the rest. `close` frees it.
    */
   int32_t (*alloc)(void *instance, struct TyWindow *window, struct TyError *error);
   /**
@@ -1647,9 +1654,9 @@ typedef struct TyTransportTable {
                       size_t *bytes,
                       struct TyError *error);
   /**
-   * Required, cold. Connects to `peer` (this rank itself included) with the bytes that the
-   * peer's `endpoint` wrote. The bytes come from another process: check them. May wait for the
-   * peer, at most `deadline_ns`.
+   * Required, cold. Connects to `peer` (this rank itself included) with the bytes that the peer's
+   * `endpoint` wrote. They come from another process: check them. May wait for the peer, at most
+   * `deadline_ns`.
    */
   int32_t (*connect)(void *instance,
                      uint32_t peer,
@@ -1657,8 +1664,8 @@ typedef struct TyTransportTable {
                      size_t bytes,
                      struct TyError *error);
   /**
-   * Optional, cold; required with `TY_CAP_LOAD_STORE`. Where window `window` of `peer` is
-   * mapped in this process; valid until `close`.
+   * Optional, cold; required with `TY_CAP_LOAD_STORE`. Gives the address at which window `window` of
+   * `peer` is mapped in this process; valid until `close`.
    */
   int32_t (*peer_address)(void *instance,
                           uint32_t window,
@@ -1684,50 +1691,50 @@ typedef struct TyTransportTable {
                   size_t capacity,
                   size_t *count);
   /**
-   * Required, hot. The 64-bit total of signal `id` on this rank, never reset, with acquire
-   * order: what came with the signal is visible to the caller (INV-1).
+   * Required, hot. The 64-bit total of signal `id` on this rank, never reset, with acquire order:
+   * the payload of the signal is visible to the caller (INV-1).
    */
   uint64_t (*read_signal)(void *instance, uint32_t queue, uint32_t id);
   /**
    * Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7). With
-   * `TY_CAP_MASKING` the first error of each peer, from call to call that of another, unless one
-   * is about no peer: then that.
+   * `TY_CAP_MASKING`: the first error that is about no peer, if there is one; else the first error
+   * of a peer, of another peer at each call.
    */
   int32_t (*health)(void *instance, struct TyError *error);
   /**
    * Optional, any thread, also beside hot calls of every queue; required with
-   * `TY_CAP_MANUAL_PROGRESS`. Moves the fabric forward and keeps what completes for the next
-   * `poll`. Returns at once if somebody else is driving. 1 if something moved, `TY_OK` if not,
-   * or a status below zero.
+   * `TY_CAP_MANUAL_PROGRESS`. Drives the fabric and stores completions for the next `poll`. Returns
+   * at once if another thread is driving. 1 if something moved, `TY_OK` if not, or a status below
+   * zero.
    */
   int32_t (*progress)(void *instance);
   /**
-   * Optional, any thread, after `connect`. One line for diagnoses: what connects this rank to
+   * Optional, any thread, after `connect`. One line for diagnoses: the connection from this rank to
    * `peer` (device, provider, both addresses). `*bytes` becomes its length, at most `capacity`.
    */
   int32_t (*link_name)(void *instance, uint32_t peer, uint8_t *data, size_t capacity, size_t *bytes);
   /**
-   * Optional, cold, after `connect`; required with `TY_CAP_DEVICE_API`. What kernels compile
-   * in to use this transport. What it points to is valid until `close`.
+   * Optional, cold, after `connect`; required with `TY_CAP_DEVICE_API`. Gives the source that
+   * kernels compile in to use this transport. Its pointers are valid until `close`.
    */
   int32_t (*device_api)(void *instance, struct TyDeviceApi *device_api, struct TyError *error);
   /**
-   * Optional, cold, without an instance. What `device_api` will give, but for the value of the
+   * Optional, cold, without an instance. Gives the result of `device_api` without the value of the
    * parameters: `params` is null, their size and alignment are set. So kernels can be compiled ahead of
-   * a job, on a machine without the fabric. What it points to is static.
+   * a job, on a machine without the fabric. Its pointers are static.
    */
   int32_t (*device_source)(struct TyDeviceApi *device_api, struct TyError *error);
   /**
-   * Optional, cold, collective: every rank of the team calls it once, behind its last `connect` and before
-   * anything that uses the connections. For fabrics that register windows only once the team is
-   * connected. May wait for peers that still connect, at most `deadline_ns`.
+   * Optional, cold, collective: every rank of the team calls it once, after its last `connect` and before
+   * any use of the connections. For fabrics that register windows only once the team is connected. May
+   * wait for peers that still connect, at most `deadline_ns`.
    */
   int32_t (*commit)(void *instance, struct TyError *error);
   /**
-   * Optional, cold, behind `commit` (since minor version 10). Takes over a ring of kernels, for a transport
-   * with threads of its own: one of them takes the commands out, so that what a kernel posts is handed over
-   * once. It does what the host does else: [`TyGpuRing`] says what. `close` ends it. `TY_UNSUPPORTED`
-   * leaves the ring to the host.
+   * Optional, cold, after `commit` (since minor version 10). Takes over a ring of kernels, for a transport
+   * with threads of its own: one of them takes the commands out, so that a kernel's command is handed over
+   * once. That thread takes the place of the host's thread, by the rules of [`TyGpuRing`]. `close` ends
+   * the service. `TY_UNSUPPORTED` leaves the ring to the host.
    */
   int32_t (*serve_ring)(void *instance, const struct TyServeRing *ring, struct TyError *error);
 } TyTransportTable;
@@ -1757,7 +1764,7 @@ typedef struct TyHost {
 } TyHost;
 
 /**
- * What a kernel set uses of one transport. All zero for a level without one.
+ * The resources of one transport that a kernel set uses. All zero for a level without a transport.
  */
 typedef struct TyLinkNeeds {
   /**
@@ -1783,7 +1790,7 @@ typedef struct TyLinkNeeds {
 } TyLinkNeeds;
 
 /**
- * What a kernel set needs from the transports, within the limits it was given.
+ * The resources that a kernel set needs from the transports, within the given limits.
  */
 typedef struct TyKernelNeeds {
   /**
@@ -1799,11 +1806,11 @@ typedef struct TyKernelNeeds {
    */
   uint32_t flags;
   /**
-   * Of the transport inside the domain.
+   * Needs of the transport inside the domain.
    */
   struct TyLinkNeeds scale_up;
   /**
-   * Of the transport between domains.
+   * Needs of the transport between domains.
    */
   struct TyLinkNeeds scale_out;
   /**
@@ -1811,14 +1818,14 @@ typedef struct TyKernelNeeds {
    */
   uint64_t window_bytes[TY_MAX_WINDOWS];
   /**
-   * Which levels each window is for: bits `1 << TY_LEVEL_*`, or 0 for every level that has a
-   * transport. It is registered with those transports only, and only their memory needs count. A
-   * transport numbers the windows that it gets from 0 on, in their order here: commands and device
-   * device APIs name those numbers.
+   * The levels of each window: bits `1 << TY_LEVEL_*`, or 0 for every level that has a transport. A
+   * window is registered with the transports of those levels only, and only their memory needs
+   * count. A transport numbers the windows registered with it from 0 on, in their order here:
+   * commands and device APIs use those numbers.
    */
   uint32_t window_levels[TY_MAX_WINDOWS];
   /**
-   * Ordinal of the GPU that it works on, as its driver counts, or -1: the host.
+   * Ordinal of the GPU that the set works on, as its driver counts, or -1: the host.
    */
   int32_t device;
   /**
@@ -1828,7 +1835,7 @@ typedef struct TyKernelNeeds {
 } TyKernelNeeds;
 
 /**
- * What a kernel set is opened for. The host has validated it.
+ * The shape that a kernel set is opened for. The host has validated it.
  */
 typedef struct TyShape {
   /**
@@ -1844,10 +1851,10 @@ typedef struct TyShape {
    */
   uint32_t ranks;
   /**
-   * D. 1: one link reaches every rank, whichever level it is of. More: both links are given, and
-   * each row crosses the scale-out link once per domain. Ranks are domain-major: rank r is peer
-   * r mod R/D of its scale-up team and peer r / (R/D) of its scale-out team, the rail. Where one
-   * link reaches all, rank r is peer r. Absent ranks (`TY_RANK_ABSENT`) are not counted.
+   * D. If 1, one link of either level reaches every rank. If more, both links are given, and each
+   * row crosses the scale-out link once per domain. Ranks are domain-major: rank r is peer r mod R/D
+   * of its scale-up team and peer r / (R/D) of its scale-out team, the rail. Where one link reaches
+   * every rank, rank r is peer r. Absent ranks (`TY_RANK_ABSENT`) are not counted.
    */
   uint32_t domains;
   /**
@@ -1881,7 +1888,8 @@ typedef struct TyShape {
 } TyShape;
 
 /**
- * What the transports of both levels declared. A level without a transport has all zero.
+ * The capabilities that the transports of both levels declared. All fields of a level without a
+ * transport are zero.
  */
 typedef struct TyLimits {
   /**
@@ -1911,15 +1919,16 @@ typedef struct TyLink {
    */
   void *instance;
   /**
-   * What it declared.
+   * The capabilities that it declared.
    */
   struct TyCapabilities capabilities;
 } TyLink;
 
 /**
- * What a waiting kernel set tells the host, and how the host stops it (INV-6). Shared by both
- * sides while the communicator lives. Every field is accessed with atomic loads and stores of 8 bytes.
- * A waiter writes `phase` last when it starts to wait, and 0 when it ends.
+ * The current wait of a kernel set, for the host to read, and the word by which the host stops it
+ * (INV-6). Shared by both sides while the communicator lives. Every field is accessed with atomic
+ * loads and stores of 8 bytes. A waiter writes `phase` last when it starts to wait, and 0 when it
+ * ends.
  */
 typedef struct TyWaitBoard {
   /**
@@ -1927,7 +1936,7 @@ typedef struct TyWaitBoard {
    */
   uint64_t abort;
   /**
-   * One of `TY_PHASE_*`, or 0 while nobody waits.
+   * One of `TY_PHASE_*`, or 0 while no wait runs.
    */
   uint64_t phase;
   /**
@@ -1959,14 +1968,13 @@ typedef struct TyWaitBoard {
    */
   uint64_t level;
   /**
-   * The phase of a wait that ended without its signal, the last such one; else 0. A waiter writes it
-   * before `phase` becomes 0, and leaves the fields above as they were: so the host can still tell
-   * what the wait was for.
+   * The phase of the last wait that ended without its signal; else 0. A waiter writes it before
+   * `phase` becomes 0, and leaves the fields above unchanged: so the host can still report the wait.
    */
   uint64_t gave_up;
   /**
    * Null, or `ranks` totals, one per world rank: nanoseconds that waits on it took. A waiter adds
-   * what a wait took when it ends. Set by the host.
+   * the time of a wait at its end. Set by the host.
    */
   uint64_t *waited_ns;
   /**
@@ -1976,9 +1984,9 @@ typedef struct TyWaitBoard {
 } TyWaitBoard;
 
 /**
- * Arguments of `plan`: everything is fixed here. The board stays valid until `close`; links until
- * the last operation has returned, because transports are closed before; the list of windows for
- * the call only.
+ * Arguments of `plan`: every size and place is fixed here. The board stays valid until `close`; the
+ * links stay valid until the last operation has returned, because transports are closed before
+ * `close`; the list of windows is valid for the call only.
  */
 typedef struct TyPlan {
   /**
@@ -2002,26 +2010,26 @@ typedef struct TyPlan {
    */
   size_t window_count;
   /**
-   * Shared with the host's watchdog.
+   * The board shared with the host's watchdog.
    */
   struct TyWaitBoard *board;
   /**
-   * A wait that lasts longer than this ends by itself, whatever the host does.
+   * Most nanoseconds of a wait: a longer wait ends by itself, without the host.
    */
   uint64_t cap_ns;
   /**
    * Null where a lost rank ends the communicator. Else R bytes, one per rank, which stay valid like the
-   * board: `TY_RANK_LOST` once a rank is lost, and then for ever; `TY_RANK_ABSENT` from the start
-   * for a rank that is not there; else 0. The host writes them, with atomic stores of one byte.
-   * Neither's signals come any more: waits on it end, what it owes is left out, and no command
-   * names it. An absent rank is in no team: peers are numbered without it. A rank may be lost
-   * already when `plan` is called, and is then in its team.
+   * board: `TY_RANK_LOST` from the loss of a rank on; `TY_RANK_ABSENT` from the start for a rank that
+   * is absent; else 0. The host writes them, with atomic stores of one byte. A lost or absent rank
+   * raises no more signals: waits on it end, its missing rows are left out, and no command names it. An
+   * absent rank is in no team: peers are numbered without it. A rank may be lost already when `plan` is
+   * called; it is then still a member of its team.
    */
   const uint8_t *lost;
 } TyPlan;
 
 /**
- * What a dispatch leaves in the arena. Absent tensors have null data.
+ * The output of a dispatch, in the arena. Absent tensors have null data.
  */
 typedef struct TyReceived {
   /**
@@ -2029,8 +2037,8 @@ typedef struct TyReceived {
    */
   size_t size;
   /**
-   * The arena region that holds all of it; goes back with `release`. That may come before the end
-   * of the handle where rows are flat: then nothing of it may be read for a combine or a replay.
+   * The arena region that holds all of the output; `release` frees it. Where rows are flat, it may
+   * be freed before the end of the handle: a combine or a replay reads nothing of it.
    */
   uint64_t region;
   /**
@@ -2074,7 +2082,8 @@ typedef struct TyReceived {
    */
   struct TyTensor expert_starts;
   /**
-   * `[E/R, 1]` i32: behind the last row of each local expert, padding left out (expert-major); may be absent.
+   * `[E/R, 1]` i32: the row after the last one of each local expert, padding left out (expert-major); may
+   * be absent.
    */
   struct TyTensor expert_ends;
   /**
@@ -2082,7 +2091,7 @@ typedef struct TyReceived {
    */
   struct TyTensor source_counts;
   /**
-   * `[R, 1]` i32: tokens of a source rank and of all before it; may be absent.
+   * `[R, 1]` i32: tokens of a source rank and of all ranks before it; may be absent.
    */
   struct TyTensor source_ends;
   /**
@@ -2094,15 +2103,15 @@ typedef struct TyReceived {
    */
   struct TyTensor totals;
   /**
-   * `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost, else 0. Where
-   * places were given to such rows, they hold zeros, ids and slots -1, and source -1.
+   * `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost, else 0. Where such
+   * rows have places already, the places hold zeros, with ids, slots and source -1.
    */
   struct TyTensor lost;
 } TyReceived;
 
 /**
- * When things happened in an operation on this rank, for tools: nanoseconds of the device's clock,
- * which starts anywhere and is not that of another device.
+ * Times of the steps of an operation on this rank, for tools, in nanoseconds of the device's clock.
+ * The clock has an arbitrary start, and differs from the clock of another device.
  */
 typedef struct TyTrace {
   /**
@@ -2110,23 +2119,24 @@ typedef struct TyTrace {
    */
   size_t size;
   /**
-   * Its first kernel began.
+   * The operation's first kernel began.
    */
   uint64_t begun;
   /**
-   * This rank's routing was counted, and its records were sent; where nothing is counted, as `begun`.
+   * This rank's routing was counted, and its records were sent; where nothing is counted, equal to
+   * `begun`.
    */
   uint64_t counted;
   /**
-   * The records of all ranks were there.
+   * The records of all ranks had arrived.
    */
   uint64_t heard;
   /**
-   * Rows had left; of a combine: sums were made.
+   * Rows had left; in a combine: the sums were computed.
    */
   uint64_t moved;
   /**
-   * The rows of all ranks had arrived; of a combine: all had read this rank's.
+   * The rows of all ranks had arrived; in a combine: all ranks had read this rank's rows.
    */
   uint64_t arrived;
 } TyTrace;
@@ -2148,16 +2158,16 @@ typedef struct TyKernelsTable {
    */
   struct TyStr name;
   /**
-   * The component's own version, for people. Static.
+   * The component's own version, as text for display. Static.
    */
   struct TyStr version;
   /**
-   * One line for people. Static.
+   * One line of text for display. Static.
    */
   struct TyStr about;
   /**
    * Required. Whether the component can run here, without side effects; `memory_kinds` becomes the
-   * kinds of memory it works on (bits `TY_MEMORY_*`).
+   * kinds of memory that it works on (bits `TY_MEMORY_*`).
    */
   int32_t (*probe)(const struct TyHost *host,
                    const struct TyConfig *config,
@@ -2176,14 +2186,14 @@ typedef struct TyKernelsTable {
    */
   void (*close)(void *instance);
   /**
-   * Required. What it will use, within `limits`.
+   * Required. States the resources that the set will use, within `limits`.
    */
   int32_t (*needs)(void *instance,
                    const struct TyLimits *limits,
                    struct TyKernelNeeds *needs,
                    struct TyError *error);
   /**
-   * Required. Allocates the memory of one window (`id` and `bytes` are given).
+   * Required. Allocates the memory of one window. The host sets `id` and `bytes`.
    */
   int32_t (*allocate)(void *instance,
                       const struct TyMemoryNeeds *needs,
@@ -2205,9 +2215,9 @@ typedef struct TyKernelsTable {
                            struct TyReceived *received,
                            struct TyError *error);
   /**
-   * Required. Gives an arena region for expert outputs of a handle, so that combine need not
-   * copy them: `[rows, H]` of `dtype`. Where the handle's dispatch was in the order of a stream, so
-   * is the region: written there only.
+   * Required. Gives an arena region for expert outputs of a handle, so that combine need not copy
+   * them: `[rows, H]` of `dtype`. Where the handle's dispatch was in the order of a stream, the
+   * region is too: only work on that stream may write it.
    */
   int32_t (*combine_input)(void *instance,
                            uint32_t handle,
@@ -2224,46 +2234,50 @@ typedef struct TyKernelsTable {
    */
   int32_t (*combine_recv)(void *instance, uint64_t operation, struct TyError *error);
   /**
-   * Required. Waits until everything it posted is done (INV-4), so that the transports may be
-   * closed once all ranks have said so; also what was received in the order of a stream and has
-   * not ended, whose errors it tells. No operation is open.
+   * Required. Waits until all commands that the set posted are done (INV-4), so that the transports
+   * may be closed once all ranks have returned from it. Waits also for operations that were received
+   * in the order of a stream and have not ended, and reports their errors. No operation is open.
    */
   int32_t (*flush)(void *instance, struct TyError *error);
   /**
-   * Required. Takes back an arena region. One that was given out in the order of a stream is free
-   * once the stream has passed what is queued there now.
+   * Required. Frees an arena region. A region that was given out in the order of a stream becomes
+   * free once the stream has passed the work that is queued on it now.
    */
   void (*release)(void *instance, uint64_t region);
   /**
-   * What tools need of its device; null where it works on host memory.
+   * Calls for tools on the set's device; null where the set works on host memory.
    */
   const struct TyDeviceTable *device;
   /**
-   * Optional, after `plan`, once for each level that has a transport. Where kernels post through the
-   * host on the level that `ring` names: its ring, valid until `close`. Else `commands` stays null. The host stops looking at it before transports are closed.
+   * Optional, after `plan`, once for each level that has a transport. Fills in the ring of the level that
+   * `ring` names, where kernels post through the host on that level; the ring is valid until `close`. Else
+   * `commands` stays null. The host stops reading the ring before transports are closed.
    */
   int32_t (*gpu_ring)(void *instance, struct TyGpuRing *ring, struct TyError *error);
   /**
-   * Optional, after `plan`. What it counts for reports; without it they say that it is unknown.
+   * Optional, after `plan`. Gives the counters for reports. Without this slot, reports show them as
+   * unknown.
    */
   int32_t (*counters)(void *instance, struct TyCounters *counters, struct TyError *error);
   /**
-   * Optional, for tools. When things happened in one of the last `in_flight` operations, which has
-   * ended: call `flush` before.
+   * Optional, for tools. Gives the times of one of the last `in_flight` operations, which has ended:
+   * call `flush` before.
    */
   int32_t (*trace)(void *instance, uint64_t operation, struct TyTrace *trace, struct TyError *error);
   /**
-   * Optional. Between the halves of a dispatch: where its output will lie, as `dispatch_recv` will describe it, if
-   * that is fixed; else `x` stays absent. Until then nothing in it may be read, and its `tokens` may be 0. The
-   * host claims the region from then on, and releases it whether the dispatch succeeds or not.
+   * Optional. Called between the halves of a dispatch. Gives the place of its output, as `dispatch_recv`
+   * will describe it, if the place is fixed already; else `x` stays absent. Until `dispatch_recv` nothing
+   * in the output may be read, and `tokens` may be 0. The host claims the region from this call on, and
+   * releases it whether the dispatch succeeds or not.
    */
   int32_t (*dispatch_output)(void *instance,
                              uint64_t operation,
                              struct TyReceived *received,
                              struct TyError *error);
   /**
-   * Optional, of a set with `TY_NEEDS_STREAMS`. What was released before, and is from now on, is free once this
-   * stream, too, has passed what is queued there now. Not while the stream is captured.
+   * Optional, of a set with `TY_NEEDS_STREAMS`. Every region, released before this call or after it,
+   * becomes free only once this stream, too, has passed the work that is queued on it now. Never called
+   * while the stream is captured.
    */
   int32_t (*release_after)(void *instance, void *stream, struct TyError *error);
 } TyKernelsTable;
@@ -2273,7 +2287,7 @@ typedef struct TyKernelsTable {
  */
 typedef struct TyKernelsExport {
   /**
-   * Judged first.
+   * Checked first.
    */
   struct TyExportHeader header;
   /**
@@ -2287,7 +2301,7 @@ typedef struct TyKernelsExport {
 } TyKernelsExport;
 
 /**
- * Where one rank is.
+ * The place of one rank.
  */
 typedef struct TyPlace {
   /**
@@ -2300,7 +2314,7 @@ typedef struct TyPlace {
    */
   uint8_t host[TY_HOST_BYTES];
   /**
-   * Device ordinal this rank drives, or -1 if it drives none.
+   * Ordinal of the device that this rank drives, or -1 if it drives none.
    */
   int32_t device;
   /**
@@ -2308,7 +2322,7 @@ typedef struct TyPlace {
    */
   int32_t numa_node;
   /**
-   * Logical processors this process may run on; 0 if unknown.
+   * Number of logical processors that this process may run on; 0 if unknown.
    */
   uint32_t processors;
   /**
@@ -2324,14 +2338,15 @@ typedef struct TyPlace {
    */
   uint32_t reserved;
   /**
-   * NICs that are nearest to the rank and equally near, in order. Ranks of a machine that name
-   * the same ones share them out. UTF-8, ended by a zero byte or the array's end.
+   * NICs that are nearest to the rank and equally near, in order. Ranks of a machine that name the
+   * same NICs divide them. UTF-8, ended by a zero byte or the array's end.
    */
   uint8_t nics[TY_PLACE_NICS][TY_NIC_BYTES];
   /**
-   * What NIC is missing near the rank, or cannot be used, in words for people, where ranks of this machine
-   * have one and this rank has none of its own; else empty (since minor version 2). Where a transport goes by the
-   * NICs (`TY_CAP_PLACED_NICS`) the communicator does not open. UTF-8, ended by a zero byte or the array's end.
+   * Text about the NIC that is missing near the rank, or cannot be used, where other ranks of this machine
+   * have a NIC and this rank has none; else empty (since minor version 2). With a text, the communicator
+   * does not open on a transport that uses placed NICs (`TY_CAP_PLACED_NICS`). UTF-8, ended by a zero byte
+   * or the array's end.
    */
   uint8_t missing_nic[TY_MISSING_NIC_BYTES];
 } TyPlace;
@@ -2349,11 +2364,11 @@ typedef struct TyTopologyTable {
    */
   struct TyStr name;
   /**
-   * The component's own version, for people. Static.
+   * The component's own version, as text for display. Static.
    */
   struct TyStr version;
   /**
-   * One line for people. Static.
+   * One line of text for display. Static.
    */
   struct TyStr about;
   /**
@@ -2370,7 +2385,7 @@ typedef struct TyTopologyTable {
  */
 typedef struct TyTopologyExport {
   /**
-   * Judged first.
+   * Checked first.
    */
   struct TyExportHeader header;
   /**
@@ -2388,7 +2403,7 @@ typedef struct TyTopologyExport {
  */
 typedef struct TyTransportExport {
   /**
-   * Judged first.
+   * Checked first.
    */
   struct TyExportHeader header;
   /**
@@ -2415,10 +2430,10 @@ extern "C" {
 #endif
 
 /*
- * What a plugin exports: it defines one or more of these constants. Their header is
+ * The exports of a plugin: it defines one or more of these constants. Their header is
  *   { TY_MAGIC, TY_TRANSPORT_MAJOR, TY_TRANSPORT_MINOR, TY_TRANSPORT_LAYOUT,
  *     sizeof(TyTransportExport) }
- * and likewise with TOPOLOGY and KERNELS. The tables that `parts` points to, and their strings,
+ * and likewise with TOPOLOGY and KERNELS. The tables that `components` points to, and their strings,
  * are constants of the library too.
  */
 

@@ -1,17 +1,17 @@
-//! What all kinds of components share: status codes, strings, errors, the export header.
+//! Shared by all kinds of components: status codes, strings, errors, the export header.
 
 /// First eight bytes of every export: `TOKNYARD` read as a little-endian integer.
 pub const TY_MAGIC: u64 = 0x4452_4159_4e4b_4f54;
 
-/// The call did what it was asked.
+/// The call succeeded.
 pub const TY_OK: i32 = 0;
 /// The component cannot run here: a library, device, right or capability is missing.
 pub const TY_UNAVAILABLE: i32 = -1;
-/// The component does not support what was asked.
+/// The component does not support the request.
 pub const TY_UNSUPPORTED: i32 = -2;
 /// The component's own config table is wrong.
 pub const TY_CONFIG: i32 = -3;
-/// The operating system refused a call; `TyError.os_errno` says why.
+/// The operating system refused a call; `TyError.os_errno` has the reason.
 pub const TY_SYSTEM: i32 = -4;
 /// A peer could not be reached or is gone.
 pub const TY_PEER_LOST: i32 = -5;
@@ -19,7 +19,7 @@ pub const TY_PEER_LOST: i32 = -5;
 pub const TY_TRANSPORT: i32 = -6;
 /// The call did not end within its deadline.
 pub const TY_DEADLINE: i32 = -7;
-/// The host raised the abort word of the wait board; the call gave up waiting.
+/// The host raised the abort word of the wait board; the call stopped waiting.
 pub const TY_ABORTED: i32 = -8;
 /// A peer sent bytes that fail a check.
 pub const TY_PROTOCOL: i32 = -9;
@@ -31,10 +31,10 @@ pub const TY_REFUSED: i32 = -11;
 pub const TY_INTERNAL: i32 = -12;
 /// The component panicked; the instance must not be used again.
 pub const TY_PANIC: i32 = -13;
-/// Ranks disagree on what must be equal, for example on which operation comes next.
+/// Ranks disagree on a value that must be equal, for example on the next operation.
 pub const TY_MISMATCH: i32 = -14;
 
-/// A string that is borrowed for the duration of a call: UTF-8, not terminated.
+/// A string, borrowed for the duration of a call: UTF-8, not terminated.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyStr {
@@ -49,8 +49,8 @@ pub const TY_ERROR_OPERATION: usize = 32;
 /// Bytes that fit a message in a [`TyError`].
 pub const TY_ERROR_MESSAGE: usize = 464;
 
-/// Where a component writes what went wrong. The caller owns it and sets `size`; the component fills the
-/// rest when it returns a negative status. Text is UTF-8, ended by a zero byte or the array's end.
+/// The details of a failure. The caller owns the structure and sets `size`; the component fills the rest
+/// when it returns a negative status. Text is UTF-8, ended by a zero byte or the array's end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyError {
@@ -58,32 +58,32 @@ pub struct TyError {
     pub size: usize,
     /// `errno` of a failed system call, or 0.
     pub os_errno: i32,
-    /// The world rank the error is about, or -1.
+    /// The world rank that the error is about, or -1.
     pub rank: i32,
-    /// Which operation failed, for example `connect`.
+    /// The operation that failed, for example `connect`.
     pub operation: [u8; TY_ERROR_OPERATION],
-    /// What was found, what was expected, what to do.
+    /// The value found, the value expected, and the fix.
     pub message: [u8; TY_ERROR_MESSAGE],
 }
 
-/// Log levels of `TyHost::log`.
+/// Log level of `TyHost::log`: an error.
 pub const TY_LOG_ERROR: u32 = 1;
-/// Something is wrong but the component goes on.
+/// Something is wrong, but the component continues.
 pub const TY_LOG_WARN: u32 = 2;
-/// What an operator wants to see once.
+/// News for an operator, once.
 pub const TY_LOG_INFO: u32 = 3;
-/// What a developer of the component wants to see.
+/// Details for a developer of the component.
 pub const TY_LOG_DEBUG: u32 = 4;
 
-/// The first field of every export: what the host judges before anything of the plugin runs.
+/// The first field of every export. The host checks it before any code of the plugin runs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyExportHeader {
     /// [`TY_MAGIC`].
     pub magic: u64,
-    /// A break of compatibility. Must be equal on both sides.
+    /// Major version: a new one breaks compatibility. Must be equal on both sides.
     pub major: u32,
-    /// Additions. Any value is accepted.
+    /// Minor version: a new one adds fields. Any value is accepted.
     pub minor: u32,
     /// The layout hash of this kind (`TY_TRANSPORT_LAYOUT`, ...). Must be equal until 1.0.
     pub layout: u64,
@@ -91,26 +91,26 @@ pub struct TyExportHeader {
     pub size: usize,
 }
 
-/// Kinds of memory, as bits: ordinary host memory.
+/// Kind of memory, a bit: ordinary host memory.
 pub const TY_MEMORY_HOST: u32 = 1;
 /// CUDA device memory.
 pub const TY_MEMORY_CUDA: u32 = 2;
 /// HIP device memory.
 pub const TY_MEMORY_HIP: u32 = 4;
 
-/// Kinds of handles, as bits: what the descriptor of a window is. Host memory as a memfd, which other
+/// Kind of handle, a bit: the type of a window's descriptor. Here a memfd of host memory, which other
 /// processes map.
 pub const TY_HANDLE_MEMFD: u32 = 1;
 /// Device memory that its driver has exported to a POSIX descriptor, for the same driver in another process.
 pub const TY_HANDLE_POSIX: u32 = 2;
-/// Device memory that its driver has exported for other hosts of the same fabric. Kept for NVLink across
-/// hosts: it has no descriptor, and nothing uses it yet.
+/// Device memory that its driver has exported for other hosts of the same fabric. Reserved for NVLink
+/// across hosts: it has no descriptor, and nothing uses it yet.
 pub const TY_HANDLE_FABRIC: u32 = 4;
 /// Device memory as a dmabuf, for NICs.
 pub const TY_HANDLE_DMABUF: u32 = 8;
 
-/// What a transport demands of window memory. Needs of two levels are merged by the host: kinds
-/// are intersected, handles united, the larger alignment wins.
+/// A transport's requirements on window memory. The host merges those of both levels: it intersects
+/// kinds, unites handles and takes the larger alignment.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyMemoryNeeds {
@@ -118,7 +118,7 @@ pub struct TyMemoryNeeds {
     pub size: usize,
     /// Acceptable kinds: bits `TY_MEMORY_*`.
     pub kinds: u32,
-    /// Handles that a window must have, of those that its kind of memory can have: bits `TY_HANDLE_*`.
+    /// Handles that a window must have, where its kind of memory can have them: bits `TY_HANDLE_*`.
     pub handles: u32,
     /// Required alignment of address and length in bytes; a power of two.
     pub alignment: u64,
@@ -142,9 +142,9 @@ pub struct TyWindow {
     pub fd: i32,
     /// Device ordinal, or -1 for host memory.
     pub device: i32,
-    /// Where the window starts behind `fd`.
+    /// Offset of the window in the file of `fd`, in bytes.
     pub fd_offset: u64,
-    /// What `fd` is: one of `TY_HANDLE_*`, or 0 where there is none.
+    /// The type of `fd`: one of `TY_HANDLE_*`, or 0 where there is none.
     pub handle: u32,
     /// Zero.
     pub reserved: u32,

@@ -1,23 +1,24 @@
-//! What a kernel set counts for reports, and tells tools.
+//! Counters of a kernel set for reports, and times for tools.
 
-/// What passed between this rank and another one over one level, since `plan`. Every field only grows,
-/// and is read by the host at any time: one thread stores it, atomically.
+/// Traffic between this rank and another one over one level, since `plan`. Every field only grows. One
+/// thread stores a field, atomically; the host reads it at any time.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TyPeerCounters {
     /// Commands to the peer that the transport has accepted.
     pub posted: u64,
-    /// Those of them that have ended (INV-4), also with an error.
+    /// Accepted commands that have ended (INV-4), also with an error.
     pub done: u64,
-    /// How far this rank has raised the peer's signals, all in all: the sum of `add`.
+    /// The sum of `add` over all signals of the peer that this rank has raised.
     pub raised: u64,
-    /// How far it has waited, or waits, for the peer to raise its own.
+    /// The total that this rank has waited for, or waits for, over its own signals that the peer
+    /// raises.
     pub expected: u64,
-    /// How far it has seen those rise: up to the end of its last wait on the peer that succeeded.
+    /// The total seen on those signals, at the end of the last wait on the peer that succeeded.
     pub received: u64,
 }
 
-/// How far this rank has raised one signal of a peer. As in [`TyPeerCounters`].
+/// The total by which this rank has raised one signal of a peer. Stored and read as [`TyPeerCounters`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TyRaised {
@@ -27,7 +28,7 @@ pub struct TyRaised {
     pub total: u64,
 }
 
-/// What a kernel set counts for reports, in memory of its own that stays valid until `close`.
+/// The counters of a kernel set for reports, in memory of its own that stays valid until `close`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyCounters {
@@ -45,21 +46,22 @@ pub struct TyCounters {
     pub raised: *const TyRaised,
 }
 
-/// When things happened in an operation on this rank, for tools: nanoseconds of the device's clock,
-/// which starts anywhere and is not that of another device.
+/// Times of the steps of an operation on this rank, for tools, in nanoseconds of the device's clock.
+/// The clock has an arbitrary start, and differs from the clock of another device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TyTrace {
     /// `sizeof(TyTrace)`.
     pub size: usize,
-    /// Its first kernel began.
+    /// The operation's first kernel began.
     pub begun: u64,
-    /// This rank's routing was counted, and its records were sent; where nothing is counted, as `begun`.
+    /// This rank's routing was counted, and its records were sent; where nothing is counted, equal to
+    /// `begun`.
     pub counted: u64,
-    /// The records of all ranks were there.
+    /// The records of all ranks had arrived.
     pub heard: u64,
-    /// Rows had left; of a combine: sums were made.
+    /// Rows had left; in a combine: the sums were computed.
     pub moved: u64,
-    /// The rows of all ranks had arrived; of a combine: all had read this rank's.
+    /// The rows of all ranks had arrived; in a combine: all ranks had read this rank's rows.
     pub arrived: u64,
 }

@@ -1,17 +1,18 @@
-//! The device table of a kernel set: what only tools need, which have no memory, streams or graphs of their own.
+//! The device table of a kernel set: calls for tools that have no device memory, streams or graphs of their
+//! own.
 
 use core::ffi::c_void;
 
 use crate::common::TyError;
 
-/// What tools need of the device that a kernel set works on. Every slot is required. `instance` is the kernel
-/// set's; the thread rules are the same.
+/// Calls for tools on the device that a kernel set works on. Every slot is required. `instance` is that of
+/// the kernel set; the thread rules are the same.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyDeviceTable {
     /// `sizeof(TyDeviceTable)` of the plugin.
     pub size: usize,
-    /// Gives memory of the kind it works on, for tensors of tools that have none of their own.
+    /// Allocates memory of the kind that the set works on, for tensors of tools.
     pub tensor_alloc: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -20,11 +21,11 @@ pub struct TyDeviceTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Takes such memory back. An operation that was sent and never received may still use it: the
-    /// set waits for its kernels first, as it does in `copy`.
+    /// Frees memory of `tensor_alloc`. An operation that was sent and never received may still use it:
+    /// the set waits for its kernels first, as it does in `copy`.
     pub tensor_free: Option<unsafe extern "C" fn(instance: *mut c_void, pointer: *mut u8)>,
-    /// Copies between host memory and memory of the kind it works on, and waits for it. Runs behind
-    /// everything in streams of `stream_create`.
+    /// Copies between host memory and memory of the kind that the set works on, and waits for the end
+    /// of the copy. Runs after all work queued on streams of `stream_create`.
     pub copy: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -34,7 +35,7 @@ pub struct TyDeviceTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Makes a stream for tools that have none of their own. It waits for no other stream.
+    /// Creates a stream for tools. The stream waits for no other stream.
     pub stream_create: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -42,10 +43,10 @@ pub struct TyDeviceTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Takes such a stream back, after everything in it.
+    /// Destroys a stream of `stream_create`, after all work queued on it.
     pub stream_destroy: Option<unsafe extern "C" fn(instance: *mut c_void, stream: *mut c_void)>,
-    /// Queues a copy between two places of the device's memory on a stream of the caller, which lives
-    /// until it has passed the copy.
+    /// Queues a copy between two places of the device's memory on a stream of the caller. The stream
+    /// lives until it has passed the copy.
     pub copy_on: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -56,8 +57,8 @@ pub struct TyDeviceTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// What is queued on such a stream from now on is recorded into a graph, and does not run. Only where
-    /// the set says `TY_NEEDS_NO_SYNC`, as the next three.
+    /// Starts a capture: work queued on the stream from now on is recorded into a graph, and does not
+    /// run. This slot and the next three are called only where the set declares `TY_NEEDS_NO_SYNC`.
     pub graph_begin: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -65,7 +66,7 @@ pub struct TyDeviceTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Ends the recording and gives the graph.
+    /// Ends the capture and returns the graph.
     pub graph_end: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -74,7 +75,7 @@ pub struct TyDeviceTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Queues a graph on such a stream.
+    /// Launches a graph on a stream of `stream_create`.
     pub graph_launch: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -83,6 +84,6 @@ pub struct TyDeviceTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Takes a graph back, after every launch of it.
+    /// Destroys a graph, after every launch of it.
     pub graph_destroy: Option<unsafe extern "C" fn(instance: *mut c_void, graph: *mut c_void)>,
 }

@@ -28,12 +28,12 @@ pub struct TyKernelsTable {
     pub size: usize,
     /// The component's name as a config writes it. Static.
     pub name: TyStr,
-    /// The component's own version, for people. Static.
+    /// The component's own version, as text for display. Static.
     pub version: TyStr,
-    /// One line for people. Static.
+    /// One line of text for display. Static.
     pub about: TyStr,
     /// Required. Whether the component can run here, without side effects; `memory_kinds` becomes the
-    /// kinds of memory it works on (bits `TY_MEMORY_*`).
+    /// kinds of memory that it works on (bits `TY_MEMORY_*`).
     pub probe: Option<
         unsafe extern "C" fn(
             host: *const TyHost,
@@ -54,7 +54,7 @@ pub struct TyKernelsTable {
     >,
     /// Required. Ends the instance and frees its windows, after the transports were closed.
     pub close: Option<unsafe extern "C" fn(instance: *mut c_void)>,
-    /// Required. What it will use, within `limits`.
+    /// Required. States the resources that the set will use, within `limits`.
     pub needs: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -63,7 +63,7 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Required. Allocates the memory of one window (`id` and `bytes` are given).
+    /// Required. Allocates the memory of one window. The host sets `id` and `bytes`.
     pub allocate: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -97,9 +97,9 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Required. Gives an arena region for expert outputs of a handle, so that combine need not
-    /// copy them: `[rows, H]` of `dtype`. Where the handle's dispatch was in the order of a stream, so
-    /// is the region: written there only.
+    /// Required. Gives an arena region for expert outputs of a handle, so that combine need not copy
+    /// them: `[rows, H]` of `dtype`. Where the handle's dispatch was in the order of a stream, the
+    /// region is too: only work on that stream may write it.
     pub combine_input: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -122,17 +122,18 @@ pub struct TyKernelsTable {
     pub combine_recv: Option<
         unsafe extern "C" fn(instance: *mut c_void, operation: u64, error: *mut TyError) -> i32,
     >,
-    /// Required. Waits until everything it posted is done (INV-4), so that the transports may be
-    /// closed once all ranks have said so; also what was received in the order of a stream and has
-    /// not ended, whose errors it tells. No operation is open.
+    /// Required. Waits until all commands that the set posted are done (INV-4), so that the transports
+    /// may be closed once all ranks have returned from it. Waits also for operations that were received
+    /// in the order of a stream and have not ended, and reports their errors. No operation is open.
     pub flush: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
-    /// Required. Takes back an arena region. One that was given out in the order of a stream is free
-    /// once the stream has passed what is queued there now.
+    /// Required. Frees an arena region. A region that was given out in the order of a stream becomes
+    /// free once the stream has passed the work that is queued on it now.
     pub release: Option<unsafe extern "C" fn(instance: *mut c_void, region: u64)>,
-    /// What tools need of its device; null where it works on host memory.
+    /// Calls for tools on the set's device; null where the set works on host memory.
     pub device: *const TyDeviceTable,
-    /// Optional, after `plan`, once for each level that has a transport. Where kernels post through the
-    /// host on the level that `ring` names: its ring, valid until `close`. Else `commands` stays null. The host stops looking at it before transports are closed.
+    /// Optional, after `plan`, once for each level that has a transport. Fills in the ring of the level that
+    /// `ring` names, where kernels post through the host on that level; the ring is valid until `close`. Else
+    /// `commands` stays null. The host stops reading the ring before transports are closed.
     pub gpu_ring: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -140,7 +141,8 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Optional, after `plan`. What it counts for reports; without it they say that it is unknown.
+    /// Optional, after `plan`. Gives the counters for reports. Without this slot, reports show them as
+    /// unknown.
     pub counters: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -148,8 +150,8 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Optional, for tools. When things happened in one of the last `in_flight` operations, which has
-    /// ended: call `flush` before.
+    /// Optional, for tools. Gives the times of one of the last `in_flight` operations, which has ended:
+    /// call `flush` before.
     pub trace: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -158,9 +160,10 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Optional. Between the halves of a dispatch: where its output will lie, as `dispatch_recv` will describe it, if
-    /// that is fixed; else `x` stays absent. Until then nothing in it may be read, and its `tokens` may be 0. The
-    /// host claims the region from then on, and releases it whether the dispatch succeeds or not.
+    /// Optional. Called between the halves of a dispatch. Gives the place of its output, as `dispatch_recv`
+    /// will describe it, if the place is fixed already; else `x` stays absent. Until `dispatch_recv` nothing
+    /// in the output may be read, and `tokens` may be 0. The host claims the region from this call on, and
+    /// releases it whether the dispatch succeeds or not.
     pub dispatch_output: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -169,8 +172,9 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Optional, of a set with `TY_NEEDS_STREAMS`. What was released before, and is from now on, is free once this
-    /// stream, too, has passed what is queued there now. Not while the stream is captured.
+    /// Optional, of a set with `TY_NEEDS_STREAMS`. Every region, released before this call or after it,
+    /// becomes free only once this stream, too, has passed the work that is queued on it now. Never called
+    /// while the stream is captured.
     pub release_after: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -184,7 +188,7 @@ pub struct TyKernelsTable {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyKernelsExport {
-    /// Judged first.
+    /// Checked first.
     pub header: TyExportHeader,
     /// `count` tables.
     pub components: *const *const TyKernelsTable,

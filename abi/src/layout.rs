@@ -1,13 +1,13 @@
-//! Layout pins. Until 1.0 a host and a plugin must have been compiled against the same structures;
-//! the hash of sizes and offsets says whether they were. The literals are checked by the compiler,
-//! so a change of a structure fails the build until the pin is renewed on purpose.
+//! Layout pins. Until 1.0 a host and a plugin must have been compiled against the same structures; the
+//! hash of sizes and offsets shows whether they were. The compiler checks the literals, so a change of
+//! a structure fails the build until the pin is renewed on purpose.
 
 use core::mem::{offset_of, size_of};
 
 use crate::*;
 
 const fn mix(hash: u64, value: usize) -> u64 {
-    // FNV-1a over the value's eight bytes: small, const, and good enough to tell layouts apart.
+    // FNV-1a over the value's eight bytes: small, const, and good enough to distinguish layouts.
     let bytes = (value as u64).to_le_bytes();
     let mut hash = hash;
     let mut i = 0;

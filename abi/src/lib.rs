@@ -1,7 +1,7 @@
 //! The plugin ABI of tokenyard: plain C structures, `no_std`, no dependencies.
 //!
 //! A plugin is a shared library that exports one **data** symbol per kind of component it provides, so
-//! that nothing of it runs before it was judged:
+//! that no code of it runs before the host has checked it:
 //!
 //! | symbol | type | stability |
 //! |---|---|---|
@@ -9,21 +9,21 @@
 //! | `tokenyard_topology_v1` | [`TyTopologyExport`] | the same |
 //! | `tokenyard_kernels_v0` | [`TyKernelsExport`] | exact layout, unstable until 1.0 |
 //!
-//! The host judges in this order and stops at the first failure: magic, major version, layout,
-//! sizes, required slots, then `probe`, then `open`.
+//! The host checks in this order and stops at the first failure: magic, major version, layout, sizes,
+//! required slots, then `probe`, then `open`.
 //!
 //! Rules that hold for every slot:
 //! - every structure starts with its size in bytes; fields are only ever appended;
 //! - enumerations cross as fixed-width integers; an unknown value is an error, never a guess;
-//! - no allocation crosses: who makes a thing destroys it; strings are (pointer, length), UTF-8,
-//!   not terminated, valid for the call only;
+//! - no allocation crosses: the side that makes a thing destroys it; strings are (pointer, length),
+//!   UTF-8, not terminated, valid for the call only;
 //! - a slot returns a status (`TY_OK` is 0); details go to the caller's [`TyError`];
 //! - a plugin must not unwind or `longjmp` across a slot; libraries are never unloaded;
-//! - each slot says which threads may call it.
+//! - each slot states the threads that may call it.
 
 #![no_std]
 
-// The header has them in this order, which the empty lines keep.
+// The header has the modules in this order; the empty lines stop rustfmt from sorting them.
 mod common;
 mod host;
 mod kernels;

@@ -1,11 +1,11 @@
-//! Dispatch and combine: their arguments, and what they leave.
+//! Dispatch and combine: their arguments and their results.
 
 use core::ffi::c_void;
 
 use crate::common::TyStr;
 
-/// A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: one
-/// without elements has some address.
+/// A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: a tensor
+/// without elements has an address too.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyTensor {
@@ -32,9 +32,9 @@ pub const TY_LAYOUT_PACKED: u32 = 3;
 pub const TY_CAST_NONE: u32 = 0;
 /// Rows are cast to FP8 e4m3 with one f32 scale per 128 channels.
 pub const TY_CAST_FP8: u32 = 1;
-/// The same with scales rounded up to powers of two.
+/// As `TY_CAST_FP8`, with scales rounded up to powers of two.
 pub const TY_CAST_FP8_ROUND: u32 = 2;
-/// The same, the scales' exponent bytes packed by four (UE8M0).
+/// As `TY_CAST_FP8_ROUND`, with the scales' exponent bytes packed by four (UE8M0).
 pub const TY_CAST_FP8_UE8M0: u32 = 3;
 
 /// Reuse the routing of the handle: no counting.
@@ -43,26 +43,27 @@ pub const TY_DISPATCH_REPLAY: u32 = 1;
 pub const TY_DISPATCH_WORST_CASE: u32 = 2;
 /// Zero the padding rows of the expert-major layout.
 pub const TY_DISPATCH_ZERO_PADDING: u32 = 4;
-/// In the order of `stream`: tensors are read behind what was queued there before `dispatch_send`,
-/// and what is queued there after `dispatch_recv` runs behind the operation. Neither waits for rows.
-/// Ranks need not agree on it.
+/// In the order of `stream`: tensors are read after the work that was queued there before
+/// `dispatch_send`, and work queued there after `dispatch_recv` runs after the operation. Neither call
+/// waits for rows. Ranks need not agree on the flag.
 pub const TY_DISPATCH_ON_STREAM: u32 = 8;
 
-/// With `TY_DISPATCH_ON_STREAM`: the host waits for nothing, `dispatch_send` not even for what the ranks
-/// agree on. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. What goes wrong on the device closes the
-/// communicator: a later call, or `flush`, tells it. Ranks need not agree on it; a refusal ends those that do too.
+/// With `TY_DISPATCH_ON_STREAM`: the host waits for nothing; `dispatch_send` does not even wait for the
+/// agreement of the ranks. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. A failure on the device closes
+/// the communicator: a later call, or `flush`, reports it. Ranks need not agree on the flag; a refusal, too,
+/// closes the communicator on the ranks that set it.
 ///
-/// The stream may capture a graph: then nothing runs, and what this rank refuses is told to it alone.
-/// Both halves come within one capture, and the graph may be launched any number of times while no
-/// operation is open, in the same order with other operations on all ranks. What the call gave, its
-/// handle and its tensors stay until the graph is launched no more.
+/// The stream may capture a graph: then nothing runs, and a refusal of this rank is reported to this
+/// rank alone. Both halves belong to one capture. The graph may be launched any number of times while
+/// no operation is open, in the same order with other operations on all ranks. The output of the call,
+/// its handle and its tensors stay valid until the last launch of the graph.
 pub const TY_DISPATCH_NO_SYNC: u32 = 16;
 
 /// `dispatch_recv` follows at once: the caller queues and computes nothing between the two.
 pub const TY_DISPATCH_AT_ONCE: u32 = 32;
 
 /// One dispatch. Tensors are valid until `dispatch_recv` returns; with `TY_DISPATCH_ON_STREAM` until
-/// the stream has passed what `dispatch_recv` left there.
+/// the stream has passed the work that `dispatch_recv` queued there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyDispatch {
@@ -80,19 +81,19 @@ pub struct TyDispatch {
     pub alignment: u32,
     /// One of `TY_CAST_*`.
     pub cast: u32,
-    /// M of this call: no rank brings more tokens. It bounds worst-case sizes and packed blocks, and `source` counts
-    /// by it. At most that of the shape, and that of the shape unless the set says `TY_NEEDS_CALL_TOKENS`; equal on
-    /// all ranks. Zero in a replay, which has that of its dispatch.
+    /// M of this call: no rank has more tokens. It bounds worst-case sizes and packed blocks, and it is the
+    /// factor in `source`. At most M of the shape; equal to it unless the set declares
+    /// `TY_NEEDS_CALL_TOKENS`; equal on all ranks. Zero in a replay, which takes M of its dispatch.
     pub max_tokens: u32,
-    /// `[T, H]`, rows contiguous. Of a replay `[T, any]`: experts' rows of another kind may take the same way.
+    /// `[T, H]`, rows contiguous. In a replay `[T, any]`: rows of another width may take the same routes.
     pub x: TyTensor,
-    /// `[T, S]` of 4-byte elements, any strides; absent unless the rows were quantised before.
+    /// `[T, S]` of 4-byte elements, any strides; absent unless the caller has quantised the rows.
     pub scales: TyTensor,
     /// `[T, K]` i64, contiguous; absent in a replay.
     pub topk_idx: TyTensor,
     /// `[T, K]` f32, contiguous; may be absent.
     pub topk_weights: TyTensor,
-    /// Not empty: this rank refuses its input. Nothing moves; the text is told to all ranks.
+    /// Not empty: this rank refuses its input. Nothing moves; all ranks receive the text.
     pub refusal: TyStr,
     /// With `TY_DISPATCH_ON_STREAM`: a stream of the device. Null there is CUDA's legacy default
     /// stream. It lives until the region of the output was released and `flush` or `close` called.
@@ -102,14 +103,14 @@ pub struct TyDispatch {
     pub tokens: *const u32,
 }
 
-/// What a dispatch leaves in the arena. Absent tensors have null data.
+/// The output of a dispatch, in the arena. Absent tensors have null data.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyReceived {
     /// `sizeof(TyReceived)`.
     pub size: usize,
-    /// The arena region that holds all of it; goes back with `release`. That may come before the end
-    /// of the handle where rows are flat: then nothing of it may be read for a combine or a replay.
+    /// The arena region that holds all of the output; `release` frees it. Where rows are flat, it may
+    /// be freed before the end of the handle: a combine or a replay reads nothing of it.
     pub region: u64,
     /// Tokens received, N; the worst case where the host learns no count.
     pub tokens: u64,
@@ -131,18 +132,19 @@ pub struct TyReceived {
     pub expert_counts: TyTensor,
     /// `[E/R, 1]` i32: first row per local expert (expert-major).
     pub expert_starts: TyTensor,
-    /// `[E/R, 1]` i32: behind the last row of each local expert, padding left out (expert-major); may be absent.
+    /// `[E/R, 1]` i32: the row after the last one of each local expert, padding left out (expert-major); may
+    /// be absent.
     pub expert_ends: TyTensor,
     /// `[R, 1]` i32: tokens per source rank.
     pub source_counts: TyTensor,
-    /// `[R, 1]` i32: tokens of a source rank and of all before it; may be absent.
+    /// `[R, 1]` i32: tokens of a source rank and of all ranks before it; may be absent.
     pub source_ends: TyTensor,
     /// `[E/R, R]` i64: `count | begin << 32` (packed).
     pub ranges: TyTensor,
     /// `[2, 1]` i64: the true N and the true number of rows, padding included.
     pub totals: TyTensor,
-    /// `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost, else 0. Where
-    /// places were given to such rows, they hold zeros, ids and slots -1, and source -1.
+    /// `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost, else 0. Where such
+    /// rows have places already, the places hold zeros, with ids, slots and source -1.
     pub lost: TyTensor,
 }
 
@@ -150,19 +152,19 @@ pub struct TyReceived {
 pub const TY_COMBINE_WEIGHTED: u32 = 1;
 /// As `TY_DISPATCH_ON_STREAM`.
 pub const TY_COMBINE_ON_STREAM: u32 = 2;
-/// As `TY_DISPATCH_NO_SYNC`. Where only the device knows T, rows of `out` behind it are left as they are.
+/// As `TY_DISPATCH_NO_SYNC`. Where only the device knows T, rows of `out` from T on are not written.
 pub const TY_COMBINE_NO_SYNC: u32 = 4;
-/// As `TY_DISPATCH_AT_ONCE`, of `combine_recv`.
+/// As `TY_DISPATCH_AT_ONCE`, for `combine_recv`.
 pub const TY_COMBINE_AT_ONCE: u32 = 8;
-/// Round each sum once, at its token, and not the sum of each rank's experts too (expert-major and packed). Only
-/// with `TY_NEEDS_ROUND_ONCE`.
+/// Round each sum once, on the rank of its token, and not the sum of each rank's experts before (expert-major
+/// and packed). Only with `TY_NEEDS_ROUND_ONCE`.
 pub const TY_COMBINE_ROUND_ONCE: u32 = 16;
-/// Each of `out_weights` is the sum of what all ranks bring that got the token, not what the rank of the expert
-/// brings (flat). Only with `TY_NEEDS_SUM_WEIGHTS`.
+/// Each entry of `out_weights` is the sum of the `weights` of all ranks that received the token, not only the
+/// entry of the expert's rank (flat). Only with `TY_NEEDS_SUM_WEIGHTS`.
 pub const TY_COMBINE_SUM_WEIGHTS: u32 = 32;
 
 /// One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
-/// stream has passed what `combine_recv` left there.
+/// stream has passed the work that `combine_recv` queued there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyCombine {
@@ -174,13 +176,14 @@ pub struct TyCombine {
     pub handle: u32,
     /// Bits `TY_COMBINE_*`.
     pub flags: u32,
-    /// Expert outputs: as many rows as the dispatch gave, `[rows, H]`, contiguous.
+    /// Expert outputs: as many rows as the dispatch returned, `[rows, H]`, contiguous.
     pub x: TyTensor,
-    /// f32, shaped as the dispatch's `weights`; may be absent.
+    /// f32, of the shape of the dispatch's `weights`; may be absent.
     pub weights: TyTensor,
-    /// `[rows, W]` f32, what a replay of this handle gave for rows of W > K numbers; absent unless the set says
-    /// `TY_NEEDS_ROUND_ONCE`. With `TY_COMBINE_WEIGHTED` the first K numbers of a row are its token's weights instead
-    /// of the dispatch's. The bits of the next say which of the K experts' rows count; others are left out.
+    /// `[rows, W]` f32, the output of a replay of this handle whose rows have W > K numbers; absent unless
+    /// the set declares `TY_NEEDS_ROUND_ONCE`. With `TY_COMBINE_WEIGHTED` the first K numbers of a row are
+    /// its token's weights instead of the dispatch's. The bits of the number after them select the experts'
+    /// rows, of the K, that enter the sum; other rows are left out.
     pub beside: TyTensor,
     /// `[T, H]` of the type of `x`; may be absent.
     pub bias0: TyTensor,
@@ -190,8 +193,8 @@ pub struct TyCombine {
     pub out: TyTensor,
     /// `[T, K]` f32; absent unless `weights` is given.
     pub out_weights: TyTensor,
-    /// `[T, 1]` u8, may be absent: written by `combine_recv` with how many of the token's selected
-    /// experts are left out of its sum, because their rank was lost.
+    /// `[T, 1]` u8, may be absent: `combine_recv` writes the number of the token's selected experts
+    /// that are left out of its sum because their rank was lost.
     pub missing: TyTensor,
     /// As in [`TyDispatch`].
     pub refusal: TyStr,

@@ -1,4 +1,4 @@
-//! What a kernel set is opened for, what it needs of the transports, and its plan.
+//! The shape that a kernel set is opened for, its needs of the transports, and its plan.
 
 use core::ffi::c_void;
 
@@ -6,7 +6,7 @@ use crate::common::TyWindow;
 use crate::transport::{TyCapabilities, TyTransportTable};
 use crate::wait::TyWaitBoard;
 
-/// What a kernel set is opened for. The host has validated it.
+/// The shape that a kernel set is opened for. The host has validated it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyShape {
@@ -16,10 +16,10 @@ pub struct TyShape {
     pub rank: u32,
     /// R.
     pub ranks: u32,
-    /// D. 1: one link reaches every rank, whichever level it is of. More: both links are given, and
-    /// each row crosses the scale-out link once per domain. Ranks are domain-major: rank r is peer
-    /// r mod R/D of its scale-up team and peer r / (R/D) of its scale-out team, the rail. Where one
-    /// link reaches all, rank r is peer r. Absent ranks (`TY_RANK_ABSENT`) are not counted.
+    /// D. If 1, one link of either level reaches every rank. If more, both links are given, and each
+    /// row crosses the scale-out link once per domain. Ranks are domain-major: rank r is peer r mod R/D
+    /// of its scale-up team and peer r / (R/D) of its scale-out team, the rail. Where one link reaches
+    /// every rank, rank r is peer r. Absent ranks (`TY_RANK_ABSENT`) are not counted.
     pub domains: u32,
     /// E, a multiple of R.
     pub experts: u32,
@@ -45,7 +45,8 @@ pub const TY_LEVEL_SCALE_UP: u64 = 0;
 /// The scale-out level: between domains.
 pub const TY_LEVEL_SCALE_OUT: u64 = 1;
 
-/// What the transports of both levels declared. A level without a transport has all zero.
+/// The capabilities that the transports of both levels declared. All fields of a level without a
+/// transport are zero.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyLimits {
@@ -57,7 +58,7 @@ pub struct TyLimits {
     pub scale_out: TyCapabilities,
 }
 
-/// What a kernel set uses of one transport. All zero for a level without one.
+/// The resources of one transport that a kernel set uses. All zero for a level without a transport.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TyLinkNeeds {
@@ -79,7 +80,7 @@ pub const TY_NEEDS_MASKING: u32 = 1;
 /// `TY_COMBINE_ON_STREAM`). Only a set that works on a device, and has its table.
 pub const TY_NEEDS_STREAMS: u32 = 2;
 
-/// In [`TyKernelNeeds`]: it takes calls that nobody waits for (`TY_DISPATCH_NO_SYNC`,
+/// In [`TyKernelNeeds`]: it takes calls for which no host thread waits (`TY_DISPATCH_NO_SYNC`,
 /// `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph. With `TY_NEEDS_STREAMS` only.
 pub const TY_NEEDS_NO_SYNC: u32 = 4;
 /// In [`TyKernelNeeds`]: it takes `max_tokens` of a dispatch.
@@ -88,15 +89,15 @@ pub const TY_NEEDS_CALL_TOKENS: u32 = 8;
 pub const TY_NEEDS_ROUND_ONCE: u32 = 16;
 /// In [`TyKernelNeeds`]: it takes `TY_COMBINE_SUM_WEIGHTS`.
 pub const TY_NEEDS_SUM_WEIGHTS: u32 = 32;
-/// In [`TyKernelNeeds`]: a handle needs nothing of the region of its dispatch, whatever the layout.
+/// In [`TyKernelNeeds`]: a handle needs nothing of the region of its dispatch, in any layout.
 pub const TY_NEEDS_NO_REGION: u32 = 64;
 
-/// In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
+/// In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
 pub const TY_RANK_LOST: u8 = 1;
-/// In `lost` of [`TyPlan`]: the rank is in no team.
+/// In `lost` of [`TyPlan`]: the rank is a member of no team.
 pub const TY_RANK_ABSENT: u8 = 2;
 
-/// What a kernel set needs from the transports, within the limits it was given.
+/// The resources that a kernel set needs from the transports, within the given limits.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyKernelNeeds {
@@ -106,18 +107,18 @@ pub struct TyKernelNeeds {
     pub windows: u32,
     /// Bits `TY_NEEDS_*`.
     pub flags: u32,
-    /// Of the transport inside the domain.
+    /// Needs of the transport inside the domain.
     pub scale_up: TyLinkNeeds,
-    /// Of the transport between domains.
+    /// Needs of the transport between domains.
     pub scale_out: TyLinkNeeds,
     /// Bytes of each window.
     pub window_bytes: [u64; TY_MAX_WINDOWS],
-    /// Which levels each window is for: bits `1 << TY_LEVEL_*`, or 0 for every level that has a
-    /// transport. It is registered with those transports only, and only their memory needs count. A
-    /// transport numbers the windows that it gets from 0 on, in their order here: commands and device
-    /// device APIs name those numbers.
+    /// The levels of each window: bits `1 << TY_LEVEL_*`, or 0 for every level that has a transport. A
+    /// window is registered with the transports of those levels only, and only their memory needs
+    /// count. A transport numbers the windows registered with it from 0 on, in their order here:
+    /// commands and device APIs use those numbers.
     pub window_levels: [u32; TY_MAX_WINDOWS],
-    /// Ordinal of the GPU that it works on, as its driver counts, or -1: the host.
+    /// Ordinal of the GPU that the set works on, as its driver counts, or -1: the host.
     pub device: i32,
     /// Zero.
     pub reserved: u32,
@@ -131,13 +132,13 @@ pub struct TyLink {
     pub table: *const TyTransportTable,
     /// Its instance.
     pub instance: *mut c_void,
-    /// What it declared.
+    /// The capabilities that it declared.
     pub capabilities: TyCapabilities,
 }
 
-/// Arguments of `plan`: everything is fixed here. The board stays valid until `close`; links until
-/// the last operation has returned, because transports are closed before; the list of windows for
-/// the call only.
+/// Arguments of `plan`: every size and place is fixed here. The board stays valid until `close`; the
+/// links stay valid until the last operation has returned, because transports are closed before
+/// `close`; the list of windows is valid for the call only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyPlan {
@@ -151,15 +152,15 @@ pub struct TyPlan {
     pub windows: *const TyWindow,
     /// Number of windows.
     pub window_count: usize,
-    /// Shared with the host's watchdog.
+    /// The board shared with the host's watchdog.
     pub board: *mut TyWaitBoard,
-    /// A wait that lasts longer than this ends by itself, whatever the host does.
+    /// Most nanoseconds of a wait: a longer wait ends by itself, without the host.
     pub cap_ns: u64,
     /// Null where a lost rank ends the communicator. Else R bytes, one per rank, which stay valid like the
-    /// board: `TY_RANK_LOST` once a rank is lost, and then for ever; `TY_RANK_ABSENT` from the start
-    /// for a rank that is not there; else 0. The host writes them, with atomic stores of one byte.
-    /// Neither's signals come any more: waits on it end, what it owes is left out, and no command
-    /// names it. An absent rank is in no team: peers are numbered without it. A rank may be lost
-    /// already when `plan` is called, and is then in its team.
+    /// board: `TY_RANK_LOST` from the loss of a rank on; `TY_RANK_ABSENT` from the start for a rank that
+    /// is absent; else 0. The host writes them, with atomic stores of one byte. A lost or absent rank
+    /// raises no more signals: waits on it end, its missing rows are left out, and no command names it. An
+    /// absent rank is in no team: peers are numbered without it. A rank may be lost already when `plan` is
+    /// called; it is then still a member of its team.
     pub lost: *const u8,
 }

@@ -1,4 +1,4 @@
-//! The topology table: says where this rank is.
+//! The topology table: finds the place of this rank.
 
 use crate::common::{TyError, TyExportHeader, TyStr};
 use crate::host::TyHost;
@@ -15,16 +15,16 @@ pub const TY_HOST_BYTES: usize = 64;
 pub const TY_PLACE_NICS: usize = 8;
 /// Bytes that fit the name of a NIC.
 pub const TY_NIC_BYTES: usize = 64;
-/// Bytes that fit the words on a missing NIC.
+/// Bytes that fit the text about a missing NIC.
 pub const TY_MISSING_NIC_BYTES: usize = 1024;
 
-/// The operator named the NICs: they are used as they are, and not shared out among ranks.
+/// The operator named the NICs: they are used unchanged, and not divided among ranks.
 pub const TY_PLACE_NICS_GIVEN: u32 = 1;
 /// NICs of all names reach each other, so ranks of a rail may have
 /// different ones.
 pub const TY_PLACE_ANY_RAILS: u32 = 2;
 
-/// Where one rank is.
+/// The place of one rank.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyPlace {
@@ -33,11 +33,11 @@ pub struct TyPlace {
     /// Identity of the machine: equal on ranks that share memory, different otherwise. UTF-8,
     /// ended by a zero byte or the array's end.
     pub host: [u8; TY_HOST_BYTES],
-    /// Device ordinal this rank drives, or -1 if it drives none.
+    /// Ordinal of the device that this rank drives, or -1 if it drives none.
     pub device: i32,
     /// NUMA node of the rank, or -1 if unknown.
     pub numa_node: i32,
-    /// Logical processors this process may run on; 0 if unknown.
+    /// Number of logical processors that this process may run on; 0 if unknown.
     pub processors: u32,
     /// Bits `TY_PLACE_*`.
     pub flags: u32,
@@ -45,12 +45,13 @@ pub struct TyPlace {
     pub nic_count: u32,
     /// Zero.
     pub reserved: u32,
-    /// NICs that are nearest to the rank and equally near, in order. Ranks of a machine that name
-    /// the same ones share them out. UTF-8, ended by a zero byte or the array's end.
+    /// NICs that are nearest to the rank and equally near, in order. Ranks of a machine that name the
+    /// same NICs divide them. UTF-8, ended by a zero byte or the array's end.
     pub nics: [[u8; TY_NIC_BYTES]; TY_PLACE_NICS],
-    /// What NIC is missing near the rank, or cannot be used, in words for people, where ranks of this machine
-    /// have one and this rank has none of its own; else empty (since minor version 2). Where a transport goes by the
-    /// NICs (`TY_CAP_PLACED_NICS`) the communicator does not open. UTF-8, ended by a zero byte or the array's end.
+    /// Text about the NIC that is missing near the rank, or cannot be used, where other ranks of this machine
+    /// have a NIC and this rank has none; else empty (since minor version 2). With a text, the communicator
+    /// does not open on a transport that uses placed NICs (`TY_CAP_PLACED_NICS`). UTF-8, ended by a zero byte
+    /// or the array's end.
     pub missing_nic: [u8; TY_MISSING_NIC_BYTES],
 }
 
@@ -66,7 +67,7 @@ pub struct TyDiscover {
     pub rank: u32,
     /// Ranks in the world.
     pub ranks: u32,
-    /// Index of the rank on its machine, as the launcher says.
+    /// Index of the rank on its machine, from the launcher.
     pub local_rank: u32,
     /// Zero.
     pub reserved: u32,
@@ -80,9 +81,9 @@ pub struct TyTopologyTable {
     pub size: usize,
     /// The component's name as a config writes it. Static.
     pub name: TyStr,
-    /// The component's own version, for people. Static.
+    /// The component's own version, as text for display. Static.
     pub version: TyStr,
-    /// One line for people. Static.
+    /// One line of text for display. Static.
     pub about: TyStr,
     /// Required. Finds this rank's place.
     pub discover: Option<
@@ -99,7 +100,7 @@ pub struct TyTopologyTable {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyTopologyExport {
-    /// Judged first.
+    /// Checked first.
     pub header: TyExportHeader,
     /// `count` tables.
     pub components: *const *const TyTopologyTable,

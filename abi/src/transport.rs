@@ -20,34 +20,35 @@ pub const TY_CAP_NATIVE_ATOMICS: u64 = 1 << 1;
 pub const TY_CAP_IMMEDIATE: u64 = 1 << 2;
 /// The op `TY_OP_GET` works.
 pub const TY_CAP_GET: u64 = 1 << 3;
-/// `peer_address` works: peers' windows are mapped into this process for plain loads and stores.
-/// Then a signal, with a put or alone, also carries every plain store that was made before its
-/// `post`, as a release does: who sees the signal may load what was stored.
+/// `peer_address` works: peers' windows are mapped into this process for plain loads and stores. Then a
+/// signal, with a put or alone, also carries every plain store that was made before its `post`, as a
+/// release does: a reader that sees the signal may load the stored values.
 pub const TY_CAP_LOAD_STORE: u64 = 1 << 4;
 /// A put to a lost peer ends within the deadline with an error; the process lives (INV-6).
 pub const TY_CAP_BOUNDED_PUT: u64 = 1 << 5;
-/// Nothing moves unless somebody drives it: `progress` is there, and the host calls it from a thread
-/// of its own while the ranks compute.
+/// Nothing moves unless a thread drives it: the transport has `progress`, and the host calls it from a
+/// thread of its own while the ranks compute.
 pub const TY_CAP_MANUAL_PROGRESS: u64 = 1 << 6;
 /// The transport must own window memory: the host calls `alloc` instead of the kernel set.
 pub const TY_CAP_OWNS_MEMORY: u64 = 1 << 7;
-/// Ranks may go on without a lost one (since minor version 2). Whatever it did when it ended or
-/// stopped, it holds up nobody else (INV-6): `post` and `poll` return, commands to other peers go on,
-/// the process lives. Every failure that is about one peer names it, in the rank of its error or in
-/// its error event, and hides none of another: `health` tells them in turn. A put to the lost peer
-/// may keep its place in the queue until the fabric gives it up.
+/// Ranks may continue without a lost one (since minor version 2). A peer that ended or stopped, at any
+/// point, delays no other peer (INV-6): `post` and `poll` return, commands to other peers continue, the
+/// process lives. Every failure that is about one peer names it, in the rank of its error or in its
+/// error event, and hides no failure of another peer: `health` reports them in turn. A put to the lost
+/// peer may occupy its place in the queue until the fabric ends it.
 pub const TY_CAP_MASKING: u64 = 1 << 8;
 /// `device_api` works: kernels post and wait by themselves (since minor version 3).
 pub const TY_CAP_DEVICE_API: u64 = 1 << 9;
-/// It uses the NICs that `open` names (since minor version 5): ranks of a rail then need NICs that reach
-/// each other, and a missing one keeps the communicator from opening.
+/// The transport uses the NICs that `open` names (since minor version 5): ranks of a rail then need NICs
+/// that reach each other, and the communicator does not open where one is missing.
 pub const TY_CAP_PLACED_NICS: u64 = 1 << 10;
 
-/// What a transport can do here. Declared, not guessed; the conformance suite tests exactly this.
+/// The capabilities of a transport on this machine. The transport declares them, and the conformance
+/// suite tests exactly these.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyCapabilities {
-    /// `sizeof(TyCapabilities)`; set by the host, kept by the component.
+    /// `sizeof(TyCapabilities)`; set by the host, left unchanged by the component.
     pub size: usize,
     /// Bits `TY_CAP_*`.
     pub flags: u64,
@@ -67,7 +68,7 @@ pub struct TyCapabilities {
     pub largest_put: u64,
 }
 
-/// What the kernel set will use. The host has checked it against the capabilities.
+/// The resources that the kernel set will use. The host has checked them against the capabilities.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyTransportNeeds {
@@ -83,7 +84,7 @@ pub struct TyTransportNeeds {
     pub queue_depth: u32,
     /// Most bytes of one put.
     pub largest_put: u64,
-    /// How long a connect or a single command may take, in nanoseconds.
+    /// Most time of a connect or a single command, in nanoseconds.
     pub deadline_ns: u64,
 }
 
@@ -125,13 +126,13 @@ pub struct TyCommand {
     pub reserved: u8,
     /// Bits `TY_FLAG_*`.
     pub flags: u16,
-    /// The queue it is posted on; repeated here for the transport's convenience.
+    /// The queue that the command is posted on; repeated here for the transport's convenience.
     pub queue: u32,
     /// Index into the team. May be this rank itself.
     pub peer: u32,
     /// Signal id on the peer.
     pub signal: u32,
-    /// What to add to the signal: 1 to 65,535.
+    /// The amount to add to the signal: 1 to 65,535.
     pub add: u32,
     /// Window id on this rank.
     pub src_window: u16,
@@ -145,7 +146,7 @@ pub struct TyCommand {
     pub bytes: u64,
     /// The value of `TY_OP_PUT_VALUE`.
     pub value: u64,
-    /// Comes back in the event.
+    /// Returned in the event of the command.
     pub tag: u64,
 }
 
@@ -164,13 +165,13 @@ pub struct TyEvent {
     pub queue: u32,
     /// Peer of the command.
     pub peer: u32,
-    /// `TY_OK` or why it failed.
+    /// `TY_OK`, or the status of the failure.
     pub status: i32,
     /// Tag of the command.
     pub tag: u64,
 }
 
-/// A transport: who fills this structure contributes a fabric.
+/// A transport. A vendor fills this structure to contribute a fabric.
 ///
 /// Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
 /// `endpoint`, `connect`, `commit`, `serve_ring`, `peer_address`) are called on one thread that may block. *Hot* slots
@@ -186,12 +187,13 @@ pub struct TyTransportTable {
     pub size: usize,
     /// The component's name as a config writes it: `[a-z0-9_-]+`. Static.
     pub name: TyStr,
-    /// The component's own version, for people. Static.
+    /// The component's own version, as text for display. Static.
     pub version: TyStr,
-    /// One line for people: fabric, hardware. Static.
+    /// One line of text for display: fabric, hardware. Static.
     pub about: TyStr,
-    /// Required, cold. Says what the component can do here, without side effects. `config` is the
-    /// text of the component's own TOML table, `file` the name of the file for messages.
+    /// Required, cold. Gives the capabilities of the component on this machine, without side effects.
+    /// `config` is the text of the component's own TOML table, `file` the name of the file for
+    /// messages.
     pub probe: Option<
         unsafe extern "C" fn(
             host: *const TyHost,
@@ -209,9 +211,9 @@ pub struct TyTransportTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Required, cold. Ends the instance: no access to windows after it. Called once.
+    /// Required, cold. Ends the instance: it accesses no window afterwards. Called once.
     pub close: Option<unsafe extern "C" fn(instance: *mut c_void)>,
-    /// Required, cold. What window memory must be like.
+    /// Required, cold. Gives the requirements on window memory.
     pub memory_needs: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -219,8 +221,8 @@ pub struct TyTransportTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Optional, cold; required with `TY_CAP_OWNS_MEMORY`. Allocates the memory of one window
-    /// (`id` and `bytes` are given, the rest is filled). Freed by `close`.
+    /// Optional, cold; required with `TY_CAP_OWNS_MEMORY`. Allocates the memory of one window: the host
+    /// sets `id` and `bytes`, the transport fills the rest. `close` frees it.
     pub alloc: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -248,9 +250,9 @@ pub struct TyTransportTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Required, cold. Connects to `peer` (this rank itself included) with the bytes that the
-    /// peer's `endpoint` wrote. The bytes come from another process: check them. May wait for the
-    /// peer, at most `deadline_ns`.
+    /// Required, cold. Connects to `peer` (this rank itself included) with the bytes that the peer's
+    /// `endpoint` wrote. They come from another process: check them. May wait for the peer, at most
+    /// `deadline_ns`.
     pub connect: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -260,8 +262,8 @@ pub struct TyTransportTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Optional, cold; required with `TY_CAP_LOAD_STORE`. Where window `window` of `peer` is
-    /// mapped in this process; valid until `close`.
+    /// Optional, cold; required with `TY_CAP_LOAD_STORE`. Gives the address at which window `window` of
+    /// `peer` is mapped in this process; valid until `close`.
     pub peer_address: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -293,20 +295,20 @@ pub struct TyTransportTable {
             count: *mut usize,
         ) -> i32,
     >,
-    /// Required, hot. The 64-bit total of signal `id` on this rank, never reset, with acquire
-    /// order: what came with the signal is visible to the caller (INV-1).
+    /// Required, hot. The 64-bit total of signal `id` on this rank, never reset, with acquire order:
+    /// the payload of the signal is visible to the caller (INV-1).
     pub read_signal:
         Option<unsafe extern "C" fn(instance: *mut c_void, queue: u32, id: u32) -> u64>,
     /// Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7). With
-    /// `TY_CAP_MASKING` the first error of each peer, from call to call that of another, unless one
-    /// is about no peer: then that.
+    /// `TY_CAP_MASKING`: the first error that is about no peer, if there is one; else the first error
+    /// of a peer, of another peer at each call.
     pub health: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
     /// Optional, any thread, also beside hot calls of every queue; required with
-    /// `TY_CAP_MANUAL_PROGRESS`. Moves the fabric forward and keeps what completes for the next
-    /// `poll`. Returns at once if somebody else is driving. 1 if something moved, `TY_OK` if not,
-    /// or a status below zero.
+    /// `TY_CAP_MANUAL_PROGRESS`. Drives the fabric and stores completions for the next `poll`. Returns
+    /// at once if another thread is driving. 1 if something moved, `TY_OK` if not, or a status below
+    /// zero.
     pub progress: Option<unsafe extern "C" fn(instance: *mut c_void) -> i32>,
-    /// Optional, any thread, after `connect`. One line for diagnoses: what connects this rank to
+    /// Optional, any thread, after `connect`. One line for diagnoses: the connection from this rank to
     /// `peer` (device, provider, both addresses). `*bytes` becomes its length, at most `capacity`.
     pub link_name: Option<
         unsafe extern "C" fn(
@@ -317,8 +319,8 @@ pub struct TyTransportTable {
             bytes: *mut usize,
         ) -> i32,
     >,
-    /// Optional, cold, after `connect`; required with `TY_CAP_DEVICE_API`. What kernels compile
-    /// in to use this transport. What it points to is valid until `close`.
+    /// Optional, cold, after `connect`; required with `TY_CAP_DEVICE_API`. Gives the source that
+    /// kernels compile in to use this transport. Its pointers are valid until `close`.
     pub device_api: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -326,19 +328,19 @@ pub struct TyTransportTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Optional, cold, without an instance. What `device_api` will give, but for the value of the
+    /// Optional, cold, without an instance. Gives the result of `device_api` without the value of the
     /// parameters: `params` is null, their size and alignment are set. So kernels can be compiled ahead of
-    /// a job, on a machine without the fabric. What it points to is static.
+    /// a job, on a machine without the fabric. Its pointers are static.
     pub device_source:
         Option<unsafe extern "C" fn(device_api: *mut TyDeviceApi, error: *mut TyError) -> i32>,
-    /// Optional, cold, collective: every rank of the team calls it once, behind its last `connect` and before
-    /// anything that uses the connections. For fabrics that register windows only once the team is
-    /// connected. May wait for peers that still connect, at most `deadline_ns`.
+    /// Optional, cold, collective: every rank of the team calls it once, after its last `connect` and before
+    /// any use of the connections. For fabrics that register windows only once the team is connected. May
+    /// wait for peers that still connect, at most `deadline_ns`.
     pub commit: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
-    /// Optional, cold, behind `commit` (since minor version 10). Takes over a ring of kernels, for a transport
-    /// with threads of its own: one of them takes the commands out, so that what a kernel posts is handed over
-    /// once. It does what the host does else: [`TyGpuRing`] says what. `close` ends it. `TY_UNSUPPORTED`
-    /// leaves the ring to the host.
+    /// Optional, cold, after `commit` (since minor version 10). Takes over a ring of kernels, for a transport
+    /// with threads of its own: one of them takes the commands out, so that a kernel's command is handed over
+    /// once. That thread takes the place of the host's thread, by the rules of [`TyGpuRing`]. `close` ends
+    /// the service. `TY_UNSUPPORTED` leaves the ring to the host.
     pub serve_ring: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -348,19 +350,20 @@ pub struct TyTransportTable {
     >,
 }
 
-/// A ring of kernels that a transport may serve. What `ring`'s fields and the next two point to stays valid
-/// until `close` has returned; the rest is valid for the call.
+/// A ring of kernels that a transport may serve. The memory behind the pointers of `ring`, and behind
+/// `counters` and `raised`, stays valid until `close` has returned; the rest is valid for the call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyServeRing {
     /// `sizeof(TyServeRing)`.
     pub size: usize,
-    /// The ring. Kernels wrote its commands, so they are checked: peer, windows, ends of puts, signal and `add`. A
-    /// command that breaks a rule kills the ring.
+    /// The ring. Kernels wrote its commands, so they are checked: peer, windows, ends of puts, signal and
+    /// `add`. A command that breaks a rule ends the ring with a failure.
     pub ring: *const TyGpuRing,
     /// `peers` entries, for reports: the thread stores `posted`, `done` and `raised` atomically.
     pub counters: *mut TyPeerCounters,
-    /// `peers * ring.signals` words, by peer, then signal: how far each was raised, stored in the same way.
+    /// `peers * ring.signals` words, by peer, then signal: the total by which each was raised, stored in
+    /// the same way.
     pub raised: *mut u64,
     /// The windows of this transport, in order of their ids.
     pub windows: *const TyWindow,
@@ -389,11 +392,11 @@ pub const TY_COMPILER_HIPRTC: u32 = 3;
 /// Only hipcc can.
 pub const TY_COMPILER_HIPCC: u32 = 4;
 
-/// Kernels load from and store to windows of peers (`kLoadStore`); without it they put. As
-/// [`TY_CAP_LOAD_STORE`] says it of the transport.
+/// Kernels load from and store to windows of peers (`kLoadStore`); without it they put. Has the meaning
+/// of [`TY_CAP_LOAD_STORE`] for kernels.
 pub const TY_DEVICE_API_LOAD_STORE: u32 = 1;
 
-/// What a kernel set compiles into its kernels to use a transport.
+/// The source that a kernel set compiles into its kernels to use a transport.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyDeviceApi {
@@ -405,7 +408,7 @@ pub struct TyDeviceApi {
     pub dialect: u32,
     /// One of `TY_COMPILER_*`.
     pub compiler: u32,
-    /// Bits of `TY_DEVICE_API_*` that say how kernels use it.
+    /// Bits `TY_DEVICE_API_*`: how kernels use it.
     pub flags: u32,
     /// Source text of `struct DeviceApi`, to be included inside a namespace.
     pub source: TyStr,
@@ -419,9 +422,9 @@ pub struct TyDeviceApi {
     pub define_count: usize,
     /// The value of `DeviceApi::Params`, which kernels take by value.
     pub params: *const u8,
-    /// Its size.
+    /// Size of the parameters in bytes.
     pub param_bytes: usize,
-    /// Its alignment.
+    /// Alignment of the parameters in bytes.
     pub param_alignment: usize,
 }
 
@@ -444,8 +447,8 @@ pub struct TyConfig {
     pub file: TyStr,
 }
 
-/// A service of the host for `open`, on the thread that calls `open` and while it runs: for what a fabric
-/// must agree on before there are windows and endpoints, as NCCL's unique id.
+/// A service of the host for `open`, on the thread that calls `open` and while it runs: for values that a
+/// fabric must agree on before windows and endpoints exist, such as NCCL's unique id.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyExchange {
@@ -453,10 +456,10 @@ pub struct TyExchange {
     pub size: usize,
     /// Passed back to every slot.
     pub context: *mut c_void,
-    /// Writes what each rank of the team gave to `all`, in the team's order: `count` times `bytes` bytes.
-    /// Collective: all ranks give equally many bytes, at most `TY_EXCHANGE_BYTES`, and call it equally often,
-    /// those of the same component's other teams too. Ends with an error at the latest when the world's
-    /// deadlines pass; `open` then returns that status.
+    /// Writes the bytes of each rank of the team to `all`, in the team's order: `count` times `bytes` bytes.
+    /// Collective: all ranks pass equally many bytes, at most `TY_EXCHANGE_BYTES`, and call it equally often,
+    /// including the ranks of the same component's other teams. Ends with an error at the latest when the
+    /// world's deadlines pass; `open` then returns that status.
     pub all_gather: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -469,7 +472,7 @@ pub struct TyExchange {
 }
 
 /// NICs of all names reach each other: where a transport can use none of the NICs that the topology chose
-/// for this rank, it may use others, and says so. Without the flag it refuses to open.
+/// for this rank, it may use others, and logs that. Without the flag it refuses to open.
 pub const TY_OPEN_ANY_RAILS: u32 = 1;
 
 /// Arguments of `open`. Everything is valid for the call only.
@@ -480,12 +483,12 @@ pub struct TyTransportOpen {
     pub size: usize,
     /// The component's own table.
     pub config: TyConfig,
-    /// The ranks that will talk to each other.
+    /// The ranks that will communicate with each other.
     pub team: TyTeam,
-    /// What will be used.
+    /// The resources that will be used.
     pub needs: TyTransportNeeds,
-    /// `nic_count` names of NICs that the topology chose for this rank. None: it chose none. A
-    /// transport whose table names NICs uses those.
+    /// `nic_count` names of NICs that the topology chose for this rank. Empty if it chose none. A
+    /// transport whose own table names NICs uses those.
     pub nics: *const TyStr,
     /// Number of `nics`.
     pub nic_count: usize,
@@ -494,7 +497,7 @@ pub struct TyTransportOpen {
     /// Ordinal of the GPU whose kernels use the transport, as its driver counts, or -1: they run on the
     /// host (since minor version 9).
     pub device: i32,
-    /// How the ranks of the team hand each other bytes while they open (since minor version 9).
+    /// The exchange of bytes among the ranks of the team while they open (since minor version 9).
     pub exchange: *const TyExchange,
 }
 
@@ -502,7 +505,7 @@ pub struct TyTransportOpen {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyTransportExport {
-    /// Judged first.
+    /// Checked first.
     pub header: TyExportHeader,
     /// `count` tables, one per transport.
     pub components: *const *const TyTransportTable,

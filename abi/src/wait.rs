@@ -1,14 +1,15 @@
-//! How a waiting kernel set says what it waits for.
+//! The board on which a kernel set shows its current wait.
 
-/// What a waiting kernel set tells the host, and how the host stops it (INV-6). Shared by both
-/// sides while the communicator lives. Every field is accessed with atomic loads and stores of 8 bytes.
-/// A waiter writes `phase` last when it starts to wait, and 0 when it ends.
+/// The current wait of a kernel set, for the host to read, and the word by which the host stops it
+/// (INV-6). Shared by both sides while the communicator lives. Every field is accessed with atomic
+/// loads and stores of 8 bytes. A waiter writes `phase` last when it starts to wait, and 0 when it
+/// ends.
 #[repr(C)]
 #[derive(Debug)]
 pub struct TyWaitBoard {
     /// Not 0: stop waiting now and return `TY_ABORTED`. Written by the host.
     pub abort: u64,
-    /// One of `TY_PHASE_*`, or 0 while nobody waits.
+    /// One of `TY_PHASE_*`, or 0 while no wait runs.
     pub phase: u64,
     /// The world rank that is waited for.
     pub peer: u64,
@@ -24,19 +25,18 @@ pub struct TyWaitBoard {
     pub operation: u64,
     /// The level whose transport raises the signal: one of `TY_LEVEL_*`.
     pub level: u64,
-    /// The phase of a wait that ended without its signal, the last such one; else 0. A waiter writes it
-    /// before `phase` becomes 0, and leaves the fields above as they were: so the host can still tell
-    /// what the wait was for.
+    /// The phase of the last wait that ended without its signal; else 0. A waiter writes it before
+    /// `phase` becomes 0, and leaves the fields above unchanged: so the host can still report the wait.
     pub gave_up: u64,
     /// Null, or `ranks` totals, one per world rank: nanoseconds that waits on it took. A waiter adds
-    /// what a wait took when it ends. Set by the host.
+    /// the time of a wait at its end. Set by the host.
     pub waited_ns: *mut u64,
     /// Length of `waited_ns`. Set by the host.
     pub ranks: u64,
 }
 
-/// In [`TyWaitBoard`]: an operation without a number, as a graph launched it, so that no host knows whether
-/// all ranks have begun it.
+/// In [`TyWaitBoard`]: an operation without a number: a graph launched it, so no host knows whether all
+/// ranks have begun it.
 pub const TY_OPERATION_OF_GRAPH: u64 = u64::MAX;
 
 /// Waiting for a peer to enter the operation at all: bounded by `late_ms`.

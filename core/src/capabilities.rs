@@ -3,7 +3,7 @@
 use crate::abi;
 use crate::transport::Capabilities;
 
-/// What a transport declares, by name.
+/// The declared capabilities of a transport, by name.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Declared {
     /// Names of the flags that are set, as in [`FLAGS`].

@@ -1,12 +1,12 @@
-//! Under which conditions results were taken, for reports and JSON.
+//! The conditions under which results were measured, for reports and JSON.
 
 use crate::machine;
 use serde::Serialize;
 
-/// What a reader must know to compare figures. What the system does not tell is `None`.
+/// The facts that a reader needs to compare figures. A fact that the system does not give is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Conditions {
-    /// As `/proc/cpuinfo` names it.
+    /// The processor's name in `/proc/cpuinfo`.
     pub cpu: Option<String>,
     /// Cores this process may use.
     pub cores: Option<usize>,
@@ -14,18 +14,19 @@ pub struct Conditions {
     pub kernel: Option<String>,
     /// Frequency governor of the first core.
     pub governor: Option<String>,
-    /// Processes that wanted to run in the last minute, on average: more than 0 is company.
+    /// Processes that wanted to run in the last minute, on average: more than 0 is load from other
+    /// programs.
     pub load: Option<f64>,
     /// Version of this program.
     pub version: &'static str,
-    /// Commit that was built from, if the build was told (`TOKENYARD_COMMIT`).
+    /// The commit of the build, if the build has `TOKENYARD_COMMIT`.
     pub commit: Option<&'static str>,
-    /// Whether the build was optimised.
+    /// True if the build was optimised.
     pub optimised: bool,
 }
 
 impl Conditions {
-    /// Asks the system.
+    /// Reads the conditions from the system.
     pub fn find() -> Self {
         Self {
             cpu: machine::cpu_model(),
@@ -40,13 +41,13 @@ impl Conditions {
         }
     }
 
-    /// Whether other programs wanted the cores before the run began. Ratios suffer from that: an
-    /// exchange waits for whoever is kept from a core, a plain copy waits for nobody.
+    /// True if other programs used the cores before the run began. That distorts ratios: an exchange
+    /// waits for a rank that has no core, and a plain copy waits for no rank.
     pub fn is_busy(&self) -> bool {
         self.load.zip(self.cores).is_some_and(|(load, cores)| load > cores as f64)
     }
 
-    /// In one line, for people.
+    /// All conditions in one line of text.
     pub fn line(&self) -> String {
         let known = |name: &str, value: &Option<String>| {
             value.as_ref().map(|value| format!("{name} {value}"))

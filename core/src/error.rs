@@ -1,7 +1,7 @@
 //! One error type for the whole of core.
 //!
-//! An error answers four questions in one line: which operation failed, what was found, what was
-//! expected, and what to do. Callers branch on [`ErrorKind`]; people read the `Display` form.
+//! An error answers four questions in one line: the operation that failed, the value found, the value
+//! expected, and the fix. Callers branch on [`ErrorKind`]; people read the `Display` form.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 
 pub use tokenyard_reports::explain::words::first_names;
 
-/// Why an operation failed. Callers branch on this, so every kind is a different thing to do.
+/// The kind of a failure. Callers branch on it, so every kind calls for a different reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -20,7 +20,7 @@ pub enum ErrorKind {
     InvalidInput,
     /// Another rank refused its input, so this rank's call was cancelled too. The communicator is usable.
     Refused,
-    /// Ranks disagree on what must be equal (world, shape, component names, ABI versions).
+    /// Ranks disagree on a value that must be equal (world, shape, component names, ABI versions).
     Mismatch,
     /// A plugin file failed the handshake.
     Plugin,
@@ -96,8 +96,8 @@ impl Error {
         }))
     }
 
-    /// An [`ErrorKind::System`] error that carries what the operating system said. Of a file that is too
-    /// long it says how long the files of this process may be.
+    /// An [`ErrorKind::System`] error with the operating system's error. For a file that is too long it
+    /// adds the size limit of this process's files.
     pub fn system(
         operation: &'static str,
         message: impl Into<String>,
@@ -122,19 +122,19 @@ impl Error {
             .with_fix(error.fix())
     }
 
-    /// Adds a named value, shown in brackets behind the message.
+    /// Adds a named value, shown in brackets after the message.
     pub fn with_context(mut self, name: &'static str, value: impl fmt::Display) -> Self {
         self.0.context.push((name, value.to_string()));
         self
     }
 
-    /// Says which key of a component's own table is wrong. Core adds the file and line of that key,
-    /// also where the error has crossed the plugin ABI as text.
+    /// Names the wrong key of a component's own table. Core adds the file and line of that key, even
+    /// after the error has crossed the plugin ABI as text.
     pub fn with_key(self, key: &str) -> Self {
         self.with_context("key", key)
     }
 
-    /// The key that [`Error::with_key`] named, of this side of the plugin ABI or of the other.
+    /// The key that [`Error::with_key`] named, on either side of the plugin ABI.
     pub(crate) fn key(&self) -> Option<&str> {
         let own = self.0.context.iter().find(|(name, _)| *name == "key");
         let crossed = || {
@@ -144,13 +144,13 @@ impl Error {
         own.map(|(_, key)| key.as_str()).or_else(crossed)
     }
 
-    /// Puts the place in a file that the error is about in front of the message.
+    /// Puts the error's place in a file in front of the message.
     pub(crate) fn at(mut self, place: &str) -> Self {
         self.0.message = format!("{place}: {}", self.0.message);
         self
     }
 
-    /// Adds what the reader should do.
+    /// Adds the fix.
     pub fn with_fix(mut self, fix: impl Into<String>) -> Self {
         self.0.fix = Some(fix.into());
         self
@@ -165,13 +165,13 @@ impl Error {
         self
     }
 
-    /// Says which world rank the error is about: the lost, late or refusing one.
+    /// Names the world rank that the error is about: the lost, late or refusing rank.
     pub fn with_rank(mut self, rank: u32) -> Self {
         self.0.rank = Some(rank);
         self
     }
 
-    /// What to branch on.
+    /// The kind of the failure, for callers to branch on.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
@@ -181,12 +181,12 @@ impl Error {
         self.0.operation
     }
 
-    /// The message alone: what was found and what was expected.
+    /// The message alone: the values found and expected.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The world rank the error is about, if it is about one.
+    /// The world rank that the error is about, if any.
     pub fn rank(&self) -> Option<u32> {
         self.0.rank
     }
@@ -196,7 +196,7 @@ impl Error {
         Detail(&self.0).to_string()
     }
 
-    /// What to do, if it is known.
+    /// The fix, if it is known.
     pub fn fix(&self) -> Option<&str> {
         self.0.fix.as_deref()
     }

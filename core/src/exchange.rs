@@ -1,7 +1,7 @@
-//! How the ranks of a team hand each other bytes while their transports open, before there are endpoints.
+//! The exchange of bytes among the ranks of a team while their transports open, before endpoints exist.
 //!
-//! An [`Exchange`] is the world's on the host's side. It crosses the ABI as [`abi::TyExchange`], and a
-//! component written in Rust sees it as an [`Exchange`] again.
+//! On the host's side, an [`Exchange`] is that of the world. It crosses the ABI as [`abi::TyExchange`],
+//! and a component written in Rust sees it as an [`Exchange`] again.
 
 use std::ffi::c_void;
 use std::fmt::Debug;
@@ -12,20 +12,20 @@ use crate::{Error, ErrorKind, Result, abi};
 
 const OPERATION: &str = "exchange";
 
-/// What the ranks of a team agree on while they open a transport. Used by the thread that opens, and only
-/// while it does.
+/// An all-gather among the ranks of a team while they open a transport. Used by the thread that opens it,
+/// and only during `open`.
 pub trait Exchange: Debug {
-    /// What each rank of the team gave, in the team's order. Collective: all ranks give equally many bytes, at
-    /// most [`abi::TY_EXCHANGE_BYTES`], and call it equally often; so do the same component's other
-    /// teams.
+    /// The bytes of each rank of the team, in the team's order. Collective: all ranks pass equally many
+    /// bytes, at most [`abi::TY_EXCHANGE_BYTES`], and call it equally often; so do the ranks of the same
+    /// component's other teams.
     ///
     /// # Errors
-    /// [`ErrorKind::Mismatch`] where a rank gave another number of bytes; what the bootstrap says of a rank
-    /// that does not come; [`ErrorKind::Unsupported`] where a tool opens the transport alone.
+    /// [`ErrorKind::Mismatch`] where a rank passed another number of bytes; the bootstrap's error for a
+    /// rank that does not arrive; [`ErrorKind::Unsupported`] where a tool opens the transport alone.
     fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>>;
 }
 
-/// For a transport that is opened alone, without ranks that could answer.
+/// The exchange of a transport that is opened alone, without ranks that could answer.
 #[derive(Clone, Copy, Debug)]
 pub struct NoExchange;
 
@@ -36,14 +36,14 @@ impl Exchange for NoExchange {
     }
 }
 
-/// For the team of all ranks.
+/// The exchange of the team of all ranks.
 impl Exchange for World {
     fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.all_gather("transport exchange", mine)
     }
 }
 
-/// An exchange on its way across the ABI.
+/// An exchange in its form for the ABI.
 #[derive(Debug)]
 pub(crate) struct Given<'a> {
     exchange: &'a dyn Exchange,
@@ -64,7 +64,7 @@ impl<'a> Given<'a> {
         }
     }
 
-    /// The team's bytes, one rank's behind the other's.
+    /// The team's bytes, rank after rank.
     fn gather(&self, mine: &[u8]) -> Result<Vec<u8>> {
         if mine.len() > abi::TY_EXCHANGE_BYTES {
             let most = abi::TY_EXCHANGE_BYTES;
@@ -98,8 +98,8 @@ unsafe extern "C" fn all_gather(
     error: *mut abi::TyError,
 ) -> i32 {
     guarded(OPERATION, error, || {
-        // SAFETY: the context is of `Given::as_abi`, which lives while `open` runs; the component gives `bytes`
-        // bytes, and room for as many of each rank (the ABI's promise).
+        // SAFETY: the context comes from `Given::as_abi`, which lives while `open` runs; the component passes
+        // `bytes` bytes, and room for as many bytes of each rank (the ABI's promise).
         unsafe {
             let given = &*context.cast_const().cast::<Given<'_>>();
             let mine = if bytes == 0 { &[] } else { std::slice::from_raw_parts(mine, bytes) };
@@ -110,7 +110,7 @@ unsafe extern "C" fn all_gather(
     })
 }
 
-/// An exchange as a component gets it.
+/// An exchange on the component's side.
 #[derive(Debug)]
 pub(crate) struct Taken<'a> {
     raw: Option<&'a abi::TyExchange>,
@@ -119,7 +119,7 @@ pub(crate) struct Taken<'a> {
 
 impl Taken<'_> {
     /// # Safety
-    /// `raw` is null or the host's for a team of `ranks`, and valid while the value lives.
+    /// `raw` is null or the host's exchange for a team of `ranks`, and valid while the value lives.
     pub(crate) unsafe fn new(raw: *const abi::TyExchange, ranks: usize) -> Self {
         // SAFETY: by this function's contract.
         Self { raw: unsafe { raw.as_ref() }, ranks }
@@ -167,7 +167,7 @@ mod tests {
         let ranks = others.0.len() + 1;
         let given = Given::new(&others, ranks);
         let raw = given.as_abi();
-        // SAFETY: `raw` is of this team and outlives the call.
+        // SAFETY: `raw` belongs to this team and outlives the call.
         unsafe { Taken::new(&raw, ranks) }.all_gather(mine)
     }
 
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_host_without_the_service_is_named() {
-        // SAFETY: null stands for a host that offers none.
+        // SAFETY: null stands for a host without an exchange.
         let taken = unsafe { Taken::new(std::ptr::null(), 2) };
         let text = taken.all_gather(b"x").unwrap_err().to_string();
         assert!(text.contains("the host offers no exchange"), "{text}");

@@ -1,22 +1,22 @@
-//! How threads rest that look for work again and again.
+//! The pauses of threads that poll for work.
 
 use std::time::{Duration, Instant};
 
-/// Rounds without work before the first yield. Short: others may want the core.
+/// Rounds without work before the first yield. Short: other threads may want the core.
 const SPINS: u32 = 256;
-/// How long it yields before the first nap. Not a number of rounds: on a busy machine each may take as
-/// long as others keep the core.
+/// The time of yielding before the first sleep. Not a number of rounds: on a busy machine each round
+/// may take as long as other threads hold the core.
 const YIELDING: Duration = Duration::from_millis(2);
 
-/// Rounds without work, since the last that had some.
+/// Rounds without work, since the last round with work.
 #[derive(Default)]
 pub(crate) struct Idle {
     rounds: u32,
-    /// When it began to yield.
+    /// The time of the first yield.
     since: Option<Instant>,
 }
 
-/// What a thread does that has found no work.
+/// The next pause of a thread that has found no work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
     Spin,
@@ -25,7 +25,8 @@ pub(crate) enum Rest {
 }
 
 impl Idle {
-    /// What to do after another such round. The more there were, the more of the core is left to others.
+    /// The pause after another round without work. The more such rounds, the more of the core is left to
+    /// other threads.
     pub(crate) fn next(&mut self, now: impl FnOnce() -> Instant) -> Rest {
         if self.rounds < SPINS {
             self.rounds += 1;

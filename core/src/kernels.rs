@@ -1,32 +1,32 @@
 //! The kernel set contract: the compute on one kind of device.
 //!
-//! Who writes a kernel set implements [`KernelSet`]; the C table is derived by
-//! [`export_kernels!`](crate::export_kernels).
+//! An author of a kernel set implements [`KernelSet`]; [`export_kernels!`](crate::export_kernels)
+//! derives the C table.
 //!
-//! What core promises: shapes, types, strides and lengths of tensors fit the shape the set was
-//! opened for; `topk_idx` is valid; handles are in range and hold a dispatch where one is needed;
-//! operation numbers count up by one; at most `in_flight` operations are open; a call with a
-//! `refusal` carries no tensors. Where a rank's input is bad, core passes the refusal instead, and
-//! the kernel set tells the other ranks, so that all of them end the operation together before
-//! rows move and the communicator stays usable.
+//! Core promises: shapes, types, strides and lengths of tensors fit the shape that the set was opened
+//! for; `topk_idx` is valid; handles are in range and hold a dispatch where one is needed; operation
+//! numbers count up by one; at most `in_flight` operations are open; a call with a `refusal` carries no
+//! tensors. Where a rank's input is bad, core passes the refusal instead, and the kernel set sends it
+//! to the other ranks, so that all of them end the operation together before rows move and the
+//! communicator stays usable.
 //!
-//! What a kernel set promises: the semantics of `docs/semantics.md`, deterministic order, no
-//! wait without an end (it watches the abort word of the [`WaitBoard`](crate::wait::WaitBoard) and
-//! its own cap), no memory touched outside windows, tensors and its own state.
+//! A kernel set promises: the semantics of `docs/semantics.md`, deterministic order, no wait without a
+//! bound (it reads the abort word of the [`WaitBoard`](crate::wait::WaitBoard) and its own cap), no
+//! memory touched outside windows, tensors and its own state.
 
 use crate::abi;
 use crate::transport::{MemoryNeeds, Window};
 use crate::{Error, ErrorKind, Result};
 
-/// What a kernel set is opened for. See [`abi::TyShape`].
+/// The shape that a kernel set is opened for. See [`abi::TyShape`].
 pub type KernelShape = abi::TyShape;
-/// What the transports of both levels declared. See [`abi::TyLimits`].
+/// The capabilities of the transports of both levels. See [`abi::TyLimits`].
 pub type Limits = abi::TyLimits;
-/// What it uses of one transport. See [`abi::TyLinkNeeds`].
+/// The resources of one transport that a kernel set uses. See [`abi::TyLinkNeeds`].
 pub type LinkNeeds = abi::TyLinkNeeds;
-/// What it needs. See [`abi::TyKernelNeeds`].
+/// The needs of a kernel set. See [`abi::TyKernelNeeds`].
 pub type KernelNeeds = abi::TyKernelNeeds;
-/// When things happened in an operation. See [`abi::TyTrace`].
+/// The times of the steps of an operation. See [`abi::TyTrace`].
 pub type Trace = abi::TyTrace;
 
 /// A kernel set. All calls of one instance come from one thread at a time, in the order of
@@ -34,14 +34,15 @@ pub type Trace = abi::TyTrace;
 pub trait KernelSet: Sized + Send + 'static {
     /// The name that a config writes.
     const NAME: &'static str;
-    /// One line for people.
+    /// One line of text for display.
     const ABOUT: &'static str;
     /// The component's own table.
     type Config: serde::de::DeserializeOwned;
     /// The table of a set that works on a device: [`DeviceComponent::<Self>::TABLE`](crate::export::DeviceComponent).
     const DEVICE: Option<&'static abi::TyDeviceTable> = None;
 
-    /// Whether the component can run here; returns the memory kinds it works on (`TY_MEMORY_*`).
+    /// Checks whether the component can run here; returns the kinds of memory that it works on
+    /// (`TY_MEMORY_*`).
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`] with the fix.
@@ -50,10 +51,10 @@ pub trait KernelSet: Sized + Send + 'static {
     /// Makes an instance.
     ///
     /// # Errors
-    /// What the device or the operating system refuses.
+    /// Errors of the device or the operating system.
     fn open(config: Self::Config, shape: &KernelShape) -> Result<Self>;
 
-    /// What it will use, within `limits`.
+    /// The resources that the set will use, within `limits`.
     ///
     /// # Errors
     /// The limit that is too small for the shape.
@@ -62,18 +63,18 @@ pub trait KernelSet: Sized + Send + 'static {
     /// Allocates the memory of one window. It lives as long as the instance.
     ///
     /// # Errors
-    /// What the operating system refuses.
+    /// Errors of the operating system.
     fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window>;
 
-    /// Fixes every size, offset and buffer. After it, operations allocate nothing.
+    /// Fixes every size, offset and buffer. After this call, operations allocate nothing.
     ///
     /// # Errors
-    /// What cannot be done with these links and windows.
+    /// A fault of these links and windows.
     ///
     /// # Safety
     /// Links stay valid until the last operation has returned: transports are closed before the
-    /// instance is dropped, so its drop must not use them. Windows and the board stay valid until
-    /// the instance is dropped.
+    /// instance is dropped, so its drop may not use them. Windows and the board stay valid until the
+    /// instance is dropped.
     unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()>;
 
     /// Starts a dispatch.
@@ -84,7 +85,7 @@ pub trait KernelSet: Sized + Send + 'static {
     ///
     /// # Safety
     /// Tensors stay valid and unchanged until `dispatch_recv` of the operation returns; where the call
-    /// names a stream, until that has passed what `dispatch_recv` left there.
+    /// names a stream, until that has passed the work that `dispatch_recv` queued there.
     unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()>;
 
     /// Ends the dispatch with this operation number.
@@ -93,9 +94,9 @@ pub trait KernelSet: Sized + Send + 'static {
     /// As `dispatch_send`.
     fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived>;
 
-    /// Between the halves of a dispatch: where its output will lie, as [`dispatch_recv`](Self::dispatch_recv) will
-    /// describe it; nothing where that is not fixed. Its number of tokens may be 0. The host claims the region, and
-    /// releases it whether the dispatch succeeds or not.
+    /// Called between the halves of a dispatch. The place of its output, as
+    /// [`dispatch_recv`](Self::dispatch_recv) will describe it; nothing where it is not fixed. Its number of
+    /// tokens may be 0. The host claims the region, and releases it whether the dispatch succeeds or not.
     ///
     /// # Errors
     /// No such dispatch.
@@ -107,7 +108,7 @@ pub trait KernelSet: Sized + Send + 'static {
     /// Gives an arena region for the expert outputs of a handle: `[rows, H]` of `dtype`.
     ///
     /// # Errors
-    /// `Full`, naming the holders.
+    /// `Full`, with the holders of regions.
     fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)>;
 
     /// Starts a combine.
@@ -117,7 +118,7 @@ pub trait KernelSet: Sized + Send + 'static {
     ///
     /// # Safety
     /// Tensors stay valid, and inputs unchanged, until `combine_recv` of the operation returns; where
-    /// the call names a stream, until that has passed what `combine_recv` left there.
+    /// the call names a stream, until that has passed the work that `combine_recv` queued there.
     unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()>;
 
     /// Ends the combine with this operation number; the outputs are written, in the order of the
@@ -127,20 +128,21 @@ pub trait KernelSet: Sized + Send + 'static {
     /// As `dispatch_send`.
     fn combine_recv(&mut self, operation: u64) -> Result<()>;
 
-    /// Waits until everything it posted is done (INV-4), so that transports may be closed once all
-    /// ranks have said so. No operation is open.
+    /// Waits until all commands that the set posted are done (INV-4), so that transports may be closed
+    /// once all ranks have returned from it. No operation is open.
     ///
     /// # Errors
-    /// What ends the wait early.
+    /// The error that ends the wait early.
     fn flush(&mut self) -> Result<()>;
 
-    /// Takes back an arena region. A region that is not held is ignored.
+    /// Frees an arena region. A region that is not held is ignored.
     fn release(&mut self, region: u64);
 
-    /// What was released, and is from now on, is free once a stream of its device, too, has passed what it has now.
+    /// Every region, released before this call or after it, becomes free only once a stream of the device,
+    /// too, has passed the work that is queued on it now.
     ///
     /// # Errors
-    /// `Unsupported` of a set without streams; a stream that is captured; what the device refuses.
+    /// `Unsupported` for a set without streams; a stream that is captured; errors of the device.
     ///
     /// # Safety
     /// A stream of the device that the set works on.
@@ -150,26 +152,26 @@ pub trait KernelSet: Sized + Send + 'static {
         Err(Error::new(ErrorKind::Unsupported, "release after stream", text))
     }
 
-    /// Where its kernels post through the host on a level (`TY_LEVEL_*`): the ring, once it is planned.
-    /// See [`gpu_ring`](crate::gpu_ring).
+    /// The ring of a level (`TY_LEVEL_*`) on which its kernels post through the host, once it is
+    /// planned; else nothing. See [`gpu_ring`](crate::gpu_ring).
     ///
     /// # Errors
-    /// What the device refuses.
+    /// Errors of the device.
     fn gpu_ring(&mut self, level: u64) -> Result<Option<abi::TyGpuRing>> {
         let _ = level;
         Ok(None)
     }
 
-    /// What it counts for reports, once it is planned; nothing where it does not count. The memory
-    /// stays valid until the instance is dropped.
+    /// Its counters for reports, once it is planned; nothing where it has none. The memory stays valid
+    /// until the instance is dropped.
     fn counters(&mut self) -> Option<abi::TyCounters> {
         None
     }
 
-    /// When things happened in one of the last `in_flight` operations, which has ended; for tools.
+    /// The times of the steps of one of the last `in_flight` operations, which has ended; for tools.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where nobody notes it; another operation.
+    /// [`ErrorKind::Unsupported`] where the set records no times; another operation.
     fn trace(&mut self, operation: u64) -> Result<Trace> {
         let _ = operation;
         let text = format!("{} notes no times", Self::NAME);
@@ -177,7 +179,7 @@ pub trait KernelSet: Sized + Send + 'static {
     }
 }
 
-/// Whether a window is for a level, one of `TY_LEVEL_*`.
+/// True if a window belongs to a level, one of `TY_LEVEL_*`.
 pub fn is_for_level(needs: &KernelNeeds, window: u32, level: u64) -> bool {
     let levels = needs.window_levels[window as usize];
     levels == 0 || levels >> level & 1 != 0

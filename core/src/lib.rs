@@ -1,13 +1,13 @@
 //! The core of tokenyard.
 //!
 //! Duties, from the outside in:
-//! - the **communicator** validates every argument, so that components may trust what they are given;
-//! - **components** (transport, kernel set, topology) do the work and report only what a caller could
-//!   not have foreseen;
-//! - the **loader** judges plugins before any of their code runs;
-//! - the **bootstrap** is the only asynchronous piece, on one control thread of its own.
+//! - the **communicator** validates every argument, so that components may trust their input;
+//! - **components** (transport, kernel set, topology) do the work and report only errors that a caller
+//!   could not have foreseen;
+//! - the **loader** checks plugins before any of their code runs;
+//! - the **bootstrap** is the only asynchronous module, on one control thread of its own.
 //!
-//! See `docs/architecture.md` for the picture, `docs/invariants.md` for INV-1 to INV-8.
+//! See `docs/architecture.md` for an overview, `docs/invariants.md` for INV-1 to INV-8.
 
 pub mod bootstrap;
 pub mod capabilities;

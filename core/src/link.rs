@@ -1,4 +1,4 @@
-//! A transport as its user sees it: the hot calls of an open instance, without its ownership.
+//! A transport from the view of its user: the hot calls of an open instance, without its ownership.
 
 use std::ffi::c_void;
 
@@ -10,10 +10,11 @@ type PostFn = unsafe extern "C" fn(*mut c_void, u32, *const Command, usize, *mut
 type PollFn = unsafe extern "C" fn(*mut c_void, u32, *mut Event, usize, *mut usize) -> i32;
 type ReadSignalFn = unsafe extern "C" fn(*mut c_void, u32, u32) -> u64;
 
-/// The hot calls of an open transport. Copies are views of the same instance; whoever holds one must
-/// not outlive the instance (the promise behind [`Link::from_abi`]).
+/// The hot calls of an open transport. Copies are views of the same instance; no copy may outlive the
+/// instance (the promise behind [`Link::from_abi`]).
 ///
-/// Threads: `post`, `poll` and `read_signal` of one queue from one thread at a time; the rest from any.
+/// Threads: `post`, `poll` and `read_signal` of one queue from one thread at a time; the other calls
+/// from any thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
     table: &'static abi::TyTransportTable,
@@ -37,7 +38,7 @@ impl Link {
     /// A required slot that is null: the table was not judged.
     ///
     /// # Safety
-    /// The table is constant for ever, the instance is open and outlives every copy of the link.
+    /// The table is constant and never freed; the instance is open and outlives every copy of the link.
     pub unsafe fn from_abi(link: &abi::TyLink) -> Result<Self> {
         // SAFETY: by this function's contract.
         let table: &'static abi::TyTransportTable = unsafe { &*link.table };
@@ -56,31 +57,31 @@ impl Link {
         })
     }
 
-    /// What the transport declared.
+    /// The declared capabilities.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
-    /// Whether peers' windows can be loaded from and stored to.
+    /// True if peers' windows can be loaded from and stored to.
     pub fn is_load_store(&self) -> bool {
         self.capabilities.flags & abi::TY_CAP_LOAD_STORE != 0
     }
 
-    /// This link, without capabilities that shall not be used.
+    /// This link, without capabilities that may not be used.
     pub(crate) fn without(mut self, capabilities: u64) -> Self {
         self.capabilities.flags &= !capabilities;
         self
     }
 
-    /// As it crosses the ABI.
+    /// The link in the form of the ABI.
     pub fn as_abi(&self) -> abi::TyLink {
         abi::TyLink { table: self.table, instance: self.instance, capabilities: self.capabilities }
     }
 
-    /// Where `window` of `peer` is mapped here; valid while the instance lives.
+    /// The address at which `window` of `peer` is mapped here; valid while the instance lives.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
         let Some(slot) = self.table.peer_address else {
             return Err(crate::host::missing_slot(self.name(), "peer_address"));
@@ -98,10 +99,10 @@ impl Link {
         Ok(address)
     }
 
-    /// What kernels compile in to use this transport; valid while the instance lives.
+    /// The source that kernels compile in to use this transport; valid while the instance lives.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if it has no such device API; what the component says.
+    /// [`ErrorKind::Unsupported`] if it has no such device API; errors of the component.
     pub fn device_api(&self) -> Result<abi::TyDeviceApi> {
         let Some(slot) = self.table.device_api else {
             return Err(crate::host::missing_slot(self.name(), "device_api"));
@@ -128,7 +129,7 @@ impl Link {
     /// A status `TY_*` below zero.
     ///
     /// # Safety
-    /// What [`Transport::post`](crate::transport::Transport::post) asks for; one thread per queue.
+    /// The contract of [`Transport::post`](crate::transport::Transport::post); one thread per queue.
     #[inline]
     pub unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
         let mut accepted = 0;
@@ -163,7 +164,7 @@ impl Link {
     /// The first asynchronous error, if there was one.
     ///
     /// # Errors
-    /// That error.
+    /// The transport's error.
     pub fn health(&self) -> Result<()> {
         let Some(slot) = self.table.health else {
             return Err(crate::host::missing_slot(self.name(), "health"));
@@ -175,8 +176,8 @@ impl Link {
             .map_err(|e| e.with_context("component", self.name()))
     }
 
-    /// Moves the fabric forward, where it must be driven; does nothing elsewhere. Any thread may
-    /// call it at any time. Returns whether something moved.
+    /// Drives the fabric, where it must be driven; does nothing elsewhere. Any thread may call it at
+    /// any time. Returns whether something moved.
     ///
     /// # Errors
     /// A status `TY_*` below zero.
@@ -187,12 +188,12 @@ impl Link {
         if status < 0 { Err(status) } else { Ok(status > 0) }
     }
 
-    /// Whether somebody must call [`progress`](Self::progress).
+    /// True if a thread must call [`progress`](Self::progress).
     pub fn needs_driving(&self) -> bool {
         self.capabilities.flags & abi::TY_CAP_MANUAL_PROGRESS != 0
     }
 
-    /// What connects this rank to `peer`, for diagnoses: the component's name and its own words.
+    /// The connection from this rank to `peer`, for diagnoses: the component's name and its own text.
     pub fn link_name(&self, peer: u32) -> String {
         let mut data = [0_u8; abi::TY_LINK_NAME_BYTES];
         let mut bytes = 0_usize;

@@ -1,6 +1,6 @@
-//! What this machine calls itself, for reports and measurements. Cold: each call reads a file.
+//! Names of this machine, for reports and measurements. Cold: each call reads a file.
 
-/// The processor, as `/proc/cpuinfo` names it; `None` where the kernel does not say.
+/// The processor's name in `/proc/cpuinfo`; `None` where the kernel does not give it.
 pub fn cpu_model() -> Option<String> {
     model_name(&std::fs::read_to_string("/proc/cpuinfo").ok()?)
 }
@@ -11,7 +11,7 @@ pub fn kernel_release() -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// This host's name, as people know it: `unknown` where it cannot be read.
+/// This host's name; `unknown` where it cannot be read.
 pub fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {

@@ -1,14 +1,14 @@
-//! What ranks compare when they enter an operation.
+//! The signature that ranks compare when they enter an operation.
 
 use crate::abi;
 
-/// What must be equal on all ranks for one operation, packed into words that can be told apart
-/// and read again for messages.
+/// The values that must be equal on all ranks for one operation, packed into words that can be
+/// compared, and decoded for messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signature {
-    /// Kind, layout, types, what comes along.
+    /// Kind, layout, types, optional tensors.
     pub word: u64,
-    /// M of a dispatch, numbers of a row of a replay; 0 of a combine.
+    /// M in a dispatch, the numbers of a row in a replay, 0 in a combine.
     pub extent: u32,
 }
 
@@ -17,7 +17,7 @@ const REPLAY: u64 = 2;
 const COMBINE: u64 = 3;
 
 impl Signature {
-    /// That of a dispatch or a replay.
+    /// The signature of a dispatch or a replay.
     pub fn dispatch(call: &abi::TyDispatch) -> Self {
         let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
         let scale_cols = if call.scales.data.is_null() { 0 } else { call.scales.shape[1] };
@@ -32,7 +32,7 @@ impl Signature {
         Self { word, extent: if replay { call.x.shape[1] as u32 } else { call.max_tokens } }
     }
 
-    /// That of a combine.
+    /// The signature of a combine.
     pub fn combine(call: &abi::TyCombine) -> Self {
         let flag = |flag: u32| u64::from(call.flags & flag != 0);
         let word = COMBINE
@@ -45,17 +45,17 @@ impl Signature {
         Self { word, extent: 0 }
     }
 
-    /// What sort of operation it is: kind and layout. They decide how ranks go through it, so they
-    /// must be equal even where a rank refuses, and so has no rows to describe.
+    /// Kind and layout of the operation. They decide its steps, so they must be equal even where a rank
+    /// refuses, and so has no rows to describe.
     pub fn sort(self) -> u64 {
         self.word & 0xff
     }
 
-    /// Arrays that each row of a dispatch is spread over; the row signal counts each. Taken from
-    /// the sender's signature, because a rank that refuses has no format of its own.
+    /// The number of arrays of each row of a dispatch; the row signal counts each array. Taken from the
+    /// sender's signature, because a rank that refuses has no format of its own.
     pub fn arrays(self) -> u64 {
         let scales = self.field(12, 4) != u64::from(abi::TY_CAST_NONE) || self.field(36, 28) > 0;
-        // x, ids or slots, source; then what is optional.
+        // x, ids or slots, source; then the optional ones.
         3 + u64::from(scales) + self.field(16, 1)
     }
 
@@ -63,17 +63,17 @@ impl Signature {
         (self.word >> shift) & ((1 << bits) - 1)
     }
 
-    /// Whether it is a dispatch that brings its own routing.
+    /// True for a dispatch with its own routing.
     pub fn is_fresh(self) -> bool {
         self.word & 0xf == DISPATCH
     }
 
-    /// Whether its entries carry counts: the packed layout needs none.
+    /// True if its entries carry counts: the packed layout needs none.
     pub fn carries_counts(self) -> bool {
         self.is_fresh() && self.field(4, 4) != u64::from(abi::TY_LAYOUT_PACKED)
     }
 
-    /// For messages: what a rank called.
+    /// The call of a rank, for messages.
     pub fn describe(self) -> String {
         let field = |shift, bits| self.field(shift, bits);
         let dtype = crate::moe::DType::from_code(field(8, 4) as u32)

@@ -1,11 +1,11 @@
-//! Warnings that a stranger can cause as often as it likes: most are left out, and counted.
+//! Warnings that a stranger can cause any number of times: most are left out, and counted.
 
 use std::time::{Duration, Instant};
 
 /// At most one line a second; the others are counted.
 #[derive(Debug)]
 pub struct SparseLog {
-    /// What is said of the lines that were left out.
+    /// The text about the lines that were left out.
     of_others: &'static str,
     last: Option<Instant>,
     left_out: u64,
@@ -14,7 +14,7 @@ pub struct SparseLog {
 impl SparseLog {
     const EVERY: Duration = Duration::from_secs(1);
 
-    /// A log that says `of_others`, with their number, of the lines that it leaves out.
+    /// A log that reports the lines that it leaves out as `of_others`, with their number.
     pub const fn new(of_others: &'static str) -> Self {
         Self { of_others, last: None, left_out: 0 }
     }
@@ -29,7 +29,7 @@ impl SparseLog {
         tracing::warn!("{why}");
     }
 
-    /// Says how many lines were left out.
+    /// Reports the number of lines that were left out.
     pub fn catch_up(&mut self) {
         self.last = Some(Instant::now());
         match std::mem::take(&mut self.left_out) {
@@ -38,7 +38,7 @@ impl SparseLog {
         }
     }
 
-    /// When [`Self::catch_up`] has something to say.
+    /// The time from which [`Self::catch_up`] has lines to report.
     pub fn due(&self) -> Option<Instant> {
         self.last.filter(|_| self.left_out > 0).map(|last| last + Self::EVERY)
     }

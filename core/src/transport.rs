@@ -1,17 +1,16 @@
 //! The transport contract: moves bytes between windows and raises signals.
 //!
-//! Who writes a transport implements [`Transport`]; the C table is derived by
-//! [`export_transports!`](crate::export_transports). Core validates, transports trust: a transport
-//! never checks again what core has promised, it `debug_assert!`s it. The errors it returns are
-//! those that a caller could not have foreseen.
+//! An author of a transport implements [`Transport`]; [`export_transports!`](crate::export_transports)
+//! derives the C table. Core validates, transports trust: a transport never checks again the promises
+//! of core, it `debug_assert!`s them. It returns only errors that a caller could not have foreseen.
 //!
-//! What core promises:
-//! - queues, peers, windows, offsets, lengths and signal ids of commands are in range of what was
-//!   negotiated; `add` is 1 to 65,535; at most one thread uses a queue at a time;
+//! Core promises:
+//! - queues, peers, windows, offsets, lengths and signal ids of commands are in the negotiated range;
+//!   `add` is 1 to 65,535; at most one thread uses a queue at a time;
 //! - windows are registered in the same order with equal sizes on all ranks, before `connect`;
 //! - a signal id has one writing (peer, queue), so a fabric without atomics may write new totals.
 //!
-//! What a transport promises:
+//! A transport promises:
 //! - **INV-1 payload before signal.** When a receiver sees the signal of a `put_signal`, that put's
 //!   payload is visible to the receiver's device. Nothing is promised about other puts (INV-2).
 //! - **INV-3 no tearing.** Aligned 8-byte values arrive whole.
@@ -20,8 +19,8 @@
 //! - **INV-6.** `connect` and `commit` end within the deadline; `post`, `poll`, `progress` and `health` never block.
 //! - **INV-7 no lost errors.** A failed command is an error event, and `health` stays bad.
 //!
-//! A transport that somebody must drive declares `TY_CAP_MANUAL_PROGRESS`; core then calls `progress`
-//! from a thread of its own while the ranks compute.
+//! A transport that must be driven by a thread declares `TY_CAP_MANUAL_PROGRESS`; core then calls
+//! `progress` from a thread of its own while the ranks compute.
 
 use crate::abi;
 use crate::config::ComponentTable;
@@ -30,7 +29,7 @@ use crate::gpu_ring::RingToServe;
 use crate::nics::Nics;
 use crate::{Error, ErrorKind, Result};
 
-/// What a transport can do here. See [`abi::TyCapabilities`] for the fields.
+/// The capabilities of a transport on this machine. See [`abi::TyCapabilities`] for the fields.
 pub type Capabilities = abi::TyCapabilities;
 /// One command. See [`abi::TyCommand`].
 pub type Command = abi::TyCommand;
@@ -38,7 +37,7 @@ pub type Command = abi::TyCommand;
 pub type Event = abi::TyEvent;
 /// Registered memory. See [`abi::TyWindow`].
 pub type Window = abi::TyWindow;
-/// What window memory must be like. See [`abi::TyMemoryNeeds`].
+/// The requirements on window memory. See [`abi::TyMemoryNeeds`].
 pub type MemoryNeeds = abi::TyMemoryNeeds;
 
 /// An ordered list of world ranks; `peer` indexes it.
@@ -54,18 +53,18 @@ pub struct Team {
 }
 
 impl Team {
-    /// The team of these ranks, seen from number `me` of them. The topology chose no NIC.
+    /// The team of these ranks, from the view of number `me` of them. The topology chose no NIC.
     pub fn new(me: u32, world_ranks: Vec<u32>) -> Self {
         Self { me, world_ranks, nics: Nics::default() }
     }
 
-    /// The team of all `ranks`, seen from world rank `me`.
+    /// The team of all `ranks`, from the view of world rank `me`.
     pub fn world(me: u32, ranks: u32) -> Self {
         Self::new(me, (0..ranks).collect())
     }
 }
 
-/// What will be used of a transport. Core has checked it against the capabilities.
+/// The resources of a transport that will be used. Core has checked them against the capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransportNeeds {
     /// Windows that will be registered.
@@ -78,25 +77,26 @@ pub struct TransportNeeds {
     pub queue_depth: u32,
     /// Most bytes of one put.
     pub largest_put: u64,
-    /// How long a connect or a single command may take.
+    /// Most time of a connect or a single command.
     pub deadline: std::time::Duration,
 }
 
-/// What a transport is opened for. See [`abi::TyTransportOpen`].
+/// Arguments of opening a transport. See [`abi::TyTransportOpen`].
 #[derive(Clone, Copy, Debug)]
 pub struct TransportOpen<'a> {
-    /// The ranks that will talk to each other.
+    /// The ranks that will communicate with each other.
     pub team: &'a Team,
-    /// What will be used.
+    /// The resources that will be used.
     pub needs: &'a TransportNeeds,
     /// Ordinal of the GPU whose kernels use the transport; none where they run on the host.
     pub device: Option<u32>,
-    /// How the team's ranks agree on what the fabric needs before there are endpoints.
+    /// The exchange by which the team's ranks agree on values that the fabric needs before endpoints
+    /// exist.
     pub exchange: &'a dyn Exchange,
 }
 
 impl<'a> TransportOpen<'a> {
-    /// For kernels on the host, and for a transport that needs no exchange: one that asks for it is refused.
+    /// Arguments for kernels on the host, and for a transport that needs no exchange: its use is refused.
     pub fn new(team: &'a Team, needs: &'a TransportNeeds) -> Self {
         Self { team, needs, device: None, exchange: &NoExchange }
     }
@@ -109,27 +109,27 @@ impl<'a> TransportOpen<'a> {
 
 /// A transport. One instance serves one team.
 ///
-/// Threads: everything but the hot calls happens on one thread, which may block. `post`, `poll`
-/// and `read_signal` of one queue are called by one thread at a time, of different queues by several
+/// Threads: all calls except the hot ones come from one thread, which may block. `post`, `poll` and
+/// `read_signal` of one queue are called by one thread at a time, of different queues by several
 /// threads at once; `health` by any thread.
 pub trait Transport: Sized + Send + Sync + 'static {
     /// The name that a config writes: `[a-z0-9_-]+`.
     const NAME: &'static str;
-    /// One line for people: fabric and hardware.
+    /// One line of text for display: fabric and hardware.
     const ABOUT: &'static str;
     /// The component's own table. Its schema belongs to the component; unknown keys must be refused.
     type Config: serde::de::DeserializeOwned;
 
-    /// Reads the component's own table. A component that hands some of it on to another component, or checks
-    /// ranges, does so here: only here are the lines of the file known.
+    /// Reads the component's own table. A component that passes a part of it to another component, or checks
+    /// ranges, does so here: only here the lines of the file are known.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] with file, line, key, what was found and what was expected.
+    /// [`ErrorKind::Config`] with file, line, key, and the values found and expected.
     fn configure(table: &ComponentTable) -> Result<Self::Config> {
         table.parse(Self::NAME)
     }
 
-    /// Says what works here, without side effects.
+    /// Gives the capabilities on this machine, without side effects.
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`] with the fix, if the component cannot run here.
@@ -138,10 +138,10 @@ pub trait Transport: Sized + Send + Sync + 'static {
     /// Makes an instance for a team.
     ///
     /// # Errors
-    /// What the fabric or the operating system refuses; what the exchange says.
+    /// Errors of the fabric, the operating system or the exchange.
     fn open(config: Self::Config, open: &TransportOpen<'_>) -> Result<Self>;
 
-    /// What window memory must be like.
+    /// The requirements on window memory.
     fn memory_needs(&self) -> MemoryNeeds;
 
     /// Allocates the memory of one window, where the fabric must own it (capability
@@ -161,7 +161,7 @@ pub trait Transport: Sized + Send + Sync + 'static {
     /// Registers one window.
     ///
     /// # Errors
-    /// What the fabric refuses.
+    /// Errors of the fabric.
     ///
     /// # Safety
     /// The window's memory and descriptor stay valid until the instance is dropped.
@@ -170,7 +170,7 @@ pub trait Transport: Sized + Send + Sync + 'static {
     /// The bytes that `peer` needs to reach this rank: at most [`abi::TY_ENDPOINT_BYTES`].
     ///
     /// # Errors
-    /// What the fabric refuses.
+    /// Errors of the fabric.
     fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>>;
 
     /// Connects to `peer`, this rank itself included. `data` comes from another process: check it.
@@ -180,17 +180,18 @@ pub trait Transport: Sized + Send + Sync + 'static {
     /// does not answer in time.
     fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()>;
 
-    /// Ends the connecting: every rank of the team calls it once, behind its last [`connect`](Self::connect)
-    /// and before anything that uses the connections. For fabrics that register windows only once the
-    /// team is connected. It may wait for peers that still connect.
+    /// Ends the connection phase: every rank of the team calls it once, after its last
+    /// [`connect`](Self::connect) and before any use of the connections. For fabrics that register windows
+    /// only once the team is connected. It may wait for peers that still connect.
     ///
     /// # Errors
-    /// What the fabric refuses; [`ErrorKind::Deadline`] if a peer does not come in time.
+    /// Errors of the fabric; [`ErrorKind::Deadline`] if a peer does not connect in time.
     fn commit(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Where `window` of `peer` is mapped in this process (capability `TY_CAP_LOAD_STORE`).
+    /// The address at which `window` of `peer` is mapped in this process (capability
+    /// `TY_CAP_LOAD_STORE`).
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] unless the capability was declared.
@@ -209,8 +210,8 @@ pub trait Transport: Sized + Send + Sync + 'static {
     /// A status `TY_*` below zero, if the queue is unusable.
     ///
     /// # Safety
-    /// Source memory of an accepted command stays unchanged until the command is done, and
-    /// everything named in the module's promises of core holds.
+    /// Source memory of an accepted command stays unchanged until the command is done, and all promises
+    /// of core in the module's documentation hold.
     unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32>;
 
     /// Drives the queue, fills `events` from the front and returns how many were written.
@@ -225,12 +226,12 @@ pub trait Transport: Sized + Send + Sync + 'static {
     /// The first asynchronous error, if there was one. It stays.
     ///
     /// # Errors
-    /// That error.
+    /// The asynchronous error.
     fn health(&self) -> Result<()>;
 
-    /// Moves the fabric forward and keeps what completes for the next `poll` (capability
-    /// `TY_CAP_MANUAL_PROGRESS`). Any thread calls it, also beside hot calls of every queue; it
-    /// returns at once if somebody else is driving. Returns whether something moved.
+    /// Drives the fabric and stores completions for the next `poll` (capability
+    /// `TY_CAP_MANUAL_PROGRESS`). Any thread calls it, also beside hot calls of every queue; it returns
+    /// at once if another thread is driving. Returns whether something moved.
     ///
     /// # Errors
     /// A status `TY_*` below zero.
@@ -238,8 +239,8 @@ pub trait Transport: Sized + Send + Sync + 'static {
         Ok(false)
     }
 
-    /// What kernels compile in to use this transport, after `connect` (capability
-    /// `TY_CAP_DEVICE_API`). What it points to lives as long as the instance.
+    /// The source that kernels compile in to use this transport, after `connect` (capability
+    /// `TY_CAP_DEVICE_API`). The memory behind its pointers lives as long as the instance.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] unless the capability was declared.
@@ -251,12 +252,12 @@ pub trait Transport: Sized + Send + Sync + 'static {
         ))
     }
 
-    /// What [`device_api`](Self::device_api) will give, but for the value of the parameters (`params` is
-    /// null, their size and alignment are set): kernels are compiled ahead of a job with it. What it points
-    /// to is static.
+    /// The result of [`device_api`](Self::device_api) without the value of the parameters (`params` is
+    /// null, their size and alignment are set): kernels are compiled ahead of a job with it. Its pointers
+    /// are static.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where there is no device API, or it is known by an instance only.
+    /// [`ErrorKind::Unsupported`] where there is no device API, or only an instance knows it.
     fn device_source() -> Result<abi::TyDeviceApi> {
         Err(Error::new(
             ErrorKind::Unsupported,
@@ -265,18 +266,18 @@ pub trait Transport: Sized + Send + Sync + 'static {
         ))
     }
 
-    /// Takes over a ring of kernels, behind [`commit`](Self::commit), where the transport has threads of its own:
-    /// see [`GpuRing::serve`](crate::gpu_ring::GpuRing::serve). Nobody else uses the ring's queue. Returns whether
-    /// it does; else core serves the ring.
+    /// Takes over a ring of kernels, after [`commit`](Self::commit), where the transport has threads of its
+    /// own: see [`GpuRing::serve`](crate::gpu_ring::GpuRing::serve). Only this ring uses its queue. Returns
+    /// true if the transport serves the ring; else core serves it.
     ///
     /// # Errors
-    /// What the operating system refuses.
+    /// Errors of the operating system.
     fn serve_ring(&mut self, ring: RingToServe) -> Result<bool> {
         let _ = ring;
         Ok(false)
     }
 
-    /// One line for diagnoses, after `connect`: what connects this rank to `peer` (device,
+    /// One line for diagnoses, after `connect`: the connection from this rank to `peer` (device,
     /// provider, both addresses); at most [`abi::TY_LINK_NAME_BYTES`] of it are used.
     fn link_name(&self, peer: u32) -> String {
         let _ = peer;

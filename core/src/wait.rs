@@ -1,5 +1,5 @@
-//! Waiting with an end (INV-6): the board that a waiter and the host's watchdog share, and the loop
-//! that CPU code waits with.
+//! Bounded waits (INV-6): the board that a waiter and the host's watchdog share, and the wait loop of
+//! CPU code.
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,8 +9,8 @@ use crate::{Error, ErrorKind, Result};
 
 /// The wait board of one communicator, with atomic fields. Same layout as [`abi::TyWaitBoard`].
 ///
-/// Any thread may read and write any field. A waiter publishes what it waits for, `phase` last; the
-/// host raises `abort` when it decides that the wait must end.
+/// Any thread may read and write any field. A waiter publishes its wait, `phase` last; the host raises
+/// `abort` when it decides that the wait must end.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct WaitBoard {
@@ -24,7 +24,7 @@ pub struct WaitBoard {
     operation: AtomicU64,
     level: AtomicU64,
     gave_up: AtomicU64,
-    /// Set when the board is made, and never again.
+    /// Set when the board is made, and never changed.
     waited_ns: AtomicPtr<AtomicU64>,
     ranks: AtomicU64,
 }
@@ -32,7 +32,7 @@ pub struct WaitBoard {
 const _: () = assert!(size_of::<WaitBoard>() == size_of::<abi::TyWaitBoard>());
 const _: () = assert!(align_of::<WaitBoard>() == align_of::<abi::TyWaitBoard>());
 
-/// What somebody waits for.
+/// The event of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitFor {
     /// One of `TY_PHASE_*`.
@@ -45,18 +45,18 @@ pub struct WaitFor {
     pub expected: u64,
     /// Operation number.
     pub operation: u64,
-    /// One of `TY_LEVEL_*`: whose transport raises the signal.
+    /// One of `TY_LEVEL_*`: the level whose transport raises the signal.
     pub level: u64,
 }
 
-/// A wait in progress, as the watchdog sees it.
+/// A wait in progress, from the view of the watchdog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// What is waited for.
+    /// The event of the wait.
     pub what: WaitFor,
     /// The total last seen.
     pub found: u64,
-    /// How long it has lasted; where it was given up, how long ago it began.
+    /// The time since its beginning, also where it has ended without its signal.
     pub lasted: Duration,
 }
 
@@ -85,11 +85,11 @@ impl WaitBoard {
     /// # Safety
     /// `board` points to a board that stays valid for `'a` and is only accessed atomically.
     pub unsafe fn from_abi<'a>(board: *mut abi::TyWaitBoard) -> &'a Self {
-        // SAFETY: same layout (asserted above); validity and atomic access are the caller's.
+        // SAFETY: same layout (asserted above); the caller promises validity and atomic access.
         unsafe { &*board.cast::<Self>() }
     }
 
-    /// A board whose waiters add up what their waits took, per world rank.
+    /// A board whose waiters add up the time of their waits, per world rank.
     ///
     /// # Safety
     /// `waited_ns` outlives the board, and every view of it.
@@ -109,7 +109,7 @@ impl WaitBoard {
         self.abort.store(1, Ordering::Release);
     }
 
-    /// Whether waits must end.
+    /// True once waits must end.
     pub fn is_aborted(&self) -> bool {
         self.abort.load(Ordering::Acquire) != 0
     }
@@ -119,7 +119,7 @@ impl WaitBoard {
         self.read(self.phase.load(Ordering::Acquire))
     }
 
-    /// The last wait that ended without its signal, while nobody waits.
+    /// The last wait that ended without its signal, while no wait runs.
     pub fn given_up(&self) -> Option<Waiting> {
         self.read(self.gave_up.load(Ordering::Acquire))
     }
@@ -158,20 +158,20 @@ impl WaitBoard {
         self.phase.store(0, Ordering::Release);
     }
 
-    /// Leaves behind what was waited for in vain.
+    /// Records a wait that ended without its signal.
     #[cold]
     fn give_up(&self, what: &WaitFor) {
         self.gave_up.store(what.phase, Ordering::Release);
         self.end();
     }
 
-    /// Notes how long a wait on a rank took.
+    /// Adds the time of a wait on a rank.
     fn add(&self, rank: u32, took_ns: u64) {
         let totals = self.waited_ns.load(Ordering::Relaxed);
         if totals.is_null() || u64::from(rank) >= self.ranks.load(Ordering::Relaxed) {
             return;
         }
-        // SAFETY: so many totals, which outlive the board (contract of `waited_ns` in the ABI).
+        // SAFETY: an index into totals that outlive the board (contract of `waited_ns` in the ABI).
         let total = unsafe { &*totals.add(rank as usize) };
         total.fetch_add(took_ns, Ordering::Relaxed);
     }
@@ -181,10 +181,10 @@ impl WaitBoard {
 const SPINS: u32 = 64;
 /// Rounds of yielding before the first sleep.
 const YIELDS: u32 = 4000;
-/// Sleep between looks once a wait has become long.
+/// Sleep between checks once a wait has become long.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Waits of one CPU kernel set: spin, then yield, then sleep; knows its end.
+/// Waits of one CPU kernel set: spin, then yield, then sleep, up to a bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiter<'a> {
     board: &'a WaitBoard,
@@ -192,17 +192,17 @@ pub struct Waiter<'a> {
 }
 
 impl<'a> Waiter<'a> {
-    /// Waits on `board`; a wait that outlives `cap` ends by itself, whatever the host does.
+    /// Waits on `board`; a wait that outlives `cap` ends by itself, without the host.
     pub fn new(board: &'a WaitBoard, cap: Duration) -> Self {
         Self { board, cap }
     }
 
     /// Returns once `read()` has reached `what.expected` (totals compare rolling). `progress` runs
-    /// between looks: it drives the transport and reports its errors (INV-7).
+    /// between checks: it drives the transport and reports its errors (INV-7).
     ///
     /// # Errors
-    /// [`ErrorKind::Deadline`] when the host raised the abort word or the cap was reached; what
-    /// `progress` returned.
+    /// [`ErrorKind::Deadline`] when the host raised the abort word or the cap was reached; an error of
+    /// `progress`.
     pub fn until(
         &self,
         what: &WaitFor,
@@ -218,9 +218,9 @@ impl<'a> Waiter<'a> {
         self.slow(what, &mut read, &mut progress)
     }
 
-    /// For a wait that nobody stays in: publishes it, and says whether it must end. It began at
-    /// `since_ns`. [`look_away`](Self::look_away) takes it from the board again. One thread at a time
-    /// uses the board.
+    /// For a wait that does not block its thread: publishes it, and returns an error if it must end. It
+    /// began at `since_ns`. [`look_away`](Self::look_away) removes it from the board. One thread at a
+    /// time uses the board.
     ///
     /// # Errors
     /// [`ErrorKind::Deadline`], as [`until`](Self::until).
@@ -235,7 +235,7 @@ impl<'a> Waiter<'a> {
         Ok(())
     }
 
-    /// Ends what [`look_at`](Self::look_at) has published.
+    /// Ends the wait that [`look_at`](Self::look_at) has published.
     pub fn look_away(&self) {
         self.board.end();
     }
@@ -258,7 +258,7 @@ impl<'a> Waiter<'a> {
             self.board.found.store(found, Ordering::Relaxed);
             let lasted = Duration::from_nanos(monotonic_ns().saturating_sub(since));
             if let Err(error) = progress() {
-                // What broke is the cause; what it broke says where the ranks are.
+                // The failure is the cause; the wait shows the state of the ranks.
                 break Err(error.with_context("meanwhile", expired(what, found, lasted).message()));
             }
             if self.board.is_aborted() || lasted > self.cap {
@@ -280,7 +280,7 @@ impl<'a> Waiter<'a> {
     }
 }
 
-/// Whether a total has reached what is expected of it. Totals compare rolling.
+/// True if a total has reached the expected total. Totals compare rolling.
 pub fn reached(found: u64, expected: u64) -> bool {
     found.wrapping_sub(expected) as i64 >= 0
 }
@@ -288,7 +288,7 @@ pub fn reached(found: u64, expected: u64) -> bool {
 /// The error of a wait that ended without its signal.
 pub fn expired(what: &WaitFor, found: u64, lasted: Duration) -> Error {
     let operation = match what.operation {
-        abi::TY_OPERATION_OF_GRAPH => "an operation that nobody waits for".to_owned(),
+        abi::TY_OPERATION_OF_GRAPH => "an operation that no host waits for".to_owned(),
         number => format!("operation {number}"),
     };
     Error::new(

@@ -1,12 +1,12 @@
-//! What ranks tell each other of how to be reached: one form for all transports, over serde and postcard.
+//! The addresses that ranks exchange: one encoding for all transports, over serde and postcard.
 //!
 //! ```text
 //! magic (4 bytes) | version (4) | the value, by postcard | FNV-1a of all before (8)
 //! ```
 //!
-//! Little-endian. Every byte that comes in is checked, for it comes from another process: what does not end
-//! where it should, or is written in another way than here, is refused. The checksum is against accidents, not
-//! against anybody. Whether a value makes sense is judged by who reads it.
+//! Little-endian. Every byte that arrives is checked, because it comes from another process: bytes of a wrong
+//! length, or in another encoding than this one, are refused. The checksum detects accidents, not attacks.
+//! The reader of a value checks its meaning.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,14 +16,14 @@ use crate::{Error, ErrorKind, Result};
 const HEAD: usize = 8;
 const SUM: usize = 8;
 
-/// A kind of bytes that cross between ranks.
+/// A kind of messages between ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Wire {
-    /// What is read, for errors: `read endpoint`.
+    /// The operation in errors: `read endpoint`.
     pub operation: &'static str,
     /// First bytes.
     pub magic: [u8; 4],
-    /// Changes with the value's fields.
+    /// A new number for each change of the value's fields.
     pub version: u32,
 }
 
@@ -36,10 +36,10 @@ impl Wire {
         with_checksum(out)
     }
 
-    /// Reads what a peer wrote.
+    /// Reads a peer's bytes.
     ///
     /// # Errors
-    /// [`ErrorKind::Protocol`]: what was found and what was expected.
+    /// [`ErrorKind::Protocol`], with the values found and expected.
     pub fn read<T: Serialize + DeserializeOwned>(&self, data: &[u8]) -> Result<T> {
         if let Some(found) = data.first_chunk::<4>().filter(|found| **found != self.magic) {
             let (found, expected) = (found.escape_ascii(), self.magic.escape_ascii());
@@ -74,7 +74,7 @@ impl Wire {
             .with_fix("run the same version of tokenyard on all ranks")
     }
 
-    /// Refuses a value unless it keeps a rule.
+    /// Refuses a value that breaks a rule.
     ///
     /// # Errors
     /// [`refuse`](Self::refuse) with the message.
@@ -83,7 +83,7 @@ impl Wire {
     }
 }
 
-/// What such bytes end with. Apart, for fuzzers: they would not find it.
+/// Appends the checksum. A function of its own for fuzzers, which could not guess it.
 pub fn with_checksum(mut data: Vec<u8>) -> Vec<u8> {
     data.extend(checksum(&data).to_le_bytes());
     data
@@ -147,9 +147,9 @@ mod tests {
         assert!(of_body(&[]).contains("cannot be read"));
         // Seven, as a number of two bytes.
         assert!(of_body(&[0x87, 0, 0]).contains("in another form"));
-        // A list that says it is longer than memory.
+        // A list with an announced length beyond memory.
         assert!(of_body(&[7, 0xff, 0xff, 0xff, 0xff, 0x0f]).contains("cannot be read"));
-        // Bytes behind the value.
+        // Bytes after the value.
         assert!(of_body(&[7, 0, 9]).contains("in another form"));
     }
 }

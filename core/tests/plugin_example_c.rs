@@ -1,5 +1,5 @@
-//! The example in C, and the code of the plugin author's guide, built by the system's compilers as
-//! C11 and as C++17, do what a transport promises. Ranks are threads of this process.
+//! The example in C, and the code of the plugin author's guide, built by the system's compilers as C11
+//! and as C++17, fulfil the promises of a transport. Ranks are threads of this process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]
 
 use std::path::PathBuf;
@@ -153,11 +153,11 @@ fn a_signal_never_overtakes_the_payload_of_its_put() {
             let put = Command { bytes, signal: 5, add: 3, ..command(abi::TY_OP_PUT_SIGNAL, peer) };
             assert_eq!(rank.post(&[put]), 1);
             wait_for("the put", || rank.transport.read_signal(0, 5) == round * 3);
-            // The last byte that was copied is the first that is looked at.
+            // The last byte that was copied is checked first.
             for offset in (0..BYTES).step_by(8).rev() {
                 assert_eq!(rank.word(1, offset).load(Ordering::Relaxed), expected(peer));
             }
-            // Says that the payload was read, so that the next round may write.
+            // Signals that the payload was read, so that the next round may write.
             rank.post(&[Command { signal: 6, ..command(abi::TY_OP_SIGNAL, peer) }]);
             wait_for("the answer", || rank.transport.read_signal(0, 6) == round);
         }
@@ -248,7 +248,7 @@ fn an_unknown_op_is_an_error_event_and_the_health_stays_bad() {
 
 // === the example's cold calls ===
 
-/// The name that an endpoint tells, and the file of its object `which`.
+/// The name in an endpoint, and the file of its object `which`.
 fn object_of(endpoint: &[u8], which: usize) -> PathBuf {
     let name = &endpoint[endpoint.len() - 48..];
     let end = name.iter().position(|b| *b == 0).unwrap();
@@ -315,7 +315,7 @@ fn damaged_endpoints_are_refused_with_what_is_wrong() {
         assert!(error.message().contains(wanted), "expected `{wanted}` in: {error}");
         assert_eq!(error.rank(), Some(1));
     }
-    // A wrong token is found in the peer's own memory.
+    // A wrong token is detected in the peer's own memory.
     let error = ranks[0].transport.connect(1, &with(8, 1)).unwrap_err();
     assert!(error.message().contains("another token"), "{error}");
 }

@@ -1,5 +1,5 @@
 //! Every way in which a plugin fails the handshake, and every way in which a loaded component breaks the
-//! contract of a cold slot, is an error that names what was found, what was expected and the fix.
+//! contract of a cold slot, is an error that names the value found, the value expected and the fix.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]
 
 use std::path::{Path, PathBuf};
@@ -29,8 +29,8 @@ fn refusal(path: &Path) -> Error {
     error
 }
 
-/// Loads broken.c built with `options`; the text must contain all of `wanted`, and the guide the
-/// first of them, so that who sees the message finds it there.
+/// Loads broken.c built with `options`; the text must contain all of `wanted`, and the guide must
+/// contain the first of them, so that a reader of the message finds it there.
 fn refused(options: &[&str], wanted: &[&str]) {
     let library = broken(options);
     refused_file(&library.path, wanted);
@@ -77,14 +77,14 @@ fn an_empty_file_is_not_a_library() {
     refused_file(&path, &["the file is empty", "expected a shared library", "Fix: copy or build"]);
 }
 
-/// Without the judgement before it, the dynamic loader touches what is not there: SIGBUS.
+/// Without the check before it, the dynamic loader reads bytes that the file does not have: SIGBUS.
 #[test]
 fn a_plugin_that_is_cut_short_is_refused_wherever_the_cut_is() {
     let library = broken(&[]);
     let whole = std::fs::read(&library.path).unwrap();
     for eighths in 1..8 {
         std::fs::write(&library.path, &whole[..whole.len() * eighths / 8]).unwrap();
-        refused_file(&library.path, &["it is cut short", "its headers speak of", "Fix: copy"]);
+        refused_file(&library.path, &["it is cut short", "its headers name", "Fix: copy"]);
     }
     std::fs::write(&library.path, &whole[..whole.len() - 1]).unwrap();
     refused_file(&library.path, &["it is cut short"]);
@@ -338,7 +338,7 @@ fn answers_that_break_the_contract_are_errors() {
     assert!(alloc.message().contains("`broken` does not provide `alloc`"), "{alloc}");
 
     let window = Window { kind: abi::TY_MEMORY_HOST, ..NO_WINDOW };
-    // SAFETY: the component does not look at the window.
+    // SAFETY: the component does not access the window.
     let status = unsafe { component.register(&window) }.unwrap_err();
     assert_eq!(status.kind(), ErrorKind::Internal);
     assert!(status.message().contains("status -1234 without a message"), "{status}");

@@ -1,9 +1,9 @@
-//! The one way to open a file that a user names.
+//! The only way to open a file that a user names.
 //!
 //! A path in a config, on a command line or in the environment may lead anywhere: to a FIFO, whose
 //! opening waits for a writer, to a device that never ends, to a file that is larger than memory.
 //! So every such path is opened by [`open`], or read whole by [`read`] or [`read_text`]:
-//! - only regular files are taken, and the error names the kind that was found;
+//! - only regular files are accepted, and the error names the kind that was found;
 //! - nothing blocks (INV-6): a FIFO is refused before and after it is opened, without waiting;
 //! - a file is read whole only up to a size that the caller states.
 //!
@@ -26,10 +26,11 @@ use rustix::fs::{Mode, OFlags};
 /// [`FileError`]: the file cannot be opened, or is of another kind.
 pub fn open(path: &Path) -> Result<(File, Metadata), FileError> {
     let system = |error: io::Error| FileError::new(path, Problem::System(error));
-    // Asked first, because to open a device can have effects of its own.
+    // Checked first, because opening a device can have side effects.
     check_kind(path, &std::fs::metadata(path).map_err(system)?)?;
-    // And asked again of what was opened: another file may be there by now. NONBLOCK, so that a
-    // FIFO that took the file's place does not wait for a writer; it means nothing to a file.
+    // The opened file is checked again: another file may have the path by now. NONBLOCK, so that
+    // opening a FIFO in the file's place does not wait for a writer; the flag has no effect on a
+    // regular file.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| system(e.into()))?;
     let file = File::from(file);
@@ -38,14 +39,14 @@ pub fn open(path: &Path) -> Result<(File, Metadata), FileError> {
     Ok((file, about))
 }
 
-/// The whole of a regular file of at most `most` bytes.
+/// Reads the whole of a regular file of at most `most` bytes.
 ///
 /// # Errors
 /// Those of [`open`], a failing read, or a larger file.
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     let (file, about) = open(path)?;
     let too_large = |found| Err(FileError::new(path, Problem::TooLarge { found, most }));
-    // Files of /proc and /sys say that they are empty, so what is read counts too.
+    // Files of /proc and /sys report a size of 0, so the bytes that are read count too.
     if about.len() > most {
         return too_large(about.len());
     }
@@ -58,7 +59,7 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     Ok(bytes)
 }
 
-/// The whole of a regular UTF-8 file of at most `most` bytes.
+/// Reads the whole of a regular UTF-8 file of at most `most` bytes.
 ///
 /// # Errors
 /// Those of [`read`], or bytes that are not UTF-8.
@@ -69,7 +70,7 @@ pub fn read_text(path: &Path, most: u64) -> Result<String, FileError> {
     })
 }
 
-/// What kind of thing `about` describes, with its article: `a FIFO`, `a folder`.
+/// The kind of file that `about` describes, with its article: `a FIFO`, `a folder`.
 pub fn kind_name(about: &Metadata) -> &'static str {
     let kind = about.file_type();
     if kind.is_file() {
@@ -96,7 +97,7 @@ fn check_kind(path: &Path, about: &Metadata) -> Result<(), FileError> {
     Err(FileError::new(path, Problem::Kind(kind_name(about))))
 }
 
-/// Why a file that a user names was not read. Its text is `PATH: problem. Fix: ...`.
+/// The reason why a file that a user names was not read. Its text is `PATH: problem. Fix: ...`.
 #[derive(Debug)]
 pub struct FileError {
     path: PathBuf,
@@ -116,12 +117,12 @@ impl FileError {
         Self { path: path.to_owned(), problem }
     }
 
-    /// The file, as it was named.
+    /// The file's path, as the user wrote it.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the operating system said, where it refused.
+    /// The operating system's error, where it refused.
     pub fn io(&self) -> Option<&io::Error> {
         match &self.problem {
             Problem::System(error) => Some(error),
@@ -129,7 +130,7 @@ impl FileError {
         }
     }
 
-    /// What was found and what was expected, without the path.
+    /// The state found and the state expected, without the path.
     pub fn problem(&self) -> String {
         match &self.problem {
             Problem::System(error) => format!("the file cannot be read: {error}"),
@@ -141,14 +142,14 @@ impl FileError {
         }
     }
 
-    /// What to do.
+    /// The fix.
     pub fn fix(&self) -> &'static str {
         match &self.problem {
             Problem::System(error) if error.kind() == io::ErrorKind::NotFound => "correct the path",
             Problem::System(_) => "make the file readable for this user",
-            Problem::Kind("a FIFO") => "save what comes through the pipe to a file, and name that",
+            Problem::Kind("a FIFO") => "save the output of the pipe to a file, and name that file",
             Problem::Kind(_) => "name a regular file",
-            Problem::TooLarge { .. } => "name the right file; this one is too large to be it",
+            Problem::TooLarge { .. } => "name the right file; this one is too large",
             Problem::NotText { .. } => "name a text file, or save it as UTF-8",
         }
     }
@@ -160,5 +161,5 @@ impl fmt::Display for FileError {
     }
 }
 
-/// The operating system's words are part of the text, so there is no source to repeat them.
+/// The text includes the operating system's error, so no source repeats it.
 impl std::error::Error for FileError {}

@@ -27,14 +27,15 @@ const OTHERS: [&str; 12] = [
     "TY_CAP_GET",
     "TY_CAP_LOAD_STORE",
 ];
-/// Network namespaces that stand in for hosts: this sets what launchers set, and reads nothing of it.
+/// Network namespaces that stand in for hosts: this code sets the variables that launchers set, and
+/// reads none of them.
 const NOT_READ: &str = "tools/launch/src/hosts/";
 
 fn page() -> String {
     std::fs::read_to_string(product::root().join("docs/environment.md")).unwrap()
 }
 
-/// What may name a variable: `A_B`, and `A_` for all that begin so.
+/// A word that may name a variable: `A_B`, or `A_` for all variables with this prefix.
 fn is_name(word: &str) -> bool {
     let plain = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
     word.starts_with(|c: char| c.is_ascii_uppercase())
@@ -42,14 +43,15 @@ fn is_name(word: &str) -> bool {
         && (word.contains('_') || OF_ONE_WORD.contains(&word))
 }
 
-/// The names in the strings of a source. A string that is a name has no quotes in it, so each piece between two
-/// quotes will do.
+/// The names in the strings of a source. A string that is a name has no quotes in it, so the test takes each
+/// piece between two quotes.
 fn names_in(text: &str) -> BTreeSet<String> {
     let pieces = product::lines(text).flat_map(|line| line.split('"').skip(1));
     pieces.filter(|word| is_name(word) && !OTHERS.contains(word)).map(str::to_owned).collect()
 }
 
-/// The names in the first column of the page's tables of variables; a star stands for all that begin so.
+/// The names in the first column of the page's tables of variables; a star stands for all variables with
+/// this prefix.
 fn names_on(page: &str) -> BTreeSet<String> {
     let tables = page.split("\n| variable |").skip(1);
     let rows =
@@ -79,8 +81,8 @@ fn the_page_has_every_variable_that_the_sources_read_and_no_other() {
     let needless: Vec<_> = on_page.difference(&read).collect();
     assert!(
         missing.is_empty() && needless.is_empty(),
-        "docs/environment.md lacks {missing:?}, and has {needless:?}, which no source reads. What is \
-         no variable is listed in this test"
+        "docs/environment.md lacks {missing:?}, and has {needless:?}, which no source reads. Words \
+         that are not variables are listed in this test"
     );
     assert!(read.len() > 50, "found {} variables; the search misses some", read.len());
 }
@@ -103,7 +105,7 @@ fn examples(page: &str, language: &str) -> Vec<String> {
     page.split(&start).skip(1).map(|rest| rest.split("\n```").next().unwrap().to_owned()).collect()
 }
 
-/// Words that begin as tokenyard's variables do.
+/// Words with the prefix of tokenyard's variables.
 fn own_variables(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|word| word.starts_with("TOKENYARD_"))
@@ -133,7 +135,7 @@ fn expect_shell_reads(script: &str) {
     assert!(output.status.success() && said.is_empty(), "{said}\n{script}");
 }
 
-/// What lies below these keys: a number is a place in a list, `~` stands for `/`.
+/// The value below these keys: a number is a place in a list, `~` stands for `/`.
 fn at<'a>(yaml: &'a Yaml<'a>, path: &str) -> &'a Yaml<'a> {
     path.split('/').fold(yaml, |yaml, key| {
         let found = match key.parse::<usize>() {

@@ -1,6 +1,7 @@
-//! Modules build on each other, and not in large circles: of files that all import each other, none can be
-//! understood, tested or changed alone. At most two circles of the workspace have more than eight files.
-//! Counted are `use` lines, names that are handed on included; a path that is written out in code is not.
+//! Modules build on each other, and not in large circles: where files all import each other, none of them
+//! can be understood, tested or changed alone. At most two circles of the workspace have more than eight
+//! files. The test counts `use` lines, re-exports included, and does not count paths that are written out
+//! in code.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,10 +10,10 @@ use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, Meta, UseTree};
 
-/// Files of a circle that needs no reason.
+/// Most files of a circle that needs no reason.
 const FREE: usize = 8;
 
-/// Circles with more files: the crate's folder, and why they stay. Two at most.
+/// Circles with more files: the crate's folder, and the reason. Two at most.
 const ALLOWED: &[(&str, &str)] = &[(
     "bench",
     "a job is one of all scenarios and an output that of one of them, and each scenario takes its \
@@ -29,7 +30,7 @@ type Name = Vec<String>;
 #[derive(Default)]
 struct Module {
     file: PathBuf,
-    /// What a name stands for that a `use` gives it; `*` stands for all that a module has.
+    /// Names that a `use` line defines, and the path of each; `*` stands for all names of a module.
     names: Vec<(String, Name)>,
 }
 
@@ -37,7 +38,7 @@ struct Module {
 #[derive(Default)]
 struct Crate(BTreeMap<Name, Module>);
 
-/// Whether an item is compiled for tests only.
+/// True if an item is compiled for tests only.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::List(list) => {
@@ -48,7 +49,7 @@ fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// All paths in a `use`, each with the name that it gets.
+/// All paths in a `use` line, each with the name that it defines.
 fn leaves(tree: &UseTree, before: &[String], found: &mut Vec<(String, Name)>) {
     let on = |segment: &syn::Ident| [before, &[segment.to_string()]].concat();
     match tree {
@@ -63,10 +64,10 @@ fn leaves(tree: &UseTree, before: &[String], found: &mut Vec<(String, Name)>) {
     }
 }
 
-/// Reads the modules in a file, and in the files that it names.
+/// Reads the modules of a file, and of the files that it declares as modules.
 struct Reader<'c> {
     modules: &'c mut Crate,
-    /// The module that is read now.
+    /// The module that the reader is in.
     at: Name,
     /// Where the files of its child modules are.
     folder: PathBuf,
@@ -132,8 +133,8 @@ impl Crate {
         modules
     }
 
-    /// The module that defines what a path names, as seen in a module; none for another crate's. Names
-    /// that a module hands on are followed to where they come from.
+    /// The module that defines what a path names, as seen in a module; none for a path of another
+    /// crate. Re-exported names are followed to their definition.
     fn find(&self, module: &Name, path: &[String], depth: usize) -> Option<&Module> {
         let mut at = module.clone();
         for (i, segment) in path.iter().enumerate() {
@@ -256,9 +257,9 @@ fn at_most_two_circles_of_modules_are_large_and_each_is_argued() {
     assert_eq!(
         folders,
         allowed,
-        "crates with a circle of more than {FREE} files that import each other, and those that may \
-         have one (ALLOWED in this test, with why). Move what several files share to one that \
-         imports none of them:\n{}",
+        "crates with a circle of more than {FREE} files that import each other, and crates that may \
+         have one (ALLOWED in this test, with the reason). Move the items that several files share to \
+         a file that imports none of them:\n{}",
         text.join("\n")
     );
 }

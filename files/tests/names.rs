@@ -1,12 +1,12 @@
-//! One meaning for each name: a type's name stands for one type in a crate, and words that the project has
-//! given up do not come back.
+//! One meaning for each name: a type's name stands for one type in a crate, and abandoned words do not
+//! return.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 mod product;
 
 use std::collections::BTreeMap;
 
-/// Older words, and what they are called now (docs/architecture.md).
+/// Older words, each with the present word (docs/architecture.md).
 const GIVEN_UP: &[(&str, &str)] = &[
     ("yard", "communicator"),
     ("yards", "communicators"),
@@ -23,7 +23,7 @@ const GIVEN_UP: &[(&str, &str)] = &[
     ("let_pass", "order_refused"),
 ];
 
-/// Names that types had, and that mean nothing to those who were not there.
+/// Names that types had once.
 const GIVEN_UP_TYPES: &[(&str, &str)] = &[
     ("Face", "DeviceApi"),
     ("Said", "EntryHeader"),
@@ -52,7 +52,7 @@ const OTHER_FOLDERS: [&str; 9] =
     ["abi", "backends", "bench", "cli", "configs", "docs", "plugins", "python", "tools/device_put"];
 const OTHER_KINDS: [&str; 8] = ["c", "cu", "cuh", "h", "md", "py", "pyi", "toml"];
 
-/// The crate of a source: what lies before `src`.
+/// The crate of a source: the path before `src`.
 fn crate_of(path: &str) -> &str {
     path.split("/src/").next().unwrap()
 }
@@ -89,7 +89,7 @@ fn a_name_stands_for_one_type_in_a_crate() {
     assert!(places.is_empty(), "types of one name in a crate; expected one each: {places:#?}");
 }
 
-/// Names that once stood for many things: one type of the whole product may have each.
+/// Names that once had many meanings: at most one type of the whole product may have each.
 const ONE_TYPE: &[&str] = &["Lane", "Place", "Report", "Told"];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Only regular files are opened, at once, and no more is read than was asked for.
+//! Only regular files are opened, without waiting, and no more bytes are read than the caller asks for.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::os::unix::net::UnixListener;
@@ -49,7 +49,7 @@ fn a_fifo_that_takes_the_place_of_a_file_does_not_block() {
     std::fs::write(&file, "text").unwrap();
     let pipe = folder.path().join("pipe");
     fifo(&pipe);
-    // Both names are links to swap the kinds as often as possible.
+    // Both names are hard links, so that the two kinds of file are swapped as often as possible.
     std::fs::hard_link(&file, &path).unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -85,7 +85,7 @@ fn a_file_is_read_whole_up_to_the_size_that_was_stated() {
     std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
     let text = read(&path, 1 << 20).unwrap_err().to_string();
     assert!(text.contains("found 1099511627776 bytes"), "{text}");
-    // A file of /proc says that it is empty.
+    // A file of /proc reports a size of 0.
     assert!(!read(Path::new("/proc/self/status"), 1 << 16).unwrap().is_empty());
     let text = read(Path::new("/proc/self/status"), 5).unwrap_err().to_string();
     assert!(text.contains("expected at most 5"), "{text}");

@@ -1,5 +1,5 @@
-//! No function takes a tuple apart in its list of parameters: that only hides how many arguments it has,
-//! and what they are. What belongs together is a type with a name.
+//! No function takes a tuple apart in its list of parameters: a tuple only hides the number of arguments
+//! and their meaning. Values that belong together get a named type.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::path::{Path, PathBuf};
@@ -19,12 +19,13 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The text without what stands behind `//`, line by line.
+/// The text without its `//` comments, line by line.
 fn without_comments(text: &str) -> String {
     text.lines().map(|line| line.split("//").next().unwrap_or_default().to_owned() + "\n").collect()
 }
 
-/// The end of a list that begins at the front of `text` with `open`: behind the `close` that belongs to it.
+/// The end of a list that begins at the front of `text` with `open`: the position after the matching
+/// `close`.
 fn list_end(text: &str, open: char, close: char) -> Option<usize> {
     let (mut depth, mut last) = (0, ' ');
     for (at, letter) in text.char_indices() {
@@ -42,7 +43,7 @@ fn list_end(text: &str, open: char, close: char) -> Option<usize> {
     None
 }
 
-/// What stands between the commas of a list that are in no brackets.
+/// The pieces between the commas of a list that are in no brackets.
 fn split(list: &str) -> Vec<&str> {
     let (mut depth, mut begin, mut last, mut all) = (0, 0, ' ', Vec::new());
     for (at, letter) in list.char_indices() {
@@ -62,7 +63,7 @@ fn split(list: &str) -> Vec<&str> {
     all
 }
 
-/// The parameters of a function, from behind its name on.
+/// The parameters of a function; `text` begins after its name.
 fn parameters(text: &str) -> Option<Vec<&str>> {
     let text = match text.strip_prefix('<') {
         Some(_) => &text[list_end(text, '<', '>')?..],
@@ -86,7 +87,7 @@ fn hidden_arguments(text: &str) -> Vec<usize> {
         }
         let is_tuple = |parameter: &str| {
             let pattern = parameter.trim_start_matches(|c: char| c.is_whitespace() || c == '&');
-            // Of a property, what stands behind it is a strategy and no type.
+            // In a property test, a strategy follows the pattern, not a type.
             let has_type = |end| pattern[end..].trim_start().starts_with(':');
             pattern.starts_with('(') && list_end(pattern, '(', ')').is_some_and(has_type)
         };
@@ -111,15 +112,15 @@ fn no_function_hides_arguments_in_a_tuple() {
     }
     assert!(
         wrong.is_empty(),
-        "found functions that take a tuple apart in their parameters. Expected an argument for each, at most \
-         five, or a type that says what belongs together:\n{}",
+        "found functions that take a tuple apart in their parameters. Expected an argument \
+         for each value, at most five, or a named type for values that belong together:\n{}",
         wrong.join("\n")
     );
 }
 
 #[test]
 fn a_tuple_is_seen_in_each_kind_of_signature() {
-    // Put together here, because this file is searched as well.
+    // The text is assembled here, because the test searches this file too.
     let function =
         |rest: &str| format!("// A comment (a, b): (u8, u8)\nimpl A {{\n    fn {rest} {{}}\n}}");
     for hidden in [

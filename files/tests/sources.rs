@@ -1,5 +1,5 @@
-//! No other code of the product opens a file that a user names: every other open is listed here,
-//! with the reason why its path is no user's.
+//! No other code of the product opens a file that a user names: every other open is listed here, with
+//! the reason why no user names its path.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 mod product;
@@ -20,10 +20,10 @@ const OPENS: [&str; 9] = [
 ];
 const LIBRARIES: &str = "Library::new(";
 
-/// Files that open something themselves: how often, and why they may.
+/// Files with opens of their own: the number of opens, and the reason.
 const ALLOWED: &[(&str, usize, &str)] = &[
     ("files/src/lib.rs", 1, "the function itself"),
-    ("core/src/host/loader.rs", 1, "dlopen of a plugin that was opened and judged before"),
+    ("core/src/host/loader.rs", 1, "dlopen of a plugin that was opened and checked before"),
     ("core/src/conditions.rs", 1, "/proc and /sys/fs/cgroup"),
     ("core/src/machine.rs", 3, "/proc/cpuinfo and /proc/sys"),
     ("core/src/bootstrap/launcher/hydra.rs", 1, "/proc/PID/stat"),
@@ -34,7 +34,7 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ),
     ("core/src/bootstrap/rendezvous.rs", 1, "makes a new file (O_EXCL), then renames it"),
     ("cli/src/memory.rs", 1, "/proc/meminfo and /sys/fs/cgroup"),
-    ("cli/src/writable.rs", 2, "outputs: of a kind that was asked before, and without waiting"),
+    ("cli/src/writable.rs", 2, "outputs: of a kind that was checked before, and without waiting"),
     ("tools/launch/src/interrupt.rs", 1, "/proc/self/status"),
     ("tools/launch/src/running.rs", 1, "/proc/PID/stat"),
     ("tools/launch/src/hosts/network.rs", 1, "/sys/class/net"),
@@ -59,7 +59,7 @@ const ALLOWED: &[(&str, usize, &str)] = &[
 fn opens(text: &str) -> usize {
     let lines = product::lines(text);
     let count = |line: &str| {
-        // `files::read` and its like are the function this is about; `fs::open` is not in them.
+        // `files::read` and the like are the allowed functions; `fs::open` is not in their names.
         let line = line.replace("files::open(", "").replace("files::read", "");
         let plain: usize = OPENS.iter().map(|open| line.matches(open).count()).sum();
         plain + line.matches(LIBRARIES).count()
@@ -82,7 +82,7 @@ fn every_open_outside_of_this_crate_is_of_a_path_that_no_user_names() {
     assert!(
         wrong.is_empty(),
         "a path that a user can name is opened by tokenyard_files (core::files); any other is \
-         listed in this test, with why:\n{}",
+         listed in this test, with the reason:\n{}",
         wrong.join("\n")
     );
 }

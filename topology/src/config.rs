@@ -11,32 +11,32 @@ use tokenyard_core::abi;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TopologyConfig {
-    /// Identity of the machine, 1 to 63 bytes, instead of the one that is found. Ranks with equal
-    /// identities must be able to share memory. Default: found.
+    /// Identity of the machine, 1 to 63 bytes, in place of the one that tokenyard finds. Ranks with
+    /// equal identities must be able to share memory. Default: found.
     pub host: Option<String>,
-    /// NICs that ranks of this node use. Default: the nearest of those of the fastest model.
+    /// NICs that ranks of this node use. Default: the nearest NICs of the fastest model.
     pub nics: Option<NicChoice>,
-    /// What the fabric lets pass between rails. Equal on all nodes. Default: nothing.
+    /// The traffic that the fabric lets pass between rails. Equal on all nodes. Default: none.
     pub rails: Rails,
 }
 
-/// The key `rails`: which NICs of different nodes reach each other.
+/// The key `rails`: the NICs of different nodes that reach each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rails {
-    /// Those of one name: each rail may be a network of its own.
+    /// NICs of the same name: each rail may be a network of its own.
     #[default]
     Equal,
-    /// All.
+    /// NICs of all names.
     Any,
 }
 
 /// The key `nics`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NicChoice {
-    /// A list: each rank uses the nearest of these, and ranks share them out.
+    /// A list: each rank uses the nearest of these, and ranks divide them.
     Among(Vec<String>),
-    /// A table: the NICs of each local rank, as they are.
+    /// A table: the NICs of each local rank, used unchanged.
     ByLocalRank(BTreeMap<u32, Vec<String>>),
 }
 

@@ -1,4 +1,4 @@
-//! The `auto` topology: where this process is, as the operating system tells.
+//! The `auto` topology: the place of this process, from the operating system.
 
 mod built_in;
 mod config;
@@ -46,7 +46,7 @@ impl Topology for HostTopology {
 /// The place of a rank on `machine`: on a host of that name, with that index, on those processors.
 ///
 /// # Errors
-/// A NIC that the config names and that is not there, or cannot be used.
+/// A NIC that the config names is absent, or cannot be used.
 pub(crate) fn place(
     machine: &Machine,
     config: &TopologyConfig,
@@ -78,14 +78,15 @@ pub(crate) fn place(
     })
 }
 
-/// What NIC is missing near a GPU or cannot be used, and what to do about it, as the doctor says it.
+/// Text about the NIC that is missing near a GPU or cannot be used, with the fix, in the doctor's
+/// words.
 fn missing_nic(machine: &Machine, gpu: &Gpu) -> Option<String> {
     let missing = machine.missing_rails();
     let missing = missing.iter().find(|missing| missing.gpu.pci == gpu.pci)?;
     Some(format!("{missing}; to mend it: {}", missing.fix()))
 }
 
-/// Whether the NICs of these names reach those of all others: EFA's fabric has no rails.
+/// True if the NICs of these names reach the NICs of all other names: EFA's fabric has no rails.
 fn reach_all(machine: &Machine, names: &[String]) -> bool {
     let is_efa = |name: &String| {
         machine.nics.iter().any(|nic| nic.name == *name && nic.family == NicFamily::Efa)
@@ -118,7 +119,7 @@ fn found_host() -> Result<String> {
     named_host(&format!("{}-{inode}", boot.trim()))
 }
 
-/// The logical processors this process may run on; nothing if the system does not say.
+/// The logical processors that this process may run on; none if the system does not report them.
 fn allowed_processors() -> Option<BTreeSet<u32>> {
     let status = fs::read_to_string(STATUS).ok()?;
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;

@@ -1,4 +1,4 @@
-//! Which NICs are near to a rank, or named for it.
+//! The NICs that are near to a rank, or named for it.
 
 use tokenyard_core::error::first_names;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
@@ -10,14 +10,14 @@ use crate::config::NicChoice;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Chosen {
     pub(super) names: Vec<String>,
-    /// They are the rank's own by the config's word.
+    /// The config names them for this rank.
     pub(super) given: bool,
 }
 
 /// Chooses the NICs of a rank that works at `seat`.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] and [`ErrorKind::Unavailable`] with the name of the NIC that is not there, is
+/// [`ErrorKind::Config`] and [`ErrorKind::Unavailable`] with the name of the NIC that is absent, is
 /// down, or is missing for this rank.
 pub(super) fn choose(
     machine: &Machine,
@@ -41,7 +41,7 @@ pub(super) fn choose(
                     ErrorKind::Config,
                     "choose NICs",
                     format!(
-                        "`nics` says nothing of local rank {local_rank}; found local ranks {}",
+                        "`nics` has no entry for local rank {local_rank}; found local ranks {}",
                         first_names(ranks.keys())
                     ),
                 )
@@ -57,10 +57,10 @@ pub(super) fn choose(
     }
 }
 
-/// Of NICs that are near as many as a place has room for.
+/// As many of the near NICs as a place has room for.
 fn named(near: &[&Nic], local_rank: u32) -> Chosen {
     let mut names: Vec<String> = near.iter().map(|nic| nic.name.clone()).collect();
-    // Ranks that see more begin at different ones.
+    // Where there are more, each rank begins at a different NIC.
     if names.len() > abi::TY_PLACE_NICS {
         let start = local_rank as usize * abi::TY_PLACE_NICS % names.len();
         names.rotate_left(start);
@@ -101,19 +101,19 @@ fn in_words(why: Unusable) -> &'static str {
     match why {
         Unusable::PortDown => "no port is active",
         Unusable::NoAddress => "its ports are active, and no entry in their GID tables",
-        Unusable::NoDevice => "its device node is not there",
+        Unusable::NoDevice => "its device node is absent",
     }
 }
 
-/// Says which NICs would be nearer, or as near as those that serve, if they could be used.
+/// Logs the NICs that would be nearer than the chosen ones, or as near, if they could be used.
 fn warn_of_nearer(machine: &Machine, seat: Seat) {
     for (nic, why) in passed_over(machine, seat) {
         tracing::warn!("NIC {nic} is nearest to this rank; {}", in_words(why));
     }
 }
 
-/// Rail NICs that are nearer than those that serve, and cannot be used. Those that are as near only where some
-/// GPUs have less left than others: nodes whose cards have a port to spare are cabled so.
+/// Rail NICs that are nearer than the chosen ones, and cannot be used. A NIC that is only as near counts
+/// where some GPUs have fewer usable NICs than others: nodes whose cards have a spare port are cabled so.
 pub(super) fn passed_over(machine: &Machine, seat: Seat) -> Vec<(&str, Unusable)> {
     let distance = |nic: &Nic| machine.nic_distance(seat, nic);
     let Some(chosen) = machine.serving_nics().iter().map(|nic| distance(nic)).min() else {

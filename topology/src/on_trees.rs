@@ -1,4 +1,4 @@
-//! Who gets which NIC on the recorded nodes.
+//! The NICs of each rank on the recorded nodes.
 
 use std::path::Path;
 
@@ -90,7 +90,7 @@ fn a_missing_nic_is_told_to_the_rank_of_its_gpu_and_to_no_other() {
     );
     assert_eq!(words(3), Some(expected));
     assert!((0..8).filter(|rank| *rank != 3).all(|rank| words(rank).is_none()));
-    // The operator knows, and says what to use.
+    // The operator names the NICs to use.
     let among = Some(NicChoice::Among(vec!["mlx5_2".to_owned()]));
     assert_eq!(found(&node, among, 3).unwrap().missing_nic, None);
     let words = found(&tree("faults/nic-missing"), None, 3).unwrap().missing_nic.unwrap();
@@ -156,7 +156,7 @@ fn links_that_are_down_where_others_serve_or_half_are_cabled_are_no_error() {
             assert_eq!(found(&node, None, rank).unwrap().missing_nic, None, "{name} {rank}");
         }
     }
-    // Without any rail ranks would go over the NICs for storage.
+    // Without any rail NIC, ranks would use the storage NICs.
     for (rank, words) in [(0, "mlx5_0 (port 1 is down"), (7, "mlx5_7 (port 1 is down")] {
         let place = found(&with_down(tree("healthy/hgx-storage"), &all), None, rank).unwrap();
         let missing = place.missing_nic.unwrap();
@@ -166,7 +166,7 @@ fn links_that_are_down_where_others_serve_or_half_are_cabled_are_no_error() {
         );
         assert!(missing.contains("NICs that can be used: mlx5_8"), "{missing}");
     }
-    // Of adapters that all reach each other a missing one is told, and is no error.
+    // Where all adapters reach each other, a missing one is reported, and is no error.
     let bridge = ["rdmap85s0", "rdmap86s0", "rdmap87s0", "rdmap88s0"];
     let place = found(&with_down(tree("p5en-efa"), &bridge), None, 0).unwrap();
     assert!(place.any_rails && place.missing_nic.is_some());
@@ -330,7 +330,7 @@ fn ranks_without_a_gpu_use_the_nics_of_the_numa_node_that_they_are_bound_to() {
         let cpus = Some((first..first + 8).collect());
         place(&node, &TopologyConfig::default(), "node".into(), rank, cpus).unwrap()
     };
-    // Interleaved, as a launcher may bind: rank 0 and 2 on node 0, 1 and 3 on node 1.
+    // Interleaved binding, which some launchers use: ranks 0 and 2 on node 0, ranks 1 and 3 on node 1.
     let mut places: Vec<_> = (0..4).map(|rank| Some(bound(rank, (rank % 2) * 56))).collect();
     share_nics(&mut places);
     let nics: Vec<_> = places.into_iter().flatten().map(|place| place.nics.join(",")).collect();

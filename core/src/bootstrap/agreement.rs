@@ -1,4 +1,4 @@
-//! Whether all ranks hold the same named values, and who does not.
+//! Compares the named values of all ranks, and names the ranks that differ.
 
 use super::message::decode_pairs;
 use super::text::{clean, name_ranks};
@@ -8,7 +8,7 @@ const MAX_ITEMS_SHOWN: usize = 4;
 const MAX_GROUPS_SHOWN: usize = 8;
 const MAX_TEXT_SHOWN: usize = 80;
 
-/// The ranks that arrived, grouped by what they hold. Ranks that agree share one copy.
+/// The ranks that arrived, grouped by their values. Ranks that agree share one copy.
 #[derive(Default)]
 pub(super) struct Agreement {
     groups: Vec<Group>,
@@ -24,7 +24,7 @@ struct Group {
 type Item<'a> = (&'a str, &'a str);
 
 impl Agreement {
-    /// Adds what `rank` holds.
+    /// Adds the values of `rank`.
     ///
     /// # Errors
     /// [`ErrorKind::Protocol`] when `encoded` is no list of names and values.
@@ -38,7 +38,7 @@ impl Agreement {
         Ok(())
     }
 
-    /// What differs, by item and by rank, or nothing when all agree.
+    /// The differences, by item and by rank, or nothing when all ranks agree.
     pub(super) fn difference(&self) -> Option<String> {
         if self.groups.len() < 2 {
             return None;
@@ -54,7 +54,7 @@ impl Agreement {
         Some(text)
     }
 
-    /// Who holds what at place `at`, or nothing when all hold the same there.
+    /// The value of each rank at place `at`, or nothing when all ranks hold the same value there.
     fn describe(&self, at: usize) -> Option<String> {
         let mut held: Vec<(Option<Item<'_>>, Vec<u32>)> = Vec::new();
         for Group { items, ranks, .. } in &self.groups {
@@ -67,7 +67,7 @@ impl Agreement {
         if held.len() < 2 {
             return None;
         }
-        // Not by who arrived first, so that all runs tell it alike.
+        // Not in the order of arrival, so that all runs report the same text.
         held.iter_mut().for_each(|(_, ranks)| ranks.sort_unstable());
         held.sort_unstable_by_key(|(_, ranks)| ranks.first().copied());
         let name = held.first().and_then(|(item, _)| *item).map(|(name, _)| name);

@@ -1,4 +1,4 @@
-//! The control thread: the one place of the project where anything is asynchronous.
+//! The control thread: the only asynchronous code of the project.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -19,28 +19,28 @@ use super::waiting::Join;
 use crate::config::OnFailure;
 use crate::{Error, ErrorKind, Result};
 
-/// How long a rank that leaves waits for its last frames to be taken.
+/// Most time that a leaving rank waits for its last frames to be received.
 pub(super) const LINGER: Duration = Duration::from_millis(500);
 
-/// A rank's connection to the others: all collectives go through it, and while none is under way it
-/// keeps watching.
+/// A rank's connection to the other ranks: all collectives go through it. Between collectives it
+/// watches the other ranks.
 #[async_trait]
 pub(super) trait Bootstrap: Send {
-    /// Takes component in one collective. Ends when the result is there, when all ranks fail alike, or
-    /// when a rank is gone. Bounded by the timing.
+    /// Takes part in one collective. Ends when the result has arrived, when all ranks fail alike, or
+    /// when a rank is lost. The timing bounds it.
     async fn collective(&mut self, call: Call) -> Result<Outcome>;
 
-    /// Where the collectives of this rank begin.
+    /// The first collective of this rank.
     fn start(&self) -> Start;
 
-    /// Beats and listens, for ever. May be dropped at any `await`.
+    /// Sends heartbeats and receives those of others, for ever. May be dropped at any `await`.
     async fn watch(&mut self);
 
-    /// Tells the others that this rank ends, and waits for [`LINGER`] at most.
+    /// Reports to the other ranks that this rank ends, and waits for [`LINGER`] at most.
     async fn leave(&mut self, farewell: Farewell);
 }
 
-/// One collective, as its caller asked for it.
+/// One collective, as its caller requests it.
 pub(super) struct Call {
     pub(super) op: Op,
     pub(super) topic: String,
@@ -52,11 +52,12 @@ pub(super) struct Call {
 pub(super) struct Outcome {
     /// Collectives of the world before this one: the same on all ranks.
     pub(super) round: u64,
-    /// One item per rank, or what the collective says instead.
+    /// One item per rank, or the items that the collective defines instead.
     pub(super) items: Vec<Vec<u8>>,
 }
 
-/// What the caller of `op` gets, from the payload of an [`FrameKind::Outcome`] or a [`FrameKind::Verdict`].
+/// The result for the caller of `op`, from the payload of an [`FrameKind::Outcome`] or a
+/// [`FrameKind::Verdict`].
 pub(super) fn result_of(op: Op, kind: FrameKind, payload: &[u8], ranks: u32) -> Result<Outcome> {
     let items = match op {
         Op::AllGather | Op::Exchange => ranks as usize,
@@ -75,7 +76,7 @@ pub(super) fn result_of(op: Op, kind: FrameKind, payload: &[u8], ranks: u32) -> 
     })
 }
 
-/// How a rank ends.
+/// The way in which a rank ends.
 #[derive(Clone, Debug)]
 pub(super) enum Farewell {
     Goodbye,
@@ -83,7 +84,7 @@ pub(super) enum Farewell {
 }
 
 impl Farewell {
-    /// The frame that says so.
+    /// The frame that reports this end.
     pub(super) fn frame(&self) -> (FrameKind, Arc<Vec<u8>>) {
         match self {
             Self::Goodbye => (FrameKind::Goodbye, Arc::default()),
@@ -91,7 +92,7 @@ impl Farewell {
         }
     }
 
-    /// This rank's own end, as its later calls tell it.
+    /// This rank's own end, as its later calls report it.
     pub(super) fn end(&self) -> End {
         match self {
             Self::Goodbye => End::Left,
@@ -100,13 +101,13 @@ impl Farewell {
     }
 }
 
-/// A call and where its result goes.
+/// A call, and the channel for its result.
 pub(super) struct Request {
     pub(super) call: Call,
     pub(super) reply: SyncSender<Result<Outcome>>,
 }
 
-/// Serves one world until it is told to end, or nobody can call it any more.
+/// Serves one world until it is requested to end, or until no caller is left.
 pub(super) async fn serve(
     mut bootstrap: Box<dyn Bootstrap>,
     mut requests: UnboundedReceiver<Request>,
@@ -129,7 +130,7 @@ pub(super) async fn serve(
     bootstrap.leave(farewell.unwrap_or(Farewell::Goodbye)).await;
 }
 
-/// What rank 0 and the others need alike.
+/// State that rank 0 and the other ranks both need.
 #[derive(Clone)]
 pub(super) struct Member {
     pub(super) place: RankId,
@@ -151,10 +152,10 @@ impl Member {
     }
 }
 
-/// How long things may take.
+/// The limits on waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Timing {
-    /// The longest silence of a rank that lives.
+    /// The longest silence of a live rank.
     pub(super) deadline: Duration,
     /// The longest that a live rank may take to arrive.
     pub(super) late: Duration,
@@ -167,8 +168,8 @@ impl Timing {
     }
 }
 
-/// Beats, and notices when this process itself was stopped or starved: what others sent in the
-/// meantime is then still unread, so their silence proves nothing yet.
+/// Times the heartbeats, and notices when this process itself was stopped or starved: frames that
+/// arrived in the meantime are then still unread, so the silence of other ranks proves nothing yet.
 pub(super) struct Ticker {
     interval: Interval,
     deadline: Duration,
@@ -185,12 +186,13 @@ impl Ticker {
         Self { interval, deadline: timing.deadline, last: now, trust_from: now, stalled: None }
     }
 
-    /// Whether this process was stopped or starved lately: others may still say what they made of it.
+    /// True if this process was stopped or starved lately: other ranks may still send their reactions
+    /// to it.
     pub(super) fn stalled_lately(&self) -> bool {
         self.stalled.is_some_and(|when| when.elapsed() < 2 * self.deadline)
     }
 
-    /// Waits for the next beat. Says whether a silence may be judged. May be dropped.
+    /// Waits for the next heartbeat. Returns true if a silence may be judged. May be dropped.
     pub(super) async fn tick(&mut self) -> bool {
         self.interval.tick().await;
         let now = Instant::now();
@@ -203,7 +205,7 @@ impl Ticker {
     }
 }
 
-/// What a rank did that was silent for too long, as `judge` says who listened to it.
+/// Describes a rank that was silent for too long, from the view of the rank `judge`.
 pub(super) fn describe_silence(silence: Duration, timing: Timing, judge: u32) -> String {
     format!(
         "was silent for {:.2} s, expected a heartbeat within {:.2} s: it is stopped, starved or cut \

@@ -1,9 +1,9 @@
-//! Where rank 0 lets the others in. What strangers send here disturbs nobody.
+//! The door: rank 0 accepts the connections of the other ranks. Bytes from strangers disturb no rank.
 //!
-//! A connection has no place of its own until its first message proves the job secret. Until then it
-//! is one of a bounded crowd, whose oldest member goes when another comes, and takes the longest where
-//! one address has the most of them. A rank says its first message as it connects, so it leaves the
-//! crowd at once; one that was pushed out all the same tries again.
+//! A connection has no place of its own until its first message proves the job secret. Until then it is
+//! one of a bounded crowd. When a new connection arrives at a full crowd, the oldest connection of the
+//! address with the most connections is closed. A rank sends its first message as it connects, so it
+//! leaves the crowd at once; a rank whose connection was closed all the same tries again.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -19,26 +19,26 @@ use super::noise::FRESH_BYTES;
 use crate::sparse_log::SparseLog;
 use crate::{Error, Result};
 
-/// Handshakes of those who hold the secret that may be under way beyond one per rank.
+/// Handshakes of holders of the secret that may be under way, beyond one per rank.
 const SPARE_HANDSHAKES: usize = 64;
-/// A connection has this long to prove itself, however many others come: the time that a rank on a
-/// busy host takes to say its first message.
+/// A connection has at least this time to prove itself, however many others arrive: a rank on a busy
+/// host needs so long to send its first message.
 const GRACE: Duration = Duration::from_millis(50);
-/// First messages that are remembered, so that none is taken twice.
+/// First messages that are remembered, so that none is accepted twice.
 const REMEMBERED: usize = 1 << 16;
-/// How long a full door counts as a reason why ranks do not come.
+/// The time for which a full door counts as a reason why ranks do not join.
 const LATELY: Duration = Duration::from_secs(10);
 
-/// Accepts connections and brings them through the handshake, each in a task of its own with a
-/// deadline. Dropping it ends every unfinished handshake.
+/// Accepts connections and runs the handshake of each, in a task of its own with a deadline. Dropping
+/// it ends every unfinished handshake.
 pub(super) struct Door {
-    /// Processes that hold the secret.
+    /// Claims of processes that hold the secret.
     pub(super) claims: mpsc::Receiver<Claim>,
     pressure: Arc<Pressure>,
     task: JoinHandle<()>,
 }
 
-/// When the door was full, and of whom.
+/// The time at which the door was full, and the address that filled it.
 #[derive(Default)]
 struct Pressure(Mutex<Option<(Instant, String)>>);
 
@@ -70,7 +70,7 @@ impl Door {
         Ok(Self { claims, pressure, task })
     }
 
-    /// Why ranks may not have come through: who fills the door, if it was full lately.
+    /// A reason why ranks may not have joined: the address that fills the door, if it was full lately.
     pub(super) fn pressure(&self) -> Option<String> {
         let pressure = self.pressure.0.lock().unwrap_or_else(PoisonError::into_inner);
         let lately = pressure.as_ref().filter(|(when, _)| when.elapsed() < LATELY);
@@ -90,14 +90,14 @@ impl Drop for Door {
     }
 }
 
-/// How many connections may be open that have proven nothing: a part of the files that this process
-/// may open, so that the rest of it does not go without.
+/// Most open connections without a proof: a share of the files that this process may open, so that
+/// enough are left for the rest of the process.
 fn crowd_limit() -> usize {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     usize::try_from(files.unwrap_or(u64::MAX) / 4).unwrap_or(usize::MAX).clamp(16, 512)
 }
 
-/// The connections that have proven nothing yet, by address, each address's oldest first.
+/// The connections without a proof so far, by address, the oldest of each address first.
 struct Crowd {
     most: usize,
     count: usize,
@@ -118,7 +118,7 @@ impl Crowd {
         self.count += 1;
     }
 
-    /// Forgets a connection that proved itself or ended.
+    /// Removes a connection that proved itself or ended.
     fn remove(&mut self, ip: IpAddr, id: tokio::task::Id) {
         let Some(queue) = self.waiting.get_mut(&ip) else { return };
         if let Some(at) = queue.iter().position(|(_, task)| task.id() == id) {
@@ -130,19 +130,19 @@ impl Crowd {
         }
     }
 
-    /// The address that has the most of them, and how many.
+    /// The address with the most connections, and their number.
     fn greediest(&self) -> Option<(IpAddr, usize)> {
         let counts = self.waiting.iter().map(|(ip, queue)| (*ip, queue.len()));
         counts.max_by_key(|(_, count)| *count)
     }
 
-    /// When the next one may be dropped for another.
+    /// The time from which the next connection may be dropped for another.
     fn yields_at(&self) -> Option<Instant> {
         let (ip, _) = self.greediest()?;
         self.waiting.get(&ip)?.front().map(|(since, _)| *since + GRACE)
     }
 
-    /// Drops the oldest connection of the address that has the most of them.
+    /// Drops the oldest connection of the address with the most connections.
     fn evict(&mut self) -> Option<String> {
         let (ip, count) = self.greediest()?;
         let (_, task) = self.waiting.get_mut(&ip)?.pop_front()?;
@@ -155,7 +155,7 @@ impl Crowd {
     }
 }
 
-/// Handshakes of those who proved the secret.
+/// Handshakes of processes that proved the secret.
 #[derive(Default)]
 struct Finishing {
     most: usize,
@@ -180,7 +180,7 @@ impl Finishing {
 
 type Greeted = (SocketAddr, std::result::Result<Proven, String>);
 
-/// Who serves the door.
+/// The task that serves the door.
 struct Porter {
     credentials: Credentials,
     claims: mpsc::Sender<Claim>,
@@ -197,7 +197,7 @@ struct Porter {
 
 impl Porter {
     async fn serve(mut self, listener: TcpListener) {
-        // From which address a task is, also when it was aborted.
+        // The address of each task, for tasks that were aborted too.
         let mut addresses = HashMap::new();
         loop {
             let wait = self.crowd.is_full().then(|| self.crowd.yields_at()).flatten();
@@ -208,14 +208,14 @@ impl Porter {
                 listener.accept().await
             };
             tokio::select! {
-                // Who has proven itself goes first, then who ended: both make room.
+                // Connections with a proof come first, then connections that ended: both make room.
                 biased;
                 Some(greeted) = self.strangers.join_next_with_id() => {
                     let id = greeted.as_ref().map_or_else(|error| error.id(), |(id, _)| *id);
                     if let Some(ip) = addresses.remove(&id) {
                         self.crowd.remove(ip, id);
                     }
-                    // A task that was aborted made room; one that panicked has said so.
+                    // A task that was aborted made room; a task that panicked has reported it.
                     if let Ok((_, (address, proven))) = greeted {
                         self.on_greeted(address, proven);
                     }
@@ -264,7 +264,7 @@ impl Porter {
             self.seen.clear();
         }
         if !self.seen.insert(proven.fresh) {
-            let why = "its first message was heard before: a replay";
+            let why = "its first message was received before: a replay";
             return self.log.warn(&turned_away(address, why));
         }
         let claims = self.claims.clone();
@@ -275,7 +275,7 @@ impl Porter {
                     Ok(())
                 }
                 Ok(Err(error)) => Err(turned_away(address, error)),
-                Err(_) => Err(turned_away(address, "it proved the secret and then said nothing")),
+                Err(_) => Err(turned_away(address, "it proved the secret and then sent nothing")),
             }
         });
     }
@@ -287,12 +287,12 @@ async fn greet(stream: TcpStream, address: SocketAddr, credentials: Credentials)
         match tokio::time::timeout(HANDSHAKE_LIMIT, prove(stream, address, &credentials)).await {
             Ok(Ok(proven)) => Ok(proven),
             Ok(Err(error)) => Err(turned_away(address, error)),
-            Err(_) => Err(turned_away(address, "it said nothing for too long")),
+            Err(_) => Err(turned_away(address, "it sent nothing for too long")),
         };
     (address, proven)
 }
 
-/// Ends when a log left lines out and nobody else will say so; else never.
+/// Ends when a log left lines out and no later line will report that; else never.
 async fn is_due(log: &SparseLog) {
     match log.due() {
         Some(when) => tokio::time::sleep_until(when.into()).await,
@@ -316,7 +316,7 @@ mod tests {
     use crate::bootstrap::noise::JOB_BYTES;
     use crate::bootstrap::secret::Secret;
 
-    /// Lines of the log, and what they say was left out.
+    /// Lines of the log, and the number of lines that they report as left out.
     #[derive(Clone, Default)]
     struct Seen(std::sync::Arc<[AtomicU64; 2]>);
 

@@ -1,4 +1,4 @@
-//! A rendezvous through an all-gather that the caller brings.
+//! A rendezvous through an all-gather of the caller.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,8 @@ use super::world::INTERFACE_VARIABLE;
 use crate::machine::host_name;
 use crate::{Error, ErrorKind, Result};
 
-/// Every rank gives its host name; rank 0 adds its address and the secret, or why it has none.
+/// Every rank gives its host name; rank 0 adds its address and the secret, or the reason why it has no
+/// address.
 pub(super) fn enter_by_exchange(
     place: RankId,
     mut exchange: Box<ExchangeFn>,
@@ -22,7 +23,7 @@ pub(super) fn enter_by_exchange(
     let fresh = credentials.secret.is_none();
     let secret = if fresh && place.rank == 0 { Secret::generate()? } else { credentials.secret };
     let mut mine = host_name();
-    // An error of rank 0 must reach the others, who wait in the exchange.
+    // An error of rank 0 must reach the other ranks, which wait in the exchange.
     let bound = (place.rank == 0).then(|| listen_anywhere(local.own(), &secret));
     match &bound {
         Some(Ok((_, address))) => {
@@ -52,7 +53,7 @@ pub(super) fn enter_by_exchange(
     }
 }
 
-/// What came out of a caller's exchange.
+/// The result of a caller's exchange.
 struct Exchanged {
     hosts: Vec<String>,
     address: Address,

@@ -1,11 +1,11 @@
-//! Frames: what crosses a control connection once both ends hold its keys.
+//! Frames: the messages of a control connection once both ends hold its keys.
 //!
 //! A frame is a kind and a payload. It travels as one or more Noise messages, each behind its length
-//! (16 bits, little-endian). The first message begins with a [`Head`], all the rest is the payload. A
-//! long payload goes piece by piece, and others run in between.
+//! (16 bits, little-endian). The first message begins with a [`Head`]; all the rest is the payload. A
+//! long payload is sent in pieces, and other tasks run between them.
 //!
-//! The cipher covers direction and order: a message that is replayed, reflected, left out or altered
-//! does not open.
+//! The cipher covers direction and order: decryption fails for a message that is replayed, reflected,
+//! out of order or altered.
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -17,26 +17,26 @@ use crate::{Error, ErrorKind, Result};
 
 /// The most payload bytes of any frame: 64 MiB.
 pub const MAX_PAYLOAD: usize = 64 << 20;
-/// A long payload goes in pieces of about this many bytes.
+/// A long payload is sent in pieces of about this many bytes.
 const PIECE: usize = 256 << 10;
 
 const OPERATION: &str = "read frame";
 
-/// What a frame is for.
+/// The purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FrameKind {
-    /// Joiner to rank 0, first frame: it holds the keys of this connection, so its first message is no
-    /// replay.
+    /// Joiner to rank 0, first frame: proves that the joiner holds the keys of this connection, so its
+    /// first message is no replay.
     Confirm,
-    /// Rank 0 to joiner: you are in.
+    /// Rank 0 to joiner: the joiner is accepted.
     Welcome,
-    /// Rank 0 to joiner: you are not, and why.
+    /// Rank 0 to joiner: the joiner is refused, with the reason.
     Refused,
-    /// Rank 0 to all, or to one that comes back: collectives begin, with which number and without
-    /// whom.
+    /// Rank 0 to all, or to a rank that comes back: collectives begin, with their first number and the
+    /// absent ranks.
     Start,
-    /// Both ways: the sender runs, and what it has begun. From rank 0: what all ranks have begun, and
-    /// which of them are quiet.
+    /// Both ways: the sender runs, and the operations it has begun. From rank 0: the operations all
+    /// ranks have begun, and the quiet ranks.
     Heartbeat,
     /// To rank 0: this rank's part of a collective.
     Contribution,
@@ -50,9 +50,9 @@ pub enum FrameKind {
     Goodbye,
     /// Both ways, last frame: the sender ends because of an error.
     Failed,
-    /// From rank 0: whether a process waits to come back as a lost rank.
+    /// From rank 0: a process waits to come back as a lost rank, or does so no more.
     Returning,
-    /// To rank 0, last frame: the sender ends because it hears rank 0 no more.
+    /// To rank 0, last frame: the sender ends because it receives nothing from rank 0 any more.
     GaveUp,
     /// From rank 0: the ranks that have not joined.
     Missing,
@@ -94,7 +94,7 @@ impl FrameKind {
 /// The start of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
-    /// What the frame is for.
+    /// The purpose of the frame.
     pub kind: FrameKind,
     /// Bytes of the payload, at most [`FrameKind::payload_limit`].
     pub bytes: u32,
@@ -104,7 +104,7 @@ impl Head {
     /// The most bytes of a head.
     const MAX_BYTES: usize = 6;
 
-    /// Reads the head of a first message. Returns it with the payload bytes behind it.
+    /// Reads the head of a first message. Returns it with the payload bytes after it.
     ///
     /// # Errors
     /// [`ErrorKind::Protocol`] for an unknown kind, a payload beyond its limit, and more bytes than
@@ -156,12 +156,12 @@ pub(super) async fn write_frame(
     stream.write_all(&out).await
 }
 
-/// Why no frame was read.
+/// The reason why no frame was read.
 #[derive(Debug)]
 pub(super) enum ReadError {
-    /// The connection ended. What the peer did, behind its name.
+    /// The connection ended. The text continues a sentence that begins with the peer's name.
     Closed(String),
-    /// What came is not the next frame of the peer.
+    /// The bytes received are not the next frame of the peer.
     Refused(Error),
 }
 
@@ -182,8 +182,8 @@ impl From<std::io::Error> for ReadError {
     }
 }
 
-/// Reads one frame of the `expected` kinds. Memory grows with what arrives, not with what a head
-/// announces; `heard` is called for every piece.
+/// Reads one frame of the `expected` kinds. Memory grows with the bytes that arrive, not with the size
+/// that a head announces; `heard` is called for every piece.
 pub(super) async fn read_frame(
     stream: &mut (impl AsyncRead + Unpin),
     opener: &mut Opener,
@@ -193,7 +193,7 @@ pub(super) async fn read_frame(
     let mut sealed = Vec::new();
     let mut plain = Vec::new();
     let mut length = [0; 2];
-    // The end of the connection is proper here and nowhere else, so look for it apart.
+    // A connection may end here and nowhere else, so this end is detected separately.
     if stream.read(&mut length[..1]).await? == 0 {
         return Err(ReadError::Closed(
             "closed its connection without a goodbye: the process ended or was killed".to_owned(),
@@ -254,7 +254,7 @@ mod tests {
     use super::super::noise::pair_for_tests;
     use super::*;
 
-    /// What the other end reads of `bytes`.
+    /// The frame that the other end reads from `bytes`.
     fn read(opener: &mut Opener, mut bytes: &[u8]) -> Result<ReceivedFrame> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let frame = runtime.block_on(read_frame(&mut bytes, opener, &FrameKind::ALL, || ()));

@@ -1,15 +1,15 @@
-//! How a connection gets its keys, and how rank 0 learns who is there.
+//! How a connection gets its keys, and how rank 0 learns which ranks are present.
 //!
 //! ```text
 //! joiner                              rank 0
-//! first message (who it is)             ->                  proves that the joiner holds the secret
+//! first message (its identity)             ->                  proves that the joiner holds the secret
 //!                                       <-  second message  proves it of rank 0, or: turned away
 //! Confirm                               ->                  the first message was no replay
 //!                                       <-  Welcome, or Refused
 //! ```
 //!
-//! Whoever cannot prove the secret gets one word in the clear: its proof failed. A joiner believes
-//! nothing because of it, and tries again.
+//! A process that cannot prove the secret receives one unencrypted answer: its proof failed. The answer
+//! proves nothing to a joiner, which tries again.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -24,12 +24,12 @@ use super::noise::{FRESH_BYTES, Handshake, JOB_BYTES, Preamble, Sealer};
 use super::secret::Secret;
 use crate::{Error, ErrorKind, Result};
 
-/// How long a handshake may take, on either side.
+/// Most time of a handshake, on either side.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 const REFUSAL_LIMIT: Duration = Duration::from_secs(1);
 const OPERATION: &str = "join world";
 
-/// What both ends must share.
+/// Values that both ends must share.
 #[derive(Clone)]
 pub(super) struct Credentials {
     pub(super) secret: Secret,
@@ -44,17 +44,17 @@ pub(super) struct Claim {
     pub(super) secured: Secured,
 }
 
-/// A connection whose first message was sealed by who holds the secret, now or earlier.
+/// A connection whose first message was sealed by a holder of the secret, now or earlier.
 pub(super) struct Proven {
     stream: TcpStream,
     address: SocketAddr,
     handshake: Handshake,
     claim: Vec<u8>,
-    /// The same again only in a replay.
+    /// The bytes repeat only in a replay.
     pub(super) fresh: [u8; FRESH_BYTES],
 }
 
-/// Rank 0's side, up to the proof. Needs no more of a stranger than to read its first bytes.
+/// Rank 0's side, up to the proof. For a stranger it does no more than read the first bytes.
 pub(super) async fn prove(
     mut stream: TcpStream,
     address: SocketAddr,
@@ -100,7 +100,7 @@ impl Proven {
     }
 }
 
-/// Tells a joiner no, and waits a moment so that it can read why.
+/// Refuses a joiner, and waits a moment so that it can read the reason.
 pub(super) async fn refuse(
     stream: &mut TcpStream,
     sealer: &mut Sealer,
@@ -111,7 +111,7 @@ pub(super) async fn refuse(
         write_frame(stream, sealer, FrameKind::Refused, &refusal.encode(why)).await?;
         part(stream).await
     };
-    // A joiner that does not listen loses only its explanation.
+    // A joiner that does not read loses only the explanation.
     let _ = tokio::time::timeout(REFUSAL_LIMIT, said).await;
 }
 
@@ -122,13 +122,13 @@ async fn part(stream: &mut TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Why a joiner is not in.
+/// The reason why a joiner is not accepted.
 pub(super) enum Setback {
-    /// Rank 0 may not be there yet.
+    /// Rank 0 may not be listening yet.
     Again(Error),
-    /// The answer came of somebody else: another job, another secret, another program.
+    /// The answer came from another process: another job, another secret, another program.
     Stranger(Error),
-    /// Rank 0 said no, or this rank should not go on.
+    /// Rank 0 refused, or this rank must not continue.
     Fatal(Error),
 }
 
@@ -170,7 +170,7 @@ async fn read_greeting(
 ) -> std::result::Result<Vec<u8>, ReadError> {
     let mut preamble = [0; Preamble::BYTES];
     if stream.read(&mut preamble[..1]).await? == 0 {
-        let closed = "closed its connection before it said anything";
+        let closed = "closed its connection before it sent anything";
         return Err(ReadError::Closed(closed.to_owned()));
     }
     stream.read_exact(&mut preamble[1..]).await?;

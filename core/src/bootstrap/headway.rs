@@ -1,8 +1,9 @@
-//! How far the ranks are: what tells a rank that comes late from a link that carries nothing.
+//! The progress of the ranks: it distinguishes a rank that comes late from a link that carries nothing.
 //!
-//! Who waits for the first word of a peer in an operation cannot see why it does not come. So the
-//! ranks say with their heartbeats how many operations they have begun, and rank 0 says how many all
-//! of them have. Once all have arrived, nobody is late any more.
+//! A rank that waits for the first signal of a peer in an operation cannot see why the signal does not
+//! come. So the heartbeats of the ranks carry the number of operations that they have begun, and those
+//! of rank 0 carry the number that all ranks have begun. Once all ranks have arrived, no rank is late
+//! any more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -11,8 +12,8 @@ use std::time::{Duration, Instant};
 /// Operations that were begun, by the number of their communicator.
 pub(super) type Begun = Vec<(u64, u64)>;
 
-/// How far this rank and all ranks are with the operations of one communicator. Any thread may use it; no
-/// call waits.
+/// The operations of one communicator that this rank has begun, and that all ranks have begun. Any thread
+/// may use it; no call waits.
 #[derive(Debug)]
 pub(crate) struct Headway {
     comm: u64,
@@ -24,13 +25,13 @@ pub(crate) struct Headway {
 }
 
 impl Headway {
-    /// Notes that this rank has begun so many operations.
+    /// Records that this rank has begun `operations` operations.
     pub(crate) fn begin(&self, operations: u64) {
         self.mine.store(operations, Ordering::Relaxed);
     }
 
-    /// How long all ranks have begun every operation that this one has, as far as it knows; nothing
-    /// while one of them has not. What it knows is two heartbeats old.
+    /// The time since all ranks had begun every operation that this rank has begun, as far as it knows;
+    /// nothing while one of them has not. The knowledge is up to two heartbeats old.
     pub(crate) fn together(&self) -> Option<Duration> {
         let all = self.all.load(Ordering::Acquire);
         let since = Duration::from_nanos(self.changed.load(Ordering::Relaxed));
@@ -38,7 +39,7 @@ impl Headway {
             .then(|| self.epoch.elapsed().saturating_sub(since))
     }
 
-    /// What all ranks have begun, as far as this one knows.
+    /// The number of operations that all ranks have begun, as far as this rank knows.
     pub(crate) fn begun_by_all(&self) -> u64 {
         self.all.load(Ordering::Relaxed)
     }
@@ -56,8 +57,8 @@ impl Headway {
 pub(super) struct Headways(Mutex<Vec<Weak<Headway>>>);
 
 impl Headways {
-    /// That of a new communicator. Its number is the same on all ranks, those included that joined later, and
-    /// that of no other communicator.
+    /// Adds a new communicator. Its number is the same on all ranks, ranks that joined later included, and no
+    /// other communicator has it.
     pub(super) fn open(&self, comm: u64) -> Arc<Headway> {
         let headway = Arc::new(Headway {
             comm,
@@ -70,13 +71,13 @@ impl Headways {
         headway
     }
 
-    /// What this rank has begun, communicators in the order of opening.
+    /// The operations that this rank has begun, communicators in the order of opening.
     pub(super) fn begun(&self) -> Begun {
         let mine = |headway: Arc<Headway>| (headway.comm, headway.mine.load(Ordering::Relaxed));
         self.living().into_iter().map(mine).collect()
     }
 
-    /// Notes what all ranks have begun.
+    /// Records the operations that all ranks have begun.
     pub(super) fn all_begun(&self, begun: &[(u64, u64)]) {
         for headway in self.living() {
             if let Some((_, all)) = begun.iter().find(|(comm, _)| *comm == headway.comm) {
@@ -92,8 +93,8 @@ impl Headways {
     }
 }
 
-/// What all of these ranks have begun: the least of each communicator that the first names. A rank that does
-/// not name a communicator has begun nothing there.
+/// The operations that all of these ranks have begun: the minimum for each communicator that the first rank
+/// names. A rank that does not name a communicator has begun nothing there.
 pub(super) fn least<'a>(mine: Begun, others: impl Iterator<Item = &'a Begun> + Clone) -> Begun {
     let in_communicator = |begun: &Begun, wanted: u64| {
         begun.iter().find(|(comm, _)| *comm == wanted).map_or(0, |(_, operations)| *operations)

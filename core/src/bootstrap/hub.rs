@@ -1,7 +1,7 @@
-//! Rank 0: everybody's connection, every collective, and who is alive.
+//! Rank 0: the connections of all ranks, every collective, and the state of each rank.
 //!
 //! Where losses are masked, the door stays open: a process may come back as a rank that ended. It waits,
-//! beating like everybody, until an admit round lets it in.
+//! and sends heartbeats like every rank, until an admit round lets it in.
 
 mod admission;
 
@@ -31,15 +31,15 @@ use super::text::name_ranks;
 use crate::config::OnFailure;
 use crate::{Error, ErrorKind, Result};
 
-/// How often rank 0 tells those who have joined who has not.
+/// The interval at which rank 0 reports the missing ranks to the ranks that have joined.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// The center of the star.
+/// The centre of the star of connections.
 pub(super) struct Hub {
     member: Member,
     peers: Vec<Option<JoinedRank>>,
     events: mpsc::Receiver<Event>,
-    /// For the readers of links yet to come.
+    /// For the readers of later links.
     event_sender: mpsc::Sender<Event>,
     /// Connections so far.
     links: u64,
@@ -47,11 +47,11 @@ pub(super) struct Hub {
     returning: BTreeMap<u32, JoinedRank>,
     /// Open while processes may join.
     door: Option<Door>,
-    /// Says where the door is, for as long as it is open.
+    /// Publishes the address of the door while the door is open.
     notice: Option<Notice>,
     /// Whether all ranks have joined.
     started: bool,
-    /// Ranks that said that they hear rank 0 no more, where losses are masked.
+    /// Ranks that reported that they receive nothing from rank 0 any more, where losses are masked.
     gave_up: BTreeSet<u32>,
     ticker: Ticker,
     rounds: Rounds,
@@ -59,11 +59,11 @@ pub(super) struct Hub {
     begun: u64,
     /// This rank's own result.
     mine: Option<Delivery>,
-    /// The first process of this job that differs from rank 0: why nobody joins.
+    /// The first process of this job that differs from rank 0: because of it no rank joins.
     difference: Option<Difference>,
 }
 
-/// A process that expects another world than rank 0.
+/// A process that expects a different world than rank 0.
 struct Difference {
     rank: u32,
     text: String,
@@ -73,14 +73,14 @@ struct Difference {
 struct JoinedRank {
     link: ControlLink,
     id: u64,
-    /// Who it is, for people.
+    /// The process, as text for display.
     name: String,
     /// The operations that it has begun.
     begun: Begun,
 }
 
 impl Hub {
-    /// A hub that knows nobody yet.
+    /// A hub without members.
     pub(super) fn new(member: Member) -> Self {
         let ranks = member.place.ranks;
         let (event_sender, events) = mpsc::channel(64);
@@ -106,8 +106,8 @@ impl Hub {
     /// Waits until all ranks have joined, for the timing's `late` at most.
     ///
     /// # Errors
-    /// [`ErrorKind::Deadline`] names the ranks that did not come, on all that did;
-    /// [`ErrorKind::PeerLost`] when one that had joined is gone.
+    /// [`ErrorKind::Deadline`] names the ranks that did not join, on all ranks that did;
+    /// [`ErrorKind::PeerLost`] when a rank that had joined is lost.
     pub(super) async fn join(
         &mut self,
         listener: std::net::TcpListener,
@@ -165,7 +165,7 @@ impl Hub {
         }
     }
 
-    /// Says who has not joined: here, and to those who have.
+    /// Reports the ranks that have not joined: in this process, and to the ranks that have.
     fn tell_missing(&self, missing: &[u32]) {
         let strangers = self.pressure();
         let what = format!("{} did not join yet{strangers}", name_ranks(missing));
@@ -176,7 +176,7 @@ impl Hub {
         }
     }
 
-    /// Who keeps ranks out, to be read behind what is missing.
+    /// The strangers that block the door, as text that follows the missing ranks.
     fn pressure(&self) -> String {
         let pressure = self.door.as_ref().and_then(Door::pressure);
         pressure.map(|why| format!("; {why}")).unwrap_or_default()
@@ -186,8 +186,8 @@ impl Hub {
         (0u32..).zip(&self.peers).skip(1).filter(|(_, p)| p.is_none()).map(|(r, _)| r).collect()
     }
 
-    /// Ends the join over a rank that differs, once the others are here to be told, or have had the
-    /// time of a deadline to come.
+    /// Ends the join because a rank differs, once the other ranks have joined, so that all receive the
+    /// reason, or have had the time of a deadline to join.
     fn give_up_over_difference(&mut self) -> Option<Error> {
         let Difference { rank, text, since } = self.difference.as_ref()?;
         let others_came = self.missing() == [*rank];
@@ -199,7 +199,7 @@ impl Hub {
         Some(Error::new(ErrorKind::Mismatch, "join world", text))
     }
 
-    /// Tells those who came who did not.
+    /// Reports the missing ranks to the ranks that joined.
     fn give_up(&mut self, missing: &[u32]) -> Error {
         let text = format!(
             "{} did not join within {:.1} s, expected all {} ranks{}",
@@ -239,11 +239,11 @@ impl Hub {
         }
         let current = self.peers.get(peer as usize).and_then(Option::as_ref);
         if current.is_none_or(|current| current.id != link) {
-            // Of a former life.
+            // The event belongs to a former life of the rank.
             return;
         }
         if *self.member.liveness.state(peer) != PeerState::Alive {
-            // A rank whose silence was judged right after a stop of rank 0 may yet say who was silent.
+            // A rank that judged rank 0's silence right after a stop of rank 0 may still report it.
             let gave_up = matches!(&what, What::Frame(frame) if frame.kind == FrameKind::GaveUp);
             if !gave_up || !self.ticker.stalled_lately() {
                 return;
@@ -288,8 +288,9 @@ impl Hub {
         Ok(())
     }
 
-    /// One rank may be cut off. But where most of them hear rank 0 no more, it is rank 0 that was stopped
-    /// or cut off, and the others have ended or will: it must not go on alone.
+    /// A single rank may be cut off. But where most ranks receive nothing from rank 0 any more, rank 0
+    /// itself was stopped or cut off, and the other ranks have ended or will end: rank 0 must not
+    /// continue alone.
     fn on_gave_up(&mut self, peer: u32, why: &str) {
         if self.member.on_failure == OnFailure::Mask {
             self.gave_up.insert(peer);
@@ -297,7 +298,9 @@ impl Hub {
             let others = (1..self.member.place.ranks).filter(|rank| *rank != peer && live(rank));
             if self.gave_up.len() > others.count() {
                 let ranks = name_ranks(&self.gave_up.iter().copied().collect::<Vec<_>>());
-                return self.end_world(format!("was given up: {ranks} heard it no more"));
+                return self.end_world(format!(
+                    "was declared lost: {ranks} received nothing from it any more"
+                ));
             }
         }
         self.depart(peer, End::Lost(format!("failed: {why}")));
@@ -314,7 +317,7 @@ impl Hub {
         }
     }
 
-    /// Whether this rank ended the world. Nothing that others do has a meaning after it.
+    /// True once this rank has ended the world. Frames of other ranks have no meaning after it.
     fn is_over(&self) -> bool {
         self.member.on_failure == OnFailure::Mask
             && matches!(self.member.liveness.state(0), PeerState::Lost { .. })
@@ -341,7 +344,7 @@ impl Hub {
         let alive: Vec<(u32, Duration)> =
             alive.filter(|(r, _)| *self.member.liveness.state(*r) == PeerState::Alive).collect();
         if may_judge {
-            // Whoever was cut off hears nobody.
+            // A rank that was cut off receives nothing from any rank.
             let hears_nobody =
                 alive.len() > 1 && alive.iter().all(|(_, s)| *s > timing.deadline / 2);
             let longest = alive.iter().map(|(_, silence)| *silence).max().unwrap_or_default();
@@ -350,8 +353,9 @@ impl Hub {
                 && longest > timing.deadline
             {
                 let ms = longest.as_millis();
-                return self
-                    .end_world(format!("has heard no other rank for {ms} ms: it is cut off"));
+                return self.end_world(format!(
+                    "has received nothing from any rank for {ms} ms: it is cut off"
+                ));
             }
             for (rank, silence) in alive.iter().filter(|(_, silence)| *silence > timing.deadline) {
                 let mut why = describe_silence(*silence, timing, 0);
@@ -382,7 +386,7 @@ impl Hub {
         self.deliver(due);
     }
 
-    /// Of the ranks that live, where the others go on without a lost one.
+    /// The minimum over the live ranks, where ranks continue without a lost one.
     fn begun_by_all(&self) -> Begun {
         let counts = |rank: u32| {
             self.member.on_failure == OnFailure::Stop
@@ -395,7 +399,7 @@ impl Hub {
         )
     }
 
-    /// Notes the end of a rank and tells everybody, the rank itself included.
+    /// Records the end of a rank and reports it to all ranks, the rank itself included.
     fn depart(&mut self, rank: u32, end: End) {
         let payload = Arc::new(encode(&(rank, &end)));
         if !self.member.liveness.end(rank, end.clone()) {

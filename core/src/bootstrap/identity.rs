@@ -1,4 +1,4 @@
-//! Who this process is, and where rank 0 listens.
+//! The rank of this process, and the address of rank 0.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use crate::{Error, ErrorKind, Result};
 
 pub(super) const OPERATION: &str = "resolve identity";
 
-/// Holds a `tcp://` or `file://` specification for launchers that do not say where rank 0 is.
+/// Holds a `tcp://` or `file://` specification, for launchers that do not give the address of rank 0.
 pub const BOOTSTRAP_VARIABLE: &str = "TOKENYARD_BOOTSTRAP";
 
 /// The most ranks of a world.
@@ -51,8 +51,8 @@ impl RankId {
     }
 }
 
-/// A caller's own all-gather: given this rank's bytes it returns those of all ranks, by rank. The
-/// bytes of different ranks differ in length.
+/// A caller's own all-gather: it takes this rank's bytes and returns those of all ranks, by rank. Ranks
+/// may pass different numbers of bytes.
 pub type ExchangeFn = dyn FnMut(&[u8]) -> std::result::Result<Vec<Vec<u8>>, String> + Send;
 
 /// How the ranks find rank 0.
@@ -69,8 +69,8 @@ pub enum Rendezvous {
         /// An absolute path.
         path: PathBuf,
     },
-    /// The caller spreads rank 0's address and, if no secret is set, a fresh one. Called once, on
-    /// the thread that joins.
+    /// The caller's exchange distributes rank 0's address and, if no secret is set, a fresh secret.
+    /// Called once, on the thread that joins.
     Exchange(Box<ExchangeFn>),
 }
 
@@ -88,7 +88,7 @@ impl Rendezvous {
         })
     }
 
-    /// Like [`Rendezvous::parse`], with no more than the reason for a refusal.
+    /// As [`Rendezvous::parse`]; the error is only the reason of the refusal.
     pub(crate) fn judge(spec: &str) -> std::result::Result<Self, String> {
         let refuse = |why: String| Err(why);
         if let Some(address) = spec.strip_prefix("tcp://") {
@@ -136,19 +136,19 @@ impl fmt::Display for Rendezvous {
     }
 }
 
-/// Who this process is, where rank 0 is, and who said so.
+/// The rank of this process, the address of rank 0, and the source of both.
 #[derive(Debug)]
 pub struct Identity {
     /// This rank's place.
     pub place: RankId,
     /// How to find rank 0.
     pub rendezvous: Rendezvous,
-    /// Where both came from, for people: `"torchrun"`, `"tcp://a:1, ranks from Slurm"`.
+    /// The source of both, as text for display: `"torchrun"`, `"tcp://a:1, ranks from Slurm"`.
     pub source: String,
 }
 
 impl Identity {
-    /// An identity that the caller knows by itself.
+    /// An identity that the caller gives.
     ///
     /// # Errors
     /// See [`RankId::new`].
@@ -156,21 +156,22 @@ impl Identity {
         Ok(Self { place: place.new()?, rendezvous, source: "the caller".to_owned() })
     }
 
-    /// Finds out from `spec` and the environment.
+    /// Resolves the identity from `spec` and the environment.
     ///
-    /// `spec` is `"env"`, `"tcp://host:port"` or `"file:///absolute/path"`; `env` looks a variable
-    /// up. An empty variable counts as unset. `"env"` asks, in this order: `TOKENYARD_BOOTSTRAP`,
-    /// which holds one of the other two; torchrun; Open MPI; Hydra (MPICH, Intel MPI); Slurm. With
-    /// `tcp://` and `file://` the ranks come from `TOKENYARD_RANK`, `TOKENYARD_RANKS` and
-    /// `TOKENYARD_LOCAL_RANK`, else from the same launchers. Slurm's task ids count only where nothing
-    /// of the others is there: else they are those of the processes that started the ranks.
+    /// `spec` is `"env"`, `"tcp://host:port"` or `"file:///absolute/path"`; `env` looks a variable up.
+    /// An empty variable counts as unset. `"env"` uses, in this order: `TOKENYARD_BOOTSTRAP`, which
+    /// holds one of the other two; torchrun; Open MPI; Hydra (MPICH, Intel MPI); Slurm. With `tcp://`
+    /// and `file://` the ranks come from `TOKENYARD_RANK`, `TOKENYARD_RANKS` and
+    /// `TOKENYARD_LOCAL_RANK`, else from the same launchers. Slurm's task ids count only where no
+    /// variable of the other launchers is set: else they belong to the processes that started the
+    /// ranks.
     ///
-    /// Ranks of mpirun that are all on one host meet there with no more variables: through a file in
-    /// the folder that Open MPI makes for the job, or in the temporary folder, named by Hydra's process.
+    /// Ranks of mpirun that are all on one host need no more variables. They meet through a file in the
+    /// folder that Open MPI makes for the job, or in the temporary folder, named by Hydra's process.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] names the missing or malformed variable, what it holds, what is
-    /// expected, and the launchers that were looked for; or two launchers that contradict each other
+    /// [`ErrorKind::InvalidInput`] names the missing or malformed variable, its value, the expected
+    /// value, and the launchers that were searched for; or two launchers that contradict each other
     /// about the rank or the number of ranks.
     pub fn resolve(spec: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let env = Env::new(env);

@@ -1,4 +1,4 @@
-//! Which of this host's addresses a rank uses.
+//! The addresses of this host that a rank uses.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -8,10 +8,10 @@ use nix::ifaddrs::getifaddrs;
 use super::rendezvous::OPERATION;
 use crate::{Error, ErrorKind, Result};
 
-/// The address that rank 0 listens at and the others connect from.
+/// The address at which rank 0 listens, and from which the other ranks connect.
 #[derive(Clone, Debug)]
 pub(super) enum Local {
-    /// Nobody said.
+    /// Not specified.
     Any,
     /// The caller named an address for rank 0.
     Address(IpAddr),
@@ -39,7 +39,7 @@ impl Local {
         }
     }
 
-    /// Where rank 0 listens if the rendezvous names no host.
+    /// The address at which rank 0 listens if the rendezvous names no host.
     pub(super) fn own(&self) -> IpAddr {
         match self {
             Self::Any => Ipv4Addr::LOCALHOST.into(),
@@ -48,7 +48,7 @@ impl Local {
         }
     }
 
-    /// What a rank other than 0 connects to `peer` from, if not from where the system likes.
+    /// The address from which a rank other than 0 connects to `peer`; none lets the system choose.
     pub(super) fn source(&self, peer: IpAddr) -> Result<Option<IpAddr>> {
         match self {
             Self::Interface(interface) if !peer.is_loopback() => interface.towards(peer).map(Some),
@@ -82,9 +82,9 @@ impl Interface {
         self.addresses.first().copied().unwrap_or(Ipv4Addr::UNSPECIFIED.into())
     }
 
-    /// Where rank 0 listens so that those who look for it at `host` find it.
+    /// The address at which rank 0 listens so that ranks that connect to `host` reach it.
     pub(super) fn listen_at(&self, host: &str, port: u16) -> Result<SocketAddr> {
-        // A host need not know its own name; the others must.
+        // A host need not resolve its own name; the other hosts must.
         let found: Vec<IpAddr> = (host, port)
             .to_socket_addrs()
             .map(|found| found.map(|address| address.ip()).collect())
@@ -92,7 +92,8 @@ impl Interface {
         if let Some(ip) = self.addresses.iter().find(|ip| found.contains(ip)) {
             return Ok(SocketAddr::new(*ip, port));
         }
-        // Debian gives a host's own name a loopback address; to the others it means another one.
+        // Debian gives a host's own name a loopback address; on other hosts the name has another
+        // address.
         let literal = host == "localhost" || host.parse::<IpAddr>().is_ok();
         if !literal && found.iter().all(IpAddr::is_loopback) {
             return Ok(SocketAddr::new(self.first(), port));
@@ -106,7 +107,7 @@ impl Interface {
         .with_fix("give rank 0 an address of that interface, or name the interface of that host"))
     }
 
-    /// The address to connect to `peer` from.
+    /// The local address for a connection to `peer`.
     fn towards(&self, peer: IpAddr) -> Result<IpAddr> {
         let same_family = |ip: &&IpAddr| ip.is_ipv6() == peer.is_ipv6();
         self.addresses.iter().find(same_family).copied().ok_or_else(|| {
@@ -174,7 +175,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// A host with every sort of interface.
+    /// A host with every kind of interface.
     fn host() -> BTreeMap<String, Vec<IpAddr>> {
         [
             ("lo", &["127.0.0.1", "::1"][..]),
@@ -226,7 +227,7 @@ mod tests {
         for (host, at) in [
             ("192.0.2.1", "192.0.2.1:9"),
             ("2001:db8::1", "[2001:db8::1]:9"),
-            // Nobody here knows this name; IPv4 comes first.
+            // No resolver knows this name; IPv4 comes first.
             ("no.such.host.invalid", "192.0.2.1:9"),
         ] {
             assert_eq!(on("eth0").listen_at(host, 9).unwrap().to_string(), at);

@@ -1,4 +1,4 @@
-//! What the launchers put into the environment.
+//! The environment variables of launchers.
 
 mod hydra;
 mod mpirun;
@@ -11,7 +11,8 @@ const PORT_VARIABLE: &str = "TOKENYARD_PORT";
 /// Jobs of Slurm and of Open MPI get a port of this range unless a variable names one.
 const JOB_PORTS: std::ops::Range<u64> = 20_000..60_000;
 
-/// The environment of a process. Empty variables count as unset, as scripts often leave them so.
+/// The environment of a process. Empty variables count as unset, because scripts often leave them
+/// empty.
 pub(super) struct Env<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl<'a> Env<'a> {
@@ -44,7 +45,7 @@ impl<'a> Env<'a> {
     }
 }
 
-/// What started the ranks.
+/// The launcher that started the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Launcher {
     Torchrun,
@@ -55,7 +56,8 @@ pub(super) enum Launcher {
 }
 
 impl Launcher {
-    /// The innermost first: mpirun and torchrun run within jobs of Slurm, and Slurm runs in none of theirs.
+    /// The innermost first: mpirun and torchrun run inside jobs of Slurm, and Slurm does not run inside
+    /// their jobs.
     const ALL: [Self; 4] = [Self::Torchrun, Self::OpenMpi, Self::Hydra, Self::Slurm];
 
     pub(super) fn name(self) -> &'static str {
@@ -96,7 +98,7 @@ impl Launcher {
         [rank, ranks].map(|name| env.get(name)?.parse().ok())
     }
 
-    /// The claim with its variables, for people.
+    /// The claim with its variables, as text for display.
     fn shown_claim(self, env: &Env<'_>) -> String {
         let [rank, ranks, _] = self.variables();
         let shown = |name| format!("{name}={}", env.get(name).unwrap_or_default());
@@ -108,7 +110,7 @@ impl Launcher {
             .map_err(|error| error.with_context("launcher", self.name()))
     }
 
-    /// Where rank 0 listens, as far as this launcher says it.
+    /// The address of rank 0, as far as this launcher gives it.
     pub(super) fn rendezvous(self, place: RankId, env: &Env<'_>) -> Result<Rendezvous> {
         let tcp = |(host, port)| Rendezvous::Tcp { host, port };
         let found = match self {
@@ -129,18 +131,19 @@ impl Launcher {
 /// The launcher of this process, if there is one.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidInput`] where two launchers left variables that contradict each other, and nothing says
-/// which of them started this process.
+/// [`ErrorKind::InvalidInput`] where two launchers left variables that contradict each other, and nothing
+/// shows which of them started this process.
 pub(super) fn detect(env: &Env<'_>) -> Result<Option<Launcher>> {
     let mut present = Launcher::ALL.into_iter().filter(|launcher| launcher.is_present(env));
     let Some(first) = present.next() else { return Ok(None) };
-    // torchrun starts its processes itself, so other variables are those of the process that torchrun is.
+    // torchrun starts its processes itself, so variables of other launchers belong to torchrun's own
+    // process.
     if first == Launcher::Torchrun && env.is_set("TORCHELASTIC_RUN_ID") {
         return Ok(Some(first));
     }
     let contradicts = |other: &Launcher| {
         let pairs = first.claim(env).into_iter().zip(other.claim(env));
-        // Under mpirun and torchrun, Slurm's ids are those of the processes that started the ranks.
+        // Under mpirun and torchrun, Slurm's ids belong to the processes that started the ranks.
         *other != Launcher::Slurm
             && pairs.into_iter().any(|(a, b)| a.zip(b).is_some_and(|(a, b)| a != b))
     };
@@ -168,8 +171,8 @@ fn ambiguous(one: Launcher, other: Launcher, env: &Env<'_>) -> Error {
     ))
 }
 
-/// Whether mpirun started this process as one of several ranks. Of torchrun and Slurm the like cannot be known:
-/// their variables are also in shells within a job, and in containers.
+/// True if mpirun started this process as one of several ranks. The same cannot be known for torchrun and
+/// Slurm: their variables are also set in shells inside a job, and in containers.
 pub fn is_rank_of_mpirun(env: &dyn Fn(&str) -> Option<String>) -> bool {
     let env = Env::new(env);
     let within_torchrun = env.is_set("TORCHELASTIC_RUN_ID");
@@ -180,7 +183,7 @@ pub fn is_rank_of_mpirun(env: &dyn Fn(&str) -> Option<String>) -> bool {
     !within_torchrun && [Launcher::OpenMpi, Launcher::Hydra].into_iter().any(several)
 }
 
-/// The rank's place, from tokenyard's own variables or else from the launcher, and who said so.
+/// The rank's place, from tokenyard's own variables or else from the launcher, and the source.
 pub(super) fn place(env: &Env<'_>) -> Result<(RankId, &'static str)> {
     const OWN: [&str; 3] = ["TOKENYARD_RANK", "TOKENYARD_RANKS", "TOKENYARD_LOCAL_RANK"];
     if OWN.iter().any(|name| env.is_set(name)) {
@@ -190,7 +193,7 @@ pub(super) fn place(env: &Env<'_>) -> Result<(RankId, &'static str)> {
     Ok((launcher.place(env)?, launcher.name()))
 }
 
-/// The error when no launcher is there. `wanted_address` says whether rank 0's address is open too.
+/// The error when no launcher was found. `wanted_address` is true if rank 0's address is missing too.
 pub(super) fn nobody(env: &Env<'_>, wanted_address: bool) -> Error {
     let seen: Vec<String> = Launcher::ALL
         .into_iter()
@@ -201,7 +204,7 @@ pub(super) fn nobody(env: &Env<'_>, wanted_address: bool) -> Error {
         })
         .collect();
     let own = if wanted_address { format!("{BOOTSTRAP_VARIABLE}, ") } else { String::new() };
-    // What PRRTE's prun sets without Open MPI.
+    // Set by PRRTE's prun without Open MPI.
     let pmix = match env.is_set("PMIX_RANK") {
         true => "; PMIX_RANK is set, which does not say how many ranks there are",
         false => "",
@@ -228,7 +231,8 @@ fn place_from([rank, ranks, local_rank]: [&str; 3], env: &Env<'_>) -> Result<Ran
         .map_err(|error| error.with_context("variables", format!("{rank}, {ranks}, {local_rank}")))
 }
 
-/// `MASTER_ADDR` and the port after `MASTER_PORT`, which torch's own store holds, or else that of the job.
+/// `MASTER_ADDR` and the port after `MASTER_PORT`, because torch's own store holds `MASTER_PORT`; or else
+/// the port of the job.
 fn master(env: &Env<'_>, of_job: Option<u16>) -> Result<(String, u16)> {
     let host = env.require("MASTER_ADDR", "the host of rank 0")?;
     if env.is_set(PORT_VARIABLE) {

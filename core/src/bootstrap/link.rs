@@ -13,21 +13,21 @@ use super::frame::{FrameKind, ReadError, ReceivedFrame, read_frame, write_frame}
 use super::liveness::Liveness;
 use super::noise::{Opener, Sealer};
 
-/// What happened on a connection to `peer`.
+/// An event of a connection to `peer`.
 pub(super) struct Event {
     pub(super) peer: u32,
-    /// Which connection, where a rank has had more than one.
+    /// The number of the connection, where a rank has had more than one.
     pub(super) link: u64,
     pub(super) what: What,
 }
 
 pub(super) enum What {
     Frame(ReceivedFrame),
-    /// The last event: what the peer did, to be read behind its name.
+    /// The last event. The text continues a sentence that begins with the peer's name.
     Closed(String),
 }
 
-/// What comes after the handshake.
+/// The frames after the handshake.
 const FROM_HUB: &[FrameKind] = &[
     FrameKind::Heartbeat,
     FrameKind::Outcome,
@@ -53,9 +53,9 @@ struct Outgoing {
     payload: Arc<Vec<u8>>,
 }
 
-/// Where all that comes over a connection goes.
+/// The receiver of all frames of a connection.
 pub(super) struct Inbox {
-    /// Who sends it; each piece counts as a sign of life of it, down to those of a long frame.
+    /// The sending peer; each piece counts as a sign of life, each piece of a long frame included.
     pub(super) peer: u32,
     /// The number of the connection, which marks its events.
     pub(super) link: u64,
@@ -100,7 +100,7 @@ impl ControlLink {
         }
     }
 
-    /// Sends what is queued, then closes this direction. The other may go on.
+    /// Sends the queued frames, then closes this direction. The other direction stays open.
     pub(super) fn close(&mut self) {
         self.outbox = None;
     }
@@ -152,11 +152,11 @@ async fn read_all(mut stream: OwnedReadHalf, mut opener: Opener, inbox: Inbox) {
             break;
         }
     }
-    // To close a socket with unread bytes resets it, and the peer could lose our last frames.
+    // Closing a socket with unread bytes resets it, and the peer could lose our last frames.
     discard(&mut stream).await;
 }
 
-/// Reads and forgets until the peer closes.
+/// Reads and discards until the peer closes.
 pub(super) async fn discard(stream: &mut (impl AsyncRead + Unpin)) {
     let mut scrap = [0; 4096];
     while matches!(stream.read(&mut scrap).await, Ok(count) if count > 0) {}

@@ -1,4 +1,4 @@
-//! Which ranks are alive, as far as this rank knows.
+//! The state of each rank, as far as this rank knows.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use super::message::End;
 use crate::config::OnFailure;
 use crate::{Error, ErrorKind};
 
-/// How a peer is.
+/// The state of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerState {
     /// It has not ended, as far as this rank knows.
@@ -18,7 +18,7 @@ pub enum PeerState {
     Left,
     /// It was killed, silent for too long, or reported a failure.
     Lost {
-        /// What it did, to be read behind its name: `"was silent for 31 s"`. Fit to print.
+        /// The cause, as text that follows the rank's name: `"was silent for 31 s"`. Fit to print.
         why: String,
     },
 }
@@ -26,9 +26,9 @@ pub enum PeerState {
 /// The loss of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// The rank that was lost.
+    /// The lost rank.
     pub rank: u32,
-    /// What it did, to be read behind its name: `"failed: out of memory"`. Fit to print.
+    /// The cause, as text that follows the rank's name: `"failed: out of memory"`. Fit to print.
     pub why: String,
     /// When this rank learned of it.
     pub when: Instant,
@@ -37,10 +37,10 @@ pub struct Loss {
 /// The state of every rank of a world. The control thread writes it, any thread reads it; reads
 /// take no lock and do not wait, so a watchdog or a spinning wait may call them.
 ///
-/// A goodbye is not a loss, but whoever is needed cannot leave either. Where the loss of a rank stops
-/// the world, all are needed; where it is masked, rank 0 and this rank are.
+/// A goodbye is not a loss, but a required rank may not leave either. Where the loss of a rank stops
+/// the world, all ranks are required; where losses are masked, rank 0 and this rank are required.
 ///
-/// A lost rank may come back, as another *life*. Lives are counted from 0; what holds of an ended life
+/// A lost rank may come back, as another *life*. Lives are counted from 0; the record of an ended life
 /// never changes.
 pub struct Liveness {
     epoch: Instant,
@@ -56,7 +56,7 @@ struct Pulse {
     /// Nanoseconds from the epoch to the last sign of life.
     heard: AtomicU64,
     first: Life,
-    /// Whether a process waits to come back as this rank.
+    /// True while a process waits to come back as this rank.
     waits: AtomicBool,
 }
 
@@ -111,23 +111,23 @@ impl Liveness {
         }
     }
 
-    /// How long ago this rank heard the goodbye of `rank`, if it did.
+    /// The time since this rank received the goodbye of `rank`, if it did.
     pub(crate) fn since_goodbye(&self, rank: u32) -> Option<Duration> {
         let end = self.peers.get(rank as usize)?.current().end.get()?;
         (end.state == PeerState::Left).then(|| end.when.elapsed())
     }
 
-    /// How long ago this rank heard a goodbye, the last that it heard.
+    /// The time since this rank received its last goodbye, if any.
     pub(crate) fn since_last_goodbye(&self) -> Option<Duration> {
         (0..self.peers.len() as u32).filter_map(|rank| self.since_goodbye(rank)).min()
     }
 
-    /// How long ago this rank learned of the end of `rank`, if it has ended.
+    /// The time since this rank learned of the end of `rank`, if it has ended.
     pub(crate) fn since_end(&self, rank: u32) -> Option<Duration> {
         Some(self.peers.get(rank as usize)?.current().end.get()?.when.elapsed())
     }
 
-    /// The living rank that has been silent for longest, and for how long; never this one.
+    /// The live rank that has been silent for longest, and the time; never this rank.
     pub fn most_silent(&self) -> Option<(u32, Duration)> {
         let ranks = 0..self.peers.len() as u32;
         ranks
@@ -136,23 +136,23 @@ impl Liveness {
             .max_by_key(|(_, silence)| *silence)
     }
 
-    /// The rank whose view this is.
+    /// The rank that has this view.
     pub(crate) fn this(&self) -> u32 {
         self.this
     }
 
-    /// Which life `rank` is in: how often it came back.
+    /// The life of `rank`: the number of times it came back.
     pub(crate) fn life(&self, rank: u32) -> u32 {
         self.peers.get(rank as usize).map_or(0, |peer| peer.lives().count() as u32 - 1)
     }
 
-    /// How life number `life` of `rank` ended, if it has.
+    /// The end of life number `life` of `rank`, if it has ended.
     pub(crate) fn end_of(&self, rank: u32, life: u32) -> Option<&Ended> {
         self.peers.get(rank as usize)?.lives().nth(life as usize)?.end.get()
     }
 
-    /// Whether a process waits to come back as `rank`, which ended. It comes back when a communicator is
-    /// renewed, or opened.
+    /// True while a process waits to come back as `rank`, which ended. It comes back when a communicator
+    /// is renewed, or opened.
     pub fn waits_to_return(&self, rank: u32) -> bool {
         self.peers.get(rank as usize).is_some_and(|peer| peer.waits.load(Ordering::Relaxed))
     }
@@ -187,9 +187,9 @@ impl Liveness {
         self.first_loss.get()
     }
 
-    /// How long nothing has been heard of `rank`: zero for this rank itself and for one beyond the
-    /// world. What rank 0 hears of others reaches this rank with the heartbeats of rank 0, so it
-    /// grows for all of them once rank 0 has ended.
+    /// The time since the last sign of life of `rank`: zero for this rank itself and for a rank beyond
+    /// the world. Signs of life of other ranks reach this rank with the heartbeats of rank 0, so the
+    /// time grows for all of them once rank 0 has ended.
     pub fn silence(&self, rank: u32) -> Duration {
         match self.peers.get(rank as usize) {
             Some(peer) if rank != self.this => {
@@ -200,22 +200,22 @@ impl Liveness {
         }
     }
 
-    /// Counts the operations of a new communicator, whose number all ranks agree on.
+    /// Starts to count the operations of a new communicator. All ranks agree on its number.
     pub(crate) fn headway(&self, comm: u64) -> Arc<Headway> {
         self.headways.open(comm)
     }
 
-    /// What this rank has begun.
+    /// The operations that this rank has begun.
     pub(super) fn begun(&self) -> Begun {
         self.headways.begun()
     }
 
-    /// Notes what all ranks have begun.
+    /// Records the operations that all ranks have begun.
     pub(super) fn all_begun(&self, begun: &[(u64, u64)]) {
         self.headways.all_begun(begun);
     }
 
-    /// Notes a sign of life, `ago` in the past. Never turns the clock of a peer back.
+    /// Records a sign of life, `ago` in the past. Never moves the last sign of a peer back.
     pub(super) fn heard(&self, rank: u32, ago: Duration) {
         if let Some(peer) = self.peers.get(rank as usize) {
             let at = self.epoch.elapsed().saturating_sub(ago).as_nanos() as u64;
@@ -223,7 +223,7 @@ impl Liveness {
         }
     }
 
-    /// Notes the end of `rank`. Only the first end of a life counts; says whether this is it.
+    /// Records the end of `rank`. Only the first end of a life counts; returns true for it.
     pub(super) fn end(&self, rank: u32, end: End) -> bool {
         let Some(peer) = self.peers.get(rank as usize) else { return false };
         let state = match &end {
@@ -244,7 +244,7 @@ impl Liveness {
         true
     }
 
-    /// The error of a collective that can no longer succeed, if a rank that is needed has ended.
+    /// The error of a collective that can no longer succeed, if a required rank has ended.
     pub(super) fn gone(&self, operation: &'static str) -> Option<Error> {
         if self.on_failure == OnFailure::Mask {
             let rank = [self.this, 0].into_iter().find(|r| *self.state(*r) != PeerState::Alive)?;
@@ -253,7 +253,7 @@ impl Liveness {
         self.any_gone(operation)
     }
 
-    /// The error of what needs every rank, if one has ended.
+    /// The error of a call that requires every rank, if a rank has ended.
     pub(super) fn any_gone(&self, operation: &'static str) -> Option<Error> {
         let lost = |rank, message, fix| {
             let error = Error::new(ErrorKind::PeerLost, operation, message);
@@ -268,7 +268,7 @@ impl Liveness {
         lost(*rank, format!("rank {rank} left the world, expected it to take part"), fix)
     }
 
-    /// The error where losses are masked, and the one rank that this one cannot do without has ended.
+    /// The error where losses are masked and a rank has ended that this rank requires.
     #[cold]
     pub(crate) fn end_of_all(&self, operation: &'static str, rank: u32) -> Error {
         let what = match self.state(rank) {
@@ -346,7 +346,7 @@ mod tests {
         let first = liveness.end_of(2, 0).unwrap();
         assert_eq!(first.state, PeerState::Lost { why: "was killed".into() });
         assert!(liveness.end_of(2, 1).is_none() && liveness.absent().is_empty());
-        // A rank that has not ended has nothing to come back from.
+        // A rank that has not ended cannot come back.
         liveness.returns(2);
         assert_eq!(liveness.life(2), 1);
     }
@@ -361,7 +361,7 @@ mod tests {
         let error = liveness.gone("test").unwrap();
         assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(0)));
         assert!(error.to_string().contains("rank 0 was killed; all ranks meet there"), "{error}");
-        liveness.end(1, End::Lost("was silent (so says rank 0)".into()));
+        liveness.end(1, End::Lost("was silent (reported by rank 0)".into()));
         let error = liveness.gone("test").unwrap().to_string();
         assert!(error.contains("rank 1, this one, was silent"), "{error}");
         assert!(error.contains("the others go on without it"), "{error}");

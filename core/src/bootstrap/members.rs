@@ -1,4 +1,4 @@
-//! Who takes part in a bring-up.
+//! The ranks that take part in a bring-up.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use crate::config::OnFailure;
 use crate::transport::Team;
 use crate::{Error, ErrorKind, Result};
 
-/// Lets the others learn of a loss while this rank waits for news of it.
+/// The interval at which a rank checks for news of a loss.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The ranks that are there, each in one of its lives. A communicator is brought up by them, and what it knows
-/// of the others it knows from here.
+/// The ranks that are present, each in one of its lives. They open a communicator, and this is the
+/// communicator's source on the state of its ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Membership {
-    /// By rank; nothing for a rank that is not there.
+    /// By rank; nothing for an absent rank.
     pub(crate) lives: Vec<Option<u32>>,
-    /// What the end of a member leads to.
+    /// The consequence of the end of a member.
     pub(crate) on_failure: OnFailure,
 }
 
@@ -29,7 +29,7 @@ impl Membership {
         Self { lives: (0..world.ranks()).map(life).collect(), on_failure: world.on_failure() }
     }
 
-    /// Members whose life has ended, and how.
+    /// Members whose life has ended, each with its end.
     pub(crate) fn ended<'a>(
         &'a self,
         liveness: &'a Liveness,
@@ -39,34 +39,34 @@ impl Membership {
     }
 }
 
-/// The collectives of a bring-up: they fail once a member is lost, on all ranks, so that all may begin
-/// anew without it.
+/// The collectives of a bring-up: once a member is lost they fail on all ranks, so that all may start
+/// again without it.
 #[derive(Debug)]
 pub(crate) struct Members<'a> {
     world: &'a World,
     membership: Membership,
     /// Ranks that came back since the bring-up began.
     on_trial: Vec<u32>,
-    /// Whether another rank has begun anew.
+    /// True once another rank has started again.
     anew: Cell<bool>,
 }
 
-/// How a bring-up goes on that failed.
+/// The next step after a failed bring-up.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// All try again: so says [`World::admit`] of this.
+    /// All ranks try again, with [`World::admit`] of this value.
     Anew(Ask),
-    /// It does not. The others have to be told where they cannot know.
+    /// The bring-up ends with the error.
     End {
-        /// Whether they have to be told.
+        /// True if the other ranks cannot know of the error, so that it must be reported to them.
         tell: bool,
     },
 }
 
 impl World {
-    /// Agrees on who is there, and lets in those who wait to come back. Collective, unless this is the
-    /// first time since this rank joined: the join has said it, and to all the same. A rank that was
-    /// lost since then is found out by the bring-up.
+    /// Agrees on the present ranks, and lets in processes that wait to come back. Collective, except
+    /// for the first call after this rank joined: the join has given the same answer to all ranks. The
+    /// bring-up detects a rank that was lost since then.
     pub(crate) fn admit(&self, ask: Ask) -> Result<Members<'_>> {
         let liveness = self.liveness();
         let admitted = match self.on_failure() {
@@ -90,7 +90,7 @@ impl World {
         Admitted { back: Vec::new(), absent: start.absent.clone(), on_trial }
     }
 
-    /// Tries again where another rank was lost meanwhile, or was still in the bring-up before.
+    /// Tries again where another rank was lost meanwhile, or was still in the previous bring-up.
     fn admit_all(&self, liveness: &Liveness, ask: &Ask) -> Result<Admitted> {
         loop {
             match self.call(Op::Admit, "bring up communicator", encode(&ask)) {
@@ -124,43 +124,43 @@ impl Members<'_> {
         &self.membership
     }
 
-    /// All that are there.
+    /// All present ranks.
     pub(crate) fn team(&self) -> Team {
         let world_ranks: Vec<u32> = (0..self.ranks()).filter(|rank| self.has(*rank)).collect();
         let me = world_ranks.partition_point(|rank| *rank < self.rank()) as u32;
         Team::new(me, world_ranks)
     }
 
-    /// Whether a rank is there.
+    /// True if a rank is present.
     pub(crate) fn has(&self, rank: u32) -> bool {
         self.membership.lives.get(rank as usize).is_some_and(Option::is_some)
     }
 
-    /// As [`World::all_gather`]; empty for a rank that is not there.
+    /// As [`World::all_gather`]; empty for an absent rank.
     pub(crate) fn all_gather(&self, topic: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let all = self.met(self.world.all_gather(topic, mine))?;
         self.check().map(|()| all)
     }
 
-    /// As [`World::exchange`]; empty from a rank that is not there.
+    /// As [`World::exchange`]; empty from an absent rank.
     pub(crate) fn exchange(&self, topic: &str, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         let all = self.met(self.world.exchange(topic, outgoing))?;
         self.check().map(|()| all)
     }
 
-    /// As [`World::agree`]. Returns a number that is the same on all ranks, and every time another.
+    /// As [`World::agree`]. Returns a number that is the same on all ranks, and differs for each call.
     pub(crate) fn agree(&self, topic: &str, items: &[(String, String)]) -> Result<u64> {
         let round = self.met(self.world.agree_on(topic, items))?;
         self.check().map(|()| round)
     }
 
-    /// Fails on no rank that another passes, so it ends a bring-up: a member that is lost meanwhile is
-    /// lost to the communicator, like one that is lost later.
+    /// Succeeds on all ranks or fails on all, so it can end a bring-up: a member that is lost meanwhile
+    /// counts as lost to the open communicator, like a member that is lost later.
     pub(crate) fn barrier(&self, topic: &str) -> Result<()> {
         self.met(self.world.barrier(topic))
     }
 
-    /// Notes the verdict of rank 0 that another rank has begun anew.
+    /// Records the verdict of rank 0 that another rank has started again.
     fn met<T>(&self, result: Result<T>) -> Result<T> {
         let is_lost = |error: &Error| error.kind() == ErrorKind::PeerLost;
         if self.membership.on_failure == OnFailure::Mask
@@ -174,7 +174,7 @@ impl Members<'_> {
 
     fn check(&self) -> Result<()> {
         if self.membership.on_failure == OnFailure::Stop {
-            // The next collective fails. This one did not, on any rank.
+            // The next collective fails. This collective failed on no rank.
             return Ok(());
         }
         let liveness = self.world.liveness();
@@ -183,12 +183,13 @@ impl Members<'_> {
             PeerState::Lost { why } => why,
             _ => "left the world",
         };
-        let message = format!("rank {rank} {what} while the communicator was brought up");
+        let message = format!("rank {rank} {what} during the bring-up of the communicator");
         Err(Error::new(ErrorKind::PeerLost, "bring up communicator", message).with_rank(rank))
     }
 
-    /// What a failure of the bring-up leads to. A lost member is left out, and so are ranks that came
-    /// back: the others were well before. Each rank comes back once in a bring-up, so this ends.
+    /// The next step after a failure of the bring-up. A lost member is left out, and so are ranks that
+    /// came back, because the other ranks worked before. Each rank comes back at most once in a
+    /// bring-up, so the repetition ends.
     pub(crate) fn after(&self, error: &Error, deadline: Duration) -> Next {
         if self.lost_one(error, deadline) {
             return Next::Anew(Ask::Again);
@@ -197,8 +198,8 @@ impl Members<'_> {
         if !self.on_trial.is_empty() && !came_back && !self.is_over() {
             return Next::Anew(Ask::Without(error.detail()));
         }
-        // Where all have the same error, all know. But of a rank that came back, all must know that it
-        // does not go on.
+        // Where all ranks have the same error, all know of it. But all ranks must learn that a rank
+        // that came back does not continue.
         let known = matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Mismatch);
         Next::End { tell: came_back || !known }
     }
@@ -207,9 +208,9 @@ impl Members<'_> {
         self.world.liveness().gone("bring up communicator").is_some()
     }
 
-    /// Whether a failure of the bring-up is owed to the loss of a member, so that the others can try
-    /// again without it. What touches a rank that dies may fail before its loss is known: this waits
-    /// for such news, for `deadline` at most.
+    /// True if the loss of a member caused a failure of the bring-up, so that the others can try again
+    /// without it. A call that involves a dying rank may fail before its loss is known: this function
+    /// waits for such news, for `deadline` at most.
     pub(super) fn lost_one(&self, error: &Error, deadline: Duration) -> bool {
         let may_be = matches!(
             error.kind(),

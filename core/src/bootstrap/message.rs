@@ -1,7 +1,7 @@
-//! What the payloads say: plain values, laid out by serde and postcard.
+//! The contents of payloads: plain values, laid out by serde and postcard.
 //!
-//! A payload comes from a peer: a length is checked before anything is allocated by it, and text is
-//! cleaned before anybody prints it. Whoever changes a type here changes
+//! A payload comes from a peer: a length is checked before memory is allocated for it, and text is
+//! cleaned before it is printed. A change of a type here requires a new
 //! [`VERSION`](super::noise::VERSION).
 
 use std::fmt;
@@ -26,21 +26,22 @@ pub const MAX_TOPIC: usize = 128;
 const MAX_HOST: usize = 255;
 /// The most quiet ranks that one heartbeat names.
 pub(super) const MAX_QUIET: usize = 512;
-/// The most ranks that have not joined and are named to others.
+/// The most ranks that a report of missing ranks names.
 const MAX_MISSING: usize = 256;
-/// The most communicators that one heartbeat names. Waits of others are bounded by `late_ms` alone.
+/// The most communicators that one heartbeat names. Waits of further communicators are bounded by
+/// `late_ms` alone.
 pub(super) const MAX_COMMUNICATORS: usize = 64;
 /// The most names with values that one rank may agree on.
 pub(super) const MAX_AGREED: usize = 1 << 16;
 
 /// The bytes of `value`.
 pub(super) fn encode<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
-    // Memory cannot refuse a byte, and no type here refuses to be written. A receiver would refuse
-    // the empty payload.
+    // A write to memory cannot fail, and no type here fails to serialize. A receiver would refuse the
+    // empty payload.
     postcard::to_stdvec(value).unwrap_or_default()
 }
 
-/// The value that `payload` holds, and nothing else.
+/// The value that `payload` holds; further bytes are an error.
 pub(super) fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T> {
     let (value, rest) = postcard::take_from_bytes(payload).map_err(unreadable)?;
     match rest.len() {
@@ -86,7 +87,7 @@ pub(super) fn decode_pairs(payload: &[u8]) -> Result<Vec<(String, String)>> {
 /// Reads `payload` as the receiver of a frame of this kind does, and forgets it.
 ///
 /// # Errors
-/// [`ErrorKind::Protocol`] when it is not what such a frame carries.
+/// [`ErrorKind::Protocol`] when it is no payload of such a frame.
 pub fn check(kind: FrameKind, payload: &[u8]) -> Result<()> {
     match kind {
         FrameKind::Confirm | FrameKind::Welcome | FrameKind::Goodbye => decode::<()>(payload),
@@ -110,7 +111,7 @@ pub(super) enum Op {
     Exchange,
     Barrier,
     Agree,
-    /// Says who is in the world from here on, those included that come back.
+    /// Fixes the ranks of the world from here on, returning ranks included.
     Admit,
 }
 
@@ -126,7 +127,7 @@ impl Op {
     }
 }
 
-/// What a joiner says of itself with its first message.
+/// A joiner's description of itself, in its first message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Proof {
     pub(super) rank: u32,
@@ -139,16 +140,16 @@ pub(super) struct Proof {
     pub(super) host: String,
 }
 
-/// Why a joiner is refused.
+/// The reason why a joiner is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Refusal {
-    /// Rank, size or timing cannot be.
+    /// Rank, size or timing is invalid.
     Claim,
-    /// Not all ranks came in time.
+    /// Not all ranks joined in time.
     Late,
-    /// A rank expects another world than rank 0. All ranks are refused for it.
+    /// A rank expects a different world than rank 0. All ranks are refused because of it.
     Differ,
-    /// The rank is alive, as far as rank 0 knows, or another process waits to come back as it.
+    /// The rank is alive, as far as rank 0 knows, or another process waits to come back as this rank.
     Busy,
 }
 
@@ -162,12 +163,12 @@ impl Refusal {
     }
 }
 
-/// What a heartbeat says.
+/// The contents of a heartbeat.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Beat {
-    /// What its sender has begun; from rank 0, what all ranks have.
+    /// The operations that its sender has begun; from rank 0, those that all ranks have begun.
     pub(super) begun: Begun,
-    /// From rank 0: the ranks that it has not heard for a while, with their silence in milliseconds.
+    /// From rank 0: the ranks that have been silent for a while, with their silence in milliseconds.
     pub(super) quiet: Vec<(u32, u32)>,
 }
 
@@ -189,21 +190,21 @@ impl Beat {
     }
 }
 
-/// Where the collectives of a rank that comes in begin.
+/// The first collective of a rank that is let in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Start {
     /// Number of the next collective.
     pub(super) round: u64,
-    /// Ranks that are not there, in order.
+    /// Absent ranks, in order.
     pub(super) absent: Vec<u32>,
 }
 
-/// Who has not joined.
+/// The ranks that have not joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Missing {
     /// The first of them, in order.
     ranks: Vec<u32>,
-    /// How many there are besides.
+    /// The number of further ranks.
     more: u32,
 }
 
@@ -228,23 +229,24 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Why a rank asks who is there: its part of an admit round.
+/// The reason for a rank's admit round: its contribution to the round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Ask {
     /// A bring-up begins.
     First,
-    /// It begins anew.
+    /// It starts again.
     Again,
-    /// It begins anew without those who came back since it began: it failed with them, and why.
+    /// It starts again without the ranks that came back since it began: it failed with them, for this
+    /// reason.
     Without(#[serde(with = "Text::<MAX_REASON>")] String),
 }
 
-/// What an admit round says, each list in order. The one item of its outcome.
+/// The result of an admit round, each list in order. The only item of its outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Admitted {
     /// Ranks that come back with this round.
     pub(super) back: Vec<u32>,
-    /// Ranks that are not there.
+    /// Absent ranks.
     pub(super) absent: Vec<u32>,
     /// Ranks that came back since the bring-up began, with this round or one before it.
     pub(super) on_trial: Vec<u32>,
@@ -295,7 +297,7 @@ pub(super) struct CollectiveFailure {
     pub(super) text: String,
 }
 
-/// How a rank ended.
+/// The end of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum End {
     Left,
@@ -318,7 +320,7 @@ fn unreadable(error: postcard::Error) -> Error {
     malformed("found bytes that are no such message".into()).with_source(error)
 }
 
-/// The error for a payload that is not what its kind says.
+/// The error for a payload that does not fit its kind.
 pub(super) fn malformed(message: String) -> Error {
     Error::new(ErrorKind::Protocol, "read payload", message)
 }
@@ -389,7 +391,7 @@ mod tests {
         says(check(FrameKind::Start, &[0, 0, 7]), "found 1 bytes behind the payload");
         says(check(FrameKind::Welcome, &[7]), "found 1 bytes behind the payload");
         says(check(FrameKind::Outcome, &[1, 2, 0, 0]), "found 2 items, expected 3");
-        // Announced, not there: nothing is allocated for it.
+        // A count is announced without items: no memory is allocated for it.
         let many = encode(&u32::MAX);
         says(decode_items(&many, 3).map(drop), "found 4294967295 items, expected 3");
         says(decode_pairs(&many).map(drop), "found 4294967295 values");

@@ -1,36 +1,37 @@
 //! Rendezvous, collectives, agreement and liveness of the ranks.
 //!
-//! A rank finds out who it is ([`Identity`]), joins ([`World::join`]), and from then on has a few
-//! small collectives and a view of who is alive ([`Liveness`]). This is for set-up, checks and
-//! diagnosis: no token ever passes here.
+//! A rank resolves its identity ([`Identity`]), joins ([`World::join`]), and from then on has a few
+//! small collectives and a view of the state of all ranks ([`Liveness`]). This serves set-up, checks
+//! and diagnosis: no token ever passes here.
 //!
 //! # Shape
-//! A star: every rank has one TCP connection to rank 0. All that happens on it happens on one
-//! control thread per world, on a current-thread runtime; nothing outside of this module is
-//! asynchronous. There is no process-wide state: several ranks of one world, and several worlds,
-//! may live in one process.
+//! A star: every rank has one TCP connection to rank 0. One control thread per world serves it, on a
+//! current-thread runtime; nothing outside of this module is asynchronous. There is no process-wide
+//! state: several ranks of one world, and several worlds, may live in one process.
 //!
-//! # Who is trusted
-//! A peer is believed once it has proven that it holds the job secret, and then every frame is
-//! still checked for origin, direction, order and form (`noise`, `frame`, `message`). Before that it
-//! may send one small message within five seconds, while no more come than the door has room for.
-//! Without a secret the ranks may meet on the loopback interface only. What crosses a connection is
-//! encrypted.
+//! # Trust
+//! A peer is trusted once it has proven that it holds the job secret, and even then every frame is
+//! checked for origin, direction, order and form (`noise`, `frame`, `message`). Before that it may send
+//! one small message within five seconds, as long as the door has room for it. Without a secret the
+//! ranks may meet on the loopback interface only. All traffic of a connection is encrypted.
 //!
 //! # Every wait ends (INV-6)
 //! - A rank whose connection closes without a goodbye is lost at once.
-//! - A rank that sends no heartbeat for `deadline` is lost. Rank 0 decides, and tells the others;
-//!   each decides about rank 0.
-//! - A rank that lives but does not arrive is waited for up to `late`, and then named.
+//! - A rank that sends no heartbeat for `deadline` is lost. Rank 0 decides, and reports it to the
+//!   others; each rank decides about rank 0.
+//! - The others wait for a live rank that does not arrive for up to `late`, and then name it in an
+//!   error.
 //!
-//! Where losses are masked (`on_failure`), collectives go on without ranks that ended. A process may
-//! then come back as such a rank: rank 0 keeps its door open, and a bring-up lets in who waits.
+//! Where losses are masked (`on_failure`), collectives continue without ranks that ended. A process may
+//! then come back as such a rank: the door of rank 0 stays open, and a bring-up lets in waiting
+//! processes.
 //!
 //! # Where to find what
-//! `identity`, `launcher`, `hostlist`: who am I · `interface`: at which address · `secret`, `noise`: keys · `frame`, `message`,
-//! `text`: bytes · `rendezvous`, `exchange`, `door`, `handshake`: getting in · `link`: one connection ·
-//! `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` · `members`: who is there · `waiting`: who waits for whom · `control`, `world`: the
-//! thread and its interface.
+//! `identity`, `launcher`, `hostlist`: the rank's identity · `interface`: its address · `secret`, `noise`:
+//! keys · `frame`, `message`, `text`: bytes · `rendezvous`, `exchange`, `door`, `handshake`: joining ·
+//! `link`: one connection · `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` ·
+//! `members`: the present ranks · `waiting`: reports of waits · `control`, `world`: the thread and its
+//! interface.
 
 mod agreement;
 mod control;

@@ -1,9 +1,9 @@
-//! Keys of a connection: Noise with a key that both ends hold beforehand, by `snow`.
+//! Keys of a connection: Noise with a pre-shared key, by the library `snow`.
 //!
 //! Pattern `NNpsk0`: the first message already proves that its sender holds the job secret, and costs
-//! its receiver a few hashes; the second proves the same of rank 0. Fresh keys of both ends go into
-//! the session, so a recorded message opens no later connection and no later theft of the secret
-//! opens a recorded one.
+//! its receiver a few hashes; the second proves the same of rank 0. Fresh keys of both ends enter the
+//! session, so a recorded message opens no later connection, and a later theft of the secret does not
+//! decrypt a recorded connection.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use snow::{Builder, HandshakeState, StatelessTransportState};
 use super::secret::Secret;
 use crate::{Error, ErrorKind, Result};
 
-/// The version of all that crosses a control connection. Another version is refused.
+/// The version of the protocol of control connections. Another version is refused.
 pub const VERSION: u16 = 3;
 /// Bytes of the id of a job.
 pub const JOB_BYTES: usize = 16;
@@ -29,11 +29,11 @@ const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const PROLOGUE: &[u8] = b"tokenyard control 3";
 const MAGIC: [u8; 4] = *b"TYBS";
 
-/// What stands in the clear before a message of the handshake, so that strangers and other versions
-/// are recognised: `TYBS`, the version and the length of the message, 16 bits each, little-endian.
+/// The unencrypted preamble of a handshake message, by which strangers and other versions are
+/// recognised: `TYBS`, the version and the length of the message, 16 bits each, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preamble {
-    /// Bytes of the message that follows. None: the sender turns the other end away.
+    /// Bytes of the message that follows. None: the sender refuses the other end.
     pub bytes: u16,
 }
 
@@ -51,8 +51,8 @@ impl Preamble {
     /// Reads a preamble.
     ///
     /// # Errors
-    /// [`ErrorKind::Protocol`]: the other end is no tokenyard, or another version; or the message is
-    /// longer than [`MAX_GREETING`].
+    /// [`ErrorKind::Protocol`]: the other end is not tokenyard, or has another version; or the message
+    /// is longer than [`MAX_GREETING`].
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self> {
         let [m0, m1, m2, m3, v0, v1, b0, b1] = *bytes;
         let magic = [m0, m1, m2, m3];
@@ -106,7 +106,7 @@ impl Handshake {
         builder.prologue(&prologue).and_then(build).map(Self).map_err(broken)
     }
 
-    /// The next message of this side, behind its preamble.
+    /// The next message of this side, after its preamble.
     pub(super) fn write(&mut self, payload: &[u8]) -> Result<Vec<u8>> {
         let mut message = [0; MAX_GREETING];
         let bytes = self.0.write_message(payload, &mut message).map_err(broken)?;
@@ -114,10 +114,10 @@ impl Handshake {
         Ok([&preamble[..], message.get(..bytes).unwrap_or_default()].concat())
     }
 
-    /// What the next message of the other side says.
+    /// The contents of the other side's next message.
     ///
     /// # Errors
-    /// [`ErrorKind::Protocol`] when its sender does not hold the secret, or means another job.
+    /// [`ErrorKind::Protocol`] when its sender does not hold the secret, or belongs to another job.
     pub(super) fn read(&mut self, message: &[u8]) -> Result<Vec<u8>> {
         let mut payload = vec![0; message.len()];
         let bytes = self.0.read_message(message, &mut payload).map_err(|_| {
@@ -162,7 +162,7 @@ pub(super) struct Opener {
 }
 
 impl Opener {
-    /// Puts the plain bytes of the next message into `plain`.
+    /// Writes the plain bytes of the next message to `plain`.
     ///
     /// # Errors
     /// [`ErrorKind::Protocol`] when it is not the next message of the other end. The opener is
@@ -199,7 +199,7 @@ fn refuse(message: String) -> Error {
     Error::new(ErrorKind::Protocol, "join world", message)
 }
 
-/// The library refused what only this module can get wrong.
+/// The error where the library refuses a call, which only a bug of this module can cause.
 fn broken(error: snow::Error) -> Error {
     Error::new(ErrorKind::Internal, "join world", "the handshake broke").with_source(error)
 }

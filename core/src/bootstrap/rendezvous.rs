@@ -1,4 +1,4 @@
-//! Where rank 0 listens, and how the others learn it.
+//! The address of rank 0, and its publication to the other ranks.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -22,7 +22,7 @@ pub(super) const OPERATION: &str = "meet the other ranks";
 const BACKLOG: i32 = 4096;
 const MAX_NOTICE_BYTES: u64 = 1024;
 
-/// How this rank goes on.
+/// The next step of this rank.
 pub(super) enum NextStep {
     /// There is no other rank.
     Alone,
@@ -32,7 +32,7 @@ pub(super) enum NextStep {
     Spoke { target: Target, credentials: Credentials, local: Local },
 }
 
-/// Where a rank looks for rank 0.
+/// The place where a rank looks for rank 0.
 #[derive(Debug)]
 pub(super) enum Target {
     Address { host: String, port: u16 },
@@ -48,7 +48,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// What rank 0 tells the others.
+/// The address that rank 0 publishes to the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) host: String,
@@ -56,8 +56,8 @@ pub(super) struct Address {
     pub(super) job: [u8; JOB_BYTES],
 }
 
-/// Binds (rank 0), publishes and learns, as far as that needs no waiting for others but in a
-/// caller's exchange.
+/// Binds and publishes (rank 0), or finds the address. Waits for other ranks only in a caller's
+/// exchange.
 pub(super) fn enter(
     place: RankId,
     rendezvous: Rendezvous,
@@ -97,7 +97,7 @@ pub(super) fn enter(
     }
 }
 
-/// Refuses a file to meet at that is there and is no regular file. It may be missing as yet.
+/// Refuses a rendezvous file that exists and is no regular file. It need not exist yet.
 fn check_meeting(path: &Path) -> Result<()> {
     match std::fs::metadata(path) {
         Ok(about) if !about.is_file() => {
@@ -111,7 +111,7 @@ fn check_meeting(path: &Path) -> Result<()> {
 }
 
 /// Refuses a file with anything but the address of an earlier job, which rank 0 would replace and then
-/// remove: it is the user's. An empty one is what `mktemp` makes.
+/// remove: it is a file of the user. An empty file is accepted, because `mktemp` makes one.
 fn check_replaced(path: &Path) -> Result<()> {
     if !path.exists() {
         return Ok(());
@@ -128,7 +128,7 @@ fn check_replaced(path: &Path) -> Result<()> {
         .with_fix("name another file, or remove this one"))
 }
 
-/// Refuses an address that others can reach when there is no secret to keep them out.
+/// Refuses an address that other hosts can reach when there is no secret to exclude them.
 pub(super) fn check_secret(secret: &Secret, ip: IpAddr) -> Result<()> {
     if !secret.is_none() || ip.is_loopback() {
         return Ok(());
@@ -173,8 +173,8 @@ fn listen(addresses: &[SocketAddr], secret: &Secret) -> Result<TcpListener> {
                 listener.set_nonblocking(true).map_err(|error| {
                     Error::system(OPERATION, "cannot make the listener non-blocking", error)
                 })?;
-                // The standard library asks for 128. Strangers would fill that at once, and the
-                // kernel then drops what ranks send.
+                // The standard library requests a backlog of 128. Strangers would fill that at once,
+                // and the kernel would then drop the connections of ranks.
                 rustix::net::listen(&listener, BACKLOG)
                     .map_err(|error| Error::system(OPERATION, "cannot listen", error))?;
                 return Ok(listener);
@@ -242,14 +242,14 @@ fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// The file that says where rank 0 is. Dropping it removes the file, unless another job replaced it.
+/// The file with the address of rank 0. Dropping it removes the file, unless another job replaced it.
 pub(super) struct Notice {
     path: PathBuf,
     text: String,
 }
 
 impl Notice {
-    /// Puts the file there, whole or not at all, over one of an earlier job.
+    /// Writes the file atomically, over that of an earlier job.
     fn publish(path: PathBuf, address: &Address) -> Result<Self> {
         let text = address.encode() + "\n";
         let unwritable = |error| {
@@ -283,9 +283,9 @@ impl Drop for Notice {
     }
 }
 
-/// Reads where rank 0 is, as of now. The file may be missing, or of an earlier job.
+/// Reads the present address of rank 0. The file may be missing, or belong to an earlier job.
 pub(super) fn read_notice(path: &Path) -> Result<Address> {
-    // Whoever can write this file decides where this rank connects to.
+    // A user who can write this file decides where this rank connects.
     let file = open_private(path, OPERATION)?;
     let mut text = String::new();
     file.take(MAX_NOTICE_BYTES)

@@ -1,11 +1,12 @@
-//! The collectives as rank 0 sees them: who contributed, who is missing, what each gets back.
+//! The collectives from the view of rank 0: the ranks that contributed, the missing ranks, the result
+//! for each.
 //!
 //! No input or output happens here. Collective number n of every rank is round n; ranks may be in
-//! different rounds only after one that failed, as its verdict goes at once to whoever arrived, and
-//! to the others when they come.
+//! different rounds only after a failed round: its verdict goes at once to the ranks that arrived, and
+//! to the others on arrival.
 //!
-//! Where losses are masked, rounds go on without ranks that ended, and an *admit* round lets those
-//! in that wait to come back: they begin with the round after it.
+//! Where losses are masked, rounds continue without ranks that ended, and an *admit* round lets in
+//! processes that wait to come back: they begin with the round after it.
 
 mod round;
 
@@ -19,7 +20,7 @@ use super::text::name_ranks;
 use crate::{ErrorKind, Result};
 use round::{Parts, Round, refuse};
 
-/// What one rank gets back. The payload is shared by all ranks that get the same.
+/// The result for one rank. Ranks with the same result share the payload.
 pub(super) struct Delivery {
     pub(super) rank: u32,
     /// [`FrameKind::Outcome`] or [`FrameKind::Verdict`]; [`FrameKind::Start`] to a rank that comes back.
@@ -34,7 +35,7 @@ pub(super) struct Rounds {
     open: BTreeMap<u64, Round>,
 }
 
-/// Where one rank is.
+/// The progress of one rank.
 #[derive(Clone, Default)]
 struct RankProgress {
     next: u64,
@@ -45,7 +46,7 @@ struct RankProgress {
     returning: bool,
     /// It came back since the bring-up began.
     on_trial: bool,
-    /// It came back since the bring-up began, and ended: it may come back with the next one.
+    /// It came back since the bring-up began, and ended: it may come back with the next bring-up.
     barred: bool,
 }
 
@@ -54,7 +55,7 @@ impl Rounds {
         Self { late, ranks: vec![RankProgress::default(); ranks as usize], open: BTreeMap::new() }
     }
 
-    /// Adds the part of `rank`, and returns what is due to anybody now.
+    /// Adds the contribution of `rank`, and returns all results that are due now.
     ///
     /// # Errors
     /// [`ErrorKind::Protocol`] when a working rank could not have sent this; nothing is changed.
@@ -96,7 +97,7 @@ impl Rounds {
             Some(verdict) => vec![round.delivery(rank, FrameKind::Verdict, verdict)],
             None if !same => {
                 let text = round.other_topic(rank, op, &topic);
-                // An admit means that its rank begins a bring-up anew because of a loss.
+                // An admit means that its rank starts a bring-up again because of a loss.
                 let anew = op == Op::Admit || round.op == Op::Admit;
                 let kind = if anew { ErrorKind::PeerLost } else { ErrorKind::Mismatch };
                 round.fail(number, kind, text)
@@ -106,7 +107,7 @@ impl Rounds {
         Ok(self.settle(number, due))
     }
 
-    /// Goes on without `rank`, which ended. Only where losses are masked.
+    /// Continues without `rank`, which ended. Only where losses are masked.
     pub(super) fn leave(&mut self, rank: u32) -> Vec<Delivery> {
         if let Some(progress) = self.ranks.get_mut(rank as usize) {
             let barred = progress.barred || progress.on_trial;
@@ -116,7 +117,7 @@ impl Rounds {
         open.into_iter().flat_map(|number| self.settle(number, Vec::new())).collect()
     }
 
-    /// Notes whether a process waits to come back as `rank`, which ended.
+    /// Records whether a process waits to come back as `rank`, which ended.
     pub(super) fn set_returning(&mut self, rank: u32, returning: bool) {
         if let Some(progress) = self.ranks.get_mut(rank as usize) {
             progress.returning = returning;
@@ -132,7 +133,7 @@ impl Rounds {
         (0u32..).zip(&self.ranks).filter(|(_, p)| test(p)).map(|(rank, _)| rank).collect()
     }
 
-    /// Finishes a round if all have arrived that are expected; adds what then is due.
+    /// Finishes a round if all expected ranks have arrived; adds the results that are then due.
     fn settle(&mut self, number: u64, mut due: Vec<Delivery>) -> Vec<Delivery> {
         let Some(round) = self.open.get_mut(&number) else { return self.released(due) };
         let complete = round.arrived.iter().zip(&self.ranks).all(|(a, rank)| *a || rank.gone);
@@ -149,7 +150,7 @@ impl Rounds {
         self.released(due)
     }
 
-    /// Lets those in who wait, and tells all who came back and who is not there.
+    /// Lets waiting processes in, and reports the returned ranks and the absent ranks to all.
     fn admit(&mut self, number: u64) -> Vec<Delivery> {
         let Some(round) = self.open.get(&number) else { return Vec::new() };
         if let Parts::Asks { first: true } = round.parts {
@@ -265,7 +266,7 @@ mod tests {
         let text = verdict(&due[0]).text;
         assert!(text.contains("rank 0 called barrier(\"start\")"), "{text}");
         assert!(text.contains("rank 2 called all_gather(\"shape\")"), "{text}");
-        // Rank 0 goes on to its next collective before rank 1 has come to this one.
+        // Rank 0 continues with its next collective before rank 1 has arrived at this one.
         assert!(rounds.contribute(0, part(1, Op::Barrier, "next", b""), now).unwrap().is_empty());
         let late = rounds.contribute(1, part(0, Op::Barrier, "start", b""), now).unwrap();
         assert_eq!((to(&late), verdict(&late[0])), (vec![1], verdict(&due[0])));

@@ -20,11 +20,11 @@ pub const MIN_SECRET_BYTES: usize = 16;
 const MAX_SECRET_BYTES: usize = 4096;
 const OPERATION: &str = "read job secret";
 
-/// `TOKENYARD_SECRET`, once it was taken out of the environment.
+/// `TOKENYARD_SECRET`, once it was removed from the environment.
 static TAKEN: OnceLock<String> = OnceLock::new();
 
-/// Takes `TOKENYARD_SECRET` out of the environment of this process, so that what it spawns, or its
-/// plugins spawn, does not inherit it. [`environment`] still finds it.
+/// Removes `TOKENYARD_SECRET` from the environment of this process, so that processes that it or its
+/// plugins start do not inherit the secret. [`environment`] still finds it.
 ///
 /// # Safety
 /// As [`std::env::remove_var`]: no other thread may read or write the environment meanwhile. Call it
@@ -32,18 +32,19 @@ static TAKEN: OnceLock<String> = OnceLock::new();
 pub unsafe fn take_secret_from_environment() {
     if let Ok(secret) = std::env::var(SECRET_VARIABLE) {
         let _ = TAKEN.set(secret);
-        // SAFETY: the caller promises that no other thread is at the environment.
+        // SAFETY: the caller promises that no other thread reads or writes the environment.
         unsafe { std::env::remove_var(SECRET_VARIABLE) };
     }
 }
 
-/// A variable of the environment, [`SECRET_VARIABLE`] also where it was taken out.
+/// A variable of the environment; [`SECRET_VARIABLE`] also after it was removed.
 pub fn environment(name: &str) -> Option<String> {
     let taken = || TAKEN.get().filter(|_| name == SECRET_VARIABLE).cloned();
     std::env::var(name).ok().or_else(taken)
 }
 
-/// What proves that a process belongs to the job. Never printed by `Debug`; there is no `Display`.
+/// The secret by which a process proves that it belongs to the job. Never printed by `Debug`; there is
+/// no `Display`.
 ///
 /// Without a secret, ranks may meet on the loopback interface only.
 #[derive(Clone)]
@@ -87,7 +88,7 @@ impl Secret {
     pub fn from_file(path: &Path) -> Result<Self> {
         let file = open_private(path, OPERATION)?;
         let mut text = String::new();
-        // One more than allowed, so that a longer file is noticed.
+        // Reads one byte more than allowed, so that a longer file is noticed.
         file.take(MAX_SECRET_BYTES as u64 + 1)
             .read_to_string(&mut text)
             .map_err(|error| Error::system(OPERATION, "cannot read it", error))
@@ -118,13 +119,13 @@ impl Secret {
         }
     }
 
-    /// Whether there is no secret.
+    /// True if there is no secret.
     pub fn is_none(&self) -> bool {
         self.0.is_none()
     }
 
-    /// The secret itself, to hand to a child's environment or a file of mode 0600. `None` if there
-    /// is no secret.
+    /// The secret itself, for a child's environment or a file of mode 0600. `None` if there is no
+    /// secret.
     pub fn reveal(&self) -> Option<&str> {
         self.0.as_deref()
     }
@@ -140,7 +141,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Opens a file that nobody but this user can write or read.
+/// Opens a file that only this user can write or read.
 pub(super) fn open_private(path: &Path, operation: &'static str) -> Result<File> {
     let (file, about) = files::open(path).map_err(|error| {
         let kind = if error.io().is_some() { ErrorKind::System } else { ErrorKind::InvalidInput };
@@ -150,7 +151,7 @@ pub(super) fn open_private(path: &Path, operation: &'static str) -> Result<File>
     Ok(file)
 }
 
-/// Refuses a file that others could have written or read.
+/// Refuses a file that other users could have written or read.
 fn check_private(meta: &std::fs::Metadata, operation: &'static str) -> Result<()> {
     let refuse = |message| Error::new(ErrorKind::InvalidInput, operation, message);
     let (mode, owner, us) = (meta.mode() & 0o7777, meta.uid(), rustix::process::geteuid().as_raw());

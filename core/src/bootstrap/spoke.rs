@@ -32,19 +32,19 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const OPERATION: &str = "join world";
 
-/// The way to rank 0.
+/// The route to rank 0.
 pub(super) struct Route {
     pub(super) target: Target,
     pub(super) local: Local,
 }
 
-/// A ray of the star.
+/// The connection of one rank to rank 0.
 pub(super) struct Spoke {
     member: Member,
     link: ControlLink,
     events: mpsc::Receiver<Event>,
     ticker: Ticker,
-    /// Known once all ranks have joined, or have let this one in.
+    /// Known once all ranks have joined, or have let this rank in.
     start: Option<Start>,
     refusal: Option<Error>,
     /// Collectives that this rank has begun.
@@ -53,11 +53,11 @@ pub(super) struct Spoke {
 }
 
 impl Spoke {
-    /// Finds rank 0, proves to belong to the job, and waits until all ranks have joined, for the
+    /// Finds rank 0, proves that it belongs to the job, and waits until all ranks have joined, for the
     /// timing's `late` at most.
     ///
     /// # Errors
-    /// [`ErrorKind::Deadline`] with the last reason when rank 0 or another rank does not come;
+    /// [`ErrorKind::Deadline`] with the last reason when rank 0 or another rank does not join;
     /// [`ErrorKind::Protocol`] for a wrong secret or a stranger at rank 0's address;
     /// [`ErrorKind::Mismatch`] when rank 0 refuses this rank; [`ErrorKind::PeerLost`].
     pub(super) async fn join(
@@ -70,7 +70,7 @@ impl Spoke {
         let secured = connect(&member, route, credentials).await?;
         member.waiting.waits_for("rank 0 answers, and has not let this rank in yet".into());
         let mut spoke = Self::start(member, secured);
-        // Rank 0 gives up first, and knows who is missing.
+        // Rank 0 ends the join first, and names the missing ranks.
         let limit = late + spoke.member.timing.deadline;
         while spoke.start.is_none() {
             if let Some(refusal) = spoke.refusal.take() {
@@ -137,8 +137,8 @@ impl Spoke {
         *self.member.liveness.state(rank) != PeerState::Alive
     }
 
-    /// Where losses are masked, rank 0 only closes the connection of a rank that was given up: its
-    /// silence then means nothing.
+    /// Where losses are masked, rank 0 only closes the connection of a rank that it declared lost: its
+    /// silence then proves nothing.
     fn is_given_up(&self) -> bool {
         self.member.on_failure == OnFailure::Mask && self.has_ended(self.member.place.rank)
     }
@@ -185,7 +185,7 @@ impl Spoke {
         Ok(())
     }
 
-    /// Collectives begin; without whom, is what this rank finds that comes back.
+    /// Collectives begin; a rank that comes back learns the absent ranks from this frame.
     fn on_start(&mut self, payload: &[u8]) -> Result<()> {
         let start: Start = decode(payload)?;
         self.begun = start.round;
@@ -199,7 +199,7 @@ impl Spoke {
     fn on_departure(&mut self, rank: u32, end: End) {
         let end = match end {
             End::Lost(why) if rank == self.member.place.rank => {
-                End::Lost(format!("{why} (so says rank 0 of this rank)"))
+                End::Lost(format!("{why} (reported by rank 0)"))
             }
             other => other,
         };
@@ -224,8 +224,8 @@ impl Spoke {
 
     pub(super) fn lose_hub(&mut self, why: String) {
         tracing::error!("rank 0 {why}");
-        // If rank 0 does run after all, it need not guess why this rank is gone.
-        let last_words = encode_reason(&format!("it gave up on rank 0, which {why}"));
+        // If rank 0 does run after all, it receives the reason why this rank ended.
+        let last_words = encode_reason(&format!("it declared rank 0 lost, which {why}"));
         self.link.send(FrameKind::GaveUp, Arc::new(last_words));
         self.member.liveness.end(0, End::Lost(why));
         self.link.close();
@@ -243,7 +243,8 @@ impl Bootstrap for Spoke {
         let part = Contribution { round: self.begun, op, topic, data };
         self.begun += 1;
         self.link.send(FrameKind::Contribution, Arc::new(encode(&part)));
-        // Rank 0 fails the round first, and knows who is missing; this is for one that does not.
+        // Rank 0 fails the round first, and names the missing ranks; this limit is for a rank 0 that
+        // does not.
         let limit = Instant::now() + self.member.timing.late + 2 * self.member.timing.deadline;
         loop {
             if let Some(ReceivedFrame { kind, payload }) = self.answer.take() {
@@ -278,11 +279,11 @@ impl Bootstrap for Spoke {
     async fn leave(&mut self, farewell: Farewell) {
         let (kind, payload) = farewell.frame();
         self.link.send(kind, payload);
-        // The reader must not wait for this task any more.
+        // The reader may not wait for this task any more.
         self.events.close();
         self.link.close();
         if matches!(self.member.liveness.state(0), PeerState::Lost { .. }) {
-            // Rank 0 may run again, and must then read that it was given up.
+            // Rank 0 may run again, and must then read that this rank declared it lost.
             let _ = timeout(LINGER, self.link.sent()).await;
         } else {
             let _ = timeout(LINGER, self.link.drained()).await;
@@ -297,13 +298,14 @@ async fn connect(member: &Member, route: &Route, credentials: Credentials) -> Re
     let mut pause = FIRST_PAUSE;
     let mut tries = Tries { last: None, strangers: 0 };
     loop {
-        // On a network that swallows what is sent, an attempt takes longer than a short lateness.
+        // On a network that drops packets silently, an attempt takes longer than a short lateness.
         let left = late.saturating_sub(started.elapsed());
         match timeout(left, attempt(member, route, &credentials)).await {
             Ok(Ok(secured)) => return Ok(secured),
             Ok(Err(Setback::Fatal(error))) => return Err(error),
             Ok(Err(Setback::Again(error))) => tries.last = Some(error),
-            // Rank 0 may yet come: the port, or the file that names it, may be of an earlier job.
+            // Rank 0 may still appear: the port, or the file that names it, may belong to an earlier
+            // job.
             Ok(Err(Setback::Stranger(error))) => {
                 tries.strangers += 1;
                 tries.last = Some(error);
@@ -321,15 +323,15 @@ async fn connect(member: &Member, route: &Route, credentials: Credentials) -> Re
     }
 }
 
-/// What came of the attempts to reach rank 0.
+/// The results of the attempts to reach rank 0.
 struct Tries {
     last: Option<Error>,
-    /// How many answers failed the proof.
+    /// The number of answers that failed the proof.
     strangers: u64,
 }
 
 impl Tries {
-    /// Why this rank waits.
+    /// The reason why this rank waits.
     fn describe(&self, target: &Target) -> String {
         let why = self.last.as_ref().map(Error::detail).unwrap_or_default();
         if self.strangers > 0 {

@@ -1,16 +1,16 @@
-//! Who waits for whom while the ranks join: said on standard error at growing intervals, and to
-//! whoever asks.
+//! The waits of ranks during the join: reported on standard error at growing intervals, and to callers
+//! of [`joins_under_way`].
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::identity::RankId;
 
-/// When a wait is said for the first time; then each time at twice the time of the last.
+/// The time of the first report of a wait; each later report comes at twice the time of the one before.
 const FIRST_WORD: Duration = Duration::from_secs(2);
 const LONGEST_SILENCE: Duration = Duration::from_secs(60);
 
-/// All of this process, for [`joins_under_way`].
+/// All joins of this process, for [`joins_under_way`].
 static WAITS: Mutex<Vec<Weak<Join>>> = Mutex::new(Vec::new());
 
 /// The join of one rank.
@@ -42,7 +42,7 @@ impl Join {
         waiting
     }
 
-    /// Notes what this rank waits for, and says it when that is due.
+    /// Records the event that this rank waits for, and reports it when a report is due.
     pub(super) fn waits_for(&self, what: String) {
         let waited = self.since.elapsed();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,7 +53,7 @@ impl Join {
         state.what = Some(what);
     }
 
-    /// The rank is in.
+    /// The rank has joined.
     pub(super) fn done(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).what = None;
     }

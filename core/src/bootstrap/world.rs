@@ -26,32 +26,32 @@ use super::spoke::{Route, Spoke};
 use crate::config::{OnFailure, WorldConfig};
 use crate::{Error, ErrorKind, Result};
 
-/// The shortest deadline that a busy machine can keep.
+/// The shortest deadline that a busy machine can meet.
 pub const MIN_DEADLINE: Duration = Duration::from_millis(100);
 /// The longest deadline and lateness: a year.
 pub const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// How to join a world.
+/// Options of a join.
 #[derive(Debug)]
 pub struct WorldOptions {
-    /// Who this rank is and where rank 0 listens.
+    /// The identity of this rank, and the address of rank 0.
     pub identity: Identity,
-    /// What proves that a process belongs to the job. Must be equal on all ranks.
+    /// The secret by which a process proves that it belongs to the job. Must be equal on all ranks.
     pub secret: Secret,
-    /// The longest silence of a rank that lives, [`MIN_DEADLINE`] to [`MAX_WAIT`]. Must be equal on
-    /// all ranks.
+    /// The longest silence of a live rank, [`MIN_DEADLINE`] to [`MAX_WAIT`]. Must be equal on all
+    /// ranks.
     pub deadline: Duration,
     /// The longest that a live rank may take to join, or to arrive at a collective, up to
     /// [`MAX_WAIT`]. Must be equal on all ranks.
     pub late: Duration,
-    /// Where rank 0 listens, if not at the host of the identity: an address of one of its
-    /// interfaces, or 0.0.0.0. Without a host (file, exchange) the default is 127.0.0.1. Other
+    /// The address at which rank 0 listens, if it is not the host of the identity: an address of one of
+    /// its interfaces, or 0.0.0.0. Without a host (file, exchange) the default is 127.0.0.1. Other
     /// ranks ignore it.
     pub bind: Option<IpAddr>,
     /// The network interface to meet on, instead of `bind`: rank 0 listens at its address and at
     /// no other, the others connect from it. May differ between ranks.
     pub interface: Option<String>,
-    /// What a loss leads to. Must be equal on all ranks.
+    /// The consequence of a loss. Must be equal on all ranks.
     pub on_failure: OnFailure,
 }
 
@@ -82,7 +82,8 @@ impl WorldOptions {
     }
 }
 
-/// Names the network interface to meet on, where no config does: for frameworks whose users have none.
+/// Names the network interface for the rendezvous where no config does: for frameworks whose users have
+/// no config.
 pub(super) const INTERFACE_VARIABLE: &str = "TOKENYARD_INTERFACE";
 
 fn interface_of_environment() -> Option<String> {
@@ -91,11 +92,11 @@ fn interface_of_environment() -> Option<String> {
 
 /// All ranks of a job, joined.
 ///
-/// The collectives may be called from any thread, one at a time takes place; all ranks must call
-/// the same ones in the same order, with the same topics. Every call ends: with its result, or
-/// - [`ErrorKind::PeerLost`]: a rank was lost or left. The world is of no more use. Where losses are
-///   masked (`on_failure`), this is so for rank 0 and this rank only: collectives go on without the
-///   others, and what those would have given is empty.
+/// The collectives may be called from any thread, and run one at a time; all ranks must call the same
+/// ones in the same order, with the same topics. Every call ends: with its result, or
+/// - [`ErrorKind::PeerLost`]: a rank was lost or left. The world can no longer be used. Where losses
+///   are masked (`on_failure`), this holds for the loss of rank 0 and of this rank only: collectives
+///   continue without other lost ranks, whose items are empty.
 /// - [`ErrorKind::Deadline`]: a live rank did not arrive within `late`. The error names it.
 /// - [`ErrorKind::Mismatch`]: ranks called different collectives, or disagree. On every rank.
 /// - [`ErrorKind::InvalidInput`]: an argument is too large or of the wrong length.
@@ -106,7 +107,7 @@ pub struct World {
     timing: Timing,
     liveness: Arc<Liveness>,
     on_failure: OnFailure,
-    /// Whether this rank has asked nobody who is there: its join has told it.
+    /// True until the first admit: this rank knows the present ranks from its join alone.
     is_fresh: AtomicBool,
     start: Start,
     /// Held for the time of a collective.
@@ -121,19 +122,20 @@ pub struct World {
 #[derive(Default)]
 pub(crate) struct CallUnderWay {
     call: Mutex<Option<(Op, String, Instant)>>,
-    /// Collectives of the world that have ended well, up to the last one that did so here.
+    /// Number of collectives of the world that have succeeded, up to the last one that succeeded on
+    /// this rank.
     ended: AtomicU64,
-    /// Told of one that failed, before it returns.
+    /// Called for a failed collective before it returns.
     witnesses: Mutex<Vec<Weak<dyn Witness>>>,
 }
 
-/// Who wants to know of collectives that fail.
+/// An observer of failed collectives.
 pub(crate) trait Witness: Send + Sync {
-    /// One failed; the witness may add to its error.
+    /// A collective failed; the witness may add to its error.
     fn failed(&self, error: Error) -> Error;
 }
 
-/// It has not returned.
+/// Marks a collective that has not returned.
 struct CallGuard<'a>(&'a CallUnderWay);
 
 impl CallUnderWay {
@@ -146,19 +148,20 @@ impl CallUnderWay {
         self.call.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells `witness` of every collective that fails from here on, while it lives.
+    /// Calls `witness` for every collective that fails from here on, while the witness lives.
     pub(crate) fn tell(&self, witness: Weak<dyn Witness>) {
         let mut witnesses = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner);
         witnesses.retain(|known| known.strong_count() > 0);
         witnesses.push(witness);
     }
 
-    /// How many collectives of the world have ended well, as far as this rank has seen. All count alike.
+    /// The number of collectives of the world that have succeeded, as far as this rank has seen. All
+    /// ranks count alike.
     pub(crate) fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Which, and for how long.
+    /// The collective under way, and its duration so far.
     pub(crate) fn read(&self) -> Option<Collective> {
         let call = self.lock();
         let (op, topic, since) = call.as_ref()?;
@@ -186,24 +189,24 @@ impl Drop for CallGuard<'_> {
 
 struct Control {
     thread: JoinHandle<()>,
-    /// Disconnected once the thread is about to end.
+    /// Disconnected when the thread ends.
     ended: Receiver<()>,
 }
 
 impl World {
-    /// Joins: blocks until all ranks have, for `late` at most. A rank that waits for longer than 2 s logs
-    /// a warning that names who is missing, and again at growing intervals; see also
+    /// Joins: blocks until all ranks have joined, for `late` at most. A rank that waits for longer than 2
+    /// s logs a warning that names the missing ranks, and again at growing intervals; see also
     /// [`joins_under_way`](super::joins_under_way).
     ///
     /// A world of one rank needs no rendezvous and opens no socket.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`]: the options cannot be, the interface is not there, or there is
-    /// no secret although other hosts can reach rank 0. [`ErrorKind::Deadline`]: a rank did not come; it is named.
-    /// [`ErrorKind::Mismatch`]: this rank is taken, or the ranks differ in size or timing.
-    /// [`ErrorKind::Protocol`]: up to `late` only others answered at rank 0's address: another job, one
-    /// of another secret or version.
-    /// [`ErrorKind::PeerLost`]: a rank that had joined is gone. [`ErrorKind::System`].
+    /// [`ErrorKind::InvalidInput`]: the options are invalid, the interface does not exist, or there is no
+    /// secret although other hosts can reach rank 0. [`ErrorKind::Deadline`]: a rank did not join; the error
+    /// names it. [`ErrorKind::Mismatch`]: this rank is taken, or the ranks differ in size or timing.
+    /// [`ErrorKind::Protocol`]: for `late`, only strangers answered at rank 0's address: another job,
+    /// another secret or another version. [`ErrorKind::PeerLost`]: a rank that had joined was lost.
+    /// [`ErrorKind::System`].
     pub fn join(options: WorldOptions) -> Result<Self> {
         let WorldOptions { identity, secret, deadline, late, bind, interface, on_failure } =
             options;
@@ -246,7 +249,7 @@ impl World {
             farewells,
             control: Mutex::new(Some(Control { thread, ended })),
         };
-        // The control thread keeps the time; this limit is for one that broke.
+        // The control thread enforces the limit; this one is for a control thread that broke.
         let limit = late.saturating_add(4 * deadline).saturating_add(10 * LINGER);
         match when_joined.recv_timeout(limit) {
             Ok(start) => world.start = start?,
@@ -281,12 +284,12 @@ impl World {
         self.place.local_rank
     }
 
-    /// Who is alive. May be read from any thread at any time, also after the world is gone.
+    /// The state of all ranks. May be read from any thread at any time, also after the world has ended.
     pub fn liveness(&self) -> Arc<Liveness> {
         Arc::clone(&self.liveness)
     }
 
-    /// Gives `mine` to all ranks and returns everybody's, by rank. Items may differ in length;
+    /// Sends `mine` to all ranks and returns the items of all, by rank. Items may differ in length;
     /// together they may have 64 MiB.
     ///
     /// # Errors
@@ -295,8 +298,8 @@ impl World {
         self.call(Op::AllGather, topic, mine.to_vec()).map(|outcome| outcome.items)
     }
 
-    /// Gives `outgoing[r]` to rank r and returns what each rank gave to this one, by sender. What
-    /// one rank gives, and what it gets, may have 64 MiB.
+    /// Sends `outgoing[r]` to rank r and returns the items for this rank, by sender. The items that one
+    /// rank sends, and those that it receives, may each have 64 MiB in total.
     ///
     /// # Errors
     /// See [`World`]; [`ErrorKind::InvalidInput`] when `outgoing` has not one item per rank.
@@ -318,11 +321,11 @@ impl World {
         self.call(Op::Barrier, topic, Vec::new()).map(drop)
     }
 
-    /// Checks that all ranks give the same names and values in the same order.
+    /// Checks that all ranks pass the same names and values in the same order.
     ///
     /// # Errors
-    /// See [`World`]; [`ErrorKind::Mismatch`] on every rank names the items that differ, and which
-    /// ranks hold which value.
+    /// See [`World`]; [`ErrorKind::Mismatch`] on every rank names the items that differ, and the ranks
+    /// of each value.
     pub fn agree(&self, topic: &str, items: &[(String, String)]) -> Result<()> {
         self.agree_on(topic, items).map(drop)
     }
@@ -337,16 +340,16 @@ impl World {
         self.call(Op::Agree, topic, encode(items)).map(|outcome| outcome.round)
     }
 
-    /// Tells the others that this rank ends because of an error, and leaves the world.
-    /// They learn `why` (cut to about 500 bytes) at once: `rank 2 failed: ...`. A collective under
-    /// way on another thread ends with [`ErrorKind::PeerLost`], and so does every later one.
-    /// Returns within about half a second.
+    /// Reports to the others that this rank ends because of an error, and leaves the world. They
+    /// receive `why` (cut to about 500 bytes) at once: `rank 2 failed: ...`. A collective under way on
+    /// another thread ends with [`ErrorKind::PeerLost`], and so does every later one. Returns within
+    /// about half a second.
     pub fn report_failure(&self, why: &str) {
         self.end(Farewell::Failed(why.to_owned()));
     }
 
-    /// Says goodbye and ends the control thread, within about half a second. Others may leave earlier or
-    /// later, but no collective succeeds once one has.
+    /// Says goodbye and ends the control thread, within about half a second. Other ranks may leave
+    /// earlier or later, but no collective succeeds once a rank has left.
     pub fn leave(self) {
         drop(self);
     }
@@ -356,12 +359,12 @@ impl World {
         Arc::clone(&self.under_way)
     }
 
-    /// What a loss leads to here.
+    /// The consequence of a loss in this world.
     pub fn on_failure(&self) -> OnFailure {
         self.on_failure
     }
 
-    /// What the join said, the first time.
+    /// The start that the join gave, at the first call only.
     pub(super) fn take_start(&self) -> Option<&Start> {
         self.is_fresh.swap(false, Ordering::AcqRel).then_some(&self.start)
     }
@@ -387,7 +390,7 @@ impl World {
         if self.requests.send(Request { call, reply }).is_err() {
             return Err(self.broken(op.name()));
         }
-        // The control thread keeps the time; this limit is for one that broke.
+        // The control thread enforces the limit; this one is for a control thread that broke.
         let limit = self.timing.late.saturating_add(4 * self.timing.deadline);
         match result.recv_timeout(limit.saturating_add(10 * LINGER)) {
             Ok(result) => result,
@@ -395,7 +398,7 @@ impl World {
         }
     }
 
-    /// Why the control thread does not answer.
+    /// The error of a control thread that does not answer.
     fn broken(&self, operation: &'static str) -> Error {
         self.liveness.gone(operation).unwrap_or_else(|| {
             let message = "the control thread does not answer, expected it to run";
@@ -406,11 +409,11 @@ impl World {
     fn end(&self, farewell: Farewell) {
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Control { thread, ended }) = control else { return };
-        // First of all, so that calls that end because of it can say why.
+        // First, so that calls that end because of it can report the reason.
         self.liveness.end(self.place.rank, farewell.end());
         // Fails only when the thread has ended by itself.
         let _ = self.farewells.send(farewell);
-        // It lingers for half a second at most. One that broke is left behind rather than waited for.
+        // The thread lingers for half a second at most. A broken thread is left behind, not joined.
         let rank = self.place.rank;
         if ended.recv_timeout(5 * LINGER) == Err(RecvTimeoutError::Timeout) {
             tracing::error!(rank, "the control thread does not end");
@@ -464,11 +467,11 @@ fn run(
             Err(error) => joined(Err(error)),
         }
     });
-    // A name look-up may still block a thread of its own; nobody waits for it.
+    // A name look-up may still block a thread of its own; the shutdown does not wait for it.
     runtime.shutdown_background();
 }
 
-/// Joins as what this rank is.
+/// Joins in the role of this rank.
 pub(super) async fn bring_up(entry: NextStep, member: Member) -> Result<Box<dyn Bootstrap>> {
     let waiting = Arc::clone(&member.waiting);
     let bootstrap: Box<dyn Bootstrap> = match entry {

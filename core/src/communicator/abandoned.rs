@@ -1,4 +1,5 @@
-//! What an operation keeps between its halves, and what stays of one that nobody receives.
+//! Values that an operation holds between its halves, and the remains of an operation that is never
+//! received.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::components::Components;
 use super::output::{Handle, Received, RoutingClaim};
 
-/// Values that a caller gave to an operation to be kept.
+/// Values that a caller gave to an operation to hold.
 type Owners = Vec<Box<dyn Any + Send>>;
 
-/// What operations kept that were never received. Others may still read their inputs, and use the slots of
-/// their handles, so it lives as long as the communicator.
+/// The values of operations that were never received. Other ranks may still read the operations' inputs
+/// and use the slots of their handles, so the values live as long as the communicator.
 #[derive(Debug, Default)]
 pub(super) struct Abandoned(Mutex<Vec<Left>>);
 
@@ -22,8 +23,8 @@ struct Left {
     _brought: Option<Received>,
 }
 
-/// An operation between its send and its receive. The communicator it belongs to is kept, because numbers
-/// and slots mean something there only.
+/// An operation between its send and its receive. It holds its communicator, because numbers and slots
+/// have a meaning there only.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) components: Arc<Components>,
@@ -31,9 +32,9 @@ pub(super) struct Sent {
     pub(super) owners: Owners,
     /// The handle that it reads.
     routing: Option<RoutingClaim>,
-    /// What an operation before it has brought for it.
+    /// The output of an earlier operation that it reads.
     brought: Option<Received>,
-    /// Where it leaves both if it is not received.
+    /// Takes both over if the operation is not received.
     abandoned: Arc<Abandoned>,
 }
 
@@ -47,19 +48,19 @@ impl Sent {
         Self { components, operation, owners: Vec::new(), routing: None, brought: None, abandoned }
     }
 
-    /// One that reads a handle.
+    /// The same operation, which reads a handle.
     pub(super) fn of(mut self, handle: &Handle) -> Self {
         self.routing = Some(handle.routing.again());
         self
     }
 
-    /// One that reads another output, if any.
+    /// The same operation, which reads another output, if there is one.
     pub(super) fn with(mut self, brought: Option<Received>) -> Self {
         self.brought = brought;
         self
     }
 
-    /// It was received: nobody uses what it kept.
+    /// The operation was received: no rank uses its values any more.
     pub(super) fn end(mut self) {
         self.owners.clear();
         (self.routing, self.brought) = (None, None);

@@ -5,17 +5,17 @@ use crate::abi;
 use crate::moe::{DType, Layout, Shape, TopkScratch, validate_topk};
 use crate::{Error, ErrorKind, Result};
 
-/// What happens to rows on their way.
+/// The conversion of rows on their way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Cast {
-    /// They travel as they are. Rows that are quantised already bring their scales.
+    /// Rows are sent unchanged. Rows that are quantised already come with scales.
     #[default]
     None,
     /// FP8 e4m3 with one f32 scale per 128 channels.
     Fp8,
-    /// The same with scales rounded up to powers of two.
+    /// As `Fp8`, with scales rounded up to powers of two.
     Fp8Round,
-    /// The same, the scales' exponent bytes packed by four (UE8M0).
+    /// As `Fp8Round`, with the scales' exponent bytes packed by four (UE8M0).
     Fp8Ue8m0,
 }
 
@@ -30,7 +30,7 @@ impl Cast {
     }
 }
 
-/// Who learns how many rows arrive.
+/// The sizes of outputs: known to the host, or only to the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Sizes {
     /// The host learns the counts; outputs have exactly as many rows.
@@ -52,23 +52,23 @@ pub struct Dispatch<'a> {
     pub topk_idx: TensorRef<'a>,
     /// `[T, K]` f32.
     pub topk_weights: Option<TensorRef<'a>>,
-    /// How received rows are arranged. Equal on all ranks, as are the next two.
+    /// The arrangement of received rows. Equal on all ranks, as are the next two.
     pub layout: Layout,
-    /// What happens to rows on their way.
+    /// The conversion of rows on their way.
     pub cast: Cast,
-    /// Who learns the counts.
+    /// Exact or worst-case sizes of outputs.
     pub sizes: Sizes,
-    /// M of this call, 1 to that of the communicator, which none stands for: no rank brings more tokens. It bounds
-    /// worst-case sizes and packed blocks, and `source` counts by it. Equal on all ranks.
+    /// M of this call, 1 to M of the communicator; none means the communicator's. No rank has more tokens. It
+    /// bounds worst-case sizes and packed blocks, and it is the factor in `source`. Equal on all ranks.
     pub max_tokens: Option<u32>,
 }
 
 /// A dispatch of new rows with the routing of a handle: no counting, same places.
 #[derive(Clone, Copy, Debug)]
 pub struct Replay<'a> {
-    /// As in [`Dispatch`]; T is that of the handle. Without a cast `[T, any]`, at most as many bytes as H numbers
-    /// of f32: rows of another kind take the same way, where the kernel set
-    /// [can](super::CallForm::RoundOnce).
+    /// As in [`Dispatch`]; T is that of the handle. Without a cast `[T, any]`, at most as many bytes as H
+    /// numbers of f32: rows of another width take the same routes, where the kernel set [supports
+    /// it](super::CallForm::RoundOnce).
     pub x: TensorRef<'a>,
     /// As in [`Dispatch`].
     pub scales: Option<TensorRef<'a>>,
@@ -83,21 +83,22 @@ pub struct Replay<'a> {
 pub struct Combine<'a> {
     /// Expert outputs, `[rows, H]` with the rows of the dispatch; bf16, fp16 or fp32.
     pub x: TensorRef<'a>,
-    /// f32, shaped as the dispatch's weights: they travel back to their tokens.
+    /// f32, of the shape of the dispatch's weights: they return to their tokens.
     pub weights: Option<TensorRef<'a>>,
-    /// Each returned weight is the sum of what all ranks bring that got the token, whether they have the expert or
-    /// not (flat rows). Otherwise it is what the expert's rank brings. Equal on all ranks.
+    /// Each returned weight is the sum of the entries of all ranks that received the token, with or without
+    /// the expert (flat rows). Otherwise it is the entry of the expert's rank. Equal on all ranks.
     pub sum_weights: bool,
     /// Up to two `[T, H]` of the type of `x`, added first.
     pub bias: [Option<TensorRef<'a>>; 2],
-    /// Multiply each expert's row by its weight (not for flat rows): that of `topk_weights`, or else the one that the
-    /// dispatch brought.
+    /// Multiply each expert's row by its weight (not for flat rows): that of `topk`, or else the weight that
+    /// the dispatch delivered.
     pub weighted: bool,
-    /// Round each sum once, at its token, in the order of ranks and then of k. Otherwise the sum of each rank's
-    /// experts is rounded too. Not for flat rows: their caller has summed those of each rank. Equal on all ranks.
+    /// Round each sum once, on the rank of its token, in the order of ranks and then of k. Otherwise the sum
+    /// of each rank's experts is rounded too. Not for flat rows: the caller has summed the experts of each
+    /// rank already. Equal on all ranks.
     pub round_once: bool,
-    /// `[T, K]`, host memory, contiguous: weights for a weighted combine, known only now. Given on all ranks or on
-    /// none. The combine is two operations then: the first brings the weights to the experts' ranks.
+    /// `[T, K]`, host memory, contiguous: weights for a weighted combine, known only now. Given on all ranks
+    /// or on none. The combine is two operations then: the first sends the weights to the experts' ranks.
     pub topk: Option<LateTopk<'a>>,
     /// `[T, H]` of the type of `x`.
     pub out: TensorMut<'a>,
@@ -108,13 +109,13 @@ pub struct Combine<'a> {
     pub missing: Option<TensorMut<'a>>,
 }
 
-/// Weights that a combine brings itself.
+/// Weights that a combine passes itself.
 #[derive(Clone, Copy, Debug)]
 pub struct LateTopk<'a> {
     /// `[T, K]` f32.
     pub weights: TensorRef<'a>,
-    /// `[T, K]` i64: the dispatch's ids; where one is negative, the expert's row is left out, whatever it holds.
-    /// None: all count.
+    /// `[T, K]` i64: the dispatch's ids; where an id is negative, the expert's row is left out, whatever its
+    /// contents. None: all rows count.
     pub ids: Option<TensorRef<'a>>,
 }
 
@@ -156,7 +157,7 @@ fn expect_contiguous(name: &str, tensor: &TensorRef<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Rows and their scales, as dispatch and replay bring them.
+/// Checks rows and their scales, for dispatch and replay.
 fn check_rows(
     shape: &Shape,
     tokens: usize,
@@ -210,7 +211,7 @@ fn check_weights(shape: &Shape, tokens: usize, weights: Option<&TensorRef<'_>>) 
 }
 
 impl<'a> Dispatch<'a> {
-    /// Flat rows as they are, without weights, of exact sizes.
+    /// A dispatch to flat rows: no cast, no weights, exact sizes.
     pub fn new(x: TensorRef<'a>, topk_idx: TensorRef<'a>) -> Self {
         Self {
             x,
@@ -234,7 +235,7 @@ impl<'a> Dispatch<'a> {
         ]
     }
 
-    /// Checks everything that this rank can check alone.
+    /// Checks everything that this rank can check without the others.
     pub(super) fn check(&self, shape: &Shape, scratch: &mut TopkScratch) -> Result<()> {
         let tokens = self.topk_idx.rows();
         let most = self.max_tokens.unwrap_or(shape.max_tokens);
@@ -253,7 +254,7 @@ impl<'a> Dispatch<'a> {
         if alignment == 0 || alignment > 4096 {
             return refuse(format!("alignment: found {alignment}; expected 1 to 4096"));
         }
-        // The host cannot look at a device's memory: there the kernel set checks the values.
+        // The host cannot read a device's memory: there the kernel set checks the values.
         if self.topk_idx.is_on_device() {
             return Ok(());
         }
@@ -271,7 +272,7 @@ impl<'a> Replay<'a> {
         ]
     }
 
-    /// Checks everything that this rank can check alone.
+    /// Checks everything that this rank can check without the others.
     pub(super) fn check(&self, shape: &Shape, handle: &Handle) -> Result<()> {
         let tokens = handle.tokens();
         if self.is_beside(shape) {
@@ -283,12 +284,13 @@ impl<'a> Replay<'a> {
         check_weights(shape, tokens, self.topk_weights.as_ref())
     }
 
-    /// Whether its rows are of another kind than those of dispatches.
+    /// True if its rows have another width than those of dispatches.
     pub(super) fn is_beside(&self, shape: &Shape) -> bool {
         self.x.cols() != shape.hidden as usize
     }
 
-    /// Such rows travel alone, and where those of a dispatch may.
+    /// Checks rows of another width: they have no scales, weights or cast, and fit into the space of a
+    /// dispatch's rows.
     fn check_width(&self, shape: &Shape) -> Result<()> {
         let others =
             self.scales.is_some() || self.topk_weights.is_some() || self.cast != Cast::None;
@@ -340,7 +342,7 @@ impl Combine<'_> {
         ]
     }
 
-    /// Checks everything that this rank can check alone.
+    /// Checks everything that this rank can check without the others.
     pub(super) fn check(&self, shape: &Shape, handle: &Handle) -> Result<()> {
         let hidden = shape.hidden as usize;
         let summable = [DType::Bf16, DType::F16, DType::F32];
@@ -410,7 +412,7 @@ impl Combine<'_> {
             );
         }
         if self.topk.is_none() && !handle.has_weights {
-            return refuse("weighted: the dispatch brought no topk_weights".into());
+            return refuse("weighted: the dispatch had no topk_weights".into());
         }
         Ok(())
     }

@@ -10,9 +10,10 @@ use super::{Communicator, abandoned::Sent};
 use crate::moe::DType;
 use crate::{Result, abi};
 
-/// Where the output of a dispatch will lie: addresses to build tensors of, and to pass on, before the dispatch
-/// was received. Until then other ranks write there: nobody may read or write it. Afterwards it is what
-/// [`Received`](super::Received) describes; after a dispatch that failed, it holds anything.
+/// The place of a dispatch's output: addresses from which tensors can be built, and passed on, before the
+/// dispatch was received. Until then other ranks write there: the caller may not read or write it. Afterwards
+/// it is the output that [`Received`](super::Received) describes; after a failed dispatch its contents are
+/// undefined.
 ///
 /// Its memory is not used again while it lives. It may be dropped on any thread.
 #[derive(Debug)]
@@ -60,16 +61,16 @@ impl Arriving {
 }
 
 impl Communicator {
-    /// Where the output of a dispatch that was sent will lie; `None` where that is not fixed before it is received,
-    /// as where ranks may be left out (`on_failure = "mask"`). Local: no other rank takes part.
+    /// The place of the output of a dispatch that was sent; `None` where it is not fixed before the receive,
+    /// for example where ranks may be left out (`on_failure = "mask"`). Local: no other rank takes part.
     ///
     /// # Errors
-    /// A communicator that is closed; an operation of another one.
+    /// A closed communicator; an operation of another communicator.
     pub fn dispatch_output(&mut self, pending: &PendingDispatch<'_>) -> Result<Option<Arriving>> {
         self.output_of(&pending.sent)
     }
 
-    /// The same of a replay.
+    /// The same for a replay.
     ///
     /// # Errors
     /// As [`dispatch_output`](Self::dispatch_output).

@@ -1,7 +1,7 @@
-//! Bring-up, in the order that fabrics force on everybody: what is fixed early comes first.
+//! Bring-up, in the order that fabrics require: resources that are fixed early come first.
 //!
-//! load → agree → discover → probe → needs → open → allocate → register → endpoint → exchange →
-//! connect → plan. A rank that fails anywhere tells the others, so that nobody waits for it.
+//! load → agree → discover → probe → needs → open → allocate → register → endpoint → exchange → connect
+//! → plan. A rank that fails at any step reports it to the others, so that no rank waits for it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -29,7 +29,7 @@ use crate::topology::Place;
 use crate::transport::{NO_CAPABILITIES, Window};
 use crate::{Error, ErrorKind, Result};
 
-/// What a caller chooses for a communicator; equal on all ranks.
+/// A caller's options for a communicator; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommunicatorOptions {
     /// E, a multiple of the number of ranks.
@@ -38,7 +38,7 @@ pub struct CommunicatorOptions {
     pub topk: u32,
     /// H in elements.
     pub hidden: u32,
-    /// M: the most tokens a rank may bring.
+    /// M: the most tokens of a rank in one operation.
     pub max_tokens: u32,
     /// Operations that may be sent and not yet received, 1 to 16.
     pub in_flight: u32,
@@ -89,22 +89,22 @@ impl CommunicatorOptions {
     }
 }
 
-/// What was chosen, and where everybody is.
+/// The chosen components, and the place of every rank.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct BringUpReport {
     /// The kernel set.
     pub kernels: String,
-    /// Inside a domain; none where rows never go that way.
+    /// The level inside a domain; none where no rows use it.
     pub scale_up: Option<LevelReport>,
-    /// Between domains; none where rows never go that way.
+    /// The level between domains; none where no rows use it.
     pub scale_out: Option<LevelReport>,
-    /// What an operator should look at: tables of components that nobody provides.
+    /// Warnings for the operator: tables of components that no plugin provides.
     pub warnings: Vec<String>,
     /// Scale-up domains in the world.
     pub domains: u32,
     /// `direct`, or `hierarchical` where a row crosses once per domain and is forwarded there.
     pub algorithm: &'static str,
-    /// Place of every rank; none for one that is not there.
+    /// Place of every rank; none for an absent rank.
     pub places: Vec<Option<Place>>,
     /// Bytes of each window on this rank.
     pub window_bytes: Vec<u64>,
@@ -112,10 +112,10 @@ pub struct BringUpReport {
 
 impl Communicator {
     /// Opens a communicator on all ranks of `world`. Collective. Where losses are masked, ranks that wait to
-    /// come back do so here, and one that is lost meanwhile is left out.
+    /// come back do so here, and a rank that is lost meanwhile is left out.
     ///
     /// # Errors
-    /// Everything that [`Config`], components and ranks can disagree on, on every rank, with the fix.
+    /// Every disagreement of [`Config`], components and ranks, on every rank, with the fix.
     pub fn open(world: &Arc<World>, config: &Config, options: CommunicatorOptions) -> Result<Self> {
         let mut ask = Ask::First;
         loop {
@@ -130,7 +130,7 @@ impl Communicator {
                     ask = next;
                 }
                 Next::End { tell } => {
-                    // Others wait in the next collective: they must learn why it will never come.
+                    // Other ranks wait in the next collective: they must learn why it never completes.
                     if tell {
                         world.report_failure(&error.to_string());
                     }
@@ -158,7 +158,7 @@ fn bring_up(
     name_hosts(&mut places, recorder.0.meeting.get().map_or(&[], |meeting| &meeting.ranks));
     share_nics(&mut places);
     let domains = match (&config.scale_up, config.domains) {
-        // No row goes by the domains.
+        // No row is routed by domains.
         (None, None) => scattered(&places),
         (_, wanted) => domains(&places, wanted).map_err(|error| config.at_domains(error))?,
     };
@@ -198,15 +198,15 @@ fn bring_up(
     plan(&mut kernels, &transports, &windows, &watchdog, cap)?;
     let level_windows = level_windows(&needs, &windows);
     // SAFETY: `Components` stops the threads before it drops transports and kernel set, and so does an error
-    // here; where a thread is stuck, both are kept.
+    // here; where a thread is stuck, both are leaked.
     let (proxies, rings) =
         unsafe { start_proxies(&mut kernels, &mut transports, &level_windows, &levels, &stuck)? };
     // SAFETY: as above.
     let progress = unsafe { Progress::start(transports.links().into_iter().flatten(), &stuck)? };
     watchdog.report_to(&recorder.0);
     let counters = kernels.counters(shape.ranks)?;
-    // SAFETY: reports stop looking before `Components` drops transports and kernel set, and nothing fails
-    // before it is made.
+    // SAFETY: reports stop reading before `Components` drops transports and kernel set, and no step fails
+    // before `Components` is made.
     let looking = unsafe { look_at(&recorder.0, &watchdog, &transports, counters, rings) };
     let components = Arc::new(Components {
         looking,
@@ -253,8 +253,8 @@ fn bring_up(
     })
 }
 
-/// A table of a component that is not chosen may be kept for another day; one whose component nobody provides
-/// may also be a misspelt name.
+/// Warns of tables of unknown components. A table of a component that is not chosen may be intended for later
+/// use; a table whose component does not exist may also be a misspelt name.
 fn unknown_tables(config: &Config, registry: &Registry) -> Vec<String> {
     let components = registry.components();
     let unknown =
@@ -271,7 +271,7 @@ fn unknown_tables(config: &Config, registry: &Registry) -> Vec<String> {
         .collect()
 }
 
-/// The world was joined with the config's word, or the caller's.
+/// Checks that the world was joined with the mode of this config.
 fn check_mode(world: &World, config: &Config) -> Result<()> {
     let (found, expected) = (config.world.on_failure, world.on_failure());
     if found == expected {
@@ -290,7 +290,7 @@ fn check_mode(world: &World, config: &Config) -> Result<()> {
     .with_fix("join the world with the options of the same config (World::from_config)"))
 }
 
-/// Whether the components can go on without a lost rank, where that is wanted.
+/// Checks that the components can continue without a lost rank, where the config masks losses.
 fn check_masking(
     levels: &Levels<'_>,
     kernels: &OpenKernels,
@@ -302,8 +302,8 @@ fn check_masking(
     }
     let found = if let Some(transport) = levels.without(abi::TY_CAP_MASKING) {
         format!(
-            "transport `{transport}` does not declare `masking`: that a lost rank holds up nobody \
-             else, and hides nobody's failures"
+            "transport `{transport}` does not declare `masking`: that a lost rank delays no other \
+             rank, and hides no other failure"
         )
     } else if needs.flags & abi::TY_NEEDS_MASKING == 0 {
         format!("kernel set `{}` cannot go on without a lost rank", kernels.name())
@@ -315,7 +315,7 @@ fn check_masking(
         .with_fix("use on_failure = \"stop\""))
 }
 
-/// Whether a kernel set that cannot work on host memory names its device, and only such a one.
+/// Checks that a kernel set names a device exactly where it cannot work on host memory.
 fn check_device(kinds: u32, needs: &KernelNeeds) -> Result<()> {
     let on_device = kinds & abi::TY_MEMORY_HOST == 0;
     if on_device == (needs.device >= 0) {
@@ -347,7 +347,7 @@ fn agree(members: &Members<'_>, config: &Config, options: &CommunicatorOptions) 
     members.agree("communicator", &items)
 }
 
-/// Lets reports look at the components.
+/// Lets reports read the components.
 ///
 /// # Safety
 /// The value is dropped before the transports and the kernel set.
@@ -365,8 +365,8 @@ unsafe fn look_at(
     recorder.look_at(Live { watched: watchdog.watched(), links, counters, rings })
 }
 
-/// Tells the ranks where each other is, and a name for the job, which is rank 0's, or that of the first
-/// rank that is there. Collective.
+/// Exchanges host and process of all ranks, and a name for the job: that of rank 0, or of the first
+/// present rank. Collective.
 fn meet(members: &Members<'_>, recorder: &FlightRecorder) -> Result<()> {
     let mine = serde_json::json!({
         "host": crate::machine::host_name(),
@@ -386,12 +386,13 @@ fn meet(members: &Members<'_>, recorder: &FlightRecorder) -> Result<()> {
     let job = told.iter().flatten().next();
     let job = job.map(|value| text(value, "job", |c| c.is_ascii_alphanumeric() || c == '-'));
     let ranks = told.iter().map(|value| value.as_ref().map(place)).collect();
-    // The first meeting of a desk, and the last.
+    // The recorder's only meeting, so the cell is empty.
     let _ = recorder.meeting.set(Meeting { job: job.unwrap_or_default(), ranks });
     Ok(())
 }
 
-/// What the scheduler calls the job, where there is one, and eight digits that no other communicator has.
+/// The scheduler's name of the job, where there is one, and eight random digits that distinguish
+/// communicators.
 fn job_name() -> Result<String> {
     let names = ["SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE"];
     let name = names.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
@@ -431,7 +432,7 @@ fn plan(
     watchdog: &Watchdog,
     cap: Duration,
 ) -> Result<()> {
-    // SAFETY: `Components` keeps transports and kernel set together; operations run on the kernel set
+    // SAFETY: `Components` owns transports and kernel set together; operations run on the kernel set
     // only while the communicator, and so every transport, lives.
     let [scale_up, scale_out] = unsafe { transports.links() };
     let as_abi = |link: Option<Link>| link.map_or(NO_LINK, |link| link.as_abi());
@@ -459,7 +460,8 @@ fn level_windows(needs: &KernelNeeds, windows: &[Window]) -> [Vec<Window>; 2] {
 /// Finds threads for the command rings of kernels that post through the host: the transport's own, or core's.
 ///
 /// # Safety
-/// The value is dropped before the transports and the kernel set, which are kept if `stuck` is set then.
+/// The value is dropped before the transports and the kernel set, which are leaked if `stuck` is set
+/// then.
 unsafe fn start_proxies(
     kernels: &mut OpenKernels,
     transports: &mut Transports,
@@ -486,8 +488,8 @@ unsafe fn start_proxies(
             peers: ranks.len() as u32,
             reserved: 0,
         };
-        // SAFETY: by this function's contract; the kernel set keeps the ring until it is closed, the
-        // transports keep the counts.
+        // SAFETY: by this function's contract; the kernel set holds the ring until it is closed, the
+        // transports hold the counts.
         let own = unsafe { transports.serve_ring(&serve, Arc::clone(&counts))? };
         own.into_iter().for_each(|(name, proxy)| proxies.push(name, proxy));
         rings[level as usize] = Some(RingCounts { counts, ranks: ranks.to_vec() });

@@ -8,8 +8,8 @@ use crate::abi;
 use crate::moe::DType;
 use crate::{Error, ErrorKind, Result};
 
-/// Memory that a device communicator can work on, for callers that have none of their own: tools and tests.
-/// A framework brings its own tensors.
+/// Memory that a device communicator can work on, for callers without memory of their own: tools and tests.
+/// A framework has its own tensors.
 #[derive(Debug)]
 pub struct Buffer {
     components: Arc<Components>,
@@ -23,7 +23,8 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Communicator {
-    /// Whether tensors must lie in the memory of this communicator's device; else in host memory.
+    /// True if tensors must lie in the memory of this communicator's device; else they must lie in host
+    /// memory.
     pub fn works_on_device(&self) -> bool {
         self.components.device.is_some()
     }
@@ -31,14 +32,14 @@ impl Communicator {
     /// Device memory with a copy of `bytes`.
     ///
     /// # Errors
-    /// `Unsupported` where the communicator works on host memory; what the device refuses.
+    /// `Unsupported` where the communicator works on host memory; errors of the device.
     pub fn buffer(&self, bytes: &[u8]) -> Result<Buffer> {
         Buffer::new(&self.components, bytes)
     }
 }
 
 impl Handle {
-    /// As [`Communicator::works_on_device`], of the communicator that the handle belongs to.
+    /// As [`Communicator::works_on_device`], for the communicator that the handle belongs to.
     pub fn is_on_device(&self) -> bool {
         self.routing.components.device.is_some()
     }
@@ -61,7 +62,7 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// A tensor over its front, with strides in elements.
+    /// A tensor over the front of the buffer, with strides in elements.
     ///
     /// # Errors
     /// A tensor that leaves the buffer.
@@ -76,7 +77,7 @@ impl Buffer {
         Ok(unsafe { TensorRef::from_raw(raw, &self.components) })
     }
 
-    /// A contiguous tensor over its front, to be written.
+    /// A contiguous tensor over the front of the buffer, to be written.
     ///
     /// # Errors
     /// A tensor that leaves the buffer.

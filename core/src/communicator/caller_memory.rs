@@ -1,11 +1,11 @@
-//! Tensors of callers from another language, which have addresses and no slices to borrow.
+//! Tensors of callers from another language, which pass addresses instead of slices.
 
 use super::tensor::{check_alignment, present, wrong};
 use crate::Result;
 use crate::abi;
 use crate::moe::DType;
 
-/// A tensor in memory of the caller, named by its address: how a caller from another language brings one.
+/// A tensor in memory of the caller, named by its address, for callers from another language.
 #[derive(Clone, Copy, Debug)]
 pub struct CallerMemory {
     /// The first element. May be null where a tensor has no elements.
@@ -71,7 +71,7 @@ mod tests {
             stride: [4, 1],
             device: None,
         };
-        // SAFETY: of what is accepted, at most the eight elements are looked at.
+        // SAFETY: of an accepted tensor, at most the eight elements are read.
         let judge = |memory: CallerMemory| unsafe { TensorRef::from_memory(&memory) };
         assert_eq!(judge(good).expect("eight elements").elements::<f32>(), data);
         let text = |memory| judge(memory).expect_err("refused").to_string();
@@ -98,7 +98,7 @@ mod tests {
             stride: [16, 1],
             device: Some(3),
         };
-        // SAFETY: nobody looks at the memory of a device.
+        // SAFETY: no code reads the memory of a device.
         let tensor = unsafe { TensorRef::from_memory(&memory).expect("an address") };
         assert_eq!((tensor.device(), tensor.is_on_device()), (Some(3), true));
         assert!(tensor.bytes().is_empty() && tensor.memory().is_empty());

@@ -1,9 +1,9 @@
 use std::sync::Mutex;
 
-/// Who still uses what: arena regions, by number of claims, and handle slots.
+/// Claims on arena regions, counted, and on handle slots.
 ///
-/// Outputs and handles may be dropped on any thread, while the kernel set belongs to one. So drops
-/// are noted here, and the communicator gives the regions back at its next call. Nothing is allocated in
+/// Outputs and handles may be dropped on any thread, while the kernel set belongs to one. So drops are
+/// recorded here, and the communicator returns the regions at its next call. Nothing is allocated in
 /// steady state: all lists have their room from the start.
 #[derive(Debug)]
 pub(super) struct Claims {
@@ -57,12 +57,12 @@ impl Claims {
         }
     }
 
-    /// A region that nobody claims any more.
+    /// A region without claims, to be returned.
     pub(super) fn next_returned(&self) -> Option<u64> {
         self.state().returned.pop()
     }
 
-    /// A free handle slot; `Err` holds how many there are in all.
+    /// A free handle slot; `Err` holds the total number of slots.
     pub(super) fn take_handle(&self) -> Result<u32, u32> {
         let mut state = self.state();
         let slot = state.free_handles.pop().ok_or(state.handles.len() as u32)?;

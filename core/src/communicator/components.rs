@@ -1,4 +1,4 @@
-//! The parts of a communicator, and the order in which they end.
+//! The components of a communicator, and the order in which they end.
 
 use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,9 +44,10 @@ impl CallForm {
     }
 }
 
-/// The parts of a communicator. Outputs and handles keep them alive, because they point into windows.
+/// The components of a communicator. Outputs and handles hold them alive, because they point into
+/// windows.
 pub(super) struct Components {
-    /// Ends before everything else: reports look at all of it.
+    /// Ends before everything else: reports read all components.
     pub(super) looking: Looking,
     pub(super) stuck: Stuck,
     pub(super) open: OpenComponents,
@@ -68,36 +69,36 @@ impl Deref for Components {
     }
 }
 
-/// The same, in the order in which they are dropped.
+/// The components while open, in the order in which they are dropped.
 pub(super) struct OpenComponents {
-    /// Uses the transports, so it goes before them.
+    /// Uses the transports, so it is dropped before them.
     pub(super) _progress: Option<Progress>,
-    /// The same, and the rings of the kernel set.
+    /// Uses the transports and the rings of the kernel set.
     pub(super) _proxies: Proxies,
-    /// No access to windows after it.
+    /// After its drop, no transport accesses windows.
     pub(super) _transports: Kept<Transports>,
-    /// Its drop frees the windows. Behind a lock so that outputs may hold the components from
-    /// any thread. The communicator takes it, and whoever copies from or frees a device's memory: that
-    /// waits for an operation that runs.
+    /// Its drop frees the windows. Behind a lock so that outputs may hold the components from any
+    /// thread. The communicator takes the lock, and so does a copy from device memory or its release:
+    /// those wait for a running operation.
     pub(super) kernels: Mutex<Kept<OpenKernels>>,
     /// Watches this communicator's waits; the kernel set points to its board, so it is dropped last.
     pub(super) watchdog: Kept<Watchdog>,
     pub(super) claims: Claims,
-    /// The device that the kernel set works on the memory of; none where it works on the host's.
+    /// The device whose memory the kernel set works on; none where it works on host memory.
     pub(super) device: Option<i32>,
     /// The forms of calls that the kernel set takes: bits `TY_NEEDS_*`.
     pub(super) forms: u32,
 }
 
 impl OpenComponents {
-    /// Whether the kernel set takes a form of calls, one of `TY_NEEDS_*`.
+    /// True if the kernel set takes a form of calls, one of `TY_NEEDS_*`.
     pub(super) fn takes(&self, form: u32) -> bool {
         self.forms & form != 0
     }
 
     pub(super) fn kernels(&self) -> MutexGuard<'_, Kept<OpenKernels>> {
-        // A poisoned lock means a panic between two calls of the component; the component itself answers
-        // for its own panics.
+        // A poisoned lock means a panic between two calls of the component; the component itself reports
+        // its own panics.
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

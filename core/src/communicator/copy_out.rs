@@ -9,7 +9,7 @@ use crate::moe::DType;
 use crate::{Error, ErrorKind, Result};
 
 /// Memory of the caller for arrays of a [`Received`] of the same names: of the same type and columns,
-/// with as many rows or more. What is not given is not copied.
+/// with as many rows or more. Arrays without memory are not copied.
 #[derive(Debug, Default)]
 pub struct Outputs<'a> {
     /// `[rows, H]`.
@@ -38,7 +38,7 @@ pub struct Outputs<'a> {
     pub ranges: Option<TensorMut<'a>>,
 }
 
-/// An array of an output, and where its front goes.
+/// An array of an output, and the destination of its front.
 struct Pair<'a> {
     name: &'static str,
     from: Option<TensorRef<'a>>,
@@ -46,7 +46,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// The array, if it can go there.
+    /// The array, if it fits the destination.
     fn check(&self) -> Result<TensorRef<'_>> {
         let name = self.name;
         let Some(from) = self.from else {
@@ -80,15 +80,15 @@ impl Pair<'_> {
 }
 
 impl Communicator {
-    /// Copies arrays of an output to memory of the caller, who may drop the output then: rows leave the
-    /// arena at once. Of a flat output the handle needs nothing; the handles of other layouts keep
-    /// their output's place until they are dropped. Local: no other rank takes part.
+    /// Copies arrays of an output to memory of the caller, who may drop the output then: its place in
+    /// the arena becomes free at once. The handle needs nothing of a flat output; the handles of other
+    /// layouts hold their output's place until they are dropped. Local: no other rank takes part.
     ///
     /// Behind [`Communicator::on`] the copies are queued on the stream.
     ///
     /// # Errors
     /// Room of another type or shape, too small, in another memory, or for an array that the output
-    /// does not have: then nothing is copied. What the device refuses.
+    /// does not have: then nothing is copied. Errors of the device.
     pub fn copy_out(&mut self, received: &Received, outputs: &mut Outputs<'_>) -> Result<()> {
         self.copy_arrays(received, outputs, None)
     }
@@ -114,8 +114,8 @@ impl Communicator {
             let from = pair.check()?.raw();
             let bytes = byte_length(&from).unwrap_or(0);
             if bytes > 0 {
-                // SAFETY: checked above: as many bytes are there on both sides, which are borrowed;
-                // on a stream for as long as the contract of `Stream::new` says.
+                // SAFETY: checked above: both sides have as many bytes, and are borrowed; on a stream
+                // for the time that the contract of `Stream::new` states.
                 unsafe { self.copy_array(pair.to.raw().data, from.data, bytes, stream)? };
             }
         }
@@ -158,7 +158,7 @@ impl OnStream<'_> {
     }
 }
 
-/// What goes where.
+/// The arrays of an output, each with its destination.
 fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'a>>; 12] {
     let pair =
         |name, from, to: &'a Option<TensorMut<'a>>| to.as_ref().map(|to| Pair { name, from, to });

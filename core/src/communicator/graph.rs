@@ -7,7 +7,8 @@ use super::components::Components;
 use super::stream::ToolStream;
 use crate::{Error, ErrorKind, Result};
 
-/// What was queued on a [`ToolStream`] while it was captured, to be launched again and again.
+/// A graph: the work that was queued on a [`ToolStream`] during a capture, to be launched any number of
+/// times.
 #[derive(Debug)]
 pub struct ToolGraph {
     components: Arc<Components>,
@@ -18,35 +19,35 @@ pub struct ToolGraph {
 unsafe impl Send for ToolGraph {}
 
 impl ToolStream {
-    /// What is queued here from now on is recorded, and does not run, until
-    /// [`end_capture`](Self::end_capture). Meanwhile nothing waits for the stream: no buffer is made,
-    /// read or dropped.
+    /// Starts a capture: work queued on this stream from now on is recorded, and does not run, until
+    /// [`end_capture`](Self::end_capture). Until then no call may wait for the stream: no buffer may be
+    /// made, read or dropped.
     ///
     /// # Errors
-    /// `Unsupported` where the kernel set has no graphs; what the device refuses.
+    /// `Unsupported` where the kernel set has no graphs; errors of the device.
     pub fn begin_capture(&self) -> Result<()> {
         // SAFETY: a stream of this kernel set.
         unsafe { self.components.kernels().graph_begin(self.stream.raw()) }
     }
 
-    /// Ends the recording.
+    /// Ends the capture.
     ///
     /// # Errors
-    /// Nothing was begun; what the device refuses of the graph.
+    /// No capture was started; errors of the device for the graph.
     pub fn end_capture(&self) -> Result<ToolGraph> {
         // SAFETY: a stream of this kernel set.
         let raw = unsafe { self.components.kernels().graph_end(self.stream.raw())? };
         Ok(ToolGraph { components: Arc::clone(&self.components), raw })
     }
 
-    /// Queues a graph.
+    /// Launches a graph on this stream.
     ///
     /// # Errors
-    /// A graph of another communicator; what the device refuses.
+    /// A graph of another communicator; errors of the device.
     ///
     /// # Safety
-    /// What [`OnStream::without_sync`](super::OnStream::without_sync) and [`ToolStream::copy`] say of what
-    /// was recorded holds for this launch.
+    /// The contracts of [`OnStream::without_sync`](super::OnStream::without_sync) and [`ToolStream::copy`]
+    /// for the recorded calls hold for this launch.
     pub unsafe fn launch(&self, graph: &ToolGraph) -> Result<()> {
         if !Arc::ptr_eq(&self.components, &graph.components) {
             let text = "the graph belongs to another communicator";
@@ -59,7 +60,7 @@ impl ToolStream {
 
 impl Drop for ToolGraph {
     fn drop(&mut self) {
-        // SAFETY: made by `end_capture`; nobody can launch it any more.
+        // SAFETY: made by `end_capture`; no owner is left that could launch it.
         unsafe { self.components.kernels().graph_destroy(self.raw) }
     }
 }

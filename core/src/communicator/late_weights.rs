@@ -1,5 +1,5 @@
-//! Weights that a combine brings itself. They go to the experts' ranks first, by the way of the rows: a replay
-//! carries them.
+//! Weights that a combine passes itself. They go to the experts' ranks first, on the routes of the rows: a
+//! replay carries them.
 
 use super::Communicator;
 use super::arguments::{Cast, LateTopk, Replay};
@@ -7,7 +7,8 @@ use super::output::{Handle, Received};
 use super::tensor::TensorRef;
 use crate::Result;
 
-/// Numbers of a row: K weights, a word whose bits say which experts count, and zeros up to a multiple of 16 bytes.
+/// Numbers of a row: K weights, a word whose bits select the experts that enter the sum, and zeros up to a
+/// multiple of 16 bytes.
 pub(super) fn width(topk: usize) -> usize {
     (topk + 1).next_multiple_of(4)
 }
@@ -27,7 +28,7 @@ fn fill(rows: &mut Vec<f32>, topk: usize, weights: &[f32], ids: Option<&[i64]>) 
 }
 
 impl Communicator {
-    /// Brings the weights of a combine to the ranks of the experts.
+    /// Sends the weights of a combine to the ranks of the experts.
     pub(super) fn bring_weights(
         &mut self,
         handle: &Handle,

@@ -1,4 +1,4 @@
-//! The levels of a communicator: which transport carries what, between whom.
+//! The levels of a communicator: their transports and teams.
 //!
 //! Where one link reaches every rank, rows go straight to their owners (*direct*): inside one domain
 //! over scale-up, over scale-out where there is no scale-up transport, and over scale-out where
@@ -20,7 +20,7 @@ use crate::nics::Nics;
 use crate::transport::{Capabilities, NO_CAPABILITIES, Team, TransportNeeds, TransportOpen};
 use crate::{Error, ErrorKind, Result};
 
-/// How one level is made, for people and for JSON.
+/// The description of one level, for display and for JSON.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct LevelReport {
     /// The transport.
@@ -29,9 +29,9 @@ pub struct LevelReport {
     pub path: &'static str,
     /// World ranks that this rank reaches over it, itself included.
     pub team: Vec<u32>,
-    /// Whether it uses the NICs of the places; else its own table, or nobody, says which.
+    /// True if it uses the NICs of the places; else its own table chooses them, or it uses none.
     pub placed_nics: bool,
-    /// Why this transport, where there was a choice.
+    /// The reasons for this transport, where there was a choice.
     pub reasons: Vec<String>,
 }
 
@@ -100,9 +100,9 @@ impl Level<'_> {
     }
 }
 
-/// Both levels before they are open; at least one is there.
+/// Both levels before they are open; at least one exists.
 pub(super) struct Levels<'a> {
-    /// Domains that the kernel set routes over; 1 where it goes direct.
+    /// Domains that the kernel set routes over; 1 where rows go direct.
     pub(super) domains: u32,
     pub(super) scale_up: Option<Level<'a>>,
     pub(super) scale_out: Option<Level<'a>>,
@@ -160,15 +160,16 @@ impl<'a> Levels<'a> {
         level.as_ref().map_or(&[], |level| &level.team.world_ranks)
     }
 
-    /// Lets rows be put where they could be read and stored: a rank that was given up may then read what
-    /// its owner has changed since, and hand it on (INV-8).
+    /// Makes rows be put where they could be loaded and stored: with loads, a rank that was declared
+    /// lost may read memory that its owner has changed since, and forward it (INV-8).
     pub(super) fn put_only(&mut self) {
         for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
             level.capabilities.flags &= !abi::TY_CAP_LOAD_STORE;
         }
     }
 
-    /// Lets the transports know the NICs that the topology chose for this rank, and whether others do too.
+    /// Passes the NICs that the topology chose for this rank to the transports, and whether other NICs may
+    /// be used.
     pub(super) fn use_nics(&mut self, nics: &Nics) {
         for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
             level.team.nics = nics.clone();
@@ -181,12 +182,12 @@ impl<'a> Levels<'a> {
         self.each().find(|(_, level)| lacks(level)).map(|(_, level)| level.choice.name.as_str())
     }
 
-    /// Whether a transport uses the NICs that the topology chose.
+    /// True if a transport uses the NICs that the topology chose.
     pub(super) fn go_by_nics(&self) -> bool {
         self.each().any(|(_, level)| level.goes_by_nics())
     }
 
-    /// What the transports declared.
+    /// The capabilities that the transports declared.
     pub(super) fn limits(&self) -> Limits {
         let of = |level: &Option<Level<'_>>| {
             level.as_ref().map_or(NO_CAPABILITIES, |level| level.capabilities)
@@ -198,8 +199,9 @@ impl<'a> Levels<'a> {
         }
     }
 
-    /// Keys of a component's own table may differ per rank, but not what they make of windows and
-    /// signals: every rank computes the others' offsets from its own. Collective.
+    /// Checks that ranks agree on windows and signals. Keys of a component's own table may differ per
+    /// rank, but their effect on windows and signals may not: every rank computes the others' offsets
+    /// from its own. Collective.
     pub(super) fn agree(&self, members: &Members<'_>, needs: &KernelNeeds) -> Result<()> {
         let mut items = vec![("windows".to_owned(), needs.windows.to_string())];
         for (name, level) in self.each() {
@@ -232,7 +234,7 @@ impl<'a> Levels<'a> {
         (self.scale_up.as_ref().map(Level::report), self.scale_out.as_ref().map(Level::report))
     }
 
-    /// What connects this rank to each peer of each level, for diagnoses: (world rank, words).
+    /// The connection from this rank to each peer of each level, for diagnoses: (world rank, text).
     pub(super) fn link_names(&self, transports: &Transports) -> [Vec<(u32, String)>; 2] {
         let of = |level: &Option<Level<'_>>, transport: &Option<OpenTransport>| {
             let (Some(level), Some(transport)) = (level, transport) else { return Vec::new() };
@@ -253,14 +255,14 @@ impl<'a> Levels<'a> {
             ("scale-up endpoints", &self.scale_up, &mut transports.scale_up),
             ("scale-out endpoints", &self.scale_out, &mut transports.scale_out),
         ];
-        // While this rank waits for the ranks to bring their endpoints of the second level, some of
-        // them may still connect the first, and need this side of it to be driven.
+        // While this rank waits for the ranks' endpoints of the second level, some ranks may still
+        // connect the first, and need this side of it to be driven.
         let mut driven = Vec::new();
         for (name, level, transport) in levels {
             if let (Some(level), Some(transport)) = (level, transport) {
                 connect_team(members, name, &level.team, transport)?;
-                // SAFETY: `driven` goes before this returns, and the transports outlive the call. `bring_up`
-                // keeps them where a thread is stuck.
+                // SAFETY: `driven` is dropped before this returns, and the transports outlive the call.
+                // `bring_up` leaks them where a thread is stuck.
                 driven.extend(unsafe { Progress::start([transport.link()].into_iter(), stuck)? });
             }
         }
@@ -269,14 +271,14 @@ impl<'a> Levels<'a> {
     }
 }
 
-/// What the transports of all levels are opened with.
+/// Arguments for opening the transports of all levels.
 pub(super) struct OpenWith<'a> {
     pub(super) members: &'a Members<'a>,
     pub(super) needs: &'a KernelNeeds,
     pub(super) deadline: Duration,
 }
 
-/// The exchange of one level's teams. All of them meet in it: their ranks open the same transport.
+/// The exchange of one level's teams. All teams take part in it: their ranks open the same transport.
 #[derive(Debug)]
 struct TeamExchange<'a> {
     members: &'a Members<'a>,
@@ -298,7 +300,7 @@ pub(super) fn windows_of(needs: &KernelNeeds, level: u64) -> impl Iterator<Item 
     (0..needs.windows).filter(move |window| is_for_level(needs, *window, level))
 }
 
-/// Those of `ranks` that are there, in order.
+/// The present ranks of `ranks`, in order.
 fn team_of(members: &Members<'_>, ranks: impl Iterator<Item = u32>) -> Team {
     let world_ranks: Vec<u32> = ranks.filter(|rank| members.has(*rank)).collect();
     let me = world_ranks.iter().position(|rank| *rank == members.rank());
@@ -334,7 +336,7 @@ fn no_way_out(domains: u32, scale_up: &str) -> Error {
     .with_fix("name a transport in [transport.scale_out], or run all ranks on one machine")
 }
 
-/// The first choice that every rank can use; the reasons against the others are kept.
+/// The first choice that every rank can use, with the reasons against the choices before it.
 fn first_that_probes<'a>(
     members: &Members<'_>,
     registry: &Registry,

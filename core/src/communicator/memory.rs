@@ -1,18 +1,18 @@
-//! Where the tensors of an operation lie. Kernels of a device fault on what they cannot load, and a
-//! fault costs the whole context, so this is checked before an operation is entered.
+//! Checks the memory of an operation's tensors. Kernels of a device fault on memory that they cannot
+//! load, and a fault ends the whole context, so the check comes before an operation is entered.
 
 use super::tensor::TensorRef;
 use crate::moe::DType;
 use crate::{Error, ErrorKind, Result};
 
-/// What a device loads at once.
+/// Bytes that a device loads at once.
 const VECTOR: usize = 16;
 
 /// A tensor of a call.
 pub(super) struct Argument<'a> {
     name: &'static str,
     tensor: Option<TensorRef<'a>>,
-    /// Whether it holds rows of H elements, which move in vectors of 16 bytes.
+    /// True if it holds rows of H elements, which move in vectors of 16 bytes.
     is_rows: bool,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Argument<'a> {
     }
 }
 
-/// Whether all tensors lie where the kernel set works: on the device with this ordinal, or on the
+/// Checks that all tensors lie where the kernel set works: on the device with this ordinal, or on the
 /// host.
 ///
 /// # Errors
@@ -115,7 +115,7 @@ mod tests {
         assert!(rows(at(0, 1)).is_ok() && rows(at(16, 1)).is_ok() && list(at(4, 1)).is_ok());
         let text = rows(at(4, 1)).unwrap_err().to_string();
         assert!(text.contains("out: found address") && text.contains("multiple of 16"), "{text}");
-        // Nothing is loaded of a tensor without elements.
+        // No element of an empty tensor is loaded.
         assert!(rows(at(4, 0)).is_ok());
     }
 }

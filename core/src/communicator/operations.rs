@@ -19,9 +19,9 @@ use crate::{Error, ErrorKind, Result};
 /// A dispatch that was sent. Finish it with [`Communicator::dispatch_recv`]; until then its inputs stay
 /// borrowed, and the operation counts as open.
 ///
-/// Inputs that are [named by their addresses](TensorRef::from_memory) are borrowed for any time that the caller
-/// names, `'static` too; what keeps them is given to [`keeping`](Self::keeping). So a framework can store a
-/// pending operation in an object of its own.
+/// Inputs that are [named by their addresses](TensorRef::from_memory) are borrowed for any time that the
+/// caller names, `'static` too; pass the owner of their memory to [`keeping`](Self::keeping). So a framework
+/// can store a pending operation in an object of its own.
 #[derive(Debug)]
 #[must_use = "a dispatch that is never received leaves the other ranks waiting"]
 pub struct PendingDispatch<'a> {
@@ -36,7 +36,7 @@ pub struct PendingDispatch<'a> {
 }
 
 /// A replay that was sent. Finish it with [`Communicator::replay_recv`]; until then its inputs stay borrowed,
-/// and the operation counts as open. It keeps what it needs of its handle, which may be dropped.
+/// and the operation counts as open. It holds the needed state of its handle, which may be dropped.
 #[derive(Debug)]
 #[must_use = "a replay that is never received leaves the other ranks waiting"]
 pub struct PendingReplay<'a> {
@@ -46,7 +46,7 @@ pub struct PendingReplay<'a> {
 }
 
 /// A combine that was sent. Finish it with [`Communicator::combine_recv`]; until then its tensors stay
-/// borrowed, as for [`PendingDispatch`]. It keeps what it needs of its handle, which may be dropped.
+/// borrowed, as for [`PendingDispatch`]. It holds the needed state of its handle, which may be dropped.
 #[derive(Debug)]
 #[must_use = "a combine that is never received leaves the other ranks waiting"]
 pub struct PendingCombine<'a> {
@@ -57,9 +57,9 @@ pub struct PendingCombine<'a> {
 macro_rules! keeping {
     ($($pending:ident),+) => {$(
         impl $pending<'_> {
-            /// Keeps a value, such as the tensors of another language, until the operation was received. Where
-            /// it never is, others may still use its tensors: the value lives on until the communicator is
-            /// dropped, and with it every pending operation.
+            /// Holds a value, such as the tensors of another language, until the operation was received. If
+            /// it never is, other ranks may still use its tensors: the value lives on until the communicator
+            /// and every pending operation of it are dropped.
             pub fn keeping(mut self, owner: impl Send + 'static) -> Self {
                 self.sent.owners.push(Box::new(owner));
                 self
@@ -85,7 +85,7 @@ fn layout_code(layout: Layout) -> (u32, u32, u32) {
     }
 }
 
-/// Without tensors: what a refused dispatch, and the start of every other, looks like.
+/// A dispatch without tensors: the whole of a refused dispatch, and the start of every other.
 pub(super) fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi::TyDispatch {
     let (layout, alignment, flags) = layout_code(layout);
     abi::TyDispatch {
@@ -107,7 +107,7 @@ pub(super) fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi
     }
 }
 
-/// The same of a combine.
+/// The same for a combine.
 pub(super) fn blank_combine(operation: u64, handle: u32) -> abi::TyCombine {
     abi::TyCombine {
         size: size_of::<abi::TyCombine>(),
@@ -128,11 +128,12 @@ pub(super) fn blank_combine(operation: u64, handle: u32) -> abi::TyCombine {
 }
 
 impl Communicator {
-    /// Sends tokens to the ranks of their experts and returns what arrived here.
+    /// Sends tokens to the ranks of their experts and returns the rows that arrived here.
     ///
     /// # Errors
-    /// `InvalidInput` (this rank's arguments), `Refused` (another rank's), `Full` (an arena): on
-    /// all ranks, before a row moves, and the communicator stays usable. Others close the communicator.
+    /// `InvalidInput` (this rank's arguments), `Refused` (another rank's), `Full` (an arena): on all
+    /// ranks, before a row moves, and the communicator stays usable. Errors of other kinds close the
+    /// communicator.
     pub fn dispatch(&mut self, dispatch: &Dispatch<'_>) -> Result<(Received, Handle)> {
         let pending = self.send_dispatch(dispatch, Mode::default().at_once())?;
         self.dispatch_recv(pending)
@@ -173,8 +174,8 @@ impl Communicator {
         call.scales = raw_or_none(dispatch.scales.as_ref());
         call.topk_idx = dispatch.topk_idx.raw();
         call.topk_weights = raw_or_none(dispatch.topk_weights.as_ref());
-        // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed; beyond that the
-        // contract of `Stream::new` does.
+        // SAFETY: the pending operation borrows for `'a`, the life of all tensors; beyond that the
+        // contract of `Stream::new` holds.
         if let Err(error) = unsafe { self.components.kernels().dispatch_send(&call) } {
             self.components.claims.give_handle(slot);
             return Err(self.end_failed(operation, error));
@@ -304,7 +305,7 @@ impl Communicator {
         Ok(CombineInput { raw, _claim: RegionClaim::new(&self.components, region) })
     }
 
-    /// Brings the experts' outputs back and sums them per token.
+    /// Sends the experts' outputs back and sums them per token.
     ///
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
@@ -341,7 +342,7 @@ impl Communicator {
             (Ok(()), None) => None,
             (Ok(()), Some(topk)) => Some(self.bring_weights(handle, topk)?),
             (Err(why), None) => return Err(self.refuse(RefusedCall::Combine, why)),
-            // The others bring their weights now.
+            // The other ranks send their weights now.
             (Err(why), Some(_)) => return Err(self.refuse(RefusedCall::Replay(handle.layout), why)),
         };
         let (operation, _inside) = self.begin(Sort::Combine)?;
@@ -361,9 +362,10 @@ impl Communicator {
         call.out = combine.out.raw();
         let raw = |out: &Option<TensorMut<'_>>| out.as_ref().map_or(NO_TENSOR, TensorMut::raw);
         (call.out_weights, call.missing) = (raw(&combine.out_weights), raw(&combine.missing));
-        // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed until it is
-        // received, the contract of `Stream::new` until the stream has passed it. A leaked pending is never received: then nothing of the host is written, and the
-        // kernel set of a device waits for its kernels before it copies or frees a `Buffer`.
+        // SAFETY: the pending operation borrows for `'a`, the life of all tensors, until it is received; the
+        // contract of `Stream::new` holds until the stream has passed it. A leaked pending operation is never
+        // received: then no host memory is written, and the kernel set of a device waits for its kernels
+        // before it copies or frees a `Buffer`.
         let result = unsafe { self.components.kernels().combine_send(&call) };
         match result {
             Ok(()) => {
@@ -392,7 +394,8 @@ impl Communicator {
         }
     }
 
-    /// Starts an operation: the communicator is open, its slot is free, and regions come back.
+    /// Starts an operation: the communicator is open, its slot is free, and dropped regions are
+    /// returned.
     pub(super) fn begin(&mut self, sort: Sort) -> Result<(u64, InCall)> {
         self.check_open()?;
         let operation = self.next_operation;
@@ -425,7 +428,7 @@ impl Communicator {
         Sent::new(&self.components, operation, &self.abandoned)
     }
 
-    /// Whether an operation was sent here, and may still end well.
+    /// Checks that an operation was sent here, and may still succeed.
     pub(super) fn check_sent(&mut self, sent: &Sent) -> Result<()> {
         if !Arc::ptr_eq(&sent.components, &self.components) {
             return Err(Error::new(
@@ -462,7 +465,7 @@ impl Communicator {
         })
     }
 
-    /// Another M than the communicator's.
+    /// Checks for an M that differs from the communicator's.
     fn check_call_tokens(&self, dispatch: &Dispatch<'_>) -> Result<()> {
         let is_own = dispatch.max_tokens.is_some_and(|most| most != self.shape.max_tokens);
         self.check_form(is_own, CallForm::CallTokens, "max_tokens of a call")
@@ -478,7 +481,7 @@ impl Communicator {
         self.check_form(is_asked, CallForm::RoundOnce, what)
     }
 
-    /// Whether the kernel set takes what a call asks for.
+    /// Checks that the kernel set takes the form of a call.
     fn check_form(&self, is_asked: bool, form: CallForm, what: &str) -> Result<()> {
         if !is_asked || self.takes(form) {
             return Ok(());

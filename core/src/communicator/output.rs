@@ -5,7 +5,7 @@ use super::tensor::{TensorMut, TensorRef};
 use crate::abi;
 use crate::moe::Layout;
 
-/// A claim on an arena region; the region goes back when the last claim is dropped.
+/// A claim on an arena region; the region is freed when the last claim is dropped.
 #[derive(Debug)]
 pub(super) struct RegionClaim {
     components: Arc<Components>,
@@ -25,7 +25,7 @@ impl Drop for RegionClaim {
     }
 }
 
-/// What a dispatch left on this rank. It lies in the arena until it is dropped; it may be dropped
+/// The output of a dispatch on this rank. It lies in the arena until it is dropped; it may be dropped
 /// on any thread.
 #[derive(Debug)]
 pub struct Received {
@@ -35,7 +35,7 @@ pub struct Received {
     pub(super) _claim: RegionClaim,
 }
 
-// SAFETY: the raw tensors point into the region that `_claim` holds; nobody else writes it while the
+// SAFETY: the raw tensors point into the region that `_claim` holds; no other code writes it while the
 // output lives (peers write only between a grant and its rows, both inside the dispatch).
 unsafe impl Send for Received {}
 // SAFETY: `&self` only reads.
@@ -52,12 +52,12 @@ macro_rules! optional {
 }
 
 impl Received {
-    /// Whether it lies in the arena of a communicator.
+    /// True if it lies in the arena of a communicator.
     pub(super) fn is_of(&self, components: &Arc<Components>) -> bool {
         Arc::ptr_eq(&self._claim.components, components)
     }
 
-    /// How the rows are arranged.
+    /// The layout of the rows.
     pub fn layout(&self) -> Layout {
         self.layout
     }
@@ -87,7 +87,7 @@ impl Received {
     }
 
     optional! {
-        /// `[rows, S]`: f32 or packed UE8M0 (i32) after a cast, else as the sender gave them.
+        /// `[rows, S]`: f32 or packed UE8M0 (i32) after a cast, else the sender's bytes.
         scales,
         /// `[N, K]` i32: local expert ids, or -1 (flat).
         ids,
@@ -101,18 +101,19 @@ impl Received {
         expert_counts,
         /// `[E/R, 1]` i32: first row per local expert (expert-major).
         expert_starts,
-        /// `[E/R, 1]` i32: behind the last row of each local expert, padding left out (expert-major).
+        /// `[E/R, 1]` i32: the row after the last one of each local expert, padding left out
+        /// (expert-major).
         expert_ends,
         /// `[R, 1]` i32: tokens per source rank.
         source_counts,
-        /// `[R, 1]` i32: tokens of a source rank and of all before it.
+        /// `[R, 1]` i32: tokens of a source rank and of all ranks before it.
         source_ends,
         /// `[E/R, R]` i64: `count | begin << 32` (packed).
         ranges,
         /// `[2, 1]` i64: the true N and the true number of rows.
         totals,
-        /// `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost. Where such
-        /// rows had their places already, they hold zeros, ids and slots -1, and source -1.
+        /// `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost. Where such rows
+        /// have places already, the places hold zeros, with ids, slots and source -1.
         lost,
     }
 
@@ -124,8 +125,8 @@ impl Received {
     }
 }
 
-/// What a dispatch leaves behind for its combine, or for a replay with the same routing. Operations that were
-/// sent keep what they need of it.
+/// The routing of a dispatch, for its combine, or for a replay. Operations that were sent hold the needed
+/// state of it.
 #[derive(Debug)]
 pub struct Handle {
     pub(super) routing: RoutingClaim,
@@ -138,13 +139,13 @@ pub struct Handle {
     pub(super) has_weights: bool,
 }
 
-/// A claim on what a handle names. Its slot is free once the last claim, of the handle or of an operation that
-/// was sent, is dropped.
+/// A claim on the slot of a handle. The slot is free once the last claim, of the handle or of an operation
+/// that was sent, is dropped.
 #[derive(Debug)]
 pub(super) struct RoutingClaim {
     pub(super) components: Arc<Components>,
     pub(super) slot: u32,
-    /// Combine reads slots and weights there; of a flat output it reads nothing.
+    /// Combine reads slots and weights in this region; of a flat output it reads nothing.
     region: Option<RegionClaim>,
 }
 
@@ -158,7 +159,7 @@ impl RoutingClaim {
         Self { components: Arc::clone(components), slot, region }
     }
 
-    /// One more.
+    /// One more claim on the same slot.
     pub(super) fn again(&self) -> Self {
         self.components.claims.claim_handle(self.slot);
         let again = |claim: &RegionClaim| RegionClaim::new(&claim.components, claim.region);
@@ -167,17 +168,17 @@ impl RoutingClaim {
 }
 
 impl Handle {
-    /// How the rows of the dispatch are arranged.
+    /// The layout of the dispatch's rows.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// T of the dispatch on this rank: combine gives as many rows.
+    /// T of the dispatch on this rank: the number of rows that combine writes.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Rows that combine takes on this rank.
+    /// The number of rows that combine takes on this rank.
     pub fn rows(&self) -> usize {
         self.rows
     }

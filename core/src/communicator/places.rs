@@ -1,4 +1,4 @@
-//! Who is where: the places of all ranks, and the domains they make.
+//! The places of all ranks, and the domains that they form.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use crate::host::{Registry, discover};
 use crate::topology::{Discover, Place};
 use crate::{Error, ErrorKind, Result};
 
-/// Finds this rank's place and gathers everybody's; nothing for a rank that is not there. Collective.
+/// Finds this rank's place and gathers those of all ranks; nothing for an absent rank. Collective.
 pub(super) fn discover_all(
     members: &Members<'_>,
     config: &Config,
@@ -28,8 +28,9 @@ pub(super) fn discover_all(
     (0..).zip(&all).map(place).collect()
 }
 
-/// Gives machines the names of their hosts, as ranks `told` them, where these tell the machines apart: what a
-/// topology calls a machine may be a number that no operator knows. All ranks compute the same.
+/// Names machines by their host names, which ranks sent in `told`, where those names distinguish the
+/// machines: a topology's identity of a machine may be a number that no operator knows. All ranks compute the
+/// same names.
 pub(super) fn name_hosts(places: &mut [Option<Place>], told: &[Option<(String, u32)>]) {
     let name = |rank: usize| Some(told.get(rank)?.as_ref()?.0.as_str());
     let mut names: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
@@ -53,17 +54,17 @@ pub(super) fn name_hosts(places: &mut [Option<Place>], told: &[Option<(String, u
     }
 }
 
-/// The number of machines, where no transport is for inside of a domain: ranks may be anywhere.
+/// The number of machines, where no transport works inside a domain: ranks may be on any machine.
 pub(super) fn scattered(places: &[Option<Place>]) -> u32 {
     let machines: BTreeSet<&str> = places.iter().flatten().map(|p| p.host.as_str()).collect();
     machines.len() as u32
 }
 
-/// The number of domains: what the config says, or machines. Ranks are domain-major, domains equal,
-/// and no domain spans machines. Of ranks that are not there the machine is not known. So where ranks
-/// are absent it is the most domains that keep the known machines whole: a rank that is not there is then
-/// needed by as few as can be to reach others. Where only one machine is known it is one domain, as that
-/// machine's ranks need no way between domains.
+/// The number of domains: that of the config, or of machines. Ranks are domain-major, domains equal, and
+/// no domain spans machines. The machine of an absent rank is not known. So where ranks are absent, the
+/// result is the largest number of domains that divides no known machine: then as few ranks as possible
+/// need an absent rank to reach others. Where only one machine is known, the result is one domain,
+/// because that machine's ranks need no link between domains.
 pub(super) fn domains(places: &[Option<Place>], wanted: Option<u32>) -> Result<u32> {
     let machines = machines(places)?;
     let ranks = places.len() as u32;
@@ -83,18 +84,19 @@ pub(super) fn domains(places: &[Option<Place>], wanted: Option<u32>) -> Result<u
     Err(wrong_domains(domains, &expected))
 }
 
-/// The known machines of each of so many domains.
+/// The known machines of each domain, for a number of domains.
 fn hosts_of(places: &[Option<Place>], domains: u32) -> impl Iterator<Item = BTreeSet<&str>> {
     let domains = places.chunks(places.len() / domains as usize);
     domains.map(|domain| domain.iter().flatten().map(|p| p.host.as_str()).collect())
 }
 
-/// Whether one of so many domains spans machines, as far as is known.
+/// True if, with this number of domains, a domain spans machines, as far as is known.
 fn span_machines(places: &[Option<Place>], domains: u32) -> bool {
     hosts_of(places, domains).any(|hosts| hosts.len() > 1)
 }
 
-/// Whether no domain of so many spans machines, and no machine is in two, as far as is known.
+/// True if, with this number of domains, no domain spans machines, and no machine is in two domains, as
+/// far as is known.
 fn are_whole(places: &[Option<Place>], domains: u32) -> bool {
     let mut known = BTreeSet::new();
     let is_new = |hosts: BTreeSet<_>| hosts.into_iter().all(|host| known.insert(host));
@@ -136,7 +138,7 @@ fn machines(places: &[Option<Place>]) -> Result<u32> {
 mod tests {
     use super::*;
 
-    /// An empty name: the rank is not there.
+    /// An empty name means that the rank is absent.
     fn places(hosts: &[&str]) -> Vec<Option<Place>> {
         hosts
             .iter()
@@ -169,7 +171,7 @@ mod tests {
         // Two machines of one name, and containers of one machine that have names of their own.
         assert_eq!(named(&["7f", "9a", "3c"], &["n1", "n1", "n2"]), "7f 9a n2");
         assert_eq!(named(&["7f", "7f", "9a"], &["pod1", "pod2", "n2"]), "7f 7f n2");
-        // Nobody takes the name of a machine that keeps its own.
+        // No machine takes the name of a machine with a name of its own.
         assert_eq!(named(&["7f", "9a"], &["unknown", "7f"]), "7f 9a");
         assert_eq!(named(&["7f", "9a"], &[]), "7f 9a");
     }
@@ -203,7 +205,7 @@ mod tests {
             let size = places.len() / domains;
             let is_there = |rank: usize| places[rank].is_some();
             let there = || (0..places.len()).filter(|rank| is_there(*rank));
-            // Through the rank of the other's domain that is on one's rail.
+            // The forwarder is the rank of the destination's domain on the sender's rail.
             let forwarder = |from: usize, to: usize| to / size * size + from % size;
             let reach = |a: usize, b: usize| a / size == b / size || is_there(forwarder(a, b));
             there().all(|a| there().all(|b| reach(a, b)))

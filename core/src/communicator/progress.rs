@@ -1,4 +1,4 @@
-//! Drives transports that nobody else drives (`manual_progress`) while the ranks compute.
+//! Drives transports that have no thread of their own (`manual_progress`) while the ranks compute.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,12 +9,12 @@ use crate::gpu_ring::GpuRing;
 use crate::link::Link;
 use crate::{Error, Result};
 
-/// Pause after a look that moved something, and the longest one.
+/// The pause after a poll that moved something, and the longest pause.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(500);
 
-/// One thread per communicator. Whoever waits inside an operation drives the transport too, and faster: this
-/// one is for the time between operations, so it naps between its looks.
+/// One thread per communicator. A wait inside an operation drives the transport too, and faster: this thread
+/// is for the time between operations, so it sleeps between its polls.
 #[derive(Debug)]
 pub(super) struct Progress {
     shared: Arc<ProgressState>,
@@ -62,7 +62,7 @@ fn drive(links: &[Link], shared: &ProgressState) {
         let mut moved = false;
         for (number, link) in links.iter().enumerate() {
             shared.inside.store(number, Ordering::Relaxed);
-            // A failure stays in the transport's health, which every wait looks at (INV-7).
+            // A failure stays in the transport's health, which every wait reads (INV-7).
             moved |= link.progress().unwrap_or(false);
         }
         pause = if moved { SHORTEST } else { (2 * pause).min(LONGEST) };
@@ -80,13 +80,13 @@ impl Drop for Progress {
         }
         let name = self.names.get(self.shared.inside.load(Ordering::Relaxed));
         self.stuck.set(&format!(
-            "transport `{}` has not come back from `progress` within {PATIENCE:?} of being told to end",
+            "transport `{}` has not come back from `progress` within {PATIENCE:?} of the request to end",
             name.map_or("?", String::as_str)
         ));
     }
 }
 
-/// The threads that serve the rings of a kernel set, of one communicator.
+/// The threads of one communicator that serve the rings of its kernel set.
 #[derive(Debug)]
 pub(super) struct Proxies {
     all: Vec<(String, GpuRing)>,
@@ -94,13 +94,13 @@ pub(super) struct Proxies {
 }
 
 impl Proxies {
-    /// None yet. Those that are added need their transport and their ring as the links of
-    /// [`Progress::start`] are needed.
+    /// No threads yet. An added thread needs its transport and its ring for as long as
+    /// [`Progress::start`] needs its links.
     pub(super) fn new(stuck: &Stuck) -> Self {
         Self { all: Vec::new(), stuck: stuck.clone() }
     }
 
-    /// Adds the one that posts to the transport of this name.
+    /// Adds the thread that posts to the transport of this name.
     pub(super) fn push(&mut self, transport: &str, proxy: GpuRing) {
         self.all.push((transport.to_owned(), proxy));
     }
@@ -115,7 +115,7 @@ impl Drop for Proxies {
             if !self.stuck.is_set() && !join_within(thread, PATIENCE) {
                 self.stuck.set(&format!(
                     "transport `{name}` has not come back from `post`, `poll`, `read_signal` or `health` \
-                     within {PATIENCE:?} of being told to end"
+                     within {PATIENCE:?} of the request to end"
                 ));
             }
         }

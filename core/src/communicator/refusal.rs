@@ -1,4 +1,5 @@
-//! How an operation ends that does not go well: this rank refuses its own input, or it failed.
+//! The end of an operation that does not succeed: this rank refuses its own input, or the operation
+//! failed.
 
 use super::Communicator;
 use super::operations::{blank_combine, blank_dispatch, text};
@@ -7,22 +8,22 @@ use crate::abi;
 use crate::moe::Layout;
 use crate::{Error, ErrorKind, Result};
 
-/// An operation that this rank cannot even ask for. The layout is that of the other ranks' call: one that differs is
-/// a mismatch, as it is in a call that goes well. See [`Communicator::refuse`].
+/// An operation whose arguments this rank refuses before the call. The layout must be that of the other
+/// ranks' call: a different layout is a mismatch, as in a call that succeeds. See [`Communicator::refuse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusedCall {
     /// A dispatch of this layout.
     Dispatch(Layout),
     /// A replay of a handle of this layout.
     Replay(Layout),
-    /// A combine. One that brings [weights](super::LateTopk) begins with a replay: refuse that.
+    /// A combine. A combine with [weights](super::LateTopk) begins with a replay: refuse the replay.
     Combine,
 }
 
 impl Communicator {
-    /// Takes part in the operation that the other ranks call now, with a refusal, and returns why: `why`, or
-    /// what ended the communicator. For callers that judge arguments before core can, as those from another
-    /// language do: without this the other ranks would wait for this one.
+    /// Takes part in the operation that the other ranks call now, with a refusal. Returns the error: `why`,
+    /// or the one that ended the communicator. For callers that check arguments before core can, such as
+    /// bindings of another language: without this call the other ranks would wait for this rank.
     ///
     /// All ranks get an error for the operation, nothing is moved, and the communicator stays usable.
     /// Collective, as the operation is.
@@ -49,7 +50,7 @@ impl Communicator {
         }
     }
 
-    /// Tells the other ranks that this one refuses its input, and returns why.
+    /// Sends the other ranks the refusal of this rank's input, and returns the error.
     #[cold]
     pub(super) fn refuse_with(&mut self, mut call: abi::TyDispatch, why: Error) -> Error {
         let detail = why.detail();
@@ -74,8 +75,8 @@ impl Communicator {
         self.end_refused(call.operation, end, why)
     }
 
-    /// The kernel set must answer a refusal with `Refused`, or with `Full` where another rank says
-    /// that first; anything else is fatal.
+    /// The kernel set must answer a refusal with `Refused`, or with `Full` where another rank reports
+    /// that first; any other answer is fatal.
     fn end_refused(&mut self, operation: u64, end: Result<()>, why: Error) -> Error {
         match end {
             Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) => {
@@ -95,7 +96,7 @@ impl Communicator {
     #[cold]
     pub(super) fn end_failed(&mut self, operation: u64, error: Error) -> Error {
         match error.kind() {
-            // What only the device could check of this rank's own arguments.
+            // An error in this rank's own arguments that only the device could detect.
             ErrorKind::Refused if error.rank() == Some(self.rank()) => {
                 self.open_slots &= !self.slot_bit(operation);
                 Error::new(ErrorKind::InvalidInput, "check arguments", error.message())
@@ -105,7 +106,8 @@ impl Communicator {
                 self.open_slots &= !self.slot_bit(operation);
                 error
             }
-            // Who ended the wait knows why: a lost rank is the cause, the wait only its victim.
+            // The watchdog that ended the wait has the reason: a lost rank is the cause, and the wait
+            // only its effect.
             ErrorKind::Deadline => {
                 let verdict = self.components.watchdog.verdict();
                 self.end(verdict.unwrap_or(error))

@@ -1,4 +1,4 @@
-//! The communicator itself: its state, its questions, and its end.
+//! The communicator itself: its state, its queries, and its end.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use crate::{Error, ErrorKind, Result};
 
 /// A communicator. See the [module](super) for its rules.
 pub struct Communicator {
-    /// What reports on it.
+    /// Reports on this communicator.
     pub(super) recorder: OpenDesk,
     pub(super) components: Arc<Components>,
     pub(super) world: Arc<World>,
-    /// For the communicator that comes after it.
+    /// For the next communicator, by [`renew`](Self::renew).
     pub(super) config: Config,
     pub(super) shape: Shape,
     pub(super) options: CommunicatorOptions,
     pub(super) report: BringUpReport,
     pub(super) scratch: TopkScratch,
-    /// Rows of the weights of a combine that brings some.
+    /// Rows for the weights that a combine passes itself.
     pub(super) late_weights: Vec<f32>,
     pub(super) next_operation: u64,
     /// Slots (operation number modulo `in_flight`, at most 16) whose operation was sent and not yet
@@ -54,30 +54,30 @@ impl Communicator {
         &self.shape
     }
 
-    /// What was chosen and why, for people and for JSON.
+    /// The chosen components and the reasons, for display and for JSON.
     pub fn report(&self) -> &BringUpReport {
         &self.report
     }
 
-    /// Asks this communicator what it does, from any thread, also while it waits: for a framework that has a
-    /// signal handler, or a watchdog, of its own. See `docs/reports.md`.
+    /// Gives a reporter of this communicator's state, for any thread, also while the communicator waits: for
+    /// a framework with a signal handler, or a watchdog, of its own. See `docs/reports.md`.
     pub fn reporter(&self) -> Reporter {
         Reporter::new(&self.recorder.0)
     }
 
-    /// Closes the communicator on all ranks together. Collective. No transport goes before every rank has
-    /// nothing left to send: on a network, dropping a communicator without this may end in an error on a
-    /// slower rank. Outputs and handles stay usable; they keep the windows. Whoever drops the last of them
-    /// waits for a transport that is inside of a call, at most 10 s; then what it uses stays for good, and
-    /// the log says so.
+    /// Closes the communicator on all ranks together. Collective. No transport is closed before every rank
+    /// has nothing left to send: on a network, dropping a communicator without this call may end in an
+    /// error on a slower rank. Outputs and handles stay usable; they hold the windows. The drop of the
+    /// last of them waits for a transport that is inside a call, at most 10 s; after that, the memory that
+    /// the transport uses is leaked, and the log reports it.
     ///
     /// # Errors
-    /// An operation that was sent and not received; whatever closed the communicator before, or ended an
-    /// operation after it was received in the order of a stream; a lost rank.
+    /// An operation that was sent and not received; the error that closed the communicator before, or
+    /// that ended an operation after it was received in the order of a stream; a lost rank.
     pub fn close(mut self) -> Result<()> {
         self.check_open()?;
         if self.open_slots != 0 {
-            // The others must not wait for a rank that goes.
+            // The other ranks may not wait for a rank that leaves.
             return Err(self.end(
                 Error::new(
                     ErrorKind::InvalidInput,
@@ -87,14 +87,15 @@ impl Communicator {
                 .with_fix("receive every operation before the communicator is closed"),
             ));
         }
-        // Where this fails, the others are in the barrier, or will be: it tells them why that never ends.
+        // Where this fails, the other ranks are in the barrier, or will be: they receive the reason why
+        // it never completes.
         self.flush()?;
         self.world.barrier("close communicator")
     }
 
     /// Closes this communicator and opens another with the same config and options. Collective. Where losses
-    /// are masked, ranks that wait to come back are in the new one, and this is the only time that
-    /// they come back. Outputs and handles of this communicator stay readable; the new one knows nothing of
+    /// are masked, ranks that wait to come back are in the new one, and this is the only time that they come
+    /// back. Outputs and handles of this communicator stay readable; the new communicator does not accept
     /// them.
     ///
     /// A process that comes back joins the world and opens a communicator, as at the start, while the others
@@ -108,14 +109,14 @@ impl Communicator {
         Self::open(&world, &config, options)
     }
 
-    /// Ranks that this communicator goes on without, in order: lost since it was opened, or not there then.
-    /// Each stays so for the life of the communicator. Empty where a loss stops the communicator.
+    /// Ranks that this communicator continues without, in order: lost since it was opened, or absent then.
+    /// Each stays lost for the life of the communicator. Empty where a loss stops the communicator.
     pub fn lost_ranks(&self) -> Vec<u32> {
         self.components.watchdog.lost_ranks()
     }
 
-    /// Lost ranks whose processes wait to come back: [`renew`](Self::renew) lets them in. A hint,
-    /// which ranks may get at different times.
+    /// Lost ranks whose processes wait to come back: [`renew`](Self::renew) lets them in. A hint: ranks
+    /// may see a change at different times.
     pub fn returning_ranks(&self) -> Vec<u32> {
         let liveness = self.world.liveness();
         (0..self.shape.ranks).filter(|rank| liveness.waits_to_return(*rank)).collect()
@@ -127,8 +128,9 @@ impl Communicator {
             self.closed = Some((error.kind(), error.rank(), error.detail()));
             self.recorder.0.report_error(&error);
             self.recorder.0.track.close();
-            // A loss is known to all. Who waited in vain for a rank that left is not, and must not be
-            // taken for one that leaves in peace, on which others wait in turn.
+            // All ranks know of a loss. They do not know of a rank that waited in vain for a rank that
+            // left: it may not look like a rank that leaves without an error, because others wait for
+            // it in turn.
             let is_known =
                 error.kind() == ErrorKind::PeerLost && self.world.liveness().first_loss().is_some();
             if !is_known {

@@ -20,7 +20,7 @@ pub struct Stream {
     raw: *mut c_void,
 }
 
-// SAFETY: a name for a stream; `Stream::new` says until when it is one, on any thread.
+// SAFETY: a name for a stream, valid on any thread for the time that `Stream::new` states.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
@@ -30,39 +30,39 @@ impl Stream {
     /// stream.
     ///
     /// # Safety
-    /// The caller upholds, for this value and every call that it is given to:
-    /// - `raw` is a stream of the device that the communicator works on; on CUDA, of its primary context, which
-    ///   is the one that frameworks use, and not the per-thread default stream.
-    /// - It lives until every [`Received`], [`Handle`] and [`CombineInput`](super::CombineInput) of
-    ///   those calls was dropped, and then the communicator was flushed or closed without an error. Without
-    ///   that, until the communicator and all that it gave was dropped.
-    /// - The memory of a call's tensors stays allocated until the stream has passed the call's
-    ///   receive. From the send on nobody else writes them, and nobody else touches what the call
-    ///   writes, but what is queued on the stream after the receive.
-    /// - What a call gave back is used on that stream, or on one that waits for it; and before it is
-    ///   dropped, that stream waits for every other on which it is still used.
+    /// The caller upholds, for this value and every call that takes it:
+    /// - `raw` is a stream of the device that the communicator works on; on CUDA, a stream of its primary
+    ///   context, which frameworks use, and not the per-thread default stream.
+    /// - It lives until every [`Received`], [`Handle`] and [`CombineInput`](super::CombineInput) of those
+    ///   calls was dropped, and then the communicator was flushed or closed without an error. Without that,
+    ///   until the communicator and all its outputs were dropped.
+    /// - The memory of a call's tensors stays allocated until the stream has passed the call's receive.
+    ///   From the send on, no other code writes them, and no other code reads or writes the call's
+    ///   outputs, except for work that is queued on the stream after the receive.
+    /// - The outputs of a call are used on that stream, or on one that waits for it; and before an
+    ///   output is dropped, that stream waits for every other stream that still uses it.
     pub unsafe fn new(raw: *mut c_void) -> Self {
         Self { raw }
     }
 
-    /// The stream, as [`new`](Self::new) was given it.
+    /// The raw stream that [`new`](Self::new) took.
     pub fn raw(self) -> *mut c_void {
         self.raw
     }
 }
 
-/// In whose order a call is, and who waits for it. The default is that of plain calls.
+/// The order of a call, and whether the host waits for it. The default is that of plain calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mode<'a> {
     stream: Option<Stream>,
     no_sync: bool,
     tokens: Option<TensorRef<'a>>,
-    /// The call is one: it receives what it sends.
+    /// One call sends and receives the operation.
     is_at_once: bool,
 }
 
 impl Mode<'_> {
-    /// Of a call that receives what it sends.
+    /// The mode of a call that sends and receives an operation.
     pub(super) fn at_once(self) -> Self {
         Self { is_at_once: true, ..self }
     }
@@ -87,7 +87,7 @@ impl Mode<'_> {
         self.mark(call);
         if self.no_sync && sizes == Sizes::Exact {
             return refuse(
-                "sizes: found exact; expected worst-case, because nobody waits for counts",
+                "sizes: found exact; expected worst-case, because the host does not wait for counts",
             );
         }
         call.tokens = self.tokens.map_or(std::ptr::null(), |t| t.raw().data.cast_const().cast());
@@ -131,20 +131,20 @@ pub struct OnStream<'y> {
 impl Communicator {
     /// This communicator, with calls that are in the order of `stream`:
     ///
-    /// - Inputs are read behind everything that was queued on the stream before the call that sends.
-    ///   That call returns when the sizes are known, while rows still move; so it waits until the
-    ///   stream has come that far.
-    /// - The call that receives ([`dispatch_recv`](Self::dispatch_recv) and its like) returns without
-    ///   waiting for rows. What is queued on the stream after it runs behind the operation.
-    /// - Outputs and handles may be dropped while the stream still uses them: their place is used
-    ///   again once the stream has passed what was queued there by the communicator's next call.
+    /// - Inputs are read after all work that was queued on the stream before the call that sends. That
+    ///   call returns when the sizes are known, while rows still move; so it waits until the stream has
+    ///   reached that point.
+    /// - The call that receives ([`dispatch_recv`](Self::dispatch_recv) and the like) returns without
+    ///   waiting for rows. Work that is queued on the stream after it runs after the operation.
+    /// - Outputs and handles may be dropped while the stream still uses them: their place is reused
+    ///   once the stream has passed the work that was queued on it before the communicator's next call.
     ///
     /// An operation that fails after the call that receives has returned closes the communicator. The next
-    /// call on it says why, and so do [`flush`](Self::flush) and [`close`](Self::close); until then the
-    /// stream goes on over outputs that are not whole.
+    /// call on it reports the reason, and so do [`flush`](Self::flush) and [`close`](Self::close); until
+    /// then the stream continues with incomplete outputs.
     ///
-    /// The bounds of waits (`deadline_ms`, `late_ms`) hold as ever, and count from the call that sends:
-    /// work that is queued before it, and takes longer than that, ends the communicator.
+    /// The bounds of waits (`deadline_ms`, `late_ms`) hold as always, and count from the call that
+    /// sends: work that is queued before it, and takes longer than a bound, ends the communicator.
     ///
     /// A kernel set without streams refuses the call on all ranks. Plain calls and calls on several
     /// streams may be mixed.
@@ -156,7 +156,7 @@ impl Communicator {
     /// // `dispatch` are used on this stream only.
     /// let stream = unsafe { Stream::new(raw) };
     /// let (received, handle) = communicator.on(stream).dispatch(dispatch)?;
-    /// // Experts that are queued on the stream now run behind the rows.
+    /// // Experts that are queued on the stream now run after the rows have arrived.
     /// # drop((received, handle));
     /// # Ok(())
     /// # }
@@ -165,28 +165,29 @@ impl Communicator {
         OnStream { comm: self, mode: Mode { stream: Some(stream), ..Mode::default() } }
     }
 
-    /// Whether the kernel set takes a form of calls that not every one does.
+    /// True if the kernel set takes an optional form of calls.
     pub fn takes(&self, form: CallForm) -> bool {
         self.components.takes(form.bit())
     }
 
-    /// Whether the kernel set takes calls in the order of a stream.
+    /// True if the kernel set takes calls in the order of a stream.
     pub fn has_streams(&self) -> bool {
         self.components.takes(abi::TY_NEEDS_STREAMS)
     }
 
-    /// Whether the kernel set takes calls [without synchronisation](OnStream::without_sync), which graphs
+    /// True if the kernel set takes calls [without synchronisation](OnStream::without_sync), which graphs
     /// can capture.
     pub fn has_graphs(&self) -> bool {
         self.components.takes(abi::TY_NEEDS_NO_SYNC)
     }
 
-    /// Outputs, handles and expert inputs that were dropped before are free once `streams`, too, have passed what is
-    /// queued there now: for those that were used on other streams than that of their operation. Drop them, then
-    /// call this, and then operations. Local: no other rank takes part.
+    /// Outputs, handles and expert inputs that were dropped before become free only once `streams`, too, have
+    /// passed the work that is queued on them now: for values that were used on other streams than that of
+    /// their operation. Drop them, then call this, and then operations. Local: no other rank takes part.
     ///
     /// # Errors
-    /// `InvalidInput` where the kernel set has no streams, and for a stream that is captured; what the device refuses.
+    /// `InvalidInput` where the kernel set has no streams, and for a stream that is captured; errors of the
+    /// device.
     pub fn release_after(&mut self, streams: &[Stream]) -> Result<()> {
         self.check_open()?;
         self.take_back_regions();
@@ -198,12 +199,12 @@ impl Communicator {
         Ok(())
     }
 
-    /// Waits until everything that was received in the order of a stream has ended, and the streams
-    /// have passed all outputs that were dropped. Local: no other rank takes part.
+    /// Waits until all operations that were received in the order of a stream have ended, and the
+    /// streams have passed all outputs that were dropped. Local: no other rank takes part.
     ///
     /// # Errors
-    /// What ended an operation after it was received, or closed the communicator before; an operation that was
-    /// sent and not received.
+    /// The error that ended an operation after it was received, or that closed the communicator before; an
+    /// operation that was sent and not received.
     pub fn flush(&mut self) -> Result<()> {
         self.check_open()?;
         if self.open_slots != 0 {
@@ -216,11 +217,11 @@ impl Communicator {
         flushed.map_err(|error| self.end_failed(self.next_operation, error))
     }
 
-    /// Waits as [`flush`](Self::flush) does, and says when things happened on this rank in the last
+    /// Waits as [`flush`](Self::flush) does, and returns the times of the steps on this rank in the last
     /// operation (`back` = 0), or in one before it: at most `in_flight` of them are remembered. For tools.
     ///
     /// # Errors
-    /// As `flush`; `Unsupported` where the kernel set notes no times; an operation of too long ago.
+    /// As `flush`; `Unsupported` where the kernel set records no times; an operation too far back.
     pub fn trace(&mut self, back: u64) -> Result<Trace> {
         self.flush()?;
         let in_flight = u64::from(self.options.in_flight);
@@ -273,33 +274,35 @@ impl Communicator {
 }
 
 impl<'y> OnStream<'y> {
-    /// The same, with calls that nobody waits for: the host queues them and goes on at once, so they
-    /// can also be captured in a CUDA graph.
+    /// The same, with calls that the host does not wait for: it queues them and continues at once, so
+    /// they can also be captured in a CUDA graph.
     ///
-    /// - A dispatch has worst-case [`Sizes`]; the true ones stay on the device
+    /// - A dispatch has worst-case [`Sizes`]; the true sizes stay on the device
     ///   ([`Received::totals`](super::Received::totals)).
-    /// - What goes wrong on any rank (a refusal, a full arena, calls that do not match, a lost rank) is
-    ///   told by a later call, [`Communicator::flush`] or [`Communicator::close`], and closes the communicator, because ranks
-    ///   may be further by then. Until then the stream goes on, over outputs that hold anything.
-    /// - Ranks need not agree on it. But a refusal closes the communicator on the ranks that call so, and by that ends
-    ///   it on those that wait, too.
+    /// - A failure on any rank (a refusal, a full arena, calls that do not match, a lost rank) is reported by
+    ///   a later call, [`Communicator::flush`] or [`Communicator::close`], and closes the communicator,
+    ///   because ranks may have moved on by then. Until then the stream continues, with outputs of undefined
+    ///   contents.
+    /// - Ranks need not agree on it. But a refusal closes the communicator on the ranks that call without
+    ///   synchronisation, and that ends it on the ranks that wait, too.
     ///
-    /// **In a capture** (`cudaStreamBeginCapture` on the stream) nothing runs: what this rank's own
-    /// arguments lack is an error of the call, and is told to no other rank. Then, for as long as the
-    /// graph may be launched:
+    /// **In a capture** (`cudaStreamBeginCapture` on the stream) nothing runs: a fault of this rank's
+    /// own arguments is an error of the call, and is reported to no other rank. Then, for as long as
+    /// the graph may be launched:
     ///
     /// - The [`Received`](super::Received), the [`Handle`](super::Handle), each
-    ///   [`CombineInput`](super::CombineInput) and all tensors of its calls live. A handle also keeps
-    ///   what its captured operations stage.
+    ///   [`CombineInput`](super::CombineInput) and all tensors of its calls live. A handle also holds
+    ///   the staging of its captured operations.
     /// - Send and receive of an operation are in one capture.
     /// - All ranks launch the same graphs, in the same order with all other operations, and never while
-    ///   an operation is open. Each launch is on the device behind all operations before it: on the
+    ///   an operation is open. On the device, each launch comes after all operations before it: on the
     ///   same stream, or on one that waits for it; calls without a stream come after the host has
     ///   waited for the graph.
-    /// - Whoever closes or drops the communicator has waited for the last launch.
+    /// - The communicator is closed or dropped only after the last launch has ended.
     ///
-    /// A wait in a graph has an end as any other, and is told by the next call. As hosts do not count
-    /// launches, a rank may be late by `late_ms`, also where a link carries nothing.
+    /// A wait in a graph has a bound as any other, and its failure is reported by the next call. Hosts
+    /// do not count launches, so the bound of a late rank is `late_ms`, even where a link carries
+    /// nothing.
     #[must_use]
     pub fn without_sync(mut self) -> Self {
         self.mode.no_sync = true;
@@ -307,8 +310,8 @@ impl<'y> OnStream<'y> {
     }
 
     /// For a dispatch [without synchronisation](Self::without_sync): T is read from one i32 on the
-    /// device, behind what was queued on the stream; at most as many as `topk_idx` has rows. Rows of
-    /// inputs behind T are not read, and those of a combine's output are left as they are.
+    /// device, after the work that was queued on the stream; at most the rows of `topk_idx`. Input rows
+    /// from T on are not read, and output rows of a combine from T on are not written.
     #[must_use]
     pub fn with_tokens(mut self, tokens: TensorRef<'y>) -> Self {
         self.mode.tokens = Some(tokens);
@@ -381,9 +384,9 @@ impl OnStream<'_> {
     }
 }
 
-/// A stream for callers that have none of their own: tools and tests. It waits for no other stream;
-/// [`TensorRef::to_vec`] and [`Communicator::buffer`] wait for it. It keeps the communicator's components alive, and is
-/// destroyed after everything in it.
+/// A stream for callers without a stream of their own: tools and tests. It waits for no other stream;
+/// [`TensorRef::to_vec`] and [`Communicator::buffer`] wait for it. It holds the communicator's components
+/// alive, and is destroyed after all work queued on it.
 #[derive(Debug)]
 pub struct ToolStream {
     pub(super) components: Arc<Components>,
@@ -394,7 +397,7 @@ impl Communicator {
     /// A stream of the communicator's device.
     ///
     /// # Errors
-    /// `Unsupported` where the kernel set has no streams; what the device refuses.
+    /// `Unsupported` where the kernel set has no streams; errors of the device.
     pub fn tool_stream(&self) -> Result<ToolStream> {
         let raw = self.components.kernels().stream_create()?;
         Ok(ToolStream { components: Arc::clone(&self.components), stream: Stream { raw } })
@@ -402,10 +405,10 @@ impl Communicator {
 }
 
 impl ToolStream {
-    /// Its name.
+    /// The name of the stream, for calls.
     ///
     /// # Safety
-    /// As [`Stream::new`]; `self` outlives the calls that the name is given to, and what they give.
+    /// As [`Stream::new`]; `self` outlives the calls that take the name, and their outputs.
     pub unsafe fn stream(&self) -> Stream {
         self.stream
     }
@@ -413,11 +416,11 @@ impl ToolStream {
     /// Queues a copy of a contiguous tensor over the front of another, both on the device.
     ///
     /// # Errors
-    /// Host memory, gaps, or more bytes than there is room for; what the device refuses.
+    /// Host memory, gaps, or more bytes than the room; errors of the device.
     ///
     /// # Safety
-    /// The memory of both stays allocated until the stream has passed the copy; what else uses it is
-    /// in the order of this stream.
+    /// The memory of both stays allocated until the stream has passed the copy; all other uses of it
+    /// are in the order of this stream.
     pub unsafe fn copy(&self, to: &TensorMut<'_>, from: &TensorRef<'_>) -> Result<()> {
         let bytes = |tensor: &TensorRef<'_>| {
             let whole = tensor.is_on_device() && tensor.is_contiguous();
@@ -443,7 +446,8 @@ impl ToolStream {
 
 impl Drop for ToolStream {
     fn drop(&mut self) {
-        // SAFETY: made by `tool_stream`; who took its name promised that no call has it any more.
+        // SAFETY: made by `tool_stream`; a caller that took its name promised that no call holds it any
+        // more.
         unsafe { self.components.kernels().stream_destroy(self.stream.raw()) }
     }
 }

@@ -1,4 +1,5 @@
-//! A thread that does not come back from a transport: it is left behind, and so is what it may still use.
+//! A thread that does not return from a transport: it is left behind, with all memory that it may still
+//! use.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -8,17 +9,17 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, ErrorKind, Result};
 
-/// How long the end of a communicator waits for a thread that is inside of a transport: much longer than any call
-/// that comes back takes, on a busy machine too.
+/// Most time that the end of a communicator waits for a thread that is inside a transport: much longer than
+/// any call that returns, on a busy machine too.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
-/// Whether a thread was left behind, and in what. One per communicator.
+/// Records whether a thread was left behind, and where. One per communicator.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stuck(Arc<OnceLock<String>>);
 
 impl Stuck {
-    /// A thread is left behind, inside of `what`. Logs it.
+    /// Records and logs that a thread is left behind inside `what`.
     #[cold]
     pub(super) fn set(&self, what: &str) {
         tracing::error!(
@@ -36,7 +37,7 @@ impl Stuck {
     pub(super) fn check(&self, operation: &'static str) -> Result<()> {
         let Some(what) = self.0.get() else { return Ok(()) };
         Err(Error::new(ErrorKind::Transport, operation, what.clone())
-            .with_fix("start this process again, without that transport if it goes on"))
+            .with_fix("start this process again, without that transport if the fault repeats"))
     }
 
     /// `value`, which is dropped only if no thread was left behind by then.
@@ -45,7 +46,7 @@ impl Stuck {
     }
 }
 
-/// What a thread that was left behind may still use.
+/// A value that a thread which was left behind may still use.
 #[derive(Debug)]
 pub(super) struct Kept<T> {
     value: ManuallyDrop<T>,
@@ -55,7 +56,7 @@ pub(super) struct Kept<T> {
 impl<T> Drop for Kept<T> {
     fn drop(&mut self) {
         if !self.stuck.is_set() {
-            // SAFETY: it is dropped here only, and nobody uses it after this.
+            // SAFETY: it is dropped here only, and no code uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.value) }
         }
     }
@@ -75,7 +76,8 @@ impl<T> DerefMut for Kept<T> {
     }
 }
 
-/// Waits for a thread that was told to end. False if it has not after so long; it is left alone then.
+/// Waits for a thread that was requested to end. False if it has not ended within `within`; the thread
+/// is then left running.
 pub(super) fn join_within(thread: JoinHandle<()>, within: Duration) -> bool {
     let end = Instant::now() + within;
     while !thread.is_finished() {

@@ -11,7 +11,7 @@ use crate::{Error, ErrorKind, Result};
 /// A plain element type of host memory.
 ///
 /// # Safety
-/// Every bit pattern is a value, and [`Element::DTYPE`] says its size and meaning.
+/// Every bit pattern is a value, and [`Element::DTYPE`] gives its size and meaning.
 pub unsafe trait Element: Copy + 'static {
     /// The type code.
     const DTYPE: DType;
@@ -28,7 +28,7 @@ macro_rules! element {
 
 element!(half::bf16 => Bf16, half::f16 => F16, f32 => F32, u8 => U8, i32 => I32, i64 => I64);
 
-/// Whose memory a tensor lies in, and so where.
+/// The owner of a tensor's memory, and so its place.
 #[derive(Clone, Copy, Debug)]
 enum MemoryOwner<'a> {
     Host,
@@ -132,12 +132,11 @@ impl<'a> TensorRef<'a> {
     /// A tensor in memory of the caller that the host or a device can reach.
     ///
     /// # Safety
-    /// Every element of `memory` is valid and not written for `'a`; the memory lies where
-    /// [`CallerMemory::device`] says.
+    /// Every element of `memory` is valid and not written for `'a`; the memory lies on
+    /// [`CallerMemory::device`].
     ///
     /// # Errors
-    /// No address though there are elements, an address that is not aligned, or strides of more bytes than an
-    /// address space has.
+    /// A null address with elements, an address that is not aligned, or strides beyond the address space.
     pub unsafe fn from_memory(memory: &CallerMemory) -> Result<Self> {
         let owner = memory.device.map_or(MemoryOwner::Host, MemoryOwner::Caller);
         Ok(Self { raw: memory.check()?, owner, life: PhantomData })
@@ -157,7 +156,7 @@ impl<'a> TensorRef<'a> {
         }
     }
 
-    /// A view of memory that a kernel set gave.
+    /// A view of memory of a kernel set.
     ///
     /// # Safety
     /// The tensor's memory is valid and not written for `'a`; it is of the kind that the kernel set
@@ -166,18 +165,18 @@ impl<'a> TensorRef<'a> {
         Self { raw: present(raw), owner: MemoryOwner::of(components), life: PhantomData }
     }
 
-    /// Whether it lies in the memory of a device. Then [`bytes`](Self::bytes) and
-    /// [`elements`](Self::elements) are empty: the host cannot look at it.
+    /// True if it lies in the memory of a device. Then [`bytes`](Self::bytes) and
+    /// [`elements`](Self::elements) are empty: the host cannot read it.
     pub fn is_on_device(&self) -> bool {
         self.device().is_some()
     }
 
-    /// The address of the first element, of the host or of the device; no null where there are no elements.
+    /// The address of the first element, of the host or of the device; not null for an empty tensor either.
     pub fn address(&self) -> *mut u8 {
         self.raw.data
     }
 
-    /// The ordinal of the device it lies on; none for host memory.
+    /// The ordinal of the device that it lies on; none for host memory.
     pub fn device(&self) -> Option<i32> {
         self.owner.device()
     }
@@ -185,7 +184,7 @@ impl<'a> TensorRef<'a> {
     /// A copy of all bytes of a contiguous tensor, wherever it lies.
     ///
     /// # Errors
-    /// What the device refuses. `Unsupported` for memory of the caller on a device.
+    /// Errors of the device. `Unsupported` for memory of the caller on a device.
     pub fn to_vec(&self) -> Result<Vec<u8>> {
         let components = match self.owner {
             MemoryOwner::Host => return Ok(self.bytes().to_vec()),
@@ -193,7 +192,7 @@ impl<'a> TensorRef<'a> {
             MemoryOwner::Caller(device) => return Err(not_ours(device)),
         };
         let mut copy = vec![0; byte_length(&self.raw).unwrap_or(0)];
-        // SAFETY: the constructor's promise: this many bytes are valid, and nobody writes them.
+        // SAFETY: the constructor's promise: this many bytes are valid, and no code writes them.
         unsafe { components.kernels().copy(copy.as_mut_ptr(), self.raw.data, copy.len() as u64)? };
         Ok(copy)
     }
@@ -213,7 +212,7 @@ impl<'a> TensorRef<'a> {
         DType::from_code(self.raw.dtype)
     }
 
-    /// Whether rows follow each other without gaps.
+    /// True if rows follow each other without gaps.
     pub fn is_contiguous(&self) -> bool {
         is_contiguous(&self.raw)
     }
@@ -261,7 +260,7 @@ impl<'a> TensorRef<'a> {
     }
 }
 
-/// A tensor that is written: contiguous `[rows, cols]`. It lies where a [`TensorRef`] may.
+/// A tensor that is written: contiguous `[rows, cols]`. It may lie wherever a [`TensorRef`] may.
 #[derive(Debug)]
 pub struct TensorMut<'a> {
     raw: abi::TyTensor,
@@ -297,7 +296,7 @@ impl<'a> TensorMut<'a> {
     /// As [`TensorRef::from_memory`], to be written.
     ///
     /// # Safety
-    /// As there, and nobody else uses the memory for `'a`.
+    /// As there, and no other code uses the memory for `'a`.
     ///
     /// # Errors
     /// As there; strides of rows that do not follow each other.
@@ -313,10 +312,10 @@ impl<'a> TensorMut<'a> {
         Ok(Self { raw, owner, life: PhantomData })
     }
 
-    /// A view of memory that a kernel set gave.
+    /// A view of memory of a kernel set.
     ///
     /// # Safety
-    /// The tensor's memory is valid and used by nobody else for `'a`; it is of the kind that the
+    /// The tensor's memory is valid and used by no other code for `'a`; it is of the kind that the
     /// kernel set of `components` works on.
     pub(super) unsafe fn from_raw(raw: abi::TyTensor, components: &'a Components) -> Self {
         Self { raw: present(raw), owner: MemoryOwner::of(components), life: PhantomData }
@@ -325,8 +324,8 @@ impl<'a> TensorMut<'a> {
     /// Writes all bytes, wherever the tensor lies.
     ///
     /// # Errors
-    /// Another number of bytes than the tensor has; what the device refuses. `Unsupported` for memory of the
-    /// caller on a device.
+    /// A number of bytes that differs from the tensor's; errors of the device. `Unsupported` for memory of
+    /// the caller on a device.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let expected = byte_length(&self.raw).unwrap_or(0);
         if bytes.len() != expected {
@@ -340,14 +339,14 @@ impl<'a> TensorMut<'a> {
             MemoryOwner::Communicator(components) => components,
             MemoryOwner::Caller(device) => return Err(not_ours(device)),
         };
-        // SAFETY: the constructor's promise: this many bytes are ours.
+        // SAFETY: the constructor's promise: this many bytes belong to this tensor.
         unsafe { components.kernels().copy(self.raw.data, bytes.as_ptr(), bytes.len() as u64) }
     }
 
     /// All bytes of a tensor in host memory; empty elsewhere.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match byte_length(&self.raw).filter(|_| self.owner.device().is_none()) {
-            // SAFETY: the constructor's promise: this many bytes are ours for 'a.
+            // SAFETY: the constructor's promise: this many bytes belong to this tensor for 'a.
             Some(n) if n > 0 => unsafe { std::slice::from_raw_parts_mut(self.raw.data, n) },
             _ => &mut [],
         }
@@ -375,8 +374,8 @@ pub(super) fn raw_or_none(tensor: Option<&TensorRef<'_>>) -> abi::TyTensor {
     tensor.map_or(NO_TENSOR, TensorRef::raw)
 }
 
-/// Null means that a tensor is absent, and ranks compare what is there: one without elements has an
-/// address too.
+/// Gives an empty tensor an address: null means that a tensor is absent, and ranks compare the present
+/// tensors.
 pub(super) fn present(raw: abi::TyTensor) -> abi::TyTensor {
     if raw.data.is_null() && raw.shape.contains(&0) {
         return abi::TyTensor { data: NonNull::<u128>::dangling().as_ptr().cast(), ..raw };

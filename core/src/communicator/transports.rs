@@ -1,4 +1,4 @@
-//! The open transports of a communicator, their windows, and who serves the rings of kernels.
+//! The open transports of a communicator, their windows, and the threads for the rings of kernels.
 
 use std::sync::Arc;
 
@@ -16,12 +16,13 @@ use crate::{Error, ErrorKind, Result};
 pub(super) struct Transports {
     pub(super) scale_up: Option<OpenTransport>,
     pub(super) scale_out: Option<OpenTransport>,
-    /// Where threads count that serve rings, the transports' own too: dropped behind them.
+    /// The counters of threads that serve rings, the transports' own threads too: dropped after the
+    /// transports.
     pub(super) counts: Vec<Arc<Counts>>,
 }
 
 impl Transports {
-    /// The transports that a window is for, with the number that it has there.
+    /// The transports of a window's levels, with the window's number in each.
     fn of_window(
         &mut self,
         needs: &KernelNeeds,
@@ -51,12 +52,12 @@ impl Transports {
         }
     }
 
-    /// Finds a thread for the ring of kernels on a level: the transport's own, or one of core, which is given
-    /// back with the transport's name.
+    /// Finds a thread for the ring of kernels on a level: the transport's own, or one of core, which is
+    /// returned with the transport's name.
     ///
     /// # Safety
-    /// What [`OpenTransport::serve_ring`] asks for, but for the counts, which `self` keeps; the thread is ended
-    /// before `self`.
+    /// The contract of [`OpenTransport::serve_ring`], except for the counts, which `self` holds; the thread
+    /// ends before `self`.
     pub(super) unsafe fn serve_ring(
         &mut self,
         serve: &abi::TyServeRing,
@@ -76,7 +77,7 @@ impl Transports {
         }
     }
 
-    /// Allocates every window and registers it with the transports that it is for.
+    /// Allocates every window and registers it with the transports of its levels.
     pub(super) fn make_windows(
         &mut self,
         kernels: &mut OpenKernels,
@@ -110,7 +111,7 @@ impl Transports {
         Ok(windows)
     }
 
-    /// The needs of the levels that a window is for: kinds are intersected, handles united, the larger
+    /// The merged needs of a window's levels: kinds are intersected, handles united, the larger
     /// alignment wins.
     fn memory_needs(&mut self, needs: &KernelNeeds, id: u32) -> Result<MemoryNeeds> {
         let mut merged: Option<MemoryNeeds> = None;
@@ -143,7 +144,7 @@ impl Transports {
 }
 
 impl Drop for Transports {
-    /// Whoever owns the windows goes last: the other still has them registered.
+    /// The owner of the windows is dropped last: the other transport still has them registered.
     fn drop(&mut self) {
         if self.scale_up.as_ref().is_some_and(owns_memory) {
             self.scale_out = None;

@@ -13,25 +13,26 @@ use crate::config::OnFailure;
 use crate::wait::{WaitBoard, Waiting, expired};
 use crate::{Error, ErrorKind, Result};
 
-/// How often the watchdog looks.
+/// The interval between two checks of the watchdog.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How long what a rank had sent may be on its way, once its goodbye was heard. No wait begins it anew.
+/// Most time that data of a rank may still be on its way after its goodbye was received. A new wait
+/// does not restart it.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long a wait looks at least for what a rank had sent that left longer ago. It is here, or in the
-/// kernels' buffers behind a window that this rank opens by fetching; longer than the 200 ms after
-/// which Linux repeats a segment that was lost. A wait that begins later than the last arrival needs
-/// it, as nobody fetched in between.
+/// The shortest wait for data of a rank that left longer ago. The data is here, or in the kernels'
+/// socket buffers, until this rank reads and so opens the TCP window; longer than the 200 ms after
+/// which Linux repeats a lost segment. A wait that begins after the last arrival needs this time,
+/// because no thread read in between.
 const LAST_FETCH: Duration = Duration::from_millis(250);
 
-/// How long a wait on a live rank looks at least, where rank 0 left and no news come any more.
+/// The shortest wait on a live rank after rank 0 left, when no more news arrives.
 const LAST_NEWS: Duration = Duration::from_millis(500);
 
-/// How long a live rank may be silent: several heartbeats of at most 100 ms.
+/// Most silence of a live rank: several heartbeats of at most 100 ms.
 const SILENT: Duration = Duration::from_millis(500);
 
-/// How much longer one may wait for a peer that hands rows on, at most.
+/// Most extra time of a wait on a peer that forwards rows.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The bounds of a wait (INV-6).
@@ -39,12 +40,13 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub(super) struct Bounds {
     /// From a peer's arrival to the end of a wait on it.
     pub(super) deadline: Duration,
-    /// How long a live peer may take to arrive at all.
+    /// Most time for a live peer to arrive at all.
     pub(super) late: Duration,
 }
 
 impl Bounds {
-    /// For how long they stand still in all, at most: while others are silent, where losses are masked.
+    /// Most time in total for which the bounds are suspended, while other ranks are silent, where
+    /// losses are masked.
     fn excuse(&self, on_failure: OnFailure) -> Duration {
         match on_failure {
             OnFailure::Stop => Duration::ZERO,
@@ -52,15 +54,16 @@ impl Bounds {
         }
     }
 
-    /// How long after a goodbye nothing is on its way any more.
+    /// The time after a goodbye from which no data is on its way any more.
     fn grace(&self) -> Duration {
         GRACE.min(self.deadline)
     }
 
-    /// Whether a wait is over that needs a rank which said goodbye so long ago, when the wait has lasted
-    /// so long. It ends with the grace, which counts from the goodbye; but not before it has looked for
-    /// `least`. What arrives ends it, so only arrivals let a rank wait again: what was sent before the
-    /// goodbye is taken, and what was not is waited for once.
+    /// True if a wait for a rank that said goodbye is over: `since_goodbye` and `lasted` are the times
+    /// since the goodbye and since the wait began. The wait ends with the grace, which counts from the
+    /// goodbye, but not before it has lasted `least`. An arrival ends a wait too, so only arrivals let a
+    /// rank wait again: data that was sent before the goodbye is received, and data that was not sent is
+    /// waited for once.
     fn is_over(&self, since_goodbye: Duration, lasted: Duration, least: Duration) -> bool {
         since_goodbye >= self.grace() && lasted >= least.min(self.deadline)
     }
@@ -72,7 +75,7 @@ impl Bounds {
 }
 
 /// One thread per communicator that ends waits: when a rank is lost, or when a wait outlives its bound. Where
-/// losses are masked, it tells the kernel set who is lost, and the kernel set ends those waits.
+/// losses are masked, it marks the lost ranks for the kernel set, and the kernel set ends those waits.
 pub(super) struct Watchdog {
     shared: Arc<WatchdogState>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -80,7 +83,7 @@ pub(super) struct Watchdog {
 
 struct WatchdogState {
     board: WaitBoard,
-    /// By rank, what waits on it took; the board points there.
+    /// By rank, the time of waits on it; the board points there.
     waited_ns: Arc<[AtomicU64]>,
     liveness: Arc<Liveness>,
     headway: Arc<Headway>,
@@ -88,29 +91,29 @@ struct WatchdogState {
     membership: Membership,
     /// By rank: 0, or one of `TY_RANK_*`, where losses are masked; else empty.
     lost: Vec<AtomicU8>,
-    /// When bounds stood still, where losses are masked.
+    /// The times in which bounds were suspended, where losses are masked.
     unrest: Mutex<Unrest>,
-    /// When the watchdog looked last, in nanoseconds of `CLOCK_BOOTTIME`.
+    /// The time of the watchdog's last check, in nanoseconds of `CLOCK_BOOTTIME`.
     looked: AtomicU64,
-    /// When it ran again after this process had been stopped, or starved.
+    /// The time at which it ran again after this process had been stopped, or starved.
     resumed: Mutex<Option<Instant>>,
     verdict: Mutex<Option<EndedWaits>>,
     stop: AtomicBool,
     /// Set once the links are up.
     links: OnceLock<WatchedLinks>,
-    /// Who reports that waits were ended.
+    /// Reports that waits were ended.
     recorder: OnceLock<Arc<FlightRecorder>>,
 }
 
-/// What connects this rank to others.
+/// The links from this rank to others.
 pub(super) struct WatchedLinks {
     /// By level and world rank.
     pub(super) names: [Vec<(u32, String)>; 2],
-    /// Domains that rows are handed on among; 1 where one link reaches every rank.
+    /// Domains among which rows are forwarded; 1 where one link reaches every rank.
     pub(super) domains: u32,
 }
 
-/// Why waits were ended. Kept as data: every call after it makes a fresh error of it.
+/// The reason why waits were ended. Stored as data: every later call makes a new error of it.
 #[derive(Clone, Debug)]
 struct EndedWaits {
     kind: ErrorKind,
@@ -124,11 +127,11 @@ impl EndedWaits {
     }
 }
 
-/// What the watchdog sees, for reports. Any thread; no call waits.
+/// The watchdog's view, for reports. Any thread may use it; no call waits.
 pub(super) struct Watched(Arc<WatchdogState>);
 
 impl Watched {
-    /// The wait in progress, or the last one that was given up; and which of the two.
+    /// The wait in progress (false), or the last wait that ended without its signal (true).
     pub(super) fn wait(&self) -> Option<(Waiting, bool)> {
         let board = &self.0.board;
         let now = board.waiting().map(|wait| (wait, false));
@@ -140,12 +143,12 @@ impl Watched {
         self.0.headway.begun_by_all()
     }
 
-    /// Whether the communicator goes on without a rank.
+    /// True if the communicator continues without a rank.
     pub(super) fn is_masked(&self, rank: u32) -> bool {
         self.0.lost.get(rank as usize).is_some_and(|lost| lost.load(Ordering::Acquire) != 0)
     }
 
-    /// How long a rank was waited for, all in all, with the wait in progress.
+    /// The total time of waits on a rank, the wait in progress included.
     pub(super) fn waited(&self, rank: u32) -> Duration {
         let past = self.0.waited_ns.get(rank as usize).map_or(0, |ns| ns.load(Ordering::Relaxed));
         let now = self.0.board.waiting().filter(|wait| wait.what.peer == rank);
@@ -180,8 +183,8 @@ impl Watchdog {
         };
         let waited_ns: Arc<[AtomicU64]> = (0..world.ranks()).map(|_| AtomicU64::new(0)).collect();
         let shared = Arc::new(WatchdogState {
-            // SAFETY: the totals live beside the board, and are never replaced; no move of their owner
-            // moves them.
+            // SAFETY: the totals live as long as the board, and are never replaced; a move of their
+            // owner does not move them.
             board: unsafe { WaitBoard::counting(&waited_ns) },
             waited_ns,
             headway,
@@ -205,50 +208,50 @@ impl Watchdog {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Tells the watchdog what connects this rank to others, for diagnoses. Once.
+    /// Passes the links of this rank to the watchdog, for diagnoses. Called once.
     pub(super) fn name_links(&mut self, links: WatchedLinks) {
         // A second call would change nothing, and there is none.
         let _ = self.shared.links.set(links);
     }
 
-    /// Lets a report tell why waits were ended. Once.
+    /// Sets the recorder that reports why waits were ended. Called once.
     pub(super) fn report_to(&self, recorder: &Arc<FlightRecorder>) {
         // As in `name_links`.
         let _ = self.shared.recorder.set(Arc::clone(recorder));
     }
 
-    /// What reports look at.
+    /// The view for reports.
     pub(super) fn watched(&self) -> Watched {
         Watched(Arc::clone(&self.shared))
     }
 
-    /// Notes that this rank has begun so many operations.
+    /// Records that this rank has begun `operations` operations.
     pub(super) fn begin(&self, operations: u64) {
         self.shared.headway.begin(operations);
     }
 
-    /// The board that waits are published on. It lives as long as the watchdog.
+    /// The board on which waits are published. It lives as long as the watchdog.
     pub(super) fn board(&self) -> &WaitBoard {
         &self.shared.board
     }
 
-    /// R bytes that say who is lost, for the kernel set; null where a loss stops the communicator. They live as
-    /// long as the watchdog.
+    /// R bytes that mark the lost ranks, for the kernel set; null where a loss stops the communicator. They
+    /// live as long as the watchdog.
     pub(super) fn lost_table(&self) -> *const u8 {
         let lost = &self.shared.lost;
         if lost.is_empty() { std::ptr::null() } else { lost.as_ptr().cast() }
     }
 
-    /// Ranks that the communicator goes on without, in order.
+    /// Ranks that the communicator continues without, in order.
     pub(super) fn lost_ranks(&self) -> Vec<u32> {
         self.shared.look();
         let lost = (0..).zip(&self.shared.lost);
         lost.filter(|(_, lost)| lost.load(Ordering::Acquire) != 0).map(|(rank, _)| rank).collect()
     }
 
-    /// Whether what an operation brought may be believed, where losses are masked. A process that was
-    /// stopped may have been given up, and may then have read what others had already changed. So
-    /// after a stop this waits until word of that would have come.
+    /// Checks that the result of an operation is valid, where losses are masked. The others may have
+    /// declared a stopped process lost, and it may then have read memory that they had already changed.
+    /// So after a stop this call waits until the report of such a loss would have arrived.
     pub(super) fn confirm(&self) -> Result<()> {
         if self.shared.lost.is_empty() {
             return Ok(());
@@ -256,7 +259,7 @@ impl Watchdog {
         self.shared.settle()
     }
 
-    /// Adds to a failure about a rank which link leads there.
+    /// Adds the link to the rank to a failure about a rank.
     pub(super) fn tell_link(&self, error: Error) -> Error {
         match error.rank() {
             Some(rank) => {
@@ -267,7 +270,7 @@ impl Watchdog {
         }
     }
 
-    /// Why the communicator cannot go on, if it cannot.
+    /// The error that ended the communicator's waits, if there is one.
     pub(super) fn verdict(&self) -> Option<Error> {
         self.shared.ended()
     }
@@ -278,7 +281,7 @@ impl Drop for Watchdog {
         self.shared.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // The thread only looks and parks, so this ends at once.
+            // The thread only checks and parks, so this ends at once.
             if thread.join().is_err() {
                 tracing::error!("the watchdog thread panicked");
             }
@@ -314,7 +317,7 @@ impl WatchdogState {
         };
         let found = lost.or_else(|| self.overdue());
         if let Some(found) = found {
-            // Before the wait ends, so that the report shows it.
+            // Reported before the wait ends, so that the report shows the wait.
             if let Some(recorder) = self.recorder.get() {
                 recorder.report_error(&found.error());
             }
@@ -335,12 +338,12 @@ impl WatchdogState {
         )
     }
 
-    /// A wait in words.
+    /// A wait as text.
     fn describe(&self, waiting: &Waiting) -> String {
         expired(&waiting.what, waiting.found, waiting.lasted).message().to_owned()
     }
 
-    /// The links to a rank. Among domains most ranks have none to each other.
+    /// The links to a rank. Between domains most ranks have no link.
     fn link_of(&self, rank: u32) -> String {
         let Some(links) = self.links.get() else { return String::new() };
         let mut text = String::new();
@@ -371,8 +374,8 @@ impl WatchdogState {
         })
     }
 
-    /// A rank that said goodbye raises no signal any more. What it raised before may still be on
-    /// its way for a moment.
+    /// A rank that said goodbye raises no signal any more. Signals that it raised before may still be
+    /// on their way for a moment.
     fn left(&self, waiting: &Waiting) -> Option<EndedWaits> {
         let rank = waiting.what.peer;
         let is_over = |rank, least: Duration| {
@@ -386,17 +389,18 @@ impl WatchdogState {
         if is_over(rank, LAST_FETCH) {
             return lost(rank, "");
         }
-        // All news came from rank 0. Who waits for a rank that ended after it would never hear so; one
-        // that lives gets some time for each wait.
+        // All news comes from rank 0. A rank that waits for one that ended after rank 0 would never
+        // learn of that end; a live rank gets some time for each wait.
         if is_over(0, LAST_NEWS) {
             return lost(0, ", and with it all news of the other ranks");
         }
         None
     }
 
-    /// Whether the rank that is waited for may itself wait for another that has fallen silent, or
-    /// left. A silence is resolved first, one way or the other: that takes `deadline` at most. Who
-    /// waits for a rank that left says so [`GRACE`] after the goodbye, and then is heard.
+    /// True if the peer of this wait may itself wait for another rank that has become silent, or left.
+    /// A silence is resolved first, by a sign of life or a loss: that takes `deadline` at most. A rank
+    /// that waits for one that left reports it [`GRACE`] after the goodbye, and this rank then receives
+    /// the report.
     fn may_be_innocent(&self, waiting: &Waiting, over: Duration) -> bool {
         let silent = self.liveness.most_silent();
         let silent =
@@ -408,15 +412,15 @@ impl WatchdogState {
                 .is_some_and(|since| since < self.bounds.grace() * 3 / 2)
     }
 
-    /// What bounds a wait, and how much of it is used up. A peer that has not arrived may be late;
-    /// once all ranks have, its word must come, or the link between carries nothing.
+    /// The bound of a wait, and the part of it that is used up. A peer that has not arrived may be
+    /// late; once all ranks have arrived, its signal must come, or the link carries nothing.
     fn limit(&self, waiting: &Waiting) -> Limit {
         let Bounds { deadline, late } = self.bounds;
         if waiting.what.phase != abi::TY_PHASE_ENTRY {
             let used = waiting.lasted;
             return Limit { bound: deadline, key: "deadline_ms", used, note: "" };
         }
-        // Hosts do not know what graphs have begun.
+        // Hosts do not know the operations that graphs have begun.
         let counted = waiting.what.operation != abi::TY_OPERATION_OF_GRAPH;
         match self.headway.together().filter(|_| counted) {
             None => Limit { bound: late, key: "late_ms", used: waiting.lasted, note: "" },
@@ -429,10 +433,10 @@ impl WatchdogState {
         }
     }
 
-    /// A peer of this domain may wait for rows of another domain before it can hand them on. It then
-    /// says first who keeps it waiting.
+    /// Extra time for a peer of this domain that may wait for rows of another domain before it can
+    /// forward them. The peer then reports first the rank that it waits for.
     fn patience(&self, waiting: &Waiting) -> Duration {
-        // Also of a rank without a link on the rail: its peers hand rows on to it.
+        // A rank without a link on the rail waits too: its peers forward rows to it.
         let among_domains = self.links.get().is_some_and(|links| links.domains > 1);
         if among_domains && waiting.what.level == abi::TY_LEVEL_SCALE_UP {
             PATIENCE.min(self.bounds.deadline / 8)
@@ -443,7 +447,7 @@ impl WatchdogState {
 
     fn overdue(&self) -> Option<EndedWaits> {
         let waiting = self.board.waiting()?;
-        // Where losses are masked, one that left is noted as lost; but not rank 0.
+        // Where losses are masked, a rank that left is recorded as lost, except for rank 0.
         let left_counts = self.membership.on_failure == OnFailure::Stop
             || *self.liveness.state(0) == PeerState::Left;
         if left_counts && let Some(left) = self.left(&waiting) {
@@ -471,10 +475,10 @@ impl WatchdogState {
     }
 }
 
-/// The end of a wait that nobody ends.
+/// The bound of a wait that no signal ends.
 struct Limit {
     bound: Duration,
-    /// Where the config says it.
+    /// The config key of the bound.
     key: &'static str,
     used: Duration,
     note: &'static str,

@@ -1,4 +1,4 @@
-//! A component's own table, on its way to the component.
+//! A component's own table, in the form in which it reaches the component.
 //!
 //! The table crosses the plugin ABI as text, and the component, which may be in another library and
 //! another language, parses it. So that the component's errors name lines of the operator's file, the
@@ -13,11 +13,11 @@
 //! limit = 7                         retry.limit = 7
 //! ```
 //!
-//! Lines of other sections are blank. Values are copied as they stand; keys of sub-tables become
-//! dotted keys; comments are dropped. Where several keys of an inline table share a line, TOML
-//! has no way to write them so, and a comment line `#line N` says, as in C, that the next line
-//! is line N of the file. A component may ignore these comments: then its line numbers are too high
-//! by a few behind such a table.
+//! Lines of other sections are blank. Values are copied unchanged; keys of sub-tables become dotted
+//! keys; comments are dropped. Where several keys of an inline table share a line, TOML cannot express
+//! that without the table, and a comment line `#line N` states, as in C, that the next line is line N
+//! of the file. A component may ignore these comments: then its line numbers are a few too high after
+//! such a table.
 
 use serde::de::DeserializeOwned;
 use toml::Spanned;
@@ -29,10 +29,11 @@ use super::wording::{bounded, shown, unknown_key};
 use crate::{Error, ErrorKind, Result};
 
 /// The longest dotted key in a component's table, in bytes. It bounds the text, in which every key
-/// carries the keys of its tables, and the nesting, to less than what `toml` refuses (80 levels).
+/// includes the keys of its tables, and limits the nesting to less than the limit of `toml` (80
+/// levels).
 const MAX_KEY: usize = 128;
 
-/// Starts a line that says which line of the file comes next.
+/// Starts a line with the number in the file of the next line.
 const LINE_DIRECTIVE: &str = "#line ";
 
 /// The most characters of a component's own message that an error repeats.
@@ -40,9 +41,9 @@ const MAX_MESSAGE: usize = 400;
 
 /// A component's own table as text, with the line numbers of its file.
 ///
-/// The text is a TOML document that holds the table's keys at its top. Every key stands on its
-/// line of the file; where that is impossible (keys of an inline table that share a line), a
-/// comment line `#line N` says that the next line is line N of the file.
+/// The text is a TOML document that holds the table's keys at its top. Every key stands on its line of
+/// the file; where that is impossible (keys of an inline table that share a line), a comment line
+/// `#line N` states that the next line is line N of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentTable {
     text: String,
@@ -55,8 +56,8 @@ impl ComponentTable {
         Self::from_text("", "no config file")
     }
 
-    /// The table whose [`ComponentTable::text`] was `text`, from the file named `file`. This is how
-    /// the far side of the plugin ABI gets its table back: it reports the same errors.
+    /// The table whose [`ComponentTable::text`] was `text`, from the file named `file`. The other side
+    /// of the plugin ABI restores its table with it, and reports the same errors.
     pub fn from_text(text: &str, file: &str) -> Self {
         Self { text: text.to_owned(), file: file.to_owned() }
     }
@@ -66,7 +67,7 @@ impl ComponentTable {
         &self.text
     }
 
-    /// The file, as it is named in messages.
+    /// The file's name in messages.
     pub fn file(&self) -> &str {
         &self.file
     }
@@ -75,23 +76,24 @@ impl ComponentTable {
     /// the type `#[serde(deny_unknown_fields)]`, so that a misspelt key is an error.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`], naming file, line, key, what was found and what was expected; for
-    /// an unknown key also the keys that are available.
+    /// [`ErrorKind::Config`], with file, line, key, the value found and the value expected; for an
+    /// unknown key also the available keys.
     pub fn parse<T: DeserializeOwned>(&self, component: &str) -> Result<T> {
         toml::from_str(&self.text).map_err(|error| self.explain(component, &error))
     }
 
-    /// The error for a value that has the right type and is wrong all the same. `key` is the key
-    /// in the component's table, dotted for sub-tables; `message` says what was found and expected,
-    /// such as `"is 0; expected 1 to 64"`.
+    /// The error for a value of the right type that is wrong. `key` is the key in the component's
+    /// table, dotted for sub-tables; `message` states the values found and expected, such as `"is 0;
+    /// expected 1 to 64"`.
     pub fn invalid(&self, component: &str, key: &str, message: &str) -> Error {
         let table = DeTable::parse(&self.text).map(Spanned::into_inner).unwrap_or_default();
         let at = key_offset(&table, key).unwrap_or(0);
         self.error(at, &format!("`{}` {} {message}", shown(key), place(component, &[])))
     }
 
-    /// Adds file and line to what a component says of its table: those of the key that it names
-    /// ([`Error::with_key`]), else of the table. Errors of [`ComponentTable::parse`] have them already.
+    /// Adds file and line to a component's error about its table: those of the key that the error names
+    /// ([`Error::with_key`]), else those of the table. Errors of [`ComponentTable::parse`] have them
+    /// already.
     pub(crate) fn locate(&self, error: Error) -> Error {
         let is_placed = error.message().contains(&format!("{}:", self.file));
         if error.kind() != ErrorKind::Config || is_placed {
@@ -105,11 +107,11 @@ impl ComponentTable {
         }
     }
 
-    /// Takes the table under `key` out, for a component that hands it on to another component: what is left,
-    /// and that table (empty if there is none). Keys keep their lines.
+    /// Splits off the table under `key`, for a component that passes it to another component. Returns the
+    /// rest, and that table (empty if there is none). Keys stay on their lines.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if `key` holds something else than a table.
+    /// [`ErrorKind::Config`] if the value of `key` is no table.
     pub fn split(&self, key: &str) -> Result<(Self, Self)> {
         let source = Source::new(&self.text, &self.file);
         let document = DeTable::parse(&self.text)
@@ -139,7 +141,7 @@ impl ComponentTable {
         Ok((write(rest), write(taken)))
     }
 
-    /// Takes the table that `item` holds out of its file.
+    /// Extracts the table of `item` from its file.
     pub(super) fn extract(item: &Item<'_>) -> Result<Self> {
         let table =
             item.table().ok_or_else(|| item.wrong_type("a table of the component's own keys"))?;
@@ -147,7 +149,7 @@ impl ComponentTable {
         collect(item.source(), item.path(), table, &mut Vec::new(), &mut entries)?;
 
         let mut writer = Writer::new();
-        // Says where the table starts, also for a table without a key.
+        // Marks the start of the table, for a table without a key too.
         let first = entries.iter().map(|entry| entry.line).min();
         if first.is_none_or(|first| item.line() < first) {
             writer.put(item.line(), &format!("# [{}]", item.path()));
@@ -156,7 +158,7 @@ impl ComponentTable {
         Ok(Self { text: writer.text, file: item.source().name().to_owned() })
     }
 
-    /// Says in the words of all config errors what `error` says in those of serde.
+    /// Rewrites serde's `error` in the wording of all config errors.
     fn explain(&self, component: &str, error: &toml::de::Error) -> Error {
         let at = offset(error);
         let Ok(table) = DeTable::parse(&self.text) else {
@@ -204,7 +206,7 @@ struct TableKey<'a> {
     value: &'a str,
 }
 
-/// Collects the entries of `table`, which stands at `path` in the table `owner`.
+/// Collects the entries of `table`, whose path in the table `owner` is `path`.
 fn collect<'a>(
     source: &Source<'a>,
     owner: &str,
@@ -246,7 +248,7 @@ fn collect<'a>(
     Ok(())
 }
 
-/// Whether an array's element was written with a `[[header]]`.
+/// True if an array's element was written with a `[[header]]`.
 fn has_header(source: &Source<'_>, element: &Spanned<DeValue<'_>>) -> bool {
     element.get_ref().is_table() && source.slice(element.span()).starts_with('[')
 }
@@ -283,9 +285,9 @@ impl Writer {
     }
 }
 
-/// The line of the file that a byte of a component's text stands for: of the first written line at or
-/// behind it, so that the top of the text stands for the start of the table. `None` if the text
-/// has no written line.
+/// The line of the file for a byte of a component's text: that of the first written line at the byte or
+/// after it, so that the top of the text gives the start of the table. `None` if the text has no
+/// written line.
 fn file_line(text: &str, offset: usize) -> Option<usize> {
     let mut next: usize = 1;
     let mut end = 0;
@@ -323,7 +325,7 @@ fn path_at<'a>(table: &'a DeTable<'_>, offset: usize) -> Vec<&'a str> {
     Vec::new()
 }
 
-/// Where the key of that dotted path stands in the text.
+/// The position in the text of the key with that dotted path.
 fn key_offset(table: &DeTable<'_>, path: &str) -> Option<usize> {
     let (key, rest) = match path.split_once('.') {
         Some((key, rest)) => (key, Some(rest)),

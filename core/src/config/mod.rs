@@ -2,12 +2,11 @@
 //!
 //! The file names one kernel set, a transport for each level and a topology. This module checks
 //! everything that can be checked without knowing which components exist: keys, types, ranges, names.
-//! Whether a part of that name exists is for the loader to say. Whether a component's own table is
-//! right is for that component to say: the table reaches it as text, in a [`ComponentTable`].
+//! The loader decides whether a component of that name exists. The component itself checks its own
+//! table, which it receives as text, in a [`ComponentTable`].
 //!
-//! Nothing is guessed and nothing is skipped: a key that has no meaning is an error. Every error
-//! has kind [`ErrorKind::Config`] and reads
-//! `read config: FILE:LINE: what was found; what was expected`.
+//! Nothing is guessed and nothing is skipped: a key that has no meaning is an error. Every error has
+//! kind [`ErrorKind::Config`] and reads `read config: FILE:LINE: value found; value expected`.
 //!
 //! All types are plain data: they may be read from any thread.
 
@@ -29,7 +28,7 @@ pub use component_table::ComponentTable;
 /// The operation that every config error names.
 const READ: &str = "read config";
 
-/// The largest config file that is read, in bytes. A larger file is not a config.
+/// The largest accepted config file, in bytes. A larger file is not a config.
 pub const MAX_BYTES: usize = 1 << 20;
 
 /// The most names that `transport.scale_out.use` may list.
@@ -38,39 +37,39 @@ pub const MAX_CHOICES: usize = 16;
 /// A config file that has been read and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The file, as it is named in messages.
+    /// The file's name in messages.
     pub name: String,
     /// The first 16 digits of the SHA-256 of its text.
     pub digest: String,
-    /// Who takes part, and how long to wait for them.
+    /// The rendezvous of the ranks, and the bounds of waits for them.
     pub world: WorldConfig,
     /// The kernel set.
     pub kernels: ComponentChoice,
-    /// The transport inside a scale-up domain; `None` where the file says `"none"` or nothing.
+    /// The transport inside a scale-up domain; `None` where the file has `"none"` or no entry.
     pub scale_up: Option<ComponentChoice>,
-    /// The transports between domains, in order of preference: the first that probes on all
-    /// ranks is used. Empty where the file says `"none"` or nothing; at most [`MAX_CHOICES`].
+    /// The transports between domains, in order of preference: the first that probes on all ranks is
+    /// used. Empty where the file has `"none"` or no entry; at most [`MAX_CHOICES`].
     pub scale_out: Vec<ComponentChoice>,
-    /// The topology; `auto` where the file says nothing.
+    /// The topology; `auto` where the file has no entry.
     pub topology: ComponentChoice,
-    /// Splits the world into this many domains, whatever the topology found: 1 to 65,536, and a
+    /// Splits the world into this number of domains, in place of the topology's: 1 to 65,536, and a
     /// divisor of the ranks. For tests, and for machines that are more than one domain.
     pub domains: Option<u32>,
     /// Files and folders to load plugins from: absolute, each one once, in the order of the file.
     pub plugins: Vec<PathBuf>,
-    /// Tables of components that the file does not choose. They are kept for a later choice; a tool
-    /// that knows all components can tell such a table from a misspelt name.
+    /// Tables of components that the file does not choose. They are allowed for a later choice; a tool
+    /// that knows all components can distinguish such a table from a misspelt name.
     pub unused_tables: Vec<UnusedTable>,
-    /// Where in the file values stand that can be judged only later.
+    /// The lines of values that can be checked only later.
     pub lines: Lines,
 }
 
 /// Lines of a config file, counted from 1.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
-    /// Of `topology.domains`; 0 where the file has none.
+    /// The line of `topology.domains`; 0 where the file has none.
     pub domains: usize,
-    /// Of each of [`Config::plugins`].
+    /// The line of each of [`Config::plugins`].
     pub plugins: Vec<usize>,
 }
 
@@ -80,47 +79,48 @@ pub struct WorldConfig {
     /// How the ranks find each other: `env`, `tcp://host:port` or `file:///path`. Only the form
     /// is checked here; the bootstrap reads the rest.
     pub bootstrap: String,
-    /// The network interface that rank 0 listens on and the others connect from; where the file
-    /// says nothing, the host in `bootstrap` decides. Only the form is checked here.
+    /// The network interface on which rank 0 listens and from which the others connect; without an
+    /// entry, the host in `bootstrap` decides. Only the form is checked here.
     pub interface: Option<String>,
     /// From a peer's arrival or last heartbeat to the end of any wait on it (INV-6): 100 ms to
     /// 1 h, 30 s by default.
     pub deadline: Duration,
-    /// How long a live peer may take to arrive at all: `deadline` to 7 days. By default 30 min,
-    /// or `deadline` where that is longer.
+    /// Most time for a live peer to arrive at all: `deadline` to 7 days. By default 30 min, or
+    /// `deadline` where that is longer.
     pub late: Duration,
-    /// What the others do when a rank is lost.
+    /// The reaction of the other ranks to the loss of a rank.
     pub on_failure: OnFailure,
-    /// Where ranks report to.
+    /// The folder of the ranks' reports.
     pub reports: Reports,
 }
 
-/// Where ranks report to, when they are asked or an error closes their communicator.
+/// The folder of the ranks' reports, which they write on request or when an error closes their
+/// communicator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Reports {
     /// A private folder in the system's temporary one.
     #[default]
     Temporary,
-    /// This folder, an absolute path. It is made if it is not there.
+    /// This folder, an absolute path. It is created if it does not exist.
     Folder(PathBuf),
     /// Nowhere.
     Nowhere,
 }
 
-/// What the others do when a rank is lost.
+/// The reaction of the other ranks to the loss of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnFailure {
     /// All waits end with an error that names the lost rank, and the communicator is closed.
     #[default]
     Stop,
-    /// They go on without it: what it owes is left out and flagged, and it may come back when the
-    /// communicator is renewed. Only the loss of rank 0, where all meet, ends the world.
+    /// They continue without it: its missing rows are left out and flagged, and it may come back when
+    /// the communicator is renewed. Only the loss of rank 0, where all ranks meet, ends the world.
     Mask,
 }
 
 impl OnFailure {
-    /// As the config writes it.
+    /// The value in the config.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -146,7 +146,7 @@ pub struct UnusedTable {
     /// The section that holds the table: `kernels`, `transport.scale_up`, `transport.scale_out`
     /// or `topology`.
     pub section: String,
-    /// The component's name, as the table gives it.
+    /// The component's name, from the table.
     pub component: String,
     /// The line of the table, counted from 1.
     pub line: usize,
@@ -162,8 +162,7 @@ impl Config {
         Self::parse_bytes(&Self::read(path)?, &name)
     }
 
-    /// Reads the file at `path` and says all that is wrong with it, where [`Config::load`] ends at
-    /// the first error.
+    /// Reads the file at `path` and returns all errors in it; [`Config::load`] ends at the first error.
     ///
     /// # Errors
     /// At least one error, in the order of the file's sections.
@@ -181,7 +180,7 @@ impl Config {
         })
     }
 
-    /// Like [`Config::parse`], for bytes that may not be UTF-8.
+    /// As [`Config::parse`], for bytes that may not be UTF-8.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if the bytes are not UTF-8 or not a valid config.
@@ -203,7 +202,7 @@ impl Config {
         })
     }
 
-    /// Refuses a split into domains that so many ranks do not allow, before any of them is started.
+    /// Refuses a number of domains that does not fit `ranks`, before any rank is started.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] with file and line.
@@ -225,9 +224,10 @@ impl Config {
         }
     }
 
-    /// What all ranks must have in common, as (key, value), in a fixed order: the names of the
-    /// components, the deadlines and what a loss leads to. Paths and the components' own tables are not here, because nodes may
-    /// differ in them; neither is the rendezvous, which ranks may reach by different names.
+    /// The values that all ranks must have in common, as (key, value), in a fixed order: the names of the
+    /// components, the deadlines and the reaction to a loss. Paths and the components' own tables are not
+    /// included, because nodes may differ in them; the rendezvous is not either, because ranks may reach it
+    /// by different names.
     pub fn agreement(&self) -> Vec<(String, String)> {
         let names = |choices: &[ComponentChoice]| match choices {
             [] => "none".to_owned(),
@@ -248,7 +248,7 @@ impl Config {
     }
 }
 
-/// The error for a number of domains that cannot be.
+/// The error for an impossible number of domains.
 pub(crate) fn wrong_domains(domains: u32, expected: &str) -> Error {
     let message = format!("found topology.domains = {domains}; expected {expected}");
     Error::new(ErrorKind::Config, "split domains", message)
@@ -256,7 +256,7 @@ pub(crate) fn wrong_domains(domains: u32, expected: &str) -> Error {
 }
 
 impl ComponentChoice {
-    /// The error of whoever looked for the component or asked it, with the file and line that chose it.
+    /// Adds the file and line that chose the component to an error about it.
     pub fn locate(&self, error: Error) -> Error {
         match self.line {
             0 => error,

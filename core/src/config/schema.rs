@@ -1,4 +1,4 @@
-//! Which keys the file has, and what they may hold.
+//! The keys of the file, and their allowed values.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,23 +25,23 @@ const MAX_LATE_MS: u64 = 7 * 24 * 60 * 60 * 1000;
 /// Stands for "no transport at this level"; never the name of a component.
 const NONE: &str = "none";
 
-/// Words that no component may be called, because they mean something else where a name may stand.
+/// Words that cannot be the name of a component, because they have another meaning in the same place.
 const RESERVED: [&str; 3] = [NONE, "use", "domains"];
 
 const MAX_NAME: usize = 64;
 const COMPONENT_NAME: &str = "a component's name: 1 to 64 characters of a-z, 0-9, _ and -";
 
-/// What is wrong with a file, in the order in which it was found.
+/// The errors in a file, in the order in which they were found.
 #[derive(Debug, Default)]
 pub(super) struct Errors(Vec<Error>);
 
 impl Errors {
-    /// The value, or a note of what is wrong with it.
+    /// The value; an error is recorded.
     fn note<T>(&mut self, result: Result<T>) -> Option<T> {
         result.map_err(|error| self.0.push(error)).ok()
     }
 
-    /// Notes every key of `section` that is not in `known`.
+    /// Records every key of `section` that is not in `known`.
     fn unknown_keys(&mut self, section: &Section<'_>, known: &[&str]) {
         self.0.extend(section.unknown_keys(known));
     }
@@ -57,7 +57,7 @@ impl Errors {
     }
 }
 
-/// Reads the whole file; every section and every key is judged, whatever is wrong before it.
+/// Reads the whole file; every section and every key is checked, even after an error.
 pub(super) fn read(source: &Source<'_>) -> Result<Config, Vec<Error>> {
     let document = source.parse().map_err(|error| vec![error])?;
     let root = Section::root(source, &document);
@@ -135,7 +135,7 @@ fn read_world(section: Option<Section<'_>>, errors: &mut Errors) -> WorldConfig 
         Ok(ms)
     };
     let late = errors.read(&section, "late_ms", late).unwrap_or(DEFAULT_LATE_MS);
-    // Only a value that the file gives can be too short; the default follows the deadline.
+    // Only a value from the file can be too short; the default follows the deadline.
     world.late = Duration::from_millis(late).max(world.deadline);
     world
 }
@@ -303,8 +303,8 @@ fn own_table(section: &Section<'_>, component: &str) -> Result<ComponentTable> {
     }
 }
 
-/// Checks that what stands beside the section's own keys are tables of components, and notes those not
-/// chosen.
+/// Checks that all entries besides the section's own keys are tables of components, and records the
+/// tables of components that are not chosen.
 fn check_tables(
     section: &Section<'_>,
     chosen: &[ComponentChoice],

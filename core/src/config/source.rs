@@ -9,7 +9,7 @@ use super::READ;
 use super::wording::{shown, unknown_key};
 use crate::{Error, ErrorKind, Result};
 
-/// The text of a config file, and where its lines start.
+/// The text of a config file, and the starts of its lines.
 pub(super) struct Source<'a> {
     text: &'a str,
     name: &'a str,
@@ -38,7 +38,7 @@ impl<'a> Source<'a> {
         self.line_starts.partition_point(|start| *start <= offset)
     }
 
-    /// The text of a span, just as it stands in the file.
+    /// The text of a span, unchanged.
     pub(super) fn slice(&self, span: Range<usize>) -> &'a str {
         self.text.get(span).unwrap_or_default()
     }
@@ -56,7 +56,7 @@ impl<'a> Source<'a> {
         Error::new(ErrorKind::Config, READ, format!("{place}: {}", message.as_ref()))
     }
 
-    /// An error about something that is not in the file, and so has no line.
+    /// An error about a missing entry, which has no line.
     pub(super) fn error(&self, message: impl AsRef<str>) -> Error {
         Error::new(ErrorKind::Config, READ, format!("{}: {}", self.name, message.as_ref()))
     }
@@ -67,7 +67,7 @@ pub(super) fn offset(error: &toml::de::Error) -> usize {
     error.span().map_or(0, |span| span.start)
 }
 
-/// Says why `text` is not TOML.
+/// The reason why `text` is not TOML.
 pub(super) fn not_toml(error: &toml::de::Error, text: &str) -> String {
     let found = error.span().and_then(|span| text.get(span)).unwrap_or_default();
     let found =
@@ -129,7 +129,7 @@ impl<'a> Section<'a> {
         self.table.get(key).map(|value| self.item(key, value))
     }
 
-    /// The value of a key that must be there; `expected` says what belongs in it.
+    /// The value of a required key; `expected` describes its values.
     pub(super) fn require(&self, key: &str, expected: &str) -> Result<Item<'a>> {
         self.get(key).ok_or_else(|| {
             self.error(&format!("missing key `{key}` {}; expected {expected}", self.place()))
@@ -189,10 +189,10 @@ impl<'a> Item<'a> {
         self.value.as_table()
     }
 
-    /// An error about this value: `problem` says what is wrong with what was found.
+    /// An error about this value: `problem` describes the fault of the value found.
     pub(super) fn error(&self, problem: &str, expected: &str) -> Error {
         let found = match self.value {
-            // What stands at a table's place in the file is its header or its first key.
+            // The text at a table's position in the file is its header or its first key.
             DeValue::Table(_) => String::new(),
             _ => format!(" = {}", shown(self.source.slice(self.span.clone()))),
         };
@@ -207,7 +207,7 @@ impl<'a> Item<'a> {
         Ok(Section { source, path: self.path.clone(), table, offset })
     }
 
-    /// This value as a string; `expected` says which strings belong here.
+    /// This value as a string; `expected` describes the allowed strings.
     pub(super) fn string(&self, expected: &str) -> Result<&'a str> {
         self.value.as_str().ok_or_else(|| self.wrong_type(expected))
     }

@@ -3,13 +3,12 @@
 /// The most characters of a found value that a message repeats.
 const MAX_SHOWN: usize = 60;
 
-/// `text` as it may stand in a message: on one line, without control characters, of bounded
-/// length.
+/// `text` in a form for messages: on one line, without control characters, of bounded length.
 pub(super) fn shown(text: &str) -> String {
     bounded(text, MAX_SHOWN)
 }
 
-/// Like [`shown`], with another bound on the characters taken from `text`.
+/// As [`shown`], with another bound on the characters of `text`.
 pub(super) fn bounded(text: &str, most: usize) -> String {
     let mut short = String::new();
     for character in text.chars().take(most) {
@@ -25,7 +24,7 @@ pub(super) fn bounded(text: &str, most: usize) -> String {
     short
 }
 
-/// Says that `found` is not a key where it stands; `place` says where, `known` are the keys there.
+/// The message for an unknown key `found`; `place` is its place, `known` are the keys there.
 pub(super) fn unknown_key(found: &str, place: &str, known: &[&str]) -> String {
     let expected = match known {
         [] => "no key is known here".to_owned(),
@@ -39,8 +38,8 @@ pub(super) fn unknown_key(found: &str, place: &str, known: &[&str]) -> String {
     format!("unknown key `{}` {place}; {expected}{hint}", shown(found))
 }
 
-/// The known name that `found` is a likely misspelling of: at most two edits away, and at most a
-/// third of the name.
+/// The known name of which `found` is a likely misspelling: at most two edits away, and at most a third
+/// of the name.
 pub(crate) fn nearest<'a>(found: &str, known: &[&'a str]) -> Option<&'a str> {
     known
         .iter()
@@ -53,7 +52,7 @@ pub(crate) fn nearest<'a>(found: &str, known: &[&'a str]) -> Option<&'a str> {
 
 /// The fewest insertions, removals, replacements and swaps of neighbours that make `a` into `b`.
 fn edits(a: &[u8], b: &[u8]) -> usize {
-    // Two rows of the usual table; a swap looks one further up.
+    // Two rows of the usual table; a swap needs one more row.
     let mut row: Vec<usize> = (0..=b.len()).collect();
     let mut above = row.clone();
     for (i, from) in a.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What every slot does around the component's own code.
+//! The code of every slot around the component's own code.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,10 +19,10 @@ impl<T> Instance<T> {
     }
 }
 
-/// Slots of an open instance: each is the C function of its name, and runs `component` behind the guard for
+/// Slots of an open instance: each is the C function of its name, and runs `component` inside the guard for
 /// panics that is named first. The structures in brackets have the sizes that this side expects, or the call
-/// is refused. A slot gives a status and fills the caller's error. One of `silent` has nobody to tell about a
-/// panic but the next call, which finds the instance poisoned.
+/// is refused. A slot returns a status and fills the caller's error. A slot of `silent` cannot report a panic
+/// itself: the next call finds the instance poisoned.
 macro_rules! slots {
     ($guard:ident, $of:ty: $($name:ident($($argument:ident: $kind:ty),* $(,)?)
         $([$($sized:ident),*])? |$component:ident| $body:expr;)*) => {
@@ -32,7 +32,7 @@ macro_rules! slots {
             error: *mut $crate::abi::TyError,
         ) -> i32 {
             // SAFETY: the host passes an open instance of this table, structures that are valid for the
-            // call, memory that is as long as it says, and keeps what the ABI asks it to keep.
+            // call, memory of the stated length, and holds all that the ABI requires it to hold.
             unsafe {
                 $crate::export::call::$guard(stringify!($name), instance, error, |$component: $of| {
                     $($($crate::export::call::check_size(
@@ -46,7 +46,8 @@ macro_rules! slots {
     (silent $of:ty: $($name:ident($argument:ident: $kind:ty);)*) => {
         $(unsafe extern "C" fn $name(instance: *mut std::ffi::c_void, $argument: $kind) {
             let nobody = std::ptr::null_mut();
-            // SAFETY: the host passes an open instance of this table, and gives back what it got from it.
+            // SAFETY: the host passes an open instance of this table, and a value that it received from
+            // it.
             unsafe {
                 $crate::export::call::guarded_mut(stringify!($name), instance, nobody, |component: &mut $of| {
                     component.$name($argument);
@@ -143,7 +144,7 @@ pub(super) unsafe fn close<T>(instance: *mut std::ffi::c_void) {
     if instance.is_null() {
         return;
     }
-    // SAFETY: by this function's contract the box is ours again.
+    // SAFETY: by this function's contract this side owns the box again.
     let instance = unsafe { Box::from_raw(instance.cast::<Instance<T>>()) };
     if catch_unwind(AssertUnwindSafe(|| drop(instance))).is_err() {
         tracing::error!("a component panicked while it was closed");
@@ -193,7 +194,7 @@ fn panicked(name: &'static str, panic: &(dyn std::any::Any + Send)) -> Error {
     ))
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     panic
         .downcast_ref::<&str>()
@@ -247,7 +248,7 @@ fn status_of(error: &Error) -> i32 {
     }
 }
 
-/// What a negative status means.
+/// The error kind of a negative status.
 pub(crate) fn kind_of(status: i32) -> ErrorKind {
     match status {
         abi::TY_UNAVAILABLE => ErrorKind::Unavailable,
@@ -283,7 +284,7 @@ unsafe fn write_error(error: &Error, out: *mut abi::TyError) {
     fill(&mut out.message, &error.detail());
 }
 
-/// As much of a text as there is room for, and zeros behind it.
+/// Copies as much of a text as fits, and fills the rest with zeros.
 pub(super) fn fill(out: &mut [u8], text: &str) {
     let mut end = text.len().min(out.len());
     while !text.is_char_boundary(end) {
@@ -293,7 +294,7 @@ pub(super) fn fill(out: &mut [u8], text: &str) {
     out[end..].fill(0);
 }
 
-/// What a component said, as an error of core. `operation` is what core was doing.
+/// A component's error, as an error of core. `operation` is core's operation.
 pub(crate) fn read_error(operation: &'static str, status: i32, error: &abi::TyError) -> Error {
     let inner = bounded_text(&error.operation);
     let message = bounded_text(&error.message);
@@ -303,8 +304,8 @@ pub(crate) fn read_error(operation: &'static str, status: i32, error: &abi::TyEr
         (false, false) if inner == operation => message,
         (false, false) => format!("{inner}: {message}"),
     };
-    // The text ends as `Error::detail` writes it: `: what the system said. Fix: what to do`. Taken
-    // apart, so that the fix is found by `Error::fix` and nothing is said twice.
+    // The text ends as `Error::detail` writes it: `: system error. Fix: fix`. It is split, so that
+    // `Error::fix` finds the fix and no part is repeated.
     let (message, fix) = match message.rsplit_once(". Fix: ") {
         Some((message, fix)) => (message, Some(fix)),
         None => (message.as_str(), None),

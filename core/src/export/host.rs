@@ -1,4 +1,4 @@
-//! The host as its components see it: the services it offers to whoever runs in it.
+//! The host from the view of its components: the services that it offers them.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -10,7 +10,7 @@ use crate::{Error, ErrorKind, Result};
 /// The services of the host that called this image last; null before the first call.
 static SERVICES: AtomicPtr<abi::TyHost> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Every slot that is given the host's table remembers it here, for calls that are not.
+/// Stores the host's table, from slots that receive it, for calls that do not receive it.
 ///
 /// # Safety
 /// `host` is null or a table that lives as long as the process (the ABI's promise).
@@ -29,10 +29,10 @@ pub(crate) fn services() -> Option<&'static abi::TyHost> {
 }
 
 /// Finds a transport that the host has loaded, for a component that wraps another: to be called in
-/// `probe` or `open`. The host has judged its table; the rest is as for the host itself.
+/// `probe` or `open`. The host has checked its table; the other rules are those of the host itself.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] if the host has none of that name; [`ErrorKind::Unsupported`] if it
+/// [`ErrorKind::Config`] if the host has no transport of that name; [`ErrorKind::Unsupported`] if it
 /// offers no such service.
 pub fn find_transport(name: &str) -> Result<TransportRef> {
     const FIND: &str = "find transport";
@@ -43,8 +43,8 @@ pub fn find_transport(name: &str) -> Result<TransportRef> {
             .with_fix("use a host of this version"));
     };
     let text = abi::TyStr { data: name.as_ptr(), bytes: name.len() };
-    // SAFETY: the host's service; the name is valid for the call. What it gives is null or a judged
-    // table that lives as long as the process.
+    // SAFETY: the host's service; the name is valid for the call. The result is null or a checked table
+    // that lives as long as the process.
     let table = unsafe { find(host.context, text).as_ref() };
     table.map(|table| TransportRef { table }).ok_or_else(|| {
         Error::new(ErrorKind::Config, FIND, format!("no transport is called `{name}`")).with_fix(

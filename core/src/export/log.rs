@@ -1,5 +1,5 @@
-//! A plugin has its own copy of every static, `tracing`'s subscriber included. So what a plugin logs
-//! goes through the host's table.
+//! A plugin has its own copy of every static, `tracing`'s subscriber included. So a plugin's log goes
+//! through the host's table.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! How components leave a crate: as symbols of a plugin, or built into a program.
+//! The export of components from a crate: as symbols of a plugin, or built into a program.
 
 /// A static of the ABI with the tables of components.
 #[doc(hidden)]
@@ -67,10 +67,10 @@ macro_rules! built_in {
     ($($kind:ident($($component:ty),+)),+ $(,)?) => {
         $($crate::built_in_static!($kind, $($component),+);)+
 
-        /// Keeps this crate's components in the calling program, so that
+        /// Links this crate's components into the calling program, so that
         /// [`Registry::built_in`]($crate::host::Registry::built_in) finds them.
         ///
-        /// They register themselves before `main`; but the compiler drops a crate that a program depends on
+        /// They register themselves before `main`; but the linker drops a crate that a program depends on
         /// and never names. A program that wants the components built in calls this once, anywhere.
         pub fn link() {
             $(std::hint::black_box($crate::built_in_static!($kind));)+

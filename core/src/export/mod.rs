@@ -1,9 +1,9 @@
-//! From a safe trait to the C table: what a component's author gets for free.
+//! From a safe trait to the C table, derived for the author of a component.
 //!
-//! The tables are constants of generic types, so that nobody can put a function into a wrong slot.
-//! Each slot catches panics (an instance that panicked answers `TY_PANIC` for ever), checks the
-//! sizes of the structures it was given, and turns [`Error`](crate::Error) into a status and a
-//! filled [`TyError`](crate::abi::TyError).
+//! The tables are constants of generic types, so that no function can end up in a wrong slot. Each slot
+//! catches panics (an instance that panicked answers `TY_PANIC` for ever), checks the sizes of the
+//! structures that it receives, and turns [`Error`](crate::Error) into a status and a filled
+//! [`TyError`](crate::abi::TyError).
 
 mod call;
 mod device;
@@ -33,10 +33,10 @@ use crate::abi;
 #[derive(Debug)]
 pub struct Exported<T>(pub T);
 
-// SAFETY: an export and everything it points to is constant data of the image; nobody writes it.
+// SAFETY: an export and everything it points to is constant data of the image; no code writes it.
 unsafe impl<T> Sync for Exported<T> {}
 
-/// A string of the image as it crosses the ABI.
+/// A string of the image in the form of the ABI.
 pub const fn static_str(text: &'static str) -> abi::TyStr {
     abi::TyStr { data: text.as_ptr(), bytes: text.len() }
 }

@@ -185,7 +185,8 @@ impl<T: Transport> TransportComponent<T> {
             unsafe { *accepted = 0 };
             return abi::TY_OK;
         }
-        // SAFETY: the host passes an open instance, `count` commands, and keeps their sources.
+        // SAFETY: the host passes an open instance, `count` commands, and leaves their sources
+        // unchanged.
         unsafe {
             guarded_hot(instance, |component: &T| {
                 match component.post(queue, std::slice::from_raw_parts(commands, count)) {
@@ -255,7 +256,7 @@ impl<T: Transport> TransportComponent<T> {
         unsafe {
             guarded_hot(instance, |component: &T| {
                 let name = component.link_name(peer);
-                // A character cut in two is mended by the reader.
+                // The reader repairs a character that is cut in two.
                 let length = name.len().min(capacity);
                 std::ptr::copy_nonoverlapping(name.as_ptr(), data, length);
                 *bytes = length;

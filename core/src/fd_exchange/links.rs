@@ -1,11 +1,11 @@
-//! How ranks of one machine find each other and exchange the descriptors of their memory.
+//! The connections by which ranks of one machine exchange the descriptors of their memory.
 //!
-//! Every rank listens on a socket whose name only its peers know. Whoever connects first calls the
-//! other and introduces itself; the called one answers on the same connection. A rank that waits
-//! for one peer answers all others meanwhile, so the order in which ranks connect does not matter
-//! and no two wait for each other. A rank stops to listen when it knows all peers; by then each of
-//! them knows it too, or has its introduction in hand: so a peer that is not known and does not
-//! listen is lost, which is said at once.
+//! Every rank listens on a socket whose name only its peers know. The rank that connects first calls
+//! the other and introduces itself; the called rank answers on the same connection. A rank that waits
+//! for one peer answers all others meanwhile, so the order in which ranks connect does not matter and
+//! no two ranks wait for each other. A rank stops listening when it knows all peers; by then each of
+//! them knows it too, or has its introduction queued: so an unknown peer that does not listen is lost,
+//! and the error is reported at once.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
@@ -20,32 +20,32 @@ use super::offer::{Memory, Offer};
 use super::socket::{self, Dialled, RawRecord, ReceivedRecord};
 use super::wire::{Endpoint, Introduction, Record, Secret};
 
-/// How long to wait before calling again a peer whose queue is full.
+/// The pause before another call to a peer whose queue is full.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
-/// Longest sleep between two looks at the deadline.
+/// Longest sleep between two checks of the deadline.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// This rank's memory and its ways to that of all ranks.
+/// This rank's memory and its connections to that of all ranks.
 #[derive(Debug)]
 pub struct Links<M: Memory> {
-    /// What this rank hands over.
+    /// The memory that this rank offers.
     pub offer: Offer,
-    /// How it maps what it is handed.
+    /// Maps the memory that this rank receives.
     pub memory: M,
-    /// By index in the team, with the token it introduced itself with; nothing for a rank that is
-    /// not connected.
+    /// By index in the team, with the token of the peer's introduction; nothing for a rank that is not
+    /// connected.
     peers: Vec<Option<(Secret, M::Peer)>>,
-    /// Peers whose introduction was bad, until `connect` reports it.
+    /// Peers with a bad introduction, until `connect` reports it.
     refused: Vec<(u32, Error)>,
     /// Open until all ranks are connected.
     door: Option<Listener>,
 }
 
-/// Where peers call.
+/// The socket that peers call.
 #[derive(Debug)]
 struct Listener {
     listener: OwnedFd,
-    /// Accepted connections that have not brought their record yet.
+    /// Accepted connections whose record has not arrived yet.
     callers: Vec<OwnedFd>,
 }
 
@@ -62,7 +62,7 @@ impl<M: Memory> Links<M> {
     /// Starts to listen for the peers.
     ///
     /// # Errors
-    /// The system has no sockets to give.
+    /// The system has no sockets left.
     pub fn new(offer: Offer, memory: M) -> Result<Self> {
         let ranks = offer.ranks();
         let listener = socket::listen_as(&offer.endpoint.name, ranks)?;
@@ -81,11 +81,11 @@ impl<M: Memory> Links<M> {
         self.peers.get(peer as usize)?.as_ref().map(|(_, peer)| peer)
     }
 
-    /// Connects to `peer`, which gave `endpoint`, within `limit`.
+    /// Connects to `peer` by its `endpoint`, within `limit`.
     ///
     /// # Errors
-    /// `PeerLost` or `Deadline` where nobody answers, `Protocol` where the answer is not what this
-    /// rank expects.
+    /// `PeerLost` or `Deadline` where no process answers, `Protocol` where the answer is not the
+    /// expected one.
     pub fn connect(&mut self, peer: u32, endpoint: &Endpoint, limit: Duration) -> Result<()> {
         if peer == self.offer.team.me {
             self.peers[peer as usize] = Some((self.offer.endpoint.token, self.memory.own()));
@@ -117,7 +117,8 @@ impl<M: Memory> Links<M> {
                     ReceivedRecord::Closed => OwnCall::Gone,
                     ReceivedRecord::Record(raw) => return self.take_answer(peer, raw),
                 },
-                // The callers were answered once more since the peer was found to be gone.
+                // The callers were answered once more since the peer was found to have stopped
+                // listening.
                 OwnCall::Gone => return Err(self.lost(peer)),
             };
             let left = limit.saturating_sub(start.elapsed());
@@ -157,7 +158,7 @@ impl<M: Memory> Links<M> {
         Ok(())
     }
 
-    /// Answers everybody who has called by now.
+    /// Answers all callers so far.
     fn answer_callers(&mut self) -> Result<()> {
         let Some(door) = &mut self.door else { return Ok(()) };
         while door.callers.len() < self.peers.len() {
@@ -186,21 +187,21 @@ impl<M: Memory> Links<M> {
         Ok(())
     }
 
-    /// Answers one caller. A stranger's record is refused and forgotten; a peer's bad record is
-    /// kept for the `connect` to that peer.
+    /// Answers one caller. A stranger's record is refused and dropped; a peer's bad record is stored
+    /// for the `connect` to that peer.
     fn answer(&mut self, caller: &OwnedFd, raw: RawRecord) {
         let it = match self.offer.identify(&raw) {
             Ok(it) => it,
             Err(error) => return refuse(caller, &error),
         };
         if self.peer(it.sender).is_some() {
-            // It called while this rank's own call was answered: it has what it needs.
+            // The peer called while this rank's own call was answered: it has all it needs.
             return;
         }
         let admitted = self.admit(&it, raw).and_then(|peer| {
             let (record, fds) = self.offer.introduction(it.from);
-            // A caller that has hung up either knows this rank by now or is lost: both are found
-            // out elsewhere.
+            // A caller that has hung up either knows this rank by now or is lost: both are detected
+            // elsewhere.
             socket::send(caller.as_fd(), &record, &fds).map(|_| peer)
         });
         match admitted {
@@ -219,7 +220,7 @@ impl<M: Memory> Links<M> {
         Ok((it.from, peer))
     }
 
-    /// Sleeps until somebody calls, speaks or hangs up.
+    /// Sleeps until a peer calls, sends or hangs up.
     fn sleep(&self, call: Option<&OwnedFd>, longest: Duration) -> Result<()> {
         let mut fds = Vec::new();
         let mut watch = |fd| fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -241,7 +242,7 @@ impl<M: Memory> Links<M> {
         }
     }
 
-    /// Who was reached must be who the bootstrap named.
+    /// Checks that the connected process is the one that the bootstrap named.
     fn check_token(&mut self, peer: u32, endpoint: &Endpoint) -> Result<()> {
         let known = self.peers[peer as usize].as_ref();
         if known.is_some_and(|(found, _)| *found == endpoint.token) {
@@ -266,11 +267,13 @@ impl<M: Memory> Links<M> {
         Error::new(
             ErrorKind::PeerLost,
             "meet peer",
-            format!("nobody answers at the endpoint of rank {rank}; expected its process there"),
+            format!(
+                "no process answers at the endpoint of rank {rank}; expected its process there"
+            ),
         )
         .with_rank(rank)
         .with_fix(
-            "see why that rank ended; if it runs, give both the same network namespace (this \
+            "find out why that rank ended; if it runs, give both the same network namespace (this \
              transport connects processes of one machine only)",
         )
     }
@@ -283,22 +286,22 @@ impl<M: Memory> Links<M> {
             format!("rank {rank} did not introduce itself within {limit:?}"),
         )
         .with_rank(rank)
-        .with_fix("see what that rank does; raise deadline_ms if it is only slow")
+        .with_fix("look at the state of that rank; raise deadline_ms if it is only slow")
     }
 }
 
-/// Any process of this network namespace can call, as often as it likes.
+/// Logs a refused caller: any process of this network namespace can call, any number of times.
 fn turned_away(why: &str) {
     static LOG: Mutex<SparseLog> = Mutex::new(SparseLog::new("more callers were turned away"));
     LOG.lock().unwrap_or_else(PoisonError::into_inner).warn(why);
 }
 
-/// Tells a caller why it is turned away.
+/// Sends a caller the reason why it is refused.
 fn refuse(caller: &OwnedFd, error: &Error) {
     turned_away(&format!("refused a caller: {error}"));
     let record = Record::Refusal(error.detail()).to_bytes();
     if let Err(error) = socket::send(caller.as_fd(), &record, &[]) {
-        turned_away(&format!("the caller does not hear why: {error}"));
+        turned_away(&format!("the caller does not receive the reason: {error}"));
     }
 }
 

@@ -1,10 +1,9 @@
-//! How ranks of one machine hand each other the descriptors of their memory while they connect.
+//! The exchange of memory descriptors among ranks of one machine while they connect.
 //!
-//! Who the other is comes from the bootstrap: an [`Endpoint`] names a socket and a token. The
-//! descriptors then cross an abstract Unix socket (`SCM_RIGHTS`), with a record that says what they
-//! are; both sides compare what core promised to be equal. What a descriptor is, and how it is
-//! mapped, is the business of a transport: it implements [`Memory`]. Windows in host memory are
-//! [`SealedMemory`].
+//! The bootstrap carries the identity of each rank: an [`Endpoint`] names a socket and a token. The
+//! descriptors then cross an abstract Unix socket (`SCM_RIGHTS`), with a record that describes them;
+//! both sides compare the values that core promises to be equal. A transport decides the type of
+//! descriptors and maps them: it implements [`Memory`]. Windows in host memory are [`SealedMemory`].
 
 mod links;
 mod offer;

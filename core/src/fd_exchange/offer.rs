@@ -1,4 +1,4 @@
-//! What this rank hands over, and the comparison with what it is handed.
+//! The memory that this rank offers, and the comparison with the memory that it receives.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -8,16 +8,16 @@ use crate::{Error, ErrorKind, Result};
 use super::socket::{DESCRIPTOR_FIX, RawRecord};
 use super::wire::{Endpoint, Extent, Introduction, Record, Secret};
 
-/// One piece of a peer's memory: its descriptor, and where the piece lies behind it.
+/// One piece of a peer's memory: its descriptor, and the piece's place in the descriptor's memory.
 #[derive(Debug)]
 pub struct Handed {
-    /// Closed when it is dropped.
+    /// Closed on drop.
     pub fd: OwnedFd,
-    /// Sizes were compared with this rank's own; the offset is the peer's word.
+    /// Sizes were compared with this rank's own; the offset is only the peer's claim.
     pub extent: Extent,
 }
 
-/// A transport's way to use memory.
+/// A transport's access to memory.
 pub trait Memory {
     /// A rank whose memory can be reached.
     type Peer: std::fmt::Debug;
@@ -25,11 +25,11 @@ pub trait Memory {
     /// This rank itself as a peer: its own memory, not mapped twice.
     fn own(&self) -> Self::Peer;
 
-    /// Maps what a peer handed over: its windows in order of registration, then its signals.
-    /// The descriptors come from another process: check what they are.
+    /// Maps the memory of a peer: its windows in order of registration, then its signals. The
+    /// descriptors come from another process: check their type.
     ///
     /// # Errors
-    /// Memory that is not what it should be, or that cannot be mapped.
+    /// Memory of the wrong type or size, or that cannot be mapped.
     fn map(&self, memory: Vec<Handed>) -> Result<Self::Peer>;
 }
 
@@ -38,7 +38,7 @@ pub trait Memory {
 pub struct Offer {
     /// The ranks that connect.
     pub team: Team,
-    /// What crosses the bootstrap.
+    /// The endpoint that crosses the bootstrap.
     pub endpoint: Endpoint,
     signals: u32,
     windows: Vec<(BorrowedFd<'static>, Extent)>,
@@ -46,7 +46,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// For a team; the memory of `signals` totals is behind a descriptor.
+    /// An offer for a team; `memory` holds the totals of `signals` signals.
     ///
     /// # Errors
     /// The system has no random bits.
@@ -60,7 +60,7 @@ impl Offer {
         })
     }
 
-    /// One more window. Windows come in order of registration.
+    /// Adds one window. Windows come in order of registration.
     pub fn add_window(&mut self, fd: BorrowedFd<'static>, extent: Extent) {
         self.windows.push((fd, extent));
     }

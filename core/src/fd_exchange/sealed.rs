@@ -6,7 +6,7 @@ use crate::{Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// A sealed memfd, mapped once. Zero at first. Not /dev/shm, which containers keep small.
+/// A sealed memfd, mapped once. Zero at first. Not /dev/shm, which is small in containers.
 #[derive(Debug)]
 pub struct SealedMemory {
     pointer: *mut u8,
@@ -21,7 +21,7 @@ impl SealedMemory {
     /// `bytes`, at least 1, is rounded up to whole pages.
     ///
     /// # Errors
-    /// What the system refuses.
+    /// Errors of the system.
     pub fn new(bytes: u64) -> Result<Self> {
         let bytes = bytes.next_multiple_of(rustix::param::page_size() as u64);
         let system = |what: &'static str| {
@@ -56,7 +56,7 @@ impl SealedMemory {
         self.bytes
     }
 
-    /// The descriptor that others map.
+    /// The descriptor that peers map.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }
@@ -64,7 +64,7 @@ impl SealedMemory {
 
 impl Drop for SealedMemory {
     fn drop(&mut self) {
-        // SAFETY: our own mapping; who used it and the transport that registered it were dropped
+        // SAFETY: a mapping of this value; its users and the transport that registered it were dropped
         // before (ABI: kernels are closed after transports).
         let unmapped = unsafe { rustix::mm::munmap(self.pointer.cast(), self.bytes) };
         debug_assert!(unmapped.is_ok());

@@ -1,4 +1,4 @@
-//! Abstract Unix sockets that keep record boundaries and carry descriptors. Nothing here blocks.
+//! Abstract Unix sockets that preserve record boundaries and carry descriptors. Nothing here blocks.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,17 +19,17 @@ const MAX_FDS: usize = MAX_WINDOWS as usize + 1;
 const ANCILLARY_BYTES: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// What a call to a peer's socket came to.
+/// The result of a call to a peer's socket.
 #[derive(Debug)]
 pub(super) enum Dialled {
     Connected(OwnedFd),
     /// The peer's queue is full: try again.
     Busy,
-    /// Nobody listens under this name.
+    /// No process listens under this name.
     Nobody,
 }
 
-/// What was there to be received.
+/// The result of a receive.
 #[derive(Debug)]
 pub(super) enum ReceivedRecord {
     Nothing,
@@ -38,19 +38,19 @@ pub(super) enum ReceivedRecord {
     Record(RawRecord),
 }
 
-/// Bytes and descriptors that nobody has checked yet.
+/// Bytes and descriptors that are not checked yet.
 #[derive(Debug)]
 pub(super) struct RawRecord {
     pub(super) bytes: Vec<u8>,
     pub(super) fds: Vec<OwnedFd>,
-    /// Descriptors were lost on the way: this process may not have more of them.
+    /// Descriptors were lost on the way: this process has reached its limit of open files.
     pub(super) cut: bool,
 }
 
-/// Whether this system lets a process make abstract sockets.
+/// Checks that this system lets a process make abstract sockets.
 ///
 /// # Errors
-/// What it refuses, and the fix.
+/// The system's error, with the fix.
 pub fn probe() -> Result<()> {
     listen_as(&secret()?, 1).map(drop)
 }
@@ -101,8 +101,8 @@ pub(super) fn check_owner(socket: BorrowedFd<'_>) -> Result<()> {
 
 /// The effective user of the other side when it connected or listened.
 fn owner(socket: BorrowedFd<'_>) -> Result<u32> {
-    // Not rustix's `socket_peercred`: its type has no place for process id 0, which the kernel
-    // gives for a peer in another pid namespace (containers that share the host's network).
+    // Not rustix's `socket_peercred`: its type cannot hold process id 0, which the kernel returns for a
+    // peer in another pid namespace (containers that share the host's network).
     let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the descriptor is open, `found` has `bytes` bytes and any bit pattern is a ucred.
@@ -144,12 +144,12 @@ pub(super) fn send(socket: BorrowedFd<'_>, record: &[u8], fds: &[BorrowedFd<'_>]
     }
 }
 
-/// Receives one record, if one is there. Its descriptors are owned at once, so none leaks.
+/// Receives one record, if one has arrived. Its descriptors are owned at once, so none leaks.
 pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<ReceivedRecord> {
     match receive_once(socket)? {
-        // Linux (6.18: `__unix_dgram_recvmsg`) looks for a record first, and whether the other side
-        // has hung up after that, so it overlooks a record that comes in between. By now all that
-        // was ever sent is there.
+        // Linux (6.18: `__unix_dgram_recvmsg`) checks for a record first, and for a hang-up of the
+        // other side after that, so it overlooks a record that arrives in between. By now all sent
+        // records have arrived.
         ReceivedRecord::Closed => receive_once(socket),
         found => Ok(found),
     }
@@ -206,7 +206,7 @@ fn address(name: &Secret) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(text.as_bytes())
 }
 
-/// How to get more descriptors.
+/// The fix where descriptors run out.
 pub const DESCRIPTOR_FIX: &str = "raise the limit on open files: `ulimit -n`, LimitNOFILE= of the service, --ulimit nofile= of \
      the container";
 
@@ -224,7 +224,7 @@ mod tests {
 
     use super::*;
 
-    /// Without a second look, the kernel overlooked a record in one of 7,000 rounds.
+    /// Without a second receive, the kernel overlooked a record in one of 7,000 rounds.
     const ROUNDS: usize = 50_000;
 
     fn pair() -> (OwnedFd, OwnedFd) {

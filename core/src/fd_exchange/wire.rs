@@ -1,4 +1,4 @@
-//! What ranks tell each other while they connect.
+//! The messages of ranks while they connect.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::{Error, ErrorKind, Result};
 
 const ENDPOINT: Wire = Wire { operation: "read endpoint", magic: *b"TYSM", version: 2 };
 const RECORD: Wire = Wire { operation: "read introduction", magic: *b"TYSR", version: 2 };
-/// Bytes of a refusal's text that cross whole.
+/// Most bytes of a refusal's text.
 const MOST_TEXT: usize = 400;
 
 /// Most windows of a rank.
@@ -27,12 +27,12 @@ pub(super) fn secret() -> Result<Secret> {
     Ok(bits)
 }
 
-/// What a peer needs to reach a rank: crosses the bootstrap.
+/// The data that a peer needs to reach a rank. It crosses the bootstrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Name of the rank's listening socket.
     pub(super) name: Secret,
-    /// What a caller must show, and what the rank shows when it calls.
+    /// The token that a caller must present, and that the rank presents when it calls.
     pub(super) token: Secret,
 }
 
@@ -41,12 +41,12 @@ impl Endpoint {
         Ok(Self { name: secret()?, token: secret()? })
     }
 
-    /// As it crosses the bootstrap.
+    /// The bytes that cross the bootstrap.
     pub fn to_bytes(self) -> Vec<u8> {
         ENDPOINT.write(&self)
     }
 
-    /// Reads what a peer gave.
+    /// Reads a peer's bytes.
     ///
     /// # Errors
     /// [`ErrorKind::Protocol`] for bytes of another form or version.
@@ -55,22 +55,22 @@ impl Endpoint {
     }
 }
 
-/// Where a window lies behind its descriptor.
+/// The place of a window in its descriptor's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
-    /// Bytes before it.
+    /// Bytes before the window.
     pub offset: u64,
     /// Its length.
     pub bytes: u64,
 }
 
-/// What a rank says about itself when it sends its descriptors: those of its windows in order of
-/// registration, then that of its signals.
+/// A rank's introduction, sent with its descriptors: those of its windows in order of registration,
+/// then that of its signals.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Introduction {
-    /// The token of the rank it is for.
+    /// The token of the receiving rank.
     pub(super) to: Secret,
-    /// The token of the rank it is from.
+    /// The token of the sending rank.
     pub(super) from: Secret,
     /// Index of the sender in the team.
     pub(super) sender: u32,
@@ -86,12 +86,12 @@ pub(super) struct Introduction {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Record {
     Introduction(Introduction),
-    /// Why the sender does not want to be connected: a text for people.
+    /// The reason why the sender refuses the connection, as text for display.
     Refusal(String),
 }
 
 impl Record {
-    /// A refusal keeps so much of its text.
+    /// Cuts the text of a refusal to this length.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Refusal(text) if text.len() > MOST_TEXT => {

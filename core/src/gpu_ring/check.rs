@@ -1,9 +1,9 @@
-//! What transports are promised of commands, checked: these were not made by core.
+//! Checks the promises on commands that transports rely on: core did not make these commands.
 
 use crate::abi;
 use crate::transport::{Command, NO_COMMAND};
 
-/// What commands may name.
+/// The values that commands may name.
 #[derive(Debug)]
 pub(super) struct Limits {
     pub(super) peers: u32,
@@ -14,7 +14,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The command of a transport that a kernel's stands for, or nothing if it breaks the contract.
+    /// The transport command for a kernel's command, or nothing if it breaks the contract.
     pub(super) fn translate(&self, from: &abi::TyGpuRingCommand) -> Option<Command> {
         let op = u8::try_from(from.op).ok()?;
         let (puts, values, raises) = match op {

@@ -1,5 +1,6 @@
-//! What a ring has carried: counted for reports, which read it from another thread at any time. Only the
-//! ring's thread stores, so a count costs a load and a store and no lock. The thread may be a transport's.
+//! The traffic of a ring, counted for reports, which read the counts from another thread at any time. Only
+//! the ring's thread stores, so a count costs a load and a store and no lock. The thread may be a
+//! transport's.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,13 +12,13 @@ use crate::transport::Command;
 pub(crate) struct Carried {
     /// Commands that the transport accepted.
     pub(crate) posted: u64,
-    /// Those of them that have ended.
+    /// Accepted commands that have ended.
     pub(crate) done: u64,
-    /// How far they have raised the peer's signals, all in all.
+    /// The sum of `add` over the peer's signals.
     pub(crate) raised: u64,
 }
 
-/// As [`abi::TyPeerCounters`]; the last two are no ring's.
+/// As [`abi::TyPeerCounters`]; a ring does not use the last two.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct PeerCounts {
@@ -33,7 +34,7 @@ const _: () = assert!(size_of::<PeerCounts>() == size_of::<abi::TyPeerCounters>(
 #[derive(Debug)]
 pub(crate) struct Counts {
     peers: Box<[PeerCounts]>,
-    /// `[peers, signals]`: how far each was raised.
+    /// `[peers, signals]`: the total by which each signal was raised.
     raised: Box<[AtomicU64]>,
     signals: usize,
     capacity: u32,
@@ -43,7 +44,7 @@ fn add(count: &AtomicU64, by: u64) {
     count.store(count.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
-/// Where the thread of a ring counts: the memory of [`Counts`].
+/// The counters of a ring's thread, in the memory of [`Counts`].
 #[derive(Debug)]
 pub(super) struct Tally {
     peers: *const PeerCounts,
@@ -56,8 +57,8 @@ unsafe impl Send for Tally {}
 
 impl Tally {
     /// # Safety
-    /// Both have as many words as [`abi::TyServeRing`] says for `signals`, are accessed as atomic words only, and
-    /// outlive the value.
+    /// Both have the number of words that [`abi::TyServeRing`] states for `signals`, are accessed as atomic
+    /// words only, and outlive the value.
     pub(super) unsafe fn new(
         peers: *mut abi::TyPeerCounters,
         raised: *mut u64,
@@ -76,7 +77,7 @@ impl Tally {
     pub(super) fn posted(&self, command: &Command) {
         let peer = self.peer(command.peer);
         add(&peer.posted, 1);
-        // What else a command has in these fields means nothing, and was not checked.
+        // For other commands these fields have no meaning, and were not checked.
         if matches!(command.op, abi::TY_OP_SIGNAL | abi::TY_OP_PUT_SIGNAL) {
             add(&peer.raised, command.add.into());
             let signal = command.peer as usize * self.signals + command.signal as usize;
@@ -102,7 +103,7 @@ impl Counts {
         }
     }
 
-    /// Where they are, for who counts.
+    /// The addresses of the counters, for the thread that counts.
     pub(crate) fn words(&self) -> (*mut abi::TyPeerCounters, *mut u64) {
         (self.peers.as_ptr().cast_mut().cast(), self.raised.as_ptr().cast_mut().cast())
     }
@@ -112,14 +113,14 @@ impl Counts {
         self.capacity
     }
 
-    /// What went to a peer; nothing for one that is not there.
+    /// The traffic to a peer; nothing for a peer beyond the team.
     pub(crate) fn of(&self, peer: u32) -> Option<Carried> {
         let PeerCounts { posted, done, raised, .. } = self.peers.get(peer as usize)?;
         let [posted, done, raised] = [posted, done, raised].map(|w| w.load(Ordering::Relaxed));
         Some(Carried { posted, done, raised })
     }
 
-    /// What went to all peers.
+    /// The traffic to all peers.
     pub(crate) fn of_all(&self) -> Carried {
         let each = (0..self.peers.len() as u32).filter_map(|peer| self.of(peer));
         each.fold(Carried::default(), |sum, one| Carried {
@@ -129,7 +130,7 @@ impl Counts {
         })
     }
 
-    /// The signals of a peer that were raised, and how far.
+    /// The raised signals of a peer, each with its total.
     pub(crate) fn raised(&self, peer: u32) -> Vec<(u32, u64)> {
         let signals =
             self.raised.chunks(self.signals.max(1)).nth(peer as usize).unwrap_or_default();

@@ -1,9 +1,9 @@
-//! Posting for kernels that cannot post: the host's half of the device API of the GPU ring.
+//! The host's half of the GPU ring: posts the commands of kernels that cannot post themselves.
 //!
-//! A kernel set whose kernels use a transport without a device API gives the host a ring of commands
-//! in memory that both sides see ([`abi::TyGpuRing`]; the device's half is
+//! A kernel set whose kernels use a transport without a device API gives the host a ring of commands in
+//! memory that both sides see ([`abi::TyGpuRing`]; the device's half is
 //! `backends/gpu/device/gpu_ring.cuh`). A thread here takes commands out in order, posts them in batches
-//! to the transport's host API, and tells the kernels what is done and which signals have come.
+//! to the transport's host API, and reports finished commands and the totals of signals to the kernels.
 //!
 //! ```text
 //!  kernel                      ring                       proxy thread            transport
@@ -13,19 +13,20 @@
 //! ```
 //!
 //! - **Many producers.** Kernels number commands by an atomic add on a word of their own, so commands
-//!   may be written in any order; the thread takes them by number, and waits for one that is late.
+//!   may be written in any order; the thread takes them by number, and waits for a late one.
 //! - **Room** (INV-5). A slot is free when its command, and every one before it, is done.
 //! - **Payload first** (INV-1). A total is read with acquire order and stored with release order. That
 //!   suffices where the windows lie in host memory, which the device reads coherently. Windows in device
 //!   memory that a NIC writes past the host need a read-back or a flush of the device between the two.
-//! - **Errors** (INV-7). After the first failure the ring is dead: `failed` tells the kernel set, which
-//!   ends its kernels' waits, and nothing more is posted.
-//! - **Whose thread.** A transport with threads of its own may serve the ring itself (the ABI's `serve_ring`):
-//!   its thread then posts to the fabric, and a command is handed over once. [`GpuRing::serve`] is that
+//! - **Errors** (INV-7). After the first failure the ring is dead: `failed` reports it to the kernel
+//!   set, which ends its kernels' waits, and no more commands are posted.
+//! - **The thread.** A transport with threads of its own may serve the ring itself (the ABI's `serve_ring`):
+//!   its thread then posts to the fabric, and a command is handed over once. [`GpuRing::serve`] runs that
 //!   thread, too.
-//! - **Sleep.** A thread without work spins, then yields, then naps: a device cannot wake it.
+//! - **Sleep.** A thread without work spins, then yields, then sleeps for short times: a device cannot
+//!   wake it.
 //!
-//! [`proxy`](crate::proxy) is something else: it serves transports whose own calls are slow.
+//! [`proxy`](crate::proxy) has another purpose: it serves transports whose own calls are slow.
 
 mod check;
 mod counts;
@@ -50,7 +51,7 @@ use counts::Tally;
 use ring::{RingMemory, Taker};
 use thread::RingWorker;
 
-/// What the thread of a ring posts to: one queue. Used by that thread alone; no call blocks.
+/// The queue to which the thread of a ring posts. Used by that thread alone; no call blocks.
 pub trait Fabric: Send + 'static {
     /// Accepts the first n of `commands` and returns n. Every command has `TY_FLAG_NOTIFY`.
     ///
@@ -67,11 +68,11 @@ pub trait Fabric: Send + 'static {
     fn poll(&mut self, events: &mut [Event]) -> Result<usize, i32>;
     /// The total of a signal on this rank, with acquire order (INV-1).
     fn read_signal(&mut self, id: u32) -> u64;
-    /// Whether no asynchronous error has come.
+    /// False once an asynchronous error has occurred.
     fn is_healthy(&mut self) -> bool;
 }
 
-/// A ring whose commands wait for a thread.
+/// A ring that no thread serves yet.
 #[derive(Debug)]
 pub struct RingToServe {
     taker: Taker<RingMemory>,
@@ -81,13 +82,13 @@ pub struct RingToServe {
 }
 
 impl RingToServe {
-    /// As it crosses the ABI.
+    /// A ring from its form in the ABI.
     ///
     /// # Safety
-    /// It is as [`abi::TyServeRing`] says: what it points to, but for the lists of the call, stays valid until the
-    /// value, or the thread that serves it, has ended. The ring is all zeros; nobody else uses its queue. Kernels
-    /// keep the sources of their commands unchanged until those are done, and nobody uses destinations before their
-    /// signals.
+    /// `raw` follows [`abi::TyServeRing`]: the memory behind its pointers, except for the lists of the call,
+    /// stays valid until the value, or the thread that serves it, has ended. The ring is all zeros; no other
+    /// thread uses its queue. Kernels leave the sources of their commands unchanged until the commands are
+    /// done, and no code uses destinations before their signals.
     pub unsafe fn new(raw: &abi::TyServeRing) -> Self {
         // SAFETY: by this function's contract.
         let (ring, windows) =
@@ -105,7 +106,7 @@ impl RingToServe {
         Self { taker, limits, queue: ring.queue, tally }
     }
 
-    /// The queue that commands are posted on.
+    /// The queue on which commands are posted.
     pub fn queue(&self) -> u32 {
         self.queue
     }
@@ -119,7 +120,7 @@ struct RingQueue {
 
 impl Fabric for RingQueue {
     unsafe fn post(&mut self, commands: &[Command]) -> Result<usize, i32> {
-        // SAFETY: by this function's contract; nobody else uses the queue.
+        // SAFETY: by this function's contract; no other thread uses the queue.
         unsafe { self.link.post(self.number, commands) }
     }
 
@@ -136,8 +137,8 @@ impl Fabric for RingQueue {
     }
 }
 
-/// The thread that serves one ring. Its drop ends the thread: commands that are not posted by then
-/// never are, and nothing touches link or ring after it.
+/// The thread that serves one ring. Its drop ends the thread: commands that are not posted by then are
+/// never posted, and no code accesses link or ring after it.
 #[derive(Debug)]
 pub struct GpuRing {
     stop: Arc<AtomicBool>,
@@ -175,7 +176,8 @@ impl GpuRing {
 }
 
 impl GpuRing {
-    /// Tells the thread to end, and hands it to who waits for that: what it uses stays valid meanwhile.
+    /// Requests the end of the thread, and returns its handle to join. The memory that the thread uses
+    /// stays valid meanwhile.
     pub(crate) fn stop(&mut self) -> Option<JoinHandle<()>> {
         self.stop.store(true, Ordering::Release);
         self.thread.take()

@@ -1,4 +1,4 @@
-//! All schedules of kernels that write commands and the host that takes them.
+//! Model checks of all schedules of kernels that write commands and the host that takes them.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -36,7 +36,7 @@ impl ModelRing {
         }
         let slot = (number % capacity) as usize;
         let command = abi::TyGpuRingCommand { value, ..BLANK };
-        // SAFETY: the slot is free, and the number is this thread's alone; loom checks both.
+        // SAFETY: the slot is free, and only this thread has the number; loom checks both.
         self.commands[slot].with_mut(|at| unsafe { at.write(command) });
         self.sequences[slot].store(number + 1, Ordering::Release);
     }
@@ -57,7 +57,7 @@ impl Slots for Arc<ModelRing> {
     }
 }
 
-/// Kernels post the values of theirs into a ring of `capacity`; returns what comes out.
+/// Each kernel posts its values into a ring of `capacity`; returns the values that the host takes.
 fn cross(capacity: usize, kernels: &[&'static [u64]]) -> Vec<u64> {
     let ring = ModelRing::new(capacity);
     let mut threads = Vec::new();

@@ -1,20 +1,20 @@
-//! The host's end of a ring: takes commands by number, and tells how many are done.
+//! The host's end of a ring: takes commands by number, and publishes the number of finished commands.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use crate::abi;
 
-/// The memory of a ring. Model checks put another in its place.
+/// The memory of a ring. Model checks replace it.
 pub(super) trait Slots {
     /// The sequence word of a slot, with acquire order.
     fn sequence(&self, slot: usize) -> u64;
     /// The command of a slot whose sequence was seen and that is not done.
     fn command(&self, slot: usize) -> abi::TyGpuRingCommand;
-    /// Tells how many commands are done, with release order.
+    /// Publishes the number of finished commands, with release order.
     fn set_done(&self, done: u64);
 }
 
-/// RingMemory that device and host see.
+/// Memory of a ring that device and host see.
 #[derive(Debug)]
 pub(super) struct RingMemory {
     commands: *mut abi::TyGpuRingCommand,
@@ -22,25 +22,26 @@ pub(super) struct RingMemory {
     totals: *mut u64,
 }
 
-// SAFETY: addresses; what lies there stays valid while they are used, by the contract of `new`, and is
-// accessed as the ring's protocol says.
+// SAFETY: addresses; their memory stays valid while they are used, by the contract of `new`, and is
+// accessed by the ring's protocol.
 unsafe impl Send for RingMemory {}
 
 impl RingMemory {
     /// # Safety
-    /// What the ring points to stays valid, and is otherwise written by kernels only, while this lives.
+    /// The memory behind the ring's pointers stays valid, and only kernels write it besides, while this
+    /// value lives.
     pub(super) unsafe fn new(ring: &abi::TyGpuRing) -> Self {
         Self { commands: ring.commands, status: ring.status, totals: ring.totals }
     }
 
-    /// Tells the total of a signal, with release order. `id` is below the ring's `signals`.
+    /// Publishes the total of a signal, with release order. `id` is below the ring's `signals`.
     pub(super) fn set_total(&self, id: u32, total: u64) {
         let at = self.totals.wrapping_add(id as usize);
         // SAFETY: one of the ring's totals, by the contract of `new` and of this function.
         unsafe { AtomicU64::from_ptr(at) }.store(total, Ordering::Release);
     }
 
-    /// Tells that the ring is dead: see `TyGpuRingStatus::failed`.
+    /// Publishes that the ring is dead: see `TyGpuRingStatus::failed`.
     pub(super) fn set_failed(&self, failed: u64, status: i32) {
         // SAFETY: the ring's status, by the contract of `new`; aligned words.
         let (of, told) = unsafe {
@@ -62,8 +63,8 @@ impl Slots for RingMemory {
     }
 
     fn command(&self, slot: usize) -> abi::TyGpuRingCommand {
-        // SAFETY: as above; the kernel that wrote the sequence had written the rest before, and nobody
-        // writes the slot again until its command is done.
+        // SAFETY: as above; the kernel that wrote the sequence had written the rest before, and no
+        // kernel writes the slot again until its command is done.
         unsafe { self.commands.wrapping_add(slot).read() }
     }
 
@@ -73,15 +74,15 @@ impl Slots for RingMemory {
     }
 }
 
-/// Takes commands out in order and keeps account of those that are done in any order.
+/// Takes commands out in order and records those that are done, in any order.
 #[derive(Debug)]
 pub(super) struct Taker<S> {
     pub(super) slots: S,
-    /// By slot: the command there is done, and one before it is not.
+    /// By slot: true if its command is done, and an earlier command is not.
     ended: Box<[bool]>,
     taken: u64,
     done: u64,
-    /// What was last told of `done`.
+    /// The value of `done` that was published last.
     told: u64,
 }
 
@@ -99,7 +100,7 @@ impl<S: Slots> Taker<S> {
         number as usize & (self.ended.len() - 1)
     }
 
-    /// The next command and its number, if it is there.
+    /// The next command and its number, if it has been written.
     pub(super) fn take(&mut self) -> Option<(u64, abi::TyGpuRingCommand)> {
         let (number, slot) = (self.taken, self.slot(self.taken));
         if self.slots.sequence(slot) != number + 1 {
@@ -109,7 +110,7 @@ impl<S: Slots> Taker<S> {
         Some((number, self.slots.command(slot)))
     }
 
-    /// Notes that a command is done; whether it was in flight.
+    /// Records that a command is done. Returns whether it was in flight.
     pub(super) fn end(&mut self, number: u64) -> bool {
         let slot = self.slot(number);
         if !(self.done..self.taken).contains(&number) || self.ended[slot] {
@@ -126,7 +127,7 @@ impl<S: Slots> Taker<S> {
         true
     }
 
-    /// Tells the device what is done, if that is news.
+    /// Publishes the number of finished commands to the device, if it has changed.
     pub(super) fn publish(&mut self) {
         if self.told != self.done {
             self.slots.set_done(self.done);

@@ -1,4 +1,4 @@
-//! A model of the kernels' side (`backends/gpu/device/gpu_ring.cuh`) over a fabric that is made of memory.
+//! A model of the kernels' side (`backends/gpu/device/gpu_ring.cuh`) over a fabric in memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,11 +33,11 @@ pub(super) const BLANK: abi::TyGpuRingCommand = abi::TyGpuRingCommand {
 #[derive(Clone, Copy)]
 struct Device {
     ring: abi::TyGpuRing,
-    /// Commands ever numbered.
+    /// Number of commands so far.
     head: &'static AtomicU64,
 }
 
-// SAFETY: addresses of memory that is never freed and accessed as the protocol says.
+// SAFETY: addresses of memory that is never freed and accessed by the protocol.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -88,7 +88,7 @@ impl Device {
 
     fn write(&self, number: u64, command: abi::TyGpuRingCommand) {
         let slot = self.ring.commands.wrapping_add(number as usize % CAPACITY as usize);
-        // SAFETY: the slot is free: whoever has numbered a command waits for room.
+        // SAFETY: the slot is free: a thread that has numbered a command waits for room.
         unsafe {
             slot.write(abi::TyGpuRingCommand { sequence: (*slot).sequence, ..command });
             AtomicU64::from_ptr(&raw mut (*slot).sequence).store(number + 1, Ordering::Release);
@@ -110,7 +110,8 @@ fn until(what: &str, ready: impl Fn() -> bool) {
     }
 }
 
-/// Delivers to itself; ends commands in an order of its own, and takes few at a time.
+/// A fabric that delivers to itself; it ends commands in an order of its own, and accepts few at a
+/// time.
 struct Loop {
     totals: [u64; SIGNALS as usize],
     /// Values of `TY_OP_PUT_VALUE`, in the order of posts.
@@ -318,7 +319,7 @@ fn what_the_ring_carries_is_counted_per_peer_and_signal() {
     let (ring, counts) = to_serve(&device);
     let mut worker = RingWorker::new(fabric, ring);
     let to = |peer, signal, add| abi::TyGpuRingCommand { peer, signal, add, ..BLANK };
-    // A value raises nothing, whatever stands where a signal would.
+    // A value raises no signal, whatever its field `signal` holds.
     let value = abi::TyGpuRingCommand { signal: 99, add: 7, ..value(1) };
     for (number, command) in (0..).zip([to(1, 2, 3), to(0, 1, 1), value, to(1, 2, 4)]) {
         device.write(number, command);

@@ -15,7 +15,7 @@ use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 const MAX_BATCH: usize = 32;
 const NAP: Duration = Duration::from_micros(50);
 
-/// Why a ring is dead: which command failed, if one did, and how.
+/// The reason why a ring is dead: the failed command, if there is one, and the status.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RingFailure {
     command: Option<u64>,
@@ -38,10 +38,10 @@ pub(super) struct RingWorker<F> {
     batch: [Command; MAX_BATCH],
     first: usize,
     last: usize,
-    /// What was last told of each signal.
+    /// The total of each signal that was published last.
     totals: Vec<u64>,
     tally: Tally,
-    /// By slot: whom the command there is for.
+    /// By slot: the peer of its command.
     peers: Box<[u32]>,
 }
 
@@ -67,7 +67,7 @@ impl<F: Fabric> RingWorker<F> {
                 Ok(false) => {
                     let rest = idle.next(Instant::now);
                     take(rest);
-                    // Between naps there is time to ask for errors that no command brings.
+                    // Between sleeps there is time to check for errors that no command reports.
                     if rest == Rest::Nap && !self.fabric.is_healthy() {
                         return self.fail(&RingFailure::of_link(abi::TY_TRANSPORT));
                     }
@@ -77,7 +77,7 @@ impl<F: Fabric> RingWorker<F> {
         }
     }
 
-    /// One look at everything; whether something moved.
+    /// One round over commands, events and signals. Returns whether something moved.
     pub(super) fn round(&mut self) -> Result<bool, RingFailure> {
         let mut moved = self.fill()?;
         moved |= self.post()?;
@@ -110,8 +110,8 @@ impl<F: Fabric> RingWorker<F> {
         if waiting.is_empty() {
             return Ok(false);
         }
-        // SAFETY: what they name was checked; their sources are kept by the kernels' contract, which
-        // `RingToServe::new` names.
+        // SAFETY: the values that they name were checked; their sources stay unchanged by the kernels'
+        // contract, which `RingToServe::new` states.
         let accepted = unsafe { self.fabric.post(waiting) }.map_err(RingFailure::of_link)?;
         let accepted = accepted.min(waiting.len());
         waiting[..accepted].iter().for_each(|command| self.tally.posted(command));

@@ -1,8 +1,8 @@
 //! Judges a plugin's file before the dynamic loader maps it.
 //!
-//! The dynamic loader trusts a file's headers: where they speak of bytes that the file does not
-//! have, the process dies by SIGBUS as soon as one of them is touched. So the headers are compared
-//! with the file first, and what is no library for this machine is named in words that say why.
+//! The dynamic loader trusts a file's headers: where they name bytes that the file does not have, the
+//! process dies by SIGBUS as soon as one of them is read. So the headers are compared with the file
+//! first, and a file that is no library for this machine is refused with the reason.
 
 use object::Endianness;
 use object::elf::{
@@ -12,15 +12,15 @@ use object::elf::{
 };
 use object::read::ReadRef;
 
-/// Why a file cannot be a plugin here.
+/// The reason why a file cannot be a plugin here.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unfit {
-    /// What was found and what was expected.
+    /// The values found and expected.
     pub(super) problem: String,
     pub(super) fix: &'static str,
 }
 
-/// The machine that this program is for, where it has a number here.
+/// The ELF number of this program's machine, where this module knows it.
 const MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
     Some(EM_X86_64)
 } else if cfg!(target_arch = "aarch64") {
@@ -63,12 +63,13 @@ pub(super) fn judge<'a>(data: impl ReadRef<'a>) -> Result<(), Unfit> {
     for segment in headers.iter().filter(|header| header.p_type.get(order) == PT_LOAD) {
         covers(length, segment.p_offset.get(order), segment.p_filesz.get(order))?;
     }
-    // Not needed to load the library, but it lies at the end: where it is missing, bytes are lost.
+    // The section table is not needed to load the library, but it lies at the end: where it is missing,
+    // bytes are lost.
     let sections = u64::from(header.e_shnum.get(order)) * u64::from(header.e_shentsize.get(order));
     covers(length, header.e_shoff.get(order), sections)
 }
 
-/// The first 16 bytes: what the rest of the file is written in.
+/// The first 16 bytes: the format of the rest of the file.
 fn judge_identity<'a>(data: impl ReadRef<'a>, length: u64) -> Result<(), Unfit> {
     let start = data.read_bytes_at(0, length.min(16)).unwrap_or_default();
     if length == 0 {
@@ -80,7 +81,7 @@ fn judge_identity<'a>(data: impl ReadRef<'a>, length: u64) -> Result<(), Unfit> 
             "it is no ELF file: found \"{}\" at its start; expected a shared library",
             magic.escape_ascii()
         );
-        return Err(unfit(problem, "name a shared library (file PATH tells what it is)"));
+        return Err(unfit(problem, "name a shared library (`file PATH` shows its type)"));
     }
     let (Some(class), Some(order)) = (start.get(4).copied(), start.get(5).copied()) else {
         return Err(cut_short(16, length));
@@ -117,7 +118,7 @@ fn judge_kind(kind: u16, machine: u16) -> Result<(), Unfit> {
     }
 }
 
-/// Whether a file of `length` bytes has `bytes` bytes from `start` on.
+/// Checks that a file of `length` bytes has `bytes` bytes from `start` on.
 fn covers(length: u64, start: u64, bytes: u64) -> Result<(), Unfit> {
     match start.checked_add(bytes) {
         Some(end) if end <= length => Ok(()),
@@ -139,9 +140,8 @@ fn machine_name(number: u16) -> String {
 }
 
 fn cut_short(needed: u64, length: u64) -> Unfit {
-    let problem = format!(
-        "it is cut short: found {length} bytes; its headers speak of at least {needed} bytes"
-    );
+    let problem =
+        format!("it is cut short: found {length} bytes; its headers name at least {needed} bytes");
     unfit(problem, COPY_AGAIN)
 }
 
@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// A library of this machine that the tests have not made: the C library that they run with.
+    /// A library of this machine that the tests did not build: the C library that they run with.
     fn library() -> Vec<u8> {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let mut path = maps.lines().filter_map(|line| line.split_whitespace().last());
@@ -209,7 +209,7 @@ mod tests {
         let order = Endianness::default();
         let header = (&*library).read_at::<FileHeader64<Endianness>>(0).unwrap();
         let end = header.e_shoff.get(order) as usize;
-        // No section table, as in a stripped library: only the segments tell that bytes are lost.
+        // No section table, as in a stripped library: only the segments show that bytes are lost.
         let mut stripped = library[..end].to_vec();
         stripped[40..48].fill(0);
         stripped[60..62].fill(0);

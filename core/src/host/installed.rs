@@ -8,12 +8,11 @@ use crate::{Error, ErrorKind, Result};
 
 use super::registry::{ComponentKind, Registry};
 
-/// The plugins of this project, by the components that they provide and no program has built in: the component,
-/// and the plugin that has it.
+/// The plugins of this project with components that no program has built in: the component, and its plugin.
 const OWN: [(&str, &str); 4] =
     [("verbs", "verbs"), ("libfabric", "libfabric"), ("efa", "libfabric"), ("faulty", "faulty")];
 
-/// Where plugins are below the folder that holds `bin`.
+/// The folder of plugins, below the folder that holds `bin`.
 const LIB: &str = "lib/tokenyard";
 
 /// The file of the plugin that provides `component`.
@@ -29,11 +28,11 @@ fn own_plugin(component: &str) -> Option<&'static str> {
 /// Folders that [`add_plugin_folder`] has added.
 static ADDED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Searches `folder`, too, for the plugins of components that a config names: that of a package which this image
-/// belongs to, where the program that runs is another's. Again is no error.
+/// Searches `folder`, too, for the plugins of components that a config names: the folder of the package that
+/// this image belongs to, where the running program belongs to another package. A repeated call is no error.
 ///
 /// # Errors
-/// A path that is not absolute: what it means would depend on the current folder.
+/// A path that is not absolute: its meaning would depend on the current folder.
 pub fn add_plugin_folder(folder: &Path) -> Result<()> {
     if !folder.is_absolute() {
         let text = format!("found {}; expected an absolute path", folder.display());
@@ -46,10 +45,11 @@ pub fn add_plugin_folder(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The folders that are searched, in order: that of the program, `../lib/tokenyard` of it, and those that were added.
+/// The folders that are searched, in order: that of the program, `../lib/tokenyard` of it, and the added
+/// ones.
 ///
-/// The kernel says which file runs (`/proc/self/exe`), whatever the program was called with. Neither
-/// the current folder nor a variable decides which code is loaded.
+/// The kernel gives the path of the running file (`/proc/self/exe`), independent of the program's
+/// arguments. Neither the current folder nor a variable decides which code is loaded.
 fn folders() -> Vec<PathBuf> {
     let mut folders = std::env::current_exe().map(|file| beside(&file)).unwrap_or_default();
     folders.extend(ADDED.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
@@ -62,9 +62,10 @@ fn beside(program: &Path) -> Vec<PathBuf> {
     own.into_iter().chain(prefix).filter(|folder| folder.is_absolute()).collect()
 }
 
-/// The first file of the plugin that provides `component`. Nothing is opened, and no other name looked at.
+/// The first file of the plugin that provides `component`. No file is opened, and no other name is
+/// searched for.
 fn find(component: &str, folders: &[PathBuf]) -> Option<PathBuf> {
-    // Links count, wherever they lead: whoever opens the file says what is wrong with it.
+    // Links count, whatever their target: opening the file reports its faults.
     let there = |file: &PathBuf| std::fs::symlink_metadata(file).is_ok();
     folders.iter().map(|folder| folder.join(file_name(component))).find(there)
 }
@@ -87,7 +88,7 @@ pub(super) fn wanted<'a>(
     files
 }
 
-/// Of a component that nobody has: where its plugin was looked for, and how to get it.
+/// Text for an unknown component: the places where its plugin was searched, and the fix.
 pub(super) fn explain(kind: ComponentKind, component: &str) -> (String, String) {
     explain_in(kind, component, &folders())
 }
@@ -99,14 +100,16 @@ fn explain_in(kind: ComponentKind, component: &str, folders: &[PathBuf]) -> (Str
         return (text, other.to_owned());
     }
     let searched = match folders {
-        [] => "no folder, as the kernel does not say which program runs".to_owned(),
+        [] => {
+            "no folder, because the kernel does not give the path of the running program".to_owned()
+        }
         folders => {
             let names: Vec<_> = folders.iter().map(|f| f.display().to_string()).collect();
             names.join(" and ")
         }
     };
     let file = file_name(component);
-    let text = format!("{file} was looked for in {searched}, and is not there");
+    let text = format!("{file} was looked for in {searched}, and was not found");
     let fix = own_plugin(component).map(|plugin| {
         format!(
             "build it (cargo build --release -p tokenyard-plugin-{plugin}, or cargo xtask install \

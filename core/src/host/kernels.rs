@@ -1,5 +1,5 @@
-//! A kernel set that is open: what each operation calls. `needs` judges what it asks for · `tools` are its
-//! memory, streams and graphs for tools · `counters` is what reports read.
+//! An open kernel set: the calls of each operation. `needs`: checks its needs · `tools`: its memory,
+//! streams and graphs for tools · `counters`: its counters for reports.
 
 mod counters;
 mod needs;
@@ -17,15 +17,15 @@ use crate::transport::{MemoryNeeds, NO_WINDOW, Window};
 use crate::{Error, ErrorKind, Result};
 
 impl KernelsRef {
-    /// Asks whether the kernel set can run here; returns the memory kinds it works on.
+    /// Checks whether the kernel set can run here; returns the kinds of memory that it works on.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn probe(&self, config: &ComponentTable) -> Result<u32> {
         let probe = self.table.probe.ok_or_else(|| missing_slot(self.name(), "probe"))?;
         let mut kinds = 0;
         let mut error = blank_error();
-        // SAFETY: a judged table; every structure is ours and valid for the call.
+        // SAFETY: a judged table; every structure belongs to this side and is valid for the call.
         let status = unsafe { probe(services(), &config_as_ty(config), &mut kinds, &mut error) };
         check("probe", status, &error)
             .map_err(|e| config.locate(e).with_context("component", self.name()))?;
@@ -35,14 +35,14 @@ impl KernelsRef {
     /// Opens an instance.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn open(&self, config: &ComponentTable, shape: &KernelShape) -> Result<OpenKernels> {
         let (Some(open), Some(close)) = (self.table.open, self.table.close) else {
             return Err(missing_slot(self.name(), "open"));
         };
         let mut instance = std::ptr::null_mut();
         let mut error = blank_error();
-        // SAFETY: a judged table; every structure is ours and valid for the call.
+        // SAFETY: a judged table; every structure belongs to this side and is valid for the call.
         let status =
             unsafe { open(services(), &config_as_ty(config), shape, &mut instance, &mut error) };
         check("open", status, &error)
@@ -105,7 +105,7 @@ impl OpenKernels {
     /// Allocates the memory of a window.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
         let mut window = Window { id, bytes, ..NO_WINDOW };
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
@@ -119,10 +119,10 @@ impl OpenKernels {
     /// Fixes sizes, offsets and buffers.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     ///
     /// # Safety
-    /// Everything the plan points to stays valid until `self` is dropped.
+    /// All memory that the plan points to stays valid until `self` is dropped.
     pub unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
         // SAFETY: as in `allocate`, and by this function's contract.
         self.call("plan", |t, i, e| unsafe { t.plan.map(|f| f(i, plan, e)) })
@@ -131,7 +131,7 @@ impl OpenKernels {
     /// Starts a dispatch.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     ///
     /// # Safety
     /// Tensors stay valid and unchanged until the operation was received, and a stream that is named
@@ -144,7 +144,7 @@ impl OpenKernels {
     /// Ends a dispatch.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
         let mut received = NO_OUTPUT;
         // SAFETY: as in `allocate`.
@@ -154,10 +154,10 @@ impl OpenKernels {
         Ok(received)
     }
 
-    /// Where the output of a dispatch will lie that was sent and not received; `None` where that is not fixed.
+    /// The place of the output of a dispatch that was sent and not received; `None` where it is not fixed.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
         if self.component.table.dispatch_output.is_none() {
             return Ok(None);
@@ -173,7 +173,7 @@ impl OpenKernels {
     /// Gives an arena region for expert outputs.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
         let (mut region, mut tensor) = (0, NO_TENSOR);
         // SAFETY: as in `allocate`.
@@ -186,7 +186,7 @@ impl OpenKernels {
     /// Starts a combine.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     ///
     /// # Safety
     /// Tensors stay valid until the operation was received, and a stream that is named has passed it.
@@ -198,25 +198,26 @@ impl OpenKernels {
     /// Ends a combine.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn combine_recv(&mut self, operation: u64) -> Result<()> {
         // SAFETY: as in `allocate`.
         self.call("combine_recv", |t, i, e| unsafe { t.combine_recv.map(|f| f(i, operation, e)) })
     }
 
-    /// Waits until everything it posted is done.
+    /// Waits until all commands that it posted are done.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn flush(&mut self) -> Result<()> {
         // SAFETY: as in `allocate`.
         self.call("flush", |t, i, e| unsafe { t.flush.map(|f| f(i, e)) })
     }
 
-    /// What was released, and is from now on, is free once a stream has passed what it has now.
+    /// Every region, released before this call or after it, becomes free only once a stream has passed
+    /// the work that is queued on it now.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     ///
     /// # Safety
     /// A stream of the set's device.
@@ -225,7 +226,7 @@ impl OpenKernels {
         self.call("release_after", |t, i, e| unsafe { t.release_after.map(|f| f(i, stream, e)) })
     }
 
-    /// Takes back an arena region.
+    /// Frees an arena region.
     pub fn release(&mut self, region: u64) {
         if let Some(release) = self.component.table.release {
             // SAFETY: as in `allocate`.
@@ -236,7 +237,7 @@ impl OpenKernels {
     /// The ring of kernels that post through the host on a level; nothing where they do not.
     ///
     /// # Errors
-    /// What the component says; a ring that cannot be one.
+    /// Errors of the component; an invalid ring.
     pub fn gpu_ring(&mut self, level: u64) -> Result<Option<abi::TyGpuRing>> {
         if self.component.table.gpu_ring.is_none() {
             return Ok(None);
@@ -274,7 +275,7 @@ impl OpenKernels {
 
 impl Drop for OpenKernels {
     fn drop(&mut self) {
-        // SAFETY: the instance is open and nobody can use it after this.
+        // SAFETY: the instance is open and no code can use it after this.
         unsafe { (self.close)(self.instance) }
     }
 }

@@ -11,13 +11,13 @@ use crate::{Error, ErrorKind, Result, files};
 /// Keep the library: Rust's thread-local destructors make unloading unsafe. From `dlfcn.h`.
 const RTLD_NODELETE: i32 = 0x1000;
 
-/// Most parts of one kind in one plugin: a larger count is a damaged export, not a plugin.
+/// Most components of one kind in one plugin: a larger count is a damaged export, not a plugin.
 const MAX_COMPONENTS: usize = 64;
 
-/// What one plugin provides, judged.
+/// The judged components of one plugin.
 #[derive(Debug, Default)]
 pub struct PluginFile {
-    /// The library, or nothing for built-in parts.
+    /// The library, or nothing for built-in components.
     pub path: Option<PathBuf>,
     /// Its transports.
     pub transports: Vec<TransportRef>,
@@ -27,8 +27,7 @@ pub struct PluginFile {
     pub topologies: Vec<TopologyRef>,
 }
 
-/// The plugin files that `paths` (files or folders) stand for, in order. In a folder, every
-/// `*.so` counts, by name.
+/// The plugin files of `paths` (files or folders), in order. Of a folder, every `*.so`, by name.
 ///
 /// # Errors
 /// [`ErrorKind::Plugin`]: a relative or missing path, or a folder that cannot be read.
@@ -61,13 +60,13 @@ pub fn plugin_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Loads one plugin and judges it. Nothing of it is called.
+/// Loads one plugin and judges it. No function of it is called.
 ///
 /// # Errors
-/// [`ErrorKind::Plugin`]: which check failed, what was found, what was expected, what to do.
+/// [`ErrorKind::Plugin`]: the failed check, the values found and expected, and the fix.
 pub fn load_file(path: &Path) -> Result<PluginFile> {
     let (file, _) = files::open(path).map_err(|e| refused(path, e.problem()).with_fix(e.fix()))?;
-    // The loader maps the file by its path again: who can swap it in between can as well write it.
+    // The loader maps the file by its path again: a user who can swap it in between can also write it.
     elf::judge(&ReadCache::new(file)).map_err(|e| refused(path, e.problem).with_fix(e.fix))?;
     writable::warn(path);
     // SAFETY: loading runs the library's initialisers. The operator named it by absolute path in
@@ -106,13 +105,13 @@ pub fn load_file(path: &Path) -> Result<PluginFile> {
         )
         .with_fix("name a plugin, or export one of these symbols (docs/plugin-guide.md)"));
     }
-    // Libraries are never unloaded: dropping the handle would.
+    // Libraries are never unloaded: dropping the handle would unload it.
     std::mem::forget(library);
     Ok(file)
 }
 
 impl PluginFile {
-    /// Judges a built-in part like a loaded one.
+    /// Judges a built-in component like a loaded one.
     ///
     /// # Errors
     /// As [`load_file`].
@@ -131,7 +130,7 @@ impl PluginFile {
     }
 }
 
-/// What one kind of export must look like.
+/// The required form of one kind of export.
 struct ExportKind {
     symbol: &'static str,
     name: &'static str,
@@ -172,7 +171,8 @@ fn loading_text(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The dynamic loader has one kind of error: its text. These are the texts that need another fix.
+/// The fix of a loading error. The dynamic loader's error is only a text; these texts need a fix of
+/// their own.
 fn loading_fix(path: &Path, error: &libloading::Error) -> String {
     let text = loading_text(error);
     if let Some((library, _)) = text.split_once(": cannot open shared object file") {
@@ -192,7 +192,7 @@ fn loading_fix(path: &Path, error: &libloading::Error) -> String {
     if text.contains("' not found") {
         return "build the plugin on a system no newer than this one".into();
     }
-    "name a shared library built for this machine (file PATH tells what it is)".into()
+    "name a shared library built for this machine (`file PATH` shows its type)".into()
 }
 
 /// # Safety
@@ -203,7 +203,7 @@ unsafe fn symbol<T>(library: &Library, name: &str) -> Option<*const T> {
     Some(symbol.as_raw_ptr().cast::<T>().cast_const())
 }
 
-/// Steps 1 to 3 of the judgement: magic, major, layout, size of the export.
+/// The first steps of the judgement: magic, major, layout, size of the export.
 ///
 /// # Safety
 /// `header` points to at least a `TyExportHeader` of constant data.
@@ -254,7 +254,7 @@ unsafe fn judge_header(
     Ok(())
 }
 
-/// Copies the tables of an export, never reading behind what a table says its size is.
+/// Copies the tables of an export, and never reads beyond a table's own size.
 ///
 /// # Safety
 /// `components` has `count` pointers to tables that start with their size.
@@ -271,7 +271,7 @@ unsafe fn copy_tables<T: Copy>(
         return fail(
             "the export names no component: `components` is null or `count` is 0; expected 1 to 64"
                 .into(),
-            "let `components` point to the tables and `count` say how many there are",
+            "let `components` point to the tables, and set `count` to their number",
         );
     }
     if count > MAX_COMPONENTS {
@@ -292,7 +292,7 @@ unsafe fn copy_tables<T: Copy>(
         }
         // SAFETY: every table starts with its size.
         let size = unsafe { *table.cast::<usize>() };
-        // The first four fields (size, name, version, about) are needed to say anything at all.
+        // The first four fields (size, name, version, about) are needed for any message.
         let smallest = size_of::<usize>() + 3 * size_of::<abi::TyStr>();
         if size < smallest {
             return fail(
@@ -344,7 +344,7 @@ unsafe fn judge_name(path: &Path, kind: &ExportKind, name: abi::TyStr) -> Result
     }
 }
 
-/// Version and about are for people: what is not a short UTF-8 text becomes empty.
+/// Version and about are for display: a text that is not short UTF-8 becomes empty.
 ///
 /// # Safety
 /// As [`judge_name`].
@@ -372,7 +372,7 @@ fn null_slot(path: &Path, kind: &ExportKind, component: &str, slot: &str, short:
     } else {
         (
             format!("required slot `{slot}` of {} `{component}` is null", kind.name),
-            "implement the slot; tokenyard_plugin.h says what it must do",
+            "implement the slot; tokenyard_plugin.h describes it",
         )
     };
     refused(path, what).with_context("symbol", kind.symbol).with_fix(fix)
@@ -408,7 +408,7 @@ macro_rules! judge {
                     }
                 )+
                 table.size = size_of::<$table>();
-                // Judged tables live as long as the library: for ever.
+                // Judged tables live as long as the library, which is never unloaded.
                 components.push($component { table: Box::leak(Box::new(table)) });
             }
             Ok(components)

@@ -32,8 +32,8 @@ static HOST: crate::export::Exported<abi::TyHost> = crate::export::Exported(abi:
     find_transport: Some(registry::find_transport),
 });
 
-/// The host table that components are called with. In a plugin that is the table of the plugin's own
-/// host: what a component opens, it opens in the host's name.
+/// The host table that components are called with. In a plugin it is the table of the plugin's own
+/// host: a component opens other components on behalf of the host.
 pub fn services() -> *const abi::TyHost {
     crate::export::services().map_or(&raw const HOST.0, std::ptr::from_ref)
 }
@@ -84,7 +84,7 @@ fn as_ty(text: &str) -> abi::TyStr {
     abi::TyStr { data: text.as_ptr(), bytes: text.len() }
 }
 
-/// A component's own table as it crosses.
+/// A component's own table in the form of the ABI.
 fn config_as_ty(table: &crate::config::ComponentTable) -> abi::TyConfig {
     abi::TyConfig {
         size: size_of::<abi::TyConfig>(),

@@ -16,7 +16,7 @@ pub enum ComponentKind {
     Transport,
     /// The compute on one kind of device.
     Kernels,
-    /// Who is where.
+    /// The places of ranks.
     Topology,
 }
 
@@ -30,7 +30,8 @@ impl ComponentKind {
         }
     }
 
-    /// All that `config` chooses: kernel set, scale-up, scale-out in order of preference, topology.
+    /// All components that `config` chooses: kernel set, scale-up, scale-out in order of preference,
+    /// topology.
     pub fn choices(config: &Config) -> Vec<(Self, &ComponentChoice)> {
         let transports = config.scale_up.iter().chain(&config.scale_out);
         std::iter::once((Self::Kernels, &config.kernels))
@@ -45,7 +46,7 @@ macro_rules! component_ref {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub struct $name {
-            /// A judged, complete copy: every required slot is there.
+            /// A judged, complete copy: every required slot is set.
             pub(crate) table: &'static $table,
         }
 
@@ -67,7 +68,7 @@ macro_rules! component_ref {
                 unsafe { judged_text(self.table.version) }
             }
 
-            /// One line for people.
+            /// One line of text for display.
             pub fn about(&self) -> &'static str {
                 // SAFETY: as in `name`.
                 unsafe { judged_text(self.table.about) }
@@ -110,8 +111,9 @@ inventory::collect!(BuiltIn);
 /// Components that [`add_built_in`] has added.
 static ADDED: Mutex<Vec<&'static BuiltIn>> = Mutex::new(Vec::new());
 
-/// Adds a part of this image to every registry that is made from now on: one that a program has for
-/// a purpose of its own, and does not offer to every config. A component that was added is not added again.
+/// Adds a component of this image to every registry that is made from now on: a component that a program
+/// uses for a purpose of its own, and does not offer to every config. A component that was added is not
+/// added again.
 pub fn add_built_in(component: &'static BuiltIn) {
     let mut added = ADDED.lock().unwrap_or_else(PoisonError::into_inner);
     if !added.iter().any(|known| std::ptr::eq(*known, component)) {
@@ -119,7 +121,7 @@ pub fn add_built_in(component: &'static BuiltIn) {
     }
 }
 
-/// What there is to know about a component without opening it.
+/// The description of a component, known without opening it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct ComponentInfo {
     /// The name that a config writes.
@@ -128,9 +130,9 @@ pub struct ComponentInfo {
     pub kind: &'static str,
     /// The component's own version.
     pub version: &'static str,
-    /// One line for people.
+    /// One line of text for display.
     pub about: &'static str,
-    /// The library it came from, or nothing for a built-in part.
+    /// The library of the component, or nothing for a built-in component.
     pub file: Option<PathBuf>,
 }
 
@@ -144,8 +146,8 @@ pub struct Registry {
 
 impl Registry {
     /// The components that `config` can choose: those compiled into this image and those of the files and
-    /// folders in `[plugins] paths`; and, for a component that the config names and none of these has, those
-    /// of its installed plugin ([`Registry::installed`]).
+    /// folders in `[plugins] paths`; and, for a component that the config names and none of these provides,
+    /// those of its installed plugin ([`Registry::installed`]).
     ///
     /// # Errors
     /// As [`Registry::load`].
@@ -159,14 +161,15 @@ impl Registry {
     }
 
     /// The installed plugins of the components that `config` names and this registry lacks, each with the
-    /// choice that asks for it. The plugin of a component `NAME` is `libtokenyard_plugin_NAME.so` (`-` becomes
-    /// `_`; `efa` is in that of `libfabric`), in the folder of the running program or in
-    /// `../lib/tokenyard` of it, or in one of [`add_plugin_folder`](super::add_plugin_folder). Nothing is opened.
+    /// choice that names it. The plugin of a component `NAME` is `libtokenyard_plugin_NAME.so` (`-` becomes
+    /// `_`; `efa` is in the plugin of `libfabric`), in the folder of the running program or in
+    /// `../lib/tokenyard` of it, or in one of [`add_plugin_folder`](super::add_plugin_folder). No file is
+    /// opened.
     pub fn installed<'a>(&self, config: &'a Config) -> Vec<(PathBuf, &'a ComponentChoice)> {
         installed::wanted(config, self)
     }
 
-    /// The choices of `config` that no part of this registry has the name of.
+    /// The choices of `config` that name no component of this registry.
     pub fn missing<'a>(&self, config: &'a Config) -> Vec<(ComponentKind, &'a ComponentChoice)> {
         let all = ComponentKind::choices(config).into_iter();
         all.filter(|(kind, choice)| self.find(*kind, &choice.name).is_none()).collect()
@@ -175,7 +178,7 @@ impl Registry {
     /// The components compiled into this image, and those of the plugin files and folders in `paths`.
     ///
     /// # Errors
-    /// The first handshake failure, or two plugins that bring a part of one kind and name.
+    /// The first handshake failure, or two plugins with a component of the same kind and name.
     pub fn load(paths: &[PathBuf]) -> Result<Self> {
         let mut registry = Self::built_in()?;
         for file in plugin_files(paths)? {
@@ -197,11 +200,11 @@ impl Registry {
         Ok(registry)
     }
 
-    /// Adds the parts of one judged plugin. They replace built-in parts of the same kind and name,
-    /// because the config asks for the plugin and nobody asks for what is built in.
+    /// Adds the components of one judged plugin. They replace built-in components of the same kind and
+    /// name, because the config names the plugin explicitly.
     ///
     /// # Errors
-    /// A part of the same kind and name that another plugin has brought.
+    /// A component of the same kind and name from another plugin.
     pub fn add(&mut self, file: PluginFile) -> Result<()> {
         if let Some(path) = &file.path {
             let replaced = |kind: ComponentKind, name: &str| {
@@ -240,8 +243,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Adds the parts of one judged plugin that was found where it is installed. Those that are there
-    /// already stay: no config names the file, so it replaces nothing.
+    /// Adds the components of one judged plugin that was found where it is installed. Existing
+    /// components stay: no config names the file, so it replaces nothing.
     ///
     /// # Errors
     /// As [`Registry::add`].
@@ -299,7 +302,7 @@ impl Registry {
     /// Finds a transport by name.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] with what is available.
+    /// [`ErrorKind::Config`] with the available names.
     pub fn transport(&self, name: &str) -> Result<TransportRef> {
         find(&self.transports, name, TransportRef::name)
             .ok_or_else(|| self.unknown(ComponentKind::Transport, name))
@@ -347,8 +350,8 @@ impl Registry {
         self.topology(&choice.name).map_err(|error| choice.locate(error))
     }
 
-    /// The error of a choice that no component has the name of: what there is, where the plugin was looked
-    /// for, and how to get it.
+    /// The error of a choice that names no component: the available names, the places where the plugin was
+    /// searched, and the fix.
     pub fn unknown(&self, kind: ComponentKind, name: &str) -> Error {
         let available: Vec<_> = self
             .components()
@@ -366,8 +369,8 @@ impl Registry {
     }
 }
 
-/// Transports of every registry of this process, for components that wrap others. The last of a name counts,
-/// because a plugin replaces a built-in part.
+/// Transports of every registry of this process, for components that wrap others. The last transport of a
+/// name counts, because a plugin replaces a built-in component.
 static TRANSPORTS: Mutex<Vec<TransportRef>> = Mutex::new(Vec::new());
 
 fn remember(component: TransportRef) {
@@ -393,7 +396,7 @@ pub(super) unsafe extern "C" fn find_transport(
         .map_or(std::ptr::null(), |component| component.table)
 }
 
-/// Drops the built-in part of this name, if there is one.
+/// Drops the built-in component of this name, if there is one.
 fn drop_built_in<P>(
     list: &mut Vec<(P, Option<PathBuf>)>,
     name: &str,
@@ -416,7 +419,7 @@ fn find<P: Copy>(
 mod tests {
     use super::*;
 
-    /// A transport that nobody calls.
+    /// A transport that is never called.
     fn transport(name: &'static str) -> TransportRef {
         // SAFETY: tables are made of integers, pointers and optional functions, for which zero is a value.
         let mut table: abi::TyTransportTable = unsafe { std::mem::zeroed() };

@@ -6,10 +6,10 @@ use crate::abi;
 use crate::config::ComponentTable;
 use crate::topology::{Discover, Place};
 
-/// Asks a topology for this rank's place.
+/// Gets this rank's place from a topology.
 ///
 /// # Errors
-/// What the component says.
+/// Errors of the component.
 pub fn discover(component: &TopologyRef, config: &ComponentTable, ask: &Discover) -> Result<Place> {
     let discover =
         component.table.discover.ok_or_else(|| missing_slot(component.name(), "discover"))?;
@@ -34,7 +34,7 @@ pub fn discover(component: &TopologyRef, config: &ComponentTable, ask: &Discover
         missing_nic: [0; abi::TY_MISSING_NIC_BYTES],
     };
     let mut error = blank_error();
-    // SAFETY: a judged table; every structure is ours and valid for the call.
+    // SAFETY: a judged table; every structure belongs to this side and is valid for the call.
     let status = unsafe { discover(services(), &request, &mut place, &mut error) };
     check("discover", status, &error)
         .map_err(|e| config.locate(e).with_context("component", component.name()))?;

@@ -11,7 +11,7 @@ use crate::transport::{
 };
 use crate::{Error, ErrorKind, Result};
 
-/// The error of a slot that a judged table cannot lack, or of an optional one that it does lack.
+/// The error for a missing slot: an optional one, or a required one, which a judged table always has.
 pub(crate) fn missing_slot(component: &str, slot: &'static str) -> Error {
     Error::new(
         ErrorKind::Unsupported,
@@ -21,15 +21,15 @@ pub(crate) fn missing_slot(component: &str, slot: &'static str) -> Error {
 }
 
 impl TransportRef {
-    /// Asks what the transport can do here.
+    /// Gets the capabilities of the transport on this machine.
     ///
     /// # Errors
-    /// What the component says, or an impossible capability set.
+    /// Errors of the component, or an impossible set of capabilities.
     pub fn probe(&self, config: &ComponentTable) -> Result<Capabilities> {
         let probe = self.table.probe.ok_or_else(|| missing_slot(self.name(), "probe"))?;
         let mut capabilities = crate::transport::NO_CAPABILITIES;
         let mut error = blank_error();
-        // SAFETY: a judged table; every structure is ours and valid for the call.
+        // SAFETY: a judged table; every structure belongs to this side and is valid for the call.
         let status =
             unsafe { probe(services(), &config_as_ty(config), &mut capabilities, &mut error) };
         check("probe", status, &error)
@@ -58,11 +58,11 @@ impl TransportRef {
             .with_fix("report this to the component's author"))
     }
 
-    /// What kernels compile in to use this transport, without an instance; nothing where it has no such
-    /// source. What it points to is static.
+    /// The source that kernels compile in to use this transport, without an instance; nothing where it
+    /// has no such source. Its pointers are static.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn device_source(&self) -> Result<Option<abi::TyDeviceApi>> {
         let Some(slot) = self.table.device_source else { return Ok(None) };
         let mut device_api = NO_DEVICE_API;
@@ -79,7 +79,7 @@ impl TransportRef {
     /// Probes, and opens an instance for a team.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn open(
         &self,
         config: &ComponentTable,
@@ -120,13 +120,13 @@ impl TransportRef {
         };
         let mut instance = std::ptr::null_mut();
         let mut error = blank_error();
-        // SAFETY: a judged table; every structure is ours and valid for the call.
+        // SAFETY: a judged table; every structure belongs to this side and is valid for the call.
         let status = unsafe { open(services(), &request, &mut instance, &mut error) };
         check("open", status, &error)
             .map_err(|e| config.locate(e).with_context("component", self.name()))?;
         let link = abi::TyLink { table, instance, capabilities };
-        // SAFETY: judged tables live for ever; the link is dropped with the instance or handed on
-        // under the same promise (`OpenTransport::link`).
+        // SAFETY: judged tables live for ever; the link is dropped with the instance or passed on under
+        // the same promise (`OpenTransport::link`).
         let link = unsafe { Link::from_abi(&link)? };
         Ok(OpenTransport { component: *self, instance, close, link })
     }
@@ -160,13 +160,13 @@ impl OpenTransport {
         self.link
     }
 
-    /// Withholds capabilities from whoever uses the link.
+    /// Hides capabilities from the users of the link.
     pub(crate) fn without(mut self, capabilities: u64) -> Self {
         self.link = self.link.without(capabilities);
         self
     }
 
-    /// What the transport declared, and is not withheld.
+    /// The capabilities that the transport declared, without hidden ones.
     pub fn capabilities(&self) -> &Capabilities {
         self.link.capabilities()
     }
@@ -174,7 +174,7 @@ impl OpenTransport {
     /// See [`Link::peer_address`].
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
         self.link.peer_address(window, peer)
     }
@@ -207,7 +207,7 @@ impl OpenTransport {
     /// See [`Link::health`].
     ///
     /// # Errors
-    /// That error.
+    /// The transport's error.
     pub fn health(&self) -> Result<()> {
         self.link.health()
     }
@@ -236,10 +236,10 @@ impl OpenTransport {
         check(slot, status, &error).map_err(|e| e.with_context("component", self.name()))
     }
 
-    /// What window memory must be like.
+    /// The requirements on window memory.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn memory_needs(&mut self) -> Result<MemoryNeeds> {
         let mut needs = abi::TyMemoryNeeds {
             size: size_of::<MemoryNeeds>(),
@@ -265,7 +265,7 @@ impl OpenTransport {
     /// Lets the transport allocate a window.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn alloc(&mut self, id: u32, bytes: u64) -> Result<Window> {
         let mut window = Window { id, bytes, ..NO_WINDOW };
         // SAFETY: as in `memory_needs`.
@@ -277,7 +277,7 @@ impl OpenTransport {
     /// Registers a window.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     ///
     /// # Safety
     /// The window's memory and descriptor stay valid until `self` is dropped.
@@ -289,7 +289,7 @@ impl OpenTransport {
     /// The bytes that `peer` needs to reach this rank.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
         let mut data = vec![0_u8; abi::TY_ENDPOINT_BYTES];
         let mut bytes = 0_usize;
@@ -312,7 +312,7 @@ impl OpenTransport {
     /// Connects to `peer` with the bytes of its `endpoint`.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
         // SAFETY: as in `memory_needs`.
         self.cold("connect", |t, e| unsafe {
@@ -321,10 +321,11 @@ impl OpenTransport {
         .map_err(|e| e.with_context("peer", peer))
     }
 
-    /// Ends the connecting, where the component has something to do then. Every rank of the team calls it.
+    /// Ends the connection phase, for components that have work to do then. Every rank of the team calls
+    /// it.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn commit(&mut self) -> Result<()> {
         if self.component.table.commit.is_none() {
             return Ok(());
@@ -333,13 +334,15 @@ impl OpenTransport {
         self.cold("commit", |t, e| unsafe { t.commit.map(|f| f(self.instance, e)) })
     }
 
-    /// Gives the transport a ring of kernels. Returns whether it serves it, with a thread of its own.
+    /// Offers the transport a ring of kernels. Returns true if it serves the ring, with a thread of its
+    /// own.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     ///
     /// # Safety
-    /// What [`TyServeRing`](abi::TyServeRing) asks for; what must outlive `close` outlives `self`.
+    /// The contract of [`TyServeRing`](abi::TyServeRing); memory that must outlive `close` outlives
+    /// `self`.
     pub unsafe fn serve_ring(&mut self, ring: &abi::TyServeRing) -> Result<bool> {
         if self.component.table.serve_ring.is_none() {
             return Ok(false);
@@ -357,7 +360,7 @@ impl OpenTransport {
 
 impl Drop for OpenTransport {
     fn drop(&mut self) {
-        // SAFETY: the instance is open and nobody can use it after this.
+        // SAFETY: the instance is open and no code can use it after this.
         unsafe { (self.close)(self.instance) }
     }
 }

@@ -1,4 +1,4 @@
-//! Finds who else can change a plugin: its code runs with this user's rights.
+//! Finds other users who can change a plugin: its code runs with this user's rights.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +11,7 @@ const GROUP_WRITE: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// A file or folder that other users may write, so that they choose what code runs.
+/// A file or folder that other users may write, so that they choose the code that runs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Writable {
     path: PathBuf,
@@ -27,13 +27,14 @@ impl fmt::Display for Writable {
     }
 }
 
-/// Warns, once each, of what others may write: the file at `path`, and the folders that lead to it.
+/// Warns, once each, of files and folders that other users may write: the file at `path`, and the
+/// folders above it.
 pub(super) fn warn(path: &Path) {
     static WARNED: Mutex<BTreeSet<Writable>> = Mutex::new(BTreeSet::new());
     for found in writable(path) {
         if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(found.clone()) {
             tracing::warn!(
-                "plugin {}: other users may write {found}, and so choose what code runs here. Fix: \
+                "plugin {}: other users may write {found}, and so choose the code that runs here. Fix: \
                  chmod go-w it, and let it belong to root or to this user",
                 path.display()
             );
@@ -41,14 +42,15 @@ pub(super) fn warn(path: &Path) {
     }
 }
 
-/// What others may write of the path as it was named, and of where its links lead.
+/// The files and folders that other users may write, of the given path and of the targets of its links.
 fn writable(path: &Path) -> BTreeSet<Writable> {
     let led = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let user = rustix::process::geteuid().as_raw();
     [path, &led]
         .into_iter()
         .flat_map(Path::ancestors)
-        // Followed, because the mode of a link means nothing; where it leads is looked at, too.
+        // Links are followed, because the mode of a link has no meaning; their targets are checked,
+        // too.
         .filter_map(|path| Some((path, std::fs::metadata(path).ok()?)))
         .filter(|(_, about)| others_may_write(about, user))
         .map(|(path, about)| Writable {
@@ -65,11 +67,11 @@ fn others_may_write(about: &Metadata, user: u32) -> bool {
     if owner != user && owner != 0 {
         return true;
     }
-    // In a sticky folder nobody replaces what belongs to somebody else.
+    // In a sticky folder no user can replace a file of another user.
     if about.is_dir() && mode & STICKY != 0 {
         return false;
     }
-    // A group of the owner's own number is the owner alone, where each user has a private group.
+    // A group with the owner's own number holds only the owner, where each user has a private group.
     let group = mode & GROUP_WRITE != 0 && about.gid() != owner;
     group || mode & OTHERS_WRITE != 0
 }
@@ -85,7 +87,7 @@ mod tests {
         set_permissions(path, Permissions::from_mode(mode)).unwrap();
     }
 
-    /// What is found below `folder`; the folders above it are the machine's.
+    /// The findings below `folder`; the folders above it belong to the machine.
     fn found(path: &Path, folder: &Path) -> Vec<String> {
         let below = writable(path).into_iter().filter(|found| found.path.starts_with(folder));
         below.map(|found| found.to_string()).collect()
@@ -111,11 +113,11 @@ mod tests {
         set(&folder, 0o777);
         let wanted = format!("the folder {}, mode 0777, owner {user}", folder.display());
         assert_eq!(found(&file, &root), [wanted]);
-        // By a link from elsewhere, too.
+        // The same through a link from another folder.
         let link = root.join("link.so");
         symlink(&file, &link).unwrap();
         assert_eq!(found(&link, &root).len(), 1);
-        // As /tmp is.
+        // The mode of /tmp.
         set(&folder, 0o1777);
         assert_eq!(found(&file, &root), Vec::<String>::new());
     }

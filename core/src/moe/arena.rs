@@ -1,7 +1,7 @@
 use super::REGION_ALIGN;
 use crate::{Error, ErrorKind, Result};
 
-/// What a region is used for; named when the arena is full.
+/// The use of a region; named when the arena is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder {
     /// The output of dispatch number n, held by the caller or its handle.
@@ -10,18 +10,18 @@ pub enum Holder {
     CombineInput(u32),
     /// Rows of combine number n on their way.
     Combine(u64),
-    /// What a lost rank may still write to.
+    /// Memory that a lost rank may still write.
     Lost,
 }
 
 /// A piece of the arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Region {
-    /// Names it; never given twice.
+    /// Identifies the region; never used twice.
     pub id: u64,
-    /// Bytes from the start of the arena; a multiple of [`REGION_ALIGN`].
+    /// Offset from the start of the arena in bytes; a multiple of [`REGION_ALIGN`].
     pub offset: u64,
-    /// Its length; a multiple of [`REGION_ALIGN`].
+    /// Length in bytes; a multiple of [`REGION_ALIGN`].
     pub bytes: u64,
     holder: Holder,
 }
@@ -33,11 +33,11 @@ pub struct Arena {
     /// Sorted by offset.
     regions: Vec<Region>,
     next_id: u64,
-    /// The config key that makes it larger.
+    /// The config key that makes the arena larger.
     key: String,
 }
 
-/// Regions that may be held at once.
+/// Most regions that may be held at once.
 const MOST_REGIONS: usize = 4096;
 
 impl Arena {
@@ -71,8 +71,8 @@ impl Arena {
         Ok(region)
     }
 
-    /// A region for what is not counted yet: the first gap of `most` bytes, else the largest gap.
-    /// To be cut to what is needed with [`shrink`](Self::shrink).
+    /// A region for rows that are not counted yet: the first gap of `most` bytes, else the largest gap.
+    /// To be cut to the needed size with [`shrink`](Self::shrink).
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate), if there is no gap at all.
@@ -92,14 +92,14 @@ impl Arena {
         largest
     }
 
-    /// Gives the end of a region back. A region that is not held is ignored.
+    /// Frees the end of a region. A region that is not held is ignored.
     pub fn shrink(&mut self, id: u64, bytes: u64) {
         if let Some(region) = self.regions.iter_mut().find(|r| r.id == id) {
             region.bytes = region.bytes.min(bytes.max(1).next_multiple_of(REGION_ALIGN));
         }
     }
 
-    /// Takes a region back; one that is not held is ignored.
+    /// Frees a region; a region that is not held is ignored.
     pub fn release(&mut self, id: u64) {
         let held = |r: &Region| r.id == id && r.holder != Holder::Lost;
         if let Some(index) = self.regions.iter().position(held) {
@@ -107,16 +107,16 @@ impl Arena {
         }
     }
 
-    /// Keeps a region out of use for good (INV-8).
+    /// Quarantines a region for ever (INV-8).
     #[cold]
     pub fn quarantine(&mut self, id: u64) {
         if let Some(region) = self.regions.iter_mut().find(|r| r.id == id) {
-            // No longer that of its former id, so nobody can give it back.
+            // The former id is gone, so no caller can free the region.
             (region.holder, region.id) = (Holder::Lost, 0);
         }
     }
 
-    /// Who holds the most, for messages.
+    /// The largest holders, for messages.
     pub fn holders(&self) -> String {
         let mut largest = self.regions.clone();
         largest.sort_by_key(|r| std::cmp::Reverse(r.bytes));
@@ -124,7 +124,7 @@ impl Arena {
         if largest.len() > 3 {
             holders.push(format!("{} more", largest.len() - 3));
         }
-        if holders.is_empty() { "nobody".into() } else { holders.join(", ") }
+        if holders.is_empty() { "no operation".into() } else { holders.join(", ") }
     }
 
     #[cold]

@@ -58,7 +58,7 @@ impl DType {
         }
     }
 
-    /// Whether combine can sum rows of this type.
+    /// True if combine can sum rows of this type.
     pub const fn is_summable(self) -> bool {
         matches!(self, Self::Bf16 | Self::F16 | Self::F32)
     }

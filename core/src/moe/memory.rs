@@ -11,7 +11,7 @@ pub const RECORD_HEADER: u64 = 64;
 /// Room for the text of a refusal, in bytes; a longer text is cut.
 pub const RECORD_TEXT: u64 = 192;
 
-/// Where the control area of one operation slot lies: the same on every rank, O(R + E) bytes.
+/// The layout of the control area of one operation slot: the same on every rank, O(R + E) bytes.
 ///
 /// Peers write one record each: every rank an entry, owners a grant. A record is one put: a header
 /// of [`RECORD_HEADER`] bytes, then u32 `[El]` (counts, or first rows), or the text of a refusal.
@@ -19,7 +19,7 @@ pub const RECORD_TEXT: u64 = 192;
 pub struct ControlLayout {
     /// `[R]` records, by the rank that enters the operation.
     pub entries: Span,
-    /// `[R]` records, by the owner that grants places.
+    /// `[R]` records, by the owner that grants the places.
     pub grants: Span,
     /// Bytes from one record to the next, in both.
     pub pitch: u64,
@@ -49,19 +49,19 @@ impl ControlLayout {
 /// One line of the memory report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BufferSize {
-    /// What the buffer is, for example `"flat region: x"`.
+    /// The name of the buffer, for example `"flat region: x"`.
     pub name: String,
     /// Its size in bytes.
     pub bytes: u64,
-    /// How the size comes about, in the letters of the project.
+    /// The formula of the size, in the letters of the project.
     pub formula: String,
 }
 
 /// The most memory that one dispatch of `shape` can need on one rank, buffer by buffer.
 ///
-/// Lists the arena region of each layout, array by array and in all, then the control area for
+/// Lists the arena region of each layout, array by array and in total, then the control area for
 /// `in_flight` operations and the routing plans. A communicator holds one region per dispatch whose result
-/// the caller still keeps; regions that are not worst-case are smaller.
+/// the caller still holds; regions that are not worst-case are smaller.
 ///
 /// # Errors
 /// Those of [`RegionLayout::worst`], for the first layout that does not fit.

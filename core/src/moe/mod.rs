@@ -1,14 +1,15 @@
-//! MoE shapes, routing and layout: pure functions, no memory of their own but what they return.
+//! MoE shapes, routing and layout: pure functions, with no memory of their own except their results.
 //!
-//! Letters, as everywhere in the project: T tokens on this rank, H hidden size (elements), K top-k,
-//! E experts, R ranks, M most tokens a rank may bring. Expert `e` lives on rank `e / (E/R)`.
-//! El is short for E/R, the experts on one rank.
+//! Letters, as everywhere in the project: T tokens on this rank, H hidden size (elements), K top-k, E
+//! experts, R ranks, M most tokens of a rank in one operation. Expert `e` lives on rank `e / (E/R)`. El
+//! is short for E/R, the experts on one rank.
 //!
-//! The way of one dispatch through this module:
+//! The steps of one dispatch in this module:
 //! 1. [`validate_topk`] checks the routing of this rank;
-//! 2. [`SendPlan`] counts and lists what this rank sends, and where combine finds the answers;
-//! 3. the counts cross, and [`RecvPlan`] turns those of all sources into places;
-//! 4. [`RegionLayout`] says where in the arena those places are.
+//! 2. [`SendPlan`] counts and lists the rows that this rank sends, and the places where combine finds
+//!    the answers;
+//! 3. the ranks exchange the counts, and [`RecvPlan`] turns those of all sources into places;
+//! 4. [`RegionLayout`] gives the offsets of those places in the arena.
 //!
 //! The plans allocate in `new` for the worst case and never in `build`, so a steady step of a communicator
 //! allocates nothing.

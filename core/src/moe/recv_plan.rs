@@ -3,11 +3,11 @@ use crate::{Error, ErrorKind, Result};
 
 const OPERATION: &str = "plan receive";
 
-/// What an owner knows from the counts of all sources: where every row will lie.
+/// The plan of an owner, from the counts of all sources: the place of every row.
 ///
-/// Flat rows are ordered by source rank, then by source token. Within an expert, rows have the
-/// same order. So a source that knows its first place needs nothing else: that is the grant, made
-/// of [`row_base`](Self::row_base) and [`expert_bases`](Self::expert_bases).
+/// Flat rows are ordered by source rank, then by source token. Within an expert, rows have the same
+/// order. So a source needs no more than its first place: the grant, made of
+/// [`row_base`](Self::row_base) and [`expert_bases`](Self::expert_bases).
 ///
 /// All memory is allocated by [`new`](Self::new); it is O(R + E).
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct RecvPlan {
 }
 
 impl RecvPlan {
-    /// An empty plan: no rows from anybody.
+    /// An empty plan: no rows from any source.
     pub fn new(shape: &Shape) -> Self {
         let (ranks, local) = (shape.ranks as usize, shape.local_experts() as usize);
         Self {
@@ -48,8 +48,8 @@ impl RecvPlan {
     ///
     /// # Errors
     /// - [`ErrorKind::Protocol`] if the counts of a source contradict each other or the shape.
-    /// - [`ErrorKind::InvalidInput`] if a length or the alignment is wrong, or if the rows with
-    ///   padding exceed what an `i32` row index can name.
+    /// - [`ErrorKind::InvalidInput`] if a length or the alignment is wrong, or if the rows with padding
+    ///   exceed the range of an `i32` row index.
     pub fn build(&mut self, alignment: u32, rows: &[u32], expert_counts: &[u32]) -> Result<()> {
         if rows.len() != self.shape.ranks as usize
             || expert_counts.len() != self.expert_bases.len()
@@ -82,7 +82,7 @@ impl RecvPlan {
 
     fn place_experts(&mut self, alignment: u32, counts: &[u32]) -> Result<()> {
         let local = self.expert_counts.len();
-        // First the rows from lower sources; the starts are added when all counts are known.
+        // First the rows from sources of lower rank; the starts are added when all counts are known.
         self.expert_counts.fill(0);
         for (bases, counts) in
             self.expert_bases.chunks_exact_mut(local).zip(counts.chunks_exact(local))
@@ -140,19 +140,19 @@ impl RecvPlan {
         &self.expert_starts
     }
 
-    /// Where the rows of `source` start within each local expert, as expert-major rows; `[El]`.
+    /// The first row of `source` within each local expert, as expert-major rows; `[El]`.
     pub fn expert_bases(&self, source: u32) -> &[u32] {
         let local = self.expert_counts.len();
         &self.expert_bases[source as usize * local..][..local]
     }
 
-    /// Where the rows of `source` start within local expert `expert`, as an expert-major row.
+    /// The first row of `source` within local expert `expert`, as an expert-major row.
     pub fn expert_base(&self, expert: u32, source: u32) -> u32 {
         self.expert_bases(source)[expert as usize]
     }
 
-    /// Rows of local expert `expert` from the sources below `source`: where the rows of `source`
-    /// start in the packed layout, counted from the expert's first row.
+    /// Rows of local expert `expert` from the sources below `source`: the first row of `source` in the
+    /// packed layout, counted from the expert's first row.
     pub fn rows_before(&self, expert: u32, source: u32) -> u32 {
         self.expert_base(expert, source) - self.expert_starts[expert as usize]
     }

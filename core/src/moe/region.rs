@@ -6,7 +6,7 @@ const OPERATION: &str = "lay out region";
 /// Every array of a region starts on a multiple of this many bytes, and a region's size is one.
 pub const REGION_ALIGN: u64 = 128;
 
-/// How received rows are arranged.
+/// The arrangement of received rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// One row per token and rank, by source rank, then source token.
@@ -15,7 +15,7 @@ pub enum Layout {
     ExpertMajor {
         /// A: each expert's first row is a multiple of it. At least 1.
         alignment: u32,
-        /// Whether the rows between an expert's last row and the next expert's first are zeroed.
+        /// True if the rows between an expert's last row and the next expert's first are zeroed.
         zero_padding: bool,
     },
     /// `[El, R*M]` rows and a count per local expert, for decoding.
@@ -41,18 +41,18 @@ impl Layout {
     }
 }
 
-/// What one received row is made of.
+/// The parts of one received row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowFormat {
     /// Bytes of one row of x: H * element size.
     pub x_bytes: u32,
     /// Bytes of the scales of one row; 0 without scales.
     pub scale_bytes: u32,
-    /// Whether weights travel with the rows.
+    /// True if weights are sent with the rows.
     pub weights: bool,
 }
 
-/// Everything that decides a region's arrays, except how many rows arrive.
+/// All inputs of a region's arrays, except the number of rows that arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RegionSpec {
     /// The agreed shape.
@@ -63,7 +63,8 @@ pub struct RegionSpec {
     pub row: RowFormat,
 }
 
-/// How many rows a region must hold. Packed regions have room for all and look only at `tokens`.
+/// The number of rows that a region must hold. Packed regions have room for all rows and use only
+/// `tokens`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionRows {
     /// N: one per token and source, as in the flat layout.
@@ -98,18 +99,18 @@ impl RegionRows {
 pub struct Span {
     /// Bytes from the start of the region; a multiple of [`REGION_ALIGN`].
     pub offset: u64,
-    /// Bytes of the array, without padding behind it.
+    /// Bytes of the array, without the padding after it.
     pub bytes: u64,
 }
 
 impl Span {
-    /// The first byte behind the array.
+    /// The first byte after the array.
     pub const fn end(self) -> u64 {
         self.offset + self.bytes
     }
 }
 
-/// Where the arrays of one output region lie. All are contiguous, row-major and without pitch.
+/// The places of the arrays in one output region. All are contiguous, row-major and without pitch.
 ///
 /// "rows" is N in the flat layout, X in the expert-major one, `El * R*M` in the packed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,14 +135,15 @@ pub struct RegionLayout {
     pub expert_counts: Span,
     /// Expert-major only: u32 `[El + 1]`, the first row of each local expert, then X.
     pub expert_starts: Span,
-    /// Expert-major only: u32 `[El]`, behind the last row of each local expert, padding left out.
+    /// Expert-major only: u32 `[El]`, the row after the last one of each local expert, padding left
+    /// out.
     pub expert_ends: Span,
-    /// u32 `[R]`: rows from each source rank and from all before it.
+    /// u32 `[R]`: rows from each source rank and from all ranks before it.
     pub rank_ends: Span,
     /// Packed only: i64 `[El, R]`, `count | begin << 32` of each source within each local expert.
     pub ranges: Span,
     /// Expert-major and packed: the scales as they arrive, `[N, scale bytes]` in flat order; the owner
-    /// spreads them over the copies.
+    /// copies them to the expert copies.
     pub landed_scales: Span,
     /// Expert-major and packed: the weights as they arrive, f32 `[N, K]` in flat order.
     pub landed_weights: Span,
@@ -159,8 +161,8 @@ impl RegionLayout {
     /// The layout of a region for exactly `rows`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if the rows exceed what an `i32` row index can name, or the
-    /// bytes exceed what a 64-bit offset can.
+    /// [`ErrorKind::InvalidInput`] if the rows exceed the range of an `i32` row index, or the bytes
+    /// that of a 64-bit offset.
     pub fn new(spec: &RegionSpec, rows: RegionRows) -> Result<Self> {
         let arrays = arrays(spec, rows)?;
         let mut spans = [Span::default(); ARRAYS];
@@ -235,11 +237,11 @@ pub(super) struct Array {
     pub(super) bytes: u64,
 }
 
-/// How many elements an array has.
+/// The number of elements of an array.
 #[derive(Clone, Copy)]
 struct ArrayLength {
     elements: u64,
-    /// The most that can be, in the project's letters.
+    /// The maximum, in the project's letters.
     formula: &'static str,
 }
 
@@ -259,7 +261,7 @@ impl Array {
     }
 }
 
-/// The arrays of a region, in the order in which they lie there.
+/// The arrays of a region, in their order in memory.
 pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRAYS]> {
     let shape = &spec.shape;
     let (ranks, local) = (u64::from(shape.ranks), u64::from(shape.local_experts()));
@@ -270,7 +272,7 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
     let tokens = ArrayLength::new(token_rows, "R*M");
     let by_k = ArrayLength::new(token_rows * topk, "R*M * K");
     let expert_rows = "align_up(R*M * min(K, El) + (A-1) * El, A)";
-    // Of x and scales, weights, ids, source, slots, starts, ranges.
+    // Lengths of x and scales, weights, ids, source, slots, starts, ranges.
     let (x, weights, ids, source, slots, starts, ranges) = match spec.layout {
         Layout::Flat => (tokens, by_k, by_k, tokens, NONE, NONE, NONE),
         Layout::ExpertMajor { alignment: 0, .. } => return Err(no_alignment()),

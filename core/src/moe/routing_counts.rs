@@ -1,20 +1,20 @@
-//! What a routing comes to before anything is sent.
+//! The counts of a routing, before any row is sent.
 
 use super::Shape;
 
-/// How many of a rank's tokens go where. DeepEP calls it a dispatch layout.
+/// The number of a rank's tokens for each rank and expert. DeepEP calls it a dispatch layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoutingCounts {
     /// `[R]`: tokens that go to each rank, each once.
     pub rank_tokens: Vec<u32>,
     /// `[E]`: tokens that select each expert.
     pub expert_tokens: Vec<u32>,
-    /// `[T, R]`: whether a token goes to a rank.
+    /// `[T, R]`: true if a token goes to a rank.
     pub is_token_in_rank: Vec<bool>,
 }
 
 impl RoutingCounts {
-    /// Counts `topk_idx`, `[T, K]`, which [`validate_topk`](super::validate_topk) has found good.
+    /// Counts `topk_idx`, `[T, K]`, which has passed [`validate_topk`](super::validate_topk).
     pub fn new(shape: &Shape, topk_idx: &[i64]) -> Self {
         let (ranks, topk) = (shape.ranks as usize, shape.topk as usize);
         let mut counts = Self {

@@ -5,16 +5,16 @@ use super::{MAX_TOPK, Shape};
 pub struct Fan {
     /// The destination rank.
     pub rank: u32,
-    /// Which row of those that this source sends to `rank`: an index into
+    /// The number of the row among those that this source sends to `rank`: an index into
     /// [`SendPlan::tokens_for`], and the offset from the source's first row at that rank.
     pub index: u32,
 }
 
-/// What a source knows from its own routing: how many rows it sends to whom, which ones, and where
-/// combine will find the answers for a token.
+/// The plan of a source, from its own routing: the rows that it sends to each rank, and the places
+/// where combine will find the answers for a token.
 ///
-/// A token counts once per rank, however many of its experts live there. All memory is allocated
-/// by [`new`](Self::new); it is O(R + E + M * min(K, R)).
+/// A token counts once per rank, for any number of its experts there. All memory is allocated by
+/// [`new`](Self::new); it is O(R + E + M * min(K, R)).
 #[derive(Debug)]
 pub struct SendPlan {
     shape: Shape,
@@ -24,7 +24,7 @@ pub struct SendPlan {
     tokens: Vec<u32>,
     fan_offsets: Vec<u32>,
     fan: Vec<Fan>,
-    /// Token + 1 of the last token that was given to each rank; `[R]`.
+    /// Token + 1 of the last token that was assigned to each rank; `[R]`.
     last_token: Vec<u32>,
 }
 
@@ -76,8 +76,8 @@ impl SendPlan {
         let local_experts = self.shape.local_experts();
         let mut ranks = [0; MAX_TOPK as usize];
         let mut fanout = 0;
-        // From the highest k down, a rank is met first at its highest selecting k. That is
-        // combine order backwards.
+        // From the highest k down, a rank is met first at its highest selecting k: combine order in
+        // reverse.
         for &expert in row.iter().rev() {
             let Ok(expert) = u32::try_from(expert) else { continue };
             self.expert_counts[expert as usize] += 1;
@@ -128,8 +128,8 @@ impl SendPlan {
         &self.expert_counts
     }
 
-    /// Where the list of each rank starts in [`tokens`](Self::tokens); `[R + 1]`, the last is the
-    /// number of rows sent in all.
+    /// The start of each rank's list in [`tokens`](Self::tokens); `[R + 1]`, the last entry is the
+    /// total number of rows sent.
     pub fn rank_offsets(&self) -> &[u32] {
         &self.rank_offsets
     }

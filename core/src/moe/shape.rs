@@ -6,7 +6,7 @@ pub const MAX_TOPK: u32 = 32;
 /// The largest hidden size: a row of fp32 is one put of at most 1 GiB.
 pub const MAX_HIDDEN: u32 = 1 << 28;
 
-/// What every rank must agree on before tokens move. All fields are in range once built.
+/// The shape that every rank must agree on before tokens move. All fields are in range once built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// R: ranks in the world, at least 1.
@@ -17,7 +17,7 @@ pub struct Shape {
     pub topk: u32,
     /// H: elements of one token row, at most 2^28. `H * element size` must be a multiple of 16 bytes.
     pub hidden: u32,
-    /// M: the most tokens one rank may bring to a dispatch, at least 1.
+    /// M: the most tokens of one rank in a dispatch, at least 1.
     pub max_tokens: u32,
 }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Everybody's routing: `routing[rank]` is `[T, K]`.
+/// The routing of all ranks: `routing[rank]` is `[T, K]`.
 #[derive(Debug, Clone)]
 struct World {
     shape: Shape,
@@ -35,7 +35,7 @@ impl World {
             .collect()
     }
 
-    /// How many tokens of `source` select `expert`.
+    /// The number of tokens of `source` that select `expert`.
     fn selections(&self, source: u32, expert: u32) -> u32 {
         self.rows(source).filter(|row| row.contains(&i64::from(expert))).count() as u32
     }
@@ -53,7 +53,7 @@ impl World {
             .collect()
     }
 
-    /// The plan of owner `rank`, from what the sources would send it.
+    /// The plan of owner `rank`, from the counts that the sources would send it.
     fn recv_plan(&self, rank: u32, sends: &[SendPlan]) -> RecvPlan {
         let local = self.shape.local_experts() as usize;
         let rows: Vec<u32> = sends.iter().map(|send| send.rank_counts()[rank as usize]).collect();
@@ -288,7 +288,7 @@ fn plans_of_2048_ranks_need_memory_per_rank_and_expert_not_per_pair() {
     let mut recv = RecvPlan::new(&shape);
     for _ in 0..2 {
         send.build(&topk_idx);
-        // As owner of one expert that every rank picks for all its tokens.
+        // The plan of the owner of an expert that every rank selects for all its tokens.
         let rows = vec![max_tokens; ranks as usize];
         recv.build(128, &rows, &rows).unwrap();
     }
@@ -298,7 +298,7 @@ fn plans_of_2048_ranks_need_memory_per_rank_and_expert_not_per_pair() {
     let rows = (max_tokens * shape.max_fanout()) as usize;
     assert!(send.memory_bytes() <= 16 * (ranks + experts) + 16 * rows, "{}", send.memory_bytes());
     assert!(recv.memory_bytes() <= 16 * (ranks + experts), "{}", recv.memory_bytes());
-    // No build allocated, and the report tells the truth.
+    // No build allocated, and the report matches the memory in use.
     assert_eq!(send.memory_bytes() as u64, SendPlan::bytes_for(&shape));
     assert_eq!(recv.memory_bytes() as u64, RecvPlan::bytes_for(&shape));
 }

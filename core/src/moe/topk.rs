@@ -17,7 +17,7 @@ impl TopkScratch {
     }
 }
 
-/// Checks the routing that a caller brings: `topk_idx` is `[T, K]`, row-major.
+/// Checks the routing of a caller: `topk_idx` is `[T, K]`, row-major.
 ///
 /// A negative entry selects nothing. O(T*K + E), no allocation unless it fails.
 ///
@@ -85,7 +85,7 @@ fn too_many_tokens(shape: &Shape, found: usize) -> Error {
         OPERATION,
         format!("found {found} tokens; expected at most max_tokens = {}", shape.max_tokens),
     )
-    .with_fix("bring fewer tokens, or make the communicator with a larger max_tokens on every rank")
+    .with_fix("pass fewer tokens, or make the communicator with a larger max_tokens on every rank")
 }
 
 #[cold]

@@ -1,13 +1,14 @@
-//! Which NICs a rank uses.
+//! The NICs that a rank uses.
 //!
-//! A topology names those that are near to each rank, from what the files of its machine say
-//! ([`Place::nics`](crate::topology::Place::nics)). All that follows is decided here: [`share_nics`] gives the ranks
-//! of a machine their own, the communicator compares those of ranks that talk to each other, and [`Nics::choose`]
-//! finds a rank's own among those that a transport lists.
+//! A topology names the NICs that are near to each rank, from the files of its machine
+//! ([`Place::nics`](crate::topology::Place::nics)). This module makes the later decisions: [`share_nics`]
+//! divides the NICs of a machine among its ranks, the communicator compares the NICs of ranks that
+//! communicate with each other, and [`Nics::choose`] finds a rank's NICs among those that a transport lists.
 //!
-//! One rule holds for all of them. A rank that would go on over the NIC of another, or over fewer than others have, is
-//! refused before anything moves: all ranks would wait for it, and nobody would know why. It is a warning where NICs of
-//! all names reach each other, for then the operator has said so; and nothing is passed over without a word.
+//! One rule holds for all of them. A rank that would use the NIC of another rank, or fewer NICs than others,
+//! is refused before anything moves: all ranks would wait for it, without a visible reason. It is a warning
+//! where NICs of all names reach each other, because the operator has then configured that; no NIC is skipped
+//! without a message.
 
 pub(crate) mod rails;
 pub(crate) mod share;
@@ -20,7 +21,8 @@ use crate::{Error, ErrorKind, Result};
 /// The NICs that the topology chose for a rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nics {
-    /// Names as in `/sys/class/infiniband`, in the order in which they are used; empty where it chose none.
+    /// Names as in `/sys/class/infiniband`, in the order in which they are used; empty where the topology
+    /// chose none.
     pub names: Vec<String>,
     /// NICs of all names reach each other.
     pub any_rails: bool,
@@ -31,34 +33,34 @@ pub struct Nics {
 pub struct ListedNic {
     /// The NIC's name, with or without an ending: `mlx5_0`, `rdmap85s0-rdm`.
     pub name: String,
-    /// What keeps it from being used, in words: `port 1 is not active`.
+    /// The reason why it cannot be used, as text: `port 1 is not active`.
     pub fault: Option<String>,
 }
 
-/// How a transport looks for the NICs of a rank.
+/// The search of a transport for the NICs of a rank.
 #[derive(Clone, Copy, Debug)]
 pub struct NicSearch<'a> {
-    /// The transport, for people: `verbs`, `provider efa`.
+    /// The transport's name for display: `verbs`, `provider efa`.
     pub transport: &'a str,
-    /// What it lists.
+    /// The NICs that it lists.
     pub listed: &'a [ListedNic],
-    /// How many NICs a rank uses; at least 1.
+    /// The number of NICs that a rank uses; at least 1.
     pub most: usize,
-    /// It may have names of its own: a NIC that it does not list may be there.
+    /// True if it may use names of its own: a NIC that it does not list may exist.
     pub own_names: bool,
-    /// How to make a NIC usable, and which key names others.
+    /// The fix: how to make a NIC usable, and the key that names others.
     pub fix: &'a str,
 }
 
 impl Nics {
-    /// Indices of the rank's NICs in what the transport lists: as many as it uses, the first that the topology chose
-    /// and that can be used. What it passes over is a warning. Fewer, or none, where the topology chose no more, or
-    /// where others will do: a transport that gets none takes others.
+    /// Indices of the rank's NICs in the transport's list: as many as it uses, the first usable ones that the
+    /// topology chose. A skipped NIC is a warning. Fewer, or none, where the topology chose no more, or where
+    /// other NICs are allowed: a transport without a chosen NIC uses others.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] where fewer can be used than the transport would use, with the reasons and with
-    /// those that can: the rank would go on over the NICs of others, or over fewer than others have. No error where
-    /// NICs of all names reach each other, or where the transport has names of its own.
+    /// [`ErrorKind::Unavailable`] where fewer can be used than the transport would use, with the reasons and
+    /// the usable NICs: the rank would use the NICs of others, or fewer than others. No error where NICs of
+    /// all names reach each other, or where the transport has names of its own.
     pub fn choose(&self, search: &NicSearch<'_>) -> Result<Vec<usize>> {
         let (mut own, mut faulty) = (Vec::new(), Vec::new());
         for nic in &self.names {
@@ -97,7 +99,7 @@ impl ListedNic {
 }
 
 impl NicSearch<'_> {
-    /// Where a NIC is listed that can be used.
+    /// The index of a NIC in the list, if it can be used.
     fn usable(&self, nic: &str) -> Option<usize> {
         self.listed.iter().position(|of| of.fault.is_none() && of.is_of(nic))
     }
@@ -111,7 +113,7 @@ impl NicSearch<'_> {
     }
 }
 
-/// What was found, as a warning where NICs need not be those of the rail, else as an error.
+/// The finding, as a warning where NICs need not be those of the rail, else as an error.
 fn refuse_unless(is_free: bool, kind: ErrorKind, found: String, fix: &str) -> Result<String> {
     if is_free {
         return Ok(found);

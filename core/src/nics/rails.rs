@@ -1,13 +1,14 @@
-//! NICs of ranks that talk to each other: as many on every rank, and the same ones on a rail.
+//! NICs of ranks that communicate with each other: equally many on every rank, and the same ones on a
+//! rail.
 
 use super::refuse_unless;
 use crate::error::first_names;
 use crate::topology::Place;
 use crate::{Error, ErrorKind, Result};
 
-/// How to find what keeps ranks of a rail apart.
+/// The fix where ranks of a rail do not reach each other.
 const COMPARE: &str = "`tokenyard doctor` on both nodes names the NIC that is missing or down";
-/// How to go on without a NIC.
+/// The fix where a NIC is missing.
 const GO_ON: &str = "`tokenyard doctor` on that node says all about it; to go on with the NICs that can be used, name \
                      them in `nics` of [topology.auto] on every node";
 
@@ -19,7 +20,7 @@ struct RankNics<'a> {
 }
 
 impl<'a> RankNics<'a> {
-    /// Those of some ranks that have NICs.
+    /// The ranks of an iterator that have NICs.
     fn among<P: IntoIterator<Item = (u32, &'a Option<Place>)>>(
         ranks: P,
     ) -> impl Iterator<Item = Self> {
@@ -47,15 +48,15 @@ impl<'a> RankNics<'a> {
     }
 }
 
-/// Makes all ranks have equally many NICs, for ranks that talk to each other pair up their rails. Says what it
-/// took away. What is wrong is an error only where transports use these NICs.
+/// Gives all ranks equally many NICs, because ranks that communicate with each other pair up their NICs.
+/// Returns warnings about removed NICs. A fault is an error only where transports use these NICs.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] where the operator named unequally many, and [`ErrorKind::Mismatch`] where some ranks
-/// have NICs and one has none or fewer, or where a rail has different ones: on a fabric without ways between
-/// rails these do not reach each other; [`ErrorKind::Unavailable`] where a topology says that a rank's NIC is
-/// missing or cannot be used. The text names ranks and NICs. Where a place says that NICs of all names reach
-/// each other, all but the first are warnings.
+/// [`ErrorKind::Config`] where the operator named unequally many, and [`ErrorKind::Mismatch`] where some
+/// ranks have NICs and one has none or fewer, or where a rail has different ones: on a fabric without routes
+/// between rails these do not reach each other; [`ErrorKind::Unavailable`] where a topology reports that a
+/// rank's NIC is missing or cannot be used. The text names ranks and NICs. Where a place states that NICs of
+/// all names reach each other, all of these except the first are warnings.
 pub(crate) fn even_out(
     places: &mut [Option<Place>],
     domains: u32,
@@ -101,12 +102,12 @@ pub(crate) fn even_out(
     Ok(warnings)
 }
 
-/// Whether some place says that NICs of all names reach each other.
+/// True if a place states that NICs of all names reach each other.
 pub(crate) fn any_rails(places: &[Option<Place>]) -> bool {
     places.iter().flatten().any(|place| place.any_rails)
 }
 
-/// The first rank whose NIC is missing or cannot be used, as its topology says.
+/// The first rank whose NIC is missing or cannot be used, from its topology.
 fn missing_nic(places: &[Option<Place>]) -> Option<String> {
     let ranks = (0_u32..).zip(places);
     let mut missing = ranks.filter_map(|(rank, place)| {
@@ -137,7 +138,7 @@ fn rails(
 }
 
 /// The first rail whose ranks on different machines have unequally many NICs: one is missing. Ranks of one
-/// machine may: what they are near to differs.
+/// machine may differ, because they are near to different NICs.
 fn thin_rail(places: &[Option<Place>], domains: u32) -> Option<String> {
     rails(places, domains).find_map(|(index, ranks)| {
         let least = *ranks.iter().min_by_key(|one| one.count())?;
@@ -150,7 +151,7 @@ fn thin_rail(places: &[Option<Place>], domains: u32) -> Option<String> {
     })
 }
 
-/// The NICs of `most` that no rank on the machine of `least` has: those that are missing there.
+/// The NICs of `most` that no rank on the machine of `least` has: the missing ones.
 fn absent_on(places: &[Option<Place>], least: &Place, most: &Place) -> String {
     let is_there = |nic: &String| {
         let of_host = places.iter().flatten().filter(|place| place.host == least.host);
@@ -172,7 +173,7 @@ fn without_nic(places: &[Option<Place>]) -> Option<String> {
 }
 
 /// The first rail whose ranks on different machines have different NICs, and whether the operator named
-/// both: where each NIC is on a network of its own, they do not reach each other.
+/// both: where each NIC is on a network of its own, these NICs do not reach each other.
 fn crossed_rail(places: &[Option<Place>], domains: u32) -> Option<(String, bool)> {
     rails(places, domains).find_map(|(index, ranks)| {
         let one = *ranks.first()?;
@@ -276,7 +277,7 @@ mod tests {
             Vec::<String>::new()
         );
         assert_eq!(even_out(&mut [None, None], 2, true).unwrap(), Vec::<String>::new());
-        // One machine, taken as two domains.
+        // One machine, split into two domains.
         let mut split = places(&[("a", &["n0"]), ("a", &["n1"])]);
         assert_eq!(even_out(&mut split, 2, true).unwrap(), Vec::<String>::new());
     }

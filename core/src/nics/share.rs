@@ -1,12 +1,12 @@
-//! Ranks of a machine share out the NICs that they are near to.
+//! Divides the near NICs of a machine among its ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::topology::Place;
 
-/// Shares the NICs of each machine out among its ranks: no two ranks have the same one while
-/// another is idle that is as near, and all ranks of a machine have equally many. All ranks compute
-/// the same from the same places.
+/// Divides the NICs of each machine among its ranks: no two ranks have the same NIC while another,
+/// equally near NIC is idle, and all ranks of a machine have equally many. All ranks compute the same
+/// result from the same places.
 pub fn share_nics(places: &mut [Option<Place>]) {
     let mut machines: BTreeMap<String, Vec<&mut Place>> = BTreeMap::new();
     for place in places.iter_mut().flatten() {
@@ -22,11 +22,11 @@ pub fn share_nics(places: &mut [Option<Place>]) {
     }
 }
 
-/// Each rank's own of the NICs that it is near to.
+/// The NICs of each rank, of those that it is near to.
 fn shares(near: &[Vec<String>]) -> Vec<Vec<String>> {
     let mut own = match_one_each(near);
     let mut taken: BTreeSet<String> = own.iter().flatten().cloned().collect();
-    // Ranks for which none is left share the one that fewest have.
+    // A rank without a NIC of its own shares the NIC that the fewest ranks have.
     for (rank, nics) in near.iter().enumerate() {
         if own[rank].is_empty() {
             let users = |nic: &&String| own.iter().flatten().filter(|of| of == nic).count();
@@ -34,7 +34,7 @@ fn shares(near: &[Vec<String>]) -> Vec<Vec<String>> {
             own[rank].extend(fewest);
         }
     }
-    // What is left goes round, while there is one for everybody.
+    // The remaining NICs are dealt in rounds, while there is one for every rank.
     loop {
         let mut round: Vec<String> = Vec::new();
         for nics in near {
@@ -54,8 +54,8 @@ fn shares(near: &[Vec<String>]) -> Vec<Vec<String>> {
     own
 }
 
-/// One NIC for as many ranks as can have one for themselves: a maximum matching, earlier ranks and
-/// nearer entries first.
+/// One NIC of its own for as many ranks as possible: a maximum matching, earlier ranks and nearer
+/// entries first.
 fn match_one_each(near: &[Vec<String>]) -> Vec<Vec<String>> {
     fn place<'a>(
         rank: usize,
@@ -88,7 +88,7 @@ fn match_one_each(near: &[Vec<String>]) -> Vec<Vec<String>> {
     own
 }
 
-/// Deals what ranks of equal choice have in its order: neighbours to one rank.
+/// Reorders the NICs of ranks with equal choices in the order of the choice: neighbours go to one rank.
 fn in_order(near: &[Vec<String>], own: &mut [Vec<String>]) {
     let mut groups: BTreeMap<&[String], Vec<usize>> = BTreeMap::new();
     for (rank, nics) in near.iter().enumerate() {
@@ -167,7 +167,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Ranks with sets that begin and end anywhere.
+        /// Ranks with arbitrary ranges of NICs.
         #[test]
         fn no_two_ranks_share_a_nic_while_one_is_idle_that_is_as_near(
             sets in proptest::collection::vec((0_usize..6, 1_usize..5), 1..7),

@@ -76,7 +76,7 @@ fn where_rails_do_not_matter_the_nics_of_the_topology_that_can_be_used_are_and_e
     assert_eq!(free(&["mlx5_7", "mlx5_1"], 1), [1]);
     assert_eq!(free(&["mlx5_7", "mlx5_1"], 16), [1]);
     assert!(free(&["mlx5_7"], 16).is_empty());
-    // What it calls mlx5_7 is not known.
+    // The transport's name for mlx5_7 is not known.
     let named = NicSearch { own_names: true, ..search(&listed) };
     assert_eq!(nics(&["mlx5_7", "mlx5_0"]).choose(&named).unwrap(), [0]);
 }

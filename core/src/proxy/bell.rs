@@ -1,4 +1,4 @@
-//! How a thread sleeps without missing work.
+//! Sleep and wake-up of a thread without missed work.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -19,14 +19,14 @@ impl Bell {
 
     /// Wakes the thread if it sleeps. The caller has published work before.
     pub(super) fn ring(&self) {
-        // The work was stored before `asleep` is loaded; the thread stores `asleep` before it looks
-        // for work. Only sequentially consistent fences between the two keep both sides from missing
-        // each other: the one place where release and acquire do not suffice.
+        // The work was stored before `asleep` is loaded; the thread stores `asleep` before it checks
+        // for work. Only sequentially consistent fences between the two prevent both sides from missing
+        // each other: the only place where release and acquire do not suffice.
         fence(Ordering::SeqCst);
         self.nudge();
     }
 
-    /// Wakes the thread if it is seen to sleep. For those who come again and so need no fence.
+    /// Wakes the thread if it is seen to sleep. For callers that repeat the call and so need no fence.
     pub(super) fn nudge(&self) {
         if self.asleep.load(Ordering::Relaxed) {
             self.wake();
@@ -40,8 +40,8 @@ impl Bell {
         }
     }
 
-    /// Sleeps until somebody rings, `nap` is over or there is work, whichever is first, and returns
-    /// whether it ended before the nap was over. Called by one thread only, which alone writes
+    /// Sleeps until the bell rings, `nap` is over or there is work, whichever comes first, and returns
+    /// true if it ended before the nap was over. Only one thread calls it, and only that thread writes
     /// `asleep`.
     pub(super) fn sleep(&self, nap: Duration, has_work: impl FnOnce() -> bool) -> bool {
         let start = Instant::now();

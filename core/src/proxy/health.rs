@@ -1,4 +1,4 @@
-//! Which engine failed first, for all threads of a proxy.
+//! The first failure of an engine, for all threads of a proxy.
 
 use std::sync::OnceLock;
 
@@ -9,7 +9,7 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Debug, Default)]
 pub(super) struct Health(OnceLock<ProxyFailure>);
 
-/// Kept as data: every call makes a fresh error of it.
+/// Stored as data: every call makes a new error of it.
 #[derive(Debug)]
 pub(super) enum ProxyFailure {
     /// A call of an engine failed as a whole.
@@ -21,7 +21,7 @@ pub(super) enum ProxyFailure {
 }
 
 impl Health {
-    /// Keeps the failure if it is the first.
+    /// Stores the failure if it is the first.
     #[cold]
     pub(super) fn fail(&self, failure: ProxyFailure) {
         // The second failure is most often a consequence of the first.

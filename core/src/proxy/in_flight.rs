@@ -3,7 +3,7 @@
 use crate::abi;
 use crate::transport::Command;
 
-/// What the poster wants back of a command.
+/// The values that the poster gets back for a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Posted {
     pub(super) tag: u64,
@@ -14,8 +14,8 @@ pub(super) struct Posted {
 #[derive(Clone, Copy, Debug)]
 struct CommandInFlight {
     posted: Posted,
-    /// Counts the commands that had this entry, so that a ticket of an earlier one is not taken for
-    /// this one's.
+    /// Counts the commands that had this entry, so that a ticket of an earlier command is not mistaken
+    /// for the present one.
     generation: u32,
     live: bool,
 }
@@ -47,8 +47,8 @@ impl InFlight {
         self.entries.len() - self.unused.len()
     }
 
-    /// Puts tickets in place of the tags of `commands`, for as many as there is room for, and returns
-    /// how many that is. They are in flight once `add` has said so.
+    /// Replaces the tags of `commands` by tickets, for as many as there is room for, and returns their
+    /// number. They are in flight from `add` on.
     pub(super) fn prepare(&mut self, commands: &mut [Command]) -> usize {
         let count = commands.len().min(self.unused.len());
         for (number, command) in self.unused.iter().rev().zip(&mut commands[..count]) {
@@ -61,7 +61,7 @@ impl InFlight {
         count
     }
 
-    /// The first `count` of the commands prepared last are in flight; the others never were.
+    /// Marks the first `count` of the commands prepared last as in flight; the others are not.
     pub(super) fn add(&mut self, count: usize) {
         debug_assert!(count <= self.unused.len());
         let kept = self.unused.len().saturating_sub(count);
@@ -70,14 +70,14 @@ impl InFlight {
         }
     }
 
-    /// The command of `ticket`, which is done now; nothing if no such command is in flight.
+    /// Removes the command of `ticket`, which is done; nothing if no such command is in flight.
     pub(super) fn remove(&mut self, ticket: u64) -> Option<Posted> {
         let number = ticket as u32 as usize;
         let generation = self.entries.get(number)?.generation;
         if u64::from(generation) == ticket >> 32 { self.remove_entry(number) } else { None }
     }
 
-    /// The command that has entry `number`, which is done now, whatever its ticket.
+    /// Removes the command in entry `number`, which is done, with any ticket.
     pub(super) fn remove_entry(&mut self, number: usize) -> Option<Posted> {
         let entry = self.entries.get_mut(number).filter(|entry| entry.live)?;
         entry.live = false;

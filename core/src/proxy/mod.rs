@@ -1,6 +1,6 @@
-//! Threads that post for others.
+//! Threads that post commands for other threads.
 //!
-//! A transport whose calls are slow, or whose fabric must be driven, hands its commands to **proxy
+//! A transport whose calls are slow, or whose fabric must be driven, passes its commands to **proxy
 //! threads**. Each thread owns one [`Engine`], which posts to the fabric, and a fixed set of queues:
 //! queue l belongs to thread l mod n.
 //!
@@ -10,19 +10,18 @@
 //!     Proxy::poll   ◄──────  ring of events          ◄──  Engine::poll   ◄──────
 //! ```
 //!
-//! - **Room** (INV-5). A command holds its room in the queue until it is done and its event, if it has
-//!   one, was read. A full queue accepts less.
-//! - **Every accepted command ends once** (INV-7): as done, or as an error event. When an engine
-//!   fails, panics or breaks its rules, it is dropped, then everything that it had not ended, and
-//!   everything posted later, ends as an error. [`Proxy::health`] keeps the first
-//!   failure of an engine.
-//! - **Sleep.** A thread without work spins, then yields, then naps. [`Proxy::post`] wakes it at once
-//!   through a futex: it looks at one flag, behind a fence that keeps a post and a falling asleep from
-//!   missing each other. A [`Proxy::poll`] that finds nothing wakes it, too, for who polls may be
-//!   waiting for what only the engine can fetch from the fabric. What nobody waits for is fetched when
-//!   a nap is over.
-//! - **The hot calls** take no memory and never wait. Each queue is guarded by a flag that only a
-//!   breach of the thread rule can find taken.
+//! - **Room** (INV-5). A command occupies its place in the queue until it is done and its event, if it
+//!   has one, was read. A full queue accepts fewer commands.
+//! - **Every accepted command ends once** (INV-7): as done, or as an error event. When an engine fails,
+//!   panics or breaks its rules, it is dropped; then all commands that it had not ended, and all later
+//!   ones, end as errors. [`Proxy::health`] returns the first failure of an engine.
+//! - **Sleep.** A thread without work spins, then yields, then sleeps for a nap. [`Proxy::post`] wakes
+//!   it at once through a futex: it reads one flag, after a fence that prevents a post and a thread
+//!   that falls asleep from missing each other. A [`Proxy::poll`] that finds nothing wakes it, too,
+//!   because the caller may wait for data that only the engine can fetch from the fabric. Data that no
+//!   thread waits for is fetched when a nap is over.
+//! - **The hot calls** allocate no memory and never wait. A flag guards each queue; only a breach of
+//!   the thread rule finds it set.
 //!
 //! The ring's memory layout is described in `ring.rs`.
 
@@ -46,19 +45,19 @@ use crate::transport::{Command, Event};
 /// Most commands of one [`Engine::post`], and most events of one [`Engine::poll`].
 pub const MAX_BATCH: usize = 32;
 
-/// What a proxy thread drives: one thread's share of a transport. Used by that thread alone.
+/// One thread's share of a transport, driven by a proxy thread. Used by that thread alone.
 ///
-/// Every command that an engine sees has `TY_FLAG_NOTIFY`, and a tag that is the proxy's own.
+/// Every command that an engine receives has `TY_FLAG_NOTIFY`, and a tag of the proxy.
 ///
-/// It owns, or shares ownership of, all that it touches. Its drop ends all access to the memory of its
-/// commands, for these are reported as failed afterwards (INV-8). No call blocks, nor does the drop:
-/// while one lasts, none of the thread's queues moves and the proxy cannot end.
+/// It owns, or shares ownership of, all memory that it accesses. Its drop ends all access to the memory
+/// of its commands, because these are reported as failed afterwards (INV-8). Neither a call nor the
+/// drop may block: during one, none of the thread's queues moves and the proxy cannot end.
 pub trait Engine: Send + 'static {
     /// Accepts the first n of `commands`, which are 1 to [`MAX_BATCH`] of one queue, and returns n.
     /// Fewer than all is back-pressure: the rest is offered again after the next [`poll`](Self::poll).
     ///
     /// # Errors
-    /// A status `TY_*` below zero, if the engine cannot go on. It is dropped then.
+    /// A status `TY_*` below zero, if the engine cannot continue. It is dropped then.
     ///
     /// # Safety
     /// As [`Transport::post`](crate::transport::Transport::post): source memory of an accepted command
@@ -66,16 +65,16 @@ pub trait Engine: Send + 'static {
     unsafe fn post(&mut self, queue: u32, commands: &[Command]) -> Result<usize, i32>;
 
     /// Drives the fabric, fills `events` from the front and returns how many were written: one event
-    /// for each accepted command, in any order, with its queue and tag. Called whether or not
-    /// commands are in flight, so this is also where signals of peers are fetched.
+    /// for each accepted command, in any order, with its queue and tag. Called whether or not commands
+    /// are in flight, so this call also fetches signals of peers.
     ///
     /// # Errors
     /// As [`post`](Self::post). A single command that fails is an event, not an error of this call; the
-    /// transport keeps it for its health (INV-7).
+    /// transport stores it for its health (INV-7).
     fn poll(&mut self, events: &mut [Event]) -> Result<usize, i32>;
 
-    /// Processors that the thread is kept on, for example those of the NIC's NUMA node; any if empty.
-    /// Asked once, at the start of the thread. Where the system refuses, a warning is logged.
+    /// Processors that the thread is pinned to, for example those of the NIC's NUMA node; any if empty.
+    /// Called once, at the start of the thread. Where the system refuses, a warning is logged.
     fn cpus(&self) -> &[u32] {
         &[]
     }

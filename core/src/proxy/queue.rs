@@ -1,9 +1,8 @@
-//! One queue between its poster and its proxy thread: commands go, events come back.
+//! One queue between its poster and its proxy thread: commands go to the thread, events return.
 //!
-//! **Room.** A command takes room from when it is posted until its event was read, or until it is
-//! done if it has no event (INV-5). So a queue never holds more than its capacity of commands in
-//! flight and unread events together, and the ring of events cannot overflow: a command in flight
-//! becomes at most one event.
+//! **Room.** A command takes room from its post until its event was read, or until it is done if it has
+//! no event (INV-5). So commands in flight and unread events together never exceed the capacity of a
+//! queue, and the ring of events cannot overflow: a command in flight becomes at most one event.
 
 use super::bell::Bell;
 use super::in_flight::{InFlight, Posted};
@@ -12,8 +11,8 @@ use super::sync::Arc;
 use crate::abi;
 use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 
-/// The two ends of queue `queue`, with room for at least `depth` commands. `bell` wakes the thread that
-/// has the server's end.
+/// The two ends of queue `queue`, with room for at least `depth` commands. `bell` wakes the thread of
+/// the server's end.
 pub(super) fn queue(queue: u32, depth: usize, bell: Arc<Bell>) -> (Queue, Server) {
     let depth = depth.max(1).next_power_of_two();
     let (to_server, commands) = ring(depth, NO_COMMAND);
@@ -34,7 +33,7 @@ impl Queue {
     /// Accepts the first n of `commands`, as many as there is room for, and returns n.
     pub(super) fn post(&mut self, commands: &[Command]) -> usize {
         if self.room() < commands.len() {
-            // In this order: the event of a command that is seen to be done is seen, too.
+            // In this order: where a command is seen to be done, its event is seen, too.
             self.commands.refresh();
             self.events.refresh();
         }
@@ -54,14 +53,14 @@ impl Queue {
         self.commands.room().saturating_sub(self.events.waiting())
     }
 
-    /// Moves the oldest events to the front of `events` and returns how many.
+    /// Moves the oldest events to the front of `events` and returns their number.
     pub(super) fn poll(&mut self, events: &mut [Event]) -> usize {
         let count = self.events.peek(events);
         if count > 0 {
             self.events.take(count);
             self.events.free(count);
         } else {
-            // Who polls waits for something, perhaps for a signal that the thread must fetch.
+            // A caller that polls waits, perhaps for a signal that the thread must fetch.
             self.bell.nudge();
         }
         count
@@ -84,32 +83,32 @@ impl Server {
         self.queue
     }
 
-    /// Copies the oldest commands that no engine has accepted to the front of `batch`, with tickets
-    /// in place of their tags, and returns how many. They stay until `accepted`.
+    /// Copies the oldest commands that no engine has accepted to the front of `batch`, with tickets in
+    /// place of their tags, and returns their number. They stay until `accepted`.
     pub(super) fn pick(&mut self, batch: &mut [Command]) -> usize {
         let count = self.commands.peek(batch);
         self.in_flight.prepare(&mut batch[..count])
     }
 
-    /// The engine has accepted the first `count` of the commands picked last.
+    /// Records that the engine has accepted the first `count` of the commands picked last.
     pub(super) fn accepted(&mut self, count: usize) {
         self.in_flight.add(count);
         self.commands.take(count);
     }
 
-    /// Whether a command waits to be picked.
+    /// True if a command waits to be picked.
     pub(super) fn has_waiting(&mut self) -> bool {
         self.commands.refresh();
         self.commands.waiting() > 0
     }
 
-    /// Whether nothing waits and nothing is in flight.
+    /// True if no command waits and none is in flight.
     pub(super) fn is_idle(&mut self) -> bool {
         self.in_flight.len() == 0 && !self.has_waiting()
     }
 
-    /// The command of `ticket` ended, well or with a status; `false`: it is not in flight. The poster
-    /// sees it from `publish` on.
+    /// Ends the command of `ticket`, with success or a status; `false` if it is not in flight. The
+    /// poster sees it from `publish` on.
     pub(super) fn end(&mut self, ticket: u64, result: Result<(), i32>) -> bool {
         let posted = self.in_flight.remove(ticket);
         if let Some(posted) = posted {
@@ -130,7 +129,7 @@ impl Server {
         debug_assert!(staged, "every command in flight has room for its event");
     }
 
-    /// Shows the poster what ended.
+    /// Shows the ended commands to the poster.
     pub(super) fn publish(&mut self) {
         if self.ended > 0 {
             // Events first: see `Queue::post`.
@@ -140,7 +139,7 @@ impl Server {
         }
     }
 
-    /// Ends everything that is in flight or waits, with an error (INV-7).
+    /// Ends all commands that are in flight or wait, with an error (INV-7).
     #[cold]
     pub(super) fn fail_all(&mut self, status: i32) {
         for entry in 0..self.in_flight.capacity() {

@@ -1,6 +1,6 @@
 //! A ring with one producer and one consumer.
 //!
-//! Memory layout, kept plain so that a device can be the producer one day:
+//! Memory layout, plain so that a device can be the producer one day:
 //!
 //! ```text
 //! header   byte   0  u64 pushed   items ever pushed; written by the producer
@@ -9,11 +9,11 @@
 //! slots    capacity × size of an item, in one piece; item number n is in slot n mod capacity
 //! ```
 //!
-//! The capacity is a power of two; the counts only grow. The producer fills slots, then stores
-//! `pushed` with release order; it may fill item n once `freed` + capacity > n. The consumer loads
-//! `pushed` with acquire order, copies items out, and stores `freed` with release order. It decides
-//! *when* a slot is free: for events when they were read, for commands when they are done (INV-5).
-//! Each side keeps a copy of the other's count and looks again only when the copy does not suffice.
+//! The capacity is a power of two; the counts only grow. The producer fills slots, then stores `pushed`
+//! with release order; it may fill item n once `freed` + capacity > n. The consumer loads `pushed` with
+//! acquire order, copies items out, and stores `freed` with release order. It decides *when* a slot is
+//! free: for events when they were read, for commands when they are done (INV-5). Each side holds a
+//! copy of the other's count and reads the count again only when the copy does not suffice.
 
 use super::sync::{Arc, AtomicU64, Ordering, UnsafeCell};
 
@@ -44,8 +44,8 @@ struct CommandRing<T> {
     slots: Box<[UnsafeCell<T>]>,
 }
 
-// SAFETY: `header` is Send and Sync. A slot is touched by the side that owns it only, and the counts
-// hand it over with release and acquire order, so a shared ring moves items of type T between threads.
+// SAFETY: `header` is Send and Sync. Only the side that owns a slot accesses it, and the counts pass
+// the slot on with release and acquire order, so a shared ring moves items of type T between threads.
 unsafe impl<T: Send> Send for CommandRing<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for CommandRing<T> {}
@@ -57,7 +57,7 @@ impl<T> CommandRing<T> {
 }
 
 /// The two ends of a ring with room for at least `capacity` items, which is rounded up to a power of
-/// two. `blank` is what fresh slots hold.
+/// two. `blank` is the initial value of slots.
 pub(super) fn ring<T: Copy>(capacity: usize, blank: T) -> (Producer<T>, Consumer<T>) {
     let capacity = capacity.max(1).next_power_of_two();
     let count = || Count(AtomicU64::new(0));
@@ -80,12 +80,12 @@ pub(super) struct Producer<T> {
 }
 
 impl<T: Copy> Producer<T> {
-    /// Items that can be staged, by what was last seen of the consumer.
+    /// Items that can be staged, by the consumer's count as last seen.
     pub(super) fn room(&self) -> usize {
         self.ring.slots.len() - (self.staged - self.freed) as usize
     }
 
-    /// Looks which slots the consumer has freed.
+    /// Reads the consumer's count of freed slots.
     pub(super) fn refresh(&mut self) {
         self.freed = self.ring.header.freed.0.load(Ordering::Acquire);
     }
@@ -124,17 +124,17 @@ pub(super) struct Consumer<T> {
 }
 
 impl<T: Copy> Consumer<T> {
-    /// Items that can be taken, by what was last seen of the producer.
+    /// Items that can be taken, by the producer's count as last seen.
     pub(super) fn waiting(&self) -> usize {
         (self.pushed - self.taken) as usize
     }
 
-    /// Looks what the producer has published.
+    /// Reads the producer's count of published items.
     pub(super) fn refresh(&mut self) {
         self.pushed = self.ring.header.pushed.0.load(Ordering::Acquire);
     }
 
-    /// Copies the oldest items to the front of `out`, without taking them, and returns how many.
+    /// Copies the oldest items to the front of `out`, without taking them, and returns their number.
     pub(super) fn peek(&mut self, out: &mut [T]) -> usize {
         if self.waiting() < out.len() {
             self.refresh();
@@ -153,7 +153,7 @@ impl<T: Copy> Consumer<T> {
         self.taken = self.pushed.min(self.taken + count as u64);
     }
 
-    /// Gives the slots of so many taken items back, all of them at most.
+    /// Frees the slots of `count` taken items, at most all of them.
     pub(super) fn free(&mut self, count: usize) {
         debug_assert!(count as u64 <= self.taken - self.freed);
         self.freed = self.taken.min(self.freed + count as u64);

@@ -1,4 +1,4 @@
-//! The proxy as a transport sees it.
+//! The proxy from the view of a transport.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -16,13 +16,13 @@ use crate::{Error, ErrorKind, Result};
 
 const START: &str = "start proxy";
 
-/// More than any queue needs; it bounds what a wrong number allocates.
+/// More than any queue needs; it bounds the allocation for a wrong number.
 const MAX_DEPTH: u32 = 1 << 20;
 
-/// How long an engine may take, beyond the flush, before its thread's end is called overdue.
+/// The time beyond the flush after which the end of an engine's thread is reported as overdue.
 const OVERDUE: Duration = Duration::from_secs(5);
 
-/// How often a drop looks whether a thread has ended.
+/// The interval at which a drop checks whether a thread has ended.
 const LOOK: Duration = Duration::from_micros(200);
 
 /// Sizes and times of a [`Proxy`].
@@ -33,10 +33,10 @@ pub struct ProxyOptions {
     /// Commands of a queue that may be posted and not done: 1 to 1,048,576, rounded up to a power of
     /// two.
     pub queue_depth: u32,
-    /// How long a thread naps that has nothing to do: what comes from the fabric unasked waits so long
-    /// at most. Commands wake it at once.
+    /// The length of a nap of an idle thread: data that arrives from the fabric meanwhile waits this
+    /// long at most. Commands wake the thread at once.
     pub nap: Duration,
-    /// How long the drop of the proxy waits for commands that are not done.
+    /// Most time that the drop of the proxy waits for commands that are not done.
     pub flush: Duration,
 }
 
@@ -65,14 +65,14 @@ impl ProxyOptions {
     }
 }
 
-/// Proxy threads with their queues. See the [module](super) for what they promise.
+/// Proxy threads with their queues. See the [module](super) for their promises.
 ///
 /// Threads: `post` and `poll` of one queue are called by one thread at a time, of different queues by
 /// several at once; `health` by any thread.
 ///
-/// Its drop lets the threads finish what is posted, for [`ProxyOptions::flush`] at most, then drops the
-/// engines and returns. An engine that blocks keeps it, which is logged: memory that a fabric may
-/// still touch must not be given back.
+/// Its drop lets the threads finish posted commands, for [`ProxyOptions::flush`] at most, then drops
+/// the engines and returns. An engine that blocks delays the drop, which is logged: memory that a
+/// fabric may still access must not be freed.
 #[derive(Debug)]
 pub struct Proxy {
     queues: Box<[Guarded]>,
@@ -81,7 +81,7 @@ pub struct Proxy {
     flush: Duration,
 }
 
-/// The poster's end of a queue. Two threads in it are a breach of the thread rule.
+/// The poster's end of a queue. Two threads in it at once break the thread rule.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Guarded(Mutex<Queue>);
@@ -111,7 +111,7 @@ impl Proxy {
             queues.push(Guarded(Mutex::new(poster)));
             servers[thread].push(server);
         }
-        // Dropped on an error below, it ends the threads that were started.
+        // On an error below, its drop ends the threads that were started.
         let mut proxy = Self {
             queues: queues.into(),
             threads: Vec::new(),
@@ -146,8 +146,8 @@ impl Proxy {
         Ok(self.queue(queue)?.post(commands))
     }
 
-    /// Fills `events` from the front with what ended in the queue, and returns how many were written:
-    /// one per command with `TY_FLAG_NOTIFY`, one per command that failed.
+    /// Fills `events` from the front with the ended commands of the queue, and returns how many were
+    /// written: one per command with `TY_FLAG_NOTIFY`, one per command that failed.
     ///
     /// # Errors
     /// As [`post`](Self::post).
@@ -155,13 +155,13 @@ impl Proxy {
         Ok(self.queue(queue)?.poll(events))
     }
 
-    /// The first failure of an engine, if there was one; it is about no peer. It stays. A command that
-    /// fails alone is an event; a transport's health tells of it too, by what its engine knows of the
-    /// peer.
+    /// The first failure of an engine, if there was one; it is about no peer. It stays. A single
+    /// command that fails is an event; a transport's health reports it too, with the peer that its
+    /// engine knows.
     ///
     /// # Errors
-    /// That failure: [`ErrorKind::Transport`] if a call of the engine failed, [`ErrorKind::Internal`]
-    /// if it panicked or broke its rules.
+    /// The failure: [`ErrorKind::Transport`] if a call of the engine failed, [`ErrorKind::Internal`] if
+    /// it panicked or broke its rules.
     pub fn health(&self) -> Result<()> {
         self.shared.health.get()
     }
@@ -169,7 +169,7 @@ impl Proxy {
     fn queue(&self, queue: u32) -> Result<MutexGuard<'_, Queue>, i32> {
         match self.queues.get(queue as usize).ok_or(abi::TY_INTERNAL)?.0.try_lock() {
             Ok(queue) => Ok(queue),
-            // Nothing in a queue is left half done by a panic.
+            // A panic leaves no queue half changed.
             Err(TryLockError::Poisoned(queue)) => Ok(queue.into_inner()),
             Err(TryLockError::WouldBlock) => Err(abi::TY_INTERNAL),
         }
@@ -203,8 +203,8 @@ impl Running {
         }
         if !self.handle.is_finished() {
             tracing::error!(
-                "proxy thread {number} has not ended {limit:?} after it was told to: its engine blocks \
-                 in post, poll or drop; waiting for it"
+                "proxy thread {number} has not ended {limit:?} after the request to end: its \
+                 engine blocks in post, poll or drop; waiting for it"
             );
         }
         if self.handle.join().is_err() {

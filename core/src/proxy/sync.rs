@@ -1,4 +1,4 @@
-//! What loom replaces in model checks.
+//! The primitives that loom replaces in model checks.
 
 #[cfg(not(tokenyard_loom))]
 pub(super) use real::*;
@@ -38,7 +38,7 @@ mod model {
     pub(in super::super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
     pub(in super::super) use loom::thread::{Thread, current};
 
-    /// Without an end, so that a wake-up that is lost is found as a deadlock.
+    /// Without a time limit, so that a lost wake-up is found as a deadlock.
     pub(in super::super) fn park_timeout(_: std::time::Duration) {
         loom::thread::park();
     }

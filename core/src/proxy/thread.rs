@@ -16,17 +16,17 @@ use crate::export::panic_text;
 use crate::idle::{Idle, Rest};
 use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 
-/// The nap of a thread that has no engine any more: only who rings needs it.
+/// The nap of a thread that has no engine any more: only the bell gives it work.
 const REFUSING_NAP: Duration = Duration::from_secs(1);
 
-/// What all threads of a proxy see.
+/// State that all threads of a proxy share.
 #[derive(Debug, Default)]
 pub(super) struct ProxyState {
     pub(super) health: Health,
     pub(super) stop: AtomicBool,
 }
 
-/// What a thread has besides its engine.
+/// The state of a thread besides its engine.
 pub(super) struct ProxyWorker {
     pub(super) thread: u32,
     /// Number of threads: queue `thread + i * threads` is `queues[i]`.
@@ -52,7 +52,8 @@ impl ProxyWorker {
         if let Err(failure) = failure {
             self.shared.health.fail(failure);
         }
-        // Before any command is called ended: the engine must not touch its memory afterwards (INV-8).
+        // Dropped before any command is reported as ended: the engine may not access its memory
+        // afterwards (INV-8).
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(engine))) {
             tracing::error!(
                 thread = self.thread,
@@ -63,7 +64,7 @@ impl ProxyWorker {
         self.refuse(status);
     }
 
-    /// Works until the engine fails, or until the proxy stops and all is flushed.
+    /// Works until the engine fails, or until the proxy stops and all commands are flushed.
     fn drive(&mut self, engine: &mut impl Engine) -> Result<(), ProxyFailure> {
         let (mut idle, mut give_up) = (Idle::default(), None);
         let (mut batch, mut events) = ([NO_COMMAND; MAX_BATCH], [NO_EVENT; MAX_BATCH]);
@@ -90,7 +91,7 @@ impl ProxyWorker {
         }
     }
 
-    /// Hands the engine one batch of a queue; whether it took anything.
+    /// Passes the engine one batch of a queue. Returns whether it accepted any command.
     fn post(
         &mut self,
         engine: &mut impl Engine,
@@ -102,7 +103,7 @@ impl ProxyWorker {
         if count == 0 {
             return Ok(false);
         }
-        // SAFETY: whoever called `Proxy::post` keeps the promises about these commands until their
+        // SAFETY: the callers of `Proxy::post` uphold the promises about these commands until their
         // ends are reported, which is after the engine has ended them or was dropped.
         let accepted = unsafe { engine.post(server.queue(), &batch[..count]) };
         let accepted = accepted.map_err(|status| self.failed("post", status))?;
@@ -114,7 +115,7 @@ impl ProxyWorker {
         Ok(accepted > 0)
     }
 
-    /// Reports what the engine has ended; whether there was anything.
+    /// Reports the commands that the engine has ended. Returns whether there were any.
     fn collect(
         &mut self,
         engine: &mut impl Engine,
@@ -155,7 +156,7 @@ impl ProxyWorker {
         ProxyFailure::Call { thread: self.thread, call, status }
     }
 
-    /// Ends everything with an error, now and until the proxy stops (INV-7).
+    /// Ends all commands with an error, now and until the proxy stops (INV-7).
     fn refuse(&mut self, status: i32) {
         loop {
             self.queues.iter_mut().for_each(|queue| queue.fail_all(status));
@@ -170,7 +171,7 @@ impl ProxyWorker {
     fn pause(&mut self, idle: &mut Idle) {
         match idle.next(Instant::now) {
             Rest::Spin => std::hint::spin_loop(),
-            // When a nap is over, it looks once, then sleeps again.
+            // After a nap the thread polls once, then sleeps again.
             Rest::Nap if !self.has_work() => {
                 if self.sleep(self.nap) {
                     *idle = Idle::default();
@@ -184,14 +185,14 @@ impl ProxyWorker {
         self.shared.stop.load(Ordering::Acquire) || self.queues.iter_mut().any(Server::has_waiting)
     }
 
-    /// Whether there is a reason to be awake.
+    /// Sleeps. Returns whether there is a reason to stay awake.
     fn sleep(&mut self, nap: Duration) -> bool {
         let bell = Arc::clone(&self.bell);
         bell.sleep(nap, || self.has_work())
     }
 }
 
-/// Keeps this thread on `cpus`. A thread that runs elsewhere is slower, not wrong.
+/// Pins this thread to `cpus`. A thread that runs elsewhere is slower, not wrong.
 pub(crate) fn pin(thread: u32, cpus: &[u32]) {
     if cpus.is_empty() {
         return;

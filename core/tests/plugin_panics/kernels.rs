@@ -1,4 +1,4 @@
-//! A kernel set that panics, or needs what it must not.
+//! A kernel set that panics, or declares invalid needs.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -143,7 +143,7 @@ impl Device for PanickyKernels {
     }
 }
 
-/// The same without its device, and with a slot of it left out.
+/// The same kernel set without its device table, and with a slot of the table left out.
 const NO_DEVICE: &abi::TyKernelsTable = &abi::TyKernelsTable {
     name: abi::TyStr { data: "no_device".as_ptr(), bytes: 9 },
     device: null(),
@@ -185,7 +185,7 @@ fn sized<T>() -> T {
     value
 }
 
-/// Instead of a call to panic in: the kernel set needs what no core knows.
+/// In place of the name of a call: the kernel set declares needs that no core knows.
 const UNKNOWN_NEEDS: &str = "unknown_needs";
 
 #[test]
@@ -218,7 +218,7 @@ fn a_kernel_set_on_a_device_has_the_whole_table_of_it() {
         let error = needs(name, what).unwrap_err().to_string();
         assert!(error.contains(expected), "{name}, {what}: {error}");
     }
-    // On the host nothing of it is asked for.
+    // On the host no device slot is required.
     assert!(needs("no_copy_on", "").is_ok() && needs("no_device", "").is_ok());
 }
 
@@ -241,7 +241,7 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
     let calls: [(&str, Call); 14] = [
         ("needs", |k| k.needs(&sized()).map(|_| ())),
         ("allocate", |k| k.allocate(0, 8, &sized()).map(|_| ())),
-        // SAFETY: the component looks at no pointer of these structures.
+        // SAFETY: the component reads no pointer of these structures.
         ("plan", |k| unsafe { k.plan(&sized()) }),
         // SAFETY: as above.
         ("dispatch_send", |k| unsafe { k.dispatch_send(&sized()) }),
@@ -252,7 +252,7 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
         ("combine_recv", |k| k.combine_recv(0)),
         ("flush", OpenKernels::flush),
         ("stream_create", |k| k.stream_create().map(|_| ())),
-        // SAFETY: the component looks at no pointer.
+        // SAFETY: the component reads no pointer.
         ("copy_on", |k| unsafe { k.copy_on(null_mut(), null_mut(), null(), 0) }),
         // SAFETY: as above.
         ("graph_begin", |k| unsafe { k.graph_begin(null_mut()) }),

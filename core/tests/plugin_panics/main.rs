@@ -1,5 +1,5 @@
-//! A component that panics becomes an error with its text; the process lives, and the component is not asked
-//! again. Built-in tables are judged and called as loaded ones are.
+//! A component that panics becomes an error with its text; the process lives, and the component is not
+//! called again. Built-in tables are judged and called as loaded ones are.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]
 
 mod kernels;
@@ -13,7 +13,7 @@ use tokenyard_core::transport::{NO_WINDOW, Window};
 use tokenyard_core::{Error, ErrorKind, abi};
 use transport::open_transport;
 
-/// Says in which call a component panics.
+/// The call in which a component panics.
 #[derive(Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
@@ -52,7 +52,7 @@ fn caught(error: &Error, component: &str, call: &str) {
     }
 }
 
-/// Every later call fails too, and says why.
+/// Every later call fails too, and reports the reason.
 fn poisoned(error: &Error, component: &str) {
     assert_eq!(error.kind(), ErrorKind::Internal, "{error}");
     let text = error.to_string();

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A shared library in a folder of its own that goes when this is dropped.
+/// A shared library in a folder of its own, removed on drop.
 pub(crate) struct Library {
     pub(crate) path: PathBuf,
     _folder: tempfile::TempDir,
 }
 
-/// A file of this repository; an absolute path stays as it is.
+/// A file of this repository; an absolute path stays unchanged.
 pub(crate) fn repository(path: impl AsRef<Path>) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }

@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// The folders of the product; `tools/testkit`, `tools/hca`, `xtask` and `fuzz` are tools of its makers.
+/// The folders of the product; `tools/testkit`, `tools/hca`, `xtask` and `fuzz` are tools of its
+/// developers.
 const FOLDERS: [&str; 16] = [
     "abi",
     "backends",

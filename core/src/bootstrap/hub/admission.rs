@@ -1,4 +1,4 @@
-//! Who is let in: at the start, and where losses are masked, later too.
+//! Lets processes in: at the start, and where losses are masked, later too.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,8 +12,8 @@ use super::super::message::{End, Proof, Refusal, encode};
 use super::{Difference, Hub, JoinedRank};
 
 impl Hub {
-    /// Lets a process in, or tells it why not. One of this job whose config differs ends the join
-    /// for all: the world that the others wait for cannot come about.
+    /// Lets a process in, or sends it the reason of a refusal. A process of this job whose config
+    /// differs ends the join for all ranks: the world that the others wait for cannot come about.
     pub(super) fn admit(&mut self, claim: Claim) {
         let Proof { rank, pid, host, .. } = &claim.proof;
         let rank = *rank;
@@ -58,7 +58,7 @@ impl Hub {
         }
     }
 
-    /// Tells all whether a process waits to come back as `rank`.
+    /// Reports to all ranks whether a process waits to come back as `rank`.
     fn tell_returning(&mut self, rank: u32, waits: bool) {
         self.rounds.set_returning(rank, waits);
         self.member.liveness.set_waiting(rank, waits);
@@ -74,7 +74,7 @@ impl Hub {
         self.tell_returning(rank, false);
     }
 
-    /// What a process expects of the world that rank 0 does not.
+    /// The difference between the world that a process expects and that of rank 0, if there is one.
     fn find_difference(&self, claim: &Claim) -> Option<String> {
         let ranks = self.member.place.ranks;
         let timing = self.member.timing;
@@ -110,7 +110,7 @@ impl Hub {
         match (self.peers.get(rank as usize), self.returning.get(&rank)) {
             (Some(None), None) if rank != 0 => Ok(()),
             (Some(Some(_)), None) if self.started && ended => Ok(()),
-            // What holds the rank may be dead already, and rank 0 about to find out.
+            // The process that holds the rank may be dead already, before rank 0 has noticed.
             (_, Some(holder)) => Err((Refusal::Busy, two(holder))),
             (Some(Some(holder)), None) if self.started => Err((Refusal::Busy, two(holder))),
             (Some(Some(holder)), None) => Err((Refusal::Claim, two(holder))),
@@ -122,19 +122,20 @@ impl Hub {
         }
     }
 
-    /// What a process says that waits to come back.
+    /// Handles a frame of a process that waits to come back.
     pub(super) fn on_returning(&mut self, rank: u32, what: What) {
         match what {
             What::Closed(why) => self.stop_returning(rank, &why),
             What::Frame(frame) => match frame.kind {
                 FrameKind::Heartbeat => {}
                 FrameKind::Goodbye | FrameKind::Failed => self.stop_returning(rank, "left"),
-                _ => self.stop_returning(rank, "spoke before it was let in"),
+                _ => self.stop_returning(rank, "sent a frame before it was let in"),
             },
         }
     }
 
-    /// Ends the ranks that came back and with which no communicator can be brought up, as `by` found out.
+    /// Ends the ranks that came back, because rank `by` found that no communicator can be opened with
+    /// them.
     pub(super) fn refuse_on_trial(&mut self, by: u32, why: &str) {
         for rank in self.rounds.on_trial() {
             let why = format!(
@@ -144,7 +145,7 @@ impl Hub {
         }
     }
 
-    /// A process that waited is a rank again.
+    /// Makes a process that waited a rank again.
     pub(super) fn let_in(&mut self, rank: u32) {
         let peer = self.returning.remove(&rank);
         if let (Some(place), Some(peer)) = (self.peers.get_mut(rank as usize), peer) {

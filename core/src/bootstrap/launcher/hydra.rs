@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::refuse;
 use crate::Result;
 
-/// How its name ends: MPICH's and Intel's differ in the beginning.
+/// The end of the process's name: those of MPICH and Intel MPI begin differently.
 const PROXY: &str = "pmi_proxy";
 /// Wrappers may stand between Hydra and a rank; more than these are a mistake.
 const MOST_PARENTS: usize = 64;
@@ -17,11 +17,11 @@ struct Process {
     pid: u32,
     name: String,
     parent: u32,
-    /// In clock ticks since the machine's start: a later process of the same id has another.
+    /// In clock ticks since the machine's start: a later process of the same id has another value.
     started: u64,
 }
 
-/// The file to meet at, in the folder for temporary files.
+/// The rendezvous file, in the folder for temporary files.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): no process of Hydra is above this one.

@@ -1,5 +1,6 @@
-//! Where the ranks of mpirun meet. mpirun says how many ranks are on this host, and does not say where rank 0 is:
-//! so ranks that are all on one host meet there by themselves, and others need a variable.
+//! The rendezvous of ranks that mpirun started. mpirun sets the number of ranks on this host, and not the
+//! address of rank 0: so ranks that are all on one host meet there without further variables, and other ranks
+//! need a variable.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ use super::super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use super::{BOOTSTRAP_VARIABLE, Env, Launcher, PORT_VARIABLE, hydra, job_port, master, refuse};
 use crate::{Error, Result};
 
-/// The job's name, which no other job of Open MPI on its hosts has.
+/// The job's name, unique among the Open MPI jobs of its hosts.
 const JOB: &str = "PMIX_NAMESPACE";
 /// The folder that Open MPI, versions 4 and 5, makes on each host of a job, and removes with the job.
 const FOLDER: &str = "PMIX_SERVER_TMPDIR";
@@ -57,7 +58,7 @@ fn several_hosts(launcher: Launcher, place: RankId, env: &Env<'_>) -> Error {
         true => "",
         false => "export TOKENYARD_SECRET=$(openssl rand -hex 32); ",
     };
-    // Hydra hands all variables on, and says nothing that a port could be made of.
+    // Hydra passes all variables on, and sets none from which a port could be derived.
     let command = match launcher {
         Launcher::Hydra => {
             format!("mpirun -genv {BOOTSTRAP_VARIABLE} tcp://$(hostname):29600 ...")
@@ -85,7 +86,7 @@ fn meeting_file(env: &Env<'_>) -> Result<PathBuf> {
     Ok(folder.join(format!("tokenyard-{}", file_name(&job))))
 }
 
-/// Version 5 calls a job `prterun-node1-4242@1`; anything in it that is more than a part of a file's name goes.
+/// Version 5 calls a job `prterun-node1-4242@1`; characters that a file's name cannot hold are removed.
 fn file_name(job: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
     job.chars().take(200).map(|c| if is_plain(c) { c } else { '_' }).collect()

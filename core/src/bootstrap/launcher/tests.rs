@@ -24,12 +24,12 @@ const OPEN_MPI: &[(&str, &str)] = &[
 ];
 const HYDRA: &[(&str, &str)] =
     &[("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "1")];
-/// What torchrun gives its processes besides.
+/// A variable that torchrun sets in addition.
 const ELASTIC: &[(&str, &str)] = &[("TORCHELASTIC_RUN_ID", "none")];
 const OWN: &[(&str, &str)] =
     &[("TOKENYARD_RANK", "1"), ("TOKENYARD_RANKS", "2"), ("TOKENYARD_LOCAL_RANK", "1")];
 
-/// Resolves with the variables of `sets`; a later one wins, an empty one is unset.
+/// Resolves with the variables of `sets`; a later set wins, an empty variable is unset.
 fn resolve(spec: &str, sets: &[&[(&str, &str)]]) -> Result<Identity> {
     let lookup = |name: &str| {
         let all = sets.iter().rev().flat_map(|set| set.iter().rev());
@@ -106,7 +106,7 @@ fn under_mpirun_the_ids_of_slurm_are_those_of_its_daemons() {
         ("OMPI_COMM_WORLD_SIZE", "8"),
         ("OMPI_COMM_WORLD_LOCAL_RANK", "3"),
     ];
-    // Rank 0 of mpirun in a batch script has the ids that the script has.
+    // Rank 0 of mpirun in a batch script has the ids of the script.
     assert_eq!(resolved("env", &[SLURM, same, master]).2, "Open MPI");
     assert_eq!(resolved("env", &[SLURM, HYDRA, &[("MASTER_PORT", "1")], master]).2, "Hydra");
     // `srun --mpi=pmi2` sets these, and nothing else of Hydra.
@@ -208,7 +208,7 @@ fn ranks_of_open_mpi_on_one_host_meet_in_the_folder_of_their_job() {
     assert_eq!(at, format!("file://{folder}/tokenyard-prterun-n1-4242@1"));
     let other = resolved("env", &[OPEN_MPI, here, &[("PMIX_NAMESPACE", "prterun-n1-4242@2")]]);
     assert_ne!(other.1, at);
-    // What is asked for counts.
+    // An explicit setting wins.
     let port = resolved("env", &[OPEN_MPI, here, &[("TOKENYARD_PORT", "7000")]]);
     assert_eq!(port.1, "tcp://127.0.0.1:7000");
     let master = resolved("env", &[OPEN_MPI, here, &[("MASTER_ADDR", "n0")]]);
@@ -265,14 +265,14 @@ fn launchers_that_contradict_each_other_are_refused_and_both_are_named() {
     assert!(text.contains("`env -u RANK -u WORLD_SIZE -u LOCAL_RANK`"), "{text}");
     let text = refused("tcp://h:1", &[OPEN_MPI, HYDRA]);
     assert!(text.contains("PMI_RANK=3, PMI_SIZE=4 (Hydra)"), "{text}");
-    // One number that differs is enough; the same numbers are none.
+    // One differing number is a contradiction; equal numbers are none.
     for (name, value) in [("RANK", "1"), ("WORLD_SIZE", "3")] {
         let same = &[("RANK", "2"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0")];
         assert_eq!(resolved("tcp://h:1", &[OPEN_MPI, same]).0, (2, 4, 0));
         let text = refused("tcp://h:1", &[OPEN_MPI, same, &[(name, value)]]);
         assert!(text.contains("contradict"), "{text}");
     }
-    // tokenyard's own variables say it plainly.
+    // tokenyard's own variables decide.
     assert_eq!(resolved("tcp://h:1", &[TORCHRUN, OPEN_MPI, OWN]).0, (1, 2, 1));
 }
 

@@ -1,4 +1,4 @@
-//! One round: what has come of a collective so far, and what comes of it.
+//! One round: the contributions to a collective so far, and its result.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use super::super::message::{
 use super::Delivery;
 use crate::{Error, ErrorKind, Result};
 
-/// A collective that is under way, or that failed before all came.
+/// A collective that is under way, or that failed before all ranks arrived.
 pub(super) struct Round {
     pub(super) op: Op,
     pub(super) topic: String,
@@ -24,14 +24,14 @@ pub(super) struct Round {
     pub(super) verdict: Option<Arc<Vec<u8>>>,
 }
 
-/// What the ranks gave so far.
+/// The contributions of the ranks so far.
 pub(super) enum Parts {
     None,
     Items(Vec<Vec<u8>>),
-    /// Lists that were found to hold one item per rank.
+    /// Lists that were checked to hold one item per rank.
     Columns(Vec<Option<Vec<u8>>>),
     Values(Agreement),
-    /// Whether for all ranks the bring-up begins.
+    /// True if the bring-up begins on all ranks.
     Asks {
         first: bool,
     },
@@ -128,7 +128,7 @@ impl Round {
         self.fail(number, ErrorKind::InvalidInput, text)
     }
 
-    /// Settles the round: a verdict for all who arrived, kept for those who come later.
+    /// Settles the round: a verdict for all ranks that arrived, stored for those that arrive later.
     pub(super) fn fail(&mut self, number: u64, kind: ErrorKind, text: String) -> Vec<Delivery> {
         let payload = Arc::new(encode(&(number, CollectiveFailure { kind, text })));
         self.parts = Parts::None;

@@ -44,7 +44,7 @@ fn a_barrier_holds_everybody_until_the_last_one_comes() {
 #[test]
 fn items_of_some_megabytes_arrive_whole() {
     let meeting = Meeting::new();
-    // Enough for unoptimised hashing on a machine that does other things.
+    // Enough for unoptimised hashing on a busy machine.
     let deadline = Duration::from_secs(3);
     on_threads(3, |rank| {
         let world = World::join(WorldOptions { deadline, ..meeting.options(rank, 3) }).unwrap();

@@ -3,7 +3,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 use super::*;
 
-/// A port below those that the system gives away by itself, so that no other test is given it.
+/// A port below the range of ephemeral ports, so that no other test gets it.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let ports = std::iter::repeat_with(|| {
@@ -18,7 +18,7 @@ fn at(port: u16) -> Rendezvous {
     Rendezvous::parse(&format!("tcp://127.0.0.1:{port}")).unwrap()
 }
 
-/// Where rank 0 listens, once its file is there.
+/// The address of rank 0, once its file exists.
 fn address_in(path: &Path) -> SocketAddr {
     wait_for("the file", LATE, || path.exists());
     let text = std::fs::read_to_string(path).unwrap();
@@ -63,8 +63,8 @@ fn a_world_of_one_rank_needs_nobody() {
 
 #[test]
 fn a_stale_file_does_not_mislead_and_none_is_left() {
-    // The file of an earlier job names a port that now belongs to a stranger who never answers
-    // sensibly, then one where nobody listens.
+    // The file of an earlier job names a port that now belongs to a stranger that never gives a valid
+    // answer, then a port where no process listens.
     let stranger = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let strange_port = stranger.local_addr().unwrap().port();
     let answering = std::thread::spawn(move || {
@@ -92,7 +92,7 @@ fn a_stale_file_does_not_mislead_and_none_is_left() {
 fn the_file_of_another_living_job_is_refused_by_that_job() {
     let (ours, theirs) = (Meeting::new(), Meeting::new());
     on_threads(4, |thread| match thread {
-        // The other job waits for its rank 1, which comes last.
+        // The other job waits for its rank 1, which joins last.
         0 => drop(theirs.join(0, 2).unwrap()),
         1 => {
             std::thread::sleep(Duration::from_millis(300));
@@ -150,7 +150,7 @@ fn a_wrong_secret_is_no_end_before_late_and_the_joiner_then_learns_why() {
     let meeting = Meeting::new();
     on_threads(3, |rank| {
         let secret = |text: &str| Secret::from_text(text).unwrap();
-        // Lateness is compared only of those who prove the secret.
+        // Lateness is compared only for processes that prove the secret.
         let with = |late, secret| WorldOptions { late, secret, ..meeting.options(rank, 3) };
         let right = "the right secret, long enough";
         if rank == 2 {
@@ -198,12 +198,12 @@ fn garbage_and_silence_at_the_door_do_not_disturb_the_join() {
                 // Rank 0 may close while this is still being sent.
                 let _ = stream.write_all(&garbage.repeat(4));
             }
-            // A first message that announces more than any has, and one of another version.
+            // A first message that announces more bytes than any can have, and one of another version.
             for first in [b"TYBS\x03\0\xff\xff", b"TYBS\x02\0\x20\0"] {
                 let mut stream = TcpStream::connect(address).unwrap();
                 let _ = stream.write_all(first);
                 stream.set_read_timeout(Some(LATE)).unwrap();
-                // Turned away at once, with the version that rank 0 speaks.
+                // Refused at once, with the version of rank 0.
                 let mut answer = [0; 8];
                 stream.read_exact(&mut answer).unwrap();
                 assert_eq!(&answer, b"TYBS\x03\0\0\0");
@@ -216,7 +216,7 @@ fn garbage_and_silence_at_the_door_do_not_disturb_the_join() {
     });
 }
 
-/// What a joiner says at its end of a program at the address of rank 0 that answers with `answer`.
+/// A joiner's error where another program, at the address of rank 0, answers with `answer`.
 fn join_where_others_answer(answer: &'static [u8]) -> Error {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -288,7 +288,7 @@ fn a_rank_that_expects_another_world_ends_the_join_of_all() {
     for (odd, says) in cases {
         let meeting = Meeting::new();
         let errors = on_threads(3, |rank| {
-            // The last comes after the odd one was seen, and is told as well.
+            // The last rank joins after the differing rank was seen, and receives the error as well.
             std::thread::sleep(u32::from(rank == 2) * Duration::from_millis(150));
             let options = if rank == 1 { odd(&meeting) } else { meeting.options(rank, 3) };
             World::join(options).unwrap_err()
@@ -303,7 +303,7 @@ fn a_rank_that_expects_another_world_ends_the_join_of_all() {
 
 #[test]
 fn ranks_that_wait_say_for_whom_to_whoever_asks() {
-    // Nobody else has worlds of these sizes here.
+    // No other test has worlds of these sizes.
     let line = |rank: u32, ranks: u32| {
         let start = format!("rank {rank} of {ranks} has waited ");
         joins_under_way().into_iter().find(|line| line.starts_with(&start)).unwrap_or_default()
@@ -363,7 +363,7 @@ fn a_missing_rank_0_is_an_error_that_says_where_and_why() {
 
 #[test]
 fn a_rank_0_that_says_nothing_is_waited_for_no_longer_than_late() {
-    // The kernel accepts, nobody answers.
+    // The kernel accepts the connection; no process answers.
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = at(silent.local_addr().unwrap().port());
     let late = Duration::from_millis(300);

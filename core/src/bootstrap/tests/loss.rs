@@ -6,8 +6,8 @@ use super::super::rendezvous::enter;
 use super::super::world::bring_up;
 use super::*;
 
-/// A rank whose control thread only runs when told to: what a killed or a stopped process is to
-/// the others.
+/// A rank whose control thread runs only on request: to the others it looks like a killed or a stopped
+/// process.
 pub(super) struct Puppet {
     runtime: tokio::runtime::Runtime,
     bootstrap: Box<dyn Bootstrap>,
@@ -51,7 +51,7 @@ impl Puppet {
     }
 }
 
-/// What became of the ranks that waited for another: their error and for how long.
+/// The ranks that waited for another: the error of each, and the time it waited.
 type Waits = Vec<(String, Duration)>;
 
 /// All ranks but `victim`, a puppet, wait in a barrier that it never reaches. Returns their errors
@@ -79,11 +79,11 @@ fn loss_of(victim: u32, act: impl Fn(Puppet) -> Option<Puppet> + Sync) -> Waits 
         let loss = liveness.first_loss().unwrap();
         assert_eq!(loss.rank, victim);
         assert_eq!(liveness.state(victim), &PeerState::Lost { why: loss.why.clone() });
-        // Another may have left by now, but nobody may call it lost.
+        // Another rank may have left by now, but no rank may report it lost.
         for other in (0..3).filter(|other| *other != victim) {
             assert!(!matches!(liveness.state(other), PeerState::Lost { .. }));
         }
-        // Every later collective says the same at once.
+        // Every later collective fails with the same error at once.
         assert_eq!(world.all_gather("next", b"").unwrap_err().message(), error.message());
         Some((error.to_string(), waited))
     });
@@ -164,7 +164,7 @@ fn a_rank_that_was_stopped_learns_that_it_is_given_up() {
         std::thread::sleep(2 * DEADLINE);
         puppet.live(Duration::from_millis(100));
         let loss = puppet.liveness.first_loss().unwrap();
-        assert!(loss.rank == 1 && loss.why.contains("so says rank 0"), "{loss:?}");
+        assert!(loss.rank == 1 && loss.why.contains("reported by rank 0"), "{loss:?}");
     });
 }
 

@@ -1,4 +1,4 @@
-//! Worlds that go on without a rank that was lost, and let it in again.
+//! Worlds that continue without a lost rank, and let it in again.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(super) fn without_rank_1<T: Send>(body: impl Fn(&Meeting, &World) -> T + Syn
     results.into_iter().flatten().collect()
 }
 
-/// Is a rank of three for half a deadline, and then is no more.
+/// Joins as a rank of three, lives for half a deadline, and then dies.
 fn live_and_die(meeting: &Meeting, rank: u32) {
     let mut puppet = Puppet::join(meeting, rank, 3);
     puppet.live(DEADLINE / 2);
@@ -54,7 +54,7 @@ fn a_barrier_under_way_ends_when_the_missing_rank_is_lost() {
         let world = meeting.join(rank, 3).unwrap();
         world.barrier("without rank 1").unwrap();
         assert_eq!(world.liveness().absent(), [1]);
-        // The last to leave ends the world for nobody.
+        // The rank that leaves last ends the world for no other rank.
         world.barrier("both still here").unwrap();
     });
 }
@@ -133,7 +133,7 @@ fn a_process_that_gives_up_waiting_is_not_let_in() {
             if world.rank() == 0 {
                 scope.spawn(|| {
                     let options = WorldOptions { late: DEADLINE, ..meeting.options(1, 3) };
-                    // Another lateness than rank 0 has.
+                    // A lateness that differs from that of rank 0.
                     let error = World::join(options).unwrap_err();
                     assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
                     assert!(Puppet::join_within(meeting, 1, 3, DEADLINE).is_none());
@@ -198,7 +198,7 @@ fn the_loss_of_rank_0_ends_the_world_and_says_why() {
     });
 }
 
-/// Joins, and gives up on rank 0 at once.
+/// Joins, and declares rank 0 lost at once.
 fn give_up_on_rank_0(meeting: &Meeting, rank: u32, ranks: u32) {
     let place = RankId { rank, ranks, local_rank: rank };
     let (on_failure, timing) = (meeting.on_failure, Timing { deadline: DEADLINE, late: LATE });
@@ -211,7 +211,7 @@ fn give_up_on_rank_0(meeting: &Meeting, rank: u32, ranks: u32) {
     runtime.block_on(async {
         let route = Route { target, local };
         let mut spoke = Spoke::join(member, &route, credentials).await.unwrap();
-        spoke.lose_hub("was not heard".into());
+        spoke.lose_hub("was silent".into());
         spoke.leave(Farewell::Goodbye).await;
     });
 }
@@ -241,7 +241,7 @@ fn a_rank_0_that_was_stopped_and_given_up_does_not_go_on_alone() {
             });
             let error = puppet.liveness.gone("next").unwrap();
             assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(0)));
-            assert!(error.to_string().contains("rank 0, this one, was given up"), "{error}");
+            assert!(error.to_string().contains("rank 0, this one, was declared lost"), "{error}");
         });
     }
 }
@@ -267,7 +267,7 @@ fn a_rank_0_that_hears_none_of_several_ranks_ends_the_world() {
         let error = world.barrier("alone").unwrap_err();
         done.wait();
         assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(0)));
-        assert!(error.to_string().contains("has heard no other rank for"), "{error}");
+        assert!(error.to_string().contains("has received nothing from any rank for"), "{error}");
     });
 }
 
@@ -295,7 +295,7 @@ fn a_loss_during_a_bring_up_lets_all_begin_anew_without_the_lost_rank() {
         let world = meeting.join(rank, 3).unwrap();
         let members = world.admit(Ask::First).unwrap();
         assert!(members.has(1));
-        // Rank 2 meets the loss on its own, and begins anew while rank 0 is still at this one.
+        // Rank 2 alone meets the loss, and starts again while rank 0 is still in this bring-up.
         let error = match rank {
             0 => members.all_gather("first", b"").unwrap_err(),
             _ => Error::new(ErrorKind::Transport, "connect", "rank 1 does not answer"),
@@ -324,7 +324,8 @@ fn an_error_that_no_loss_explains_is_no_reason_to_begin_anew() {
     });
 }
 
-/// Agrees once with others, as a bring-up does. Returns the number that all know the communicator by.
+/// Agrees once with others, as a bring-up does. Returns the number of the communicator, equal on all
+/// ranks.
 fn bring_up_with(
     world: &World,
     hidden: &str,
@@ -435,9 +436,9 @@ fn a_rank_that_comes_back_and_differs_is_left_out_and_may_come_with_the_next_bri
             }
             wait_for("its wish to come back", LATE, || liveness.waits_to_return(1));
             let next = bring_up_with(world, "64", Ask::First).unwrap_err();
-            // Who hears of the refusal before its own verdict has a lost member to leave out.
+            // A rank that learns of the refusal before its own verdict has a lost member to leave out.
             let Next::Anew(ask) = next else { panic!("{next:?}") };
-            // Another process comes at once. It has to wait.
+            // Another process asks to come back at once. It has to wait.
             if world.rank() == 0 {
                 wait_for("the end of the first", LATE, || *liveness.state(1) != PeerState::Alive);
                 scope.spawn(|| come_back("64"));

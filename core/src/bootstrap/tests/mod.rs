@@ -53,7 +53,7 @@ fn options(rank: u32, ranks: u32, rendezvous: Rendezvous) -> WorldOptions {
     WorldOptions { deadline: DEADLINE, late: LATE, ..WorldOptions::new(identity) }
 }
 
-/// Runs `rank` for every rank on a thread of its own, and returns what each gave.
+/// Runs `rank` for every rank on a thread of its own, and returns the results.
 fn on_threads<T: Send>(ranks: u32, rank: impl Fn(u32) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)

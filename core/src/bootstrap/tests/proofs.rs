@@ -10,7 +10,7 @@ use super::super::rendezvous::{Address, read_notice};
 use super::masking::without_rank_1;
 use super::*;
 
-/// A proof that rank 0 would take.
+/// A proof that rank 0 would accept.
 fn proof() -> Vec<u8> {
     encode(&Proof {
         rank: 1,
@@ -30,7 +30,7 @@ fn first_message(address: &Address, proof: &[u8], secret: &Secret) -> (Handshake
     (handshake, message)
 }
 
-/// Says `hello` to rank 0. Returns what it answers: nothing where it turns this process away.
+/// Sends `hello` to rank 0. Returns the answer: nothing where rank 0 refuses this process.
 fn say(address: &Address, hello: &[u8]) -> (TcpStream, Vec<u8>) {
     let mut stream = TcpStream::connect((&*address.host, address.port)).unwrap();
     stream.set_read_timeout(Some(2 * LATE)).unwrap();
@@ -85,8 +85,8 @@ fn a_process_whose_proof_cannot_be_read_is_told_why_and_its_rank_stays_free_for_
                 let other = Secret::from_text("the secret of another job").unwrap();
                 let (_, hello) = first_message(&address, &right, &other);
                 assert!(say(&address, &hello).1.is_empty(), "turned away");
-                // The first message is right, but whoever repeats it cannot go on: not once may a
-                // replay hold the place of a handshake.
+                // The first message is right, but a process that repeats it cannot continue: a replay
+                // may never hold the place of a handshake.
                 let (mut handshake, hello) = first_message(&address, &right, &Secret::none());
                 let (_stream, answer) = say(&address, &hello);
                 handshake.read(&answer).unwrap();

@@ -1,4 +1,4 @@
-//! Strangers that keep the door of rank 0 busy while ranks join.
+//! Strangers that flood the door of rank 0 while ranks join.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::*;
 const SILENT: usize = 2000;
 const NOISY: usize = 200;
 
-/// Connections from the address of the ranks that prove nothing and are opened anew at once when they
-/// are closed. Ends with this value.
+/// Connections from the address of the ranks that prove nothing, and that are opened again at once when
+/// they are closed. The flood ends with this value.
 struct Flood {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,

@@ -1,4 +1,4 @@
-//! From atomics to a report.
+//! Builds a report from atomics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,31 +17,31 @@ use crate::gpu_ring;
 use crate::link::Link;
 use crate::wait::phase_name;
 
-/// Ranks that are named as the slowest, at most.
+/// Most ranks that are named as the slowest.
 const SLOWEST: usize = 5;
 
 const LEVELS: [&str; 2] = ["scale-up", "scale-out"];
 
-/// What the ranks told each other at the start.
+/// The values that the ranks exchanged at the start.
 #[derive(Debug)]
 pub(in super::super) struct Meeting {
     /// Names the job and this opening of a communicator.
     pub(in super::super) job: String,
-    /// Host and process of each rank; nothing for one that is not there.
+    /// Host and process of each rank; nothing for an absent rank.
     pub(in super::super) ranks: Vec<Option<(String, u32)>>,
 }
 
-/// What a report looks at while the communicator's components live.
+/// The components that a report reads, while they live.
 pub(in super::super) struct Live {
     pub(in super::super) watched: Watched,
     /// Scale-up, scale-out.
     pub(in super::super) links: [Option<Link>; 2],
     pub(in super::super) counters: Option<Counters>,
-    /// As `links`: where kernels post through the host, which then counts what they send.
+    /// As `links`: set where kernels post through the host, which then counts their commands.
     pub(in super::super) rings: [Option<RingCounts>; 2],
 }
 
-/// The ring that kernels of a device post into.
+/// The counts of a ring into which kernels of a device post.
 pub(in super::super) struct RingCounts {
     pub(in super::super) counts: Arc<gpu_ring::Counts>,
     /// World rank of each peer.
@@ -53,7 +53,7 @@ impl RingCounts {
         self.ranks.iter().position(|other| *other == rank).map(|at| at as u32)
     }
 
-    /// Adds what was sent to what the kernels have counted, which is the rest.
+    /// Adds the counts of sent commands to those of the kernels, which count the rest.
     fn add_to(&self, rank: u32, counts: &mut Counts) {
         let Some(carried) = self.peer(rank).and_then(|peer| self.counts.of(peer)) else { return };
         (counts.sent, counts.posted, counts.done) = (carried.raised, carried.posted, carried.done);
@@ -77,7 +77,7 @@ fn queue(level: usize, posted: u64, done: u64, depth: u32) -> Queue {
 /// The counters of a kernel set.
 pub(in super::super) struct Counters(abi::TyCounters);
 
-// SAFETY: what it points to is accessed atomically by both sides, from any thread.
+// SAFETY: both sides access the memory behind its pointers atomically, from any thread.
 unsafe impl Send for Counters {}
 
 impl Counters {
@@ -91,7 +91,7 @@ impl Counters {
         level * self.0.ranks as usize + rank as usize
     }
 
-    /// Counts of a rank; nothing for one beyond the world.
+    /// Counts of a rank; nothing for a rank beyond the world.
     fn counts(&self, level: usize, rank: u32) -> Option<Counts> {
         if rank >= self.0.ranks {
             return None;
@@ -120,10 +120,10 @@ impl Counters {
         (0..signals).filter_map(entry).collect()
     }
 
-    /// The only queue of each level, with what is under way to all ranks together.
+    /// The only queue of each level, with the commands under way to all ranks together.
     fn queue(&self, level: usize) -> Queue {
         let counts = (0..self.0.ranks).filter_map(|rank| self.counts(level, rank));
-        // A plugin's words may be anything.
+        // A plugin may write any values there.
         let add = |(posted, done): (u64, u64), c: Counts| {
             (posted.wrapping_add(c.posted), done.wrapping_add(c.done))
         };
@@ -137,7 +137,8 @@ fn ms(time: Duration) -> u64 {
 }
 
 impl FlightRecorder {
-    /// What the communicator does now. Returns at once: transports are asked, and answer later.
+    /// The present state of the communicator. Returns at once: transports are queried, and answer
+    /// later.
     pub(super) fn capture(&self, reason: Reason) -> Draft {
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let meeting = self.meeting.get();
@@ -164,7 +165,7 @@ impl FlightRecorder {
         };
         report.activity.collective = self.collective.read();
         report.activity.collectives = self.collective.ended();
-        // Behind the lock, so that no question begins once it is let go.
+        // Under the lock, so that no query starts after the lock is released.
         if let Some(live) = &*self.live() {
             live.add_to(&mut report);
             for (checkup, link) in self.checkups.iter().zip(&live.links) {
@@ -186,7 +187,7 @@ impl FlightRecorder {
         report
     }
 
-    /// What the world knows of the other ranks.
+    /// The world's knowledge of the other ranks.
     fn peers(&self) -> Vec<Peer> {
         let others = (0..self.ranks).filter(|rank| *rank != self.rank);
         let peer = |rank: u32| {
@@ -213,7 +214,7 @@ impl FlightRecorder {
 }
 
 impl Live {
-    /// Adds what only the components know.
+    /// Adds the values that only the components have.
     fn add_to(&self, report: &mut Report) {
         report.activity.begun_by_all = self.watched.begun_by_all();
         report.wait = self.watched.wait().map(|(wait, given_up)| Wait {
@@ -252,7 +253,7 @@ impl Live {
         report.slowest = slowest(&report.peers);
     }
 
-    /// Nothing where nobody posts commands, or nobody counts them.
+    /// Nothing where no commands are posted, or none are counted.
     fn queue(&self, level: usize) -> Option<Queue> {
         if let Some(ring) = &self.rings[level] {
             return Some(ring.queue(level));
@@ -307,7 +308,7 @@ mod tests {
             peers: peers.as_ptr(),
             raised: raised.as_ptr(),
         };
-        // SAFETY: both live longer, and nobody writes them.
+        // SAFETY: both live longer, and no thread writes them.
         let counters = unsafe { Counters::new(counters) };
         let queue = counters.queue(0);
         assert_eq!((queue.posted, queue.done, queue.in_flight), (6, 2, 4));

@@ -1,4 +1,5 @@
-//! Asks a transport for its health. A component that does not answer holds up no report, and no end of a communicator.
+//! Queries the health of a transport. A component that does not answer delays neither a report nor the end of
+//! a communicator.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,10 +8,10 @@ use tokenyard_reports::Health;
 
 use crate::Result;
 
-/// How long a report waits for an answer; much longer than a thread of a busy machine needs for it.
+/// Most time that a report waits for an answer; much longer than a thread of a busy machine needs.
 const WITHIN: Duration = Duration::from_secs(1);
 
-/// What asks one transport, from threads of its own: one at a time.
+/// Queries one transport, from threads of its own: one query at a time.
 #[derive(Debug, Default)]
 pub(super) struct Checkup {
     state: Mutex<CheckupState>,
@@ -19,9 +20,9 @@ pub(super) struct Checkup {
 
 #[derive(Debug, Default)]
 struct CheckupState {
-    /// Since when a question is open.
+    /// The start of the query that is open.
     open: Option<Instant>,
-    /// The last answer; nothing where the transport could not be asked.
+    /// The last answer; nothing where the transport could not be queried.
     answer: Option<Answer>,
 }
 
@@ -45,7 +46,7 @@ impl Checkup {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks, unless a question is still open. Returns at once.
+    /// Starts a query, unless one is still open. Returns at once.
     pub(super) fn ask(self: &Arc<Self>, health: impl FnOnce() -> Result<()> + Send + 'static) {
         let mut state = self.state();
         if state.open.is_some() {
@@ -64,7 +65,7 @@ impl Checkup {
         }
     }
 
-    /// Adds the answer to the question that was asked last.
+    /// Adds the answer to the last query.
     pub(super) fn answer(&self, health: &mut Health) {
         let state = self.state();
         let open_for = state.open.map_or(Duration::ZERO, |since| since.elapsed());
@@ -78,7 +79,7 @@ impl Checkup {
         }
     }
 
-    /// Whether no question is open any more, which this waits for.
+    /// Waits for the open query to end. Returns true if none is open any more.
     pub(super) fn has_ended(&self) -> bool {
         self.wait(self.state(), WITHIN).open.is_none()
     }

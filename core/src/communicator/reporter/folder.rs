@@ -11,26 +11,27 @@ use tokenyard_reports::{Report, text};
 use crate::config::Reports;
 use crate::{Error, ErrorKind, Result};
 
-/// Says where reports go, and counts for more than the config: an absolute path, or `none`.
+/// Names the folder of reports, and overrides the config: an absolute path, or `none`.
 pub const REPORTS_VARIABLE: &str = "TOKENYARD_REPORTS";
 
-/// Reports of one rank in one job that are kept. Those that were asked for go first.
+/// Most stored reports of one rank in one job. Requested reports are removed first.
 const PER_RANK: usize = 8;
-/// Files in the system's temporary folder that are kept.
+/// Most stored files in the system's temporary folder.
 const IN_TEMP: usize = 4096;
-/// A hidden file that is older was left by a process that ended.
+/// An older hidden file was left by a process that ended.
 const STALE: Duration = Duration::from_secs(60);
 
-/// Where reports go.
+/// The folder of reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Folder {
     path: PathBuf,
-    /// It is in the system's temporary folder: nobody else may write there, and old files go.
+    /// It is in the system's temporary folder: no other user may write there, and old files are
+    /// removed.
     is_temporary: bool,
 }
 
 impl Folder {
-    /// As the variable says, or else the config; nothing where no reports are wanted.
+    /// The folder that the variable names, or else the config; nothing where no reports are wanted.
     ///
     /// # Errors
     /// A variable that is no absolute path.
@@ -61,8 +62,8 @@ impl Folder {
         &self.path
     }
 
-    /// Writes a report as text and as JSON, and returns the path of the latter. Either file is there
-    /// as a whole or not at all.
+    /// Writes a report as text and as JSON, and returns the path of the latter. Each file is written
+    /// whole or not at all.
     pub(super) fn write(&self, report: &Report) -> Result<PathBuf> {
         self.make()?;
         let stem = stem(report);
@@ -89,7 +90,7 @@ impl Folder {
         if !self.is_temporary {
             return Ok(());
         }
-        // Anybody can make a folder of this name there, or a link.
+        // Any user can make a folder of this name there, or a link.
         let found = fs::symlink_metadata(&self.path).map_err(|error| failed("read", error))?;
         let user = rustix::process::geteuid().as_raw();
         if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
@@ -117,15 +118,15 @@ impl Folder {
             fs::rename(&hidden, &path)
         };
         write().map_err(|error: std::io::Error| {
-            // What is left of it is of no use.
+            // The rest of it is of no use.
             let _ = fs::remove_file(&hidden);
             Error::system(WRITE, format!("{} cannot be written", path.display()), error)
         })?;
         Ok(path)
     }
 
-    /// Removes the oldest files where there are too many, but not the report that was just written. What
-    /// cannot be removed stays.
+    /// Removes the oldest files where there are too many, but not the report that was just written.
+    /// Files that cannot be removed stay.
     fn tidy(&self, report: &Report, written: &str) {
         let Ok(entries) = fs::read_dir(&self.path) else { return };
         let mut names: Vec<String> =
@@ -142,7 +143,8 @@ impl Folder {
             .filter_map(|name| name.strip_suffix(".json"))
             .filter(|name| *name != written)
             .collect();
-        // An error is told once, and so is a loss, which an error may tell too; who asks can ask again.
+        // An error is reported once, and so is a loss, which an error may report too; a request can be
+        // repeated.
         let weight = |name: &str| {
             let kinds = ["-asked", "-masked"];
             kinds.iter().position(|kind| name.ends_with(kind)).unwrap_or(kinds.len())
@@ -155,8 +157,8 @@ impl Folder {
         }
     }
 
-    /// What a process left that ended while it wrote a report of this rank. One that is fresh may be
-    /// under way in another thread or process.
+    /// Removes the files of a process that ended while it wrote a report of this rank. A fresh file may
+    /// be under way in another thread or process.
     fn remove_hidden(&self, names: &[String], prefix: &str) {
         let is_left = |path: &Path| {
             let written = fs::symlink_metadata(path).and_then(|found| found.modified()).ok();

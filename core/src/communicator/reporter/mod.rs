@@ -1,12 +1,12 @@
-//! A running communicator answers: what it does and waits for, read from another thread while it works or
-//! waits.
+//! Reports of a running communicator: its present state and wait, read from another thread while it works
+//! or waits.
 //!
-//! Nobody stops for a report. The thread of the communicator stores atomics (`track`), so do its waits (the wait
-//! board) and the kernel set's counters; `capture` reads them. `folder` keeps the files. A report is
-//! written when somebody asks ([`Reporter::write`], [`write_reports`]), when the communicator goes on without a
-//! rank, and once when an error closes it. Files are written by a thread of their own, and transports are
-//! asked by others (`checkup`): a file system or a component may block for ever, and neither the job nor the
-//! error is to wait for it (INV-6).
+//! No thread stops for a report. The thread of the communicator stores atomics (`track`), so do its waits
+//! (the wait board) and the kernel set's counters; `capture` reads them. `folder` stores the files. A
+//! report is written on request ([`Reporter::write`], [`write_reports`]), when the communicator continues
+//! without a rank, and once when an error closes it. Threads of their own write the files and query the
+//! transports (`checkup`): a file system or a component may block for ever, and neither the job nor the
+//! error may wait for it (INV-6).
 
 mod capture;
 mod checkup;
@@ -31,18 +31,18 @@ use crate::bootstrap::{CallUnderWay, Liveness, Witness, World};
 use crate::config::{Config, OnFailure};
 use crate::{Error, ErrorKind, Result};
 
-/// How long an error waits for its report to be written: for transports that do not answer, and a file.
+/// Most time that an error waits for its report: for transports that do not answer, and for the file.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long who asks for a report waits for its file.
+/// Most time that a request for a report waits for its file.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
-/// Reports of one communicator that may be under way to files at once.
+/// Most reports of one communicator that may be written to files at once.
 const MOST_WRITERS: u32 = 16;
 
 /// Every communicator of this process that is open, or being opened.
 static DESKS: Mutex<Vec<Weak<FlightRecorder>>> = Mutex::new(Vec::new());
 
-/// Asks a communicator what it does. Any thread may use it, for as long as it likes; it keeps no part of the communicator
-/// alive.
+/// Reports the state of a communicator. Any thread may use it, at any time; it holds no component of the
+/// communicator alive.
 #[derive(Clone)]
 pub struct Reporter(Arc<FlightRecorder>);
 
@@ -51,8 +51,8 @@ impl Reporter {
         Self(Arc::clone(recorder))
     }
 
-    /// What the communicator does now. `why` is told in the report, for example the name of a signal. Takes a
-    /// second where a transport does not answer.
+    /// The present state of the communicator. The report includes `why`, for example the name of a signal.
+    /// Takes a second where a transport does not answer.
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`] once the communicator is dropped.
@@ -61,11 +61,11 @@ impl Reporter {
         Ok(self.0.finish(self.0.capture(asked(why))))
     }
 
-    /// Writes that to a file, and returns its path. At most 8 reports of a rank are kept.
+    /// Writes such a report to a file, and returns its path. At most 8 reports of a rank are stored.
     ///
     /// # Errors
-    /// As [`capture`](Self::capture). No reports are wanted; what the file system refuses, or that it
-    /// has not taken the report after 10 seconds.
+    /// As [`capture`](Self::capture). No reports are wanted; an error of the file system; or the file
+    /// was not written within 10 seconds.
     pub fn write(&self, why: &str) -> Result<PathBuf> {
         self.0.check_open()?;
         self.0.write(asked(why))
@@ -89,22 +89,22 @@ fn asked(why: &str) -> Reason {
     Reason { kind: "asked".to_owned(), text: why.to_owned(), rank: None }
 }
 
-/// A report that transports have not answered for yet.
+/// A report that still lacks the answers of the transports.
 struct Draft(Report);
 
-/// Where the report of an error is.
+/// The state of an error's report.
 #[derive(Debug, Default)]
 enum Written {
     /// No error has closed the communicator.
     #[default]
     Nothing,
-    /// A thread writes it.
+    /// A thread writes the report.
     Soon,
     Here,
     Failed(String),
 }
 
-/// What writes the reports of one communicator.
+/// Writes the reports of one communicator.
 pub(super) struct FlightRecorder {
     this: Weak<Self>,
     rank: u32,
@@ -119,14 +119,14 @@ pub(super) struct FlightRecorder {
     pub(super) track: Track,
     /// Set once the ranks have met.
     pub(super) meeting: OnceLock<Meeting>,
-    /// The parts of the communicator, while they may be looked at.
+    /// The components of the communicator, while reports may read them.
     live: Mutex<Option<Live>>,
     /// Scale-up, scale-out.
     checkups: [Arc<Checkup>; 2],
     /// Threads that write files.
     writers: AtomicU32,
     is_retired: AtomicBool,
-    /// Whether an error has been told; the first one counts.
+    /// True once an error was reported; only the first error counts.
     is_claimed: AtomicBool,
     told: Mutex<Written>,
     written: Condvar,
@@ -136,7 +136,7 @@ impl FlightRecorder {
     /// For a communicator that is about to be opened.
     ///
     /// # Errors
-    /// What the environment says of reports is wrong.
+    /// A wrong environment variable about reports.
     pub(super) fn new(world: &World, config: &Config, in_flight: u32) -> Result<Arc<Self>> {
         let variable = std::env::var(REPORTS_VARIABLE).ok();
         let folder = Folder::resolve(&config.world.reports, variable.as_deref())?;
@@ -175,7 +175,7 @@ impl FlightRecorder {
         Ok(recorder)
     }
 
-    /// Lets reports look at the parts of a communicator until [`Looking::end`].
+    /// Lets reports read the components of a communicator until [`Looking::end`].
     pub(super) fn look_at(self: &Arc<Self>, live: Live) -> Looking {
         *self.live() = Some(live);
         Looking(Arc::clone(self))
@@ -193,7 +193,7 @@ impl FlightRecorder {
         self.is_retired.load(Ordering::Acquire)
     }
 
-    /// A communicator that is dropped does nothing any more, and that would read as if all were well.
+    /// Refuses a dropped communicator: it does nothing any more, and its report would show no fault.
     fn check_open(&self) -> Result<()> {
         if !self.is_retired() {
             return Ok(());
@@ -215,7 +215,7 @@ impl FlightRecorder {
         let draft = self.capture(reason);
         let (tell, told) = mpsc::channel();
         let file = folder.clone();
-        // Who asked may have gone.
+        // The requesting thread may have ended its wait.
         self.beside(move |recorder| drop(tell.send(file.write(&recorder.finish(draft)))))?;
         told.recv_timeout(WRITTEN_WITHIN).unwrap_or_else(|_| {
             let seconds = WRITTEN_WITHIN.as_secs();
@@ -228,7 +228,7 @@ impl FlightRecorder {
 
     /// Runs `write` on a thread of its own.
     fn beside(&self, write: impl FnOnce(&Self) + Send + 'static) -> Result<()> {
-        // The last owner of a desk has nothing to report any more.
+        // Once the last owner is dropped there is nothing to report.
         let Some(recorder) = self.this.upgrade() else { return Ok(()) };
         if self.writers.fetch_add(1, Ordering::AcqRel) >= MOST_WRITERS {
             self.writers.fetch_sub(1, Ordering::AcqRel);
@@ -268,8 +268,8 @@ impl FlightRecorder {
         }
     }
 
-    /// The communicator goes on without ranks that were lost; that an error may be told later stays as it is.
-    /// Returns at once.
+    /// The communicator continues without ranks that were lost: writes a report of it. An error may still be
+    /// reported later. Returns at once.
     #[cold]
     pub(super) fn report_masked(&self, lost: &[u32]) {
         if self.folder.is_none() || self.is_retired() {
@@ -302,8 +302,8 @@ impl FlightRecorder {
         self.written.notify_all();
     }
 
-    /// Adds to an error that closed the communicator where its report is, and how to read it. The words are the
-    /// same on all ranks that write to the same folder.
+    /// Adds the path of the report, and how to read it, to an error that closed the communicator. The text is
+    /// the same on all ranks that write to the same folder.
     #[cold]
     pub(super) fn point_to_report(&self, error: Error) -> Error {
         let Some(folder) = &self.folder else { return error };
@@ -338,8 +338,8 @@ impl FlightRecorder {
     }
 }
 
-/// A collective that fails is the end of the communicators of its world, whoever called it. While a communicator is
-/// brought up around losses that are masked, it may be the reason to begin anew.
+/// A failed collective ends the communicators of its world, whatever code called it. While a communicator is
+/// opened around masked losses, the failure may be the reason to start again.
 impl Witness for FlightRecorder {
     fn failed(&self, error: Error) -> Error {
         let ends = [ErrorKind::Deadline, ErrorKind::PeerLost];
@@ -353,12 +353,12 @@ impl Witness for FlightRecorder {
     }
 }
 
-/// Reports may look at the parts of a communicator.
+/// While it lives, reports may read the components of a communicator.
 pub(super) struct Looking(Arc<FlightRecorder>);
 
 impl Looking {
-    /// Ends it. False where a component has not answered a question that it was asked: a thread is still in it,
-    /// and it cannot be dropped.
+    /// Ends the access of reports. False where a component has not answered a query: a thread is still inside
+    /// it, and it cannot be dropped.
     pub(super) fn end(&self) -> bool {
         // Waits for a report that is being captured.
         *self.0.live() = None;
@@ -382,7 +382,7 @@ impl Drop for InCall {
     }
 }
 
-/// The desk of a communicator; nothing is reported once it is dropped.
+/// The flight recorder of an open communicator; nothing is reported once it is dropped.
 pub(super) struct OpenDesk(pub(super) Arc<FlightRecorder>);
 
 impl Drop for OpenDesk {

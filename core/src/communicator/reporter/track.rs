@@ -1,4 +1,5 @@
-//! Where the communicator's own thread is. It stores, any thread reads; no call waits or allocates.
+//! The position of the communicator's own thread. That thread stores, any thread reads; no call waits
+//! or allocates.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,7 +7,7 @@ use tokenyard_reports::{Activity, Call, State};
 
 use crate::wait::monotonic_ns;
 
-/// What an operation is.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Sort {
     Dispatch = 1,
@@ -14,7 +15,7 @@ pub(in super::super) enum Sort {
     Combine = 3,
 }
 
-/// In one word: a number, and what it is.
+/// The number and the kind of an operation, in one word.
 fn pack(operation: u64, sort: Sort) -> u64 {
     operation << 2 | sort as u64
 }
@@ -33,7 +34,7 @@ fn unpack(word: u64, slots: u64) -> Option<Call> {
 const STATES: [State; 5] =
     [State::Opening, State::Caller, State::Send, State::Receive, State::Closed];
 
-/// Where a rank is in its calls.
+/// The position of a rank in its calls.
 #[derive(Debug)]
 pub(in super::super) struct Track {
     /// Index into [`STATES`].
@@ -61,7 +62,7 @@ impl Track {
         self.state.store(state, Ordering::Relaxed);
     }
 
-    /// The communicator is open, and its caller goes on.
+    /// The communicator is open, and no call is under way.
     pub(in super::super) fn opened(&self) {
         self.enter(1);
     }
@@ -94,7 +95,7 @@ impl Track {
         self.enter(4);
     }
 
-    /// What it comes to now.
+    /// The present activity.
     pub(super) fn read(&self) -> Activity {
         let slots = self.slots.len() as u64;
         let call = |word: &AtomicU64| unpack(word.load(Ordering::Relaxed), slots);

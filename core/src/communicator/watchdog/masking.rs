@@ -1,4 +1,5 @@
-//! Losses that are masked: whom the communicator goes on without, and whether this rank itself still counts.
+//! Masked losses: the ranks that the communicator continues without, and whether this rank itself is still a
+//! member.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -10,8 +11,9 @@ use crate::bootstrap::{Ended, PeerState};
 use crate::{Error, ErrorKind, Result};
 
 impl WatchdogState {
-    /// Notes who is lost; the communicator ends only with the loss of rank 0, where all meet, or when this rank
-    /// itself was given up. A rank 0 that said goodbye ends the waits of others, as any rank that left.
+    /// Records lost ranks; the communicator ends only with the loss of rank 0, where all ranks meet, or when
+    /// the others declared this rank lost. A rank 0 that said goodbye ends waits on it, as any rank that
+    /// left.
     pub(super) fn mask_losses(&self) -> Option<EndedWaits> {
         let me = self.liveness.this();
         let (mut hub_lost, mut news) = (false, Vec::new());
@@ -26,15 +28,16 @@ impl WatchdogState {
             recorder.report_masked(&news);
         }
         match self.given_up() {
-            // The others may still read what this rank entered with, until they have heard that it
-            // is given up: its waits end, and its memory changes, only after that.
+            // The others may still read the memory that this rank entered with, until they have
+            // received the report of its loss: only after that its waits end, and its memory may
+            // change.
             Some(when) if when.elapsed() < self.bounds.deadline => None,
             Some(_) => Some(self.end_of_all(me)),
             None => hub_lost.then(|| self.end_of_all(0)),
         }
     }
 
-    /// When this rank learned that the others gave it up.
+    /// The time at which this rank learned that the others declared it lost.
     fn given_up(&self) -> Option<Instant> {
         let me = self.liveness.this();
         self.membership.ended(&self.liveness).find(|(rank, _)| *rank == me).map(|(_, end)| end.when)
@@ -47,9 +50,9 @@ impl WatchdogState {
         EndedWaits { kind: ErrorKind::PeerLost, rank, text }
     }
 
-    /// Whether that is new.
+    /// Marks a rank as lost. Returns true if the mark is new.
     fn mask(&self, rank: u32, ended: &Ended) -> bool {
-        // What a rank raised before its goodbye may still be on its way for a moment.
+        // Signals that a rank raised before its goodbye may still be on their way for a moment.
         let left = ended.state == PeerState::Left;
         if left && ended.when.elapsed() < self.bounds.grace() {
             return false;
@@ -63,8 +66,8 @@ impl WatchdogState {
         is_new
     }
 
-    /// Notes that the watchdog looks, and whether it could not for a while. In this order: who sees
-    /// the look also sees the pause before it.
+    /// Records a check of the watchdog, and the pause before it. In this order: a thread that sees the
+    /// check also sees the pause.
     pub(super) fn note_look(&self) {
         let now = boottime_ns();
         let pause = now.saturating_sub(self.looked.load(Ordering::Acquire));
@@ -80,23 +83,23 @@ impl WatchdogState {
         self.looked.store(now, Ordering::Release);
     }
 
-    /// A pause of the watchdog, or of the news from rank 0, that may have been one of this process.
+    /// The longest pause of the watchdog, or of the news from rank 0, that is no stop of this process.
     fn longest_pause(&self) -> Duration {
         SILENT.min(self.bounds.deadline / 4)
     }
 
-    /// Whether this process has just been stopped, or starved: `resumed` does not know of it yet.
+    /// True if this process has just been stopped, or starved, and `resumed` does not show it yet.
     fn was_stopped(&self) -> bool {
         let looked = self.looked.load(Ordering::Acquire);
         Duration::from_nanos(boottime_ns().saturating_sub(looked)) > self.longest_pause()
     }
 
-    /// Whether this process ran all the time, or has heard since whether it was given up; and was not.
+    /// True if this process ran without a stop, or has received news since, and is not declared lost.
     pub(super) fn is_settled(&self) -> bool {
         let stopped = self.was_stopped();
         let resumed = *self.resumed.lock().unwrap_or_else(PoisonError::into_inner);
         let runs = !stopped && resumed.is_none_or(|since| since.elapsed() > SILENT);
-        // Whatever rank 0 has to say of this rank, it said before its goodbye.
+        // Rank 0 has reported the state of this rank before its goodbye.
         let hears = match self.liveness.state(0) {
             PeerState::Alive => self.liveness.silence(0) <= self.longest_pause(),
             PeerState::Left => true,
@@ -105,8 +108,8 @@ impl WatchdogState {
         runs && hears && self.given_up().is_none()
     }
 
-    /// What [`Watchdog::confirm`](super::Watchdog::confirm) waits for. It counts its looks, not the
-    /// time: a process that is stopped again has looked at nothing meanwhile.
+    /// The wait of [`Watchdog::confirm`](super::Watchdog::confirm). It counts its checks, not the time:
+    /// a process that is stopped again checks nothing meanwhile.
     pub(super) fn settle(&self) -> Result<()> {
         let most = (2 * self.bounds.deadline + 4 * SILENT).div_duration_f64(LOOK) as u64;
         for _ in 0..most {
@@ -127,7 +130,7 @@ impl WatchdogState {
         Err(Error::new(ErrorKind::Deadline, "watch ranks", text).with_fix("give it a processor"))
     }
 
-    /// Whether a rank has ended whose loss is not noted yet.
+    /// True if a rank has ended whose loss is not recorded yet.
     fn has_news(&self) -> bool {
         let is_lost = |rank: u32| {
             self.lost.get(rank as usize).is_some_and(|lost| lost.load(Ordering::Acquire) != 0)
@@ -135,7 +138,8 @@ impl WatchdogState {
         self.membership.ended(&self.liveness).any(|(rank, _)| !is_lost(rank))
     }
 
-    /// In this order: a silent rank that ends meanwhile is seen as the one or the other.
+    /// Records a silence or an end. In this order: a silent rank that ends meanwhile is seen as silent
+    /// or as ended.
     fn note_silence(&self) {
         if let Some((_, silence)) = self.liveness.most_silent()
             && silence > SILENT
@@ -146,22 +150,24 @@ impl WatchdogState {
         }
     }
 
-    /// From so long ago to a moment from now: what the others then still have to catch up with.
+    /// Suspends the bounds from `since` ago until a moment from now, so that the others can catch up.
     fn note_unrest(&self, since: Duration) {
         let now = Instant::now();
         let mut unrest = self.unrest.lock().unwrap_or_else(PoisonError::into_inner);
         unrest.note(now.checked_sub(since).unwrap_or(now), now + SILENT);
     }
 
-    /// How much of a wait nobody but its peer is to blame for. Whoever waits for a rank that waits for
-    /// a silent one must not lose patience before the silence is resolved, and a rank is silent for
-    /// `deadline` at most, or it is lost. So bounds stand still meanwhile, though not for ever (INV-6).
+    /// The part of a wait's time that counts against its peer alone. A rank that waits for a rank that
+    /// waits for a silent one may not reach its bound before the silence is resolved, and a rank is
+    /// silent for `deadline` at most, or it is lost. So bounds are suspended meanwhile, though not for
+    /// ever (INV-6).
     pub(super) fn blameless(&self, used: Duration) -> Duration {
         if self.lost.is_empty() {
             return used;
         }
         if self.given_up().is_some() || self.was_stopped() {
-            // Nobody answers this rank any more, and it will hear why; or it has yet to hear so.
+            // No rank answers this rank any more, and the reason will arrive; or the news is still
+            // unread.
             return Duration::ZERO;
         }
         let unrest = self.unrest.lock().unwrap_or_else(PoisonError::into_inner);
@@ -169,7 +175,7 @@ impl WatchdogState {
     }
 }
 
-/// Runs while the machine sleeps, as the clocks of other machines do.
+/// The time of a clock that runs while the machine sleeps, as the clocks of other machines do.
 pub(super) fn boottime_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

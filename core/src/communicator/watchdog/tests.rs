@@ -1,4 +1,4 @@
-//! What ends a wait, and what does not.
+//! Events that end a wait, and events that do not.
 
 use std::time::Instant;
 
@@ -40,7 +40,7 @@ fn in_world(ranks: u32, on_failure: OnFailure, body: impl Fn(World, Watchdog) + 
     });
 }
 
-/// Waits for the entry of `peer`, which does not come; returns the watchdog's words.
+/// Waits for the entry of `peer`, which does not come; returns the watchdog's error.
 fn wait_for_entry(watchdog: &Watchdog, peer: u32) -> Error {
     let what = waiting(peer, Duration::ZERO).what;
     let waiter = Waiter::new(watchdog.board(), LATE);
@@ -57,7 +57,7 @@ fn a_wait_for_an_entry_ends_a_deadline_after_the_last_rank_has_begun() {
         if world.rank() == 1 {
             std::thread::sleep(LATER);
             watchdog.begin(1);
-            // The other one leaves once its wait has ended.
+            // The other rank leaves once its wait has ended.
             assert!(world.barrier("end").is_ok());
             return;
         }
@@ -71,11 +71,12 @@ fn a_wait_for_an_entry_ends_a_deadline_after_the_last_rank_has_begun() {
     });
 }
 
-/// Whether a rank may be late does not depend on what hosts have begun, where a graph launched it.
+/// Where a graph launched the operation, the bound of a late rank does not depend on the operations
+/// that hosts have begun.
 #[test]
 fn an_entry_that_a_graph_waits_for_may_come_late() {
     in_world(2, OnFailure::Stop, |world, watchdog| {
-        // None has begun more than the other.
+        // Neither rank has begun more than the other.
         watchdog.begin(0);
         world.barrier("start").expect("both are there");
         let numbered = waiting(1 - world.rank(), Duration::ZERO);
@@ -100,13 +101,13 @@ fn a_wait_ends_when_rank_0_has_left_and_no_news_can_come_any_more() {
                 let about = (error.kind(), error.rank());
                 assert_eq!(about, (ErrorKind::PeerLost, Some(0)), "{error}");
             }
-            // It lives, and does not arrive.
+            // The rank lives, and does not arrive.
             _ => assert!(world.barrier("never").is_err()),
         }
     });
 }
 
-/// A wait for an entry of `peer` that has lasted so long.
+/// A wait for an entry of `peer` that has lasted for `lasted`.
 fn waiting(peer: u32, lasted: Duration) -> Waiting {
     let what = WaitFor {
         phase: abi::TY_PHASE_ENTRY,
@@ -133,7 +134,7 @@ fn waits_for_a_rank_that_left_end_some_time_after_its_goodbye_and_not_each_after
             assert!(start.elapsed() < LATE, "rank 1 did not leave");
             std::thread::sleep(LOOK);
         }
-        // However long it has lasted: what the rank had sent may be on its way.
+        // For any duration of the wait: data that the rank had sent may be on its way.
         let old = waiting(1, LATE);
         let (left, innocent) = (shared.left(&old), shared.may_be_innocent(&old, LATE));
         if since() < Some(GRACE) {
@@ -143,11 +144,11 @@ fn waits_for_a_rank_that_left_end_some_time_after_its_goodbye_and_not_each_after
             std::thread::sleep(LOOK);
         }
         assert!(shared.left(&old).is_some() && !shared.may_be_innocent(&old, LATE));
-        // A wait that begins now looks for what came meanwhile.
+        // A wait that begins now looks for data that arrived meanwhile.
         assert!(shared.left(&waiting(1, LAST_FETCH - LOOK)).is_none());
         let verdict = shared.left(&waiting(1, LAST_FETCH)).expect("a second wait is short");
         assert_eq!((verdict.kind, verdict.rank), (ErrorKind::PeerLost, 1));
-        // Nothing that this rank did not wait for is taken from it.
+        // The goodbye affects only a wait.
         assert!(watchdog.verdict().is_none());
     });
 }
@@ -155,7 +156,8 @@ fn waits_for_a_rank_that_left_end_some_time_after_its_goodbye_and_not_each_after
 #[test]
 fn the_grace_of_a_goodbye_is_counted_once_whenever_waits_begin() {
     let bounds = Bounds { deadline: DEADLINE, late: LATE };
-    // From the goodbye to the end of a wait that brings nothing, and began so long after the goodbye.
+    // The time from the goodbye to the end of a wait without an arrival that begins `begin` after the
+    // goodbye.
     let end = |begin: Duration| {
         let mut now = begin;
         while !bounds.is_over(now, now - begin, LAST_FETCH) {
@@ -166,11 +168,11 @@ fn the_grace_of_a_goodbye_is_counted_once_whenever_waits_begin() {
     let ms = Duration::from_millis;
     assert_eq!(end(ms(0)), GRACE);
     assert_eq!(end(ms(700)), GRACE);
-    // What came just in time began another wait: that one is short.
+    // Data that arrived just in time starts another wait, which is short.
     assert_eq!(end(ms(990)), ms(990) + LAST_FETCH);
-    // This rank computed meanwhile, and nobody fetched what is here.
+    // This rank computed meanwhile, and no thread read the data that is here.
     assert_eq!(end(ms(9000)), ms(9000) + LAST_FETCH);
-    // One that had begun before the goodbye, long ago, gets as much as any other.
+    // A wait that began long before the goodbye gets as much time as any other.
     assert!(!bounds.is_over(GRACE - LOOK, LATE, LAST_FETCH));
     assert!(bounds.is_over(GRACE, LATE, LAST_FETCH));
     // No grace is longer than the deadline.
@@ -231,7 +233,7 @@ fn among_domains_one_waits_longer_for_a_peer_that_hands_rows_on() {
     in_world(2, OnFailure::Stop, |world, mut watchdog| {
         world.barrier("start").expect("both are there");
         if world.rank() == 0 {
-            // Its whole rail is lost, and its peers still hand rows on.
+            // Its whole rail is lost, and its peers still forward rows.
             let names = [vec![(1, "a link".to_owned())], Vec::new()];
             watchdog.name_links(WatchedLinks { names, domains: 2 });
             watchdog.begin(1);

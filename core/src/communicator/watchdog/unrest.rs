@@ -1,29 +1,29 @@
-//! When nobody could be blamed for being slow: somebody was silent, or this process was stopped.
+//! Times in which no peer counts as slow: a rank was silent, or this process was stopped.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Spans that are remembered. Of what is older nobody is excused.
+/// Most spans that are remembered. Older spans do not suspend bounds any more.
 const SPANS: usize = 1024;
 
-/// Spans of time in which bounds stood still.
+/// Spans of time in which bounds were suspended.
 #[derive(Debug)]
 pub(super) struct Unrest {
     /// From, to; in order, apart from each other.
     spans: VecDeque<(Instant, Instant)>,
-    /// The most that a wait is excused in all (INV-6).
+    /// Most time that is subtracted from a wait in total (INV-6).
     most: Duration,
 }
 
 impl Unrest {
     pub(super) fn new(most: Duration) -> Self {
-        // Also when it is noted in the middle of steps, which allocate nothing. One is added before the
-        // oldest goes.
+        // Reserved now, because spans are recorded during steps, which do not allocate. A span is added
+        // before the oldest is removed.
         let room = if most.is_zero() { 0 } else { SPANS + 1 };
         Self { spans: VecDeque::with_capacity(room), most }
     }
 
-    /// Notes a span. No span begins before one that ended earlier was noted.
+    /// Records a span. No span begins before the end of a span that ended earlier and was recorded.
     pub(super) fn note(&mut self, mut from: Instant, mut to: Instant) {
         while let Some((start, end)) = self.spans.back().copied().filter(|(_, end)| *end >= from) {
             self.spans.pop_back();
@@ -35,7 +35,7 @@ impl Unrest {
         }
     }
 
-    /// How much of the last `window` before `now` is excused.
+    /// The time of the last `window` before `now` in which bounds were suspended.
     pub(super) fn within(&self, window: Duration, now: Instant) -> Duration {
         let Some(start) = now.checked_sub(window) else { return Duration::ZERO };
         let overlap = |(from, to): &(Instant, Instant)| {

@@ -10,8 +10,8 @@ fn every_error_says_where_what_was_found_and_what_was_expected() {
     }
 }
 
-/// (section left out of the shortest valid file, what is added to it, the message). What is added
-/// starts at line 5, at line 3 where a section is left out, at line 1 where all are.
+/// (section left out of the shortest valid file, text added to it, the message). The added text starts
+/// at line 5; at line 3 where a section is left out, and at line 1 where all are.
 const BAD: &[(&str, &str, &str)] = &[
     (
         "",

@@ -1,4 +1,4 @@
-//! A component's table on its way to the component.
+//! A component's table, in the form in which it reaches the component.
 
 use serde::Deserialize;
 
@@ -205,7 +205,7 @@ fn text_that_is_not_toml_is_an_error_with_its_line() {
     }
 }
 
-/// One key of a generated table: how it is written, and what separates it from the next.
+/// One key of a generated table: its form, and the text between it and the next.
 #[derive(Clone, Debug)]
 struct Piece {
     sub_table: bool,
@@ -311,13 +311,13 @@ fn an_error_that_names_a_key_gets_its_line_on_both_sides_of_the_plugin_abi() {
     let wrong = || Error::new(ErrorKind::Config, "check", "found 0; expected 1 to 256");
     let text = table.locate(wrong().with_key("threads")).to_string();
     assert_eq!(text, "check: a.toml:4: found 0; expected 1 to 256 [key: threads]");
-    // What crosses the ABI is text, of a plugin in any language.
+    // An error crosses the ABI as text, from a plugin in any language.
     let crossed = Error::new(ErrorKind::Config, "open", "found 9 [device: 0, key: retry.limit]");
     assert!(table.locate(crossed).to_string().starts_with("open: a.toml:5: found 9"));
     // Without a key, or with one that is not in the file, the table itself is named.
     assert!(table.locate(wrong()).to_string().starts_with("check: a.toml:4: "));
     assert!(table.locate(wrong().with_key("none")).to_string().starts_with("check: a.toml:4: "));
-    // Errors that have their place already, and those that are not about the config, stay.
+    // Errors that have their place already, and errors that are not about the config, stay unchanged.
     let placed = table.invalid("cpu", "threads", "is 0; expected 1 to 256");
     assert_eq!(table.locate(placed).to_string().matches("a.toml:").count(), 1);
     let other = Error::new(ErrorKind::Unavailable, "open", "no device [key: threads]");

@@ -1,4 +1,4 @@
-//! What the whole file may and may not say.
+//! Valid and invalid contents of the whole file.
 
 mod bad_files;
 mod component_table;
@@ -204,13 +204,13 @@ fn files_that_are_no_config_are_refused() {
         ),
         (
             "pipe",
-            ": found a FIFO, expected a regular file. Fix: save what comes through the pipe to a file, \
-             and name that",
+            ": found a FIFO, expected a regular file. Fix: save the output of the \
+             pipe to a file, and name that file",
         ),
         (
             "large.toml",
-            ": found 1048577 bytes or more, expected at most 1048576. Fix: name the right file; this one \
-             is too large to be it",
+            ": found 1048577 bytes or more, expected at most 1048576. Fix: name the right \
+             file; this one is too large",
         ),
         ("bytes.toml", ":2: found byte 0xff, not UTF-8; expected UTF-8 text"),
     ] {
@@ -261,8 +261,8 @@ fn deep_documents_are_errors_not_crashes() {
     }
 }
 
-/// What must hold for any bytes: an error of the right kind, or a config whose tables say what the
-/// file says.
+/// Checks the property of any bytes: an error of the right kind, or a config whose tables equal those
+/// of the file.
 fn check(bytes: &[u8]) {
     let config = match Config::parse_bytes(bytes, "any.toml") {
         Err(error) => return assert_eq!(error.kind(), ErrorKind::Config),

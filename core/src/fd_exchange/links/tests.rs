@@ -12,7 +12,7 @@ use super::*;
 const BYTES: u64 = 4096;
 const SIGNALS: u32 = 8;
 const SOON: Duration = Duration::from_millis(100);
-/// No test waits for so long, unless it fails: a busy machine may leave a rank alone for many seconds.
+/// No test waits this long, unless it fails: on a busy machine a rank may not run for many seconds.
 const LATER: Duration = Duration::from_secs(120);
 
 fn memory(bytes: u64) -> OwnedFd {
@@ -71,7 +71,7 @@ impl Rank {
     }
 }
 
-/// A process that speaks the protocol and says whatever it likes.
+/// A process that speaks the protocol and may send anything.
 struct Stranger {
     socket: OwnedFd,
 }
@@ -104,7 +104,7 @@ impl Stranger {
     }
 }
 
-/// What rank 1 of 2 would say to the rank with `to`.
+/// The introduction of rank 1 of 2 to the rank with `to`.
 fn introduction(to: &Endpoint, from: Secret) -> Introduction {
     Introduction {
         to: to.token,
@@ -121,8 +121,8 @@ fn good_memory() -> [OwnedFd; 2] {
     [memory(BYTES), memory(SIGNALS.into())]
 }
 
-/// Lets a stranger with the right token say something else than it should, and returns what the
-/// rank says about it, to itself and to the stranger.
+/// Lets a stranger with the right token send a changed introduction. Returns the rank's own error, and
+/// the refusal that the stranger receives.
 fn met_with(change: impl FnOnce(&mut Introduction, &mut Vec<OwnedFd>)) -> (Error, String) {
     let mut rank = Rank::new(0, 2);
     let (to, from) = (rank.endpoint(), Endpoint::draw().unwrap());
@@ -174,7 +174,7 @@ fn numbers_that_differ_between_ranks_are_named() {
 fn strangers_are_turned_away_and_do_not_disturb_the_peer() {
     let mut rank = Rank::new(0, 2);
     let (to, from) = (rank.endpoint(), Endpoint::draw().unwrap());
-    // The peer listens and does not answer: it comes as a caller, behind the strangers.
+    // The peer listens and does not answer: it comes as a caller, after the strangers.
     let _listener = socket::listen_as(&from.name, 2).unwrap();
     let callers = thread::spawn(move || {
         let [window, signals] = good_memory();
@@ -256,7 +256,7 @@ fn a_peer_that_is_gone_is_told_long_before_the_deadline() {
     assert!(start.elapsed() < LATER / 4);
 }
 
-/// Connects all ranks at once; rank `me` goes through its peers in the order that `order` says.
+/// Connects all ranks at once; rank `me` connects to its peers in the order that `order` gives.
 fn connect_all(ranks: u32, order: impl Fn(u32) -> Vec<u32> + Sync) {
     let all: Vec<Rank> = (0..ranks).map(|me| Rank::new(me, ranks)).collect();
     let endpoints: Vec<Endpoint> = all.iter().map(Rank::endpoint).collect();

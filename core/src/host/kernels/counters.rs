@@ -1,14 +1,14 @@
-//! What a kernel set counts and notes, for reports and traces.
+//! The counters and times of a kernel set, for reports and traces.
 
 use super::OpenKernels;
 use crate::kernels::Trace;
 use crate::{Error, ErrorKind, Result, abi};
 
 impl OpenKernels {
-    /// What it counts for reports; nothing where it does not.
+    /// Its counters for reports; nothing where it has none.
     ///
     /// # Errors
-    /// What the component says; counters that cannot be of a world of `ranks`.
+    /// Errors of the component; counters that do not fit a world of `ranks`.
     pub fn counters(&mut self, ranks: u32) -> Result<Option<abi::TyCounters>> {
         if self.component.table.counters.is_none() {
             return Ok(None);
@@ -31,10 +31,10 @@ impl OpenKernels {
         Ok(Some(counters))
     }
 
-    /// When things happened in an operation that has ended.
+    /// The times of the steps of an operation that has ended.
     ///
     /// # Errors
-    /// A component without the slot; what the component says.
+    /// A component without the slot; errors of the component.
     pub fn trace(&mut self, operation: u64) -> Result<Trace> {
         let mut trace = Trace { size: size_of::<Trace>(), ..Trace::default() };
         // SAFETY: as in `counters`.
@@ -43,7 +43,7 @@ impl OpenKernels {
     }
 }
 
-/// Whether counters can be read as atomic words of a world of `ranks`.
+/// Checks that counters can be read as atomic words of a world of `ranks`.
 fn check_counters(counters: &abi::TyCounters, ranks: u32) -> Result<()> {
     let is_aligned = |address: usize| address.is_multiple_of(size_of::<u64>());
     let fits = is_aligned(counters.peers.addr()) && is_aligned(counters.raised.addr());

@@ -1,4 +1,4 @@
-//! What a kernel set asks for, judged.
+//! The needs of a kernel set, checked.
 
 use super::OpenKernels;
 use crate::host::missing_slot;
@@ -7,10 +7,10 @@ use crate::transport::Capabilities;
 use crate::{Error, ErrorKind, Result, abi};
 
 impl OpenKernels {
-    /// What the kernel set will use, within `limits`.
+    /// The resources that the kernel set will use, within `limits`.
     ///
     /// # Errors
-    /// What the component says, or needs beyond the limits.
+    /// Errors of the component, or needs beyond the limits.
     pub fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
         let mut needs = KernelNeeds {
             size: size_of::<KernelNeeds>(),
@@ -53,7 +53,7 @@ impl OpenKernels {
         Ok(needs)
     }
 
-    /// Levels that windows are for must be known, and as many windows as there are places for them.
+    /// Checks that the levels of windows are known, and that there are not too many windows.
     fn check_window_levels(&self, needs: &KernelNeeds) -> Result<()> {
         let known = 1 << abi::TY_LEVEL_SCALE_UP | 1 << abi::TY_LEVEL_SCALE_OUT;
         let windows = needs.window_levels.iter().take(needs.windows as usize);
@@ -69,7 +69,8 @@ impl OpenKernels {
         Err(Error::new(ErrorKind::Plugin, "needs", text).with_context("component", self.name()))
     }
 
-    /// A set that works on a device has the whole table of it, and only such a one has streams and graphs.
+    /// Checks that a set that works on a device has the whole device table, and that only such a set has
+    /// streams and graphs.
     fn check_device(&self, needs: &KernelNeeds) -> Result<()> {
         let (streams, no_sync) = (abi::TY_NEEDS_STREAMS, abi::TY_NEEDS_NO_SYNC);
         let broken = if needs.flags & no_sync != 0 && needs.flags & streams == 0 {

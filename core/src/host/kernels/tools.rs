@@ -1,4 +1,5 @@
-//! Memory, streams and graphs of a kernel set's device, for tools: they have no other way to make them.
+//! Memory, streams and graphs of a kernel set's device, for tools, which cannot make them in another
+//! way.
 
 use std::ffi::c_void;
 
@@ -6,7 +7,7 @@ use super::OpenKernels;
 use crate::{Error, ErrorKind, Result, abi};
 
 impl OpenKernels {
-    /// Its device table; nothing where it works on host memory.
+    /// The device table; nothing where the set works on host memory.
     pub(super) fn device(&self) -> Option<&'static abi::TyDeviceTable> {
         // SAFETY: a judged table and what it points to live as long as the process.
         unsafe { self.component.table.device.as_ref() }
@@ -25,10 +26,10 @@ impl OpenKernels {
         self.call(slot, |_, instance, error| call(table, instance, error))
     }
 
-    /// Memory of the kind it works on.
+    /// Allocates memory of the kind that the set works on.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
         let mut pointer = std::ptr::null_mut();
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
@@ -38,10 +39,10 @@ impl OpenKernels {
         Ok(pointer)
     }
 
-    /// Takes such memory back.
+    /// Frees memory of [`tensor_alloc`](Self::tensor_alloc).
     ///
     /// # Safety
-    /// No operation uses it but those that are never received.
+    /// No operation uses it, except for operations that are never received.
     pub unsafe fn tensor_free(&mut self, pointer: *mut u8) {
         if let Some(free) = self.device().and_then(|table| table.tensor_free) {
             // SAFETY: as in `tensor_alloc`, and by this function's contract.
@@ -49,22 +50,22 @@ impl OpenKernels {
         }
     }
 
-    /// Copies between host memory and memory of the kind it works on.
+    /// Copies between host memory and memory of the kind that the set works on.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     ///
     /// # Safety
-    /// Both ranges are valid; of operations only those that are never received still use them.
+    /// Both ranges are valid; only operations that are never received still use them.
     pub unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
         // SAFETY: as in `tensor_alloc`, and by this function's contract.
         self.call_device("copy", |t, i, e| unsafe { t.copy.map(|f| f(i, to, from, bytes, e)) })
     }
 
-    /// A stream for tools.
+    /// Creates a stream for tools.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     pub fn stream_create(&mut self) -> Result<*mut c_void> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: as in `tensor_alloc`.
@@ -74,7 +75,7 @@ impl OpenKernels {
         Ok(stream)
     }
 
-    /// Takes such a stream back, after everything in it.
+    /// Destroys a stream, after all work queued on it.
     ///
     /// # Safety
     /// `stream` is of [`stream_create`](Self::stream_create), and no call names it any more.
@@ -88,11 +89,11 @@ impl OpenKernels {
     /// Queues a copy between two places of the device's memory.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     ///
     /// # Safety
-    /// `stream` is one of the device's; it lives, and both ranges stay valid, until it has passed the
-    /// copy.
+    /// `stream` is a stream of the device; it lives, and both ranges stay valid, until it has passed
+    /// the copy.
     pub unsafe fn copy_on(
         &mut self,
         stream: *mut c_void,
@@ -106,10 +107,10 @@ impl OpenKernels {
         })
     }
 
-    /// What is queued on a tool's stream from now on is recorded.
+    /// Starts a capture: work queued on a tool's stream from now on is recorded.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     ///
     /// # Safety
     /// `stream` is of [`stream_create`](Self::stream_create).
@@ -118,10 +119,10 @@ impl OpenKernels {
         self.call_device("graph_begin", |t, i, e| unsafe { t.graph_begin.map(|f| f(i, stream, e)) })
     }
 
-    /// Ends a recording.
+    /// Ends a capture.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     ///
     /// # Safety
     /// As [`graph_begin`](Self::graph_begin).
@@ -134,14 +135,14 @@ impl OpenKernels {
         Ok(graph)
     }
 
-    /// Queues a graph.
+    /// Launches a graph.
     ///
     /// # Errors
-    /// What the component says.
+    /// Errors of the component.
     ///
     /// # Safety
     /// `stream` is of [`stream_create`](Self::stream_create), `graph` of [`graph_end`](Self::graph_end),
-    /// and what was recorded may run again.
+    /// and the recorded work may run again.
     pub unsafe fn graph_launch(&mut self, stream: *mut c_void, graph: *mut c_void) -> Result<()> {
         // SAFETY: as in `tensor_alloc`, and by this function's contract.
         self.call_device("graph_launch", |t, i, e| unsafe {
@@ -149,10 +150,10 @@ impl OpenKernels {
         })
     }
 
-    /// Takes a graph back, after every launch of it.
+    /// Destroys a graph, after every launch of it.
     ///
     /// # Safety
-    /// `graph` is of [`graph_end`](Self::graph_end), and nobody launches it any more.
+    /// `graph` is of [`graph_end`](Self::graph_end), and no call launches it any more.
     pub unsafe fn graph_destroy(&mut self, graph: *mut c_void) {
         if let Some(destroy) = self.device().and_then(|table| table.graph_destroy) {
             // SAFETY: as in `tensor_alloc`, and by this function's contract.

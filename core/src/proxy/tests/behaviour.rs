@@ -1,4 +1,4 @@
-//! What a proxy promises, one promise at a time.
+//! The promises of a proxy, one per test.
 
 use std::time::{Duration, Instant};
 
@@ -7,9 +7,9 @@ use crate::proxy::{Proxy, ProxyOptions};
 use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 use crate::{ErrorKind, abi};
 
-/// For what is expected to happen.
+/// The deadline of expected events.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// So long that only a bell ends it in time.
+/// Long enough that only a bell ends it in time.
 const LONG_NAP: Duration = Duration::from_secs(3600);
 
 fn one(script: Script, options: &ProxyOptions) -> (Proxy, Remote) {
@@ -22,7 +22,7 @@ fn commands(queue: u32, flags: u16, tags: std::ops::Range<u64>) -> Vec<Command> 
 }
 
 fn post(proxy: &Proxy, commands: &[Command]) -> usize {
-    // SAFETY: the engines of these tests touch no memory.
+    // SAFETY: the engines of these tests access no memory.
     unsafe { proxy.post(commands[0].queue, commands).unwrap() }
 }
 
@@ -159,7 +159,7 @@ fn fail_for_good(fatal: Fatal) -> String {
     assert_eq!(post(&proxy, &commands(0, 0, 3..4)), 1);
     let mut ended = events(&proxy, 0, 4);
     assert!(remote.seen().dropped, "ended before the engine was dropped (INV-8)");
-    // Posted when the engine is gone.
+    // Posted after the engine was dropped.
     assert_eq!(post(&proxy, &commands(0, 0, 4..6)), 2);
     ended.extend(events(&proxy, 0, 2));
     let mut tags: Vec<_> = ended.iter().map(|event| event.tag).collect();

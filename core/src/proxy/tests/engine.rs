@@ -1,4 +1,4 @@
-//! An engine that does what a test tells it to.
+//! An engine that follows a test's script.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -7,7 +7,7 @@ use crate::abi;
 use crate::proxy::Engine;
 use crate::transport::{Command, Event, NO_EVENT};
 
-/// How an engine ends for good.
+/// The way in which an engine fails for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fatal {
     /// `post` answers with an error.
@@ -20,12 +20,12 @@ pub(super) enum Fatal {
     Stranger,
 }
 
-/// What goes wrong, and when, counted in commands that the engine has accepted.
+/// The faults of an engine, and their times, counted in commands that the engine has accepted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Script {
-    /// Orders and sizes are drawn from this.
+    /// The seed of orders and sizes.
     pub(super) seed: u64,
-    /// Whether it accepts fewer, and completes late and out of order.
+    /// True if it accepts fewer, and completes late and out of order.
     pub(super) moody: bool,
     /// Completes nothing.
     pub(super) stuck: bool,
@@ -34,7 +34,7 @@ pub(super) struct Script {
     pub(super) fatal: Option<(usize, Fatal)>,
 }
 
-/// What the test sees of an engine.
+/// The test's view of an engine.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     /// (queue, value) of the commands that it accepted, in order.
@@ -111,7 +111,7 @@ impl Engine for Scripted {
                 true => (abi::TY_EVENT_ERROR, abi::TY_DEADLINE),
                 false => (abi::TY_EVENT_DONE, abi::TY_OK),
             };
-            // Without the peer: the proxy knows it.
+            // Without the peer, which the proxy knows.
             self.in_flight.push_back(Event { kind, queue, status, tag: command.tag, ..NO_EVENT });
             seen.accepted.push((queue, command.value));
         }

@@ -1,4 +1,4 @@
-//! All schedules of a poster and a proxy thread.
+//! Model checks of all schedules of a poster and a proxy thread.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ fn items_cross_a_ring_in_order_and_whole() {
     });
 }
 
-/// Ends so many commands of the queues at once, and waits by `pause` whenever there are none.
+/// Ends `commands` commands of the queues, each at once, and waits by `pause` whenever there are none.
 fn serve(servers: &mut [Server], commands: usize, mut pause: impl FnMut(&mut [Server])) {
     let mut ended = 0;
     while ended < commands {

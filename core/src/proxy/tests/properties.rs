@@ -1,4 +1,4 @@
-//! Whatever is posted and whatever an engine does: every accepted command ends once.
+//! For all posts and all behaviours of an engine: every accepted command ends once.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use crate::abi;
 use crate::proxy::{Proxy, ProxyOptions};
 use crate::transport::{Command, NO_COMMAND, NO_EVENT};
 
-/// For what is expected to happen.
+/// The deadline of expected events.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 struct Plan {
     queues: u32,
     depth: u32,
-    /// (queue, commands, every how many-th asks for its event), in the order of posting.
+    /// (queue, number of commands, n where every n-th requests its event), in the order of posting.
     batches: Vec<(u32, usize, u64)>,
     engines: Vec<Script>,
 }
@@ -53,18 +53,18 @@ fn plan() -> impl Strategy<Value = Plan> {
     })
 }
 
-/// One queue, as its poster sees it.
+/// One queue, from the view of its poster.
 #[derive(Default)]
 struct Poster {
     queue: u32,
-    /// By tag: whether an event was asked for, and the kinds of the events that came.
+    /// By tag: whether an event was requested, and the kinds of the events that arrived.
     commands: Vec<(bool, Vec<u32>)>,
-    /// Notified commands whose events have not come.
+    /// Commands with a requested event that has not arrived.
     missing: usize,
 }
 
 impl Poster {
-    /// Posts the first of `count` new commands that the queue accepts; one in `every` asks for its event.
+    /// Posts the first of `count` new commands that the queue accepts; one in `every` requests its event.
     fn post_some(&mut self, proxy: &Proxy, count: usize, every: u64) -> usize {
         let first = self.commands.len() as u64;
         let command = |tag: u64| Command {
@@ -76,7 +76,7 @@ impl Poster {
             ..NO_COMMAND
         };
         let batch: Vec<_> = (first..first + count as u64).map(command).collect();
-        // SAFETY: the engines of these tests touch no memory.
+        // SAFETY: the engines of these tests access no memory.
         let accepted = unsafe { proxy.post(self.queue, &batch).unwrap() };
         for command in &batch[..accepted] {
             let notify = command.flags & abi::TY_FLAG_NOTIFY != 0;
@@ -107,8 +107,8 @@ impl Poster {
         }
     }
 
-    /// Polls until everything has ended, silent commands too: then as many as the queue has room for
-    /// are accepted at once.
+    /// Polls until all commands have ended, those without an event too: then the queue accepts as many
+    /// at once as it has room for.
     fn drain(&mut self, proxy: &Proxy, room: usize) {
         let (start, mut all_ended) = (Instant::now(), false);
         while self.missing > 0 || !all_ended {
@@ -120,7 +120,8 @@ impl Poster {
         }
     }
 
-    /// What came, against what the engine of the queue has seen; `number` counts its commands.
+    /// Compares the events with the commands that the queue's engine has seen; `number` counts its
+    /// commands.
     fn check(&self, script: &Script, seen: &Seen) {
         let of_queue =
             seen.accepted.iter().enumerate().filter(|(_, (queue, _))| *queue == self.queue);
@@ -168,7 +169,7 @@ fn check(plan: &Plan) {
     for (first, remote) in remotes.iter().enumerate() {
         let queues = (first..plan.queues as usize).step_by(plan.engines.len()).count();
         assert!(remote.seen().most_in_flight <= queues * room, "INV-5");
-        // An engine without queues may fail, too, and be seen late.
+        // An engine without queues may fail, too, and its failure may be seen late.
         well &= !(queues > 0 && remote.seen().dropped);
     }
     assert!(well || proxy.health().is_err());
