@@ -1,4 +1,4 @@
-//! What the commands share in talking to people and to programs.
+//! Output of the commands, for people and for programs.
 //!
 //! Without `--json`, results for people go to standard output. With it, they go to standard error,
 //! and the last line of standard output is one JSON document.
@@ -88,10 +88,10 @@ impl People {
         Self::new(true)
     }
 
-    /// Writes a line. What standard output does not take shows in the exit code ([`exit_code`]).
+    /// Writes a line. A failed write to standard output shows in the exit code ([`exit_code`]).
     pub(crate) fn say(self, text: impl Display) {
         if self.to_stderr {
-            // Nobody could be told.
+            // There is no other place to report it.
             let _ = writeln!(std::io::stderr(), "{text}");
         } else {
             note(writeln!(std::io::stdout(), "{text}"));
@@ -113,7 +113,7 @@ impl People {
     }
 }
 
-/// Writes one JSON document as the last line of standard output. What that does not take shows in the exit
+/// Writes one JSON document as the last line of standard output. A failed write shows in the exit
 /// code ([`exit_code`]).
 pub(crate) fn print_json<T: Serialize>(document: &T) -> Result<()> {
     let text = serde_json::to_string(document).context("write JSON")?;

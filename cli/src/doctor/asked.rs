@@ -1,4 +1,4 @@
-//! What a config and a shape ask of the node.
+//! The demands of a config and a shape on the node.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ enum Names {
     ByRank(BTreeMap<String, Vec<String>>),
     /// The first so many that the component finds.
     Count(u32),
-    /// What its component will refuse.
+    /// The error with which its component will refuse it.
     Other(serde::de::IgnoredAny),
 }
 
@@ -61,7 +61,7 @@ struct DeviceKey {
     device: Option<serde::de::IgnoredAny>,
 }
 
-/// What is to run.
+/// The job that is to run.
 pub(super) fn job(shape: &Shape, config: Option<&Config>) -> Result<Job> {
     let table = config.map(|c| &c.kernels).filter(|k| k.name == "cpu").map(|k| &k.table);
     // A table that is wrong is a finding of its own: the component's probe names it.

@@ -41,7 +41,7 @@ pub(super) fn wrapped_row(table: &mut Table, first: Vec<Cell>, last: [Wrapped<'_
     }
 }
 
-/// What a matrix shows: a line for each of `rows`, whose first cells are theirs, and a column for each of `columns`.
+/// The contents of a matrix: a line for each of `rows`, whose first cells are theirs, and a column for each of `columns`.
 pub(super) struct Matrix<'a> {
     /// Titles of the cells that stand before the matrix.
     pub(super) heads: &'a [&'a str],
@@ -49,7 +49,7 @@ pub(super) struct Matrix<'a> {
     pub(super) rows: Vec<Vec<String>>,
     /// Titles of the columns.
     pub(super) columns: Vec<String>,
-    /// What stands in a line and column.
+    /// The cell of a line and column.
     pub(super) word: &'a dyn Fn(usize, usize) -> String,
 }
 

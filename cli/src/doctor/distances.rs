@@ -51,7 +51,7 @@ pub(super) fn print(machine: &Machine, pairs: &[Pair<'_>], people: People) {
     people.say(LEGEND);
 }
 
-/// What the words of distances mean.
+/// The meanings of the words of distances.
 pub(super) const LEGEND: &str = "\
 PIX below one switch, PXB below one root port, PHB below one host bridge,
 NODE on one NUMA node, SYS on another, ? not known";

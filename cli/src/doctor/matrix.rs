@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The command, as people write it.
 const COMMAND: &str = "nvidia-smi topo -m";
 
-/// What the node is like, and what the driver's own matrix said.
+/// The node, and the driver's own matrix.
 pub(super) struct Linked {
     pub(super) topology: Topology,
     answer: Answer,

@@ -90,7 +90,7 @@ pub(crate) struct DoctorArgs {
     /// Elements of a token's row.
     #[arg(long, default_value_t = 1024)]
     hidden: u32,
-    /// The most tokens that a rank brings.
+    /// The most tokens of a rank.
     #[arg(long, default_value_t = 256)]
     max_tokens: u32,
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
@@ -104,7 +104,7 @@ struct DoctorDocument<'a> {
     command: &'static str,
     verdict: Verdict,
     findings: &'a [Finding],
-    /// What the node has; what it was judged by.
+    /// The facts of the node, by which it was judged.
     machine: &'a Machine,
     /// From each NIC to each GPU.
     distances: Vec<distances::Pair<'a>>,
@@ -117,11 +117,11 @@ struct DoctorDocument<'a> {
     conditions: Conditions,
 }
 
-/// What the node is judged for.
+/// The job that the node is judged for.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     config: Option<&'a Config>,
-    /// Ranks of the node, where somebody says how many.
+    /// Ranks of the node, where a launcher or an option says how many.
     ranks: Option<NodeRanks>,
 }
 
@@ -180,7 +180,7 @@ fn leave(verdict: Verdict, is_stuck: bool) -> ExitCode {
     if is_stuck {
         let code = output::lost_code().filter(|_| verdict.exit_code() == 0);
         let code = code.unwrap_or(verdict.exit_code());
-        // SAFETY: ends the process and runs nothing of it. What was printed is out: standard output was
+        // SAFETY: ends the process and runs nothing of it. All output is out: standard output was
         // flushed, standard error has no buffer.
         unsafe { nix::libc::_exit(code.into()) }
     }
@@ -222,7 +222,7 @@ fn examine_system(args: &DoctorArgs, asked: Asked<'_>, patience: Patience) -> Re
         Some(found) => {
             found.components.iter().any(|p| p.chosen && p.kind == "transport" && p.file.is_some())
         }
-        // Nobody knows what the plugins have.
+        // The components of plugins are unknown.
         None => config.is_some_and(|config| !config.plugins.is_empty()),
     };
     let facts = components.as_ref().map(asked::components);

@@ -13,7 +13,7 @@ const WIDEST: usize = 140;
 /// Characters of a line for the things that were looked at, and for what was found: with the other two
 /// columns they fill a terminal.
 const OF: usize = 21;
-/// Things of one kind of which it is told what was found.
+/// The most things of one kind whose finding is printed.
 const MOST_FOUND: usize = 8;
 
 /// Prints what to do about findings that are not well, the worst first; then a table of all, what `more` prints,
@@ -116,7 +116,7 @@ fn has_one_fix(a: &Finding, b: &Finding) -> bool {
 fn alike(findings: &[Finding]) -> Vec<Vec<&Finding>> {
     let all: Vec<&Finding> = findings.iter().collect();
     let mut groups = group_by(&all, |a, b| has_one_fix(a, b) && a.found == b.found);
-    // What one rule says stands together.
+    // Findings of one rule stand together.
     groups.sort_by_key(|group| findings.iter().position(|finding| finding.id == group[0].id));
     groups
 }
@@ -185,7 +185,7 @@ fn parts(name: &str) -> Vec<&str> {
     parts
 }
 
-/// What is longer is said above the table, or in the document.
+/// Longer texts are above the table, or in the document.
 fn short(text: &str) -> String {
     if text.chars().count() <= WIDEST {
         return text.to_owned();

@@ -1,4 +1,4 @@
-//! What only a process on the node can find out. Where something can be tried without leaving a
+//! Facts that only a process on the node can find out. Where something can be tried without leaving a
 //! trace, it is tried.
 
 use std::io;
@@ -108,13 +108,13 @@ fn launcher_variables() -> bool {
     names.into_iter().any(|name| env(name).is_some_and(|value| !value.is_empty()))
 }
 
-/// What `ask` finds within the deadline; nothing where it takes longer, or panics.
+/// The answer of `ask` within the deadline; nothing where it takes longer, or panics.
 pub(super) fn within<T: Send + 'static>(
     deadline: Duration,
     ask: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (send, receive) = mpsc::channel();
-    // Not joined: neither a resolver nor a driver has a deadline that it could be told.
+    // Not joined: neither a resolver nor a driver takes a deadline.
     thread::spawn(move || {
         let _ = send.send(ask());
     });
@@ -160,7 +160,7 @@ mod tests {
         let Meeting::Tcp { loopback, port: found, .. } = tcp("127.0.0.1", port) else { panic!() };
         assert!(loopback);
         assert!(matches!(found, PortState::Refused(_)), "{found:?}");
-        // An address of the documentation range belongs to nobody here.
+        // An address of the documentation range belongs to no host here.
         let Meeting::Tcp { loopback, port: found, .. } = tcp("192.0.2.1", port) else { panic!() };
         assert!(!loopback);
         assert_eq!(found, PortState::Elsewhere);

@@ -16,7 +16,7 @@ use super::{Asked, DoctorArgs, Examined, Patience, examine_node, leave, node_ran
 use crate::output::{People, SCHEMA_VERSION, print_json};
 use crate::preload;
 
-/// A preflight waits for nobody's checkpoints: a rank that does not come within this is named.
+/// A preflight does not wait for checkpoints: a rank that does not come within this is named.
 const LATEST: Duration = Duration::from_secs(60);
 /// All ranks of a node ask its drivers at once, which answer one after the other.
 const TOGETHER: Patience =
@@ -30,7 +30,7 @@ struct WorldDocument<'a> {
     command: &'static str,
     verdict: Verdict,
     findings: &'a [Finding],
-    /// What each rank told, in order of rank.
+    /// The summary of each rank, in order of rank.
     ranks: &'a [Summary],
     elapsed_ms: f64,
 }
@@ -41,7 +41,7 @@ pub(super) fn main(args: &DoctorArgs) -> Result<ExitCode> {
     let config = args.config.as_deref().map(Config::load).transpose()?;
     preload::try_plugins(config.as_ref())?;
     let world = join(config.as_ref())?;
-    // A rank that cannot go on tells the others why; they do not wait for it.
+    // A rank that cannot go on sends the others the reason; they do not wait for it.
     let (summaries, is_stuck) = gather(args, config.as_ref(), &world)
         .inspect_err(|error| world.report_failure(&format!("{error:#}")))?;
     let findings = compare(&summaries);
@@ -59,7 +59,7 @@ pub(super) fn main(args: &DoctorArgs) -> Result<ExitCode> {
             })?;
         }
     }
-    // Nobody leaves while others still read.
+    // No rank leaves while others still read.
     world.barrier("doctor: end")?;
     drop(world);
     Ok(leave(verdict, is_stuck))
@@ -78,7 +78,7 @@ fn join(config: Option<&Config>) -> Result<World> {
     Ok(World::join(options)?)
 }
 
-/// What all ranks tell, and whether a probe of this one is stuck.
+/// The summaries of all ranks, and whether a probe of this one is stuck.
 fn gather(
     args: &DoctorArgs,
     config: Option<&Config>,
@@ -122,7 +122,7 @@ fn node_name(args: &DoctorArgs, rank: u32) -> String {
     }
 }
 
-/// What is worth telling the others. Whether ranks can meet shows by itself: they have met. Of what is not
+/// The facts that the others need. Whether ranks can meet shows by itself: they have met. Of what is not
 /// known that counts which says that a driver does not answer: much else is unknown then.
 fn fault(finding: &Finding) -> Option<(Fault, String, String)> {
     let met = matches!(finding.id, "rendezvous" | "job-secret" | "processors");

@@ -98,7 +98,7 @@ fn xgmi(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
     };
     let counts: Vec<usize> = gpus.iter().map(|gpu| count(gpu)).collect();
     let most = counts.iter().max().copied().unwrap_or(0);
-    // Cards without xGMI, or a kernel that tells no topology.
+    // Cards without xGMI, or a kernel that shows no topology.
     if most == 0 || gpus.len() < 2 {
         return;
     }

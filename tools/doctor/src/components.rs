@@ -6,12 +6,12 @@ use tokenyard_machine::Machine;
 use crate::node::{COMPONENT, PLUGIN};
 use crate::{DoctorReport, Facility, Finding, Job, Verdict};
 
-/// What the program has, and whether it works here.
+/// A component of the program, and whether it works here.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Components {
     /// The components, those of plugins too.
     pub components: Vec<Component>,
-    /// What the config names and no component has.
+    /// Names of the config that no component has.
     pub missing: Vec<MissingComponent>,
     /// Plugin files that failed the handshake: path and error.
     pub broken_files: Vec<(String, String)>,
@@ -26,7 +26,7 @@ pub struct Component {
     pub name: String,
     /// The config names it.
     pub chosen: bool,
-    /// What keeps it from running here, in the probe's words.
+    /// The reason why it cannot run here, in the probe's words.
     pub why_not: Option<String>,
 }
 
@@ -43,7 +43,7 @@ pub struct MissingComponent {
     pub fix: String,
 }
 
-/// What is said of components whose probes did not answer in time: nothing else is known of them.
+/// The finding on components whose probes did not answer in time: nothing else is known of them.
 pub fn unanswered(milliseconds: u128) -> Vec<Finding> {
     let (machine, job) = (Machine::default(), Job::default());
     let mut report = DoctorReport::new(&machine, &job);
@@ -62,7 +62,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>, components: &Components) {
     for component in &components.components {
         let (verdict, found) = match &component.why_not {
             None => (Verdict::Ok, "it works here"),
-            // Nothing is lost where nobody has chosen it.
+            // Nothing is lost where no config chooses it.
             Some(why) if component.chosen => (Verdict::Broken, why.as_str()),
             Some(why) => (Verdict::Ok, why.as_str()),
         };

@@ -58,7 +58,7 @@ static SECCOMP: Rule = Rule {
     id: "seccomp",
     title: "The system call filter",
     expected: "none, or one that allows what the components call",
-    why: "Container runtimes filter system calls. What a filter allows no file tells; what matters to the \
+    why: "Container runtimes filter system calls. No file shows what a filter allows; what matters to the \
           components compiled in is tried on a running node.",
     impact: "calls fail with EPERM",
     fix: "docker run --security-opt seccomp=unconfined shows whether it is the filter",
@@ -81,18 +81,18 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     }
 }
 
-/// What to do about a node that is not there.
+/// The fix for a device node that is missing.
 const GIVE: &str = "docker run --device /dev/infiniband; Kubernetes: ask for one more of the RDMA device \
                     plugin's resource; on the host: modprobe ib_uverbs, and udev makes the node";
 
-/// What to do about a node that may not be opened.
+/// The fix for a device node that may not be opened.
 const OPEN_UP: &str = "chmod 0666 /dev/infiniband/uverbs*; lasting: KERNEL==\"uverbs*\", MODE=\"0666\" in \
                        /etc/udev/rules.d, or run as a user of the nodes' group (in a container: --group-add)";
 
 fn uverbs(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let nodes = &machine.devices.nodes;
-    // Whether storage has its device nodes is nobody's matter here.
+    // Device nodes of storage do not matter here.
     let nics = rails(report);
     let given = nics.iter().filter(|nic| is_given(report, nic)).count();
     let others = machine.serving_nics().into_iter().filter(|nic| is_given(report, nic));
@@ -158,8 +158,8 @@ fn is_given(report: &DoctorReport<'_>, nic: &Nic) -> bool {
 }
 
 /// Whether a NIC that this process was not given may be another container's: no GPU that it was given has
-/// fewer NICs for that than its other GPUs have. Who was given all GPUs is to have all NICs with a link;
-/// of virtual functions there may be more than anybody needs.
+/// fewer NICs for that than its other GPUs have. A container with all GPUs should have all NICs with a link;
+/// of virtual functions there may be more than are needed.
 fn is_anothers(report: &DoctorReport<'_>, rails: &[&Nic], nic: &Nic) -> bool {
     let machine = report.machine;
     let far = |gpu: &Gpu, nic: &Nic| nic.pci.get().map(|at| machine.distance(gpu.pci, at));

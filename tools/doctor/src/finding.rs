@@ -12,7 +12,7 @@ use crate::nics::rails;
 pub enum Verdict {
     /// As expected, or not needed.
     Ok,
-    /// The node does not tell, or it depends on what other nodes do.
+    /// The node does not show it, or it depends on other nodes.
     Unknown,
     /// It works, at less than the hardware could.
     Slow,
@@ -36,7 +36,7 @@ impl Verdict {
         Judgement { verdict: self, found: found.into() }
     }
 
-    /// The exit code: 0, 1 for slow, 2 for broken. What is unknown is shown and no fault.
+    /// The exit code: 0, 1 for slow, 2 for broken. An unknown verdict is shown and is no fault.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Ok | Self::Unknown => 0,
@@ -58,9 +58,9 @@ pub(crate) struct Judgement {
 pub struct Rule {
     /// Stable; the anchor of its place in `docs/findings.md`.
     pub id: &'static str,
-    /// What is looked at.
+    /// The subject of the check.
     pub title: &'static str,
-    /// What should be, where the finding does not say it in numbers.
+    /// The expected state, where the finding does not say it in numbers.
     pub expected: &'static str,
     /// Why it matters.
     pub why: &'static str,
@@ -72,7 +72,7 @@ pub struct Rule {
     pub source: &'static str,
 }
 
-/// What one check found on one device.
+/// The result of one check on one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The rule's.
@@ -83,13 +83,13 @@ pub struct Finding {
     pub verdict: Verdict,
     /// The job uses it, or there is no config and all that is there counts.
     pub needed: bool,
-    /// What is there.
+    /// The state that was found.
     pub found: String,
-    /// What should be.
+    /// The expected state.
     pub expected: String,
     /// The impact if nothing is done, where something is wrong.
     pub impact: Option<String>,
-    /// What to do, where something is wrong.
+    /// The fix, where something is wrong.
     pub fix: Option<String>,
     /// Where the rule comes from, where something is wrong.
     pub source: Option<&'static str>,
@@ -120,9 +120,9 @@ impl Finding {
 /// Collects the findings of one node.
 #[derive(Debug)]
 pub struct DoctorReport<'a> {
-    /// What the node has.
+    /// The facts of the node.
     pub machine: &'a Machine,
-    /// What is to run.
+    /// The job that is to run.
     pub job: &'a Job,
     findings: Vec<Finding>,
 }
@@ -159,7 +159,7 @@ impl<'a> DoctorReport<'a> {
         &mut self.findings[place]
     }
 
-    /// Judges a NIC. What is wrong with one that no rank uses may matter to somebody else.
+    /// Judges a NIC. A fault of one that no rank uses may matter to other programs.
     pub(crate) fn judge_nic(&mut self, nic: &Nic, judge: impl FnOnce(&mut Self)) {
         let first = self.findings.len();
         judge(self);
@@ -176,7 +176,7 @@ impl<'a> DoctorReport<'a> {
         }
     }
 
-    /// The findings. What is not needed is no fault, and what is no fault needs no fix.
+    /// The findings. A finding that is not needed is no fault, and without a fault there is no fix.
     pub fn finish(self) -> Vec<Finding> {
         let mut findings = self.findings;
         for finding in &mut findings {

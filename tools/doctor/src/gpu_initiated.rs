@@ -1,4 +1,4 @@
-//! What the driver must allow for a GPU to ring a NIC's doorbell.
+//! Settings of the driver that allow a GPU to ring a NIC's doorbell.
 
 use tokenyard_machine::{NicFamily, NvidiaDriver};
 

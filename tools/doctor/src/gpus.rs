@@ -53,7 +53,7 @@ fn facility(report: &DoctorReport<'_>) -> Option<Facility> {
 
 /// Ranks of the node that find a GPU; nothing where that is not known. It is the first ones that do.
 fn served(machine: &Machine, ranks: u64) -> Option<u64> {
-    // How many instances there are no file tells.
+    // No file shows how many instances there are.
     if machine.gpus.iter().any(|gpu| gpu.mig.get() == Some(true)) {
         return None;
     }

@@ -1,10 +1,10 @@
-//! What is to run on a node.
+//! The job that is to run on a node.
 
 use std::collections::BTreeSet;
 
 use tokenyard_machine::{Nic, NicFamily};
 
-/// What a component needs of a node. A rule is about one of them.
+/// A thing that a component needs of a node. A rule is about one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Facility {
     /// Every job.
@@ -30,16 +30,16 @@ pub enum Facility {
 }
 
 impl Facility {
-    /// What a NIC of this family is used through.
+    /// The library or interface through which a NIC of this family is used.
     pub(crate) fn of(nic: &Nic) -> Self {
         if nic.family == NicFamily::Efa { Self::Efa } else { Self::Verbs }
     }
 }
 
-/// What components ask of the node.
+/// The demands of components on the node.
 #[derive(Clone, Debug, Default)]
 pub struct Asks {
-    /// What they need; `None` without a config: then all that is there counts.
+    /// Their needs; `None` without a config: then all that is there counts.
     pub uses: Option<BTreeSet<Facility>>,
     /// NICs that the config names, if it does.
     pub nics: Vec<String>,
@@ -60,14 +60,14 @@ pub struct Asks {
 pub struct Alternative {
     /// Name of the transport.
     pub name: String,
-    /// What it needs, and nothing of what the other components need.
+    /// Its own needs, without those of other components.
     pub asks: Asks,
 }
 
-/// What the config and the shape ask of the node.
+/// The demands of the config and the shape on the node.
 #[derive(Clone, Debug, Default)]
 pub struct Job {
-    /// What the chosen components need, without alternatives.
+    /// The needs of the chosen components, without alternatives.
     pub asks: Asks,
     /// Transports of which the first that works is taken, in order; none where there is no choice.
     pub alternatives: Vec<Alternative>,
@@ -86,7 +86,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Whether the job uses it. What no part of today uses must be asked for.
+    /// Whether the job uses it. A facility that no component of today uses must be asked for.
     pub fn needs(&self, facility: Facility) -> bool {
         let is_planned = matches!(facility, Facility::GpuInitiated | Facility::Gin);
         match &self.asks.uses {

@@ -64,7 +64,7 @@ pub(crate) fn examine(
     findings
 }
 
-/// What its probe says against it.
+/// The reason of its probe against it.
 fn probed(components: &Components, name: &str) -> Option<String> {
     let is_it = |component: &&Component| component.kind == "transport" && component.name == name;
     match components.components.iter().find(is_it) {
@@ -91,7 +91,7 @@ fn taking(
     components
 }
 
-/// What is broken for it and not without it.
+/// Faults that are broken with it and not without it.
 fn broken(findings: &[Finding], common: &[Finding]) -> Option<String> {
     let is_common = |finding: &Finding| {
         common.iter().any(|other| {
@@ -107,7 +107,7 @@ fn broken(findings: &[Finding], common: &[Finding]) -> Option<String> {
     (!own.is_empty()).then(|| first_names(own))
 }
 
-/// What each of them says, the worst of each thing.
+/// The findings of each of them, the worst of each thing.
 fn all_of(rungs: &[Rung]) -> Vec<Finding> {
     let mut all: Vec<Finding> = Vec::new();
     for finding in rungs.iter().flat_map(|rung| &rung.findings) {

@@ -8,7 +8,7 @@
 //! Every check is a [`Rule`] with a page anchor in `docs/findings.md`, which is made of
 //! [`catalogue`] by a test.
 //!
-//! What does not matter to the job is never slow or broken: it is shown as not needed.
+//! A thing that does not matter to the job is never slow or broken: it is shown as not needed.
 
 mod amd;
 mod bonds;

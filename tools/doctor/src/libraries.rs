@@ -64,7 +64,7 @@ fn nccl(report: &mut DoctorReport<'_>) {
     let found = library(report, "libnccl.so");
     let version = found.and_then(|library| library.version.as_deref());
     let (verdict, text) = match (found, version.map(numbers)) {
-        // Nobody has asked for it.
+        // No config asks for it.
         (None, _) if !asked => (Verdict::Ok, NOT_FOUND.to_owned()),
         (None, _) => (Verdict::Broken, NOT_FOUND.to_owned()),
         (Some(_), Some(version)) if version.len() < 2 => {

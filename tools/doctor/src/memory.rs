@@ -64,7 +64,7 @@ fn locked(report: &mut DoctorReport<'_>) {
                     Bound::At(hard) if hard > soft => "; may be raised",
                     Bound::At(_) => "",
                 };
-                // Windows fit; what else is pinned (queues, other transports) nobody can say here.
+                // Windows fit; other pinned memory (queues, other transports) is unknown here.
                 let verdict = if soft < need { Verdict::Broken } else { Verdict::Unknown };
                 (verdict, format!("{}{hard}", bytes(soft)))
             }

@@ -1,14 +1,14 @@
-//! What several rules ask about NICs.
+//! Questions about NICs that several rules share.
 
 use tokenyard_machine::{Fact, Nic, NicFamily, PciFunction, Port, PortState};
 
 use crate::DoctorReport;
 
-/// What to do where a command was not run, as of a node that is read below a root.
+/// The fix where a command was not run, as of a node that is read below a root.
 pub(crate) const NOT_RUN: &str = "run the doctor on the node itself, or put what the command prints into the folder \
                                   tokenyard below the root (tools/machine/trees/README.md)";
 
-/// NICs whose hardware is here: soft-RoCE and soft-iWARP are nobody's fault.
+/// NICs whose hardware is here: soft-RoCE and soft-iWARP are no fault.
 pub(crate) fn hardware<'a>(report: &DoctorReport<'a>) -> Vec<&'a Nic> {
     report.machine.nics.iter().filter(|nic| nic.is_hardware()).collect()
 }
@@ -43,7 +43,7 @@ pub(crate) fn has_link(nic: &Nic) -> bool {
     nic.ports.iter().any(is_active)
 }
 
-/// What a NIC can be compared by: its family, model, and board.
+/// The key by which NICs are compared: its family, model, and board.
 pub(crate) type Model = (NicFamily, String, Option<String>);
 
 /// NICs of one model and board can be compared.

@@ -139,7 +139,7 @@ static RENDEZVOUS: Rule = Rule {
     id: "rendezvous",
     title: "Where ranks meet",
     expected: "a place to meet; `tokenyard run` makes its own",
-    why: "Rank 0 listens at an address that all ranks are told: by the launcher's variables, or by \
+    why: "Rank 0 listens at an address that all ranks get: by the launcher's variables, or by \
           [world] bootstrap.",
     impact: "ranks wait for each other in vain",
     fix: "correct [world] bootstrap or the launcher's variables",
@@ -157,7 +157,7 @@ static SECRET: Rule = Rule {
     source: "docs/security.md",
 };
 
-/// What only a process on the node can find out, most of it by trying.
+/// Facts that only a process on the node can find out, most of it by trying.
 #[derive(Clone, Debug, Serialize)]
 pub struct Tried {
     /// Logical processors that this process may run on.
@@ -208,7 +208,7 @@ pub enum Meeting {
     File {
         /// The file.
         path: String,
-        /// What is wrong with its folder.
+        /// The fault of its folder.
         folder_error: Option<String>,
     },
 }

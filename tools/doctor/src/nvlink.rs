@@ -11,9 +11,9 @@ pub(crate) const RULES: &[&Rule] = &[&SMI, &LINKS, &FABRIC, &CLIQUE, &IMEX, &MIG
 
 static SMI: Rule = Rule {
     id: "nvidia-smi",
-    title: "What nvidia-smi tells",
+    title: "Answers of nvidia-smi",
     expected: "an answer, of each GPU that the process sees",
-    why: "NVLinks, the fabric, its cliques and MIG are told by nvidia-smi alone. It asks the driver as CUDA \
+    why: "NVLinks, the fabric, its cliques and MIG are shown by nvidia-smi alone. It asks the driver as CUDA \
           does: where it fails, CUDA usually does too. Without nvidia-persistenced the driver sets every \
           GPU up anew for each call, which takes seconds.",
     impact: "nothing is known of NVLink and its fabric; where nvidia-smi fails, CUDA finds no GPU",
@@ -148,7 +148,7 @@ fn usual_links(gpus: &[&Gpu], model: &Gpu) -> usize {
     majority(&counts).or(counts.iter().max().copied()).unwrap_or(0)
 }
 
-/// NVLinks are known to be wired: the fabric tells of the GPU, or the config counts on them.
+/// NVLinks are known to be wired: the fabric lists the GPU, or the config counts on them.
 fn is_wired(report: &DoctorReport<'_>, gpu: &Gpu) -> bool {
     let state = gpu.fabric.known().and_then(|fabric| fabric.state.known());
     report.job.asks(Facility::NvLink) || state.is_some_and(|state| state != "N/A")
@@ -158,7 +158,7 @@ fn links(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
     for gpu in gpus {
         let usual = usual_links(gpus, gpu);
         let Some(links) = gpu.nvlinks.known() else {
-            // One GPU has nobody to reach, and cards without NVLink tell no links.
+            // A single GPU has no peer, and cards without NVLink show no links.
             if gpus.len() > 1 && gpu.is_visible && report.job.asks(Facility::NvLink) {
                 let found = match report.machine.silent.get(SMI_LINKS) {
                     Some(why) => why.in_words(SMI_LINKS),
@@ -168,7 +168,7 @@ fn links(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
             }
             continue;
         };
-        // One GPU has nobody to reach.
+        // A single GPU has no peer.
         if links.is_empty() || gpus.len() < 2 {
             continue;
         }

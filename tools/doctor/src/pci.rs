@@ -114,7 +114,7 @@ fn generation(speed: u32) -> String {
     }
 }
 
-/// What less than the card can costs: nothing where its ports, of `ports` megabits a second together,
+/// The impact of less than the card can do: nothing where its ports, of `ports` megabits a second together,
 /// have room, and no NIC of its model trained better.
 fn lost(
     report: &DoctorReport<'_>,
@@ -231,7 +231,7 @@ fn gpus(report: &mut DoctorReport<'_>) {
         if let Some(bar) = bar {
             let verdict = match (bar < 1 << 30, report.job.asks(Facility::GpuMemory)) {
                 (true, true) => Verdict::Broken,
-                // Without a config nobody has asked for it.
+                // Without a config it is not asked for.
                 (true, false) => Verdict::Unknown,
                 (false, _) => Verdict::Ok,
             };

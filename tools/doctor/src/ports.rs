@@ -97,7 +97,7 @@ static ERRORS: Rule = Rule {
 };
 
 /// Counters of the physical link, and from where on they are worth a look. They count since the driver
-/// was loaded: links flap when switches are restarted, and one reading tells no fault of today.
+/// was loaded: links flap when switches are restarted, and one reading shows no fault of today.
 const LINK_ERRORS: [(&str, u64); 4] = [
     ("symbol_error", 100),
     ("link_downed", 1),
@@ -269,7 +269,7 @@ fn packet(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
             let bytes = roce_payload(mtu);
             (bytes, format!("{bytes} bytes (interface mtu {mtu})"))
         }
-        // InfiniBand: no file tells it.
+        // InfiniBand: no file shows it.
         _ if !roce && rails(report).iter().any(|rail| rail.name == nic.name) => {
             let silent = report.machine.silent.get("ibv_devinfo");
             let (found, fix) = match silent {

@@ -52,7 +52,7 @@ static LAYER: Rule = Rule {
     source: "NVIDIA MFT, mlxconfig (LINK_TYPE_P1)",
 };
 
-/// What a missing rail costs where the topology refuses it.
+/// The impact of a missing rail where the topology refuses it.
 pub(crate) const REFUSED: &str = "the job does not start where its transport goes by the topology's NICs: the topology refuses \
                        this node (docs/topology.md)";
 /// How to go on with the NICs that are there.
@@ -98,7 +98,7 @@ pub(crate) fn refused_for(report: &DoctorReport<'_>, nic: &Nic) -> Option<(Strin
     Some((one.to_string(), format!("{}; {GO_ON}", one.fix())))
 }
 
-/// What a port costs that cannot carry where all GPUs have equally many that can.
+/// The impact of a port that cannot carry where all GPUs have equally many that can.
 pub(crate) const SPARE: &str = "nothing, if the node is cabled so: all GPUs have equally many ports that can carry; else what the \
                      port could carry, on each of them";
 
@@ -133,7 +133,7 @@ fn is_driven(report: &DoctorReport<'_>, gpu: &Gpu) -> bool {
     let ranks = report.job.drives.unwrap_or(u64::MAX).min(machine.gpus.len() as u64) as u32;
     (0..ranks).any(|rank| match machine.gpu_of_rank(rank) {
         Ok(driven) => driven.is_some_and(|(_, of)| of.pci == gpu.pci),
-        // Which one nobody knows.
+        // It is unknown which one.
         Err(_) => true,
     })
 }

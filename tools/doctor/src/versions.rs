@@ -58,7 +58,7 @@ static RDMA_CORE: Rule = Rule {
     title: "libibverbs of rdma-core",
     expected: "32 or later, and the vendor's provider",
     why: "The verbs backend opens libibverbs.so.1 at run time, and libibverbs opens the provider of the \
-          vendor (libmlx5). Its file's name tells the version of rdma-core: libibverbs.so.1.14.50.0 is 50.",
+          vendor (libmlx5). Its file's name has the version of rdma-core: libibverbs.so.1.14.50.0 is 50.",
     impact: "the transport does not open",
     fix: "apt install libibverbs1 ibverbs-providers (dnf: libibverbs), or those of DOCA-OFED",
     source: "backends/verbs/docs.md; linux-rdma/rdma-core, README",
@@ -167,7 +167,7 @@ fn libfabric(report: &mut DoctorReport<'_>) {
     if library.is_none() && !report.job.asks(Facility::Libfabric) {
         return;
     }
-    // The file's name tells the ABI only. The packages of the EFA installer tell the version, and the
+    // The file's name shows the ABI only. The packages of the EFA installer show the version, and the
     // component's probe does.
     let package = machine.libraries.efa_packages.known().and_then(|packages| {
         let name = packages.iter().find(|name| name.contains("libfabric"))?;
@@ -250,7 +250,7 @@ fn firmware(report: &mut DoctorReport<'_>) {
             .filter_map(|other| other.firmware.known())
             .collect();
         let usual = majority(&others).unwrap_or(version);
-        // Whether they behave alike nobody can say.
+        // It is unknown whether they behave alike.
         let verdict = if usual == version { Verdict::Ok } else { Verdict::Unknown };
         told.push((nic, verdict, version.clone(), usual.clone()));
     }

@@ -146,7 +146,7 @@ const BOOT: [&str; 9] = [
     "mitigations",
 ];
 
-/// What a rank tells the others of its node.
+/// A rank's summary of its node, for the others.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// The node's name.
@@ -155,7 +155,7 @@ pub struct Summary {
     pub items: BTreeMap<String, String>,
     /// The rank's clock against rank 0's.
     pub clock: Option<Skew>,
-    /// What is slow or broken there: verdict, finding, subject.
+    /// Slow and broken findings there: verdict, finding, subject.
     pub faults: Vec<(Fault, String, String)>,
 }
 
@@ -196,7 +196,7 @@ impl Skew {
 }
 
 impl Summary {
-    /// What a node tells of what the job may use: `program` is the version of this program.
+    /// The summary of those facts that the job may use: `program` is the version of this program.
     pub fn of(machine: &Machine, job: &Job, host: &str, program: &str) -> Self {
         let mut items = BTreeMap::new();
         let mut put = |name: &str, value: String| items.insert(name.to_owned(), value);
@@ -347,7 +347,7 @@ fn rule(item: &str) -> (&'static Rule, Verdict) {
     }
 }
 
-/// Compares what all ranks told, in order of rank. An item is decided by the majority of the ranks;
+/// Compares the summaries of all ranks, in order of rank. An item is decided by the majority of the ranks;
 /// where none has one, or there are two hosts only, all who differ are named.
 pub fn compare(summaries: &[Summary]) -> Vec<Finding> {
     let (machine, job) = (Machine::default(), Job::default());

@@ -37,7 +37,7 @@ fn findings(path: &Path, uses: &[&str]) -> Vec<Finding> {
     examine(&machine, &job(&machine, uses), None, None)
 }
 
-/// What is not well, as heads write it.
+/// Findings that are not well, as their heads write them.
 fn faults(findings: &[Finding]) -> Vec<String> {
     let faults = findings.iter().filter(|finding| finding.verdict != Verdict::Ok);
     faults.map(|f| format!("{} {} {}", f.verdict.name(), f.id, f.subject)).collect()
@@ -53,7 +53,7 @@ fn every_recorded_fault_is_named_and_nothing_else_turns_red() {
         let text = std::fs::read_to_string(&path).unwrap();
         let uses = head(&text, "uses");
         let base = text.lines().find_map(|line| line.strip_prefix("@base ")).unwrap();
-        // What the healthy node does not tell is not told here either.
+        // Facts that the healthy node does not show are missing here, too.
         let before = faults(&findings(&folder.join(base), &uses));
         let machine = Machine::read(&Tree::open(&path).unwrap());
         let mut job = job(&machine, &uses);
@@ -165,7 +165,7 @@ fn of_several_transports_the_first_that_works_counts() {
     assert!(told[0].2.ends_with("; the config falls to verbs"), "{told:?}");
     assert_eq!(told[0].3, "nothing, as another transport is taken");
     assert_eq!((told[1].0, told[1].2.as_str()), (true, "would be taken"));
-    // What only the other one needs is not needed.
+    // Needs of the other one alone are not needed.
     assert!(found.iter().filter(|f| f.id == "uverbs-nodes").all(|f| f.needed));
     assert!(found.iter().all(|finding| finding.id != "efa-provider" || !finding.needed));
 }
@@ -203,7 +203,7 @@ fn the_node_on_which_a_list_of_transports_falls_further_is_named() {
     assert_eq!((odd[0].found.as_str(), odd[0].expected.as_str()), ("verbs", "efa, as on most"));
 }
 
-/// What differs among nodes that use these components, by the ids of the findings.
+/// Differences among nodes that use these components, by the ids of the findings.
 fn odd(trees_of: &[&str], uses: &[&str]) -> Vec<String> {
     let told = |(host, name): (usize, &&str)| {
         let machine = Machine::read(&Tree::open(&trees().join(name)).unwrap());

@@ -98,7 +98,7 @@ fn a_port_that_is_down_breaks_a_job_only_where_the_topology_would_refuse_it() {
         let state = found.iter().find(|f| f.id == "port-state" && f.subject == "mlx5_3").unwrap();
         assert_eq!(state.verdict, verdict, "{devices}");
     }
-    // Other NICs are named: this one is nobody's.
+    // Other NICs are named: this one serves no rank.
     let machine = node("port-down");
     let mut named = job(&machine, &["kernel set cpu, transport verbs"]);
     named.asks.nics = vec!["mlx5_0".to_owned()];

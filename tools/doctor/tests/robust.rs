@@ -1,4 +1,4 @@
-//! Nodes that tell little, or nonsense, are judged without a panic.
+//! Nodes that show little, or nonsense, are judged without a panic.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::path::Path;
