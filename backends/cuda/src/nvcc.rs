@@ -7,6 +7,8 @@ use sha2::{Digest as _, Sha256};
 use tokenyard_core::{Error, ErrorKind, Result, files};
 use tokenyard_gpu::compile::{Architecture, Compiled, Compiler, Source, Tool, Written};
 
+use crate::nvrtc;
+
 /// The most bytes of a header, and of an image.
 const MOST_FILE: u64 = 256 << 20;
 
@@ -17,15 +19,18 @@ pub struct Nvcc {
 }
 
 impl Nvcc {
-    /// The one that the config names, else that of `CUDA_HOME`, of `PATH`, or of the package
-    /// `nvidia-cuda-nvcc` beside the run-time compiler that is loaded.
+    /// The one that the config names, else that of `CUDA_HOME`, of `PATH`, or of pip's package
+    /// `nvidia-cuda-nvcc` beside a folder of `LD_LIBRARY_PATH` or beside NVRTC, where that is loaded.
     ///
     /// # Errors
     /// `Unavailable` with the places that were looked at, and the fix.
     pub fn find(named: Option<&Path>) -> Result<Self> {
         let places = match named {
             Some(path) => vec![path.to_owned()],
-            None => places(&|name| std::env::var_os(name).filter(|value| !value.is_empty())),
+            None => {
+                let env = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+                places(&env, nvrtc::mapped().as_deref())
+            }
         };
         if let Some(path) = places.iter().find(|path| path.is_file()) {
             return Ok(Self { tool: Tool::new("nvcc", path.clone()) });
@@ -47,8 +52,8 @@ fn sum(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where nvcc may be, the best place first.
-fn places(env: &dyn Fn(&str) -> Option<std::ffi::OsString>) -> Vec<PathBuf> {
+/// Where nvcc may be, the best place first; `nvrtc` is the file of the run-time compiler that is loaded.
+fn places(env: &dyn Fn(&str) -> Option<std::ffi::OsString>, nvrtc: Option<&Path>) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> =
         env("CUDA_HOME").into_iter().map(|home| PathBuf::from(home).join("bin/nvcc")).collect();
     if let Some(path) = env("PATH") {
@@ -57,8 +62,10 @@ fn places(env: &dyn Fn(&str) -> Option<std::ffi::OsString>) -> Vec<PathBuf> {
         all.extend(folders.map(|folder| folder.join("nvcc")));
     }
     let libraries = env("LD_LIBRARY_PATH").unwrap_or_default();
-    // pip's packages lie in one folder, `bin` beside `lib`.
-    let beside = std::env::split_paths(&libraries).filter(|folder| folder.is_absolute());
+    // pip's packages lie in one folder, `bin` beside `lib`. A framework loads its NVRTC from there by itself.
+    let libraries = std::env::split_paths(&libraries).filter(|folder| folder.is_absolute());
+    let loaded = nvrtc.and_then(Path::parent).map(Path::to_owned);
+    let beside = libraries.chain(loaded);
     all.extend(beside.filter_map(|folder| Some(folder.parent()?.join("bin/nvcc"))));
     all
 }
@@ -140,7 +147,9 @@ mod tests {
         };
         let expected =
             ["/opt/cuda/bin/nvcc", "/usr/bin/nvcc", "/bin/nvcc", "/site/nvidia/cu13/bin/nvcc"];
-        assert_eq!(places(&env), expected.map(PathBuf::from));
+        assert_eq!(places(&env, None), expected.map(PathBuf::from));
+        let loaded = Path::new("/venv/nvidia/cu13/lib/libnvrtc.so.13");
+        assert_eq!(places(&|_| None, Some(loaded)), [Path::new("/venv/nvidia/cu13/bin/nvcc")]);
     }
 
     #[test]

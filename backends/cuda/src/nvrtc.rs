@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char};
 use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 
 use cudarc::nvrtc::sys;
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -85,14 +86,19 @@ fn identity() -> Result<String> {
     // SAFETY: the compiler is loaded; both numbers are ours.
     check("ask compiler", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
     let system = |e| Error::system("ask compiler", "its library cannot be looked at", e);
-    let maps = std::fs::read_to_string("/proc/self/maps").map_err(system)?;
-    let library = library_in(&maps).ok_or_else(|| {
+    let library = mapped().ok_or_else(|| {
         let message = "found no libnvrtc.so among the files that are mapped; expected it there";
         Error::new(ErrorKind::System, "ask compiler", message)
     })?;
     let file = std::fs::metadata(library).map_err(system)?;
     let (bytes, seconds, nanoseconds) = (file.len(), file.mtime(), file.mtime_nsec());
     Ok(format!("nvrtc {major}.{minor}, {bytes} bytes of {seconds}.{nanoseconds:09}"))
+}
+
+/// The file of the compiler's library, where this process has it loaded.
+pub(crate) fn mapped() -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    library_in(&maps).map(PathBuf::from)
 }
 
 /// The path of the compiler's library, in the list of a process's mappings.
