@@ -19,6 +19,8 @@ const GIVEN_UP: &[(&str, &str)] = &[
     ("max_lanes", "max_queues"),
     ("handover", "fd_exchange"),
     ("longest_put", "Path"),
+    ("desk", "flight recorder"),
+    ("desks", "flight recorders"),
     ("take_up", "select_stream"),
     ("let_pass", "order_refused"),
 ];

@@ -234,8 +234,8 @@ where
         Ok(())
     }
 
-    /// One thread takes the kernels' commands and posts them on all rails. This saves a handover to
-    /// a proxy thread.
+    /// One thread takes the kernels' commands and posts them on all rails. This saves the hop
+    /// through a proxy thread.
     fn serve_ring(&mut self, ring: RingToServe) -> Result<bool> {
         if self.proxy.take().is_none() {
             return Ok(false);

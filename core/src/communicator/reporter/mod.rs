@@ -39,7 +39,7 @@ const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
 const MOST_WRITERS: u32 = 16;
 
 /// Every communicator of this process that is open, or being opened.
-static DESKS: Mutex<Vec<Weak<FlightRecorder>>> = Mutex::new(Vec::new());
+static RECORDERS: Mutex<Vec<Weak<FlightRecorder>>> = Mutex::new(Vec::new());
 
 /// Reports the state of a communicator. Any thread may use it, at any time; it holds no component of the
 /// communicator alive.
@@ -80,9 +80,10 @@ impl std::fmt::Debug for Reporter {
 
 /// As [`Reporter::write`], for each communicator of this process that is open or being opened.
 pub fn write_reports(why: &str) -> Vec<Result<PathBuf>> {
-    let desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let desks = desks.iter().filter_map(Weak::upgrade).filter(|recorder| !recorder.is_retired());
-    desks.map(|recorder| recorder.write(asked(why))).collect()
+    let recorders = RECORDERS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let recorders =
+        recorders.iter().filter_map(Weak::upgrade).filter(|recorder| !recorder.is_retired());
+    recorders.map(|recorder| recorder.write(asked(why))).collect()
 }
 
 fn asked(why: &str) -> Reason {
@@ -169,9 +170,9 @@ impl FlightRecorder {
         });
         let witness: Arc<dyn Witness> = Arc::clone(&recorder) as _;
         recorder.collective.tell(Arc::downgrade(&witness));
-        let mut desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner);
-        desks.retain(|recorder| recorder.strong_count() > 0);
-        desks.push(Arc::downgrade(&recorder));
+        let mut recorders = RECORDERS.lock().unwrap_or_else(PoisonError::into_inner);
+        recorders.retain(|recorder| recorder.strong_count() > 0);
+        recorders.push(Arc::downgrade(&recorder));
         Ok(recorder)
     }
 
