@@ -374,7 +374,8 @@ impl Communicator {
     }
 
     /// Copies arrays of `received` to tensors of the caller, so that its memory can be freed. Each has the name, the
-    /// type and the columns of one of them, and as many rows or more. Local: no other rank takes part.
+    /// type and the columns of one of them, and as many rows or more; `ids` may be int64 in host memory. Local: no
+    /// other rank takes part.
     ///
     /// Raises InvalidInputError: then nothing is copied.
     #[pyo3(signature = (received, *, stream=None, **outputs))]

@@ -16,6 +16,7 @@ mod dlpack;
 mod dtype;
 mod errors;
 mod exit;
+mod memory;
 mod operations;
 mod options;
 mod output;
@@ -61,6 +62,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(components, module)?)?;
     module.add_function(wrap_pyfunction!(counts::routing_counts, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::memory_needed, module)?)?;
     module.add_function(wrap_pyfunction!(_set_plugin_folder, module)?)?;
     module.add_class::<config::Config>()?;
     module.add_class::<world::World>()?;

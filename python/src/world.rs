@@ -1,5 +1,6 @@
 //! The world: who takes part.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
@@ -30,7 +31,7 @@ const DEFAULT_CONFIG: &str = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nus
 ///
 /// Raises InvalidInputError, MismatchError (the ranks differ in size or timing), DeadlineError (a rank did not come; it
 /// is named), PeerLostError.
-#[pyclass(frozen, module = "tokenyard")]
+#[pyclass(frozen, module = "tokenyard", weakref)]
 pub(crate) struct World {
     core: Mutex<Option<Arc<Owned<Arc<CoreWorld>>>>>,
     place: RankId,
@@ -99,6 +100,7 @@ impl World {
         let raised: Arc<Mutex<Option<PyErr>>> = Arc::default();
         let raised_inside = Arc::clone(&raised);
         let ranks = place.ranks;
+        let is_torch = matches!(gather, Gather::Torch(_));
         let exchange = move |mine: &[u8]| {
             Python::attach(|py| {
                 gather.call(py, mine, ranks).map_err(|error| {
@@ -110,7 +112,10 @@ impl World {
         };
         let joined = py.detach(|| {
             let rendezvous = Rendezvous::Exchange(Box::new(exchange));
-            let options = WorldOptions::configured(&config, Identity::new(place, rendezvous)?);
+            let mut options = WorldOptions::configured(&config, Identity::new(place, rendezvous)?);
+            if is_torch && options.interface.is_none() {
+                options.bind = address_towards_master();
+            }
             CoreWorld::join(WorldOptions { secret: Secret::from_env(&environment)?, ..options })
         });
         joined.map(Self::new).map_err(|error| {
@@ -161,7 +166,8 @@ impl World {
     }
 
     /// Joins the ranks of a process group of torch, the default group if none is given. It uses
-    /// `torch.distributed.all_gather_object` of that group once.
+    /// `torch.distributed.all_gather_object` of that group once. Ranks meet on the interface of the config or of
+    /// `TOKENYARD_INTERFACE`, else where rank 0 reaches `MASTER_ADDR` from.
     #[staticmethod]
     #[pyo3(signature = (group=None, *, config=None))]
     fn from_torch(
@@ -275,6 +281,22 @@ impl Drop for World {
             crate::owned::drop_detached(world);
         }
     }
+}
+
+/// The address of this host on the network where torch's ranks meet, which others reach.
+fn address_towards_master() -> Option<IpAddr> {
+    let host = environment("MASTER_ADDR")?;
+    // A datagram socket that is connected has an address, and sends nothing.
+    let all = (host.as_str(), 9).to_socket_addrs().ok()?;
+    all.into_iter().find_map(|master| {
+        let any: IpAddr = match master {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect(master).ok()?;
+        socket.local_addr().ok().map(|address| address.ip())
+    })
 }
 
 /// What launchers say of this process. It decides on devices where a config says `auto`.

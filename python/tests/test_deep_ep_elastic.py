@@ -7,6 +7,7 @@ from oracle import Case
 from test_deep_ep_normal import buffer_of, same
 from test_deep_ep_refusals import raises
 
+from tokenyard import errors
 from tokenyard.deep_ep import ElasticBuffer, EventOverlap
 
 BF16 = ml_dtypes.bfloat16
@@ -129,7 +130,7 @@ def summed(case, me, domains, bias, scale, rounds=True):
                 domain = rank // size
                 merged[domain] = merged.get(domain, F32(0)) + partials[rank]
                 last_of[domain] = last[rank]
-            partials = {d: m.astype(BF16).astype(F32) for d, m in merged.items()}
+            partials = {d: m.astype(BF16).astype(F32) if rounds else m for d, m in merged.items()}
             order = sorted(last_of, key=last_of.get)
         total = np.zeros(case.hidden, F32) if bias is None else 2 * bias[token].astype(F32)
         for key in order:
@@ -146,8 +147,8 @@ def test_flat_rows_arrive_in_order_and_come_back(ranks, case, domains, has_sync)
         ranks(case.ranks, flat, case, domains, has_sync)
 
 
-def expanded(world, case, alignment, has_sync):
-    me, buffer = world.rank, elastic(world, case)
+def expanded(world, case, domains, alignment, has_sync):
+    me, buffer = world.rank, elastic(world, case, domains)
     sources = case.sources(me)
     x = case.x[me].astype(BF16)
     recv_x, none, weights, handle, _ = buffer.dispatch(
@@ -191,7 +192,7 @@ def expanded(world, case, alignment, has_sync):
 
     bias = np.full(x.shape, 0.5, BF16)
     combined, back, _ = buffer.combine(y, handle, weights, bias=(bias, bias))
-    same(combined, summed(case, me, 1, bias, scale))
+    same(combined, summed(case, me, domains, bias, scale))
     same(back, np.where(case.idx[me] >= 0, case.weights[me], 0))
     again, none, other, _, _ = buffer.dispatch(
         2 * x, topk_weights=2 * case.weights[me], handle=handle, do_expand=True
@@ -200,7 +201,7 @@ def expanded(world, case, alignment, has_sync):
     same(other, 2 * weights)
     buffer.destroy()
 
-    buffer = elastic(world, case, allow_multiple_reduction=False)
+    buffer = elastic(world, case, domains, allow_multiple_reduction=False)
     _, _, _, handle, _ = buffer.dispatch(
         x,
         topk_idx=case.idx[me],
@@ -209,9 +210,10 @@ def expanded(world, case, alignment, has_sync):
         do_expand=True,
         do_cpu_sync=has_sync,
     )
-    combined, back, _ = buffer.combine(y, handle)
-    assert back is None
-    same(combined, summed(case, me, 1, None, scale, rounds=False))
+    for bias in (None, np.full(x.shape, 0.5, BF16)):
+        combined, back, _ = buffer.combine(y, handle, bias=None if bias is None else (bias, bias))
+        assert back is None
+        same(combined, summed(case, me, domains, bias, scale, rounds=False))
     raises(world, "allow_multiple_reduction = False", buffer.combine, y, handle, weights)
     buffer.destroy()
 
@@ -219,8 +221,12 @@ def expanded(world, case, alignment, has_sync):
 @every_case
 @pytest.mark.parametrize("has_sync", [True, False], ids=["sync", "no sync"])
 @pytest.mark.parametrize("alignment", [1, 8])
-def test_expanded_rows_are_grouped_by_expert_and_come_back(ranks, case, alignment, has_sync):
-    ranks(case.ranks, expanded, case, alignment, has_sync)
+@pytest.mark.parametrize("domains", [1, 2], ids=["one domain", "two domains"])
+def test_expanded_rows_are_grouped_by_expert_and_come_back(
+    ranks, case, domains, alignment, has_sync
+):
+    if case.ranks > 1 or domains == 1:
+        ranks(case.ranks, expanded, case, domains, alignment, has_sync)
 
 
 def quantised(world, case):
@@ -310,7 +316,10 @@ def saved(world, case):
             )[3]
         )
     buffer.barrier()
-    again, *_ = buffer.dispatch(x, handle=handles[150])
+    expanded, *_ = buffer.dispatch(x, handle=handles[150], do_expand=True)
+    again, *_ = buffer.dispatch(x * BF16(7), handle=handles[150], do_expand=True)
+    same(again, expanded * BF16(7))
+    again, *_ = buffer.dispatch(x, handle=handle)
     same(again, recv_x)
     buffer.destroy()
 
@@ -340,6 +349,7 @@ def refused(world, case):
         "x: found shape": {"x": x[:1]},
         "topk_idx: found some with a handle": {"topk_idx": idx},
         "expert_alignment: found 3; expected 1": {"expert_alignment": 3},
+        "do_expand: found True; expected False": {"do_expand": True},
         "handle: found int": {"handle": 5},
     }.items():
         raises(world, says, buffer.dispatch, **{**cached, **(bad if me == 1 else {})})
@@ -359,3 +369,25 @@ def refused(world, case):
 
 def test_bad_calls_of_v2_are_refused_on_all_ranks(ranks):
     ranks(2, refused, CASES[1])
+
+
+def another_m(world, case):
+    """Ranks that bound their tokens differently all learn it, and the buffer goes on."""
+    me, buffer = world.rank, elastic(world, case)
+    x, idx = case.x[me].astype(BF16), case.idx[me]
+    good = {"x": x, "topk_idx": idx, "num_experts": case.experts}
+    for most in (7 + me, None, 7 + me):
+        if most is None:
+            recv_x, *_, handle, _ = buffer.dispatch(**good)
+            same(buffer.combine(recv_x, handle)[0], summed(case, me, 1, None, lambda expert: None))
+            continue
+        few = {**good, "x": x[:7], "topk_idx": idx[:7], "num_max_tokens_per_rank": most}
+        with pytest.raises(errors.InvalidInputError, match="max_tokens = 8 on rank 1; expected 7"):
+            buffer.dispatch(**few)
+    recv_x, *_ = buffer.dispatch(**good)
+    same(recv_x, rows_of(case, case.sources(me)))
+    buffer.destroy()
+
+
+def test_ranks_that_name_different_most_tokens_are_told_so_and_the_buffer_goes_on(ranks):
+    ranks(2, another_m, CASES[1])

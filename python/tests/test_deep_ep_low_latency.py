@@ -1,10 +1,12 @@
 """The drop-in's low latency calls against the oracle, on 1 to 4 processes."""
 
+import threading
+
 import ml_dtypes
 import numpy as np
 import pytest
 from oracle import Case
-from test_deep_ep_normal import buffer_of, close, same
+from test_deep_ep_normal import buffer_of, close, layout_of, same, times
 from test_deep_ep_refusals import raises
 
 import tokenyard.deep_ep
@@ -175,6 +177,16 @@ def masked(world, case):
         "handle: found int": (packed, idx, weights, spoilt(handle, 3)),
     }.items():
         raises(world, says, buffer.low_latency_combine, *arguments)
+    other = buffer_of(world)
+    foreign = other.low_latency_dispatch(x, idx, case.max_tokens, case.experts)[2]
+    says = "handle: found one of another buffer"
+    raises(world, says, buffer.low_latency_combine, packed, idx, weights, spoilt(handle, foreign))
+    early = buffer.low_latency_dispatch(
+        x, idx, case.max_tokens, case.experts, return_recv_hook=True
+    )
+    with pytest.raises(errors.InvalidInputError, match="whose hook was not called"):
+        buffer.get_next_low_latency_combine_buffer(early[2])
+    early[4]()
     raises(
         world,
         "zero_copy: found no buffer",
@@ -184,6 +196,7 @@ def masked(world, case):
     )
     combined, _, _ = buffer.low_latency_combine(packed, kept, weights, handle)
     close(combined, x.astype(np.float64) * sums, 2**-6)
+    other.destroy()
     buffer.destroy()
 
 
@@ -287,3 +300,79 @@ def two_batches(world, case):
 
 def test_two_batches_may_be_under_way_in_turn(ranks):
     ranks(2, two_batches, CASES[1])
+
+
+def two_threads(world, case):
+    """Dual batches with a thread each: one computes while the other calls, in the same turn on all ranks."""
+    me, buffer = world.rank, buffer_of(world)
+    idx, weights = case.idx[me], case.weights[me]
+    layout = layout_of(buffer, case)
+    sums = np.where(idx >= 0, weights, 0).sum(axis=1, keepdims=True)
+    turns = [threading.Semaphore(1), threading.Semaphore(0)]
+    failures = []
+
+    def pass_on(batch):
+        turns[1 - batch].release()
+        assert turns[batch].acquire(timeout=60)
+
+    def run(batch):
+        assert turns[batch].acquire(timeout=60)
+        x = ((1 + batch) * case.x[me]).astype(BF16)
+        for _ in range(20):
+            sent = buffer.low_latency_dispatch(
+                x, idx, case.max_tokens, case.experts, use_fp8=False, return_recv_hook=True
+            )
+            pass_on(batch)
+            sent[4]()
+            combined, _, hook = buffer.low_latency_combine(
+                sent[0], idx, weights, sent[2], return_recv_hook=True
+            )
+            pass_on(batch)
+            hook()
+            close(combined, x.astype(np.float64) * sums, 2**-6)
+            # Two handles of normal calls are alive at once, too.
+            recv_x, *_, handle, _ = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **layout)
+            pass_on(batch)
+            combined, _, _ = buffer.combine(recv_x, handle)
+            close(combined, x.astype(np.float64) * times(case, me)[:, None], 2**-6)
+        turns[1 - batch].release()
+
+    def guarded(batch):
+        try:
+            run(batch)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=guarded, args=(n,), daemon=True) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+        assert not thread.is_alive(), "a deadlock"
+    assert not failures
+    buffer.destroy()
+
+
+def test_dual_batches_may_have_a_thread_each(ranks):
+    ranks(2, two_threads, CASES[1])
+
+
+def another_m(world, case):
+    assert case.max_tokens == 12
+    me, buffer = world.rank, buffer_of(world)
+    for more in (0, me, 0):
+        call = (rows_of(case, me), case.idx[me], case.max_tokens + more, case.experts)
+        if world.all_gather("more", b"%d" % more) == [b"0", b"0"]:
+            packed, counts, handle, _, _ = buffer.low_latency_dispatch(*call)
+            check(case, me, packed, counts, handle, 2**-4)
+            continue
+        with pytest.raises(
+            errors.InvalidInputError, match="max_tokens = 13 on rank 1; expected 12"
+        ):
+            buffer.low_latency_dispatch(*call)
+    buffer.destroy()
+
+
+def test_ranks_that_name_different_most_tokens_are_told_so_and_the_buffer_goes_on(ranks):
+    ranks(2, another_m, CASES[1])

@@ -12,7 +12,7 @@ from pool import CONFIG
 
 import tokenyard
 from tokenyard import errors
-from tokenyard.deep_ep import Buffer
+from tokenyard.deep_ep import Buffer, _world
 
 DOMAINS = """
 [transport.scale_out]
@@ -265,3 +265,35 @@ def many_handles(world, case):
 
 def test_hundreds_of_handles_live_as_long_as_their_tensors(ranks):
     ranks(2, many_handles, CASES[1])
+
+
+def made_anew(world, case):
+    """Megatron makes its buffer anew when rows get wider, also between a dispatch and its backward pass."""
+    me, buffer = world.rank, buffer_of(world)
+    options = {"topk_idx": case.idx[me], "topk_weights": case.weights[me]}
+    options |= layout_of(buffer, case)
+    recv_x, *_, handle, _ = buffer.dispatch(case.x[me], **options)
+    for _ in range(3):
+        buffer = Buffer(world, num_nvl_bytes=1 << 20, explicitly_destroy=True)
+        combined, _, _ = buffer.combine(recv_x, handle)
+        close(combined, case.x[me] * times(case, me)[:, None])
+        again, *_ = buffer.dispatch(case.x[me], handle=handle)
+        same(again, recv_x)
+        buffer.dispatch(case.x[me], **options)
+    del handle
+    gc.collect()
+    # What nobody uses any more is dropped when all ranks meet next.
+    parked = _world._openings[world].parked
+    assert len(parked) == 1
+    other = Buffer(world, explicitly_destroy=True)
+    assert not parked
+    # While both live, a handle is of one of them alone.
+    handle = other.dispatch(case.x[me], **options)[4]
+    with pytest.raises(tokenyard.Error, match="handle: found one of another buffer"):
+        buffer.combine(recv_x, handle)
+    other.destroy()
+    buffer.destroy()
+
+
+def test_handles_outlive_their_buffer_which_is_dropped_where_all_ranks_meet(ranks):
+    ranks(2, made_anew, CASES[1])

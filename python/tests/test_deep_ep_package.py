@@ -4,13 +4,14 @@ import importlib.metadata
 
 import numpy as np
 import pytest
+from oracle import Case
 from test_package import run
 
 import tokenyard
 import tokenyard.deep_ep
 from tokenyard.deep_ep import Buffer, ElasticBuffer
 from tokenyard.deep_ep._missing import MISSING
-from tokenyard.deep_ep.utils import envs, math, testing
+from tokenyard.deep_ep.utils import envs, gate, math, refs, testing
 
 # By the distribution, and without it.
 WAYS = {
@@ -87,7 +88,8 @@ def test_everything_that_is_missing_is_on_the_list_and_says_so():
     )
     absent = set()
     for kind, names in methods.items():
-        there = {name for name in vars(kind) if not name.startswith("_")} - {"num_sms"}
+        there = {name for name in vars(kind) if not name.startswith("_")}
+        there -= {"num_sms", "runtime"}
         assert there == set(names.split())
         for name in set(names.split()) & set(MISSING):
             absent.add(name)
@@ -177,3 +179,50 @@ def test_seeds_are_those_that_were_set():
     first = np.random.rand()
     envs.init_seed(5)
     assert (np.random.rand(), envs.get_global_seed()) == (first, 5)
+
+
+@pytest.mark.parametrize("precise", [True, False], ids=["precise", "random"])
+@pytest.mark.parametrize(("ranks", "topk"), [(2, 1), (4, 3), (8, 8)])
+@pytest.mark.parametrize("ratio", [1.0, 2.0, 4.0])
+def test_scores_send_more_to_the_first_rank(ranks, topk, ratio, precise):
+    envs.init_seed(3)
+    tokens, experts = 2048, 4 * ranks
+    scores = np.asarray(
+        gate.get_unbalanced_scores(tokens, experts, ranks, topk, ratio, precise), np.float32
+    )
+    assert scores.shape == (tokens, experts)
+    best = np.argsort(-scores, axis=1)[:, :topk] // 4
+    reached = np.array([(best == rank).any(axis=1).sum() for rank in range(ranks)])
+    found = reached[0] / reached[1:].mean()
+    # No more than all tokens can go to the first rank.
+    if reached[0] < tokens:
+        assert abs(found / ratio - 1) < (0.01 if precise else 0.1), reached
+    else:
+        assert found <= ratio * 1.1
+    if precise:
+        assert np.ptp(reached[1:]) <= 1
+
+
+def test_references_of_scripts_are_what_the_interface_says():
+    case = Case(4, seed=5, hidden=16, topk=4)
+    brought = [[case.x[r], case.idx[r], case.weights[r]] for r in range(4)]
+    for me in range(4):
+        x, ids, weights, sources, counts = refs.arrivals(brought, me, case.max_tokens, case.experts)
+        np.testing.assert_array_equal(x, case.rows(case.sources(me)))
+        np.testing.assert_array_equal(ids, case.flat(me)[0])
+        np.testing.assert_array_equal(np.where(ids >= 0, weights, 0), case.flat(me)[1])
+        assert sources.tolist() == [s * case.max_tokens + t for s, t in case.sources(me)]
+        assert counts.tolist() == case.source_counts(me)
+    all_data = refs.generate_pre_combine_data(np.arange(48), 12, 4, 16)
+    assert all_data.shape == (48, 4, 16)
+    assert len(np.unique(all_data.astype(np.float32).reshape(-1, 16), axis=0)) == 48 * 4
+    some = refs.generate_pre_combine_data(np.array([5, 40]), 12, 4, 16)
+    np.testing.assert_array_equal(some, all_data[[5, 40]])
+    two = np.array([[[1.0], [2.0**-9], [2.0**-9]]], refs.BF16)
+    assert float(refs.ordered_accumulate(two)[0, 0]) == 1
+    assert float(refs.ordered_accumulate(two, np.ones((1, 1), refs.BF16))[0, 0]) == 2
+    # Two of one rank, which are rounded first if asked for; the third alone.
+    y = np.array([[[1.0], [2.0**-8], [2.0**-8]]], refs.BF16)
+    idx = np.array([[0, 1, 2]])
+    assert float(refs.combine(y, idx, 1, 2, 4, None, False, False)[0, 0]) == 1 + 2**-7
+    assert float(refs.combine(y, idx, 1, 2, 4, None, True, False)[0, 0]) == 1

@@ -89,6 +89,12 @@ def bad_later_calls(world):
     for x, says in ((recv_x[:1], "x: found 1 rows; expected"), (recv_x[:, :4], "x: found shape")):
         raises(world, says, buffer.combine, spoilt(recv_x, x), handle)
     raises(world, "handle: found int", buffer.combine, recv_x, spoilt(handle, 5))
+    other = buffer_of(world)
+    foreign = other.dispatch(CASE.x[me], **good)[4]
+    says = "handle: found one of another buffer"
+    raises(world, says, buffer.combine, recv_x, spoilt(handle, foreign))
+    raises(world, says, buffer.dispatch, CASE.x[me], handle=spoilt(handle, foreign))
+    other.destroy()
     raises(
         world,
         "topk_weights: found",
@@ -103,12 +109,14 @@ def bad_later_calls(world):
     combined, _, _ = buffer.combine(recv_x, handle)
     close(combined, CASE.x[me] * times(CASE, me)[:, None])
     buffer.destroy()
-    raises_destroyed(buffer, good, me)
-
-
-def raises_destroyed(buffer, good, me):
-    with pytest.raises(errors.InvalidInputError, match="it was destroyed"):
-        buffer.dispatch(CASE.x[me], **good)
+    for call in (
+        lambda: buffer.dispatch(CASE.x[me], **good),
+        lambda: buffer.dispatch(CASE.x[me], handle=handle),
+        lambda: buffer.combine(recv_x, handle),
+        lambda: buffer.clean_low_latency_buffer(7, 64, 8),
+    ):
+        with pytest.raises(errors.InvalidInputError, match=r"was destroyed|was closed"):
+            call()
 
 
 def test_bad_combines_and_cached_dispatches_are_refused_on_all_ranks(ranks):

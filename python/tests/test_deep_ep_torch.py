@@ -1,9 +1,11 @@
 """The drop-in on torch's CPU tensors. Skipped, one by one, where torch is not installed."""
 
 import importlib.util
+import pathlib
 import socket
 
 import pytest
+import test_package
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
@@ -35,7 +37,26 @@ def test_v2_takes_and_gives_torch_tensors(ranks):
     run(ranks, "elastic")
 
 
-def test_a_process_group_of_torch_is_the_world(ranks):
+def free_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    run(ranks, "in_group", port)
+        return server.getsockname()[1]
+
+
+def test_a_process_group_of_torch_is_the_world(ranks):
+    run(ranks, "in_group", free_port())
+
+
+def test_scripts_compare_with_references_over_the_default_group(ranks):
+    run(ranks, "references", free_port())
+
+
+def test_the_example_has_the_gradients_of_a_dense_layer_and_trains(monkeypatch):
+    folder = pathlib.Path(__file__).parents[1]
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    words += ["--master-port", str(free_port()), str(folder / "examples/moe_layer.py")]
+    # Ranks share the cores.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    text = test_package.run(*words)
+    losses = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("step")]
+    assert len(losses) == 20
+    assert losses[-1] < 0.8 * losses[0]

@@ -249,12 +249,37 @@ def worst_case(world, case):
         comm.copy_out(received, x=copy, ids=ids)
         same(copy[: len(sources)], case.rows(sources))
         same(ids, received.ids)
+        wide = np.zeros((received.rows + 1, case.topk), np.int64)
+        comm.copy_out(received, ids=wide)
+        same(wide[:-1], ids)
+        same(wide[-1], 0)
         comm.combine(handle, copy)
 
 
 @pytest.mark.parametrize("case", CASES[1:2], ids=EXPERTS[1:2])
 def test_worst_case_outputs_have_room_for_all_and_can_be_copied_out(ranks, case):
     ranks(case.ranks, worst_case, case)
+
+
+def said_before(world, case, domains):
+    sizes = (case.experts, case.topk, case.hidden, case.max_tokens)
+    kinds = {"in_flight": 3, "handles": 5}
+    # The config of the tests names no domains.
+    needed = tokenyard.memory_needed(config(), case.ranks, *sizes, **kinds)
+    with opened(world, case, **kinds) as comm:
+        assert sorted(comm.report()["window_bytes"]) == sorted([needed["control"], needed["arena"]])
+    more = tokenyard.memory_needed(config(), case.ranks, *sizes, in_flight=3, handles=10)
+    assert more["handles"] == 2 * needed["handles"] > 0
+    with pytest.raises(tokenyard.errors.InvalidInputError, match="divisor of the 2 ranks"):
+        tokenyard.memory_needed(config(), case.ranks, *sizes, domains=domains)
+    text = '[kernels]\nuse = "cuda"\n[transport.scale_up]\nuse = "nvlink"\n'
+    other = tokenyard.Config.parse(text, "other.toml")
+    with pytest.raises(tokenyard.errors.UnsupportedError, match="found the kernel set `cuda`"):
+        tokenyard.memory_needed(other, case.ranks, *sizes)
+
+
+def test_what_a_communicator_costs_is_known_before_it_is_opened(ranks):
+    ranks(2, said_before, CASES[1], 3)
 
 
 def describe(world, case):

@@ -185,6 +185,78 @@ def test_a_forked_child_may_use_nothing_and_harms_nothing(programs):
         assert (out, code) == (["refused", "7", "2.0"], 0), error
 
 
+# As `HEAD`, for the drop-in: `buffer` of two ranks, and what its calls take.
+DEEP_EP = """
+import os, sys, time
+import numpy as np
+rank = os.environ["TOKENYARD_RANK"]
+os.environ["TOKENYARD_CONFIG"] = os.path.join(os.environ["TOKENYARD_REPORTS"], rank + ".toml")
+with open(os.environ["TOKENYARD_CONFIG"], "w") as file:
+    file.write({config!r})
+import tokenyard
+from tokenyard.deep_ep import Buffer
+buffer = Buffer(explicitly_destroy=True)
+x, idx = np.ones((3, 64), np.float32), np.array([[0, 3]] * 3)
+def dispatch():
+    counts = buffer.get_dispatch_layout(idx, 4)
+    return buffer.dispatch(
+        x, None, *counts[:2], counts[3], counts[2], topk_idx=idx, topk_weights=np.ones((3, 2), np.float32)
+    )
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+def test_a_buffer_that_nobody_destroys_ends_with_its_program(programs):
+    text = """
+    recv_x, *_, handle, _ = dispatch()
+    out, *_ = buffer.combine(recv_x, handle)
+    say(float(out[0, 0]))
+    if buffer.rank == 0:
+        time.sleep(1)
+    """
+    for out, error, code in programs(text, text, head=DEEP_EP):
+        assert (out, code) == (["2.0"], 0), error
+
+
+def test_a_rank_that_exits_before_its_hook_keeps_nobody_waiting(programs):
+    text = """
+    *_, hook = buffer.low_latency_dispatch(x, idx, 8, 4, use_fp8=False, return_recv_hook=True)
+    start = time.monotonic()
+    if buffer.rank == 1:
+        sys.exit(3)
+    try:
+        hook()
+        dispatch()
+    except tokenyard.errors.PeerLostError as error:
+        say(error.rank, time.monotonic() - start < 19)
+    """
+    (out, error, code), (_, _, other) = programs(text, text, head=DEEP_EP)
+    assert (out, code, other) == (["1", "True"], 0, 3), error
+
+
+def test_a_forked_child_may_not_use_a_buffer(programs):
+    text = """
+    recv_x, *_, handle, _ = dispatch()
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for call in (dispatch, lambda: buffer.combine(recv_x, handle), Buffer):
+            try:
+                call()
+            except RuntimeError as error:
+                refused += "forked from" in str(error)
+        say("refused", refused)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    out, *_ = buffer.combine(recv_x, handle)
+    say(float(out[0, 0]))
+    buffer.destroy()
+    """
+    for out, error, code in programs(text, text, head=DEEP_EP):
+        assert (out, code) == (["refused", "3", "2.0"], 0), error
+
+
 def test_a_communicator_that_is_garbage_is_dropped_and_not_closed(programs):
     drops = """
     import gc

@@ -4,7 +4,9 @@ import ctypes
 import gc
 
 import numpy as np
+import pytest
 from pool import config
+from test_deep_ep_normal import buffer_of
 
 import tokenyard
 
@@ -65,7 +67,43 @@ def loop(world):
     return found.tolist()
 
 
-def test_five_thousand_more_steps_take_no_more_memory(ranks):
+def deep_ep_loop(world):
+    ids = np.array([[0, 1], [1, -1]], np.int64)
+    weights = np.ones((2, 2), np.float32)
+    x = np.arange(2 * 128, dtype=np.float32).reshape(2, 128)
+    found = np.zeros((3, 2), np.int64)
+    buffer = buffer_of(world)
+    counts = buffer.get_dispatch_layout(ids, 2)
+    layout = dict(zip(LAYOUT, counts, strict=False))
+    for step in range(STEPS):
+        if step in (0, STEPS // 2):
+            found[step * 2 // STEPS] = allocated()
+        recv_x, _, recv_weights, _, handle, _ = buffer.dispatch(
+            x, topk_idx=ids, topk_weights=weights, **layout
+        )
+        buffer.combine(recv_x, handle, recv_weights)
+        packed, _, handle, _, hook = buffer.low_latency_dispatch(
+            x, ids, 2, 2, use_fp8=False, return_recv_hook=True
+        )
+        hook()
+        buffer.low_latency_combine(packed, ids, weights, handle)
+        del recv_x, packed, handle, hook
+    found[2] = allocated()
+    buffer.destroy()
+    return found.tolist()
+
+
+# As `get_dispatch_layout` returns them.
+LAYOUT = (
+    "num_tokens_per_rank",
+    "num_tokens_per_rdma_rank",
+    "num_tokens_per_expert",
+    "is_token_in_rank",
+)
+
+
+@pytest.mark.parametrize("loop", [loop, deep_ep_loop], ids=["tokenyard", "deep_ep"])
+def test_five_thousand_more_steps_take_no_more_memory(ranks, loop):
     for rank, (_, half, all_steps) in enumerate(ranks(2, loop)):
         assert all_steps[0] - half[0] < MOST, f"rank {rank}: {half} bytes, then {all_steps}"
         # The kernel counts pages of the arena, too, when they are first used.

@@ -8,6 +8,9 @@ from test_deep_ep_normal import buffer_of, times
 from torch.utils.checkpoint import checkpoint
 
 from tokenyard.deep_ep import Buffer, ElasticBuffer
+from tokenyard.deep_ep.utils import refs
+from tokenyard.deep_ep.utils.gate import get_unbalanced_scores
+from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
 
 CASE = Case(2, seed=2, hidden=256)
 
@@ -162,6 +165,58 @@ def elastic(world, case):
     times_selected = (idx >= 0).sum(1, keepdim=True)
     torch.testing.assert_close(combined.float(), x.float() * times_selected, rtol=0.02, atol=0.02)
     buffer.destroy()
+
+
+def references(world, port, case):
+    """DeepEP's own comparison of V2, in our words: bit for bit, with what scripts compute by `deep_ep.utils.refs`."""
+    me = world.rank
+    buffer_of(world).destroy()
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=me, world_size=world.ranks
+    )
+    buffer = ElasticBuffer(world, num_max_tokens_per_rank=case.max_tokens, explicitly_destroy=True)
+    try:
+        x, idx, weights = tensors(case, me, torch.bfloat16)
+        bias = torch.ones_like(x)
+        for rows in (x, per_token_cast_to_fp8(x)):
+            ref_x, ref_idx, ref_weights, sources, counts = refs.dispatch(
+                rows, idx, weights, case.max_tokens, case.experts
+            )
+            recv_x, recv_idx, recv_weights, handle, _ = buffer.dispatch(
+                rows, topk_idx=idx, topk_weights=weights, num_experts=case.experts
+            )
+            pairs = (
+                zip(recv_x, ref_x, strict=True) if isinstance(rows, tuple) else [(recv_x, ref_x)]
+            )
+            for found, expected in pairs:
+                assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+            assert torch.equal(recv_idx, ref_idx)
+            is_here = ref_idx >= 0
+            assert torch.equal(recv_weights[is_here], ref_weights[is_here])
+            assert torch.equal(handle.recv_src_metadata[:, 0].long(), sources)
+            assert torch.equal(handle.psum_num_recv_tokens_per_scaleup_rank, counts.cumsum(0).int())
+        # What experts leave, on the owner's side and on the source's.
+        sizes = (case.max_tokens, case.topk, case.hidden)
+        y = refs.generate_pre_combine_data(me * case.max_tokens + torch.arange(len(x)), *sizes)
+        y[idx < 0] = 0
+        expected = refs.combine(y, idx, 1, world.ranks, case.experts, (bias, bias), True, False)
+        local = refs.generate_pre_combine_data(sources, *sizes)
+        local[recv_idx < 0] = 0
+        combined, *_ = buffer.combine(refs.ordered_accumulate(local), handle, bias=(bias, bias))
+        assert torch.equal(combined, expected)
+        _, _, _, handle, _ = buffer.dispatch(
+            x, topk_idx=idx, num_experts=case.experts, do_expand=True
+        )
+        slots = handle.recv_src_metadata[:, 2:].long()
+        expanded = torch.zeros(handle.num_expanded_tokens, case.hidden, dtype=torch.bfloat16)
+        expanded[slots[slots >= 0]] = local[slots >= 0]
+        combined, *_ = buffer.combine(expanded, handle, bias=(bias, bias))
+        assert torch.equal(combined, expected)
+        scores = get_unbalanced_scores(64, case.experts, world.ranks, 2, 1.5, True)
+        assert (scores.dtype, scores.shape) == (torch.float32, (64, case.experts))
+    finally:
+        buffer.destroy()
+        dist.destroy_process_group()
 
 
 def in_group(world, port, case):

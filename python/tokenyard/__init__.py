@@ -32,6 +32,7 @@ from tokenyard._native import (
     __version__,
     _set_plugin_folder,
     components,
+    memory_needed,
     routing_counts,
 )
 from tokenyard.errors import Error
@@ -55,5 +56,6 @@ __all__ = [
     "__version__",
     "alias_deep_ep",
     "components",
+    "memory_needed",
     "routing_counts",
 ]

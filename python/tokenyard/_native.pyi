@@ -19,6 +19,7 @@ __all__ = [
     "__version__",
     "_set_plugin_folder",
     "components",
+    "memory_needed",
     "routing_counts",
 ]
 
@@ -40,6 +41,18 @@ _Cast: TypeAlias = Literal["fp8", "fp8_round", "fp8_ue8m0"]
 _Path: TypeAlias = str | PathLike[str]
 
 def components() -> list[dict[str, Any]]: ...
+def memory_needed(
+    config: Config | _Path,
+    ranks: int,
+    experts: int,
+    topk: int,
+    hidden: int,
+    max_tokens: int,
+    *,
+    domains: int = 1,
+    in_flight: int = 2,
+    handles: int = 8,
+) -> dict[str, int]: ...
 def routing_counts(topk_idx: _Tensor, experts: int, ranks: int) -> tuple[Array, Array, Array]: ...
 def _set_plugin_folder(folder: _Path) -> None: ...
 

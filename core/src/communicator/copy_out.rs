@@ -16,7 +16,7 @@ pub struct Outputs<'a> {
     pub x: Option<TensorMut<'a>>,
     /// `[rows, S]`.
     pub scales: Option<TensorMut<'a>>,
-    /// `[N, K]` i32.
+    /// `[N, K]` i32; in host memory also i64, as the dispatch took them.
     pub ids: Option<TensorMut<'a>>,
     /// f32: `[N, K]` (flat), else `[rows, 1]`.
     pub weights: Option<TensorMut<'a>>,
@@ -56,7 +56,7 @@ impl Pair<'_> {
         };
         let to = self.to.as_ref();
         let (found, expected) = (to.dtype(), from.dtype());
-        if found != expected {
+        if found != expected && !self.widens() {
             let [found, expected] = [found, expected].map(|d| d.map_or("unknown", DType::name));
             return refuse(format!("{name}: found type {found}; expected {expected}"));
         }
@@ -76,6 +76,22 @@ impl Pair<'_> {
             ));
         }
         Ok(from)
+    }
+
+    /// Whether ids of 32 bits go where there is room for 64.
+    fn widens(&self) -> bool {
+        let from = self.from.filter(|from| self.name == "ids" && !from.is_on_device());
+        from.is_some() && self.to.as_ref().dtype() == Some(DType::I64)
+    }
+}
+
+/// # Safety
+/// `to` has room for the ids.
+unsafe fn widen(to: *mut u8, ids: &[i32]) {
+    let to = to.cast::<i64>();
+    for (place, id) in ids.iter().enumerate() {
+        // SAFETY: by this function's contract; the address was checked when the tensor was made.
+        unsafe { to.add(place).write(i64::from(*id)) }
     }
 }
 
@@ -111,7 +127,13 @@ impl Communicator {
             pair.check()?;
         }
         for pair in pairs.iter().flatten() {
-            let from = pair.check()?.raw();
+            let from = pair.check()?;
+            if pair.widens() {
+                // SAFETY: checked above: as many elements are there.
+                unsafe { widen(pair.to.raw().data, from.elements()) };
+                continue;
+            }
+            let from = from.raw();
             let bytes = byte_length(&from).unwrap_or(0);
             if bytes > 0 {
                 // SAFETY: checked above: both sides have as many bytes, and are borrowed; on a stream
@@ -203,6 +225,20 @@ mod tests {
         assert!(wide.contains("found shape [2, 4]"), "{wide}");
         let float = text(TensorMut::from_slice(&mut other, 3, 2).unwrap());
         assert!(float.contains("found type fp32; expected i32"), "{float}");
+    }
+
+    #[test]
+    fn ids_may_go_where_there_is_room_for_64_bits() {
+        let from = [3_i32, -1];
+        let ids = TensorRef::from_slice(&from, 1, 2).unwrap();
+        let mut room = [7_i64; 4];
+        let to = TensorMut::from_slice(&mut room, 2, 2).unwrap();
+        let pair = Pair { name: "ids", from: Some(ids), to: &to };
+        assert!(pair.widens() && pair.check().is_ok());
+        // SAFETY: room for four, of which two are written.
+        unsafe { widen(pair.to.raw().data, ids.elements()) };
+        assert!(!Pair { name: "slots", ..pair }.widens());
+        assert_eq!(room, [3, -1, 7, 7]);
     }
 
     #[test]

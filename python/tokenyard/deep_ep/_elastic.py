@@ -1,7 +1,7 @@
 """Dispatch and combine of V2: flat rows, or expanded ones, a row per (token, local expert)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,7 +23,9 @@ class DispatchCall:
     topk_weights: Tensor | None
     stats: Tensor | None
     experts: int | None
+    # M of the call, and that of the buffer, which communicators are opened with.
     tokens: int | None
+    most_tokens: int
     alignment: int | None
     handle: EPHandle | None
     num_sms: int
@@ -36,6 +38,10 @@ class DispatchCall:
     def reference(self) -> Tensor:
         """A tensor of the library that results are of."""
         return self.x[0] if isinstance(self.x, tuple) else self.x
+
+    @property
+    def layout(self) -> Literal["flat", "expert_major", "packed"]:
+        return "expert_major" if self.is_expanded else "flat"
 
 
 @dataclass
@@ -53,31 +59,32 @@ class Record:
 
     opened: Opened
     native: tokenyard.Handle
-    # [T, K] of this rank, and [N, K] of the rows that arrived, local or -1.
-    ids: Array
-    recv_ids: Array
     experts: int
     alignment: int
+    # M of the dispatch.
     tokens: int
     is_exact: bool
+    is_expanded: bool
+    # Tokens that arrived, and their rows: copies of them with padding, where expanded.
+    found: int
+    filled: int
 
     @property
-    def copies(self) -> _routing.Expansion:
-        local = self.experts // self.opened.world.ranks
-        return _routing.Expansion(self.recv_ids, local, self.alignment)
+    def given(self) -> int:
+        """Rows of the outputs: those that arrived, or the most that can."""
+        return self.native.rows
 
-    def flat_rows(self) -> int:
-        """Rows of flat outputs: those that arrived, or the most that can."""
-        return len(self.recv_ids) if self.is_exact else self.opened.world.ranks * self.tokens
+    def flat_rows(self, ranks: int) -> int:
+        """Rows of flat outputs."""
+        return self.found if self.is_exact else ranks * self.tokens
 
-    def expanded_rows(self, copies: _routing.Expansion) -> int:
-        """Rows of expanded outputs."""
+    def expanded_rows(self, ranks: int, aligned: Array) -> int:
+        """Rows of expanded outputs; `aligned` counts those of each expert."""
         if self.is_exact:
-            return copies.rows
-        ranks, topk = self.opened.world.ranks, self.ids.shape[1]
+            return int(aligned.sum())
         local = self.experts // ranks
-        most = ranks * self.tokens * min(topk, local) + (self.alignment - 1) * local
-        return align(most, self.alignment)
+        most = ranks * self.tokens * min(self.opened.sizes.topk, local)
+        return align(most + (self.alignment - 1) * local, self.alignment)
 
 
 Result = tuple[Any, Tensor | None, Tensor | None, EPHandle]
@@ -91,27 +98,38 @@ def dispatch(engine: Engine, call: DispatchCall) -> Result:
 
     def send(opened: Opened, routed: Routed) -> tokenyard.PendingDispatch:
         kept[:] = [routed]
-        rows = routed.rows
-        return opened.main.dispatch_send(rows.x, routed.ids, routed.weights, scales=rows.scales)
+        return opened.communicator.dispatch_send(
+            routed.rows.x,
+            routed.ids,
+            routed.weights,
+            scales=routed.rows.scales,
+            layout=call.layout,
+            alignment=(call.alignment or 1) if call.is_expanded else 1,
+            zero_padding=call.is_expanded,
+            worst_case=not call.has_cpu_sync,
+            max_tokens=call.tokens,
+        )
 
-    opened, (received, native) = engine.dispatch(lambda: _read_dispatch(engine, call), send)
-    routed = kept[0]
+    opened, (received, native) = engine.dispatch(
+        lambda: _read_dispatch(engine, call), send, call.layout
+    )
+    found, filled = (int(total) for total in np.asarray(received.totals))
     record = Record(
         opened,
         native,
-        routed.ids.copy(),
-        np.array(np.asarray(received.ids), np.int64),
-        call.experts or 0,
-        call.alignment or 1,
-        call.tokens or 0,
-        call.has_cpu_sync,
+        experts=call.experts or 0,
+        alignment=call.alignment or 1,
+        tokens=call.tokens or 0,
+        is_exact=call.has_cpu_sync,
+        is_expanded=call.is_expanded,
+        found=found,
+        filled=filled,
     )
-    copies = record.copies
     if call.stats is not None:
         stats = read("cumulative_local_expert_recv_stats", call.stats, (np.int32,), (None,))
-        stats += copies.counts
-    handle = _make_handle(engine, call, record, copies, received)
-    return (*_give(call, record, copies, received, routed.rows), handle)
+        stats += np.asarray(received.expert_counts)
+    handle = _make_handle(engine, call, record, received)
+    return (*_give(call, record, received, kept[0].rows), handle)
 
 
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
@@ -130,35 +148,34 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
         raise Refusal(
             f"x: found {tokens} tokens; expected at most num_max_tokens_per_rank = {call.tokens}"
         )
-    if call.experts <= 0 or call.experts % engine.ranks:
-        raise Refusal(
-            f"num_experts: found {call.experts}; expected a multiple of the {engine.ranks} ranks"
-        )
+    _routing.check_experts(call.experts, engine.ranks)
     if call.alignment is None or call.alignment < 1:
         raise Refusal(f"expert_alignment: found {call.alignment}; expected at least 1")
     _routing.check_ids(ids, call.experts)
     if call.stats is not None:
         local = call.experts // engine.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (np.int32,), (local,))
-    sizes = Sizes(call.experts, ids.shape[1], hidden, call.tokens)
+    most = max(call.tokens, call.most_tokens)
+    sizes = Sizes(call.experts, ids.shape[1], hidden, most, call.tokens)
     return sizes, Routed(rows, np.ascontiguousarray(ids), weights)
 
 
 def _replay(engine: Engine, call: DispatchCall, handle: EPHandle) -> Result:
-    opened = None
+    opened, layout = None, call.layout
     try:
-        record = record_of(handle)
-        opened = record.opened
+        record = record_of(engine, handle)
+        opened, layout = record.opened, record.native.layout
         _expect_equal(call, record)
-        rows = read_rows(call.x, len(record.ids), opened.sizes.hidden)
+        tokens, topk = record.native.tokens, opened.sizes.topk
+        rows = read_rows(call.x, tokens, opened.sizes.hidden)
         weights = None
         if call.topk_weights is not None:
-            weights = read("topk_weights", call.topk_weights, (np.float32,), record.ids.shape)
+            weights = read("topk_weights", call.topk_weights, (np.float32,), (tokens, topk))
             weights = np.ascontiguousarray(weights)
     except Refusal as refusal:
-        engine.refuse(opened, "replay", refusal)
-    received = opened.main.replay(record.native, rows.x, weights, scales=rows.scales)
-    return (*_give(call, record, record.copies, received, rows), handle)
+        engine.refuse(opened, "replay", refusal, layout)
+    received = opened.communicator.replay(record.native, rows.x, weights, scales=rows.scales)
+    return (*_give(call, record, received, rows), handle)
 
 
 def _expect_equal(call: DispatchCall, record: Record) -> None:
@@ -167,6 +184,7 @@ def _expect_equal(call: DispatchCall, record: Record) -> None:
         ("num_experts", call.experts, record.experts),
         ("expert_alignment", call.alignment, record.alignment),
         ("num_max_tokens_per_rank", call.tokens, record.tokens),
+        ("do_expand", call.is_expanded, record.is_expanded),
     ):
         if found is not None and found != expected:
             raise Refusal(f"{name}: found {found}; expected {expected}, that of the handle")
@@ -178,79 +196,66 @@ def _expect_equal(call: DispatchCall, record: Record) -> None:
             raise Refusal(f"{name}: found some with a handle; expected None")
 
 
-def record_of(handle: object) -> Record:
-    """The record of a handle. Raises Refusal for what is none."""
+def record_of(engine: Engine, handle: object) -> Record:
+    """The record of a handle. Raises Refusal for what is none of this buffer."""
     if not isinstance(handle, EPHandle):
         raise Refusal(f"handle: found {type(handle).__name__}; expected an EPHandle")
+    engine.expect_own(handle._record.opened)
     return handle._record
 
 
 def _give(
-    call: DispatchCall,
-    record: Record,
-    copies: _routing.Expansion,
-    received: tokenyard.Received,
-    rows: Rows,
+    call: DispatchCall, record: Record, received: tokenyard.Received, rows: Rows
 ) -> tuple[Any, Tensor | None, Tensor | None]:
-    """The received rows, ids and weights, copied out of the arena and arranged."""
-    reference, found = call.reference, len(record.recv_ids)
-    given = record.expanded_rows(copies) if call.is_expanded else record.flat_rows()
-    to, source = (copies.slot, copies.row) if call.is_expanded else (slice(found), slice(None))
+    """The received rows, ids and weights, copied out of the arena. Behind those that arrived are zeros."""
+    reference, given, filled = call.reference, record.given, record.filled
 
-    def arrange(output: Any, dtype: Any, is_column_major: bool = False) -> Array:
-        array = np.asarray(output).view(dtype)
+    def take(output: Any, dtype: Any, is_column_major: bool = False) -> Array:
+        array = np.asarray(output).view(dtype)[:filled]
         if is_column_major:
             # Columns start at multiples of 16 bytes.
             out = np.zeros((array.shape[1], align(given, 4)), dtype).T[:given]
         else:
-            out = np.zeros((given, array.shape[1]), dtype)
-        out[to] = array[source]
+            out = np.zeros((given, *array.shape[1:]), dtype)
+        out[:filled] = array
         return out
 
-    x: Any = like(reference, arrange(received.x, rows.x.dtype))
+    x: Any = like(reference, take(received.x, rows.x.dtype))
     if rows.scales is not None:
-        scales = arrange(received.scales, rows.scales.dtype, call.is_column_major)
+        scales = take(received.scales, rows.scales.dtype, call.is_column_major)
         x = (x, like(reference, scales))
     ids, weights = None, None
-    if not call.is_expanded:
-        ids = np.full((given, record.ids.shape[1]), -1, np.int64)
-        ids[:found] = record.recv_ids
+    if not record.is_expanded:
+        ids = np.empty((given, record.opened.sizes.topk), np.int64)
+        record.opened.communicator.copy_out(received, ids=ids)
+        ids = like(reference, ids)
     if received.weights is not None:
-        given_weights = np.asarray(received.weights)
-        if call.is_expanded:
-            weights = np.zeros(given, np.float32)
-            weights[copies.slot] = given_weights[copies.row, copies.k]
-        else:
-            weights = arrange(given_weights, np.float32)
-    return (
-        x,
-        None if ids is None else like(reference, ids),
-        None if weights is None else like(reference, weights),
-    )
+        weights = like(reference, take(received.weights, np.float32))
+    return x, ids, weights
 
 
 def _make_handle(
-    engine: Engine,
-    call: DispatchCall,
-    record: Record,
-    copies: _routing.Expansion,
-    received: tokenyard.Received,
+    engine: Engine, call: DispatchCall, record: Record, received: tokenyard.Received
 ) -> EPHandle:
-    reference = call.reference
-    found, topk = record.recv_ids.shape
-    most = record.opened.sizes.tokens
-    origin = np.asarray(received.source).astype(np.int64)
-    rank, token = origin // most, origin % most
-    metadata = np.full((record.flat_rows(), topk + 2), -1, np.int32)
-    metadata[:found, 0] = rank * record.tokens + token
-    last = topk - 1 - np.argmax(record.recv_ids[:, ::-1] >= 0, axis=1)
-    metadata[:found, 1] = rank * topk + last
+    reference, ranks = call.reference, engine.ranks
+    found, topk = record.found, record.opened.sizes.topk
+    flat_rows = record.flat_rows(ranks)
+    source = np.asarray(received.source)[:found]
+    # [N, K]: local experts, or rows of copies; -1 where a token has none here.
+    places = np.asarray(received.slots if call.is_expanded else received.ids)[:found]
+    metadata = np.full((flat_rows, topk + 2), -1, np.int32)
+    metadata[:found, 0] = source
+    last = topk - 1 - np.argmax(places[:, ::-1] >= 0, axis=1)
+    metadata[:found, 1] = source // record.tokens * topk + last
     if call.is_expanded:
-        metadata[:found, 2:] = copies.slots(record.recv_ids.shape)
-    per_domain = engine.ranks // engine.domains
-    by_scaleup = np.asarray(received.source_counts).reshape(engine.domains, per_domain).sum(axis=0)
-    expert_psum = copies.starts + copies.counts if call.is_expanded else np.cumsum(copies.aligned)
-    ids = call.topk_idx if not call.copies_handle else like(reference, record.ids.copy())
+        metadata[:found, 2:] = places
+    counts = np.array(received.expert_counts)
+    aligned = -(-counts // record.alignment) * record.alignment
+    expert_psum = np.array(received.expert_ends) if call.is_expanded else np.cumsum(aligned)
+    by_rank = np.asarray(received.source_counts).reshape(engine.domains, -1)
+    ids = call.topk_idx
+    if call.copies_handle:
+        ids = like(reference, read("topk_idx", call.topk_idx, (np.int64,), (None, None)).copy())
     return EPHandle(
         record,
         do_expand=call.is_expanded,
@@ -259,14 +264,14 @@ def _make_handle(
         num_max_tokens_per_rank=record.tokens,
         num_sms=call.num_sms,
         topk_idx=ids,
-        num_recv_tokens=record.flat_rows(),
-        num_expanded_tokens=record.expanded_rows(copies),
-        per_expert=copies.aligned.tolist() if record.is_exact else [],
-        scaleup_psum=like(reference, np.cumsum(by_scaleup).astype(np.int32)),
+        num_recv_tokens=flat_rows,
+        num_expanded_tokens=record.expanded_rows(ranks, aligned),
+        per_expert=aligned.tolist() if record.is_exact else [],
+        scaleup_psum=like(reference, np.cumsum(by_rank.sum(axis=0), dtype=np.int32)),
         expert_psum=like(reference, expert_psum.astype(np.int32)),
-        unaligned=like(reference, copies.counts),
+        unaligned=like(reference, counts),
         metadata=like(reference, metadata),
-        dummy=like(reference, np.full(record.ids.shape, -1, np.int32)),
+        dummy=like(reference, np.full((record.native.tokens, topk), -1, np.int32)),
     )
 
 
@@ -283,57 +288,44 @@ class CombineCall:
 
 
 @dataclass
-class Partial:
-    """A row per token that arrived, and the weights of its copies."""
+class Terms:
+    """The arguments of a combine, read and checked."""
 
     rows: Array
     weights: Array | None
     biases: list[Array]
 
 
-def _read_combine(call: CombineCall, record: Record) -> Partial:
-    is_expanded = call.handle.do_expand
-    copies = record.copies
-    given = record.expanded_rows(copies) if is_expanded else record.flat_rows()
-    hidden, topk = record.opened.sizes.hidden, record.ids.shape[1]
-    x = np.ascontiguousarray(read("x", call.x, FLOATS, (given, hidden)))
-    biases = read_bias(call.bias, x.dtype, (len(record.ids), hidden))
-    weights = None
-    if call.topk_weights is not None:
-        if is_expanded and not call.rounds_per_rank:
-            raise Refusal(
-                "topk_weights: found some with expanded rows and allow_multiple_reduction = False; expected None"
-            )
-        shape = (given,) if is_expanded else (given, topk)
-        weights = read("topk_weights", call.topk_weights, (np.float32,), shape)
-    found = len(record.recv_ids)
-    if not is_expanded:
-        return Partial(x[:found], None if weights is None else weights[:found].copy(), biases)
-    slots = copies.slots(record.recv_ids.shape)
-    rows = _routing.sum_copies(x, slots)
-    if call.rounds_per_rank:
-        rows = rows.astype(x.dtype)
-    else:
-        biases = [bias.astype(np.float32) for bias in biases]
-    if weights is not None:
-        weights = np.where(slots >= 0, weights[slots], 0).astype(np.float32)
-    return Partial(rows, weights, biases)
+def _read_combine(call: CombineCall, record: Record) -> Terms:
+    given, hidden, topk = record.given, record.opened.sizes.hidden, record.opened.sizes.topk
+    rows = np.ascontiguousarray(read("x", call.x, FLOATS, (given, hidden)))
+    biases = read_bias(call.bias, rows.dtype, (record.native.tokens, hidden))
+    if call.topk_weights is None:
+        return Terms(rows, None, biases)
+    if record.is_expanded and not call.rounds_per_rank:
+        raise Refusal(
+            "topk_weights: found some with expanded rows and allow_multiple_reduction = False; expected None"
+        )
+    shape = (given,) if record.is_expanded else (given, topk)
+    weights = read("topk_weights", call.topk_weights, (np.float32,), shape)
+    return Terms(rows, np.ascontiguousarray(weights), biases)
 
 
 def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Tensor | None]:
     """The combine of a dispatch."""
     opened = None
     try:
-        record = record_of(call.handle)
+        record = record_of(engine, call.handle)
         opened = record.opened
-        partial = _read_combine(call, record)
+        terms = _read_combine(call, record)
     except Refusal as refusal:
         engine.refuse(opened, "combine", refusal)
-    out, weights = opened.main.combine(
-        record.native, partial.rows, partial.weights, bias=partial.biases or None
+    out, weights = opened.communicator.combine(
+        record.native,
+        terms.rows,
+        terms.weights,
+        bias=terms.biases or None,
+        round_once=record.is_expanded and not call.rounds_per_rank,
     )
-    dtype = partial.rows.dtype
-    rows = np.asarray(out).view(dtype)
-    wanted = read("x", call.x, FLOATS, (None, None)).dtype
-    combined = like(call.x, rows.astype(wanted, copy=False))
+    combined = like(call.x, np.asarray(out).view(terms.rows.dtype))
     return combined, None if weights is None else like(call.x, np.asarray(weights))

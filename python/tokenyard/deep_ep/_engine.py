@@ -7,9 +7,10 @@ costs no message.
 """
 
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,69 +23,42 @@ from ._arrays import Array, Refusal
 T = TypeVar("T")
 
 HANDLES = 1024
-FIRST_TOKENS = 1024
+# An operation of each of two micro-batches, and for either of them the one that brings a combine's weights.
+IN_FLIGHT = 4
 REFUSALS = (errors.InvalidInputError, errors.RefusedError, errors.FullError)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a communicator is opened for. `tokens` is the most that a rank may bring."""
+    """What a communicator is opened for. `tokens` is the most that a rank may bring.
+
+    `max_tokens` is M of a call that names one: the same on all ranks.
+    """
 
     experts: int
     topk: int
     hidden: int
     tokens: int
+    max_tokens: int | None = None
 
     def fits(self, other: "Sizes") -> bool:
         same = (self.experts, self.topk, self.hidden) == (other.experts, other.topk, other.hidden)
         return same and other.tokens <= self.tokens
 
 
-def power_of_two(least: int) -> int:
-    return 1 << max(least - 1, 0).bit_length()
-
-
 def align(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
+@dataclass(frozen=True)
 class Opened:
-    """A communicator, and a narrow one for what goes beside rows: up to K + 1 words per token."""
+    """A communicator, and what it was opened for. Buffers and handles share it; behind the last it is parked."""
 
-    def __init__(self, world: tokenyard.World, config: tokenyard.Config, sizes: Sizes) -> None:
-        self.world = world
-        self.config = config
-        self.sizes = sizes
-        self.main = self._open(sizes.hidden)
-        self._side: tokenyard.Communicator | None = None
-
-    def _open(self, hidden: int) -> tokenyard.Communicator:
-        sizes = self.sizes
-        return tokenyard.Communicator(
-            self.world,
-            self.config,
-            experts=sizes.experts,
-            topk=sizes.topk,
-            hidden=hidden,
-            max_tokens=sizes.tokens,
-            handles=HANDLES,
-        )
-
-    @property
-    def side_width(self) -> int:
-        return align(self.sizes.topk + 1, 4)
-
-    @property
-    def side(self) -> tokenyard.Communicator:
-        """Collective on first use."""
-        if self._side is None or self._side.closed:
-            self._side = self._open(self.side_width)
-        return self._side
-
-    def close(self) -> None:
-        for communicator in (self.main, self._side):
-            if communicator is not None:
-                communicator.close()
+    communicator: tokenyard.Communicator
+    sizes: Sizes
+    world: tokenyard.World
+    # The engine of the buffer that opened it; handles may outlive that.
+    owner: "weakref.ref[Engine]"
 
 
 # Reads the arguments, and sends them: both may find that they cannot.
@@ -111,10 +85,13 @@ class Attempt:
 class Engine:
     """Opens communicators, and runs dispatches on the one that fits."""
 
-    def __init__(self, group: Any, comm: Any) -> None:
-        self.config = _world.load_config()
+    def __init__(
+        self, group: Any, comm: Any = None, waits: _world.Waits = _world.DEFAULT_WAITS
+    ) -> None:
+        self.config = _world.load_config(waits)
         self.world = _world.world_of(group, comm, self.config)
         self.rank, self.ranks = self.world.rank, self.world.ranks
+        _world.drop_parked(self.world)
         # What is where is known to communicators alone: the smallest one says it, and that the config works.
         with tokenyard.Communicator(
             self.world, self.config, experts=self.ranks, topk=1, hidden=8, max_tokens=1, handles=1
@@ -126,26 +103,42 @@ class Engine:
                 )
             self.domains = int(communicator.report()["domains"])
         self._opened: dict[tuple[int, int, int], Opened] = {}
-        self._counts: tokenyard.Communicator | None = None
+        self._counts: Opened | None = None
+        # M of calls so far, which ranks have agreed on. A new one is agreed on before it is used.
+        self._agreed_tokens: set[int | None] = set()
         self.current: Opened | None = None
         self.is_destroyed = False
 
-    def dispatch(self, read: Read[T], send: Send[T]) -> tuple[Opened, Any]:
+    def dispatch(
+        self, read: Read[T], send: Send[T], layout: Literal["flat", "expert_major", "packed"]
+    ) -> tuple[Opened, Any]:
         """Sends what `read` gives, and receives. Where a rank cannot, all raise, or open what fits and try again."""
-        return self.dispatch_send(read, send)()
+        return self.dispatch_send(read, send, layout)()
 
-    def dispatch_send(self, read: Read[T], send: Send[T]) -> Callable[[], tuple[Opened, Any]]:
+    def dispatch_send(
+        self, read: Read[T], send: Send[T], layout: Literal["flat", "expert_major", "packed"]
+    ) -> Callable[[], tuple[Opened, Any]]:
         """The first half of `dispatch`; calling what it returns is the second, which raises what is wrong.
 
-        The tensors of the call must not be written until then.
+        The tensors of the call must not be written until then. `layout` is that of the rows on all ranks.
         """
         self._expect_usable()
-        sizes, call, refused = None, None, None
+        sizes, refused = None, None
+        call: T | None = None
         try:
             sizes, call = read()
         except Refusal as refusal:
             refused = str(refusal)
-        first = self._enter(sizes, call, refused, send)
+
+        def send_it(opened: Opened) -> tokenyard.PendingDispatch:
+            if call is None:
+                raise AssertionError("what was refused is not sent")
+            return send(opened, call)
+
+        def enter() -> Attempt:
+            return self._enter(sizes, refused, send_it, layout)
+
+        first = enter()
 
         def finish() -> tuple[Opened, Any]:
             attempt = first
@@ -156,11 +149,17 @@ class Engine:
                     except REFUSALS as error:
                         attempt.take(error)
                 self._agree(sizes, attempt.refused, attempt.is_full)
-                attempt = self._enter(sizes, call, refused, send)
+                attempt = enter()
 
         return finish
 
-    def _enter(self, sizes: Sizes | None, call: Any, refused: str | None, send: Any) -> Attempt:
+    def _enter(
+        self,
+        sizes: Sizes | None,
+        refused: str | None,
+        send: Callable[[Opened], tokenyard.PendingDispatch],
+        layout: Literal["flat", "expert_major", "packed"],
+    ) -> Attempt:
         """Sends, or refuses: then the attempt says why."""
         opened = self._usable()
         if opened is None:
@@ -168,15 +167,22 @@ class Engine:
             self._agree(sizes, refused, False)
             opened = self._expect_opened()
         attempt = Attempt(opened, refused)
+        fits = self._fits(opened, sizes)
         try:
-            if refused is None and sizes is not None and opened.sizes.fits(sizes):
-                attempt.pending = send(opened, call)
+            if refused is None and fits:
+                attempt.pending = send(opened)
             else:
-                opened.main.refuse("dispatch", refused or f"another size: {sizes}")
+                why = refused or f"sizes to agree on: {sizes}"
+                opened.communicator.refuse("dispatch", why, layout=layout)
         except REFUSALS as error:
-            if sizes is not None and opened.sizes.fits(sizes):
+            if fits:
                 attempt.take(error)
         return attempt
+
+    def _fits(self, opened: Opened, sizes: Sizes | None) -> bool:
+        if sizes is None:
+            return False
+        return opened.sizes.fits(sizes) and sizes.max_tokens in self._agreed_tokens
 
     def _expect_opened(self) -> Opened:
         if self.current is None:
@@ -189,8 +195,8 @@ class Engine:
 
     def _usable(self) -> Opened | None:
         """The communicator that all ranks would call now, if an error has not closed it."""
-        if self.current is not None and self.current.main.closed:
-            self._opened = {key: it for key, it in self._opened.items() if not it.main.closed}
+        if self.current is not None and self.current.communicator.closed:
+            self._opened = {k: it for k, it in self._opened.items() if not it.communicator.closed}
             self.current = None
         return self.current
 
@@ -206,7 +212,7 @@ class Engine:
         wanted = [Sizes(**view["sizes"]) for view in views]
         first = wanted[0]
         for rank, other in enumerate(wanted):
-            for name in ("experts", "topk", "hidden"):
+            for name in ("experts", "topk", "hidden", "max_tokens"):
                 if getattr(other, name) != getattr(first, name):
                     raise errors.InvalidInputError(
                         f"dispatch: found {name} = {getattr(other, name)} on rank {rank}; expected "
@@ -215,7 +221,8 @@ class Engine:
                         rank=rank,
                         operation="dispatch",
                     )
-        tokens = max(FIRST_TOKENS, power_of_two(max(sizes.tokens for sizes in wanted)))
+        self._agreed_tokens.add(first.max_tokens)
+        tokens = max(sizes.tokens for sizes in wanted)
         self.current = self._open(Sizes(first.experts, first.topk, first.hidden, tokens))
 
     def _raise_refused(self, rank: int, text: str, is_full: bool) -> NoReturn:
@@ -235,47 +242,67 @@ class Engine:
     def _open(self, sizes: Sizes) -> Opened:
         key = (sizes.experts, sizes.topk, sizes.hidden)
         found = self._opened.get(key)
-        if found is None or found.main.closed or not found.sizes.fits(sizes):
+        if found is None or found.communicator.closed or not found.sizes.fits(sizes):
             # The old one lives on while handles of it do.
-            found = Opened(self.world, self.config, sizes)
-            self._opened[key] = found
+            found = self._opened[key] = self._open_new(sizes)
         return found
 
-    def refuse(self, opened: Opened | None, operation: Any, why: Refusal) -> NoReturn:
-        """Refuses a replay or a combine: raises here, and on the other ranks in their call."""
-        self._expect_refusable(opened, why).main.refuse(operation, str(why))
-        raise AssertionError("a refusal always raises")
+    def _open_new(self, sizes: Sizes, handles: int = HANDLES) -> Opened:
+        _world.drop_parked(self.world)
+        communicator = tokenyard.Communicator(
+            self.world,
+            self.config,
+            experts=sizes.experts,
+            topk=sizes.topk,
+            hidden=sizes.hidden,
+            max_tokens=sizes.tokens,
+            in_flight=IN_FLIGHT,
+            handles=handles,
+        )
+        opened = Opened(communicator, sizes, self.world, weakref.ref(self))
+        _world.park_after(opened, self.world, communicator)
+        return opened
 
-    def refuse_beside(self, opened: Opened | None, why: Refusal) -> NoReturn:
-        """Refuses an operation that begins with a dispatch of what goes beside rows."""
-        self._expect_refusable(opened, why).side.refuse("dispatch", str(why))
-        raise AssertionError("a refusal always raises")
+    def expect_own(self, opened: Opened) -> None:
+        """Refuses what belongs to another buffer. One that is gone leaves its handles to the others of its group.
 
-    def _expect_refusable(self, opened: Opened | None, why: Refusal) -> Opened:
+        Megatron makes its buffer anew when rows get wider, between a dispatch and its backward pass.
+        """
+        owner = opened.owner()
+        if owner is self or (owner is None and opened.world is self.world):
+            return
+        raise Refusal("handle: found one of another buffer; expected one of this buffer")
+
+    def refuse(
+        self,
+        opened: Opened | None,
+        operation: Literal["replay", "combine"],
+        why: Refusal,
+        layout: Literal["flat", "expert_major", "packed"] = "flat",
+    ) -> NoReturn:
+        """Refuses a replay or a combine: raises here, and on the other ranks in their call.
+
+        A combine that brings weights is a replay first. `layout` is that of the handle.
+        """
         self._expect_usable()
         opened = opened or self._usable()
         if opened is None:
             raise errors.InvalidInputError(str(why), kind="invalid_input")
-        return opened
+        opened.communicator.refuse(operation, str(why), layout=layout)
+        raise AssertionError("a refusal always raises")
 
     def sum_over_sources(self, counts: Array) -> Array:
         """Gives row r of `counts` (`[R, n]` int32) to rank r; returns the sum of what came here. Collective."""
         width = align(counts.shape[1], 4)
-        if self._counts is None or self._counts.closed or self._counts.hidden < width:
-            self._counts = tokenyard.Communicator(
-                self.world,
-                self.config,
-                experts=self.ranks,
-                topk=1,
-                hidden=width,
-                max_tokens=self.ranks,
-                handles=1,
-            )
-        rows = np.zeros((self.ranks, self._counts.hidden), np.int32)
+        opened = self._counts
+        if opened is None or opened.communicator.closed or opened.sizes.hidden < width:
+            opened = self._open_new(Sizes(self.ranks, 1, width, self.ranks), handles=1)
+            self._counts = opened
+        rows = np.zeros((self.ranks, opened.sizes.hidden), np.int32)
         rows[:, : counts.shape[1]] = counts
         ranks = np.arange(self.ranks, dtype=np.int64)[:, None]
         # The words pass untouched, whatever they are called.
-        received, _ = self._counts.dispatch(rows.view(np.float32), ranks)
+        received, _ = opened.communicator.dispatch(rows.view(np.float32), ranks)
         gathered = np.asarray(received.x).view(np.int32)[:, : counts.shape[1]]
         return np.asarray(gathered.sum(axis=0))
 
@@ -289,7 +316,7 @@ class Engine:
             return
         self.is_destroyed = True
         for opened in self._opened.values():
-            opened.close()
+            opened.communicator.close()
         if self._counts is not None:
-            self._counts.close()
+            self._counts.communicator.close()
         self._opened, self._counts, self.current = {}, None, None

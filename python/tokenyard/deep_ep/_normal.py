@@ -13,6 +13,8 @@ from ._arrays import FLOATS, FP8, Array, Refusal, Tensor, like, read, to_numpy
 from ._engine import Engine, Opened, Sizes
 from .utils.event import finished as finished
 
+FIRST_TOKENS = 1024
+
 
 @dataclass
 class DispatchCall:
@@ -59,18 +61,9 @@ class Record:
 
     opened: Opened
     native: tokenyard.Handle
-    ids: Array
     # Rows that arrived, and rows that the caller was given.
     rows: int
     given_rows: int
-    side: tokenyard.Handle | None = None
-
-    def side_handle(self) -> tokenyard.Handle:
-        """The same routing for what goes beside rows. Collective on first use."""
-        if self.side is None:
-            nothing = np.zeros((len(self.ids), self.opened.side_width), np.float32)
-            _, self.side = self.opened.side.dispatch(nothing, self.ids)
-        return self.side
 
 
 def read_rows(x: Tensor | tuple[Tensor, Tensor], tokens: int | None, hidden: int | None) -> Rows:
@@ -90,19 +83,13 @@ def layout(
     """Counts per rank, domain and expert, and the map of ranks."""
     try:
         ids = read("topk_idx", topk_idx, (np.int64,), (None, None))
-        if num_experts <= 0 or num_experts % engine.ranks:
-            raise Refusal(
-                f"num_experts: found {num_experts}; expected a multiple of the {engine.ranks} ranks"
-            )
-        _routing.check_ids(ids, num_experts)
+        _routing.check_experts(num_experts, engine.ranks)
+        per_rank, per_expert, is_in = _routing.counts_of(ids, num_experts, engine.ranks)
     except Refusal as refusal:
         # It is local: the others cannot be told here.
         raise errors.InvalidInputError(
             str(refusal), kind="invalid_input", rank=engine.rank, operation="get_dispatch_layout"
         ) from None
-    counts = tokenyard.routing_counts(np.ascontiguousarray(ids), num_experts, engine.ranks)
-    per_rank, per_expert, is_in = (np.asarray(array) for array in counts)
-    is_in = is_in.view(np.bool_)
     per_domain = None
     if engine.domains > 1:
         in_domain = is_in.reshape(len(ids), engine.domains, engine.ranks // engine.domains).any(
@@ -145,17 +132,22 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
         if call.num_worst_tokens:
             raise Refusal("num_worst_tokens: found some without topk_idx; expected ids with it")
         ids = _routing.ids_of_map(is_in, engine.ranks)
-        sizes = Sizes(engine.ranks, engine.ranks, hidden, tokens)
+        sizes = Sizes(engine.ranks, engine.ranks, hidden, _most(tokens))
         return sizes, Routed(rows, ids, None, False, counts)
     ids = read("topk_idx", call.topk_idx, (np.int64,), (tokens, None))
     if call.topk_weights is None:
         raise Refusal("topk_weights: found None with topk_idx; expected both or neither")
     weights = read("topk_weights", call.topk_weights, (np.float32,), ids.shape)
-    _routing.check_ids(ids, experts)
-    if not np.array_equal(is_in, _routing.ranks_of(ids, experts, engine.ranks)):
+    _, _, routes = _routing.counts_of(ids, experts, engine.ranks)
+    if not np.array_equal(is_in, routes):
         raise Refusal("is_token_in_rank: found another routing than that of topk_idx")
     routed = Routed(rows, np.ascontiguousarray(ids), np.ascontiguousarray(weights), True, counts)
-    return Sizes(experts, ids.shape[1], hidden, tokens), routed
+    return Sizes(experts, ids.shape[1], hidden, _most(tokens)), routed
+
+
+def _most(tokens: int) -> int:
+    """M to open a communicator with: callers of normal mode name none, and bring other numbers in every step."""
+    return 1 << (max(tokens, FIRST_TOKENS) - 1).bit_length()
 
 
 def _check_worst(engine: Engine, call: DispatchCall, tokens: int) -> None:
@@ -174,11 +166,11 @@ def dispatch(
 
     def send(opened: Opened, routed: Routed) -> tokenyard.PendingDispatch:
         kept[:] = [routed]
-        return opened.main.dispatch_send(
+        return opened.communicator.dispatch_send(
             routed.rows.x, routed.ids, routed.weights, scales=routed.rows.scales
         )
 
-    opened, (received, native) = engine.dispatch(lambda: _read_dispatch(engine, call), send)
+    opened, (received, native) = engine.dispatch(lambda: _read_dispatch(engine, call), send, "flat")
     routed = kept[0]
     found, worst = received.tokens, call.num_worst_tokens
     if worst and found > worst:
@@ -190,14 +182,13 @@ def dispatch(
             operation="dispatch",
         )
     given = worst or found
-    record = Record(opened, native, routed.ids.copy(), found, given)
-    ids, weights, counts = None, None, None
+    record = Record(opened, native, found, given)
+    ids, weights = None, None
     if routed.has_topk:
-        local = np.asarray(received.ids)
         counts = np.asarray(received.expert_counts)
-        ids = np.full((given, local.shape[1]), -1, np.int64)
+        ids = np.full((given, opened.sizes.topk), -1, np.int64)
         weights = np.zeros(ids.shape, np.float32)
-        ids[:found], weights[:found] = local, np.asarray(received.weights)
+        opened.communicator.copy_out(received, ids=ids, weights=weights)
     else:
         counts = engine.sum_over_sources(routed.expert_counts.reshape(engine.ranks, -1))
     alignment = call.expert_alignment
@@ -237,12 +228,11 @@ def make_handle(
 ) -> tuple[Any, ...]:
     """The tuple of tensors that DeepEP would return. What only its kernels read is a dummy of the right shape."""
     reference, ranks = call.reference, engine.ranks
-    tokens, rows = len(record.ids), record.given_rows
-    ends = np.cumsum(np.asarray(received.source_counts)).astype(np.int32)
+    rows, tokens = record.given_rows, record.native.tokens
+    ends = np.array(received.source_ends)
     source = np.full(rows, -1, np.int32)
     source[: record.rows] = np.asarray(received.source) % record.opened.sizes.tokens
-    experts = record.opened.sizes.experts
-    is_in = _routing.ranks_of(record.ids, experts, ranks)
+    is_in = to_numpy("is_token_in_rank", call.is_token_in_rank).copy()
     if engine.domains == 1:
         # Only this rank's column is known without another exchange.
         prefix = np.zeros((ranks, ranks), np.int32)
@@ -269,19 +259,25 @@ def make_handle(
     )
 
 
+def _own_record(engine: Engine, handle: Any) -> Record:
+    record = _handles.record_of(handle, Record)
+    engine.expect_own(record.opened)
+    return record
+
+
 def replay(engine: Engine, call: DispatchCall, handle: Any) -> Any:
     """A dispatch by the routing of a handle."""
     opened = None
     try:
-        record = _handles.record_of(handle, Record)
+        record = _own_record(engine, handle)
         opened = record.opened
         for name in ("topk_idx", "topk_weights"):
             if getattr(call, name) is not None:
                 raise Refusal(f"{name}: found some with a handle; expected None")
-        rows = read_rows(call.x, len(record.ids), opened.sizes.hidden)
+        rows = read_rows(call.x, record.native.tokens, opened.sizes.hidden)
     except Refusal as refusal:
         engine.refuse(opened, "replay", refusal)
-    received = opened.main.replay(record.native, rows.x, scales=rows.scales)
+    received = opened.communicator.replay(record.native, rows.x, scales=rows.scales)
     return give_rows(call, received, rows, record.given_rows)
 
 
@@ -312,29 +308,19 @@ def combine(
     """The combine of a dispatch."""
     opened, weights = None, None
     try:
-        record = _handles.record_of(handle, Record)
+        record = _own_record(engine, handle)
         opened = record.opened
         rows = read_combine_rows(x, record)
-        tokens, topk = record.ids.shape
+        sizes = opened.sizes
         if topk_weights is not None:
-            weights = read(
-                "topk_weights", topk_weights, (np.float32,), (len(to_numpy("x", x)), topk)
-            )
+            shape = (len(to_numpy("x", x)), sizes.topk)
+            weights = read("topk_weights", topk_weights, (np.float32,), shape)
             weights = np.ascontiguousarray(weights[: record.rows])
-        biases = read_bias(bias, rows.dtype, (tokens, opened.sizes.hidden))
+        biases = read_bias(bias, rows.dtype, (record.native.tokens, sizes.hidden))
     except Refusal as refusal:
         engine.refuse(opened, "combine", refusal)
-    # The weights go along so that ranks that differ in having some are found out.
-    out, _ = opened.main.combine(record.native, rows, weights, bias=biases or None)
+    out, summed = opened.communicator.combine(
+        record.native, rows, weights, bias=biases or None, sum_weights=weights is not None
+    )
     combined = like(x, np.asarray(out).view(rows.dtype))
-    if weights is None:
-        return combined, None
-    return combined, like(topk_weights, sum_weights(record, weights))
-
-
-def sum_weights(record: Record, weights: Array) -> Array:
-    """`[T, K]`: the sum over all ranks that got a token of the weights that they give, selected there or not."""
-    beside = np.zeros((record.rows, record.opened.side_width), np.float32)
-    beside[:, : weights.shape[1]] = weights
-    out, _ = record.opened.side.combine(record.side_handle(), beside)
-    return np.ascontiguousarray(np.asarray(out)[:, : weights.shape[1]])
+    return combined, None if summed is None else like(topk_weights, np.asarray(summed))

@@ -1,34 +1,88 @@
 """The world of a group of ranks, and the config: one world per group and process, however many buffers use it."""
 
+import contextlib
+import json
 import os
+import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import tokenyard
 
 CONFIG_VARIABLE = "TOKENYARD_CONFIG"
 
+
+@dataclass(frozen=True)
+class Waits:
+    """How long a buffer waits for the rows of a rank that has called, and for a rank to call. Seconds."""
+
+    deadline: int
+    late: int
+
+
 # DeepEP waits 100 s for a peer's rows, and ranks may be late by half an hour (compilation, checkpoints).
+DEFAULT_WAITS = Waits(deadline=100, late=1800)
+
 DEFAULT_CONFIG = """
 [world]
-deadline_ms = 100000
-late_ms = 1800000
+deadline_ms = {deadline}000
+late_ms = {late}000
 [kernels]
 use = "cpu"
 [transport.scale_up]
 use = "shm"
 """
 
+
+class Openings:
+    """The communicators of one world, which all ranks open in the same order."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        # Those that nobody here uses any more, by their place in that order.
+        self.parked: dict[int, tokenyard.Communicator] = {}
+
+    def park(self, number: int, communicator: tokenyard.Communicator) -> None:
+        if not communicator.closed:
+            self.parked[number] = communicator
+
+
+_openings: "weakref.WeakKeyDictionary[tokenyard.World, Openings]" = weakref.WeakKeyDictionary()
+
+
+def park_after(owner: object, world: tokenyard.World, communicator: tokenyard.Communicator) -> None:
+    """Parks a communicator behind its owner. Ranks collect garbage at different times, so it is not closed then."""
+    openings = _openings.setdefault(world, Openings())
+    openings.count += 1
+    weakref.finalize(owner, openings.park, openings.count, communicator).atexit = False
+
+
+def drop_parked(world: tokenyard.World) -> None:
+    """Drops the communicators that no rank uses any more. Collective."""
+    parked = _openings.setdefault(world, Openings()).parked
+    mine = sorted(parked)
+    for number in mine:
+        # Others may still wait for what it sends.
+        with contextlib.suppress(tokenyard.Error):
+            parked[number].flush()
+    everywhere = set(mine)
+    for theirs in world.all_gather("parked communicators", json.dumps(mine).encode()):
+        everywhere.intersection_update(json.loads(theirs))
+    for number in everywhere:
+        del parked[number]
+
+
 # A group is kept as long as its world: its id would name another one otherwise.
 _worlds: dict[int, tuple[object, tokenyard.World]] = {}
 
 
-def load_config() -> tokenyard.Config:
+def load_config(waits: Waits) -> tokenyard.Config:
+    """The config of the environment, which says itself how long to wait, or the default one."""
     path = os.environ.get(CONFIG_VARIABLE)
     if path:
         return tokenyard.Config.load(path)
-    return tokenyard.Config.parse(
-        DEFAULT_CONFIG, f"the default config ({CONFIG_VARIABLE} names another)"
-    )
+    text = DEFAULT_CONFIG.format(deadline=waits.deadline, late=waits.late)
+    return tokenyard.Config.parse(text, f"the default config ({CONFIG_VARIABLE} names another)")
 
 
 def world_of(group: Any, comm: Any, config: tokenyard.Config) -> tokenyard.World:

@@ -7,6 +7,7 @@ from .. import _C, _elastic
 from .._arrays import Tensor
 from .._engine import Engine, align
 from .._missing import missing, refuse_missing
+from .._world import DEFAULT_WAITS, Waits
 from ..utils.event import EventHandle, EventOverlap, finished
 from .handle import EPHandle as EPHandle
 
@@ -49,7 +50,9 @@ class ElasticBuffer:
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
     ) -> None:
-        self._engine = engine = Engine(group, None)
+        # DeepEP's hosts wait for its kernels, which wait for the other ranks.
+        waits = Waits(num_gpu_timeout_secs, max(DEFAULT_WAITS.late, num_cpu_timeout_secs))
+        self._engine = engine = Engine(group, waits=waits)
         self.group = group
         self.rank_idx, self.num_ranks = engine.rank, engine.ranks
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
@@ -74,8 +77,12 @@ class ElasticBuffer:
                 allow_multiple_reduction,
             )
         self.num_bytes = num_bytes
-        self.runtime = self
         self.nccl_comm_handle = None
+
+    @property
+    def runtime(self) -> "ElasticBuffer":
+        """The buffer itself."""
+        return self
 
     def destroy(self) -> None:
         """Closes it on all ranks. Collective."""
@@ -182,6 +189,7 @@ class ElasticBuffer:
             stats=cumulative_local_expert_recv_stats,
             experts=num_experts,
             tokens=num_max_tokens_per_rank,
+            most_tokens=self.num_max_tokens_per_rank,
             alignment=expert_alignment,
             handle=handle,
             num_sms=num_sms or _SMS,
@@ -249,7 +257,7 @@ def _size_hint(
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
     """Domains of a group, and ranks in each. Collective."""
-    engine = Engine(group, None)
+    engine = Engine(group)
     return engine.domains, engine.ranks // engine.domains
 
 

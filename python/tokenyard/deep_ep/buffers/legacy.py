@@ -276,6 +276,7 @@ class Buffer:
             handle=handle,
             zero_copy=zero_copy,
             out=out,
+            has_hook=return_recv_hook,
         )
         combined, hook = _low_latency.combine(self._engine, call)
         if not return_recv_hook:
@@ -300,7 +301,7 @@ class Buffer:
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes 1 for each rank that is lost and left out, else 0, to `[R]` int32."""
         assert self.enable_shrink, "enable_shrink must be set"
-        lost = self._engine.current.main.lost_ranks() if self._engine.current else []
+        lost = self._engine.current.communicator.lost_ranks() if self._engine.current else []
         status = to_numpy("mask_status", mask_status)
         status[:] = 0
         status[lost] = 1

@@ -1,0 +1,74 @@
+//! What a communicator costs, before it is opened.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tokenyard_core::config::Config as CoreConfig;
+use tokenyard_core::moe::Shape;
+use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes, handle_bytes};
+
+use crate::config::Config;
+use crate::errors::raise;
+
+/// A put that no row exceeds: only its being large enough counts here.
+const LARGEST_PUT: u64 = 1 << 40;
+
+/// Bytes that a communicator of the kernel set `cpu` takes on each rank, before it is opened: `{"control": ...,
+/// "arena": ..., "handles": ...}`.
+///
+/// Arguments are those of `Communicator`, on `ranks` ranks in `domains` domains. Windows (`control` and `arena`) take
+/// memory where they are touched, handles when as many live at once; what a handle keeps of expert-major and packed
+/// rows (8 bytes for each received token and k) comes on top.
+///
+/// Local: nothing is opened. Raises InvalidInputError, ConfigError; UnsupportedError for another kernel set.
+#[pyfunction]
+#[pyo3(signature = (config, ranks, experts, topk, hidden, max_tokens, *, domains=1, in_flight=2, handles=8))]
+#[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+pub(crate) fn memory_needed<'py>(
+    py: Python<'py>,
+    config: &Bound<'py, PyAny>,
+    ranks: u32,
+    experts: u32,
+    topk: u32,
+    hidden: u32,
+    max_tokens: u32,
+    domains: u32,
+    in_flight: u32,
+    handles: u32,
+) -> PyResult<Bound<'py, PyDict>> {
+    let config = Config::read(config)?;
+    let shape = Shape { ranks, experts, topk, hidden, max_tokens };
+    let spread = Spread { in_flight, domains };
+    let (sizes, one) = sizes(&config, shape, spread).map_err(|error| raise(py, &error))?;
+    let bytes = PyDict::new(py);
+    bytes.set_item("control", sizes.control_bytes)?;
+    bytes.set_item("arena", sizes.arena_bytes)?;
+    bytes.set_item("handles", one * u64::from(handles))?;
+    Ok(bytes)
+}
+
+/// The windows, and what one handle takes.
+fn sizes(config: &CoreConfig, shape: Shape, spread: Spread) -> Result<(WindowSizes, u64)> {
+    let error = |kind, text| Err(Error::new(kind, "compute memory", text));
+    let kernels = &config.kernels;
+    if kernels.name != "cpu" {
+        let text = format!("found the kernel set `{}`; expected `cpu`", kernels.name);
+        return error(ErrorKind::Unsupported, text);
+    }
+    let shape = shape.new()?;
+    if spread.domains == 0 || !shape.ranks.is_multiple_of(spread.domains) {
+        let text = format!(
+            "found domains = {}; expected a divisor of the {} ranks",
+            spread.domains, shape.ranks
+        );
+        return error(ErrorKind::InvalidInput, text);
+    }
+    // Rows that are stored where they belong are not staged.
+    let stores = config.scale_up.as_ref().is_some_and(|transport| transport.name == "shm");
+    let flags = if stores { abi::TY_CAP_LOAD_STORE } else { 0 };
+    let limits = Capabilities { largest_put: LARGEST_PUT, flags, ..NO_CAPABILITIES };
+    let table: CpuConfig = kernels.table.parse("cpu")?;
+    let sizes = WindowSizes::new(&shape, spread, [&limits; 2], &table)?;
+    Ok((sizes, handle_bytes(&shape, spread.domains)))
+}
