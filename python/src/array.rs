@@ -99,7 +99,7 @@ impl Array {
     /// A new array in host memory with these bytes.
     pub(crate) fn of_bytes(dtype: DType, shape: Vec<i64>, bytes: &[u8]) -> Self {
         let array = Self::on_host(dtype, shape);
-        // SAFETY: new memory of this length, which nobody else has yet.
+        // SAFETY: new memory of this length, which no other object has yet.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), array.data, bytes.len()) };
         array
     }

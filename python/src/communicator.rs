@@ -259,18 +259,18 @@ impl Communicator {
         operations::replay_send(py, &self.shared, &arguments)
     }
 
-    /// Brings the experts' outputs back and sums them per token: `(out, out_weights)`.
+    /// Returns the experts' outputs to their tokens and sums them: `(out, out_weights)`.
     ///
     /// - `x`: the experts' outputs, of the shape of `Received.x`; bfloat16, float16 or float32.
     /// - `weights`: float32, of the shape of `Received.weights`: they travel back to their tokens.
     /// - `bias`: `[T, H]` of the type of `x`, or two of them; added first.
     /// - `weighted`: multiply each expert's row by its weight (not for flat rows): that of `topk_weights`, `[T, K]`
-    ///   float32, or else the one that its dispatch brought. With `topk_weights`, `topk_idx` may be given: the ids of
+    ///   float32, or else the one of its dispatch. With `topk_weights`, `topk_idx` may be given: the ids of
     ///   the dispatch, where a negative one leaves its expert's row out, whatever that holds. Such a combine is two
     ///   operations, so `in_flight` counts it twice. Given on all ranks or on none; on the CPU backend.
     /// - `round_once`: round each sum once, at its token, and not that of each rank's experts too (not for flat rows).
     ///   On the CPU backend.
-    /// - `sum_weights`: each of `out_weights` is the sum of what all ranks bring that got the token (flat rows). On the
+    /// - `sum_weights`: each of `out_weights` is the sum of the weights of all ranks that got the token (flat rows). On the
     ///   CPU backend.
     /// - `out`: `[T, H]` of the type of `x`; `out_weights`: `[T, K]` float32; `missing`: `[T]` uint8, how many of a
     ///   token's experts are left out because their rank was lost. They are written. On the host `out` and
@@ -402,7 +402,7 @@ impl Communicator {
         self.shared.call(py, CoreCommunicator::flush)
     }
 
-    /// What was chosen and why, as a dictionary: kernel set, transports, domains, places of all ranks, window bytes.
+    /// The choices and their reasons, as a dictionary: kernel set, transports, domains, places of all ranks, window bytes.
     fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         to_python(py, &self.shared.report)
     }

@@ -130,7 +130,7 @@ impl Drop for LentVersioned {
     }
 }
 
-/// What a lent tensor says of itself.
+/// The description of a lent tensor.
 pub(crate) struct Description {
     pub(crate) data: *mut u8,
     pub(crate) dtype: Option<DType>,
@@ -168,7 +168,7 @@ impl Lent {
         Err(PyBufferError::new_err("found no DLPack capsule, or one that was used before"))
     }
 
-    /// What it is.
+    /// The element type.
     pub(crate) fn describe(&self) -> Description {
         // SAFETY: both live until they are given back; so do their arrays, which have `ndim` entries.
         unsafe {
@@ -234,7 +234,7 @@ pub(crate) struct Leaving {
     pub(crate) _claim: Box<dyn std::any::Any + Send>,
 }
 
-/// What a capsule's context points to. The lists lie on the heap, so they stay where they are when this moves.
+/// The target of a capsule's context. The lists lie on the heap, so they stay where they are when this moves.
 struct Exported<M> {
     managed: M,
     _leaving: Leaving,
@@ -317,7 +317,7 @@ unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
     drop(unsafe { Box::from_raw((*managed).context.cast::<Exported<Versioned>>()) });
 }
 
-/// Frees a tensor that nobody took.
+/// Frees a tensor that no library took.
 ///
 /// # Safety
 /// Called by CPython with a capsule that `Leaving::capsule` made.

@@ -1,4 +1,4 @@
-//! What a communicator costs, before it is opened.
+//! The memory of a communicator, before it is opened.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

@@ -27,7 +27,7 @@ type Object<'a, 'py> = &'a Bound<'py, PyAny>;
 type Maybe<'a, 'py> = Option<Object<'a, 'py>>;
 type KeptHandle = Arc<Owned<CoreHandle>>;
 
-/// What an operation needs until it was received.
+/// The objects that an operation needs until it was received.
 #[derive(Default)]
 struct Inputs {
     tensors: Vec<Tensor>,
@@ -36,7 +36,7 @@ struct Inputs {
 impl Inputs {
     /// Keeps a tensor, and gives it to core.
     fn keep(&mut self, tensor: Tensor) -> Result<TensorRef<'static>> {
-        // SAFETY: `self` keeps the tensor's memory, and outlives the operation, which keeps it. That nobody writes the
+        // SAFETY: `self` keeps the tensor's memory, and outlives the operation, which keeps it. That no thread writes the
         // memory until then is asked of the caller.
         let reference = unsafe { tensor.get()? };
         self.tensors.push(tensor);
@@ -55,7 +55,7 @@ impl Inputs {
     }
 
     fn keep_mut(&mut self, tensor: Tensor) -> Result<TensorMut<'static>> {
-        // SAFETY: as in `keep`, and that nobody uses it until then.
+        // SAFETY: as in `keep`, and that no thread uses it until then.
         let reference = unsafe { tensor.get_mut()? };
         self.tensors.push(tensor);
         Ok(reference)
@@ -208,7 +208,7 @@ impl DispatchArguments<'_, '_> {
         Ok((dispatch, kept))
     }
 
-    /// What the others are told where the arguments cannot be read.
+    /// The refusal that the others get where the arguments cannot be read.
     fn refused(&self) -> RefusedCall {
         RefusedCall::Dispatch(self.layout().unwrap_or(Layout::Flat))
     }
@@ -322,7 +322,7 @@ pub(crate) struct CombineArguments<'a, 'py> {
     pub(crate) stream: Option<usize>,
 }
 
-/// What a combine writes: the caller's objects, or arrays that were made for it.
+/// The outputs of a combine: the caller's objects, or arrays that were made for it.
 struct Combined {
     out: Py<PyAny>,
     weights: Option<Py<PyAny>>,
@@ -423,7 +423,7 @@ impl CombineArguments<'_, '_> {
         Ok(Some(LateTopk { weights: kept.keep(weights)?, ids: kept.optional(ids)? }))
     }
 
-    /// What the others are told where the arguments cannot be read.
+    /// The refusal that the others get where the arguments cannot be read.
     fn refused(&self) -> RefusedCall {
         // Weights come first, by a replay.
         if self.sums.topk_weights.is_none_or(|weights| weights.is_none()) {

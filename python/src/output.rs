@@ -1,4 +1,4 @@
-//! What operations leave behind.
+//! Outputs and handles of operations.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::array::{Array, Claim};
 use crate::options;
 use crate::owned::Owned;
 
-/// What a dispatch or a replay left on this rank.
+/// The output of a dispatch or a replay on this rank.
 ///
 /// Its arrays lie in the arena of the communicator, without a copy, until the last tensor over any of them is gone;
 /// a full arena refuses the next dispatch. N is the number of tokens received. `rows` is N for flat rows, and the
@@ -185,7 +185,7 @@ impl Received {
     }
 }
 
-/// What a dispatch leaves behind for its combine, or for a replay with the same routing.
+/// The routing of a dispatch, for its combine, or for a replay with the same routing.
 ///
 /// A communicator has room for as many as its `handles`; a handle goes when the last reference to it is dropped, on any
 /// thread. On GPUs, handles of expert-major and packed rows keep the arena's memory of their dispatch.

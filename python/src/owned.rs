@@ -1,4 +1,4 @@
-//! What belongs to one process.
+//! Objects that belong to one process.
 //!
 //! A forked child has a copy of its parent's memory and none of its threads. A communicator there would write into
 //! windows that the parent and its peers still use, and wait for threads that do not exist. So the child may neither
@@ -52,7 +52,7 @@ impl<T> Drop for Owned<T> {
 }
 
 /// Drops what may wait, without the GIL while it does. For destructors, which hold it; while the interpreter ends,
-/// nobody else wants it.
+/// no other thread wants it.
 pub(crate) fn drop_detached<T: Send>(value: T) {
     let mut value = Some(value);
     Python::try_attach(|py| py.detach(|| drop(value.take())));

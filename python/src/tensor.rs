@@ -1,4 +1,4 @@
-//! Tensors that a caller brings.
+//! Tensors of a caller.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::dtype;
 use crate::errors::invalid;
 use crate::owned::Owned;
 
-/// What keeps a tensor's memory.
+/// The owner of a tensor's memory.
 #[expect(dead_code, reason = "held for their drop")]
 pub(crate) enum Keeper {
     Object(Py<PyAny>),
@@ -23,7 +23,7 @@ pub(crate) enum Keeper {
     Ids(Vec<i64>),
 }
 
-/// A tensor that a caller brought: where it lies, and what keeps it there.
+/// A tensor of a caller: its place, and the owner of its memory.
 pub(crate) struct Tensor {
     name: &'static str,
     data: *mut u8,
@@ -55,7 +55,7 @@ impl Tensor {
     /// Reads what an object says of itself. Its memory is not looked at.
     ///
     /// # Errors
-    /// An object that is no tensor, or one of a type or a device that nobody here knows.
+    /// An object that is no tensor, or one of a type or a device that is unknown here.
     pub(crate) fn read(name: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
         let has = |attribute: &str| object.hasattr(attribute).unwrap_or(false);
         if let Ok(array) = object.cast::<Array>() {
@@ -145,7 +145,7 @@ impl Tensor {
         Self::from_interface(name, &about, dtype, Some(device), keeper)
     }
 
-    /// What both array interfaces have in common.
+    /// The common part of both array interfaces.
     fn from_interface(
         name: &'static str,
         about: &Bound<'_, PyAny>,
@@ -305,7 +305,7 @@ impl Tensor {
     /// The tensor, for core.
     ///
     /// # Safety
-    /// `self` lives, and nobody writes its memory, while the result is used.
+    /// `self` lives, and no thread writes its memory, while the result is used.
     ///
     /// # Errors
     /// A shape of other dimensions, or an address that cannot be.
@@ -329,7 +329,7 @@ impl Tensor {
     /// The tensor, to be written.
     ///
     /// # Safety
-    /// `self` lives, and nobody else uses its memory, while the result is used.
+    /// `self` lives, and no other code uses its memory, while the result is used.
     ///
     /// # Errors
     /// As [`get`](Self::get); memory that may not be written.

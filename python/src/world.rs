@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::errors::raise;
 use crate::owned::Owned;
 
-/// What the world is like where no config says it.
+/// The world's settings where no config has them.
 const DEFAULT_CONFIG: &str = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
 
 /// All ranks of a job, joined. One rank is one process, or one thread of it.
@@ -27,7 +27,7 @@ const DEFAULT_CONFIG: &str = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nus
 /// live rank may be late by 30 minutes.
 ///
 /// Joining blocks until all ranks have joined. A world may be used from any thread. As a context manager it is left
-/// at the end; after an exception the other ranks are told it, so that they do not wait for this one.
+/// at the end; after an exception the other ranks receive it, so that they do not wait for this one.
 ///
 /// Raises InvalidInputError, MismatchError (the ranks differ in size or timing), DeadlineError (a rank did not come; it
 /// is named), PeerLostError.
@@ -72,7 +72,7 @@ impl World {
 
     /// The world, if it was not left.
     pub(crate) fn core(&self) -> Result<Arc<Owned<Arc<CoreWorld>>>> {
-        // Held for a copy of a pointer: nobody waits inside.
+        // Held for a copy of a pointer: no thread waits inside.
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let world = core.clone().ok_or_else(|| {
             Error::new(
@@ -220,7 +220,7 @@ impl World {
         self.place.local_rank
     }
 
-    /// Gives `mine` to all ranks and returns everybody's, by rank. Collective; together at most 64 MiB. For set-up: no
+    /// Gives `mine` to all ranks and returns those of all ranks, by rank. Collective; together at most 64 MiB. For set-up: no
     /// token should pass here. `topic` names the call in messages, and is the same on all ranks.
     fn all_gather<'py>(
         &self,
@@ -299,7 +299,7 @@ fn address_towards_master() -> Option<IpAddr> {
     })
 }
 
-/// What launchers say of this process. It decides on devices where a config says `auto`.
+/// The launcher's facts about this process. It decides on devices where a config says `auto`.
 fn local_rank_of_environment() -> u32 {
     let value = ["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"]
         .iter()

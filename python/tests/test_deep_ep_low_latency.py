@@ -23,7 +23,7 @@ CASES = [
 NAMES = [f"{case.ranks} ranks {case.tokens}" for case in CASES]
 every_case = pytest.mark.parametrize("case", CASES, ids=NAMES)
 
-# What is asked for, and how far values may be off: e4m3 has 3 bits behind the point.
+# The cast, and how far values may be off: e4m3 has 3 bits behind the point.
 CASTS = {
     "bf16": ({"use_fp8": False}, 0.0),
     "fp8": ({"use_fp8": True}, 2**-4),
@@ -102,7 +102,7 @@ def exchange(world, case, cast, with_hook, domains):
         )
         assert (hook is not None, event.event is not None) == (with_hook, not with_hook)
         if with_hook:
-            # What was sent is the caller's again, and the outputs are there before their rows.
+            # The sent tensors are the caller's again, and the outputs are there before their rows.
             assert not counts.any()
             x[:], idx[:] = 0, 0
             hook()

@@ -282,7 +282,7 @@ def made_anew(world, case):
         buffer.dispatch(case.x[me], **options)
     del handle
     gc.collect()
-    # What nobody uses any more is dropped when all ranks meet next.
+    # Communicators without users are dropped when all ranks meet next.
     parked = _world._openings[world].parked
     assert len(parked) == 1
     other = Buffer(world, explicitly_destroy=True)

@@ -62,7 +62,7 @@ def libraries():
 
 @pytest.mark.parametrize("library", libraries(), ids=lambda library: library.name)
 def test_nothing_of_cuda_or_of_a_fabric_is_linked(library):
-    # What is linked stands in the dynamic section's strings, as a name of its own; what is opened at run time is the
+    # A linked library stands in the dynamic section's strings, as a name of its own; one that is opened at run time is the
     # program's.
     needed = run("-c", NEEDED, str(library)).split()
     assert library.read_bytes().startswith(b"\x7fELF")
@@ -85,7 +85,7 @@ def test_the_plugins_of_the_wheel_are_found_without_a_path():
         pytest.raises(tokenyard.Error) as raised,
     ):
         tokenyard.Communicator(world, config, experts=1, topk=1, hidden=8, max_tokens=1)
-    # It was asked what it needs, which is not here. A name that nobody has is another error.
+    # It was asked what it needs, which is not here. A name that no component has is another error.
     assert "was looked for in" not in str(raised.value), str(raised.value)
 
 

@@ -16,7 +16,7 @@ from pool import CONFIG, config
 
 import tokenyard
 
-# What every program below starts with: `world` and `comm` of rank sys.argv[1] of two.
+# Every program below starts with this: `world` and `comm` of rank sys.argv[1] of two.
 HEAD = """
 import os, signal, sys, threading, time
 import numpy as np

@@ -195,7 +195,7 @@ def references(world, port, case):
             assert torch.equal(recv_weights[is_here], ref_weights[is_here])
             assert torch.equal(handle.recv_src_metadata[:, 0].long(), sources)
             assert torch.equal(handle.psum_num_recv_tokens_per_scaleup_rank, counts.cumsum(0).int())
-        # What experts leave, on the owner's side and on the source's.
+        # The experts' outputs, on the owner's side and on the source's.
         sizes = (case.max_tokens, case.topk, case.hidden)
         y = refs.generate_pre_combine_data(me * case.max_tokens + torch.arange(len(x)), *sizes)
         y[idx < 0] = 0

@@ -37,7 +37,7 @@ from tokenyard._native import (
 )
 from tokenyard.errors import Error
 
-# Plugins that the wheel brings. One that was built from a checkout has none.
+# Plugins of the wheel. One that was built from a checkout has none.
 _PLUGINS = _Path(__file__).resolve().parent / "plugins"
 if _PLUGINS.is_dir():
     _set_plugin_folder(_PLUGINS)

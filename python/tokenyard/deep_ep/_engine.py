@@ -92,7 +92,7 @@ class Engine:
         self.world = _world.world_of(group, comm, self.config)
         self.rank, self.ranks = self.world.rank, self.world.ranks
         _world.drop_parked(self.world)
-        # What is where is known to communicators alone: the smallest one says it, and that the config works.
+        # Only communicators know which rank is where: the smallest one says it, and that the config works.
         with tokenyard.Communicator(
             self.world, self.config, experts=self.ranks, topk=1, hidden=8, max_tokens=1, handles=1
         ) as communicator:
@@ -163,7 +163,7 @@ class Engine:
         """Sends, or refuses: then the attempt says why."""
         opened = self._usable()
         if opened is None:
-            # Nobody has one, so nobody can refuse.
+            # No rank has one, so no rank can refuse.
             self._agree(sizes, refused, False)
             opened = self._expect_opened()
         attempt = Attempt(opened, refused)

@@ -78,7 +78,7 @@ class Record:
     counts: Array
     opened: Opened | None = None
     native: tokenyard.Handle | None = None
-    # What a combine with `zero_copy` reads.
+    # The input of a combine with `zero_copy`.
     buffer: Array | None = None
 
 

@@ -4,7 +4,7 @@ from typing import NoReturn
 
 from tokenyard import errors
 
-# What callers can name, and why it is not there.
+# Names that callers can use, and why they are not there.
 MISSING = {
     "use_nvfp4": "rows of NVFP4",
     "x_global_scale": "rows of NVFP4",

@@ -86,7 +86,7 @@ def layout(
         _routing.check_experts(num_experts, engine.ranks)
         per_rank, per_expert, is_in = _routing.counts_of(ids, num_experts, engine.ranks)
     except Refusal as refusal:
-        # It is local: the others cannot be told here.
+        # It is local: the others cannot be informed here.
         raise errors.InvalidInputError(
             str(refusal), kind="invalid_input", rank=engine.rank, operation="get_dispatch_layout"
         ) from None

@@ -39,7 +39,7 @@ class Openings:
 
     def __init__(self) -> None:
         self.count = 0
-        # Those that nobody here uses any more, by their place in that order.
+        # Those without users here, by their place in that order.
         self.parked: dict[int, tokenyard.Communicator] = {}
 
     def park(self, number: int, communicator: tokenyard.Communicator) -> None:
@@ -72,7 +72,7 @@ def drop_parked(world: tokenyard.World) -> None:
         del parked[number]
 
 
-# A group is kept as long as its world: its id would name another one otherwise.
+# A group is held as long as its world: its id would name another one otherwise.
 _worlds: dict[int, tuple[object, tokenyard.World]] = {}
 
 
