@@ -175,6 +175,14 @@ pub(crate) const STEPS: &[Step] = &[
                  nvidia-nvvm==13.0.* nvidia-cuda-runtime==13.0.* nvidia-cuda-cccl==13.0.*"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  cargo test --package tokenyard-cuda --test nvcc -- --include-ignored"),
+            cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
+                 {target}/cuda-compilers/nvidia/cu13/bin/nvcc -std=c++17 -arch=sm_80 -cubin -DTY_ROWS_TMA=0 \
+                 -Ibackends/gpu/device -Ibackends/ibgda/src backends/ibgda/tests/kernel.cu \
+                 -o {target}/ibgda.sm_80.cubin"),
+            cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
+                 {target}/cuda-compilers/nvidia/cu13/bin/nvcc -std=c++17 -arch=sm_90 -cubin -DTY_ROWS_TMA=0 \
+                 -Ibackends/gpu/device -Ibackends/ibgda/src backends/ibgda/tests/kernel.cu \
+                 -o {target}/ibgda.sm_90.cubin"),
             cmd("python3 sys/nccl/headers.py {target}/nccl 2.31.2 2.32.3"),
             cmd(
                 "env NCCL_HEADERS={target}/nccl CUDA_INCLUDE={target}/cuda-compilers/nvidia/cu13/include \
@@ -201,6 +209,11 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("env ZIG_GLOBAL_CACHE_DIR={target}/rocm-compilers/cache \
                  cargo run --package tokenyard-rocm --example compile \
                  {target}/rocm-compilers/ziglang/zig"),
+            cmd("env ZIG_GLOBAL_CACHE_DIR={target}/rocm-compilers/cache \
+                 {target}/rocm-compilers/ziglang/zig clang --offload-arch=gfx942 -O3 -std=c++20 -ffp-contract=off \
+                 -nogpuinc -nogpulib --cuda-device-only --no-gpu-bundle-output -S -x hip -DTY_ROWS_TMA=0 \
+                 -Ibackends/gpu/device -Ibackends/ibgda/src backends/ibgda/tests/kernel.cu \
+                 -o {target}/ibgda.gfx942.s"),
         ],
     },
     Step {

@@ -152,6 +152,19 @@ __device__ inline void store_relaxed(u64* at, u64 value) {
 __device__ inline void store_release(u64* at, u64 value) {
   __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
 }
+__device__ inline u32 load_relaxed(const u32* at) {
+  return __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ inline void store_relaxed(u32* at, u32 value) {
+  __hip_atomic_store(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ inline void store_16_relaxed(uint4* at, const uint4& value) {
+  u64* halves = reinterpret_cast<u64*>(at);
+  store_relaxed(halves, (u64)value.y << 32 | value.x);
+  store_relaxed(halves + 1, (u64)value.w << 32 | value.z);
+}
+// An atomic store at system scope is one store past the caches, and no two of them are merged.
+__device__ inline void store_mmio(u64* at, u64 value) { store_relaxed(at, value); }
 __device__ inline void add_relaxed(u64* at, u64 value) {
   __hip_atomic_fetch_add(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }

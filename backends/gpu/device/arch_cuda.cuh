@@ -74,6 +74,24 @@ __device__ inline void store_relaxed(u64* at, u64 value) {
 __device__ inline void store_release(u64* at, u64 value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
+__device__ inline u32 load_relaxed(const u32* at) {
+  u32 value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ inline void store_relaxed(u32* at, u32 value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+// 16 bytes. Others may see 8 of them at once, or 4.
+__device__ inline void store_16_relaxed(uint4* at, const uint4& value) {
+  asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
+}
+// To a register of another device: one store, whole, never merged with another.
+__device__ inline void store_mmio(u64* at, u64 value) {
+  asm volatile("st.mmio.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
 __device__ inline void add_relaxed(u64* at, u64 value) {
   asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }

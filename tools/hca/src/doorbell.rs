@@ -230,10 +230,14 @@ impl Hca {
     }
 
     /// Fills the slots of the last request. A ring that was not seen itself may still be on its way: libmlx5
-    /// copies a request's first bytes to the register after the record.
+    /// copies a request's first bytes to the register after the record. A request that was reported is left
+    /// alone: its slots may have others by now.
     fn poison_last(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let Some((first, count)) = qp.unpoisoned.take() else { return };
+        if (1..1 << 15).contains(&qp.reported.wrapping_sub(first)) {
+            return;
+        }
         let slots: Vec<u64> = (0..count).map(|at| slot(qp, first.wrapping_add(at))).collect();
         for at in slots {
             // A queue whose memory is gone is found when it is read.

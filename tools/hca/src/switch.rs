@@ -50,14 +50,25 @@ impl Switch {
         moved
     }
 
+    /// When something is due that waits for time alone, in nanoseconds.
+    fn next_due(&self) -> Option<u64> {
+        self.devices.values().filter_map(Hca::next_due).min()
+    }
+
+    /// Lets time pass until something is due; whether there is such a thing.
+    pub fn skip(&mut self) -> bool {
+        let due = self.next_due();
+        self.now = due.unwrap_or(self.now);
+        due.is_some()
+    }
+
     /// Runs until nothing is under way, or until `until` nanoseconds have passed.
     pub fn run(&mut self, until: u64) {
         loop {
             if self.step() {
                 continue;
             }
-            let due = self.devices.values().filter_map(Hca::next_due).min();
-            match due {
+            match self.next_due() {
                 Some(due) if due <= until => self.now = due,
                 _ => return,
             }

@@ -128,6 +128,17 @@ fn late_and_lost_doorbells_lose_nothing() {
 }
 
 #[test]
+fn slots_that_are_written_again_before_a_late_ring_are_left_alone() {
+    let mut pair = pair(Fault::DoorbellLate { most: 50_000 });
+    write_values(&mut pair, 1);
+    pair.run();
+    // All slots at once, that of the first request among them.
+    pair.post(&[Request::Nop; 64]);
+    pair.run();
+    assert_eq!(pair.a.completed().counter, 64);
+}
+
+#[test]
 fn late_payloads_are_late_and_complete_later() {
     let mut pair = pair(Fault::PayloadLate { most: 1_000_000 });
     write_values(&mut pair, 10);

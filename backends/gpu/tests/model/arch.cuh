@@ -80,19 +80,48 @@ inline u64 load_relaxed(const u64* at) {
   model::poll();
   return model::at(const_cast<u64*>(at)).load(std::memory_order_relaxed);
 }
-inline void store_relaxed(u64* at, u64 value) { model::seen(at).store(value, std::memory_order_relaxed); }
-inline void store_release(u64* at, u64 value) { model::seen(at).store(value, std::memory_order_release); }
+inline u32 load_relaxed(const u32* at) {
+  model::poll();
+  return model::at(const_cast<u32*>(at)).load(std::memory_order_relaxed);
+}
+inline void store_relaxed(u64* at, u64 value) {
+  model::word();
+  model::store(at, value);
+}
+inline void store_relaxed(u32* at, u32 value) {
+  model::word();
+  model::store(at, value);
+}
+inline void store_16_relaxed(uint4* at, const uint4& value) {
+  model::word();
+  model::store(at, value);
+}
+inline void store_mmio(u64* at, u64 value) {
+  model::word();
+  model::hold(at, &value, 8, true);
+}
+inline void store_release(u64* at, u64 value) {
+  model::drain();
+  model::seen(at).store(value, std::memory_order_release);
+}
 inline void add_relaxed(u64* at, u64 value) {
   model::seen(at).fetch_add(value, std::memory_order_relaxed);
 }
-inline void add_release(u64* at, u64 value) { model::seen(at).fetch_add(value); }
-inline void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void add_release(u64* at, u64 value) {
+  model::drain();
+  model::seen(at).fetch_add(value);
+}
+inline void fence_system() {
+  model::drain();
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
 inline void fence_system_all() { fence_system(); }
-inline void fence_device() { fence_system(); }
+// Of this device: others still see nothing.
+inline void fence_device() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 template <class T>
 T load_device(const T* at) { return *at; }
 inline uint4 load_16(const uint4* at) { return *at; }
-inline void store_16(uint4* at, const uint4& value) { *at = value; }
+inline void store_16(uint4* at, const uint4& value) { model::store(at, value); }
 
 template <class T>
 T atomic_add(T* at, T value) { return model::seen(at).fetch_add(value); }

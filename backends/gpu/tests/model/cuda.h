@@ -54,6 +54,14 @@ struct Meeting {
   std::vector<uint64_t> values;
 };
 
+// A store that is held back: to memory, or to a register of another device.
+struct Held {
+  unsigned char* to;
+  unsigned bytes;
+  bool is_register;
+  unsigned char value[16];
+};
+
 // Contexts start fibers, and jumps change between them: those make no call of the system.
 struct Fiber {
   ucontext_t start;
@@ -69,6 +77,8 @@ struct Fiber {
   uint64_t last_turn = 0;
   // In lockstep: where in the program it is, the outermost call first. Empty before its first word.
   std::vector<uintptr_t> where{};
+  // Stores that other devices do not see yet, where memory is weak (weak.h).
+  std::vector<Held> held{};
 
   bool waits() const { return turn && *turn == last_turn; }
 };
@@ -130,8 +140,12 @@ inline void word() {
   note_place(here->fibers[here->current]);
   while (!is_last(*here, here->current)) yield();
 }
+// Of weak.h.
+inline void drain();
+inline void drain_some();
 // For a look at what others may not have written yet.
 inline void poll() {
+  drain_some();
   if (kLockstep) note_place(here->fibers[here->current]);
   here->fibers[here->current].polls = true;
   yield();
@@ -200,6 +214,7 @@ bool in_turn(Body body) {
 inline void entry() {
   Block* block = here;
   block->kernel();
+  drain();
   block->fibers[block->current].over = true;
   _longjmp(block->scheduler, 1);
 }
@@ -273,6 +288,8 @@ inline uint32_t f16x2(float low, float high) {
 }
 
 }  // namespace model
+
+#include "weak.h"
 
 #define threadIdx (model::thread_index())
 #define blockIdx (model::here->block)

@@ -283,6 +283,11 @@ int main(int count, char** arguments) {
     puts("all is well");
     return 0;
   }
+  if (what == "eight") {
+    run_once({8, 16, 4, 48, 1, 24, 1 << 20}, {24, 9, 0});
+    puts("all is well");
+    return 0;
+  }
   if (count > 1) fault = Fault(atoi(arguments[1]));
   // A transport that does something wrong is to be noticed at once.
   if (fault != Fault::kNone) {

@@ -1,7 +1,7 @@
 // The ranks of one exchange on the model of a GPU, over the device API of NVLink, or over one that puts
 // (TY_PUTS): that of the GPU ring, or that of `device-put` with so many queues (TY_QUEUES). There a thread per
 // rank stands in for the host and a transport: it executes commands in any order (INV-2). Included behind
-// `exchange.cu`, once for each of its levels.
+// `exchange.cu`, once for each of its levels. Where MODEL_FABRIC names a header, the fabric is that one's.
 using namespace ty;
 
 constexpr u32 kBlocks = 2, kSlots = 2;
@@ -16,12 +16,20 @@ constexpr u32 kQueues = std::max(1, TY_QUEUES);
 enum class Fault { kNone, kSignalFirst, kLost, kDoneEarly, kWrongQueue, kWaits };
 inline Fault fault = Fault::kNone;
 
+#ifdef MODEL_FABRIC
+#include MODEL_FABRIC
+#endif
+
 struct Rank : Brought {
   u8 *control = room<u8>(kControlBytes), *arena = room<u8>(kArenaBytes);
   // Signals are a word apart.
   u64 *totals = room<u64>(1024), *abort = room<u64>(1);
   u64* everybody[2];  // windows, then totals, of all ranks
-#if TY_PUTS
+#if defined(MODEL_FABRIC)
+  Links links;
+  Up::Params params() const { return links.params; }
+  std::vector<HcaWindow> windows() const { return {{control, kControlBytes}, {arena, kArenaBytes}}; }
+#elif TY_PUTS
   // One queue.
   struct Ring {
     // Commands that are numbered, that are known to be done, and whether a thread asks for more.
@@ -31,7 +39,8 @@ struct Rank : Brought {
   };
   Ring rings[kQueues];
 #endif
-#if TY_QUEUES
+#if defined(MODEL_FABRIC)
+#elif TY_QUEUES
   static_assert(sizeof(Ring) == sizeof(Up::Ring), "device-put has rings of other fields");
   Up::Params params() const {
     return {{everybody[0], everybody[1], s.ranks, me, 8, 0}, (const Up::Ring*)rings, kCapacity - 1, signals(), me, 0};
@@ -128,7 +137,11 @@ void share_memory(const std::vector<Rank*>& ranks) {
   }
 }
 
-#if TY_PUTS
+#if defined(MODEL_FABRIC)
+
+using Fabric = FabricOf<Rank>;
+
+#elif TY_PUTS
 
 // Executes commands of all ranks until it is told to stop, each rank's in an order of its own.
 struct Fabric {

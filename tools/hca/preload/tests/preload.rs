@@ -33,6 +33,15 @@ fn main() {
             let said = world.guest("devx");
             assert!(said.contains("standin0: 1000 puts, total 1000"), "{said}");
         }),
+        ("a_request_that_fails_names_queue_pair_and_syndrome", |world| {
+            let faults = world.path("faults.toml");
+            let plan = "[[faults]]\nkind = \"error\"\nrequest = 2\nsyndrome = 0x15\n";
+            std::fs::write(&faults, plan).unwrap();
+            let mut command = world.command(&this());
+            let command = command.env(GUEST, "failure").env("TOKENYARD_HCA_FAULTS", &faults);
+            let said = success(&world.run(command));
+            assert!(said.contains("syndrome 0x15 (the peer does not answer)"), "{said}");
+        }),
         ("a_driver_that_breaks_a_rule_is_ended_with_a_dump", |world| {
             let output = world.run(world.command(&this()).env(GUEST, "violation"));
             let said = String::from_utf8_lossy(&output.stderr);

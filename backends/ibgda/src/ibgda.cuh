@@ -1,0 +1,313 @@
+// The device API of the transport `ibgda`: kernels write the work requests of a ConnectX into send queues
+// themselves, and ring its doorbells. One queue pair per peer and queue; this rank itself is a peer. See
+// transport.cuh, and `docs.md` beside this crate for the format's sources.
+// Compiled inside a namespace of its level; no include guard.
+//
+// A post has five steps. Several threads, also of several blocks, post on one queue pair at once.
+//   1. reserve: `reserved` numbers requests. Number modulo 2^16 is the index, modulo the depth the slot.
+//   2. room: the slot's request before is done, as the completion queue tells.
+//   3. write: stores of 16 bytes into the slot.
+//   4. publish: in order of numbers, `ready` moves behind the requests.
+//   5. ring: the doorbell record, then the register. One ring serves all requests that are ready, so a
+//      thread leaves it to who has reserved later, if few requests wait. Who waits rings first, and again
+//      at every look: what it waits for may be a request that was left to it.
+//
+// Fences, and what each is the counterpart of. The NIC reads, in this order, the register (as it is
+// stored), the record, the request, the payload.
+//   A. `post_all`: payload stores of each thread of the group, before the barrier behind which one posts.
+//   B. `publish`: the request's stores, and payload stores of the posting thread, before `ready`. Who rings
+//      reads `ready` with acquire order, so its fence C covers requests that others have written.
+//   C. `ring`: the record, and all that B covers, before the register.
+//   D. `ring`: the register, before the lock is free. So rings of a queue pair come in order, and no ring
+//      meets the record of a later one.
+//   E. `advance`: the completion, before what `done` tells others. They read `done` with acquire order: then
+//      slots and sources of what is done may be written again (INV-4, INV-5).
+
+struct DeviceApi {
+  // One queue pair; `DeviceQueue` of device_api.rs. What is written has a line of its own.
+  struct Queue {
+    uint4* requests;               // the send queue: `mask` + 1 blocks of 64 bytes
+    ty::u32* record;               // the doorbell record; the send queue's word is the second
+    ty::u64* doorbell;             // the register, or the word of a thread that rings for kernels
+    const ty::u32* completion;     // the last 4 bytes of the collapsed completion
+    ty::u32 number, mask;
+    ty::u64 unused[3];
+    ty::u64 reserved, ready, posted, done;
+    ty::u64 lock;                  // 1 while a thread rings
+    ty::u64 failed;                // 1 once a thread has seen an error completion
+    ty::u64 unused_too[2];
+  };
+  static_assert(sizeof(Queue) == 128, "the host makes queues of another size");
+  // Memory, as requests name it; `MemoryKey` of device_api.rs. The key is big-endian.
+  struct Key {
+    ty::u64 address;
+    ty::u32 key, unused;
+  };
+  struct Params {
+    Queue* queues;           // in device memory: [peer][queue]
+    const Key* local;        // this rank's windows
+    const Key* remote;       // windows of all ranks: [peer][window]
+    const Key* tables;       // signals of all ranks: [peer]
+    const ty::u64* totals;   // this rank's signals: [queue][signal]
+    Key sink;                // 8 bytes that nobody reads: what additions return
+    ty::u64* fault;          // in host memory: the first error completion; `FaultRecord` of device_api.rs
+    ty::u32 peers, queue_count, windows, signals;
+    ty::u32 flags, unused;   // kFenceSignals, kHostRings
+  };
+  static constexpr bool kLoadStore = false;
+  static constexpr bool kSharedQueues = true;
+
+  Params p;
+  __device__ explicit DeviceApi(const Params& params) : p(params) {}
+
+  template <class Coop>
+  __device__ bool put(Coop coop, ty::u32 queue, ty::u32 peer, ty::At dst, ty::At src, ty::u64 bytes,
+                      ty::Guard& guard) const {
+    return post_all(coop, To{peer, queue}, write(peer, dst, src, bytes), none(), guard);
+  }
+
+  template <class Coop>
+  __device__ TY_INLINED bool put_signal(Coop coop, ty::u32 queue, ty::u32 peer, ty::At dst, ty::At src,
+                             ty::u64 bytes, ty::Raise raise, ty::Guard& guard) const {
+    // The responder executes an addition behind the writes that came before it on the same queue pair,
+    // also where it places writes in any order (INV-1).
+    return post_all(coop, To{peer, queue}, write(peer, dst, src, bytes), addition(queue, peer, raise), guard);
+  }
+
+  __device__ bool put_value(ty::u32 queue, ty::u32 peer, ty::At dst, ty::u64 value, ty::Guard& guard) const {
+    Request r{kWrite, 3, remote(p.remote[peer * p.windows + dst.window], dst.offset)};
+    // Data of 8 bytes in the request itself, as they lie in memory: one packet (INV-3).
+    r.second = make_uint4(big(0x80000008), (ty::u32)value, (ty::u32)(value >> 32), 0);
+    return post(To{peer, queue}, r, none(), guard);
+  }
+
+  __device__ bool signal(ty::u32 queue, ty::u32 peer, ty::Raise raise, ty::Guard& guard) const {
+    return post(To{peer, queue}, addition(queue, peer, raise), none(), guard);
+  }
+
+  __device__ void submit(ty::u32 queue) const {
+    for (ty::u32 peer = 0; peer < p.peers; peer++) ring_if_ready(at(To{peer, queue}));
+  }
+
+  __device__ ty::u64 read_signal(ty::u32 queue, ty::u32 id) const {
+    return ty::load_acquire(p.totals + queue * p.signals + id);
+  }
+
+  // Threads of the group share the peers. Those of a wavefront wait in turn: one that has the lock of a ring would
+  // else stand still until the others have theirs, and so on around several blocks.
+  template <class Coop>
+  __device__ bool flush(Coop coop, ty::u32 queue, ty::Guard& guard) const {
+    bool ok = true;
+    coop.sync();
+    for (ty::u32 peer = coop.index(); peer < p.peers; peer += coop.size()) {
+      To to{peer, queue};
+      bool done = ty::in_turn([&] { return wait_done(to, ty::load_relaxed(&at(to).reserved), guard); });
+      ok = done && ok;
+    }
+    coop.sync();
+    return ok;
+  }
+
+  // The copy is there when this returns.
+  template <class Coop>
+  __device__ bool get(Coop coop, ty::u32 queue, ty::u32 peer, ty::At src, ty::At dst, ty::u64 bytes,
+                      ty::Guard& guard) const {
+    Request r{kRead, 3, remote(p.remote[peer * p.windows + src.window], src.offset)};
+    r.second = data(p.local[dst.window], dst.offset, bytes);
+    if (bytes == 0) r.segments = 0;
+    bool ok = post_all(coop, To{peer, queue}, r, none(), guard);
+    if (coop.index() == 0) ok = ok && wait_done({peer, queue}, ty::load_relaxed(&at({peer, queue}).reserved), guard);
+    coop.sync();
+    return ok;
+  }
+
+ private:
+  // TY_PHASE_QUEUE of the plugin ABI.
+  static constexpr ty::u32 kQueue = 6;
+  // Opcodes, kinds of completions and bits of a request's flags.
+  static constexpr ty::u32 kWrite = 0x08, kRead = 0x10, kFetchAdd = 0x12;
+  static constexpr ty::u32 kRequestError = 13, kNothing = 15;
+  static constexpr ty::u32 kCompletes = 8, kFence = 4 << 5;
+  // Bits of Params::flags: additions wait for earlier reads and additions; a thread of the host rings.
+  static constexpr ty::u32 kFenceSignals = 1, kHostRings = 2;
+  // Requests that may wait for a ring by who reserved later.
+  static constexpr ty::u64 kWaitForRing = 31;
+
+  struct To {
+    ty::u32 peer, queue;
+  };
+  // A request of one block, but for what depends on its place. Of no segments: there is none.
+  struct Request {
+    ty::u32 opcode, segments;
+    uint4 first, second, third;
+  };
+
+  __device__ static ty::u32 big(ty::u32 v) {
+    return v << 24 | (v & 0xff00) << 8 | (v >> 8 & 0xff00) | v >> 24;
+  }
+  __device__ static uint4 remote(const Key& of, ty::u64 offset) {
+    ty::u64 address = of.address + offset;
+    return make_uint4(big((ty::u32)(address >> 32)), big((ty::u32)address), of.key, 0);
+  }
+  __device__ static uint4 data(const Key& of, ty::u64 offset, ty::u64 bytes) {
+    ty::u64 address = of.address + offset;
+    return make_uint4(big((ty::u32)bytes), of.key, big((ty::u32)(address >> 32)), big((ty::u32)address));
+  }
+  __device__ static Request none() { return Request{}; }
+
+  // A payload of nothing is no request: 0 bytes would mean 2^31.
+  __device__ Request write(ty::u32 peer, ty::At dst, ty::At src, ty::u64 bytes) const {
+    if (bytes == 0) return none();
+    Request r{kWrite, 3, remote(p.remote[peer * p.windows + dst.window], dst.offset)};
+    r.second = data(p.local[src.window], src.offset, bytes);
+    return r;
+  }
+  __device__ Request addition(ty::u32 queue, ty::u32 peer, ty::Raise raise) const {
+    Request r{kFetchAdd, 4, remote(p.tables[peer], 8 * ((ty::u64)queue * p.signals + raise.signal))};
+    r.second = make_uint4(0, big(raise.add), 0, 0);
+    r.third = data(p.sink, 0, 8);
+    return r;
+  }
+
+  __device__ Queue& at(To to) const { return p.queues[to.peer * p.queue_count + to.queue]; }
+
+  template <class Coop>
+  __device__ TY_INLINED bool post_all(Coop coop, To to, const Request& first, const Request& second,
+                                      ty::Guard& guard) const {
+    // A.
+    ty::fence_system_all();
+    coop.sync();
+    return coop.index() != 0 || post(to, first, second, guard);
+  }
+
+  // In turn, as a request waits for those that were numbered before it.
+  __device__ TY_INLINED bool post(To to, const Request& first, const Request& second, ty::Guard& guard) const {
+    return ty::in_turn([&] { return post_both(to, first, second, guard); });
+  }
+
+  // A wait that the guard ends leaves a hole that nobody comes past: the communicator is closed then.
+  __device__ TY_INLINED bool post_both(To to, const Request& first, const Request& second,
+                                       ty::Guard& guard) const {
+    Queue& q = at(to);
+    ty::u64 count = (first.segments != 0) + (second.segments != 0);
+    if (count == 0) return true;
+    ty::u64 number = ty::atomic_add(&q.reserved, count), end = number + count, depth = q.mask + 1ull;
+    if (end > depth && !wait_done(to, end - depth, guard)) return false;
+    if (first.segments != 0) store(q, number, first, count == 1);
+    if (second.segments != 0) store(q, end - 1, second, true);
+    if (!publish(to, number, end, guard)) return false;
+    // Somebody has reserved later, and rings.
+    bool others = ty::load_relaxed(&q.reserved) != end;
+    if (!others || end - ty::load_relaxed(&q.posted) > kWaitForRing) ring(q);
+    return true;
+  }
+
+  // The last request of a call completes, so that everything before it is known to be done.
+  __device__ void store(Queue& q, ty::u64 number, const Request& r, bool completes) const {
+    uint4* slot = q.requests + 4 * (number & q.mask);
+    ty::u32 flags = completes ? kCompletes : 0;
+    if (r.opcode == kFetchAdd && (p.flags & kFenceSignals)) flags |= kFence;
+    uint4 control = make_uint4(big(((ty::u32)number & 0xffff) << 8 | r.opcode), big(q.number << 8 | r.segments),
+                               flags << 24, 0);
+    ty::store_16_relaxed(slot, control);
+    ty::store_16_relaxed(slot + 1, r.first);
+    ty::store_16_relaxed(slot + 2, r.second);
+    if (r.segments == 4) ty::store_16_relaxed(slot + 3, r.third);
+  }
+
+  __device__ bool publish(To to, ty::u64 number, ty::u64 end, ty::Guard& guard) const {
+    Queue& q = at(to);
+    ty::What what{kQueue, to.peer, to.queue, number};
+    bool failed = false;
+    bool ok = guard.until(what, [&] { return ty::load_acquire(&q.ready); }, [&](ty::u64 ready) {
+      return ready == number || (failed = ty::load_relaxed(&q.failed) != 0);
+    });
+    // Who saw it first has said what it was.
+    if (failed) guard.fail(what, number);
+    if (!ok || failed) return false;
+    // B.
+    ty::store_release(&q.ready, end);
+    return true;
+  }
+
+  __device__ void ring_if_ready(Queue& q) const {
+    if (ty::load_relaxed(&q.ready) != ty::load_relaxed(&q.posted)) ring(q);
+  }
+
+  // Who has the lock only stores, so nobody waits for it without end. One thread of a warp at a time.
+  __device__ void ring(Queue& q) const {
+    while (ty::load_relaxed(&q.lock) != 0 || ty::atomic_cas(&q.lock, 0ull, 1ull) != 0) {
+    }
+    ty::u64 ready = ty::load_acquire(&q.ready);
+    if (ready != ty::load_relaxed(&q.posted)) {
+      if (p.flags & kHostRings) {
+        // The thread of the host reads it with acquire order, and does the rest.
+        ty::store_release(q.doorbell, ready);
+      } else {
+        ty::u32 index = (ty::u32)ready & 0xffff;
+        ty::store_relaxed(q.record + 1, big(index));
+        // C.
+        ty::fence_system();
+        ty::store_mmio(q.doorbell, (ty::u64)big(q.number << 8) << 32 | big(index << 8));
+      }
+      ty::store_relaxed(&q.posted, ready);
+    }
+    // D.
+    ty::store_release(&q.lock, 0);
+  }
+
+  // Waits until so many requests of a queue pair are done.
+  __device__ bool wait_done(To to, ty::u64 count, ty::Guard& guard) const {
+    Queue& q = at(to);
+    ty::What what{kQueue, to.peer, to.queue, count};
+    auto enough = [&](ty::u64 done) { return (ty::i64)(done - count) >= 0; };
+    bool failed = false;
+    bool ok = guard.until(what, [&] { return look(q, enough, failed); },
+                          [&](ty::u64 done) { return failed || enough(done); });
+    if (failed) fail(to, what, guard);
+    return ok && !failed;
+  }
+
+  // Requests that are done. Reads memory of the host only where what is known does not suffice.
+  template <class Enough>
+  __device__ ty::u64 look(Queue& q, Enough enough, bool& failed) const {
+    ty::u64 done = ty::load_acquire(&q.done);
+    if (enough(done)) return done;
+    ring_if_ready(q);
+    ty::u32 word = ty::load_relaxed(q.completion);
+    ty::u32 kind = word >> 28;
+    // First of all: flushed requests overwrite the completion with the last index that was posted.
+    failed = kind == kRequestError;
+    if (failed || kind == kNothing) return done;
+    ty::u32 index = (word & 0xff) << 8 | (word >> 8 & 0xff);
+    ty::u32 more = (index + 1 - (ty::u32)done) & 0xffff;
+    // An older one than `done` knows of is far ahead of it, modulo 2^16.
+    return more == 0 || more > q.mask + 1 ? done : advance(q, done, done + more);
+  }
+
+  __device__ ty::u64 advance(Queue& q, ty::u64 done, ty::u64 to) const {
+    // E.
+    ty::fence_device();
+    while ((ty::i64)(to - done) > 0) {
+      ty::u64 found = ty::atomic_cas(&q.done, done, to);
+      if (found == done) return to;
+      done = found;
+    }
+    return done;
+  }
+
+  // Says which queue pair failed and how, in the host's memory: once, whoever sees it first.
+  __device__ void fail(To to, const ty::What& what, ty::Guard& guard) const {
+    Queue& q = at(to);
+    // Bytes 52 to 55 of the completion, and 60 to 63.
+    ty::u32 reason = big(ty::load_relaxed(q.completion - 2)), word = ty::load_relaxed(q.completion);
+    ty::store_relaxed(&q.failed, 1);
+    if (ty::atomic_cas(p.fault, 0ull, 1ull) == 0) {
+      ty::store_relaxed(p.fault + 1, (ty::u64)to.peer << 32 | to.queue);
+      ty::store_relaxed(p.fault + 2, (ty::u64)q.number << 32 | (word & 0xff) << 8 | (word >> 8 & 0xff));
+      ty::store_relaxed(p.fault + 3, reason & 0xffff);
+      ty::store_release(p.fault, 2);
+    }
+    guard.fail(what, reason & 0xff);
+  }
+};

@@ -1,0 +1,16 @@
+//! IBGDA: kernels that write the work requests of a ConnectX and ring its doorbells themselves. No processor
+//! is in the way of a row.
+//!
+//! **This crate is the device side alone.** It has the device API ([`device_api::SOURCE`]), the layouts that a
+//! host fills in for it, and what a host says of an error completion. There is no transport and no plugin
+//! yet: `docs.md` in this folder lists what is missing, and what has run where.
+//!
+//! Nothing here has run on a GPU or on a ConnectX. `tests/model.rs` runs the device API on the CPU's model of
+//! a GPU, over a software ConnectX that refuses what a driver must not do.
+
+pub mod device_api;
+mod fault;
+mod queue_pair;
+
+pub use fault::{FaultRecord, QueueFault};
+pub use queue_pair::{QueuePair, Steps};
