@@ -193,3 +193,40 @@ fn the_manifest_is_yaml_and_its_names_fit_together() {
     let folder = text(container, "volumeMounts/0/mountPath");
     assert!(script.contains(&format!(" {folder}/config.toml ")), "{script}");
 }
+
+/// Lines of the blocks of a page; a line that ends with a backslash goes on.
+fn commands(page: &str) -> Vec<String> {
+    let blocks = page.split("```").skip(1).step_by(2);
+    blocks
+        .flat_map(|block| block.replace("\\\n", " ").lines().map(str::to_owned).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Whether a launcher starts this command, or its variables stand before it, and it makes ranks of its own.
+fn starts_ranks_of_its_own(command: &str) -> bool {
+    let launched = ["RANK=", "torchrun ", "srun "].iter().any(|word| command.contains(word));
+    launched && command.contains("tokenyard run ") && !command.contains("--as-rank")
+}
+
+#[test]
+fn a_command_of_the_pages_that_a_launcher_starts_is_one_rank() {
+    let pages = product::files(&["docs", "backends", "configs", "plugins"], &["md", "toml"]);
+    assert!(pages.len() > 20, "found {} pages; the search misses some", pages.len());
+    let mut ranks = 0;
+    for (path, text) in &pages {
+        for command in commands(text) {
+            assert!(!starts_ranks_of_its_own(&command), "{path}: add --as-rank: {command}");
+            ranks += usize::from(command.contains("--as-rank"));
+        }
+    }
+    assert!(ranks >= 4, "found {ranks} commands of ranks; the search misses some");
+}
+
+#[test]
+fn a_rank_that_starts_ranks_is_noticed() {
+    let page = "text\n```sh\nRANK=0 WORLD_SIZE=2 \\\n    tokenyard run a.toml\n```\n`srun tokenyard run a`\n";
+    let found = commands(page);
+    assert_eq!(found.iter().filter(|command| starts_ranks_of_its_own(command)).count(), 1);
+    assert!(!starts_ranks_of_its_own("srun tokenyard run a.toml --as-rank"));
+    assert!(!starts_ranks_of_its_own("mpirun -n 2 -x RANK tokenyard run a.toml"));
+}
