@@ -22,7 +22,7 @@ fn programs() -> Result<[(Over, Role, usize); 5]> {
     let puts = unsafe { Over::transport("device-put", Some(&given))? };
     let ring = Over::gpu_ring();
     Ok([
-        (nvlink.clone(), Role::Direct, 10),
+        (nvlink.clone(), Role::Direct, 15),
         (ring.clone(), Role::Direct, 11),
         (puts, Role::Direct, 11),
         (nvlink, Role::IntraDomain, 11),

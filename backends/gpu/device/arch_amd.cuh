@@ -191,6 +191,13 @@ __device__ inline void store_16(uint4* at, const uint4& value) {
   *(__attribute__((address_space(1))) Vector*)at = Vector{value.x, value.y, value.z, value.w};
 }
 
+// The same of memory that another device writes: 4 bytes are whole.
+__device__ inline uint4 load_16_relaxed(const uint4* at) {
+  const u64* halves = reinterpret_cast<const u64*>(at);
+  u64 low = load_relaxed(halves), high = load_relaxed(halves + 1);
+  return make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
+}
+
 // --- Atomics of this device; each returns the value of before
 
 template <class T>

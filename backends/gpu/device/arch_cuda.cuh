@@ -113,6 +113,16 @@ __device__ inline i64 load_device(const i64* at) { return __ldcg(at); }
 __device__ inline uint4 load_16(const uint4* at) { return *at; }
 __device__ inline void store_16(uint4* at, const uint4& value) { *at = value; }
 
+// The same of memory that another device writes: 4 bytes are whole.
+__device__ inline uint4 load_16_relaxed(const uint4* at) {
+  uint4 v;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at)
+               : "memory");
+  return v;
+}
+
 // --- Atomics of this device; each returns the value of before
 
 template <class T>

@@ -58,6 +58,17 @@ pub enum Windows {
     Device,
 }
 
+/// How rows of dispatches to the packed layout move, and those of combines of what these gave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decode {
+    /// Ranks count first; then each row goes to its final place, as in the other layouts.
+    #[default]
+    Direct,
+    /// Rows are staged at their owners without being asked for, who spread them.
+    LowLatency,
+}
+
 /// Multiprocessors that an operation occupies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sms {
@@ -78,6 +89,17 @@ impl Sms {
         let wanted = match self {
             Self::Auto => ENOUGH_SMS,
             Self::Count(count) => count,
+        };
+        wanted.min(processors)
+    }
+
+    /// Blocks of a low-latency operation of so many tokens: all, where they have something to do.
+    pub(crate) fn decode_blocks(self, processors: u32, tokens: u32) -> u32 {
+        let wanted = match (self, tokens) {
+            (Self::Count(count), _) => count,
+            (Self::Auto, 0..=8) => 16,
+            (Self::Auto, 9..=32) => 64,
+            (Self::Auto, _) => processors,
         };
         wanted.min(processors)
     }
@@ -125,6 +147,10 @@ pub struct GpuConfig {
     pub rows: RowCopy,
     /// How a combine brings rows back that lie outside the arena: "auto", "push" or "copy".
     pub outside: Outside,
+    /// How rows of the packed layout move: "direct" or "low_latency".
+    pub decode: Decode,
+    /// Multiprocessors that a low-latency operation occupies: "auto" (all, or fewer for few tokens), or 1 to 1024.
+    pub decode_sms: Sms,
     /// Where windows lie whose rows a thread of the host puts: "auto" (in host memory where the transport takes
     /// it) or "device".
     pub windows: Windows,
@@ -146,6 +172,8 @@ impl Default for GpuConfig {
             sms: Sms::Auto,
             rows: RowCopy::Auto,
             outside: Outside::Auto,
+            decode: Decode::Direct,
+            decode_sms: Sms::Auto,
             windows: Windows::Auto,
             arena_mib: None,
             cache: None,
@@ -165,6 +193,9 @@ impl GpuConfig {
             .with_context("table", names.table())
             .with_key(key))
         };
+        if let (Decode::Direct, Sms::Count(count)) = (self.decode, self.decode_sms) {
+            return refuse("decode_sms", count.to_string(), "decode = \"low_latency\" beside it");
+        }
         match self.arena_mib {
             Some(mib) if mib == 0 || mib > MOST_ARENA >> 20 => {
                 refuse("arena_mib", mib.to_string(), "1 to 65536 (64 GiB)")
@@ -204,6 +235,25 @@ mod tests {
         assert_eq!(parse("outside = \"copy\"").unwrap().outside, Outside::Copy);
         let text = parse("outside = \"pull\"").unwrap_err();
         assert!(text.contains("`auto`, `push`, `copy`"), "{text}");
+    }
+
+    #[test]
+    fn rows_of_the_packed_layout_go_directly_unless_the_config_says_otherwise() {
+        assert_eq!(parse("").unwrap().decode, Decode::Direct);
+        let both = parse("decode = \"low_latency\"\ndecode_sms = 24").unwrap();
+        assert_eq!((both.decode, both.decode_sms), (Decode::LowLatency, Sms::Count(24)));
+        let text = parse("decode = \"fast\"").unwrap_err();
+        assert!(text.contains("`direct` or `low_latency`"), "{text}");
+        let text = parse("decode_sms = 24").unwrap_err();
+        assert!(text.contains("`decode_sms`: found 24") && text.contains("low_latency"), "{text}");
+    }
+
+    #[test]
+    fn a_low_latency_operation_has_all_multiprocessors_unless_it_has_few_tokens() {
+        let auto = |tokens| Sms::Auto.decode_blocks(132, tokens);
+        assert_eq!([1, 8, 9, 32, 33, 128].map(auto), [16, 16, 64, 64, 132, 132]);
+        assert_eq!(Sms::Auto.decode_blocks(20, 32), 20);
+        assert_eq!([1, 128].map(|tokens| Sms::Count(24).decode_blocks(132, tokens)), [24, 24]);
     }
 
     #[test]

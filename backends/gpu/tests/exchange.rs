@@ -120,7 +120,7 @@ impl Model {
     }
 
     /// The same on waves of 64 that run in lockstep, and with what `change` makes of each source.
-    fn in_lockstep(device_api: DeviceApi, change: impl Fn(&str) -> String) -> Self {
+    fn in_lockstep(device_api: DeviceApi, model: &str, change: impl Fn(&str) -> String) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         write_all(folder.path(), device_api, Rows::Vector, "in lockstep");
         for entry in std::fs::read_dir(folder.path()).expect("the folder") {
@@ -133,7 +133,7 @@ impl Model {
         let lockstep = ["-DMODEL_WAVE=64", "-DMODEL_LOCKSTEP=1", "-O0", "-fno-omit-frame-pointer"];
         let all: Vec<_> =
             defines.into_iter().chain(lockstep.into_iter().map(str::to_owned)).collect();
-        Self::compile(folder, "exchange.cpp", &all)
+        Self::compile(folder, model, &all)
     }
 
     /// On waves of 64, each lane by itself.
@@ -231,12 +231,17 @@ fn waves_of_64_bring_rows_to_their_places_and_back_over_puts_in_any_order() {
 
 #[test]
 fn no_lane_of_a_wavefront_waits_for_another_over_loads_and_stores() {
-    Model::in_lockstep(NVLINK, str::to_owned).is_well_with(&["least"]);
+    Model::in_lockstep(NVLINK, "exchange.cpp", str::to_owned).is_well_with(&["least"]);
+}
+
+#[test]
+fn no_lane_of_a_wavefront_waits_for_another_in_low_latency_operations() {
+    Model::in_lockstep(NVLINK, "staged.cpp", str::to_owned).is_well_with(&["least"]);
 }
 
 #[test]
 fn no_lane_of_a_wavefront_waits_for_another_over_puts() {
-    Model::in_lockstep(GPU_RING, str::to_owned).is_well_with(&["least"]);
+    Model::in_lockstep(GPU_RING, "exchange.cpp", str::to_owned).is_well_with(&["least"]);
 }
 
 #[test]
@@ -249,7 +254,7 @@ fn a_wavefront_that_waits_for_itself_is_noticed() {
             "return post_one(command, guard);",
         )
     };
-    let model = Model::in_lockstep(GPU_RING, |text| {
+    let model = Model::in_lockstep(GPU_RING, "exchange.cpp", |text| {
         let changed = mutant(text);
         assert_eq!(
             changed != text,
@@ -304,6 +309,93 @@ fn among_domains_kernels_put_on_several_queues() {
 #[test]
 fn among_domains_rows_are_stored_at_both_levels() {
     run_domains(NVLINK, NVLINK);
+}
+
+/// A wait, or what stands for one, that is taken out of the low-latency kernels: what is changed, where it is
+/// once, and into what.
+const MUTANTS: [(&str, &str, &str); 8] = [
+    (
+        "a row is taken before it has come",
+        "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (!has_come(seen))",
+        "  if (model::mutant != 1) guard.until(\n      what,\n      [&]() -> u64 {\n        if (!has_come(seen))",
+    ),
+    (
+        "a record is read before it has come",
+        "  guard.until(\n      what,\n      [&]() -> u64 {\n        v = load_16_relaxed(at);",
+        "  if (model::mutant == 2) v = load_16_relaxed(at);\n  else guard.until(\n      what,\n      [&]() -> u64 {\n        v = load_16_relaxed(at);",
+    ),
+    (
+        "counts are read before they have come",
+        "    guard.until({kPhaseEntry, source, w, epoch}, [&] { return (seen = load_relaxed(at)) >> 32; },",
+        "    if (model::mutant == 3) seen = load_relaxed(at);\n    else guard.until({kPhaseEntry, source, w, epoch}, [&] { return (seen = load_relaxed(at)) >> 32; },",
+    ),
+    (
+        "heads are not waited for",
+        "  if (!poll_entries(c, up, kHead, heard, guard)) return false;",
+        "  if (model::mutant != 4 && !poll_entries(c, up, kHead, heard, guard)) return false;",
+    ),
+    (
+        "rows of what was refused are not waited for",
+        "  bool found = guard.until({kPhaseRows, source, 0, 1}, look,",
+        "  bool found = model::mutant == 5 ? look() != 0 : guard.until({kPhaseRows, source, 0, 1}, look,",
+    ),
+    (
+        "what was taken stays",
+        "  store_16_relaxed(at, make_uint4(0, 0, 0, 0));\n  return with_key",
+        "  if (model::mutant != 6) store_16_relaxed(at, make_uint4(0, 0, 0, 0));\n  return with_key",
+    ),
+    (
+        "an ended wait mends nothing",
+        "  if (!sync_block_or(guard.ended())) return;\n  stop_all(c);",
+        "  if (!sync_block_or(guard.ended())) return;\n  stop_all(c);\n  if (model::mutant == 7) return;",
+    ),
+    (
+        "a row travels by a key that one of its words is",
+        "    if (!sync_block_or(taken)) return key;",
+        "    if (!sync_block_or(taken) || model::mutant == 8) return key;",
+    ),
+];
+
+/// Low-latency kernels with every mutant, each of which a run may switch on.
+fn staged_mutants() -> Model {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_all(folder.path(), NVLINK, Rows::Vector, "mutants");
+    for (what, from, to) in MUTANTS {
+        let mut changed = 0;
+        for name in ["staging.cuh", "staged_dispatch.cuh", "staged_combine.cuh"] {
+            let path = folder.path().join(name);
+            let text = std::fs::read_to_string(&path).expect("a source");
+            changed += text.matches(from).count();
+            std::fs::write(&path, text.replace(from, to)).expect("written");
+        }
+        assert_eq!(changed, 1, "{what}: the kernels have another form");
+    }
+    Model::compile(folder, "staged.cpp", &defines(NVLINK, Rows::Vector))
+}
+
+#[test]
+fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_all(folder.path(), NVLINK, Rows::Vector, "staged");
+    Model::compile(folder, "staged.cpp", &defines(NVLINK, Rows::Vector)).is_well();
+}
+
+#[test]
+fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back_on_waves_of_64() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_all(folder.path(), NVLINK, Rows::Vector, "staged on waves of 64");
+    let all: Vec<_> =
+        defines(NVLINK, Rows::Vector).into_iter().chain(["-DMODEL_WAVE=64".to_owned()]).collect();
+    Model::compile(folder, "staged.cpp", &all).is_well_with(&["few"]);
+}
+
+#[test]
+fn every_low_latency_wait_that_is_taken_out_is_noticed() {
+    let model = staged_mutants();
+    for (index, (what, _, _)) in MUTANTS.iter().enumerate() {
+        let said = model.notices(&(index + 1).to_string());
+        assert!(!said.is_empty(), "{what}: the run failed without a word");
+    }
 }
 
 #[test]

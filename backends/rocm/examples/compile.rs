@@ -142,7 +142,7 @@ fn main() -> Result<()> {
     let (xgmi, ring) = (Over::peers("xgmi"), Over::gpu_ring());
     // Over puts, a combine has one more; inside one of several domains, a dispatch.
     let programs = [
-        (&xgmi, Role::Direct, 10),
+        (&xgmi, Role::Direct, 15),
         (&ring, Role::Direct, 11),
         (&xgmi, Role::IntraDomain, 11),
         (&ring, Role::IntraDomain, 12),

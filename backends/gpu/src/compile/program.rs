@@ -13,7 +13,7 @@ use crate::kernels::args;
 const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange, and those that measure a link: name and text.
 const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
-const HEADERS: [(&str, &str); 22] = [
+const HEADERS: [(&str, &str); 25] = [
     ("arch.cuh", include_str!("../../device/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/arch_cuda.cuh")),
     ("arch_amd.cuh", include_str!("../../device/arch_amd.cuh")),
@@ -36,6 +36,9 @@ const HEADERS: [(&str, &str); 22] = [
     ("put_rows.cuh", include_str!("../kernels/put_rows.cuh")),
     ("push_combine.cuh", include_str!("../kernels/push_combine.cuh")),
     ("put_combine.cuh", include_str!("../kernels/put_combine.cuh")),
+    ("staging.cuh", include_str!("../kernels/staging.cuh")),
+    ("staged_dispatch.cuh", include_str!("../kernels/staged_dispatch.cuh")),
+    ("staged_combine.cuh", include_str!("../kernels/staged_combine.cuh")),
 ];
 
 /// A GPU architecture that kernels are compiled for.

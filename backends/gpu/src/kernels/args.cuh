@@ -24,6 +24,8 @@ constexpr bool kPuts = false;
 
 // Whether rows may be taken in tiles: see tiles.cuh.
 constexpr bool kMayTile = !kPuts && !kGrouped;
+// Whether rows may go by staging, without being asked for: see staging.cuh.
+constexpr bool kMayStage = !kPuts && !kGrouped;
 // Whether rows of a combine may be pushed: see push_combine.cuh.
 constexpr bool kMayPush = !kPuts && !kGrouped;
 
@@ -134,6 +136,7 @@ __device__ inline Operation& operation() {
 struct Cell {
   u32 slot;
   u32 code;      // how it goes on; 0 if it did not come so far
+  u64 epoch;     // for what receives apart from what has sent: see staging.cuh
   u64 totals[1]; // [R]: of the signals that are waited for; then [R]: the tallies with them
 };
 
@@ -219,6 +222,19 @@ struct Routing {
   Note* note;
   u32 span;            // tokens of a span, a power of two
   u32 blocks;          // that counted
+};
+
+// Where rows are staged that nobody has asked for, in the control windows of all ranks: see staging.cuh.
+// Places are of [slots, R] ranks that write, the places of a rank's tokens of M.
+struct Staging {
+  u64 words;         // offset of what a rank says of its rows: [token_words + El] words {epoch, value} each
+  u64 records;       // offset of records: [M] each
+  u64 rows;          // offset of rows: [M] each
+  u64 row_pitch;     // bytes from one row to the next
+  u32 record_pitch;  // the same of records
+  u32 token_words;   // 32-bit words of a set of a rank's tokens
+  u32 phases;        // what the kernel does: kSends, kReceives
+  u32 senders;       // blocks that only send, while the others only receive; 0: each does both
 };
 
 // Which group a token is of.
@@ -374,6 +390,26 @@ struct CombineArgs {
   u32 at_once;         // it waits until all have read, too
 };
 
+// Low latency, packed: see staged_dispatch.cuh.
+struct StagedDispatchArgs {
+  DispatchArgs dispatch;
+  Staging staging;
+};
+
+// The same of the way back: see staged_combine.cuh. Of `combine`, nothing names rows in an arena.
+struct StagedCombineArgs {
+  CombineArgs combine;
+  MergeArgs merge;         // what is summed here; of `out` and `out_weights` nothing is written
+  Staging staging;
+  const u32* sources;      // [N]: source rank * M + source token
+};
+
+// This rank does not take part: see `refuse_staged`.
+struct StagedRefusalArgs {
+  Common c;
+  Staging staging;
+};
+
 // Learns which tokens are of which group.
 struct GroupArgs {
   const u32* counts;  // [G]: tokens
@@ -404,7 +440,8 @@ static_assert(sizeof(WaitReport) == kHostBytes[0] && sizeof(Outcome) == kHostByt
               sizeof(CombineArgs) == kHostBytes[4] && sizeof(ArriveArgs) == kHostBytes[5] &&
               sizeof(SpreadArgs) == kHostBytes[6] && sizeof(MergeArgs) == kHostBytes[7] &&
               sizeof(Trace) == kHostBytes[8] && sizeof(GroupArgs) == kHostBytes[9] &&
-              sizeof(Common) == kHostBytes[10],
+              sizeof(Common) == kHostBytes[10] && sizeof(StagedDispatchArgs) == kHostBytes[11] &&
+              sizeof(StagedCombineArgs) == kHostBytes[12] && sizeof(StagedRefusalArgs) == kHostBytes[13],
               "args.rs and args.cuh differ");
 #endif
 

@@ -32,6 +32,12 @@ pub(crate) const REFUSE_ROUTE: u32 = 2;
 pub(crate) const REFUSE_FULL: u32 = 3;
 pub(crate) const REFUSE_BROKEN: u32 = 4;
 
+/// What a kernel of staged rows does: `kSends`, `kReceives` of the kernels.
+pub(crate) const SENDS: u32 = 1;
+pub(crate) const RECEIVES: u32 = 2;
+/// Pieces of 16 bytes of a staged row that a thread may have: `kMostPieces` of the kernels.
+pub(crate) const MOST_PIECES: u32 = 4;
+
 /// What is wrong with a routing: more tokens than the call has rows.
 pub(crate) const TOO_MANY: u32 = 3;
 
@@ -57,6 +63,9 @@ pub(crate) fn bytes() -> String {
         size_of::<Trace>(),
         size_of::<GroupArgs>(),
         size_of::<Common>(),
+        size_of::<StagedDispatchArgs>(),
+        size_of::<StagedCombineArgs>(),
+        size_of::<StagedRefusalArgs>(),
     ]
     .map(|bytes| bytes.to_string())
     .join(",")
@@ -256,6 +265,42 @@ pub(crate) struct CombineArgs {
     pub(crate) push_warps: u32,
     pub(crate) push_bytes: u32,
     pub(crate) at_once: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Staging {
+    pub(crate) words: u64,
+    pub(crate) records: u64,
+    pub(crate) rows: u64,
+    pub(crate) row_pitch: u64,
+    pub(crate) record_pitch: u32,
+    pub(crate) token_words: u32,
+    pub(crate) phases: u32,
+    pub(crate) senders: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StagedDispatchArgs {
+    pub(crate) dispatch: DispatchArgs,
+    pub(crate) staging: Staging,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StagedCombineArgs {
+    pub(crate) combine: CombineArgs,
+    pub(crate) merge: MergeArgs,
+    pub(crate) staging: Staging,
+    pub(crate) sources: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StagedRefusalArgs {
+    pub(crate) common: Common,
+    pub(crate) staging: Staging,
 }
 
 #[repr(C)]

@@ -32,7 +32,7 @@ struct Staged {
 }
 
 /// The arguments of a combine without rows.
-fn arguments(
+pub(super) fn arguments(
     common: Common,
     routing: Routing,
     row_bytes: u64,
@@ -84,7 +84,9 @@ impl Engine {
         // SAFETY: the host's string is valid for the call.
         let why = match unsafe { refusal(call.refusal) } {
             Some(text) => Some(text),
-            None => (mode.captured && !mode.no_host_sync).then(|| CAPTURED.to_owned()),
+            None => self
+                .too_long_to_return(call)
+                .or_else(|| (mode.captured && !mode.no_host_sync).then(|| CAPTURED.to_owned())),
         };
         if let Some(why) = why {
             let refusal = self.objection(ErrorKind::Refused, why);
@@ -92,6 +94,10 @@ impl Engine {
         }
         let entered = self.enter(call.operation, &mode);
         self.abort_on_fatal(entered)?;
+        if self.stages(self.routing.handles[call.handle as usize].layout) {
+            // SAFETY: by this function's contract.
+            return unsafe { self.send_staged_combine(call, signature, &mode) };
+        }
         let staged = match self.stage(call, &mode) {
             Ok(staged) => staged,
             Err(error) if error.kind() == ErrorKind::Full => {
@@ -119,6 +125,11 @@ impl Engine {
         Ok(())
     }
 
+    fn too_long_to_return(&self, call: &abi::TyCombine) -> Option<String> {
+        let layout = self.routing.handles.get(call.handle as usize)?.layout;
+        self.too_long(layout, self.combine_widths(call)[0], 0)
+    }
+
     fn combine_mode(&self, call: &abi::TyCombine) -> Result<Mode> {
         let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
         let flags = [abi::TY_COMBINE_NO_SYNC, abi::TY_COMBINE_AT_ONCE];
@@ -142,8 +153,11 @@ impl Engine {
         let called = self.sign(call.operation, &mut common, signature);
         let combine_tiling = self.combine_tiling(16);
         let arguments = arguments(common, Routing::default(), 16, &combine_tiling);
-        // SAFETY: the arguments name no tensors.
-        let sent = unsafe { self.launch_combine(call, &arguments, &combine_tiling) };
+        let sent = self.refuse_staged(call.operation, &common).and_then(|refused| match refused {
+            true => Ok(()),
+            // SAFETY: the arguments name no tensors.
+            false => unsafe { self.launch_combine(call, &arguments, &combine_tiling) },
+        });
         let told = sent.and_then(|()| self.hear_outcome(call.operation, &called));
         self.order.order_refused(self.routing.slot(call.operation), &mode);
         self.abort_on_fatal(self.report_no_host_sync(mode.no_host_sync, told))?;
@@ -380,7 +394,9 @@ impl Engine {
         self.resume(&op.mode)?;
         // The caller may change its rows after this, so nobody may still be reading them. Where kernels
         // put, what waited for the rows to come back has also waited until these have left.
+        let layout = self.routing.handles[op.handle as usize].layout;
         let read = match self.exchange.path.rows {
+            _ if self.stages(layout) => self.receive_staged(operation),
             Transfer::Put => Ok(()),
             Transfer::Store => self.arrive_unless(op.mode.at_once, operation, abi::TY_PHASE_DONE),
         };

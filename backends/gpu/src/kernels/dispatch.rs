@@ -114,13 +114,21 @@ impl Engine {
             Some(text) => text,
             None if mode.captured && !mode.no_host_sync => CAPTURED.to_owned(),
             None => match Wanted::of(call, &self.exchange.regions, mode) {
-                // SAFETY: by this function's contract.
-                Ok(wanted) => return unsafe { self.send_rows(call, ask, &wanted) },
+                Ok(wanted) => match self.too_long_to_send(&wanted) {
+                    Some(why) => why,
+                    // SAFETY: by this function's contract.
+                    None => return unsafe { self.send_rows(call, ask, &wanted) },
+                },
                 Err(why) => why.detail(),
             },
         };
         let refusal = self.objection(ErrorKind::Refused, why);
         self.refuse_dispatch(call, ask, &refusal)
+    }
+
+    fn too_long_to_send(&self, wanted: &Wanted) -> Option<String> {
+        let RowFormat { x_bytes, scale_bytes, .. } = wanted.format.row;
+        self.too_long(wanted.spec.layout, x_bytes.into(), scale_bytes.into())
     }
 
     fn mode_of(&self, call: &abi::TyDispatch) -> Result<Mode> {
@@ -149,7 +157,11 @@ impl Engine {
         let dispatch_tiling = self.dispatch_tiling(&row, Layout::Flat);
         let arguments = arguments(call, common, routing, &dispatch_tiling);
         // SAFETY: the arguments name no tensors.
-        let sent = unsafe { self.launch_dispatch(call.operation, &arguments, &dispatch_tiling) };
+        let sent = self.refuse_staged(call.operation, &common).and_then(|refused| match refused {
+            true => Ok(()),
+            // SAFETY: the arguments name no tensors.
+            false => unsafe { self.launch_dispatch(call.operation, &arguments, &dispatch_tiling) },
+        });
         let outcome = sent.and_then(|()| self.hear_outcome(call.operation, &called));
         self.order.order_refused(self.routing.slot(call.operation), &mode);
         self.abort_on_fatal(self.report_no_host_sync(mode.no_host_sync, outcome))?;
@@ -252,7 +264,7 @@ impl Engine {
         staging: Option<Region>,
     ) -> Result<Option<Region>> {
         let holder = Holder::Dispatch(call.operation);
-        if !wanted.mode.no_host_sync {
+        if !wanted.mode.no_host_sync && !self.stages(wanted.spec.layout) {
             return Ok(self.places.arena.reserve(wanted.room.bytes, holder).ok());
         }
         let rows = wanted.rows(self.routing.handles[call.handle as usize].exact);
@@ -341,7 +353,12 @@ impl Engine {
             ..arguments(call, common, routing, &dispatch_tiling)
         };
         // SAFETY: the tensors are valid by this function's contract.
-        unsafe { self.launch_dispatch(call.operation, &arguments, &dispatch_tiling)? };
+        unsafe {
+            match self.stages(wanted.spec.layout) {
+                true => self.launch_staged_dispatch(call.operation, &arguments, &wanted.mode)?,
+                false => self.launch_dispatch(call.operation, &arguments, &dispatch_tiling)?,
+            }
+        }
         if no_host_sync {
             return Ok(known);
         }
@@ -396,8 +413,11 @@ impl Engine {
         let op = self.routing.take(operation, of).ok_or_else(|| not_sent(operation))?;
         let slot = self.routing.slot(operation);
         self.resume(&op.mode)?;
-        let arrived = self
-            .arrive_unless(op.mode.at_once, operation, abi::TY_PHASE_ROWS)
+        let rows = match self.stages(op.arrangement) {
+            true => self.receive_staged(operation),
+            false => self.arrive_unless(op.mode.at_once, operation, abi::TY_PHASE_ROWS),
+        };
+        let arrived = rows
             .and_then(|()| self.spread(slot, &op))
             .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, &op.mode));
         self.unstage(op.staging, op.handle, &op.mode);

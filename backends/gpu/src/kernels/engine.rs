@@ -32,9 +32,9 @@ use crate::driver::{Buffer, Context, DeviceFacts, Pinned, RawStream};
 /// Epoch 1 in slot 0.
 const FIRST_TURN: u64 = 1;
 
-/// Bytes of `Cell` of the kernels: slot and code, then a total and a tally per rank.
+/// Bytes of `Cell` of the kernels: slot, code and epoch, then a total and a tally per rank.
 fn cell_bytes(ranks: u32) -> u64 {
-    8 + 2 * 8 * u64::from(ranks)
+    16 + 2 * 8 * u64::from(ranks)
 }
 
 /// What an engine is planned for.
@@ -156,6 +156,8 @@ impl Engine {
                 memory,
                 cap_ns: plan.cap_ns,
                 blocks,
+                decode_sms: config.decode_sms,
+                processors,
                 most_shared,
                 refusal: None,
             },

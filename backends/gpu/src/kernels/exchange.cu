@@ -16,6 +16,8 @@ namespace up {
 #include "dispatch.cuh"
 #include "experts.cuh"
 #include "put_combine.cuh"
+#include "staged_combine.cuh"
+#include "staged_dispatch.cuh"
 
 using Up = up::DeviceApi;
 static_assert(Up::kLoadStore == !TY_PUTS, "the device API loads and stores, or it puts, as the host was told");
@@ -62,6 +64,31 @@ TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
     ty_combine_f32(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
   ty::combine<ty::F32>(ty::in_place(a), Up(p), shared);
+}
+
+#endif
+
+#if !TY_PUTS && !TY_GROUPED
+
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_dispatch_staged(TY_ARGUMENT ty::StagedDispatchArgs a, TY_ARGUMENT Up::Params p) {
+  ty::dispatch_staged(ty::in_place(a), Up(p), shared);
+}
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_combine_staged_bf16(TY_ARGUMENT ty::StagedCombineArgs a, TY_ARGUMENT Up::Params p) {
+  ty::combine_staged<ty::Bf16>(ty::in_place(a), Up(p), shared);
+}
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_combine_staged_f16(TY_ARGUMENT ty::StagedCombineArgs a, TY_ARGUMENT Up::Params p) {
+  ty::combine_staged<ty::F16>(ty::in_place(a), Up(p), shared);
+}
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_combine_staged_f32(TY_ARGUMENT ty::StagedCombineArgs a, TY_ARGUMENT Up::Params p) {
+  ty::combine_staged<ty::F32>(ty::in_place(a), Up(p), shared);
+}
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_refuse_staged(TY_ARGUMENT ty::StagedRefusalArgs a, TY_ARGUMENT Up::Params p) {
+  ty::refuse_staged(ty::in_place(a), Up(p), shared);
 }
 
 #endif

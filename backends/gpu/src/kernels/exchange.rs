@@ -56,6 +56,8 @@ pub(super) struct Exchange {
     pub(super) path: Path,
     /// Operations of callers that may be open.
     pub(super) in_flight: u32,
+    /// Whether rows of the packed layout are staged without being asked for: see `staging.rs`.
+    pub(super) stages: bool,
 }
 
 impl Exchange {
@@ -72,6 +74,7 @@ impl Exchange {
             rank: shape.rank,
             path,
             in_flight: shape.in_flight,
+            stages: false,
         }
     }
 
@@ -97,6 +100,7 @@ impl Exchange {
             rank: index,
             path: paths[0],
             in_flight: shape.in_flight,
+            stages: false,
         };
         let rail = Shape { ranks: domains, ..world };
         let between = Self {
@@ -109,6 +113,7 @@ impl Exchange {
             rank: mine,
             path: paths[1],
             in_flight: shape.in_flight,
+            stages: false,
         };
         [inside, between]
     }
@@ -133,9 +138,11 @@ impl Exchange {
     }
 
     /// Operations whose records have places of their own. Two of callers at least, because a rank may
-    /// enter the next one while others still read its record of the last.
+    /// enter the next one while others still read its record of the last. Twice as many as may be open, where who
+    /// sends waits for nobody: see `staging.cuh`.
     pub(super) fn slots(&self) -> u32 {
-        self.in_flight.max(2) * self.steps()
+        let open = self.in_flight.max(2) * self.steps();
+        if self.stages { 2 * open } else { open }
     }
 
     /// What it uses of its level's transport.

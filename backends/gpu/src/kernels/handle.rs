@@ -28,6 +28,8 @@ pub(super) struct HandleState {
     /// Expert-major and packed: where the slots and the weights of the first output lie; 0 where it has none.
     pub(super) slots: u64,
     pub(super) weights: u64,
+    /// Where rows were staged: where the first output says of each row of flat order whose it is.
+    pub(super) landed_sources: u64,
     /// The stream of the dispatch that made it.
     pub(super) stream: Option<RawStream>,
     /// What captured operations stage in: theirs until the slot is used again.
@@ -131,6 +133,7 @@ impl HandleState {
             layout: Layout::Flat,
             slots: 0,
             weights: 0,
+            landed_sources: 0,
             stream: None,
             kept: Vec::new(),
             _memory: memory,
@@ -144,6 +147,7 @@ impl HandleState {
         self.exact = output.rows;
         self.rows = output.rows_of(spec.layout, &spec.shape);
         self.slots = at(output.layout.slots);
+        self.landed_sources = at(output.layout.landed_source);
         self.weights = if spec.row.weights { at(output.layout.weights) } else { 0 };
     }
 }

@@ -12,6 +12,7 @@ use super::exchange::Exchange;
 use super::loaded::Kernels;
 use super::outcome::Refusal;
 use super::waits::Waits;
+use crate::config::Sms;
 use crate::driver::{Buffer, Function, Launch, Pinned, RawStream};
 
 /// Memory of the device that kernels of all operations share.
@@ -48,6 +49,10 @@ pub(super) struct Launcher {
     pub(super) memory: DeviceState,
     pub(super) cap_ns: u64,
     pub(super) blocks: u32,
+    /// Of low-latency operations.
+    pub(super) decode_sms: Sms,
+    /// Multiprocessors of the device.
+    pub(super) processors: u32,
     pub(super) most_shared: u32,
     /// Why the last operation that did not go on did not.
     pub(super) refusal: Option<Refusal>,

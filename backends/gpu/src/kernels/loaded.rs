@@ -8,8 +8,36 @@ use tokenyard_core::moe::DType;
 use super::device_api::DeviceApi;
 use super::sizes::DECLARED;
 use crate::compile::{self, Architecture, Role, Rows};
-use crate::config::GpuConfig;
+use crate::config::{Decode, GpuConfig};
 use crate::driver::{Context, Function, Module};
+
+/// Kernels of low-latency operations: see `staging.cuh`.
+#[derive(Debug)]
+pub(super) struct StagedKernels {
+    pub(super) dispatch: Function,
+    /// By type, as those of [`Kernels`].
+    pub(super) combine: [Function; 3],
+    /// Where this rank does not take part.
+    pub(super) refuse: Function,
+}
+
+impl StagedKernels {
+    fn load(module: &Arc<Module>, most_shared: u32) -> Result<Self> {
+        let kernels = Self {
+            dispatch: module.cooperative("ty_dispatch_staged")?,
+            combine: [
+                module.cooperative("ty_combine_staged_bf16")?,
+                module.cooperative("ty_combine_staged_f16")?,
+                module.cooperative("ty_combine_staged_f32")?,
+            ],
+            refuse: module.function("ty_refuse_staged")?,
+        };
+        for kernel in kernels.combine.iter().chain([&kernels.dispatch, &kernels.refuse]) {
+            kernel.allow_shared(most_shared.saturating_sub(DECLARED))?;
+        }
+        Ok(kernels)
+    }
+}
 
 /// The kernels.
 #[derive(Debug)]
@@ -26,6 +54,8 @@ pub(super) struct Kernels {
     pub(super) agree: Function,
     /// Inside one of several domains: learns which tokens are of which group.
     pub(super) group: Option<Function>,
+    /// Where rows of the packed layout are staged.
+    pub(super) staged: Option<StagedKernels>,
     /// How they move rows.
     pub(super) rows: Rows,
 }
@@ -70,7 +100,23 @@ impl Kernels {
         let agree = module.function("ty_agree")?;
         let group =
             if role == Role::IntraDomain { Some(module.function("ty_group")?) } else { None };
-        Ok(Self { dispatch, combine, combine_put, arrive, spread, merge, agree, group, rows })
+        let is_whole = role == Role::Direct && !puts;
+        let staged = match config.decode {
+            Decode::LowLatency if is_whole => Some(StagedKernels::load(&module, most_shared)?),
+            _ => None,
+        };
+        Ok(Self {
+            dispatch,
+            combine,
+            combine_put,
+            arrive,
+            spread,
+            merge,
+            agree,
+            group,
+            staged,
+            rows,
+        })
     }
 }
 

@@ -43,6 +43,8 @@ mod received;
 mod region_order;
 mod routing;
 mod sizes;
+mod staged;
+mod staging;
 mod waits;
 mod wanted;
 mod window;
@@ -124,14 +126,18 @@ impl<C: Components> GpuKernels<C> {
         let Limits { scale_up, scale_out, .. } = limits;
         if self.shape.domains > 1 {
             let paths = [self.path(scale_up)?, self.path(scale_out)?];
-            return Ok(Exchange::levels(&self.shape, paths).into());
+            let levels = Exchange::levels(&self.shape, paths);
+            staging::stages(self.config.decode, &levels[0])?;
+            return Ok(levels.into());
         }
         let (level, limits) = if scale_up.max_queues > 0 {
             (abi::TY_LEVEL_SCALE_UP, scale_up)
         } else {
             (abi::TY_LEVEL_SCALE_OUT, scale_out)
         };
-        Ok(vec![Exchange::whole(&self.shape, level, self.path(limits)?)])
+        let exchange = Exchange::whole(&self.shape, level, self.path(limits)?);
+        let stages = staging::stages(self.config.decode, &exchange)?;
+        Ok(vec![Exchange { stages, ..exchange }])
     }
 
     fn path(&self, limits: &Capabilities) -> Result<Path> {
@@ -230,6 +236,9 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         for (index, exchange) in exchanges.into_iter().enumerate() {
             check(&exchange, self.context.device.facts()?.most_shared)?;
             let sizes = Sizes::new(&exchange, &self.config)?;
+            if let Some(staging) = &sizes.staging {
+                staging.check(&exchange.shape, self.context.device.facts()?.most_shared)?;
+            }
             let first = WINDOWS * index;
             needs.window_bytes[first + CONTROL] = sizes.control_bytes();
             needs.window_bytes[first + ARENA] = sizes.arena_bytes;

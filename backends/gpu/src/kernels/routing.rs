@@ -7,6 +7,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::exchange::Exchange;
 use super::handle::HandleState;
 use super::operation::{DispatchOp, Operation};
+use super::staged::StagedHalf;
 use crate::driver::{Context, RawStream};
 
 /// Handles by number, operations by slot.
@@ -14,6 +15,8 @@ use crate::driver::{Context, RawStream};
 pub(super) struct RoutingTable {
     pub(super) handles: Vec<HandleState>,
     operations: Vec<Operation>,
+    /// What operations that are sent apart by staging are received by, by slot.
+    pub(super) halves: Vec<StagedHalf>,
     /// The last operation that was sent.
     pub(super) latest: u64,
 }
@@ -30,6 +33,7 @@ impl RoutingTable {
         Ok(Self {
             handles: (0..handles).map(handle).collect::<Result<_>>()?,
             operations: vec![Operation::None; exchange.slots() as usize],
+            halves: vec![StagedHalf::None; exchange.slots() as usize],
             latest: 0,
         })
     }

@@ -8,6 +8,7 @@ use super::combine_tiling::CombineTiling;
 use super::exchange::{Exchange, Scope};
 use super::path::{Path, Transfer};
 use super::push::most_units;
+use super::staging::StagingSizes;
 use crate::config::{GpuConfig, MOST_ARENA};
 
 /// Window of entry records.
@@ -52,6 +53,8 @@ pub(super) struct Sizes {
     /// Units of them that a combine pushes, at most.
     pub(super) units: u32,
     pub(super) arena_bytes: u64,
+    /// Behind all else in the control window, where rows are staged.
+    pub(super) staging: Option<StagingSizes>,
     /// The longest put, where kernels put; else they load and store.
     pub(super) path: Path,
 }
@@ -96,7 +99,8 @@ impl Sizes {
             return Err(too_large(arena_bytes));
         }
         let tile_rows = shape.max_tokens.div_ceil(MOST_TILES).next_multiple_of(TILE_ROWS);
-        Ok(Self {
+        let mut sizes = Self {
+            staging: None,
             tile_rows,
             tiles: shape.max_tokens.div_ceil(tile_rows),
             units: most_units(shape.max_tokens),
@@ -105,7 +109,11 @@ impl Sizes {
             ranks: shape.ranks,
             arena_bytes,
             path,
-        })
+        };
+        if exchange.stages {
+            sizes.staging = Some(StagingSizes::new(exchange, sizes.control_bytes()));
+        }
+        Ok(sizes)
     }
 
     /// Where the records of a slot start in the control window.
@@ -125,9 +133,10 @@ impl Sizes {
     }
 
     /// Records that came, then, where kernels put, those that are staged: as many; else the counts of
-    /// tiles and the words of units.
+    /// tiles and the words of units; then what is staged.
     pub(super) fn control_bytes(&self) -> u64 {
         match self.path.rows {
+            _ if self.staging.is_some() => self.staging.map_or(0, |staging| staging.end),
             Transfer::Put => 2 * self.entries(self.slots),
             Transfer::Store => self.flags() + 8 * u64::from(self.ranks) * u64::from(self.units),
         }
@@ -331,6 +340,7 @@ pub(super) mod tests {
             rank: 0,
             path,
             in_flight,
+            stages: false,
         }
     }
 

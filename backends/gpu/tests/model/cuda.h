@@ -45,6 +45,9 @@ constexpr unsigned kWave = MODEL_WAVE;
 #endif
 constexpr bool kLockstep = MODEL_LOCKSTEP != 0;
 
+// Which of the changes that a test makes to the kernels is on; 0: none. See exchange.rs.
+inline int mutant = 0;
+
 struct Dim { unsigned x; };
 
 // A group of fibers that meet: each brings a value, and sees those of all.

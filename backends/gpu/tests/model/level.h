@@ -4,10 +4,18 @@
 // `exchange.cu`, once for each of its levels. Where MODEL_FABRIC names a header, the fabric is that one's.
 using namespace ty;
 
-constexpr u32 kBlocks = 2, kSlots = 2;
+// Operations that have places of their own: twice as many where rows are staged (staged.cpp).
+#ifndef MODEL_SLOTS
+#define MODEL_SLOTS 2
+#endif
+// Behind the records and what tiles and units need.
+#ifndef MODEL_STAGING
+#define MODEL_STAGING 0
+#endif
+constexpr u32 kBlocks = 2, kSlots = MODEL_SLOTS;
 // Commands of a ring. Few where waves run in lockstep: more lanes of one post than there is room for.
 constexpr u32 kCapacity = model::kLockstep ? 8 : 32;
-constexpr u64 kControlBytes = 1 << 18, kArenaBytes = 8 << 20, kStagingAt = 4 << 20;
+constexpr u64 kStagedAt = 1 << 18, kControlBytes = kStagedAt + MODEL_STAGING, kArenaBytes = 8 << 20, kStagingAt = 4 << 20;
 constexpr u64 kLandingAt = 6 << 20, kYAt = 5 << 20;
 constexpr u32 kQueues = std::max(1, TY_QUEUES);
 
@@ -60,7 +68,7 @@ struct Rank : Brought {
   u32* tokens_word = room<u32>(1);
   Trace* trace = room<Trace>(1);
   // One per operation that may be open, with room for all ranks' totals.
-  Cell* cells[kSlots] = {(Cell*)room<u64>(128), (Cell*)room<u64>(128)};
+  Cell* cells[kSlots];
   Routing r{};
   // What reports read of each rank.
   PeerCounters* told = room<PeerCounters>(s.ranks);
@@ -69,7 +77,8 @@ struct Rank : Brought {
   Rank(const Shape& shape, u32 rank) : Brought{shape, rank} {
     u64 entries = 8ull * kSlots * s.ranks * entry_words();
     u64 units = 8ull * s.ranks * s.max_tokens + (16 << 10);
-    if (entries + std::max(entries, units) > kControlBytes) fail("the control window is too small");
+    for (Cell*& cell : cells) cell = (Cell*)room<u64>(128);
+    if (entries + std::max(entries, units) > kStagedAt) fail("the control window is too small");
     *state = State{0, 0, 1, 0, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.largest_put, kQueues, 2ull * s.ranks * kSlots,
                    {control, arena}, room<u64>(s.ranks), told, 1};

@@ -1,0 +1,211 @@
+//! Low-latency operations: dispatches to the packed layout, and combines of what these gave, whose rows go by staging
+//! without being asked for. See `staging.cuh`.
+//!
+//! Sent and received apart, they are two kernels, and no multiprocessor is held between them. Where the host waits
+//! for what a call comes to, one kernel sends and receives.
+
+use tokenyard_core::moe::Layout;
+use tokenyard_core::signature::Signature;
+use tokenyard_core::{Result, abi};
+
+use super::args::{
+    CombineArgs, Common, DispatchArgs, ENTER, MergeArgs, RECEIVES, SENDS, StagedCombineArgs,
+    StagedDispatchArgs, StagedRefusalArgs, WARPS,
+};
+use super::engine::Engine;
+use super::loaded::{StagedKernels, summable};
+use super::mode::Mode;
+use super::operation::{CombineOp, Operation};
+use super::staging::{StagingSizes, not_packed, senders};
+use crate::driver::Launch;
+
+/// What an operation that was sent apart is received by.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one per slot, and an operation allocates nothing")]
+pub(super) enum StagedHalf {
+    None,
+    Dispatch(StagedDispatchArgs),
+    /// And the index of its type's kernel.
+    Combine(StagedCombineArgs, usize),
+}
+
+impl Engine {
+    /// Kernels and places, where rows of a layout are staged.
+    fn staged(&self, layout: Layout) -> Option<(&StagedKernels, StagingSizes)> {
+        let packed = layout == Layout::Packed;
+        self.launcher.kernels.staged.as_ref().zip(self.sizes.staging).filter(|_| packed)
+    }
+
+    /// Whether rows of a layout are staged.
+    pub(super) fn stages(&self, layout: Layout) -> bool {
+        self.staged(layout).is_some()
+    }
+
+    /// Why rows of so many bytes, with so many of scales, cannot be sent in a layout.
+    pub(super) fn too_long(
+        &self,
+        layout: Layout,
+        row_bytes: u64,
+        scale_bytes: u64,
+    ) -> Option<String> {
+        self.staged(layout).and_then(|(_, sizes)| sizes.refuses(row_bytes, scale_bytes))
+    }
+
+    /// What a kernel that sends does.
+    fn phases(mode: &Mode) -> u32 {
+        if mode.at_once || !mode.no_host_sync { SENDS | RECEIVES } else { SENDS }
+    }
+
+    /// Blocks of an operation of so many tokens of this rank, and a block's shared memory.
+    fn staged_launch(&self, sizes: &StagingSizes, tokens: u32) -> Launch {
+        let blocks = self.launcher.decode_sms.decode_blocks(self.launcher.processors, tokens);
+        Launch::of_warps(blocks, WARPS, sizes.shared(&self.exchange.shape))
+    }
+
+    /// Launches a dispatch.
+    ///
+    /// # Safety
+    /// What the arguments name beyond the engine's own is valid until the operation is received.
+    pub(super) unsafe fn launch_staged_dispatch(
+        &mut self,
+        operation: u64,
+        dispatch: &DispatchArgs,
+        mode: &Mode,
+    ) -> Result<()> {
+        let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
+        let (slot, phases) = (self.routing.slot(operation), Self::phases(mode));
+        let launch = self.staged_launch(&sizes, dispatch.common.brought);
+        let apart = phases == SENDS;
+        let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
+        let staging = sizes.arguments(phases, by_role);
+        let arguments = StagedDispatchArgs { dispatch: *dispatch, staging };
+        // SAFETY: the kernel's type; the rest by this function's contract.
+        unsafe { self.launch(&kernels.dispatch, launch, &arguments, slot)? };
+        let staging = sizes.arguments(RECEIVES, 0);
+        self.routing.halves[slot] = match apart {
+            true => StagedHalf::Dispatch(StagedDispatchArgs { staging, ..arguments }),
+            false => StagedHalf::None,
+        };
+        Ok(())
+    }
+
+    /// Sends the combine of a handle whose rows were staged.
+    ///
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(super) unsafe fn send_staged_combine(
+        &mut self,
+        call: &abi::TyCombine,
+        signature: Signature,
+        mode: &Mode,
+    ) -> Result<()> {
+        // SAFETY: by this function's contract.
+        let sent = unsafe { self.launch_staged_combine(call, signature, mode) };
+        if let Err(error) = self.abort_on_fatal(sent) {
+            self.order.order_refused(self.routing.slot(call.operation), mode);
+            return Err(error);
+        }
+        let (operation, handle) = (call.operation, call.handle);
+        let op = CombineOp { operation, staging: None, handle, mode: *mode };
+        self.routing.begin(operation, Operation::Combine(op));
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`send_staged_combine`](Self::send_staged_combine).
+    unsafe fn launch_staged_combine(
+        &mut self,
+        call: &abi::TyCombine,
+        signature: Signature,
+        mode: &Mode,
+    ) -> Result<()> {
+        let mut common = self.common(call.operation, ENTER, &[], mode.no_host_sync);
+        let called = self.sign(call.operation, &mut common, signature);
+        let state = &self.routing.handles[call.handle as usize];
+        let Some((kernels, sizes)) = self.staged(state.layout) else { return Err(not_packed()) };
+        let (kernel, element) = summable(call.x.dtype);
+        let row_bytes = u64::from(self.exchange.shape.hidden) * element;
+        if !call.missing.data.is_null() {
+            // A lost rank ends the communicator, so no expert is left out of a sum.
+            let (at, bytes) = (call.missing.data as u64, state.tokens.into());
+            self.order.work().zero(self.order.context(), at, bytes)?;
+        }
+        let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
+        let merge = MergeArgs {
+            x: call.x.data as u64,
+            weights: call.weights.data as u64,
+            dispatch_weights: if weighted { state.weights } else { 0 },
+            slots: state.slots,
+            out: 0,
+            out_weights: 0,
+            received: 0,
+            tokens: 0,
+            rows: state.rows,
+            row_bytes,
+            topk: self.exchange.shape.topk,
+            piece_bytes: 0,
+            pieces: 0,
+            stages: 0,
+            stage_bytes: 0,
+            reserved: 0,
+        };
+        let combine = CombineArgs {
+            bias0: call.bias0.data as u64,
+            bias1: call.bias1.data as u64,
+            out: call.out.data as u64,
+            out_weights: call.out_weights.data as u64,
+            ..super::combine::arguments(common, state.routing, row_bytes, &self.combine_tiling(16))
+        };
+        let (slot, phases) = (self.routing.slot(call.operation), Self::phases(mode));
+        let launch = self.staged_launch(&sizes, state.tokens);
+        let staging = sizes.arguments(phases, 0);
+        let arguments =
+            StagedCombineArgs { combine, merge, staging, sources: state.landed_sources };
+        // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest is held by
+        // the handle.
+        unsafe { self.launch(&kernels.combine[kernel], launch, &arguments, slot)? };
+        let staging = sizes.arguments(RECEIVES, 0);
+        self.routing.halves[slot] = match phases {
+            SENDS => StagedHalf::Combine(StagedCombineArgs { staging, ..arguments }, kernel),
+            _ => StagedHalf::None,
+        };
+        if mode.no_host_sync {
+            return Ok(());
+        }
+        self.hear_outcome(call.operation, &called).map(drop)
+    }
+
+    /// Launches what receives an operation that was sent apart; nothing where its kernel has received it.
+    pub(super) fn receive_staged(&mut self, operation: u64) -> Result<()> {
+        let slot = self.routing.slot(operation);
+        let half = std::mem::replace(&mut self.routing.halves[slot], StagedHalf::None);
+        let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
+        // SAFETY: the kernels' types; what they name is valid until the operation is received, by the
+        // contract of the call that sent it.
+        unsafe {
+            match half {
+                StagedHalf::None => Ok(()),
+                StagedHalf::Dispatch(arguments) => {
+                    let launch = self.staged_launch(&sizes, arguments.dispatch.common.brought);
+                    self.launch(&kernels.dispatch, launch, &arguments, slot)
+                }
+                StagedHalf::Combine(arguments, kernel) => {
+                    // T may be known to the device alone.
+                    let launch = self.staged_launch(&sizes, self.exchange.shape.max_tokens);
+                    self.launch(&kernels.combine[kernel], launch, &arguments, slot)
+                }
+            }
+        }
+    }
+
+    /// Says that this rank refuses, and takes out what others have staged for it; false where no rows are staged.
+    pub(super) fn refuse_staged(&self, operation: u64, common: &Common) -> Result<bool> {
+        let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Ok(false) };
+        let staging = sizes.arguments(SENDS | RECEIVES, 0);
+        let launch = Launch::of_warps(1, WARPS, sizes.shared(&self.exchange.shape));
+        let slot = self.routing.slot(operation);
+        let arguments = StagedRefusalArgs { common: *common, staging };
+        // SAFETY: the kernel's type; it names memory of the engine only.
+        unsafe { self.launch(&kernels.refuse, launch, &arguments, slot).map(|()| true) }
+    }
+}

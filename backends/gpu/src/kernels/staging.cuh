@@ -1,0 +1,311 @@
+// Low latency: rows that nobody has asked for, and that say by themselves that they have come.
+//
+// A row is stored once for each rank that wants it, into a place of that rank's staging which its writer and the token
+// fix. A word of staging is 0 where nothing has come. A row travels XORed with its *key*, a word that is none of
+// the row's words, so that no word of it is 0, whatever its bytes are. Who receives polls the very words that it
+// takes and puts zeros back: no flag, no fence, one flight over the link. The key is in the row's *record*,
+// whose words say by an epoch that they have come; so do those that say how many rows there are.
+//
+// A slot is written again `slots` operations later, which are twice as many as may be open. Who sends then has
+// received half as many before, so has heard the head that each rank posted behind what it had received of this
+// slot (INV-2, INV-8).
+#pragma once
+#include "entry.cuh"
+
+namespace ty {
+
+// What a kernel does.
+constexpr u32 kSends = 1, kReceives = 2;
+// In the first word of a head: this rank has staged rows, as words 4 and 5 say: pieces of a row, rows for the
+// rank that reads it.
+constexpr u32 kStages = 1u << 30;
+// Pieces of 16 bytes of a row that a thread has.
+constexpr u32 kMostPieces = 4;
+
+// The part of a kernel's work that one block does: items `first`, `first + step` and so on.
+struct Portion {
+  u32 first, step;
+};
+
+// What this block does, and how the work is shared. With blocks by role none polls behind its own stores.
+struct Part {
+  bool sends, receives;
+  Portion sending, receiving;
+
+  __device__ explicit Part(const Staging& s) {
+    bool split = s.senders > 0;
+    sends = (s.phases & kSends) && (!split || blockIdx.x < s.senders);
+    receives = (s.phases & kReceives) && (!split || blockIdx.x >= s.senders);
+    sending = {blockIdx.x, split ? s.senders : gridDim.x};
+    receiving = {blockIdx.x - s.senders, gridDim.x - s.senders};
+  }
+  // The block that enters for all of them, and the one that says what the operation came to: the last of
+  // each kind, which has the least to do.
+  __device__ bool posts() const { return sends && sending.first == sending.step - 1; }
+  __device__ bool tells() const { return receives && receiving.first == receiving.step - 1; }
+};
+
+// Where the rows and records of one writer and token are.
+__device__ inline u64 place_of(const Common& c, u32 writer, u32 token) {
+  return ((u64)c.slot() * c.ranks + writer) * c.max_tokens + token;
+}
+template <class Up>
+__device__ uint4* staged_row(const Common& c, const Staging& s, const Up& up, u32 peer, u64 place) {
+  return reinterpret_cast<uint4*>(up.peer_ptr(kControl, peer, s.rows + place * s.row_pitch));
+}
+template <class Up>
+__device__ uint4* staged_record(const Common& c, const Staging& s, const Up& up, u32 peer, u64 place) {
+  return reinterpret_cast<uint4*>(up.peer_ptr(kControl, peer, s.records + place * s.record_pitch));
+}
+// Words that `source` says of its rows at `peer`.
+__device__ inline u32 said_words(const Common& c, const Staging& s) { return s.token_words + c.local_experts(); }
+template <class Up>
+__device__ u64* staged_word(const Common& c, const Staging& s, const Up& up, u32 peer, u32 source, u32 word) {
+  u64 at = ((u64)c.slot() * c.ranks + source) * said_words(c, s) + word;
+  return reinterpret_cast<u64*>(up.peer_ptr(kControl, peer, s.words + 8 * at));
+}
+
+// --- Rows. A block has one at a time, each thread up to N pieces of it, as far apart as a block is long.
+
+__device__ inline u32 piece_at(u32 j) { return threadIdx.x + j * blockDim.x; }
+
+__device__ inline bool has_word(const uint4& v, u32 word) {
+  return v.x == word || v.y == word || v.z == word || v.w == word;
+}
+__device__ inline bool has_come(const uint4& v) { return !has_word(v, 0); }
+__device__ inline uint4 with_key(const uint4& v, u32 key) {
+  return make_uint4(v.x ^ key, v.y ^ key, v.z ^ key, v.w ^ key);
+}
+
+// A word that the row does not have. The whole block. Keys that are tried are all different, so it takes at most one
+// more than the row has words, and one as a rule.
+template <u32 N>
+__device__ TY_INLINED u32 key_of(const uint4 (&row)[N], u32 pieces) {
+  for (u32 attempt = 0;; attempt++) {
+    u32 key = ~(attempt * 0x9e3779b9u);
+    bool taken = false;
+#pragma unroll
+    for (u32 j = 0; j < N; j++)
+      if (piece_at(j) < pieces) taken |= has_word(row[j], key);
+    if (!sync_block_or(taken)) return key;
+  }
+}
+
+template <u32 N>
+__device__ TY_INLINED void store_staged(uint4* to, const uint4 (&row)[N], u32 pieces, u32 key) {
+#pragma unroll
+  for (u32 j = 0; j < N; j++)
+    if (piece_at(j) < pieces) store_16_relaxed(to + piece_at(j), with_key(row[j], key));
+}
+
+// A first look at a row, which may not have come.
+template <u32 N>
+__device__ TY_INLINED void look_at_row(const uint4* from, uint4 (&seen)[N], u32 pieces) {
+#pragma unroll
+  for (u32 j = 0; j < N; j++)
+    if (piece_at(j) < pieces) seen[j] = load_16_relaxed(from + piece_at(j));
+}
+
+// Takes a piece out of staging, of which `seen` was there at the last look. Its place is free then, also where the
+// wait was ended, and nothing is taken.
+__device__ TY_INLINED uint4 take_piece(uint4* at, uint4 seen, u32 key, const What& what, Guard& guard) {
+  guard.until(
+      what,
+      [&]() -> u64 {
+        if (!has_come(seen)) seen = load_16_relaxed(at);
+        return has_come(seen);
+      },
+      [](u64 there) { return there != 0; });
+  store_16_relaxed(at, make_uint4(0, 0, 0, 0));
+  return with_key(seen, key);
+}
+
+// Whether a lane's selection, of an expert of `rank`, is the last one of a token that is of this rank: it stands for
+// the rank. The whole warp.
+__device__ TY_INLINED bool stands_for(bool selects, u32 rank) {
+  Lanes like = match_any(selects ? (i32)rank : -1 - (i32)lane_id());
+  return selects && like >> lane_id() == 1;
+}
+
+// --- Records: of each entry two values and their epochs, 16 bytes. Entry 0 has the key, entry 1 + k what belongs
+// to selection k.
+
+__device__ inline void store_entry(uint4* at, u32 epoch, u32 first, u32 second) {
+  store_16_relaxed(at, make_uint4(first, epoch, second, epoch));
+}
+__device__ TY_INLINED uint2 hear_entry(const uint4* at, const What& what, Guard& guard) {
+  uint4 v = make_uint4(0, 0, 0, 0);
+  u32 epoch = (u32)what.expected;
+  guard.until(
+      what,
+      [&]() -> u64 {
+        v = load_16_relaxed(at);
+        return v.y == epoch ? v.w : v.y;
+      },
+      [&](u64 found) { return found == epoch; });
+  return make_uint2(v.x, v.z);
+}
+
+// --- How a kernel begins
+
+// Learns the operation's turn, or, where it was sent before, which one it is. False if nothing is to be done.
+// The whole block. `makes`: it makes its handle, of `tokens`.
+__device__ TY_INLINED bool begin_staged(const Common& c, const Staging& s, const Note* note, bool makes,
+                                               u32 tokens) {
+  if (s.phases & kSends) {
+    LaunchState found(c, makes ? nullptr : note);
+    makes ? found.publish(true, tokens) : found.publish();
+  } else if (threadIdx.x == 0) {
+    u64 made = load_relaxed(&note->made);
+    operation() = {(u32)c.cell->epoch, c.cell->slot, (u32)(made >> 32), (u32)made, load_relaxed(&note->rows)};
+  }
+  sync_block();
+  bool sends = s.phases & kSends;
+  if (c.epoch() != 0) {
+    if (sends && threadIdx.x == blockDim.x - kWave) leave_turn(c);
+    return true;
+  }
+  if (sends && blockIdx.x == 0) {
+    enter_nothing(c);
+    if (threadIdx.x == 0) c.cell->epoch = 0;
+  }
+  return false;
+}
+
+// --- Heads
+
+// What this rank says of itself.
+struct StagedHead {
+  u32 verdict;
+  u32 pieces;  // of a row
+};
+
+// Enters at every peer, as other operations do, so that ranks whose calls differ find out; `rows_for(peer)`: how
+// many rows go there. One block. Peers may write again what this rank had received before; the blocks of this
+// rank go on unless its host had given up before.
+template <class Up, class RowsFor>
+__device__ TY_INLINED void post_heads(const Common& c, const Up& up, const StagedHead& h, const GivenId* topk_idx,
+                                      Guard& guard, RowsFor rows_for) {
+  // A look at host memory takes longer than all else.
+  u64 given_up = threadIdx.x == 0 ? load_relaxed(c.abort) : 0;
+  if (threadIdx.x == 0) {
+    c.cell->slot = c.slot();
+    c.cell->code = 0;
+    c.cell->epoch = c.epoch();
+  }
+  fence_system();
+  // As many words as a dispatch, so that ranks that do one find out and do not wait.
+  post_entry(
+      c, up, kHead + c.ranks, h.verdict, topk_idx, guard,
+      [&](u32 peer, u32 w) -> u32 {
+        switch (w) {
+          case 0: return h.verdict | (h.verdict == kEnter ? kStages : 0);
+          case 1: return (u32)c.signature;
+          case 2: return c.origin();
+          case 3: return c.objector;
+          case 4: return h.pieces;
+          case 5: return h.verdict == kEnter ? rows_for(peer) : 0;
+          case 6: return (u32)(c.signature >> 32);
+          case 7: return c.text_bytes;
+          default: return 0;
+        }
+      },
+      [&] { return !sync_block_or(given_up != 0); });
+}
+
+// --- Where something goes wrong
+
+// The first token of `source` some of whose row has come, or none. One thread.
+template <class Up>
+__device__ u32 find_row(const Common& c, const Staging& s, const Up& up, u32 source, Guard& guard) {
+  u32 token = 0;
+  auto look = [&]() -> u64 {
+    for (token = 0; token < c.max_tokens; token++) {
+      uint4 v = load_16_relaxed(staged_row(c, s, up, c.rank, place_of(c, source, token)));
+      if ((v.x | v.y | v.z | v.w) != 0) return 1;
+    }
+    return 0;
+  };
+  bool found = guard.until({kPhaseRows, source, 0, 1}, look, [](u64 there) { return there != 0; });
+  return found ? token : ~0u;
+}
+
+// Where an operation is refused, ranks that have not heard of it have staged rows, which nobody wants: takes them out.
+// All blocks of who receives.
+template <class Up>
+__device__ void drain(const Common& c, const Staging& s, const Up& up, const u32* heard, const Portion& portion,
+                      Guard& guard) {
+  __shared__ u32 found;
+#pragma unroll 1
+  for (u32 source = portion.first; source < c.ranks; source += portion.step) {
+    const u32* head = &heard[source * kHead];
+    u32 rows = takes_part(head) && (head[0] & kStages) ? head[5] : 0;
+    u32 pieces = min(head[4], (u32)(s.row_pitch / 16));
+#pragma unroll 1
+    for (; rows > 0; rows--) {
+      if (threadIdx.x == 0) found = find_row(c, s, up, source, guard);
+      sync_block();
+      u32 token = found;
+      if (token == ~0u) return;
+      uint4* row = staged_row(c, s, up, c.rank, place_of(c, source, token));
+#pragma unroll 1
+      for (u32 piece = threadIdx.x; piece < pieces; piece += blockDim.x)
+        take_piece(row + piece, make_uint4(0, 0, 0, 0), 0, {kPhaseRows, source, token, 1}, guard);
+      sync_block();
+    }
+  }
+}
+
+// Where a wait was ended: nothing more is entered, and what has come of this operation is no row of the next one in
+// its slot. The whole block, when it has done all else.
+template <class Up>
+__device__ void mend_staging(const Common& c, const Staging& s, const Up& up, const Guard& guard) {
+  if (!sync_block_or(guard.ended())) return;
+  stop_all(c);
+  uint4* rows = staged_row(c, s, up, c.rank, place_of(c, 0, 0));
+  u64 pieces = (u64)c.ranks * c.max_tokens * s.row_pitch / 16;
+#pragma unroll 1
+  for (u64 i = threadIdx.x; i < pieces; i += blockDim.x) store_16_relaxed(rows + i, make_uint4(0, 0, 0, 0));
+}
+
+// Hears the heads of all ranks; `decision` is of all threads. False if a wait was ended. The whole block.
+template <class Up>
+__device__ TY_INLINED bool hear_heads(const Common& c, const Up& up, u32* heard, Decision& decision, Guard& guard) {
+  __shared__ Decision found;
+  if (!poll_entries(c, up, kHead, heard, guard)) return false;
+  if (threadIdx.x < kWave) {
+    Decision mine = decide(c, heard, kHead);
+    if (threadIdx.x == 0) found = mine;
+  }
+  sync_block();
+  decision = found;
+  return true;
+}
+
+// An operation that does not go on. The whole block.
+template <class Up>
+__device__ void end_refused(const Common& c, const Staging& s, const Up& up, const u32* heard, const Decision& d,
+                            const Part& part, Guard& guard) {
+  if (part.tells() && threadIdx.x == 0) tell(c, up, d, &heard[d.rank * kHead], guard);
+  // What ranks that are out of step have staged, nobody knows; they do not go on.
+  if (d.code == kRefused) drain(c, s, up, heard, part.receiving, guard);
+  mend_staging(c, s, up, guard);
+}
+
+// This rank refuses. One block.
+template <class Up>
+__device__ void refuse_staged(const StagedRefusalArgs& a, const Up& up, u8* shared) {
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  u32* heard = reinterpret_cast<u32*>(shared);
+  Part part(a.staging);
+  LaunchState(a.c, nullptr).publish();
+  sync_block();
+  if (a.c.epoch() == 0) return;
+  if (threadIdx.x == 0) pass_turn(a.c);
+  post_heads(a.c, up, {a.c.verdict, 0}, nullptr, guard, [](u32) { return 0; });
+  Decision d{};
+  if (!hear_heads(a.c, up, heard, d, guard)) return mend_staging(a.c, a.staging, up, guard);
+  end_refused(a.c, a.staging, up, heard, d, part, guard);
+}
+
+}  // namespace ty

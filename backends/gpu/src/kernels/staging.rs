@@ -1,0 +1,239 @@
+//! Where rows are staged that nobody has asked for: see `staging.cuh`.
+
+use tokenyard_core::moe::{REGION_ALIGN, Shape};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{HEAD, MOST_PIECES, Staging, WARPS};
+use super::exchange::{Exchange, Scope};
+use super::limits::unsupported;
+use super::sizes::KEPT;
+use crate::config::Decode;
+
+/// Bits of a word of a set of tokens.
+const SET_BITS: u32 = u32::BITS;
+/// Most tokens of a rank: blocks read all routing, which is worth it for few.
+const MOST_TOKENS: u32 = 1024;
+/// Most experts of a rank: a record names one in 16 bits, and one number stands for none.
+const MOST_LOCAL: u32 = u16::MAX as u32;
+/// Threads of the smallest warps of a block.
+const THREADS: u64 = 32 * WARPS as u64;
+/// The longest row with its scales that a block has in registers.
+const LONGEST_ROW: u64 = 16 * MOST_PIECES as u64 * THREADS;
+/// Blocks that only send, where there are many peers: so many fill the link, and the others do not poll behind
+/// their own stores.
+const SENDERS: u32 = 24;
+/// More ranks than have enough links for all blocks, and blocks that are left to receive.
+const FEW_RANKS: u32 = 4;
+const RECEIVERS: u32 = 24;
+
+/// Sizes and offsets in the control window; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StagingSizes {
+    words: u64,
+    records: u64,
+    rows: u64,
+    /// The longest row with its scales.
+    pub(super) row_pitch: u64,
+    record_pitch: u32,
+    token_words: u32,
+    /// Behind the last row.
+    pub(super) end: u64,
+}
+
+/// Whether the operations of a config move rows so, over an exchange that may not.
+///
+/// # Errors
+/// `Unsupported` where they cannot.
+pub(super) fn stages(decode: Decode, exchange: &Exchange) -> Result<bool> {
+    if decode == Decode::Direct {
+        return Ok(false);
+    }
+    let found = match exchange {
+        _ if exchange.scope != Scope::Flat => "several domains",
+        _ if exchange.path.puts() => "a transport over which rows are put",
+        Exchange { shape, .. } if shape.max_tokens > MOST_TOKENS => {
+            let message = format!(
+                "decode = \"low_latency\": found max_tokens = {}; expected at most {MOST_TOKENS}",
+                shape.max_tokens
+            );
+            return unsupported(message).map_err(with_fix);
+        }
+        Exchange { shape, .. } if shape.local_experts() > MOST_LOCAL => {
+            "too many experts of a rank"
+        }
+        _ => return Ok(true),
+    };
+    let expected = "one domain whose ranks reach each other by loads and stores, and fewer than 65536 experts of a rank";
+    unsupported(format!("decode = \"low_latency\": found {found}; expected {expected}"))
+        .map_err(with_fix)
+}
+
+fn with_fix(error: Error) -> Error {
+    error.with_fix("set decode = \"direct\" in the kernel set's table, or leave it out")
+}
+
+impl StagingSizes {
+    /// From an offset of the control window on.
+    pub(super) fn new(exchange: &Exchange, at: u64) -> Self {
+        let Shape { ranks, topk, hidden, max_tokens, .. } = exchange.shape;
+        let align = |bytes: u64| bytes.next_multiple_of(REGION_ALIGN);
+        let token_words = max_tokens.div_ceil(SET_BITS);
+        let said = u64::from(token_words + exchange.shape.local_experts());
+        let record_pitch = 16 * (1 + topk);
+        // fp32 with as many scale bytes as channels, as of `Sizes`.
+        let widest = 4 * u64::from(hidden) + u64::from(hidden.max(4)).next_multiple_of(16);
+        let row_pitch = align(widest).min(LONGEST_ROW);
+        let writers = u64::from(exchange.slots()) * u64::from(ranks);
+        let places = writers * u64::from(max_tokens);
+        let words = align(at);
+        let records = words + align(8 * writers * said);
+        let rows = records + align(places * u64::from(record_pitch));
+        let end = rows + places * row_pitch;
+        Self { words, records, rows, row_pitch, record_pitch, token_words, end }
+    }
+
+    /// What a kernel is passed.
+    pub(super) fn arguments(&self, phases: u32, senders: u32) -> Staging {
+        Staging {
+            words: self.words,
+            records: self.records,
+            rows: self.rows,
+            row_pitch: self.row_pitch,
+            record_pitch: self.record_pitch,
+            token_words: self.token_words,
+            phases,
+            senders,
+        }
+    }
+
+    /// Shared memory of a block: the routing of this rank, then what all ranks say of their rows.
+    pub(super) fn shared(&self, shape: &Shape) -> u32 {
+        let Shape { ranks, topk, hidden, max_tokens, .. } = *shape;
+        let local = shape.local_experts();
+        let sent =
+            (shape.experts + ranks) * self.token_words + max_tokens * topk + hidden.div_ceil(128);
+        let coming = ranks * (HEAD + self.token_words + 2 * local + 1) + 1;
+        4 * sent.max(coming)
+    }
+
+    /// Whether a block of a device that gives it `most_shared` bytes has room for that.
+    pub(super) fn check(&self, shape: &Shape, most_shared: u32) -> Result<()> {
+        let needed = self.shared(shape).saturating_add(KEPT);
+        if needed <= most_shared {
+            return Ok(());
+        }
+        let message = format!(
+            "decode = \"low_latency\": {} experts, top-{} and max_tokens = {} need {needed} bytes of shared \
+             memory in a block; the device has {most_shared}",
+            shape.experts, shape.topk, shape.max_tokens
+        );
+        unsupported(message).map_err(|error| with_fix(error).with_context("key", "decode"))
+    }
+
+    /// Why rows of so many bytes, with so many of scales, are not staged; nothing if they are.
+    pub(super) fn refuses(&self, row_bytes: u64, scale_bytes: u64) -> Option<String> {
+        let bytes = row_bytes + scale_bytes.next_multiple_of(16);
+        (bytes > self.row_pitch).then(|| {
+            format!(
+                "decode = \"low_latency\": found rows of {bytes} bytes with their scales; expected at most {}",
+                self.row_pitch
+            )
+        })
+    }
+}
+
+/// Blocks of a dispatch in one kernel that only send; 0 where each sends and receives.
+pub(super) fn senders(ranks: u32, blocks: u32) -> u32 {
+    if ranks > FEW_RANKS && blocks >= SENDERS + RECEIVERS { SENDERS } else { 0 }
+}
+
+/// An error for a combine of a handle whose output has no such layout.
+pub(super) fn not_packed() -> Error {
+    Error::new(ErrorKind::Internal, "combine", "the handle's dispatch did not stage its rows")
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenyard_core::abi;
+    use tokenyard_core::kernels::KernelShape;
+
+    use super::super::exchange::tests::SHAPE;
+    use super::super::path::Path;
+    use super::super::path::tests::ring;
+    use super::*;
+
+    const HOPPER: u32 = 232_448;
+
+    fn whole(max_tokens: u32, path: Path) -> Exchange {
+        let shape = KernelShape {
+            ranks: 8,
+            domains: 1,
+            experts: 288,
+            topk: 8,
+            hidden: 7168,
+            max_tokens,
+            ..SHAPE
+        };
+        let exchange = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, path);
+        Exchange { stages: true, ..exchange }
+    }
+
+    #[test]
+    fn it_is_refused_by_name_where_rows_are_put_or_cross_domains_or_tokens_are_many() {
+        let store = whole(128, Path::STORE);
+        assert!(stages(Decode::LowLatency, &store).unwrap());
+        assert!(!stages(Decode::Direct, &whole(4096, ring(1 << 20))).unwrap());
+        let [inside, _] = Exchange::levels(&SHAPE, [Path::STORE; 2]);
+        for (exchange, found) in [
+            (whole(128, ring(1 << 20)), "found a transport over which rows are put"),
+            (inside, "found several domains"),
+            (whole(1025, Path::STORE), "found max_tokens = 1025; expected at most 1024"),
+        ] {
+            let error = stages(Decode::LowLatency, &exchange).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains("decode = \"low_latency\"") && text.contains(found), "{text}");
+            assert!(error.fix().is_some_and(|fix| fix.contains("direct")), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_place_is_apart_and_aligned_and_slots_are_twice_the_operations_that_may_be_open() {
+        let exchange = whole(128, Path::STORE);
+        assert_eq!(exchange.slots(), 2 * exchange.in_flight.max(2));
+        let sizes = StagingSizes::new(&exchange, 1000);
+        let writers = u64::from(exchange.slots()) * 8;
+        assert_eq!((sizes.words, sizes.token_words, sizes.record_pitch), (1024, 4, 144));
+        assert!(sizes.records >= sizes.words + 8 * writers * (4 + 36));
+        assert!(sizes.rows >= sizes.records + writers * 128 * 144);
+        assert_eq!(sizes.end, sizes.rows + writers * 128 * sizes.row_pitch);
+        assert_eq!(sizes.row_pitch, LONGEST_ROW);
+        assert!([sizes.words, sizes.records, sizes.rows].iter().all(|at| at % 128 == 0));
+    }
+
+    #[test]
+    fn rows_that_a_block_cannot_hold_are_refused_with_what_it_can() {
+        let sizes = StagingSizes::new(&whole(128, Path::STORE), 0);
+        assert_eq!(sizes.refuses(4 * 7168, 0), None);
+        assert_eq!(sizes.refuses(7168, 224), None);
+        let text = sizes.refuses(4 * 7168, 7168).unwrap();
+        assert!(text.contains("35840") && text.contains("at most 32768"), "{text}");
+    }
+
+    #[test]
+    fn a_block_has_room_for_the_routing_of_decoding_shapes_and_others_are_refused() {
+        let check = |tokens| {
+            let exchange = whole(tokens, Path::STORE);
+            StagingSizes::new(&exchange, 0).check(&exchange.shape, HOPPER)
+        };
+        assert!(check(128).is_ok() && check(1024).is_ok());
+        let shape = Shape { experts: 8192, topk: 32, ..whole(1024, Path::STORE).shape };
+        let exchange = Exchange { shape, regions: shape, ..whole(1024, Path::STORE) };
+        let error = StagingSizes::new(&exchange, 0).check(&shape, HOPPER).unwrap_err();
+        assert!(error.to_string().contains("8192 experts, top-32"), "{error}");
+    }
+
+    #[test]
+    fn blocks_take_roles_where_there_are_many_peers_and_enough_blocks() {
+        assert_eq!([senders(2, 132), senders(8, 132), senders(8, 32)], [0, 24, 0]);
+    }
+}

@@ -1,0 +1,517 @@
+// Low-latency operations: several ranks whose rows go by staging, one operation after the other, in one kernel and in
+// halves, with one rank late, with flat operations between them, refused ones and ended waits.
+#define MODEL_SLOTS 4
+#define MODEL_STAGING (6 << 20)
+#include "helpers.h"
+#include "exchange.cu"
+#include "level.h"
+
+using Ranks = std::vector<Rank*>;
+
+std::vector<Brought*> brought(const Ranks& ranks) { return std::vector<Brought*>(ranks.begin(), ranks.end()); }
+
+Ranks all_ranks(const Shape& shape) {
+  Ranks ranks;
+  for (u32 i = 0; i < shape.ranks; i++) ranks.push_back(new Rank(shape, i));
+  return ranks;
+}
+
+// Runs on all ranks at once; one of them is late now and then.
+template <class Run>
+void on_all(const Ranks& ranks, std::mt19937& random, Run run) {
+  std::vector<std::thread> running;
+  u32 late = random() % (2 * ranks.size());
+  for (u32 i = 0; i < ranks.size(); i++)
+    running.emplace_back([&, i] {
+      if (i == late) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      run(*ranks[i], i);
+    });
+  for (auto& t : running) t.join();
+}
+
+// How an operation runs.
+enum class Way { kAtOnce, kByRole, kHalves };
+
+Staging staging_of(const Rank& r, Way way) {
+  Staging s{};
+  u32 ranks = r.s.ranks, most = r.s.max_tokens;
+  s.token_words = (most + 31) / 32;
+  s.record_pitch = 16 * (1 + r.s.topk);
+  s.row_pitch = align_128(r.s.row_bytes + 4 * r.s.scale_words + 16);
+  s.words = kStagedAt;
+  s.records = s.words + align_128(8ull * kSlots * ranks * (s.token_words + r.s.local()));
+  s.rows = s.records + align_128((u64)kSlots * ranks * most * s.record_pitch);
+  if (s.rows + (u64)kSlots * ranks * most * s.row_pitch > kControlBytes) fail("staging is too small");
+  s.phases = kSends | kReceives;
+  s.senders = way == Way::kByRole ? 1 : 0;
+  return s;
+}
+
+// All staging of a rank, as it is when nothing is under way.
+void check_clean(const Rank& r, const std::string& when) {
+  Staging s = staging_of(r, Way::kAtOnce);
+  const u8 *from = r.control + s.rows, *to = from + (u64)kSlots * r.s.ranks * r.s.max_tokens * s.row_pitch;
+  bool clean = std::all_of(from, to, [](u8 byte) { return byte == 0; });
+  same("staging of rank " + std::to_string(r.me) + " is free " + when, clean, true);
+}
+
+// Rows whose bytes look like nothing, or like a key.
+void bring_anything(Rank& r, std::mt19937& random) {
+  u32* words = (u32*)r.x;
+  u32 all = r.tokens * r.s.row_bytes / 4, pick = 0;
+  for (u32 i = 0; i < all; i++) {
+    u32 token = i / (r.s.row_bytes / 4);
+    // The first row is nothing but ones, the second of keys that are tried, others of anything.
+    if (token == 0)
+      words[i] = ~0u;
+    else if (token == 1)
+      words[i] = ~(i % 40 * 0x9e3779b9u);
+    else if ((pick = random() % 8) < 3)
+      words[i] = pick == 0 ? 0u : pick == 1 ? ~0u : 0xffff7fffu;
+  }
+  for (u32 i = 0; i < r.tokens * r.s.scale_words; i++)
+    if (random() % 3 == 0) r.scales[i] = ~0u;
+}
+
+StagedDispatchArgs staged_dispatch(Rank& r, bool replay, Way way) {
+  StagedDispatchArgs a{dispatch_args(r, kPacked, replay), staging_of(r, way)};
+  a.dispatch.tile_rows = 0, a.dispatch.worst = 1;
+  return a;
+}
+
+void launch_staged(Rank& r, const StagedDispatchArgs& a, u32 phases) {
+  StagedDispatchArgs part = a;
+  part.staging.phases = phases;
+  model::launch(kBlocks, kWarps * kWave, [=, &r] { ty_dispatch_staged(part, r.params()); });
+}
+
+void no_ended_wait(const Rank& r) { same("an ended wait of rank " + std::to_string(r.me), r.report->ended, 0u); }
+
+// Where the host does not wait: what the region says.
+Outcome told_to(Rank& r, const DispatchArgs& a) {
+  Outcome told = *r.outcome;
+  if (!a.c.no_host_sync) same("ticket of the outcome", told.epoch, a.c.ticket);
+  told.code = a.c.cell->code, told.rows = a.c.local_experts() * a.most_tokens();
+  told.tokens = *(u64*)(r.arena + a.region + region_of(a, told).totals);
+  return told;
+}
+
+void check_packed(const Ranks& ranks, const std::vector<StagedDispatchArgs>& args) {
+  for (u32 d = 0; d < ranks.size(); d++) {
+    const DispatchArgs& a = args[d].dispatch;
+    no_ended_wait(*ranks[d]);
+    Outcome told = told_to(*ranks[d], a);
+    same("dispatch", told.code, kGo);
+    check_received(brought(ranks), d, a, ranks[d]->arena + a.region, told);
+    Region region = region_of(a, told);
+    const u32 *counts = (u32*)(ranks[d]->arena + a.region + region.rank_counts),
+              *ends = (u32*)(ranks[d]->arena + a.region + region.rank_ends);
+    for (u32 s = 0, sum = 0; s < ranks.size(); s++) same("rows up to a source", ends[s], sum += counts[s]);
+    check_clean(*ranks[d], "behind a dispatch");
+  }
+}
+
+std::vector<StagedDispatchArgs> dispatch_all(const Ranks& ranks, std::mt19937& random, bool replay, Way way,
+                                             bool no_host_sync = false) {
+  std::vector<StagedDispatchArgs> args;
+  for (Rank* r : ranks) {
+    memset(r->arena, 0xee, kArenaBytes);
+    args.push_back(staged_dispatch(*r, replay, way));
+    if (no_host_sync) args.back().dispatch.c.no_host_sync = 1, args.back().dispatch.c.outcome = r->late;
+    if (no_host_sync && !replay) *r->tokens_word = r->tokens, args.back().dispatch.tokens = r->tokens_word;
+  }
+  if (way == Way::kHalves) {
+    // One after the other: who sends waits for nobody.
+    for (u32 i = 0; i < ranks.size(); i++) launch_staged(*ranks[i], args[i], kSends);
+    on_all(ranks, random, [&](Rank& r, u32 i) { launch_staged(r, args[i], kReceives); });
+  } else {
+    on_all(ranks, random, [&](Rank& r, u32 i) { launch_staged(r, args[i], kSends | kReceives); });
+  }
+  return args;
+}
+
+// The row of each source's selections at its owner: [source][token][k].
+using Slots = std::vector<std::vector<std::vector<i64>>>;
+Slots slots_of(const Ranks& ranks) {
+  Shape s = ranks[0]->s;
+  Slots slots(s.ranks);
+  std::vector<u32> next(s.experts);
+  for (Rank* r : ranks)
+    for (u32 t = 0; t < r->tokens; t++) {
+      slots[r->me].emplace_back(s.topk, -1);
+      for (u32 k = 0; k < s.topk; k++) {
+        i64 e = r->topk[t * s.topk + k];
+        if (e >= 0) slots[r->me][t][k] = e % s.local() * s.ranks * s.max_tokens + next[e]++;
+      }
+    }
+  return slots;
+}
+
+float from_bf16(u16 bits) { return std::bit_cast<float>((u32)bits << 16); }
+
+// Values of a row, f32 or bf16.
+struct Elements {
+  bool narrow;
+  u32 bytes() const { return narrow ? 2 : 4; }
+  float get(const u8* at, u64 i) const { return narrow ? from_bf16(((u16*)at)[i]) : ((float*)at)[i]; }
+  void set(u8* at, u64 i, float value) const {
+    if (narrow)
+      ((u16*)at)[i] = (u16)model::bf16(value);
+    else
+      ((float*)at)[i] = value;
+  }
+  float round(float value) const { return narrow ? from_bf16((u16)model::bf16(value)) : value; }
+};
+
+// How a combine is called.
+struct Call {
+  Way way = Way::kAtOnce;
+  bool narrow = false, weighted = false, returns = false, biased = false, no_host_sync = false;
+};
+
+// What a rank brings to a combine, and what comes of it.
+struct Given {
+  std::vector<u8> y, bias, out;
+  std::vector<float> back, weights;
+};
+
+StagedCombineArgs staged_combine(Rank& r, const DispatchArgs& d, Given& mine, const Call& call) {
+  StagedCombineArgs a{};
+  CombineArgs& c = a.combine;
+  Region at = region_of(d, Outcome{});
+  u8* base = r.arena + d.region;
+  c.c = r.common(signature(3, 0));
+  c.c.no_host_sync = call.no_host_sync, c.c.outcome = call.no_host_sync ? r.late : r.outcome;
+  c.r = r.r, c.out = mine.out.data(), c.row_bytes = r.s.row_bytes;
+  c.bias0 = call.biased ? mine.bias.data() : nullptr;
+  c.out_weights = call.returns ? mine.weights.data() : nullptr;
+  MergeArgs& m = a.merge;
+  m.x = mine.y.data(), m.weights = call.returns ? mine.back.data() : nullptr;
+  m.dispatch_weights = call.weighted ? (float*)(base + at.weights) : nullptr;
+  m.slots = (i32*)(base + at.slots), m.rows = d.c.local_experts() * d.most_tokens();
+  m.row_bytes = r.s.row_bytes, m.topk = r.s.topk;
+  a.sources = (u32*)(base + at.landed_source);
+  a.staging = staging_of(r, call.way);
+  return a;
+}
+
+void launch_combine(Rank& r, const StagedCombineArgs& a, const Call& call, u32 phases) {
+  StagedCombineArgs part = a;
+  part.staging.phases = phases;
+  model::launch(kBlocks, kWarps * kWave, [=, &r] {
+    if (call.narrow)
+      ty_combine_staged_bf16(part, r.params());
+    else
+      ty_combine_staged_f32(part, r.params());
+  });
+}
+
+// What a token's sum is to be, one value of it.
+float expected_sum(const Rank& s, u32 t, u64 i, const Slots& slots, const std::vector<Given>& given,
+                   const Call& call) {
+  Elements values{call.narrow};
+  u32 width = s.s.row_bytes / values.bytes();
+  float sum = 0;
+  bool empty = !call.biased;
+  if (call.biased) sum = values.get(given[s.me].bias.data(), t * width + i);
+  for (u32 owner : owners_of(s, t)) {
+    float partial = 0;
+    bool first = true;
+    for (u32 k = 0; k < s.s.topk; k++) {
+      i64 e = s.topk[t * s.s.topk + k];
+      if (e < 0 || e / s.s.local() != owner) continue;
+      float y = values.get(given[owner].y.data(), slots[s.me][t][k] * width + i);
+      float w = s.weights[t * s.s.topk + k];
+      partial = !call.weighted ? (first ? y : partial + y) : first ? w * y : std::fma(w, y, partial);
+      first = false;
+    }
+    partial = values.round(partial);
+    sum = empty ? partial : sum + partial, empty = false;
+  }
+  return values.round(sum);
+}
+
+void combine_all(const Ranks& ranks, std::mt19937& random, const std::vector<StagedDispatchArgs>& dispatched,
+                 const Call& call) {
+  Shape s = ranks[0]->s;
+  Elements values{call.narrow};
+  u32 width = s.row_bytes / values.bytes();
+  u64 rows = (u64)s.local() * s.ranks * s.max_tokens;
+  std::vector<Given> given(s.ranks);
+  std::vector<StagedCombineArgs> args;
+  for (Rank* r : ranks) {
+    Given& mine = given[r->me];
+    mine.y.resize(rows * s.row_bytes), mine.bias.resize((u64)s.max_tokens * s.row_bytes);
+    mine.out.assign((u64)s.max_tokens * s.row_bytes, 0xaa);
+    mine.back.resize(rows), mine.weights.assign((u64)s.max_tokens * s.topk, -7);
+    for (u64 i = 0; i < rows * width; i++) values.set(mine.y.data(), i, (float)(int)(random() % 4099) / 3 - 600);
+    for (u64 i = 0; i < (u64)s.max_tokens * width; i++) values.set(mine.bias.data(), i, (float)(random() % 77));
+    for (float& w : mine.back) w = (float)(random() % 9999);
+    args.push_back(staged_combine(*r, dispatched[r->me].dispatch, mine, call));
+  }
+  if (call.way == Way::kHalves) {
+    for (u32 i = 0; i < ranks.size(); i++) {
+      launch_combine(*ranks[i], args[i], call, kSends);
+      // What was sent may be written again.
+      std::vector<u8> kept = given[i].y;
+      std::fill(given[i].y.begin(), given[i].y.end(), 0x5a);
+      given[i].y.swap(kept);
+    }
+    on_all(ranks, random, [&](Rank& r, u32 i) { launch_combine(r, args[i], call, kReceives); });
+  } else {
+    on_all(ranks, random, [&](Rank& r, u32 i) { launch_combine(r, args[i], call, kSends | kReceives); });
+  }
+  Slots slots = slots_of(ranks);
+  for (Rank* r : ranks) {
+    no_ended_wait(*r);
+    same("combine", args[r->me].combine.c.cell->code, kGo);
+    const Given& mine = given[r->me];
+    for (u32 t = 0; t < r->tokens; t++) {
+      for (u32 i = 0; i < width; i++)
+        same("sum of token " + std::to_string(t), values.get(mine.out.data(), (u64)t * width + i),
+             expected_sum(*r, t, i, slots, given, call));
+      for (u32 k = 0; k < s.topk && call.returns; k++) {
+        i64 e = r->topk[t * s.topk + k];
+        float weight = e < 0 ? 0 : given[e / s.local()].back[slots[r->me][t][k]];
+        same("returned weight", mine.weights[t * s.topk + k], weight);
+      }
+    }
+    bool kept = std::all_of(mine.out.begin() + (long)r->tokens * s.row_bytes, mine.out.end(), [](u8 b) { return b == 0xaa; });
+    same("rows behind the last token are left", kept, true);
+    check_clean(*r, "behind a combine");
+  }
+}
+
+// Operations in a row, as `way` has it.
+void rounds(const Ranks& ranks, std::mt19937& random, std::vector<u32> tokens, Way way, bool no_host_sync) {
+  for (u32 turn = 0; turn < 3; turn++) {
+    for (Rank* r : ranks) {
+      bring(*r, tokens[(r->me + turn) % tokens.size()], random);
+      // Where all select the same experts.
+      for (u32 i = 0; i < r->tokens * r->s.topk && turn == 1; i++) r->topk[i] = i % r->s.topk;
+      if (turn == 2) bring_anything(*r, random);
+    }
+    auto args = dispatch_all(ranks, random, false, way, no_host_sync);
+    check_packed(ranks, args);
+    bool odd = turn % 2;
+    combine_all(ranks, random, args, {way, odd, !odd, turn != 1, odd, no_host_sync});
+    args = dispatch_all(ranks, random, true, way, no_host_sync);
+    check_packed(ranks, args);
+  }
+}
+
+// Two operations are open at once.
+void two_at_once(const Ranks& ranks, std::mt19937& random) {
+  std::vector<StagedDispatchArgs> first, second;
+  for (Rank* r : ranks) {
+    bring(*r, r->s.max_tokens, random);
+    memset(r->arena, 0xee, kArenaBytes);
+    first.push_back(staged_dispatch(*r, false, Way::kHalves));
+    second.push_back(staged_dispatch(*r, true, Way::kHalves));
+    second.back().dispatch.region = 2 << 20;
+  }
+  for (u32 i = 0; i < ranks.size(); i++)
+    for (auto* args : {&first, &second}) launch_staged(*ranks[i], (*args)[i], kSends);
+  std::vector<Outcome> told(ranks.size());
+  on_all(ranks, random, [&](Rank& r, u32 i) {
+    launch_staged(r, first[i], kReceives);
+    told[i] = told_to(r, first[i].dispatch);
+    launch_staged(r, second[i], kReceives);
+  });
+  for (u32 d = 0; d < ranks.size(); d++)
+    for (auto* args : {&first, &second})
+      check_received(brought(ranks), d, (*args)[d].dispatch, ranks[d]->arena + (*args)[d].dispatch.region, told[d]);
+}
+
+// Rows are cast as the other kernels cast them.
+void cast(const Ranks& ranks, std::mt19937& random, u32 how, u32 dtype) {
+  Shape s = ranks[0]->s;
+  std::vector<std::vector<u32>> raw(s.ranks), scales(s.ranks);
+  std::vector<DispatchArgs> flat;
+  auto casts = [&](DispatchArgs& a, u32 i) {
+    a.raw = (u8*)raw[i].data(), a.cast = how, a.dtype = dtype, a.hidden = s.row_bytes;
+  };
+  for (Rank* r : ranks) {
+    bring(*r, r->s.max_tokens - r->me, random);
+    // Narrow types read a part of it.
+    for (u64 i = 0; i < (u64)s.max_tokens * s.row_bytes; i++) {
+      float value = (float)(int)(random() % 60001 - 30000) * (i % 999 < 128 ? 0.0f : 0.01f);
+      u32 bits = dtype == 3 ? std::bit_cast<u32>(value) : model::bf16x2(value, -value);
+      // NaNs of either sign.
+      raw[r->me].push_back(i % 97 < 4 ? ~0u : i % 89 == 0 ? 0x7fc07fc0u : bits);
+    }
+    r->scales.assign((u64)s.max_tokens * s.scale_words, 0);
+    DispatchArgs a = dispatch_args(*r, kFlat, false);
+    casts(a, r->me);
+    flat.push_back(a);
+  }
+  on_all(ranks, random, [&](Rank& r, u32 i) { dispatch_on(r, flat[i]); });
+  // These are the rows and scales that all have brought now. Room for others is not written.
+  std::vector<StagedDispatchArgs> args;
+  for (Rank* r : ranks) {
+    memset(r->arena, 0xee, kArenaBytes);
+    args.push_back(staged_dispatch(*r, false, Way::kAtOnce));
+    casts(args.back().dispatch, r->me);
+    args.back().dispatch.x = nullptr;
+  }
+  on_all(ranks, random, [&](Rank& r, u32 i) { launch_staged(r, args[i], kSends | kReceives); });
+  check_packed(ranks, args);
+}
+
+// One rank refuses, or its routing is bad: all learn why, and the next operations find free staging.
+void refusals(const Ranks& ranks, std::mt19937& random) {
+  const char text[] = "no rows today";
+  for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
+  for (u32 kind : {0u, kNoExpert, kTwice}) {
+    std::vector<StagedDispatchArgs> args;
+    for (Rank* r : ranks) args.push_back(staged_dispatch(*r, false, Way::kAtOnce));
+    Common refused = args[1].dispatch.c;
+    refused.verdict = kRefuseText, refused.text_bytes = sizeof text;
+    memcpy(refused.text, text, sizeof text);
+    i64 kept = ranks[0]->topk[1];
+    if (kind == kNoExpert) ranks[0]->topk[1] = ranks[0]->s.experts;
+    if (kind == kTwice) ranks[0]->topk[0] = ranks[0]->topk[1] = 3;
+    on_all(ranks, random, [&](Rank& r, u32 i) {
+      if (kind != 0 || i != 1) return launch_staged(r, args[i], kSends | kReceives);
+      StagedRefusalArgs a{refused, args[i].staging};
+      model::launch(1, kWarps * kWave, [=, &r] { ty_refuse_staged(a, r.params()); });
+    });
+    for (Rank* r : ranks) {
+      no_ended_wait(*r);
+      same("refused", r->outcome->code, kRefused);
+      same("by rank", r->outcome->rank, kind == 0 ? 1u : 0u);
+      if (kind == 0) same_bytes("text", r->outcome->text, text, sizeof text);
+      if (kind != 0) same("the problem", ((u32*)r->outcome->text)[1], 1u << 8 | kind);
+      check_clean(*r, "behind what was refused");
+    }
+    ranks[0]->topk[0] = -1, ranks[0]->topk[1] = kind == kTwice ? -1 : kept;
+  }
+  auto args = dispatch_all(ranks, random, false, Way::kAtOnce);
+  check_packed(ranks, args);
+  std::vector<Given> given(ranks.size());
+  std::vector<StagedCombineArgs> combines;
+  for (Rank* r : ranks) {
+    given[r->me].y.resize((u64)r->s.local() * r->s.ranks * r->s.max_tokens * r->s.row_bytes, 1);
+    given[r->me].out.resize((u64)r->s.max_tokens * r->s.row_bytes);
+    combines.push_back(staged_combine(*r, args[r->me].dispatch, given[r->me], {}));
+  }
+  on_all(ranks, random, [&](Rank& r, u32 i) {
+    if (i != 1) return launch_combine(r, combines[i], {}, kSends | kReceives);
+    StagedRefusalArgs a{combines[i].combine.c, combines[i].staging};
+    a.c.verdict = kRefuseText;
+    model::launch(1, kWarps * kWave, [=, &r] { ty_refuse_staged(a, r.params()); });
+  });
+  for (Rank* r : ranks) {
+    same("refused combine", r->outcome->code, kRefused);
+    check_clean(*r, "behind a combine that was refused");
+  }
+}
+
+// Other operations take their turns between them.
+void flat_between(const Ranks& ranks, std::mt19937& random) {
+  std::vector<DispatchArgs> args;
+  for (Rank* r : ranks) {
+    bring(*r, r->s.max_tokens, random);
+    memset(r->arena, 0xee, kArenaBytes);
+    args.push_back(dispatch_args(*r, kFlat, false));
+  }
+  on_all(ranks, random, [&](Rank& r, u32 i) { dispatch_on(r, args[i]); });
+  for (u32 d = 0; d < ranks.size(); d++)
+    check_received(brought(ranks), d, args[d], ranks[d]->arena + args[d].region, *ranks[d]->outcome);
+}
+
+// A rank does not send: the others' waits are ended, and what had come is no row of a later operation.
+void ended_waits(const Ranks& ranks, std::mt19937& random) {
+  for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
+  std::vector<StagedDispatchArgs> args;
+  for (Rank* r : ranks) args.push_back(staged_dispatch(*r, false, Way::kAtOnce));
+  std::thread host([&] {
+    auto& waiting = model::at(&ranks[0]->report->waiting);
+    while (waiting.load() == 0) model::rest(1000);
+    for (Rank* r : ranks) model::at(r->abort).store(1);
+  });
+  std::mt19937 none(3);
+  std::vector<std::thread> running;
+  for (Rank* r : ranks)
+    if (r->me != 1) running.emplace_back([&, r] { launch_staged(*r, args[r->me], kSends | kReceives); });
+  for (auto& t : running) t.join();
+  host.join();
+  for (Rank* r : ranks) {
+    if (r->me != 1) {
+      same("a wait is ended", r->report->ended, 2u);
+      same("of entry", r->report->phase, kPhaseEntry);
+      same("of rank", r->report->peer, 1u);
+      same("nothing more is entered", r->state->stopped, 1u);
+      check_clean(*r, "behind an ended wait");
+    }
+    // What had come at the rank that did not look is its own to take out.
+    Staging s = staging_of(*r, Way::kAtOnce);
+    if (r->me == 1) memset(r->control + s.rows, 0, (u64)kSlots * r->s.ranks * r->s.max_tokens * s.row_pitch);
+    ranks[1]->state->turn = ranks[0]->state->turn;
+    *r->report = {}, *r->abort = 0, r->state->stopped = 0;
+  }
+  rounds(ranks, random, {ranks[0]->s.max_tokens}, Way::kAtOnce, false);
+}
+
+void run(const Shape& shape, std::vector<u32> tokens, bool all) {
+  Ranks ranks = all_ranks(shape);
+  std::mt19937 random(shape.ranks * 100 + shape.topk);
+  Fabric fabric(ranks);
+  rounds(ranks, random, tokens, Way::kAtOnce, false);
+  rounds(ranks, random, tokens, Way::kHalves, true);
+  if (!all) return;
+  rounds(ranks, random, tokens, Way::kByRole, false);
+  two_at_once(ranks, random);
+  flat_between(ranks, random);
+  rounds(ranks, random, tokens, Way::kAtOnce, true);
+  if (ranks.size() == 1) return;
+  refusals(ranks, random);
+  rounds(ranks, random, tokens, Way::kHalves, true);
+  ended_waits(ranks, random);
+}
+
+// Hidden sizes whose last group is short, and whose scales are fewer than a piece.
+void casts(u32 ranks) {
+  for (u32 how : {1u, 2u, 3u})
+    for (u32 dtype : {1u, 3u}) {
+      u32 hidden = how == 2 ? 1104 : 336, groups = (hidden + 127) / 128;
+      Shape shape{ranks, ranks * 4, 3, hidden, how == 3 ? (groups + 3) / 4 : groups, 9, 1 << 20};
+      Ranks all = all_ranks(shape);
+      std::mt19937 random(how + dtype);
+      Fabric fabric(all);
+      cast(all, random, how, dtype);
+    }
+}
+
+int main(int count, char** arguments) {
+  std::string what = count > 1 ? arguments[1] : "";
+  if (what == "least") {
+    run({2, 8, 3, 80, 1, 5, 1 << 20}, {5, 0}, false);
+    puts("all is well");
+    return 0;
+  }
+  // Those that differ in how lanes take their parts.
+  if (what == "few") {
+    run({3, 12, 4, 272, 3, 40, 1 << 20}, {0, 40, 7}, true);
+    run({2, 64, 32, 16, 1, 9, 1 << 20}, {9, 8}, false);
+    casts(2);
+    puts("all is well");
+    return 0;
+  }
+  // Waits end soon.
+  if (count > 1) fault = Fault::kWaits, model::mutant = atoi(arguments[1]);
+  run({2, 8, 3, 64, 0, 40, 1 << 20}, {33, 40}, true);
+  run({3, 12, 4, 272, 3, 40, 1 << 20}, {0, 40, 7}, true);
+  if (count > 1) {
+    puts("nothing was noticed");
+    return 0;
+  }
+  run({8, 32, 4, 48, 1, 12, 1 << 20}, {12, 9, 0}, true);
+  // More pieces than a block has threads, twice and four times as many; the most selections.
+  run({2, 4, 2, 8240, 2, 4, 1 << 20}, {4, 2}, false);
+  run({2, 4, 2, 20000, 1, 3, 1 << 20}, {3, 1}, false);
+  run({2, 64, 32, 16, 1, 9, 1 << 20}, {9, 8}, false);
+  run({1, 4, 2, 48, 1, 8, 1 << 20}, {8}, true);
+  casts(2);
+  puts("all is well");
+}
