@@ -15,7 +15,7 @@ use super::counters::PeerCounters;
 use super::device_api::DeviceApi;
 use super::exchange::{Exchange, Scope};
 use super::gpu_ring::Ring;
-use super::launch::{DeviceState, Launcher};
+use super::launch::{DecodeSms, DeviceState, Launcher};
 use super::loaded::Kernels;
 use super::observer::Observer;
 use super::order::StreamOrder;
@@ -156,8 +156,7 @@ impl Engine {
                 memory,
                 cap_ns: plan.cap_ns,
                 blocks,
-                decode_sms: config.decode_sms,
-                processors,
+                decode_sms: DecodeSms { asked: config.decode_sms, all: processors },
                 most_shared,
                 refusal: None,
             },

@@ -35,6 +35,21 @@ pub(super) struct DeviceState {
     pub(super) cell_bytes: u64,
 }
 
+/// How many multiprocessors low-latency operations may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DecodeSms {
+    pub(super) asked: Sms,
+    /// Those of the device.
+    pub(super) all: u32,
+}
+
+impl DecodeSms {
+    /// Blocks of an operation of so many tokens.
+    pub(super) fn blocks(self, tokens: u32) -> u32 {
+        self.asked.decode_blocks(self.all, tokens)
+    }
+}
+
 /// Kernels, what they are passed, and what came of them.
 #[derive(Debug)]
 pub(super) struct Launcher {
@@ -49,10 +64,7 @@ pub(super) struct Launcher {
     pub(super) memory: DeviceState,
     pub(super) cap_ns: u64,
     pub(super) blocks: u32,
-    /// Of low-latency operations.
-    pub(super) decode_sms: Sms,
-    /// Multiprocessors of the device.
-    pub(super) processors: u32,
+    pub(super) decode_sms: DecodeSms,
     pub(super) most_shared: u32,
     /// Why the last operation that did not go on did not.
     pub(super) refusal: Option<Refusal>,

@@ -58,7 +58,7 @@ impl Engine {
 
     /// Blocks of an operation of so many tokens of this rank, and a block's shared memory.
     fn staged_launch(&self, sizes: &StagingSizes, tokens: u32) -> Launch {
-        let blocks = self.launcher.decode_sms.decode_blocks(self.launcher.processors, tokens);
+        let blocks = self.launcher.decode_sms.blocks(tokens);
         Launch::of_warps(blocks, WARPS, sizes.shared(&self.exchange.shape))
     }
 
