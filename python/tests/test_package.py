@@ -62,8 +62,8 @@ def libraries():
 
 @pytest.mark.parametrize("library", libraries(), ids=lambda library: library.name)
 def test_nothing_of_cuda_or_of_a_fabric_is_linked(library):
-    # A linked library stands in the dynamic section's strings, as a name of its own; one that is opened at run time is the
-    # program's.
+    # A linked library stands in the dynamic section's strings, as a name of its own; one that is opened at run time is
+    # the program's.
     needed = run("-c", NEEDED, str(library)).split()
     assert library.read_bytes().startswith(b"\x7fELF")
     assert needed

@@ -14,6 +14,9 @@ from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
 
 CASE = Case(2, seed=2, hidden=256)
 
+# Ranks share the cores.
+torch.set_num_threads(1)
+
 
 def tensors(case, me, dtype=torch.float32):
     x, idx, weights = map(torch.from_numpy, (case.x[me], case.idx[me], case.weights[me]))
