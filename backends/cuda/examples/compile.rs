@@ -91,7 +91,7 @@ fn show(capability: u32, rows: Rows, up: &str, compiled: &Compiled, kernels: usi
     let rows = format!("{rows:?}").to_lowercase();
     for Usage { kernel, registers, stack, spills, shared } in &usages {
         println!(
-            "{target:<9} {rows:<7} {up:<15} {kernel:<18} {registers:>9} {stack:>6} {spills:>8} {shared:>7}"
+            "{target:<9} {rows:<7} {up:<15} {kernel:<22} {registers:>9} {stack:>6} {spills:>8} {shared:>7}"
         );
     }
     usages.iter().filter(|usage| !usage.fits()).count()
@@ -99,7 +99,7 @@ fn show(capability: u32, rows: Rows, up: &str, compiled: &Compiled, kernels: usi
 
 fn main() -> Result<()> {
     println!(
-        "{:<9} {:<7} {:<15} {:<18} registers  stack  spilled  shared",
+        "{:<9} {:<7} {:<15} {:<22} registers  stack  spilled  shared",
         "target", "rows", "device API", "kernel"
     );
     let mut too_much = 0;

@@ -492,8 +492,8 @@ int main(int count, char** arguments) {
   }
   // Those that differ in how lanes take their parts.
   if (what == "few") {
-    run({3, 12, 4, 272, 3, 40, 1 << 20}, {0, 40, 7}, true);
-    run({2, 64, 32, 16, 1, 9, 1 << 20}, {9, 8}, false);
+    run({3, 12, 4, 112, 3, 9, 1 << 20}, {0, 9, 7}, true);
+    run({2, 64, 32, 16, 1, 3, 1 << 20}, {3, 2}, false);
     casts(2);
     puts("all is well");
     return 0;
@@ -501,7 +501,7 @@ int main(int count, char** arguments) {
   // Waits end soon.
   if (count > 1) fault = Fault::kWaits, model::mutant = atoi(arguments[1]);
   run({2, 8, 3, 64, 0, 40, 1 << 20}, {33, 40}, true);
-  run({3, 12, 4, 272, 3, 40, 1 << 20}, {0, 40, 7}, true);
+  run({3, 12, 4, 272, 3, 20, 1 << 20}, {0, 20, 7}, true);
   if (count > 1) {
     puts("nothing was noticed");
     return 0;
