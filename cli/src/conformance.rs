@@ -1,15 +1,16 @@
 //! `tokenyard conformance`.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tokenyard_conformance::expected::{self, Expected};
 use tokenyard_conformance::faults::{self, Fault};
 use tokenyard_conformance::pace::Pace;
 use tokenyard_conformance::report::{Chosen, Environment, SuiteReport};
-use tokenyard_conformance::runner::{self, Finished, Program, Settings, Verdict};
+use tokenyard_conformance::runner::{self, Finished, Program, RunEvent, Settings, Verdict};
 use tokenyard_conformance::suite::{self, Level, Test};
 use tokenyard_core::config::Config;
 use tokenyard_core::files;
@@ -22,6 +23,9 @@ use crate::{preload, progress, writable};
 
 /// The largest list of expected failures, in bytes.
 const MAX_EXPECTED: u64 = 1 << 20;
+
+/// The exit code where nothing failed, and a level ran nothing.
+const NOTHING_RAN: u8 = 3;
 
 /// The end of `--help`.
 const EXAMPLES: &str = "\
@@ -36,6 +40,7 @@ Examples:
   TOKENYARD_SOAK_ROUNDS=10000 tokenyard conformance my-fabric.toml --filter l2/soak --slow 5
 
 Exit code: 0 all as expected, 1 a test failed (or passed unexpectedly), 2 it could not run,
+3 nothing failed but a level ran nothing (leave it out by --level if that is right),
 128 and a signal's number: the signal ended it.";
 
 /// Arguments of `tokenyard conformance`.
@@ -111,8 +116,12 @@ impl SuitePlan {
         };
         let mut tests = suite::tests(settings.capabilities(), settings.domains());
         tests.retain(|test| chosen(test.level, &test.name));
-        let mut faults = faults::list(settings.domains());
-        faults.retain(|fault| chosen(Level::L3, &fault.name));
+        let most = args.ranks.min(settings.most_ranks());
+        let faults = faults::list(settings.domains())
+            .into_iter()
+            .filter(|fault| chosen(Level::L3, &fault.name))
+            .map(|fault| fault.within(most))
+            .collect();
         Self { tests, faults, pace: args.slow }
     }
 
@@ -132,18 +141,21 @@ impl SuitePlan {
         tests.chain(faults).collect()
     }
 
-    /// Removes the tests that need a larger world, and returns them as results.
-    fn take_larger(&mut self, ranks: u32) -> Vec<Finished> {
+    /// Removes the tests that need a larger world than `--ranks` and the transport allow, and returns them as results.
+    fn take_larger(&mut self, asked: u32, takes: u32) -> Vec<Finished> {
+        let ranks = asked.min(takes);
+        let limit = if takes < asked {
+            format!("max_peers of the transport allows {takes}")
+        } else {
+            format!("--ranks is {asked}")
+        };
         let larger: Vec<Finished> = self
             .chosen()
             .into_iter()
             .filter(|chosen| chosen.ranks > ranks)
             .map(|chosen| Finished {
                 name: chosen.name,
-                verdict: Verdict::NotSupported(format!(
-                    "it needs {} ranks; --ranks is {ranks}",
-                    chosen.ranks
-                )),
+                verdict: Verdict::NotSupported(format!("it needs {} ranks; {limit}", chosen.ranks)),
                 took: Duration::ZERO,
             })
             .collect();
@@ -157,13 +169,22 @@ impl SuitePlan {
         let program = Program::new(path, vec!["conformance".into(), "--rank".into()]);
         let program = Program { pace: self.pace, ..program };
         let bar = progress::bar((self.tests.len() + self.faults.len()) as u64);
-        let mut each = |done: Finished| {
-            if let Verdict::Fail(_) = done.verdict {
-                bar.println(format!("failed: {}", done.name));
+        // Where there is no bar, a line says what runs: a run that hangs or dies is then seen to be in it.
+        let lines = !std::io::stderr().is_terminal();
+        let mut each = |event: RunEvent<'_>| match event {
+            RunEvent::Starts(name) => {
+                if lines {
+                    eprintln!("running: {name}");
+                }
+                bar.set_message(name.to_owned());
             }
-            bar.set_message(done.name.clone());
-            bar.inc(1);
-            finished.push(done);
+            RunEvent::Ended(done) => {
+                if let Verdict::Fail(_) = done.verdict {
+                    bar.println(format!("failed: {}", done.name));
+                }
+                bar.inc(1);
+                finished.push(done);
+            }
         };
         runner::run_in_processes(&program, config, &self.tests, &mut each)?;
         runner::run_faults(&program, config, &self.faults, &mut each)?;
@@ -217,7 +238,8 @@ pub(crate) fn main(args: &ConformanceArgs) -> Result<ExitCode> {
     let components = Registry::for_config(&config)?.components();
     let environment = Environment::new(&config, &components, settings.capabilities(), args.slow);
     People::new(args.json).say(environment.summary());
-    let mut finished = plan.take_larger(args.ranks);
+    let start = Instant::now();
+    let mut finished = plan.take_larger(args.ranks, settings.most_ranks());
     plan.run(path, &mut finished).map_err(|error| match error.downcast_ref::<Interrupted>() {
         Some(interrupted) => {
             let done = format!("{} of {} tests were done", finished.len(), chosen.len());
@@ -225,9 +247,13 @@ pub(crate) fn main(args: &ConformanceArgs) -> Result<ExitCode> {
         }
         None => error,
     })?;
-    let report = SuiteReport::new(environment, chosen, &finished, &expected);
+    let report = SuiteReport::new(environment, chosen, &finished, &expected, start.elapsed());
     show(args, &report)?;
-    Ok(if report.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(match (report.ok, report.nothing_ran.is_empty()) {
+        (true, true) => ExitCode::SUCCESS,
+        (true, false) => ExitCode::from(NOTHING_RAN),
+        (false, _) => ExitCode::FAILURE,
+    })
 }
 
 fn list(chosen: &[Chosen], json: bool) -> Result<ExitCode> {

@@ -4,6 +4,7 @@
 //! a communicator and compares every element; [`ranks`] makes a world of threads; [`transport`] holds the cases of a
 //! transport alone.
 
+pub mod claims;
 pub mod concurrency;
 mod copied_out;
 pub mod device;

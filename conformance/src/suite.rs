@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use rustix::process::{Signal, getpid, kill_process};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
 use tokenyard_core::transport::Capabilities;
@@ -33,6 +34,31 @@ pub enum Outcome {
     PassAndOver,
     /// A capability that the component did not declare is missing; names it.
     NotSupported(String),
+    /// Everything held so far, and the process of this rank is to be lost now, with all that it holds open.
+    IsLost(Loss),
+}
+
+/// How a rank is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// By SIGKILL.
+    Killed,
+    /// By SIGSTOP.
+    Stopped,
+}
+
+impl Loss {
+    /// Befalls this process.
+    ///
+    /// # Errors
+    /// What the operating system refuses.
+    pub fn befall(self) -> Result<()> {
+        let signal = match self {
+            Self::Killed => Signal::KILL,
+            Self::Stopped => Signal::STOP,
+        };
+        kill_process(getpid(), signal).context("signal this process")
+    }
 }
 
 /// One rank's view while a test runs.
@@ -61,6 +87,22 @@ pub struct Test {
     pub about: String,
     /// What every rank runs.
     pub body: Body,
+    /// Whether the process of a rank is lost in it: then ranks must be processes.
+    pub loses_rank: bool,
+}
+
+/// What breaks if the test of this name fails: numbers of `docs/invariants.md`.
+pub fn invariants(test: &str, level: Level) -> &'static str {
+    match level {
+        Level::L0 => crate::transport::invariants(test),
+        Level::L1 => {
+            "a rule of the exchange; INV-1, INV-2 or INV-3 if only this transport fails it"
+        }
+        Level::L2 => {
+            "a rule of the exchange; INV-2, INV-5 or INV-7 if only this transport fails it"
+        }
+        Level::L3 => "INV-6, INV-7; what is left behind: INV-8",
+    }
 }
 
 /// The tests of L0 to L2, in order of their levels. Faults, which need processes of their own, are

@@ -4,11 +4,25 @@ mod players;
 
 use std::process::ExitCode;
 
-use tokenyard_conformance::faults;
+use tokenyard_conformance::faults::{self, Phase};
 use tokenyard_conformance::pace::Pace;
 
 const CONFIG: &str = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
+/// A config whose losses are masked where it is used: faults are about an end all the same.
+const MASKED: &str = "[world]\non_failure = \"mask\"\n[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
 
 fn main() -> ExitCode {
-    players::main(Pace::USUAL, faults::list(1).into_iter().map(|fault| (fault, CONFIG)).collect())
+    let all = faults::list(1);
+    // On machines with two devices, and for transports that take two ranks.
+    let of_two = all.iter().filter(|fault| {
+        matches!(fault.phase, Phase::Connect | Phase::DispatchReceive | Phase::Bootstrap)
+    });
+    let of_two = of_two.map(|fault| (fault.clone().within(2), CONFIG));
+    let masked = all.iter().filter(|fault| fault.phase == Phase::CombineSend);
+    let masked = masked.map(|fault| (fault.clone(), MASKED));
+    let plays = of_two.chain(masked).collect::<Vec<_>>();
+    players::main(
+        Pace::USUAL,
+        all.iter().map(|fault| (fault.clone(), CONFIG)).chain(plays).collect(),
+    )
 }

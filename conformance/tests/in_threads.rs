@@ -68,6 +68,7 @@ fn trial(prefix: &str, settings: &Settings, test: Test) -> Trial {
         {
             Ok(())
         }
+        Ok(Outcome::IsLost(loss)) => Err(Failed::from(format!("{loss:?} among threads"))),
         Ok(Outcome::NotSupported(why)) => Err(Failed::from(format!("not supported: {why}"))),
         Err(error) => Err(Failed::from(format!("{error:#}"))),
     })

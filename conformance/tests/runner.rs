@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tokenyard_conformance::runner::{Finished, Program, Verdict, run_in_processes};
+use tokenyard_conformance::runner::{Finished, Program, RunEvent, Verdict, run_in_processes};
 use tokenyard_conformance::suite::{Level, Outcome, Test};
 
 /// A rank: it does what the name of each test says. `$0` is the order.
@@ -16,6 +16,7 @@ for name in $(sed 's/.*"tests":\[//; s/\].*//; s/[",]/ /g' "$0"); do
         babbles) echo "hello"; echo '{"half": ' ;;
         ends) [ "$TOKENYARD_RANK" = 1 ] && { echo "no memory" >&2; exit 7; } ;;
         hangs) [ "$TOKENYARD_RANK" = 0 ] && sleep 60 ;;
+        sticks) [ "$TOKENYARD_RANK" = 0 ] && { echo '{"tokenyard":"stuck","slot":"connect"}'; sleep 60; } ;;
         fails) [ "$TOKENYARD_RANK" = 1 ] && outcome='{"fail":"3 is not 4"}' ;;
         misses) outcome='{"not_supported":"no get"}' ;;
     esac
@@ -34,12 +35,20 @@ fn run(names: &[&str]) -> Vec<Finished> {
             level: Level::L1,
             ranks: 2,
             about: String::new(),
+            loses_rank: false,
             body: Box::new(|_| Ok(Outcome::Pass)),
         })
         .collect();
     let mut finished = Vec::new();
-    run_in_processes(&program, Path::new("none.toml"), &tests, &mut |one| finished.push(one))
-        .expect("the ranks start");
+    let mut started = Vec::new();
+    let mut each = |event: RunEvent<'_>| match event {
+        RunEvent::Starts(name) => started.push(name.to_owned()),
+        RunEvent::Ended(one) => {
+            assert_eq!(started.last(), Some(&one.name), "it is named before it runs");
+            finished.push(one);
+        }
+    };
+    run_in_processes(&program, Path::new("none.toml"), &tests, &mut each).expect("the ranks start");
     finished
 }
 
@@ -68,9 +77,11 @@ fn a_failure_of_any_kind_takes_no_other_test_down() {
 #[test]
 fn a_test_that_hangs_is_ended_and_named() {
     let start = Instant::now();
-    let finished = run(&["good", "hangs", "last"]);
+    let finished = run(&["good", "hangs", "sticks", "last"]);
     assert_eq!(finished[0].verdict, Verdict::Pass);
     assert_eq!(failure(&finished[1]), "rank 0: hangs: no result in time");
-    assert_eq!(finished[2].verdict, Verdict::Pass);
-    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    let sticks = "rank 0: hangs in slot `connect` of the transport (INV-6): no result in time";
+    assert_eq!(failure(&finished[2]), sticks);
+    assert_eq!(finished[3].verdict, Verdict::Pass);
+    assert!(start.elapsed() < Duration::from_secs(60), "nobody waits for the sleepers");
 }

@@ -40,6 +40,7 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("tools/launch/src/hosts/network.rs", 1, "/sys/class/net"),
     ("tools/launch/src/hosts/spaces.rs", 1, "/proc/PID/ns"),
     ("bench/src/steady.rs", 1, "/proc/self"),
+    ("conformance/src/transport/lost_peer.rs", 1, "/proc/PID/stat"),
     ("tools/allocations/src/lib.rs", 1, "/proc/self/task"),
     ("bench/src/gpu/machine.rs", 1, "/proc/driver/nvidia/version"),
     ("backends/gpu/src/compile/cache.rs", 2, "writes in a folder that only this user can write"),

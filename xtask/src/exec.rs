@@ -1,5 +1,6 @@
-//! Runs one command: shows its output, counts the tests in it, and ends it at its time limit.
+//! Runs one command: shows its output, counts the tests in it, and ends it if it hangs.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -13,6 +14,32 @@ use rustix::process::{Pid, Signal, kill_process};
 /// How long output may still come once the command has ended. Only a process that it left behind
 /// can make use of this.
 const OUTPUT_GRACE: Duration = Duration::from_secs(5);
+
+/// When a command counts as hanging. Neither limit is of wall time, which a busy machine takes from it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HangLimits {
+    /// Neither a line of output nor any processor time of it, and of what it started, for so long.
+    pub(crate) idle: Duration,
+    /// Processor time of it and of what it started.
+    pub(crate) processor: Duration,
+}
+
+/// Where output goes.
+pub(crate) enum Output<'a> {
+    /// To standard output, as it comes.
+    Shown,
+    /// Into this text, where it is shown later: something else is shown meanwhile.
+    Kept(&'a mut String),
+}
+
+impl Output<'_> {
+    pub(crate) fn line(&mut self, line: &str) {
+        match self {
+            Self::Shown => print!("{line}"),
+            Self::Kept(text) => text.push_str(line),
+        }
+    }
+}
 
 /// A command line, with variables on top of this process's own.
 pub(crate) struct Line<'a> {
@@ -28,6 +55,8 @@ pub(crate) struct Ran {
     pub(crate) tests: Tests,
     /// What the output says of the tests that failed.
     pub(crate) failed: String,
+    /// Why tests did not run, one for each.
+    pub(crate) skipped: Vec<String>,
 }
 
 /// Tests that a command reported in the form of `cargo test`, of `tokenyard conformance` or of pytest.
@@ -118,16 +147,46 @@ impl Failures {
     }
 }
 
-/// What a line of output said.
-struct Printed {
-    tests: Tests,
-    failed: Option<String>,
+/// Finds tests that did not run: `test NAME ... ignored` of `cargo test`, `SKIPPED [1] FILE: WHY` of pytest,
+/// and `not supported: NAME` of `tokenyard conformance`, with the reason in the next line.
+#[derive(Default)]
+struct Skips {
+    of_suite: bool,
 }
 
-/// Runs a command to its end or for at most `limit`, then kills it and all that it started.
-pub(crate) fn run(line: &Line<'_>, limit: Duration) -> Ran {
+impl Skips {
+    fn in_line(&mut self, line: &str) -> Vec<String> {
+        let line = line.trim_end();
+        if std::mem::take(&mut self.of_suite) {
+            return vec![format!("not supported: {}", line.trim())];
+        }
+        self.of_suite = line.starts_with("not supported: ");
+        if let Some((name, why)) = line
+            .strip_prefix("test ")
+            .and_then(|test| test.split_once(" ... "))
+            .and_then(|(name, end)| Some((name, end.strip_prefix("ignored")?)))
+        {
+            let why = why.trim_start_matches(", ");
+            return vec![if why.is_empty() { name.to_owned() } else { format!("{name}: {why}") }];
+        }
+        let of_pytest = line.strip_prefix("SKIPPED [").and_then(|rest| rest.split_once("] "));
+        let Some((count, why)) = of_pytest else { return Vec::new() };
+        vec![why.to_owned(); count.parse().unwrap_or(1)]
+    }
+}
+
+/// What a line of output said.
+struct Printed {
+    text: String,
+    tests: Tests,
+    failed: bool,
+    skipped: Vec<String>,
+}
+
+/// Runs a command to its end, or until it hangs; then kills it and all that it started.
+pub(crate) fn run(line: &Line<'_>, limits: HangLimits, output: &mut Output<'_>) -> Ran {
     let text = line.words.join(" ");
-    println!("$ {text}");
+    output.line(&format!("$ {text}\n"));
     let Some((program, args)) = line.words.split_first() else {
         return failed("found an empty command line".into());
     };
@@ -142,20 +201,38 @@ pub(crate) fn run(line: &Line<'_>, limit: Duration) -> Ran {
         Ok(child) => child,
         Err(error) => return failed(format!("`{text}` could not be started: {error}")),
     };
-    let said = show_and_read(&mut child);
-    let failure = match wait(&mut child, limit) {
-        Ok(Some(status)) if status.success() => None,
-        Ok(Some(status)) => Some(format!("`{text}` ended with {status}")),
-        Ok(None) => Some(format!("`{text}` did not end within {} s", limit.as_secs_f32())),
+    let said = read_lines(&mut child);
+    let mut ran = Ran::default();
+    let ended = wait(&mut child, limits, || {
+        let mut any = false;
+        while let Ok(printed) = said.try_recv() {
+            ran.take(printed, output);
+            any = true;
+        }
+        any
+    });
+    ran.failure = match ended {
+        Ok(Ok(status)) if status.success() => None,
+        Ok(Ok(status)) => Some(format!("`{text}` ended with {status}")),
+        Ok(Err(hangs)) => Some(format!("`{text}` {hangs}")),
         Err(error) => Some(format!("`{text}` could not be waited for: {error}")),
     };
-    let mut ran = Ran { failure, ..Ran::default() };
     let end = Instant::now() + OUTPUT_GRACE;
     while let Ok(line) = said.recv_timeout(end.saturating_duration_since(Instant::now())) {
-        ran.tests.add(line.tests);
-        ran.failed.extend(line.failed);
+        ran.take(line, output);
     }
     ran
+}
+
+impl Ran {
+    fn take(&mut self, printed: Printed, output: &mut Output<'_>) {
+        output.line(&printed.text);
+        self.tests.add(printed.tests);
+        if printed.failed {
+            self.failed.push_str(&printed.text);
+        }
+        self.skipped.extend(printed.skipped);
+    }
 }
 
 fn failed(failure: String) -> Ran {
@@ -163,19 +240,20 @@ fn failed(failure: String) -> Ran {
 }
 
 /// The receiver disconnects at the end of the output.
-fn show_and_read(child: &mut Child) -> Receiver<Printed> {
+fn read_lines(child: &mut Child) -> Receiver<Printed> {
     let (said_in, said) = mpsc::channel();
     if let Some(stdout) = child.stdout.take() {
         thread::spawn(move || {
             let mut stdout = BufReader::new(stdout);
             let mut line = Vec::new();
-            let mut failures = Failures::default();
+            let (mut failures, mut skips) = (Failures::default(), Skips::default());
             while stdout.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
-                let text = String::from_utf8_lossy(&line);
-                print!("{text}");
-                // Fails if the command was given up; its output is shown all the same.
-                let failed = failures.keeps(&text).then(|| text.to_string());
-                let _ = said_in.send(Printed { tests: Tests::in_line(&text), failed });
+                let text = String::from_utf8_lossy(&line).into_owned();
+                let (tests, failed) = (Tests::in_line(&text), failures.keeps(&text));
+                let skipped = skips.in_line(&text);
+                if said_in.send(Printed { text, tests, failed, skipped }).is_err() {
+                    return;
+                }
                 line.clear();
             }
         });
@@ -183,17 +261,64 @@ fn show_and_read(child: &mut Child) -> Receiver<Printed> {
     said
 }
 
-/// `None` if the command had to be killed.
-fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    let start = Instant::now();
-    while start.elapsed() < limit {
+/// How often it is looked at what a command and its family have used.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// How a command ended, or in which way it hung, in which case it was killed. `said` says whether there was
+/// output since it was asked last.
+fn wait(
+    child: &mut Child,
+    limits: HangLimits,
+    mut said: impl FnMut() -> bool,
+) -> io::Result<Result<ExitStatus, String>> {
+    let (mut looked, mut moved) = (Instant::now(), Instant::now());
+    // Processes that have ended since the last look took what they had used with them, so this only grows.
+    let (mut used, mut last) = (Duration::ZERO, HashMap::new());
+    loop {
         if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
+            return Ok(Ok(status));
         }
-        thread::sleep(Duration::from_millis(20));
+        if said() {
+            moved = Instant::now();
+        }
+        if looked.elapsed() > LOOK.min(limits.idle / 4) {
+            looked = Instant::now();
+            let now = processor_times(child.id().cast_signed());
+            let grown = now
+                .iter()
+                .map(|(pid, time)| time.saturating_sub(last.get(pid).copied().unwrap_or_default()));
+            let grown: Duration = grown.sum();
+            (used, last) = (used + grown, now);
+            // A process that only looks whether something has come uses a little.
+            if grown > LOOK / 100 {
+                moved = looked;
+            }
+        }
+        let hangs = if moved.elapsed() > limits.idle {
+            format!("did nothing for {} s", limits.idle.as_secs_f32())
+        } else if used > limits.processor {
+            format!("used {} s of the processor", limits.processor.as_secs_f32())
+        } else {
+            thread::sleep(Duration::from_millis(20));
+            continue;
+        };
+        kill(child)?;
+        return Ok(Err(hangs));
     }
-    kill(child)?;
-    Ok(None)
+}
+
+/// Processor time of a process and of each of its descendants.
+fn processor_times(root: i32) -> HashMap<i32, Duration> {
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    let of = |pid: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // `pid (name) state parent ...`; fields 14 and 15 are ticks as user and as system.
+        let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
+        let mut ticks = || fields.next()?.parse::<u64>().ok();
+        let ticks = ticks()? + ticks()?;
+        Some(Duration::from_millis(ticks * 1000 / per_second))
+    };
+    family(root).into_iter().filter_map(|pid| Some((pid, of(&pid)?))).collect()
 }
 
 /// Kills a command and all that it started.
@@ -233,9 +358,10 @@ fn family(root: i32) -> Vec<i32> {
 mod tests {
     use super::*;
 
-    fn shell(script: &str, limit: Duration) -> Ran {
+    fn shell(script: &str, idle: Duration) -> Ran {
         let words = ["sh", "-c", script].map(String::from).to_vec();
-        run(&Line { words, env: &[("COLOUR", "green")], folder: Path::new("/") }, limit)
+        let line = Line { words, env: &[("COLOUR", "green")], folder: Path::new("/") };
+        run(&line, HangLimits { idle, processor: LONG }, &mut Output::Shown)
     }
 
     const LONG: Duration = Duration::from_secs(20);
@@ -295,17 +421,55 @@ mod tests {
     }
 
     #[test]
+    fn a_command_that_prints_or_computes_does_not_hang() {
+        let idle = Duration::from_secs(4);
+        let ran = shell("for i in 1 2 3 4 5 6; do sleep 1; echo $i; done", idle);
+        assert_eq!(ran.failure, None);
+        let ran =
+            shell("end=$(($(date +%s) + 2)); while [ $(date +%s) -lt $end ]; do :; done", LONG);
+        assert_eq!(ran.failure, None);
+    }
+
+    #[test]
+    fn a_command_that_computes_for_ever_is_ended_by_what_it_used() {
+        let words = ["sh", "-c", "while :; do :; done"].map(String::from).to_vec();
+        let line = Line { words, env: &[], folder: Path::new("/") };
+        let limits = HangLimits { idle: LONG, processor: Duration::from_millis(200) };
+        let failure = run(&line, limits, &mut Output::Shown).failure.unwrap();
+        assert!(failure.ends_with("used 0.2 s of the processor"), "{failure}");
+    }
+
+    #[test]
+    fn tests_that_did_not_run_are_listed_with_the_reason() {
+        let ran = shell(
+            "echo 'test a::b ... ignored, needs a GPU'; echo 'test c ... ignored'; echo 'test d ... ok'
+             echo 'SKIPPED [2] python/tests/test_x.py:3: no device'
+             printf 'not supported: l1/a (2 ranks)\n    no streams\nlevel   pass\n'",
+            LONG,
+        );
+        let gpu = "python/tests/test_x.py:3: no device";
+        let expected = ["a::b: needs a GPU", "c", gpu, gpu, "not supported: no streams"];
+        assert_eq!(ran.skipped, expected);
+        let mut text = String::new();
+        let words = ["echo", "kept"].map(String::from).to_vec();
+        let line = Line { words, env: &[], folder: Path::new("/") };
+        run(&line, HangLimits { idle: LONG, processor: LONG }, &mut Output::Kept(&mut text));
+        assert_eq!(text, "$ echo kept\nkept\n");
+    }
+
+    #[test]
     fn a_failure_names_the_command_and_its_status() {
         let failure = shell("[ $COLOUR = green ] && [ $PWD = / ] && exit 3", LONG).failure.unwrap();
         assert!(failure.contains("exit 3` ended with exit status: 3"), "{failure}");
         let words = vec!["/no/such/program".to_string()];
         let line = Line { words, env: &[], folder: Path::new("/") };
-        let failure = run(&line, LONG).failure.unwrap();
+        let limits = HangLimits { idle: LONG, processor: LONG };
+        let failure = run(&line, limits, &mut Output::Shown).failure.unwrap();
         assert!(failure.starts_with("`/no/such/program` could not be started"), "{failure}");
     }
 
     #[test]
-    fn a_command_over_its_limit_is_killed_with_all_that_it_started() {
+    fn a_command_that_does_nothing_is_killed_with_all_that_it_started() {
         let folder = tempfile::tempdir().unwrap();
         let script = format!(
             "sh -c 'sleep 60 & echo $! > {0}/grandchild; wait' & echo $! > {0}/child; wait",
@@ -313,7 +477,7 @@ mod tests {
         );
         let start = Instant::now();
         let failure = shell(&script, Duration::from_millis(500)).failure.unwrap();
-        assert!(failure.ends_with("did not end within 0.5 s"), "{failure}");
+        assert!(failure.ends_with("did nothing for 0.5 s"), "{failure}");
         assert!(start.elapsed() < LONG);
         for name in ["child", "grandchild"] {
             let pid = fs::read_to_string(folder.path().join(name)).unwrap();

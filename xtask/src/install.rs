@@ -15,18 +15,20 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::exec::{self, Line};
+use crate::exec::{self, HangLimits, Line, Output};
 
-/// Each one built by itself, as the steps of `cargo xtask test` build it: together, cargo would join the
-/// features of what they share, and build that anew.
-const PACKAGES: [&str; 3] =
-    ["tokenyard-cli", "tokenyard-plugin-libfabric", "tokenyard-plugin-verbs"];
+/// Builds all that is used: the program, the plugins, and those that only tests load. One command, so that
+/// cargo joins the features of what they share once, and builds that once.
+pub(crate) const BUILD: &str = "cargo build --release --package tokenyard-cli \
+     --package tokenyard-plugin-cpu --package tokenyard-plugin-faulty \
+     --package tokenyard-plugin-libfabric --package tokenyard-plugin-verbs";
 
 /// The plugins that no program has built in, without the one for tests.
 const PLUGINS: [&str; 2] = ["libtokenyard_plugin_libfabric.so", "libtokenyard_plugin_verbs.so"];
 
-/// How long a build may take; it turns a hang into a failure with a name.
-const BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
+/// When a build counts as hanging.
+const BUILD_LIMITS: HangLimits =
+    HangLimits { idle: Duration::from_secs(15 * 60), processor: Duration::from_secs(2 * 3600) };
 
 const PROGRAM: u32 = 0o755;
 const DATA: u32 = 0o644;
@@ -51,7 +53,7 @@ pub(crate) fn run(root: &Path, target: &Path, prefix: &str) -> Result<()> {
         let folder = prefix.join(folder);
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     }
-    PACKAGES.iter().try_for_each(|package| build(root, target, package))?;
+    build(root, target)?;
     let places = places(root, &target.join("release"))?;
     places.iter().try_for_each(|place| put(place, &prefix))?;
     let prefix = prefix.display();
@@ -60,13 +62,13 @@ pub(crate) fn run(root: &Path, target: &Path, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-fn build(root: &Path, target: &Path, package: &str) -> Result<()> {
-    let line = format!("cargo build --release --package {package} --target-dir");
-    let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-    words.push(target.display().to_string());
-    match exec::run(&Line { words, env: &[], folder: root }, BUILD_LIMIT).failure {
+fn build(root: &Path, target: &Path) -> Result<()> {
+    let mut words: Vec<String> = BUILD.split_whitespace().map(str::to_owned).collect();
+    words.extend(["--target-dir".to_owned(), target.display().to_string()]);
+    let line = Line { words, env: &[], folder: root };
+    match exec::run(&line, BUILD_LIMITS, &mut Output::Shown).failure {
         None => Ok(()),
-        Some(failure) => bail!("build {package}: {failure}"),
+        Some(failure) => bail!("build: {failure}"),
     }
 }
 

@@ -4,6 +4,7 @@ mod configs;
 mod exec;
 mod header;
 mod install;
+mod lanes;
 mod lines;
 mod needs;
 mod report;
@@ -13,6 +14,7 @@ mod vm;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
@@ -23,6 +25,7 @@ const HELP: &str = "\
 Developer tasks of tokenyard.
 
   cargo xtask test                 run every step; exit code 1 if one fails
+  cargo xtask test --quick         run what finds most mistakes in a few minutes
   cargo xtask test --only NAME     run this step and those it builds on (may be repeated)
   cargo xtask test --list          list the steps
   cargo xtask install PREFIX       build for use, and install below PREFIX: the program (bin), plugins
@@ -37,6 +40,7 @@ Developer tasks of tokenyard.
   cargo xtask vm -- COMMAND...     run a command in an emulated machine with RDMA devices (rxe0 to
                                    rxe3); its exit code is the command's. See docs/testing-rdma.md
   cargo xtask vm --limit SECONDS -- COMMAND...
+  cargo xtask vm --suite           run there, in one boot, what the step `vm` runs
 ";
 
 fn main() -> ExitCode {
@@ -63,6 +67,7 @@ fn run(args: &[&str]) -> Result<ExitCode> {
         ["install", prefix] => install::run(&root, &report::target_folder(&root), prefix)?,
         ["lines"] => lines::print(&root)?,
         ["configs"] => configs::write(&report::target_folder(&root))?,
+        ["vm", "--suite"] => return vm::suite::run(&root).map(ExitCode::from),
         ["vm", rest @ ..] => {
             return vm::Job::read(rest)
                 .map_or_else(|| Ok(usage(args)), |job| vm::run(&root, &job).map(ExitCode::from));
@@ -79,19 +84,15 @@ fn usage(found: &[&str]) -> ExitCode {
 }
 
 fn test(root: &Path, args: &[&str]) -> Result<ExitCode> {
-    let Some(only) = only(args) else {
-        return Ok(usage(&[&["test"], args].concat()));
+    let selected = match (args, only(args)) {
+        (["--quick"], _) => steps::quick(STEPS),
+        (_, Some(only)) => steps::select(STEPS, &only)?,
+        _ => return Ok(usage(&[&["test"], args].concat())),
     };
-    let selected = steps::select(STEPS, &only)?;
     needs::install_missing(&selected);
-    let mut reports: Vec<StepResult> = Vec::new();
-    for step in selected {
-        println!("\n=== {}: {}", step.name, step.about);
-        let report = StepResult::run(step, root, &reports);
-        println!("=== {}: {}", step.name, report.summary());
-        reports.push(report);
-    }
-    print!("{}\n{}", report::failed(&reports), report::table(&reports));
+    let start = Instant::now();
+    let reports = lanes::run(&selected, root);
+    print!("{}\n{}", report::failed(&reports), report::table(&reports, start.elapsed()));
     Ok(if reports.iter().all(StepResult::passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -128,6 +129,7 @@ mod tests {
         assert_eq!(run(&[]).unwrap(), ExitCode::SUCCESS);
         assert_eq!(run(&["fly"]).unwrap(), ExitCode::from(2));
         assert_eq!(run(&["test", "fly"]).unwrap(), ExitCode::from(2));
+        assert_eq!(run(&["test", "--quick", "fmt"]).unwrap(), ExitCode::from(2));
         assert!(run(&["test", "--only", "fly"]).is_err());
     }
 }

@@ -7,11 +7,12 @@ use std::{env, fmt, fs};
 
 use anyhow::{Result, ensure};
 
-use crate::exec::{self, Line};
+use crate::exec::{self, HangLimits, Line, Output};
 use crate::steps::Step;
 
-/// How long one call of apt-get may take.
-const APT_LIMIT: Duration = Duration::from_secs(600);
+/// When a call of apt-get counts as hanging.
+const APT_LIMITS: HangLimits =
+    HangLimits { idle: Duration::from_secs(300), processor: Duration::from_secs(1800) };
 
 /// Something a step cannot run without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +76,7 @@ pub(crate) fn install_missing(steps: &[&Step]) {
     for words in [update, install] {
         let env = &[("DEBIAN_FRONTEND", "noninteractive")];
         let line = Line { words, env, folder: Path::new("/") };
-        if let Some(failure) = exec::run(&line, APT_LIMIT).failure {
+        if let Some(failure) = exec::run(&line, APT_LIMITS, &mut Output::Shown).failure {
             println!("could not install: {failure}");
             return;
         }

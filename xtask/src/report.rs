@@ -5,13 +5,14 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::exec::{self, Line, Tests};
+use crate::exec::{self, HangLimits, Line, Output, Tests};
 use crate::needs;
-use crate::steps::{Cmd, Step};
+use crate::steps::{Cmd, Lane, Step};
 
-/// How long one command of a step may take. Far above what any takes; it turns a hang into a
-/// failure with a name.
-const COMMAND_LIMIT: Duration = Duration::from_secs(45 * 60);
+/// When one command of a step counts as hanging. The suite's own limits are far below: a test that hangs is
+/// ended, and named, by its runner.
+const LIMITS: HangLimits =
+    HangLimits { idle: Duration::from_secs(15 * 60), processor: Duration::from_secs(3 * 3600) };
 
 /// How one step went.
 pub(crate) struct StepResult {
@@ -20,20 +21,29 @@ pub(crate) struct StepResult {
     tests: Tests,
     /// What its commands said of the tests that failed.
     failed: String,
+    /// Why tests of it did not run, one for each.
+    skipped: Vec<String>,
     time: Duration,
 }
 
 impl StepResult {
     /// Runs a step after those in `earlier`.
-    pub(crate) fn run(step: &Step, root: &Path, earlier: &[StepResult]) -> Self {
+    pub(crate) fn run(
+        step: &Step,
+        root: &Path,
+        earlier: &[StepResult],
+        output: &mut Output<'_>,
+    ) -> Self {
         let start = Instant::now();
         let mut tests = Tests::default();
         let mut failed = String::new();
+        let mut skipped = Vec::new();
         let failure = obstacle(step, root, earlier).or_else(|| {
             step.commands.iter().find_map(|command| {
-                let ran = exec::run(&line(command, root), COMMAND_LIMIT);
+                let ran = exec::run(&line(step, command, root), LIMITS, output);
                 tests.add(ran.tests);
                 failed.push_str(&ran.failed);
+                skipped.extend(ran.skipped);
                 ran.failure
             })
         });
@@ -43,7 +53,19 @@ impl StepResult {
             Some(_) if tests.failed == 0 => tests.failed = 1,
             _ => {}
         }
-        Self { name: step.name, failure, tests, failed, time: start.elapsed() }
+        Self { name: step.name, failure, tests, failed, skipped, time: start.elapsed() }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Name and result alone: what later steps are judged by.
+    pub(crate) fn verdict(&self) -> Self {
+        let Self { failure, tests, time, .. } = self;
+        let (failed, skipped) = (String::new(), Vec::new());
+        let failure = failure.clone();
+        Self { name: self.name, failure, tests: *tests, failed, skipped, time: *time }
     }
 
     pub(crate) fn passed(&self) -> bool {
@@ -67,9 +89,16 @@ fn obstacle(step: &Step, root: &Path, earlier: &[StepResult]) -> Option<String> 
     needs::require(step.needs, root).err().map(|missing| missing.to_string())
 }
 
-fn line<'a>(command: &Cmd, root: &'a Path) -> Line<'a> {
+fn line<'a>(step: &Step, command: &Cmd, root: &'a Path) -> Line<'a> {
     let target = target_folder(root).display().to_string();
-    let words = command.line.split_whitespace().map(|word| word.replace("{target}", &target));
+    let xtask = env::current_exe().unwrap_or_else(|_| "cargo-xtask".into()).display().to_string();
+    let words = command
+        .line
+        .split_whitespace()
+        .map(|word| word.replace("{target}", &target).replace("{xtask}", &xtask));
+    // What others run beside is time-sensitive.
+    let nice = if step.lane == Lane::Beside { "nice -n 19" } else { "" };
+    let words = nice.split_whitespace().map(str::to_owned).chain(words);
     Line { words: words.collect(), env: command.env, folder: root }
 }
 
@@ -86,8 +115,29 @@ pub(crate) fn failed(reports: &[StepResult]) -> String {
     shown.map(|report| format!("\n=== failed in {}:\n{}", report.name, report.failed)).collect()
 }
 
-/// One row per step, then the line `N passed, M failed`, which counts tests.
-pub(crate) fn table(reports: &[StepResult]) -> String {
+/// Why tests did not run, each reason once for a step, with how many tests it kept.
+fn skipped(reports: &[StepResult]) -> (String, usize) {
+    let (mut text, mut total) = (String::new(), 0);
+    for report in reports {
+        let mut reasons: Vec<(&str, usize)> = Vec::new();
+        for why in &report.skipped {
+            match reasons.iter_mut().find(|(reason, _)| reason == why) {
+                Some((_, count)) => *count += 1,
+                None => reasons.push((why, 1)),
+            }
+        }
+        for (why, count) in reasons {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "skipped in {}: {count} x {why}", report.name);
+            total += count;
+        }
+    }
+    (text, total)
+}
+
+/// One row per step, then what was skipped, then the line `N passed, M failed, K skipped`, which counts tests. Steps
+/// run beside each other, so their times come to more than `took`.
+pub(crate) fn table(reports: &[StepResult], took: Duration) -> String {
     let width = reports.iter().map(|report| report.name.len()).max().unwrap_or(0).max(4);
     let mut text = format!("{:width$}  result  passed  failed      time\n", "step");
     let mut total = Tests::default();
@@ -105,7 +155,12 @@ pub(crate) fn table(reports: &[StepResult]) -> String {
             time.as_secs_f32(),
         );
     }
-    let _ = writeln!(text, "\n{} passed, {} failed", total.passed, total.failed);
+    let (list, skipped) = skipped(reports);
+    let _ =
+        writeln!(text, "{:width$}                          {:6.1} s\n", "all", took.as_secs_f32());
+    text.push_str(&list);
+    let Tests { passed, failed } = total;
+    let _ = writeln!(text, "{passed} passed, {failed} failed, {skipped} skipped");
     text
 }
 
@@ -113,19 +168,31 @@ pub(crate) fn table(reports: &[StepResult]) -> String {
 mod tests {
     use super::*;
     use crate::needs::Need;
+    use crate::steps::Quick;
 
     const GOOD: Cmd = Cmd { env: &[], line: "true" };
     const BAD: Cmd = Cmd { env: &[], line: "false" };
     const TWO_TESTS: Cmd = Cmd { env: &[], line: "echo test result: ok. 2 passed; 0 failed" };
+    const ONE_SKIPPED: Cmd = Cmd { env: &[], line: "echo test a ... ignored, no GPU" };
     const ONE_BROKEN: Cmd = Cmd { env: &[], line: "echo test result: FAILED. 2 passed; 1 failed" };
 
     fn run(step: &Step, earlier: &[StepResult]) -> StepResult {
-        StepResult::run(step, Path::new("/"), earlier)
+        StepResult::run(step, Path::new("/"), earlier, &mut Output::Shown)
     }
 
     fn step(name: &'static str, commands: &'static [Cmd]) -> Step {
-        Step { name, about: "about", after: &[], needs: &[], commands }
+        Step {
+            name,
+            about: "about",
+            after: &[],
+            needs: &[],
+            lane: Lane::Beside,
+            quick: Quick::No,
+            commands,
+        }
     }
+
+    const TOOK: Duration = Duration::from_millis(2500);
 
     #[test]
     fn the_table_counts_tests_and_a_step_without_tests_as_one() {
@@ -134,6 +201,7 @@ mod tests {
             run(&step("tests", &[TWO_TESTS, GOOD, TWO_TESTS]), &[]),
             run(&step("broken-tests", &[ONE_BROKEN, BAD, GOOD]), &[]),
             run(&step("outside", &[TWO_TESTS, BAD, TWO_TESTS]), &[]),
+            run(&step("skips", &[ONE_SKIPPED, TWO_TESTS, ONE_SKIPPED]), &[]),
         ];
         for report in &mut reports {
             report.time = Duration::from_millis(1500);
@@ -142,12 +210,15 @@ mod tests {
 step          result  passed  failed      time
 plain         pass         1       0     1.5 s
 tests         pass         4       0     1.5 s
-broken-tests  FAIL         2       1     1.5 s  `false` ended with exit status: 1
-outside       FAIL         2       1     1.5 s  `false` ended with exit status: 1
+broken-tests  FAIL         2       1     1.5 s  `nice -n 19 false` ended with exit status: 1
+outside       FAIL         2       1     1.5 s  `nice -n 19 false` ended with exit status: 1
+skips         pass         2       0     1.5 s
+all                                      2.5 s
 
-9 passed, 2 failed
+skipped in skips: 2 x a: no GPU
+11 passed, 2 failed, 2 skipped
 ";
-        assert_eq!(table(&reports), expected);
+        assert_eq!(table(&reports, TOOK), expected);
     }
 
     #[test]
@@ -167,7 +238,7 @@ outside       FAIL         2       1     1.5 s  `false` ended with exit status: 
         const NEEDS: &[Need] = &[Need::File { path: "no/such/file", fix: "write it" }];
         let report = run(&Step { needs: NEEDS, ..step("needy", &[GOOD]) }, &[]);
         assert_eq!(report.failure.as_deref(), Some("no/such/file not found: write it"));
-        assert!(table(&[report]).ends_with("0 passed, 1 failed\n"));
+        assert!(table(&[report], TOOK).ends_with("\n0 passed, 1 failed, 0 skipped\n"));
     }
 
     #[test]

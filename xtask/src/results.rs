@@ -18,9 +18,17 @@ struct Shown {
 
 const SHOWN: &[Shown] = &[
     Shown { file: "cpu", title: "`shm`, built in", on: "shared memory" },
-    Shown { file: "cpu-plugin", title: "`shm`, loaded plugin", on: "shared memory" },
+    Shown {
+        file: "cpu-plugin",
+        title: "`shm`, loaded plugin",
+        on: "shared memory; part of the suite: the code is that of the line above",
+    },
     Shown { file: "example-c", title: "`example_c`, plugin in C", on: "POSIX shared memory" },
-    Shown { file: "example-cpp", title: "the same, built as C++", on: "POSIX shared memory" },
+    Shown {
+        file: "example-cpp",
+        title: "the same, built as C++",
+        on: "POSIX shared memory; L0: the source is the same",
+    },
     Shown { file: "faulty-1", title: "`faulty` over `shm`: reordered", on: BAD_DAY },
     Shown { file: "faulty-2", title: "the same, many held, refusing often", on: BAD_DAY },
     Shown { file: "faulty-3", title: "the same, delayed, reporting late", on: BAD_DAY },

@@ -13,12 +13,32 @@ pub(crate) struct Step {
     /// Earlier steps whose results this one uses. It fails if one of them failed.
     pub(crate) after: &'static [&'static str],
     pub(crate) needs: &'static [Need],
+    pub(crate) lane: Lane,
+    pub(crate) quick: Quick,
     /// Run in order in the repository root, up to the first that fails.
     pub(crate) commands: &'static [Cmd],
 }
 
+/// What a step runs beside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Tests, which watch deadlines: one step at a time.
+    Tests,
+    /// What only computes: beside the tests, with what they leave of the processors.
+    Beside,
+}
+
+/// Whether `cargo xtask test --quick` has a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Quick {
+    No,
+    Too,
+    /// And only that: the whole run has all of it in other steps.
+    Only,
+}
+
 /// A command line without a shell: words between spaces. `{target}` stands for cargo's target
-/// folder.
+/// folder, `{xtask}` for this program.
 pub(crate) struct Cmd {
     pub(crate) env: &'static [(&'static str, &'static str)],
     pub(crate) line: &'static str,
@@ -61,90 +81,39 @@ pub(crate) const VM_NEEDS: &[Need] = &[
     Need::Program { program: "apt-get", fix: "this step takes its kernel from Debian's archive" },
 ];
 
-/// What cargo is to run a test with, so that it runs in the machine. The variable that says so must not
-/// reach the cargo inside.
-macro_rules! in_vm {
-    ($command:literal) => {
-        concat!(
-            "env --unset=CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER cargo xtask vm --limit 600 -- ",
-            $command
-        )
-    };
-}
-
 pub(crate) const STEPS: &[Step] = &[
+    Step {
+        name: "quick",
+        about: "unit tests of every crate; the transport alone and routing over shared memory",
+        after: &[],
+        needs: &[GCC, FABRIC_HEADERS, VERBS_HEADERS],
+        lane: Lane::Tests,
+        quick: Quick::Only,
+        commands: &[
+            cmd("cargo test --workspace --exclude xtask --lib --bins --no-fail-fast"),
+            cmd("cargo build --workspace --exclude xtask --bin tokenyard"),
+            cmd("{target}/debug/tokenyard conformance configs/cpu.toml \
+                 --filter l0/*,l1/routing/*,l1/worlds/*,l3/killed/dispatch_receive"),
+        ],
+    },
     Step {
         name: "fmt",
         about: "the code is formatted",
         after: &[],
         needs: &[RUSTFMT],
+        lane: Lane::Beside,
+        quick: Quick::Too,
         commands: &[cmd("cargo fmt --all --check")],
-    },
-    Step {
-        name: "clippy",
-        about: "no lint complains",
-        after: &[],
-        needs: &[CLIPPY],
-        commands: &[cmd("cargo clippy --workspace --all-targets -- -D warnings")],
-    },
-    Step {
-        name: "doc",
-        about: "the API documentation builds and its links hold",
-        after: &[],
-        needs: &[],
-        commands: &[Cmd {
-            env: &[("RUSTDOCFLAGS", "-D warnings")],
-            line: "cargo doc --workspace --no-deps",
-        }],
-    },
-    Step {
-        name: "unit",
-        about: "unit, integration and documentation tests of every crate",
-        after: &[],
-        needs: &[GCC, FABRIC_HEADERS, VERBS_HEADERS, FI_INFO],
-        commands: &[cmd("cargo test --workspace --exclude xtask --no-fail-fast")],
-    },
-    Step {
-        name: "model",
-        about: "what threads hand to each other holds under every schedule (loom)",
-        after: &[],
-        needs: &[],
-        // A folder of their own: the flags change every crate, and would do so back and forth.
-        commands: &[
-            Cmd {
-                env: LOOM,
-                line: "cargo test --package tokenyard-core --lib --target-dir {target}/loom proxy::",
-            },
-            Cmd {
-                env: LOOM,
-                line: "cargo test --package tokenyard-cpu --lib --target-dir {target}/loom pool::",
-            },
-        ],
-    },
-    Step {
-        name: "xtask",
-        about: "tests of this tool",
-        after: &[],
-        needs: &[],
-        commands: &[cmd("cargo test --package xtask --no-fail-fast")],
-    },
-    Step {
-        name: "plugin",
-        about: "the cpu backend builds as a loadable plugin",
-        after: &[],
-        needs: &[],
-        commands: &[
-            cmd("cargo build --package tokenyard-plugin-cpu --release"),
-            cmd("test -s {target}/release/libtokenyard_plugin_cpu.so"),
-        ],
     },
     Step {
         name: "header",
         about: "the checked-in C header matches the ABI crate and compiles as C and C++",
         after: &[],
         needs: &[GCC, GXX],
+        lane: Lane::Beside,
+        quick: Quick::Too,
         commands: &[
-            cmd("cargo xtask header --check"),
+            cmd("{xtask} header --check"),
             cmd("gcc -x c -std=c11 -pedantic -Wall -Wextra -Werror -fsyntax-only \
                  abi/include/tokenyard_plugin.h"),
             cmd("g++ -x c++ -std=c++17 -pedantic -Wall -Wextra -Werror -fsyntax-only \
@@ -156,6 +125,8 @@ pub(crate) const STEPS: &[Step] = &[
         about: "the example plugin builds as C and as C++",
         after: &["header"],
         needs: &[GCC, GXX, EXAMPLE_C],
+        lane: Lane::Beside,
+        quick: Quick::Too,
         commands: &[
             cmd("mkdir -p {target}/example-c"),
             cmd("gcc -Wall -Wextra -Werror -std=c11 -shared -fPIC -Iabi/include \
@@ -165,16 +136,108 @@ pub(crate) const STEPS: &[Step] = &[
         ],
     },
     Step {
+        name: "build",
+        about: "programs, plugins and tests, built at once with the features of the whole workspace",
+        after: &[],
+        needs: &[GCC, FABRIC_HEADERS, VERBS_HEADERS],
+        lane: Lane::Tests,
+        quick: Quick::No,
+        // Whoever builds a part of it builds what it shares with the rest anew: later steps name the workspace too.
+        commands: &[
+            cmd("cargo build --workspace --exclude xtask"),
+            cmd("cargo test --workspace --exclude xtask --no-run"),
+        ],
+    },
+    Step {
+        name: "unit",
+        about: "unit, integration and documentation tests of every crate",
+        after: &["build"],
+        needs: &[GCC, FABRIC_HEADERS, VERBS_HEADERS, FI_INFO],
+        lane: Lane::Tests,
+        quick: Quick::No,
+        commands: &[cmd("cargo test --workspace --exclude xtask --no-fail-fast")],
+    },
+    Step {
+        name: "release",
+        about: "the program and the plugins, built for use, at once",
+        after: &[],
+        needs: &[FABRIC_HEADERS, VERBS_HEADERS],
+        lane: Lane::Beside,
+        quick: Quick::No,
+        commands: &[
+            cmd(crate::install::BUILD),
+            cmd("test -s {target}/release/libtokenyard_plugin_cpu.so"),
+        ],
+    },
+    Step {
+        name: "xtask",
+        about: "tests of this tool",
+        after: &[],
+        needs: &[],
+        lane: Lane::Tests,
+        quick: Quick::Too,
+        commands: &[cmd("cargo test --package xtask --no-fail-fast")],
+    },
+    Step {
+        name: "model",
+        about: "what threads hand to each other holds under every schedule (loom)",
+        after: &[],
+        needs: &[],
+        lane: Lane::Beside,
+        quick: Quick::No,
+        // A folder of their own: the flags change every crate, and would do so back and forth.
+        commands: &[
+            // Both at once: cargo joins the features of what they share, and builds that once.
+            Cmd {
+                env: LOOM,
+                line: "cargo test --package tokenyard-core --package tokenyard-cpu --lib \
+                       --target-dir {target}/loom -- proxy:: pool::",
+            },
+        ],
+    },
+    Step {
+        name: "clippy",
+        about: "no lint complains",
+        after: &[],
+        needs: &[CLIPPY],
+        lane: Lane::Beside,
+        quick: Quick::Too,
+        // A folder of its own, which `doc` shares: else the tests, some of which build plugins, wait for its lock.
+        commands: &[
+            cmd(
+                "cargo clippy --target-dir {target}/check --workspace --all-targets -- -D warnings",
+            ),
+            // Targets that `--all-targets` and `cargo test` leave out.
+            cmd("cargo clippy --target-dir {target}/check --workspace --test hosts --test mpirun \
+                 --test links -- -D warnings"),
+        ],
+    },
+    Step {
+        name: "doc",
+        about: "the API documentation builds and its links hold",
+        after: &[],
+        needs: &[],
+        lane: Lane::Beside,
+        quick: Quick::No,
+        commands: &[Cmd {
+            env: &[("RUSTDOCFLAGS", "-D warnings")],
+            line: "cargo doc --target-dir {target}/check --workspace --no-deps",
+        }],
+    },
+    Step {
         name: "cuda-compile",
         about: "every CUDA kernel compiles for sm_80, sm_90a and sm_100a, without a GPU; registers, spills; nvcc; NCCL's headers",
-        after: &[],
+        // The program is built there.
+        after: &["build"],
         needs: &[PIP, GXX],
+        lane: Lane::Beside,
+        quick: Quick::No,
         commands: &[
             cmd("pip3 install --quiet --upgrade --target {target}/cuda-compilers \
                  nvidia-cuda-nvrtc==13.0.* nvidia-cuda-nvcc==13.0.* nvidia-cuda-crt==13.0.* \
                  nvidia-nvvm==13.0.* nvidia-cuda-runtime==13.0.* nvidia-cuda-cccl==13.0.*"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
-                 cargo test --package tokenyard-cuda --test nvcc -- --include-ignored"),
+                 cargo test --workspace --exclude xtask --test nvcc -- --include-ignored"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  {target}/cuda-compilers/nvidia/cu13/bin/nvcc -std=c++17 -arch=sm_80 -cubin -DTY_ROWS_TMA=0 \
                  -Ibackends/gpu/device -Ibackends/ibgda/src backends/ibgda/tests/kernel.cu \
@@ -192,17 +255,20 @@ pub(crate) const STEPS: &[Step] = &[
                  cargo run --package tokenyard-cuda --example compile"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  XDG_CACHE_HOME={target}/cuda-cache \
-                 cargo run --package tokenyard-cli -- warm configs/nvlink.toml --capability 90"),
+                 {target}/debug/tokenyard warm configs/nvlink.toml --capability 90"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  XDG_CACHE_HOME={target}/cuda-cache \
-                 cargo run --package tokenyard-cli -- warm configs/nvlink-proxy.toml --capability 90"),
+                 {target}/debug/tokenyard warm configs/nvlink-proxy.toml --capability 90"),
         ],
     },
     Step {
         name: "rocm-compile",
         about: "every GPU kernel compiles for gfx942 and gfx950, without ROCm; registers, spills, scratch, LDS, sums",
-        after: &[],
+        // Not beside the builds there, whose folder it shares.
+        after: &["build"],
         needs: &[PIP],
+        lane: Lane::Beside,
+        quick: Quick::No,
         commands: &[
             // A clang with AMD's target in one package. Later versions crash on these kernels.
             cmd("pip3 install --quiet --upgrade --target {target}/rocm-compilers ziglang==0.16.0"),
@@ -219,20 +285,23 @@ pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "conformance",
         about: "the suite, on processes: built-in parts, the loaded plugin, the C and C++ plugins, bad days",
-        after: &["plugin", "c-plugin"],
+        after: &["release", "c-plugin"],
         needs: &[],
+        lane: Lane::Tests,
+        quick: Quick::No,
         commands: &[
-            cmd("cargo build --release --package tokenyard-cli"),
-            cmd("cargo build --release --package tokenyard-plugin-faulty"),
-            cmd("cargo xtask configs"),
+            cmd("{xtask} configs"),
             cmd("{target}/release/tokenyard conformance configs/cpu.toml \
                  --save {target}/conformance/results/cpu.json"),
+            // The same code as the one before, on the other side of the ABI: whether it crosses.
             cmd("{target}/release/tokenyard conformance {target}/conformance/cpu-plugin.toml \
+                 --filter l0/*,l1/routing/*,l1/worlds/*,l3/killed/dispatch_receive \
                  --save {target}/conformance/results/cpu-plugin.json"),
             cmd("{target}/release/tokenyard conformance {target}/conformance/example-c.toml \
                  --save {target}/conformance/results/example-c.json"),
+            // The same source as the one before.
             cmd("{target}/release/tokenyard conformance {target}/conformance/example-cpp.toml \
-                 --save {target}/conformance/results/example-cpp.json"),
+                 --level L0 --save {target}/conformance/results/example-cpp.json"),
             cmd("{target}/release/tokenyard conformance {target}/conformance/faulty-1.toml \
                  --save {target}/conformance/results/faulty-1.json"),
             cmd("{target}/release/tokenyard conformance {target}/conformance/faulty-2.toml \
@@ -245,15 +314,32 @@ pub(crate) const STEPS: &[Step] = &[
         ],
     },
     Step {
+        name: "libfabric",
+        about: "the suite over the libfabric plugin: tcp and shm, and the transport alone over udp",
+        after: &["conformance"],
+        needs: &[FI_INFO],
+        lane: Lane::Tests,
+        quick: Quick::No,
+        commands: &[
+            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-tcp.toml \
+                 --save {target}/conformance/results/libfabric-tcp.json"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-shm.toml \
+                 --save {target}/conformance/results/libfabric-shm.json"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-udp.toml \
+                 --level L0 --save {target}/conformance/results/libfabric-udp.json"),
+        ],
+    },
+    Step {
         name: "python",
         about: "the Python packages: built, installed where nothing else is, and tested on the CPU backend",
-        after: &[],
+        // Its plugins are built there.
+        after: &["build"],
         needs: &[PIP, PYTHON, STRIP],
+        lane: Lane::Tests,
+        quick: Quick::No,
         commands: &[
             // Debian's venv has no pip of its own.
             cmd("rm -rf {target}/python/wheels {target}/python/bare"),
-            cmd("cargo build --package tokenyard-plugin-libfabric"),
-            cmd("cargo build --package tokenyard-plugin-verbs"),
             cmd("mkdir -p python/tokenyard/plugins"),
             cmd(
                 "strip --strip-unneeded -o python/tokenyard/plugins/libtokenyard_plugin_libfabric.so \
@@ -283,60 +369,14 @@ pub(crate) const STEPS: &[Step] = &[
         ],
     },
     Step {
-        name: "libfabric",
-        about: "the suite over the libfabric plugin: tcp and shm, and the transport alone over udp",
-        after: &["conformance"],
-        needs: &[FI_INFO],
-        commands: &[
-            cmd("cargo build --release --package tokenyard-plugin-libfabric"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-tcp.toml \
-                 --save {target}/conformance/results/libfabric-tcp.json"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-shm.toml \
-                 --save {target}/conformance/results/libfabric-shm.json"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-udp.toml \
-                 --level L0 --save {target}/conformance/results/libfabric-udp.json"),
-        ],
-    },
-    Step {
         name: "vm",
         about: "soft-RoCE, in an emulated machine: the machine itself, then what runs over RDMA",
-        after: &["conformance"],
+        after: &["build", "conformance"],
         needs: VM_NEEDS,
-        // One boot per line; see docs/testing-rdma.md. Emulation is slow, so part of the suite runs.
-        commands: &[
-            cmd("cargo build --release --package tokenyard-plugin-verbs"),
-            // A target that `cargo clippy --all-targets` leaves out.
-            cmd("cargo clippy --package tokenyard-conformance --test links -- -D warnings"),
-            // The machine itself; then the link of a rank is cut in each phase.
-            Cmd {
-                env: &[(
-                    "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER",
-                    in_vm!("sh xtask/src/vm/check.sh"),
-                )],
-                line: "cargo test --package tokenyard-conformance --test links",
-            },
-            // Ranks are lost, and the others go on.
-            Cmd {
-                env: &[("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", in_vm!(""))],
-                line: "cargo test --package tokenyard-conformance --test masking -- --verbs",
-            },
-            // A rank is killed and is stopped in each phase.
-            cmd("cargo xtask vm --limit 900 -- {target}/release/tokenyard conformance \
-                 {target}/conformance/verbs.toml --save {target}/conformance/results/verbs.json --slow 10 \
-                 --filter l0/*,l1/routing/*,l1/worlds/*,l2/dispatches_in_flight/* \
-                 --filter *ed/bootstrap,*ed/connect,*ed/between_operations,*ed/dispatch_send \
-                 --filter *ed/dispatch_receive,*ed/combine_send,*ed/combine_receive"),
-            // That it measures; figures of an emulated machine say nothing.
-            cmd("cargo xtask vm --limit 600 -- {target}/release/tokenyard bench link \
-                 {target}/conformance/verbs.toml --samples 1 --tokens 64 --no-check"),
-            cmd("cargo build --release --package tokenyard-plugin-libfabric"),
-            // What needs the variable: backends/libfabric/docs.md.
-            cmd(
-                "cargo xtask vm -- env FI_UNIVERSE_SIZE=16 {target}/release/tokenyard conformance \
-                 {target}/conformance/libfabric-verbs.toml --filter l0/*,l1/routing/* --slow 10 \
-                 --save {target}/conformance/results/libfabric-verbs.json",
-            ),
-        ],
+        lane: Lane::Tests,
+        quick: Quick::No,
+        // Emulation is slow, so part of the suite runs: see docs/testing-rdma.md.
+        commands: &[cmd("{xtask} vm --suite")],
     },
     Step {
         name: "install",
@@ -344,9 +384,11 @@ pub(crate) const STEPS: &[Step] = &[
         // Their builds are installed.
         after: &["conformance", "libfabric"],
         needs: &[FI_INFO],
+        lane: Lane::Tests,
+        quick: Quick::No,
         commands: &[
             cmd("rm -rf {target}/installed"),
-            cmd("cargo xtask install {target}/installed"),
+            cmd("{xtask} install {target}/installed"),
             cmd("test -s {target}/installed/include/tokenyard_plugin.h"),
             cmd("{target}/installed/bin/tokenyard run --steps 2 \
                  {target}/installed/share/tokenyard/configs/cpu.toml"),
@@ -366,32 +408,34 @@ pub(crate) const STEPS: &[Step] = &[
         about: "docs/conformance.md tells what the suite found",
         after: &["conformance", "libfabric", "vm"],
         needs: &[],
-        commands: &[cmd("cargo xtask results --check")],
+        lane: Lane::Tests,
+        quick: Quick::No,
+        commands: &[cmd("{xtask} results --check")],
     },
     Step {
         name: "mpirun",
         about: "jobs that Open MPI's and MPICH's mpirun start: docs/environment.md",
-        after: &[],
+        after: &["build"],
         needs: &[OPEN_MPI, MPICH],
+        lane: Lane::Tests,
+        quick: Quick::No,
         commands: &[
-            // A target that `cargo test` and `cargo clippy --all-targets` leave out.
-            cmd("cargo clippy --package tokenyard-cli --test mpirun -- -D warnings"),
-            cmd("cargo test --package tokenyard-cli --test mpirun --no-fail-fast"),
+            // A target that `cargo test` leaves out.
+            cmd("cargo test --workspace --exclude xtask --test mpirun --no-fail-fast"),
         ],
     },
     Step {
         name: "hosts",
         about: "jobs and faults on several hosts, which are network namespaces: docs/testing-hosts.md",
-        after: &[],
+        // Its plugins are built there.
+        after: &["build"],
         needs: &[IP, FI_INFO, OPEN_MPI, MPICH],
+        lane: Lane::Tests,
+        quick: Quick::No,
         commands: &[
-            cmd("cargo build --package tokenyard-plugin-libfabric"),
-            // Targets that `cargo test` and `cargo clippy --all-targets` leave out.
-            cmd("cargo clippy --package tokenyard-launch --package tokenyard-cli \
-                 --package tokenyard-conformance --test hosts -- -D warnings"),
-            cmd("cargo test --package tokenyard-launch --package tokenyard-cli \
-                 --package tokenyard-conformance --test hosts --no-fail-fast"),
-            cmd("cargo test --package tokenyard-conformance --test masking -- --ignored"),
+            // Targets that `cargo test` leaves out.
+            cmd("cargo test --workspace --exclude xtask --test hosts --no-fail-fast"),
+            cmd("cargo test --workspace --exclude xtask --test masking -- --ignored"),
         ],
     },
 ];
@@ -399,7 +443,7 @@ pub(crate) const STEPS: &[Step] = &[
 /// The steps named, and those they build on, in the order of the table; all if none is named.
 pub(crate) fn select(steps: &'static [Step], only: &[&str]) -> Result<Vec<&'static Step>> {
     if only.is_empty() {
-        return Ok(steps.iter().collect());
+        return Ok(steps.iter().filter(|step| step.quick != Quick::Only).collect());
     }
     for name in only {
         if !steps.iter().any(|step| step.name == *name) {
@@ -420,6 +464,11 @@ pub(crate) fn select(steps: &'static [Step], only: &[&str]) -> Result<Vec<&'stat
     Ok(selected)
 }
 
+/// The steps of a quick run.
+pub(crate) fn quick(steps: &'static [Step]) -> Vec<&'static Step> {
+    steps.iter().filter(|step| step.quick != Quick::No).collect()
+}
+
 /// One line per step.
 pub(crate) fn list(steps: &[Step]) -> String {
     let width = steps.iter().map(|step| step.name.len()).max().unwrap_or_default();
@@ -438,7 +487,8 @@ mod tests {
     const CHAIN: &[Step] = &[bare("a", &[]), bare("b", &[]), bare("c", &["a"]), bare("d", &["c"])];
 
     const fn bare(name: &'static str, after: &'static [&'static str]) -> Step {
-        Step { name, about: "about", after, needs: &[], commands: &[] }
+        let (lane, quick) = (Lane::Tests, Quick::No);
+        Step { name, about: "about", after, needs: &[], lane, quick, commands: &[] }
     }
 
     fn names(selected: &[&Step]) -> Vec<&'static str> {
@@ -451,6 +501,17 @@ mod tests {
         assert_eq!(names(&select(CHAIN, &["b"]).unwrap()), ["b"]);
         assert_eq!(names(&select(CHAIN, &["d"]).unwrap()), ["a", "c", "d"]);
         assert_eq!(names(&select(CHAIN, &["c", "b", "c"]).unwrap()), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn a_quick_run_has_what_it_builds_on_and_a_whole_one_has_no_shortcut() {
+        let quick = quick(STEPS);
+        for step in &quick {
+            let there = |name: &&str| quick.iter().any(|step| step.name == *name);
+            assert!(step.after.iter().all(there), "{}", step.name);
+        }
+        assert!(names(&quick).contains(&"quick"));
+        assert!(!names(&select(STEPS, &[]).unwrap()).contains(&"quick"));
     }
 
     #[test]

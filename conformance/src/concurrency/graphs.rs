@@ -61,6 +61,7 @@ fn with_graphs(name: &str, about: &str, layout: Layout, body: OnCommunicator) ->
         level: Level::L2,
         ranks: 2,
         about: about.to_owned(),
+        loses_rank: false,
         body: Box::new(move |rank| run(rank, layout, body)),
     }
 }

@@ -26,6 +26,7 @@ pub(super) fn tests() -> Vec<Test> {
         level: Level::L2,
         ranks: 2,
         about: format!("{USUAL} rounds, or {ROUNDS}: late ranks, poisoned outputs, every layout"),
+        loses_rank: false,
         body: Box::new(soak),
     }]
 }

@@ -70,9 +70,11 @@ impl Lie {
         matches!(self, Self::Secret | Self::PluginPath)
     }
 
-    /// What the victim's error says, and the errors of the others where it joined.
-    pub(super) fn says(self) -> &'static [&'static str] {
-        match self {
+    /// What the victim's error says, and the errors of the others where it joined, in a world of so many ranks.
+    pub(super) fn says(self, ranks: u32) -> Vec<String> {
+        // As in the script: four experts on each rank.
+        let experts = 4 * ranks;
+        let words: &[&str] = match self {
             Self::Secret => &["secret"],
             Self::Deadline => &["deadline"],
             Self::PluginPath => &["is relative", "absolute path"],
@@ -80,13 +82,19 @@ impl Lie {
             Self::MaxTokens => &["max_tokens", "12", "11"],
             Self::Hidden => &["hidden", "64", "128"],
             Self::Topk => &["topk", "3", "2"],
-            Self::Experts => &["experts", "12", "15"],
-            Self::TopkAboveExperts => &["topk = 13", "at most 12"],
-            Self::UnevenExperts => &["13 experts on 3 ranks", "multiple of 3"],
+            Self::Experts => &["experts", &experts.to_string(), &(experts + ranks).to_string()],
+            Self::TopkAboveExperts => {
+                &[&format!("topk = {}", experts + 1), &format!("at most {experts}")]
+            }
+            Self::UnevenExperts => &[
+                &format!("{} experts on {ranks} ranks", experts + 1),
+                &format!("multiple of {ranks}"),
+            ],
             Self::RowType => &["rank 1 called", "bf16", "fp32"],
             Self::Layout => &["rank 1 called", "flat", "packed"],
             Self::Operation => &["rank 1 called", "replay", "dispatch"],
-        }
+        };
+        words.iter().map(|word| (*word).to_owned()).collect()
     }
 
     pub(super) fn spoil_config(self, config: &mut Config) -> tokenyard_core::Result<()> {
@@ -116,7 +124,8 @@ impl Lie {
             Self::MaxTokens => options.max_tokens -= 1,
             Self::Hidden => options.hidden *= 2,
             Self::Topk => options.topk -= 1,
-            Self::Experts => options.experts += 3,
+            // One more on each rank.
+            Self::Experts => options.experts += options.experts / 4,
             Self::TopkAboveExperts => options.topk = options.experts + 1,
             Self::UnevenExperts => options.experts += 1,
             _ => {}

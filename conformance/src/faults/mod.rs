@@ -123,6 +123,14 @@ impl Fault {
         Self { pace, ..self }
     }
 
+    /// The same in a world of at most `ranks` ranks: two are enough for a victim and one that must end, in one
+    /// domain. A fault that this does not fit is left as it is.
+    #[must_use]
+    pub fn within(self, ranks: u32) -> Self {
+        let fits = self.domains == 1 && self.hosts.is_none() && ranks > self.victim.max(1);
+        Self { ranks: if fits { self.ranks.min(ranks) } else { self.ranks }, ..self }
+    }
+
     /// The deadline that it is played with.
     pub fn deadline(&self) -> Duration {
         self.pace.stretch(if self.hosts.is_some() { hosts::DEADLINE } else { DEADLINE })
@@ -240,4 +248,23 @@ fn among_domains(domains: u32) -> Vec<Fault> {
         pace: Pace::USUAL,
     });
     lost.chain(misled).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_in_one_domain_takes_two_ranks_where_there_are_no_more() {
+        for fault in list(1) {
+            let two = fault.clone().within(2);
+            assert_eq!((two.ranks, two.name.as_str()), (2, fault.name.as_str()));
+            assert!(two.victim < two.ranks, "{}", two.name);
+            assert_eq!(fault.clone().within(8), fault, "no more than it has");
+            assert_eq!(fault.clone().within(1), fault, "one rank has nobody to lose");
+        }
+        for fault in list(2).into_iter().chain(on_hosts()) {
+            assert_eq!(fault.clone().within(2), fault);
+        }
+    }
 }

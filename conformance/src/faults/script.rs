@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Signal, getpid, kill_process};
 use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions, environment};
 use tokenyard_core::communicator::Communicator;
-use tokenyard_core::config::Config;
+use tokenyard_core::config::{Config, OnFailure};
 use tokenyard_launch::{Hosts, Net};
 
 use super::{Fault, Kind, Lie, Phase};
@@ -138,6 +138,8 @@ impl Player<'_> {
         }
         let deadline = self.fault.deadline();
         config.world.deadline = deadline;
+        // What must happen here is an end. That the others go on where losses are masked is another matter.
+        config.world.on_failure = OnFailure::Stop;
         // Who has not come cannot be told from who comes late, so lateness is the deadline where
         // a rank does not come.
         let stays_away = self.fault.phase == Phase::Bootstrap;

@@ -2,7 +2,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tokenyard_core::capabilities::Declared;
-use tokenyard_core::config::Config;
+use tokenyard_core::config::{Config, OnFailure};
 use tokenyard_core::host::ComponentInfo;
 use tokenyard_core::machine;
 use tokenyard_core::transport::Capabilities;
@@ -25,7 +25,13 @@ pub struct Environment {
     capabilities: Declared,
     /// What deadlines and limits were multiplied by.
     slow: Pace,
+    /// What of the config a run leaves aside, and why.
+    notes: Vec<&'static str>,
 }
+
+/// Of a config that masks losses.
+const PLAYED_WITHOUT_MASKING: &str = "L3 is played with on_failure = \"stop\": its cases are about an end that comes in \
+     time. That the others go on is not a case of this suite; l0/*_holds_up_nobody are what a transport owes for it";
 
 impl Environment {
     /// Of this machine, now. `components` are all there are; those that `config` uses are kept.
@@ -53,6 +59,10 @@ impl Environment {
             components: components.iter().filter(uses).cloned().collect(),
             capabilities: Declared::from(capabilities),
             slow: pace,
+            notes: match config.world.on_failure {
+                OnFailure::Mask => vec![PLAYED_WITHOUT_MASKING],
+                OnFailure::Stop => Vec::new(),
+            },
         }
     }
 
@@ -61,7 +71,12 @@ impl Environment {
         self.slow
     }
 
-    /// Two lines for people.
+    /// What the transport declares.
+    pub(crate) fn capabilities(&self) -> &Declared {
+        &self.capabilities
+    }
+
+    /// Two lines for people, and the notes.
     pub fn summary(&self) -> String {
         let components: Vec<String> = self
             .components
@@ -72,8 +87,9 @@ impl Environment {
                 format!("{} {} {} ({from})", component.kind, component.name, component.version)
             })
             .collect();
+        let notes: String = self.notes.iter().map(|note| format!("\nnote: {note}")).collect();
         format!(
-            "{}: {}\ntransport declares: {}",
+            "{}: {}\ntransport declares: {}{notes}",
             self.config,
             components.join(", "),
             self.capabilities.flags.join(", ")

@@ -5,12 +5,14 @@ mod junit;
 mod table;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::claims::{self, ClaimResult};
 use crate::expected::Expected;
 use crate::runner::{Finished, Verdict};
-use crate::suite::Level;
+use crate::suite::{self, Level};
 
 pub use environment::Environment;
 
@@ -78,6 +80,8 @@ pub struct Line {
     pub ranks: u32,
     /// What must hold.
     pub about: String,
+    /// What breaks if it fails: numbers of `docs/invariants.md`.
+    pub invariants: &'static str,
     /// How it ended.
     #[serde(flatten)]
     pub status: Status,
@@ -95,6 +99,12 @@ pub struct SuiteReport {
     pub ok: bool,
     /// Tests per word of [`Status`], for each level.
     pub levels: BTreeMap<String, BTreeMap<&'static str, usize>>,
+    /// Levels of which tests were chosen and none ran: nothing is known of them.
+    pub nothing_ran: Vec<String>,
+    /// Of each claim of the transport, what tested it.
+    pub claims: Vec<ClaimResult>,
+    /// How long the run took, by the clock.
+    pub seconds: f64,
     /// Sizes of the worlds that tests ran on.
     pub world_sizes: Vec<u32>,
     /// Every test that was chosen.
@@ -122,6 +132,7 @@ impl SuiteReport {
         chosen: Vec<Chosen>,
         finished: &[Finished],
         expected: &Expected,
+        took: Duration,
     ) -> Self {
         let by_name: BTreeMap<&str, &Finished> =
             finished.iter().map(|finished| (finished.name.as_str(), finished)).collect();
@@ -132,7 +143,8 @@ impl SuiteReport {
                 let status = status(&test.name, finished.map(|f| &f.verdict), expected);
                 let seconds = finished.map_or(0.0, |f| f.took.as_secs_f64());
                 let Chosen { name, level, ranks, about } = test;
-                Line { name, level, ranks, about, status, seconds }
+                let invariants = suite::invariants(&name, level);
+                Line { name, level, ranks, about, invariants, status, seconds }
             })
             .collect();
         let mut levels: BTreeMap<String, BTreeMap<&'static str, usize>> = BTreeMap::new();
@@ -145,7 +157,31 @@ impl SuiteReport {
         world_sizes.sort_unstable();
         world_sizes.dedup();
         let ok = !tests.iter().any(|line| line.status.is_bad());
-        Self { schema_version: SCHEMA, environment, ok, levels, world_sizes, tests }
+        let not_run = Status::NotSupported { why: String::new() }.word();
+        let nothing_ran = levels
+            .iter()
+            .filter(|(_, counts)| counts.keys().all(|word| *word == not_run))
+            .map(|(level, _)| level.clone())
+            .collect();
+        let claims = claims::results(environment.capabilities(), &tests);
+        let (schema_version, seconds) = (SCHEMA, took.as_secs_f64());
+        Self {
+            schema_version,
+            environment,
+            ok,
+            levels,
+            nothing_ran,
+            claims,
+            seconds,
+            world_sizes,
+            tests,
+        }
+    }
+
+    /// How many of the chosen tests were not run.
+    pub fn not_run(&self) -> usize {
+        let not_run = |line: &&Line| matches!(line.status, Status::NotSupported { .. });
+        self.tests.iter().filter(not_run).count()
     }
 
     /// JUnit's XML, one test suite per level.
@@ -179,8 +215,6 @@ fn status(name: &str, verdict: Option<&Verdict>, expected: &Expected) -> Status 
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tokenyard_core::config::Config;
 
     use tokenyard_core::transport::NO_CAPABILITIES;
@@ -205,7 +239,8 @@ mod tests {
         let expected = "[[expected]]\ncomponent = \"shm\"\ntest = \"l1/known*\"\nreason = \"r\"\nlink = \"l\"\n";
         let expected = Expected::parse(expected, &config()).expect("valid");
         let environment = Environment::new(&config(), &[], &NO_CAPABILITIES, Pace::new(3).unwrap());
-        SuiteReport::new(environment, names.iter().map(|n| chosen(n)).collect(), ended, &expected)
+        let chosen = names.iter().map(|n| chosen(n)).collect();
+        SuiteReport::new(environment, chosen, ended, &expected, Duration::from_millis(700))
     }
 
     #[test]
@@ -216,6 +251,12 @@ mod tests {
         assert!(report.tests[1].status.is_bad());
         assert!(!report.ok);
         assert!(report.table().contains("l1/b"), "{}", report.table());
+        assert!(
+            report.table().contains("    breaks: a rule of the exchange; INV-1"),
+            "{}",
+            report.table()
+        );
+        assert!(report.table().contains("2 tests in 0.7 s, 0 not run"), "{}", report.table());
     }
 
     #[test]
@@ -233,6 +274,13 @@ mod tests {
         let ended = finished("l1/a", Verdict::NotSupported("no get".into()));
         let report = report(&["l1/a"], &[ended]);
         assert!(report.ok);
+        assert_eq!(report.nothing_ran, ["L1"]);
+        let table = report.table();
+        assert!(table.contains("1 tests in 0.7 s, 1 not run"), "by the clock: {table}");
+        assert!(
+            table.trim_end().ends_with("nothing ran of L1, so nothing is known of it"),
+            "{table}"
+        );
         assert_eq!(report.world_sizes, [0u32; 0]);
         assert!(report.table().contains("no get"), "{}", report.table());
         let json = serde_json::to_value(&report).expect("plain data");

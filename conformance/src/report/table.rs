@@ -21,6 +21,9 @@ pub(super) fn write(report: &SuiteReport) -> String {
         detail.lines().for_each(|detail| {
             let _ = writeln!(out, "    {detail}");
         });
+        if line.status.is_bad() && !line.invariants.is_empty() {
+            let _ = writeln!(out, "    breaks: {}", line.invariants);
+        }
     }
     if !out.is_empty() {
         out.push('\n');
@@ -37,13 +40,33 @@ pub(super) fn write(report: &SuiteReport) -> String {
         }
         out.push('\n');
     }
-    let seconds: f64 = report.tests.iter().map(|line| line.seconds).sum();
-    let verdict = if report.ok { "all as expected" } else { "NOT as expected" };
+    if report.levels.contains_key("L0") {
+        out.push_str("\nwhat the transport declares:\n");
+        report.claims.iter().for_each(|claim| {
+            let _ = writeln!(out, "  {}", claim.line());
+        });
+    }
     // Whoever reads that faults ended in time must know in which.
     let slow = match report.environment.pace().slow() {
         1 => String::new(),
         slow => format!(", with {slow} times the usual deadlines and limits"),
     };
-    let _ = writeln!(out, "\n{} tests in {seconds:.1} s{slow}: {verdict}", report.tests.len());
+    let (tests, seconds, not_run) = (report.tests.len(), report.seconds, report.not_run());
+    let _ = writeln!(
+        out,
+        "\n{tests} tests in {seconds:.1} s, {not_run} not run{slow}: {}",
+        verdict(report)
+    );
     out
+}
+
+fn verdict(report: &SuiteReport) -> String {
+    let nothing = report.nothing_ran.join(", ");
+    match (report.ok, nothing.is_empty()) {
+        (true, true) => "all as expected".to_owned(),
+        (true, false) => {
+            format!("nothing failed, but nothing ran of {nothing}, so nothing is known of it")
+        }
+        (false, _) => "NOT as expected".to_owned(),
+    }
 }

@@ -5,6 +5,7 @@
 //! ranks are this program again, started with the arguments of [`Program`] and an order file; they
 //! answer with JSON lines on standard output. `work` is the rank's side, `watch` the launcher's.
 
+mod load;
 mod order;
 mod watch;
 mod work;
@@ -26,7 +27,7 @@ use crate::ranks::in_threads;
 use crate::suite::{Outcome, Rank, Test};
 use crate::transport;
 
-pub use watch::{Finished, Verdict, run_fault, run_faults, run_in_processes};
+pub use watch::{Finished, RunEvent, Verdict, run_fault, run_faults, run_in_processes};
 pub use work::rank_main;
 
 /// The longest deadline that tests run with, so that a wait that never ends shows soon.
@@ -103,17 +104,26 @@ impl Settings {
         self.config.domains.unwrap_or(1)
     }
 
+    /// The most ranks that the transport takes: those of its team, in each domain where it is inside of domains.
+    pub fn most_ranks(&self) -> u32 {
+        let teams = if self.config.scale_up.is_some() { self.domains() } else { 1 };
+        self.capabilities.max_peers.saturating_mul(teams)
+    }
+
     /// Runs one test on a world of threads.
     ///
     /// # Errors
     /// What failed on which rank.
     pub fn run_in_threads(&self, test: &Test) -> Result<Outcome> {
+        if test.loses_rank {
+            return Ok(Outcome::NotSupported("ranks that are threads cannot be lost".to_owned()));
+        }
         let results = in_threads(test.ranks, &self.config, |world| self.run_on(world, test))?;
         let mut outcome = Outcome::Pass;
         let mut failures = Vec::new();
         for (rank, result) in results.into_iter().enumerate() {
             match result {
-                Ok(Outcome::Pass | Outcome::PassAndOver) => {}
+                Ok(Outcome::Pass | Outcome::PassAndOver | Outcome::IsLost(_)) => {}
                 Ok(not_supported) => outcome = not_supported,
                 Err(error) => failures.push(format!("rank {rank}: {error:#}")),
             }

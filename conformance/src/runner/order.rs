@@ -28,8 +28,8 @@ pub(super) struct JobSpec {
 pub(super) enum Work {
     /// These tests in this order, until one fails.
     Tests(Vec<String>),
-    /// The fault of this name.
-    Fault(String),
+    /// The fault of this name, on this many ranks.
+    Fault { name: String, ranks: u32 },
 }
 
 impl JobSpec {
@@ -55,6 +55,8 @@ pub(super) enum Answer {
     Faulty,
     /// A call ended with this error on this rank, and the run of a fault with it.
     Ended { error: String, rank: Option<u32> },
+    /// A call of this slot of the transport under test does not return.
+    Stuck { slot: String },
     /// Where the ranks meet: it must be gone in the end.
     Meeting { path: PathBuf },
 }
@@ -80,7 +82,7 @@ impl From<Result<Outcome>> for TestEnd {
     fn from(result: Result<Outcome>) -> Self {
         match result {
             Ok(Outcome::Pass) => Self::Pass,
-            Ok(Outcome::PassAndOver) => Self::PassAndOver,
+            Ok(Outcome::PassAndOver | Outcome::IsLost(_)) => Self::PassAndOver,
             Ok(Outcome::NotSupported(why)) => Self::NotSupported(why),
             Err(error) => Self::Fail(format!("{error:#}")),
         }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use tokenyard_launch::{Event, Exit, Hosts, Job, Launcher, Net, Running, Stderr, interrupt};
 
 use super::Program;
+use super::load::LoadWatch;
 use super::order::{Answer, JobSpec, TestEnd, Work};
 use crate::faults::{self, CutLink, Fault, Kind};
 use crate::pace::Pace;
@@ -50,7 +51,16 @@ pub struct Finished {
     pub took: Duration,
 }
 
-/// Runs tests, those of the smallest worlds first, and hands each result to `each` as it comes.
+/// What a run tells while it goes on.
+#[derive(Clone, Debug)]
+pub enum RunEvent<'a> {
+    /// The test of this name runs now.
+    Starts(&'a str),
+    /// A test has ended.
+    Ended(Finished),
+}
+
+/// Runs tests, those of the smallest worlds first, and hands each start and result to `each` as it comes.
 ///
 /// # Errors
 /// The ranks cannot be started at all, or a signal is to end this process
@@ -59,7 +69,7 @@ pub fn run_in_processes(
     program: &Program,
     config: &Path,
     tests: &[Test],
-    each: &mut dyn FnMut(Finished),
+    each: &mut dyn FnMut(RunEvent<'_>),
 ) -> Result<()> {
     let mut by_ranks: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     for test in tests {
@@ -89,6 +99,8 @@ struct Watched {
     /// Per rank, what it said of the test that is watched.
     told: BTreeMap<u32, TestEnd>,
     exits: BTreeMap<u32, Exit>,
+    /// Per rank, the slot of its transport that did not return when it said so last.
+    stuck: BTreeMap<u32, String>,
     /// Answers of ranks that are ahead of the others.
     early: BTreeMap<(u32, String), TestEnd>,
 }
@@ -126,19 +138,26 @@ impl Watched {
             _order: folder,
             told: BTreeMap::new(),
             exits: BTreeMap::new(),
+            stuck: BTreeMap::new(),
             early: BTreeMap::new(),
         })
     }
 
     /// Watches the tests of the order up to the first that fails, or ends its world; returns how many
     /// ended.
-    fn watch_tests(&mut self, names: &[String], each: &mut dyn FnMut(Finished)) -> Result<usize> {
+    fn watch_tests(
+        &mut self,
+        names: &[String],
+        each: &mut dyn FnMut(RunEvent<'_>),
+    ) -> Result<usize> {
         for (done, name) in names.iter().enumerate() {
             let start = Instant::now();
+            each(RunEvent::Starts(name));
             let verdict = self.watch_test(name, start)?;
             let over =
                 matches!(verdict, Verdict::Fail(_)) || self.told.values().any(TestEnd::is_over);
-            each(Finished { name: name.clone(), verdict, took: start.elapsed() });
+            let took = start.elapsed();
+            each(RunEvent::Ended(Finished { name: name.clone(), verdict, took }));
             if over {
                 return Ok(done + 1);
             }
@@ -148,6 +167,7 @@ impl Watched {
 
     fn watch_test(&mut self, name: &str, start: Instant) -> Result<Verdict> {
         self.told.clear();
+        self.stuck.clear();
         for rank in 0..self.ranks {
             if let Some(told) = self.early.remove(&(rank, name.to_owned())) {
                 self.told.insert(rank, told);
@@ -175,15 +195,18 @@ impl Watched {
             Event::Exited { rank, status } => {
                 self.exits.insert(rank, status);
             }
-            Event::Line { rank, line } => {
-                if let Some(Answer::Test { name: of, outcome }) = Answer::read(&line) {
-                    if of == name {
-                        self.told.insert(rank, outcome);
-                    } else {
-                        self.early.insert((rank, of), outcome);
-                    }
+            Event::Line { rank, line } => match Answer::read(&line) {
+                Some(Answer::Test { name: of, outcome }) if of == name => {
+                    self.told.insert(rank, outcome);
                 }
-            }
+                Some(Answer::Test { name: of, outcome }) => {
+                    self.early.insert((rank, of), outcome);
+                }
+                Some(Answer::Stuck { slot }) => {
+                    self.stuck.insert(rank, slot);
+                }
+                _ => {}
+            },
         }
     }
 
@@ -216,9 +239,12 @@ impl Watched {
 
     /// Why a rank said nothing.
     fn silence(&self, rank: u32) -> String {
-        let ended = match self.exits.get(&rank) {
-            Some(exit) => format!("ended ({exit}) without a result"),
-            None => "hangs: no result in time".to_owned(),
+        let ended = match (self.exits.get(&rank), self.stuck.get(&rank)) {
+            (Some(exit), _) => format!("ended ({exit}) without a result"),
+            (None, Some(slot)) => {
+                format!("hangs in slot `{slot}` of the transport (INV-6): no result in time")
+            }
+            (None, None) => "hangs: no result in time".to_owned(),
         };
         with_tail(ended, &self.running.stderr_tail(rank))
     }
@@ -239,7 +265,7 @@ pub fn run_faults(
     program: &Program,
     config: &Path,
     faults: &[Fault],
-    each: &mut dyn FnMut(Finished),
+    each: &mut dyn FnMut(RunEvent<'_>),
 ) -> Result<()> {
     let next = AtomicUsize::new(0);
     let (results_in, results) = std::sync::mpsc::channel();
@@ -248,14 +274,22 @@ pub fn run_faults(
             let (next, results_in) = (&next, results_in.clone());
             scope.spawn(move || {
                 while let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if results_in.send(run_fault(program, config, fault)).is_err() {
+                    if results_in.send(Ok((fault, None))).is_err() {
+                        return;
+                    }
+                    let ended = run_fault(program, config, fault);
+                    if results_in.send(ended.map(|ended| (fault, Some(ended)))).is_err() {
                         return;
                     }
                 }
             });
         }
         drop(results_in);
-        results.into_iter().try_for_each(|finished| finished.map(&mut *each))
+        results.into_iter().try_for_each(|news| {
+            let (fault, ended) = news?;
+            each(ended.map_or(RunEvent::Starts(&fault.name), RunEvent::Ended));
+            Ok(())
+        })
     })
 }
 
@@ -267,12 +301,15 @@ pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Fini
     let fault = &fault.clone().at(program.pace);
     let start = Instant::now();
     let shared_before = shared_memory();
-    let work = Work::Fault(fault.name.clone());
+    let work = Work::Fault { name: fault.name.clone(), ranks: fault.ranks };
     let hosts = fault.hosts.map(|hosts| Hosts::new(hosts as usize)).transpose()?;
     let world = Watched::start(program, config, work, fault.ranks, hosts.as_ref())?;
     let mut play = Play::new(fault, world, hosts);
+    let load = LoadWatch::start();
     play.watch(start)?;
-    let mut failures = faults::judge(fault, &play.seen());
+    let limit = load.stretch(fault.deadline() + fault.grace());
+    drop(load);
+    let mut failures = faults::judge(fault, &play.seen(), limit);
     failures.extend(play.clean_up(&shared_before));
     let verdict =
         if failures.is_empty() { Verdict::Pass } else { Verdict::Fail(failures.join("\n")) };
@@ -319,7 +356,7 @@ impl<'a> Play<'a> {
                     Some(Answer::Meeting { path }) => {
                         self.meeting.insert(path);
                     }
-                    Some(Answer::Test { .. }) | None => {}
+                    Some(Answer::Test { .. } | Answer::Stuck { .. }) | None => {}
                 },
             }
         }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokenyard_core::bootstrap::World;
@@ -11,7 +12,8 @@ use super::Settings;
 use super::order::{Answer, JobSpec, TestEnd, Work};
 use crate::faults::{Fault, Word};
 use crate::pace::Pace;
-use crate::suite::{self, Test};
+use crate::suite::{self, Outcome, Test};
+use crate::transport::Lookout;
 
 /// What a rank's process does: the order in `order`, then it exits. A failed test is an answer, not
 /// an error.
@@ -22,8 +24,11 @@ pub fn rank_main(order: &Path) -> Result<()> {
     tokenyard_launch::adopt()?;
     let order = JobSpec::read(order)?;
     match order.work {
-        Work::Tests(names) => run_tests(&order.config, order.pace, &names),
-        Work::Fault(name) => run_fault(&order.config, order.pace, &name),
+        Work::Tests(names) => {
+            look_out();
+            run_tests(&order.config, order.pace, &names)
+        }
+        Work::Fault { name, ranks } => run_fault(&order.config, order.pace, &name, ranks),
     }
 }
 
@@ -33,9 +38,17 @@ fn run_tests(config: &Path, pace: Pace, names: &[String]) -> Result<()> {
     let tests = suite::tests(settings.capabilities(), settings.domains());
     for name in names {
         let test = find(&tests, name)?;
-        let outcome = TestEnd::from(settings.run_on(&world, test));
+        let outcome = settings.run_on(&world, test);
+        let loss = match outcome {
+            Ok(Outcome::IsLost(loss)) => Some(loss),
+            _ => None,
+        };
+        let outcome = TestEnd::from(outcome);
         let over = matches!(outcome, TestEnd::Fail(_) | TestEnd::PassAndOver);
         Answer::Test { name: name.clone(), outcome }.say()?;
+        if let Some(loss) = loss {
+            loss.befall()?;
+        }
         if over {
             return Ok(());
         }
@@ -47,6 +60,23 @@ fn run_tests(config: &Path, pace: Pace, names: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// How long between two looks at the slots of the transport under test.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Says from a thread of its own which slot does not return.
+fn look_out() {
+    std::thread::spawn(|| {
+        let mut lookout = Lookout::default();
+        loop {
+            std::thread::sleep(LOOK);
+            if let Some(slot) = lookout.stuck() {
+                // A launcher that is gone reads nothing.
+                let _ = Answer::Stuck { slot: slot.to_owned() }.say();
+            }
+        }
+    });
+}
+
 fn find<'a>(tests: &'a [Test], name: &str) -> Result<&'a Test> {
     tests
         .iter()
@@ -54,10 +84,10 @@ fn find<'a>(tests: &'a [Test], name: &str) -> Result<&'a Test> {
         .with_context(|| format!("run tests: no test is called {name}"))
 }
 
-fn run_fault(config: &Path, pace: Pace, name: &str) -> Result<()> {
+fn run_fault(config: &Path, pace: Pace, name: &str, ranks: u32) -> Result<()> {
     let fault =
         Fault::find(name).with_context(|| format!("run fault: no fault is called {name}"))?;
-    let fault = fault.at(pace);
+    let fault = fault.at(pace).within(ranks);
     if let Some(meeting) = meeting_place() {
         Answer::Meeting { path: meeting }.say()?;
     }

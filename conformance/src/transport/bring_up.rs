@@ -13,10 +13,11 @@ use crate::suite::Rank;
 pub(super) const CASES: &[TransportCase] = &[TransportCase {
     name: "bring_up_refuses_damaged_endpoints",
     about: "endpoint bytes that are cut, lengthened or altered give an error within the deadline",
+    invariants: "INV-6",
     ranks: &[2],
-    flags: 0,
     needs: Needs::SMALL,
     body: Body::Alone(bring_up_refuses_damaged_endpoints),
+    ..TransportCase::BARE
 }];
 
 /// How long a connect with damaged bytes may wait for somebody.

@@ -4,45 +4,55 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use tokenyard_core::abi;
-use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
-use super::memory::{compare, pattern};
+use super::memory::{UNTOUCHED, compare, pattern};
 use super::rig::{Needs, Queue, Rig};
+use super::slots::Slots;
 use super::{Body, TransportCase};
 
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "done_means_source_reusable",
         about: "a source may be overwritten once its command is done (INV-4, INV-5)",
+        invariants: "INV-4, INV-5",
         ranks: &[2],
-        flags: 0,
         needs: Needs { windows: &[1 << 20, 1 << 20], ..Needs::SMALL },
         body: Body::Connected(done_means_source_reusable),
+        ..TransportCase::BARE
     },
     TransportCase {
         name: "every_notified_command_completes_once",
         about: "each command with TY_FLAG_NOTIFY gives one done event with its tag, others none",
+        invariants: "INV-7",
         ranks: &[2],
-        flags: 0,
         needs: Needs::SMALL,
         body: Body::Connected(every_notified_command_completes_once),
+        ..TransportCase::BARE
     },
     TransportCase {
         name: "queue_full_is_back_pressure",
         about: "a full queue accepts less; what it accepted is done, the rest comes later",
+        invariants: "INV-5, INV-7",
         ranks: &[2],
-        flags: 0,
         needs: Needs { queue_depth: 4, ..Needs::SMALL },
         body: Body::Connected(queue_full_is_back_pressure),
+        ..TransportCase::BARE
     },
     TransportCase {
         name: "queues_are_independent",
         about: "a queue that is not polled stops no other; queues work on threads of their own",
+        invariants: "INV-6",
         ranks: &[2],
-        flags: 0,
-        needs: Needs { queues: 2, queue_depth: 8, windows: &[1 << 18, 1 << 18], kinds: 2 },
+        needs: Needs {
+            queues: 2,
+            queue_depth: 8,
+            windows: &[1 << 18, 1 << 18],
+            kinds: 2,
+            ..Needs::SMALL
+        },
         body: Body::Connected(queues_are_independent),
+        ..TransportCase::BARE
     },
 ];
 
@@ -78,7 +88,7 @@ fn done_means_source_reusable(rig: &mut Rig<'_>) -> Result<()> {
         while done < BATCH {
             for event in rig.wait_events(0, 1)? {
                 // At once, and only the source that is done.
-                rig.windows[0].write(event.tag as usize % BATCH * room, &vec![0xee; bytes]);
+                rig.windows[0].write(event.tag as usize % BATCH * room, &vec![OVERWRITTEN; bytes]);
                 done += 1;
             }
         }
@@ -86,14 +96,28 @@ fn done_means_source_reusable(rig: &mut Rig<'_>) -> Result<()> {
         rig.wait_signal(0, rig.signal(0, 0, previous), total)?;
         for part in 0..BATCH {
             let found = rig.windows[1].read(part * room, bytes);
-            let what = format!(
-                "round {round}, put {part} of rank {previous}, whose source was overwritten when it was done"
-            );
+            let what = format!("round {round}, put {part} of rank {previous}: {}", blame(&found));
             compare(&what, &found, &pattern(seed(previous, part), bytes))?;
+            rig.windows[1].write(part * room, &vec![UNTOUCHED; bytes]);
         }
         rig.barrier("round is over")?;
     }
     Ok(())
+}
+
+/// What a source is overwritten with.
+const OVERWRITTEN: u8 = 0xee;
+
+/// What a wrong payload says of its transport: one that was never moved has nothing to do with its source.
+fn blame(found: &[u8]) -> &'static str {
+    // Payloads are mixed words, of which few bytes are alike by chance.
+    if found.windows(8).any(|bytes| bytes.iter().all(|byte| *byte == OVERWRITTEN)) {
+        "it was read after it was done, when its source was overwritten (INV-4)"
+    } else if found.iter().all(|byte| *byte == UNTOUCHED) {
+        "its signal came and its payload did not (INV-1): a lost payload, not an early done event"
+    } else {
+        "its payload is wrong although nobody changed its source (INV-1)"
+    }
 }
 
 fn every_notified_command_completes_once(rig: &mut Rig<'_>) -> Result<()> {
@@ -160,8 +184,13 @@ fn check_events<'a>(events: &[Event], commands: impl Iterator<Item = &'a Command
 const FLOOD: usize = 1000;
 
 fn queue_full_is_back_pressure(rig: &mut Rig<'_>) -> Result<()> {
+    flood(rig, FLOOD)
+}
+
+/// Posts `count` commands, at first without a poll, for as long as the queue takes anything.
+pub(super) fn flood(rig: &mut Rig<'_>, count: usize) -> Result<()> {
     let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
-    let commands: Vec<_> = (0..FLOOD as u64)
+    let commands: Vec<_> = (0..count as u64)
         .map(|tag| Command {
             op: abi::TY_OP_PUT_SIGNAL,
             flags: abi::TY_FLAG_NOTIFY,
@@ -174,9 +203,8 @@ fn queue_full_is_back_pressure(rig: &mut Rig<'_>) -> Result<()> {
             ..NO_COMMAND
         })
         .collect();
-    // Without a poll, for as long as the queue takes anything.
     let mut accepted = 0;
-    while accepted < FLOOD {
+    while accepted < count {
         match rig.queues[0].try_post(&rig.transport, &commands[accepted..])? {
             0 => break,
             more => accepted += more,
@@ -184,9 +212,9 @@ fn queue_full_is_back_pressure(rig: &mut Rig<'_>) -> Result<()> {
     }
     ensure!(accepted > 0, "an idle queue accepts nothing; expected at least one command");
     rig.post(0, &commands[accepted..])?;
-    let events = rig.wait_events(0, FLOOD)?;
+    let events = rig.wait_events(0, count)?;
     check_events(&events, commands.iter())?;
-    rig.wait_signal(0, rig.signal(0, 0, previous), FLOOD as u64)
+    rig.wait_signal(0, rig.signal(0, 0, previous), count as u64)
 }
 
 fn queues_are_independent(rig: &mut Rig<'_>) -> Result<()> {
@@ -234,7 +262,7 @@ const PER_THREAD: usize = 2000;
 /// Two threads, one queue each.
 fn both_queues_at_once(rig: &mut Rig<'_>, puts: [Command; 2]) -> Result<()> {
     let until = rig.until();
-    let transport: &OpenTransport = &rig.transport;
+    let transport: &Slots = &rig.transport;
     std::thread::scope(|scope| {
         let threads: Vec<_> = rig
             .queues
@@ -261,12 +289,7 @@ fn check_own(queue: u32, events: &[Event], count: usize) -> Result<()> {
     Ok(())
 }
 
-fn one_queue(
-    transport: &OpenTransport,
-    queue: &mut Queue,
-    put: &Command,
-    until: Instant,
-) -> Result<()> {
+fn one_queue(transport: &Slots, queue: &mut Queue, put: &Command, until: Instant) -> Result<()> {
     for _ in 0..PER_THREAD {
         queue.post(transport, &[*put], until)?;
     }

@@ -17,26 +17,29 @@ pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "payload_before_signal",
         about: "whoever sees the signal of a put sees all of its payload (INV-1)",
+        invariants: "INV-1",
         ranks: &[2, 4],
-        flags: 0,
         needs: Needs { windows: &[MIB, MIB], ..Needs::SMALL },
         body: Body::Connected(payload_before_signal),
+        ..TransportCase::BARE
     },
     TransportCase {
         name: "no_put_is_lost",
-        about: "puts of all sizes and alignments arrive, and touch nothing else",
+        about: "thousands of puts, of all sizes and alignments, arrive, and touch nothing else",
+        invariants: "INV-1",
         ranks: &[2, 3],
-        flags: 0,
         needs: Needs { windows: &[4 * MIB, 4 * MIB], ..Needs::SMALL },
         body: Body::Connected(no_put_is_lost),
+        ..TransportCase::BARE
     },
     TransportCase {
         name: "eight_byte_values_arrive_whole",
         about: "a reader sees the old value or the new one, never a mix (INV-3)",
+        invariants: "INV-3",
         ranks: &[2],
-        flags: 0,
         needs: Needs::SMALL,
         body: Body::Connected(eight_byte_values_arrive_whole),
+        ..TransportCase::BARE
     },
 ];
 
@@ -132,6 +135,60 @@ impl DeliveryRound {
 }
 
 fn no_put_is_lost(rig: &mut Rig<'_>) -> Result<()> {
+    let total = pieces_arrive(rig)?;
+    thousands_arrive(rig, total)
+}
+
+/// Small puts: one that is lost now and then shows among so many.
+const THOUSANDS: usize = 4000;
+/// Bytes of the place of each.
+const PLACE: usize = 64;
+
+/// Many small puts, each to a place of its own. Each raises the signal by an amount of its own too, so that the
+/// total tells which one is lost. `before` is the total so far.
+fn thousands_arrive(rig: &mut Rig<'_>, before: u64) -> Result<()> {
+    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let bytes = THOUSANDS * PLACE;
+    let source = |rank: u32| pattern(u64::from(rank) << 16 | 0xffff, bytes);
+    rig.windows[0].write(0, &source(me));
+    rig.windows[1].fill(UNTOUCHED);
+    rig.barrier("cleared for many puts")?;
+    let put = |index: usize| Command {
+        op: abi::TY_OP_PUT_SIGNAL,
+        peer: next,
+        signal: rig.signal(0, 0, me),
+        add: 1 + index as u32,
+        dst_window: 1,
+        src_offset: (index * PLACE) as u64,
+        dst_offset: (index * PLACE) as u64,
+        bytes: (1 + index % PLACE) as u64,
+        ..NO_COMMAND
+    };
+    let puts: Vec<Command> = (0..THOUSANDS).map(put).collect();
+    let total = before + puts.iter().map(|put| u64::from(put.add)).sum::<u64>();
+    rig.post(0, &puts)?;
+    rig.wait_signal(0, rig.signal(0, 0, previous), total).with_context(|| {
+        format!("{THOUSANDS} puts of rank {previous}; number i of them adds i + 1 (INV-1)")
+    })?;
+    let (found, theirs) = (rig.windows[1].read(0, bytes), source(previous));
+    let lost: Vec<usize> = (0..THOUSANDS)
+        .filter(|index| {
+            let (at, bytes) = (index * PLACE, 1 + index % PLACE);
+            found[at..at + bytes] != theirs[at..at + bytes]
+        })
+        .collect();
+    ensure!(
+        lost.is_empty(),
+        "{} of {THOUSANDS} puts of rank {previous} raised their signal and lost their payload (INV-1): \
+         found others' bytes in puts {:?}",
+        lost.len(),
+        &lost[..lost.len().min(8)]
+    );
+    rig.barrier("many puts arrived")
+}
+
+/// Puts around what fabrics cut at. Returns the total that they come to.
+fn pieces_arrive(rig: &mut Rig<'_>) -> Result<u64> {
     let previous = rig.previous();
     let window = rig.windows[1].len();
     let mut total = 0;
@@ -160,7 +217,7 @@ fn no_put_is_lost(rig: &mut Rig<'_>) -> Result<()> {
         )?;
         rig.barrier("checked")?;
     }
-    Ok(())
+    Ok(total)
 }
 
 /// Looks at the value at least so many times.

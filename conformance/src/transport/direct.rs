@@ -12,26 +12,32 @@ pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "get_reads_the_peer",
         about: "a done get has brought the peer's bytes, and nothing else",
+        invariants: "INV-4",
         ranks: &[2, 3],
         flags: abi::TY_CAP_GET,
         needs: Needs { windows: &[1 << 18, 1 << 18], ..Needs::SMALL },
         body: Body::Connected(get_reads_the_peer),
+        ..TransportCase::BARE
     },
     TransportCase {
         name: "peer_addresses_see_puts_and_stores",
         about: "peers' windows are memory of this process: loads see puts, owners see stores",
+        invariants: "INV-1",
         ranks: &[2, 3],
         flags: abi::TY_CAP_LOAD_STORE,
         needs: Needs { windows: &[1 << 16, 1 << 16], ..Needs::SMALL },
         body: Body::Connected(peer_addresses_see_puts_and_stores),
+        ..TransportCase::BARE
     },
     TransportCase {
         name: "stored_payload_before_signal",
         about: "plain stores to a peer are there when a signal sent after them is seen (INV-1)",
+        invariants: "INV-1",
         ranks: &[2],
         flags: abi::TY_CAP_LOAD_STORE,
         needs: Needs { windows: &[1 << 20], ..Needs::SMALL },
         body: Body::Connected(stored_payload_before_signal),
+        ..TransportCase::BARE
     },
 ];
 

@@ -10,10 +10,11 @@ use super::{Body, TransportCase};
 pub(super) const CASES: &[TransportCase] = &[TransportCase {
     name: "errors_are_reported",
     about: "a command with an op that nobody knows ends as an error event, and health stays bad",
+    invariants: "INV-7",
     ranks: &[2],
-    flags: 0,
     needs: Needs::SMALL,
     body: Body::Breaking(errors_are_reported),
+    ..TransportCase::BARE
 }];
 
 /// No version of the ABI has it. New ops are new numbers, and an unknown one is an error by

@@ -12,30 +12,54 @@ mod completion;
 mod delivery;
 mod direct;
 mod errors;
+mod limits;
+mod lost_peer;
 mod memory;
 mod places;
+mod progress;
 mod rig;
 mod signals;
+mod slots;
 
 use anyhow::Result;
 use tokenyard_core::abi;
+use tokenyard_core::capabilities::FLAGS;
 use tokenyard_core::config::Config;
 use tokenyard_core::transport::Capabilities;
 
-use crate::suite::{Level, Outcome, Rank, Test};
+use crate::suite::{Level, Loss, Outcome, Rank, Test};
 use rig::{Needs, Rig};
+pub(crate) use slots::Lookout;
 
 /// One behaviour.
 #[derive(Clone, Copy)]
 struct TransportCase {
     name: &'static str,
     about: &'static str,
+    /// What a transport breaks that fails it: numbers of docs/invariants.md.
+    invariants: &'static str,
     /// World sizes that it runs on.
     ranks: &'static [u32],
     /// Capabilities that it needs: bits `TY_CAP_*`.
     flags: u64,
+    /// Capabilities without which alone it makes sense.
+    without: u64,
     needs: Needs,
     body: Body,
+}
+
+impl TransportCase {
+    /// To be filled by struct update.
+    const BARE: Self = Self {
+        name: "",
+        about: "",
+        invariants: "",
+        ranks: &[],
+        flags: 0,
+        without: 0,
+        needs: Needs::SMALL,
+        body: Body::Connected(|_| Ok(())),
+    };
 }
 
 /// What each rank runs.
@@ -47,6 +71,8 @@ enum Body {
     Breaking(fn(&mut Rig<'_>) -> Result<()>),
     /// Does the bring-up itself.
     Alone(fn(&Rank<'_>, &Needs) -> Result<()>),
+    /// On connected ranks of which the last one, whose number is given, is lost.
+    Losing(Loss, fn(&mut Rig<'_>, u32) -> Result<()>),
 }
 
 const CASES: &[&[TransportCase]] = &[
@@ -56,8 +82,18 @@ const CASES: &[&[TransportCase]] = &[
     completion::CASES,
     errors::CASES,
     direct::CASES,
+    limits::CASES,
+    progress::CASES,
     bring_up::CASES,
+    lost_peer::CASES,
 ];
+
+/// What a transport breaks that fails the test of this name.
+pub(crate) fn invariants(test: &str) -> &'static str {
+    let name = test.split('/').nth(1).unwrap_or_default();
+    let case = CASES.iter().copied().flatten().find(|case| case.name == name);
+    case.map_or("", |case| case.invariants)
+}
 
 /// The tests of level L0. What `capabilities` lack makes a test that says so and does nothing.
 pub fn tests(capabilities: &Capabilities) -> Vec<Test> {
@@ -85,17 +121,23 @@ fn test(case: &'static TransportCase, ranks: u32, capabilities: &Capabilities) -
         about: case.about.to_owned(),
         body: Box::new(move |rank| match &lack {
             Some(lack) => Ok(Outcome::NotSupported(lack.clone())),
-            None => run(case, rank).map(|()| Outcome::Pass),
+            None => run(case, rank),
         }),
+        loses_rank: matches!(case.body, Body::Losing(..)),
     }
 }
 
 /// What a case needs and the transport did not declare.
 fn lack(case: &TransportCase, ranks: u32, capabilities: &Capabilities) -> Option<String> {
-    let names = [(abi::TY_CAP_GET, "TY_CAP_GET"), (abi::TY_CAP_LOAD_STORE, "TY_CAP_LOAD_STORE")];
-    let missing = case.flags & !capabilities.flags;
-    if let Some((_, name)) = names.iter().find(|(flag, _)| missing & flag != 0) {
-        return Some((*name).to_owned());
+    let named = |flags: u64| {
+        let (_, name) = FLAGS.iter().find(|(flag, _)| flags & flag != 0)?;
+        Some(format!("TY_CAP_{}", name.to_uppercase()))
+    };
+    if let Some(missing) = named(case.flags & !capabilities.flags) {
+        return Some(missing);
+    }
+    if let Some(declared) = named(case.without & capabilities.flags) {
+        return Some(format!("{declared} is declared"));
     }
     if capabilities.memory_kinds & abi::TY_MEMORY_HOST == 0 {
         return Some("TY_MEMORY_HOST: the cases read and write host memory".to_owned());
@@ -103,16 +145,17 @@ fn lack(case: &TransportCase, ranks: u32, capabilities: &Capabilities) -> Option
     case.needs.lack(ranks, capabilities)
 }
 
-fn run(case: &TransportCase, rank: &Rank<'_>) -> Result<()> {
+fn run(case: &TransportCase, rank: &Rank<'_>) -> Result<Outcome> {
     let connected = |body: fn(&mut Rig<'_>) -> Result<()>, healthy| {
         let mut rig = Rig::bring_up(rank, &case.needs)?;
         body(&mut rig)?;
-        rig.end(healthy)
+        rig.end(healthy).map(|()| Outcome::Pass)
     };
     let result = match case.body {
         Body::Connected(body) => connected(body, true),
         Body::Breaking(body) => connected(body, false),
-        Body::Alone(body) => body(rank, &case.needs),
+        Body::Alone(body) => body(rank, &case.needs).map(|()| Outcome::Pass),
+        Body::Losing(loss, survive) => lost_peer::play(rank, &case.needs, loss, survive),
     };
     if let Err(error) = &result {
         rank.world.report_failure(&format!("{error:#}"));
@@ -127,7 +170,11 @@ mod tests {
 
     fn capable() -> Capabilities {
         Capabilities {
-            flags: abi::TY_CAP_GET | abi::TY_CAP_LOAD_STORE,
+            flags: abi::TY_CAP_GET
+                | abi::TY_CAP_LOAD_STORE
+                | abi::TY_CAP_ORDERED
+                | abi::TY_CAP_BOUNDED_PUT
+                | abi::TY_CAP_MASKING,
             memory_kinds: abi::TY_MEMORY_HOST,
             max_peers: 8,
             max_queues: 2,
@@ -155,14 +202,20 @@ mod tests {
 
     #[test]
     fn what_is_not_declared_is_named() {
-        assert_eq!(lacks(&capable()), Vec::<String>::new());
-        let no_get = Capabilities { flags: abi::TY_CAP_LOAD_STORE, ..capable() };
-        assert_eq!(lacks(&no_get), ["TY_CAP_GET"]);
+        // A case is for transports that somebody must drive, or for those that nobody needs to.
+        let driven = "TY_CAP_MANUAL_PROGRESS";
+        assert_eq!(lacks(&capable()), [driven]);
+        let manual = capable().flags | abi::TY_CAP_MANUAL_PROGRESS;
+        let declared = Capabilities { flags: manual, ..capable() };
+        assert_eq!(lacks(&declared), [format!("{driven} is declared")]);
+        let no_get = Capabilities { flags: manual & !abi::TY_CAP_GET, ..capable() };
+        assert!(lacks(&no_get).contains(&"TY_CAP_GET".to_owned()));
         let one_queue = Capabilities { max_queues: 1, ..capable() };
-        assert_eq!(lacks(&one_queue), ["max_queues is 1; the case needs 2"]);
-        let shallow = Capabilities { max_queue_depth: 2, ..capable() };
-        assert_eq!(lacks(&shallow), Vec::<String>::new(), "any depth will do");
+        assert_eq!(lacks(&one_queue), ["max_queues is 1; the case needs 2", driven]);
+        let shallow = Capabilities { max_queue_depth: 2, max_windows: 2, ..capable() };
+        assert_eq!(lacks(&shallow), ["max_windows is 2; the case needs 3", driven], "less will do");
         let device = Capabilities { memory_kinds: abi::TY_MEMORY_CUDA, ..capable() };
-        assert!(lacks(&device).iter().all(|lack| lack.contains("TY_MEMORY_HOST")));
+        let host = |lack: &String| lack == driven || lack.contains("TY_MEMORY_HOST");
+        assert!(lacks(&device).iter().all(host), "{:?}", lacks(&device));
     }
 }

@@ -7,16 +7,17 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::memory::{compare, pattern};
-use super::rig::{Needs, Rig};
+use super::rig::{Needs, Rig, Total};
 use super::{Body, TransportCase};
 
 pub(super) const CASES: &[TransportCase] = &[TransportCase {
     name: "puts_reach_the_right_place",
     about: "every rank reaches every peer, itself included, at the named windows and offsets",
+    invariants: "INV-1",
     ranks: &[2, 4],
-    flags: 0,
     needs: Needs { windows: &[1 << 16, 1 << 13, 1 << 14], ..Needs::SMALL },
     body: Body::Connected(puts_reach_the_right_place),
+    ..TransportCase::BARE
 }];
 
 /// Bytes of a cell. One (writer, source window) writes it.
@@ -63,6 +64,11 @@ fn value(writer: u32, reader: u32) -> u64 {
     0xabcd_0000_0000_0000 | u64::from(writer) << 8 | u64::from(reader)
 }
 
+/// Differs for each pair, so that a signal that went to another rank shows.
+fn add(writer: u32, reader: u32) -> u32 {
+    1 + 16 * writer + reader
+}
+
 fn ways(rig: &Rig<'_>, writer: u32, reader: u32) -> impl Iterator<Item = Reach> + use<> {
     let windows = rig.windows.len();
     (0..windows).flat_map(move |source| {
@@ -76,9 +82,15 @@ fn puts_reach_the_right_place(rig: &mut Rig<'_>) -> Result<()> {
     let mut expected: Vec<_> = rig.windows.iter().map(|w| w.read(0, w.len())).collect();
     rig.barrier("sources are ready")?;
     rig.post(0, &commands)?;
+    let totals: Vec<_> = (0..ranks)
+        .map(|writer| {
+            let puts = ways(rig, writer, me).count() as u64;
+            let total = puts * u64::from(add(writer, me));
+            Total { queue: 0, id: rig.signal(0, 0, writer), total }
+        })
+        .collect();
+    rig.wait_signals(&totals)?;
     for writer in 0..ranks {
-        let puts = ways(rig, writer, me).count() as u64;
-        rig.wait_signal(0, rig.signal(0, 0, writer), puts)?;
         for way in ways(rig, writer, me) {
             let (at, payload) = (way.to(rig), way.payload());
             let Reach { source, target, .. } = way;
@@ -115,7 +127,7 @@ fn commands_to(rig: &Rig<'_>, peer: u32) -> Vec<Command> {
             op: abi::TY_OP_PUT_SIGNAL,
             peer,
             signal: rig.signal(0, 0, me),
-            add: 1,
+            add: add(me, peer),
             src_window: way.source as u16,
             dst_window: way.target as u16,
             src_offset: from as u64,

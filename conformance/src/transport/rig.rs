@@ -1,7 +1,7 @@
 //! The rig: one rank's transport with windows of its own, brought up as a communicator would, without a
 //! kernel set.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,26 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::bootstrap::{Liveness, World};
 use tokenyard_core::config::{ComponentChoice, Config};
-use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
+use tokenyard_core::host::{Registry, TransportRef};
 use tokenyard_core::transport::{
     Capabilities, Command, Event, NO_EVENT, Team, TransportNeeds, TransportOpen,
 };
 
 use super::memory::{Area, UNTOUCHED};
+use super::slots::{Slot, Slots, inside};
 use crate::suite::Rank;
+
+/// Most queues that a case opens where it wants all: communicators use no more.
+const MOST_QUEUES: u32 = 64;
 
 /// What a case uses of a transport; the ranks multiply the signals.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// Bytes of each window.
+    /// Bytes of each window. Fewer where the transport has fewer and `fewer` says so.
     pub(super) windows: &'static [u64],
+    /// Fewer windows will do.
+    pub(super) fewer: bool,
+    /// 0: as many as the transport has.
     pub(super) queues: u32,
     /// Signal ids per (queue, writer); 0: as many as the transport has.
     pub(super) kinds: u32,
@@ -32,23 +39,31 @@ pub(super) struct Needs {
 impl Needs {
     /// One window of 64 KiB, one queue, two signals per writer.
     pub(super) const SMALL: Self =
-        Self { windows: &[1 << 16], queues: 1, kinds: 2, queue_depth: 64 };
+        Self { windows: &[1 << 16], fewer: false, queues: 1, kinds: 2, queue_depth: 64 };
 
     fn signals(&self, ranks: u32, capabilities: &Capabilities) -> u32 {
         match self.kinds {
             0 => capabilities.max_signals,
-            kinds => kinds * self.queues * ranks,
+            kinds => kinds * self.queues(capabilities) * ranks,
         }
+    }
+
+    fn queues(&self, capabilities: &Capabilities) -> u32 {
+        if self.queues == 0 { capabilities.max_queues.min(MOST_QUEUES) } else { self.queues }
+    }
+
+    fn windows(&self, capabilities: &Capabilities) -> u32 {
+        let windows = self.windows.len() as u32;
+        if self.fewer { windows.min(capabilities.max_windows) } else { windows }
     }
 
     /// The declared limit that is too small for `ranks` ranks, if there is one.
     pub(super) fn lack(&self, ranks: u32, capabilities: &Capabilities) -> Option<String> {
-        let windows = self.windows.len() as u32;
         [
             ("max_peers", ranks, capabilities.max_peers),
-            ("max_queues", self.queues, capabilities.max_queues),
+            ("max_queues", self.queues(capabilities).max(1), capabilities.max_queues),
             ("max_signals", self.signals(ranks, capabilities).max(1), capabilities.max_signals),
-            ("max_windows", windows, capabilities.max_windows),
+            ("max_windows", self.windows(capabilities).max(1), capabilities.max_windows),
             ("max_queue_depth", 1, capabilities.max_queue_depth),
         ]
         .into_iter()
@@ -65,8 +80,8 @@ impl Needs {
     ) -> TransportNeeds {
         let largest = self.windows.iter().copied().max().unwrap_or(0);
         TransportNeeds {
-            windows: self.windows.len() as u32,
-            queues: self.queues,
+            windows: self.windows(capabilities),
+            queues: self.queues(capabilities),
             signals: self.signals(ranks, capabilities),
             queue_depth: self.queue_depth.min(capabilities.max_queue_depth),
             largest_put: largest.min(capabilities.largest_put),
@@ -107,11 +122,7 @@ impl Queue {
     }
 
     /// Posts what the queue accepts now and returns how many that is.
-    pub(super) fn try_post(
-        &self,
-        transport: &OpenTransport,
-        commands: &[Command],
-    ) -> Result<usize> {
+    pub(super) fn try_post(&self, transport: &Slots, commands: &[Command]) -> Result<usize> {
         // SAFETY: cases post commands inside their windows and needs, with one writing (peer, queue)
         // per signal, and leave sources alone until they are done; the owner of the queue calls.
         unsafe { transport.post(self.id, commands) }.map_err(|status| {
@@ -122,7 +133,7 @@ impl Queue {
     /// Posts all commands; drives the queue while it is full.
     pub(super) fn post(
         &mut self,
-        transport: &OpenTransport,
+        transport: &Slots,
         commands: &[Command],
         until: Instant,
     ) -> Result<()> {
@@ -147,7 +158,7 @@ impl Queue {
     }
 
     /// Polls once and keeps what it gives.
-    pub(super) fn drive(&mut self, transport: &OpenTransport) -> Result<()> {
+    pub(super) fn drive(&mut self, transport: &Slots) -> Result<()> {
         let mut events = [NO_EVENT; 32];
         let count = transport.poll(self.id, &mut events).map_err(|status| {
             anyhow!("poll of queue {}: found status {status}; expected 0", self.id)
@@ -175,13 +186,43 @@ impl Queue {
     }
 }
 
+/// What a signal must come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Total {
+    pub(super) queue: u32,
+    pub(super) id: u32,
+    pub(super) total: u64,
+}
+
+/// The most totals that an error lists.
+const MOST_LISTED: usize = 64;
+
+/// All totals that are not as they must be.
+fn list_differences(expected: &[Total], found: &[u64]) -> String {
+    let differ: Vec<String> = expected
+        .iter()
+        .zip(found)
+        .filter(|(expected, found)| expected.total != **found)
+        .map(|(Total { id, total, .. }, found)| {
+            format!("signal {id}: found total {found}; expected {total}")
+        })
+        .collect();
+    let listed = differ[..differ.len().min(MOST_LISTED)].join(", ");
+    match differ.len().saturating_sub(MOST_LISTED) {
+        0 => listed,
+        more => format!("{listed}, and {more} more signals differ"),
+    }
+}
+
 /// A rank of a case. Fields drop in order: the transport ends before its windows.
 pub(super) struct Rig<'a> {
-    pub(super) transport: OpenTransport,
+    pub(super) transport: Slots,
     pub(super) windows: Vec<Area>,
     pub(super) queues: Vec<Queue>,
     pub(super) world: &'a Arc<World>,
     pub(super) needs: TransportNeeds,
+    /// What the transport declares: bits `TY_CAP_*`.
+    flags: u64,
     liveness: Arc<Liveness>,
 }
 
@@ -191,21 +232,21 @@ impl<'a> Rig<'a> {
         let (component, choice) = choose(rank.config)?;
         let (me, ranks) = (rank.world.rank(), rank.world.ranks());
         let opened = needs.of_transport(ranks, rank.capabilities, deadline);
-        let transport = component.open(
-            &choice.table,
-            &TransportOpen::new(&Team::world(me, ranks), &opened).among(&**rank.world),
-        )?;
+        let team = Team::world(me, ranks);
+        let open = TransportOpen::new(&team, &opened).among(&**rank.world);
+        let transport = inside(Slot::Open, || component.open(&choice.table, &open))?;
         let mut rig = Self {
-            transport,
+            transport: Slots::new(transport),
             windows: Vec::new(),
-            queues: (0..needs.queues).map(Queue::new).collect(),
+            queues: (0..opened.queues).map(Queue::new).collect(),
             world: rank.world,
             needs: opened,
+            flags: rank.capabilities.flags,
             liveness: rank.world.liveness(),
         };
         let memory = rig.transport.memory_needs()?;
         let owns = rank.capabilities.flags & abi::TY_CAP_OWNS_MEMORY != 0;
-        for (id, bytes) in (0..).zip(needs.windows) {
+        for (id, bytes) in (0..opened.windows).zip(needs.windows) {
             let (area, window) = if owns {
                 let window = rig.transport.alloc(id, *bytes)?;
                 (Area::of_transport(&window)?, window)
@@ -222,7 +263,16 @@ impl<'a> Rig<'a> {
 
     /// Brings the whole team up. Collective.
     pub(super) fn bring_up(rank: &Rank<'a>, needs: &Needs) -> Result<Self> {
-        let mut rig = Self::open(rank, needs, rank.config.world.deadline)?;
+        Self::bring_up_within(rank, needs, rank.config.world.deadline)
+    }
+
+    /// The same with a deadline of its own.
+    pub(super) fn bring_up_within(
+        rank: &Rank<'a>,
+        needs: &Needs,
+        deadline: Duration,
+    ) -> Result<Self> {
+        let mut rig = Self::open(rank, needs, deadline)?;
         rig.windows.iter().for_each(|window| window.fill(UNTOUCHED));
         let endpoints = rig.exchange_endpoints()?;
         for (peer, endpoint) in (0..).zip(&endpoints) {
@@ -248,6 +298,16 @@ impl<'a> Rig<'a> {
     /// Ranks of the team.
     pub(super) fn ranks(&self) -> u32 {
         self.world.ranks()
+    }
+
+    /// Whether `TY_OP_GET` works.
+    pub(super) fn can_get(&self) -> bool {
+        self.flags & abi::TY_CAP_GET != 0
+    }
+
+    /// Whether somebody must drive the transport.
+    pub(super) fn is_driven(&self) -> bool {
+        self.flags & abi::TY_CAP_MANUAL_PROGRESS != 0
     }
 
     /// The rank behind this one, in a ring.
@@ -318,17 +378,34 @@ impl<'a> Rig<'a> {
 
     /// Waits until the total of a signal is `total`; more is an error at once.
     pub(super) fn wait_signal(&mut self, queue: u32, id: u32, total: u64) -> Result<()> {
+        self.wait_signals(&[Total { queue, id, total }])
+    }
+
+    /// Waits until all these totals are as they must be; more is an error at once. At the deadline the
+    /// error lists all that differ.
+    pub(super) fn wait_signals(&mut self, expected: &[Total]) -> Result<()> {
         // One reading decides: what a case checks next must be there with this very reading.
-        let found = Cell::new(0);
+        let found = RefCell::new(vec![0; expected.len()]);
         self.wait(
             |rig| {
-                found.set(rig.transport.read_signal(queue, id));
-                found.get() >= total
+                let mut found = found.borrow_mut();
+                for (found, Total { queue, id, total }) in found.iter_mut().zip(expected) {
+                    if *found < *total {
+                        *found = rig.transport.read_signal(*queue, *id);
+                    }
+                }
+                let mut both = found.iter().zip(expected);
+                both.clone().any(|(found, expected)| *found > expected.total)
+                    || both.all(|(found, expected)| *found == expected.total)
             },
-            |_| format!("signal {id}: found total {}; expected {total}", found.get()),
+            |_| list_differences(expected, &found.borrow()),
         )?;
-        let found = found.get();
-        ensure!(found == total, "signal {id}: found total {found}; expected {total}, no more");
+        let found = found.into_inner();
+        ensure!(
+            found.iter().zip(expected).all(|(found, expected)| *found == expected.total),
+            "{}, no more",
+            list_differences(expected, &found)
+        );
         Ok(())
     }
 

@@ -4,38 +4,65 @@ use anyhow::{Result, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
-use super::rig::{Needs, Rig};
+use super::rig::{Needs, Rig, Total};
 use super::{Body, TransportCase};
 
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "signals_count_exactly",
         about: "totals are the sums of what was added, by every peer and by this rank itself",
+        invariants: "INV-2",
         ranks: &[2, 4],
-        flags: 0,
         needs: Needs { kinds: 3, ..Needs::SMALL },
         body: Body::Connected(signals_count_exactly),
+        ..TransportCase::BARE
     },
     TransportCase {
         name: "signals_of_many_ids",
         about: "each of the declared signal ids, first to last, has a total of its own",
+        invariants: "INV-2",
         ranks: &[2],
-        flags: 0,
         needs: Needs { kinds: 0, ..Needs::SMALL },
         body: Body::Connected(signals_of_many_ids),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "totals_have_64_bits",
+        about: "a total goes on where 32 bits end",
+        invariants: "INV-2",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::Connected(totals_have_64_bits),
+        ..TransportCase::BARE
     },
 ];
 
 /// Adds of a round: what one byte, 15 and 16 bits hold, and what they just do not.
 const ADDS: [u32; 10] = [1, 65_535, 2, 255, 256, 257, 32_767, 32_768, 65_534, 1];
 
+/// The adds of a round from `writer` to `reader`. The last three differ for each pair, so that a signal that
+/// went to another rank shows even if all ranks do alike.
+fn adds(writer: u32, reader: u32) -> impl Iterator<Item = u32> {
+    let own = 100 * (writer + 1) + reader + 1;
+    ADDS.into_iter().chain((0..3).map(move |form| own + 10_000 * form))
+}
+
 fn signals_count_exactly(rig: &mut Rig<'_>) -> Result<()> {
     let (me, ranks) = (rig.me(), rig.ranks());
-    let mut total = 0;
-    for round in 0..40_u64 {
+    let round_total = |writer| adds(writer, me).map(u64::from).sum::<u64>();
+    let totals = |rig: &Rig<'_>, rounds: u64| -> Vec<Total> {
+        let total = |writer| Total {
+            queue: 0,
+            id: rig.signal(1, 0, writer),
+            total: rounds * round_total(writer),
+        };
+        (0..ranks).map(total).collect()
+    };
+    let rounds = 40;
+    for round in 0..rounds {
         let mut commands = Vec::new();
-        for (index, add) in (0_u64..).zip(ADDS) {
-            for peer in 0..ranks {
+        for peer in 0..ranks {
+            for (index, add) in (0_u64..).zip(adds(me, peer)) {
                 // With a payload, with an empty one, and without.
                 let op = if index % 3 == 0 { abi::TY_OP_SIGNAL } else { abi::TY_OP_PUT_SIGNAL };
                 let bytes = if index % 3 == 2 { 16 } else { 0 };
@@ -43,19 +70,17 @@ fn signals_count_exactly(rig: &mut Rig<'_>) -> Result<()> {
                 let dst_offset = 1024 + 16 * u64::from(me);
                 commands.push(Command { op, peer, signal, add, dst_offset, bytes, ..NO_COMMAND });
             }
-            total += u64::from(add);
         }
         rig.post(0, &commands)?;
         // Every second round runs ahead of its receivers: totals are never reset (INV-2).
         if round % 2 == 1 {
-            for peer in 0..ranks {
-                rig.wait_signal(0, rig.signal(1, 0, peer), total)?;
-            }
+            let expected = totals(rig, round + 1);
+            rig.wait_signals(&expected)?;
             rig.barrier("round is over")?;
         }
     }
     for peer in 0..ranks {
-        for (kind, expected) in [(0, 0), (1, total), (2, 0)] {
+        for (kind, expected) in [(0, 0), (1, rounds * round_total(peer)), (2, 0)] {
             let id = rig.signal(kind, 0, peer);
             let found = rig.transport.read_signal(0, id);
             ensure!(
@@ -90,13 +115,33 @@ fn signals_of_many_ids(rig: &mut Rig<'_>) -> Result<()> {
         })
         .collect();
     rig.post(0, &commands)?;
-    for command in &commands {
-        rig.wait_signal(0, command.signal, command.add.into())?;
-    }
+    let expected: Vec<_> = commands
+        .iter()
+        .map(|command| Total { queue: 0, id: command.signal, total: command.add.into() })
+        .collect();
+    rig.wait_signals(&expected)?;
     for id in 0..count {
         let expected = if raised(id) { u64::from(add(id)) } else { 0 };
         let found = rig.transport.read_signal(0, id);
         ensure!(found == expected, "signal {id}: found total {found}; expected {expected}");
     }
     Ok(())
+}
+
+/// Of the largest add, they come to more than 32 bits hold, also with what the second rank leaves out of each.
+const MANY: u64 = (1 << 32) / 65_500 + 8;
+
+fn totals_have_64_bits(rig: &mut Rig<'_>) -> Result<()> {
+    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let add = |writer: u32| 65_535 - writer;
+    let signal = rig.signal(0, 0, me);
+    let one = Command { op: abi::TY_OP_SIGNAL, peer: next, signal, add: add(me), ..NO_COMMAND };
+    let batch = [one; 64];
+    let mut left = MANY;
+    while left > 0 {
+        let count = left.min(batch.len() as u64);
+        rig.post(0, &batch[..count as usize])?;
+        left -= count;
+    }
+    rig.wait_signal(0, rig.signal(0, 0, previous), MANY * u64::from(add(previous)))
 }

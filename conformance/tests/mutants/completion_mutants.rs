@@ -172,7 +172,10 @@ impl Fault for DoneAtPickUp {
 
 #[test]
 fn a_slot_reused_at_pick_up_is_caught() {
-    caught::<DoneAtPickUp>("l0/done_means_source_reusable/r2", "whose source was overwritten");
+    caught::<DoneAtPickUp>(
+        "l0/done_means_source_reusable/r2",
+        "when its source was overwritten (INV-4)",
+    );
 }
 
 /// Every 50th done event is reported again.

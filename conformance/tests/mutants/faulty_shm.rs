@@ -1,6 +1,5 @@
 //! The `shm` transport with one fault built in.
 
-use tokenyard_core::Result;
 use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportComponent};
@@ -8,8 +7,10 @@ use tokenyard_core::host::BuiltIn;
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, Transport, TransportOpen, Window,
 };
+use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_cpu::Shm;
 
+use crate::claim_mutants::*;
 use crate::completion_mutants::*;
 use crate::domain_mutants::*;
 use crate::l0::{Intact, IntactLoadStore};
@@ -67,6 +68,21 @@ pub(crate) trait Fault: Default + Send + Sync + 'static {
     fn peer_address(&self, below: &Below, window: u32, peer: u32) -> Result<*mut u8> {
         below.shm.peer_address(window, peer)
     }
+
+    fn progress(&self, _: &Below) -> std::result::Result<bool, i32> {
+        Ok(false)
+    }
+
+    fn alloc(&self, _: &Below, id: u32, bytes: u64) -> Result<Window> {
+        Err(Error::new(ErrorKind::Unsupported, "alloc", format!("window {id} of {bytes} bytes")))
+    }
+
+    /// # Safety
+    /// As [`Transport::register`].
+    unsafe fn register(&self, below: &mut Below, window: &Window) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { below.shm.register(window) }
+    }
 }
 
 /// A transport with the fault `F`.
@@ -107,9 +123,13 @@ impl<F: Fault> Transport for Faulty<F> {
         self.below.shm.memory_needs()
     }
 
+    fn alloc(&mut self, id: u32, bytes: u64) -> Result<Window> {
+        self.fault.alloc(&self.below, id, bytes)
+    }
+
     unsafe fn register(&mut self, window: &Window) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.below.shm.register(window) }
+        unsafe { self.fault.register(&mut self.below, window) }
     }
 
     fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
@@ -145,6 +165,10 @@ impl<F: Fault> Transport for Faulty<F> {
     fn health(&self) -> Result<()> {
         self.fault.health(&self.below)
     }
+
+    fn progress(&self) -> std::result::Result<bool, i32> {
+        self.fault.progress(&self.below)
+    }
 }
 
 const fn table<F: Fault>() -> *const abi::TyTransportTable {
@@ -178,6 +202,20 @@ const TABLES: &[*const abi::TyTransportTable] = &[
     table::<GetFromItself>(),
     table::<AddressOfItself>(),
     table::<UncheckedEndpoint>(),
+    table::<IntactDriven>(),
+    table::<HeldPut>(),
+    table::<NeedsDriving>(),
+    table::<IdleProgress>(),
+    table::<PrivateMemory>(),
+    table::<TwoPeers>(),
+    table::<FourQueues>(),
+    table::<ShallowQueue>(),
+    table::<FourWindows>(),
+    table::<CutAtABuffer>(),
+    table::<RareLostPut>(),
+    table::<RareLostPayload>(),
+    table::<MisledSignal>(),
+    table::<NarrowTotal>(),
 ];
 
 static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {

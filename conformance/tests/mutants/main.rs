@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod altered_kernels;
+mod claim_mutants;
 mod completion_mutants;
 mod domain_mutants;
 mod faulty_shm;
@@ -23,8 +24,14 @@ use tokenyard_core::config::Config;
 
 /// A config with these components. The deadline is what a case takes to notice that nothing comes.
 fn config(kernels: &str, transport: &str) -> Config {
+    config_within(5000, kernels, transport)
+}
+
+/// The same with this deadline in milliseconds.
+fn config_within(deadline: u32, kernels: &str, transport: &str) -> Config {
+    let late = 2 * deadline;
     let text = format!(
-        "[world]\ndeadline_ms = 5000\nlate_ms = 10000\n[kernels]\nuse = \"{kernels}\"\n\
+        "[world]\ndeadline_ms = {deadline}\nlate_ms = {late}\n[kernels]\nuse = \"{kernels}\"\n\
          [transport.scale_up]\nuse = \"{transport}\"\n"
     );
     Config::parse(&text, "mutants").unwrap()

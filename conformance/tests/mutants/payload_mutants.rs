@@ -72,6 +72,11 @@ fn a_lost_payload_is_caught() {
     caught::<LostPayload>("l0/payload_before_signal/r4", "seen with its signal");
 }
 
+#[test]
+fn a_lost_payload_is_not_called_an_early_done_event() {
+    caught::<LostPayload>("l0/done_means_source_reusable/r2", "not an early done event");
+}
+
 /// Lengths of 20 bits, as in a work request of that width.
 #[derive(Default)]
 pub(crate) struct CutPut;

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::modules::{WANTED, load_order};
 use super::scratch::Scratch;
-use crate::exec::{self, Line};
+use crate::exec::{self, HangLimits, Line, Output};
 
 const META_PACKAGE: &str = "linux-image-amd64";
 const BUSYBOX: &str = "/bin/busybox";
@@ -21,8 +21,9 @@ const NETWORK: &str = include_str!("network.sh");
 /// All that the image is made from, the package and busybox apart.
 const RECIPE: [&str; 4] = [INIT, NETWORK, include_str!("modules.rs"), include_str!("image.rs")];
 
-/// How long one command may take, downloads included.
-const LIMIT: Duration = Duration::from_secs(300);
+/// When one command counts as hanging, downloads included.
+const LIMITS: HangLimits =
+    HangLimits { idle: Duration::from_secs(300), processor: Duration::from_secs(1800) };
 
 /// Files to boot.
 pub(super) struct Image {
@@ -170,7 +171,7 @@ fn only_entry(folder: &Path) -> Result<PathBuf> {
 
 fn run(folder: &Path, script: &str) -> Result<()> {
     let words = ["sh", "-e", "-c", script].map(String::from).to_vec();
-    match exec::run(&Line { words, env: &[], folder }, LIMIT).failure {
+    match exec::run(&Line { words, env: &[], folder }, LIMITS, &mut Output::Shown).failure {
         Some(failure) => bail!("build the machine's image: {failure}"),
         None => Ok(()),
     }

@@ -6,6 +6,7 @@ mod image;
 mod machine;
 mod modules;
 mod scratch;
+pub(crate) mod suite;
 
 use std::fs;
 use std::path::Path;

@@ -1,0 +1,177 @@
+//! Who moves what is under way: the transport by itself, or somebody who calls `progress`.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
+use tokenyard_core::abi;
+use tokenyard_core::transport::{Command, NO_COMMAND};
+
+use super::memory::{compare, pattern};
+use super::rig::{Needs, Rig};
+use super::slots::Slots;
+use super::{Body, TransportCase};
+
+pub(super) const CASES: &[TransportCase] = &[
+    TransportCase {
+        name: "puts_move_without_a_poll",
+        about: "without TY_CAP_MANUAL_PROGRESS a put arrives although no rank calls anything",
+        invariants: "INV-6",
+        ranks: &[2],
+        without: abi::TY_CAP_MANUAL_PROGRESS,
+        needs: Needs { windows: &[1 << 20, 1 << 20], ..Needs::SMALL },
+        body: Body::Connected(puts_move_without_a_poll),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "progress_alone_moves_puts",
+        about: "with TY_CAP_MANUAL_PROGRESS a put arrives while a thread calls `progress`, and nobody polls",
+        invariants: "INV-6",
+        ranks: &[2],
+        flags: abi::TY_CAP_MANUAL_PROGRESS,
+        needs: Needs { windows: &[1 << 20, 1 << 20], ..Needs::SMALL },
+        body: Body::Connected(progress_alone_moves_puts),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "ordered_puts_arrive_in_order",
+        about: "with TY_CAP_ORDERED a put is there when the signal of a later one of its queue is seen",
+        invariants: "the capability `ordered`",
+        ranks: &[2],
+        flags: abi::TY_CAP_ORDERED,
+        needs: Needs { windows: &[1 << 19, 1 << 19], ..Needs::SMALL },
+        body: Body::Connected(ordered_puts_arrive_in_order),
+        ..TransportCase::BARE
+    },
+];
+
+/// From a word to more than a fabric sends at once.
+const SIZES: [usize; 6] = [8, 4096, 0, 65_536, 1, 1 << 19];
+
+fn puts_move_without_a_poll(rig: &mut Rig<'_>) -> Result<()> {
+    for (round, bytes) in (1_u64..).zip(SIZES) {
+        put_once(rig, round, bytes)?;
+        arrives(rig, round, bytes, "no rank calls poll or progress")?;
+    }
+    rig.drive()
+}
+
+fn progress_alone_moves_puts(rig: &mut Rig<'_>) -> Result<()> {
+    for (round, bytes) in (1_u64..).zip(SIZES) {
+        put_once(rig, round, bytes)?;
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let transport = &rig.transport;
+            let mover = scope.spawn(|| {
+                while !over.load(Ordering::Acquire) {
+                    drive(transport)?;
+                    std::thread::yield_now();
+                }
+                Ok(())
+            });
+            let arrived = arrives(rig, round, bytes, "a thread of each rank calls progress alone");
+            over.store(true, Ordering::Release);
+            mover.join().map_err(|_| anyhow!("the thread that drives panicked"))?.and(arrived)
+        })?;
+    }
+    rig.drive()
+}
+
+fn drive(transport: &Slots) -> Result<()> {
+    let moved = transport.progress();
+    moved.map(drop).map_err(|status| anyhow!("progress: found status {status}; expected 0 or 1"))
+}
+
+fn seed(rank: u32, round: u64) -> u64 {
+    u64::from(rank) << 32 | round
+}
+
+fn put_once(rig: &mut Rig<'_>, round: u64, bytes: usize) -> Result<()> {
+    let (me, next) = (rig.me(), rig.next());
+    let bytes = rig.put_bytes(bytes);
+    rig.windows[0].write(0, &pattern(seed(me, round), bytes));
+    let signal = rig.signal(0, 0, me);
+    let put = Command {
+        op: abi::TY_OP_PUT_SIGNAL,
+        peer: next,
+        signal,
+        add: 1,
+        dst_window: 1,
+        bytes: bytes as u64,
+        ..NO_COMMAND
+    };
+    // A queue may refuse for a while, also an idle one.
+    let until = rig.until();
+    while rig.queues[0].try_post(&rig.transport, &[put])? == 0 {
+        if rig.is_driven() {
+            drive(&rig.transport)?;
+        }
+        ensure!(Instant::now() < until, "an idle queue accepts nothing; expected one command");
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// The put of the rank before this one arrives, and nothing but `read_signal` is called here.
+fn arrives(rig: &Rig<'_>, round: u64, bytes: usize, meanwhile: &str) -> Result<()> {
+    let previous = rig.previous();
+    let bytes = rig.put_bytes(bytes);
+    let (id, until) = (rig.signal(0, 0, previous), rig.until());
+    loop {
+        let found = rig.transport.read_signal(0, id);
+        if found >= round {
+            break;
+        }
+        rig.check_peers()?;
+        ensure!(
+            Instant::now() < until,
+            "signal {id} of a put of {bytes} bytes: found total {found}; expected {round} within {:?}, while \
+             {meanwhile} (TY_CAP_MANUAL_PROGRESS)",
+            rig.needs.deadline
+        );
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    let what = format!("put of {bytes} bytes of rank {previous}, seen with its signal");
+    compare(&what, &rig.windows[1].read(0, bytes), &pattern(seed(previous, round), bytes))?;
+    // Nobody writes the next one before all have looked; nobody drives in this barrier.
+    Ok(rig.world.barrier("a put has arrived")?)
+}
+
+/// Rounds of a long put and a short one behind it.
+const ROUNDS: u64 = 60;
+
+fn ordered_puts_arrive_in_order(rig: &mut Rig<'_>) -> Result<()> {
+    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let word = 64;
+    for round in 1..=ROUNDS {
+        let room = rig.windows[0].len() - word;
+        let bytes = rig.put_bytes([8, 5000, 70_000, room][round as usize % 4].min(room));
+        rig.windows[0].write(word, &pattern(seed(me, round), bytes));
+        let long = Command {
+            op: abi::TY_OP_PUT,
+            peer: next,
+            dst_window: 1,
+            src_offset: word as u64,
+            dst_offset: word as u64,
+            bytes: bytes as u64,
+            ..NO_COMMAND
+        };
+        let short = Command {
+            op: abi::TY_OP_PUT_SIGNAL,
+            signal: rig.signal(0, 0, me),
+            add: 1,
+            src_offset: 0,
+            dst_offset: 0,
+            bytes: 8,
+            ..long
+        };
+        rig.post(0, &[long, short])?;
+        rig.wait_signal(0, rig.signal(0, 0, previous), round)?;
+        let what = format!(
+            "round {round}: put of {bytes} bytes of rank {previous}, which was posted before the one whose signal was seen"
+        );
+        compare(&what, &rig.windows[1].read(word, bytes), &pattern(seed(previous, round), bytes))?;
+        rig.barrier("an ordered round is over")?;
+    }
+    Ok(())
+}

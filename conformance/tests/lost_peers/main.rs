@@ -1,0 +1,133 @@
+//! L0 with peers whose processes are killed and stopped: on transports that are right, and on those of the table of
+//! claims that are not. This program is also the ranks.
+
+#![allow(clippy::unwrap_used, reason = "a test may end where its own setup is wrong")]
+
+mod noticing;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use tokenyard_conformance::claims::{CLAIMS, Proof};
+use tokenyard_conformance::runner::{
+    Program, RunEvent, Settings, Verdict, rank_main, run_in_processes,
+};
+use tokenyard_conformance::suite;
+use tokenyard_core::config::Config;
+
+use crate::noticing::{LostIsError, Reaction};
+
+/// Stands before the order of a rank.
+const RANK: &str = "--as-rank";
+/// When a mutant that hangs counts as hanging.
+const HANGS: Duration = Duration::from_secs(25);
+/// Jobs beside each other: their ranks mostly wait.
+const AT_ONCE: usize = 4;
+
+/// Transports that are right, by their tables. Where memory outlives a peer, a put to it is done; where it does
+/// not, the put is an error.
+const RIGHT: [(&str, &str); 4] = [
+    ("shm", "use = \"shm\""),
+    ("shm_put", "use = \"shm\"\nshm.load_store = false"),
+    ("faulty", "use = \"faulty\"\nfaulty = { inner = \"shm\", seed = 3 }"),
+    (LostIsError::NAME, "use = \"lost_is_error\""),
+];
+
+fn main() -> ExitCode {
+    tokenyard_cpu::link();
+    tokenyard_topology::link();
+    tokenyard_faulty::link();
+    let args: Vec<_> = std::env::args_os().collect();
+    if let [_, mode, order] = &args[..]
+        && mode == RANK
+    {
+        return match rank_main(Path::new(order)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = arguments.test_threads.or(Some(AT_ONCE));
+    let path = std::env::current_exe().unwrap();
+    let program = Arc::new(Program::new(path, vec![RANK.into()]));
+    let mut trials = Vec::new();
+    for (name, table) in RIGHT {
+        for test in losing(table) {
+            let label = format!("{name}/{test}");
+            let program = Arc::clone(&program);
+            let run = move || match verdict(&program, table, &test) {
+                Verdict::Pass => Ok(()),
+                Verdict::NotSupported(why) | Verdict::Fail(why) => Err(Failed::from(why)),
+            };
+            trials.push(Trial::test(label, run));
+        }
+    }
+    for (case, mutant, says) in rows() {
+        let program = Arc::clone(&program);
+        let run = move || caught(&program, case, mutant, says);
+        trials.push(Trial::test(format!("{mutant}/{case}"), run));
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// The rows of the table whose ranks are lost.
+fn rows() -> Vec<(&'static str, &'static str, &'static str)> {
+    let all = CLAIMS.iter().flat_map(|claim| claim.proofs);
+    let cases = all.filter_map(|proof| match proof {
+        Proof::Case { case, mutant, says } => Some((*case, *mutant, *says)),
+        Proof::Cannot(_) => None,
+    });
+    cases.filter(|(case, ..)| case.contains("_peer_")).collect()
+}
+
+fn config(table: &str) -> String {
+    format!(
+        "[world]\ndeadline_ms = 10000\nlate_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
+         [transport.scale_up]\n{table}\n"
+    )
+}
+
+/// The tests of L0 in which a rank is lost.
+fn losing(table: &str) -> Vec<String> {
+    let settings = Settings::new(Config::parse(&config(table), "lost_peers").unwrap()).unwrap();
+    let tests = suite::tests(settings.capabilities(), 1);
+    tests.into_iter().filter(|test| test.loses_rank).map(|test| test.name).collect()
+}
+
+fn verdict(program: &Program, table: &str, name: &str) -> Verdict {
+    let text = config(table);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.toml");
+    std::fs::write(&path, &text).unwrap();
+    let settings = Settings::new(Config::parse(&text, "lost_peers").unwrap()).unwrap();
+    let mut tests = suite::tests(settings.capabilities(), 1);
+    tests.retain(|test| test.name == name);
+    let mut verdict = Verdict::Fail(format!("{name} did not run"));
+    let mut each = |event: RunEvent<'_>| {
+        if let RunEvent::Ended(finished) = event {
+            verdict = finished.verdict;
+        }
+    };
+    run_in_processes(program, &path, &tests, &mut each).unwrap();
+    verdict
+}
+
+/// The case fails on the mutant, and says this.
+fn caught(program: &Program, case: &str, mutant: &str, says: &str) -> Result<(), Failed> {
+    let table = format!("use = \"{mutant}\"");
+    let names = losing(&table);
+    let name = names.iter().find(|name| name.split('/').nth(1) == Some(case)).unwrap();
+    // What hangs is waited for.
+    let limit = if says.starts_with("hangs") { HANGS } else { program.limit };
+    let program = Program { limit, ..program.clone() };
+    match verdict(&program, &table, name) {
+        Verdict::Fail(why) if why.contains(says) => Ok(()),
+        other => Err(Failed::from(format!("expected a failure that says {says:?}: {other:?}"))),
+    }
+}

@@ -1,0 +1,242 @@
+//! The `shm` transport, which notices that a peer's process is gone or stands still, as a network does: on it
+//! commands to such a peer fail. What it does about it is right, or wrong in one way.
+
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokenyard_core::abi;
+use tokenyard_core::config::ComponentTable;
+use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportComponent};
+use tokenyard_core::host::BuiltIn;
+use tokenyard_core::transport::{
+    Capabilities, Command, Event, MemoryNeeds, Transport, TransportOpen,
+};
+use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_cpu::Shm;
+
+/// What hot calls return.
+type Hot = std::result::Result<usize, i32>;
+
+/// What the transport does with commands to a peer that is lost.
+pub(crate) trait Reaction: Send + Sync + 'static {
+    const NAME: &'static str;
+
+    /// How the command ends: by this event, or not at all.
+    fn end(command: &Command) -> Option<Event>;
+
+    /// What an error says of the peer.
+    fn names(error: Error, peer: u32) -> Error {
+        error.with_rank(peer)
+    }
+
+    /// Whether commands to others wait behind one to a lost peer.
+    const HOLDS_UP_ALL: bool = false;
+    /// Whether `poll` waits for it.
+    const HANGS: bool = false;
+}
+
+fn failed(command: &Command) -> Option<Event> {
+    let Command { queue, peer, tag, .. } = *command;
+    Some(Event { kind: abi::TY_EVENT_ERROR, queue, peer, status: abi::TY_PEER_LOST, tag })
+}
+
+/// Right.
+pub(crate) struct LostIsError;
+impl Reaction for LostIsError {
+    const NAME: &'static str = "lost_is_error";
+    fn end(command: &Command) -> Option<Event> {
+        failed(command)
+    }
+}
+
+/// Commands to a lost peer end as done, and health stays well.
+pub(crate) struct LostIsDone;
+impl Reaction for LostIsDone {
+    const NAME: &'static str = "lost_is_done";
+    fn end(command: &Command) -> Option<Event> {
+        let Command { queue, peer, tag, .. } = *command;
+        Some(Event { kind: abi::TY_EVENT_DONE, queue, peer, status: abi::TY_OK, tag })
+    }
+}
+
+/// Commands to a lost peer never end.
+pub(crate) struct LostNeverEnds;
+impl Reaction for LostNeverEnds {
+    const NAME: &'static str = "lost_never_ends";
+    fn end(_: &Command) -> Option<Event> {
+        None
+    }
+}
+
+/// Nobody is told who is lost.
+pub(crate) struct NamelessLoss;
+impl Reaction for NamelessLoss {
+    const NAME: &'static str = "nameless_loss";
+    fn end(command: &Command) -> Option<Event> {
+        failed(&Command { peer: u32::MAX, ..*command })
+    }
+    fn names(error: Error, _: u32) -> Error {
+        error
+    }
+}
+
+/// The first command to a lost peer is the last one that its queue moves.
+pub(crate) struct LostHoldsUpAll;
+impl Reaction for LostHoldsUpAll {
+    const NAME: &'static str = "lost_holds_up_all";
+    const HOLDS_UP_ALL: bool = true;
+    fn end(_: &Command) -> Option<Event> {
+        None
+    }
+}
+
+/// `poll` waits for the peer.
+pub(crate) struct LostHangsInPoll;
+impl Reaction for LostHangsInPoll {
+    const NAME: &'static str = "lost_hangs_in_poll";
+    const HANGS: bool = true;
+    fn end(_: &Command) -> Option<Event> {
+        None
+    }
+}
+
+#[derive(Default)]
+struct Losses {
+    events: VecDeque<Event>,
+    /// The first peer that a command to failed.
+    failed: Option<u32>,
+    /// A command to a lost peer was taken.
+    any: bool,
+}
+
+pub(crate) struct Noticing<R> {
+    shm: Shm,
+    /// Of each peer.
+    processes: Vec<u32>,
+    losses: Mutex<Losses>,
+    reaction: PhantomData<R>,
+}
+
+/// These components have no settings.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NoSettings {}
+
+fn shm_config() -> <Shm as Transport>::Config {
+    ComponentTable::from_text("", "lost_peers").parse("shm").unwrap()
+}
+
+/// Whether a process is gone, or stands still.
+fn is_lost(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    state.is_none_or(|state| "ZXT".contains(state))
+}
+
+impl<R: Reaction> Transport for Noticing<R> {
+    const NAME: &'static str = R::NAME;
+    const ABOUT: &'static str = "shared memory that notices lost peers";
+    type Config = NoSettings;
+
+    fn probe(_: &NoSettings) -> Result<Capabilities> {
+        let found = Shm::probe(&shm_config())?;
+        Ok(Capabilities { flags: found.flags & !abi::TY_CAP_LOAD_STORE, ..found })
+    }
+
+    fn open(_: NoSettings, open: &TransportOpen<'_>) -> Result<Self> {
+        Ok(Self {
+            shm: Shm::open(shm_config(), &TransportOpen::new(open.team, open.needs))?,
+            processes: vec![0; open.team.world_ranks.len()],
+            losses: Mutex::default(),
+            reaction: PhantomData,
+        })
+    }
+
+    fn memory_needs(&self) -> MemoryNeeds {
+        self.shm.memory_needs()
+    }
+
+    fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
+        let mut endpoint = self.shm.endpoint(peer)?;
+        endpoint.extend(std::process::id().to_le_bytes());
+        Ok(endpoint)
+    }
+
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        let cut = || Error::new(ErrorKind::Protocol, "connect", "the endpoint is cut short");
+        let (inner, pid) = data.split_last_chunk().ok_or_else(cut)?;
+        self.processes[peer as usize] = u32::from_le_bytes(*pid);
+        self.shm.connect(peer, inner)
+    }
+
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> Hot {
+        for (accepted, command) in commands.iter().enumerate() {
+            if R::HOLDS_UP_ALL && self.losses.lock().unwrap().any {
+                return Ok(accepted);
+            }
+            if is_lost(self.processes[command.peer as usize]) {
+                let mut losses = self.losses.lock().unwrap();
+                losses.any = true;
+                let end = R::end(command);
+                let is_error = end.is_some_and(|event| event.kind == abi::TY_EVENT_ERROR);
+                if is_error {
+                    losses.failed.get_or_insert(command.peer);
+                }
+                losses
+                    .events
+                    .extend(end.filter(|_| is_error || command.flags & abi::TY_FLAG_NOTIFY != 0));
+                continue;
+            }
+            // SAFETY: by this function's contract.
+            if unsafe { self.shm.post(queue, &[*command])? } == 0 {
+                return Ok(accepted);
+            }
+        }
+        Ok(commands.len())
+    }
+
+    fn poll(&self, queue: u32, events: &mut [Event]) -> Hot {
+        while R::HANGS && self.losses.lock().unwrap().any {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        let lost = self.losses.lock().unwrap().events.pop_front();
+        match (lost, events.first_mut()) {
+            (Some(event), Some(room)) => {
+                *room = event;
+                Ok(1)
+            }
+            _ => self.shm.poll(queue, events),
+        }
+    }
+
+    fn health(&self) -> Result<()> {
+        let Some(peer) = self.losses.lock().unwrap().failed else { return self.shm.health() };
+        let error = Error::new(ErrorKind::PeerLost, "post", "a command failed: its peer is gone");
+        Err(R::names(error, peer))
+    }
+
+    tokenyard_testkit::pass_on!(shm: register, read_signal);
+}
+
+const fn table<R: Reaction>() -> *const abi::TyTransportTable {
+    TransportComponent::<Noticing<R>>::TABLE
+}
+
+const TABLES: &[*const abi::TyTransportTable] = &[
+    table::<LostIsError>(),
+    table::<LostIsDone>(),
+    table::<LostNeverEnds>(),
+    table::<NamelessLoss>(),
+    table::<LostHoldsUpAll>(),
+    table::<LostHangsInPoll>(),
+];
+
+static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
+    header: TRANSPORT_HEADER,
+    components: TABLES.as_ptr(),
+    count: TABLES.len(),
+});
+
+inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }

@@ -1,0 +1,81 @@
+//! What the step `vm` of the tests runs in the machine: all of it in one boot, because a boot and the first reading
+//! of every program take much of the time.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::Job;
+use crate::report;
+
+/// Runs its arguments' parts one after the other, whatever comes of each, and says how many failed.
+const SCRIPT: &str = "xtask/src/vm/suite.sh";
+/// Test programs that run in the machine, of the package `tokenyard-conformance`.
+const TESTS: [&str; 2] = ["masking", "links"];
+/// When the machine counts as hanging. What runs in it has limits of its own, which are far below; this one must
+/// hold on a host that is busy with other things.
+const LIMIT: Duration = Duration::from_secs(3 * 3600);
+
+/// Builds the test programs, and runs the list in the machine; its exit code.
+pub(crate) fn run(root: &Path) -> Result<u8> {
+    let target = report::target_folder(root);
+    let mut words = vec!["sh".to_owned(), SCRIPT.to_owned(), text(&target)?.to_owned()];
+    for program in test_programs(root, &target)? {
+        words.push(text(&program)?.to_owned());
+    }
+    let command: Vec<&str> = words.iter().map(String::as_str).collect();
+    super::run(root, &Job { limit: LIMIT, command: &command })
+}
+
+fn text(path: &Path) -> Result<&str> {
+    path.to_str().with_context(|| format!("run the test machine: {} is not UTF-8", path.display()))
+}
+
+/// Builds [`TESTS`] and returns their files, in that order.
+fn test_programs(root: &Path, target: &Path) -> Result<Vec<PathBuf>> {
+    let mut build = Command::new("cargo");
+    // As the step `build`, so that features are joined alike and nothing is built twice.
+    build.args(["test", "--workspace", "--exclude", "xtask", "--no-run"]);
+    build.arg("--message-format=json-render-diagnostics");
+    build.args(TESTS.iter().flat_map(|test| ["--test", test]));
+    build.arg("--target-dir").arg(target).current_dir(root).stderr(Stdio::inherit());
+    let built = build.output().context("build the tests for the machine: start cargo")?;
+    ensure!(built.status.success(), "build the tests for the machine: {}", built.status);
+    let messages = String::from_utf8_lossy(&built.stdout);
+    TESTS.iter().map(|test| find(&messages, test)).collect()
+}
+
+/// The file of a test program in what cargo says, one JSON object a line.
+fn find(messages: &str, test: &str) -> Result<PathBuf> {
+    let file = |message: Value| {
+        let target = &message["target"];
+        let is_it = target["name"] == test && target["kind"][0] == "test";
+        is_it.then(|| message["executable"].as_str().map(PathBuf::from)).flatten()
+    };
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .find_map(file)
+        .with_context(|| format!("find the test program {test}: cargo names no such file"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_of_a_test_is_what_cargo_says_of_it_and_of_nothing_else() {
+        let messages = "\
+not a message
+{\"target\":{\"name\":\"links\",\"kind\":[\"bin\"]},\"executable\":\"/bin\"}
+{\"target\":{\"name\":\"links\",\"kind\":[\"test\"]},\"executable\":null}
+{\"target\":{\"name\":\"links\",\"kind\":[\"test\"]},\"executable\":\"/t/links-1\"}
+";
+        assert_eq!(find(messages, "links").unwrap(), Path::new("/t/links-1"));
+        let error = find(messages, "masking").unwrap_err().to_string();
+        assert_eq!(error, "find the test program masking: cargo names no such file");
+    }
+}

@@ -1,0 +1,44 @@
+#!/bin/sh
+# Run in the test machine: sh suite.sh TARGET MASKING LINKS, by `cargo xtask vm --suite`. Everything that runs over RDMA, in
+# one boot. A part that fails does not keep the next from running; the exit code is 1 then. See docs/testing-rdma.md.
+
+target=$1
+masking=$2
+links=$3
+failed=0
+
+part() {
+    start=$(date +%s)
+    echo "--- $*"
+    "$@"
+    code=$?
+    echo "--- exit code $code after $(($(date +%s) - start)) s"
+    [ $code = 0 ] || failed=1
+}
+
+# The machine itself, before any code of this repository.
+part sh xtask/src/vm/check.sh
+
+# A rank is killed and is stopped in each phase.
+part "$target/release/tokenyard" conformance "$target/conformance/verbs.toml" \
+    --save "$target/conformance/results/verbs.json" --slow 10 \
+    --filter 'l0/*,l1/routing/*,l1/worlds/*,l2/dispatches_in_flight/*' \
+    --filter '*ed/bootstrap,*ed/connect,*ed/between_operations,*ed/dispatch_send' \
+    --filter '*ed/dispatch_receive,*ed/combine_send,*ed/combine_receive'
+
+# What needs the variable: backends/libfabric/docs.md.
+part env FI_UNIVERSE_SIZE=16 "$target/release/tokenyard" conformance \
+    "$target/conformance/libfabric-verbs.toml" --filter 'l0/*,l1/routing/*' --slow 10 \
+    --save "$target/conformance/results/libfabric-verbs.json"
+
+# That it measures; figures of an emulated machine say nothing.
+part "$target/release/tokenyard" bench link "$target/conformance/verbs.toml" \
+    --samples 1 --tokens 64 --no-check
+
+# Ranks are lost, and the others go on.
+part "$masking" --verbs
+
+# The link of a rank is cut in each phase: last, because it changes the machine.
+part "$links"
+
+exit $failed
