@@ -424,17 +424,21 @@ void flat_between(const Ranks& ranks, std::mt19937& random) {
 void ended_waits(const Ranks& ranks, std::mt19937& random) {
   for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
   std::vector<StagedDispatchArgs> args;
-  for (Rank* r : ranks) args.push_back(staged_dispatch(*r, false, Way::kAtOnce));
+  for (Rank* r : ranks) args.push_back(staged_dispatch(*r, false, Way::kHalves));
+  auto on_others = [&](u32 phases) {
+    std::vector<std::thread> running;
+    for (Rank* r : ranks)
+      if (r->me != 1) running.emplace_back([&, r, phases] { launch_staged(*r, args[r->me], phases); });
+    for (auto& t : running) t.join();
+  };
+  // What is sent has come before a wait ends: rows that come behind it find a communicator that is closed.
+  on_others(kSends);
   std::thread host([&] {
     auto& waiting = model::at(&ranks[0]->report->waiting);
     while (waiting.load() == 0) model::rest(1000);
     for (Rank* r : ranks) model::at(r->abort).store(1);
   });
-  std::mt19937 none(3);
-  std::vector<std::thread> running;
-  for (Rank* r : ranks)
-    if (r->me != 1) running.emplace_back([&, r] { launch_staged(*r, args[r->me], kSends | kReceives); });
-  for (auto& t : running) t.join();
+  on_others(kReceives);
   host.join();
   for (Rank* r : ranks) {
     if (r->me != 1) {
