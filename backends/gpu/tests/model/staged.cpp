@@ -425,15 +425,17 @@ void ended_waits(const Ranks& ranks, std::mt19937& random) {
   for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
   std::vector<StagedDispatchArgs> args;
   for (Rank* r : ranks) args.push_back(staged_dispatch(*r, false, Way::kAtOnce));
+  // Rows that come behind the end of a wait are those of a rank that is still to be waited for (INV-8).
+  for (Rank* r : ranks)
+    if (r->me != 1) launch_staged(*r, args[r->me], kSends);
   std::thread host([&] {
     auto& waiting = model::at(&ranks[0]->report->waiting);
     while (waiting.load() == 0) model::rest(1000);
     for (Rank* r : ranks) model::at(r->abort).store(1);
   });
-  std::mt19937 none(3);
   std::vector<std::thread> running;
   for (Rank* r : ranks)
-    if (r->me != 1) running.emplace_back([&, r] { launch_staged(*r, args[r->me], kSends | kReceives); });
+    if (r->me != 1) running.emplace_back([&, r] { launch_staged(*r, args[r->me], kReceives); });
   for (auto& t : running) t.join();
   host.join();
   for (Rank* r : ranks) {
