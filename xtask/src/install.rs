@@ -19,11 +19,19 @@ use crate::exec::{self, Line};
 
 /// Each one built by itself, as the steps of `cargo xtask test` build it: together, cargo would join the
 /// features of what they share, and build that anew.
-const PACKAGES: [&str; 3] =
-    ["tokenyard-cli", "tokenyard-plugin-libfabric", "tokenyard-plugin-verbs"];
+const PACKAGES: [&str; 4] = [
+    "tokenyard-cli",
+    "tokenyard-plugin-libfabric",
+    "tokenyard-plugin-verbs",
+    "tokenyard-plugin-gin",
+];
 
 /// The plugins that no program has built in, without the one for tests.
-const PLUGINS: [&str; 2] = ["libtokenyard_plugin_libfabric.so", "libtokenyard_plugin_verbs.so"];
+const PLUGINS: [&str; 3] = [
+    "libtokenyard_plugin_libfabric.so",
+    "libtokenyard_plugin_verbs.so",
+    "libtokenyard_plugin_gin.so",
+];
 
 /// How long a build may take; it turns a hang into a failure with a name.
 const BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);

@@ -90,7 +90,7 @@ const WORDS_BYTES: usize = 6 * 8;
 
 /// What came from a peer.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct PeerMessage {
     pub(crate) words: Words,
     pub(crate) fd: Option<OwnedFd>,
 }
@@ -122,7 +122,7 @@ impl Mesh {
         for said in all {
             mesh.inboxes.push(match said {
                 None => Arc::clone(&listener.inbox),
-                Some(Said { fd: Some(fd), .. }) => Arc::new(Inbox::map(fd)?),
+                Some(PeerMessage { fd: Some(fd), .. }) => Arc::new(Inbox::map(fd)?),
                 Some(_) => return Err(Failure::system("connect", "a peer sent no inbox")),
             });
         }
@@ -135,13 +135,13 @@ impl Mesh {
         &self,
         words: Words,
         fd: Option<BorrowedFd<'_>>,
-    ) -> Result<Vec<Option<Said>>> {
+    ) -> Result<Vec<Option<PeerMessage>>> {
         for (peer, address) in self.addresses.iter().enumerate() {
             if peer != self.me {
                 self.send(*address, &words, fd)?;
             }
         }
-        let mut all: Vec<Option<Said>> = self.addresses.iter().map(|_| None).collect();
+        let mut all: Vec<Option<PeerMessage>> = self.addresses.iter().map(|_| None).collect();
         for _ in 1..self.addresses.len() {
             let (peer, said) = self.receive()?;
             match all.get_mut(peer) {
@@ -171,7 +171,7 @@ impl Mesh {
             .map_err(|e| Failure::system("send to a peer", e))
     }
 
-    fn receive(&self) -> Result<(usize, Said)> {
+    fn receive(&self) -> Result<(usize, PeerMessage)> {
         let mut bytes = [0; WORDS_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -199,7 +199,7 @@ impl Mesh {
             return Err(Failure::system("receive from a peer", text));
         }
         let words = [2, 3, 4, 5].map(word);
-        Ok((usize::try_from(word(0)).unwrap_or(usize::MAX), Said { words, fd }))
+        Ok((usize::try_from(word(0)).unwrap_or(usize::MAX), PeerMessage { words, fd }))
     }
 
     /// Waits until all ranks have come here. Collective.

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::abi;
 use crate::cuda::{Cuda, Mapping};
 use crate::failure::{Failure, Result};
-use crate::mesh::{Mesh, Said};
+use crate::mesh::{Mesh, PeerMessage};
 
 /// Where the region of a rank is.
 #[derive(Debug)]
-enum Place {
+enum RegionPlace {
     /// Here.
     Own,
     /// In the memory of another process.
@@ -28,7 +28,7 @@ pub(crate) struct Region {
     pub(crate) base: u64,
     pub(crate) bytes: u64,
     pub(crate) on_device: bool,
-    places: Vec<Place>,
+    places: Vec<RegionPlace>,
     /// Totals of signals by word, where the region is one of signals.
     totals: Vec<AtomicU64>,
 }
@@ -68,18 +68,18 @@ impl Region {
             None => ([number, 0, base, u64::from(std::process::id())], None),
         };
         let all = mesh.swap(words, fd)?;
-        let place = |said: Option<Said>| {
-            let Some(Said { words, fd }) = said else { return Ok(Place::Own) };
+        let place = |said: Option<PeerMessage>| {
+            let Some(PeerMessage { words, fd }) = said else { return Ok(RegionPlace::Own) };
             if words[0] != number {
                 let text = format!("a peer registers region {}; expected {number}", words[0]);
                 return Err(Failure::new(abi::INTERNAL_ERROR, text));
             }
             Ok(match (words[1], fd, cuda) {
-                (0, None, _) => Place::Process { id: words[3], base: words[2] },
+                (0, None, _) => RegionPlace::Process { id: words[3], base: words[2] },
                 (1, Some(fd), Some(cuda)) if words[2] < words[3] => {
-                    Place::Mapped { mapping: cuda.import(&fd, words[3])?, offset: words[2] }
+                    RegionPlace::Mapped { mapping: cuda.import(&fd, words[3])?, offset: words[2] }
                 }
-                _ => Place::Unreachable,
+                _ => RegionPlace::Unreachable,
             })
         };
         let places = all.into_iter().map(place).collect::<Result<_>>();
@@ -109,12 +109,12 @@ impl Region {
     pub(crate) fn of_rank(&self, rank: usize, offset: u64, bytes: u64) -> Result<End> {
         self.check(offset, bytes)?;
         match self.places.get(rank) {
-            Some(Place::Own) => self.own(offset, bytes),
-            Some(Place::Process { id, base }) => Ok(End::Process(*id, base + offset)),
-            Some(Place::Mapped { mapping, offset: first }) => {
+            Some(RegionPlace::Own) => self.own(offset, bytes),
+            Some(RegionPlace::Process { id, base }) => Ok(End::Process(*id, base + offset)),
+            Some(RegionPlace::Mapped { mapping, offset: first }) => {
                 Ok(End::Device(mapping.at + first + offset))
             }
-            Some(Place::Unreachable) | None => {
+            Some(RegionPlace::Unreachable) | None => {
                 let text = format!("found no way to the memory of rank {rank}");
                 Err(Failure::new(abi::INVALID_USAGE, text))
             }
