@@ -21,10 +21,15 @@ use crate::exec::{self, HangLimits, Line, Output};
 /// cargo joins the features of what they share once, and builds that once.
 pub(crate) const BUILD: &str = "cargo build --release --package tokenyard-cli \
      --package tokenyard-plugin-cpu --package tokenyard-plugin-faulty \
-     --package tokenyard-plugin-libfabric --package tokenyard-plugin-verbs";
+     --package tokenyard-plugin-libfabric --package tokenyard-plugin-verbs \
+     --package tokenyard-plugin-gin";
 
 /// The plugins that no program has built in, without the one for tests.
-const PLUGINS: [&str; 2] = ["libtokenyard_plugin_libfabric.so", "libtokenyard_plugin_verbs.so"];
+const PLUGINS: [&str; 3] = [
+    "libtokenyard_plugin_libfabric.so",
+    "libtokenyard_plugin_verbs.so",
+    "libtokenyard_plugin_gin.so",
+];
 
 /// When a build counts as hanging.
 const BUILD_LIMITS: HangLimits =

@@ -10,7 +10,8 @@ use std::path::{Component, Path};
 use anyhow::{Context, Result};
 
 /// Folders of tools that no user gets.
-const MAKERS: [&str; 5] = ["fuzz", "tools/device_put", "tools/hca", "tools/testkit", "xtask"];
+const MAKERS: [&str; 6] =
+    ["fuzz", "tools/device_put", "tools/hca", "tools/softgin", "tools/testkit", "xtask"];
 
 /// Prints the count of every crate, and of all.
 pub(crate) fn print(root: &Path) -> Result<()> {

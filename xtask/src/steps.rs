@@ -251,6 +251,11 @@ pub(crate) const STEPS: &[Step] = &[
                 "env NCCL_HEADERS={target}/nccl CUDA_INCLUDE={target}/cuda-compilers/nvidia/cu13/include \
                  cargo test --package tokenyard-sys-nccl --test layout -- --include-ignored",
             ),
+            // Three programs with NCCL's headers: what takes the longest here.
+            cmd(
+                "env NCCL_HEADERS={target}/nccl LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
+                 cargo test --package tokenyard-gin --test kernels -- --include-ignored",
+            ),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  cargo run --package tokenyard-cuda --example compile"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
@@ -401,6 +406,8 @@ pub(crate) const STEPS: &[Step] = &[
                  {target}/installed/share/tokenyard/configs/verbs.toml"),
             cmd("{target}/installed/bin/tokenyard config check \
                  {target}/installed/share/tokenyard/configs/efa.toml"),
+            cmd("{target}/installed/bin/tokenyard config check \
+                 {target}/installed/share/tokenyard/configs/gin.toml"),
         ],
     },
     Step {

@@ -9,8 +9,13 @@ use crate::{Error, ErrorKind, Result};
 use super::registry::{ComponentKind, Registry};
 
 /// The plugins of this project with components that no program has built in: the component, and its plugin.
-const OWN: [(&str, &str); 4] =
-    [("verbs", "verbs"), ("libfabric", "libfabric"), ("efa", "libfabric"), ("faulty", "faulty")];
+const OWN: [(&str, &str); 5] = [
+    ("verbs", "verbs"),
+    ("libfabric", "libfabric"),
+    ("efa", "libfabric"),
+    ("gin", "gin"),
+    ("faulty", "faulty"),
+];
 
 /// The folder of plugins, below the folder that holds `bin`.
 const LIB: &str = "lib/tokenyard";

@@ -42,3 +42,7 @@ pub const GIN_CONNECTION_RAIL: c_uint = 2;
 
 /// For `ncclCommWindowRegister`: nothing special.
 pub const WIN_DEFAULT: c_int = 0;
+/// The window has equal sizes on all ranks, which register it together.
+pub const WIN_COLL_SYMMETRIC: c_int = 1;
+/// What addresses of windows are multiples of.
+pub const WIN_REQUIRED_ALIGNMENT: usize = 4096;

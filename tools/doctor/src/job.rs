@@ -86,12 +86,12 @@ pub struct Job {
 }
 
 impl Job {
-    /// Whether the job uses it. A facility that no component of today uses must be asked for.
+    /// Whether the job uses it. A facility that few jobs use must be asked for.
     pub fn needs(&self, facility: Facility) -> bool {
-        let is_planned = matches!(facility, Facility::GpuInitiated | Facility::Gin);
+        let is_rare = matches!(facility, Facility::GpuInitiated | Facility::Gin);
         match &self.asks.uses {
             _ if facility == Facility::Node => true,
-            None => !is_planned,
+            None => !is_rare,
             Some(uses) => uses.contains(&facility),
         }
     }

@@ -1,24 +1,41 @@
 //! Other communication libraries on the node, and which component each serves.
 
-use tokenyard_machine::GpuVendor;
+use tokenyard_machine::{GpuVendor, NicFamily};
 
+use crate::nics::rails;
 use crate::versions::{at_least, library, numbers};
 use crate::{DoctorReport, Facility, Rule, Verdict};
 
-pub(crate) const RULES: &[&Rule] = &[&NCCL, &NVSHMEM, &RCCL];
+pub(crate) const RULES: &[&Rule] = &[&NCCL, &GIN, &NVSHMEM, &RCCL];
 
-/// The first NCCL with the device interface that GIN is part of.
-const NCCL_GIN: [u32; 2] = [2, 28];
+/// The first NCCL whose waits on the device have an end.
+const NCCL_GIN: [u32; 3] = [2, 31, 2];
+/// The first whose GIN runs over sockets, too.
+const NCCL_SOCKETS: [u32; 2] = [2, 32];
 
 static NCCL: Rule = Rule {
     id: "nccl",
     title: "NCCL",
-    expected: "2.28 or later, for the component gin",
-    why: "The component gin, which is planned, calls NCCL's device interface, which 2.28 brought. No part of today \
-          uses NCCL.",
+    expected: "2.31.2 or later, for the component gin",
+    why: "The component gin calls NCCL's device interface, whose waits have an end from 2.31.2 on. Its kernels are \
+          compiled with the headers of that very version, which lie beside the library. No other component uses NCCL.",
     impact: "the transport gin does not open",
     fix: "pip install nvidia-nccl-cu13, and put its lib folder (it has libnccl.so.2) into LD_LIBRARY_PATH",
-    source: "NVIDIA NCCL Release Notes 2.28 (device API, GIN)",
+    source: "backends/gin/docs.md; NVIDIA NCCL, headers of 2.30.7 and 2.31.2 (nccl_device/gin.h)",
+};
+
+static GIN: Rule = Rule {
+    id: "gin-type",
+    title: "What carries NCCL's GIN",
+    expected: "ConnectX (gdaki, proxy), EFA (proxy), another RDMA NIC (proxy), or GDRCopy with NCCL 2.32 (sockets)",
+    why: "NCCL itself chooses what posts the commands of kernels, and says so only when the ranks have joined. On \
+          ConnectX kernels post (gdaki), over any other NIC a thread of NCCL's does (proxy), by its own InfiniBand \
+          plugin or the NIC vendor's. Without an RDMA NIC NCCL 2.32 has GIN over TCP sockets, which insists on GDRCopy: \
+          it makes gin usable on any cluster, slowly.",
+    impact: "NCCL offers no GIN: the transport gin does not open",
+    fix: "install GDRCopy (package gdrdrv-dkms, `modprobe gdrdrv`) with NCCL 2.32 or later; for EFA, aws-ofi-nccl. \
+          NCCL_DEBUG=INFO says what NCCL found",
+    source: "NVIDIA NCCL 2.32, src/transport/rma_socket.cc (GDRCopy is required); backends/gin/docs.md",
 };
 
 static NVSHMEM: Rule = Rule {
@@ -71,19 +88,36 @@ fn nccl(report: &mut DoctorReport<'_>) {
             (Verdict::Unknown, "its file tells no version".to_owned())
         }
         (Some(_), Some(numbers)) if at_least(&numbers, &NCCL_GIN) => {
-            let serves = if asked { "serves gin" } else { "would serve gin (planned)" };
+            let serves = if asked { "serves gin" } else { "would serve gin" };
             (Verdict::Ok, format!("{}, {serves}", version.unwrap_or_default()))
         }
         (Some(_), Some(_)) => (
             Verdict::Broken,
-            format!(
-                "{}, too old for gin (planned); serves no component",
-                version.unwrap_or_default()
-            ),
+            format!("{}, too old for gin; serves no component", version.unwrap_or_default()),
         ),
         (Some(_), None) => (Verdict::Unknown, "its file tells no version".to_owned()),
     };
     report.note(&NCCL, Facility::Gin, "NCCL", verdict.on(text));
+    if asked {
+        let has_sockets = version.is_some_and(|it| at_least(&numbers(it), &NCCL_SOCKETS));
+        gin_type(report, has_sockets);
+    }
+}
+
+/// By what NCCL's GIN would leave the node.
+fn gin_type(report: &mut DoctorReport<'_>, has_sockets: bool) {
+    let families: Vec<NicFamily> = rails(report).iter().map(|nic| nic.family).collect();
+    let has_gdrcopy = report.machine.modules.contains_key("gdrdrv");
+    let gdrcopy = if has_gdrcopy { "GDRCopy" } else { "no GDRCopy" };
+    let (verdict, found) = match families.first() {
+        Some(NicFamily::Mlx5) => (Verdict::Ok, "ConnectX: gdaki, or proxy"),
+        Some(NicFamily::Efa) => (Verdict::Ok, "EFA: proxy, by aws-ofi-nccl"),
+        Some(_) => (Verdict::Unknown, "another RDMA NIC: proxy, if NCCL has a plugin for it"),
+        None if has_gdrcopy && has_sockets => (Verdict::Slow, "no RDMA NIC: proxy over sockets"),
+        None if has_gdrcopy => (Verdict::Broken, "no RDMA NIC, and no NCCL 2.32 or later"),
+        None => (Verdict::Broken, "no RDMA NIC"),
+    };
+    report.note(&GIN, Facility::Gin, "GIN", verdict.on(format!("{found}; {gdrcopy}")));
 }
 
 fn rocm(report: &mut DoctorReport<'_>) {

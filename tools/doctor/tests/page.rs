@@ -81,6 +81,7 @@ const SYMPTOMS: &[(&str, &[&str])] = &[
             "mlx5-provider",
             "efa-installer",
             "nccl",
+            "gin-type",
             "nvshmem",
             "gpu-doorbell",
             "nvlink-clique",

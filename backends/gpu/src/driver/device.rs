@@ -157,7 +157,10 @@ impl Context {
     }
 
     /// Makes it current on this thread until the result is dropped.
-    pub(crate) fn enter(&self) -> Result<Entered> {
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn enter(&self) -> Result<Entered> {
         // SAFETY: a context that lives; popped on drop, in reverse order.
         unsafe { self.driver().context_push(self.raw)? };
         Ok(Entered { driver: self.driver(), _not_send: std::marker::PhantomData })
@@ -178,7 +181,7 @@ impl Drop for Context {
 /// A context that is current on this thread.
 #[derive(Debug)]
 #[must_use = "the context is current only while this lives"]
-pub(crate) struct Entered {
+pub struct Entered {
     driver: &'static dyn Driver,
     _not_send: std::marker::PhantomData<*const ()>,
 }

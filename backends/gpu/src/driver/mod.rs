@@ -11,7 +11,7 @@ mod module;
 mod raw;
 mod stream;
 
-pub use device::{Context, Device};
+pub use device::{Context, Device, Entered};
 pub(crate) use graph::Graph;
 pub(crate) use host::HostWindow;
 pub use memory::{Buffer, Pinned};

@@ -1,0 +1,13 @@
+//! The `gin` transport: GPU kernels put rows through NCCL's GPU-Initiated Networking (GIN).
+//!
+//! It is loaded as a plugin (`plugins/gin`). NCCL is opened at run time, and its headers are found beside it: kernels are
+//! compiled with them by nvcc. Which hardware carries the bytes is NCCL's choice: GDAKI on ConnectX, GPI, EFA-GDA, or a
+//! thread of NCCL's own for any other. `docs.md` in this folder is the page for operators.
+
+mod config;
+mod headers;
+mod rules;
+mod transport;
+
+pub use config::{GinConfig, GinType};
+pub use transport::{DeviceSide, Gin};

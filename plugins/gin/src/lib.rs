@@ -1,0 +1,3 @@
+//! The gin backend as a loadable plugin.
+
+tokenyard_core::export_transports!(tokenyard_gin::Gin);

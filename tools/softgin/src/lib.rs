@@ -1,0 +1,21 @@
+//! A stand-in for a NIC under NCCL's GPU-Initiated Networking (GIN), for tests: a plugin of NCCL's own RMA interface,
+//! which unmodified NCCL loads and drives by its proxy.
+//!
+//! It moves bytes between the processes of one host: those of GPUs by copies on streams, into memory of peers that is
+//! mapped here; those of the host by the kernel. It delays, reorders, fails and stops on a seed
+//! (`TOKENYARD_SOFTGIN`). Its times say nothing about GIN.
+//!
+//! How to use it: `docs.md` in this folder.
+
+pub mod abi;
+mod config;
+mod cuda;
+mod engine;
+mod failure;
+mod inbox;
+mod mesh;
+mod region;
+mod table;
+mod team;
+
+pub use table::ncclRmaPlugin_v14;
