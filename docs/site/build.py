@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -114,7 +115,7 @@ class Site:
         sections: list[tuple[str, list[tuple[str, str]]]] = [("tokenyard", [])]
         seen = {MENU}
         tokens = self.markdown.parse((ROOT / MENU).read_text())
-        for before, token in zip([None, *tokens], tokens):
+        for before, token in pairwise([None, *tokens]):
             if before is not None and before.type == "heading_open" and before.tag == "h2":
                 sections.append((token.content.partition(":")[0], []))
             for part in token.children or []:
@@ -129,7 +130,7 @@ class Site:
         tokens = self.pages[page]
         heads = [
             after.content
-            for token, after in zip(tokens, tokens[1:])
+            for token, after in pairwise(tokens)
             if token.type == "heading_open" and token.tag == "h1"
         ]
         return heads[0].replace("`", "") if heads else page
@@ -146,7 +147,9 @@ def header_page() -> str:
     definition = r"^/\*\*\n(.*?)\*/\n(typedef struct .*?^} \w+;|#define .*?$|[^\n]+;)"
     for found in re.finditer(definition, text, re.S | re.M):
         code = found[2]
-        name = re.search(r"^} (\w+);", code, re.M) or re.search(r"(?:#define|typedef struct) (\w+)", code)
+        name = re.search(r"^} (\w+);", code, re.M) or re.search(
+            r"(?:#define|typedef struct) (\w+)", code
+        )
         name = name or re.search(r"(\w+)\s*;", code)
         if name:
             count += 1
@@ -154,7 +157,9 @@ def header_page() -> str:
             out.append(f'<h3 id="{name[1]}"><code>{name[1]}</code></h3>')
             out.append(f"<p>{about}</p><pre><code>{html.escape(code)}</code></pre>")
     if count < 50:
-        sys.exit(f"{HEADER}: found {count} definitions, expected at least 50: has its form changed?")
+        sys.exit(
+            f"{HEADER}: found {count} definitions, expected at least 50: has its form changed?"
+        )
     return "\n".join(out)
 
 
@@ -173,13 +178,19 @@ def whole(place: str, title: str, body: str, menu) -> str:
         )
         entries.append(f"<h2>{html.escape(heading)}</h2><ul>{items}</ul>")
     template = (ROOT / "docs/site/page.html").read_text()
-    for name, value in {"title": html.escape(title), "menu": "".join(entries), "body": body}.items():
+    for name, value in {
+        "title": html.escape(title),
+        "menu": "".join(entries),
+        "body": body,
+    }.items():
         template = template.replace("{{" + name + "}}", value)
     return template
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--api", type=Path)
     arguments = parser.parse_args()
@@ -208,7 +219,9 @@ def main() -> int:
         shutil.copytree(arguments.api, arguments.out / "api")
         if not (arguments.out / API).exists():
             site.broken.append(f"--api {arguments.api}: found no {API}; run cargo doc first")
-    site.broken += [f"{page}: no other page links to it" for page in site.pages if page not in site.linked]
+    site.broken += [
+        f"{page}: no other page links to it" for page in site.pages if page not in site.linked
+    ]
     for line in site.broken:
         print(f"error: {line}", file=sys.stderr)
     print(f"{len(site.pages) + 1} pages in {arguments.out}, {len(site.broken)} broken links")

@@ -225,6 +225,20 @@ pub(crate) const STEPS: &[Step] = &[
         }],
     },
     Step {
+        name: "site",
+        about: "the site of the documentation is made, and each link of a page leads somewhere",
+        after: &["doc"],
+        needs: &[PIP, PYTHON],
+        lane: Lane::Beside,
+        quick: Quick::No,
+        commands: &[
+            cmd("pip3 install --quiet --upgrade --target {target}/site-tools \
+                 --requirement docs/site/requirements.txt"),
+            cmd("env PYTHONPATH={target}/site-tools python3 docs/site/build.py {target}/site \
+                 --api {target}/check/doc"),
+        ],
+    },
+    Step {
         name: "cuda-compile",
         about: "every CUDA kernel compiles for sm_80, sm_90a and sm_100a, without a GPU; registers, spills; nvcc; NCCL's headers",
         // The program is built there.
@@ -367,8 +381,8 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("pip3 --python {target}/python/venv/bin/python install --quiet --no-index \
                  --no-deps --force-reinstall --find-links {target}/python/wheels tokenyard \
                  tokenyard-deep-ep"),
-            cmd("{target}/python/venv/bin/ruff check python"),
-            cmd("{target}/python/venv/bin/ruff format --check python"),
+            cmd("{target}/python/venv/bin/ruff check python docs/site"),
+            cmd("{target}/python/venv/bin/ruff format --check python docs/site"),
             cmd("{target}/python/venv/bin/mypy --strict python/tokenyard"),
             cmd("{target}/python/venv/bin/pytest --quiet -r s python/tests"),
         ],

@@ -237,6 +237,16 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
   u32 lane = lane_id(), me = a.c.rank, n = words_of(a), rows = 0;
   u64 tokens = t.tokens[me];
   u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * n + 3] * 128);
+  u32* ends = reinterpret_cast<u32*>(base + own_region().rank_ends);
+  // Rows of several domains lie in the order of world ranks.
+  if (kGrouped && lane == 0) {
+    u32 end = 0;
+#pragma unroll 1
+    for (u32 at = 0; at < a.c.groups() * a.c.ranks; at++) {
+      end += counts_for(a, t, at % a.c.ranks, me)[at / a.c.ranks];
+      ends[at] = end;
+    }
+  }
 #pragma unroll 1
   for (u32 s = lane; s < a.c.ranks; s += kWave) {
     const u32* counts = counts_for(a, t, s, me);
@@ -244,10 +254,12 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
     for (u32 g = 0; g < a.c.groups(); g++) {
       u32 at = g * a.c.ranks + s;
       reinterpret_cast<u32*>(base + own_region().rank_counts)[at] = counts[g];
-      reinterpret_cast<u32*>(base + own_region().rank_ends)[at] = t.row_base[at] + counts[g];
       a.r.row_base[at] = t.row_base[at];
     }
-    if constexpr (!kGrouped) a.r.source_rows[s] = t.first_row[s];
+    if constexpr (!kGrouped) {
+      a.r.source_rows[s] = t.first_row[s];
+      ends[s] = t.first_row[s] + counts[0];
+    }
     // What comes in tiles has been heard when this kernel ends.
     u64 signals = a.in_tiles() ? 0 : t.heard[s * n] >> 8;
     if (a.stages_rows()) signals = signals_of_rows(a, rows_from(a, t.heard, me, s));

@@ -382,6 +382,7 @@ void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArg
       n++;
     }
     same("rows of a source", ((u32*)(base + region.rank_counts))[source->me], n - before);
+    same("the end of a source's rows", ((u32*)(base + region.rank_ends))[source->me], n);
   }
   same("tokens", told.tokens, n);
   std::vector<u8> zeros(s.row_bytes);
