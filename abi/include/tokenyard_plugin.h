@@ -480,7 +480,8 @@ struct TyTransportTable;
 #define TY_CAP_LOAD_STORE (1 << 4)
 
 /**
- * A put to a lost peer ends within the deadline with an error; the process lives (INV-6).
+ * A put to a lost peer ends within the deadline: with an error, or as done where the peer's memory outlives it, as
+ * shared memory does. The process lives (INV-6).
  */
 #define TY_CAP_BOUNDED_PUT (1 << 5)
 
