@@ -109,8 +109,8 @@ impl Communicator {
         self.held().as_ref().map_or(std::ptr::null_mut(), |held| held.comm)
     }
 
-    /// Waits until a call that returned at once has ended. It waits after success, too: some calls return success before
-    /// they have ended.
+    /// Waits until a call that returned at once has ended. It waits after success, too: some calls return success
+    /// before they have ended.
     fn settle(&self, call: &'static str, status: u32) -> Result<()> {
         let comm = self.comm();
         if comm.is_null() || ![consts::SUCCESS, consts::IN_PROGRESS].contains(&status) {
