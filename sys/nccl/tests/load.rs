@@ -8,7 +8,8 @@ use std::process::Command;
 
 use tokenyard_sys_nccl::{LoadError, Nccl};
 
-/// A library of this version with these functions. The first reports the version; each of the others returns its number.
+/// A library of this version with these functions. `ncclGetVersion` reports the version; each other function returns
+/// its number.
 fn stand_in(folder: &Path, version: i32, symbols: &[&str]) -> PathBuf {
     let (source, file) = (folder.join("stand_in.c"), folder.join(format!("libnccl.{version}.so")));
     let mut text = String::new();

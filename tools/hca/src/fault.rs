@@ -81,7 +81,7 @@ impl FaultPlan {
     /// Reads a plan.
     ///
     /// # Errors
-    /// The text is no plan; the error names line, what was found and what was expected.
+    /// The text is not a plan. The error names the line, the value that was found and the values that are expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         toml::from_str(text).map_err(|error| error.to_string())
     }

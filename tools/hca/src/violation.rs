@@ -77,7 +77,7 @@ pub struct Violation {
     pub rule: Rule,
     /// The queue pair, where there is one.
     pub qpn: Option<u32>,
-    /// What was found and what was expected.
+    /// The value that was found, and the values that were expected.
     pub text: String,
     /// The bytes that break the rule: a work request, a doorbell.
     pub bytes: Vec<u8>,

@@ -105,7 +105,7 @@ impl Region {
         Ok(if self.on_device { End::Device(at) } else { End::Host(at) })
     }
 
-    /// The same range on another rank, or on this one.
+    /// The same range on any rank, as seen from this process.
     pub(crate) fn of_rank(&self, rank: usize, offset: u64, bytes: u64) -> Result<End> {
         self.check(offset, bytes)?;
         match self.places.get(rank) {

@@ -86,7 +86,7 @@ impl Held {
     fn end(mut self, is_well: bool, until: Instant) {
         let _entered = self.context.enter();
         // Kernels may still be ending. An error here is that of an earlier fault, which is already known.
-        // SAFETY: the context is current, else the call says so.
+        // SAFETY: the context is current, else the call returns an error.
         let _ = unsafe { sys::cuCtxSynchronize() };
         if !(is_well && self.finish(until)) {
             // SAFETY: a communicator that lives; nothing uses it afterwards.
