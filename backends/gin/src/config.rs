@@ -19,7 +19,7 @@ pub struct GinConfig {
     /// The folder with `nccl.h` and `nccl_device.h` of the same version, an absolute path; may differ per rank. Default:
     /// beside the library.
     pub nccl_include: Option<PathBuf>,
-    /// What posts, equal on all ranks. Default: `auto`, which is NCCL's choice.
+    /// How commands are posted; equal on all ranks. Default: `auto`, NCCL's choice.
     #[serde(rename = "type")]
     pub gin_type: GinType,
     /// Commands to one peer that are under way, 4 to 16,384, equal on all ranks. Default: 32 where a thread of NCCL's
@@ -27,25 +27,25 @@ pub struct GinConfig {
     pub queue_depth: Option<u32>,
 }
 
-/// What posts the commands of kernels.
+/// How the commands of kernels are posted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GinType {
-    /// What NCCL finds, but for EFA-GDA.
+    /// The type that NCCL finds, except EFA-GDA.
     #[default]
     Auto,
-    /// A thread of NCCL's, over any NIC that it has a plugin for.
+    /// A thread of NCCL posts, over any NIC that NCCL has a plugin for.
     Proxy,
-    /// The kernels, to ConnectX.
+    /// Kernels post to ConnectX.
     Gdaki,
-    /// The kernels, through GPI.
+    /// Kernels post through GPI.
     Gpi,
-    /// The kernels, to EFA. NCCL's packages lack headers for it.
+    /// Kernels post to EFA. NCCL's packages lack headers for it.
     EfaGda,
 }
 
 impl GinType {
-    /// All that NCCL may find.
+    /// All types that NCCL may find.
     pub(crate) const ALL: [Self; 4] = [Self::Proxy, Self::Gdaki, Self::Gpi, Self::EfaGda];
 
     /// `ncclGinType_t`.
@@ -59,7 +59,7 @@ impl GinType {
         }
     }
 
-    /// As a config writes it.
+    /// The name in a config.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -70,7 +70,7 @@ impl GinType {
         }
     }
 
-    /// The macro by which NCCL's headers leave it out.
+    /// The macro that removes this type from NCCL's headers.
     fn switch(self) -> Option<&'static str> {
         match self {
             Self::Auto => None,
@@ -86,7 +86,7 @@ impl GinType {
         self == found || self == Self::Auto && found != Self::EfaGda
     }
 
-    /// The macros by which kernels are compiled for this choice alone: they are smaller by far.
+    /// The macros by which kernels are compiled for this choice alone: such kernels are much smaller.
     pub(crate) fn switches(self) -> impl Iterator<Item = &'static str> {
         Self::ALL.into_iter().filter(move |other| !self.has(*other)).filter_map(Self::switch)
     }
@@ -96,7 +96,7 @@ impl GinConfig {
     /// Reads and checks the table.
     ///
     /// # Errors
-    /// The line, what was found, what was expected.
+    /// The error names the line, the value that was found and the values that are expected.
     pub(crate) fn read(table: &ComponentTable) -> Result<Self> {
         let config: Self = table.parse(COMPONENT)?;
         let paths =

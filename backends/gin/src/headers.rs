@@ -1,4 +1,4 @@
-//! The library, and headers of its very version: device code fits no other.
+//! The library, and the headers of exactly its version: device code fits no other version.
 
 use std::ffi::{CStr, OsStr, c_void};
 use std::os::unix::ffi::OsStrExt as _;
@@ -9,7 +9,7 @@ use tokenyard_sys_nccl::{LoadError, Nccl};
 
 use crate::config::GinConfig;
 
-/// The most bytes of `nccl.h`.
+/// The largest `nccl.h` that is read, in bytes.
 const MOST_HEADER: u64 = 4 << 20;
 const DEVICE_HEADER: &str = "nccl_device.h";
 
@@ -24,7 +24,7 @@ impl Installed {
     /// Opens the library, and looks for its headers.
     ///
     /// # Errors
-    /// `Unavailable` with what is missing, or with both versions where they differ.
+    /// `Unavailable`, with the missing file, or with both versions where they differ.
     pub(crate) fn new(config: &GinConfig) -> Result<Self> {
         let opened = match &config.nccl_library {
             Some(file) => Nccl::open_file(file),
@@ -43,7 +43,7 @@ fn unavailable(error: LoadError) -> Error {
         .with_fix("do that, or name another library by `nccl_library`")
 }
 
-/// The file that the library was loaded from, as the loader says it.
+/// The file that the library was loaded from, as the loader reports it.
 fn file_of(nccl: &Nccl) -> PathBuf {
     let mut about = libc::Dl_info {
         dli_fname: std::ptr::null(),
@@ -119,7 +119,7 @@ fn version_of(header: &str) -> Option<i32> {
     lines.next()?.split_whitespace().next()?.parse().ok()
 }
 
-/// A version as people write it.
+/// A version in its usual written form.
 pub(crate) fn version_text(code: i32) -> String {
     format!("{}.{}.{}", code / 10_000, code % 10_000 / 100, code % 100)
 }

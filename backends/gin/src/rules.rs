@@ -1,20 +1,20 @@
-//! What NCCL has against what was asked for: rules without a call.
+//! Compares the properties of NCCL with the config. Nothing here calls NCCL.
 
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_sys_nccl::{CommProperties, consts};
 
 use crate::config::{GinConfig, GinType};
 
-/// The smallest queue that NCCL's proxy makes for a peer: 32 for each receive of its plugin. How many receives that
-/// has, no call says.
+/// The smallest queue that NCCL's proxy makes for a peer: 32 for each receive of its plugin. No call reports the number
+/// of receives.
 const PROXY_DEPTH: u32 = 32;
-/// Where kernels post, the queue is as deep as is asked for.
+/// Where kernels post, the queue has the depth that is asked for.
 const KERNEL_DEPTH: u32 = 256;
 
-/// Which of the types that NCCL has kernels post by.
+/// Chooses the type by which kernels post, among the types that NCCL has.
 ///
 /// # Errors
-/// `Unavailable` with what NCCL found, and the fix.
+/// `Unavailable`, with the types that NCCL found, and the fix.
 pub(crate) fn choose(properties: &CommProperties, wanted: GinType) -> Result<GinType> {
     let missing = |message: String, fix: &str| {
         Err(Error::new(ErrorKind::Unavailable, "commit", message).with_fix(fix))
@@ -67,13 +67,13 @@ pub(crate) fn choose(properties: &CommProperties, wanted: GinType) -> Result<Gin
     Ok(found)
 }
 
-/// How deep the queue to a peer is.
+/// The depth of the queue to a peer.
 pub(crate) fn depth(config: &GinConfig, found: GinType) -> u32 {
     let default = if found == GinType::Proxy { PROXY_DEPTH } else { KERNEL_DEPTH };
     config.queue_depth.unwrap_or(default)
 }
 
-/// Puts to a peer that are under way at most: a put and its signal may be two commands.
+/// The most puts to a peer that may be under way: a put and its signal may be two commands.
 pub(crate) fn credits(depth: u32) -> u32 {
     depth / 2
 }

@@ -1,4 +1,4 @@
-//! The `gin` transport: one communicator of NCCL's for each team, its windows, and what kernels know of them.
+//! The `gin` transport: one NCCL communicator for each team, its windows, and the parameters that kernels get.
 
 mod communicator;
 mod device_side;
@@ -24,22 +24,22 @@ pub use device_side::DeviceSide;
 use device_side::Params;
 use memory::OwnedWindow;
 
-/// The version of the library, and the id that rank 0 draws: what the ranks tell each other.
+/// Bytes that each rank sends to the others: the version of the library, and the id that rank 0 draws.
 const CARD_BYTES: usize = 4 + 128;
-/// What an endpoint says: nothing that the id does not say.
+/// The content of an endpoint. The id has all that a peer needs, so an endpoint adds nothing.
 const ENDPOINT: &[u8] = b"gin";
-/// NCCL's proxy cuts longer puts, which would take more commands than they have credits for.
+/// NCCL's proxy splits longer puts, which then take more commands than they have credits for.
 const LARGEST_PUT: u64 = 1 << 30;
-/// A signal's id has 24 bits in NCCL's proxy; core's own limit is lower.
+/// A signal's id has 24 bits in NCCL's proxy; the limit of the core is lower.
 const SIGNALS: u32 = 65_536;
 
-/// Kernels that put through NCCL.
+/// The transport whose kernels put through NCCL.
 #[derive(Debug)]
 pub struct Gin {
     /// Dropped first: it waits for kernels, which use the rest.
     communicator: Option<Communicator>,
     device_side: OnceLock<DeviceSide>,
-    /// Until NCCL registers them.
+    /// The windows that NCCL has not registered yet.
     windows: Vec<OwnedWindow>,
     context: Arc<Context>,
     ordinal: u32,
@@ -61,7 +61,7 @@ impl Transport for Gin {
         GinConfig::read(table)
     }
 
-    /// Whether there is GIN among the ranks shows only when they have a communicator: `commit` says it.
+    /// Whether the ranks have GIN is known only once they have a communicator: `commit` reports it.
     fn probe(config: &GinConfig) -> Result<Capabilities> {
         Installed::new(config)?;
         Device::choose(&tokenyard_cuda::PLATFORM, None)?;
@@ -176,7 +176,7 @@ impl Transport for Gin {
         Ok(())
     }
 
-    /// The host of GIN posts nothing: commands are the kernels'.
+    /// The host posts nothing: only kernels post through GIN.
     unsafe fn post(&self, _: u32, _: &[Command]) -> std::result::Result<usize, i32> {
         Err(abi::TY_UNSUPPORTED)
     }
@@ -185,7 +185,7 @@ impl Transport for Gin {
         Err(abi::TY_UNSUPPORTED)
     }
 
-    /// Signals are the kernels' to read, as only NCCL's device code knows where they are.
+    /// Only kernels read signals, because only NCCL's device code knows where the signals are.
     fn read_signal(&self, _: u32, _: u32) -> u64 {
         0
     }
@@ -205,7 +205,7 @@ impl Transport for Gin {
         Ok(device_side.device_api())
     }
 
-    /// With what is found where no config says anything, for `type = "auto"`.
+    /// Uses the library and the headers that are found without a config, for `type = "auto"`.
     fn device_source() -> Result<abi::TyDeviceApi> {
         static FOUND: LazyLock<std::result::Result<DeviceSide, String>> = LazyLock::new(|| {
             let found = Installed::new(&GinConfig::default()).map_err(|e| e.to_string())?;
@@ -249,7 +249,7 @@ impl Gin {
     }
 }
 
-/// What this rank tells the others. The one with number 0 draws the id, and waits for all behind it.
+/// The bytes that this rank sends to the others. Rank 0 draws the id, and NCCL waits for all ranks behind that id.
 fn card(nccl: &Nccl, me: u32, context: &Context) -> Result<Vec<u8>> {
     let mut card = nccl.version().to_ne_bytes().to_vec();
     card.resize(CARD_BYTES, 0);
@@ -266,7 +266,7 @@ fn card(nccl: &Nccl, me: u32, context: &Context) -> Result<Vec<u8>> {
     Ok(card)
 }
 
-/// The id of rank 0, if all have the same library.
+/// The id of rank 0, if all ranks have the same library.
 fn id_of(cards: &[Vec<u8>], team: &Team) -> Result<UniqueId> {
     let version = |card: &Vec<u8>| card.get(..4).map(<[u8]>::to_vec);
     let first = cards.first().filter(|card| card.len() == CARD_BYTES).ok_or_else(|| {

@@ -7,7 +7,7 @@ use tokenyard_gpu::GpuConfig;
 use tokenyard_gpu::compile::{Architecture, Role, Rows, Target};
 use tokenyard_gpu::warm::{Over, compile, warm};
 
-/// The oldest that the transport takes, and the newest that it was tried with.
+/// The oldest version that the transport takes, and the newest version that it was tried with.
 const VERSIONS: [&str; 2] = ["2.31.2", "2.32.3"];
 
 fn over(version: &str, choice: GinType) -> Over {
@@ -33,7 +33,7 @@ fn kernels_compile_with_the_headers_of_both_versions_and_each_has_a_place_of_its
     assert_eq!(VERSIONS.map(compiled), [false, false], "both are in the cache");
 }
 
-/// Functions, and the bytes of registers that they put aside, as the assembler says it.
+/// Functions, and the bytes of registers that they spill, as the assembler reports them.
 fn spills(log: &str) -> Vec<(&str, u32)> {
     let mut function = "";
     let mut all = Vec::new();
@@ -47,7 +47,7 @@ fn spills(log: &str) -> Vec<(&str, u32)> {
     all
 }
 
-/// Where NCCL's code is called, the dispatch puts some of its values aside.
+/// The dispatch spills some of its values where it calls NCCL's code.
 const MOST_SPILT: [(&str, u32); 1] = [("ty_dispatch", 128)];
 
 #[test]

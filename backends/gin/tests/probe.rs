@@ -1,4 +1,4 @@
-//! What a node without GIN is told. The library is a stand-in for NCCL's, whose functions do nothing.
+//! The errors that a node without GIN gets. The library is a stand-in for NCCL; its functions do nothing.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use tokenyard_core::{Error, ErrorKind};
 use tokenyard_gin::{Gin, GinConfig};
 use tokenyard_sys_nccl::Nccl;
 
-/// As pip installs it: `lib/libnccl.so.2`, with headers beside it.
+/// A folder as pip installs NCCL: `lib/libnccl.so.2`, with headers beside it.
 fn installed(folder: &Path, library: i32, headers: i32) -> PathBuf {
     let (lib, include) = (folder.join("lib"), folder.join("include"));
     std::fs::create_dir_all(&lib).unwrap();

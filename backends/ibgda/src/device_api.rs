@@ -14,8 +14,8 @@ pub mod flags {
     pub const HOST_RINGS: u32 = 2;
 }
 
-/// Requests that a send queue has room for: a power of two in this range. The index in completions has 16
-/// bits, and at most half of its range may be under way.
+/// Depths of a send queue, in requests: powers of two in this range. The index in completions has 16 bits,
+/// and at most half of its range may be under way.
 pub const DEPTHS: std::ops::RangeInclusive<u32> = 64..=32_768;
 
 /// One queue pair, in device memory: addresses as kernels see them.
@@ -36,7 +36,7 @@ pub struct DeviceQueue {
     pub mask: u32,
     /// Not used.
     pub unused: [u64; 3],
-    /// Requests that were numbered, are ready, were rung for and are done; all 0 at first.
+    /// Requests that were reserved, are ready, were rung for and are done; all 0 at first.
     pub counts: [u64; 4],
     /// Not 0 while a thread rings.
     pub lock: u64,
@@ -46,31 +46,31 @@ pub struct DeviceQueue {
     pub unused_too: [u64; 2],
 }
 
-/// Memory, as requests name it.
+/// Memory, in the form in which requests name it.
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryKey {
     address: u64,
-    /// Big-endian, as it stands in a request.
+    /// Big-endian, as in a request.
     key: u32,
     unused: u32,
 }
 
 impl MemoryKey {
-    /// Memory whose first byte a request addresses by `address`, under a key.
+    /// Names memory under a key. A request addresses its first byte by `address`.
     pub fn new(address: u64, key: u32) -> Self {
         Self { address, key: key.to_be(), unused: 0 }
     }
 }
 
-/// Who has a key may use the memory, so it is never printed.
+/// A holder of a key may use the memory, so the key is never printed.
 impl std::fmt::Debug for MemoryKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("MemoryKey").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
-/// What a kernel gets by value. Addresses are as kernels see them.
+/// The parameters that a kernel gets by value. Addresses are as kernels see them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Params {
@@ -84,7 +84,7 @@ pub struct Params {
     pub tables: u64,
     /// This rank's signals, 8 bytes each, by queue and id.
     pub totals: u64,
-    /// 8 bytes of this rank that nobody reads: what additions return.
+    /// 8 bytes of this rank for the values that additions return. No code reads them.
     pub sink: MemoryKey,
     /// A [`FaultRecord`](crate::FaultRecord) in host memory.
     pub fault: u64,

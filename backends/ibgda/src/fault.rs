@@ -1,4 +1,4 @@
-//! What kernels leave in host memory when they see an error completion.
+//! The record that kernels write to host memory when they see an error completion.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +10,7 @@ use tokenyard_sys_mlx5::cqe::syndrome;
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct FaultRecord {
-    /// 0, 1 while it is being written, 2.
+    /// 0 at first, 1 while the record is being written, 2 once it is whole.
     state: AtomicU64,
     /// Peer and queue, 32 bits each.
     place: AtomicU64,
@@ -36,15 +36,15 @@ pub struct QueueFault {
     pub number: u32,
     /// Index of the request, 16 bits.
     pub index: u16,
-    /// One of `tokenyard_sys_mlx5::cqe::syndrome`. That of the first failure, unless requests behind it were
-    /// flushed before a kernel looked: then "the queue pair broke before".
+    /// One of `tokenyard_sys_mlx5::cqe::syndrome`: that of the first failure, unless requests behind it were
+    /// flushed before a kernel looked. Then it is "the queue pair broke before".
     pub syndrome: u8,
-    /// What the vendor calls it.
+    /// The vendor's code for the failure.
     pub vendor: u8,
 }
 
 impl FaultRecord {
-    /// What it says, if a kernel has written it. From any thread.
+    /// Reads the record; none if no kernel has written it. From any thread.
     pub fn read(&self) -> Option<QueueFault> {
         if self.state.load(Ordering::Acquire) != 2 {
             return None;

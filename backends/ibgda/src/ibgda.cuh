@@ -5,26 +5,26 @@
 //
 // A post has five steps. Several threads, also of several blocks, post on one queue pair at once.
 //   1. reserve: `reserved` numbers requests. Number modulo 2^16 is the index, modulo the depth the slot.
-//   2. room: the slot's request before is done, as the completion queue tells.
+//   2. room: wait until the slot's last request is done, as the completion queue shows.
 //   3. write: stores of 16 bytes into the slot.
 //   4. publish: in order of numbers, `ready` moves behind the requests.
 //   5. ring: the doorbell record, then the register. One ring serves all requests that are ready, so a
-//      thread leaves it to who has reserved later, if few requests wait. Who waits rings first, and again
-//      at every look: what it waits for may be a request that was left to it.
+//      thread leaves the ring to a thread that has reserved later, if few requests wait. A thread that waits
+//      rings first, and again at every look: it may wait for a request whose ring was left to it.
 //
-// Fences, and what each is the counterpart of. The NIC reads, in this order, the register (as it is
+// Fences, each with the stores that it orders. The NIC reads, in this order, the register (as it is
 // stored), the record, the request, the payload.
-//   A. `post_all`: payload stores of each thread of the group, before the barrier behind which one posts.
-//   B. `publish`: the request's stores, and payload stores of the posting thread, before `ready`. Who rings
-//      reads `ready` with acquire order, so its fence C covers requests that others have written.
+//   A. `post_all`: payload stores of each thread of the group, before the barrier behind which one thread posts.
+//   B. `publish`: the request's stores, and payload stores of the posting thread, before `ready`. The thread that
+//      rings reads `ready` with acquire order, so its fence C covers requests that others have written.
 //   C. `ring`: the record, and all that B covers, before the register.
 //   D. `ring`: the register, before the lock is free. So rings of a queue pair come in order, and no ring
 //      meets the record of a later one.
-//   E. `advance`: the completion, before what `done` tells others. They read `done` with acquire order: then
-//      slots and sources of what is done may be written again (INV-4, INV-5).
+//   E. `advance`: the load of the completion, before the store of `done`. Others read `done` with acquire order:
+//      then slots and sources of requests that are done may be written again (INV-4, INV-5).
 
 struct DeviceApi {
-  // One queue pair; `DeviceQueue` of device_api.rs. What is written has a line of its own.
+  // One queue pair; `DeviceQueue` of device_api.rs. Fields that kernels write have a cache line of their own.
   struct Queue {
     uint4* requests;               // the send queue: `mask` + 1 blocks of 64 bytes
     ty::u32* record;               // the doorbell record; the send queue's word is the second
@@ -49,7 +49,7 @@ struct DeviceApi {
     const Key* remote;       // windows of all ranks: [peer][window]
     const Key* tables;       // signals of all ranks: [peer]
     const ty::u64* totals;   // this rank's signals: [queue][signal]
-    Key sink;                // 8 bytes that nobody reads: what additions return
+    Key sink;                // 8 bytes for the values that additions return; never read
     ty::u64* fault;          // in host memory: the first error completion; `FaultRecord` of device_api.rs
     ty::u32 peers, queue_count, windows, signals;
     ty::u32 flags, unused;   // kFenceSignals, kHostRings
@@ -69,8 +69,8 @@ struct DeviceApi {
   template <class Coop>
   __device__ TY_INLINED bool put_signal(Coop coop, ty::u32 queue, ty::u32 peer, ty::At dst, ty::At src,
                              ty::u64 bytes, ty::Raise raise, ty::Guard& guard) const {
-    // The responder executes an addition behind the writes that came before it on the same queue pair,
-    // also where it places writes in any order (INV-1).
+    // The responder executes an addition after the earlier writes of the same queue pair, also where it
+    // places writes in any order (INV-1).
     return post_all(coop, To{peer, queue}, write(peer, dst, src, bytes), addition(queue, peer, raise), guard);
   }
 
@@ -93,8 +93,8 @@ struct DeviceApi {
     return ty::load_acquire(p.totals + queue * p.signals + id);
   }
 
-  // Threads of the group share the peers. Those of a wavefront wait in turn: one that has the lock of a ring would
-  // else stand still until the others have theirs, and so on around several blocks.
+  // Threads of the group share the peers. Threads of a wavefront wait in turn: else a thread that has the lock of a
+  // ring would stand still until the others have their locks, and several blocks could wait for each other in a circle.
   template <class Coop>
   __device__ bool flush(Coop coop, ty::u32 queue, ty::Guard& guard) const {
     bool ok = true;
@@ -130,13 +130,13 @@ struct DeviceApi {
   static constexpr ty::u32 kCompletes = 8, kFence = 4 << 5;
   // Bits of Params::flags: additions wait for earlier reads and additions; a thread of the host rings.
   static constexpr ty::u32 kFenceSignals = 1, kHostRings = 2;
-  // Requests that may wait for a ring by who reserved later.
+  // The most requests that may wait for the ring of a thread that reserved later.
   static constexpr ty::u64 kWaitForRing = 31;
 
   struct To {
     ty::u32 peer, queue;
   };
-  // A request of one block, but for what depends on its place. Of no segments: there is none.
+  // A request of one block, without the fields that depend on its place. No segments: no request.
   struct Request {
     ty::u32 opcode, segments;
     uint4 first, second, third;
@@ -155,7 +155,7 @@ struct DeviceApi {
   }
   __device__ static Request none() { return Request{}; }
 
-  // A payload of nothing is no request: 0 bytes would mean 2^31.
+  // An empty payload is no request: 0 bytes would mean 2^31.
   __device__ Request write(ty::u32 peer, ty::At dst, ty::At src, ty::u64 bytes) const {
     if (bytes == 0) return none();
     Request r{kWrite, 3, remote(p.remote[peer * p.windows + dst.window], dst.offset)};
@@ -180,12 +180,13 @@ struct DeviceApi {
     return coop.index() != 0 || post(to, first, second, guard);
   }
 
-  // In turn, as a request waits for those that were numbered before it.
+  // In turn, because a request waits for those with lower numbers.
   __device__ TY_INLINED bool post(To to, const Request& first, const Request& second, ty::Guard& guard) const {
     return ty::in_turn([&] { return post_both(to, first, second, guard); });
   }
 
-  // A wait that the guard ends leaves a hole that nobody comes past: the communicator is closed then.
+  // A wait that the guard ends leaves a hole in the numbers, and no later request is ever published: the
+  // communicator is closed then.
   __device__ TY_INLINED bool post_both(To to, const Request& first, const Request& second,
                                        ty::Guard& guard) const {
     Queue& q = at(to);
@@ -196,13 +197,13 @@ struct DeviceApi {
     if (first.segments != 0) store(q, number, first, count == 1);
     if (second.segments != 0) store(q, end - 1, second, true);
     if (!publish(to, number, end, guard)) return false;
-    // Somebody has reserved later, and rings.
+    // If another thread has reserved later, that thread rings.
     bool others = ty::load_relaxed(&q.reserved) != end;
     if (!others || end - ty::load_relaxed(&q.posted) > kWaitForRing) ring(q);
     return true;
   }
 
-  // The last request of a call completes, so that everything before it is known to be done.
+  // The last request of a call asks for a completion, so that everything before it is known to be done.
   __device__ void store(Queue& q, ty::u64 number, const Request& r, bool completes) const {
     uint4* slot = q.requests + 4 * (number & q.mask);
     ty::u32 flags = completes ? kCompletes : 0;
@@ -222,7 +223,7 @@ struct DeviceApi {
     bool ok = guard.until(what, [&] { return ty::load_acquire(&q.ready); }, [&](ty::u64 ready) {
       return ready == number || (failed = ty::load_relaxed(&q.failed) != 0);
     });
-    // Who saw it first has said what it was.
+    // The thread that saw the failure first has written its cause.
     if (failed) guard.fail(what, number);
     if (!ok || failed) return false;
     // B.
@@ -234,14 +235,15 @@ struct DeviceApi {
     if (ty::load_relaxed(&q.ready) != ty::load_relaxed(&q.posted)) ring(q);
   }
 
-  // Who has the lock only stores, so nobody waits for it without end. One thread of a warp at a time.
+  // A thread that has the lock only stores, so no thread waits for the lock without end. One thread of a warp at a
+  // time.
   __device__ void ring(Queue& q) const {
     while (ty::load_relaxed(&q.lock) != 0 || ty::atomic_cas(&q.lock, 0ull, 1ull) != 0) {
     }
     ty::u64 ready = ty::load_acquire(&q.ready);
     if (ready != ty::load_relaxed(&q.posted)) {
       if (p.flags & kHostRings) {
-        // The thread of the host reads it with acquire order, and does the rest.
+        // The thread of the host reads the word with acquire order, and does the rest.
         ty::store_release(q.doorbell, ready);
       } else {
         ty::u32 index = (ty::u32)ready & 0xffff;
@@ -256,7 +258,7 @@ struct DeviceApi {
     ty::store_release(&q.lock, 0);
   }
 
-  // Waits until so many requests of a queue pair are done.
+  // Waits until `count` requests of a queue pair are done.
   __device__ bool wait_done(To to, ty::u64 count, ty::Guard& guard) const {
     Queue& q = at(to);
     ty::What what{kQueue, to.peer, to.queue, count};
@@ -268,7 +270,7 @@ struct DeviceApi {
     return ok && !failed;
   }
 
-  // Requests that are done. Reads memory of the host only where what is known does not suffice.
+  // Requests that are done. Reads memory of the host only where the stored count does not suffice.
   template <class Enough>
   __device__ ty::u64 look(Queue& q, Enough enough, bool& failed) const {
     ty::u64 done = ty::load_acquire(&q.done);
@@ -276,12 +278,12 @@ struct DeviceApi {
     ring_if_ready(q);
     ty::u32 word = ty::load_relaxed(q.completion);
     ty::u32 kind = word >> 28;
-    // First of all: flushed requests overwrite the completion with the last index that was posted.
+    // Checked before the index: flushed requests overwrite the completion with the last index that was posted.
     failed = kind == kRequestError;
     if (failed || kind == kNothing) return done;
     ty::u32 index = (word & 0xff) << 8 | (word >> 8 & 0xff);
     ty::u32 more = (index + 1 - (ty::u32)done) & 0xffff;
-    // An older one than `done` knows of is far ahead of it, modulo 2^16.
+    // An index older than `done` is far ahead of it, modulo 2^16.
     return more == 0 || more > q.mask + 1 ? done : advance(q, done, done + more);
   }
 
@@ -296,7 +298,7 @@ struct DeviceApi {
     return done;
   }
 
-  // Says which queue pair failed and how, in the host's memory: once, whoever sees it first.
+  // Writes to the host's memory which queue pair failed and how: once, by the first thread that sees it.
   __device__ void fail(To to, const ty::What& what, ty::Guard& guard) const {
     Queue& q = at(to);
     // Bytes 52 to 55 of the completion, and 60 to 63.

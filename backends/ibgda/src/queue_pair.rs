@@ -1,8 +1,8 @@
-//! A queue pair of our own making, with its completion queue, in memory of the host: commands by DEVX, work
-//! requests written here.
+//! A queue pair with its completion queue, in memory of the host. This crate makes both by DEVX commands and
+//! writes the work requests itself.
 //!
-//! Kernels post on one through `DeviceApi`, to which [`QueuePair::to_device`] gives its places; or the host
-//! does, by [`QueuePair::post`]. Never both.
+//! Either kernels post on it through `DeviceApi`, which gets its addresses from [`QueuePair::to_device`]; or the
+//! host posts by [`QueuePair::post`]. Never both.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -33,10 +33,10 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// So many bytes; more than 0.
+    /// Allocates at least `bytes` bytes; more than 0.
     fn new(bytes: usize) -> Self {
         let rounded = bytes.max(1).next_multiple_of(PAGE);
-        // SAFETY: a power of two, and a size that was rounded up to a multiple of it; a queue's are small.
+        // SAFETY: a power of two, and a size that was rounded up to a multiple of it; sizes of queues are small.
         let layout = unsafe { Layout::from_size_align_unchecked(rounded, PAGE) };
         // SAFETY: not of size 0.
         let first = unsafe { alloc_zeroed(layout) };
@@ -51,8 +51,8 @@ impl Pages {
     /// The aligned word of 4 bytes at an offset.
     fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset + 4 <= self.layout.size(), "inside the pages");
-        // SAFETY: inside the pages and aligned, as was just checked; everybody who touches it bears with
-        // atomics: this type, and the device.
+        // SAFETY: inside the pages and aligned, as was just checked; only this type and the device access it, and
+        // both allow atomic access by the other.
         unsafe { AtomicU32::from_ptr(self.first.as_ptr().add(offset).cast()) }
     }
 
@@ -66,18 +66,18 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: made with this layout, ended once. The device no longer knows it: its umem is ended before.
+        // SAFETY: allocated with this layout, freed once. The device no longer uses it: its umem has ended before.
         unsafe { dealloc(self.first.as_ptr(), self.layout) };
     }
 }
 
-/// Stores before it are visible to the device before those behind it.
+/// Makes stores before it visible to the device before later stores.
 fn to_device() {
-    // x86-64 keeps stores in order, also those to a register that is not cached; this keeps the compiler from
-    // moving them.
+    // x86-64 does not reorder stores, also those to a register that is not cached; this fence stops the compiler
+    // from moving them.
     #[cfg(not(target_arch = "aarch64"))]
     std::sync::atomic::fence(Ordering::SeqCst);
-    // A device is in no domain of the processors' own barriers.
+    // A device is outside the domain of the barriers between processors.
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a barrier.
     unsafe {
@@ -85,13 +85,13 @@ fn to_device() {
     }
 }
 
-/// How a queue pair gets from its beginning to the state in which it sends. The number of the queue pair in
-/// each is filled in.
+/// The commands that take a queue pair from its first state to the state in which it sends. `connect` fills in
+/// the number of the queue pair in each.
 #[derive(Clone, Copy, Debug)]
 pub struct Steps {
     /// Port and rights.
     pub init: Rst2Init,
-    /// The peer and the way to it.
+    /// The peer and the path to it.
     pub receive: Init2Rtr,
     /// How requests are repeated.
     pub send: Rtr2Rts,
@@ -100,7 +100,7 @@ pub struct Steps {
 /// A queue pair and its completion queue.
 #[derive(Debug)]
 pub struct QueuePair {
-    // Dropped in this order: what a command named outlives what it made.
+    // Dropped in this order: the objects that a command named outlive the object that it made.
     qp: Object,
     _cq: Object,
     _umem: Umem,
@@ -108,14 +108,14 @@ pub struct QueuePair {
     pages: Pages,
     number: u32,
     depth: u32,
-    /// Requests that were posted, and rung for; and that are done.
+    /// Requests that were posted, that were rung for, and that are done.
     posted: u64,
     rung: u64,
     done: u64,
 }
 
-/// Where things lie behind the send queue: a page for the completion, one for the record. The completion
-/// queue's own record, which nobody rings, lies behind that.
+/// Layout behind the send queue: a page for the completion, then a page for the record. The completion queue's
+/// own record, which is never rung, lies behind that.
 fn completion_at(depth: u32) -> usize {
     (BLOCK * depth as usize).next_multiple_of(PAGE)
 }
@@ -125,11 +125,11 @@ fn record_at(depth: u32) -> usize {
 }
 
 impl QueuePair {
-    /// Makes one with room for `depth` requests, in protection domain `pd`, that rings by the first register
-    /// of `uar`.
+    /// Makes a queue pair with room for `depth` requests, in protection domain `pd`, that rings by the first
+    /// register of `uar`.
     ///
     /// # Errors
-    /// `EINVAL` for a depth that is not a power of two in [`DEPTHS`]; else what the library or the device says.
+    /// `EINVAL` for a depth that is not a power of two in [`DEPTHS`]; else the error of the library or the device.
     pub fn new(devx: &Arc<Devx>, uar: &Arc<Uar>, pd: u32, depth: u32) -> Result<Self, CallError> {
         if !DEPTHS.contains(&depth) || !depth.is_power_of_two() {
             let text = format!("found depth {depth}; expected a power of two in {DEPTHS:?}");
@@ -140,7 +140,7 @@ impl QueuePair {
         pages.store(completion_at(depth), &[cqe::FILL; cqe::BYTES]);
         let request =
             UmemRequest { address: pages.address(), bytes: pages.layout.size(), dmabuf: None };
-        // SAFETY: the pages are freed behind the umem, and are touched by atomics only.
+        // SAFETY: the pages are freed after the umem, and are accessed by atomics only.
         let umem = unsafe { Umem::new(devx, &request) }?;
         let cq = CreateCq {
             dbr_umem_id: umem.id(),
@@ -151,7 +151,7 @@ impl QueuePair {
             buffer_offset: completion_at(depth) as u64,
             buffer_umem_id: umem.id(),
         };
-        // SAFETY: umem and page of registers are kept beside it, and dropped behind it.
+        // SAFETY: umem and page of registers are stored beside it, and dropped after it.
         let (cq, CreateCqOut { cqn, .. }) = unsafe { Object::new(devx, &cq) }?;
         let qp = CreateQp {
             pd,
@@ -178,10 +178,10 @@ impl QueuePair {
         self.number
     }
 
-    /// Takes it to the state in which it receives and sends.
+    /// Takes the queue pair to the state in which it receives and sends.
     ///
     /// # Errors
-    /// What the library or the device says.
+    /// The error of the library or the device.
     pub fn connect(&self, steps: &Steps) -> Result<(), CallError> {
         let qpn = self.number;
         self.qp.modify(&Rst2Init { qpn, ..steps.init })?;
@@ -189,7 +189,7 @@ impl QueuePair {
         self.qp.modify(&Rtr2Rts { qpn, ..steps.send })
     }
 
-    /// What a kernel posts on it by. Addresses are the host's: a GPU that maps memory elsewhere needs others.
+    /// The structure by which a kernel posts. Addresses are the host's: a GPU that maps memory elsewhere needs others.
     pub fn to_device(&self) -> DeviceQueue {
         let at = |offset: usize| self.pages.address() + offset as u64;
         DeviceQueue {
@@ -203,11 +203,11 @@ impl QueuePair {
         }
     }
 
-    /// Writes a request behind those before it; the device learns of it at [`ring`](Self::ring). Returns false,
-    /// and writes nothing, while there is no room.
+    /// Writes a request behind earlier ones; the device sees it at [`ring`](Self::ring). Returns false, and writes
+    /// nothing, while there is no room.
     ///
-    /// A request that is not `signaled` is known to be done when a later one is. The last before each ring
-    /// must be, or room may never come.
+    /// A request that is not `signaled` is known to be done when a later one is done. The last request before each
+    /// ring must be signaled, or room may never come.
     pub fn post(&mut self, request: &Request, signaled: bool) -> bool {
         if self.posted - self.done >= u64::from(self.depth) {
             return false;
@@ -221,7 +221,7 @@ impl QueuePair {
         true
     }
 
-    /// Tells the device of what was posted.
+    /// Rings for the requests that were posted.
     pub fn ring(&mut self) {
         if self.rung == self.posted {
             return;
@@ -237,10 +237,10 @@ impl QueuePair {
         self.rung = self.posted;
     }
 
-    /// Requests that are done, of all that were ever posted; never fewer than before.
+    /// Counts the requests that are done, of all that were ever posted. The count never falls.
     ///
     /// # Errors
-    /// A request failed. It stays an error: the queue pair is broken.
+    /// A request failed. Every later call fails, too: the queue pair is broken.
     pub fn done(&mut self) -> Result<u64, QueueFault> {
         let at = completion_at(self.depth);
         let load =

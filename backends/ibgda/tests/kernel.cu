@@ -1,4 +1,4 @@
-// A kernel that makes every call of the device API, to be compiled for a GPU: `cargo xtask test` does, in its steps
+// A kernel that makes every call of the device API. `cargo xtask test` compiles it for GPUs, in its steps
 // `cuda-compile` and `rocm-compile`. It is never run.
 #include "transport.cuh"
 

@@ -1,9 +1,9 @@
 //! The device API on the CPU's model of a GPU (`backends/gpu/tests/model`), over the software ConnectX of
-//! `tools/hca`, which refuses what a driver must not do. Queues lie in memory that is weak: what kernels store
-//! there comes out late and in any order, until a fence.
+//! `tools/hca`, which stops at a driver's first mistake. Queues lie in weak memory: stores of kernels become
+//! visible there late and in any order, until a fence.
 //!
-//! Both are stand-ins: this shows the bytes of requests, the order of stores, and that every wait ends. It
-//! shows nothing of a GPU, of PCIe, or of a ConnectX.
+//! Both are stand-ins: the tests show the bytes of requests, the order of stores, and that every wait ends. They
+//! show nothing of a GPU, of PCIe, or of a ConnectX.
 
 // Helpers of a test may panic as a test may.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -24,7 +24,7 @@ use tokenyard_sys_mlx5::wqe::{BLOCK, Control, InlineData, Local, Remote, Request
 /// Fences whose absence the model shows, by the letters of the comments in the source.
 const SHOWN: [char; 4] = ['A', 'B', 'C', 'D'];
 
-/// The source with switches: the line behind a comment `// X.` is a fence, which a run may be without.
+/// The source with switches: the line behind a comment `// X.` is a fence, which a run may leave out.
 fn with_switches(source: &str) -> String {
     let mut found = Vec::new();
     let mut lines = Vec::new();
@@ -112,7 +112,7 @@ impl Model {
         Command::new(&self.program).args(options).output().expect("it runs")
     }
 
-    /// It ends well; what it says.
+    /// Runs the program, which must end well; returns its output.
     fn is_well(&self, options: &[&str]) -> String {
         let output = self.run(options);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -120,7 +120,7 @@ impl Model {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// It notices something; what it says.
+    /// Runs the program, which must notice an error; returns its output.
     fn notices(&self, options: &[&str]) -> String {
         let output = self.run(options);
         let said = String::from_utf8_lossy(&output.stdout);
@@ -145,7 +145,7 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Sources of device code, but for the words of a maker.
+/// Sources of device code, without the words of a vendor.
 fn copy_sources(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -172,7 +172,7 @@ fn posts_of_waves_of_64_arrive_behind_each_other() {
 
 #[test]
 fn no_lane_of_a_wavefront_waits_for_another_that_posts() {
-    // Where a lane is in the program is told by addresses: code must lie as it is written.
+    // The model finds the place of a lane in the program by addresses: code must lie in the order of the source.
     let lockstep = ["-DMODEL_WAVE=64", "-DMODEL_LOCKSTEP=1", "-O0", "-fno-omit-frame-pointer"];
     let model = Model::compile("posts.cpp", &lockstep);
     model.is_well(&["rounds=3"]);
@@ -206,7 +206,7 @@ fn a_thread_of_the_host_may_ring_instead() {
 #[test]
 fn each_fence_that_is_left_out_is_noticed() {
     for fence in SHOWN {
-        // It depends on chance: of some runs, one shows it.
+        // The effect depends on chance: one of several runs shows it.
         let without = format!("without={fence}");
         let is_noticed = (1..=8).any(|seed| {
             let seed = format!("seed={seed}");
@@ -232,14 +232,14 @@ fn a_device_on_bad_days_that_lose_nothing_changes_nothing() {
 
 #[test]
 fn an_error_completion_ends_every_wait_and_names_peer_and_syndrome() {
-    // Of a warp that posts alone, the last request fails: nothing behind it is flushed.
+    // The last request of a warp that posts alone fails: no request behind it is flushed.
     let fault = |fault: &str, code: u8| {
         let faults = format!("faults=faults=[{{{fault}, request=80}}]");
         let said = Model::posts(32).notices(&[&faults, "rounds=20", "alone"]);
         let expected = format!("syndrome {code:#x} ({})", syndrome::words(code));
         let names = |line: &str| line.starts_with("rank 0: peer 1, queue pair ");
         assert!(said.lines().any(|line| names(line) && line.contains(&expected)), "{said}");
-        // By the kernel that finds it in its flush, or by the host that finds it before.
+        // Reported by the kernel that finds it in its flush, or by the host that finds it earlier.
         assert!(said.contains("rank 0: an ended wait: phase "), "{said}");
         assert!(said.contains("rank 1: an ended wait: phase 1, peer 0"), "{said}");
     };
@@ -277,7 +277,7 @@ fn a_port_that_goes_down_ends_the_waits_of_both_sides_and_names_the_peer() {
     }
 }
 
-/// A collapsed completion has the last cause only.
+/// A collapsed completion holds the last cause only.
 #[test]
 fn among_many_requests_an_error_may_show_as_that_of_one_behind_it() {
     let faults = "faults=faults=[{kind='error', request=20, syndrome=4}]";
@@ -305,7 +305,7 @@ fn rows_reach_their_places_and_come_back_over_a_software_connectx() {
     model.is_well(&["eight"]);
 }
 
-/// One call of the device API, and the requests that it is to become.
+/// One call of the device API, and the requests that it must write.
 struct Call {
     line: String,
     requests: Vec<(Request, bool)>,

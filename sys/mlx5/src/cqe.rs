@@ -6,15 +6,15 @@ pub const BYTES: usize = 64;
 /// [`Kind::None`].
 pub const FILL: u8 = 0xff;
 
-/// Offsets of what is in a completion.
+/// Offsets of the fields of a completion.
 pub mod layout {
     /// User index of the queue pair, 24 bits in a word.
     pub const USER_INDEX: usize = 32;
-    /// Immediate data, as it came.
+    /// Immediate data, in network order.
     pub const IMM: usize = 36;
     /// Bytes that were received or read.
     pub const BYTE_COUNT: usize = 44;
-    /// Of a failure: what the vendor calls it.
+    /// Of a failure: the vendor's code.
     pub const VENDOR: usize = 54;
     /// Of a failure: one of [`super::syndrome`].
     pub const SYNDROME: usize = 55;
@@ -30,32 +30,32 @@ pub mod layout {
 
 /// Why a request failed.
 pub mod syndrome {
-    /// A message is too long for where it goes.
+    /// A message is too long for its destination.
     pub const LOCAL_LENGTH: u8 = 0x01;
     /// The queue pair cannot do this.
     pub const LOCAL_QP_OPERATION: u8 = 0x02;
-    /// A key of this side does not cover what it is used for.
+    /// A key of this side does not cover the access for which it is used.
     pub const LOCAL_PROTECTION: u8 = 0x04;
     /// The queue pair broke before.
     pub const FLUSHED: u8 = 0x05;
-    /// The peer's answer makes no sense.
+    /// The peer's answer is invalid.
     pub const BAD_RESPONSE: u8 = 0x10;
     /// The receiving side may not write there.
     pub const LOCAL_ACCESS: u8 = 0x11;
-    /// The peer takes no such request.
+    /// The peer does not accept such a request.
     pub const REMOTE_INVALID_REQUEST: u8 = 0x12;
-    /// A key of the peer does not cover what it is used for.
+    /// A key of the peer does not cover the access for which it is used.
     pub const REMOTE_ACCESS: u8 = 0x13;
-    /// The peer could not do it.
+    /// The peer could not execute the request.
     pub const REMOTE_OPERATION: u8 = 0x14;
     /// The peer does not answer.
     pub const RETRIES: u8 = 0x15;
     /// The peer has no receive.
     pub const RNR_RETRIES: u8 = 0x16;
-    /// The peer gave it up.
+    /// The peer aborted the request.
     pub const REMOTE_ABORTED: u8 = 0x22;
 
-    /// In words.
+    /// A syndrome as text.
     pub fn words(syndrome: u8) -> &'static str {
         match syndrome {
             LOCAL_LENGTH => "a message is longer than its memory",
@@ -75,12 +75,12 @@ pub mod syndrome {
     }
 }
 
-/// What a completion is about.
+/// The kind of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A request is done.
     Request,
-    /// A receive got data of a write, and 32 bits.
+    /// A write with immediate data of 32 bits used a receive.
     WriteImm,
     /// A receive got a message.
     Receive,
@@ -92,12 +92,12 @@ pub enum Kind {
     ReceiveError,
     /// Nothing has completed yet.
     None,
-    /// One that is not known here.
+    /// A kind that is not known here.
     Other(u8),
 }
 
 impl Kind {
-    /// Of its 4 bits.
+    /// Reads its 4 bits.
     pub fn from_bits(bits: u8) -> Self {
         match bits {
             0 => Self::Request,
@@ -126,10 +126,10 @@ impl Kind {
     }
 }
 
-/// The last four bytes: whoever waits on a collapsed queue reads these at once.
+/// The last four bytes: a thread that waits on a collapsed queue reads these at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
-    /// What it is about.
+    /// The kind of the completion.
     pub kind: Kind,
     /// Index of the request.
     pub counter: u16,
@@ -166,18 +166,18 @@ pub struct Cqe {
     pub opcode: u8,
     /// User index of the queue pair; of a shared receive queue if the receive came from one.
     pub user_index: u32,
-    /// What came with the message, in network order.
+    /// The immediate data of the message, in network order.
     pub imm: [u8; 4],
     /// Bytes that were received or read.
     pub byte_count: u32,
     /// Of a failure: one of [`syndrome`].
     pub syndrome: u8,
-    /// Of a failure: what the vendor calls it.
+    /// Of a failure: the vendor's code.
     pub vendor: u8,
 }
 
 impl Cqe {
-    /// Reads one. Fields that its kind does not have are 0.
+    /// Reads a completion. Fields that its kind does not have are 0.
     pub fn from_bytes(bytes: &[u8; BYTES]) -> Self {
         let word = Word::from_bytes(array(bytes, layout::COUNTER));
         let failed = matches!(word.kind, Kind::RequestError | Kind::ReceiveError);

@@ -1,4 +1,4 @@
-//! What commands make, with an owner each.
+//! The objects that commands make, each with an owner that ends it.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -12,14 +12,14 @@ use crate::ffi::{
 use crate::library::Library;
 use crate::mailbox::{Done, Mailbox, STATUS, SYNDROME};
 
-/// An open device that takes commands. What is made of it keeps it.
+/// An open device that takes commands. Objects that are made of it hold it.
 #[derive(Debug)]
 pub struct Devx {
     library: &'static Library,
     raw: NonNull<RawContext>,
 }
 
-// SAFETY: libmlx5 locks what calls on one context share.
+// SAFETY: libmlx5 locks the state that calls on one context share.
 unsafe impl Send for Devx {}
 // SAFETY: as above.
 unsafe impl Sync for Devx {}
@@ -37,7 +37,7 @@ impl Library {
     /// Opens a device with the right to send commands. The caller closes it with `ibv_close_device`.
     ///
     /// # Errors
-    /// What the library says; `EACCES` without the right to `/dev/infiniband`, `EOPNOTSUPP` where kernel or
+    /// The library's error; `EACCES` without the right to `/dev/infiniband`, `EOPNOTSUPP` where kernel or
     /// firmware have no DEVX.
     ///
     /// # Safety
@@ -52,14 +52,14 @@ impl Library {
     /// The number by which commands name a protection domain.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     ///
     /// # Safety
     /// A live protection domain of one of libmlx5's devices.
     pub unsafe fn pd_number(&self, pd: *mut RawPd) -> Result<u32, CallError> {
         let mut facts = ffi::Pd::default();
         let mut obj = Obj { pd: Pair { input: pd, output: &mut facts }, ..Obj::NONE };
-        // SAFETY: by this function's contract; `obj` and what it points to are valid for the call.
+        // SAFETY: by this function's contract; `obj` and the memory that it points to are valid for the call.
         let status = unsafe { (self.init_obj)(&mut obj, ffi::OBJ_PD) };
         check("mlx5dv_init_obj", status)?;
         Ok(facts.pdn)
@@ -70,7 +70,7 @@ impl Devx {
     /// Wraps a device that [`Library::open`] opened.
     ///
     /// # Safety
-    /// The device stays open until this and all that was made of it is dropped.
+    /// The device stays open until this and all objects that were made of it are dropped.
     pub unsafe fn new(library: &'static Library, raw: NonNull<RawContext>) -> Arc<Self> {
         Arc::new(Self { library, raw })
     }
@@ -93,7 +93,7 @@ impl Devx {
     /// The number of the event queue of completion vector `vector`.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub fn event_queue(&self, vector: u32) -> Result<u32, CallError> {
         let mut eqn = 0;
         // SAFETY: an open device, and room for the answer.
@@ -106,7 +106,7 @@ impl Devx {
 /// How a page of doorbell registers is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UarKind {
-    /// Not cached, and nobody else's: what a GPU needs. rdma-core 44 does not know it.
+    /// Not cached, and used by this caller alone: a GPU needs this kind. rdma-core 44 does not know it.
     Dedicated,
     /// Not cached; one per device that is opened.
     Uncached,
@@ -127,10 +127,10 @@ unsafe impl Send for Uar {}
 unsafe impl Sync for Uar {}
 
 impl Uar {
-    /// Maps one.
+    /// Maps a page.
     ///
     /// # Errors
-    /// What the library says; `EOPNOTSUPP` where it does not know the kind.
+    /// The library's error; `EOPNOTSUPP` where it does not know the kind.
     pub fn new(devx: &Arc<Devx>, kind: UarKind) -> Result<Self, CallError> {
         let flags = match kind {
             UarKind::Dedicated => ffi::UAR_ALLOC_TYPE_NC_DEDICATED,
@@ -149,7 +149,7 @@ impl Uar {
         unsafe { self.raw.as_ref().page_id }
     }
 
-    /// The first register: 8 bytes that are stored there ring.
+    /// The first register. A store of 8 bytes to it rings.
     pub fn register(&self) -> *mut u64 {
         // SAFETY: the page lives.
         unsafe { self.raw.as_ref().reg_addr.cast() }
@@ -164,7 +164,7 @@ impl Uar {
 
 impl Drop for Uar {
     fn drop(&mut self) {
-        // SAFETY: made by the library, ended once.
+        // SAFETY: made by the library, freed once.
         unsafe { (self.devx.library.free_uar)(self.raw.as_ptr()) };
     }
 }
@@ -172,11 +172,11 @@ impl Drop for Uar {
 /// Memory for a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct UmemRequest {
-    /// Where it begins; with a dmabuf: its offset in that.
+    /// The address of its first byte; with a dmabuf: the offset in the dmabuf.
     pub address: u64,
     /// Length.
     pub bytes: usize,
-    /// A dmabuf, where it is memory of another device.
+    /// A dmabuf, where the memory belongs to another device.
     pub dmabuf: Option<RawFd>,
 }
 
@@ -193,13 +193,13 @@ unsafe impl Send for Umem {}
 unsafe impl Sync for Umem {}
 
 impl Umem {
-    /// Gives the device the right to read and write it.
+    /// Gives the device the right to read and write the memory.
     ///
     /// # Errors
-    /// What the library says; `ENOMEM` where the limit on locked memory is too low.
+    /// The library's error; `ENOMEM` where the limit on locked memory is too low.
     ///
     /// # Safety
-    /// The memory stays where it is while this lives, and whoever uses it bears with the device writing
+    /// The memory stays where it is while this lives, and all code that uses it allows the device to write
     /// it.
     pub unsafe fn new(devx: &Arc<Devx>, request: &UmemRequest) -> Result<Self, CallError> {
         let access = tokenyard_sys_verbs::ffi::ACCESS_LOCAL_WRITE as u32;
@@ -220,14 +220,14 @@ impl Umem {
 
     /// The number by which commands name it.
     pub fn id(&self) -> u32 {
-        // SAFETY: it lives.
+        // SAFETY: the umem lives.
         unsafe { self.raw.as_ref().umem_id }
     }
 }
 
 impl Drop for Umem {
     fn drop(&mut self) {
-        // SAFETY: made by the library, ended once. Objects that use it hold it.
+        // SAFETY: made by the library, freed once. Objects that use it hold it.
         unsafe { (self.devx.library.umem_dereg)(self.raw.as_ptr()) };
     }
 }
@@ -235,14 +235,14 @@ impl Drop for Umem {
 /// The smallest page of a umem.
 const PAGE: u64 = 4096;
 
-/// A queue, or a queue pair, that a command made. Keep what the command named until it is dropped.
+/// A queue, or a queue pair, that a command made. All that the command named must outlive it.
 #[derive(Debug)]
 pub struct Object {
     raw: NonNull<DevxObj>,
     devx: Arc<Devx>,
 }
 
-// SAFETY: libmlx5 keeps nothing but a handle; the kernel locks.
+// SAFETY: libmlx5 stores nothing but a handle; the kernel locks.
 unsafe impl Send for Object {}
 // SAFETY: as above.
 unsafe impl Sync for Object {}
@@ -254,7 +254,7 @@ impl Object {
     /// The library, or the device by the answer's status.
     ///
     /// # Safety
-    /// What the command names (umems, a page of registers, queues) lives until the object is dropped.
+    /// All that the command names (umems, a page of registers, queues) lives until the object is dropped.
     pub unsafe fn new<I: Mailbox, O: Mailbox>(
         devx: &Arc<Devx>,
         command: &I,
@@ -270,7 +270,7 @@ impl Object {
         Ok((Self { raw, devx: Arc::clone(devx) }, O::from_answer(&output)))
     }
 
-    /// Sends a command that changes it.
+    /// Sends a command that changes the object.
     ///
     /// # Errors
     /// The library, or the device by the answer's status.
@@ -285,7 +285,7 @@ impl Object {
         answer::<Done>(I::NAME, status, &output).map(drop)
     }
 
-    /// Sends a command that asks about it.
+    /// Sends a command that queries the object.
     ///
     /// # Errors
     /// The library, or the device by the answer's status.
@@ -303,7 +303,7 @@ impl Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: made by the library, ended once.
+        // SAFETY: made by the library, freed once.
         unsafe { (self.devx.library.obj_destroy)(self.raw.as_ptr()) };
     }
 }
@@ -312,7 +312,7 @@ fn last(call: &'static str) -> CallError {
     CallError { call, source: io::Error::last_os_error() }
 }
 
-/// For calls that return an errno; some return -1 and set it.
+/// Checks the status of calls that return an errno; some return -1 and set errno.
 fn check(call: &'static str, status: i32) -> Result<(), CallError> {
     match status {
         0 => Ok(()),
@@ -329,7 +329,7 @@ fn answer<O: Mailbox>(call: &'static str, status: i32, output: &[u8]) -> Result<
     Ok(O::from_answer(output))
 }
 
-/// A failure by the device's own words, if there are any, and else by errno.
+/// A failure with the device's status, if there is one, and else with errno.
 fn refused(call: &'static str, output: &[u8]) -> CallError {
     let (status, syndrome) = (STATUS.get(output), SYNDROME.get(output));
     if status == 0 {

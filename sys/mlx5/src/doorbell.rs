@@ -1,8 +1,8 @@
-//! How a queue pair says that there is work: a record in memory, and eight bytes to a register.
+//! Doorbells, by which a queue pair announces work: a record in memory, and eight bytes to a register.
 
 /// Bytes of a page of doorbell registers.
 pub const PAGE: usize = 4096;
-/// Where the first register of a page lies. A page has [`REGISTERS`], one after another.
+/// Offset of the first register of a page. A page has [`REGISTERS`], one after another.
 pub const FIRST_REGISTER: usize = 0x800;
 /// Bytes of a register. libmlx5 alternates between the halves of two of them.
 pub const REGISTER: usize = 256;
@@ -23,14 +23,14 @@ pub fn record_word(next: u16) -> [u8; 4] {
 /// Eight bytes for the register. Hardware takes both forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ring {
-    /// The index behind the last block, and the queue pair: NVSHMEM, DOCA, and this project.
+    /// The index behind the last block, and the queue pair. NVSHMEM, DOCA and this project use this form.
     NextIndex {
         /// The value of the record.
         next: u16,
         /// Number of the queue pair.
         qpn: u32,
     },
-    /// The first eight bytes of the last request: libmlx5.
+    /// The first eight bytes of the last request. libmlx5 uses this form.
     LastRequest {
         /// Modifier of the opcode.
         modifier: u8,
@@ -60,7 +60,7 @@ impl Ring {
         words.to_be_bytes()
     }
 
-    /// Reads what was stored to a register; nothing if it is neither form.
+    /// Reads the bytes that were stored to a register; none if they have neither form.
     pub fn from_bytes(bytes: [u8; 8]) -> Option<Self> {
         let [modifier, high, low, opcode, q2, q1, q0, segments] = bytes;
         let qpn = u32::from_be_bytes([0, q2, q1, q0]);

@@ -1,4 +1,4 @@
-//! Structures and constants of `infiniband/mlx5dv.h` (rdma-core 44), cut down to what is used. Names are
+//! Structures and constants of `infiniband/mlx5dv.h` (rdma-core 44), as far as they are used. Names are
 //! those of the header without the prefix `mlx5dv_`; `tests/layout.rs` compares sizes, offsets and values
 //! with the header. Objects of libibverbs are those of `tokenyard-sys-verbs`.
 
@@ -25,7 +25,7 @@ pub const UAR_ALLOC_TYPE_NC: u32 = 1;
 /// The same, for this caller alone: rdma-core 44 refuses it, newer ones have it.
 pub const UAR_ALLOC_TYPE_NC_DEDICATED: u32 = 1 << 31;
 
-/// What `mlx5dv_open_device` is told.
+/// The input of `mlx5dv_open_device`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
@@ -54,7 +54,7 @@ pub struct DevxUmem {
     pub umem_id: u32,
 }
 
-/// What `mlx5dv_devx_umem_reg_ex` is told.
+/// The input of `mlx5dv_devx_umem_reg_ex`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
@@ -67,14 +67,14 @@ pub struct DevxUmemIn {
     pub dmabuf_fd: c_int,
 }
 
-/// An object that a command made: the library's own.
+/// An object that a command made; the library owns it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct DevxObj {
     _data: [u8; 0],
 }
 
-/// What libmlx5 knows of a protection domain.
+/// The data of libmlx5 about a protection domain.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
@@ -83,7 +83,7 @@ pub struct Pd {
     pub comp_mask: u64,
 }
 
-/// What libmlx5 knows of an address handle.
+/// The data of libmlx5 about an address handle.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
@@ -110,7 +110,7 @@ pub struct Av {
     pub rgid: [u8; 16],
 }
 
-/// What libmlx5 knows of a queue pair of its own.
+/// The data of libmlx5 about a queue pair of its own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
@@ -147,7 +147,7 @@ pub struct Registers {
     pub size: u32,
 }
 
-/// What libmlx5 knows of a completion queue of its own.
+/// The data of libmlx5 about a completion queue of its own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
@@ -161,7 +161,7 @@ pub struct Cq {
     pub comp_mask: u64,
 }
 
-/// An object of libibverbs, and where what libmlx5 knows of it goes.
+/// An object of libibverbs, and the place for the data of libmlx5 about it.
 #[repr(C)]
 #[derive(Debug)]
 #[allow(missing_docs)]
@@ -171,11 +171,11 @@ pub struct Pair<I, O> {
 }
 
 impl<I, O> Pair<I, O> {
-    /// None.
+    /// No object.
     pub const NONE: Self = Self { input: std::ptr::null_mut(), output: std::ptr::null_mut() };
 }
 
-/// What `mlx5dv_init_obj` is told.
+/// The input of `mlx5dv_init_obj`.
 #[repr(C)]
 #[derive(Debug)]
 #[allow(missing_docs)]

@@ -4,11 +4,11 @@
 /// device's reference does: `Field::new(0x71, 5, 3)` is the last three bits of byte 0x71.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Offset of the byte in which it begins.
+    /// Offset of the byte in which the field begins.
     pub byte: usize,
     /// The first bit in that byte, 0 to 7.
     pub bit: usize,
-    /// Bits, 1 to 128.
+    /// The number of bits, 1 to 128.
     pub width: usize,
 }
 
@@ -19,7 +19,7 @@ impl Field {
         Self { byte, bit, width }
     }
 
-    /// Offset behind its last byte.
+    /// The offset behind its last byte.
     pub const fn end(self) -> usize {
         self.byte + (self.bit + self.width).div_ceil(8)
     }
@@ -52,11 +52,11 @@ impl Field {
     }
 }
 
-/// What a field holds.
+/// A type that a field can hold.
 pub trait Value: Copy {
     /// As an integer.
     fn to_bits(self) -> u128;
-    /// Of an integer; bits that do not fit are dropped.
+    /// From an integer; bits that do not fit are dropped.
     fn from_bits(bits: u128) -> Self;
 }
 

@@ -1,10 +1,10 @@
 //! libmlx5 for tokenyard: DEVX objects of a ConnectX device, and the bytes of its queues.
 //!
-//! Nothing is linked: [`Library::get`] opens `libmlx5.so.1` at run time, so that its absence is an answer
-//! and not a loader's error. [`ffi`] was made from rdma-core 44's `mlx5dv.h` and is compared with the header
-//! by a test.
+//! Nothing is linked: [`Library::get`] opens `libmlx5.so.1` at run time, so that its absence is an error value
+//! and not a failure of the loader. [`ffi`] was made from rdma-core 44's `mlx5dv.h`; a test compares it with
+//! the header.
 //!
-//! | module | what it defines |
+//! | module | content |
 //! |---|---|
 //! | [`mailbox`] | commands to the device: one table of fields serves the writer (a driver) and the strict reader (a software device) |
 //! | [`wqe`] | work requests of one block of 64 bytes |
@@ -13,7 +13,7 @@
 //!
 //! Those four modules are plain data: they call nothing and contain no `unsafe`.
 //!
-//! Threads: libmlx5 allows every call from any thread; what is unsafe here says what else holds.
+//! Threads: libmlx5 allows every call from any thread; the unsafe functions here state all other conditions.
 
 pub mod cqe;
 mod devx;

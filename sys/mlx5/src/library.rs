@@ -11,18 +11,18 @@ const FILE: &str = "libmlx5.so.1";
 /// Why libmlx5 cannot be used.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It is not there, or one of its own libraries is not.
+    /// The library is missing, or one of the libraries that it needs.
     #[error("{FILE} cannot be loaded: {reason}; install it: apt-get install ibverbs-providers")]
     Absent {
-        /// What the dynamic loader says.
+        /// The message of the dynamic loader.
         reason: String,
     },
-    /// It is too old.
+    /// The library is too old.
     #[error(
         "{FILE} has no function {function}; expected rdma-core 36 or newer: upgrade ibverbs-providers"
     )]
     Old {
-        /// The first that is missing.
+        /// The first function that is missing.
         function: &'static str,
     },
 }
@@ -39,17 +39,17 @@ macro_rules! functions {
         impl Library {
             fn load(file: &str) -> Result<Self, LoadError> {
                 // SAFETY: libmlx5's initialisers register it with libibverbs, which expects that at
-                // any time before its first list of devices, and bears with it later.
+                // any time before its first list of devices, and allows it later.
                 let file = unsafe { libloading::Library::new(file) }
                     .map_err(|e| LoadError::Absent { reason: reason(&e) })?;
                 let this = Self {
                     // SAFETY: the symbol has this type in mlx5dv.h. `dlsym` gives its default
-                    // version, which is the one of that header.
+                    // version, which is the version of that header.
                     $($name: unsafe { file.get($symbol.as_bytes()) }
                         .map(|found| *found)
                         .map_err(|_| LoadError::Old { function: $symbol })?,)*
                 };
-                // libibverbs keeps pointers to it: it stays for good.
+                // libibverbs stores pointers to the library, so it is never unloaded.
                 std::mem::forget(file);
                 Ok(this)
             }
@@ -89,7 +89,7 @@ impl Library {
     }
 }
 
-/// What the dynamic loader said; the error itself says only which call failed.
+/// The message of the dynamic loader; the error itself names only the call that failed.
 fn reason(error: &libloading::Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => source.to_string(),

@@ -1,8 +1,8 @@
-//! Commands to the device, as bytes. Each is a table of fields, from which the writer of a driver, the
-//! reader of a software device and the list [`Mailbox::FIELDS`] are made.
+//! Commands to the device, as bytes. Each is a table of fields. A macro makes from it the writer for a driver,
+//! the reader for a software device and the list [`Mailbox::FIELDS`].
 //!
-//! Offsets are those of `mlx5_ifc.h`, on which rdma-core, NVSHMEM and mori agree. They were never given to
-//! firmware from here.
+//! Offsets are those of `mlx5_ifc.h`, on which rdma-core, NVSHMEM and mori agree. This project has never sent
+//! a command to firmware.
 
 mod query;
 mod queue_pair;
@@ -25,29 +25,29 @@ pub const SYNDROME: Field = Field::new(4, 0, 32);
 
 /// A command or an answer of fixed size.
 pub trait Mailbox: Sized {
-    /// For people.
+    /// The name, for error texts.
     const NAME: &'static str;
-    /// Size.
+    /// The size in bytes.
     const BYTES: usize;
-    /// What varies.
+    /// The fields that vary.
     const FIELDS: &'static [(&'static str, Field)];
-    /// What has one value, the opcode among it.
+    /// The fields that have one fixed value, the opcode among them.
     const FIXED: &'static [(&'static str, Field, u128)];
 
     /// The bytes.
     fn to_bytes(&self) -> Vec<u8>;
 
-    /// Reads what a driver wrote, and takes nothing but what is in the tables.
+    /// Reads a command of a driver, and accepts only bits that are in the tables.
     ///
     /// # Errors
     /// The size is wrong, a fixed field has another value, or a bit of no field is set.
     fn from_bytes(bytes: &[u8]) -> Result<Self, MailboxError>;
 
-    /// Reads what a device wrote: it may fill in more than what is in the tables, and be shorter.
+    /// Reads an answer of a device. It may have more bits than the tables, and may be shorter.
     fn from_answer(bytes: &[u8]) -> Self;
 }
 
-/// Bytes that are not the command that they should be.
+/// An error for bytes that are not the expected command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MailboxError {
     /// Too short or too long.

@@ -18,13 +18,13 @@ pub const MOST_BYTES: u32 = 1 << 30;
 /// Marks inline data in the word that has their size.
 pub const INLINE: u32 = 0x8000_0000;
 
-/// What a request does.
+/// Opcodes: the operations of requests.
 pub mod opcode {
     /// Nothing.
     pub const NOP: u8 = 0x00;
     /// Writes.
     pub const RDMA_WRITE: u8 = 0x08;
-    /// Writes, and takes a receive at the peer that gets 32 bits.
+    /// Writes, and takes a receive at the peer, which gets 32 bits.
     pub const RDMA_WRITE_IMM: u8 = 0x09;
     /// Sends to a receive of the peer.
     pub const SEND: u8 = 0x0a;
@@ -38,7 +38,7 @@ pub mod opcode {
     pub const ATOMIC_FA: u8 = 0x12;
 }
 
-/// Offsets of the parts of segments, in bytes from the segment's begin.
+/// Offsets of the parts of segments, in bytes from the beginning of the segment.
 pub mod layout {
     /// Control: modifier (8 bits), index (16 bits), opcode (8 bits).
     pub const CTRL_OPCODE: usize = 0;
@@ -46,7 +46,7 @@ pub mod layout {
     pub const CTRL_QPN_DS: usize = 4;
     /// Control: signature, 0.
     pub const CTRL_SIGNATURE: usize = 8;
-    /// Control: stream id of 16 bits, 0 but for dynamic connections.
+    /// Control: stream id of 16 bits, 0 except for dynamic connections.
     pub const CTRL_STREAM: usize = 9;
     /// Control: fence, completion, solicited event.
     pub const CTRL_FLAGS: usize = 11;
@@ -66,23 +66,23 @@ pub mod layout {
     pub const DATA_ADDRESS: usize = 8;
     /// Inline data begin here.
     pub const DATA_INLINE: usize = 4;
-    /// Atomic: what is added, or swapped in.
+    /// Atomic: the value that is added, or swapped in.
     pub const ATOMIC_ADD: usize = 0;
-    /// Atomic: what is compared with.
+    /// Atomic: the value that is compared.
     pub const ATOMIC_COMPARE: usize = 8;
 }
 
 /// Bits of [`layout::CTRL_FLAGS`].
 pub mod flags {
-    /// The peer's completion wakes somebody.
+    /// The peer's completion raises an event.
     pub const SOLICITED: u8 = 1 << 1;
-    /// The request completes; without it only a failure shows.
+    /// The request asks for a completion; without this bit only a failure completes.
     pub const COMPLETION: u8 = 2 << 2;
     /// Both bits of the completion mode.
     pub const COMPLETION_MASK: u8 = 3 << 2;
-    /// Where the fence's three bits begin.
+    /// Offset of the fence's three bits.
     pub const FENCE_SHIFT: u32 = 5;
-    /// Waits for earlier reads and atomics: what `IBV_SEND_FENCE` means.
+    /// Waits for earlier reads and atomics, as `IBV_SEND_FENCE` does.
     pub const FENCE: u8 = 4 << FENCE_SHIFT;
     /// Waits for this queue's earlier local work.
     pub const INITIATOR_SMALL_FENCE: u8 = 1 << FENCE_SHIFT;
@@ -91,7 +91,7 @@ pub mod flags {
 /// Memory of the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remote {
-    /// As the peer's key counts it.
+    /// The address, as the peer's key counts it.
     pub address: u64,
     /// The peer's key.
     pub key: u32,
@@ -100,7 +100,7 @@ pub struct Remote {
 /// Memory of this side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Local {
-    /// As the key counts it.
+    /// The address, as the key counts it.
     pub address: u64,
     /// Key of this side.
     pub key: u32,
@@ -116,7 +116,7 @@ pub struct InlineData {
 }
 
 impl InlineData {
-    /// Copies 1 to [`MOST_INLINE`] bytes; nothing for another number.
+    /// Copies 1 to [`MOST_INLINE`] bytes; none for another number.
     pub fn new(data: &[u8]) -> Option<Self> {
         let mut bytes = [0; MOST_INLINE];
         bytes.get_mut(..data.len()).filter(|room| !room.is_empty())?.copy_from_slice(data);
@@ -132,64 +132,64 @@ impl InlineData {
 /// A request of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Nothing; it completes in order.
+    /// Does nothing; it completes in order.
     Nop,
     /// Writes memory of this side to the peer.
     Write {
-        /// Where to.
+        /// The destination.
         to: Remote,
-        /// Where from.
+        /// The source.
         from: Local,
     },
     /// Writes a few bytes to the peer.
     WriteInline {
-        /// Where to.
+        /// The destination.
         to: Remote,
-        /// What.
+        /// The bytes.
         data: InlineData,
     },
     /// Writes, and takes a receive of the peer.
     WriteImm {
-        /// Where to.
+        /// The destination.
         to: Remote,
-        /// Where from.
+        /// The source.
         from: Local,
-        /// What the receive gets, in network order.
+        /// The immediate data for the receive, in network order.
         imm: [u8; 4],
     },
     /// Adds to 8 bytes of the peer.
     FetchAdd {
-        /// Where, a multiple of 8.
+        /// The place; a multiple of 8.
         to: Remote,
-        /// What is added.
+        /// The addend.
         add: u64,
-        /// Where the old value goes: 8 bytes.
+        /// The place for the old value: 8 bytes.
         sink: Local,
     },
     /// Reads memory of the peer.
     Read {
-        /// Where from.
+        /// The source.
         from: Remote,
-        /// Where to.
+        /// The destination.
         to: Local,
     },
 }
 
-/// Where a request stands, and how it is done.
+/// The place of a request, and its options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Control {
     /// Its place: blocks of the queue since the beginning, modulo 2^16.
     pub index: u16,
     /// Number of the queue pair, 24 bits.
     pub qpn: u32,
-    /// It completes.
+    /// It asks for a completion.
     pub signaled: bool,
     /// It waits for earlier reads and atomics of the queue.
     pub fence: bool,
 }
 
 impl Request {
-    /// What it does: one of [`opcode`].
+    /// Its operation: one of [`opcode`].
     pub fn opcode(&self) -> u8 {
         match self {
             Self::Nop => opcode::NOP,
@@ -293,7 +293,7 @@ mod tests {
         Control { index, qpn: 0x1234, signaled: true, fence: false }
     }
 
-    /// What `ibv_post_send` of Debian's libmlx5 (rdma-core 44) wrote, under a stand-in of the kernel.
+    /// The bytes that `ibv_post_send` of Debian's libmlx5 (rdma-core 44) wrote, under a stand-in of the kernel.
     #[test]
     fn blocks_equal_those_of_libmlx5() {
         let value = InlineData::new(&0x0102_0304_0506_0708_u64.to_le_bytes()).unwrap();

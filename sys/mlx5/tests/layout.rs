@@ -147,7 +147,7 @@ fn offsets() -> Vec<Pair> {
     named.into_iter().chain(placed).collect()
 }
 
-/// What the C compiler says.
+/// The values that the C compiler computes.
 fn header_values(pairs: &[Pair]) -> BTreeMap<String, u64> {
     let mut program = String::from(
         "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/mlx5dv.h>\nint main(void) {\n",

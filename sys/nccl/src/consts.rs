@@ -18,12 +18,12 @@ pub const INTERNAL_ERROR: c_uint = 3;
 pub const INVALID_ARGUMENT: c_uint = 4;
 pub const INVALID_USAGE: c_uint = 5;
 pub const REMOTE_ERROR: c_uint = 6;
-/// Of a communicator that does not block: ask again by `ncclCommGetAsyncError`.
+/// The status of a communicator that does not block: ask again by `ncclCommGetAsyncError`.
 pub const IN_PROGRESS: c_uint = 7;
 pub const TIMEOUT: c_uint = 8;
 
 // `ncclGinType_t`.
-/// As a wish: any.
+/// In a config or a requirement: any type.
 pub const GIN_TYPE_NONE: c_uint = 0;
 /// A thread of the host posts.
 pub const GIN_TYPE_PROXY: c_uint = 2;
@@ -44,5 +44,5 @@ pub const GIN_CONNECTION_RAIL: c_uint = 2;
 pub const WIN_DEFAULT: c_int = 0;
 /// The window has equal sizes on all ranks, which register it together.
 pub const WIN_COLL_SYMMETRIC: c_int = 1;
-/// What addresses of windows are multiples of.
+/// Addresses of windows are multiples of this.
 pub const WIN_REQUIRED_ALIGNMENT: usize = 4096;

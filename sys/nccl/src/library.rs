@@ -6,24 +6,24 @@ use std::path::{Path, PathBuf};
 use crate::consts::LEAST_VERSION;
 use crate::types::{CommProperties, Config, DevCommRequirements, UniqueId};
 
-/// The file, where no config names one.
+/// The file that is opened where no config names one.
 const FILE: &str = "libnccl.so.2";
 
 /// Why the library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// It is not there, or one of its own libraries is not.
+    /// The library is missing, or one of the libraries that it needs.
     #[error(
         "{file} cannot be loaded: {reason}; install NCCL 2.31.2 or newer (pip install nvidia-nccl-cu13), or put its \
          lib folder into LD_LIBRARY_PATH"
     )]
     Absent {
-        /// What was tried.
+        /// The file that was tried.
         file: PathBuf,
-        /// What the dynamic loader says.
+        /// The message of the dynamic loader.
         reason: String,
     },
-    /// It is not what its name says.
+    /// The file is not NCCL, or it is another version.
     #[error("{file} has no function {function}; expected NCCL 2.31.2 or newer: upgrade it")]
     Lacks {
         /// The file that was found.
@@ -31,7 +31,7 @@ pub enum LoadError {
         /// The first function that is missing.
         function: &'static str,
     },
-    /// It is too old.
+    /// The library is too old.
     #[error(
         "{file} is NCCL {found}; expected 2.31.2 or newer, whose waits on the device time out: upgrade it"
     )]
@@ -43,14 +43,14 @@ pub enum LoadError {
     },
 }
 
-/// What the dynamic loader said; the error itself says only which call failed.
+/// The message of the dynamic loader; the error itself names only the call that failed.
 fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// A version as people write it, of `NCCL_VERSION_CODE`.
+/// A version in its usual written form, from `NCCL_VERSION_CODE`.
 fn version_text(code: c_int) -> String {
-    // As NCCL_VERSION: until 2.8 the minor version had one digit.
+    // The same rule as NCCL_VERSION: until 2.8 the minor version had one digit.
     let (major, minor) = if code < 10_000 { (1000, 100) } else { (10_000, 100) };
     format!("{}.{}.{}", code / major, code % major / minor, code % minor)
 }
@@ -58,7 +58,7 @@ fn version_text(code: c_int) -> String {
 /// Defines the library: one field for each exported function.
 macro_rules! functions {
     ($($name:ident: $symbol:literal fn($($arg:ty),* $(,)?) -> $ret:ty;)*) => {
-        /// The functions of NCCL. Handles are its own pointers; results are [`crate::consts`].
+        /// The functions of NCCL. Handles are NCCL's own pointers; results are values of [`crate::consts`].
         #[derive(Debug)]
         #[allow(missing_docs, reason = "each is documented as the function of its symbol")]
         pub struct Nccl {
@@ -80,7 +80,7 @@ macro_rules! functions {
                         .map(|found| *found)
                         .map_err(|_| LoadError::Lacks { file: file.to_owned(), function: $symbol })?,)*
                 };
-                // It starts threads: it is never unloaded.
+                // NCCL starts threads, so it is never unloaded.
                 std::mem::forget(library);
                 Ok(this)
             }
@@ -135,12 +135,12 @@ impl Nccl {
         Ok(this)
     }
 
-    /// `NCCL_VERSION_CODE` of the library: that of the headers that device code is compiled with must be equal.
+    /// `NCCL_VERSION_CODE` of the library. The headers for device code must have the same version.
     pub fn version(&self) -> c_int {
         self.version
     }
 
-    /// The same as people write it.
+    /// The version in its usual written form.
     pub fn version_text(&self) -> String {
         version_text(self.version)
     }

@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut};
 
 use crate::consts::{API_MAGIC, GIN_CONNECTION_NONE, GIN_TYPE_NONE, LEAST_VERSION, UNDEFINED};
 
-/// `ncclUniqueId`: what rank 0 makes, and all ranks join by.
+/// `ncclUniqueId`: the id that rank 0 makes, and by which all ranks join.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct UniqueId {
@@ -15,7 +15,7 @@ pub struct UniqueId {
 }
 
 impl std::fmt::Debug for UniqueId {
-    /// Without the bytes: who knows them may join.
+    /// Without the bytes: any process that knows them may join.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UniqueId").finish_non_exhaustive()
     }
@@ -87,7 +87,7 @@ impl Default for Config {
     }
 }
 
-/// `ncclCommProperties_t`: what a communicator has. To be read, never guessed.
+/// `ncclCommProperties_t`: the properties of a communicator, which NCCL fills in.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CommProperties {
@@ -100,16 +100,16 @@ pub struct CommProperties {
     pub nvml_dev: c_int,
     pub device_api_support: bool,
     pub multimem_support: bool,
-    /// One of `GIN_TYPE_*`: of all ranks to all.
+    /// One of `GIN_TYPE_*`: the type between all ranks.
     pub gin_type: c_uint,
     pub n_lsa_teams: c_int,
     pub host_rma_support: bool,
-    /// The same among the ranks of a rail.
+    /// The type among the ranks of a rail.
     pub railed_gin_type: c_uint,
     pub comm_hash: u64,
     pub gin_min_stride: c_int,
     pub gin_connection_type: c_uint,
-    /// By `GIN_TYPE_*`: whether it is there.
+    /// By `GIN_TYPE_*`: whether the type is available.
     pub gin_support: [bool; 64],
     /// Bytes of an `ncclDevComm` of the library's version.
     pub dev_comm_runtime_version_size: usize,
@@ -141,7 +141,7 @@ impl Default for CommProperties {
     }
 }
 
-/// `ncclDevCommRequirements_t`: what kernels need of a device communicator.
+/// `ncclDevCommRequirements_t`: the requirements of kernels on a device communicator.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DevCommRequirements {
@@ -159,7 +159,7 @@ pub struct DevCommRequirements {
     pub gin_force_enable: bool,
     /// A hint.
     pub gin_context_count: c_int,
-    /// Of each context; ids begin at 0.
+    /// Signals of each context; ids begin at 0.
     pub gin_signal_count: c_int,
     pub gin_counter_count: c_int,
     /// One of `GIN_CONNECTION_*`.

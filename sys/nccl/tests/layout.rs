@@ -1,4 +1,5 @@
-//! The bindings have the layouts, numbers and defaults of NCCL's headers: a C++ program says its own, the test compares.
+//! The bindings have the layouts, numbers and defaults of NCCL's headers: a C++ program prints those of the headers,
+//! and the test compares.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
@@ -73,7 +74,7 @@ fn requirements() -> Layout {
     })
 }
 
-/// By name in C.
+/// Numbers by their names in C.
 fn numbers() -> Vec<(&'static str, i64)> {
     vec![
         ("(int)NCCL_API_MAGIC", i64::from(consts::API_MAGIC.cast_signed())),
@@ -132,7 +133,7 @@ fn program(layouts: &[(Layout, &str, Vec<u8>)]) -> String {
     text + "}\n"
 }
 
-/// What the program prints with the headers of a version: values by name.
+/// The output of the program with the headers of a version: values by name.
 fn of_headers(version: &str, text: &str) -> BTreeMap<String, Vec<i64>> {
     let headers = std::env::var("NCCL_HEADERS").unwrap_or_else(|_| {
         panic!("NCCL_HEADERS is not set; expected the folder that sys/nccl/headers.py was given")

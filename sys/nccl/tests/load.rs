@@ -1,4 +1,4 @@
-//! Loading, by a stand-in for NCCL: a library whose functions have the right names and do nothing.
+//! Tests of loading, with a stand-in for NCCL: a library whose functions have the right names and do nothing.
 
 // Helpers of a test may panic as a test may.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -8,7 +8,8 @@ use std::process::Command;
 
 use tokenyard_sys_nccl::{LoadError, Nccl};
 
-/// A library of this version with these functions; but for the one that says the version, each returns its number.
+/// A library of this version with these functions. `ncclGetVersion` reports the version; each other function returns
+/// its number.
 fn stand_in(folder: &Path, version: i32, symbols: &[&str]) -> PathBuf {
     let (source, file) = (folder.join("stand_in.c"), folder.join(format!("libnccl.{version}.so")));
     let mut text = String::new();

@@ -12,25 +12,25 @@ use crate::object::{Access, Connection, State};
 use crate::queues::{CqRequest, QpRequest, Receives};
 use crate::wire::End;
 
-/// A command that the device does not do, and why. It is in the log of violations, too.
+/// A command that the device refuses, and the cause. The log of violations has it, too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
 
 /// Atomics of 8 bytes.
 const ATOMIC_8: u8 = 3;
-/// Reads and atomics of a queue pair at once, as a power of two.
+/// Most reads and atomics of a queue pair at once, as a power of two.
 const LOG_READS: u8 = 4;
 
 impl Hca {
-    /// Does a command, and returns its answer.
+    /// Executes a command, and returns its answer.
     ///
     /// # Errors
     /// The command is not known, has bits that it must not have, or is not possible now.
     pub fn command(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let opcode = OPCODE.get(input);
         match opcode {
-            // libmlx5 asks for itself about offloads, which this device has none of.
+            // libmlx5 itself asks about offloads. This device has none.
             0x100 if self.config.profile == Profile::Library && OP_MOD.get(input) != 1 => {
                 Ok(QueryHcaCapOut::default().to_bytes())
             }
@@ -69,7 +69,7 @@ impl Hca {
         M::from_bytes(input).map_err(|error| self.refuse(error.to_string()))
     }
 
-    /// Memory of a umem, for a thing of so many bytes.
+    /// The address of `bytes` bytes at an offset of a umem.
     fn in_umem(&mut self, id: u32, offset: u64, bytes: u64) -> Result<u64, Refused> {
         let Some(umem) = self.umems.get(&id) else {
             return Err(self.refuse(format!("found no umem {id:#x}")));
@@ -215,7 +215,7 @@ impl Hca {
     }
 }
 
-/// The answer to a question for capabilities.
+/// The answer to a query of capabilities.
 fn capabilities() -> Vec<u8> {
     QueryHcaCapOut {
         log_max_ra_req_qp: LOG_READS,

@@ -1,4 +1,4 @@
-//! Telling programs what is done.
+//! Completions, by which programs see that work is done.
 
 use tokenyard_sys_mlx5::cqe::{self, Cqe, Kind, Word};
 
@@ -8,7 +8,7 @@ use crate::parse::Work;
 use crate::violation::{Rule, ensure};
 
 impl Hca {
-    /// A request is done.
+    /// Completes a request that is done.
     pub(crate) fn complete(&mut self, qpn: u32, work: &Work, byte_count: u32) {
         if work.signaled {
             let cqe = self.request_cqe(qpn, work, Kind::Request, 0);
@@ -17,7 +17,7 @@ impl Hca {
         }
     }
 
-    /// A request failed: it shows, whatever was asked for.
+    /// Completes a request that failed, also where no completion was asked for.
     pub(crate) fn complete_failed(&mut self, qpn: u32, work: &Work, syndrome: u8) {
         let cqe = self.request_cqe(qpn, work, Kind::RequestError, syndrome);
         self.report(qpn, work, cqe);
@@ -33,7 +33,7 @@ impl Hca {
             imm: [0; 4],
             byte_count: 0,
             syndrome,
-            // So that a dump shows where it comes from.
+            // A code by which a dump shows that this device wrote the completion.
             vendor: if syndrome == 0 { 0 } else { 0x51 },
         })
     }
@@ -44,7 +44,7 @@ impl Hca {
         self.hold(qp.send_cq, Held { due: self.now, cqe, behind });
     }
 
-    /// A receive is used.
+    /// Completes a receive that was used.
     pub(crate) fn complete_receive(&mut self, qpn: u32, cqe: Cqe) {
         let Some(qp) = self.qps.get(&qpn) else { return };
         let cqe = Cqe { user_index: qp.user_index, qpn, ..cqe };
@@ -62,7 +62,7 @@ impl Hca {
         }
     }
 
-    /// Writes what was held back and is due. Whether there was something.
+    /// Writes the completions that were held back and are due. Returns whether there were any.
     pub(crate) fn write_held(&mut self) -> bool {
         let mut moved = false;
         let cqns: Vec<u32> = self.cqs.keys().copied().collect();
@@ -75,7 +75,7 @@ impl Hca {
         moved
     }
 
-    /// The next completion of a queue; of some that are merged, the last.
+    /// The next completion of a queue; the last of those that are merged.
     fn next_held(&mut self, cqn: u32) -> Option<Held> {
         let merged = self.faults.merged;
         let cq = self.cqs.get(&cqn)?;
@@ -124,7 +124,7 @@ impl Hca {
         }
     }
 
-    /// Breaks a queue pair: what is posted comes back as flushed.
+    /// Breaks a queue pair: posted requests complete as flushed.
     pub(crate) fn break_off(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let first = qp.state != State::Error;

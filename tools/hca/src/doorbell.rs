@@ -1,4 +1,4 @@
-//! Doorbells, and taking the requests behind them.
+//! Doorbells, and the requests that the device takes at a doorbell.
 
 use tokenyard_sys_mlx5::doorbell::{
     FIRST_REGISTER, PAGE, RECEIVE, REGISTER, REGISTERS, Ring, SEND,
@@ -12,8 +12,8 @@ use crate::parse::{self, POISON, Work, blocks};
 use crate::violation::{Broken, Rule, ensure};
 
 impl Hca {
-    /// Eight bytes are stored at `offset` of a page of registers. Everything that the driver stored before
-    /// must be visible already, and nothing that it stores later may be.
+    /// Stores eight bytes at `offset` of a page of registers. Everything that the driver stored before must be
+    /// visible already, and nothing that it stores later may be visible.
     pub fn ring(&mut self, page: u32, offset: usize, bytes: [u8; 8]) {
         if self.is_stopped() {
             return;
@@ -26,11 +26,11 @@ impl Hca {
         }
     }
 
-    /// Looks for doorbells in the pages' memory, for drivers whose stores nobody can intercept. Whether there
-    /// was one.
+    /// Looks for doorbells in the pages' memory, for drivers whose stores cannot be intercepted. Returns whether
+    /// there was one.
     ///
-    /// A register that several queue pairs share has the last ring only. So each ring lets the device look at
-    /// the records of all queue pairs of its page, and the records may be ahead of the ring.
+    /// A register that several queue pairs share holds the last ring only. So at each ring the device looks at
+    /// the records of all queue pairs of the page, and the records may be ahead of the ring.
     pub fn poll_registers(&mut self) -> bool {
         if self.is_stopped() {
             return false;
@@ -53,7 +53,7 @@ impl Hca {
         any
     }
 
-    /// Takes what is in one register.
+    /// Takes the ring that is in one register.
     fn take_ring(&mut self, page: u32, at: u64) -> bool {
         let Ok(bytes) = self.read_array::<8>(at) else { return false };
         if bytes == [0; 8] {
@@ -65,7 +65,7 @@ impl Hca {
         let fits =
             ring.and_then(|ring| self.qps.get(&ring.qpn())).is_some_and(|qp| qp.page == page);
         if !fits {
-            // A queue pair that is gone may have rung last thing.
+            // A queue pair that has ended may have rung just before its end.
             let known = ring.is_some_and(|ring| ring.qpn() <= self.numbers);
             if !known {
                 let text = format!("found {bytes:02x?} in a register of page {page:#x}");
@@ -75,7 +75,7 @@ impl Hca {
         true
     }
 
-    /// Judges a ring that was seen as it was made; the queue pair, and the index behind its last block.
+    /// Checks a ring that was seen when it was stored; returns the queue pair, and the index behind its last block.
     fn judge_ring(&self, page: u32, offset: usize, bytes: [u8; 8]) -> Result<(u32, u16), Broken> {
         let rule = Rule::Doorbell;
         let inside = (FIRST_REGISTER..PAGE).contains(&offset);
@@ -131,8 +131,8 @@ impl Hca {
         Ok(word as u16)
     }
 
-    /// A queue pair has rung: takes its requests now, or when a fault says. `next` is nothing where the ring
-    /// was not seen itself.
+    /// A queue pair has rung: takes its requests now, or later where a fault delays the ring. `next` is none where
+    /// only the record was seen and not the ring itself.
     fn heard(&mut self, qpn: u32, next: Option<u16>) {
         if self.faults.loses_ring() {
             return;
@@ -147,7 +147,7 @@ impl Hca {
         self.take(qpn, next);
     }
 
-    /// Doorbells that a fault held back.
+    /// Takes the doorbells that a fault has delayed and that are due.
     pub(crate) fn take_late_rings(&mut self) -> bool {
         let mut moved = false;
         while let Some((due, qpn)) = self.late_rings.front().copied() {
@@ -161,7 +161,7 @@ impl Hca {
         moved
     }
 
-    /// Takes requests up to `next`, or up to what the record says.
+    /// Takes requests up to `next`, or up to the value of the record.
     fn take(&mut self, qpn: u32, next: Option<u16>) {
         let at_once = next.is_some();
         if let Err((rule, text)) = self.try_take(qpn, next) {
@@ -229,9 +229,9 @@ impl Hca {
         self.read_array(slot(qp, index)).map_err(unmapped)
     }
 
-    /// Fills the slots of the last request. A ring that was not seen itself may still be on its way: libmlx5
-    /// copies a request's first bytes to the register after the record. A request that was reported is left
-    /// alone: its slots may have others by now.
+    /// Fills the slots of the last request with poison. It waits until now because a ring that was not seen may
+    /// still be on its way: libmlx5 copies a request's first bytes to the register after the record. A request
+    /// that was reported is not filled: its slots may hold later requests by now.
     fn poison_last(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let Some((first, count)) = qp.unpoisoned.take() else { return };
@@ -240,7 +240,7 @@ impl Hca {
         }
         let slots: Vec<u64> = (0..count).map(|at| slot(qp, first.wrapping_add(at))).collect();
         for at in slots {
-            // A queue whose memory is gone is found when it is read.
+            // If the memory of the queue is gone, the next read finds that.
             let _ = self.memory.write(at, &[POISON; BLOCK]);
         }
     }

@@ -1,4 +1,4 @@
-//! Bad days, on a seed. A plan is a TOML file:
+//! Planted faults, drawn from a seed. A plan is a TOML file:
 //!
 //! ```toml
 //! seed = 7
@@ -10,69 +10,69 @@
 
 use serde::Deserialize;
 
-/// One thing that goes wrong. Requests are counted from 1, over all queue pairs of the device.
+/// One fault. Requests are counted from 1, over all queue pairs of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Fault {
-    /// Each completion comes up to so much later; those of a queue stay in order.
+    /// Each completion comes up to `most` later; completions of a queue stay in order.
     CompletionsLate {
         /// Nanoseconds.
         most: u64,
     },
-    /// Up to so many completions of a collapsed queue are told by the last of them.
+    /// The last of up to `most` completions of a collapsed queue stands for all of them.
     CompletionsMerged {
         /// Completions.
         most: u32,
     },
-    /// A collapsed queue tells nothing until its queue pair has no work under way.
+    /// A collapsed queue shows no completion until its queue pair has no work under way.
     CompletionsAtEnd,
-    /// A request fails; what is behind it is flushed.
+    /// A request fails; later requests are flushed.
     Error {
-        /// Which one.
+        /// The number of the request.
         request: u64,
         /// One of `tokenyard_sys_mlx5::cqe::syndrome`.
         syndrome: u8,
     },
     /// From a request on, nothing goes to peers: they do not answer.
     PeerSilent {
-        /// Which one.
+        /// The number of the request.
         request: u64,
     },
-    /// Each doorbell is seen up to so much later.
+    /// Each doorbell is seen up to `most` later.
     DoorbellLate {
         /// Nanoseconds.
         most: u64,
     },
-    /// Every so many doorbells, one is lost: its work is seen at the next. The record is what that is for.
+    /// One doorbell in every `every` is lost: the device finds its work by the record at the next doorbell.
     DoorbellLost {
         /// Doorbells.
         every: u64,
     },
-    /// What peers send is served up to so much later.
+    /// Requests of peers are served up to `most` later.
     PayloadLate {
         /// Nanoseconds.
         most: u64,
     },
-    /// From a request on, the device does nothing any more.
+    /// From a request on, the device does no work.
     DeviceStops {
-        /// Which one.
+        /// The number of the request.
         request: u64,
     },
     /// At a request, the port goes down: an event comes, and nothing goes out or in.
     PortDown {
-        /// Which one.
+        /// The number of the request.
         request: u64,
     },
 }
 
-/// What goes wrong in a run.
+/// The faults of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FaultPlan {
-    /// Of all that is random.
+    /// The seed of all random draws.
     #[serde(default)]
     pub seed: u64,
-    /// In any order.
+    /// The faults, in any order.
     #[serde(default)]
     pub faults: Vec<Fault>,
 }
@@ -81,7 +81,7 @@ impl FaultPlan {
     /// Reads a plan.
     ///
     /// # Errors
-    /// The text is no plan; the error names line, what was found and what was expected.
+    /// The text is not a plan. The error names the line, the value that was found and the values that are expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         toml::from_str(text).map_err(|error| error.to_string())
     }
@@ -96,7 +96,7 @@ impl FaultPlan {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults {
     pub(crate) completions_late: u64,
-    /// Completions that are held at most; all of them where this is the largest number.
+    /// The most completions that are held; all of them where this is the largest number.
     pub(crate) merged: u32,
     pub(crate) doorbell_late: u64,
     pub(crate) payload_late: u64,
@@ -108,7 +108,7 @@ pub(crate) struct Faults {
     at_requests: Vec<Fault>,
 }
 
-/// What a request meets.
+/// The fate of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Nothing,
@@ -133,13 +133,13 @@ impl Faults {
         this
     }
 
-    /// A doorbell rings; whether it is lost.
+    /// Counts a doorbell; returns whether it is lost.
     pub(crate) fn loses_ring(&mut self) -> bool {
         self.rings += 1;
         self.lost_every != 0 && self.rings.is_multiple_of(self.lost_every)
     }
 
-    /// A request is sent.
+    /// Counts a request that is sent; returns its fate.
     pub(crate) fn fate(&mut self) -> Fate {
         self.requests += 1;
         let now = self.requests;

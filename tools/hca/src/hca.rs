@@ -12,14 +12,14 @@ use crate::random::Random;
 use crate::violation::{Rule, Violation};
 use crate::wire::Packet;
 
-/// Whose requests the device takes.
+/// The source of the requests that the device takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
-    /// Those of this project's kernels: one block, one piece of memory, at most 12 inline bytes, no sends. A
+    /// Requests of this project's kernels: one block, one piece of memory, at most 12 inline bytes, no sends. A
     /// wrong key is a violation, and so is a queue pair that ends with work under way.
     #[default]
     Kernels,
-    /// Those of libmlx5: any size. A wrong key is an error completion, and queue pairs end when they like.
+    /// Requests of libmlx5: any size. A wrong key is an error completion, and queue pairs may end at any time.
     Library,
 }
 
@@ -32,36 +32,36 @@ impl Profile {
     }
 }
 
-/// In which order the writes of a connection reach memory.
+/// The order in which the writes of a connection reach memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// As they were posted.
+    /// The order in which they were posted.
     #[default]
     InOrder,
-    /// Any, and in pieces: as on a fabric that routes adaptively. What is not a plain write waits until all
-    /// earlier writes of its connection have landed.
+    /// Any order, and in pieces: as on a fabric that routes adaptively. A request that is not a plain write waits
+    /// until all earlier writes of its connection have landed.
     Adaptive,
 }
 
-/// What a device is made with.
+/// The config of a device.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// Local id: where its peers send to.
+    /// Local id: the address to which its peers send.
     pub lid: u16,
-    /// Whose requests it takes.
+    /// The source of the requests that it takes.
     pub profile: Profile,
-    /// How writes land here.
+    /// The order in which writes land here.
     pub order: Order,
-    /// What goes wrong.
+    /// The planted faults.
     pub faults: FaultPlan,
 }
 
-/// What a device reports beside completions.
+/// An event that a device reports beside completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The port is down.
     PortDown,
-    /// A queue pair that takes shared receives broke, and takes no more of them.
+    /// A queue pair that takes shared receives has broken, and takes no more of them.
     LastReceive {
         /// Number of the queue pair.
         qpn: u32,
@@ -124,33 +124,33 @@ impl Hca {
         }
     }
 
-    /// What the driver did wrong. The device does nothing more after the first.
+    /// The rules that the driver broke. The device stops at the first.
     pub fn violations(&self) -> &[Violation] {
         &self.violations
     }
 
-    /// Takes what was reported beside completions.
+    /// Takes the events that were reported beside completions.
     pub fn take_events(&mut self) -> Vec<Event> {
         self.events.drain(..).collect()
     }
 
-    /// Its port carries packets.
+    /// Whether its port carries packets.
     pub fn port_is_up(&self) -> bool {
         self.port_is_up
     }
 
-    /// Takes what is to be carried to other devices, or to itself.
+    /// Takes the packets that are to be carried to other devices, or to this one.
     pub fn take_packets(&mut self) -> Vec<Packet> {
         self.outbox.drain(..).collect()
     }
 
-    /// Does nothing more: something was wrong, or a fault stopped it.
+    /// Whether the device has stopped: by a violation, or by a fault.
     pub fn is_stopped(&self) -> bool {
         !self.violations.is_empty() || self.faults.stopped
     }
 
-    /// Lets time pass, and does what is due. `now` is in nanoseconds and does not go back. Whether something
-    /// was done.
+    /// Lets time pass, and does the work that is due. `now` is in nanoseconds and never falls. Returns whether
+    /// there was work.
     pub fn step(&mut self, now: u64) -> bool {
         self.now = self.now.max(now);
         if self.is_stopped() {
@@ -167,7 +167,7 @@ impl Hca {
         moved | self.write_held()
     }
 
-    /// When something is due that waits for time alone, in nanoseconds.
+    /// The time of the next work that waits for time alone, in nanoseconds.
     pub fn next_due(&self) -> Option<u64> {
         let timers = self.qps.values().flat_map(|qp| [qp.due, qp.pause]).flatten();
         let inboxes = self.qps.values().filter_map(|qp| qp.inbox.front().map(|(due, _)| *due));
@@ -177,7 +177,7 @@ impl Hca {
         timers.chain(inboxes).chain(rings).chain(held).filter(later).min()
     }
 
-    /// Reads and atomics of a queue pair that were under way at once, at most.
+    /// The most reads and atomics of a queue pair that were under way at once.
     pub fn most_reads_seen(&self, qpn: u32) -> u32 {
         self.qps.get(&qpn).map_or(0, |qp| qp.most_reads_seen)
     }
@@ -192,7 +192,7 @@ impl Hca {
         self.numbers
     }
 
-    /// Reads memory that the device was given; where nothing is there, what gave it is wrong.
+    /// Reads memory that the device was given. If nothing is mapped there, the driver passed a wrong address.
     pub(crate) fn read_array<const N: usize>(
         &self,
         address: u64,

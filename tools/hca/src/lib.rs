@@ -1,10 +1,9 @@
 //! A ConnectX in software: a **stand-in for hardware, for tests only**. It reads doorbells and work requests
-//! of queue pairs, executes them in the memory of this process, writes completions, and refuses what a
-//! driver must not do. `docs.md` in this folder lists what is refused, by which source, and what this cannot
-//! prove.
+//! of queue pairs, executes them in the memory of this process, writes completions, and stops at a driver's
+//! first mistake. `docs.md` in this folder lists the rules, the source of each, and the limits of such tests.
 //!
-//! A [`Hca`] is one device. It calls nothing by itself: whoever owns it hands it doorbells ([`Hca::ring`]) or
-//! lets it look for them ([`Hca::poll_registers`]), lets time pass ([`Hca::step`]) and carries its packets
+//! A [`Hca`] is one device. It does nothing by itself. Its owner passes doorbells to it ([`Hca::ring`]) or lets
+//! it look for them ([`Hca::poll_registers`]), lets time pass ([`Hca::step`]) and carries its packets
 //! ([`Hca::take_packets`], [`Hca::receive`]). [`Switch`] does that for several devices of one process. So a
 //! run is the same on the same seed.
 //!

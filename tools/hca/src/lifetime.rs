@@ -1,4 +1,4 @@
-//! Ending objects: nothing goes that is in use.
+//! The end of objects. Ending an object that is in use is a violation.
 
 use crate::hca::{Hca, Profile};
 use crate::object::Inlet;
@@ -21,7 +21,7 @@ impl Hca {
             works.any(|work| work.operation.locals().iter().any(|piece| piece.key == key))
         };
         let busy = self.qps.values().filter(names).count();
-        // A library's user may take memory away, and then gets an error completion.
+        // A user of libmlx5 may deregister memory that requests use, and then gets an error completion.
         if self.config.profile == Profile::Kernels {
             self.unused("region", key, &[("queue pairs with work under way", busy)]);
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// An access to addresses that nothing is mapped at.
+/// An access to addresses where nothing is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("nothing is mapped at {address:#x}, {bytes} bytes")]
 pub struct Unmapped {
@@ -14,7 +14,7 @@ pub struct Unmapped {
     pub bytes: usize,
 }
 
-/// Memory by address. Aligned words of 4 and 8 bytes are never torn. Every access is ordered behind those before it.
+/// Memory by address. Aligned words of 4 and 8 bytes are never torn. Every access is ordered after the earlier ones.
 pub trait Memory: Send {
     /// Reads.
     ///
@@ -28,22 +28,22 @@ pub trait Memory: Send {
     /// Nothing is mapped there.
     fn write(&self, address: u64, from: &[u8]) -> Result<(), Unmapped>;
 
-    /// Replaces the 8 bytes at an aligned address by what `change` makes of them, at once, and returns what
-    /// was there. Integers are in this machine's order.
+    /// Replaces the 8 bytes at an aligned address by the result of `change`, in one atomic step, and returns the
+    /// old value. Integers are in this machine's order.
     ///
     /// # Errors
     /// Nothing is mapped there.
     fn update(&self, address: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, Unmapped>;
 }
 
-/// Memory that exists in a test only: areas at addresses of their own.
+/// Memory that exists only in a test: areas at addresses of their own.
 #[derive(Debug, Default)]
 pub struct Arena {
     areas: Mutex<BTreeMap<u64, Vec<u8>>>,
 }
 
 impl Arena {
-    /// None yet.
+    /// Memory without areas.
     pub fn new() -> Self {
         Self::default()
     }
@@ -119,15 +119,15 @@ impl HostMemory {
     ///
     /// # Safety
     /// Everything that the device is given (regions, umems, queues, doorbell records, registers) stays mapped
-    /// until it is taken from the device, and is touched by others in ways that bear with another thread's
-    /// relaxed atomic accesses.
+    /// until it is taken from the device. Others access it only in ways that allow relaxed atomic accesses of
+    /// another thread at the same time.
     pub unsafe fn new() -> Self {
         Self(())
     }
 }
 
-/// The most bytes at an address that are read or written at once: aligned words are never torn, records of
-/// 4 bytes among them.
+/// The most bytes at an address that are read or written at once: aligned words, such as records of 4 bytes,
+/// are never torn.
 fn unit(address: u64, bytes: usize) -> usize {
     [8, 4]
         .into_iter()
@@ -141,7 +141,7 @@ macro_rules! at {
         let address = $address as usize;
         debug_assert!(address.is_multiple_of(align_of::<$atomic>()));
         // SAFETY: by the contract of `HostMemory::new` the address is mapped while it is used, which is in
-        // this statement; `unit` and its callers align.
+        // this statement; `unit` and its callers ensure alignment.
         unsafe { $atomic::from_ptr(std::ptr::with_exposed_provenance_mut(address)) }
     }};
 }

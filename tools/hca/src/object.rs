@@ -1,4 +1,4 @@
-//! What a device knows: regions, queues, queue pairs.
+//! The objects of a device: regions, queues, queue pairs.
 
 use std::collections::VecDeque;
 
@@ -27,7 +27,7 @@ impl Access {
         Self(self.0 | other.0)
     }
 
-    /// Has all rights of `other`.
+    /// Whether this has all rights of `other`.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -38,13 +38,13 @@ impl Access {
 pub struct Region {
     /// Its protection domain.
     pub pd: u32,
-    /// The first address, as requests count it.
+    /// The first address, as requests name it.
     pub address: u64,
     /// Its size.
     pub bytes: u64,
-    /// Where its first byte is in memory.
+    /// The address of its first byte in memory.
     pub memory: u64,
-    /// What requests may do with it.
+    /// The rights that requests have to it.
     pub access: Access,
 }
 
@@ -60,16 +60,17 @@ pub(crate) struct UserMemory {
 pub(crate) struct CompletionQueue {
     pub(crate) buffer: u64,
     pub(crate) log_size: u8,
-    /// Bytes of an entry: 64, or 128 of which the second half is used.
+    /// Bytes of an entry: 64, or 128 with only the second half in use.
     pub(crate) stride: u64,
     pub(crate) collapsed: bool,
-    /// The record says how far the program has read; where this is off, more than the size is a violation.
+    /// The record shows how far the program has read. Where this flag is off, more unread completions than entries
+    /// are a violation.
     pub(crate) overrun_ignored: bool,
     pub(crate) record: u64,
     pub(crate) umems: Vec<u32>,
     /// Completions so far.
     pub(crate) written: u32,
-    /// Completions that a fault holds back, with the time that they come at.
+    /// Completions that a fault holds back, with the time at which they come.
     pub(crate) held: VecDeque<Held>,
 }
 
@@ -90,13 +91,13 @@ pub(crate) struct ReceiveQueue {
     pub(crate) record: u64,
     /// Receives that were taken, modulo 2^16.
     pub(crate) taken: u16,
-    /// The next one: shared queues are lists.
+    /// The entry of the next receive: shared queues are lists.
     pub(crate) at: u16,
     pub(crate) linked: bool,
     pub(crate) pd: u32,
 }
 
-/// Where a queue pair's receives come from.
+/// The source of a queue pair's receives.
 #[derive(Clone, Debug)]
 pub(crate) enum Inlet {
     None,
@@ -115,7 +116,7 @@ pub enum State {
     ReadyToReceive,
     /// Receives and sends.
     ReadyToSend,
-    /// Broken: what is posted comes back as flushed.
+    /// Broken: posted requests complete as flushed.
     Error,
 }
 
@@ -124,13 +125,13 @@ pub enum State {
 pub struct Connection {
     /// The peer.
     pub peer: End,
-    /// Number of the first message that comes.
+    /// Number of the first message that is received.
     pub receive_number: u32,
-    /// How long a peer waits that found no receive, a code of 0 to 31.
+    /// The wait of a peer that found no receive, a code of 0 to 31.
     pub rnr_timer: u8,
-    /// Number of the first message that goes.
+    /// Number of the first message that is sent.
     pub send_number: u32,
-    /// An answer is waited for 4.096 us times two to this power; 0 is without end.
+    /// The longest wait for an answer: 4.096 us times two to this power; 0 is without end.
     pub timeout: u8,
     /// Repetitions without an answer.
     pub retries: u8,
@@ -146,11 +147,11 @@ pub(crate) struct Sent {
     pub(crate) work: Work,
     pub(crate) number: u32,
     pub(crate) done: bool,
-    /// It fails with this syndrome, once those before it are done.
+    /// The request fails with this syndrome, once earlier ones are done.
     pub(crate) fails: Option<u8>,
 }
 
-/// Bytes of a write that have come, and are not in memory yet.
+/// Bytes of a write that have been received, and are not in memory yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Landing {
     pub(crate) memory: u64,
@@ -179,7 +180,7 @@ pub(crate) struct QueuePair {
     pub(crate) to: Connection,
     /// Blocks that were taken, modulo 2^16.
     pub(crate) taken: u16,
-    /// Blocks that the program knows to be free, modulo 2^16.
+    /// Blocks that the device has reported to the program as done, modulo 2^16.
     pub(crate) reported: u16,
     /// A request that was taken and is not poisoned yet: its first block and its blocks.
     pub(crate) unpoisoned: Option<(u16, u16)>,
@@ -188,9 +189,9 @@ pub(crate) struct QueuePair {
     pub(crate) next_number: u32,
     pub(crate) tries: u8,
     pub(crate) rnr_tries: u8,
-    /// When an answer is overdue.
+    /// The time at which an answer is overdue.
     pub(crate) due: Option<u64>,
-    /// Nothing is sent before: the peer has no receive.
+    /// Nothing is sent before this time: the peer has no receive.
     pub(crate) pause: Option<u64>,
     pub(crate) most_reads_seen: u32,
     pub(crate) expected: u32,
@@ -201,12 +202,12 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    /// Requests are under way.
+    /// Whether requests are under way.
     pub(crate) fn is_busy(&self) -> bool {
         !self.sent.is_empty() || !self.waiting.is_empty()
     }
 
-    /// Takes and sends requests, or gives them back as flushed.
+    /// Whether it takes requests: to send them, or to complete them as flushed.
     pub(crate) fn takes(&self) -> bool {
         matches!(self.state, State::ReadyToSend | State::Error)
     }

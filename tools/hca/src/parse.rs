@@ -1,34 +1,34 @@
-//! Reads work requests, and takes nothing that hardware or its reference does not.
+//! Reads work requests, and refuses all that hardware or its reference does not accept.
 
 use tokenyard_sys_mlx5::wqe::{INLINE, Local, MOST_BYTES, Remote, SEGMENT, flags, layout, opcode};
 
 use crate::violation::{Broken, Rule, ensure};
 
-/// What every slot is filled with once its request was taken.
+/// The byte with which every slot is filled once its request was taken.
 pub(crate) const POISON: u8 = 0xa5;
 
-/// What requests of a queue may be.
+/// The limits of the requests of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// Most segments.
     pub(crate) segments: u8,
     /// Most bytes of inline data.
     pub(crate) inline: usize,
-    /// Exactly one piece of memory, where there is any, and zeros where nothing is needed: libmlx5 leaves
-    /// what was in the slot behind the addend.
+    /// Exactly one piece of memory, where there is any, and zeros in bytes that are not needed: libmlx5 leaves
+    /// the old bytes of the slot behind the addend.
     pub(crate) exact: bool,
-    /// Requests that take receives without a write.
+    /// Whether sends are allowed: requests that take receives without a write.
     pub(crate) sends: bool,
 }
 
-/// Bytes of this side.
+/// The bytes that a request sends from this side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Inline(Vec<u8>),
     Memory(Vec<Local>),
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Nop,
@@ -39,7 +39,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// It brings something back.
+    /// Whether the request returns data.
     pub(crate) fn reads(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::Atomic { .. })
     }
@@ -69,18 +69,18 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Blocks that it takes.
+    /// Blocks that the request takes.
     pub(crate) fn blocks(&self) -> u16 {
         blocks(self.segments)
     }
 }
 
-/// Blocks that so many segments take.
+/// Blocks that a number of segments takes.
 pub(crate) fn blocks(segments: u8) -> u16 {
     u16::from(segments.div_ceil(4)).max(1)
 }
 
-/// Looks at a request's first segment, and returns how many there are.
+/// Reads a request's first segment, and returns the number of segments.
 pub(crate) fn segments(
     first: &[u8; SEGMENT],
     index: u16,
@@ -106,7 +106,7 @@ pub(crate) fn segments(
     Ok(segments)
 }
 
-/// Reads a request of as many segments as its first one says.
+/// Reads a request of as many segments as its first segment says.
 pub(crate) fn request(bytes: &[u8], index: u16, qpn: u32, limits: &Limits) -> Result<Work, Broken> {
     let first = array(bytes, 0);
     let segments = segments(&first, index, qpn, limits)?;
@@ -135,7 +135,7 @@ impl Reader<'_> {
         self.bytes.len() / SEGMENT
     }
 
-    /// Every segment was written. One of inline data alone may have any bytes.
+    /// Checks that every segment was written. Only a segment of inline data may have any bytes.
     fn whole(&self) -> Result<(), Broken> {
         let most = if self.is_inline(2) { 3 } else { self.count() };
         let torn = (0..most).find(|at| self.segment(*at) == [POISON; SEGMENT]);
@@ -289,7 +289,7 @@ impl Reader<'_> {
     }
 }
 
-/// Bytes behind the end are 0.
+/// `N` bytes from an offset on. Bytes behind the end are 0.
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|i| bytes.get(at + i).copied().unwrap_or(0))
 }

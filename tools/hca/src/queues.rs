@@ -1,4 +1,4 @@
-//! Making and ending objects.
+//! Functions that make and change objects.
 
 use crate::commands::Refused;
 use crate::hca::Hca;
@@ -7,41 +7,41 @@ use crate::object::{
 };
 use crate::violation::Rule;
 
-/// What a completion queue is made with.
+/// The arguments of a new completion queue.
 #[derive(Clone, Debug)]
 pub struct CqRequest {
-    /// Where its entries lie.
+    /// The address of its entries.
     pub buffer: u64,
     /// Entries, as a power of two.
     pub log_size: u8,
     /// Bytes of an entry: 64 or 128.
     pub stride: u64,
-    /// Every completion goes to the first entry.
+    /// Whether every completion goes to the first entry.
     pub collapsed: bool,
-    /// Completions may overwrite what was not read.
+    /// Whether completions may overwrite entries that were not read.
     pub overrun_ignored: bool,
-    /// Where its doorbell record lies.
+    /// The address of its doorbell record.
     pub record: u64,
-    /// The umems that both lie in.
+    /// The umems of both.
     pub umems: Vec<u32>,
 }
 
-/// What a receive queue is made with.
+/// The arguments of a new receive queue.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiveRequest {
-    /// Its domain.
+    /// Its protection domain.
     pub pd: u32,
-    /// Where its entries lie.
+    /// The address of its entries.
     pub buffer: u64,
     /// Bytes of an entry.
     pub stride: u64,
     /// Entries, a power of two.
     pub entries: u32,
-    /// Where its doorbell record lies.
+    /// The address of its doorbell record.
     pub record: u64,
 }
 
-/// Where receives come from.
+/// The source of receives.
 #[derive(Clone, Copy, Debug)]
 pub enum Receives {
     /// There are none.
@@ -52,28 +52,28 @@ pub enum Receives {
     Own(ReceiveRequest),
 }
 
-/// What a queue pair is made with.
+/// The arguments of a new queue pair.
 #[derive(Clone, Debug)]
 pub struct QpRequest {
-    /// Its domain.
+    /// Its protection domain.
     pub pd: u32,
     /// Its page of doorbell registers.
     pub page: u32,
-    /// Comes back in completions.
+    /// A number that its completions carry.
     pub user_index: u32,
-    /// Where its send queue lies.
+    /// The address of its send queue.
     pub sq: u64,
     /// Blocks of the send queue, a power of two.
     pub blocks: u32,
-    /// Where its doorbell record lies.
+    /// The address of its doorbell record.
     pub record: u64,
-    /// Where requests report.
+    /// The completion queue of requests.
     pub send_cq: u32,
-    /// Where receives report.
+    /// The completion queue of receives.
     pub receive_cq: u32,
-    /// Where receives come from.
+    /// The source of receives.
     pub receives: Receives,
-    /// The umems that send queue and record lie in.
+    /// The umems of send queue and record.
     pub umems: Vec<u32>,
 }
 
@@ -91,7 +91,7 @@ impl Hca {
     /// There is no such domain.
     pub fn register(&mut self, region: Region) -> Result<u32, Refused> {
         self.known("protection domain", self.pds.contains(&region.pd), region.pd)?;
-        // The lowest 8 bits are the driver's.
+        // The driver chooses the lowest 8 bits.
         let key = self.number() << 8;
         self.regions.insert(key, region);
         Ok(key)
@@ -111,7 +111,7 @@ impl Hca {
         page
     }
 
-    /// Says where a page of registers lies.
+    /// Sets the address of a page of registers.
     pub fn place_page(&mut self, page: u32, address: u64) {
         self.pages.insert(page, address);
     }
@@ -119,7 +119,7 @@ impl Hca {
     /// Makes a completion queue, and returns its number.
     ///
     /// # Errors
-    /// What is asked for is not possible.
+    /// The arguments are not possible.
     pub fn create_cq(&mut self, request: CqRequest) -> Result<u32, Refused> {
         let CqRequest { buffer, log_size, stride, collapsed, overrun_ignored, record, umems } =
             request;
@@ -158,7 +158,7 @@ impl Hca {
     /// Makes a queue pair, and returns its number.
     ///
     /// # Errors
-    /// Something that it names is not there, or its size is none.
+    /// An object that it names is missing, or its size is invalid.
     pub fn create_qp(&mut self, request: QpRequest) -> Result<u32, Refused> {
         self.known("protection domain", self.pds.contains(&request.pd), request.pd)?;
         self.known("page", self.pages.contains_key(&request.page), request.page)?;
@@ -181,7 +181,7 @@ impl Hca {
     /// Gives a queue pair the rights of its peer.
     ///
     /// # Errors
-    /// It is in another state than [`State::Reset`].
+    /// The queue pair is in another state than [`State::Reset`].
     pub fn to_init(&mut self, qpn: u32, access: Access) -> Result<(), Refused> {
         let qp = self.in_state(qpn, State::Reset)?;
         qp.access = access;
@@ -189,10 +189,10 @@ impl Hca {
         Ok(())
     }
 
-    /// Lets a queue pair receive from its peer. The fields about sending are not looked at.
+    /// Lets a queue pair receive from its peer. The fields about sending are ignored.
     ///
     /// # Errors
-    /// It is in another state than [`State::Init`].
+    /// The queue pair is in another state than [`State::Init`].
     pub fn to_ready_to_receive(&mut self, qpn: u32, to: Connection) -> Result<(), Refused> {
         let qp = self.in_state(qpn, State::Init)?;
         qp.to = to;
@@ -201,10 +201,10 @@ impl Hca {
         Ok(())
     }
 
-    /// Lets a queue pair send. The fields about receiving are not looked at.
+    /// Lets a queue pair send. The fields about receiving are ignored.
     ///
     /// # Errors
-    /// It is in another state than [`State::ReadyToReceive`].
+    /// The queue pair is in another state than [`State::ReadyToReceive`].
     pub fn to_ready_to_send(&mut self, qpn: u32, to: Connection) -> Result<(), Refused> {
         let qp = self.in_state(qpn, State::ReadyToReceive)?;
         let Connection { peer, receive_number, rnr_timer, .. } = qp.to;
@@ -214,10 +214,10 @@ impl Hca {
         Ok(())
     }
 
-    /// Breaks a queue pair: what was posted comes back as flushed.
+    /// Breaks a queue pair: posted requests complete as flushed.
     ///
     /// # Errors
-    /// There is none of this number.
+    /// There is no queue pair of this number.
     pub fn to_error(&mut self, qpn: u32) -> Result<(), Refused> {
         self.known("queue pair", self.qps.contains_key(&qpn), qpn)?;
         self.break_off(qpn);
@@ -243,7 +243,7 @@ impl Hca {
         if is { Ok(()) } else { Err(self.refuse(format!("found no {what} {number:#x}"))) }
     }
 
-    /// A kernel would say no, so a driver that asks is wrong.
+    /// A kernel would refuse, so a driver that asks has made a mistake.
     pub(crate) fn refuse(&mut self, text: String) -> Refused {
         self.violate(Rule::Mailbox, None, text.clone(), &[]);
         Refused(text)

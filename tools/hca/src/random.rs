@@ -5,7 +5,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Of a seed.
+    /// A generator from a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

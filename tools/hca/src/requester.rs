@@ -12,20 +12,20 @@ use crate::wire::{Body, End, Packet};
 
 /// Numbers of messages have 24 bits.
 const NUMBERS: u32 = 0x00ff_ffff;
-/// The number of repetitions that means: without end.
+/// The number of repetitions that stands for "without end".
 const FOR_EVER: u8 = 7;
 
 /// Memory that a request names by the key of its region.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyedMemory {
     pub(crate) key: u32,
-    /// As requests count it.
+    /// The address, as requests name it.
     pub(crate) address: u64,
     pub(crate) bytes: u64,
 }
 
 impl Hca {
-    /// Sends what may be sent. Whether there was something.
+    /// Sends the requests that may be sent. Returns whether there were any.
     pub(crate) fn send(&mut self, qpn: u32) -> bool {
         let mut moved = false;
         while !self.is_stopped() && self.may_send(qpn) {
@@ -41,7 +41,7 @@ impl Hca {
         moved
     }
 
-    /// The next request of a queue pair may go.
+    /// Whether the next request of a queue pair may be sent.
     fn may_send(&self, qpn: u32) -> bool {
         let Some(qp) = self.qps.get(&qpn) else { return false };
         let Some(work) = qp.waiting.front() else { return false };
@@ -84,7 +84,7 @@ impl Hca {
         }
     }
 
-    /// Local keys must cover their memory; the syndrome if one does not.
+    /// Checks that local keys cover their memory; returns the syndrome if one does not.
     fn check_locals(&mut self, qpn: u32, work: &Work) -> Option<u8> {
         let pd = self.qps.get(&qpn)?.pd;
         let needed = if work.operation.reads() { Access::LOCAL_WRITE } else { Access::default() };
@@ -97,14 +97,14 @@ impl Hca {
         None
     }
 
-    /// In kernels, a wrong key is a mistake; a library's user may make it.
+    /// Reports a wrong key. From kernels it is a violation; users of libmlx5 may use one.
     pub(crate) fn bad_key(&mut self, qpn: u32, text: String) {
         if self.config.profile == Profile::Kernels {
             self.violate(Rule::Key, Some(qpn), text, &[]);
         }
     }
 
-    /// Where memory is that a key names.
+    /// The address of memory that a key names.
     pub(crate) fn resolve(
         &self,
         pd: u32,
@@ -190,7 +190,7 @@ impl Hca {
         Some(data)
     }
 
-    /// An answer has come.
+    /// Takes an answer.
     pub(crate) fn answered(&mut self, packet: Packet) {
         let qpn = packet.to.qpn;
         let Some(qp) = self.qps.get(&qpn) else { return };
@@ -220,7 +220,7 @@ impl Hca {
         }
     }
 
-    /// Puts what came back where the request says.
+    /// Writes the returned data to the places that the request names.
     fn scatter(&self, pd: u32, operation: &Operation, data: &[u8]) -> bool {
         let pieces = match operation {
             Operation::Read { to, .. } => to.as_slice(),
@@ -245,7 +245,7 @@ impl Hca {
         data.is_empty()
     }
 
-    /// Tells of requests that are done, in order, up to one that fails: it breaks the queue pair.
+    /// Completes requests that are done, in order, up to one that fails: that one breaks the queue pair.
     fn finish(&mut self, qpn: u32) {
         while let Some(qp) = self.qps.get_mut(&qpn) {
             let ended = |sent: &&Sent| sent.done || sent.fails.is_some();
@@ -264,7 +264,7 @@ impl Hca {
         }
     }
 
-    /// A request fails, once those before it are done.
+    /// Marks a request as failed. It fails once earlier ones are done.
     fn fail(&mut self, qpn: u32, number: u32, syndrome: u8) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let sent = qp.sent.iter_mut().find(|sent| sent.number == number && !sent.done);
@@ -288,7 +288,7 @@ impl Hca {
         qp.pause = Some(self.now + after);
     }
 
-    /// Repeats what was not answered in time, and gives up after so many times.
+    /// Repeats requests that were not answered in time, up to the limit of repetitions.
     pub(crate) fn look_at_timers(&mut self, qpn: u32) -> bool {
         let Some(qp) = self.qps.get_mut(&qpn) else { return false };
         if qp.pause.is_some_and(|until| until <= self.now) {

@@ -10,13 +10,13 @@ use crate::wire::{Body, End, Packet};
 
 /// Numbers of messages have 24 bits.
 const NUMBERS: u32 = 0x00ff_ffff;
-/// Answers that are kept, for requests that come again.
+/// Answers that are stored, for requests that come again.
 const ANSWERS: usize = 1024;
 /// Bytes of a write that land at once where the fabric reorders.
 const PIECE: usize = 64;
 /// The end of a receive's list of memory.
 const NO_KEY: u32 = 0x100;
-/// How long a peer waits that found no receive, by code, in units of 10 us.
+/// The wait of a peer that found no receive, by code, in units of 10 us.
 const RNR_TIMERS: [u32; 32] = [
     65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
@@ -30,7 +30,7 @@ struct Taken {
     pieces: Vec<Local>,
 }
 
-/// What a request comes to.
+/// The outcome of a request.
 enum Outcome {
     Answer(Body),
     /// Its bytes land later.
@@ -40,7 +40,7 @@ enum Outcome {
 }
 
 impl Hca {
-    /// A packet has come.
+    /// Takes a packet.
     pub fn receive(&mut self, packet: Packet) {
         if self.is_stopped() || !self.port_is_up {
             return;
@@ -61,7 +61,7 @@ impl Hca {
         self.serve(qpn);
     }
 
-    /// Serves what has come, in order, as far as it may be. Whether there was something.
+    /// Serves the requests that have come, in order, as far as is allowed. Returns whether there were any.
     pub(crate) fn serve(&mut self, qpn: u32) -> bool {
         let mut moved = false;
         while let Some(packet) = self.next_request(qpn) {
@@ -84,7 +84,7 @@ impl Hca {
         moved
     }
 
-    /// The next request that may be served now. Others that are not to be served at all go away.
+    /// The next request that may be served now. Requests out of sequence are dropped.
     fn next_request(&mut self, qpn: u32) -> Option<Packet> {
         loop {
             let qp = self.qps.get_mut(&qpn)?;
@@ -98,7 +98,8 @@ impl Hca {
                 return qp.inbox.pop_front().map(|(_, packet)| packet);
             }
             let (_, packet) = qp.inbox.pop_front()?;
-            // One that was served comes again where its answer was lost; one that is ahead will.
+            // A request that was served comes again if its answer was lost, so it gets that answer. A request that is
+            // ahead is dropped, and its sender repeats it.
             if behind > NUMBERS / 2 {
                 let answer = qp.answers.iter().find(|answer| answer.number == packet.number);
                 self.outbox.extend(answer.cloned());
@@ -124,7 +125,7 @@ impl Hca {
         self.outbox.push_back(answer);
     }
 
-    /// The sender comes again with this request and all behind it.
+    /// Answers that there is no receive. The sender repeats this request and all later ones.
     fn not_ready(&mut self, qpn: u32, to: End, number: u32) {
         let from = End { lid: self.config.lid, qpn };
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
@@ -190,7 +191,7 @@ impl Hca {
     ) -> Result<u64, ()> {
         let Some(qp) = self.qps.get(&qpn) else { return Err(()) };
         let found = if qp.access.has(needed) {
-            // A write of nothing names nothing.
+            // A write of 0 bytes names no memory.
             if memory.bytes == 0 { Ok(0) } else { self.resolve(qp.pd, memory, needed) }
         } else {
             Err(format!("the queue pair gives its peer rights {:#x}", qp.access.0))
@@ -218,7 +219,7 @@ impl Hca {
         Outcome::Lands(landing)
     }
 
-    /// Lets one piece of the writes under way land, whichever. Whether there was one.
+    /// Lets one piece of the writes under way land, at random. Returns whether there was one.
     pub(crate) fn land_one(&mut self, qpn: u32) -> bool {
         let Some(qp) = self.qps.get_mut(&qpn) else { return false };
         if qp.landing.is_empty() {
@@ -287,7 +288,7 @@ impl Hca {
         Some(taken)
     }
 
-    /// Reads the next receive of a queue, and which one comes after it.
+    /// Reads the next receive of a queue, and the index of the one after it.
     fn read_receive(&self, queue: &ReceiveQueue) -> Option<(Taken, u16)> {
         let posted = u32::from_be_bytes(self.read_array(queue.record).ok()?) as u16;
         if posted == queue.taken {
@@ -307,7 +308,7 @@ impl Hca {
         Some((Taken { counter: queue.at, pd: queue.pd, pieces }, next))
     }
 
-    /// Gives back the receives of a queue pair that broke. Shared ones serve others.
+    /// Completes the receives of a broken queue pair as flushed. Shared receives stay for other queue pairs.
     pub(crate) fn flush_receives(&mut self, qpn: u32) {
         let is_own = |hca: &Self| matches!(hca.qps.get(&qpn)?.inlet, Inlet::Own(_)).then_some(());
         while is_own(self).is_some()

@@ -13,7 +13,7 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// None yet.
+    /// A switch without devices.
     pub fn new() -> Self {
         Self::default()
     }
@@ -33,7 +33,7 @@ impl Switch {
         self.now
     }
 
-    /// Does one thing of every device, and carries what they send. Whether there was something.
+    /// Lets every device do one step, and carries the packets. Returns whether there was work.
     pub fn step(&mut self) -> bool {
         let mut moved = false;
         let mut packets = Vec::new();
@@ -50,12 +50,12 @@ impl Switch {
         moved
     }
 
-    /// When something is due that waits for time alone, in nanoseconds.
+    /// The time of the next work that waits for time alone, in nanoseconds.
     fn next_due(&self) -> Option<u64> {
         self.devices.values().filter_map(Hca::next_due).min()
     }
 
-    /// Lets time pass until something is due; whether there is such a thing.
+    /// Lets time pass until work is due; returns whether there is such work.
     pub fn skip(&mut self) -> bool {
         let due = self.next_due();
         self.now = due.unwrap_or(self.now);

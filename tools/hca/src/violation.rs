@@ -1,25 +1,25 @@
-//! What a driver must not do.
+//! The rules for drivers, and violations of them.
 
 use std::fmt;
 
-/// The rules, and where each comes from.
+/// The rules, each with its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
-    /// A doorbell is 8 aligned bytes in one of two forms, for a queue pair of its page, and says what the
-    /// record says.
+    /// A doorbell is 8 aligned bytes in one of two forms, for a queue pair of its page, and agrees with the
+    /// record.
     Doorbell,
-    /// The record's send word has 16 bits, moves forward, and never passes what was not reported yet; its
-    /// receive word is untouched where there is no receive queue.
+    /// The record's send word has 16 bits, moves forward, and never passes requests that were not reported yet;
+    /// its receive word is untouched where there is no receive queue.
     Record,
     /// A work request has its own index, queue pair and exact size, and nothing in reserved bytes.
     Request,
     /// A work request is whole before its doorbell: every slot that was taken is filled with 0xa5.
     Poison,
-    /// Keys exist, are of the queue pair's domain, and cover and allow what they are used for.
+    /// Keys exist, are of the queue pair's domain, and cover and allow the access for which they are used.
     Key,
-    /// A completion queue has room, and is as large as it says.
+    /// A completion queue has room, and its memory has the size that it claims.
     Completion,
-    /// A command has the bits of its table and no others, comes in a valid state and names what exists.
+    /// A command has the bits of its table and no others, comes in a valid state and names objects that exist.
     Mailbox,
     /// Nothing is freed that is in use.
     Lifetime,
@@ -43,7 +43,7 @@ impl Rule {
         self as u8 + 1
     }
 
-    /// Where the rule is written down.
+    /// The source of the rule.
     pub fn source(self) -> &'static str {
         match self {
             Self::Doorbell => {
@@ -70,16 +70,16 @@ impl Rule {
     }
 }
 
-/// One thing that a driver did and must not do. The device stops at the first.
+/// One violation by a driver. The device stops at the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// What it breaks.
+    /// The rule that it breaks.
     pub rule: Rule,
     /// The queue pair, where there is one.
     pub qpn: Option<u32>,
-    /// What was found and what was expected.
+    /// The value that was found, and the values that were expected.
     pub text: String,
-    /// The bytes that it is about: a work request, a doorbell.
+    /// The bytes that break the rule: a work request, a doorbell.
     pub bytes: Vec<u8>,
 }
 
@@ -101,7 +101,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// A rule, and what broke it.
+/// A rule, and the text of its violation.
 pub(crate) type Broken = (Rule, String);
 
 pub(crate) fn ensure(holds: bool, rule: Rule, text: impl FnOnce() -> String) -> Result<(), Broken> {

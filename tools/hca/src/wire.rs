@@ -1,4 +1,4 @@
-//! What devices send each other. A message is one packet, whatever its length.
+//! The packets between devices. A message is one packet, whatever its length.
 
 /// One end of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -12,62 +12,62 @@ pub struct End {
 /// A message, or an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Who sends it.
+    /// The sender.
     pub from: End,
-    /// Who gets it.
+    /// The receiver.
     pub to: End,
     /// Number of the message in its connection, modulo 2^24. An answer has that of its request.
     pub number: u32,
-    /// What it says.
+    /// The content.
     pub body: Body,
 }
 
-/// What a packet says.
+/// The content of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// Write there; with immediate data, take a receive.
+    /// A write; with immediate data, it takes a receive.
     Write {
         /// Key of the receiver.
         key: u32,
-        /// By that key.
+        /// Address, as that key counts it.
         address: u64,
-        /// What.
+        /// The data.
         data: Vec<u8>,
         /// Immediate data in network order.
         imm: Option<[u8; 4]>,
     },
     /// A message for a receive.
     Send {
-        /// What.
+        /// The data.
         data: Vec<u8>,
         /// Immediate data in network order.
         imm: Option<[u8; 4]>,
     },
-    /// Read there.
+    /// A read.
     Read {
         /// Key of the receiver.
         key: u32,
-        /// By that key.
+        /// Address, as that key counts it.
         address: u64,
         /// Length.
         bytes: u64,
     },
-    /// Change 8 bytes there.
+    /// An atomic change of 8 bytes.
     Atomic {
         /// Key of the receiver.
         key: u32,
-        /// By that key; a multiple of 8.
+        /// Address, as that key counts it; a multiple of 8.
         address: u64,
-        /// Nothing: add. Else swap where this is there.
+        /// None: add. Else: swap if the memory holds this value.
         compare: Option<u64>,
-        /// What is added, or swapped in.
+        /// The value that is added, or swapped in.
         value: u64,
     },
     /// Done.
     Ack,
-    /// Done: what was read, or was there before.
+    /// Done: the data that was read, or the old value.
     Data(Vec<u8>),
-    /// There is no receive: come again after so many nanoseconds.
+    /// There is no receive: the sender repeats the request after this time.
     NotReady {
         /// Nanoseconds.
         after: u64,
@@ -80,7 +80,7 @@ pub enum Body {
 }
 
 impl Body {
-    /// It asks for something.
+    /// Whether it is a request.
     pub fn is_request(&self) -> bool {
         matches!(
             self,
@@ -108,7 +108,7 @@ impl Writer {
     }
 }
 
-/// Takes what a [`Writer`] wrote.
+/// Reads the bytes that a [`Writer`] wrote.
 struct WireReader<'a>(&'a [u8]);
 
 impl<'a> WireReader<'a> {
@@ -182,7 +182,7 @@ impl Packet {
         out.0
     }
 
-    /// Reads what [`Packet::to_bytes`] wrote; nothing for other bytes.
+    /// Reads the bytes of [`Packet::to_bytes`]; none for other bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut input = WireReader(bytes);
         let (from, to) = (input.end()?, input.end()?);

@@ -1,4 +1,4 @@
-//! What the software device does with requests that are right.
+//! How the software device executes requests that follow the rules.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -107,14 +107,14 @@ fn a_peer_that_is_gone_is_an_error_completion_and_the_rest_is_flushed() {
     let request = Request::WriteInline { to: pair.b.remote(0), data: inline(1) };
     pair.post(&[request; 3]);
     pair.run();
-    // The first cause is overwritten: a collapsed queue has the last word only.
+    // The first cause is overwritten: a collapsed queue holds the last completion only.
     let last = pair.a.completion();
     assert_eq!((last.word.kind, last.word.counter), (Kind::RequestError, 2));
     assert_eq!(last.syndrome, 0x05);
     let waited = pair.switch.now();
     assert_eq!(waited, 4 * (4096 << 14), "the timeout, and three repetitions");
     assert_eq!(pair.b.word(0), 0);
-    // A queue pair that is broken gives back what is posted.
+    // A broken queue pair completes posted requests as flushed.
     pair.post(&[request]);
     pair.run();
     assert_eq!(pair.a.completed().counter, 3);
@@ -141,7 +141,7 @@ fn a_fence_waits_for_earlier_additions() {
     let add = Request::FetchAdd { to: pair.b.remote(0), add: 9, sink: pair.a.local(64, 8) };
     let block = pair.a.block(&add, false);
     pair.a.write(&block);
-    // Sends what the addition brought back.
+    // Sends the value that the addition returned.
     let write = Request::Write { to: pair.b.remote(128), from: pair.a.local(64, 8) };
     pair.arena.write(pair.a.window + 64, &[0xff; 8]).unwrap();
     pair.arena.write(pair.b.window, &3_u64.to_ne_bytes()).unwrap();
@@ -180,7 +180,7 @@ fn rings_in_one_register_are_found_by_the_records_of_its_page() {
         pair.a.publish();
     }
     let ring = Ring::NextIndex { next: 1, qpn: pair.a.qpn };
-    // The last ring but two is what the register has; the record is ahead.
+    // The register holds the first of the three rings; the record is ahead.
     let register = pair.a.registers + FIRST_REGISTER as u64;
     pair.arena.write(register, &ring.to_bytes()).unwrap();
     assert!(pair.hca().poll_registers());

@@ -1,4 +1,4 @@
-//! The menu of bad days.
+//! All kinds of faults.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -117,7 +117,7 @@ fn late_and_lost_doorbells_lose_nothing() {
         pair.run();
         assert_eq!(values(&pair, 20), (1..=20).collect::<Vec<_>>(), "{fault:?}");
     }
-    // A lost one shows at the next.
+    // The work of a lost doorbell shows at the next.
     let mut pair = pair(Fault::DoorbellLost { every: 3 });
     write_values(&mut pair, 3);
     pair.run();
@@ -132,7 +132,7 @@ fn slots_that_are_written_again_before_a_late_ring_are_left_alone() {
     let mut pair = pair(Fault::DoorbellLate { most: 50_000 });
     write_values(&mut pair, 1);
     pair.run();
-    // All slots at once, that of the first request among them.
+    // All slots at once, also that of the first request.
     pair.post(&[Request::Nop; 64]);
     pair.run();
     assert_eq!(pair.a.completed().counter, 64);

@@ -1,4 +1,4 @@
-//! Bytes of any kind end in a violation or in nothing, never in a panic.
+//! Bytes of any kind cause a violation or nothing, never a panic.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

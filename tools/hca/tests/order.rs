@@ -1,8 +1,7 @@
 //! The order in which writes land, and the two ways to raise a signal behind a payload.
 //!
-//! A fetch-and-add is executed behind the writes of its connection. A write of the new total is not, where
-//! the fabric reorders. These tests prove both that the device's knob does something and that the choice of
-//! signals matters.
+//! A fetch-and-add is executed after the writes of its connection. A write of the new total is not, where the
+//! fabric reorders. These tests show that `Order` has an effect, and that the choice of signals matters.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,7 +12,7 @@ use tokenyard_hca::{Config, FaultPlan, Memory as _, Order};
 use tokenyard_sys_mlx5::wqe::{Local, Remote, Request};
 
 const ROUNDS: u64 = 50;
-/// Where payloads and the signal's total lie in the window.
+/// Offsets of payloads and of the signal's total in the window.
 const PAYLOAD: u64 = 0;
 const BYTES: u32 = 2048;
 const TOTAL: u64 = 8192;
@@ -22,7 +21,7 @@ fn config(order: Order, seed: u64) -> Config {
     Config { order, faults: FaultPlan { seed, faults: Vec::new() }, ..Config::default() }
 }
 
-/// Makes the signal's request of an address, a sink and the new total.
+/// Makes the signal's request from an address, a sink and the new total.
 type Signal = fn(Remote, Local, u64) -> Request;
 
 fn fetch_add(to: Remote, sink: Local, _: u64) -> Request {
@@ -34,7 +33,7 @@ fn write_total(to: Remote, _: Local, total: u64) -> Request {
 }
 
 /// Sends payloads with signals, and looks at every step whether a signal was there before its payload.
-/// Returns in how many rounds it was.
+/// Returns the number of rounds in which it was.
 fn early_signals(order: Order, seed: u64, signal: Signal) -> u64 {
     let mut pair = Pair::new(config(order, seed), 6);
     let mut early = 0;
@@ -77,7 +76,7 @@ fn written_totals_come_before_their_payload_where_the_fabric_reorders() {
 
 #[test]
 fn written_totals_may_stay_behind_where_the_fabric_reorders() {
-    // Two totals on their way at once: the smaller may land last, and stays.
+    // Two totals are on their way at once: the smaller may land last, and then stays.
     let mut smaller = 0;
     for seed in 0..20 {
         let mut pair = Pair::new(config(Order::Adaptive, seed), 6);

@@ -1,4 +1,4 @@
-//! Receive queues: what libmlx5's users have, and kernels do not.
+//! Receive queues, which users of libmlx5 have, and kernels do not.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -15,7 +15,7 @@ fn pair() -> Pair {
     Pair::new(Config::default(), 6)
 }
 
-/// A driver that is right, but for what `spoil` does to its block.
+/// A driver that follows the rules, except for the change that `spoil` makes to its block.
 fn spoiled(request: impl Fn(&Pair) -> Request, spoil: impl Fn(&mut [u8; BLOCK])) -> (Rule, String) {
     let mut pair = pair();
     let request = request(&pair);
@@ -48,7 +48,7 @@ fn assert_broken(found: (Rule, String), rule: Rule, text: &str) {
     assert!(found.1.contains(text), "found `{}`; expected `{text}`", found.1);
 }
 
-/// A driver that is right, but for its ring.
+/// A driver that follows the rules, except for its ring.
 fn rung(spoil: impl Fn(&mut Pair)) -> (Rule, String) {
     let mut pair = pair();
     let block = pair.a.block(&write_inline(&pair), true);
@@ -148,7 +148,7 @@ fn rule_2_a_record_that_goes_back() {
 fn rule_2_more_requests_than_were_reported_free() {
     let mut pair = pair();
     let request = write_inline(&pair);
-    // None of the first 60 completes, so nobody knows that their slots are free.
+    // None of the first 60 asks for a completion, so the driver does not know that their slots are free.
     for _ in 0..60 {
         let block = pair.a.block(&request, false);
         pair.a.write(&block);

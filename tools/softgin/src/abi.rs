@@ -20,11 +20,11 @@ pub const REMOTE_ERROR: c_int = 6;
 pub const PTR_HOST: c_int = 1;
 pub const PTR_CUDA: c_int = 2;
 
-// What a signal does.
+// The operation of a signal.
 pub const SIGNAL_INC: u32 = 1;
 pub const SIGNAL_ADD: u32 = 2;
 
-/// `NCCL_NET_DEVICE_GIN_PROXY`: a thread of NCCL's posts what kernels want.
+/// `NCCL_NET_DEVICE_GIN_PROXY`: a thread of NCCL posts the commands of kernels.
 pub const DEVICE_TYPE_PROXY: c_int = 2;
 /// `NCCL_NET_HANDLE_MAXSIZE`.
 pub const HANDLE_BYTES: usize = 128;
@@ -95,7 +95,7 @@ table! {
     devices(*mut c_int);
     get_properties(c_int, *mut NetProperties);
     listen(*mut c_void, c_int, *mut c_void, *mut *mut c_void);
-    // Context, handles, ranks, rank, what `listen` gave, the connected team.
+    // Context, handles, ranks, rank, the listener from `listen`, the connected team.
     connect(*mut c_void, *mut *mut c_void, c_int, c_int, *mut c_void, *mut *mut c_void);
     create_context(*mut c_void, *mut RmaConfig, *mut *mut c_void);
     // Team, address, bytes, kind, flags, the region.
@@ -122,7 +122,7 @@ table! {
     finalize(*mut c_void);
 }
 
-// SAFETY: a table of functions and a name that are there for ever.
+// SAFETY: a table of functions and a name, both static.
 unsafe impl Sync for Plugin {}
 
 #[cfg(test)]

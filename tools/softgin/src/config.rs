@@ -1,20 +1,20 @@
-//! What the stand-in does besides moving bytes: `TOKENYARD_SOFTGIN=seed=1,reorder=8,delay_us=50,fail_at=100`.
+//! Faults, delays and the order of operations: `TOKENYARD_SOFTGIN=seed=1,reorder=8,delay_us=50,fail_at=100`.
 
 use std::time::Duration;
 
-/// The variable. NCCL hands its plugins no other config.
+/// The variable. NCCL passes no other config to its plugins.
 pub(crate) const VARIABLE: &str = "TOKENYARD_SOFTGIN";
 const MOST_REORDER: u64 = 1024;
 const MOST_DELAY_US: u64 = 1_000_000;
 
-/// Of one process.
+/// The config of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// What all draws depend on, besides the rank.
+    /// All random draws depend on this and on the rank.
     pub(crate) seed: u64,
-    /// The next operation is drawn from so many more that wait; a strong signal still settles all puts before it.
+    /// The next operation is drawn from the oldest and this many more. A strong signal still settles all earlier puts.
     pub(crate) reorder: u64,
-    /// Longest time that an operation is held.
+    /// The longest time that an operation is held.
     pub(crate) delay: Duration,
     /// The number, from 1 on, of the operation that fails; so does every test after it. 0: none.
     pub(crate) fail_at: u64,
@@ -26,7 +26,7 @@ impl Config {
     /// Reads the text of the variable.
     ///
     /// # Errors
-    /// What was found, what was expected.
+    /// The error says what was found and what was expected.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut config = Self::default();
         for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -52,7 +52,7 @@ impl Config {
         Ok(config)
     }
 
-    /// That of this process.
+    /// Reads the config of this process.
     pub(crate) fn of_environment() -> Result<Self, String> {
         Self::parse(&std::env::var(VARIABLE).unwrap_or_default())
     }

@@ -1,5 +1,5 @@
-//! The CUDA driver: streams that copy, and memory of peers that is mapped here. Nothing here waits for the device, as
-//! kernels may wait for what this does.
+//! The CUDA driver: streams that copy, and memory of peers that is mapped here. Nothing here waits for the device,
+//! because kernels may wait for these copies.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -20,7 +20,7 @@ fn check(what: &str, status: sys::CUresult) -> Result<()> {
     }
 }
 
-/// What one copy takes: an event behind it, and 8 bytes of pinned memory for a value of the host.
+/// The resources of one copy: an event behind it, and 8 bytes of pinned memory for a value of the host.
 #[derive(Debug)]
 pub(crate) struct Slot {
     event: sys::CUevent,
@@ -30,7 +30,7 @@ pub(crate) struct Slot {
 // SAFETY: a handle of the driver, and an address.
 unsafe impl Send for Slot {}
 
-/// Slots are made before kernels run: making them may wait for those.
+/// Slots are made before kernels run: making a slot may wait for running kernels.
 #[derive(Debug, Default)]
 struct Slots {
     blocks: Vec<usize>,
@@ -42,7 +42,7 @@ struct Slots {
 pub(crate) struct Cuda {
     context: sys::CUcontext,
     device: sys::CUdevice,
-    /// One for each peer.
+    /// One stream for each peer.
     to: Vec<sys::CUstream>,
     signals: sys::CUstream,
     slots: Mutex<Slots>,
@@ -53,7 +53,7 @@ unsafe impl Send for Cuda {}
 // SAFETY: as above.
 unsafe impl Sync for Cuda {}
 
-/// Makes a context current on this thread, and takes it back.
+/// Makes a context current on this thread, until it is dropped.
 struct Entered {
     pushed: bool,
 }
@@ -105,7 +105,7 @@ impl Cuda {
         Ok(stream)
     }
 
-    /// NCCL's progress thread has no context.
+    /// Makes the context current: NCCL's progress thread has none.
     fn enter(&self) -> Result<Entered> {
         let mut current = std::ptr::null_mut();
         // SAFETY: the library is there.
@@ -118,7 +118,7 @@ impl Cuda {
         Ok(Entered { pushed: true })
     }
 
-    /// Makes room for so many copies at once.
+    /// Makes room for `count` more copies at once.
     pub(crate) fn add_slots(&self, count: usize) -> Result<()> {
         let _entered = self.enter()?;
         let mut at = std::ptr::null_mut();
@@ -140,7 +140,7 @@ impl Cuda {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// None while all are in use.
+    /// Takes a slot; none while all are in use.
     pub(crate) fn take_slot(&self) -> Option<Slot> {
         self.slots().free.pop()
     }
@@ -149,14 +149,14 @@ impl Cuda {
         self.slots().free.push(slot);
     }
 
-    /// Where a value of the host lies for the device.
+    /// Stores a value of the host in pinned memory; returns its address for the device.
     pub(crate) fn place(&self, slot: &Slot, value: [u8; 8]) -> u64 {
-        // SAFETY: 8 bytes of pinned memory that are this slot's.
+        // SAFETY: 8 bytes of pinned memory that belong to this slot.
         unsafe { (slot.value as *mut [u8; 8]).write(value) };
         slot.value as u64
     }
 
-    /// Copies on the stream of a peer; the slot tells when it has happened.
+    /// Copies on the stream of a peer; the event of the slot shows when the copy is done.
     pub(crate) fn copy(
         &self,
         slot: &Slot,
@@ -172,7 +172,7 @@ impl Cuda {
         check("cuEventRecord", unsafe { sys::cuEventRecord(slot.event, stream) })
     }
 
-    /// Whether a copy has happened.
+    /// Whether a copy is done.
     pub(crate) fn is_over(&self, slot: &Slot) -> Result<bool> {
         let _entered = self.enter()?;
         // SAFETY: the event lives.
@@ -190,7 +190,7 @@ impl Cuda {
         check("cuStreamWriteValue64", status)
     }
 
-    /// Memory of this rank as others can map it: none of memory that was not made to be exported.
+    /// Exports memory of this rank, so that others can map it; none for memory that was not made to be exported.
     pub(crate) fn export(&self, at: u64) -> Result<Option<Exported>> {
         let _entered = self.enter()?;
         let (mut base, mut bytes, mut handle) = (0_u64, 0_usize, 0);
@@ -225,7 +225,7 @@ impl Cuda {
         Ok(Some(Exported { fd, bytes: bytes as u64, offset: at - base }))
     }
 
-    /// Maps what a peer has exported.
+    /// Maps memory that a peer has exported.
     pub(crate) fn import(self: &Arc<Self>, fd: &OwnedFd, bytes: u64) -> Result<Mapping> {
         let _entered = self.enter()?;
         let (mut handle, mut at) = (0, 0);
@@ -260,7 +260,7 @@ impl Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         let Ok(_entered) = self.enter() else { return };
-        // SAFETY: made by this type, used by nobody any more. Destroying a stream does not wait for it.
+        // SAFETY: made by this type, and not used any more. Destroying a stream does not wait for its work.
         unsafe {
             for stream in self.to.drain(..).chain([self.signals]) {
                 if !stream.is_null() {
@@ -282,7 +282,7 @@ impl Drop for Cuda {
 #[derive(Debug)]
 pub(crate) struct Exported {
     pub(crate) fd: OwnedFd,
-    /// Of the whole mapping, in which the region begins at `offset`.
+    /// Bytes of the whole mapping, in which the region begins at `offset`.
     pub(crate) bytes: u64,
     pub(crate) offset: u64,
 }

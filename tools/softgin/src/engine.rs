@@ -1,4 +1,4 @@
-//! Operations between post and end: held for a while, executed in another order, failed and forgotten on request.
+//! Operations between their post and their end: delayed, reordered, failed or never executed, as the config says.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use crate::failure::{Failure, Result};
 use crate::inbox::{Inbox, SignalMessage};
 use crate::region::{End, copy_on_host};
 
-/// What is copied.
+/// A copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transfer {
     pub(crate) to: End,
     pub(crate) from: End,
     pub(crate) bytes: usize,
-    /// What the source was when the operation was posted, where it is a value of the host for a device.
+    /// The source's value when the operation was posted, where it is a value of the host for a device.
     pub(crate) value: Option<[u8; 8]>,
 }
 
-/// What NCCL asks for.
+/// An operation that NCCL asks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
     pub(crate) peer: usize,
     /// None where nothing is copied.
     pub(crate) transfer: Option<Transfer>,
     pub(crate) signal: Option<SignalMessage>,
-    /// The signal settles all puts to the peer before it, not its own alone.
+    /// The signal settles all earlier puts to the peer, not its own alone.
     pub(crate) is_strong: bool,
 }
 
@@ -38,12 +38,12 @@ pub(crate) struct Operation {
 enum State {
     Held(Instant),
     Flying(Slot),
-    /// Copied; the signal is not on its way yet.
+    /// The bytes are copied; the signal is not sent yet.
     Landed,
     Done,
 }
 
-/// What operations use of their team.
+/// The parts of the team that operations use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Means<'a> {
     pub(crate) me: usize,
@@ -58,9 +58,9 @@ pub(crate) struct Engine {
     rng: Rng,
     /// Operations ever posted. The first has number 1, so no request is null.
     posted: u64,
-    /// By number, so in the order in which they were posted.
+    /// Operations by number, and so in the order in which they were posted.
     open: BTreeMap<u64, (Operation, State)>,
-    /// Those that were begun and are not done, in the order in which they were begun.
+    /// Operations that have begun and are not done, in the order in which they began.
     begun: Vec<u64>,
     failed: bool,
 }
@@ -71,7 +71,7 @@ impl Engine {
         Self { config, rng, posted: 0, open: BTreeMap::new(), begun: Vec::new(), failed: false }
     }
 
-    /// Takes an operation, and gives its number.
+    /// Takes an operation, and returns its number.
     pub(crate) fn post(&mut self, operation: Operation) -> u64 {
         self.posted += 1;
         let most = self.config.delay.as_micros() as u64;
@@ -80,10 +80,10 @@ impl Engine {
         self.posted
     }
 
-    /// Whether operation `number` has ended, which is asked until it has.
+    /// Whether operation `number` has ended. The caller asks until it has.
     ///
     /// # Errors
-    /// What failed; the planted failure, from its operation on for ever.
+    /// The call that failed; from `fail_at` on, always the planted failure.
     pub(crate) fn test(&mut self, number: u64, means: Means<'_>) -> Result<bool> {
         self.advance(means)?;
         match self.open.get(&number) {
@@ -99,7 +99,7 @@ impl Engine {
         }
     }
 
-    /// Does what can be done now.
+    /// Advances every operation as far as is possible now.
     pub(crate) fn advance(&mut self, means: Means<'_>) -> Result<()> {
         if self.failed {
             let text = format!("fail_at={}: a planted failure", self.config.fail_at);
@@ -120,7 +120,7 @@ impl Engine {
         Ok(())
     }
 
-    /// One of the operations whose time has come.
+    /// Draws one of the operations that are due.
     fn draw(&mut self) -> Option<u64> {
         let now = Instant::now();
         let stop = self.config.stop_at;
@@ -133,7 +133,7 @@ impl Engine {
         due.get(self.rng.below(due.len() as u64) as usize).copied()
     }
 
-    /// Begins an operation; false where it has to wait for room.
+    /// Begins an operation; false where the operation has to wait for a slot.
     fn start(&mut self, number: u64, means: Means<'_>) -> Result<bool> {
         let Some((operation, state)) = self.open.get_mut(&number) else { return Ok(true) };
         *state = match operation.transfer {
@@ -169,7 +169,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Sends the signals of what has landed. An operation is done once its signal is on its way.
+    /// Sends the signals of operations that have landed. An operation is done once its signal is sent.
     fn signal(&mut self, means: Means<'_>) {
         let mut begun = std::mem::take(&mut self.begun);
         begun.retain(|number| !self.is_done(*number, means));
@@ -212,7 +212,7 @@ mod tests {
 
     use super::*;
 
-    /// The order in which the signals of `count` puts reach the peer, once so many of them are done.
+    /// The order in which the signals of `count` puts reach the peer, once `done` of them are done.
     fn order(config: Config, count: u64, strong_at: u64, done: u64) -> Vec<u64> {
         let inboxes = [Arc::new(Inbox::new().unwrap())];
         let means = Means { me: 0, inboxes: &inboxes, cuda: None };
@@ -227,7 +227,7 @@ mod tests {
         while requests.len() as u64 > count - done {
             requests.retain(|request| !engine.test(*request, means).unwrap());
         }
-        // Whoever is not done stays so.
+        // The other operations stay open.
         for _ in 0..100 {
             assert!(requests.iter().all(|request| !engine.test(*request, means).unwrap()));
         }

@@ -1,4 +1,4 @@
-//! Errors: a code for NCCL, and words for people.
+//! Errors: a code for NCCL, and a message for people.
 
 use std::ffi::{CString, c_int};
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use crate::abi::{self, Logger};
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// What a call of the plugin ends with.
+/// The error of a call of the plugin.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub(crate) struct Failure {
@@ -20,7 +20,7 @@ impl Failure {
         Self { code, text: text.into() }
     }
 
-    /// A call of the system.
+    /// A system call has failed.
     pub(crate) fn system(what: &str, error: impl std::fmt::Display) -> Self {
         Self::new(abi::SYSTEM_ERROR, format!("{what}: {error}"))
     }
@@ -28,14 +28,14 @@ impl Failure {
 
 static LOGGER: OnceLock<Logger> = OnceLock::new();
 
-/// Keeps NCCL's logger, if it gave one.
+/// Stores NCCL's logger, if NCCL passes one.
 pub(crate) fn log_to(logger: Option<Logger>) {
     if let Some(logger) = logger {
         LOGGER.get_or_init(|| logger);
     }
 }
 
-/// Says something in NCCL's log, or on standard error.
+/// Writes a message to NCCL's log, or to standard error.
 pub(crate) fn say(text: &str) {
     match (LOGGER.get(), CString::new(text)) {
         (Some(logger), Ok(text)) => {

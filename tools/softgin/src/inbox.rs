@@ -1,4 +1,4 @@
-//! Memory that the processes of a team share: how far each has come, and the signals that are on their way to it.
+//! Memory that the processes of a team share: the epoch of each process, and the signals that are on their way to it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -9,9 +9,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::failure::{Failure, Result};
 
-/// Ranks of a team. A datagram socket holds ten messages that nobody has taken, and each rank gets one of all others.
+/// Most ranks of a team. A datagram socket holds ten unread messages, and each rank gets one from every other rank.
 pub(crate) const MOST_RANKS: usize = 8;
-/// Signals from one rank that the owner has not taken.
+/// Most signals from one rank that the owner has not taken.
 const CAPACITY: u64 = 1024;
 
 /// A signal on its way.
@@ -31,9 +31,9 @@ struct Line(AtomicU64);
 #[repr(C)]
 #[derive(Debug)]
 struct MessageRing {
-    /// Messages ever put in; the sender's.
+    /// Messages ever put in; the sender writes it.
     head: Line,
-    /// Messages ever taken out; the owner's.
+    /// Messages ever taken out; the owner writes it.
     tail: Line,
     messages: [[AtomicU64; 3]; CAPACITY as usize],
 }
@@ -58,18 +58,18 @@ unsafe impl Send for Inbox {}
 unsafe impl Sync for Inbox {}
 
 impl Inbox {
-    /// An empty one of this rank.
+    /// Makes an empty inbox for this rank.
     pub(crate) fn new() -> Result<Self> {
         let failed = |e| Failure::system("make an inbox", e);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("softgin-inbox", flags).map_err(failed)?;
         rustix::fs::ftruncate(&fd, size_of::<Shared>() as u64).map_err(failed)?;
-        // It cannot shrink, so that whoever maps it never faults.
+        // The file cannot shrink, so that no process that maps it faults.
         rustix::fs::fcntl_add_seals(&fd, rustix::fs::SealFlags::SHRINK).map_err(failed)?;
         Self::map(fd)
     }
 
-    /// That of a peer, whose descriptor came over a socket.
+    /// Maps the inbox of a peer; its descriptor came over a socket.
     pub(crate) fn map(fd: OwnedFd) -> Result<Self> {
         let failed = |e| Failure::system("map an inbox", e);
         let seals = rustix::fs::fcntl_get_seals(&fd).map_err(failed)?;
@@ -99,12 +99,12 @@ impl Inbox {
         unsafe { self.shared.as_ref() }
     }
 
-    /// How far the owner has come.
+    /// The epoch of the owner: the steps that it has taken.
     pub(crate) fn epoch(&self) -> u64 {
         self.shared().epoch.0.load(Ordering::Acquire)
     }
 
-    /// The owner has come so far.
+    /// Sets the epoch of the owner.
     pub(crate) fn set_epoch(&self, epoch: u64) {
         self.shared().epoch.0.store(epoch, Ordering::Release);
     }

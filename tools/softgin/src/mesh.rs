@@ -1,4 +1,4 @@
-//! How the processes of a team meet, and hand each other words and descriptors: one datagram socket each.
+//! How the processes of a team meet, and exchange words and descriptors: one datagram socket each.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,13 +18,13 @@ use crate::abi;
 use crate::failure::{Failure, Result};
 use crate::inbox::{Inbox, MOST_RANKS};
 
-/// How long a rank is waited for.
+/// The longest wait for a rank.
 const PATIENCE: Duration = Duration::from_secs(60);
 const NAP: Duration = Duration::from_micros(20);
 
 const MAGIC: u32 = 0x736f_6674;
 
-/// What a rank writes into its handle, for all others: enough to find its socket.
+/// The content of a rank's handle, for all others: enough to find its socket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
@@ -84,11 +84,11 @@ impl Listener {
     }
 }
 
-/// What a rank says of itself, or of a region.
+/// The words that a rank sends about itself, or about a region.
 pub(crate) type Words = [u64; 4];
 const WORDS_BYTES: usize = 6 * 8;
 
-/// What came from a peer.
+/// A message from a peer.
 #[derive(Debug)]
 pub(crate) struct PeerMessage {
     pub(crate) words: Words,
@@ -102,7 +102,7 @@ pub(crate) struct Mesh {
     addresses: Vec<Address>,
     socket: OwnedFd,
     pub(crate) inboxes: Vec<Arc<Inbox>>,
-    /// Steps that all have taken together.
+    /// Steps that all ranks have taken together.
     epoch: u64,
 }
 
@@ -130,7 +130,7 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// What every other rank says; none is this rank's own. Collective, and [`meet`](Self::meet) ends it.
+    /// Exchanges words with every other rank; the entry of this rank is none. Collective: [`meet`](Self::meet) ends it.
     pub(crate) fn swap(
         &self,
         words: Words,
@@ -202,7 +202,7 @@ impl Mesh {
         Ok((usize::try_from(word(0)).unwrap_or(usize::MAX), PeerMessage { words, fd }))
     }
 
-    /// Waits until all ranks have come here. Collective.
+    /// Waits until all ranks have called this. Collective.
     pub(crate) fn meet(&mut self) -> Result<()> {
         self.epoch += 1;
         self.inboxes[self.me].set_epoch(self.epoch);

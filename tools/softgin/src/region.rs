@@ -1,4 +1,4 @@
-//! Registered memory: this rank's, and where that of its peers is.
+//! Registered memory: that of this rank, and the places of its peers' memory.
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use crate::mesh::{Mesh, PeerMessage};
 /// Where the region of a rank is.
 #[derive(Debug)]
 enum RegionPlace {
-    /// Here.
+    /// In this process.
     Own,
     /// In the memory of another process.
     Process { id: u64, base: u64 },
-    /// Of another GPU, or another process's of this one, mapped.
+    /// Mapped memory of another GPU, or of another process on this GPU.
     Mapped { mapping: Mapping, offset: u64 },
-    /// Nobody but its owner reaches it.
+    /// Only its owner reaches it.
     Unreachable,
 }
 
-/// A region of all ranks, registered by this one under a number that is the same on all.
+/// A region that all ranks have registered, under a number that is the same on all ranks.
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) base: u64,
     pub(crate) bytes: u64,
     pub(crate) on_device: bool,
     places: Vec<RegionPlace>,
-    /// Totals of signals by word, where the region is one of signals.
+    /// Totals of signals by word, where the region holds signals.
     totals: Vec<AtomicU64>,
 }
 
@@ -83,7 +83,7 @@ impl Region {
             })
         };
         let places = all.into_iter().map(place).collect::<Result<_>>();
-        // Whoever fails still comes: the others see it fail with its own words, not with a deadline of theirs.
+        // A rank that fails still meets the others: then they see its error, not a timeout of their own.
         mesh.meet()?;
         let totals = if exported.is_none() { bytes.div_ceil(8) } else { 0 };
         let totals = (0..totals).map(|_| AtomicU64::new(0)).collect();
@@ -98,14 +98,14 @@ impl Region {
         Err(Failure::new(abi::INVALID_ARGUMENT, text))
     }
 
-    /// A range of this rank.
+    /// A range of the region on this rank.
     pub(crate) fn own(&self, offset: u64, bytes: u64) -> Result<End> {
         self.check(offset, bytes)?;
         let at = self.base + offset;
         Ok(if self.on_device { End::Device(at) } else { End::Host(at) })
     }
 
-    /// The same range of a rank.
+    /// The same range on any rank, as seen from this process.
     pub(crate) fn of_rank(&self, rank: usize, offset: u64, bytes: u64) -> Result<End> {
         self.check(offset, bytes)?;
         match self.places.get(rank) {
@@ -133,7 +133,7 @@ impl Region {
         match (self.own(offset, 8)?, cuda) {
             (End::Device(at), Some(cuda)) => cuda.write(at, total),
             (End::Host(at), _) => {
-                // SAFETY: an aligned word of memory that is registered, which others access whole.
+                // SAFETY: an aligned word of memory that is registered; others access it as a whole word.
                 unsafe { AtomicU64::from_ptr(at as *mut u64) }.store(total, Ordering::Release);
                 Ok(())
             }
@@ -142,7 +142,7 @@ impl Region {
     }
 }
 
-/// Copies between memory of the host, of this process or another.
+/// Copies between memory of the host, of this process or of another.
 pub(crate) fn copy_on_host(to: End, from: End, bytes: usize) -> Result<()> {
     let iovec = |at: u64| libc::iovec { iov_base: at as *mut libc::c_void, iov_len: bytes };
     let (moved, what) = match (to, from) {
@@ -152,13 +152,13 @@ pub(crate) fn copy_on_host(to: End, from: End, bytes: usize) -> Result<()> {
             return Ok(());
         }
         (End::Process(id, to), End::Host(from)) => {
-            // SAFETY: the source is registered; the kernel checks what the other process has.
+            // SAFETY: the source is registered; the kernel checks the range in the other process.
             let moved =
                 unsafe { libc::process_vm_writev(id as i32, &iovec(from), 1, &iovec(to), 1, 0) };
             (moved, "process_vm_writev")
         }
         (End::Host(to), End::Process(id, from)) => {
-            // SAFETY: the destination is registered; the kernel checks what the other process has.
+            // SAFETY: the destination is registered; the kernel checks the range in the other process.
             let moved =
                 unsafe { libc::process_vm_readv(id as i32, &iovec(to), 1, &iovec(from), 1, 0) };
             (moved, "process_vm_readv")

@@ -1,4 +1,4 @@
-//! The table that NCCL loads: C in front, [`Team`] behind.
+//! The table of C functions that NCCL loads. They call [`Team`].
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use crate::mesh::{Address, Listener};
 use crate::region::Memory;
 use crate::team::{Asked, MAX_RECVS, Range, Team};
 
-/// Runs a call; what it fails with is said, and becomes a code.
+/// Runs a call. An error is logged, and becomes a code.
 fn guarded(call: &str, body: impl FnOnce() -> Result<()>) -> c_int {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => abi::SUCCESS,
@@ -31,14 +31,14 @@ fn null(what: &str) -> Failure {
 }
 
 /// # Safety
-/// `at` is null, or what this plugin gave as a `T` and has not taken back.
+/// `at` is null, or a pointer that this plugin gave for a `T` and has not taken back.
 unsafe fn given<'a, T>(at: *mut c_void) -> Result<&'a T> {
     // SAFETY: by this function's contract.
     unsafe { at.cast::<T>().as_ref() }.ok_or_else(|| null("what this plugin gave"))
 }
 
 /// # Safety
-/// As of [`given`]; nobody uses it any more.
+/// As of [`given`]; nothing uses the pointer any more.
 unsafe fn take_back<T>(at: *mut c_void) -> Result<()> {
     if !at.is_null() {
         // SAFETY: by this function's contract.
@@ -58,7 +58,7 @@ unsafe fn give<T>(out: *mut *mut c_void, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Numbers cross as pointers that nobody follows: regions and requests, from 1 on.
+/// Numbers of regions and requests cross as pointers that are never followed; they begin at 1.
 fn number_of(handle: *mut c_void) -> Option<u64> {
     Some(handle as u64).filter(|number| *number != 0)
 }
@@ -74,7 +74,7 @@ unsafe fn give_number(out: *mut *mut c_void, number: u64) -> Result<()> {
     Ok(())
 }
 
-/// What `init` makes; NCCL calls it twice and ends one of them.
+/// The result of `init`; NCCL calls it twice and ends one of the two.
 #[derive(Debug)]
 struct Context;
 
@@ -169,7 +169,7 @@ unsafe extern "C" fn connect(
             Address::parse(bytes.ok_or_else(|| null("a handle"))?)
         };
         let addresses = handles.iter().map(address).collect::<Result<_>>()?;
-        // SAFETY: NCCL's promise: what `listen` gave.
+        // SAFETY: NCCL's promise: a pointer that `listen` gave.
         let listener = unsafe { given::<Listener>(listener)? };
         // SAFETY: NCCL's promise.
         unsafe { give(out, Arc::new(Team::connect(listener, addresses, me)?)) }
@@ -347,7 +347,7 @@ unsafe fn post(context: *mut c_void, asked: &Asked, request: *mut *mut c_void) -
     unsafe { give_number(request, given::<Arc<Team>>(context)?.post(asked)?) }
 }
 
-/// What was copied is visible once it is done, so there is nothing to flush.
+/// Copied bytes are visible once the copy is done, so there is nothing to flush.
 unsafe extern "C" fn iflush(
     _: *mut c_void,
     _: c_int,
@@ -388,7 +388,7 @@ unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
     guarded("finalize", || unsafe { take_back::<Context>(context) })
 }
 
-/// What NCCL loads.
+/// The symbol that NCCL loads.
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 #[unsafe(no_mangle)]
 pub static ncclRmaPlugin_v14: Plugin = Plugin {

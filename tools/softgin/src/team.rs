@@ -13,7 +13,7 @@ use crate::inbox::{Inbox, MOST_RANKS, SignalMessage};
 use crate::mesh::{Address, Listener, Mesh};
 use crate::region::{Memory, Region};
 
-/// Most bytes of a value that lies in the host's memory and goes to a device.
+/// The most bytes of a value that lies in the host's memory and goes to a device.
 const MOST_VALUE: usize = 8;
 /// Commands of a queue of NCCL's proxy: 32 for each of [`MAX_RECVS`].
 const QUEUE: usize = 32 * MAX_RECVS as usize;
@@ -40,16 +40,16 @@ pub(crate) struct Asked {
     pub(crate) is_strong: bool,
 }
 
-/// See the [module](self). Control calls come on one thread, operations on NCCL's progress thread, meanwhile.
+/// See the [module](self). Control calls come on one thread, and meanwhile operations on NCCL's progress thread.
 #[derive(Debug)]
 pub(crate) struct Team {
     me: usize,
     inboxes: Vec<Arc<Inbox>>,
     engine: Mutex<Engine>,
     regions: RwLock<BTreeMap<u64, Arc<Region>>>,
-    /// The control thread's: it waits for peers while operations go on.
+    /// Used by the control thread, which waits for peers while operations continue.
     control: Mutex<Control>,
-    /// Dropped behind the regions that it has mapped.
+    /// Dropped after the regions that it has mapped.
     cuda: Option<Arc<Cuda>>,
 }
 
@@ -65,7 +65,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Team {
-    /// Collective.
+    /// Connects the ranks. Collective.
     pub(crate) fn connect(listener: &Listener, addresses: Vec<Address>, me: usize) -> Result<Self> {
         let config =
             Config::of_environment().map_err(|text| Failure::new(abi::INVALID_USAGE, text))?;
@@ -85,7 +85,7 @@ impl Team {
         })
     }
 
-    /// Makes room for the operations of so many contexts.
+    /// Makes room for the operations of this many contexts.
     pub(crate) fn add_contexts(&self, contexts: c_int) -> Result<()> {
         let contexts = usize::try_from(contexts).unwrap_or(0);
         let count = QUEUE * self.inboxes.len() * contexts;
@@ -115,7 +115,7 @@ impl Team {
         regions.get(&number).cloned().ok_or_else(|| no_region(number))
     }
 
-    /// Takes an operation, and gives its request.
+    /// Takes an operation, and returns its request.
     pub(crate) fn post(&self, asked: &Asked) -> Result<u64> {
         let peer = usize::try_from(asked.rank).ok().filter(|rank| *rank < self.inboxes.len());
         let Some(peer) = peer else {
@@ -165,7 +165,7 @@ impl Team {
         lock(&self.engine).test(request, self.means())
     }
 
-    /// Moves this rank's operations on, and takes in the signals of others.
+    /// Advances this rank's operations, and applies the signals of others.
     pub(crate) fn progress(&self) -> Result<()> {
         lock(&self.engine).advance(self.means())?;
         for from in 0..self.inboxes.len().min(MOST_RANKS) {
@@ -177,7 +177,7 @@ impl Team {
         Ok(())
     }
 
-    /// Frees what nobody has taken back: after an abort, NCCL leaves contexts and regions behind.
+    /// Frees the regions that NCCL has not deregistered: after an abort, NCCL leaves contexts and regions behind.
     pub(crate) fn close(&self) {
         self.regions.write().unwrap_or_else(PoisonError::into_inner).clear();
     }

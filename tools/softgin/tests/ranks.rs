@@ -78,7 +78,7 @@ fn end_well(scenario: &str, ranks: usize, day: &str) {
     }
 }
 
-/// Rank 1 of two is killed once both are connected; rank 0 sees what becomes of its puts.
+/// Rank 1 of two is killed once both are connected; rank 0 sees the result of its puts.
 fn gone() {
     let folder = tempfile::tempdir().unwrap();
     let mut ranks = start("gone", 2, "", folder.path());
@@ -163,7 +163,7 @@ impl Rank {
         (0..self.ranks).for_each(|rank| wait_for(&self.folder.join(format!("{what}.{rank}"))));
     }
 
-    /// What NCCL calls of a plugin before it connects: `init` twice.
+    /// The calls that NCCL makes before it connects: `init` twice.
     fn init(&self) -> *mut c_void {
         let (mut first, mut second, mut devices) = (null_mut(), null_mut(), 0);
         // SAFETY: places for results.
@@ -181,7 +181,7 @@ impl Rank {
         second
     }
 
-    /// The handles of all ranks, and what this one listens with.
+    /// The handles of all ranks, and the listener of this rank.
     fn handles(&self, plugin: *mut c_void) -> (Vec<[u8; HANDLE_BYTES]>, *mut c_void) {
         let (mut handle, mut listener) = ([0_u8; HANDLE_BYTES], null_mut());
         // SAFETY: room for a handle and a result.
@@ -231,7 +231,7 @@ impl Rank {
     }
 }
 
-/// One put with its signal: words of this rank's window, words of a peer's, the signal there, and what is added.
+/// One put with its signal: words of this rank's window, words of a peer's, the signal there, and its addend.
 #[derive(Clone, Copy)]
 struct Put {
     from: usize,
@@ -255,9 +255,9 @@ impl Connected<'_> {
 
     fn put_signal(&self, put: Put) -> *mut c_void {
         let mut request = null_mut();
-        // Where nothing is copied there are no regions, as NCCL has it.
+        // Where nothing is copied there are no regions: NCCL does the same.
         let region = if put.words == 0 { null_mut() } else { self.window_region };
-        // SAFETY: what the plugin gave, and a place for the result.
+        // SAFETY: pointers that the plugin gave, and a place for the result.
         let status = unsafe {
             (self.rank.table.iput_signal)(
                 self.context,
@@ -283,13 +283,13 @@ impl Connected<'_> {
     /// Status, and whether the request has ended.
     fn test(&self, request: *mut c_void) -> (c_int, bool) {
         let mut done = 0;
-        // SAFETY: what the plugin gave.
+        // SAFETY: pointers that the plugin gave.
         let status = unsafe { (self.rank.table.test)(self.team, request, &mut done) };
         (status, done != 0)
     }
 
     fn progress(&self) -> c_int {
-        // SAFETY: what the plugin gave.
+        // SAFETY: pointers that the plugin gave.
         unsafe { (self.rank.table.rma_progress)(self.context) }
     }
 
@@ -314,13 +314,13 @@ impl Connected<'_> {
 
     fn end(self) {
         let (rank, table) = (self.rank, self.rank.table);
-        // While others still look.
+        // No rank closes while others still look at its memory.
         rank.mark("over");
         let all = |what: &str| {
             (0..rank.ranks).all(|peer| rank.folder.join(format!("{what}.{peer}")).exists())
         };
         self.drive("the end", || all("over"));
-        // SAFETY: what the plugin gave, in NCCL's order.
+        // SAFETY: pointers that the plugin gave, in NCCL's order.
         unsafe {
             assert_eq!((table.destroy_context)(self.context), abi::SUCCESS);
             for region in [self.signal_region, self.window_region] {
@@ -371,7 +371,7 @@ fn all_to_all(rank: &Rank) {
             if connected.signal(at) == 0 {
                 continue;
             }
-            // The signal is here: so is its own payload, whatever else is missing (INV-1).
+            // The signal has arrived, so its own payload has, too, even if others are missing (INV-1).
             let (from, put) = (at / PUTS, at % PUTS);
             for word in 0..WORDS {
                 let found = connected.word((1 + from) * block + put * WORDS + word);
@@ -396,7 +396,7 @@ fn get(rank: &Rank) {
     rank.meet("filled");
     let peer = (rank.me + 1) % rank.ranks;
     let mut request = null_mut();
-    // SAFETY: what the plugin gave, and a place for the result.
+    // SAFETY: pointers that the plugin gave, and a place for the result.
     let status = unsafe {
         (rank.table.iget)(
             connected.context,
@@ -484,7 +484,7 @@ fn nonsense(rank: &Rank) {
     let unknown = 999 as *mut c_void;
     let beyond = 8 * WINDOW_WORDS as u64;
     let mut put = |source: u64, region, bytes, to: u64, rank| {
-        // SAFETY: numbers that nobody follows, and a place for the result.
+        // SAFETY: numbers that are never followed, and a place for the result.
         unsafe { (table.iput)(context, 0, source, region, bytes, to, window, rank, &mut out) }
     };
     for status in [
@@ -498,7 +498,7 @@ fn nonsense(rank: &Rank) {
         assert_eq!(status, abi::INVALID_ARGUMENT);
     }
     assert_eq!(connected.test(unknown), (abi::INVALID_ARGUMENT, false));
-    // What `iflush` gives.
+    // The request that `iflush` gives.
     assert_eq!(connected.test(null_mut()), (abi::SUCCESS, true));
     let mut handle = [0_u8; HANDLE_BYTES];
     let mut handles = [handle.as_mut_ptr().cast::<c_void>()];

@@ -1,4 +1,4 @@
-//! A communicator of NCCL's: how the ranks join it, what it has, and how it is.
+//! A communicator of NCCL: how the ranks join it, its properties and its health.
 
 use std::ffi::{CStr, c_void};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -13,10 +13,10 @@ use super::ending::{self, Held};
 use super::memory::OwnedWindow;
 use crate::config::GinType;
 
-/// Between two looks at a call that goes on behind it.
+/// The time between two looks at a call that continues in the background.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What a rank joins with.
+/// The arguments with which a rank joins.
 #[derive(Debug)]
 pub(super) struct Join<'a> {
     pub(super) nccl: &'a Arc<Nccl>,
@@ -26,7 +26,7 @@ pub(super) struct Join<'a> {
     pub(super) deadline: Duration,
 }
 
-/// What kernels need of it.
+/// The parts of a communicator that kernels need.
 #[derive(Debug)]
 pub(super) struct DeviceParts {
     /// An `ncclDevComm` of the library's version.
@@ -41,13 +41,13 @@ pub(super) struct Communicator {
     nccl: Arc<Nccl>,
     context: Arc<Context>,
     deadline: Duration,
-    /// None once it has ended. Behind a lock, as any thread asks for its health.
+    /// None once the communicator has ended. Behind a lock, because any thread may ask for its health.
     held: Mutex<Option<Held>>,
     gin_type: Option<GinType>,
     failure: OnceLock<String>,
 }
 
-/// What NCCL says of a status.
+/// NCCL's words for a status.
 fn words(nccl: &Nccl, comm: *mut c_void, status: u32) -> String {
     // SAFETY: both calls give texts of NCCL's own, for any status, and for a communicator or null.
     let [what, last] = unsafe { [(nccl.get_error_string)(status), (nccl.get_last_error)(comm)] }
@@ -72,7 +72,7 @@ pub(super) fn check(nccl: &Nccl, comm: *mut c_void, call: &'static str, status: 
 }
 
 impl Communicator {
-    /// Joins the team's. Collective; ends within the deadline.
+    /// Joins the team's communicator. Collective; ends within the deadline.
     pub(super) fn join(join: &Join<'_>) -> Result<Self> {
         let Join { nccl, context, id, team, deadline } = *join;
         let this = Self {
@@ -109,7 +109,8 @@ impl Communicator {
         self.held().as_ref().map_or(std::ptr::null_mut(), |held| held.comm)
     }
 
-    /// Waits until a call that returned at once has ended: whatever it returned, as some return success before.
+    /// Waits until a call that returned at once has ended. It waits after success, too: some calls return success
+    /// before they have ended.
     fn settle(&self, call: &'static str, status: u32) -> Result<()> {
         let comm = self.comm();
         if comm.is_null() || ![consts::SUCCESS, consts::IN_PROGRESS].contains(&status) {
@@ -137,7 +138,7 @@ impl Communicator {
         }
     }
 
-    /// What it has.
+    /// The properties of the communicator.
     pub(super) fn properties(&self) -> Result<CommProperties> {
         let _entered = self.context.enter()?;
         let (mut properties, comm) = (CommProperties::default(), self.comm());
@@ -151,7 +152,7 @@ impl Communicator {
     pub(super) fn register(&self, window: OwnedWindow) -> Result<()> {
         let _entered = self.context.enter()?;
         let (comm, at, bytes) = (self.comm(), window.pointer().cast(), window.bytes());
-        // Before the call: what fails may still come.
+        // Stored before the call: NCCL may still register the memory after the wait has failed.
         if let Some(held) = self.held().as_mut() {
             held.memory.push(window);
         }
@@ -162,11 +163,11 @@ impl Communicator {
         let status =
             unsafe { (self.nccl.comm_window_register)(comm, at, bytes, &mut *registered, flags) };
         if let Err(error) = self.settle("ncclCommWindowRegister", status) {
-            // It may still come.
+            // NCCL may still write the result.
             Box::leak(registered);
             return Err(error);
         }
-        // Where it cannot register, NCCL says success, and gives none.
+        // Where NCCL cannot register, it returns success and no window.
         if registered.is_null() {
             let message = "found no window, though NCCL says success; expected one";
             return Err(Error::new(ErrorKind::Unavailable, "ncclCommWindowRegister", message)
@@ -180,7 +181,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Makes what kernels use: one context of `found`, with as many signals as are needed. Collective.
+    /// Makes the device communicator: one context of `found`, with as many signals as are needed. Collective.
     pub(super) fn create_device_side(
         &mut self,
         needs: &TransportNeeds,
@@ -208,7 +209,7 @@ impl Communicator {
         let status =
             unsafe { (self.nccl.dev_comm_create)(comm, &requirements, made.as_mut_ptr().cast()) };
         if let Err(error) = self.settle("ncclDevCommCreate", status) {
-            // It may still come.
+            // NCCL may still write the result.
             made.leak();
             return Err(error);
         }
@@ -225,12 +226,12 @@ impl Communicator {
         Ok(())
     }
 
-    /// What posts, once there is a device communicator.
+    /// The type by which kernels post, once there is a device communicator.
     pub(super) fn gin_type(&self) -> Option<GinType> {
         self.gin_type
     }
 
-    /// The same, and what kernels need.
+    /// The same type, and the parts that kernels need.
     pub(super) fn device_parts(&self) -> Option<(GinType, DeviceParts)> {
         let held = self.held();
         let held = held.as_ref()?;
@@ -263,7 +264,7 @@ impl Communicator {
 }
 
 impl Drop for Communicator {
-    /// NCCL's own ends wait for peers, and have hung: see [`ending`].
+    /// NCCL's calls that end a communicator wait for peers, and have hung: see [`ending`].
     fn drop(&mut self) {
         let is_well = self.gin_type.is_some() && self.health().is_ok();
         if let Some(held) = self.held().take() {

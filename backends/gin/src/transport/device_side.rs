@@ -1,4 +1,4 @@
-//! What kernels get: the source text, how it is compiled, and the parameters.
+//! The device side: the source text, how it is compiled, and the parameters of kernels.
 
 use tokenyard_core::{Result, abi};
 use tokenyard_gpu::driver::{Buffer, Context};
@@ -7,7 +7,7 @@ use super::communicator::DeviceParts;
 use crate::config::GinType;
 
 const SOURCE: &str = include_str!("gin.cuh");
-/// NCCL's headers open namespaces of their own, so they come before that of the level.
+/// NCCL's headers open namespaces of their own, so they come before the namespace of the level.
 const PRELUDE: &str = "TY_UP_PRELUDE=<nccl_device.h>";
 
 /// `DeviceApi::Params` of `gin.cuh`.
@@ -60,17 +60,17 @@ impl Params {
     }
 }
 
-/// What kernels compile in. What it points to lives as long as it does.
+/// The source that is compiled into kernels. The texts that it points to live as long as it does.
 #[derive(Debug)]
 pub struct DeviceSide {
-    /// Kept for what `folders` and `defines` point to.
+    /// Owns the text that `folders` and `defines` point to.
     _include: String,
     folders: Vec<abi::TyStr>,
     defines: Vec<abi::TyStr>,
     params: Option<Params>,
 }
 
-// SAFETY: what the texts point to is `_include`, whose bytes do not move, or static.
+// SAFETY: the texts point to `_include`, whose bytes do not move, or to static memory.
 unsafe impl Send for DeviceSide {}
 // SAFETY: as above; nothing changes.
 unsafe impl Sync for DeviceSide {}
@@ -84,14 +84,14 @@ impl DeviceSide {
         Self { params: Some(params), ..Self::source_only(include, choice) }
     }
 
-    /// Without parameters, for who compiles only: with NCCL's headers in the folder `include`.
+    /// Without parameters, for a caller that only compiles: with NCCL's headers in the folder `include`.
     pub fn source_only(include: String, choice: GinType) -> Self {
         let folders = vec![text(&include)];
         let defines = std::iter::once(PRELUDE).chain(choice.switches()).map(text).collect();
         Self { _include: include, folders, defines, params: None }
     }
 
-    /// As the plugin ABI has it.
+    /// In the form of the plugin ABI.
     pub fn device_api(&self) -> abi::TyDeviceApi {
         let params = self.params.as_ref();
         abi::TyDeviceApi {

@@ -1,5 +1,6 @@
-//! How a communicator of NCCL's ends: on a thread of its own, with a cap. `ncclCommAbort` joins threads of NCCL's and has
-//! hung where only some ranks called it; what has not ended by then is left as it is, for the life of the process.
+//! How a communicator of NCCL ends: on a thread of its own, with a cap. `ncclCommAbort` joins threads of NCCL and has
+//! hung where only some ranks called it. A communicator that has not ended within the cap stays for the life of the
+//! process.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use super::memory::OwnedWindow;
 
 const LOOK: Duration = Duration::from_millis(1);
 
-/// A communicator, and what was made of it.
+/// A communicator, and the objects that were made of it.
 #[derive(Debug)]
 pub(super) struct Held {
     nccl: Arc<Nccl>,
@@ -24,7 +25,7 @@ pub(super) struct Held {
     pub(super) windows: Vec<*mut c_void>,
     /// An `ncclDevComm`.
     pub(super) dev_comm: Option<Vec<u64>>,
-    /// What it has registered, or was asked to: freed behind it, and never before (INV-8).
+    /// Memory that it has registered, or was asked to register: freed after the communicator, and never before (INV-8).
     pub(super) memory: Vec<OwnedWindow>,
 }
 
@@ -43,7 +44,7 @@ impl Held {
         }
     }
 
-    /// Whether what was asked for has happened by then.
+    /// Whether the last call has ended with success by `until`.
     fn is_over(&self, until: Instant) -> bool {
         loop {
             let mut state = consts::IN_PROGRESS;
@@ -58,7 +59,7 @@ impl Held {
         }
     }
 
-    /// In order, as long as everything is well; whether it was.
+    /// Ends all parts in order, while every call succeeds. Returns whether all calls did.
     fn finish(&mut self, until: Instant) -> bool {
         if let Some(dev_comm) = self.dev_comm.take() {
             // SAFETY: made by NCCL, and no kernel uses it any more.
@@ -84,8 +85,8 @@ impl Held {
 
     fn end(mut self, is_well: bool, until: Instant) {
         let _entered = self.context.enter();
-        // Kernels may still be on their way out. What an earlier fault says is nothing new.
-        // SAFETY: the context is current, else the call says so.
+        // Kernels may still be ending. An error here is that of an earlier fault, which is already known.
+        // SAFETY: the context is current, else the call returns an error.
         let _ = unsafe { sys::cuCtxSynchronize() };
         if !(is_well && self.finish(until)) {
             // SAFETY: a communicator that lives; nothing uses it afterwards.
@@ -95,10 +96,10 @@ impl Held {
     }
 }
 
-/// Ends it. What takes longer than `cap` is left behind, with the windows that it has registered.
+/// Ends a communicator. One that takes longer than `cap` is left behind, with the windows that it has registered.
 pub(super) fn end(held: Held, is_well: bool, cap: Duration) {
     let (ended, over) = mpsc::channel();
-    // An orderly end gets half of the time: an abort behind it needs the rest.
+    // An orderly end gets half of the time: an abort after it needs the rest.
     let until = Instant::now() + cap / 2;
     let thread = std::thread::Builder::new().name("gin-end".into()).spawn(move || {
         held.end(is_well, until);

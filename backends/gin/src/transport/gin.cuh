@@ -2,14 +2,14 @@
 // level; NCCL's headers come before it, outside of that namespace (TY_UP_PRELUDE). No include guard.
 //
 // NCCL's own posting spins without an end while a queue is full. So each peer has credits here: a put takes a ticket,
-// and is handed to NCCL only while fewer than `limit` are not known to be settled; that wait has a guard (INV-6). What
-// is settled is learnt by flushes of NCCL's that end after a few microseconds, whatever they have found.
+// and is handed to NCCL only while fewer than `limit` puts are not known to be settled; that wait has a guard (INV-6).
+// Flushes of NCCL show which puts are settled. They end after a few microseconds, whatever they have found.
 
 struct DeviceApi {
   struct Params {
     const ncclDevComm* comm;      // in device memory, of the library's own version
     const ncclWindow_t* windows;  // by id
-    // Of each peer, in device memory: puts that have asked to be posted, that NCCL has taken, and that are settled.
+    // For each peer, in device memory: puts that have asked to be posted, that NCCL has taken, and that are settled.
     ty::u64* tickets;
     ty::u64* issued;
     ty::u64* settled;
@@ -42,7 +42,7 @@ struct DeviceApi {
     return post({kSignal, peer, {}, {}, 0, raise}, guard);
   }
 
-  // NCCL lets every put go at once: nothing asks it to aggregate.
+  // NCCL posts every put at once: no call asks it to aggregate.
   __device__ void submit(ty::u32) const {}
 
   __device__ ty::u64 read_signal(ty::u32, ty::u32 id) const { return gin().readSignal(id); }
@@ -75,7 +75,7 @@ struct DeviceApi {
   // One context, which all blocks share: signals of a context are that context's alone.
   __device__ ncclGin gin() const { return ncclGin(*p.comm, 0, NCCL_GIN_RESOURCE_SHARING_GPU); }
 
-  // Whoever wrote a part of the source makes it visible to the fabric; then one posts for all.
+  // Each thread that wrote a part of the source makes it visible to the fabric; then one thread posts for all.
   template <class Coop>
   __device__ bool post_all(Coop coop, const Command& command, ty::Guard& guard) const {
     ty::fence_system_all();
@@ -85,15 +85,16 @@ struct DeviceApi {
 
   __device__ bool post(const Command& command, ty::Guard& guard) const {
     ty::u64 ticket = ty::atomic_add(p.tickets + command.peer, 1ull);
-    // The ticket is lost where the guard ends it: then so does the communicator.
+    // The ticket is lost where the guard ends the wait: the communicator ends then, too.
     if (!wait_settled(command.peer, ticket + 1 - p.limit, guard)) return false;
     hand_over(command);
-    // After NCCL has taken it, so that a flush covers whatever is counted.
+    // Counted after NCCL has taken the put, so that a flush covers every put that is counted.
     ty::add_release(p.issued + command.peer, 1ull);
     return true;
   }
 
-  // Calls NCCL, whose code is large: not where it is used, but once. A signal always adds: an increment would not mix.
+  // The only code that posts to NCCL. NCCL's code is large, so it is compiled once and not inlined. A signal always
+  // adds: an increment would not mix with additions.
   __device__ __noinline__ void hand_over(const Command& command) const {
     ncclGin all = gin();
     ncclTeam world = ncclTeamWorld(*p.comm);
@@ -114,14 +115,14 @@ struct DeviceApi {
     }
   }
 
-  // Waits until so many puts to a peer are settled; counts compare rolling.
+  // Waits until `count` puts to a peer are settled. Counts are compared modulo 2^64.
   __device__ bool wait_settled(ty::u32 peer, ty::u64 count, ty::Guard& guard) const {
     auto enough = [&](ty::u64 found) { return (ty::i64)(found - count) >= 0; };
     if (enough(ty::load_acquire(p.settled + peer))) return true;
     return guard.until({kQueue, peer, 0, count}, [&] { return settle(peer); }, enough);
   }
 
-  // What is settled, as far as a short flush tells. It covers what was issued before it, by any block.
+  // Puts that are settled, as far as a short flush shows. The flush covers all puts that any block issued before it.
   __device__ __noinline__ ty::u64 settle(ty::u32 peer) const {
     ty::u64 issued = ty::load_acquire(p.issued + peer);
     ncclGin all = gin();
@@ -133,7 +134,7 @@ struct DeviceApi {
     return ty::load_acquire(p.settled + peer);
   }
 
-  // Others may have seen more meanwhile.
+  // Other threads may have stored a larger count meanwhile.
   __device__ static void raise_to(ty::u64* at, ty::u64 count) {
     ty::u64 found = ty::load_relaxed(at);
     while ((ty::i64)(found - count) < 0) {

@@ -1,4 +1,4 @@
-//! Window memory, as NCCL allocates it: shareable, and reachable by NICs where the device can.
+//! Window memory, as NCCL allocates it: shareable, and reachable by NICs where the device supports it.
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 // Requests as the device API writes them, without a device: reads calls from standard input, prints the block
 // of each request. A line: call, number of the queue pair, index, remote address and key, local address and
-// key, bytes, and what is added or stored; numbers in hexadecimal, but for the call.
+// key, bytes, and the value that is added or stored; numbers in hexadecimal, except the call.
 #include "helpers.h"
 #include "transport.cuh"
 
@@ -23,7 +23,7 @@ u32 read_call(Call& c) {
   return found == 9;
 }
 
-// Returns how many requests it was.
+// Makes the requests of a call; returns their number.
 u32 make(const Call& c, u8* requests, u64* record) {
   u32 completion = 0xffffffff;
   u64 fault[4] = {}, total = 0, abort = 0;
@@ -64,7 +64,7 @@ int main() {
       for (u32 at = 0; at < 64; at++) printf("%02x", block[at]);
       printf("\n");
     }
-    // What the record says, and what was rung.
+    // The value of the record, and the value that was rung.
     printf("%08x %016llx\n", __builtin_bswap32((u32)(*record >> 32)), (unsigned long long)__builtin_bswap64(rung));
   }
 }

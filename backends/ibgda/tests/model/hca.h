@@ -1,5 +1,5 @@
 // A fabric of software ConnectX devices, one per rank, for kernels over the device API `ibgda` (Up): queue
-// pairs of all ranks to all ranks, in memory that is weak. The devices are a stand-in for hardware.
+// pairs of all ranks to all ranks, in weak memory. The devices are a stand-in for hardware.
 #pragma once
 #include "model.h"
 
@@ -15,13 +15,13 @@ inline HcaOptions hca_options;
 inline HcaWorld* hca = nullptr;
 inline std::atomic<unsigned> rings;
 
-// A window of a rank: all are alike on all ranks.
+// A window of a rank. Windows are the same on all ranks.
 struct HcaWindow {
   ty::u8* at;
   ty::u64 bytes;
 };
 
-// What a rank has of the fabric.
+// The part of the fabric that a rank uses.
 struct Links {
   Up::Params params{};
   ty::u64* fault = room<ty::u64>(4);
@@ -34,7 +34,7 @@ struct HcaQueues {
   ty::u8* slab = room<ty::u8>(bytes(), kPage);
 
   HcaQueues(ty::u32 ranks, ty::u32 queues) : ranks(ranks), queues(queues) {
-    // A completion that is filled says that nothing has completed.
+    // A completion filled with 0xff means that nothing has completed.
     for (ty::u32 i = 0; i < ranks * queues; i++) memset(completion(i), 0xff, kLine);
   }
   // Registers; then records, completions and words of the host's thread, a line each; then requests.
@@ -51,7 +51,7 @@ inline void ring_hca(void* at, uint64_t value) {
   hca_ring(hca, (uint64_t)at, value);
 }
 
-// Rings for kernels, where the transport says so: what a thread of the host does.
+// The thread of the host that rings for kernels, with `HOST_RINGS`.
 struct HostRinger {
   std::vector<HcaQueues*> all;
   std::vector<std::vector<unsigned>> numbers;
@@ -109,7 +109,7 @@ struct FabricOf {
     for (HcaQueues* queues : all) free(queues->slab), delete queues;
   }
 
-  // A key of the device, as requests have it.
+  // A key of the device, in the form in which requests name it.
   static Up::Key key(unsigned rank, const void* at, uint64_t bytes) {
     unsigned key = hca_register(hca, rank, (uint64_t)at, bytes);
     if (key == 0) fail("memory is refused");
@@ -142,7 +142,7 @@ struct FabricOf {
     p.flags = (hca_options.fence_signals ? 1 : 0) | (hca_options.host_rings ? 2 : 0);
   }
 
-  // What `r` needs to know of a peer, and its queue pairs to it.
+  // Gives `r` the keys of a peer, and connects its queue pairs to the peer.
   void connect(Rank& r, Rank& peer) {
     Up::Params& p = r.links.params;
     const Up::Params& theirs = peer.links.params;

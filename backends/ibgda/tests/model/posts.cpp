@@ -1,5 +1,5 @@
-// Blocks, warps and threads that post at once on shared queue pairs of a software ConnectX, with payloads,
-// requests, records and rings that are held back (weak.h). Options are words `name` or `name=value`.
+// Blocks, warps and threads that post at once on shared queue pairs of a software ConnectX. The model delays
+// payloads, requests, records and rings (weak.h). Options are words `name` or `name=value`.
 #include "helpers.h"
 #include "transport.cuh"
 
@@ -10,7 +10,7 @@ using Up = up::DeviceApi;
 using namespace ty;
 
 constexpr u32 kQueues = 1, kBlocks = 3, kWarps = 2;
-// What a warp sends at once, and where: two places that take turns.
+// The bytes that a warp sends at once, and the places to which it sends: two that take turns.
 constexpr u64 kBytes = 256, kPlaces = 2;
 
 #include "hca.h"
@@ -18,7 +18,7 @@ constexpr u64 kBytes = 256, kPlaces = 2;
 struct Options {
   // `burst`: posts of each of the first `lanes` threads of a warp, by themselves.
   u32 ranks = 2, rounds = 60, burst = 0, lanes = kWave;
-  // One warp of a rank is the only one that posts.
+  // Only one warp of a rank posts.
   bool alone = false;
   u64 cap_ms = 300'000;
 } options;
@@ -42,8 +42,8 @@ struct Rank {
 
 u32 pattern(u32 from, u32 channel, u64 round, u32 i) { return from << 28 ^ channel << 20 ^ (u32)round << 6 ^ i; }
 
-// What a warp does with one peer, again and again: it sends a payload, and waits for the peer's. A round's
-// payload is at its place before its signal, or this says so.
+// The rounds of a warp with one peer: it sends a payload, and waits for the peer's payload. If a payload is not at
+// its place when its signal is seen, this reports it.
 void send_and_receive(const Rank& r, const Up& up, u32 peer, Guard& guard) {
   u32 number = blockIdx.x * kWarps + wave_id();
   u32 mine = peer * kBlocks * kWarps + number, its = r.me * kBlocks * kWarps + number;
@@ -54,7 +54,7 @@ void send_and_receive(const Rank& r, const Up& up, u32 peer, Guard& guard) {
                   pattern(r.me, its, round, i + 3)};
       store_16((uint4*)(r.window + r.source(mine, round) + lane_id() * 16), value);
     }
-    // Every third is a payload and a signal by themselves.
+    // Every third round sends the payload and the signal by separate calls.
     At to{0, r.target(its, round)}, from{0, r.source(mine, round)};
     bool ok = true;
     if (round % 3 != 0) {
@@ -73,7 +73,7 @@ void send_and_receive(const Rank& r, const Up& up, u32 peer, Guard& guard) {
   }
 }
 
-// Threads post by themselves, as often as they may.
+// Each thread posts by itself, without a pause.
 void burst(const Rank& r, const Up& up, u32 peer, Guard& guard) {
   for (u32 i = 0; i < options.burst && lane_id() < options.lanes; i++) {
     bool ok = i % 16 == 0 ? up.signal(0, peer, Raise{r.channels() + r.me, 1}, guard)
@@ -96,14 +96,14 @@ void kernel(const Rank& r) {
   }
   sync_block();
   if (threadIdx.x == 0) up.submit(0);
-  // Only after all that others have sent.
+  // Only after all other threads have sent.
   if (threadIdx.x == 0)
     for (u32 peer = 0; peer < r.ranks && expected != 0; peer++)
       wait_signal(up, 0, {1, peer, r.channels() + peer, expected}, guard);
   up.flush(Block(), 0, guard);
 }
 
-// What went wrong, for people: of a rank whose device said so, what it said.
+// Prints the failure of a rank: the fault record of its device, and the wait that a guard ended.
 void report(const Rank& r) {
   const u64* fault = r.links.fault;
   if (fault[0] == 2)
@@ -114,8 +114,8 @@ void report(const Rank& r) {
             (u32)r.report->phase, (u32)r.report->peer, r.report->expected, r.report->found);
 }
 
-// Whether a queue pair of a rank has an error completion: the host looks at all of them, as kernels look only at
-// those that they wait for (INV-7). Says so, once for each rank.
+// Whether a queue pair of a rank has an error completion. The host looks at all queue pairs, because kernels look only
+// at those that they wait for (INV-7). Reports it once for each rank.
 bool is_broken(const Rank& r, std::vector<bool>& told) {
   for (u32 peer = 0; peer < r.ranks; peer++) {
     const Up::Queue& q = r.links.params.queues[peer];

@@ -1,14 +1,14 @@
-//! Questions to the device.
+//! Queries to the device.
 
 use super::queues::QPC;
 use super::{OP_MOD, OPCODE, mailbox};
 use crate::field::Field;
 
-/// Where the capabilities begin in the answer.
+/// Offset of the capabilities in the answer.
 const CAP: usize = 0x10;
 
 mailbox! {
-    /// Asks what the device can do, and is set to: general, current values.
+    /// Asks for the capabilities of the device: general, current values.
     QueryHcaCap, 0x10;
     fixed {
         opcode: OPCODE => 0x100;
@@ -30,7 +30,7 @@ mailbox! {
         log_max_ra_req_qp: u8 => Field::new(CAP + 0x29, 2, 6);
         /// Reads and atomics that a queue pair serves at once, as a power of two.
         log_max_ra_res_qp: u8 => Field::new(CAP + 0x2b, 2, 6);
-        /// Form of completions: 1 is the one of [`crate::cqe`].
+        /// Form of completions: 1 is the form of [`crate::cqe`].
         cqe_version: u8 => Field::new(CAP + 0x3f, 4, 4);
     }
 }
@@ -77,7 +77,7 @@ pub const QP_STATE_RTS: u8 = 3;
 pub const QP_STATE_ERR: u8 = 6;
 
 mailbox! {
-    /// The answer to commands that say nothing else.
+    /// The answer to commands that return no data.
     Done, 0x10;
     fixed {}
     fields {

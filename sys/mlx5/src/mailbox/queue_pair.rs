@@ -1,10 +1,10 @@
-//! How a queue pair gets from state to state.
+//! Commands that take a queue pair from state to state.
 
 use super::queues::QPC;
 use super::{OPCODE, mailbox};
 use crate::field::Field;
 
-/// Where the primary address path begins.
+/// Offset of the primary address path.
 const PATH: usize = QPC + 0x18;
 /// Number of the queue pair.
 const QPN: Field = Field::new(9, 0, 24);
@@ -35,7 +35,7 @@ mailbox! {
 }
 
 mailbox! {
-    /// Names the peer and the way to it. The queue pair receives from then on.
+    /// Names the peer and the path to it. The queue pair receives from then on.
     Init2Rtr, 0x110;
     fixed {
         opcode: OPCODE => 0x503;
@@ -51,7 +51,7 @@ mailbox! {
         remote_qpn: u32 => Field::new(QPC + 0x15, 0, 24);
         /// Reads and atomics of the peer that are served at once, as a power of two.
         log_rra_max: u8 => Field::new(QPC + 0x91, 0, 3);
-        /// How long a peer that found no receive waits, a code.
+        /// The wait of a peer that found no receive, a code.
         min_rnr_nak: u8 => Field::new(QPC + 0x94, 3, 5);
         /// First packet number of the peer.
         next_receive_psn: u32 => Field::new(QPC + 0x95, 0, 24);
@@ -63,7 +63,7 @@ mailbox! {
         remote_lid: u16 => Field::new(PATH + 6, 0, 16);
         /// Entry of this port's GID table.
         source_gid_index: u8 => Field::new(PATH + 9, 0, 8);
-        /// How far packets go.
+        /// The hop limit of packets.
         hop_limit: u8 => Field::new(PATH + 0xb, 0, 8);
         /// Of the global header.
         traffic_class: u8 => Field::new(PATH + 0xc, 4, 8);
@@ -75,11 +75,11 @@ mailbox! {
         udp_source_port: u16 => Field::new(PATH + 0x22, 0, 16);
         /// RoCE: of the Ethernet frame.
         ethernet_priority: u8 => Field::new(PATH + 0x24, 1, 3);
-        /// InfiniBand.
+        /// The service level of InfiniBand.
         service_level: u8 => Field::new(PATH + 0x24, 4, 4);
         /// From 1.
         port: u8 => Field::new(PATH + 0x25, 0, 8);
-        /// RoCE: the peer's.
+        /// RoCE: the peer's MAC address.
         remote_mac: [u8; 6] => Field::new(PATH + 0x26, 0, 48);
     }
 }
@@ -94,7 +94,7 @@ mailbox! {
     fields {
         /// Number of the queue pair.
         qpn: u32 => QPN;
-        /// An answer is waited for 4.096 us times two to this power.
+        /// The longest wait for an answer: 4.096 us times two to this power.
         ack_timeout: u8 => Field::new(PATH + 8, 0, 5);
         /// Reads and atomics that are under way at once, as a power of two.
         log_sra_max: u8 => Field::new(QPC + 0x71, 0, 3);

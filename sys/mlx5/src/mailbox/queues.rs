@@ -1,11 +1,11 @@
-//! Making queues, and ending them.
+//! Commands that make and end queues.
 
 use super::{OPCODE, mailbox};
 use crate::field::Field;
 
-/// Where the context of a completion queue begins.
+/// Offset of the context of a completion queue.
 const CQC: usize = 0x10;
-/// Where the context of a queue pair begins.
+/// Offset of the context of a queue pair.
 pub(super) const QPC: usize = 0x18;
 
 mailbox! {
@@ -21,19 +21,19 @@ mailbox! {
         cq_umem_valid: Field::new(0x5c, 0, 1) => 1;
     }
     fields {
-        /// Of the doorbell record.
+        /// Umem of the doorbell record.
         dbr_umem_id: u32 => Field::new(CQC + 4, 0, 32);
         /// Entries, as a power of two.
         log_size: u8 => Field::new(CQC + 0xc, 3, 5);
-        /// Page of the doorbell register, which such a queue never rings.
+        /// Page of the doorbell register. Such a queue never rings.
         uar_page: u32 => Field::new(CQC + 0xd, 0, 24);
-        /// Event queue that errors go to.
+        /// Event queue for errors.
         eqn: u8 => Field::new(CQC + 0x17, 0, 8);
-        /// Of the doorbell record in its umem.
+        /// Offset of the doorbell record in its umem.
         dbr_offset: u64 => Field::new(CQC + 0x38, 0, 64);
-        /// Of the buffer in its umem.
+        /// Offset of the buffer in its umem.
         buffer_offset: u64 => Field::new(0x50, 0, 64);
-        /// Of the buffer.
+        /// Umem of the buffer.
         buffer_umem_id: u32 => Field::new(0x58, 0, 32);
     }
 }
@@ -86,19 +86,19 @@ mailbox! {
         log_sq_size: u8 => Field::new(QPC + 0xa, 1, 4);
         /// Page of the doorbell register.
         uar_page: u32 => Field::new(QPC + 0xd, 0, 24);
-        /// Comes back in completions.
+        /// A number that completions carry.
         user_index: u32 => Field::new(QPC + 0x11, 0, 24);
-        /// Where work requests report.
+        /// Completion queue of work requests.
         send_cqn: u32 => Field::new(QPC + 0x7d, 0, 24);
-        /// Where receives would report: the same queue.
+        /// Completion queue of receives: the same queue.
         receive_cqn: u32 => Field::new(QPC + 0x9d, 0, 24);
-        /// Of the doorbell record in its umem.
+        /// Offset of the doorbell record in its umem.
         dbr_offset: u64 => Field::new(QPC + 0xa0, 0, 64);
-        /// Of the doorbell record.
+        /// Umem of the doorbell record.
         dbr_umem_id: u32 => Field::new(QPC + 0xe4, 0, 32);
-        /// Of the send queue in its umem.
+        /// Offset of the send queue in its umem.
         wq_offset: u64 => Field::new(0x100, 0, 64);
-        /// Of the send queue.
+        /// Umem of the send queue.
         wq_umem_id: u32 => Field::new(0x108, 0, 32);
     }
 }

@@ -54,7 +54,7 @@ fn tables_have_no_overlaps_and_read_back_what_they_write() {
     table_is_sound::<Done>();
 }
 
-/// Words that a person computed from the reference, so that the macro is held against something else.
+/// Words that a person computed from the reference. The macro is compared with them.
 #[test]
 fn a_queue_pair_has_the_words_of_the_reference() {
     let bytes = CreateQp {

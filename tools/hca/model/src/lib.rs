@@ -26,7 +26,7 @@ pub struct Running {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Rests of the thread while nothing happens.
+/// The pause of the thread while there is no work.
 const NAP: Duration = Duration::from_micros(20);
 
 fn drive(world: &World, stop: &AtomicBool) {
@@ -37,12 +37,12 @@ fn drive(world: &World, stop: &AtomicBool) {
     }
 }
 
-/// Makes so many devices. `faults` is a plan for device `faulty`, as TOML; null for none.
+/// Makes `ranks` devices. `faults` is a plan for device `faulty`, as TOML; null for none.
 ///
-/// Returns null, and says why on standard error, if the plan is none.
+/// Returns null, and writes the cause to standard error, if the plan is invalid.
 ///
 /// # Safety
-/// `faults` is null or a string that ends with 0. All memory that the world is given stays until it has ended.
+/// `faults` is null or a string that ends with 0. All memory that the world is given stays mapped until it has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hca_world(
     ranks: u32,
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn hca_queue(
     })
 }
 
-/// Connects a queue pair to one of a peer. Returns whether it could be.
+/// Connects a queue pair to a queue pair of a peer. Returns whether that succeeded.
 ///
 /// # Safety
 /// A world that lives.
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn hca_connect(
 /// Starts the thread that lets time pass.
 ///
 /// # Safety
-/// A world that lives and was not started, and that nobody else uses now.
+/// A world that lives and was not started, and that no other thread uses now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hca_start(world: *mut Running) {
     // SAFETY: by this function's contract.
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn hca_start(world: *mut Running) {
     running.thread = Some(std::thread::spawn(move || drive(&world, &stop)));
 }
 
-/// Eight bytes are stored to a register, as they lie in memory.
+/// Stores eight bytes to a register, in the order in which they lie in memory.
 ///
 /// # Safety
 /// A world that lives.
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn hca_ring(world: *const Running, address: u64, value: u6
     unsafe { &*world }.world.ring(address, value.to_ne_bytes());
 }
 
-/// What a syndrome of a completion means.
+/// The meaning of a completion's syndrome, as text.
 #[unsafe(no_mangle)]
 pub extern "C" fn hca_syndrome(code: u32) -> *const c_char {
     let words = syndrome::words(u8::try_from(code).unwrap_or(0));
@@ -157,10 +157,10 @@ pub extern "C" fn hca_syndrome(code: u32) -> *const c_char {
 /// Ends a world.
 ///
 /// # Safety
-/// A world that lives, and that nobody uses any more.
+/// A world that lives, and that no thread uses any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hca_end(world: *mut Running) {
-    // SAFETY: by this function's contract: made by `hca_world`, ended once.
+    // SAFETY: by this function's contract: made by `hca_world`, freed once.
     let mut running = unsafe { Box::from_raw(world) };
     running.stop.store(true, Ordering::Release);
     if running.thread.take().is_some_and(|thread| thread.join().is_err()) {

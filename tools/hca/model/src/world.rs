@@ -12,7 +12,7 @@ use tokenyard_sys_mlx5::mailbox::{
 };
 use tokenyard_sys_mlx5::wqe::BLOCK;
 
-/// Where a queue pair lies.
+/// The memory of a queue pair.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct QueueMemory {
@@ -22,13 +22,13 @@ pub struct QueueMemory {
     pub record: u64,
     /// The collapsed completion: 64 bytes, filled with 0xff.
     pub completion: u64,
-    /// The register that it rings by: the first of the rank's page, or every 256 bytes behind.
+    /// The register by which it rings: the first one of the rank's page, or one of those that follow every 256 bytes.
     pub register: u64,
     /// Blocks, a power of two.
     pub depth: u32,
 }
 
-/// What a rank has beside its device.
+/// The state of a rank beside its device.
 #[derive(Debug, Default)]
 struct Objects {
     pd: u32,
@@ -54,10 +54,10 @@ fn lid(rank: u32) -> u16 {
 }
 
 impl World {
-    /// So many devices; that of rank `faulty` has a plan of faults, as TOML.
+    /// Makes `ranks` devices; the device of rank `faulty` has a plan of faults, as TOML.
     ///
     /// # Errors
-    /// The plan is none.
+    /// The plan is invalid.
     ///
     /// # Safety
     /// As for [`HostMemory::new`].
@@ -89,7 +89,7 @@ impl World {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers memory that requests address as it lies; its key.
+    /// Registers memory that requests address by its own addresses; returns its key.
     ///
     /// # Errors
     /// There is no such rank, or the device refuses.
@@ -100,7 +100,7 @@ impl World {
         inner.device(rank)?.register(region).map_err(|e| e.to_string())
     }
 
-    /// Makes a queue pair as a driver does, by mailboxes; its number.
+    /// Makes a queue pair as a driver does, by mailboxes; returns its number.
     ///
     /// # Errors
     /// There is no such rank, or the device refuses.
@@ -135,7 +135,7 @@ impl World {
         Ok(CreateQpOut::from_answer(&answer).qpn)
     }
 
-    /// Takes a queue pair to the state in which it sends and receives, to and from `peer_qpn` of rank `peer`.
+    /// Takes a queue pair to the state in which it sends to `peer_qpn` of rank `peer`, and receives from it.
     ///
     /// # Errors
     /// There is no such rank, or the device refuses.
@@ -176,7 +176,7 @@ impl World {
         Ok(())
     }
 
-    /// Eight bytes are stored to a register of some rank.
+    /// Stores eight bytes to a register of some rank.
     pub fn ring(&self, address: u64, bytes: [u8; 8]) {
         let mut inner = self.inner();
         let base = address & !(PAGE as u64 - 1);
@@ -197,8 +197,8 @@ impl World {
         inner.end_if_violated();
     }
 
-    /// Does what is to be done now; if that is nothing, lets time pass until something is due. Whether there
-    /// was something.
+    /// Does the work that is due now; if there is none, lets time pass until some is due. Returns whether there
+    /// was work.
     pub fn step(&self) -> bool {
         let mut inner = self.inner();
         let moved = inner.switch.step() || inner.switch.skip();
@@ -208,7 +208,7 @@ impl World {
 }
 
 impl Inner {
-    /// Ends the process with a dump if a driver has done something that it must not do.
+    /// Ends the process with a dump if a driver has broken a rule.
     fn end_if_violated(&self) {
         if let Some(violation) = self.switch.violation() {
             eprintln!("software ConnectX: {violation}");
@@ -237,7 +237,7 @@ impl Inner {
     }
 }
 
-/// Words that stay for the life of the process.
+/// A text that stays for the life of the process.
 pub(crate) fn c_words(words: &str) -> *const c_char {
     CString::new(words).unwrap_or_default().into_raw()
 }

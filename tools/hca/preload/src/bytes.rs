@@ -1,7 +1,7 @@
-//! Fields of the kernel's structures, by offset, in this machine's order. What is behind the end is 0, and is
-//! not written.
+//! Fields of the kernel's structures, by offset, in this machine's order. Bytes behind the end are read as 0,
+//! and are not written.
 
-/// What a library sends.
+/// The bytes that a library sends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
 
@@ -26,13 +26,13 @@ impl Input<'_> {
         u64::from_ne_bytes(self.array(at))
     }
 
-    /// What comes from an offset on.
+    /// The bytes from an offset on.
     pub(crate) fn from(self, at: usize) -> Self {
         Self(self.0.get(at..).unwrap_or_default())
     }
 }
 
-/// What it gets back.
+/// The bytes that the library gets back.
 #[derive(Debug)]
 pub(crate) struct Output(pub(crate) Vec<u8>);
 

@@ -14,14 +14,14 @@ use tokenyard_sys_mlx5::doorbell::PAGE;
 use crate::link::Wires;
 use crate::{real, sysfs};
 
-/// A file with what goes wrong: `tokenyard_hca::FaultPlan`.
+/// The variable for a file with planted faults: `tokenyard_hca::FaultPlan`.
 const FAULTS: &str = "TOKENYARD_HCA_FAULTS";
 /// `in-order`, which is the default, or `adaptive`.
 const ORDER: &str = "TOKENYARD_HCA_ORDER";
-/// So many turns without work, and the thread naps.
+/// After this many turns without work, the thread naps.
 const IDLE_TURNS: u32 = 20;
 const NAP: Duration = Duration::from_micros(50);
-/// Where pages of registers begin among the offsets that programs map.
+/// The first offset of pages of registers, among the offsets that programs map.
 const FIRST_OFFSET: i64 = 1 << 40;
 
 /// Asynchronous events, with the kernel's numbers.
@@ -30,13 +30,13 @@ const EVENT_QP_LAST_WQE_REACHED: u32 = 16;
 
 /// The descriptors of the device that are open in this process.
 static OPEN: [AtomicI32; 16] = [const { AtomicI32::new(-1) }; 16];
-/// The descriptors that asynchronous events come by.
+/// The descriptors by which asynchronous events come.
 static ASYNC: [AtomicI32; 16] = [const { AtomicI32::new(-1) }; 16];
 static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
 /// Calls of the program that wait for the device.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 
-/// What a handle names.
+/// The object that a handle names.
 #[derive(Clone, Debug)]
 pub(crate) enum Object {
     Pd(u32),
@@ -67,7 +67,7 @@ struct Page {
     mapped: *mut libc::c_void,
 }
 
-// SAFETY: the mapping belongs to the page, and is used by whoever holds the device.
+// SAFETY: the mapping belongs to the page, and only the holder of the device uses it.
 unsafe impl Send for Page {}
 
 impl Drop for Page {
@@ -94,19 +94,19 @@ pub(crate) struct Device {
     pub(crate) objects: BTreeMap<u32, Object>,
     pages: BTreeMap<i64, Page>,
     events: VecDeque<Pending>,
-    /// How many events of a queue pair the program has read.
+    /// Events of each queue pair that the program has read.
     told: BTreeMap<u64, u32>,
     event_fd: OwnedFd,
 }
 
-/// Sets errno, and gives what system calls give then.
+/// Sets errno, and returns the -1 of a system call that fails.
 pub(crate) fn fail(errno: c_int) -> c_int {
     // SAFETY: errno is this thread's own.
     unsafe { *libc::__errno_location() = errno };
     -1
 }
 
-/// The descriptor is one of the device.
+/// Whether the descriptor is one of the device.
 pub(crate) fn is_ours(fd: c_int) -> bool {
     fd >= 0 && OPEN.iter().any(|open| open.load(Ordering::Acquire) == fd)
 }
@@ -115,21 +115,21 @@ pub(crate) fn is_async(fd: c_int) -> bool {
     fd >= 0 && ASYNC.iter().any(|open| open.load(Ordering::Acquire) == fd)
 }
 
-/// A descriptor for asynchronous events was made.
+/// Adds a new descriptor for asynchronous events.
 pub(crate) fn add_async(fd: c_int) {
     ASYNC
         .iter()
         .any(|open| open.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Acquire).is_ok());
 }
 
-/// A descriptor is closed.
+/// Removes a descriptor that is closed.
 pub(crate) fn forget(fd: c_int) {
     for open in OPEN.iter().chain(&ASYNC) {
         let _ = open.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Acquire);
     }
 }
 
-/// Opens the device; makes it the first time.
+/// Opens the device; the first call makes it.
 pub(crate) fn open() -> c_int {
     let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     if device.is_none() {
@@ -148,14 +148,14 @@ pub(crate) fn open() -> c_int {
         open.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Acquire).is_ok()
     };
     if fd >= 0 && !OPEN.iter().any(took) {
-        // SAFETY: opened above, and nobody else's.
+        // SAFETY: opened above, and used by no other code.
         unsafe { real::close()(fd) };
         return fail(libc::EMFILE);
     }
     fd
 }
 
-/// Does something with the device, for a call of the program.
+/// Runs `then` on the device, for a call of the program.
 pub(crate) fn with<T>(then: impl FnOnce(&mut Device) -> Result<T, c_int>) -> Result<T, c_int> {
     CALLS.fetch_add(1, Ordering::AcqRel);
     let answer = locked(then);
@@ -181,7 +181,7 @@ fn drive() {
     loop {
         let moved = locked(|device| Ok(device.turn())).unwrap_or(false);
         idle = if moved { 0 } else { idle + 1 };
-        // On a busy machine, who naps is soon back; who yields waits for everybody.
+        // On a busy machine, a thread that naps runs again soon; a thread that yields waits for all others.
         if idle > IDLE_TURNS || CALLS.load(Ordering::Acquire) > 0 {
             std::thread::sleep(NAP);
         }
@@ -196,8 +196,8 @@ impl Device {
         let lid = wires.lid();
         sysfs::publish_gid(lid).map_err(failed)?;
         let config = Config { lid, profile: Profile::Library, order: order()?, faults: faults()? };
-        // SAFETY: libmlx5 and its users keep what they give to a device mapped until they take it back, and
-        // bear with a device that writes there: that is what they promise any device.
+        // SAFETY: libmlx5 and its users hold memory that they give to a device mapped until they take it back,
+        // and allow the device to write there: they promise that to any device.
         let memory = unsafe { HostMemory::new() };
         // SAFETY: a new descriptor.
         let event_fd = unsafe {
@@ -221,7 +221,7 @@ impl Device {
         })
     }
 
-    /// Lets the device work once. Whether there was something to do.
+    /// Lets the device do one step. Returns whether there was work.
     fn turn(&mut self) -> bool {
         let mut moved = self.hca.poll_registers();
         moved |= self.hca.step(self.began.elapsed().as_nanos() as u64);
@@ -243,7 +243,7 @@ impl Device {
         moved
     }
 
-    /// A driver that breaks a rule ends here, with a dump.
+    /// Ends the process with a dump if the driver has broken a rule.
     fn judge(&self) {
         if let Some(violation) = self.hca.violations().first() {
             eprintln!("stand-in of mlx5: {violation}");
@@ -251,14 +251,14 @@ impl Device {
         }
     }
 
-    /// Names an object.
+    /// Stores an object, and returns its handle.
     pub(crate) fn add(&mut self, object: Object) -> u32 {
         self.handles += 1;
         self.objects.insert(self.handles, object);
         self.handles
     }
 
-    /// A new page of registers: its handle, offset and number.
+    /// Makes a page of registers; returns its handle, offset and number.
     pub(crate) fn add_page(&mut self) -> Result<(u32, i64, u32), c_int> {
         // SAFETY: a new descriptor, and a mapping of a file that is as long.
         let (file, mapped) = unsafe {
@@ -324,7 +324,7 @@ impl Device {
         Some(bytes)
     }
 
-    /// A queue pair ends: how many of its events the program has read. It gets no more.
+    /// A queue pair ends, and gets no more events. Returns the number of its events that the program has read.
     pub(crate) fn forget_events(&mut self, element: u64) -> u32 {
         self.events.retain(|event| event.element != element);
         self.told.remove(&element).unwrap_or(0)

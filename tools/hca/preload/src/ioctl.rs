@@ -1,6 +1,6 @@
-//! Requests by ioctl: what DEVX and doorbell pages need. All others are said not to be there, and libibverbs
-//! falls back to `write`. Numbers are those of `rdma/mlx5_user_ioctl_cmds.h`; objects, methods and attributes
-//! of a driver begin at 0x1000.
+//! Requests by ioctl: those that DEVX and doorbell pages need. All others are refused as unsupported, and
+//! libibverbs falls back to `write`. Numbers are those of `rdma/mlx5_user_ioctl_cmds.h`; objects, methods and
+//! attributes of a driver begin at 0x1000.
 
 use std::ffi::c_int;
 
@@ -31,7 +31,7 @@ struct Request {
 }
 
 impl Request {
-    /// Where an attribute lies.
+    /// The address of an attribute.
     fn attribute(&self, id: u16) -> Result<*mut u8, c_int> {
         (0..self.count)
             .map(|at| self.header.wrapping_add(HEADER + at * ATTRIBUTE))
@@ -165,7 +165,7 @@ fn devx_object(device: &mut Device, request: &Request, method: u16) -> Result<()
     }
 }
 
-/// Hands a mailbox to the device, and its answer back.
+/// Passes a mailbox to the device, and returns its answer.
 fn command(
     device: &mut Device,
     request: &Request,
@@ -173,7 +173,7 @@ fn command(
     output: u16,
 ) -> Result<Vec<u8>, c_int> {
     let input = request.input(input)?;
-    // What the device does not take is in its log, and ends the process.
+    // A command that the device refuses is in its log, and ends the process.
     let mut answer = device.hca.command(&input).map_err(|_| libc::EREMOTEIO)?;
     answer.resize(answer.len().max(16), 0);
     request.output(output, &answer)?;
@@ -184,7 +184,7 @@ fn take(device: &mut Device, handle: u32) -> Result<Object, c_int> {
     device.objects.remove(&handle).ok_or(libc::EINVAL)
 }
 
-/// The handle is of another kind.
+/// Refuses a handle of another kind, and stores its object again.
 fn put_back(device: &mut Device, handle: u32, object: Object) -> Result<(), c_int> {
     device.objects.insert(handle, object);
     Err(libc::EINVAL)

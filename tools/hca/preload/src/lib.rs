@@ -1,9 +1,9 @@
 //! A **stand-in for the kernel** and for a ConnectX, for tests: a library for `LD_PRELOAD` under unmodified
-//! libibverbs and libmlx5. It answers what they ask of `/dev/infiniband/uverbs0`; what they post is executed
-//! by the software device of `tokenyard-hca`. `../docs.md` says how to run a program under it.
+//! libibverbs and libmlx5. It answers their calls on `/dev/infiniband/uverbs0`. The software device of
+//! `tokenyard-hca` executes the requests that they post. `../docs.md` says how to run a program under it.
 //!
-//! The functions below take the place of the C library's, and pass on what is not about the device. The
-//! variable ones (`open`, `ioctl`) are defined with all their arguments: on x86-64 and AArch64 Linux, variable
+//! The functions below take the place of the C library's, and pass on calls that are not about the device. The
+//! variadic ones (`open`, `ioctl`) are defined with all their arguments: on x86-64 and AArch64 Linux, variadic
 //! integer arguments come in the same registers.
 
 mod bytes;
@@ -18,7 +18,7 @@ use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 
 use device::{fail, is_async, is_ours, with};
 
-/// What libibverbs opens.
+/// The file that libibverbs opens.
 const DEVICE: &[u8] = b"/dev/infiniband/uverbs0";
 
 /// Runs when the library is loaded.
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 /// That of socket(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // Else the kernel's own list of devices, which is empty, would win.
+    // Refused, because libibverbs would else use the kernel's own list of devices, which is empty.
     if domain == libc::AF_NETLINK && protocol == libc::NETLINK_RDMA && sysfs::world().is_some() {
         return fail(libc::EPROTONOSUPPORT);
     }
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         // SAFETY: by this function's contract.
         return unsafe { real::ioctl()(fd, request, argument) };
     }
-    // SAFETY: what libibverbs sends to its device is a header with as many attributes as it says.
+    // SAFETY: libibverbs sends to its device a header with as many attributes as the header says.
     let answer = with(|device| unsafe { ioctl::answer(device, argument.cast()) });
     answer.map_or_else(fail, |()| 0)
 }
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn read(fd: c_int, to: *mut c_void, count: usize) -> isize
         if got < 0 {
             return got;
         }
-        // One that is not there went with its queue pair.
+        // An event that is missing has ended with its queue pair.
         if let Ok(Some(event)) = with(|device| Ok(device.next_event())) {
             // SAFETY: by this function's contract there is room for `count` bytes, which is enough.
             unsafe { std::ptr::copy_nonoverlapping(event.as_ptr(), to.cast(), event.len()) };

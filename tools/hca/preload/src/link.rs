@@ -37,9 +37,9 @@ struct Incoming {
 }
 
 impl Wires {
-    /// Takes the first local id of the world that nobody has.
+    /// Takes the first local id of the world that is free.
     pub(crate) fn open(world: &Path) -> io::Result<Self> {
-        // Until the descriptor is closed, nobody else takes one.
+        // Until the descriptor is closed, no other process takes an id.
         let lock = File::create(world.join("lock"))?;
         // SAFETY: an open descriptor.
         if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) } < 0 {
@@ -59,7 +59,7 @@ impl Wires {
         self.lid
     }
 
-    /// Sends a packet to another device. One that is not there does not get it: the sender repeats, and
+    /// Sends a packet to another device. A packet to a missing device is lost: the sender repeats it, and then
     /// gives up.
     pub(crate) fn send(&mut self, packet: &Packet) {
         let lid = packet.to.lid;
@@ -77,7 +77,7 @@ impl Wires {
         }
     }
 
-    /// Moves what can be moved, and returns the packets that came.
+    /// Moves the bytes that can be moved, and returns the packets that came.
     pub(crate) fn drive(&mut self) -> Vec<Packet> {
         self.outgoing.retain(|_, outgoing| outgoing.flush());
         while let Ok((stream, _)) = self.listener.accept() {
@@ -92,7 +92,7 @@ impl Wires {
 }
 
 impl Outgoing {
-    /// Writes what fits; false if the peer is gone.
+    /// Writes as many bytes as fit; false if the peer is gone.
     fn flush(&mut self) -> bool {
         while !self.waiting.is_empty() {
             match self.stream.write(&self.waiting) {
@@ -108,7 +108,7 @@ impl Outgoing {
 }
 
 impl Incoming {
-    /// Takes whole packets; false if the peer is gone.
+    /// Reads whole packets; false if the peer is gone.
     fn take(&mut self, packets: &mut Vec<Packet>) -> bool {
         let mut chunk = [0; CHUNK];
         let is_there = loop {
@@ -129,7 +129,7 @@ impl Incoming {
     }
 }
 
-/// Listens there; nothing if another process does. One that has ended leaves its socket behind.
+/// Listens on a path; none if another process does. A process that has ended leaves its socket behind.
 fn bind(path: &Path) -> io::Result<Option<UnixListener>> {
     if UnixStream::connect(path).is_ok() {
         return Ok(None);

@@ -14,7 +14,7 @@ macro_rules! next {
                 // SAFETY: the name is terminated.
                 found = unsafe { libc::dlsym(libc::RTLD_NEXT, NAME.as_ptr().cast()) };
                 if found.is_null() {
-                    // There is no C library, so there is nobody to say it to.
+                    // There is no C library, so there is no place for an error.
                     std::process::abort();
                 }
                 FOUND.store(found, Ordering::Release);

@@ -6,12 +6,12 @@ use std::{env, fs, io};
 
 /// Names the folder of the world: an empty folder, the same for all processes that reach each other.
 const WORLD: &str = "TOKENYARD_HCA_WORLD";
-/// What libibverbs asks for its folder.
+/// The variable from which libibverbs reads its folder.
 const SYSFS: &str = "SYSFS_PATH";
-/// The device's name says what it is, wherever it is shown.
+/// The device's name. It shows in every log that this is a stand-in.
 pub(crate) const NAME: &str = "standin0";
 
-/// The folder of the world; nothing where the program is to run as if this library were not there.
+/// The folder of the world; none where the program is to run as if this library were not there.
 pub(crate) fn world() -> Option<&'static Path> {
     static WORLD_PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
     WORLD_PATH.get_or_init(|| env::var_os(WORLD).map(PathBuf::from)).as_deref()
@@ -22,7 +22,7 @@ fn folder(world: &Path) -> PathBuf {
     world.join(format!("sysfs-{}", std::process::id()))
 }
 
-/// Writes the folder and names it to libibverbs.
+/// Writes the folder and sets its variable for libibverbs.
 pub(crate) fn publish() {
     let Some(world) = world() else { return };
     let folder = folder(world);
@@ -62,7 +62,7 @@ fn write_device(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Says the port's address, once it is known.
+/// Writes the port's address, once it is known.
 pub(crate) fn publish_gid(lid: u16) -> io::Result<()> {
     let Some(world) = world() else { return Ok(()) };
     let port = folder(world).join("class/infiniband").join(NAME).join("ports/1");

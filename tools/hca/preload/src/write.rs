@@ -1,4 +1,4 @@
-//! Requests by `write`: what verbs need. Numbers and offsets are those of `rdma/ib_user_verbs.h` and
+//! Requests by `write`: those that verbs need. Numbers and offsets are those of `rdma/ib_user_verbs.h` and
 //! `rdma/mlx5-abi.h`.
 
 use std::ffi::c_int;
@@ -224,7 +224,7 @@ fn register(device: &mut Device, call: &mut Command<'_>) -> Result<(), c_int> {
     Ok(())
 }
 
-/// Entries of a queue that has room for more than `asked`, which come to at most `most`.
+/// The entries of a queue with room for more than `asked`; at most `most`.
 fn entries(asked: u32, most: u32) -> Result<u32, c_int> {
     if asked < most { Ok((asked + 1).next_power_of_two()) } else { Err(libc::EINVAL) }
 }

@@ -1,5 +1,5 @@
-// Posts the requests that it reads, with libmlx5's ibv_post_send, and prints the block of each. Before each,
-// its slot is filled with zeros.
+// Posts the requests that it reads, with libmlx5's ibv_post_send, and prints the block of each. It fills the
+// slot of each request with zeros first.
 #include <endian.h>
 #include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>

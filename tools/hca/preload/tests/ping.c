@@ -1,4 +1,4 @@
-// Two processes over libibverbs: `ping FOLDER RANK`. Rank 1 writes, adds and sends to rank 0, which posts its
+// Two processes over libibverbs: `ping FOLDER RANK`. Rank 1 writes, adds and sends to rank 0. Rank 0 posts its
 // receive late, so that the sender has to wait for it.
 #include <fcntl.h>
 #include <infiniband/verbs.h>

@@ -1,5 +1,5 @@
 //! Unmodified libibverbs and libmlx5 over the stand-in of the kernel. Each test runs a program of its own
-//! under `LD_PRELOAD`. Needs gcc and libibverbs-dev, which brings ibverbs-providers.
+//! under `LD_PRELOAD`. Needs gcc and libibverbs-dev, which depends on ibverbs-providers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokenyard_hca::Random;
 use tokenyard_sys_mlx5::wqe::{BLOCK, Control, InlineData, Local, MOST_BYTES, Remote, Request};
 
-/// Says which guest this program is.
+/// The variable that names the guest that this program plays.
 const GUEST: &str = "TOKENYARD_HCA_GUEST";
 const PROVIDER: &str = "/etc/libibverbs.d/mlx5.driver";
 
@@ -102,7 +102,7 @@ impl World {
         command.spawn().unwrap().wait_with_output().unwrap()
     }
 
-    /// A guest that ends well; what it says.
+    /// Runs a guest, which must end well; returns its output.
     fn guest(&self, name: &str) -> String {
         success(&self.run(self.command(&this()).env(GUEST, name)))
     }
@@ -125,7 +125,7 @@ fn success(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What libibverbs calls it, with its flags: fence 1, signaled 2, inline 8.
+/// A request in the terms of libibverbs, with its flags: fence 1, signaled 2, inline 8.
 struct Posted {
     request: Request,
     signaled: bool,

@@ -1,4 +1,4 @@
-//! A driver of the software device, and two of them connected. The driver writes what kernels would write.
+//! A driver of the software device, and two of them connected. The driver writes the same bytes as kernels.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,7 +17,7 @@ pub(crate) const WINDOW: u64 = 1 << 16;
 /// Seconds, in nanoseconds.
 pub(crate) const SECOND: u64 = 1_000_000_000;
 
-/// Memory that requests address as it lies.
+/// A region that requests address by its own addresses.
 pub(crate) fn whole(pd: u32, memory: u64, bytes: u64, access: Access) -> Region {
     Region { pd, address: memory, bytes, memory, access }
 }
@@ -29,7 +29,7 @@ pub(crate) struct Driver {
     pub(crate) log_depth: u8,
     pub(crate) pd: u32,
     pub(crate) page: u32,
-    /// Where the page lies.
+    /// The address of the page.
     pub(crate) registers: u64,
     pub(crate) umem: u32,
     pub(crate) cqn: u32,
@@ -43,7 +43,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Makes everything on a device, up to a queue pair that is not connected.
+    /// Makes all objects on a device, up to a queue pair that is not connected.
     pub(crate) fn new(hca: &mut Hca, arena: &Arc<Arena>, lid: u16, log_depth: u8) -> Self {
         let window = arena.allocate(WINDOW as usize);
         let queues = arena.allocate((BLOCK << log_depth) + 8192);
@@ -212,7 +212,7 @@ impl Driver {
         Cqe::from_bytes(&bytes)
     }
 
-    /// What a kernel waits for.
+    /// The word for which a kernel waits.
     pub(crate) fn completed(&self) -> Word {
         self.completion().word
     }
@@ -249,7 +249,7 @@ impl Pair {
         self.a.post(self.switch.device(1).unwrap(), requests);
     }
 
-    /// Runs until nothing is under way; nobody did anything wrong.
+    /// Runs until nothing is under way; no driver may break a rule.
     pub(crate) fn run(&mut self) {
         self.switch.run(100 * SECOND);
         if let Some(violation) = self.switch.violation() {
@@ -257,7 +257,7 @@ impl Pair {
         }
     }
 
-    /// Runs, and returns what broke which rule.
+    /// Runs, and returns the rule that was broken, with its text.
     pub(crate) fn broken(&mut self) -> Option<(Rule, String)> {
         self.switch.run(100 * SECOND);
         self.switch.violation().map(|found| (found.rule, found.text.clone()))

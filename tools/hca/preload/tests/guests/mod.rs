@@ -70,7 +70,7 @@ fn devices() {
     Verbs::new().list().iter().for_each(|(_, name)| println!("{name}"));
 }
 
-/// A queue pair of our own that is connected to itself, and a window.
+/// A queue pair, made by our bindings and connected to itself, and a window.
 struct Guest {
     queue: QueuePair,
     window: &'static [AtomicU64],
@@ -78,7 +78,7 @@ struct Guest {
     name: String,
 }
 
-/// The way of a queue pair to itself, on the port with local id 1.
+/// The path of a queue pair to itself, on the port with local id 1.
 fn to_itself(number: u32) -> Steps {
     let init = Rst2Init {
         qpn: 0,
@@ -181,7 +181,7 @@ fn devx() {
         guest.wait().unwrap();
         assert_eq!(guest.window[target].load(Ordering::SeqCst), round);
     }
-    // Without a completion, there is room for so many.
+    // Without a completion, there is room for `DEPTH` requests.
     let posted = (0..2 * DEPTH).filter(|_| guest.queue.post(&Request::Nop, true)).count();
     assert_eq!(posted, DEPTH as usize);
     guest.queue.ring();
@@ -190,7 +190,7 @@ fn devx() {
     println!("{}: 1000 puts, total {total}", guest.name);
 }
 
-/// A plan of faults lets the second request fail.
+/// A plan of faults makes the second request fail.
 fn failure() {
     let mut guest = Guest::new();
     for _ in 0..2 {
