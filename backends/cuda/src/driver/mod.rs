@@ -33,7 +33,7 @@ fn load() -> Result<()> {
             ));
         }
         let mut version = 0;
-        // SAFETY: the library is there; the version may be asked before initialisation.
+        // SAFETY: the library is loaded; the version may be asked before initialisation.
         let status = unsafe { sys::cuDriverGetVersion(&mut version) };
         if status != sys::CUresult::CUDA_SUCCESS || version < OLDEST {
             return Err((
@@ -41,7 +41,7 @@ fn load() -> Result<()> {
                 "install driver 580 or later",
             ));
         }
-        // SAFETY: the library is there.
+        // SAFETY: the library is loaded.
         match unsafe { sys::cuInit(0) } {
             sys::CUresult::CUDA_SUCCESS => Ok(()),
             other => Err((

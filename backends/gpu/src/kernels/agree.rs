@@ -1,4 +1,4 @@
-//! What ranks compare when they enter, and their objections.
+//! The values that ranks compare when they enter, and their objections.
 
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
