@@ -19,8 +19,8 @@ namespace ty {
 
 constexpr u32 kPartRows = 8;   // rows of a share of a tile, which one warp spreads
 
-// The count of a tile of `source` at `rank`: the completed pieces, and in the upper half the shares
-// that are spread. Zero between operations.
+// The count of a tile of `source` at `rank`: in the lower half the pieces and the metadata of rows that are
+// complete, in the upper half the shares that are spread. Zero between operations.
 template <class Up>
 __device__ u64* tile_count(const DispatchArgs& a, const Up& up, u32 rank, u32 source, u32 tile) {
   u64 offset = a.tiles + 8 * ((u64)source * a.tiles_of_source() + tile);
