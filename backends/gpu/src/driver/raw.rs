@@ -107,9 +107,10 @@ impl Launch {
 /// [`load`](Self::load) succeeds before any other call. Calls from [`alloc`](Self::alloc) on work in
 /// the context that is current on the calling thread ([`context_push`](Self::context_push)).
 ///
-/// # Safety of calls In all `unsafe` calls, handles and addresses come from this driver and have
-/// not been destroyed; memory that is freed, unmapped or destroyed is used by no kernel and no copy
-/// that still runs. A call names any further requirement.
+/// # Safety of calls
+/// In all `unsafe` calls, handles and addresses come from this driver and have not been destroyed;
+/// memory that is freed, unmapped or destroyed is used by no kernel and no copy that still runs. A
+/// call names any further requirement.
 pub trait Driver: Debug + Send + Sync {
     /// Loads and initialises the library, once per process.
     ///
