@@ -14,8 +14,7 @@ fn text(text: &str) -> abi::TyStr {
     abi::TyStr { data: text.as_ptr(), bytes: text.len() }
 }
 
-/// The device API of `nvlink`, in the form of a vendor that has a component of its source in a
-/// header.
+/// The device API of `nvlink`, in the form of a vendor that has some of its source in a header.
 fn vendor(folder: &Path) -> Over {
     let nvlink = Nvlink::device_source().unwrap();
     // SAFETY: the text of a constant.

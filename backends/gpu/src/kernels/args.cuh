@@ -162,8 +162,7 @@ struct Common {
   u32 max_tokens;
   u32 brought;          // rows of the call's tensors: T, or the most that it may be
   u32 ticket;           // the host waits for this number in the outcome
-  u32 no_host_sync;          // no caller waits for it: only an outcome other than kGo is reported, and
-                             // stops all later ones
+  u32 no_host_sync;          // no caller waits: only a code that is not kGo is reported, and it stops all later ones
   u32 verdict;
   u32 entry_words;      // 64-bit words of a record
   u32 text_bytes;       // why it refuses; else the holder of its arena, where that may be too full
@@ -232,8 +231,7 @@ struct Routing {
 // Where rows are staged without a request, in the control windows of all ranks: see staging.cuh. Places
 // are of [slots, R] ranks that write, and each rank has places for M tokens.
 struct Staging {
-  u64 words;         // offset of a rank's words about its rows: [token_words + El] words {epoch, value}
-                     // each
+  u64 words;         // offset of reports on rows: [token_words + El] words {epoch, value} per rank
   u64 records;       // offset of records: [M] each
   u64 rows;          // offset of rows: [M] each
   u64 row_pitch;     // bytes from one row to the next
