@@ -1,5 +1,6 @@
-//! Compiles every kernel for every architecture, without a GPU, and says what each takes. Fails if
-//! a kernel spills registers, or declares more shared memory than launches leave it.
+//! Compiles every kernel for every architecture, without a GPU, and prints the resources of each.
+//! Fails if a kernel spills registers, or declares more shared memory than launches leave for
+//! declarations.
 
 use tokenyard_core::Result;
 use tokenyard_core::transport::Transport as _;
@@ -11,11 +12,11 @@ use tokenyard_gpu::warm::{Over, compile, compile_probe, compile_ring_probe};
 const WANTED: [(u32, Rows); 4] =
     [(80, Rows::Vector), (90, Rows::Vector), (90, Rows::Tma), (100, Rows::Tma)];
 
-/// Kernels of `exchange.cu`: over puts, a combine has one more; inside one of several domains, a
-/// dispatch.
+/// Kernels of `exchange.cu`: over puts there is one more for a combine; inside one of several
+/// domains there is one more for a dispatch.
 fn programs() -> Result<[(Over, Role, usize); 5]> {
     let given = Nvlink::device_source()?;
-    // SAFETY: what it points to is static.
+    // SAFETY: the parameters that it points to are static.
     let nvlink = unsafe { Over::transport("nvlink", Some(&given))? };
     let given = DevicePut::device_source()?;
     // SAFETY: as above.
@@ -38,14 +39,14 @@ const RING_PROBE: usize = 2;
 /// Bytes of shared memory that a kernel may declare: `DECLARED` of `backends/gpu/src/kernels/sizes.rs`.
 const DECLARED: u32 = 2048;
 
-/// What the assembler says about one kernel.
+/// The assembler's report about one kernel.
 #[derive(Default)]
 struct Usage {
     kernel: String,
     registers: String,
     stack: String,
     spills: String,
-    /// Bytes of shared memory that it declares.
+    /// Bytes of shared memory that the kernel declares.
     shared: u32,
 }
 
@@ -82,7 +83,7 @@ fn usages(log: &str) -> Vec<Usage> {
     all
 }
 
-/// Prints what each kernel takes; returns how many take too much.
+/// Prints the resources of each kernel; returns the number of kernels that use too much.
 fn show(capability: u32, rows: Rows, up: &str, compiled: &Compiled, kernels: usize) -> usize {
     let usages = usages(&compiled.log);
     let found = usages.len();

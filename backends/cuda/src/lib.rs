@@ -1,9 +1,10 @@
 //! The backend for NVIDIA GPUs: the `nvlink` transport between the GPUs of one machine, and the
 //! `cuda` kernel set.
 //!
-//! Kernels and host code are those of `tokenyard-gpu`; here are CUDA's driver and compiler, and the
-//! names. Nothing of CUDA is linked: driver and compiler are loaded at run time, and `probe` says where
-//! they are missing. nvcc is run as a program, where a device API includes headers. `docs.md` in this folder is the page for operators.
+//! The kernels and the host code are those of `tokenyard-gpu`. This crate adds CUDA's driver and compiler,
+//! and the names. Nothing of CUDA is linked: driver and compiler are loaded at run time, and `probe`
+//! reports where they are missing. nvcc runs as a program, for a device API that includes headers.
+//! `docs.md` in this folder is the page for operators.
 
 mod built_in;
 mod driver;

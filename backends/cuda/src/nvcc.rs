@@ -19,11 +19,11 @@ pub struct Nvcc {
 }
 
 impl Nvcc {
-    /// The one that the config names, else that of `CUDA_HOME`, of `PATH`, or of pip's package
-    /// `nvidia-cuda-nvcc` beside a folder of `LD_LIBRARY_PATH` or beside NVRTC, where that is loaded.
+    /// The nvcc that the config names, else that of `CUDA_HOME`, of `PATH`, or of pip's package
+    /// `nvidia-cuda-nvcc` beside a folder of `LD_LIBRARY_PATH` or beside the loaded NVRTC.
     ///
     /// # Errors
-    /// `Unavailable` with the places that were looked at, and the fix.
+    /// `Unavailable` with the places that were searched, and the fix.
     pub fn find(named: Option<&Path>) -> Result<Self> {
         let places = match named {
             Some(path) => vec![path.to_owned()],
@@ -62,7 +62,8 @@ fn places(env: &dyn Fn(&str) -> Option<std::ffi::OsString>, nvrtc: Option<&Path>
         all.extend(folders.map(|folder| folder.join("nvcc")));
     }
     let libraries = env("LD_LIBRARY_PATH").unwrap_or_default();
-    // pip's packages lie in one folder, `bin` beside `lib`. A framework loads its NVRTC from there by itself.
+    // pip's packages lie in one folder, `bin` beside `lib`. A framework loads its NVRTC from that folder by
+    // itself.
     let libraries = std::env::split_paths(&libraries).filter(|folder| folder.is_absolute());
     let loaded = nvrtc.and_then(Path::parent).map(Path::to_owned);
     let beside = libraries.chain(loaded);
@@ -85,7 +86,7 @@ impl Compiler for Nvcc {
             self.tool.run("look for headers", &written.arguments(source, &[OsStr::new("-M")]))?;
         let mut all = String::new();
         for file in files_of(&ran.out) {
-            // The source's own files have a place of their own in the key.
+            // The files of the source itself have a separate place in the key.
             if file.starts_with(written.folder()) {
                 continue;
             }
@@ -121,7 +122,7 @@ fn files_of(rule: &str) -> Vec<PathBuf> {
     let mut rest = joined.chars();
     while let Some(next) = rest.next() {
         match next {
-            // A blank of a name is escaped.
+            // A blank inside a name is escaped.
             '\\' => file.extend(rest.next()),
             next if next.is_whitespace() => all.push(std::mem::take(&mut file)),
             next => file.push(next),

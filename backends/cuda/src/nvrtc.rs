@@ -70,7 +70,7 @@ impl Compiler for Nvrtc {
         })?;
         let program = Raw(raw);
         let options_at = pointers(&options);
-        // SAFETY: a program that lives, and texts as above.
+        // SAFETY: a program that lives, and the texts of above.
         let status = unsafe {
             sys::nvrtcCompileProgram(program.0, options.len() as i32, options_at.as_ptr())
         };
@@ -117,7 +117,7 @@ impl Raw {
         // SAFETY: a program that lives.
         check("read log", unsafe { sys::nvrtcGetProgramLogSize(self.0, &mut bytes) })?;
         let mut text = vec![0_u8; bytes];
-        // SAFETY: room for as many bytes as the compiler said.
+        // SAFETY: room for as many bytes as the compiler reported.
         check("read log", unsafe {
             sys::nvrtcGetProgramLog(self.0, text.as_mut_ptr().cast::<c_char>())
         })?;
@@ -130,7 +130,7 @@ impl Raw {
         // SAFETY: a program that was compiled.
         check("read image", unsafe { sys::nvrtcGetCUBINSize(self.0, &mut bytes) })?;
         let mut image = vec![0_u8; bytes];
-        // SAFETY: room for as many bytes as the compiler said.
+        // SAFETY: room for as many bytes as the compiler reported.
         check("read image", unsafe {
             sys::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast::<c_char>())
         })?;
@@ -140,7 +140,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // SAFETY: made once; the call forgets it.
+        // SAFETY: made once; the call clears the handle.
         let _ = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
     }
 }

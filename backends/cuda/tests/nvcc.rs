@@ -14,7 +14,7 @@ fn text(text: &str) -> abi::TyStr {
     abi::TyStr { data: text.as_ptr(), bytes: text.len() }
 }
 
-/// The device API of `nvlink`, as a vendor would give it whose own part is in a header.
+/// The device API of `nvlink`, in the form of a vendor that has some of its source in a header.
 fn vendor(folder: &Path) -> Over {
     let nvlink = Nvlink::device_source().unwrap();
     // SAFETY: the text of a constant.
@@ -34,7 +34,7 @@ fn vendor(folder: &Path) -> Over {
         define_count: defines.len(),
         ..nvlink
     };
-    // SAFETY: what it points to lives until the end of this function, which copies it.
+    // SAFETY: the data that it points to lives until the end of this function, which copies it.
     unsafe { Over::transport("vendor", Some(&given)) }.unwrap()
 }
 

@@ -1,12 +1,13 @@
-// The words of a dialect: all that differs between one maker's GPUs and another's. Everything else of
-// the device code uses these words alone; arch_cuda.cuh and arch_amd.cuh have the same ones.
+// The words of a dialect: all differences between the GPUs of one maker and another. The rest of the
+// device code uses these words alone; arch_cuda.cuh and arch_amd.cuh define the same set.
 //
-// A warp is what runs in lockstep or nearly so: 32 threads of CUDA, the 64 of a wavefront of CDNA. kWave is
-// its size, Lanes a mask of its lanes. Words for warps are called by all of its threads. No thread of a
-// warp waits for what another thread of it is still to do, but inside of `in_turn`: a wavefront goes on
-// only when all of its lanes do.
+// A warp is a group of threads that run in lockstep or nearly so: 32 threads of CUDA, the 64 of a wavefront
+// of CDNA. kWave is its size, Lanes a mask of its lanes. All threads of a warp call the words for warps. No
+// thread of a warp waits for an action of another thread of the same warp, except inside of `in_turn`: a
+// wavefront continues only when all of its lanes do.
 //
-// Not for transports to use unless transport.cuh says so: it is not versioned like the device API.
+// Transports must not use these words unless transport.cuh says so: they are not versioned like the
+// device API.
 #pragma once
 
 namespace ty {
@@ -28,7 +29,7 @@ using i64 = long long;
 
 namespace ty {
 
-// The lanes before one.
+// The lanes before a given lane.
 __device__ inline Lanes lanes_before(u32 lane) { return (Lanes(1) << lane) - 1; }
 
 }  // namespace ty

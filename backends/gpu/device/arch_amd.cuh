@@ -1,15 +1,15 @@
-// AMD's words of arch.cuh, for CDNA 3 and later (gfx942, gfx950): clang's builtins, and HIP's words where hiprtc
-// has included them before. No header of ROCm is needed.
+// AMD's words of arch.cuh, for CDNA 3 and later (gfx942, gfx950): clang's builtins, and HIP's words where
+// hiprtc has already included them. No header of ROCm is needed.
 //
-// Sums are defined bit for bit: the compiler gets -ffp-contract=off, as clang makes multiply-adds of products
-// and sums in HIP unless told otherwise.
+// Sums are defined bit for bit. So the compiler gets -ffp-contract=off: by default clang fuses products and
+// sums into multiply-adds in HIP.
 #pragma once
 
 #if !__has_builtin(__builtin_amdgcn_ballot_w64)
 #error "found another compiler; expected clang for amdgcn: hiprtc, or clang 19 and later"
 #endif
 
-// What hiprtc has, and clang by itself has not.
+// hiprtc has these words; clang by itself does not.
 #ifndef __HIPCC_RTC__
 
 #define __device__ __attribute__((device))
@@ -52,7 +52,7 @@ constexpr Lanes kAllLanes = ~Lanes(0);
 
 #define TY_KERNEL(threads) \
   extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(1, threads)))
-// Two waves of each of the four processors of a unit: 512 threads may then have 256 registers each.
+// Two waves on each of the four processors of a unit: 512 threads may then have 256 registers each.
 #define TY_KERNEL_ALONE(threads) \
   extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(1, threads), amdgpu_waves_per_eu(1, 2)))
 #define TY_ARGUMENT const
@@ -78,7 +78,7 @@ __device__ inline void sync_block() {
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-// Behind a barrier, so that the word of the vote before has been read.
+// Behind a barrier, so that the word of the previous vote has been read.
 __device__ inline int sync_block_or(int yes) {
   __shared__ int vote;
   sync_block();
@@ -103,7 +103,7 @@ __device__ inline T shfl(T value, u32 lane) {
     return __builtin_bit_cast(T, low | high << 32);
   }
 }
-// Bytes and truths travel as words.
+// Bytes and booleans travel as words.
 __device__ inline bool shfl(bool value, u32 lane) { return shfl((u32)value, lane) != 0; }
 template <class T>
 __device__ inline T shfl_up(T value, u32 by) {
@@ -117,7 +117,7 @@ __device__ inline int any(int yes) { return ballot(yes) != 0; }
 __device__ inline int all(int yes) { return ballot(yes) == kAllLanes; }
 __device__ inline u32 popc(Lanes lanes) { return (u32)__builtin_popcountll(lanes); }
 __device__ inline u32 first_of(Lanes lanes) { return (u32)__builtin_ffsll((i64)lanes) - 1; }
-// One turn for each value that there is.
+// One turn for each distinct value.
 __device__ inline Lanes match_any(i32 value) {
   Lanes same = 0;
   for (Lanes left = kAllLanes; left != 0;) {
@@ -128,8 +128,9 @@ __device__ inline Lanes match_any(i32 value) {
   }
   return same;
 }
-// Runs `body` in one calling thread of a warp after the other, each to its end: it may wait for what those
-// before it have done. All lanes go through the loop together, so no compiler takes a body out of it.
+// Runs `body` in the calling threads of a warp one after the other, each to its end: a body may wait for
+// what the threads before it have done. All lanes go through the loop together, so no compiler takes a
+// body out of it.
 template <class Body>
 __device__ inline bool in_turn(Body body) {
   bool well = false;
@@ -180,8 +181,9 @@ __device__ inline T load_device(const T* at) {
   return __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
-// By a vector of the compiler's own: it leaves structures in memory that are copied whole. Said to be global
-// memory, as pointers that come out of structures may be any.
+// Uses a vector type of the compiler: the type leaves structures in memory that are copied whole. The
+// pointer is declared to be in global memory, because a pointer out of a structure may be in any address
+// space.
 using Vector = u32 __attribute__((ext_vector_type(4)));
 __device__ inline uint4 load_16(const uint4* at) {
   Vector v = *(const __attribute__((address_space(1))) Vector*)at;
@@ -191,14 +193,14 @@ __device__ inline void store_16(uint4* at, const uint4& value) {
   *(__attribute__((address_space(1))) Vector*)at = Vector{value.x, value.y, value.z, value.w};
 }
 
-// The same of memory that another device writes: 4 bytes are whole.
+// The same for memory that another device writes: each 4 bytes are whole.
 __device__ inline uint4 load_16_relaxed(const uint4* at) {
   const u64* halves = reinterpret_cast<const u64*>(at);
   u64 low = load_relaxed(halves), high = load_relaxed(halves + 1);
   return make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
 }
 
-// --- Atomics of this device; each returns the value of before
+// --- Atomics of this device; each returns the previous value
 
 template <class T>
 __device__ inline T atomic_add(T* at, T value) {
@@ -228,7 +230,7 @@ __device__ inline T atomic_cas(T* at, T from, T to) {
 __device__ inline u64 now_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 // 64 cycles a unit; the number is a constant of the instruction.
 __device__ inline void pause_ns(u32) { __builtin_amdgcn_s_sleep(4); }
-// Looks without a rest keep the fabric from the stores that they wait for.
+// Polls without a pause keep the fabric from the stores that they wait for.
 __device__ inline void between_looks() { __builtin_amdgcn_s_sleep(1); }
 
 // --- Arithmetic: one rounding each, never contracted
@@ -261,8 +263,8 @@ __device__ inline u32 to_f16x2(float low, float high) {
   return first | second << 16;
 }
 __device__ inline float from_f16(u16 half) { return (float)__builtin_bit_cast(_Float16, half); }
-// The conversions of gfx942 are another format (e4m3fnuz, at most 240); codes are the same everywhere, so
-// they are made without, on gfx950 too.
+// The conversions of gfx942 produce another format (e4m3fnuz, at most 240). Codes are the same
+// everywhere, so this file does not use these conversions, not even on gfx950.
 #define TY_HAS_E4M3 0
 
 // --- Shared memory

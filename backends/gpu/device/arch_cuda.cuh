@@ -9,16 +9,17 @@ constexpr u32 kWave = 32;
 using Lanes = u32;
 constexpr Lanes kAllLanes = ~Lanes(0);
 
-// A kernel of at most so many threads a block.
+// A kernel with at most this many threads a block.
 #define TY_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
-// The same, one block of which has a multiprocessor for itself.
+// The same for a kernel of which one block has a multiprocessor for itself.
 #define TY_KERNEL_ALONE(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
-// Arguments of a kernel: read where they lie, not copied.
+// Arguments of a kernel: read in place, not copied.
 #define TY_ARGUMENT const __grid_constant__
-// The first argument of a kernel, where it lies.
+// The first argument of a kernel, in place.
 template <class T>
 __device__ inline const T& in_place(const T& first) { return first; }
-// For a function whose calls would put what they refer to into memory, where the compiler would call it.
+// For a function whose call would force its arguments by reference into memory, where the compiler would
+// not inline it.
 #define TY_INLINED
 // The dynamic shared memory of a block.
 #define TY_SHARED_BYTES(name) extern __shared__ __align__(1024) ty::u8 name[]
@@ -30,29 +31,29 @@ __device__ inline u32 block_waves() { return blockDim.x / kWave; }
 
 __device__ inline void sync_wave() { __syncwarp(); }
 __device__ inline void sync_block() { __syncthreads(); }
-// Whether all, or any, threads of the block say so.
+// Whether the condition holds in all, or in any, threads of the block.
 __device__ inline int sync_block_and(int yes) { return __syncthreads_and(yes); }
 __device__ inline int sync_block_or(int yes) { return __syncthreads_or(yes); }
 
-// The value of another lane: of a lane by number, of that `by` before this one, of that whose number
-// differs in `bits`.
+// The value of another lane: of the lane with this number, of the lane `by` before this one, of the
+// lane whose number differs in `bits`.
 template <class T>
 __device__ inline T shfl(T value, u32 lane) { return __shfl_sync(kAllLanes, value, lane); }
 template <class T>
 __device__ inline T shfl_up(T value, u32 by) { return __shfl_up_sync(kAllLanes, value, by); }
 template <class T>
 __device__ inline T shfl_xor(T value, u32 bits) { return __shfl_xor_sync(kAllLanes, value, bits); }
-// The lanes that say so.
+// The lanes in which the condition holds.
 __device__ inline Lanes ballot(int yes) { return __ballot_sync(kAllLanes, yes); }
 __device__ inline int any(int yes) { return __any_sync(kAllLanes, yes); }
 __device__ inline int all(int yes) { return __all_sync(kAllLanes, yes); }
 // The lanes that have the same value.
 __device__ inline Lanes match_any(i32 value) { return __match_any_sync(kAllLanes, value); }
-// How many lanes are set, and the number of the first: of none, one beyond all.
+// The number of lanes that are set, and the number of the first; one beyond all if none is set.
 __device__ inline u32 popc(Lanes lanes) { return __popc(lanes); }
 __device__ inline u32 first_of(Lanes lanes) { return __ffs(lanes) - 1; }
-// Runs `body` in each calling thread. Those of a warp go on independently of each other, so one of them may
-// wait for what another does.
+// Runs `body` in each calling thread. The threads of a warp proceed independently, so one may wait for an
+// action of another.
 template <class Body>
 __device__ inline bool in_turn(Body body) { return body(); }
 
@@ -82,7 +83,7 @@ __device__ inline u32 load_relaxed(const u32* at) {
 __device__ inline void store_relaxed(u32* at, u32 value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
-// 16 bytes. Others may see 8 of them at once, or 4.
+// 16 bytes. Observers may see 8 of them at once, or 4.
 __device__ inline void store_16_relaxed(uint4* at, const uint4& value) {
   asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(value.x), "r"(value.y),
                "r"(value.z), "r"(value.w)
@@ -98,11 +99,11 @@ __device__ inline void add_relaxed(u64* at, u64 value) {
 __device__ inline void add_release(u64* at, u64 value) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
-// Accesses before it come before those behind it, for others that learn of the latter. Cheaper than
-// fence_system_all, which also orders stores before loads.
+// Orders accesses before it ahead of accesses behind it, for observers that see the latter. Cheaper
+// than fence_system_all, which also orders stores before loads.
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 __device__ inline void fence_system_all() { __threadfence_system(); }
-// The same for this device alone, stores before loads, too.
+// The same for this device alone; also orders stores before loads.
 __device__ inline void fence_device() { __threadfence(); }
 // A load past the nearest cache, of what other blocks have written.
 __device__ inline u32 load_device(const u32* at) { return __ldcg(at); }
@@ -113,7 +114,7 @@ __device__ inline i64 load_device(const i64* at) { return __ldcg(at); }
 __device__ inline uint4 load_16(const uint4* at) { return *at; }
 __device__ inline void store_16(uint4* at, const uint4& value) { *at = value; }
 
-// The same of memory that another device writes: 4 bytes are whole.
+// The same for memory that another device writes: each 4 bytes are whole.
 __device__ inline uint4 load_16_relaxed(const uint4* at) {
   uint4 v;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -123,7 +124,7 @@ __device__ inline uint4 load_16_relaxed(const uint4* at) {
   return v;
 }
 
-// --- Atomics of this device; each returns the value of before
+// --- Atomics of this device; each returns the previous value
 
 template <class T>
 __device__ inline T atomic_add(T* at, T value) { return atomicAdd(at, value); }
@@ -131,7 +132,7 @@ template <class T>
 __device__ inline T atomic_or(T* at, T value) { return atomicOr(at, value); }
 template <class T>
 __device__ inline T atomic_min(T* at, T value) { return atomicMin(at, value); }
-// Adds 1, or returns to 0 from `most`.
+// Adds 1; at `most`, returns to 0 instead.
 __device__ inline u32 atomic_inc(u32* at, u32 most) { return atomicInc(at, most); }
 template <class T>
 __device__ inline T atomic_cas(T* at, T from, T to) { return atomicCAS(at, from, to); }
@@ -143,7 +144,7 @@ __device__ inline u64 now_ns() {
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
   return now;
 }
-// Lets others run for about so long.
+// Lets other warps run for about this long.
 __device__ inline void pause_ns(u32 ns) { __nanosleep(ns); }
 // Between two looks at a word that another device writes.
 __device__ inline void between_looks() {}
@@ -191,7 +192,7 @@ __device__ inline u32 to_e4m3x2(float low, float high) {
 
 __device__ inline u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
-// 16 bytes of shared memory at once: parts of them would meet in the same banks.
+// 16 bytes of shared memory at once: smaller accesses would meet in the same banks.
 __device__ inline uint4 load_shared(const uint4* at) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -200,7 +201,7 @@ __device__ inline uint4 load_shared(const uint4* at) {
   return v;
 }
 
-// Copies 4 or 16 bytes to shared memory; `copies_done` waits for those of a thread.
+// Copies 4 or 16 bytes to shared memory; `copies_done` waits for the copies of a thread.
 __device__ inline void copy_async(void* to, const void* from, u32 bytes) {
   if (bytes == 16)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
@@ -236,7 +237,8 @@ __device__ inline void init_barrier(u32 barrier, u32 count) {
 __device__ inline void arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Whether a phase of a barrier of this block is past. It may take a moment to say no.
+// Whether a phase of a barrier of this block is past. The answer may be late: false for a moment
+// after the phase has ended.
 __device__ inline bool is_past(u32 barrier, u32 parity) {
   u32 past;
   asm volatile(
@@ -252,28 +254,28 @@ __device__ inline bool is_past(u32 barrier, u32 parity) {
 __device__ inline void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Waits for the phase of a barrier of this block. What it waits for always ends: no guard.
+// Waits for the phase of a barrier of this block. Such a phase always ends: no guard.
 __device__ inline void wait_barrier(u32 barrier, u32 parity) {
   while (!is_past(barrier, parity)) {
   }
 }
 
-// What this thread wrote to shared memory may then be read by bulk copies.
+// Makes the writes of this thread to shared memory visible to bulk copies.
 __device__ inline void publish_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// What this thread learned by loads holds for its bulk copies, too.
+// Extends the order of this thread's loads to its bulk copies.
 __device__ inline void publish_places() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ inline void close_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // All stores of this thread have read shared memory.
 __device__ inline void stores_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// All groups of stores of this thread but the last have read shared memory.
+// All groups of stores of this thread except the last have read shared memory.
 __device__ inline void stores_read_but_one() {
   asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
 }
-// All groups of stores of this thread but the last are complete, not only read.
+// All groups of stores of this thread except the last are complete, not only read.
 __device__ inline void stores_done_but_one() {
   asm volatile("cp.async.bulk.wait_group 1;" ::: "memory");
   asm volatile("fence.proxy.async;" ::: "memory");

@@ -11,12 +11,12 @@ struct DeviceApi {
   };
   static_assert(sizeof(Command) == 64, "the host takes commands of another size");
   struct Params {
-    // In device memory: commands ever numbered, how many of them are known to be done, and whether a
-    // thread is asking the host.
+    // In device memory: the number of commands so far, how many of them are known to be done, and
+    // whether a thread is asking the host.
     ty::u64* head;
     // In host memory: `mask` + 1 slots.
     Command* commands;
-    // In host memory: commands that are done, all before them included.
+    // In host memory: the number of commands that are done, all earlier ones included.
     const ty::u64* done;
     // In host memory: the totals of this rank's signals.
     const ty::u64* totals;
@@ -53,12 +53,12 @@ struct DeviceApi {
     return post({kSignal, peer, raise.signal, raise.add}, guard);
   }
 
-  // Nothing is deferred.
+  // No post is deferred.
   __device__ void submit(ty::u32) const {}
 
   __device__ ty::u64 read_signal(ty::u32, ty::u32 id) const { return ty::load_acquire(p.totals + id); }
 
-  // Waits for every command that was numbered before, of all blocks: there is one ring.
+  // Waits for all commands that were numbered before, of all blocks: there is one ring.
   template <class Coop>
   __device__ bool flush(Coop coop, ty::u32, ty::Guard& guard) const {
     bool ok = true;
@@ -80,22 +80,24 @@ struct DeviceApi {
     return guard.until({kQueue, p.me, 0, count}, [&] { return known_done(enough); }, enough);
   }
 
-  // A word of the host is read about a million times a second, however many threads ask. So one asks for
-  // all, and only once what is known does not suffice.
+  // A word of the host can be read about a million times a second, independent of the number of threads
+  // that ask. So one thread asks for all, and only when the known value does not suffice.
   template <class Enough>
   __device__ ty::u64 known_done(Enough enough) const {
     ty::u64 *known = p.head + 1, *asking = p.head + 2;
     ty::u64 done = ty::load_acquire(known);
     if (enough(done) || ty::atomic_cas(asking, 0ull, 1ull) != 0) return done;
     done = ty::load_acquire(p.done);
-    // Whoever learns of it here may write slots and sources as if it had asked the host (INV-4, INV-5).
+    // A thread that learns the value here may overwrite slots and sources as if it had asked the host
+    // itself (INV-4, INV-5).
     ty::fence_device();
     ty::store_relaxed(known, done);
     ty::store_relaxed(asking, 0ull);
     return done;
   }
 
-  // Whoever wrote a part of the source makes it visible to the host; then one posts for all.
+  // Each thread that wrote a portion of the source makes it visible to the host; then one thread
+  // posts for all.
   template <class Coop>
   __device__ TY_INLINED bool post_all(Coop coop, const Command& command, ty::Guard& guard) const {
     ty::fence_system_all();
@@ -103,11 +105,12 @@ struct DeviceApi {
     return coop.index() != 0 || post(command, guard);
   }
 
-  // In turn, as a command that is numbered for a full ring waits for those before it.
+  // In turn, because a command that is numbered for a full ring waits for the commands before it.
   __device__ TY_INLINED bool post(const Command& command, ty::Guard& guard) const {
     return ty::in_turn([&] { return post_one(command, guard); });
   }
-  // An aborted wait leaves a hole in the ring, which nothing comes past: the communicator is closed then.
+  // An aborted wait leaves a hole in the ring. No command passes the hole: the communicator is then
+  // closed.
   __device__ TY_INLINED bool post_one(const Command& command, ty::Guard& guard) const {
     ty::u64 number = ty::atomic_add(p.head, 1ull);
     if (number > p.mask && !wait_done(number - p.mask, guard)) return false;

@@ -1,12 +1,13 @@
-// The device API: what a kernel may ask of a transport. Version 2.
+// The device API: the calls of a transport that a kernel may use. Version 2.
 //
 // A transport hands the kernel set the source of one struct, `DeviceApi`, and a parameter block. The
 // source is compiled once per level, inside a namespace of its own, so that one device API may serve both
-// levels of a communicator. A header that it needs outside of that namespace is named by the define
-// TY_UP_PRELUDE=<header.h>; it is found in its include folders. Kernels are templates over device APIs and
-// know no transport. This file needs arch.cuh alone: it compiles with NVRTC, nvcc, hiprtc and hipcc.
+// levels of a communicator. If the source needs a header outside of that namespace, the define
+// TY_UP_PRELUDE=<header.h> names that header, and the include folders of the device API hold it. Kernels
+// are templates over device APIs and know no transport. This file needs arch.cuh alone: it compiles with
+// NVRTC, nvcc, hiprtc and hipcc.
 //
-// A device API has, and its kernels use nothing else:
+// A device API has the members below, and its kernels use nothing else:
 //
 //   struct DeviceApi {
 //     struct Params;                      // plain data, passed to the kernel by value
@@ -42,16 +43,17 @@
 //     bool get(Coop, u32 queue, u32 peer, At src, At dst, u64 bytes, Guard&) const;
 //   };
 //
-// Window ids are dense, in order of registration. Signal totals only grow and compare rolling; those of
-// several queues are summed by who waits. An add is 1 to 65,535. A queue belongs to one block unless
-// kSharedQueues. A block puts on the queue of its number modulo the queues; records go on queue 0. What can
-// block takes the guard and returns false when the guard ended it (INV-6): the kernel then returns, and the
-// context lives. What sees an error says so by Guard::fail. Barriers are built above the device API.
+// Window ids are dense, in order of registration. Signal totals only grow and compare rolling; a waiter
+// sums the totals of several queues. An add is 1 to 65,535. A queue belongs to one block unless
+// kSharedQueues. A block puts on the queue of its number modulo the queues; records use queue 0. A call
+// that can block takes the guard and returns false when the guard ended the wait (INV-6): the kernel then
+// returns, and the context lives. A device API that sees an error reports it by Guard::fail. Barriers are
+// built above the device API.
 //
-// Bulk copies (TMA) are another proxy than loads and stores. Who stores to a peer in bulk completes
-// its own stores (`cp.async.bulk.wait_group 0`, not `.read`) before the block's barrier and the
-// signal; who reads or overwrites by bulk copies what a signal covers does `fence.proxy.async` after
-// it has seen the signal.
+// Bulk copies (TMA) are another proxy than loads and stores. A device API that stores to a peer in
+// bulk completes its own stores (`cp.async.bulk.wait_group 0`, not `.read`) before the block's
+// barrier and the signal. Code that reads or overwrites by bulk copies the bytes that a signal
+// covers does `fence.proxy.async` after it has seen the signal.
 #pragma once
 #include "arch.cuh"
 
@@ -65,13 +67,13 @@ struct At {
   u64 offset;
 };
 
-// What is added to which signal.
+// An amount to add, and the signal to add it to.
 struct Raise {
   u32 signal;
   u32 add;
 };
 
-// Who calls together: every thread of the group, with equal arguments.
+// The group of threads that call together: every thread of the group calls, with equal arguments.
 struct Thread {
   __device__ u32 index() const { return 0; }
   __device__ u32 size() const { return 1; }
@@ -88,8 +90,8 @@ struct Block {
   __device__ void sync() const { sync_block(); }
 };
 
-// What the host sees of a kernel's waits: in pinned memory, one per communicator. The host only reads it,
-// so atomics of the device suffice; not every machine has atomics that both sides see.
+// The host's view of a kernel's waits: in pinned memory, one per communicator. The host only reads it, so
+// atomics of the device suffice; some machines have no atomics that both sides see.
 struct WaitReport {
   u64 ended;     // not 0: a wait ended without its signal; the fields below say which
   u64 phase;     // TY_PHASE_*
@@ -98,13 +100,13 @@ struct WaitReport {
   u64 expected;
   u64 found;
   u64 waiting;   // a wait that lasts: phase << 32 | peer + 1; 0 if there is none
-  u64 wait_signal;    // what it is for: not torn enough to matter, for people
+  u64 wait_signal;    // its signal: a report for people, so a torn value does little harm
   u64 wait_expected;
   u64 wait_found;
   u64 begun;          // number of the last operation that all ranks have entered; kernels store it
 };
 
-// What a wait is for.
+// The subject of a wait.
 struct What {
   u32 phase;
   u32 peer;
@@ -120,7 +122,7 @@ class Guard {
 
   __device__ bool ended() const { return ended_; }
 
-  // Returns once `ready(found)` is true of what `read` gives; false if the wait was ended.
+  // Returns true once `ready(found)` is true of a value from `read`; false if the wait was ended.
   template <class Read, class Ready>
   __device__ bool until(const What& what, Read read, Ready ready) {
     if (ended_) return false;
@@ -136,8 +138,8 @@ class Guard {
     return true;
   }
 
-  // Ends what waits by this guard, now and later: a device API that sees an error itself calls it. The
-  // host reads of the first one what was waited for, and what was found.
+  // Ends all waits by this guard, now and later. A device API that sees an error itself calls it. For
+  // the first failure the host reads the subject of the wait, and the value that was found.
   __device__ void fail(const What& what, u64 found) {
     ended_ = true;
     if (atomic_cas(&report_->ended, 0ull, 1ull) != 0) return;
@@ -153,8 +155,8 @@ class Guard {
  private:
   __device__ static u64 tag(const What& what) { return (u64)what.phase << 32 | (what.peer + 1); }
 
-  // Of waits that last, the one for the lowest phase and peer is told: the others may wait for a
-  // rank that waits for that one.
+  // Of the waits that last, the report names the one with the lowest phase and peer: the other
+  // peers may wait for a rank that itself waits for that peer.
   __device__ void claim(u64 mine) {
     u64 told = load_relaxed(&report_->waiting);
     if (told == 0 || told > mine) atomic_cas(&report_->waiting, told, mine);
@@ -190,7 +192,7 @@ __device__ TY_INLINED bool wait_signal(const DeviceApi& device_api, u32 queue, c
       [&](u64 found) { return (i64)(found - what.expected) >= 0; });
 }
 
-// Copies multiples of 16 bytes by loads and stores, four of a thread in flight.
+// Copies multiples of 16 bytes by loads and stores, with four of a thread in flight.
 template <class Coop>
 __device__ void copy_16(Coop coop, u8* dst, const u8* src, u64 bytes) {
   u64 step = (u64)coop.size() * 16, at = (u64)coop.index() * 16;

@@ -9,7 +9,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::platform::Names;
 
-/// Most bytes of an arena: a combine names places in units of 16 bytes, in 32 bits.
+/// Most bytes of an arena: a combine names places in it by 32-bit numbers of 16-byte units.
 pub(crate) const MOST_ARENA: u64 = 64 << 30;
 
 /// The table of the transport between devices, such as `[transport.scale_up.nvlink]`.
@@ -34,38 +34,39 @@ pub enum RowCopy {
     Vector,
 }
 
-/// How a combine brings flat rows back that lie outside the arena, where peers cannot read them.
+/// How a combine returns flat rows that lie outside the arena, where peers cannot read them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outside {
-    /// As is expected to be faster, by what was measured.
+    /// The one that measurements predict to be faster.
     #[default]
     Auto,
-    /// Their owner pushes them to who sums them, where kernels load and store and there is one domain.
+    /// The owner of the rows pushes them to the rank that sums them, where kernels load and store and
+    /// there is one domain.
     Push,
     /// They are copied into the arena first.
     Copy,
 }
 
-/// Where windows lie whose rows a thread of the host puts.
+/// Where windows lie whose rows a host thread puts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Windows {
-    /// In host memory where the transport takes it.
+    /// In host memory where the transport accepts it.
     #[default]
     Auto,
-    /// In the device's: the NIC reaches it by dmabuf, or by a module of the kernel.
+    /// In device memory: the NIC reaches it by dmabuf, or by a kernel module.
     Device,
 }
 
-/// How rows of dispatches to the packed layout move, and those of combines of what these gave.
+/// How rows move in dispatches to the packed layout, and in the combines that follow them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decode {
-    /// Ranks count first; then each row goes to its final place, as in the other layouts.
+    /// Ranks count first; then each row moves to its final place, as in the other layouts.
     #[default]
     Direct,
-    /// Rows are staged at their owners without being asked for, who spread them.
+    /// Senders stage rows at the owners without a request; the owners spread them.
     LowLatency,
 }
 
@@ -75,16 +76,16 @@ pub enum Sms {
     /// As many as the link needs.
     #[default]
     Auto,
-    /// So many, 1 to 1024.
+    /// This many, 1 to 1024.
     Count(u32),
 }
 
-/// What operations are built to fill the link with, at most.
+/// The most multiprocessors that an operation needs to fill the link.
 const ENOUGH_SMS: u32 = 16;
 const MOST_SMS: u32 = 1024;
 
 impl Sms {
-    /// Blocks of an operation, on a device with so many multiprocessors.
+    /// Blocks of an operation, on a device with this many multiprocessors.
     pub(crate) fn blocks(self, processors: u32) -> u32 {
         let wanted = match self {
             Self::Auto => ENOUGH_SMS,
@@ -93,7 +94,7 @@ impl Sms {
         wanted.min(processors)
     }
 
-    /// Blocks of a low-latency operation of so many tokens: all, where they have something to do.
+    /// Blocks of a low-latency operation on this many tokens: all, where each has work.
     pub(crate) fn decode_blocks(self, processors: u32, tokens: u32) -> u32 {
         let wanted = match (self, tokens) {
             (Self::Count(count), _) => count,
@@ -141,17 +142,18 @@ impl Visitor<'_> for SmsVisitor {
 pub struct GpuConfig {
     /// As in the transport's table; must name the same device.
     pub device: Option<u32>,
-    /// Multiprocessors that an operation occupies: "auto" or 1 to 1024. At most what the device has.
+    /// Multiprocessors that an operation occupies: "auto" or 1 to 1024. At most the number that the
+    /// device has.
     pub sms: Sms,
     /// How rows are moved: "auto", "tma" or "vector".
     pub rows: RowCopy,
-    /// How a combine brings rows back that lie outside the arena: "auto", "push" or "copy".
+    /// How a combine returns rows that lie outside the arena: "auto", "push" or "copy".
     pub outside: Outside,
     /// How rows of the packed layout move: "direct" or "low_latency".
     pub decode: Decode,
     /// Multiprocessors that a low-latency operation occupies: "auto" (all, or fewer for few tokens), or 1 to 1024.
     pub decode_sms: Sms,
-    /// Where windows lie whose rows a thread of the host puts: "auto" (in host memory where the transport takes
+    /// Where windows lie whose rows a host thread puts: "auto" (in host memory where the transport accepts
     /// it) or "device".
     pub windows: Windows,
     /// Size of the arena in MiB. Absent: enough for two worst-case outputs of any layout, at most
@@ -161,7 +163,7 @@ pub struct GpuConfig {
     /// user's cache folder.
     pub cache: Option<PathBuf>,
     /// The compiler, a program such as `/usr/local/cuda/bin/nvcc`, for transports whose device API includes
-    /// headers. Default: where the toolkit is found.
+    /// headers. Default: the compiler of the toolkit, where one is found.
     pub compiler: Option<PathBuf>,
 }
 

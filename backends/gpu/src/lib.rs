@@ -2,10 +2,10 @@
 //!
 //! A maker's backend gives a [`Platform`]: its driver ([`driver::Driver`]), its compiler
 //! ([`compile::Compiler`]) and its names. [`GpuKernels`] and [`Peers`] are the components over it, named
-//! by [`Components`]. Nothing of a maker's is linked or named here.
+//! by [`Components`]. This crate links and names nothing of any maker.
 //!
 //! Kernels are templates over a transport's device API (`device/transport.cuh`) and compiled for the
-//! device that is there. One process drives one device.
+//! present device. One process drives one device.
 
 pub mod compile;
 mod config;

@@ -8,15 +8,15 @@ use tokenyard_core::Result;
 use crate::compile::Compiler;
 use crate::driver::Driver;
 
-/// All that differs between one maker's GPUs and another's, outside the kernels.
+/// All differences between one maker's GPUs and another's, outside the kernels.
 #[derive(Debug)]
 pub struct Platform {
     /// Its driver.
     pub driver: &'static dyn Driver,
     /// The compiler of its kernels: a library.
     pub compiler: &'static dyn Compiler,
-    /// The compiler of kernels over a device API that includes headers from disk: a program, at the path that
-    /// the config names, or where it is found.
+    /// The compiler of kernels over a device API that includes headers from disk: a program, at the path
+    /// that the config names, or at the place where it is found.
     pub program_compiler: fn(Option<&Path>) -> Result<Box<dyn Compiler>>,
     /// Names for people.
     pub names: Names,
@@ -51,11 +51,11 @@ impl Names {
 pub trait Components: Debug + Send + Sync + 'static {
     /// The platform.
     const PLATFORM: &'static Platform;
-    /// The name of the kernel set, as `PLATFORM` says it.
+    /// The name of the kernel set, as in `PLATFORM`.
     const KERNELS: &'static str;
     /// The kernel set in one line.
     const KERNELS_ABOUT: &'static str;
-    /// The name of the transport, as `PLATFORM` says it.
+    /// The name of the transport, as in `PLATFORM`.
     const LINK: &'static str;
     /// The transport in one line.
     const LINK_ABOUT: &'static str;
@@ -65,7 +65,7 @@ pub trait Components: Debug + Send + Sync + 'static {
 pub(crate) mod tests {
     use super::Names;
 
-    /// Those of a platform that is not there.
+    /// The names of a platform that does not exist.
     pub(crate) const NAMES: Names = Names {
         kernels: "kernels",
         link: "link",

@@ -2,7 +2,7 @@
 //!
 //! Windows and signals are shareable allocations (VMM); their descriptors cross sockets while ranks
 //! connect. Legacy IPC is not used: it is undefined when an owner dies. Kernels use the device API;
-//! the host API copies with the copy engines and is for whoever has no kernels.
+//! the host API copies with the copy engines and is for callers without kernels.
 
 mod card;
 mod memory;
@@ -32,7 +32,7 @@ use queue::Queue;
 /// The source of the device API.
 const DEVICE_API: &str = include_str!("transport/nvlink.cuh");
 
-/// The device API, for who compiles it without a transport.
+/// The device API, for callers that compile it without a transport.
 pub(crate) fn peers_device_api() -> DeviceApiSource<'static> {
     DeviceApiSource {
         text: DEVICE_API,
@@ -54,7 +54,7 @@ pub struct Peers<C: Components> {
     context: Arc<Context>,
     deadline: Duration,
     needs: TransportNeeds,
-    /// The config names the device: then ranks may share it.
+    /// Whether the config names the device: then ranks may share it.
     shares: bool,
     /// Dropped before `links`: its queues copy to peers' memory.
     queues: Vec<Mutex<Queue>>,
@@ -64,7 +64,7 @@ pub struct Peers<C: Components> {
     _components: PhantomData<C>,
 }
 
-/// What the device API points to; dropped with the transport.
+/// The memory that the device API points to; dropped with the transport.
 #[derive(Debug)]
 struct PeerTable {
     _windows: Buffer,
@@ -284,7 +284,7 @@ impl<C: Components> Peers<C> {
         self.links.peer(peer)?.windows.get(window as usize).copied()
     }
 
-    /// The address of a command's signal, and which of the queue's totals is its.
+    /// The address of a command's signal, and the index of its total in the queue.
     fn signal(&self, command: &Command) -> Option<(u64, usize)> {
         let base = self.links.peer(command.peer)?.signals;
         let (signal, signals) = (command.signal, self.needs.signals);
@@ -385,7 +385,7 @@ fn check_device(device: Device) -> Result<()> {
             "see whether the hypervisor or MIG keeps it from doing so",
         );
     }
-    // Which of them this rank will talk to is known once they connect.
+    // The peers that this rank will reach are known once they connect.
     let mut unreachable = Ok(());
     for other in device.others()? {
         unreachable = reachable(device, other, device.reach(other)?);
@@ -398,7 +398,7 @@ fn check_device(device: Device) -> Result<()> {
 
 impl<C: Components> Drop for Peers<C> {
     /// Peers' memory is unmapped after this: neither queues nor kernels may still use it. Streams of
-    /// the framework do not, and are not waited for.
+    /// the framework do not use it, and are not waited for.
     fn drop(&mut self) {
         if let Err(error) = Stream::synchronize_all(&self.context) {
             tracing::warn!("the streams of this device did not end well: {error}");

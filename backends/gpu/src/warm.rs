@@ -12,7 +12,8 @@ use crate::platform::Platform;
 use crate::probe::{PROBE, RING_PROBE};
 use crate::transport::peers_device_api;
 
-/// What kernels are compiled over: the device API of a transport, or the GPU ring where it has none.
+/// The device API that kernels are compiled over: that of a transport, or the GPU ring where it has
+/// none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Over {
     name: String,
@@ -23,16 +24,16 @@ pub struct Over {
 enum Api {
     Ring,
     Peers,
-    /// A transport's own.
+    /// The device API of a transport.
     Given(DeviceApi),
 }
 
 impl Over {
-    /// What a transport gives for a device API without an instance
-    /// ([`device_source`](tokenyard_core::host::TransportRef::device_source)), which may be nothing.
+    /// The device API that a transport gives without an instance
+    /// ([`device_source`](tokenyard_core::host::TransportRef::device_source)); it may be absent.
     ///
     /// # Errors
-    /// `Unsupported`, saying what the kernels cannot be compiled over.
+    /// `Unsupported`, with the reason why the kernels cannot be compiled over it.
     ///
     /// # Safety
     /// Each pointer of `given` is null, or valid for as many elements as it says.
@@ -70,26 +71,26 @@ impl Over {
 /// Kernels that a later start finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warmed {
-    /// As the compiler calls it, such as `sm_90a`.
+    /// The name that the compiler gives it, such as `sm_90a`.
     pub architecture: String,
-    /// What they are compiled over, by name.
+    /// The name of the device API that they are compiled over.
     pub over: String,
-    /// Whose rows they move.
+    /// The rows that they move.
     pub role: Role,
     /// How rows move.
     pub rows: Rows,
-    /// They were not there yet.
+    /// Whether they were compiled now, and not in the cache before.
     pub compiled: bool,
-    /// Where they are.
+    /// The folder that holds them.
     pub folder: PathBuf,
 }
 
-/// The programs that a communicator of these transports may run: inside a domain, and between domains, in the
-/// order of choice. `domains` where the config sets how many there are.
+/// The programs that a communicator of these transports may run: inside a domain, and between domains, in
+/// the order of choice. `domains` is set where the config sets their number.
 pub fn programs(up: Option<&Over>, out: &[Over], domains: Option<u32>) -> Vec<(Over, Role)> {
     let mut all = Vec::new();
     if let Some(up) = up {
-        // A world that turns out to be one domain, and one that does not.
+        // Both a world that turns out to be one domain, and one that does not.
         if domains.is_none_or(|domains| domains == 1) || out.is_empty() {
             all.push((up.clone(), Role::Direct));
         }
@@ -109,11 +110,11 @@ pub fn programs(up: Option<&Over>, out: &[Over], domains: Option<u32>) -> Vec<(O
     once
 }
 
-/// Compiles programs into the cache, unless they are there: for the GPU that this process would drive,
-/// or for a compute capability (major * 10 + minor), which needs no GPU.
+/// Compiles programs into the cache, unless the cache has them: for the GPU that this process would
+/// drive, or for a compute capability (major * 10 + minor), which needs no GPU.
 ///
 /// # Errors
-/// No compiler, no GPU, what the compiler says, a cache that cannot be used.
+/// No compiler, no GPU, an error of the compiler, a cache that cannot be used.
 pub fn warm(
     platform: &'static Platform,
     config: &GpuConfig,
@@ -142,11 +143,11 @@ pub fn warm(
     programs.iter().map(warm).collect()
 }
 
-/// Compiles the kernels over a device API, without a GPU and without the cache: for tests and for who wants
-/// to know registers and spills.
+/// Compiles the kernels over a device API, without a GPU and without the cache: for tests, and for callers
+/// that want to know registers and spills.
 ///
 /// # Errors
-/// No compiler, or what it says.
+/// No compiler, or its error.
 pub fn compile(target: Target<'_>, over: &Over, role: Role) -> Result<Compiled> {
     Program::new(target, over.source(), role).compile(target.compiler)
 }
@@ -154,15 +155,15 @@ pub fn compile(target: Target<'_>, over: &Over, role: Role) -> Result<Compiled> 
 /// Compiles the kernels that measure a link between the GPUs of one machine, as [`compile()`] does.
 ///
 /// # Errors
-/// No compiler, or what it says.
+/// No compiler, or its error.
 pub fn compile_probe(target: Target<'_>) -> Result<Compiled> {
     Program::probe(target, peers_device_api(), &PROBE).compile(target.compiler)
 }
 
-/// Compiles the kernels that measure the ring of the host, for a look at what they take.
+/// Compiles the kernels that measure the ring of the host, to show their use of resources.
 ///
 /// # Errors
-/// No compiler, or what it says.
+/// No compiler, or its error.
 pub fn compile_ring_probe(target: Target<'_>) -> Result<Compiled> {
     Program::probe(target, gpu_ring_api(), &RING_PROBE).compile(target.compiler)
 }

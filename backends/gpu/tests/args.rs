@@ -1,5 +1,5 @@
-//! Host and kernels agree on what kernels are passed: every field of `args.rs` is one of `args.cuh`, with
-//! the same name, type and place.
+//! Host and kernels agree on the arguments of kernels: every field of `args.rs` is one of `args.cuh`,
+//! with the same name, type and place.
 
 // A test may panic.
 #![allow(clippy::expect_used, clippy::panic)]
@@ -22,7 +22,7 @@ const DEVICE: [&str; 4] = [
 type Field = (String, String);
 type Structs = BTreeMap<String, Vec<Field>>;
 
-/// The parts of structures that both sides name in their own way.
+/// The words of structures that the two sides name differently.
 fn common_name(name: &str) -> &str {
     match name {
         "c" => "common",

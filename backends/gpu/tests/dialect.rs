@@ -1,11 +1,12 @@
-//! Kernels name no maker: every word of a dialect is in `device/arch.cuh`, or in its file of one maker.
+//! Kernels name no maker: every word of a dialect is in `device/arch.cuh`, or in the arch file of one
+//! maker.
 
 // A test may panic.
 #![allow(clippy::expect_used)]
 
 use std::path::{Path, PathBuf};
 
-/// Sources of device code, that of the transport for tests included, but for the dialect's own.
+/// Sources of device code, including that of the transport for tests, except for the dialect's own.
 fn sources() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
@@ -40,7 +41,7 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
 const SHARED: [&str; 6] =
     ["__device__", "__shared__", "__global__", "__CUDACC__", "__AMDGCN__", "__attribute__"];
 
-/// What a line of code says in a dialect, if it does.
+/// The dialect word of a line of code, if it has one.
 fn dialect_in(code: &str) -> Option<String> {
     let is_one = |word: &&str| {
         *word == "asm"
@@ -50,7 +51,7 @@ fn dialect_in(code: &str) -> Option<String> {
     if let Some(word) = words(code).find(is_one) {
         return Some(word.to_owned());
     }
-    // Halves of 64-bit words are shifted by 32; no other 32 has a meaning but that of a warp.
+    // Halves of 64-bit words are shifted by 32; any other 32 is the size of a warp.
     let rest = code.replace("<< 32", "").replace(">> 32", "");
     words(&rest).find(|word| ["32", "32u"].contains(word)).map(str::to_owned)
 }

@@ -1,7 +1,7 @@
 //! The kernels, run without a GPU: their source is compiled for the host, with a stand-in for a GPU under
-//! it (`model/cuda.h`, `model/arch.cuh`) and one for the proxy and a transport beside it (`model/exchange.cpp`). It shows
-//! where every byte goes and that every wait ends; it shows nothing of what a GPU
-//! does to memory that it shares with others.
+//! it (`model/cuda.h`, `model/arch.cuh`) and one for the proxy and a transport beside it
+//! (`model/exchange.cpp`). The model shows where every byte goes and that every wait ends; it shows nothing
+//! of a GPU's effects on memory that it shares with others.
 
 // Helpers of a test may panic as a test may.
 #![allow(clippy::expect_used, clippy::panic)]
@@ -14,14 +14,15 @@ use tempfile::TempDir;
 use tokenyard_core::abi;
 use tokenyard_gpu::compile::Rows;
 
-/// The file as the model has it: the dialect's words are its own, all else is the product's.
+/// The file as the model has it: the dialect's words are the model's own, everything else is the
+/// product's.
 fn for_the_host(name: &str, text: &str, rows: Rows) -> String {
     const ARCH: &str = include_str!("model/arch.cuh");
     const BULK: &str = include_str!("model/bulk.h");
     const SHARED: &str = include_str!("model/shared.h");
     match name {
         "arch.cuh" => [ARCH, if rows == Rows::Tma { BULK } else { SHARED }].concat(),
-        // A maker's own.
+        // The words of one maker.
         "arch_cuda.cuh" | "arch_amd.cuh" => String::new(),
         _ => text.to_owned(),
     }
@@ -30,11 +31,11 @@ fn for_the_host(name: &str, text: &str, rows: Rows) -> String {
 /// A device API that the model runs over.
 #[derive(Clone, Copy)]
 struct DeviceApi {
-    /// Where its source is, and that of the one in the namespace `inner` before it.
+    /// The path of its source, and that of the source in the namespace `inner` before it.
     source: &'static str,
     inner: Option<&'static str>,
     puts: bool,
-    /// Of its own, where it has several; else 0.
+    /// Queues of its own, where it has several; else 0.
     queues: u32,
     param_bytes: usize,
 }
@@ -61,8 +62,8 @@ const DEVICE_PUT: DeviceApi = DeviceApi {
     param_bytes: 56,
 };
 
-/// Writes the sources for the host, over a device API. `level` tells one copy from the other, which a
-/// compiler would take for the same file.
+/// Writes the sources for the host, over a device API. `level` distinguishes the copies: a compiler
+/// would take equal ones for the same file.
 fn write_all(to: &Path, device_api: DeviceApi, rows: Rows, level: &str) {
     std::fs::create_dir_all(to).expect("made");
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -91,7 +92,7 @@ struct Model {
 }
 
 impl Model {
-    /// With the sources in the folder.
+    /// Compiles a model with the sources in the folder.
     fn compile(folder: TempDir, model: &str, defines: &[String]) -> Self {
         let program = folder.path().join("exchange");
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/model");
@@ -119,7 +120,7 @@ impl Model {
         Self::compile(folder, "exchange.cpp", &defines(device_api, rows))
     }
 
-    /// The same on waves of 64 that run in lockstep, and with what `change` makes of each source.
+    /// The same on waves of 64 that run in lockstep, with each source as `change` returns it.
     fn in_lockstep(device_api: DeviceApi, model: &str, change: impl Fn(&str) -> String) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         write_all(folder.path(), device_api, Rows::Vector, "in lockstep");
@@ -129,7 +130,8 @@ impl Model {
             std::fs::write(&path, change(&text)).expect("written");
         }
         let defines = defines(device_api, Rows::Vector);
-        // Where a lane is in the program is told by addresses: code must lie as it is written.
+        // The place of a lane in the program is derived from addresses: code must lie in the order
+        // of the source.
         let lockstep = ["-DMODEL_WAVE=64", "-DMODEL_LOCKSTEP=1", "-O0", "-fno-omit-frame-pointer"];
         let all: Vec<_> =
             defines.into_iter().chain(lockstep.into_iter().map(str::to_owned)).collect();
@@ -160,7 +162,7 @@ impl Model {
         assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     }
 
-    /// What it says of what goes wrong: a `Fault` of `level.h`, or a wavefront that `waits` for itself.
+    /// Its report of a failure: a `Fault` of `level.h`, or a wavefront that `waits` for itself.
     fn notices(&self, fault: &str) -> String {
         let run = Command::new(&self.program).arg(fault).output().expect("it runs");
         assert!(!run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
@@ -168,7 +170,7 @@ impl Model {
     }
 }
 
-/// What the sources of one level are compiled with, for warps of 32.
+/// The defines of the sources of one level, for warps of 32.
 fn defines(device_api: DeviceApi, rows: Rows) -> [String; 5] {
     let DeviceApi { puts, param_bytes, queues, .. } = device_api;
     [
@@ -246,8 +248,8 @@ fn no_lane_of_a_wavefront_waits_for_another_over_puts() {
 
 #[test]
 fn a_wavefront_that_waits_for_itself_is_noticed() {
-    // Lanes post side by side: one whose number is beyond the ring waits for those before it, which have
-    // not posted.
+    // Lanes post side by side: a command whose number is beyond the ring waits for those before it,
+    // which have not been posted.
     let mutant = |text: &str| {
         text.replace(
             "return ty::in_turn([&] { return post_one(command, guard); });",
@@ -311,8 +313,8 @@ fn among_domains_rows_are_stored_at_both_levels() {
     run_domains(NVLINK, NVLINK);
 }
 
-/// A wait, or what stands for one, that is taken out of the low-latency kernels: what is changed, where it is
-/// once, and into what.
+/// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
+/// description, the text that occurs once, and its replacement.
 const MUTANTS: [(&str, &str, &str); 8] = [
     (
         "a row is taken before it has come",

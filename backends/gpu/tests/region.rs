@@ -37,7 +37,7 @@ fn cases() -> Result<Vec<(RegionSpec, RegionRows)>> {
                 let worst = RegionRows::worst(&spec)?;
                 let few = |tokens| RegionRows { tokens, experts: 2 * tokens };
                 let exact = [0, 1, u64::from(max_tokens)].map(few);
-                // Packed regions always have room for all.
+                // Packed regions always have space for all rows.
                 let exact = exact.into_iter().filter(|_| layout != Layout::Packed);
                 all.extend(exact.chain([worst]).map(|rows| (spec, rows)));
             }

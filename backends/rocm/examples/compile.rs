@@ -1,6 +1,6 @@
-//! Compiles every kernel for gfx942 and gfx950, without a GPU and without ROCm, and says what each takes. Fails
-//! if a kernel spills registers, has more memory of its own than this file keeps, declares more shared memory
-//! than launches leave it, or contracts a product and a sum where none may be.
+//! Compiles every kernel for gfx942 and gfx950, without a GPU and without ROCm, and prints the resources of
+//! each. Fails if a kernel spills registers, has more private memory than this file allows, declares more
+//! shared memory than launches leave for declarations, or contracts a product and a sum where it must not.
 //!
 //! Its argument is the compiler: a `clang` with `ld.lld` beside it, or the `zig` of the package `ziglang`.
 
@@ -27,8 +27,8 @@ const DECLARED: u32 = 2048;
 /// Vector registers of a thread where a block of 512 has a unit for itself.
 const REGISTERS: u32 = 256;
 
-/// Bytes of memory that a lane may have for itself: none, but for the rows that `VectorCopier` has in flight,
-/// where the compiler calls it.
+/// Bytes of private memory that a lane may have: none, except for the rows that `VectorCopier` has in
+/// flight, where the compiler calls it.
 fn most_scratch(program: &str, kernel: &str) -> u32 {
     if (program, kernel) == ("xgmi direct", "ty_dispatch") { 7 * 16 } else { 0 }
 }
@@ -36,7 +36,7 @@ fn most_scratch(program: &str, kernel: &str) -> u32 {
 /// Instructions that multiply and add with one rounding.
 const CONTRACTED: [&str; 5] = ["v_fma_f32", "v_fmac_f32", "v_mad_f32", "v_mac_f32", "v_pk_fma_f32"];
 
-/// What the end of the assembly says about one kernel.
+/// The report at the end of the assembly about one kernel.
 #[derive(Default)]
 struct Usage {
     kernel: String,
@@ -57,7 +57,7 @@ fn usages(assembly: &str) -> Vec<Usage> {
     };
     kernels
         .map(|entry| {
-            // Unknown is too much.
+            // An unknown number counts as too much.
             let number = |key| value(entry, key).parse().unwrap_or(u32::MAX);
             Usage {
                 kernel: value(entry, ".symbol:").trim_end_matches(".kd").to_owned(),
@@ -77,7 +77,7 @@ fn body<'a>(assembly: &'a str, kernel: &str) -> &'a str {
     &rest[..rest.find("\n.Lfunc_end").expect("it ends")]
 }
 
-/// Prints what each kernel takes; returns what is wrong.
+/// Prints the resources of each kernel; returns the faults.
 fn show(name: &str, program: &str, compiled: &Compiled, kernels: usize) -> Vec<String> {
     let assembly = &compiled.log;
     let usages = usages(assembly);
@@ -94,7 +94,8 @@ fn show(name: &str, program: &str, compiled: &Compiled, kernels: usize) -> Vec<S
                  bytes of scratch, {DECLARED} of shared memory"
             ));
         }
-        // Additions of what came back. Kernels that push divide, too, which takes such instructions.
+        // Additions of returned rows. Kernels that push divide, too, and a division uses such
+        // instructions.
         if kernel == "ty_combine_f32" && program.starts_with("gpu ring") {
             let text = body(assembly, kernel);
             assert!(text.contains("v_add_f32") || text.contains("v_pk_add_f32"), "it has no sum");
@@ -111,7 +112,7 @@ fn contracted(text: &str) -> Option<&'static str> {
     CONTRACTED.into_iter().find(|word| text.contains(word))
 }
 
-/// A product and a sum, which clang contracts in HIP unless its options say otherwise.
+/// A product and a sum, which clang contracts in HIP by default.
 const PRODUCT_AND_SUM: &str = r#"
 #include "arch.cuh"
 TY_KERNEL(64) product_and_sum(float* at) { at[0] = ty::add_rn(ty::mul_rn(at[1], at[2]), at[3]); }
@@ -140,7 +141,8 @@ fn check_options(compiler: &Clang, architecture: Architecture) -> Result<()> {
 fn main() -> Result<()> {
     let compiler = Clang::find(std::env::args_os().nth(1).map(PathBuf::from).as_deref())?;
     let (xgmi, ring) = (Over::peers("xgmi"), Over::gpu_ring());
-    // Over puts, a combine has one more; inside one of several domains, a dispatch.
+    // Over puts there is one more kernel for a combine; inside one of several domains there is one
+    // more for a dispatch.
     let programs = [
         (&xgmi, Role::Direct, 15),
         (&ring, Role::Direct, 11),
@@ -163,7 +165,7 @@ fn main() -> Result<()> {
         all.push(("ring probe".to_owned(), compile_ring_probe(about)?, RING_PROBE));
         Ok(all)
     };
-    // Side by side, as each takes seconds of one core.
+    // In parallel, because each takes seconds of one core.
     let compile_all = &compile_all;
     let all = std::thread::scope(|scope| {
         let running = WANTED

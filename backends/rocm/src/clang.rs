@@ -1,4 +1,4 @@
-//! clang as a program: ROCm's, or that of the package `ziglang`, which needs nothing of ROCm.
+//! clang as a program: ROCm's, or that of the package `ziglang`, which needs no ROCm.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ pub struct Clang {
 }
 
 impl Clang {
-    /// The one that the config names, a `clang` with `ld.lld` beside it or a `zig`; else that of `ROCM_PATH`, of
-    /// `/opt/rocm`, or of `PATH`.
+    /// The compiler that the config names, a `clang` with `ld.lld` beside it or a `zig`; else that of
+    /// `ROCM_PATH`, of `/opt/rocm`, or of `PATH`.
     ///
     /// # Errors
-    /// `Unavailable` with the places that were looked at, and the fix.
+    /// `Unavailable` with the places that were searched, and the fix.
     pub fn find(named: Option<&Path>) -> Result<Self> {
         let places = match named {
             Some(path) => vec![path.to_owned()],
@@ -75,13 +75,13 @@ impl Compiler for Clang {
 
     fn options(&self, architecture: Architecture) -> Vec<String> {
         let name = architecture.name();
-        // Sums are defined bit for bit: clang contracts products and sums of HIP unless it is told not to.
+        // Sums are defined bit for bit: by default clang contracts products and sums of HIP.
         [&format!("--offload-arch={name}"), "-O3", "-std=c++20", "-ffp-contract=off"]
             .map(str::to_owned)
             .into()
     }
 
-    /// The log is the assembly, whose end says what each kernel takes.
+    /// The log is the assembly, whose end reports the resources of each kernel.
     fn compile(&self, source: &Source) -> Result<Compiled> {
         let written = Written::new(source)?;
         let at = |name| written.folder().join(name);
@@ -116,7 +116,7 @@ impl Compiler for Clang {
     }
 }
 
-/// What the options of a source compile it for.
+/// The architecture that the options of a source name.
 fn architecture_of(source: &Source) -> Result<&str> {
     let found = source.options.iter().find_map(|option| option.strip_prefix("--offload-arch="));
     found.ok_or_else(|| {

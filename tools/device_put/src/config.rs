@@ -11,7 +11,7 @@ const MOST_HOLD_US: u32 = 100_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fault {
-    /// A signal is raised before its payload is there (INV-1).
+    /// A signal is raised before its payload has arrived (INV-1).
     SignalFirst,
     /// One put of 64 is never executed, and counts as done.
     Lost,
@@ -25,7 +25,7 @@ pub enum Fault {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DevicePutConfig {
-    /// What all draws depend on, besides the rank.
+    /// The seed of all draws; a draw also depends on the rank.
     #[serde(default)]
     pub seed: u64,
     /// Longest time that a command is held, in microseconds: up to 100,000.

@@ -1,8 +1,8 @@
 // The device API of the transport `device-put`, a tool for tests: it only puts, on several queues. Kernels
-// write commands into rings in host memory, one ring for each queue, and a thread of the host executes them
-// late and in another order. See transport.cuh.
-// Compiled inside a namespace of its level, behind a namespace `inner` with the device API that signals are
-// read by; no include guard.
+// write commands into rings in host memory, one ring for each queue, and a host thread executes them late
+// and in another order. See transport.cuh.
+// Compiled inside a namespace of its level, behind a namespace `inner` with the device API that reads
+// signals; no include guard.
 
 struct DeviceApi {
   // One command; `RingCommand` of ring.rs.
@@ -14,10 +14,10 @@ struct DeviceApi {
   static_assert(sizeof(Command) == 64, "the host takes commands of another size");
   // One queue; `DeviceRing` of ring.rs.
   struct Ring {
-    ty::u64* head;       // in device memory: commands ever numbered
+    ty::u64* head;       // in device memory: number of commands so far
     Command* commands;   // in host memory: `mask` + 1 slots
     ty::u64* submitted;  // in host memory: commands that the host may take
-    const ty::u64* done;    // in host memory: commands that are done, all before them included
+    const ty::u64* done;    // in host memory: number of commands that are done, all earlier ones included
     const ty::u64* failed;  // in host memory: not 0 once the host has given up
   };
   struct Params {
@@ -51,11 +51,11 @@ struct DeviceApi {
     return post(queue, {kSignal, peer, id(queue, raise.signal), raise.add}, guard);
   }
 
-  // Until then the host takes nothing of what was posted.
+  // Until then the host takes none of the posted commands.
   __device__ void submit(ty::u32 queue) const {
     const Ring& ring = p.rings[queue];
     ty::u64 head = ty::load_relaxed(ring.head), seen = ty::load_relaxed(ring.submitted);
-    // Others submit at the same time.
+    // Other threads submit at the same time.
     while ((ty::i64)(head - seen) > 0) {
       ty::u64 found = ty::atomic_cas(ring.submitted, seen, head);
       if (found == seen) return;
@@ -67,7 +67,7 @@ struct DeviceApi {
     return inner::DeviceApi(p.inner).read_signal(0, id(queue, signal));
   }
 
-  // Waits for every command of the queue that was numbered before, of all blocks.
+  // Waits for all commands of the queue that were numbered before, of all blocks.
   template <class Coop>
   __device__ bool flush(Coop coop, ty::u32 queue, ty::Guard& guard) const {
     bool ok = true;
@@ -96,7 +96,8 @@ struct DeviceApi {
     return ok && !failed;
   }
 
-  // Whoever wrote a part of the source makes it visible to the host; then one posts for all.
+  // Each thread that wrote a portion of the source makes it visible to the host; then one thread
+  // posts for all.
   template <class Coop>
   __device__ bool post_all(Coop coop, ty::u32 queue, const Command& command, ty::Guard& guard) const {
     ty::fence_system_all();
@@ -104,7 +105,7 @@ struct DeviceApi {
     return coop.index() != 0 || post(queue, command, guard);
   }
 
-  // In turn, as a command that is numbered for a full ring waits for those before it.
+  // In turn, because a command that is numbered for a full ring waits for the commands before it.
   __device__ bool post(ty::u32 queue, const Command& command, ty::Guard& guard) const {
     return ty::in_turn([&] { return post_one(queue, command, guard); });
   }
@@ -112,7 +113,7 @@ struct DeviceApi {
     const Ring& ring = p.rings[queue];
     ty::u64 number = ty::atomic_add(ring.head, 1ull);
     if (number > p.mask) {
-      // What fills the ring must be taken for there to be room.
+      // The host must take commands of a full ring before a slot is free.
       submit(queue);
       if (!wait_done(queue, number - p.mask, guard)) return false;
     }

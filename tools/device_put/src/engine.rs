@@ -1,4 +1,4 @@
-//! The thread that executes what kernels have posted: late, in another order, and not always right.
+//! The thread that executes the commands of kernels: late, in another order, and not always right.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use tokenyard_faulty::Rng;
 use crate::config::Fault;
 use crate::ring::{CAPACITY, Rings};
 
-/// How late the wrong half of a command comes, where a fault parts it in two.
+/// The delay of the wrong half of a command, where a fault splits it in two.
 const LATE: Duration = Duration::from_millis(5);
-/// Of so many puts one is lost.
+/// Of this many puts one is lost.
 const LOST_OF: u64 = 64;
-/// A thread without work naps for so long.
+/// A thread without work sleeps for this long.
 const NAP: Duration = Duration::from_micros(20);
 
-/// What decides when a command is executed, and how.
+/// The settings that decide when a command is executed, and how.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Habits {
     pub(crate) seed: u64,
@@ -40,11 +40,11 @@ struct Held {
     command: Command,
     number: u64,
     due: Instant,
-    /// Its slot was given back already.
+    /// Its slot is already free.
     is_done: bool,
 }
 
-/// What is known of one queue.
+/// The state of one queue.
 #[derive(Debug, Default)]
 struct Progress {
     taken: u64,
@@ -126,7 +126,7 @@ impl Worker {
         }
     }
 
-    /// One look at everything; whether something moved.
+    /// One poll of everything; returns whether a command moved.
     fn round(&mut self) -> std::result::Result<bool, i32> {
         let moved = self.take();
         let moved = self.execute_one()? || moved;
@@ -149,7 +149,7 @@ impl Worker {
         moved
     }
 
-    /// Executes one of the commands whose time has come, whichever.
+    /// Executes any one of the commands whose time has come.
     fn execute_one(&mut self) -> std::result::Result<bool, i32> {
         let now = Instant::now();
         let due: Vec<usize> = (0..self.held.len()).filter(|i| self.held[*i].due <= now).collect();
@@ -193,8 +193,8 @@ impl Worker {
         let flags = if held.is_done { 0 } else { abi::TY_FLAG_NOTIFY };
         let tag = held.number << 8 | u64::from(held.command.queue);
         let command = Command { queue: self.habits.queue, flags, tag, ..held.command };
-        // SAFETY: kernels leave the source alone until the command is done; what it names is in range, as
-        // `nvlink` checks peers, windows and signals.
+        // SAFETY: kernels leave the source alone until the command is done; the places that it names are
+        // in range, because `nvlink` checks peers, windows and signals.
         while unsafe { self.nvlink.post(self.habits.queue, &[command]) }? == 0 {
             std::thread::sleep(NAP);
         }

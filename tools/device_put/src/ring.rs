@@ -1,4 +1,4 @@
-//! The memory of the rings, which kernels fill and a thread of the host empties.
+//! The memory of the rings, which kernels fill and a host thread empties.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,8 @@ enum Word {
 /// The ring of one queue.
 #[derive(Debug)]
 struct Ring {
-    /// Of the layout of the GPU ring's: `DeviceApi::Command` of `device_put.cuh` has the same fields.
+    /// In the layout of the GPU ring's commands: `DeviceApi::Command` of `device_put.cuh` has the
+    /// same fields.
     commands: Pinned<abi::TyGpuRingCommand>,
     /// One of each `Word`.
     words: Pinned<u64>,
@@ -83,7 +84,7 @@ impl Rings {
         self.rings.len() as u32
     }
 
-    /// Where kernels find the rings.
+    /// The address of the rings for kernels.
     pub(crate) fn address(&self) -> u64 {
         self.table.address()
     }
@@ -125,7 +126,7 @@ impl Rings {
         }
     }
 
-    /// Nothing more is taken.
+    /// Stops the rings: no more commands are taken.
     pub(crate) fn fail(&self) {
         self.rings.iter().for_each(|ring| ring.word(Word::Failed).store(1, Ordering::Release));
     }

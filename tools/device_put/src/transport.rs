@@ -27,7 +27,7 @@ pub struct DevicePut {
     engine: OnceLock<Engine>,
     device_side: OnceLock<Vec<u64>>,
     rings: Arc<Rings>,
-    /// Shared with the engine's thread once that runs.
+    /// Shared with the engine's thread once that thread runs.
     nvlink: Arc<Nvlink>,
     habits: Habits,
     me: u32,
@@ -51,7 +51,7 @@ static DEVICE_API: LazyLock<String> = LazyLock::new(|| {
 const OWN_PARAMS: usize = 3;
 
 impl DevicePut {
-    /// The instance below, while nobody else has it.
+    /// The instance below, while no other code holds it.
     fn below(&mut self) -> Result<&mut Nvlink> {
         Arc::get_mut(&mut self.nvlink).ok_or_else(|| {
             let message = "the engine runs already; expected every connection before it";
@@ -62,7 +62,7 @@ impl DevicePut {
     /// `DeviceApi::Params` of `device_put.cuh`.
     fn params(&self) -> Result<Vec<u64>> {
         let inner = self.nvlink.device_api()?;
-        // SAFETY: as many bytes as `nvlink` says, which lives; words of 8 bytes.
+        // SAFETY: as many bytes as `nvlink` reports, which lives; words of 8 bytes.
         let words = unsafe {
             std::slice::from_raw_parts(inner.params.cast::<u64>(), inner.param_bytes / 8)
         };
@@ -74,7 +74,7 @@ impl DevicePut {
         ];
         params.extend(own);
         let engine = Engine::start(Arc::clone(&self.nvlink), Arc::clone(&self.rings), self.habits)?;
-        // A second caller's engine is dropped, so ends.
+        // The engine of a second caller is dropped, so it ends.
         drop(self.engine.set(engine));
         Ok(params)
     }

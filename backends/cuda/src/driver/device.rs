@@ -23,7 +23,7 @@ pub(super) fn get(ordinal: i32) -> Result<RawDevice> {
 
 pub(super) fn current() -> Option<RawDevice> {
     let (mut context, mut raw) = (std::ptr::null_mut(), 0);
-    // SAFETY: the driver is loaded; both are ours.
+    // SAFETY: the driver is loaded; both variables are ours.
     let status = unsafe { sys::cuCtxGetCurrent(&mut context) };
     if status != sys::CUresult::CUDA_SUCCESS || context.is_null() {
         return None;
@@ -33,7 +33,7 @@ pub(super) fn current() -> Option<RawDevice> {
     (status == sys::CUresult::CUDA_SUCCESS).then_some(RawDevice(raw))
 }
 
-/// One of the device's numbers.
+/// One numeric attribute of a device.
 pub(super) fn attribute(device: RawDevice, which: A) -> Result<i32> {
     let mut value = 0;
     // SAFETY: a device of this driver.

@@ -110,7 +110,7 @@ pub(super) fn alloc_pooled(device: RawDevice, bytes: usize) -> Result<u64> {
     check("allocate device memory", status).map(|()| address)
 }
 
-/// Lets the device's pool keep what it has: giving memory back to the system waits for kernels.
+/// Lets the device's pool keep its memory: a return of memory to the system waits for kernels.
 fn keep_pool(device: RawDevice) -> Result<()> {
     let (mut pool, mut all) = (std::ptr::null_mut(), u64::MAX);
     // SAFETY: a device that exists.
@@ -130,7 +130,7 @@ pub(super) unsafe fn register_host(pointer: *mut c_void, bytes: usize) -> Result
     // SAFETY: memory that was just registered to be seen by the device.
     let status = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut device, pointer, 0) };
     check("map window", status).map(|()| device).inspect_err(|_| {
-        // SAFETY: registered above, and nobody knows its address on the device.
+        // SAFETY: registered above; no other code knows its address on the device.
         let _ = unsafe { sys::cuMemHostUnregister(pointer) };
     })
 }

@@ -33,7 +33,7 @@ fn load() -> Result<()> {
             ));
         }
         let mut version = 0;
-        // SAFETY: the library is there; the version may be asked before initialisation.
+        // SAFETY: the library is loaded; the version may be asked before initialisation.
         let status = unsafe { sys::cuDriverGetVersion(&mut version) };
         if status != sys::CUresult::CUDA_SUCCESS || version < OLDEST {
             return Err((
@@ -41,7 +41,7 @@ fn load() -> Result<()> {
                 "install driver 580 or later",
             ));
         }
-        // SAFETY: the library is there.
+        // SAFETY: the library is loaded.
         match unsafe { sys::cuInit(0) } {
             sys::CUresult::CUDA_SUCCESS => Ok(()),
             other => Err((
@@ -70,7 +70,8 @@ fn check(operation: &'static str, status: sys::CUresult) -> Result<()> {
 
 #[cold]
 fn failed(operation: &'static str, status: sys::CUresult) -> Error {
-    // Never `Full`: that means that all ranks agreed and may go on, and others do not know of this.
+    // Never `Full`: that kind means that all ranks agreed and may continue. Here the other ranks do
+    // not know of the failure.
     let error =
         Error::new(ErrorKind::System, operation, format!("the CUDA driver says {status:?}"));
     match status {
@@ -81,7 +82,7 @@ fn failed(operation: &'static str, status: sys::CUresult) -> Error {
     }
 }
 
-/// Whether something that was asked for has ended.
+/// Whether the work that a status asks about has ended.
 fn is_done(status: sys::CUresult) -> Result<bool> {
     match status {
         sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -90,7 +91,7 @@ fn is_done(status: sys::CUresult) -> Result<bool> {
 }
 
 // SAFETY of the blocks below: `load` has succeeded, and handles, addresses and pointers are valid, by
-// the contract of `Driver`. Out parameters are locals. A block says what it relies on beyond this.
+// the contract of `Driver`. Out parameters are locals. A block names anything else that it relies on.
 impl Driver for CudaDriver {
     fn load(&self) -> Result<()> {
         load()
@@ -319,7 +320,7 @@ impl Driver for CudaDriver {
 
     fn capture_relax(&self) -> Result<i32> {
         let mut mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the driver writes the mode of before.
+        // SAFETY: the driver writes the previous mode.
         let status = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
         check("relax capture", status).map(|()| mode as i32)
     }
@@ -379,7 +380,7 @@ impl Driver for CudaDriver {
         let (mut graph, mut raw) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: see above; the graph of the recording is destroyed below.
         check("end capture", unsafe { sys::cuStreamEndCapture(stream.0.cast(), &mut graph) })?;
-        // SAFETY: the graph of just now.
+        // SAFETY: the graph was recorded just above.
         let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, graph, 0) };
         // SAFETY: as above.
         let _ = unsafe { sys::cuGraphDestroy(graph) };
@@ -413,7 +414,7 @@ impl Driver for CudaDriver {
         // SAFETY: see above.
         let found = unsafe { sys::cuModuleGetFunction(&mut raw, module.0.cast(), name.as_ptr()) };
         check("find kernel", found)?;
-        // SAFETY: the kernel of just now.
+        // SAFETY: the kernel was found just above.
         check("load kernel", unsafe { sys::cuFuncLoad(raw) })?;
         Ok(RawFunction { raw: raw.cast(), cooperative: false })
     }

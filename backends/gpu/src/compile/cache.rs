@@ -1,4 +1,4 @@
-//! Compiled kernels on disk: one compiler per machine, the other ranks wait for its file.
+//! Compiled kernels on disk: one rank of a machine compiles, the other ranks wait for its file.
 
 use std::fs::File;
 use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
@@ -13,27 +13,28 @@ use tokenyard_core::{Error, ErrorKind, Result, files};
 
 use crate::platform::Names;
 
-/// A compilation takes seconds. Who holds the lock for longer than this is stuck; if it dies, the
-/// lock is free at once.
+/// A compilation takes seconds. A process that holds the lock for longer than this is stuck. If the
+/// holder dies, the lock is free at once.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
 const LOOK: Duration = Duration::from_millis(20);
 /// Bytes of the hash in front of an image.
 const HASH: usize = 32;
-/// The largest file that is taken for an image, in bytes; kernels of one program are less than 10 MiB.
+/// The largest file that is accepted as an image, in bytes; kernels of one program are less than 10
+/// MiB.
 const MAX_IMAGE: u64 = 256 << 20;
 
-/// A folder of compiled kernels. A file is a hash and the image; what is torn is not used.
+/// A folder of compiled kernels. A file is a hash and the image; a torn file is not used.
 #[derive(Clone, Debug)]
 pub(crate) struct Cache {
     folder: PathBuf,
 }
 
 impl Cache {
-    /// In `configured`, else in the user's cache folder. What lies there runs on the device, so it
-    /// must be a folder that only this user, or root, can write.
+    /// Opens `configured`, else a folder in the user's cache folder. The device runs the contents,
+    /// so the folder must be one that only this user, or root, can write.
     ///
     /// # Errors
-    /// There is no such folder and it cannot be made; others can write to it.
+    /// The folder does not exist and cannot be made; or other users can write to it.
     pub(crate) fn open(names: &Names, configured: Option<&Path>) -> Result<Self> {
         let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let folder = configured
@@ -60,7 +61,7 @@ impl Cache {
         &self.folder
     }
 
-    /// The image called `key`; made by `compile` if nobody has made it yet.
+    /// The image called `key`; `compile` makes it if no process has made it yet.
     pub(crate) fn get(
         &self,
         key: &str,
@@ -71,12 +72,12 @@ impl Cache {
             return Ok(image);
         }
         let lock = self.lock(key)?;
-        // Whoever held the lock may have made it.
+        // The previous holder of the lock may have made it.
         if let Some(image) = read(&path) {
             return Ok(image);
         }
         let image = compile()?;
-        // The kernels are good, wherever they are kept.
+        // The kernels are good, even if they cannot be stored.
         if lock.is_some()
             && let Err(error) = self.write(key, &path, &image)
         {
@@ -85,8 +86,8 @@ impl Cache {
         Ok(image)
     }
 
-    /// Released when the file is closed, also by the death of its process. None where this user may
-    /// not write.
+    /// Takes the lock. It is released when the file is closed, also by the death of its process.
+    /// None where this user may not write.
     fn lock(&self, key: &str) -> Result<Option<File>> {
         let path = self.folder.join(format!("{key}.lock"));
         let file = match File::options().create(true).append(true).mode(0o600).open(&path) {
@@ -118,8 +119,8 @@ impl Cache {
         }
     }
 
-    /// Under another name first, so that nobody reads half a file. Who has the lock is the only one
-    /// to use that name; what a process left there that was killed is overwritten.
+    /// Writes under another name first, so that no process reads half a file. Only the holder of
+    /// the lock uses that name; it overwrites the leftover of a killed process.
     fn write(&self, key: &str, path: &Path, image: &[u8]) -> Result<()> {
         let own = self.folder.join(format!("{key}.new"));
         let open = File::options().create(true).truncate(true).write(true).mode(0o644).open(&own);
@@ -132,7 +133,7 @@ impl Cache {
     }
 }
 
-/// Whether nobody but `user` and root can write to a folder.
+/// Checks that only `user` and root can write to a folder.
 fn check_owner(owner: u32, mode: u32, user: u32) -> Result<()> {
     let refuse = |found: String, fix: &'static str| {
         let message = format!("found a folder {found}; expected one that nobody else can write to");
@@ -150,7 +151,7 @@ fn check_owner(owner: u32, mode: u32, user: u32) -> Result<()> {
     Ok(())
 }
 
-/// The image in a file; nothing if it is not there or not whole.
+/// The image in a file; none if the file is missing or torn.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = files::read(path, MAX_IMAGE).ok()?;
     if bytes.len() < HASH {
@@ -223,7 +224,7 @@ mod tests {
     #[test]
     fn kernels_that_cannot_be_kept_are_used_all_the_same() {
         let (_folder, cache) = cache();
-        // Nothing can be renamed onto a folder that is not empty.
+        // A rename onto a folder that is not empty fails.
         let path = cache.folder.join("key.cubin");
         std::fs::create_dir_all(path.join("full")).unwrap();
         assert_eq!(cache.get("key", || Ok(vec![5])).unwrap(), vec![5]);

@@ -1,4 +1,4 @@
-//! Kernels are compiled at run time for the device that is there.
+//! Kernels are compiled at run time for the present device.
 //!
 //! The sources are embedded; the device API comes from the transport, the compiler from the platform.
 
@@ -21,24 +21,24 @@ use cache::Cache;
 
 /// A compiler of kernels. Any thread may call.
 pub trait Compiler: Debug + Send + Sync {
-    /// Loads it. Succeeds before any other call.
+    /// Loads the compiler. Succeeds before any other call.
     ///
     /// # Errors
     /// `Unavailable` with the fix.
     fn load(&self) -> Result<()>;
 
-    /// A text that differs between compilers that make different code of the same source: a part of
-    /// the cache's keys.
+    /// A text that differs between compilers that generate different code from the same source. The
+    /// cache's keys include it.
     ///
     /// # Errors
-    /// The compiler does not say it.
+    /// The compiler does not report its identity.
     fn identity(&self) -> Result<String>;
 
-    /// A text that differs between contents of the files that it reads from disk for a source: the rest of
-    /// the cache's keys. Empty where it reads none.
+    /// A text that differs between contents of the files that the compiler reads from disk for a source.
+    /// The cache's keys include it, too. Empty if the compiler reads no such files.
     ///
     /// # Errors
-    /// What the compiler says.
+    /// The error of the compiler.
     fn files_read(&self, source: &Source) -> Result<String> {
         let _ = source;
         Ok(String::new())
@@ -50,7 +50,7 @@ pub trait Compiler: Debug + Send + Sync {
     /// Compiles for as long as it takes, seconds as a rule.
     ///
     /// # Errors
-    /// What the compiler says, with its log.
+    /// The error of the compiler, with its log.
     fn compile(&self, source: &Source) -> Result<Compiled>;
 }
 
@@ -77,14 +77,15 @@ pub(crate) fn rows_of(
             "set rows = \"auto\"",
         ),
         RowCopy::Vector => Ok(Rows::Vector),
-        // What the host posts is staged in its memory, as a rule, where speed is no matter.
+        // Rows that the host posts are usually staged in host memory, where the speed of the copy
+        // does not matter.
         RowCopy::Auto if !has_bulk_copies || by_host => Ok(Rows::Vector),
         RowCopy::Tma | RowCopy::Auto => Ok(Rows::Tma),
     }
 }
 
-/// The machine code of the kernels over a device API: from the cache, or compiled into it. Says whether it
-/// was compiled now.
+/// The machine code of the kernels over a device API: from the cache, or compiled and stored there.
+/// Reports whether it was compiled now.
 pub(crate) fn kernels(
     platform: &Platform,
     config: &GpuConfig,
@@ -105,7 +106,7 @@ pub(crate) fn kernels(
     image_of(platform, config, compiler, &Program::new(target, device_api, role))
 }
 
-/// The same of kernels that measure, and how the best of them move rows.
+/// The same for the kernels that measure, with the fastest way to move rows.
 pub(crate) fn probe(
     platform: &Platform,
     config: &GpuConfig,
@@ -113,7 +114,7 @@ pub(crate) fn probe(
     device_api: DeviceApiSource<'_>,
     kernels: &ProbeSource,
 ) -> Result<(Vec<u8>, Rows)> {
-    // Not as the config says it: what the link can carry does not depend on it.
+    // The config has no say here: the capacity of the link does not depend on it.
     let rows = rows_of(&GpuConfig::default(), architecture, false)?;
     let target = Target { compiler: platform.compiler, architecture, rows };
     let program = Program::probe(target, device_api, kernels);
@@ -136,7 +137,7 @@ fn image_of(
     Ok((image, compiled))
 }
 
-/// The folder of what was compiled.
+/// The folder of the compiled kernels.
 pub(crate) fn folder(platform: &Platform, config: &GpuConfig) -> Result<PathBuf> {
     Ok(Cache::open(&platform.names, config.cache.as_deref())?.folder().to_owned())
 }

@@ -1,4 +1,4 @@
-//! One program: sources, options, compiler; and what comes out of it.
+//! One program: sources, options, compiler; and the compiled result.
 
 use std::path::PathBuf;
 
@@ -51,7 +51,8 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// As the compiler writes it; NVIDIA's with the features of exactly this architecture from 9.0 on.
+    /// The name as the compiler writes it. NVIDIA's include the features of exactly this architecture
+    /// from 9.0 on.
     pub fn name(self) -> String {
         match self {
             Self::Sm(capability) => {
@@ -71,7 +72,7 @@ pub enum Rows {
     Vector,
 }
 
-/// The compiler of a program, and for which devices.
+/// The compiler of a program, and the devices that it compiles for.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
     /// The compiler.
@@ -82,7 +83,7 @@ pub struct Target<'a> {
     pub rows: Rows,
 }
 
-/// What a compiler reads.
+/// The input of a compiler.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The name and the text of the file that is compiled.
@@ -95,12 +96,12 @@ pub struct Source {
     pub include_folders: Vec<PathBuf>,
 }
 
-/// What the compiler made.
+/// The output of a compiler.
 #[derive(Clone, Debug)]
 pub struct Compiled {
     /// Machine code.
     pub image: Vec<u8>,
-    /// What the assembler says: registers, spills and shared memory of each kernel.
+    /// The assembler's report: registers, spills and shared memory of each kernel.
     pub log: String,
 }
 
@@ -108,50 +109,50 @@ pub struct Compiled {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceApiSource<'a> {
     pub(crate) text: &'a str,
-    /// Of the form `NAME=VALUE`.
+    /// Macros, of the form `NAME=VALUE`.
     pub(crate) defines: &'a [String],
-    /// Folders that the text includes from, which takes a compiler with files.
+    /// Folders that the text includes from. Only a compiler that reads files accepts them.
     pub(crate) include_folders: &'a [PathBuf],
-    /// Which compiler it takes.
+    /// The compiler that it needs.
     pub(crate) compiler: Needed,
     /// The size of the parameters that the transport passes.
     pub(crate) param_bytes: usize,
-    /// It puts; else it loads and stores.
+    /// Whether it puts; otherwise it loads and stores.
     pub(crate) puts: bool,
-    /// The host posts what kernels put.
+    /// Whether the host posts the puts of kernels.
     pub(crate) by_host: bool,
 }
 
-/// Which of a platform's compilers a device API takes.
+/// Which of a platform's compilers a device API needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needed {
-    /// The one that is a library, or the other.
+    /// The compiler that is a library, or the other one.
     RunTime,
-    /// The one that is a program.
+    /// The compiler that is a program.
     Program,
 }
 
-/// Whose rows the kernels move.
+/// Which rows the kernels move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Those of this rank, straight to their owners; or, of several domains, to their domains.
+    /// The rows of this rank, straight to their owners; or, with several domains, to their domains.
     Direct,
-    /// Inside one of several domains: those that came for it, grouped by where they came from.
+    /// Inside one of several domains: the rows that arrived for this domain, grouped by source.
     IntraDomain,
 }
 
 /// The source of kernels that measure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProbeSource {
-    /// Of its file.
+    /// The name of its file.
     pub(crate) name: &'static str,
-    /// The file.
+    /// The text of the file.
     pub(crate) text: &'static str,
     /// Bytes of the arguments that its kernels take.
     pub(crate) args_bytes: usize,
 }
 
-/// Everything that decides what comes out.
+/// Everything that determines the result.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     source: Source,
@@ -198,8 +199,8 @@ impl Program {
         Self { source: Source { main, headers, options, include_folders } }
     }
 
-    /// Names what comes out: a hash of every byte that goes in and of what tells the compiler from
-    /// others.
+    /// Names the result: a hash of every byte of the input, and of the text that identifies the
+    /// compiler.
     pub(crate) fn key(&self, compiler: &dyn Compiler) -> Result<String> {
         compiler.load()?;
         let (identity, read) = (compiler.identity()?, compiler.files_read(&self.source)?);

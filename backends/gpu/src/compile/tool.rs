@@ -1,4 +1,4 @@
-//! Compilers that are programs: how one is run, and how a source lies on disk for it.
+//! Compilers that are programs: how one is run, and how a source is laid out on disk for it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,10 +14,10 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::Source;
 
-/// A compilation takes seconds, with large headers a minute.
+/// A compilation takes seconds; with large headers it takes a minute.
 const LONGEST: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_millis(10);
-/// The most that is kept of what it prints.
+/// The most bytes of its output that are stored.
 const MOST_LOG: u64 = 1 << 20;
 
 /// A program at a path.
@@ -29,7 +29,7 @@ pub struct Tool {
     longest: Duration,
 }
 
-/// What a run that went well has printed.
+/// The output of a run that succeeded.
 #[derive(Debug)]
 pub struct Ran {
     /// Its standard output.
@@ -39,22 +39,22 @@ pub struct Ran {
 }
 
 impl Tool {
-    /// The program that people call `name`.
+    /// The program that is known as `name`.
     pub fn new(name: &'static str, path: PathBuf) -> Self {
         Self { name, path, first: Vec::new(), longest: LONGEST }
     }
 
-    /// The same, with arguments before all others: some programs are several.
+    /// The same, with arguments before all others: some programs combine several tools.
     #[must_use]
     pub fn with_first(mut self, first: &[&str]) -> Self {
         self.first.extend(first.iter().map(|&argument| argument.to_owned()));
         self
     }
 
-    /// Runs it until it ends, or its time is over.
+    /// Runs it until it ends, or until its time is over.
     ///
     /// # Errors
-    /// It cannot be run, fails, or does not end; with its log.
+    /// The program cannot be run, fails, or does not end; with its log.
     pub fn run(&self, operation: &'static str, arguments: &[&OsStr]) -> Result<Ran> {
         let system = |e| {
             Error::system(operation, "the compiler cannot be run", e)
@@ -66,11 +66,11 @@ impl Tool {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // It starts other programs, which end with it.
+            // It starts other programs, which end together with it.
             .process_group(0)
             .spawn()
             .map_err(system)?;
-        // Read beside it, as it waits where a pipe is full.
+        // Read in parallel, because the program blocks on a full pipe.
         let out = running.stdout.take().map(|pipe| std::thread::spawn(move || text_of(pipe)));
         let log = running.stderr.take().map(|pipe| std::thread::spawn(move || text_of(pipe)));
         let start = Instant::now();
@@ -79,7 +79,7 @@ impl Tool {
                 break status;
             }
             if start.elapsed() > self.longest {
-                // They have ended meanwhile, or end now.
+                // The other programs have ended meanwhile, or end now.
                 let _ = kill_process_group(Pid::from_child(&running), Signal::KILL);
                 let _ = running.wait();
                 let message =
@@ -105,7 +105,7 @@ impl Tool {
 
 fn text_of(mut pipe: impl std::io::Read) -> String {
     let mut bytes = Vec::new();
-    // What is not kept is read all the same, so that the program ends.
+    // Bytes beyond the limit are read and dropped, so that the program ends.
     let _ = pipe.by_ref().take(MOST_LOG).read_to_end(&mut bytes);
     let _ = std::io::copy(&mut pipe, &mut std::io::sink());
     String::from_utf8_lossy(&bytes).into_owned()
@@ -119,20 +119,20 @@ pub struct Written {
     defines: PathBuf,
 }
 
-/// The file of the macros that options define: nvcc takes the commas of an option apart.
+/// The file of the macros that options define: nvcc splits an option at its commas.
 const DEFINES: &str = "defines.h";
 
-/// The line of an option that defines a macro; none of another option.
+/// The line that defines the macro of an option; none for another kind of option.
 fn define(option: &str) -> Option<String> {
     let (name, value) = option.strip_prefix("-D")?.split_once('=')?;
     Some(format!("#define {name} {value}\n"))
 }
 
 impl Written {
-    /// Writes them.
+    /// Writes the files.
     ///
     /// # Errors
-    /// A folder that cannot be written.
+    /// The folder cannot be written.
     pub fn new(source: &Source) -> Result<Self> {
         let system = |e| Error::system("write kernels", "a source cannot be written", e);
         let folder = tempfile::Builder::new().prefix("tokenyard-").tempdir().map_err(system)?;
@@ -145,12 +145,12 @@ impl Written {
         Ok(Self { main: at(source.main.0), defines: at(DEFINES), folder })
     }
 
-    /// The folder, which goes with this.
+    /// The folder; it is removed with this value.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Options, and folders that it includes from; then what it compiles.
+    /// Options and include folders, then the name of the main file.
     pub fn arguments<'a>(&'a self, source: &'a Source, own: &'a [&'a OsStr]) -> Vec<&'a OsStr> {
         let others = source.options.iter().filter(|option| define(option).is_none());
         let mut all: Vec<&OsStr> = others.map(OsStr::new).collect();
@@ -177,13 +177,14 @@ mod tests {
         let (script, child) = (folder.path().join("nvcc"), folder.path().join("child"));
         let text = format!("sleep 600 &\necho $! > {}\nwait\n", child.display());
         fs::write(&script, text).unwrap();
-        // Read by a shell, not executed: another thread's child may still hold what was just written open.
+        // The shell reads the file and does not execute it: a child of another thread may still hold the
+        // freshly written file open.
         let tool = Tool { longest: Duration::from_secs(1), ..Tool::new("nvcc", "/bin/sh".into()) };
         let error = tool.run("ask compiler", &[script.as_os_str()]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Deadline, "{error}");
         let child = fs::read_to_string(child).unwrap();
         let stat = format!("/proc/{}/stat", child.trim());
-        // A process whose parent has not yet waited for it is dead all the same.
+        // A process whose parent has not yet waited for it counts as dead.
         let is_dead = || fs::read_to_string(&stat).map_or(true, |state| state.contains(") Z "));
         let start = Instant::now();
         // The signal ends it when it next runs, which takes a while on a busy machine.

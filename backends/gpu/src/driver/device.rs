@@ -17,9 +17,9 @@ pub struct Device {
 }
 
 impl Device {
-    /// The device that this rank drives: what the config says, else the device of the calling
-    /// thread's current context (the framework's choice), else the rank's index on its machine as
-    /// the launcher says it.
+    /// The device that this rank drives: the one that the config names, else the device of the
+    /// calling thread's current context (the framework's choice), else the rank's index on its
+    /// machine as the launcher states it.
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`] with the fix, if there is no such device.
@@ -52,7 +52,7 @@ impl Device {
         Self::get(platform, ordinal)
     }
 
-    /// Devices that this process sees; at least one. Loads the driver.
+    /// Number of devices that this process sees; at least one. Loads the driver.
     pub(crate) fn count(platform: &'static Platform) -> Result<i32> {
         platform.driver.load()?;
         let count = platform.driver.device_count()?;
@@ -75,22 +75,22 @@ impl Device {
         self.raw
     }
 
-    /// Its numbers.
+    /// The numbers of this device.
     pub(crate) fn facts(&self) -> Result<DeviceFacts> {
         self.driver().facts(self.raw)
     }
 
-    /// As its maker calls it.
+    /// The name that its maker gives it.
     pub(crate) fn name(&self) -> Result<String> {
         self.driver().name(self.raw)
     }
 
-    /// Names the device wherever it is seen from.
+    /// An identity of the device that is the same in every process.
     pub(crate) fn uuid(&self) -> Result<Uuid> {
         self.driver().uuid(self.raw)
     }
 
-    /// The device of this name, if this process sees it.
+    /// The device with this identity, if this process sees it.
     pub(crate) fn with_uuid(&self, uuid: Uuid) -> Result<Option<Self>> {
         for device in Self::all(self.platform, Self::count(self.platform)?)? {
             if device.uuid()? == uuid {
@@ -118,14 +118,14 @@ fn none(platform: &Platform) -> Error {
     Error::new(ErrorKind::Unavailable, "choose device", text).with_fix(fix)
 }
 
-/// The device of the rank with this index on its machine, which may not be there. Launchers that
-/// show each rank one device show it as the first.
+/// The device of the rank with this index on its machine, which may not exist. Launchers that show
+/// each rank one device show it as the first.
 fn ordinal_of(index: u32, count: i32) -> i32 {
     if count == 1 { 0 } else { i32::try_from(index).unwrap_or(i32::MAX) }
 }
 
-/// Where launchers say a rank's index on its machine. Slurm comes last: under mpirun and torchrun its index is that
-/// of the process that started the ranks, the same for all of them.
+/// Variables in which launchers state a rank's index on its machine. Slurm comes last: under mpirun and
+/// torchrun its index is that of the process that started the ranks, the same for all of them.
 const LOCAL_RANKS: [&str; 5] = [
     "TOKENYARD_LOCAL_RANK",
     "LOCAL_RANK",
@@ -134,7 +134,7 @@ const LOCAL_RANKS: [&str; 5] = [
     "SLURM_LOCALID",
 ];
 
-/// The rank's index on its machine, as launchers say it; 0 where nobody does.
+/// The rank's index on its machine, as launchers state it; 0 where no launcher does.
 fn launched_as(env: &dyn Fn(&str) -> Option<String>) -> u32 {
     LOCAL_RANKS.iter().find_map(|name| env(name)?.parse().ok()).unwrap_or(0)
 }
@@ -150,16 +150,16 @@ impl Context {
     /// Retains the context of a device.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the driver.
     pub fn retain(device: Device) -> Result<Arc<Self>> {
         let raw = device.driver().context_retain(device.raw)?;
         Ok(Arc::new(Self { device, raw }))
     }
 
-    /// Makes it current on this thread until the result is dropped.
+    /// Makes the context current on this thread until the result is dropped.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the driver.
     pub fn enter(&self) -> Result<Entered> {
         // SAFETY: a context that lives; popped on drop, in reverse order.
         unsafe { self.driver().context_push(self.raw)? };

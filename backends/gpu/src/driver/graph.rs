@@ -1,4 +1,4 @@
-//! Graphs of tools. Frameworks capture their own.
+//! Graphs for tools. Frameworks capture their own.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use tokenyard_core::Result;
 
 use super::{Context, RawGraph, Stream};
 
-/// What a stream recorded, ready to be launched.
+/// The recorded work of a stream, ready to be launched.
 #[derive(Debug)]
 pub(crate) struct Graph {
     context: Arc<Context>,
@@ -15,7 +15,7 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    /// What is queued on the stream from now on is recorded. Other threads may do as they like.
+    /// Starts to record the work that is queued on the stream. Other threads are not restricted.
     pub(crate) fn begin(stream: &Stream) -> Result<()> {
         let _entered = stream.context().enter()?;
         // SAFETY: a stream that lives.
@@ -31,10 +31,10 @@ impl Graph {
         Ok(Self { context, raw })
     }
 
-    /// Launches it behind everything in the stream.
+    /// Launches the graph behind everything in the stream.
     ///
     /// # Safety
-    /// What was recorded may run again.
+    /// The recorded work may run again.
     pub(crate) unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         let _entered = self.context.enter()?;
         // SAFETY: graph and stream live; the rest by this function's contract.

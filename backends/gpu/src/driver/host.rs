@@ -1,5 +1,5 @@
 //! Shareable host memory that the device reads and writes: windows of transports that cannot register
-//! a device's.
+//! device memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::Context;
 #[derive(Debug)]
 pub(crate) struct HostWindow {
     context: Arc<Context>,
-    /// Where the device sees it; 0 until it is registered with the driver.
+    /// The address for the device; 0 until the memory is registered with the driver.
     device: u64,
     memory: SealedMemory,
 }
@@ -55,7 +55,7 @@ impl HostWindow {
         self.memory.bytes() as u64
     }
 
-    /// The descriptor that others map.
+    /// The descriptor that other processes map.
     pub(crate) fn fd(&self) -> &OwnedFd {
         self.memory.fd()
     }

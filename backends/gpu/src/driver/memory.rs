@@ -21,7 +21,7 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: made or imported once; mappings keep the memory themselves.
+        // SAFETY: made or imported once; mappings hold a reference to the memory themselves.
         unsafe { self.context.driver().memory_release(self.raw) };
     }
 }
@@ -51,7 +51,7 @@ impl Reserved {
         let (driver, bytes) = (context.driver(), bytes as usize);
         let address = driver.range_reserve(bytes)?;
         let mut this = Self { context: Arc::clone(context), address, bytes, mapped: false };
-        // SAFETY: a range of our own that nothing is mapped at; the driver refuses a length beyond
+        // SAFETY: a range of our own at which nothing is mapped; the driver refuses a length beyond
         // that of the memory.
         unsafe { driver.range_map(address, bytes, handle.raw)? };
         this.mapped = true;
@@ -97,7 +97,7 @@ impl Vmm {
         let made = driver.memory_create(context.device.raw(), bytes as usize);
         let raw = made.map_err(|e| e.with_context("bytes", bytes))?;
         let handle = Handle { context: Arc::clone(context), raw };
-        // SAFETY: the memory of just now.
+        // SAFETY: the memory was made just above.
         let fd = unsafe { driver.memory_export(raw)? };
         let mapping = Reserved::map(context, &handle, bytes)?;
         zero(context, mapping.address, bytes as usize)?;
@@ -114,7 +114,7 @@ impl Vmm {
         self.bytes
     }
 
-    /// The descriptor that others map.
+    /// The descriptor that other processes map.
     pub(crate) fn fd(&self) -> &OwnedFd {
         &self.fd
     }
@@ -122,7 +122,7 @@ impl Vmm {
     /// The same memory as a dmabuf, for NICs.
     ///
     /// # Errors
-    /// What the driver says where it makes none.
+    /// The error of the driver where it makes no dmabuf.
     pub(crate) fn dmabuf(&self) -> Result<OwnedFd> {
         let context = &self.mapping.context;
         let _entered = context.enter()?;
@@ -139,10 +139,10 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Room for so many bytes.
+    /// Memory of this many bytes.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the driver.
     pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Self> {
         let _entered = context.enter()?;
         let bytes = bytes.max(1) as usize;
@@ -157,10 +157,10 @@ impl Buffer {
         self.address
     }
 
-    /// A copy of plain values.
+    /// A copy of plain values in device memory.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the driver.
     pub fn of<T: Copy>(context: &Arc<Context>, values: &[T]) -> Result<Self> {
         let this = Self::new(context, size_of_val(values) as u64)?;
         copy(context, this.address, values.as_ptr() as u64, size_of_val(values) as u64)?;
@@ -171,13 +171,13 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let _entered = self.context.enter();
-        // SAFETY: allocated by `new`; whoever launched kernels on it has synchronised.
+        // SAFETY: allocated by `new`; each caller that launched kernels on it has synchronised.
         unsafe { self.context.driver().free(self.address) };
     }
 }
 
-/// Plain device memory from the driver's pool, zeroed: other than that of [`Buffer`], it comes and
-/// goes without waiting for kernels, which may wait for peers that wait for this process.
+/// Plain device memory from the driver's pool, zeroed. Unlike that of [`Buffer`], it is allocated
+/// and freed without a wait for kernels, which may wait for peers that wait for this process.
 #[derive(Debug)]
 pub(crate) struct Pooled {
     context: Arc<Context>,
@@ -205,33 +205,33 @@ impl Pooled {
 impl Drop for Pooled {
     fn drop(&mut self) {
         let _entered = self.context.enter();
-        // SAFETY: allocated by `new`; whoever launched kernels on it has synchronised.
+        // SAFETY: allocated by `new`; each caller that launched kernels on it has synchronised.
         unsafe { self.context.driver().free_pooled(self.address) };
     }
 }
 
-/// Copies between any two places that this process can name, and waits for it.
+/// Copies between any two places that this process can name, and waits for the copy.
 pub(crate) fn copy(context: &Context, to: u64, from: u64, bytes: u64) -> Result<()> {
     if bytes == 0 {
         return Ok(());
     }
     let _entered = context.enter()?;
-    // SAFETY: the caller names memory of its own; the driver finds out of which kind each is, and
-    // refuses addresses that it does not know.
+    // SAFETY: the caller names memory of its own; the driver determines the kind of each place, and
+    // refuses unknown addresses.
     unsafe { context.driver().copy(to, from, bytes as usize)? };
     settle(context)
 }
 
-/// Zeroes memory of this context's device that was just allocated, and waits for it. The context is
-/// current.
+/// Zeroes memory of this context's device that was just allocated, and waits for the end. The
+/// context is current.
 fn zero(context: &Context, at: u64, bytes: usize) -> Result<()> {
     // SAFETY: the callers' own memory, of this length.
     unsafe { context.driver().zero(at, bytes)? };
     settle(context)
 }
 
-/// Calls without a stream run in the default stream and may return before they have ended; the
-/// streams of this crate do not wait for it.
+/// Waits for calls without a stream. They run in the default stream and may return before their
+/// work has ended; the streams of this crate do not wait for that stream.
 fn settle(context: &Context) -> Result<()> {
     // SAFETY: null names the default stream of the current context.
     unsafe { context.driver().stream_synchronize(RawStream(std::ptr::null_mut())) }
@@ -245,16 +245,16 @@ pub struct Pinned<T> {
     raw: *mut T,
 }
 
-// SAFETY: an address; every access is unsafe and its caller's affair.
+// SAFETY: an address; every access is unsafe, and its caller is responsible.
 unsafe impl<T> Send for Pinned<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Pinned<T> {}
 
 impl<T: Copy> Pinned<T> {
-    /// Room for `count` values.
+    /// Memory for `count` values.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the driver.
     pub fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
         let _entered = context.enter()?;
         let bytes = count.max(1) * size_of::<T>();
@@ -273,7 +273,7 @@ impl<T: Copy> Pinned<T> {
 impl<T> Drop for Pinned<T> {
     fn drop(&mut self) {
         let _entered = self.context.enter();
-        // SAFETY: allocated by `new`; whoever launched kernels on it has synchronised.
+        // SAFETY: allocated by `new`; each caller that launched kernels on it has synchronised.
         unsafe { self.context.driver().free_pinned(self.raw.cast()) };
     }
 }

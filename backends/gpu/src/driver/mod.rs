@@ -1,7 +1,7 @@
-//! A GPU's driver, and the objects made of it: every object is a type with a drop.
+//! A GPU's driver, and the objects made with it: every object is a type with a drop.
 //!
-//! Makers implement [`Driver`]; the objects hold it through their context. [`Driver::load`] must have
-//! succeeded before any other call; `Device::choose` makes sure of it.
+//! Each maker implements [`Driver`]; the objects hold the driver through their context.
+//! [`Driver::load`] must have succeeded before any other call; `Device::choose` ensures this.
 
 mod device;
 mod graph;

@@ -23,7 +23,7 @@ impl Module {
         Ok(Arc::new(Self { context: Arc::clone(context), raw }))
     }
 
-    /// One kernel, loaded now: loading under a kernel that spins can wait for ever.
+    /// One kernel, loaded now: a load during a kernel that spins can wait for ever.
     pub(crate) fn function(self: &Arc<Self>, name: &str) -> Result<Function> {
         let _entered = self.context.enter()?;
         let text = CString::new(name).map_err(|_| {
@@ -35,7 +35,7 @@ impl Module {
         Ok(Function { module: Arc::clone(self), raw })
     }
 
-    /// The same for a kernel whose blocks wait for each other: all are resident at once.
+    /// The same for a kernel whose blocks wait for each other: all blocks are resident at once.
     pub(crate) fn cooperative(self: &Arc<Self>, name: &str) -> Result<Function> {
         let mut function = self.function(name)?;
         function.raw.cooperative = true;
@@ -46,7 +46,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         let _entered = self.context.enter();
-        // SAFETY: loaded by `load`; whoever launched its kernels has synchronised.
+        // SAFETY: loaded by `load`; each caller that launched its kernels has synchronised.
         unsafe { self.context.driver().module_unload(self.raw) };
     }
 }
@@ -59,18 +59,18 @@ pub(crate) struct Function {
 }
 
 impl Function {
-    /// Allows so much dynamic shared memory.
+    /// Allows this much dynamic shared memory.
     pub(crate) fn allow_shared(&self, bytes: u32) -> Result<()> {
         let _entered = self.module.context.enter()?;
         // SAFETY: a kernel that lives.
         unsafe { self.module.context.driver().function_allow_shared(self.raw, bytes) }
     }
 
-    /// Launches behind everything in the stream.
+    /// Launches the kernel behind everything in the stream.
     ///
     /// # Safety
-    /// `arguments` point to one value per parameter of the kernel, of its type. What they name, and the
-    /// stream, stay valid until the stream has passed the kernel.
+    /// `arguments` point to one value per parameter of the kernel, of its type. The objects that they
+    /// name, and the stream, stay valid until the stream has passed the kernel.
     pub(crate) unsafe fn launch(
         &self,
         stream: RawStream,

@@ -1,4 +1,4 @@
-//! The calls that a GPU's driver has to offer: all that CUDA and HIP implement.
+//! The calls that a GPU's driver must offer: CUDA and HIP implement all of them.
 
 use std::ffi::{CStr, c_void};
 use std::fmt::Debug;
@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use tokenyard_core::Result;
 
 /// Handles are the driver's own pointers and numbers. They are plain data: only the objects of this
-/// crate's `driver` folder own what they name.
+/// crate's `driver` folder own the resources that handles name.
 macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident($raw:ty),)*) => {$(
         $(#[$doc])*
@@ -43,7 +43,7 @@ handles! {
 pub struct RawFunction {
     /// The driver's handle.
     pub raw: *mut c_void,
-    /// Blocks wait for each other: all are resident at once, or the launch fails.
+    /// Whether blocks wait for each other: all are resident at once, or the launch fails.
     pub cooperative: bool,
 }
 
@@ -60,7 +60,7 @@ pub type Uuid = [u8; 16];
 pub enum Reach {
     /// None.
     Nothing,
-    /// Loads and stores. Signals are added to by many blocks at once, which needs atomics.
+    /// Loads and stores. Signals need atomics too, because many blocks add to them at once.
     WithoutAtomics,
     /// Loads, stores and atomics.
     Whole,
@@ -73,9 +73,9 @@ pub struct DeviceFacts {
     pub capability: u32,
     /// Multiprocessors.
     pub processors: u32,
-    /// Most bytes of dynamic shared memory that a block may ask for.
+    /// Most bytes of dynamic shared memory that a block may have.
     pub most_shared: u32,
-    /// Whether it can share its memory with other processes by a file descriptor.
+    /// Whether the device can share its memory with other processes by a file descriptor.
     pub exports_memory: bool,
 }
 
@@ -86,12 +86,12 @@ pub struct Launch {
     pub blocks: u32,
     /// Threads of a block: a multiple of the warp, at most 1024.
     pub threads: u32,
-    /// Bytes of dynamic shared memory; at most what was allowed.
+    /// Bytes of dynamic shared memory; at most the allowed number.
     pub shared: u32,
 }
 
 impl Launch {
-    /// Blocks of so many warps.
+    /// Blocks of this many warps each.
     pub fn of_warps(blocks: u32, warps: u32, shared: u32) -> Self {
         Self { blocks, threads: 32 * warps, shared }
     }
@@ -99,9 +99,9 @@ impl Launch {
 
 /// A GPU's driver.
 ///
-/// Implementations translate calls and statuses, and keep no state but the loaded library. Errors name
-/// the operation and the driver's own word for the status. Any thread may call; the driver locks for
-/// itself.
+/// Implementations translate calls and statuses, and have no state except the loaded library. Errors
+/// name the operation and the driver's own text for the status. Any thread may call; the driver does
+/// its own locking.
 ///
 /// # Order
 /// [`load`](Self::load) succeeds before any other call. Calls from [`alloc`](Self::alloc) on work in
@@ -110,7 +110,7 @@ impl Launch {
 /// # Safety of calls
 /// In all `unsafe` calls, handles and addresses come from this driver and have not been destroyed;
 /// memory that is freed, unmapped or destroyed is used by no kernel and no copy that still runs. A
-/// call says what it asks for beyond this.
+/// call names any further requirement.
 pub trait Driver: Debug + Send + Sync {
     /// Loads and initialises the library, once per process.
     ///
@@ -145,10 +145,10 @@ pub trait Driver: Debug + Send + Sync {
     /// Retains a device's primary context, which frameworks share.
     fn context_retain(&self, device: RawDevice) -> Result<RawContext>;
 
-    /// Releases it once.
+    /// Releases the context once.
     ///
     /// # Safety
-    /// It was retained as often.
+    /// The context was retained as often.
     unsafe fn context_release(&self, device: RawDevice);
 
     /// Makes a context current on this thread.
@@ -157,26 +157,26 @@ pub trait Driver: Debug + Send + Sync {
     /// As for all calls.
     unsafe fn context_push(&self, context: RawContext) -> Result<()>;
 
-    /// Makes the context of before current again.
+    /// Makes the previous context current again.
     ///
     /// # Safety
-    /// This thread has pushed one.
+    /// This thread has pushed a context.
     unsafe fn context_pop(&self);
 
     /// Plain device memory.
     fn alloc(&self, bytes: usize) -> Result<u64>;
 
-    /// Frees what [`alloc`](Self::alloc) gave. May wait for kernels.
+    /// Frees memory of [`alloc`](Self::alloc). May wait for kernels.
     ///
     /// # Safety
     /// As for all calls.
     unsafe fn free(&self, address: u64);
 
-    /// Device memory from the driver's pool, in the order of the default stream. Comes and goes
-    /// without waiting for kernels; the pool gives nothing back to the system.
+    /// Device memory from the driver's pool, in the order of the default stream. Allocation and
+    /// release do not wait for kernels; the pool returns nothing to the system.
     fn alloc_pooled(&self, device: RawDevice, bytes: usize) -> Result<u64>;
 
-    /// Returns it to the pool.
+    /// Returns the memory to the pool.
     ///
     /// # Safety
     /// As for all calls.
@@ -185,19 +185,19 @@ pub trait Driver: Debug + Send + Sync {
     /// Pinned host memory that every device reads and writes at the same address.
     fn alloc_pinned(&self, bytes: usize) -> Result<*mut c_void>;
 
-    /// Frees it.
+    /// Frees pinned memory.
     ///
     /// # Safety
     /// As for all calls.
     unsafe fn free_pinned(&self, pointer: *mut c_void);
 
-    /// Pins `bytes` of host memory; returns the device's address of it.
+    /// Pins `bytes` of host memory; returns its address for the device.
     ///
     /// # Safety
     /// The memory stays mapped until [`unregister_host`](Self::unregister_host).
     unsafe fn register_host(&self, pointer: *mut c_void, bytes: usize) -> Result<u64>;
 
-    /// Unpins it.
+    /// Unpins host memory.
     ///
     /// # Safety
     /// As for all calls.
@@ -206,10 +206,10 @@ pub trait Driver: Debug + Send + Sync {
     /// The unit of shareable memory: addresses and lengths are multiples of it.
     fn granularity(&self, device: RawDevice) -> Result<u64>;
 
-    /// Physical memory that other processes can map; NICs too, where the device can.
+    /// Physical memory that other processes can map, and NICs where the device supports it.
     fn memory_create(&self, device: RawDevice, bytes: usize) -> Result<RawMemory>;
 
-    /// A descriptor of it for another process.
+    /// A descriptor of shareable memory for another process.
     ///
     /// # Safety
     /// As for all calls.
@@ -227,7 +227,7 @@ pub trait Driver: Debug + Send + Sync {
     /// The memory behind another process's descriptor, which may be closed afterwards.
     fn memory_import(&self, fd: BorrowedFd<'_>) -> Result<RawMemory>;
 
-    /// Releases it. Mappings keep the memory themselves.
+    /// Releases shareable memory. Mappings hold a reference to the memory themselves.
     ///
     /// # Safety
     /// As for all calls.
@@ -242,7 +242,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Nothing is mapped there.
     unsafe fn range_free(&self, address: u64, bytes: usize);
 
-    /// Maps memory at a range; refuses a length beyond the memory's.
+    /// Maps memory at a range; refuses a length beyond that of the memory.
     ///
     /// # Safety
     /// The range is the caller's own, and nothing is mapped there.
@@ -261,13 +261,14 @@ pub trait Driver: Debug + Send + Sync {
     unsafe fn range_unmap(&self, address: u64, bytes: usize);
 
     /// Copies between places of any kind that this process can name, in the order of the default
-    /// stream. May return before it has ended.
+    /// stream. May return before the copy has ended.
     ///
     /// # Safety
     /// Both places are valid for `bytes` until the default stream has passed the copy.
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()>;
 
-    /// Zeroes device memory in the order of the default stream. May return before it has ended.
+    /// Zeroes device memory in the order of the default stream. May return before the memory is
+    /// zero.
     ///
     /// # Safety
     /// The memory is valid for `bytes` until the default stream has passed.
@@ -288,7 +289,7 @@ pub trait Driver: Debug + Send + Sync {
     /// A stream that does not wait for the default stream.
     fn stream_create(&self) -> Result<RawStream>;
 
-    /// Destroys it; what is queued ends by itself.
+    /// Destroys a stream; queued work ends by itself.
     ///
     /// # Safety
     /// As for all calls.
@@ -324,16 +325,16 @@ pub trait Driver: Debug + Send + Sync {
     /// As for all calls.
     unsafe fn stream_is_captured(&self, stream: RawStream) -> Result<bool>;
 
-    /// Lets this thread make calls that a capture elsewhere would refuse; returns the mode of before.
+    /// Lets this thread make calls that a capture elsewhere would refuse; returns the previous mode.
     fn capture_relax(&self) -> Result<i32>;
 
-    /// Sets the mode of before.
+    /// Restores the previous mode.
     fn capture_restore(&self, mode: i32);
 
-    /// A mark; `timed` ones know when they were passed, and cost more.
+    /// A mark. A `timed` mark records the time at which it is passed, and costs more.
     fn event_create(&self, timed: bool) -> Result<RawEvent>;
 
-    /// Destroys it.
+    /// Destroys a mark.
     ///
     /// # Safety
     /// As for all calls.
@@ -357,7 +358,7 @@ pub trait Driver: Debug + Send + Sync {
     /// As for all calls.
     unsafe fn event_elapsed(&self, earlier: RawEvent, later: RawEvent) -> Result<f32>;
 
-    /// Records what is queued on the stream from now on; other threads are not disturbed.
+    /// Starts to record the work that is queued on the stream; other threads are not disturbed.
     ///
     /// # Safety
     /// As for all calls.
@@ -375,7 +376,7 @@ pub trait Driver: Debug + Send + Sync {
     /// The recorded work may run again.
     unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> Result<()>;
 
-    /// Destroys it; a launch that runs ends by itself.
+    /// Destroys a graph; a launch that runs ends by itself.
     ///
     /// # Safety
     /// As for all calls.
@@ -384,22 +385,22 @@ pub trait Driver: Debug + Send + Sync {
     /// Loads machine code that this driver's compiler has made.
     ///
     /// # Safety
-    /// The image is one of a compiler; it runs on the device.
+    /// The image comes from a compiler; the device runs it.
     unsafe fn module_load(&self, image: &[u8]) -> Result<RawModule>;
 
-    /// Unloads it.
+    /// Unloads a module.
     ///
     /// # Safety
     /// As for all calls.
     unsafe fn module_unload(&self, module: RawModule);
 
-    /// One kernel of it, loaded now: loading under a kernel that spins can wait for ever.
+    /// One kernel of a module, loaded now: a load during a kernel that spins can wait for ever.
     ///
     /// # Safety
     /// As for all calls.
     unsafe fn module_function(&self, module: RawModule, name: &CStr) -> Result<RawFunction>;
 
-    /// Allows a kernel so many bytes of dynamic shared memory.
+    /// Allows a kernel this many bytes of dynamic shared memory.
     ///
     /// # Safety
     /// As for all calls.
@@ -408,8 +409,8 @@ pub trait Driver: Debug + Send + Sync {
     /// Launches a kernel behind everything in the stream.
     ///
     /// # Safety
-    /// `arguments` point to one value per parameter of the kernel, of its type. What they name stays
-    /// valid until the stream has passed the kernel.
+    /// `arguments` point to one value per parameter of the kernel, of its type. The objects that
+    /// they name stay valid until the stream has passed the kernel.
     unsafe fn function_launch(
         &self,
         function: RawFunction,

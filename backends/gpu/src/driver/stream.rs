@@ -15,12 +15,12 @@ fn live() -> MutexGuard<'static, Vec<(i32, RawStream)>> {
 }
 
 impl RawStream {
-    /// As the ABI passes it. Null is the legacy default stream.
+    /// The stream of a pointer that the ABI passes. Null is the legacy default stream.
     pub(crate) fn of(pointer: *mut c_void) -> Self {
         Self(pointer)
     }
 
-    /// Whether what is queued on it is recorded into a graph and does not run.
+    /// Whether work that is queued on the stream is recorded into a graph and does not run.
     pub(crate) fn is_captured(self, context: &Context) -> Result<bool> {
         let _entered = context.enter()?;
         // SAFETY: a stream of this crate, or one whose owner promised that it lives.
@@ -33,7 +33,8 @@ impl RawStream {
             return Ok(());
         }
         let _entered = context.enter()?;
-        // SAFETY: the caller names memory and a stream that are valid until it has passed the copy.
+        // SAFETY: the caller names memory and a stream that are valid until the stream has passed
+        // the copy.
         unsafe { context.driver().copy_async(self, to, from, bytes as usize) }
     }
 
@@ -47,7 +48,7 @@ impl RawStream {
         unsafe { context.driver().zero_async(self, at, bytes as usize) }
     }
 
-    /// As the ABI passes it.
+    /// The pointer that the ABI passes.
     pub(crate) fn pointer(self) -> *mut c_void {
         self.0
     }
@@ -72,7 +73,7 @@ impl Stream {
         &self.context
     }
 
-    /// Names it while it lives.
+    /// The handle of the stream, valid while the stream lives.
     pub(crate) fn name(&self) -> RawStream {
         self.raw
     }
@@ -124,7 +125,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         live().retain(|(_, stream)| *stream != self.name());
         let _entered = self.context.enter();
-        // SAFETY: made by `new`; the driver lets what is queued finish.
+        // SAFETY: made by `new`; the driver lets queued work finish.
         unsafe { self.context.driver().stream_destroy(self.raw) };
     }
 }
@@ -141,7 +142,7 @@ impl Event {
         Self::make(context, false)
     }
 
-    /// One that also says when. Recording it costs more.
+    /// A mark that also records a time. Recording it costs more.
     pub(crate) fn timed(context: &Arc<Context>) -> Result<Self> {
         Self::make(context, true)
     }
@@ -160,15 +161,15 @@ impl Event {
         Ok(f64::from(ms) * 1e3)
     }
 
-    /// Marks what is in the stream by now. May be done again at once: whoever waits for the event
-    /// already waits for the mark of that time.
+    /// Marks the present end of the stream. The event may be recorded again at once: a stream that
+    /// already waits for the event waits for the earlier mark.
     pub(crate) fn record(&self, stream: RawStream) -> Result<()> {
         let _entered = self.context.enter()?;
         // SAFETY: an event that lives, and a stream of this crate or one whose owner promised so.
         unsafe { self.context.driver().event_record(self.raw, stream) }
     }
 
-    /// What is queued in the stream from now on runs behind the mark.
+    /// Makes work that is queued in the stream from now on run behind the mark.
     pub(crate) fn hold(&self, stream: RawStream) -> Result<()> {
         let _entered = self.context.enter()?;
         // SAFETY: as in `record`.
@@ -191,8 +192,8 @@ impl Drop for Event {
     }
 }
 
-/// While it lives, this thread may ask how streams are while another stream captures a graph, be it this
-/// thread's. Who touches no stream that is captured disturbs nobody.
+/// While this lives, this thread may query streams while another stream captures a graph, including a
+/// capture of this thread. A thread that touches no captured stream disturbs no capture.
 #[derive(Debug)]
 pub(crate) struct RelaxedCapture {
     driver: &'static dyn Driver,

@@ -1,4 +1,4 @@
-//! What ranks compare when they enter, and what they object to.
+//! The values that ranks compare when they enter, and their objections.
 
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -9,19 +9,19 @@ use super::outcome::{Called, Refusal};
 use crate::driver::Launch;
 
 impl Engine {
-    /// What an operation passes where this rank does not take part.
+    /// The arguments of an operation in which this rank does not take part.
     pub(super) fn refused(&self, operation: u64, refusal: &Refusal, no_host_sync: bool) -> Common {
         let (objector, why) = (refusal.objector, refusal.why.as_bytes());
         Common { objector, ..self.common(operation, refusal.verdict(), why, no_host_sync) }
     }
 
-    /// Writes into `common` what ranks compare.
+    /// Writes into `common` the values that ranks compare.
     pub(super) fn sign(&self, operation: u64, common: &mut Common, signature: Signature) -> Called {
         common.signature = signature.word;
         self.called(operation)
     }
 
-    /// This rank, and the operation that its caller has numbered so.
+    /// This rank, and the operation that its caller has given this number.
     pub(super) fn called(&self, operation: u64) -> Called {
         let (exchange, steps) = (&self.exchange, self.exchange.steps());
         Called {
@@ -33,19 +33,20 @@ impl Engine {
         }
     }
 
-    /// What this rank itself objects to.
+    /// An objection of this rank itself.
     pub(super) fn objection(&self, kind: ErrorKind, why: impl Into<String>) -> Refusal {
         Refusal::new(kind, self.exchange.world_rank(), why)
     }
 
-    /// What an operation ended with, if all ranks of the team know it, and others are to hear of it.
+    /// The refusal that an operation ended with, if all ranks of the team know it and it is to be
+    /// passed on.
     pub(super) fn take_refusal(&mut self, error: &Error) -> Option<Refusal> {
         let refusal =
             self.launcher.refusal.take().filter(|_| Refusal::can_be_told(error.kind()))?;
         Refusal::can_be_told(refusal.kind).then_some(refusal)
     }
 
-    /// An operation without rows: this rank says what it knows, and learns what others do.
+    /// An operation without rows: this rank states what it knows, and learns what the others know.
     ///
     /// # Errors
     /// The first refusal.

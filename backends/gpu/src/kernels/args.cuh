@@ -1,7 +1,8 @@
-// What the host passes. Mirrored in args.rs; TY_ARGS_BYTES checks the sizes.
+// The arguments that the host passes. Mirrored in args.rs; TY_ARGS_BYTES checks the sizes.
 //
-// TY_GROUPED: the tokens of this rank are rows that it got from several domains, one *group* of them
-// from each, and are told on inside its own. What is received is in order of groups, then of ranks.
+// TY_GROUPED: the tokens of this rank are rows that it received from several domains, one *group* of
+// tokens from each, and forwards inside its own domain. Received rows are in order of groups, then
+// of ranks.
 #pragma once
 #include "region.cuh"
 #include "transport.cuh"
@@ -13,7 +14,7 @@ constexpr bool kGrouped = true;
 using GivenId = i32;  // ids as a dispatch leaves them
 #else
 constexpr bool kGrouped = false;
-using GivenId = i64;  // as callers bring them
+using GivenId = i64;  // as callers pass them
 #endif
 
 #if TY_PUTS
@@ -24,7 +25,7 @@ constexpr bool kPuts = false;
 
 // Whether rows may be taken in tiles: see tiles.cuh.
 constexpr bool kMayTile = !kPuts && !kGrouped;
-// Whether rows may go by staging, without being asked for: see staging.cuh.
+// Whether rows may be staged without a request: see staging.cuh.
 constexpr bool kMayStage = !kPuts && !kGrouped;
 // Whether rows of a combine may be pushed: see push_combine.cuh.
 constexpr bool kMayPush = !kPuts && !kGrouped;
@@ -35,8 +36,8 @@ constexpr u32 kHead = 8;        // words of an entry's head
 constexpr u32 kTextBytes = 192; // longest text of a refusal
 constexpr u32 kTextWords = 1 + kTextBytes / 4;
 constexpr u32 kWarps = 512 / kWave;  // of a block
-constexpr u32 kMetadataWarps = kWarps / 4;  // of them that move what goes beside rows
-constexpr u32 kRings = 2;       // of a block that sums, each with a part of its tokens
+constexpr u32 kMetadataWarps = kWarps / 4;  // of them that move row metadata
+constexpr u32 kRings = 2;       // of a block that sums, each with its own share of the tokens
 constexpr u32 kRingWarps = 256 / kWave;  // few, so that each has much of a row
 constexpr u32 kSummingWarps = kRings * kRingWarps;
 
@@ -45,21 +46,21 @@ constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseCombineRows = 4, kPhaseDone
 // How a rank enters.
 constexpr u32 kEnter = 0;       // it takes part
 constexpr u32 kRefuseText = 1;  // its host refuses: a text follows
-constexpr u32 kRefuseRoute = 2; // its routing is bad: where, and what was found, follow
+constexpr u32 kRefuseRoute = 2; // its routing is bad: the place and the value that was found follow
 constexpr u32 kRefuseFull = 3;  // its arena is full: a text follows
 constexpr u32 kRefuseBroken = 4; // ranks that it met before are out of step: a text follows
 
-// What is wrong with a routing.
+// The error of a routing.
 constexpr u32 kNoExpert = 1, kTwice = 2, kTooMany = 3;
 
-// How an operation goes on: the same answer on all ranks but for the last two.
+// How an operation continues: the same answer on all ranks except for the last two.
 constexpr u32 kGo = 1, kRefused = 2, kFull = 3, kMismatch = 4, kOrigin = 5, kBadRows = 6;
 
-// What the host learns while rows move: in pinned memory, one per slot.
+// The report to the host while rows move: in pinned memory, one per slot.
 struct Outcome {
   u64 epoch;    // the ticket, written last
   u32 code;     // kGo ...
-  u32 rank;     // whom it is about
+  u32 rank;     // the rank that it is about
   u64 tokens;   // N on this rank
   u64 rows;     // X on this rank, expert-major
   u64 needed;   // bytes that the full rank needs, and has
@@ -70,37 +71,37 @@ struct Outcome {
   u64 own_signature;
   u32 origin;
   u32 own_origin;
-  u32 objector;  // refused: `objector` of the one whose word it is
+  u32 objector;  // refused: `objector` of the rank that refused
   u32 reserved;
   u8 text[kTextBytes];
 };
 
-// When things happened in an operation, in nanoseconds of the device's clock: in pinned memory, one
-// per slot, for tools.
+// The times of an operation, in nanoseconds of the device's clock: in pinned memory, one per slot,
+// for tools.
 struct Trace {
   u64 begun;      // the kernel
   u64 counted;    // this rank's routing, all of it; a combine: as begun
   u64 heard;      // every rank's counts
-  u64 moved;      // the rows of the first block have left, and tiles are spread; a combine: its sums are made
+  u64 moved;      // the first block's rows have left, tiles are spread; a combine: its sums are made
   u64 arrived;    // the rows of all ranks; a combine: all have read
 };
 
-// What reports read of a rank, in pinned memory: TyPeerCounters of the plugin ABI.
+// The counters that reports read for a rank, in pinned memory: TyPeerCounters of the plugin ABI.
 struct PeerCounters {
   u64 posted, done;  // the host's
   u64 raised, expected, received;
 };
 
-// What lives as long as the communicator, in device memory, zero at first.
+// State that lives as long as the communicator, in device memory, zero at first.
 struct State {
   u32 arrived;      // blocks that have counted, or read their turn
   u32 reserved;
   u64 turn;         // the next operation: epoch | slot << 32
-  u64 stopped;      // not 0: one failed that nobody waited for, so no more are entered
-  u64 dealt;        // pieces of rows that warps have taken on
-  u64 taken;        // parts of tiles that warps have taken on
-  u64 gathered;     // units of what goes beside rows that warps have taken on
-  u64 summed;       // units that rings have taken on, behind those that each starts with; then 0 again
+  u64 stopped;      // not 0: an operation failed that no caller waited for, so no more are entered
+  u64 dealt;        // pieces of rows that warps have taken
+  u64 taken;        // shares of tiles that warps have taken
+  u64 gathered;     // units of row metadata that warps have taken
+  u64 summed;       // units that rings have taken, beyond those that each starts with; then 0 again
   u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
   u64* rows;        // [slots, R]: totals of the row signals that are waited for
   u64* done;        // [slots, R]: the same of the done signals
@@ -111,42 +112,43 @@ struct State {
   u64 queues;       // of puts; 1 over loads and stores
   u64 entry_signals;  // the first of [slots, R]
   u8* windows[2];   // this rank's own
-  u64* tallies;     // [R]: how far signals of each rank were waited for, or are, in all slots together
+  u64* tallies;     // [R]: how far signals of each rank were or are waited for, in all slots together
   PeerCounters* told;       // of the team's first rank
   u64 counters_step;    // to the next one
 };
 
-// What an operation finds in device memory when its first kernel starts. Nothing of it is an argument,
-// because a graph launches the same kernels with the same arguments again and again.
+// The state that an operation finds in device memory when its first kernel starts. No field is an
+// argument, because a graph launches the same kernels with the same arguments again and again.
 struct Operation {
-  u32 epoch;   // of the operation; never 0 but where all have stopped
+  u32 epoch;   // of the operation; never 0 unless all have stopped
   u32 slot;    // it has records, signals and totals of its own
   u32 tokens;  // T
   u32 origin;  // epoch of the dispatch that made the handle
   u64 rows;    // N of that dispatch; only a combine asks
 };
 
-// That of this block's kernel: one thread writes it, and a barrier follows.
+// The operation of this block's kernel: one thread writes it, and a barrier follows.
 __device__ inline Operation& operation() {
   __shared__ Operation operation;
   return operation;
 }
 
-// What the first kernel of an operation leaves for those behind it. One per operation that may be open.
+// The state that the first kernel of an operation leaves for the kernels behind it. One per operation
+// that may be open.
 struct Cell {
   u32 slot;
-  u32 code;      // how it goes on; 0 if it did not come so far
-  u64 epoch;     // for what receives apart from what has sent: see staging.cuh
+  u32 code;      // how it continues; 0 if it did not get that far
+  u64 epoch;     // for kernels that receive apart from those that send: see staging.cuh
   u64 totals[1]; // [R]: of the signals that are waited for; then [R]: the tallies with them
 };
 
-// What a handle knows in device memory.
+// The part of a handle that only the device knows, in device memory.
 struct Note {
   u64 made;  // epoch of its dispatch | T << 32
-  u64 rows;  // N; 0 if that has failed
+  u64 rows;  // N; 0 if that dispatch has failed
 };
 
-// What every operation brings.
+// Arguments of every operation.
 struct Common {
   const u64* abort;
   WaitReport* report;
@@ -155,17 +157,17 @@ struct Common {
   Trace* trace;
   Cell* cell;
   u64 cap_ns;
-  u64 signature;        // what must be equal on all ranks; the low byte even where one refuses
+  u64 signature;        // equal on all ranks; the low byte even where one refuses
   u32 rank, ranks, experts, topk;
   u32 max_tokens;
   u32 brought;          // rows of the call's tensors: T, or the most that it may be
-  u32 ticket;           // what the host waits for in the outcome
-  u32 no_host_sync;          // nobody waits for it: only what is not kGo is told, and stops all that follow
+  u32 ticket;           // the host waits for this number in the outcome
+  u32 no_host_sync;          // no caller waits: only a code that is not kGo is reported, and it stops all later ones
   u32 verdict;
   u32 entry_words;      // 64-bit words of a record
-  u32 text_bytes;       // why it refuses; else who holds its arena, where that may be too full
+  u32 text_bytes;       // why it refuses; else the holder of its arena, where that may be too full
   u32 slots;
-  u32 objector;         // whose word a refusal is; of several the lowest counts
+  u32 objector;         // the rank that refused first-hand; of several the lowest counts
   u32 group_count;      // of sources, where kGrouped
   u8 text[kTextBytes];
 
@@ -183,17 +185,19 @@ struct Common {
   // Offset of the slot's entry records in the control window.
   __device__ u64 entries() const { return 8 * (u64)slot() * ranks * entry_words; }
 
-  // The signals that this rank raises at others: its rows are there, it has read theirs.
+  // The signals that this rank raises at others: its rows have arrived, and it has read theirs.
   __device__ u32 rows_signal() const { return 2 * ranks * slot() + rank; }
   __device__ u32 done_signal() const { return rows_signal() + ranks; }
-  // The one that says, where the device API only puts, that the record of `source` is there.
+  // The signal that reports, where the device API only puts, that the record of `source` has
+  // arrived.
   __device__ u32 entry_signal(u32 source) const {
     return (u32)state->entry_signals + ranks * slot() + source;
   }
-  // What this rank waits for in the slot.
+  // The totals that this rank waits for in the slot.
   __device__ u64* rows_totals() const { return state->rows + (u64)slot() * ranks; }
   __device__ u64* done_totals() const { return state->done + (u64)slot() * ranks; }
-  // So much more is waited for from `source`. Where the device API only puts, its record came with a signal.
+  // Adds to the total that is waited for from `source`. Where the device API only puts, its record came
+  // with a signal.
   __device__ void expect(u64* totals, u32 source, u64 more) const {
     u64 all = more + (kPuts && source != rank);
     cell->totals[source] = totals[source] += more;
@@ -201,7 +205,7 @@ struct Common {
   }
 };
 
-// The routing that a handle keeps, in device memory. A warp counts a *span* of tokens, a block the
+// The routing that a handle holds, in device memory. A warp counts a *span* of tokens, a block the
 // spans of its kWarps warps.
 struct Routing {
   i32* topk;           // [T, K]: experts, or -1
@@ -221,23 +225,23 @@ struct Routing {
   u32* group_counts;   // [R + E, G]: this rank's rows for each rank and expert; kGrouped
   Note* note;
   u32 span;            // tokens of a span, a power of two
-  u32 blocks;          // that counted
+  u32 blocks;          // number of blocks that counted
 };
 
-// Where rows are staged that nobody has asked for, in the control windows of all ranks: see staging.cuh.
-// Places are of [slots, R] ranks that write, the places of a rank's tokens of M.
+// Where rows are staged without a request, in the control windows of all ranks: see staging.cuh. Places
+// are of [slots, R] ranks that write, and each rank has places for M tokens.
 struct Staging {
-  u64 words;         // offset of what a rank says of its rows: [token_words + El] words {epoch, value} each
+  u64 words;         // offset of reports on rows: [token_words + El] words {epoch, value} per rank
   u64 records;       // offset of records: [M] each
   u64 rows;          // offset of rows: [M] each
   u64 row_pitch;     // bytes from one row to the next
-  u32 record_pitch;  // the same of records
+  u32 record_pitch;  // the same for records
   u32 token_words;   // 32-bit words of a set of a rank's tokens
-  u32 phases;        // what the kernel does: kSends, kReceives
+  u32 phases;        // the phases that the kernel runs: kSends, kReceives
   u32 senders;       // blocks that only send, while the others only receive; 0: each does both
 };
 
-// Which group a token is of.
+// The group of a token.
 __device__ inline u32 group_of(const Common& c, const Routing& r, u32 token) {
   u32 group = 0;
   if constexpr (kGrouped)
@@ -266,33 +270,33 @@ struct DispatchArgs {
   u64 worst_experts;    // expert-major: the most expert rows
   u32 alignment;        // expert-major: of expert starts, in rows
   u32 staged;           // the device API only puts: rows are staged by token first, in every layout
-  u32 piece_bytes;      // a row moves in pieces of so many bytes
+  u32 piece_bytes;      // a row moves in pieces of this many bytes
   u32 pieces;
   u32 stages;           // pieces in flight of one warp
   u32 movers;           // warps of a block that move rows
   u32 table_bytes;      // shared memory before the stages
   u32 metadata_tokens;      // tokens whose ids, weights and scales are gathered at once
-  u32 metadata_bytes;       // shared memory of them: a room
+  u32 metadata_bytes;       // shared memory for them: a room
   u32 metadata_scales;      // whether scales are gathered too
   u32 metadata_at;          // where that memory starts
-  u32 notes_at;         // shared memory of what stages hold: 2 + K words each
-  // Rows that are cast first: `x` and `scales` are then room for what comes out.
+  u32 notes_at;         // shared memory for what stages hold: 2 + K words each
+  // Rows that are cast first: `x` and `scales` are then memory for the result.
   const u8* raw;        // [T, hidden] of the type `dtype`
   u32 cast;             // TY_CAST_*
   u32 dtype;            // 1 bf16, 2 fp16, 3 fp32
   u32 hidden;
   u32 source_first;     // of this rank's first token
   const u32* sources;   // [T]: of each, where kGrouped
-  u64 staging;          // arena offset of what is staged, where the device API only puts
+  u64 staging;          // arena offset of the staged rows, where the device API only puts
   // Expert-major and packed over loads and stores: see tiles.cuh.
   u64 tiles;            // offset of the counts of tiles in the control window
-  u32 tile_rows;        // rows of a tile; 0: rows are not taken in tiles
+  u32 tile_rows;        // rows of a tile; 0: rows are not tiled
   u32 zero_padding;
-  u32 at_once;          // it waits for what others have for this rank, too
+  u32 at_once;          // it also waits until the rows of other ranks for this rank have arrived
   u32 tally_tokens;     // tokens that a warp counts at once: at most 32
 
   __device__ bool is_flat() const { return layout == kFlat; }
-  // Each of these three is known when kernels are compiled, but for one that moves groups.
+  // Each of these three is known when kernels are compiled, except for a kernel that moves groups.
   __device__ bool stages_rows() const {
     if constexpr (!kPuts) return false;
     return staged;
@@ -301,13 +305,13 @@ struct DispatchArgs {
     if constexpr (!kMayTile) return false;
     return tile_rows > 0;
   }
-  // Rows are stored in the order of tokens, at their rank or where they are staged for it.
+  // Rows are stored in the order of tokens, at their rank or where they are staged for that rank.
   __device__ bool by_token() const { return is_flat() || stages_rows(); }
   __device__ RegionShape region_shape() const {
     return {layout, c.ranks * c.groups(), c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
   }
   __device__ u64 most_tokens() const { return (u64)c.ranks * c.max_tokens; }
-  // What a received row says of where it came from.
+  // The source of a received row.
   __device__ u32 source(u32 token) const {
     if constexpr (kGrouped) return sources[token];
     return source_first + token;
@@ -315,7 +319,7 @@ struct DispatchArgs {
   __device__ u32 tiles_of_source() const { return (c.max_tokens + tile_rows - 1) / tile_rows; }
 };
 
-// Where there are no tiles: spreads what arrived over the experts of a token; zeroes padding.
+// Where there are no tiles: spreads received rows over the experts of a token; zeroes padding.
 struct SpreadArgs {
   u8* x;                        // [X, row_bytes]
   u32* scales;                  // [X, scale_words]
@@ -327,14 +331,14 @@ struct SpreadArgs {
   const u32* landed_source;     // [N], packed
   const u32* counts;            // [El]
   const u32* starts;            // [El + 1]
-  const Cell* cell;             // null where the host knows that all went on
+  const Cell* cell;             // null where the host knows that all ranks continued
   const u64* totals;            // N and X, where only the device knows them; or null
   u64 tokens;                   // N
   u64 rows;                     // X
   u64 row_bytes;
   u32 scale_words, topk, local_experts;
   u32 zero_padding;
-  u32 stage_bytes;              // a row moves in pieces of so many bytes
+  u32 stage_bytes;              // a row moves in pieces of this many bytes
   u32 movers;                   // warps of a block that move rows
   u32 stages;                   // of a warp
   u32 reserved;
@@ -343,7 +347,7 @@ struct SpreadArgs {
 // Expert-major and packed: one partial row per received token, from the rows of its copies.
 struct MergeArgs {
   const u8* x;                    // [rows, row_bytes]
-  const float* weights;           // [rows], or null: travel back
+  const float* weights;           // [rows], or null: weights to return
   const float* dispatch_weights;  // [rows], or null: rows are multiplied by them
   const i32* slots;               // [N, K]
   u8* out;                        // [N, row_bytes]
@@ -353,7 +357,7 @@ struct MergeArgs {
   u64 rows;
   u64 row_bytes;
   u32 topk;
-  u32 piece_bytes;     // a row is read in pieces of so many bytes
+  u32 piece_bytes;     // a row is read in pieces of this many bytes
   u32 pieces;
   u32 stages;          // pieces in flight of a ring
   u32 stage_bytes;
@@ -367,27 +371,27 @@ struct CombineArgs {
   const u8* bias1;
   u8* out;             // [T, row_bytes]
   float* out_weights;  // [T, K], or null
-  u64 x;               // arena offset of this rank's expert outputs; of room for them, if it pushes them
+  u64 x;               // arena offset of this rank's expert outputs; of memory for them, if it pushes them
   u64 weights;         // arena offset of their weights
   u64 row_bytes;
-  u32 piece_bytes;     // a row is read in pieces of so many bytes
+  u32 piece_bytes;     // a row is read in pieces of this many bytes
   u32 pieces;
   u32 stages;          // pieces in flight of a ring
   u32 stage_bytes;
   u32 table_bytes;     // shared memory before the stages
-  u32 returns_weights; // weights travel back too
-  // Where the device API only puts: arena offsets of the rows that come back, those of rank 0 first, and of
-  // their weights. Where rows are pushed: of [R, M] rows, or 0 where there is no room for them.
+  u32 returns_weights; // weights are returned too
+  // Where the device API only puts: arena offsets of the returned rows, those of rank 0 first, and of their
+  // weights. Where rows are pushed: of [R, M] rows, or 0 where there is no memory for them.
   u64 landing;
   u64 landing_weights;
   const u8* own;       // this rank's rows outside the arena, if it pushes them; else null
   u64 flags;           // offset in the control window of [R, most_units]: see push_combine.cuh
-  u32 most_units;      // of one owner's rows
-  u32 unit_shift;      // a unit has 2^so many rows
+  u32 most_units;      // units of one owner's rows
+  u32 unit_shift;      // a unit has 2^unit_shift rows
   u32 pushers;         // blocks that push
-  u32 push_warps;      // of each of them
-  u32 push_bytes;      // a unit moves in pieces of so many bytes
-  u32 at_once;         // it waits until all have read, too
+  u32 push_warps;      // push warps of each such block
+  u32 push_bytes;      // a unit moves in pieces of this many bytes
+  u32 at_once;         // it also waits until all have read
 };
 
 // Low latency, packed: see staged_dispatch.cuh.
@@ -396,10 +400,11 @@ struct StagedDispatchArgs {
   Staging staging;
 };
 
-// The same of the way back: see staged_combine.cuh. Of `combine`, nothing names rows in an arena.
+// The same for the return path: see staged_combine.cuh. No field of `combine` names rows in an
+// arena.
 struct StagedCombineArgs {
   CombineArgs combine;
-  MergeArgs merge;         // what is summed here; of `out` and `out_weights` nothing is written
+  MergeArgs merge;         // the sum that is made here; `out` and `out_weights` are not written
   Staging staging;
   const u32* sources;      // [N]: source rank * M + source token
 };
@@ -410,23 +415,23 @@ struct StagedRefusalArgs {
   Staging staging;
 };
 
-// Learns which tokens are of which group.
+// Finds the group of each token.
 struct GroupArgs {
   const u32* counts;  // [G]: tokens
   u32* starts;        // [G + 1]
-  u32* zeros;         // room for counts, which start as zeros
+  u32* zeros;         // memory for counts, which start as zeros
   u32 groups;
-  u32 words;          // of that room
+  u32 words;          // of that memory
 };
 
-// Waits for one signal of every rank, and until what this rank has put may be overwritten.
+// Waits for one signal of every rank, and until the sources of this rank's puts may be overwritten.
 struct ArriveArgs {
   const u64* abort;
   WaitReport* report;
   u64 cap_ns;
   const Cell* cell;
   u32 ranks;
-  u32 done;             // which signals: 0 of rows, 1 of the end of reading
+  u32 done;             // the kind of signal: 0 of rows, 1 of the end of reading
   u32 phase;
   u32 rank;
   Trace* trace;

@@ -1,4 +1,4 @@
-//! What kernels are passed and what they say. Mirrors `args.cuh`; the compiler of the kernels checks
+//! The arguments and the reports of kernels. Mirrors `args.cuh`; the compiler of the kernels checks
 //! the sizes.
 
 /// Longest text of a refusal.
@@ -11,7 +11,7 @@ pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
 pub(crate) const WARPS: u32 = 16;
 /// Bits of a place among the rows that one warp counts.
 pub(crate) const PLACE_BITS: u32 = 20;
-/// Warps of a block that move what goes beside rows.
+/// Warps of a block that move row metadata.
 pub(crate) const METADATA_WARPS: u32 = 4;
 /// Rings of a block that sums.
 pub(crate) const RINGS: u32 = 2;
@@ -22,7 +22,7 @@ pub(crate) const SUMMING_WARPS: u32 = RINGS * RING_WARPS;
 
 /// Warps of a block that push rows by bulk copies: more crowd the link, fewer do not fill it.
 pub(crate) const PUSH_WARPS: u32 = 4;
-/// Pieces that each of them has in shared memory: `kPushStages` of the kernels.
+/// Pieces that each of these warps has in shared memory: `kPushStages` of the kernels.
 pub(crate) const PUSH_STAGES: u32 = 3;
 
 /// How a rank enters.
@@ -32,16 +32,16 @@ pub(crate) const REFUSE_ROUTE: u32 = 2;
 pub(crate) const REFUSE_FULL: u32 = 3;
 pub(crate) const REFUSE_BROKEN: u32 = 4;
 
-/// What a kernel of staged rows does: `kSends`, `kReceives` of the kernels.
+/// The phases that a kernel of staged rows runs: `kSends`, `kReceives` of the kernels.
 pub(crate) const SENDS: u32 = 1;
 pub(crate) const RECEIVES: u32 = 2;
 /// Pieces of 16 bytes of a staged row that a thread may have: `kMostPieces` of the kernels.
 pub(crate) const MOST_PIECES: u32 = 4;
 
-/// What is wrong with a routing: more tokens than the call has rows.
+/// An error of a routing: more tokens than the call has rows.
 pub(crate) const TOO_MANY: u32 = 3;
 
-/// How an operation goes on.
+/// How an operation continues.
 pub(crate) const GO: u32 = 1;
 pub(crate) const REFUSED: u32 = 2;
 pub(crate) const FULL: u32 = 3;

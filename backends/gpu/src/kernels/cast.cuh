@@ -1,7 +1,7 @@
 // Casting rows to FP8 e4m3, with one scale per 128 channels, before they move.
 //
-// Bit for bit what the CPU does: all in f32, to the nearest, ties to even, saturating; a NaN keeps
-// the sign of its channel.
+// Bit for bit the result of the CPU: all in f32, to the nearest, ties to even, saturating; a NaN
+// keeps the sign of its channel.
 #pragma once
 #include "types.cuh"
 
@@ -28,7 +28,7 @@ __device__ inline float power_of_two(i32 exponent) {
   return float_of(bits);
 }
 
-// What channels are multiplied by, and the scale that undoes it.
+// The factor for the channels, and the scale that undoes it.
 __device__ inline float2 group_scale(float amax, u32 cast) {
   float scale = mul_rn(amax, 1.0f / 448.0f);
   if (cast < kCastRound) return make_float2(div_rn(448.0f, amax), scale);
@@ -37,8 +37,8 @@ __device__ inline float2 group_scale(float amax, u32 cast) {
   return make_float2(power_of_two(-exponent), power_of_two(exponent));
 }
 
-// Eight channels that follow each other, as f32: one load, or two. Arithmetic does not keep the sign
-// of a NaN, so signs are taken from what was loaded.
+// Eight consecutive channels, as f32: one load, or two. Arithmetic does not preserve the sign of a
+// NaN, so signs are taken from the loaded value.
 struct Channels {
   float x[8];
   u32 signs;
@@ -58,7 +58,7 @@ struct Channels {
       for (u32 j = 0; j < 8; j++) signs |= (words[j / 2] >> (15 + 16 * (j % 2)) & 1) << j;
     }
   }
-  // The codes of two of them, multiplied by a factor; the low byte is of the first.
+  // The codes of two channels, multiplied by a factor; the low byte is of the first.
   __device__ u32 codes(u32 pair, float factor) const {
     float low = mul_rn(x[2 * pair], factor), high = mul_rn(x[2 * pair + 1], factor);
 #if TY_HAS_E4M3
@@ -80,12 +80,13 @@ __device__ inline void store_scale(const DispatchArgs& a, u32 token, u32 group, 
     reinterpret_cast<u8*>(scales)[group] = (u8)(bits_of(scale) >> 23);
 }
 
-// Channels of a lane, lanes of a group, and groups that a warp takes side by side; then how many of those.
+// Channels of a lane, lanes of a group, and groups that a warp takes side by side; then the number of such
+// sets.
 constexpr u32 kChannels = 8, kGroupLanes = kGroup / kChannels, kWaveGroups = kWave / kGroupLanes;
 constexpr u32 kCastsAtOnce = 4;
 
-// Groups of one token. One warp. The channels of a row are a multiple of 16, so a lane's are all inside it or
-// none is.
+// Groups of one token. One warp. The channels of a row are a multiple of 16, so all channels of a lane are
+// inside the row or none is.
 __device__ inline void cast_groups(const DispatchArgs& a, u32 token, u32 first) {
   u32 lane = lane_id();
   u64 row = (u64)token * a.hidden;
@@ -116,7 +117,7 @@ __device__ inline void cast_groups(const DispatchArgs& a, u32 token, u32 first) 
   }
 }
 
-// All blocks. The rows are loaded in bulk after the blocks have met.
+// All blocks. The rows are loaded in bulk after a barrier of all blocks.
 __device__ inline void cast_rows(const DispatchArgs& a, u32 tokens) {
   u32 warps = block_waves(), groups = (a.hidden + kGroup - 1) / kGroup;
   for (u32 token = blockIdx.x * warps + wave_id(); token < tokens;

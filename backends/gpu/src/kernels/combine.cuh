@@ -1,13 +1,14 @@
-// Combine: sources read the rows of their tokens at the owners, or where these push them, and sum them.
+// Combine: sources read the rows of their tokens, at the owners or where owners push them, and sum
+// them.
 //
-// f32, in an order that depends on the routing alone: the biases, then ranks in the order of their
-// highest selecting k; rounded once.
+// Sums in f32, in an order that depends on the routing alone: the biases, then ranks in the order
+// of their highest selecting k; rounded once.
 #pragma once
 #include "push_combine.cuh"
 
 namespace ty {
 
-// Behind this rank's last row at an owner.
+// The end of this rank's rows at an owner.
 __device__ inline u32 rows_end(const CombineArgs& a, u32 d) {
   u32 last = a.c.groups() - 1;
   return a.r.row_base[last * a.c.ranks + d] + a.r.counts[d];
@@ -23,14 +24,14 @@ __device__ inline Decision check_owners(const CombineArgs& a, const u32* heard) 
   return {kGo, a.c.rank};
 }
 
-// Where the rows and weights of this rank's tokens are to be found.
+// The places of the rows and weights of this rank's tokens.
 struct Returned {
   const u64* first;     // [R]: address of this rank's first row from each owner
   const u64* weights;   // [R]: where the weights of the owners' first rows are
-  const u32* row_base;  // by which they are named; see `base_of`
+  const u32* row_base;  // the bases of their row numbers; see `base_of`
 };
 
-// The partial rows of this rank's tokens. By value, but for the arguments; see Units.
+// The partial rows of this rank's tokens. By value, except for the arguments; see Units.
 struct Partials {
   static constexpr bool kWeighted = false, kDealt = true;
   const CombineArgs& a;
@@ -63,7 +64,7 @@ struct Partials {
   __device__ u64 bias(u32 i) const { return (u64)(i == 0 ? a.bias0 : a.bias1); }
 };
 
-// The weight that came back for lane k's selection, from the owner's row of this token.
+// The returned weight of lane k's selection, from the owner's row of this token.
 __device__ inline void fetch_weight(const CombineArgs& a, const Returned& from, u32 token) {
   u32 lane = lane_id(), owner = 0;
   i64 row = row_at(a.c, a.r, from.row_base, token, packed_row(a.c, a.r, token), &owner);
@@ -100,14 +101,14 @@ __device__ void sum_partials(const Partials& terms, u32 tokens, u8* stages) {
   sum_rows<Type>(terms, summing, stages);
 }
 
-// What those behind find, until it is known how the operation goes on. One thread.
+// The state for later kernels, until it is known how the operation continues. One thread.
 __device__ inline void begin(const CombineArgs& a) {
   a.c.cell->slot = a.c.slot();
   a.c.cell->code = 0;
 }
 
-// Learns where the rows of this rank's tokens are, and where those go that it pushes. True if it is to wait
-// for some. The whole block.
+// Finds the places of the rows of this rank's tokens, and the targets of the rows that it pushes. True if
+// it must wait for some. The whole block.
 template <class Up>
 __device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTables& t) {
   bool waits = false;
@@ -150,7 +151,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
     if (blockIdx.x == 0) enter_nothing(a.c);
     return;
   }
-  // A warp that has nothing else to do until records come.
+  // A warp that has no other work until records arrive.
   if (threadIdx.x == blockDim.x - kWave) leave_turn(a.c);
   if (blockIdx.x + threadIdx.x == 0) begin(a);
   if (blockIdx.x == 0) {
@@ -164,18 +165,19 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
                        (u32)operation().rows,
                        (u32)(a.c.signature >> 32),
                        pushes ? (u32)(a.landing / 16) : 0};
-    // Who hears this record may read the rows that earlier kernels wrote here.
+    // A rank that receives this record may read the rows that earlier kernels wrote here.
     fence_system();
-    // As many words as a dispatch, so that ranks that do one find out and do not wait.
+    // As many words as a dispatch, so that ranks that run a dispatch see the mismatch and do not
+    // wait.
     post_entry(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
           [&](u32, u32 w) { return w < kHead ? head[w] : 0; },
-          // A look at host memory takes longer than all else before records leave.
+          // A read of host memory takes longer than all else before records leave.
           [&] { return !sync_block_or(given_up != 0); });
   }
   if (!poll_entries(a.c, up, kHead, t.heard, guard)) return stop_all(a.c);
   if (threadIdx.x < kWave) {
     Decision found = decide(a.c, t.heard, kHead);
-    // Who refuses may have no routing.
+    // A rank that refuses may have no routing.
     Decision rows = a.c.verdict == kEnter ? check_owners(a, t.heard) : found;
     if (threadIdx.x == 0) decision = found.code == kGo ? rows : found;
   }
@@ -186,7 +188,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
       for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x)
         a.c.expect(a.c.done_totals(), s, (t.heard[s * kHead] & ~kPushes) >> 8);
     sync_block();
-    // The first warp is the one that loads.
+    // The first warp is the loading one.
     if (threadIdx.x == blockDim.x - kWave) {
       u64 now = now_ns();
       tell(a.c, up, d, &t.heard[d.rank * kHead], guard);

@@ -24,8 +24,8 @@ struct Staged {
     region: Option<Region>,
     x: u64,
     weights: u64,
-    /// Where kernels put: where rows and weights come back. Where rows are pushed, the first, too; 0 where
-    /// there is no room for them.
+    /// Where kernels put: the places of returned rows and weights. Where rows are pushed, the first as
+    /// well; 0 where there is no memory for them.
     landing: [u64; 2],
     /// How this rank's rows are pushed.
     push: Option<Push>,
@@ -103,7 +103,7 @@ impl Engine {
             Err(error) if error.kind() == ErrorKind::Full => {
                 let refusal = self.objection(ErrorKind::Full, error.detail());
                 let told = self.refuse_combine(call, signature, &refusal);
-                // Its own reason says more than what the others are told.
+                // Its own reason says more than the text that the other ranks receive.
                 return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
             Err(error) => return self.abort_on_fatal(Err(error)),
@@ -136,7 +136,8 @@ impl Engine {
         self.mode(stream, flags.map(|flag| call.flags & flag))
     }
 
-    /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
+    /// Enters without rows, so that all ranks learn the reason: no caller may wait for this
+    /// operation.
     pub(super) fn refuse_combine(
         &mut self,
         call: &abi::TyCombine,
@@ -173,7 +174,7 @@ impl Engine {
         [u64::from(self.exchange.shape.hidden) * element, weights]
     }
 
-    /// Where kernels put: bytes of the rows and weights that come back.
+    /// Where kernels put: bytes of the returned rows and weights.
     pub(super) fn landing(&self, call: &abi::TyCombine) -> [u64; 2] {
         let tokens = self.routing.handles[call.handle as usize].tokens;
         match self.exchange.path.rows {
@@ -182,7 +183,7 @@ impl Engine {
         }
     }
 
-    /// How so many flat rows outside the arena are pushed, unless they are copied there.
+    /// How this many flat rows outside the arena are pushed, unless they are copied there.
     fn push(&self, rows: u64, row_bytes: u64) -> Option<Push> {
         let Shape { ranks, topk, .. } = self.exchange.shape;
         let work =
@@ -191,9 +192,9 @@ impl Engine {
         may.then(|| work.way(self.places.outside, self.launcher.kernels.rows)).flatten()
     }
 
-    /// Where peers can read one row per received token: where the caller's lie, or copies, or what is
-    /// merged from them. Rows that are pushed are not copied, but they have room here, as a source may have
-    /// none for them to land.
+    /// Puts one row per received token where peers can read it: the caller's rows, or copies, or rows
+    /// merged from them. Rows that are pushed are not copied, but they have memory here, because a source
+    /// may have no memory for them to land in.
     fn stage(&mut self, call: &abi::TyCombine, mode: &Mode) -> Result<Staged> {
         let state = &self.routing.handles[call.handle as usize];
         let (rows, flat) = (state.received, state.layout == Layout::Flat);
@@ -209,7 +210,7 @@ impl Engine {
         });
         let push = if flat && room[0] > 0 { self.push(rows, widths[0]) } else { None };
         let landing = match push {
-            // A graph keeps its room as long as its handle.
+            // A graph holds its memory as long as its handle.
             Some(_) if mode.is_recorded() => [0; 2],
             Some(_) => [self.landing_of_pushed(room[0] + room[1], widths[0]), 0],
             None => self.landing(call),
@@ -238,8 +239,8 @@ impl Engine {
         copied.map(|()| staged)
     }
 
-    /// Bytes for rows that others push, beside what is needed; none where there would not be room left for an
-    /// output of as many rows, and what goes beside them: what is only faster must not fill the arena.
+    /// Bytes for rows that other ranks push, beside the needed bytes. None if the arena would then lack
+    /// room for an output of as many rows and their metadata: an optimisation must not fill the arena.
     fn landing_of_pushed(&self, needed: u64, row_bytes: u64) -> u64 {
         let rows = u64::from(self.exchange.shape.ranks) * u64::from(self.exchange.shape.max_tokens);
         let bytes = rows * row_bytes;
@@ -281,7 +282,7 @@ impl Engine {
         unsafe { self.launch(&self.launcher.kernels.merge[kernel], size, &arguments, slot) }
     }
 
-    /// Launches the kernel, and waits until it says how the operation goes on.
+    /// Launches the kernel, and waits until it reports how the operation continues.
     ///
     /// # Safety
     /// As [`combine_send`](Self::combine_send).
@@ -335,7 +336,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Where kernels put: sums the rows once they have come back.
+    /// Where kernels put: sums the rows once they have returned.
     ///
     /// # Safety
     /// As [`combine_send`](Self::combine_send).
@@ -354,7 +355,8 @@ impl Engine {
     }
 
     /// # Safety
-    /// What the arguments name beyond the engine's own is valid until the operation is received.
+    /// Memory that the arguments name, except for the engine's own, is valid until the operation is
+    /// received.
     unsafe fn launch_combine(
         &self,
         call: &abi::TyCombine,
@@ -392,8 +394,8 @@ impl Engine {
             ));
         };
         self.resume(&op.mode)?;
-        // The caller may change its rows after this, so nobody may still be reading them. Where kernels
-        // put, what waited for the rows to come back has also waited until these have left.
+        // The caller may change its rows after this, so no peer may still read them. Where kernels put,
+        // the wait for the returned rows has also waited until these rows have left.
         let layout = self.routing.handles[op.handle as usize].layout;
         let read = match self.exchange.path.rows {
             _ if self.stages(layout) => self.receive_staged(operation),

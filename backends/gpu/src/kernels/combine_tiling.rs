@@ -1,4 +1,4 @@
-//! How a combine reads rows, and what it keeps in shared memory.
+//! How a combine reads rows, and its use of shared memory.
 
 use tokenyard_core::moe::REGION_ALIGN;
 
@@ -18,7 +18,7 @@ pub(super) struct CombineTiling {
     pub(super) stage_bytes: u32,
     /// Shared memory before the stages: `CombineTables` of the kernels.
     pub(super) table_bytes: u32,
-    /// Units that are pushed move in pieces of so many bytes.
+    /// Pushed units move in pieces of this many bytes.
     pub(super) push_bytes: u32,
     pub(super) shared: u32,
 }
@@ -27,7 +27,8 @@ impl CombineTiling {
     /// For rows of `row_bytes`, on a device that gives a block `most_shared` bytes.
     pub(super) fn new(exchange: &Exchange, row_bytes: u64, most_shared: u32) -> Self {
         let (ranks, groups) = (exchange.shape.ranks, exchange.groups);
-        // Where kernels put, records count each group; they are read before what else is there.
+        // Where kernels put, records count each group; they are read before the other tables are
+        // filled.
         let each = HEAD * 4 + (4 * 8 + 4 * SUMMING_WARPS + 4 + 4).max(4 * (1 + groups));
         let table_bytes = (ranks * each).next_multiple_of(128);
         let (piece_bytes, pieces) = pieces(row_bytes);
@@ -35,7 +36,7 @@ impl CombineTiling {
         let room = most_shared.saturating_sub(KEPT + table_bytes) / stage_bytes;
         let stages = (room / RINGS).clamp(1, RING_STAGES);
         let stages_bytes = RINGS * stages * stage_bytes;
-        // As each piece is waited for, short rows go together.
+        // Each piece is waited for, so short rows travel together.
         let push_bytes = stages_bytes / (PUSH_WARPS * PUSH_STAGES) / 128 * 128;
         Self {
             piece_bytes,
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn there_is_room_for_what_a_block_knows_of_all_ranks() {
-        // Heads of two ranks; four addresses and 17 numbers of each, and one more.
+        // The heads of two ranks; four addresses and 17 numbers of each, and one number more.
         let [inside, _] = Exchange::levels(&SHAPE, [Path::STORE, ring(1024)]);
         assert_eq!(
             CombineTiling::new(&inside, 128, HOPPER).table_bytes,

@@ -1,6 +1,6 @@
-//! What reports read of the exchanges, in pinned memory: no look at it asks the device, so a kernel that
-//! hangs hides nothing. Who waits for an operation's signals stores three words of each rank
-//! (`arrive` of the kernels); nothing is stored per row.
+//! The counters that reports read of the exchanges, in pinned memory. No read asks the device, so a
+//! kernel that hangs hides no counter. The kernel that waits for an operation's signals stores three
+//! words of each rank (`arrive` of the kernels); no kernel stores a word per row.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ pub(super) struct Counters {
     peers: Pinned<TyPeerCounters>,
 }
 
-/// Where one exchange finds those of its team.
+/// The place of the counters of one exchange's team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerCounters {
-    /// Those of the first rank.
+    /// The address of the first rank's counters.
     pub(super) address: u64,
-    /// How many counters further those of the next one are.
+    /// The distance from one rank's counters to the next, in counters.
     pub(super) step: u32,
 }
 
@@ -38,8 +38,8 @@ impl Counters {
         place(self.peers.at(0) as u64, self.ranks, exchange)
     }
 
-    /// As it crosses the ABI. Kernels that load and store post no commands, so there is no queue; what
-    /// others post the host counts itself.
+    /// The form that crosses the ABI. Kernels that load and store post no commands, so there is no
+    /// queue; the host itself counts the commands of the others.
     pub(super) fn as_abi(&self) -> abi::TyCounters {
         abi::TyCounters {
             size: size_of::<abi::TyCounters>(),

@@ -1,4 +1,4 @@
-//! The device API that a transport gives, read with care: it may come from a plugin.
+//! The device API of a transport. It is read with care: it may come from a plugin.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::compile::{DeviceApiSource, Needed};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceApi {
     source: String,
-    /// Of the form `NAME=VALUE`.
+    /// Macros, of the form `NAME=VALUE`.
     defines: Vec<String>,
     include_folders: Vec<PathBuf>,
     compiler: Needed,
@@ -49,10 +49,10 @@ unsafe fn text(what: &str, text: &abi::TyStr) -> Result<String> {
 }
 
 impl DeviceApi {
-    /// Copies what the transport gives.
+    /// Copies the device API that the transport gives.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`], saying what the kernels cannot be compiled over.
+    /// [`ErrorKind::Unsupported`], with the reason why the kernels cannot be compiled over it.
     ///
     /// # Safety
     /// Each pointer is null, or valid for as many elements as the device API says.
@@ -72,7 +72,7 @@ impl DeviceApi {
         Ok(Self { params: bytes.chunks(8).map(word).collect(), ..without })
     }
 
-    /// The same without the value of the parameters, for who compiles only.
+    /// The same without the value of the parameters, for callers that only compile.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -142,7 +142,7 @@ impl DeviceApi {
         })
     }
 
-    /// Whether it does what its transport has declared.
+    /// Checks that the device API does what its transport has declared.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] with both.
@@ -172,7 +172,7 @@ impl DeviceApi {
         }
     }
 
-    /// What the compiler is given.
+    /// The input of the compiler.
     pub(crate) fn source(&self) -> DeviceApiSource<'_> {
         DeviceApiSource {
             text: &self.source,

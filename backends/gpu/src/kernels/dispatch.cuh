@@ -1,8 +1,9 @@
 // Dispatch: counts, enters, and stores every row straight to its place at its
 // owner.
 //
-// Every rank hears every rank's counts, so each derives all places by itself; a record also says
-// that the region it names is free. So one exchange is counting, grant and entry barrier at once.
+// Every rank receives the counts of every rank, so each derives all places by itself; a record also
+// states that the region it names is free. So one exchange is counting, grant and entry barrier at
+// once.
 #pragma once
 #include "cast.cuh"
 #include "entry.cuh"
@@ -22,7 +23,7 @@ struct Counted {
   }
 };
 
-// What records say, in shared memory: the head, then rows for ranks, then for experts.
+// The contents of records, in shared memory: the head, then rows for ranks, then for experts.
 struct EntryHeader {
   u32* words;
 
@@ -60,7 +61,7 @@ __device__ void enter_dispatch(const DispatchArgs& a, const Up& up, const EntryH
   });
 }
 
-// Fills what depends on how many rows a rank gets.
+// Fills the tables that depend on the number of rows for a rank.
 __device__ inline void place_rows(const DispatchArgs& a, const DispatchTables& t, u32 d) {
   u32 groups = a.c.groups(), me = a.c.rank, first = 0, own = 0;
 #pragma unroll 1
@@ -78,7 +79,7 @@ __device__ inline void place_rows(const DispatchArgs& a, const DispatchTables& t
   t.tokens[d] = first;
 }
 
-// Expert-major and packed: hears all counts of experts and places them. The whole block.
+// Expert-major and packed: receives all counts of experts and places the experts. The whole block.
 template <class Up>
 __device__ bool place_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                               Guard& guard) {
@@ -99,7 +100,7 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
     t.expert_all[e] = all;
   }
   if (!sync_block_and(ok)) return false;
-  // A warp for each rank, as starts are sums over its experts.
+  // One warp for each rank, because starts are sums over its experts.
 #pragma unroll 1
   for (u32 d = wave_id(); d < a.c.ranks; d += kWarps) {
     u32 rows = scan_experts(a, t, d, [&](u32 e, u32 start) {
@@ -111,8 +112,8 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
   return true;
 }
 
-// Fills the tables, which know where arenas are; the decision of the first rank whose region is too
-// small, if there is one.
+// Fills the tables that name places in arenas; returns the decision of the first rank whose region
+// is too small, if there is one.
 __device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t) {
   __shared__ u32 full;
   if (threadIdx.x == 0) full = a.c.ranks;
@@ -166,8 +167,8 @@ __device__ TY_INLINED void put_own_rows(const DispatchArgs& a, const Up& up, con
   }
 }
 
-// Puts what is staged: a block its rows, and the last one to come what goes beside those of all. Where a wait
-// is ended, so are those behind it.
+// Puts the staged data: each block puts its rows, and the last block also puts the row metadata of all. If
+// a wait is ended, the waits behind it end too.
 template <class Up>
 __device__ TY_INLINED void put_staged(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                            Guard& guard) {
@@ -185,8 +186,8 @@ __device__ TY_INLINED void put_staged(const DispatchArgs& a, const Up& up, const
   submit_block(up, own_queue(a.c));
 }
 
-// Rows of this rank's local experts as their own ranks count them: what no block has heard. One warp;
-// `sum` is of all lanes.
+// Rows of this rank's local experts as their own ranks count them: counts that no block has received.
+// One warp; all lanes hold `sum`.
 template <class Up>
 __device__ bool hear_experts(const DispatchArgs& a, const Up& up, u8* base, u32* sum, Guard& guard) {
   u32 lane = lane_id(), local = a.c.local_experts(), groups = a.c.groups(), mine = 0;
@@ -211,8 +212,8 @@ __device__ bool hear_experts(const DispatchArgs& a, const Up& up, u8* base, u32*
   return all(ok);
 }
 
-// Rows of this rank's local experts, and where they start; returns how many there are, padding
-// included, through `rows`. One warp.
+// Rows of this rank's local experts, and where they start; returns their number, padding included,
+// through `rows`. One warp.
 template <class Up>
 __device__ bool note_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* base,
                              u32* rows, Guard& guard) {
@@ -230,7 +231,7 @@ __device__ bool note_experts(const DispatchArgs& a, const Up& up, const Dispatch
   return true;
 }
 
-// What this rank's own region says about counts, and what combine needs. One warp.
+// Writes into this rank's own region the counts, and the data that combine needs. One warp.
 template <class Up>
 __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                             Guard& guard) {
@@ -260,7 +261,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
       a.r.source_rows[s] = t.first_row[s];
       ends[s] = t.first_row[s] + counts[0];
     }
-    // What comes in tiles has been heard when this kernel ends.
+    // Rows in tiles have all been received when this kernel ends.
     u64 signals = a.in_tiles() ? 0 : t.heard[s * n] >> 8;
     if (a.stages_rows()) signals = signals_of_rows(a, rows_from(a, t.heard, me, s));
     a.c.expect(a.c.rows_totals(), s, signals);
@@ -276,7 +277,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
   return ok;
 }
 
-// What the host learns: sizes of this rank, or of the rank that has no room. One thread.
+// The report for the host: sizes of this rank, or of the rank that has no room. One thread.
 template <class Up>
 __device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                            const Decision& d, Guard& guard) {
@@ -290,13 +291,13 @@ __device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTa
   tell(a.c, up, d, head, guard);
 }
 
-// T. A replay has that of its handle.
+// T. A replay has the T of its handle.
 __device__ inline u32 tokens_of(const DispatchArgs& a) {
   if (a.replay) return (u32)(load_device(&a.r.note->made) >> 32);
   return a.tokens ? min(load_device(a.tokens), a.c.brought) : a.c.brought;
 }
 
-// Counts what this block has to, and casts its rows.
+// Counts the share of this block, and casts its rows.
 __device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
   if (a.c.verdict != kEnter) return;
   if (!a.replay) count(a, tokens, shared);
@@ -305,7 +306,7 @@ __device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
   if (found > a.c.brought) note_problem(a, found, 0, kTooMany);
 }
 
-// What those behind find, until it is known how the operation goes on. One thread.
+// The state for later kernels, until it is known how the operation continues. One thread.
 __device__ inline void begin(const DispatchArgs& a, bool counted) {
   a.c.state->dealt = a.c.state->taken = a.c.state->gathered = a.c.state->summed = 0;
   pass_turn(a.c);
@@ -314,15 +315,15 @@ __device__ inline void begin(const DispatchArgs& a, bool counted) {
   if (counted) *a.r.note = {a.c.epoch() | (u64)a.c.tokens() << 32, 0};
 }
 
-// The last block to have prepared enters for all; not where the host has given up while the kernel
-// waited behind another, which the first block has found.
+// The last block that has prepared enters for all, unless the host has aborted while the kernel
+// waited behind another; the first block has looked for that.
 template <class Up>
 __device__ void enter_last(const DispatchArgs& a, const Up& up, u8* shared, Guard& guard) {
   if (!last_to_come(a.c) || a.c.epoch() == 0) return;
   u64 now = now_ns();
   EntryHeader said(a, shared);
   bool counted = !a.replay && a.c.verdict == kEnter;
-  // The same for all threads, though another block may be giving up now.
+  // The same answer for all threads, although another block may be aborting now.
   bool given_up = sync_block_or(load_relaxed(&a.c.state->stopped) != 0);
   if (threadIdx.x == 0) {
     begin(a, counted);
@@ -337,7 +338,7 @@ __device__ void enter_last(const DispatchArgs& a, const Up& up, u8* shared, Guar
   }
 }
 
-// Moves all rows of this rank, and what goes beside them.
+// Moves all rows of this rank, and their metadata.
 template <bool kTiles, class Up>
 __device__ TY_INLINED void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, Stages& stages,
                          u8* shared, Guard& guard) {
@@ -354,7 +355,8 @@ __device__ TY_INLINED void move_all(const DispatchArgs& a, const Up& up, const D
   }
 }
 
-// Hears all ranks and places their rows; code 0 if a wait was ended. The whole block.
+// Receives the records of all ranks and places their rows; code 0 if a wait was ended. The whole
+// block.
 template <class Up>
 __device__ Decision settle(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                            Guard& guard) {
@@ -371,12 +373,14 @@ __device__ Decision settle(const DispatchArgs& a, const Up& up, const DispatchTa
   return place(a, t);
 }
 
-// Tells this rank's host what was settled, and notes it in the region. One warp of the first block.
+// Reports the decision to this rank's host, and notes it in the region. One warp of the first
+// block.
 template <class Up>
 __device__ void note(const DispatchArgs& a, const Up& up, const DispatchTables& t, const Decision& d,
                      Guard& guard) {
   u64 heard = now_ns();
-  // The host first: it has the next call to make. It learns of a wait that ends behind this by itself.
+  // The host comes first: it makes the next call. If a later wait ends, the host learns that by
+  // itself.
   if (lane_id() == 0) tell_sizes(a, up, t, d, guard);
   sync_wave();
   bool noted = d.code != kGo || note_counts(a, up, t, guard);
@@ -392,9 +396,10 @@ __device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* sha
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   DispatchTables t(shared, a.c);
   LaunchState found(a.c, a.replay ? a.r.note : nullptr);
-  // One block asks for all: a look at host memory takes a microsecond, and looks follow each other.
+  // One block asks for all: a read of host memory takes a microsecond, and such reads do not
+  // overlap.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
-  // Looked up now, as it takes longer than anything else before rows move.
+  // Looked up now, because it takes longer than anything else before rows move.
   for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x)
     t.x[d] = reinterpret_cast<u64>(reach(a.c, up, kArena, d, 0));
   u32 tokens = tokens_of(a);
@@ -402,10 +407,10 @@ __device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* sha
   found.publish(!a.replay, tokens);
   if (given_up != 0) stop_all(a.c);
   enter_last(a, up, shared, guard);
-  // Blocks that came before an older operation failed know another epoch.
+  // Blocks that started before an older operation failed know another epoch.
   if (a.c.epoch() == 0) return enter_nothing(a.c);
   Stages stages(a, shared);
-  // Rows that are cast are of all blocks.
+  // Rows that are cast belong to all blocks.
   bool early = a.cast == 0 && a.c.verdict == kEnter;
   if (early) stages.prime();
   Decision d = settle(a, up, t, guard);
@@ -414,7 +419,7 @@ __device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* sha
   sync_wave();
   if (d.code != kGo) return stages.drop();
   if (!early) stages.prime();
-  // Tiles number the rows of a source one after the other, which those of several groups are not.
+  // Tiles number the rows of a source consecutively. Rows of several groups have no such numbers.
   if constexpr (kMayTile) {
     if (a.in_tiles())
       move_all<true>(a, up, t, stages, shared, guard);

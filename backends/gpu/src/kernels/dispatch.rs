@@ -29,7 +29,7 @@ pub(super) unsafe fn refusal(text: abi::TyStr) -> Option<String> {
     Some(String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// What is told on inside a domain: device addresses.
+/// The data that a forwarder hands on inside a domain: device addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grouped {
     /// i32 `source rank * M + source token` of each token.
@@ -38,12 +38,12 @@ pub(super) struct Grouped {
     pub(super) counts: u64,
 }
 
-/// What an exchange must know of a dispatch beyond the call.
+/// The facts of a dispatch that an exchange needs beyond the call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
-    /// Of the caller's own call.
+    /// The signature of the caller's own call.
     pub(super) signature: Signature,
-    /// Inside one of several domains.
+    /// Set inside one of several domains.
     pub(super) grouped: Option<Grouped>,
 }
 
@@ -69,7 +69,8 @@ fn arguments(
         scale_words: 0,
         replay: 0,
         worst: 0,
-        // Decides how many words a record has, so it is the caller's also where that is refused.
+        // Determines the number of words of a record, so it is the caller's even where the call is
+        // refused.
         layout: call.layout,
         worst_experts: 0,
         alignment: 1,
@@ -137,7 +138,8 @@ impl Engine {
         self.mode(stream, flags.map(|flag| call.flags & flag))
     }
 
-    /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
+    /// Enters without rows, so that all ranks learn the reason: no caller may wait for this
+    /// operation.
     pub(super) fn refuse_dispatch(
         &mut self,
         call: &abi::TyDispatch,
@@ -190,7 +192,7 @@ impl Engine {
             Err(error) => {
                 let refusal = self.objection(ErrorKind::Full, error.detail());
                 let told = self.refuse_dispatch(call, ask, &refusal);
-                // Its own reason says more than what the others are told.
+                // Its own reason says more than the text that the other ranks receive.
                 return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
         };
@@ -238,7 +240,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Where kernels put: room for what they put from.
+    /// Where kernels put: memory for the sources of their puts.
     fn stage_dispatch(
         &mut self,
         call: &abi::TyDispatch,
@@ -255,8 +257,8 @@ impl Engine {
         self.places.arena.allocate(bytes, Holder::Dispatch(call.operation)).map(Some)
     }
 
-    /// Room for what arrives. A full arena is found out by the kernel, which knows what is needed; where
-    /// nobody waits for it, before.
+    /// Memory for the rows that arrive. The kernel detects a full arena, because it knows the needed
+    /// size; if no caller waits for the operation, this function detects it beforehand.
     fn make_room(
         &mut self,
         call: &abi::TyDispatch,
@@ -276,8 +278,8 @@ impl Engine {
         region.map(Some)
     }
 
-    /// Launches the kernel, and waits until it says how the operation goes on; then tells N and X. Where
-    /// nobody waits, tells what is known of them.
+    /// Launches the kernel, and waits until it reports how the operation continues; then reports N and
+    /// X. Where no caller waits, reports what is known of them.
     ///
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
@@ -289,7 +291,7 @@ impl Engine {
         [region, staging]: [Option<Region>; 2],
     ) -> Result<RegionRows> {
         let (region, capacity) = region.map_or((0, 0), |r| (r.offset, r.bytes));
-        // Who holds the arena, should it turn out to be too full.
+        // The holders of the arena, in case it turns out to be too full.
         let scarce = capacity < wanted.room.bytes;
         let holders = if scarce { self.places.arena.holders() } else { String::new() };
         let no_host_sync = wanted.mode.no_host_sync;
@@ -366,7 +368,7 @@ impl Engine {
         Ok(RegionRows { tokens, experts: rows })
     }
 
-    /// Inside one of several domains: learns which tokens are of which group, before they are counted.
+    /// Inside one of several domains: finds the group of each token, before tokens are counted.
     fn group(&self, slot: usize, routing: &Routing, counts: u64) -> Result<()> {
         let Some(group) = &self.launcher.kernels.group else {
             return Err(Error::new(ErrorKind::Internal, "dispatch", "there are no groups"));
@@ -384,7 +386,8 @@ impl Engine {
     }
 
     /// # Safety
-    /// What the arguments name beyond the engine's own is valid until the operation is received.
+    /// Memory that the arguments name, except for the engine's own, is valid until the operation is
+    /// received.
     unsafe fn launch_dispatch(
         &self,
         operation: u64,
@@ -397,7 +400,7 @@ impl Engine {
         unsafe { self.launch(&self.launcher.kernels.dispatch, size, arguments, slot) }
     }
 
-    /// Where the output of a dispatch that was sent will lie.
+    /// The place where the output of a dispatch that was sent will lie.
     pub(super) fn dispatch_output(&self, operation: u64) -> Result<abi::TyReceived> {
         let op = self.routing.dispatch(operation).ok_or_else(|| not_sent(operation))?;
         let lost = self.launcher.memory.lost.address();
@@ -426,14 +429,14 @@ impl Engine {
         Ok(describe(&op, &self.exchange.regions, lost))
     }
 
-    /// Whether rows are spread over experts while others arrive. Tiles number the rows of a source one
-    /// after the other, which those of several groups are not.
+    /// Whether rows are spread over experts while others arrive. Tiles number the rows of a source
+    /// consecutively. Rows of several groups have no such numbers.
     pub(super) fn has_tiles(&self) -> bool {
         !self.exchange.path.puts() && self.exchange.groups == 1
     }
 
-    /// Where there are no tiles: copies rows to the other experts of their tokens. Else a dispatch has
-    /// done that.
+    /// Where there are no tiles: copies rows to the other experts of their tokens. With tiles, the
+    /// dispatch has already done so.
     fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
         let zero_padding = match op.arrangement {
             Layout::Flat => return Ok(()),
@@ -446,7 +449,7 @@ impl Engine {
         let packed = op.arrangement == Layout::Packed;
         let weights = |span: Span| if row.weights { at(span) } else { 0 };
         let source = |span: Span| if packed { at(span) } else { 0 };
-        // As many warps as have room for a stage.
+        // As many warps as have memory for a stage.
         let dispatch_tiling = self.dispatch_tiling(row, op.arrangement);
         let movers = WARPS.min(dispatch_tiling.movers * dispatch_tiling.stages);
         let arguments = SpreadArgs {

@@ -1,14 +1,15 @@
 //! Operations over one level, or over both: several domains are a composition of two exchanges.
 //!
 //! A dispatch goes *between* domains first: every row crosses to its forwarder in each domain that wants
-//! it, the rank there on its source's rail. What has come is then dispatched *inside* the domain, with
-//! the source domains as groups, so that the order of received rows is that of one domain. A combine
-//! goes the other way: inside, each forwarder sums what became of the rows that it had handed on, and
-//! rounds; between domains, sources sum one row per domain.
+//! it, the rank there on its source's rail. The received rows are then dispatched *inside* the domain,
+//! with the source domains as groups, so that the order of received rows is that of one domain. A
+//! combine goes the other way: inside, each forwarder sums the expert outputs of the rows that it had
+//! forwarded, and rounds; between domains, sources sum one row per domain.
 //!
-//! All ranks agree. What a rail has refused its ranks refuse inside their domains, and what a domain has
-//! refused its ranks refuse on their rails. That takes one more round between domains, without rows: a
-//! dispatch ends with it, and a combine begins with it, so that ranks out of step meet on their rail.
+//! All ranks agree. If a rail has refused an operation, its ranks refuse it inside their domains; if a
+//! domain has refused it, its ranks refuse it on their rails. This takes one more round between domains,
+//! without rows: a dispatch ends with it, and a combine begins with it, so that ranks out of step meet
+//! on their rail.
 //!
 //! The host waits for the first of both exchanges, and for the second when it is received.
 
@@ -24,12 +25,12 @@ use super::loaded::summable;
 use super::mode::CAPTURED;
 use super::outcome::Refusal;
 
-/// What the communicator's operations run on.
+/// The engines of the communicator's operations.
 #[derive(Debug)]
 pub(super) struct Exchanges {
-    /// To the owners of experts: of all ranks, or of those of this domain.
+    /// The exchange with the owners of experts: all ranks, or the ranks of this domain.
     pub(super) owners: Engine,
-    /// Of several domains.
+    /// The exchange between several domains.
     pub(super) rail: Option<Rail>,
 }
 
@@ -37,7 +38,7 @@ pub(super) struct Exchanges {
 #[derive(Debug)]
 pub(super) struct Rail {
     pub(super) between: Engine,
-    /// By slot of the caller's operations: the region that one holds until it is received.
+    /// By slot of the caller's operations: the region that an operation holds until it is received.
     held: Vec<Option<u64>>,
 }
 
@@ -58,24 +59,25 @@ impl Rail {
         }
     }
 
-    /// Its own number of an operation, and the next one too: of a dispatch for its rows, then for what
-    /// came of them inside the domains; of a combine for whether all take part, then for its rows.
+    /// The exchange's own number of an operation; the operation also takes the next number. A dispatch
+    /// uses the first for its rows and the second for its result inside the domains; a combine uses
+    /// the first for whether all take part and the second for its rows.
     fn number(operation: u64) -> u64 {
         2 * operation
     }
 }
 
-/// What a rank objects to: as others are told, and, if it is its own, as it says it itself.
+/// An objection of a rank: in the words for other ranks, and, if it is its own, in its own words.
 struct Objection {
     refusal: Refusal,
     own: Option<Error>,
 }
 
 impl Objection {
-    /// Of an exchange that ended with an error.
+    /// The objection of an exchange that ended with an error.
     ///
     /// # Errors
-    /// One that others cannot be told.
+    /// The error, if it cannot be passed to other ranks.
     fn of(engine: &mut Engine, error: Error) -> Result<Self> {
         match engine.take_refusal(&error) {
             Some(refusal) => {
@@ -86,13 +88,13 @@ impl Objection {
         }
     }
 
-    /// After an error the exchange is at its end, on all ranks of its team.
+    /// Whether the exchange has ended for good, on all ranks of its team.
     fn is_broken(&self) -> bool {
         !matches!(self.refusal.kind, ErrorKind::Refused | ErrorKind::Full)
     }
 }
 
-/// The error that all have agreed on; a rank's own objection in its own words.
+/// The error on which all have agreed; for a rank's own objection, its own words.
 fn agreed(error: Error, own: Option<Error>) -> Error {
     match own {
         Some(own) if own.kind() == error.kind() && own.rank().or(error.rank()) == error.rank() => {
@@ -106,7 +108,7 @@ fn internal<T>(message: &str) -> Result<T> {
     Err(Error::new(ErrorKind::Internal, "agree among domains", message))
 }
 
-/// Rows that are on their way back, in the arena of the rail.
+/// Rows that are being returned, in the arena of the rail.
 struct Partials {
     region: u64,
     x: abi::TyTensor,
@@ -139,7 +141,7 @@ impl Exchanges {
     pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
         let received = self.owners.dispatch_recv(operation);
         if let Some(rail) = &mut self.rail {
-            // Nobody reads the rows that came over it any more.
+            // No kernel reads the rows of this rail any more.
             rail.release(operation);
         }
         self.abort_on_fatal(received)
@@ -186,7 +188,7 @@ impl Exchanges {
         self.rail.as_ref().map_or(Ok(()), |rail| rail.between.order.stream.synchronize())
     }
 
-    /// When things happened in an operation that has ended.
+    /// The times of an operation that has ended.
     pub(super) fn trace(&self, operation: u64) -> Result<abi::TyTrace> {
         if self.rail.is_some() {
             let message =
@@ -200,7 +202,7 @@ impl Exchanges {
         self.each().find(|engine| engine.exchange.level == level)?.gpu_ring()
     }
 
-    /// Ends the kernels of both after an error that closes the communicator.
+    /// Ends the kernels of both exchanges after an error that closes the communicator.
     fn abort_on_fatal<T>(&mut self, result: Result<T>) -> Result<T> {
         self.each().fold(result, |result, engine| engine.abort_on_fatal(result))
     }
@@ -224,7 +226,7 @@ unsafe fn dispatch_both(
                 counts: received.source_counts.data as u64,
             };
             let ask = Ask { signature, grouped: Some(grouped) };
-            // SAFETY: what has come is held until the operation is received.
+            // SAFETY: the received rows are held until the operation is received.
             (unsafe { inside.dispatch_send(&hand_on(call, &received), ask) }, None)
         }
         Err(error) => {
@@ -253,7 +255,7 @@ unsafe fn dispatch_both(
         return if told.is_none() { Ok(()) } else { internal("ranks went on after a refusal") };
     };
     if told.is_none() && rail.between.take_refusal(&error).is_some() {
-        // Inside this domain rows are on their way. They arrive, and nobody gets them.
+        // Inside this domain rows are on their way. They arrive, and are delivered to no caller.
         let received = inside.dispatch_recv(call.operation)?;
         inside.release(received.region);
     }
@@ -284,7 +286,7 @@ unsafe fn cross(
     rail.between.dispatch_recv(operation)
 }
 
-/// The dispatch of what has come over the rail.
+/// The dispatch of the rows that arrived over the rail.
 fn hand_on(call: &abi::TyDispatch, received: &abi::TyReceived) -> abi::TyDispatch {
     abi::TyDispatch {
         cast: abi::TY_CAST_NONE,
@@ -363,7 +365,7 @@ unsafe fn combine_both(
     })
 }
 
-/// Why this rank does not take part in a combine, if it does not.
+/// The reason why this rank does not take part in a combine, if it does not.
 ///
 /// # Safety
 /// The refusal is valid memory, or empty.
@@ -376,8 +378,8 @@ unsafe fn why_not(inside: &Engine, call: &abi::TyCombine) -> Result<Option<Strin
     Ok(inside.mode(stream, [0; 2])?.captured.then(|| CAPTURED.to_owned()))
 }
 
-/// Room for the sums of the rows that this forwarder had handed on. Also for those that come back to this
-/// rank: others learn of a rank without room before rows move.
+/// Memory for the sums of the rows that this forwarder had forwarded, and for the rows that return to
+/// this rank: other ranks learn of a rank without room before rows move.
 fn make_room(rail: &mut Rail, call: &abi::TyCombine) -> Result<Partials> {
     let between = &mut rail.between;
     let holder = Holder::Combine(call.operation);

@@ -1,4 +1,4 @@
-//! How the host learns that operations of an engine have ended, and how.
+//! How the host learns that operations of an engine have ended, and with which result.
 
 use tokenyard_core::{Result, abi};
 
@@ -8,8 +8,8 @@ use super::outcome::{Called, Refusal, numbered, ticket, told_late};
 use super::waits::Wait;
 
 impl Engine {
-    /// Waits until everything has ended that was launched, and streams have passed the regions that
-    /// were taken back.
+    /// Waits until all launched work has ended, and streams have passed the regions that were taken
+    /// back.
     pub(super) fn flush(&mut self) -> Result<()> {
         self.check()?;
         self.take_back_late();
@@ -21,10 +21,10 @@ impl Engine {
         self.check()
     }
 
-    /// Whether something has failed that nobody waited for.
+    /// Checks whether an operation has failed that no caller waited for.
     ///
     /// # Errors
-    /// What it was; the communicator cannot go on.
+    /// The failure; the communicator cannot continue.
     pub(super) fn check(&self) -> Result<()> {
         self.observer.check()?;
         let Some(outcome) = self.launcher.late_outcome() else { return Ok(()) };
@@ -33,7 +33,7 @@ impl Engine {
         self.abort_on_fatal(refusal.map_or(Ok(()), |refusal| Err(told_late(&refusal.error()))))
     }
 
-    /// Waits until the kernel of an operation has written what it came to.
+    /// Waits until the kernel of an operation has written its outcome.
     pub(super) fn hear_outcome(&mut self, operation: u64, ours: &Called) -> Result<Outcome> {
         let slot = self.routing.slot(operation);
         let ticket = u64::from(ticket(operation));
@@ -41,14 +41,14 @@ impl Engine {
         let (launcher, event) = (&self.launcher, &self.order.events[slot]);
         let is_there = || launcher.epoch(slot) == ticket;
         let waited = launcher.waits.until(wait, &is_there, &|| event.is_done());
-        // Kernels enter nothing more once an operation has failed that nobody waited for.
+        // Kernels enter no more operations once one has failed that no caller waited for.
         waited.map_err(|error| self.check().err().unwrap_or(error))?;
         let outcome = self.launcher.outcome(slot);
         self.launcher.refusal = Refusal::of(&outcome, ours, &self.exchange.shape);
         self.launcher.refusal.as_ref().map_or(Ok(outcome), |refusal| Err(refusal.error()))
     }
 
-    /// Waits until everything of an operation that was launched has ended well.
+    /// Waits until all launched work of an operation has ended well.
     pub(super) fn finish(&self, operation: u64, phase: u64) -> Result<()> {
         let slot = self.routing.slot(operation);
         let (waits, event) = (&self.launcher.waits, &self.order.events[slot]);
@@ -69,7 +69,7 @@ impl Engine {
         Ok(())
     }
 
-    /// When things happened in an operation whose kernels have ended.
+    /// The times of an operation whose kernels have ended.
     pub(super) fn trace(&self, operation: u64) -> Result<abi::TyTrace> {
         self.routing.check_recent(operation)?;
         let t = self.launcher.trace(self.routing.slot(operation));
@@ -95,8 +95,8 @@ impl Engine {
         self.launcher.abort_on_fatal(result)
     }
 
-    /// Keeps for later calls what this rank refused of one that nobody waits for: the others do not go on
-    /// behind it.
+    /// Stores for later calls the refusal of this rank of a call that no caller waits for: the other
+    /// ranks do not continue past it.
     pub(super) fn report_no_host_sync<T>(
         &self,
         no_host_sync: bool,
@@ -109,7 +109,7 @@ impl Engine {
         })
     }
 
-    /// Starts to watch calls that nobody waits for: a later call gets the error of one that fails.
+    /// Starts to watch calls that no caller waits for: a later call gets the error of a call that fails.
     pub(super) fn watch_no_host_sync(&mut self) -> Result<()> {
         let stood = self.observer.stand();
         self.abort_on_fatal(stood)

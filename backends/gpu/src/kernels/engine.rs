@@ -1,4 +1,4 @@
-//! One exchange, planned: compiled kernels, memory, and what its operations share.
+//! One exchange, planned: compiled kernels, memory, and the state that its operations share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,23 +37,23 @@ fn cell_bytes(ranks: u32) -> u64 {
     16 + 2 * 8 * u64::from(ranks)
 }
 
-/// What an engine is planned for.
+/// The plan of an engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Planned {
     pub(super) exchange: Exchange,
     pub(super) sizes: Sizes,
     /// Addresses of its windows: control and arena.
     pub(super) windows: [u64; 2],
-    /// Where its kernels count for reports.
+    /// The counters of its kernels, for reports.
     pub(super) counters: PeerCounters,
-    /// How many handles it remembers.
+    /// The number of handles that it stores.
     pub(super) handles: u32,
 }
 
 /// The planned exchange. Fields drop in order: streams end before the memory that they use.
 #[derive(Debug)]
 pub(super) struct Engine {
-    /// Dropped first: it looks at the stream.
+    /// Dropped first: it reads the stream.
     pub(super) observer: Observer,
     pub(super) order: StreamOrder,
     pub(super) launcher: Launcher,
@@ -65,7 +65,7 @@ pub(super) struct Engine {
 
 impl Engine {
     /// # Safety
-    /// What the plan points to (but for the list of windows) outlives the engine.
+    /// Objects that the plan points to (except for the list of windows) outlive the engine.
     pub(super) unsafe fn new(
         context: &Arc<Context>,
         config: &GpuConfig,
@@ -88,7 +88,7 @@ impl Engine {
             let device_api = ring.device_api(exchange.rank);
             (Posting::Ring(ring, link), device_api)
         } else {
-            // SAFETY: the link lives, and with it what its device API points to.
+            // SAFETY: the link lives, and with it the objects that its device API points to.
             let device_api = unsafe { DeviceApi::read(&link.device_api()?)? };
             device_api.check_puts(exchange.path.puts())?;
             (Posting::DeviceApi(Health::new(link)), device_api)
@@ -108,7 +108,7 @@ impl Engine {
             outbox: sizes.entries(sizes.slots),
             largest_put: exchange.path.largest_put,
             queues: exchange.path.queues.into(),
-            // Behind those of `Common`.
+            // Behind the signals of `Common`.
             entry_signals: 2 * u64::from(moe.ranks) * u64::from(sizes.slots),
             windows,
             tallies: tallies.address(),
@@ -172,8 +172,8 @@ impl Engine {
         })
     }
 
-    /// What every operation passes: how this rank enters, and up to [`TEXT`] bytes that say why.
-    /// `no_host_sync`: nobody waits for the outcome of a rank that takes part.
+    /// The arguments of every operation: how this rank enters, and up to [`TEXT`] bytes that say
+    /// why. `no_host_sync`: no caller waits for the outcome of a rank that takes part.
     pub(super) fn common(
         &self,
         operation: u64,
@@ -218,7 +218,7 @@ impl Engine {
     pub(super) fn dispatch_tiling(&self, row: &RowFormat, layout: Layout) -> DispatchTiling {
         let links = match layout {
             Layout::Flat => self.launcher.kernels.rows == Rows::Tma,
-            // Half of the warps spread what arrives: see `tiles.cuh`.
+            // Half of the warps spread the rows that arrive: see `tiles.cuh`.
             _ => !self.exchange.path.puts() && self.exchange.groups == 1,
         };
         DispatchTiling::new(&self.exchange, row, self.launcher.most_shared, links)
@@ -229,13 +229,13 @@ impl Engine {
         CombineTiling::new(&self.exchange, row_bytes, self.launcher.most_shared)
     }
 
-    /// A stream has ended, and nobody may name it any more.
+    /// Forgets a stream that has ended: no later call may name it.
     pub(super) fn forget(&mut self, stream: RawStream) {
         self.order.regions.forget(stream);
         self.routing.forget(stream);
     }
 
-    /// What the host serves, where kernels post through it.
+    /// The ring that the host serves, where kernels post through the host.
     pub(super) fn gpu_ring(&self) -> Option<abi::TyGpuRing> {
         self.launcher.waits.posting.ring().map(Ring::as_abi)
     }

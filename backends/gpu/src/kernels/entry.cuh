@@ -1,8 +1,8 @@
 // How ranks enter an operation: records of words {epoch, value} in each other's control windows.
 //
-// A word says by itself whether it is of this operation, so no fence and no signal is needed. A
-// slot's records are written again two operations later at the earliest; by then every rank has
-// entered the operation between, so has read them.
+// A word itself says whether it is of this operation, so no fence and no signal is needed. A slot's
+// records are written again two operations later at the earliest; by then every rank has entered
+// the operation between, so it has read them.
 //
 // Where the device API only puts, records are staged and put whole, and each comes with a signal.
 #pragma once
@@ -10,7 +10,8 @@
 
 namespace ty {
 
-// What thread 0 of a block reads as soon as its kernel starts, so that it is there when it is needed.
+// The state that thread 0 of a block reads as soon as its kernel starts, so that it is loaded when it
+// is needed.
 struct LaunchState {
   u64 turn = 0, stopped = 0, made = 0, rows = 0;
 
@@ -31,30 +32,32 @@ struct LaunchState {
   __device__ void publish() const { publish(false, (u32)(made >> 32)); }
 };
 
-// The next operation's turn, once all blocks have read this one's. One thread.
+// Passes the turn to the next operation, once all blocks have read this one's. One thread.
 __device__ inline void pass_turn(const Common& c) {
   u32 epoch = c.epoch() + 1, slot = c.slot() + 1;
   c.state->turn = (epoch == 0 ? 1 : epoch) | (u64)(slot == c.slots ? 0 : slot) << 32;
 }
 
-// The same for blocks that do not meet: the last of them passes it. One thread of each block.
+// The same for blocks that share no barrier: the last of them passes the turn. One thread of each
+// block.
 __device__ inline void leave_turn(const Common& c) {
   if (atomic_inc(&c.state->arrived, gridDim.x - 1) == gridDim.x - 1) pass_turn(c);
 }
 
-// A wait was ended: what is queued behind it must not be entered, as ranks are out of step.
+// A wait was ended: operations queued behind it must not be entered, because ranks are out of step.
 __device__ inline void stop_all(const Common& c) {
   if (threadIdx.x == 0) c.state->stopped = 1;
 }
 
-// An operation that is not entered, as an older one has failed: what is queued behind it must not take
-// what the one before has left in its cell. One block.
+// An operation that is not entered, because an older one has failed: kernels queued behind it must not
+// use the cell of the operation before. One block.
 __device__ inline void enter_nothing(const Common& c) {
   if (threadIdx.x == 0) c.cell->code = 0;
 }
 
-// Whether a block is the last of its launch to come here: then what all others stored before is
-// seen. Nobody waits: who needs what the last one makes of it hears this rank's own record.
+// Whether a block is the last of its launch to get here: the stores of all other blocks before this
+// call are then visible. No block waits: a block that needs the result of the last one receives
+// this rank's own record.
 __device__ inline bool last_to_come(const Common& c) {
   __shared__ u32 last;
   sync_block();
@@ -67,8 +70,8 @@ __device__ inline bool last_to_come(const Common& c) {
   return last;
 }
 
-// Word `word` of the record that `source` writes at `peer`, which is one of the two where the device API
-// only puts.
+// Word `word` of the record that `source` writes at `peer`; where the device API only puts, this rank is
+// one of the two.
 template <class Up>
 __device__ u64* entry_word(const Common& c, const Up& up, u32 peer, u32 source, u32 word) {
   u64 offset = c.entries() + 8 * ((u64)source * c.entry_words + word);
@@ -77,7 +80,7 @@ __device__ u64* entry_word(const Common& c, const Up& up, u32 peer, u32 source, 
   return reinterpret_cast<u64*>(reach(c, up, kControl, peer, offset));
 }
 
-// Word `word` of the text that goes with a refusal.
+// Word `word` of the text of a refusal.
 __device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const GivenId* topk_idx) {
   if (verdict != kRefuseRoute) {
     if (word == 0) return c.text_bytes;
@@ -92,9 +95,9 @@ __device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const Gi
   return word < 4 ? words[word] : 0;
 }
 
-// Enters at every peer; `word(peer, i)` gives the words of the head and what follows it, `words` in
-// all. One block. Of what this kernel has stored, other ranks need nothing but their record. The blocks of
-// this rank go on once `goes_on()` is true and its own record is there, too; the whole block asks.
+// Enters at every peer. `word(peer, i)` gives the words of the head and of the rest of the record, `words`
+// in all. One block. Other ranks need only their record of all that this kernel has stored. The blocks of
+// this rank continue once `goes_on()` is true and its own record has arrived, too; the whole block asks.
 template <class Up, class Word, class GoesOn>
 __device__ void post_entry(const Common& c, const Up& up, u32 words, u32 verdict,
                       const GivenId* topk_idx, Guard& guard, Word word, GoesOn goes_on) {
@@ -104,7 +107,7 @@ __device__ void post_entry(const Common& c, const Up& up, u32 words, u32 verdict
   u64 epoch = (u64)c.epoch() << 32;
 #pragma unroll 1
   for (u32 own = 0; own < 2; own++) {
-    // Blocks of this rank that hear its own record see what others of them have counted.
+    // Blocks of this rank that receive its own record see the counts of its other blocks.
     if (own) fence_device();
     if (own && !goes_on()) return;
     u32 first = own ? 0 : 1, records = own ? 1 : c.ranks - 1;
@@ -124,7 +127,7 @@ __device__ void post_entry(const Common& c, const Up& up, u32 words, u32 verdict
   post_entry(c, up, words, verdict, topk_idx, guard, word, [] { return true; });
 }
 
-// One word of another rank's record, once it is there.
+// One word of another rank's record, once it has arrived.
 template <class Up>
 __device__ bool hear_word(const Common& c, const Up& up, u32 source, u32 word, Guard& guard,
                           u32* value) {
@@ -137,8 +140,8 @@ __device__ bool hear_word(const Common& c, const Up& up, u32 source, u32 word, G
   return ok;
 }
 
-// The same word of all ranks' records: `each(source, value)`. What only counts needs no order, so
-// the words are loaded side by side.
+// The same word of all ranks' records: `each(source, value)`. Words that only count need no order,
+// so they are loaded side by side.
 template <class Up, class Each>
 __device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard& guard, Each each) {
   constexpr u32 kAtOnce = 8;
@@ -154,7 +157,8 @@ __device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard&
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++)
       if (first + i < c.ranks) there &= seen[i] >> 32 == epoch;
-    // One after the other, if one is late: all that are there by then were loaded too early at worst.
+    // If a word is late, the words are loaded one after the other: at worst, a word that has arrived
+    // since is loaded again.
 #pragma unroll 1
     for (u32 i = first; i < min(first + kAtOnce, c.ranks) && !there; i++) {
       u32 value;
@@ -168,20 +172,20 @@ __device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard&
   return true;
 }
 
-// Hears the first `words` words of every rank's record: `table[source * words + word]`. Each block
-// for itself.
+// Receives the first `words` words of every rank's record: `table[source * words + word]`. Each
+// block does so for itself.
 template <class Up>
 __device__ bool poll_entries(const Common& c, const Up& up, u32 words, u32* table, Guard& guard) {
   bool ok = true;
   if constexpr (!Up::kLoadStore) ok = records_come(c, up, guard);
   for (u32 i = threadIdx.x; i < c.ranks * words && ok; i += blockDim.x)
     ok = hear_word(c, up, i / words, i % words, guard, &table[i]);
-  // What is written behind the barrier goes to places that the records said are free: those who heard
-  // them did so with acquire order.
+  // Writes behind the barrier go to places that the records declare free: the threads that received
+  // the records did so with acquire order.
   return sync_block_and(ok);
 }
 
-// What a head says of its rank's call.
+// The signature of its rank's call, in a head.
 __device__ inline u64 signature_of(const u32* head) { return head[1] | (u64)head[6] << 32; }
 
 struct Decision {
@@ -192,13 +196,13 @@ struct Decision {
 // Whether a head says that its rank takes part.
 __device__ inline bool takes_part(const u32* head) { return (head[0] & 0xff) == kEnter; }
 
-// Whether something in a head speaks against going on.
+// Whether a head holds an objection.
 __device__ inline bool objects(const Common& c, const u32* head) {
   return !takes_part(head) || signature_of(head) != c.signature || head[2] != c.origin();
 }
 
-// The first objection in order of ranks: what heads say that does not depend on sizes. A refusal may be
-// another rank's that its forwarder tells on; its order is in the place of a region.
+// The first objection in order of ranks, from the fields of heads that do not depend on sizes. A
+// refusal may be another rank's that its forwarder passes on; its order is in the field of a region.
 __device__ inline Decision first_objection(const Common& c, const u32* table, u32 words) {
   for (u32 s = 0; s < c.ranks; s++)
     if ((table[s * words + 1] ^ (u32)c.signature) & 0xff) return {kMismatch, s};
@@ -215,7 +219,7 @@ __device__ inline Decision first_objection(const Common& c, const u32* table, u3
   return {kGo, c.rank};
 }
 
-// That, or kGo. One warp; its first lane is told.
+// The first objection, or kGo. One warp; the first lane has the result.
 __device__ inline Decision decide(const Common& c, const u32* table, u32 words) {
   bool against = false;
   for (u32 s = lane_id(); s < c.ranks; s += kWave) against |= objects(c, &table[s * words]);
@@ -224,7 +228,7 @@ __device__ inline Decision decide(const Common& c, const u32* table, u32 words) 
   return looks ? first_objection(c, table, words) : Decision{kGo, c.rank};
 }
 
-// Hears the text that goes with a record. One thread.
+// Receives the text that goes with a record. One thread.
 template <class Up>
 __device__ bool hear_text(const Common& c, const Up& up, u32 source, u32 verdict, Guard& guard) {
   Outcome& o = *c.outcome;
@@ -239,7 +243,7 @@ __device__ bool hear_text(const Common& c, const Up& up, u32 source, u32 verdict
   return true;
 }
 
-// Tells the host, with what the head of the rank in question says. One thread.
+// Reports to the host, with the fields of the head of the rank in question. One thread.
 template <class Up>
 __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32* head,
                      Guard& guard) {
@@ -263,7 +267,7 @@ __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32
   store_release(&o.epoch, c.ticket);
 }
 
-// An operation without rows: what each host has found, and the first objection. One block.
+// An operation without rows: the findings of each host, and the first objection. One block.
 template <class Up>
 __device__ void agree(const Common& c, const Up& up, u8* shared) {
   Guard guard(c.abort, c.cap_ns, c.report);
@@ -274,7 +278,8 @@ __device__ void agree(const Common& c, const Up& up, u8* shared) {
   if (threadIdx.x == 0) pass_turn(c);
   u32 head[kHead] = {c.verdict, (u32)c.signature, 0, c.objector,
                      0,         0,                (u32)(c.signature >> 32), 0};
-  // As many words as a dispatch, so that ranks that do one find out and do not wait.
+  // As many words as a dispatch, so that ranks that run a dispatch see the mismatch and do not
+  // wait.
   post_entry(c, up, kHead + c.ranks * c.groups(), c.verdict, nullptr, guard,
         [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
   if (!poll_entries(c, up, kHead, heard, guard)) return stop_all(c);
@@ -283,7 +288,7 @@ __device__ void agree(const Common& c, const Up& up, u8* shared) {
   tell(c, up, d, &heard[d.rank * kHead], guard);
 }
 
-// What is waited for from every rank: signals of a slot from `first` on.
+// The signals that are waited for from every rank: signals of a slot from `first` on.
 struct Arrival {
   const Cell* cell;
   const State* state;
@@ -299,7 +304,8 @@ __device__ TY_INLINED void arrive(const Arrival& a, const Up& up, Guard& guard) 
     u64 total = a.cell->totals[s], all = a.cell->totals[a.ranks + s];
     u64 own = a.cell->totals[a.ranks + a.rank];
     if (!waits) continue;
-    // Nobody waits for these stores. This rank has raised its signals at all ranks as it has at itself.
+    // No kernel waits for these stores. This rank has raised its signals at all ranks as it has at
+    // itself.
     PeerCounters& told = a.state->told[s * a.state->counters_step];
     if constexpr (Up::kLoadStore) store_relaxed(&told.raised, own);
     store_relaxed(&told.expected, all);
@@ -311,7 +317,7 @@ __device__ TY_INLINED void arrive(const Arrival& a, const Up& up, Guard& guard) 
 // The same for an operation that is received by the kernel that has sent it.
 template <class Up>
 __device__ TY_INLINED void end_at_once(const Common& c, const Up& up, u32 first, u32 phase, Guard& guard) {
-  // One warp of the block has written what all of it is to wait for.
+  // One warp of the block has written the totals that the whole block waits for.
   sync_block();
   arrive({c.cell, c.state, c.rank, c.ranks, first, phase}, up, guard);
   if (guard.ended()) c.state->stopped = 1;
@@ -319,8 +325,8 @@ __device__ TY_INLINED void end_at_once(const Common& c, const Up& up, u32 first,
   if (threadIdx.x == 0) c.trace->arrived = now_ns();
 }
 
-// Raises a signal of every rank by one, after everything that this block stored, for which a device API that
-// stores has a release behind the barrier. Not if a wait of one of its threads was ended.
+// Raises a signal of every rank by one, after everything that this block stored: a device API that stores
+// has a release behind the barrier. Does nothing if a wait of one of its threads was ended.
 template <class Up>
 __device__ TY_INLINED bool raise_all(const Common& c, const Up& up, u32 signal, Guard& guard) {
   if constexpr (!Up::kLoadStore) fence_system_all();

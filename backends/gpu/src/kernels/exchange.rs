@@ -1,4 +1,4 @@
-//! One direct exchange: over the only level; or, of several domains, over one of the two.
+//! One direct exchange: over the only level; or, with several domains, over one of the two.
 
 use tokenyard_core::abi;
 use tokenyard_core::kernels::{KernelShape, LinkNeeds};
@@ -12,7 +12,7 @@ use crate::compile::Role;
 /// Commands of kernels, on one queue, that the transport has not ended.
 const QUEUE_DEPTH: u32 = 256;
 
-/// World ranks of a team, which are equally far apart.
+/// World ranks of a team; neighbours in it have the same distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Team {
     pub(super) first: u32,
@@ -26,12 +26,12 @@ impl Team {
     }
 }
 
-/// Which part of the work it does.
+/// The share of the work that it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// All of it: one link reaches everybody.
+    /// All of it: one link reaches all ranks.
     Flat,
-    /// From rank to rank inside one of several domains, with rows of all of them.
+    /// From rank to rank inside one of several domains, with rows of all domains.
     IntraDomain,
     /// From domain to domain, on a rail. The ranks of its shape are domains.
     InterDomain,
@@ -45,7 +45,7 @@ pub(super) struct Exchange {
     pub(super) level: u64,
     /// Ranks of the team, their experts, and the most tokens of one of them.
     pub(super) shape: Shape,
-    /// What outputs are laid out for.
+    /// The shape that outputs are laid out for.
     pub(super) regions: Shape,
     /// Groups of a rank's tokens: domains, inside one of several.
     pub(super) groups: u32,
@@ -56,7 +56,7 @@ pub(super) struct Exchange {
     pub(super) path: Path,
     /// Operations of callers that may be open.
     pub(super) in_flight: u32,
-    /// Whether rows of the packed layout are staged without being asked for: see `staging.rs`.
+    /// Whether rows of the packed layout are staged without a request: see `staging.rs`.
     pub(super) stages: bool,
 }
 
@@ -78,7 +78,8 @@ impl Exchange {
         }
     }
 
-    /// Of several domains, both levels: inside this one, and between them. Ranks are domain-major.
+    /// Both levels of several domains: inside this domain, and between domains. Ranks are
+    /// domain-major.
     pub(super) fn levels(shape: &KernelShape, paths: [Path; 2]) -> [Self; 2] {
         let world = moe_shape(shape);
         let (domains, size) = (shape.domains, shape.ranks / shape.domains);
@@ -89,8 +90,8 @@ impl Exchange {
             shape: Shape {
                 ranks: size,
                 experts: world.experts / domains,
-                // A forwarder hands on the rows of one rank of each domain. More than a number has room for
-                // are refused like others that are too many.
+                // A forwarder forwards the rows of one rank of each domain. A count that overflows the
+                // number is refused like any other that is too large.
                 max_tokens: domains.saturating_mul(world.max_tokens),
                 ..world
             },
@@ -131,21 +132,21 @@ impl Exchange {
         if self.scope == Scope::IntraDomain { Role::IntraDomain } else { Role::Direct }
     }
 
-    /// Numbers of this exchange that one operation of a caller takes: between domains, a second one
-    /// that says how the operation ended inside them.
+    /// Numbers of this exchange that one operation of a caller takes: between domains there is a
+    /// second one, which reports how the operation ended inside them.
     pub(super) fn steps(&self) -> u32 {
         if self.scope == Scope::InterDomain { 2 } else { 1 }
     }
 
-    /// Operations whose records have places of their own. Two of callers at least, because a rank may
-    /// enter the next one while others still read its record of the last. Twice as many as may be open, where who
-    /// sends waits for nobody: see `staging.cuh`.
+    /// Operations whose records have places of their own. At least two of callers, because a rank may enter
+    /// the next one while others still read its record of the last. Twice as many as may be open, where
+    /// senders wait for no rank: see `staging.cuh`.
     pub(super) fn slots(&self) -> u32 {
         let open = self.in_flight.max(2) * self.steps();
         if self.stages { 2 * open } else { open }
     }
 
-    /// What it uses of its level's transport.
+    /// The exchange's use of its level's transport.
     pub(super) fn link_needs(&self, sizes: &Sizes, limits: &Capabilities) -> LinkNeeds {
         let depth = QUEUE_DEPTH.min(limits.max_queue_depth);
         LinkNeeds {

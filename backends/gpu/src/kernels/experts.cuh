@@ -1,5 +1,5 @@
 // Expert-major and packed on the owner's side: rows arrive at their first expert's place and are spread
-// over the others; expert outputs are merged into one partial row per received token before a combine.
+// over the others. Before a combine, expert outputs are merged into one partial row per received token.
 #pragma once
 #include "pull.cuh"
 
@@ -15,7 +15,7 @@ __device__ inline i32 slot_of(const i32* slots, u64 token, u32 topk, u64 rows) {
 // Copies rows of one warp: each is loaded once and stored to several places. By loads and stores.
 class VectorCopier {
  public:
-  // To where each lane wants them, if it does. Bytes are a multiple of 16.
+  // Copies to the place that each lane names, if it names one. Bytes are a multiple of 16.
   __device__ void copy(u8* to, const u8* from, u32 bytes) {
     constexpr u32 kAtOnce = 7;  // half a row of FP8 that is 7168 wide
     u64 mine = reinterpret_cast<u64>(to);
@@ -40,7 +40,7 @@ class VectorCopier {
   __device__ void finish() {}
 };
 
-// The same by bulk copies, several of which are under way.
+// The same by bulk copies, several of which are in flight.
 #if TY_ROWS_TMA
 class BulkCopier {
  public:
@@ -60,8 +60,8 @@ class BulkCopier {
     sync_wave();
   }
 
-  // Copies at most `pitch` bytes to where each lane wants them, if it does. They are loaded now, and
-  // stored when the next copy is under way.
+  // Copies at most `pitch` bytes to the place that each lane names, if it names one. They are loaded
+  // now, and stored when the next copy is in flight.
   __device__ void copy(u8* to, const u8* from, u32 bytes) {
     if (stages_ == 1) flush();
     stores_read();
@@ -91,8 +91,8 @@ class BulkCopier {
 };
 #endif
 
-// What goes beside the row of a received token, as far as one lane has it: the weight of its selection,
-// the source, and two words of scales.
+// The metadata of a received token's row, as far as one lane has it: the weight of its selection, the
+// source, and two words of scales.
 struct Beside {
   float weight = 0.0f;
   u32 source = 0, low = 0, high = 0;
@@ -107,7 +107,7 @@ struct Beside {
     if (lane < a.scale_words) low = scales[lane];
     if (lane + kWave < a.scale_words) high = scales[lane + kWave];
   }
-  // To all copies.
+  // Stores to all copies.
   __device__ TY_INLINED void store(const SpreadArgs& a, u64 token, i32 slot, Lanes taken) const {
     u32 lane = lane_id();
     if (slot >= 0 && a.weights) a.weights[slot] = weight;
@@ -139,7 +139,7 @@ __device__ TY_INLINED void spread_token(const SpreadArgs& a, u64 token, i32 slot
 // Tokens `first`, `first + step` and so on. One warp.
 template <class Copier>
 __device__ TY_INLINED void spread_tokens(const SpreadArgs& a, Copier& rows, u64 first, u32 count, u32 step) {
-  // Tokens whose looks at memory are under way together, first for slots, then for what goes beside rows.
+  // Tokens whose memory accesses are in flight together, first for slots, then for row metadata.
   constexpr u32 kSlots = 8, kBeside = 2;
   for (u32 i = 0; i < count; i += kSlots) {
     i32 slots[kSlots];
@@ -159,12 +159,12 @@ __device__ TY_INLINED void spread_tokens(const SpreadArgs& a, Copier& rows, u64 
   }
 }
 
-// Threads that do something together.
+// Threads that work together.
 struct Threads {
   u32 index, count;
 };
 
-// Rows of an output that nobody sends.
+// Rows of an output that no rank sends.
 __device__ inline void zero_rows(const SpreadArgs& a, u64 begin, u64 end, const Threads& some) {
   end = min(end, a.rows);
   if (begin >= end) return;
@@ -210,7 +210,7 @@ struct Copies {
   __device__ u64 bias(u32) const { return 0; }
 };
 
-// The weights that travel back.
+// The weights that are returned.
 __device__ inline void merge_weights(const MergeArgs& a, u64 tokens) {
   u64 places = tokens * a.topk;
   for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < places; i += gridDim.x * blockDim.x) {

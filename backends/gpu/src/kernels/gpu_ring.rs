@@ -1,5 +1,5 @@
-//! The device API of the GPU ring: kernels over a transport that has no device API of its own write commands into a ring in
-//! pinned memory, which a thread of the host serves (`tokenyard_core::gpu_ring`).
+//! The device API of the GPU ring: over a transport that has no device API of its own, kernels write
+//! commands into a ring in pinned memory, which a host thread serves (`tokenyard_core::gpu_ring`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::driver::{self, Buffer, Context, Pinned};
 
 /// The source of the device API.
 const DEVICE_API: &str = include_str!("../../device/gpu_ring.cuh");
-/// Slots of a ring: some operations' worth of flat rows, so that kernels seldom wait for room.
+/// Slots of a ring: flat rows of several operations, so that kernels seldom wait for a free slot.
 const CAPACITY: u32 = 1024;
 /// The queue that kernels post on.
 const QUEUE: u32 = 0;
@@ -22,7 +22,7 @@ const HEAD: u64 = 3;
 /// Words of 8 bytes of `DeviceApi::Params`.
 const PARAMS: usize = 5;
 
-/// The device API, for who compiles it without a ring.
+/// The device API, for callers that compile it without a ring.
 pub(crate) fn gpu_ring_api() -> DeviceApiSource<'static> {
     DeviceApiSource {
         text: DEVICE_API,
@@ -44,8 +44,8 @@ pub(crate) struct Ring {
     commands: Pinned<abi::TyGpuRingCommand>,
     status: Pinned<abi::TyGpuRingStatus>,
     totals: Pinned<u64>,
-    /// In device memory: commands ever numbered, which many kernels' blocks add to; commands that are known to be
-    /// done; whether a thread asks for more.
+    /// In device memory: the number of commands so far, to which blocks of many kernels add; the number of
+    /// commands that are known to be done; whether a thread asks for more.
     head: Buffer,
 }
 
@@ -62,7 +62,7 @@ impl Ring {
         })
     }
 
-    /// What kernels are compiled over and passed.
+    /// The device API that kernels are compiled over, with its parameters.
     pub(crate) fn device_api(&self, me: u32) -> DeviceApi {
         let words: [u64; PARAMS] = [
             self.head.address(),
@@ -76,7 +76,7 @@ impl Ring {
         DeviceApi::of_proxy(DEVICE_API, words.to_vec())
     }
 
-    /// What the host serves.
+    /// The ring that the host serves.
     pub(crate) fn as_abi(&self) -> abi::TyGpuRing {
         abi::TyGpuRing {
             size: size_of::<abi::TyGpuRing>(),
@@ -123,7 +123,7 @@ impl Ring {
         Ok(head)
     }
 
-    /// Commands that are done, all before them included.
+    /// The number of commands that are done, all earlier ones included.
     pub(super) fn done(&self) -> u64 {
         // SAFETY: as in `check`.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.status.at(0)).done) }.load(Ordering::Acquire)

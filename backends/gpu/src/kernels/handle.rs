@@ -1,4 +1,5 @@
-//! What a dispatch leaves behind: the routing in device memory, and what the host knows of it.
+//! The result of a dispatch that later calls use: the routing in device memory, and the facts that
+//! the host knows of it.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub(super) struct HandleState {
     pub(super) received: u64,
     /// Whether only the device knows N.
     pub(super) is_open: bool,
-    /// What an exact output is laid out for.
+    /// The rows that an exact output is laid out for.
     pub(super) exact: RegionRows,
     /// Rows that the output has: N, or the most.
     pub(super) rows: u64,
@@ -28,21 +29,22 @@ pub(super) struct HandleState {
     /// Expert-major and packed: where the slots and the weights of the first output lie; 0 where it has none.
     pub(super) slots: u64,
     pub(super) weights: u64,
-    /// Where rows were staged: where the first output says of each row of flat order whose it is.
+    /// Where rows were staged: the place at which the first output names the source of each row in
+    /// flat order.
     pub(super) landed_sources: u64,
     /// The stream of the dispatch that made it.
     pub(super) stream: Option<RawStream>,
-    /// What captured operations stage in: theirs until the slot is used again.
+    /// The staging of captured operations: theirs until the slot is used again.
     pub(super) kept: Vec<Region>,
     _memory: Buffer,
 }
 
-/// Bytes of what the device notes: its T and origin, then N.
+/// Bytes of the device's note: T and origin, then N.
 const NOTE: u64 = 16;
 /// Tokens of the shortest span. Spans are powers of two.
 const SPAN: u32 = 8;
 
-/// Tokens that one warp counts, where so many blocks count.
+/// Tokens that one warp counts, where this many blocks count.
 fn span(tokens: u32, blocks: u32) -> u32 {
     tokens.div_ceil(blocks * WARPS).next_power_of_two().max(SPAN)
 }
@@ -53,13 +55,13 @@ impl HandleState {
         self.routing.note + 8
     }
 
-    /// Takes a new routing of so many tokens.
+    /// Takes a new routing of this many tokens.
     pub(super) fn count(&mut self, tokens: u32) {
         self.tokens = tokens;
         self.routing.span = span(tokens, self.routing.blocks);
     }
 
-    /// For counts by so many blocks.
+    /// A handle for counts by this many blocks.
     pub(super) fn new(context: &Arc<Context>, exchange: &Exchange, blocks: u32) -> Result<Self> {
         let (shape, groups) = (&exchange.shape, u64::from(exchange.groups));
         let (ranks, most) = (u64::from(shape.ranks), u64::from(shape.max_tokens));
@@ -140,7 +142,7 @@ impl HandleState {
         })
     }
 
-    /// Remembers what a combine must know of the output that the routing made first.
+    /// Stores the facts that a combine needs of the output that the routing made first.
     pub(super) fn note_output(&mut self, output: &Output, received: u64, spec: &RegionSpec) {
         let at = |span: Span| output.address + span.offset;
         self.received = received;
@@ -158,7 +160,7 @@ pub(super) struct Output {
     pub(super) region: u64,
     pub(super) address: u64,
     pub(super) layout: RegionLayout,
-    /// What it was laid out for.
+    /// The rows that it was laid out for.
     pub(super) rows: RegionRows,
 }
 

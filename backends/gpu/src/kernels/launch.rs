@@ -1,4 +1,4 @@
-//! How kernels are launched, and what they leave for the host.
+//! How kernels are launched, and their results for the host.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ pub(super) struct DeviceState {
     pub(super) _entered: Buffer,
     /// `[R]`: sums of `_expected` of each rank.
     pub(super) _tallies: Buffer,
-    /// Room for the rows and scales of a dispatch that are cast: `[M, H]` bytes, `[M, H/128]` f32.
+    /// Memory for the rows and scales of a dispatch that casts: `[M, H]` bytes, `[M, H/128]` f32.
     pub(super) cast: [Buffer; 2],
-    /// `[R]` zeros: which ranks an output leaves out.
+    /// `[R]` zeros: the ranks that an output leaves out.
     pub(super) lost: Buffer,
-    /// Per slot: what its first kernel leaves for those behind it.
+    /// Per slot: the state that its first kernel leaves for the kernels behind it.
     pub(super) cells: Buffer,
-    /// Of one slot.
+    /// Bytes of the cell of one slot.
     pub(super) cell_bytes: u64,
 }
 
@@ -39,25 +39,25 @@ pub(super) struct DeviceState {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DecodeSms {
     pub(super) asked: Sms,
-    /// Those of the device.
+    /// The multiprocessors of the device.
     pub(super) all: u32,
 }
 
 impl DecodeSms {
-    /// Blocks of an operation of so many tokens.
+    /// Blocks of an operation of this many tokens.
     pub(super) fn blocks(self, tokens: u32) -> u32 {
         self.asked.decode_blocks(self.all, tokens)
     }
 }
 
-/// Kernels, what they are passed, and what came of them.
+/// Kernels, their arguments, and their outcomes.
 #[derive(Debug)]
 pub(super) struct Launcher {
     pub(super) kernels: Kernels,
     /// `DeviceApi::Params`, in words of 8 bytes for its alignment.
     pub(super) params: Vec<u64>,
     pub(super) outcomes: Pinned<Outcome>,
-    /// What went wrong with an operation that nobody waits for; the first one only.
+    /// The failure of an operation that no caller waits for; the first one only.
     pub(super) late: Pinned<Outcome>,
     pub(super) traces: Pinned<Trace>,
     pub(super) waits: Arc<Waits>,
@@ -66,7 +66,7 @@ pub(super) struct Launcher {
     pub(super) blocks: u32,
     pub(super) decode_sms: DecodeSms,
     pub(super) most_shared: u32,
-    /// Why the last operation that did not go on did not.
+    /// The reason why the last operation that was refused did not continue.
     pub(super) refusal: Option<Refusal>,
 }
 
@@ -74,7 +74,8 @@ impl Launcher {
     /// Launches a kernel on a stream.
     ///
     /// # Safety
-    /// `arguments` are of the kernel's type; what they name stays valid until the operation ends.
+    /// `arguments` are of the kernel's type; the memory that they name stays valid until the
+    /// operation ends.
     pub(super) unsafe fn run<T>(
         &self,
         kernel: &Function,
@@ -90,12 +91,12 @@ impl Launcher {
         unsafe { kernel.launch(work, launch, &mut pointers) }
     }
 
-    /// Where the kernels of a slot leave what those behind them read.
+    /// The place where the kernels of a slot leave state for the kernels behind them.
     pub(super) fn cell(&self, slot: usize) -> u64 {
         self.memory.cells.address() + slot as u64 * self.memory.cell_bytes
     }
 
-    /// The epoch of what the kernel of a slot came to; it writes that last.
+    /// The epoch of the outcome of a slot's kernel; the kernel writes it last.
     pub(super) fn epoch(&self, slot: usize) -> u64 {
         let at = self.outcomes.at(slot);
         // SAFETY: pinned memory that lives as long as `self`; the epoch is a word that the kernel
@@ -103,14 +104,14 @@ impl Launcher {
         unsafe { AtomicU64::from_ptr(&raw mut (*at).epoch).load(Ordering::Acquire) }
     }
 
-    /// What the kernel of a slot came to, once its [`epoch`](Self::epoch) says that it is there.
+    /// The outcome of a slot's kernel, once its [`epoch`](Self::epoch) says that it is complete.
     pub(super) fn outcome(&self, slot: usize) -> Outcome {
         // SAFETY: pinned memory that lives as long as `self`; the kernel has written it and does not
         // touch it again.
         unsafe { self.outcomes.at(slot).read_volatile() }
     }
 
-    /// What went wrong with an operation that nobody waits for.
+    /// The failure of an operation that no caller waits for.
     pub(super) fn late_outcome(&self) -> Option<Outcome> {
         let at = self.late.at(0);
         // SAFETY: pinned memory that lives as long as `self`; the kernel writes the word last, with
@@ -121,13 +122,13 @@ impl Launcher {
         }
     }
 
-    /// When things happened in the operation of a slot, no kernel of which runs.
+    /// The times of the operation of a slot, no kernel of which runs.
     pub(super) fn trace(&self, slot: usize) -> Trace {
         // SAFETY: pinned memory that lives as long as `self`; no kernel of the operation runs.
         unsafe { self.traces.at(slot).read_volatile() }
     }
 
-    /// Waits until everything that kernels have put is done (INV-4). No kernel runs.
+    /// Waits until all puts of kernels are done (INV-4). No kernel runs.
     pub(super) fn flush_puts(&self, exchange: &Exchange) -> Result<()> {
         let Some(ring) = self.waits.posting.ring() else { return Ok(()) };
         let what = WaitFor {
@@ -141,8 +142,8 @@ impl Launcher {
         self.waits.waiter.until(&what, || ring.done(), || self.waits.posting.explain())
     }
 
-    /// Ends every wait of this rank's kernels after an error that closes the communicator: nobody else does,
-    /// and memory must not go while a kernel runs.
+    /// Ends every wait of this rank's kernels after an error that closes the communicator: no other code
+    /// does so, and memory must not be freed while a kernel runs.
     pub(super) fn abort_on_fatal<T>(&self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error: &Error| {
             if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) {

@@ -1,4 +1,4 @@
-//! What a device, and a transport, must have for an exchange.
+//! The requirements of an exchange on a device and a transport.
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -6,10 +6,10 @@ use super::args::{PLACE_BITS, WARPS};
 use super::exchange::{Exchange, Scope};
 use super::sizes::check_shared;
 
-/// Ranks that all hear each other's counts; more need counting in two half rounds.
+/// Most ranks that all receive each other's counts; more ranks need counting in two half rounds.
 const MOST_RANKS: u32 = 72;
 
-/// Each warp of a block has places for so many, and there is a block even on one processor.
+/// Each warp of a block has places for this many, and there is a block even on one processor.
 pub(super) const MOST_TOKENS: u32 = WARPS << PLACE_BITS;
 
 /// Whether this device can do an exchange at all. Equal on equal devices.
@@ -52,7 +52,7 @@ mod tests {
     use super::super::sizes::{DispatchTiling, KEPT};
     use super::*;
 
-    /// What a block has on sm_90 and sm_100, on sm_80, and on sm_86, sm_89 and sm_120.
+    /// Shared memory of a block on sm_90 and sm_100, on sm_80, and on sm_86, sm_89 and sm_120.
     const HOPPER: u32 = 232_448;
     const AMPERE: u32 = 166_912;
     const SMALL: u32 = 101_376;
@@ -70,7 +70,7 @@ mod tests {
             let [inside, between] = Exchange::levels(&shape, [Path::STORE; 2]);
             check(&inside, HOPPER).and_then(|()| check(&between, HOPPER))
         };
-        // Of three domains.
+        // With three domains.
         assert!(check(MOST_TOKENS / 3).is_ok());
         for (max_tokens, found) in [(MOST_TOKENS / 3 + 1, 16_777_218), (1 << 31, u32::MAX)] {
             let error = check(max_tokens).unwrap_err();
@@ -131,7 +131,7 @@ mod tests {
         }
         assert_eq!([8, 10, 16, 32].map(|topk| tokens(512, topk, SMALL)), [32, 32, 16, 8]);
         assert_eq!([8, 16, 32].map(|topk| tokens(256, topk, SMALL)), [32, 32, 16]);
-        // A shape that has no room at all is refused with what it needs at least.
+        // A shape that does not fit at all is refused, with its least requirement.
         assert_eq!(tokens(4096, 8, SMALL), 1);
     }
 }

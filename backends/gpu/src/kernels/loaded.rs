@@ -15,7 +15,7 @@ use crate::driver::{Context, Function, Module};
 #[derive(Debug)]
 pub(super) struct StagedKernels {
     pub(super) dispatch: Function,
-    /// By type, as those of [`Kernels`].
+    /// By type, as in [`Kernels`].
     pub(super) combine: [Function; 3],
     /// Where this rank does not take part.
     pub(super) refuse: Function,
@@ -43,16 +43,16 @@ impl StagedKernels {
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub(super) dispatch: Function,
-    /// By type: bf16, fp16, fp32. Where kernels put, what sums the rows that came back.
+    /// By type: bf16, fp16, fp32. Where kernels put, the kernel that sums the returned rows.
     pub(super) combine: [Function; 3],
-    /// Where kernels put: enters a combine, and puts rows back.
+    /// Where kernels put: enters a combine, and puts rows back to their sources.
     pub(super) combine_put: Option<Function>,
     pub(super) arrive: Function,
     pub(super) spread: Function,
     /// By type, as `combine`.
     pub(super) merge: [Function; 3],
     pub(super) agree: Function,
-    /// Inside one of several domains: learns which tokens are of which group.
+    /// Inside one of several domains: finds the group of each token.
     pub(super) group: Option<Function>,
     /// Where rows of the packed layout are staged.
     pub(super) staged: Option<StagedKernels>,
@@ -61,7 +61,8 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// Compiles them, unless that was done before, and lets them have the shared memory of a block.
+    /// Compiles the kernels, unless that was done before, and grants them the shared memory of a
+    /// block.
     pub(super) fn load(
         context: &Arc<Context>,
         config: &GpuConfig,

@@ -1,7 +1,7 @@
-// What goes beside rows: ids or slots, weights, sources and scales. The rows that one rank gets of
-// tokens that follow each other lie together there, so what belongs to them is gathered in shared
-// memory and stored at once. A *unit* is up to `metadata_tokens` tokens that follow each other, for one rank;
-// the last kMetadataWarps warps of every block take units, each with room for one.
+// Row metadata: ids or slots, weights, sources and scales. Rows of consecutive tokens for one rank lie
+// together at that rank, so their metadata is gathered in shared memory and stored at once. A *unit* is up
+// to `metadata_tokens` consecutive tokens, for one rank; the last kMetadataWarps warps of every block take
+// units, each with memory for one.
 #pragma once
 #include "tiles.cuh"
 
@@ -12,7 +12,7 @@ struct MetadataRoom {
   i32* ids;        // [metadata_tokens, K]
   float* weights;  // [metadata_tokens, K]
   u8* scales;      // [metadata_tokens, scale_words]
-  u32* tokens;     // [metadata_tokens]: which token is at each place, counted from the unit's first
+  u32* tokens;     // [metadata_tokens]: the token at each place, counted from the unit's first
 
   __device__ MetadataRoom(const DispatchArgs& a, u8* at) {
     u32 by_k = (a.metadata_tokens * a.c.topk * 4 + 15) / 16 * 16;
@@ -23,7 +23,7 @@ struct MetadataRoom {
   }
 };
 
-// Stores what lies in shared memory, in bulk if that can be. One warp. Addresses and lengths are
+// Stores data from shared memory, in bulk if possible. One warp. Addresses and lengths are
 // multiples of 4.
 __device__ inline void store_gathered(u64 to, const void* from, u32 bytes) {
   u32 lane = lane_id();
@@ -38,14 +38,14 @@ __device__ inline void store_gathered(u64 to, const void* from, u32 bytes) {
     reinterpret_cast<u32*>(to)[i] = reinterpret_cast<const u32*>(from)[i];
 }
 
-// Whether what goes beside rows is that of the flat layout.
+// Whether row metadata is that of the flat layout.
 template <bool kTiles>
 __device__ bool flat_metadata(const DispatchArgs& a) {
   return kMayTile ? !kTiles : a.is_flat();
 }
 
 // The ids and weights of a unit's `count` tokens at a rank. Lanes take pairs of token and k side by side, a
-// few at once, and do each step for all of these before the next: each look at memory takes a microsecond.
+// few at once, and do each step for all of these before the next: each memory access takes a microsecond.
 // One warp.
 template <bool kTiles>
 __device__ TY_INLINED void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 rank, u32 first,
@@ -57,7 +57,7 @@ __device__ TY_INLINED void gather_ids(const DispatchArgs& a, const DispatchTable
     u32 token[kAtOnce], k[kAtOnce];
     i32 expert[kAtOnce], id[kAtOnce];
     float weight[kAtOnce];
-    // Those behind the last pair are looked up again, and not kept.
+    // Lanes behind the last pair look it up again, and drop the result.
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++) {
       u32 pair = min(at + kWave * i, pairs - 1), place = pair / topk;
@@ -72,7 +72,8 @@ __device__ TY_INLINED void gather_ids(const DispatchArgs& a, const DispatchTable
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++) {
       bool here = expert[i] >= 0 && (u32)expert[i] - rank * local < local;
-      // For a selection of another rank some expert is looked up and not kept, which needs no branch.
+      // For a selection of another rank, a valid expert is looked up and dropped, which needs no
+      // branch.
       u32 some = here ? (u32)expert[i] : rank * local;
       id[i] = flat_metadata<kTiles>(a) ? (i32)(some - rank * local)
                                     : (i32)expert_row(a.c, a.r, t.expert_base, token[i], k[i], some);
@@ -118,17 +119,17 @@ __device__ inline void move_scales(const DispatchArgs& a, u64 to, u32 first, u32
   }
 }
 
-// The tokens of one unit, or those of them that are of one group.
+// The tokens of one unit, or those of the unit that are of one group.
 struct MetadataTokens {
   u32 first, end;
 };
 
-// Rows of one rank that follow each other there.
+// Rows of one rank that are consecutive there.
 struct MetadataRows {
   u32 first, count;
 };
 
-// What Routing::rows has for one lane's token and a rank, or kNoRow.
+// The value of Routing::rows for one lane's token and a rank, or kNoRow.
 __device__ inline u32 packed_for(const DispatchArgs& a, u32 token, u32 rank) {
   constexpr u32 kAtOnce = 8;
   const u32* rows = a.r.rows + (u64)token * a.c.topk;
@@ -145,7 +146,7 @@ __device__ inline u32 packed_for(const DispatchArgs& a, u32 token, u32 rank) {
   return packed;
 }
 
-// One unit for one rank; returns the rows that it was for. One warp.
+// One unit for one rank; returns its rows. One warp.
 template <bool kTiles>
 __device__ TY_INLINED MetadataRows move_metadata(const DispatchArgs& a, const DispatchTables& t, const MetadataTokens& unit,
                               u32 rank, const MetadataRoom& room) {
@@ -161,7 +162,7 @@ __device__ TY_INLINED MetadataRows move_metadata(const DispatchArgs& a, const Di
   }
   sync_wave();
   bool gathered = a.scale_words > 0 && a.metadata_scales;
-  // These are on their way while ids are looked up.
+  // The scales are in flight while ids are looked up.
   if (gathered) gather_scales(a, first, count, room);
   gather_ids<kTiles>(a, t, rank, first, count, room);
   row = shfl(row, first_of(goes));
@@ -182,14 +183,14 @@ __device__ TY_INLINED MetadataRows move_metadata(const DispatchArgs& a, const Di
   return {row, count};
 }
 
-// What rows of one group are of a unit: only those lie together at a rank.
+// The rows of a unit that are of one group: only those lie together at a rank.
 __device__ inline MetadataTokens of_group(const DispatchArgs& a, const MetadataTokens& unit, u32 group) {
   const u32* starts = a.r.group_starts + group;
   return {max(unit.first, starts[0]), min(unit.end, starts[1])};
 }
 
-// What goes beside the rows that this rank has for itself, which are in no tile: to all their copies.
-// One warp, behind `move_metadata`.
+// The metadata of the rows that this rank has for itself, which are in no tile: goes to all their
+// copies. One warp, behind `move_metadata`.
 __device__ inline void spread_metadata(const DispatchArgs& a, const SpreadArgs& s, const MetadataRoom& room,
                                    u32 first, u32 count) {
   u32 lane = lane_id(), topk = a.c.topk, words = a.scale_words;
@@ -218,13 +219,14 @@ __device__ inline void spread_metadata(const DispatchArgs& a, const SpreadArgs& 
   }
 }
 
-// The next unit that a warp takes on: its first lane knows. They are dealt as warps come free, as one of
-// them, the scribe of `dispatch`, has other things to do first.
+// The next unit that a warp takes: its first lane has it. Units are dealt as warps come free, because
+// one warp, the scribe of `dispatch`, has other work first.
 __device__ inline u32 take_metadata(const DispatchArgs& a) {
   return lane_id() == 0 ? (u32)atomic_add(&a.c.state->gathered, 1ull) : 0;
 }
 
-// Units of all tokens and ranks. The last warps of a block do this, before they move rows, if they do.
+// Units of all tokens and ranks. The last warps of a block do this, before they move rows, if they
+// move any.
 template <bool kTiles, class Up>
 __device__ TY_INLINED void move_metadata(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared) {
   u32 warp = wave_id();
@@ -234,7 +236,7 @@ __device__ TY_INLINED void move_metadata(const DispatchArgs& a, const Up& up, co
   u32 next = take_metadata(a);
   SpreadArgs s = {};
   if constexpr (kTiles) s = spread_of(a, up, t);
-  // The places were said to be free by loads; bulk stores are of another proxy.
+  // Loads saw that the places are free; bulk stores are of another proxy.
   publish_places();
   while (true) {
     u32 i = shfl(next, 0);

@@ -1,17 +1,17 @@
-//! The kernel set: the direct algorithm over a transport's device API, or through the host; of
-//! several domains, once between them and once inside each.
+//! The kernel set: the direct algorithm over a transport's device API, or through the host. With
+//! several domains it runs once between them and once inside each.
 //!
-//! Every rank keeps two windows: *control* (entry records, at equal offsets on all ranks) and *arena*
-//! (outputs; a receiver chooses the place and says so when it enters). A dispatch is one persistent
-//! kernel that counts, enters, moves rows and waits for those of others; a combine is one that enters,
-//! reads its partial rows at their owners, sums them and waits until all have read. Where send and
-//! receive are apart, a second, small kernel waits. The host learns sizes through pinned memory while
-//! rows move.
+//! Every rank has two windows: *control* (entry records, at equal offsets on all ranks) and *arena*
+//! (outputs; a receiver chooses the place and states it when it enters). A dispatch is one persistent
+//! kernel that counts, enters, moves rows and waits for the rows of others; a combine is one that
+//! enters, reads its partial rows at their owners, sums them and waits until all have read. Where send
+//! and receive are separate calls, a second, small kernel waits. The host learns sizes through pinned
+//! memory while rows move.
 //!
-//! Over a transport without a device API, kernels stage what they send in these windows, which lie in
-//! host memory then, and put it through a proxy: see `puts.cuh` and `gpu_ring.rs`.
+//! Over a transport without a device API, kernels stage outgoing data in these windows, which then
+//! lie in host memory, and put it through a proxy: see `puts.cuh` and `gpu_ring.rs`.
 //!
-//! See `args.cuh` for what the kernels are passed, `entry.cuh` for how ranks enter.
+//! See `args.cuh` for the arguments of the kernels, and `entry.cuh` for how ranks enter.
 
 mod agree;
 pub(crate) mod args;
@@ -82,13 +82,14 @@ pub struct GpuKernels<C: Components> {
     config: GpuConfig,
     shape: KernelShape,
     context: Arc<Context>,
-    /// Set by `needs`: one, or that inside the domain and that between domains. Each has its windows.
+    /// Set by `needs`: one exchange, or one inside the domain and one between domains. Each has its
+    /// windows.
     exchanges: Vec<(Exchange, Sizes)>,
     /// Set by `plan`. Dropped before the memory it points to.
     planned: Option<Exchanges>,
     /// Set by `plan`, too: kernels write there.
     counters: Option<Counters>,
-    /// Of the windows that no transport owns, by their ids.
+    /// Memory of the windows that no transport owns, by window id.
     memory: BTreeMap<u32, Memory>,
     /// Tensors of tools, by address.
     tensors: HashMap<u64, Pooled>,
@@ -101,7 +102,8 @@ pub struct GpuKernels<C: Components> {
 
 impl<C: Components> GpuKernels<C> {
     /// Waits for the kernels of operations that were sent, received or not. All ranks have entered
-    /// those, so they end without anybody else. And for what tools have queued.
+    /// those, so they end without action of another rank. Also waits for work that tools have
+    /// queued.
     fn settle(&self) -> Result<()> {
         self.planned.as_ref().map_or(Ok(()), Exchanges::synchronize)?;
         self.streams.iter().try_for_each(Stream::synchronize)
@@ -144,7 +146,8 @@ impl<C: Components> GpuKernels<C> {
         Path::of(limits, C::PLATFORM.memory, self.config.windows)
     }
 
-    /// Where kernels find a window. Its owner may be a transport, which then has it in this device's memory.
+    /// The address of a window for kernels. Its owner may be a transport, which then has it in this
+    /// device's memory.
     fn address_of(&self, window: &Window) -> Result<u64> {
         if let Some(memory) = self.memory.get(&window.id) {
             return Ok(memory.address());
@@ -163,7 +166,7 @@ impl<C: Components> GpuKernels<C> {
         ))
     }
 
-    /// Whether a thread of the host puts from a window, and into it.
+    /// Whether a host thread puts from a window, and into it.
     fn is_for_nic(&self, window: u32) -> bool {
         let exchange = self.exchanges.get(window as usize / WINDOWS);
         exchange.is_some_and(|(exchange, _)| exchange.path.has_ring())

@@ -1,4 +1,4 @@
-//! In whose order a call is, and who waits for it.
+//! The stream order of a call, and whether the host waits for it.
 
 use std::ffi::c_void;
 
@@ -11,22 +11,23 @@ fn stream_of(flag: u32, pointer: *mut c_void) -> Option<RawStream> {
     (flag != 0).then(|| RawStream::of(pointer))
 }
 
-/// In whose order a call is, and who waits for it.
+/// The stream order of a call, and whether the host waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mode {
-    /// Without one it is the host's.
+    /// The caller's stream. Without one the call is in the order of the host.
     pub(super) stream: Option<RawStream>,
-    /// The host does not wait for what it comes to.
+    /// The host does not wait for the outcome.
     pub(super) no_host_sync: bool,
     /// Its stream captures a graph.
     pub(super) captured: bool,
-    /// It receives what it sends: kernels wait for what arrives themselves, and are queued on the
-    /// caller's stream itself, which saves the time that streams take to wait for each other.
+    /// Send and receive are one call: kernels wait themselves for the rows that arrive, and are
+    /// queued on the caller's stream itself, which saves the time that streams take to wait for
+    /// each other.
     pub(super) at_once: bool,
 }
 
 impl Mode {
-    /// What a call asks for.
+    /// The mode that a call asks for.
     pub(super) fn of(
         stream_flag: u32,
         pointer: *mut c_void,
@@ -43,12 +44,12 @@ impl Mode {
         })
     }
 
-    /// While the result lives, the driver may be asked how streams are that capture nothing.
+    /// While the result lives, the driver answers queries about streams that capture no graph.
     pub(super) fn relax(&self, context: &Context) -> Result<Option<RelaxedCapture>> {
         self.captured.then(|| RelaxedCapture::enter(context)).transpose()
     }
 
-    /// Whether it is recorded, and does not run.
+    /// Whether the call is recorded, and does not run.
     pub(super) fn is_recorded(&self) -> bool {
         self.captured && self.no_host_sync
     }
@@ -59,7 +60,7 @@ impl Mode {
     }
 }
 
-/// Why calls that wait are refused on a stream that is captured.
+/// The reason why calls that wait are refused on a stream that captures a graph.
 pub(super) const CAPTURED: &str = "stream: found one that captures a graph; expected one that runs, or a \
                                    call without synchronisation";
 

@@ -1,6 +1,6 @@
-//! Who watches operations that nobody waits for (INV-6): received in the order of a stream, they go on
-//! while the host does something else. The observer does for them what a host's wait does: it
-//! publishes what they wait for, passes the host's abort word on to the kernels, and keeps the error.
+//! The watch over operations that no caller waits for (INV-6): received in the order of a stream, they
+//! continue while the host does something else. The observer does for them what a host's wait does: it
+//! publishes what they wait for, passes the host's abort word on to the kernels, and stores the error.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,38 +13,39 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::waits::{Seen, Wait, Waits};
 use crate::driver::{Context, Pinned, RelaxedCapture, Stream};
 
-/// How often it looks.
+/// How often it polls.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Looks without work before it sleeps until it is woken, which costs the caller a system call.
+/// Polls without work before it sleeps until it is woken. A wake-up costs the caller a system call.
 const IDLE_LOOKS: u32 = 100;
 
-/// Room for operations: those that may be outstanding, one per slot, and such as ended since it looked.
+/// Capacity in operations: those that may be outstanding, one per slot, and those that ended since the
+/// last poll.
 const MOST: usize = 64;
 
 /// An operation that was received and may not have ended.
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
     wait: Wait,
-    /// Number that the device writes when it has ended.
+    /// Number that the device writes when the operation has ended.
     mark: u64,
 }
 
-/// What the observer looks at.
+/// The state that the observer polls.
 trait Sight: Send + Sync + 'static {
-    /// What the thread holds while it looks.
+    /// The value that the thread holds while it polls.
     type Held;
-    /// What the thread does first.
+    /// The first step of the thread.
     fn begin(&self) -> Self::Held;
     /// The last number that the device has written.
     fn mark(&self) -> u64;
-    /// Looks at an operation that has not ended; an error ends it.
+    /// Polls an operation that has not ended; an error ends it.
     fn look(&self, wait: Wait, seen: &mut Seen) -> Result<()>;
-    /// Whether an operation that is over failed.
+    /// Checks whether an operation that is over failed.
     fn judge(&self, wait: Wait) -> Result<()>;
-    /// Ends all operations, and says why.
+    /// Ends all operations, and returns the reason.
     fn wind_up(&self, one: &Outstanding, error: Error) -> Error;
-    /// Looks at whatever kernels wait for that no host call launched; an error ends them all.
+    /// Polls the waits of kernels that no host call launched; an error ends them all.
     fn look_around(&self, seen: &mut Seen) -> Result<()>;
 }
 
@@ -69,8 +70,8 @@ impl Sight for DeviceLooks {
     }
 
     fn mark(&self) -> u64 {
-        // SAFETY: pinned memory that lives as long as `self`; an aligned word. What kernels said before
-        // it is read after it.
+        // SAFETY: pinned memory that lives as long as `self`; an aligned word. Reports of kernels from
+        // before this word are read after it.
         unsafe { AtomicU64::from_ptr(self.marks.at(0)).load(Ordering::Acquire) }
     }
 
@@ -126,12 +127,13 @@ impl Observer {
         self.watching.add(Outstanding { wait, mark: self.marks })
     }
 
-    /// Watches from now on what kernels wait for that no host call waits for, and that graphs launch.
+    /// Watches from now on the waits of kernels that no host call waits for, and of kernels that
+    /// graphs launch.
     pub(super) fn stand(&mut self) -> Result<()> {
         self.watching.stand()
     }
 
-    /// Keeps an error for the next call.
+    /// Stores an error for the next call.
     pub(super) fn fail(&self, error: Error) {
         self.watching.shared.fail(&error);
     }
@@ -147,7 +149,7 @@ impl Observer {
     }
 }
 
-/// The thread, and what it shares with who calls.
+/// The thread, and the state that it shares with its callers.
 #[derive(Debug)]
 struct Watching<S> {
     shared: Arc<Shared<S>>,
@@ -165,9 +167,9 @@ struct Shared<S> {
 struct ObserverState {
     /// In the order of the device's stream.
     outstanding: VecDeque<Outstanding>,
-    /// Kept as data: every call after it makes a fresh error of it.
+    /// Stored as data: every later call makes a fresh error of it.
     failure: Option<(ErrorKind, Option<u32>, String)>,
-    /// Kernels may wait that are none of these.
+    /// Kernels may wait that belong to none of these operations.
     stands: bool,
     sleeps: bool,
     stop: bool,
@@ -213,7 +215,7 @@ impl<S: Sight> Watching<S> {
         let ended = self.shared.sight.mark();
         let mut state = self.shared.state();
         if state.outstanding.len() == MOST {
-            // A failure shows at those that follow.
+            // A failure shows at the operations that follow.
             state.outstanding.retain(|other| other.mark > ended);
         }
         state.outstanding.push_back(one);
@@ -265,7 +267,7 @@ impl<S> Shared<S> {
         }
     }
 
-    /// Waits for a moment, or until there is news.
+    /// Waits for a moment, or until a new operation arrives.
     fn pause<'a>(
         &'a self,
         mut state: MutexGuard<'a, ObserverState>,
@@ -297,7 +299,7 @@ impl<S: Sight> Shared<S> {
         }
     }
 
-    /// The operation that ends next; none once nobody watches any more.
+    /// The operation that ends next; none once the observer has stopped.
     fn next(&self) -> Option<Outstanding> {
         let (mut looks, mut seen) = (0, Seen::default());
         let mut state = self.state();
@@ -322,12 +324,12 @@ impl<S: Sight> Shared<S> {
     fn look_around(&self, seen: &mut Seen) {
         if let Err(error) = self.sight.look_around(seen) {
             self.fail(&error);
-            // What waits was ended, and nothing is begun any more.
+            // All waits were ended, and no operation begins any more.
             self.state().stands = false;
         }
     }
 
-    /// Looks at an operation until it is over.
+    /// Polls an operation until it is over.
     fn see_through(&self, one: &Outstanding) -> Result<()> {
         let mut seen = Seen::default();
         loop {

@@ -1,4 +1,4 @@
-//! What an operation is between its send and its receive.
+//! The state of an operation between its send and its receive.
 
 use tokenyard_core::moe::{Layout, Region};
 
@@ -29,7 +29,7 @@ pub(super) struct DispatchOp {
     pub(super) received: u64,
     /// Whether only the device knows N and X.
     pub(super) is_open: bool,
-    /// Where kernels put: what they put from.
+    /// Where kernels put: the sources of their puts.
     pub(super) staging: Option<Region>,
 }
 
@@ -37,8 +37,8 @@ pub(super) struct DispatchOp {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CombineOp {
     pub(super) operation: u64,
-    /// Copies of what the caller brought from outside the arena, and where rows are put or pushed, room for
-    /// those that come back.
+    /// Copies of the caller's rows from outside the arena; where rows are put or pushed, also memory for
+    /// the rows that return.
     pub(super) staging: Option<Region>,
     pub(super) handle: u32,
     pub(super) mode: Mode,

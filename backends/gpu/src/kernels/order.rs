@@ -1,4 +1,5 @@
-//! Where the kernels of operations are queued, and in what order with the streams of callers.
+//! The stream on which the kernels of operations are queued, and their order with the streams of
+//! callers.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -15,15 +16,16 @@ use crate::driver::{Context, Event, RawStream, Stream};
 #[derive(Debug)]
 pub(super) struct StreamOrder {
     pub(super) stream: Arc<Stream>,
-    /// Joins the captures of callers' streams. Nothing runs on it.
+    /// Joins the captures of callers' streams. No work runs on it.
     recorded: Arc<Stream>,
     /// Whether the operation at hand is recorded.
     is_recording: bool,
-    /// Whether one ever was.
+    /// Whether an operation was ever recorded.
     pub(super) has_recorded: bool,
     /// The caller's stream, where the operation at hand is queued there.
     direct: Option<RawStream>,
-    /// Where a kernel that runs was queued last, and the slot whose event is behind it.
+    /// The stream on which a kernel that runs was queued last, and the slot whose event is behind
+    /// it.
     last: Cell<Option<(RawStream, usize)>>,
     /// Per slot: behind the last kernel of the operation.
     pub(super) events: Vec<Event>,
@@ -31,7 +33,8 @@ pub(super) struct StreamOrder {
 }
 
 impl StreamOrder {
-    /// For operations in so many slots. `cap`: the longest that the host waits for a caller's stream.
+    /// Streams and events for operations in this many slots. `cap`: the longest that the host waits
+    /// for a caller's stream.
     pub(super) fn new(context: &Arc<Context>, slots: usize, cap: Duration) -> Result<Self> {
         Ok(Self {
             stream: Arc::new(Stream::new(context)?),
@@ -49,26 +52,27 @@ impl StreamOrder {
         self.stream.context()
     }
 
-    /// Where the kernels of the operation at hand are queued.
+    /// The stream on which the kernels of the current operation are queued.
     pub(super) fn work(&self) -> RawStream {
         let own = if self.is_recording { &self.recorded } else { &self.stream };
         self.direct.unwrap_or(own.name())
     }
 
-    /// The operation at hand is of a mode; without one it is reported to others only.
+    /// Selects the stream of the mode of the current operation; without a mode the operation is
+    /// only reported to other ranks.
     pub(super) fn select_stream(&mut self, mode: Option<&Mode>) {
         self.is_recording = mode.is_some_and(Mode::is_recorded);
         self.direct = mode.and_then(Mode::direct);
     }
 
-    /// The next kernels run behind what the mode's stream has got by now, and behind the last use of every
+    /// The next kernels run behind the present work of the mode's stream, and behind the last use of every
     /// region that was taken back.
     pub(super) fn enter(&mut self, mode: &Mode) -> Result<()> {
         self.select_stream(Some(mode));
         self.has_recorded |= self.is_recording;
         let work = self.work();
         if self.is_recording {
-            // What was sent apart in this capture comes first.
+            // Work of separate sends in this capture comes first.
             if self.direct.is_some() {
                 self.join(work)?;
             }
@@ -82,23 +86,23 @@ impl StreamOrder {
 
     /// Notes that a kernel of an operation was queued.
     pub(super) fn queued(&self, slot: usize) -> Result<()> {
-        // A mark in a capture is the graph's, and none that calls outside it can wait for.
+        // A mark in a capture belongs to the graph: calls outside the capture cannot wait for it.
         if self.is_recording {
             return Ok(());
         }
         let (event, work) = (&self.events[slot], self.work());
         event.record(work)?;
         self.last.set(Some((work, slot)));
-        // Who waits for this stream waits for what callers' streams got, too.
+        // A waiter for this stream waits for the work of callers' streams, too.
         if self.direct.is_some() { event.hold(self.stream.name()) } else { Ok(()) }
     }
 
-    /// Ends in the capture of `stream` what was recorded there.
+    /// Ends in the capture of `stream` the work that was recorded there.
     pub(super) fn join(&self, stream: RawStream) -> Result<()> {
         self.regions.join(&self.recorded, stream)
     }
 
-    /// Lets `stream` go on behind the kernels of an operation, unless they are queued there.
+    /// Lets `stream` continue behind the kernels of an operation, unless they are queued there.
     pub(super) fn leave(&self, slot: usize, stream: RawStream) -> Result<()> {
         if self.direct.is_none() { self.events[slot].hold(stream) } else { Ok(()) }
     }
@@ -109,9 +113,9 @@ impl StreamOrder {
         self.regions.free_behind(&self.events[slot], work)
     }
 
-    /// Lets the stream of a refused call go on behind its kernel, which takes a turn: what the caller
-    /// queues there next, a graph too, must find the next one. Without a stream the host waits: the kernel
-    /// has reported its outcome, but blocks of it may still look at the call's tensors.
+    /// Lets the stream of a refused call continue behind its kernel, which takes a turn: work that the
+    /// caller queues there next, including a graph, must find the next turn. Without a stream the host
+    /// waits: the kernel has reported its outcome, but blocks of it may still read the call's tensors.
     pub(super) fn order_refused(&self, slot: usize, mode: &Mode) {
         if mode.is_recorded() {
             return;
@@ -128,7 +132,7 @@ impl StreamOrder {
         }
     }
 
-    /// Goes on with an operation that was sent; false if it was sent in a capture that has ended.
+    /// Continues an operation that was sent; false if it was sent in a capture that has ended.
     pub(super) fn resume(&mut self, mode: &Mode) -> Result<bool> {
         self.select_stream(Some(mode));
         match mode.stream.filter(|_| self.is_recording) {
@@ -137,7 +141,7 @@ impl StreamOrder {
         }
     }
 
-    /// Waits until everything has ended that was launched, and every region that callers use is free.
+    /// Waits until all launched work has ended, and every region that callers use is free.
     pub(super) fn end(&mut self) -> Result<()> {
         self.stream.synchronize().and_then(|()| self.regions.take_back_all())
     }

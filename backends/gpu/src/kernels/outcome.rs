@@ -1,4 +1,4 @@
-//! What an operation came to, in words.
+//! The outcome of an operation, in words.
 
 use tokenyard_core::moe::Shape;
 use tokenyard_core::signature::Signature;
@@ -10,7 +10,7 @@ use super::args::{
 };
 use super::exchange::Team;
 
-/// Which call it was.
+/// The identity of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Called {
     /// World number of this rank.
@@ -18,14 +18,14 @@ pub(super) struct Called {
     pub(super) team: Team,
     /// The caller's number.
     pub(super) operation: u64,
-    /// Numbers of the exchange that one of the caller takes.
+    /// Numbers of the exchange that one operation of the caller takes.
     pub(super) steps: u32,
     /// Whether a graph was captured: the device counts launches, and the caller counts captures.
     pub(super) graphs: bool,
 }
 
 impl Called {
-    /// The dispatch that the device has numbered so, in words.
+    /// The dispatch that the device has given this number, in words.
     fn dispatch(&self, epoch: u32) -> String {
         let number = epoch.wrapping_sub(1);
         if self.graphs {
@@ -38,8 +38,8 @@ impl Called {
     }
 }
 
-/// What the host waits for in an outcome: never 0, which is what memory starts with. Kernels have
-/// numbers of their own, because graphs launch operations that no host counts.
+/// The number that the host waits for in an outcome: never 0, the initial value of memory. Kernels
+/// have numbers of their own, because graphs launch operations that no host counts.
 pub(super) fn ticket(operation: u64) -> u32 {
     (operation % u64::from(u32::MAX)) as u32 + 1
 }
@@ -51,20 +51,20 @@ pub(super) fn numbered(epoch: u64, latest: u64) -> u64 {
     latest.saturating_sub(ago)
 }
 
-/// Set in the order of objections to which those come first that a rank entered with.
+/// A bit of an objector's order: it sorts an objection behind those with which ranks entered.
 const LATE: u32 = 1 << 31;
 
-/// Why an operation does not go on, and who says so.
+/// The reason why an operation does not continue, and the rank that objects.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
     pub(super) kind: ErrorKind,
-    /// World rank, behind [`LATE`]: of several the lowest counts.
+    /// World rank, below the bit [`LATE`]: of several the lowest counts.
     pub(super) objector: u32,
     pub(super) why: String,
 }
 
 impl Refusal {
-    /// What this rank itself objects to.
+    /// An objection of this rank itself.
     pub(super) fn new(kind: ErrorKind, rank: u32, why: impl Into<String>) -> Self {
         Self { kind, objector: rank, why: why.into() }
     }
@@ -73,7 +73,7 @@ impl Refusal {
         self.objector & !LATE
     }
 
-    /// How a rank enters that has heard of it.
+    /// How a rank enters that has received this refusal.
     pub(super) fn verdict(&self) -> u32 {
         match self.kind {
             ErrorKind::Full => REFUSE_FULL,
@@ -82,13 +82,13 @@ impl Refusal {
         }
     }
 
-    /// Whether others are to hear of it; else this rank cannot tell them.
+    /// Whether other ranks receive it; otherwise this rank cannot report it to them.
     pub(super) fn can_be_told(kind: ErrorKind) -> bool {
         use ErrorKind::{Full, Mismatch, Protocol, Refused};
         matches!(kind, Refused | Full | Mismatch | Protocol)
     }
 
-    /// What an outcome says, if it is not that all go on.
+    /// The refusal of an outcome, if not all ranks continue.
     pub(super) fn of(outcome: &Outcome, ours: &Called, shape: &Shape) -> Option<Self> {
         let rank = ours.team.rank(outcome.rank);
         let refused = |kind, why| Some(Self { kind, objector: outcome.objector, why });
@@ -130,7 +130,7 @@ impl Refusal {
         }
     }
 
-    /// As callers learn it.
+    /// The error that callers receive.
     pub(super) fn error(&self) -> Error {
         let Self { kind, why, .. } = self;
         let rank = self.rank();
@@ -149,8 +149,8 @@ impl Refusal {
     }
 }
 
-/// The error of an operation that nobody waited for. Ranks may be several operations further, so the communicator
-/// cannot go on, whatever it was.
+/// The error of an operation that no caller waited for. Ranks may be several operations further, so the
+/// communicator cannot continue, whatever the error was.
 pub(super) fn told_late(error: &Error) -> Error {
     let kind = match error.kind() {
         ErrorKind::Refused | ErrorKind::Full => ErrorKind::Protocol,
@@ -175,7 +175,7 @@ fn text(outcome: &Outcome) -> String {
     String::from_utf8_lossy(&outcome.text[..bytes]).into_owned()
 }
 
-/// What is wrong with the refusing rank's `topk_idx`: token, k and kind, and the expert.
+/// The error in the refusing rank's `topk_idx`: token, k and kind, and the expert.
 fn route_problem(outcome: &Outcome, shape: &Shape) -> String {
     let word = |i: usize| {
         let mut bytes = [0; 4];
@@ -284,7 +284,7 @@ mod tests {
         for (latest, operation) in [(9, 9), (9, 4), (1 << 40, (1 << 40) - 7)] {
             assert_eq!(numbered(ticket(operation).into(), latest), operation);
         }
-        // As numbers go round.
+        // Where numbers wrap around.
         let round = u64::from(u32::MAX);
         assert_eq!(numbered(ticket(round - 2).into(), round + 3), round - 2);
         assert_eq!(numbered(1, 0), 0);
@@ -297,7 +297,7 @@ mod tests {
         let refusal = Refusal::of(&full, &rail, &SHAPE).unwrap();
         assert_eq!((refusal.rank(), refusal.verdict()), (9, REFUSE_FULL));
         assert!(refusal.objector > Refusal::new(ErrorKind::Refused, 11, "").objector);
-        // Others hear it from a forwarder, with the same words.
+        // Others receive it from a forwarder, with the same words.
         let mut told = Outcome { code: REFUSED, verdict: REFUSE_FULL, ..OUTCOME };
         told.objector = refusal.objector;
         told.text_bytes = refusal.why.len() as u32;

@@ -1,4 +1,4 @@
-//! How rows leave over one level: read once from what its transport declares, and asked by nobody again.
+//! How rows leave over one level: read once from the transport's declaration, and stored.
 
 use tokenyard_core::transport::Capabilities;
 use tokenyard_core::{Error, Result, abi};
@@ -6,11 +6,12 @@ use tokenyard_core::{Error, Result, abi};
 use super::limits::unsupported;
 use crate::config::Windows;
 
-/// The longest put that kernels make, and what its length is a multiple of.
+/// The longest put of kernels, and the unit of its length.
 const LONGEST_PUT: u64 = 1 << 30;
 const PUT_UNIT: u64 = 16;
 
-/// Queues that kernels spread their puts over. More add nothing: a block uses one, and few blocks fill a link.
+/// Queues that kernels spread their puts over. More do not help: a block uses one, and few blocks fill a
+/// link.
 const MOST_QUEUES: u32 = 8;
 
 /// How rows get to their places.
@@ -18,16 +19,16 @@ const MOST_QUEUES: u32 = 8;
 pub(super) enum Transfer {
     /// Kernels store them into windows of peers, which are mapped here.
     Store,
-    /// They are staged in a window of this rank and put from there.
+    /// Rows are staged in a window of this rank and put from there.
     Put,
 }
 
-/// What posts the puts.
+/// The poster of the puts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Poster {
     /// The kernels, through the transport's device API.
     Kernel,
-    /// A thread of the host, which serves a ring that the kernels fill.
+    /// A host thread, which serves a ring that the kernels fill.
     HostRing,
 }
 
@@ -47,7 +48,7 @@ pub(super) struct Path {
     pub(super) memory: WindowMemory,
     /// Queues that blocks spread their puts over; 1 is shared by all.
     pub(super) queues: u32,
-    /// Bytes; 0 where nothing is put.
+    /// Bytes; 0 where the path does not put.
     pub(super) largest_put: u64,
 }
 
@@ -119,9 +120,10 @@ impl Path {
         self.rows == Transfer::Put
     }
 
-    /// What calls a communicator over these paths takes, one for each level: bits `TY_NEEDS_*`. Calls that nobody
-    /// waits for are for one level of loads and stores: among several domains the host waits between levels, and
-    /// where rows are put, it waits until what was staged may be written again (INV-4).
+    /// The kinds of calls that a communicator over these paths accepts, one path for each level: bits
+    /// `TY_NEEDS_*`. Calls that no caller waits for need one level of loads and stores: among several
+    /// domains the host waits between levels, and where rows are put, it waits until the staging may be
+    /// written again (INV-4).
     pub(super) fn call_flags(paths: &[Self]) -> u32 {
         let no_sync = matches!(paths, [path] if !path.puts());
         abi::TY_NEEDS_STREAMS | if no_sync { abi::TY_NEEDS_NO_SYNC } else { 0 }
@@ -182,7 +184,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_host_puts_where_there_is_no_device_api_from_host_memory_if_it_can() {
-        // What the host can load and store does not help kernels.
+        // Memory that the host can load and store does not help kernels.
         for (flags, kinds, memory) in [
             (STORES, HOST, WindowMemory::Host),
             (0, HOST, WindowMemory::Host),

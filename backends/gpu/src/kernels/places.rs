@@ -10,7 +10,7 @@ pub(super) struct Places {
     pub(super) arena: Arena,
     /// Its address.
     pub(super) arena_at: u64,
-    /// How rows outside of it come back.
+    /// How rows outside of it are returned.
     pub(super) outside: Outside,
     bytes: u64,
 }
@@ -26,14 +26,15 @@ impl Places {
         self.arena_at + region.offset
     }
 
-    /// The arena offset of memory that lies there whole, at an address that can be read by 16 bytes.
+    /// The arena offset of memory that lies entirely in the arena, at an address that can be read by
+    /// 16 bytes.
     pub(super) fn offset_of(&self, address: u64, bytes: u64) -> Option<u64> {
         let offset = address.checked_sub(self.arena_at)?;
         let end = offset.checked_add(bytes)?;
         (end <= self.bytes && offset.is_multiple_of(16)).then_some(offset)
     }
 
-    /// Gives regions back that no operation got.
+    /// Returns regions that no operation received.
     pub(super) fn release<'a>(&mut self, regions: impl IntoIterator<Item = &'a Region>) {
         regions.into_iter().for_each(|region| self.arena.release(region.id));
     }

@@ -1,4 +1,4 @@
-//! What kernels use to reach other ranks, as the host watches it (INV-7).
+//! The means by which kernels reach other ranks, as the host watches them (INV-7).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,10 +21,10 @@ pub(super) enum Posting {
 }
 
 impl Posting {
-    /// Whether what kernels send still goes out. Cheap: hosts ask it as fast as they can.
+    /// Checks that the commands of kernels still leave. Cheap: hosts ask it as fast as they can.
     ///
     /// # Errors
-    /// What failed; the same at every later call.
+    /// The failure; the same at every later call.
     pub(super) fn check(&self) -> Result<()> {
         match self {
             Self::Ring(ring, _) => ring.check(),
@@ -54,7 +54,7 @@ impl Posting {
     }
 }
 
-/// A transport that kernels use by themselves: its errors reach nobody unless it is asked.
+/// A transport that kernels use by themselves: its errors reach the host only when the host asks.
 #[derive(Debug)]
 pub(super) struct Health {
     link: Link,
@@ -74,7 +74,8 @@ impl Health {
     }
 }
 
-/// When to ask next, in nanoseconds; [`ALWAYS`] once an error was seen, as nobody who looks on may miss it.
+/// When to ask next, in nanoseconds; [`ALWAYS`] once an error was seen, because no later caller may miss
+/// it.
 #[derive(Debug, Default)]
 struct Pace(AtomicU64);
 
@@ -88,7 +89,7 @@ impl Pace {
         }
         let is_due = now >= next;
         if is_due {
-            // Another thread may have stored `ALWAYS` meanwhile, which stays.
+            // Another thread may have stored `ALWAYS` meanwhile, which must stay.
             let later = now + ASK_EVERY;
             let _ = self.0.compare_exchange(next, later, Ordering::Relaxed, Ordering::Relaxed);
         }

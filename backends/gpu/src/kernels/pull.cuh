@@ -1,15 +1,15 @@
-// Summing rows: those of a token are read one after the other, and their sum is stored once.
+// Summing rows: the rows of a token are read one after the other, and their sum is stored once.
 //
 // Two ways: bulk copies into rings of rows in shared memory (TMA, sm_90 and later), and vectors.
 //
-// What is summed is a class of terms:
+// The summed values are a class of terms:
 //   bool kDealt                 whether units are dealt to rings as they come free; see `Dealer`
-//   u32 early(token)            what lane k must know of its term; loaded ahead of its use
+//   u32 early(token)            lane k's knowledge of its term; loaded ahead of its use
 //   bool there(early)           whether lane k has a term
-//   uint2 late(token, early)    what else; loaded ahead of its use, when `early` is known
-//   u64 from(early, late)       its row; only where it is there
+//   uint2 late(token, early)    the rest of it; loaded ahead of its use, when `early` is known
+//   u64 from(early, late)       its row; only where `there`
 //   bool come(early, late)      waits until rows may be read; false if that was ended. The whole warp
-//   float weight(early)         what it is multiplied by, where kWeighted
+//   float weight(early)         its factor, where kWeighted
 //   u64 bias(i)                 rows of [T, row_bytes] that come before all terms, or 0
 //   u8* out                     [T, row_bytes]
 #pragma once
@@ -18,22 +18,22 @@
 
 namespace ty {
 
-// How rows are taken to pieces.
+// How rows are split into pieces.
 struct RowPieces {
   u32 piece_bytes, pieces;
 };
 
-// What is summed for how many tokens.
+// The rows to sum, and the number of tokens.
 struct Summing {
   RowPieces p;
   u32 tokens;
   u64 row_bytes;
   u32 stages;       // pieces in flight of a ring
   u32 stage_bytes;
-  u64* taken;       // what dealt units are counted by, or null
+  u64* taken;       // counter of dealt units, or null
 };
 
-// Addresses of the biases, those that there are in front.
+// Addresses of the biases that exist, in front.
 template <class Terms>
 struct Biases {
   u64 at[2];
@@ -53,19 +53,20 @@ struct Biases {
 
 constexpr u32 kNoUnit = ~0u;
 
-// A ring of pieces of rows: one of its warps loads, the others sum as they arrive. A block has two, so
-// that one sums while the other waits.
+// A ring of pieces of rows: one of its warps loads, the others sum as pieces arrive. A block has two,
+// so that one sums while the other waits.
 struct Ring {
   static constexpr u32 kMost = 16;
   u64 full[kMost], empty[kMost];
   float weight[kMost];
-  // With the first piece of a unit: which it is, or kNoUnit behind the last one, and its pieces.
+  // With the first piece of a unit: the unit, or kNoUnit behind the last one, and its pieces.
   u32 unit[kMost], total[kMost];
 };
 
-// Deals units to rings: in turn, or as they come free, so that none waits for the slowest at the end. Then the
-// first few of each are known without a look at memory; the others are counted, and who asks last makes the
-// count 0 again. Where units take less than such a look, as those that lie near, turns are faster. One warp.
+// Deals units to rings: in turn, or as rings come free, so that no ring waits for the slowest at the end.
+// In the second case the first few units of each ring are known without a memory access; the others are
+// counted, and the last ring to ask resets the count to 0. Where units take less time than such an access,
+// as nearby ones do, turns are faster. One warp.
 template <bool kDealt>
 class Dealer {
  public:
@@ -76,13 +77,13 @@ class Dealer {
     next_ = blockIdx.x * kRings + threadIdx.x / (kRingWarps * kWave);
     if (kDealt) ask();
   }
-  // One of the first kKnown; kNoUnit if there are not as many.
+  // The next of the first kKnown units; kNoUnit if there are not as many.
   __device__ u32 known() {
     u32 unit = next_;
     next_ += rings_;
     return unit < units_ ? unit : kNoUnit;
   }
-  // One of the others. Called as long as it gives units, and once more.
+  // The next of the other units. Called until it gives none.
   __device__ u32 take() {
     if constexpr (!kDealt) return known();
     u32 count = shfl(asked_, 0);
@@ -103,11 +104,11 @@ class Dealer {
   u32 units_, rings_, next_, asked_;
 };
 
-// Where in the ring a thread is.
+// The place of a thread in the ring.
 struct Turn {
   u32 slot = 0, parity = 0;
 
-  // So many stages on, at most one time around.
+  // This many stages on, at most one time around.
   __device__ Turn plus(u32 by, u32 stages) const {
     u32 to = slot + by;
     return to < stages ? Turn{to, parity} : Turn{to - stages, parity ^ 1};
@@ -124,7 +125,7 @@ struct Unit {
   }
 };
 
-// What a lane asks for: a row, or none (0), for a place in the ring counted from the warp's turn.
+// The request of a lane: a row, or none (0), for a place in the ring counted from the warp's turn.
 struct Asked {
   u32 place;
   u64 from;
@@ -132,7 +133,8 @@ struct Asked {
   u32 total;  // of the unit
 };
 
-// Every lane of a warp asks as soon as its place is free; places beyond the ring are not for now.
+// Every lane of a warp asks as soon as its place is free; places beyond the ring wait for a later
+// call.
 template <class Terms>
 __device__ void ask(const Summing& s, Ring& ring, u8* stages, const Turn& turn, const Unit& u,
                     const Asked& row) {
@@ -167,14 +169,14 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
   Dealer<Terms::kDealt> dealer(s, s.tokens * s.p.pieces);
   Biases<Terms> biases(terms);
   Turn turn;
-  // What is read was written by other means than bulk copies.
+  // The rows were written by other means than bulk copies.
   publish_places();
   auto token_of = [&](u32 unit) { return Unit(s.p, s.row_bytes, unit).token; };
   auto early = [&](u32 unit) { return unit != kNoUnit ? terms.early(token_of(unit)) : 0; };
   auto late = [&](u32 unit, u32 known) {
     return unit != kNoUnit && terms.there(known) ? terms.late(token_of(unit), known) : make_uint2(0, 0);
   };
-  // Two units ahead, as a look at memory takes longer than a unit.
+  // Two units ahead, because a memory access takes longer than a unit.
   u32 unit = dealer.known(), second = dealer.known(), last = dealer.known();
   u32 known = early(unit), next = early(second), third = early(last);
   uint2 more = late(unit, known), then = late(second, next);
@@ -197,7 +199,7 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
     third = early(last);
     if (!terms.come(waited, where)) return mark(s, ring, turn, kNoUnit);
     if (total == 0) mark(s, ring, turn, u.number);
-    // At most one time around the ring at once: a barrier tells no more than two phases apart.
+    // At most one time around the ring at once: a barrier can tell only two phases apart.
     for (u32 first = 0; first < total; first += s.stages) {
       u64 bias = biases.of(lane, u.token, s.row_bytes);
       if (biases.count > 0) ask<Terms>(s, ring, stages, turn, u, {lane - first, bias, 0.0f, total});
@@ -214,7 +216,7 @@ struct Summer {
   u32 thread = threadIdx.x % (kRingWarps * kWave) - kWave, threads = (kRingWarps - 1) * kWave;
   Turn turn;
 
-  // This warp has done with the piece of its turn.
+  // This warp has finished with the piece of its turn.
   __device__ void pass(const Summing& s, Ring& ring) {
     sync_wave();
     if (lane_id() == 0) arrive(shared_address(&ring.empty[turn.slot]));

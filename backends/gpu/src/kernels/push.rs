@@ -1,24 +1,24 @@
-//! Rows of a combine that lie outside the arena, where peers cannot read them: whether they are copied there
-//! first, or pushed to who sums them while others are summed. See `push_combine.cuh`.
+//! Rows of a combine that lie outside the arena, where peers cannot read them: whether they are copied
+//! there first, or pushed to the ranks that sum them while others are summed. See `push_combine.cuh`.
 
 use super::args::{PUSH_WARPS, RINGS, SUMMING_WARPS};
 use crate::compile::Rows;
 use crate::config::Outside;
 
-/// Rows of a unit, at least: each is told by a word of its own.
+/// Rows of a unit, at least: each unit is reported by a word of its own.
 const LEAST_ROWS: u32 = 8;
 /// Units of the rows that one owner has for a source, at most.
 const MOST_UNITS: u32 = 4096;
-/// Bytes of a unit, about: to tell it takes as long as to move some of them.
+/// Bytes of a unit, about: a report of a unit takes as long as a move of some of its rows.
 const UNIT_BYTES: u64 = 112 << 10;
 
-/// A unit has 2^so many rows of `row_bytes`; equal on all ranks.
+/// The logarithm (base 2) of the rows of a unit, for rows of `row_bytes`; equal on all ranks.
 pub(super) fn unit_shift(row_bytes: u64, max_tokens: u32) -> u32 {
     let wanted = (UNIT_BYTES / row_bytes.max(1)).clamp(1, 1 << 20) as u32;
     least_rows(max_tokens).max(1 << wanted.ilog2()).ilog2()
 }
 
-/// Units of one owner's rows for a source, whatever they are.
+/// Units of one owner's rows for a source, for any rows.
 pub(super) fn most_units(max_tokens: u32) -> u32 {
     max_tokens.div_ceil(least_rows(max_tokens))
 }
@@ -32,15 +32,15 @@ fn least_rows(max_tokens: u32) -> u32 {
 pub(super) struct Push {
     /// Blocks that push: the first ones.
     pub(super) blocks: u32,
-    /// Warps of each of them.
+    /// Warps of each such block.
     pub(super) warps: u32,
 }
 
-/// What a combine has to do on this rank.
+/// The work of a combine on this rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     pub(super) ranks: u32,
-    /// Blocks that it has for it.
+    /// Blocks that the combine has.
     pub(super) blocks: u32,
     /// Rows of this rank outside the arena; about as many are summed.
     pub(super) bytes: u64,
@@ -48,19 +48,19 @@ pub(super) struct Work {
     pub(super) topk: u32,
 }
 
-/// Found on H200 with rows of 14 KiB; what counts is how they compare. GB/s, that is KB/µs: what a block
-/// pushes, what one of its rings sums; what a link carries; what the driver copies.
+/// Found on H200 with rows of 14 KiB; only the ratios matter. GB/s, that is KB/µs: the rate at which a
+/// block pushes, one of its rings sums, a link carries, and the driver copies.
 const BLOCK_PUSHES: f64 = 40.0;
 const RING_SUMS: f64 = 23.3;
 const LINK: f64 = 315.0;
 const COPY: f64 = 2100.0;
-/// ns that a token takes a ring at least, where its rows are waited for.
+/// The least time in ns that a token takes a ring, where its rows are waited for.
 const TOKEN: f64 = 1700.0;
-/// Below, what a combine costs besides weighs more than a copy.
+/// Below this, the other costs of a combine outweigh a copy.
 const LEAST_BYTES: u64 = 32 << 20;
 
 impl Work {
-    /// How rows are pushed, if that is wanted.
+    /// How rows are pushed; none where the config or the estimate prefers a copy.
     pub(super) fn way(&self, outside: Outside, rows: Rows) -> Option<Push> {
         let may = match outside {
             Outside::Auto => rows == Rows::Tma && self.bytes >= LEAST_BYTES,
@@ -76,12 +76,12 @@ impl Work {
         wins.then_some(push)
     }
 
-    /// What is pushed: this rank's own rows are read where they are.
+    /// Bytes of the rows that are pushed: this rank reads its own rows in place.
     fn crosses(&self) -> f64 {
         self.bytes as f64 * f64::from(self.ranks - 1) / f64::from(self.ranks)
     }
 
-    /// What a block sums while units are waited for.
+    /// Rate in GB/s at which a block sums while units are waited for.
     fn sums(&self) -> f64 {
         let ranks = f64::from(self.ranks);
         let of_token = ranks * (1.0 - (1.0 - 1.0 / ranks).powi(self.topk as i32));
@@ -99,7 +99,7 @@ impl Work {
         (1..self.blocks).find(keeps_up).unwrap_or(self.blocks)
     }
 
-    /// Nanoseconds: once all is pushed, all blocks sum what is left.
+    /// Nanoseconds: once all is pushed, all blocks sum the remaining rows.
     fn pushed(&self, pushers: u32) -> f64 {
         let [push, sum, all] = [pushers, self.blocks - pushers, self.blocks].map(f64::from);
         let until = self.crosses() / LINK.min(push * BLOCK_PUSHES);
@@ -117,7 +117,7 @@ impl Work {
 mod tests {
     use super::*;
 
-    /// 4096 tokens, top-8, of 7168 bf16: the rows of a rank among so many.
+    /// 4096 tokens, top-8, of 7168 bf16: the rows of a rank among this many ranks.
     fn work(ranks: u32, blocks: u32) -> Work {
         let hit = 1.0 - (1.0 - 1.0 / f64::from(ranks)).powi(8);
         let rows = f64::from(4096 * ranks) * hit;
@@ -131,9 +131,10 @@ mod tests {
             [16, 20, 24].map(|blocks| pushes(work(4, blocks))),
             [Some(8), Some(10), Some(12)]
         );
-        // 598 and 689 µs were found there, and 603 for a copy.
+        // 598 and 689 µs were measured there, and 603 for a copy.
         assert_eq!([14, 12].map(|blocks| pushes(work(4, blocks))), [None; 2]);
-        // Between two, a token's few rows take less than to wait for them: 317 to 330 and 253; 247 and 252.
+        // Between two ranks, a token's few rows take less time than the wait for them: 317 to 330 and 253;
+        // 247 and 252.
         assert_eq!([16, 20].map(|blocks| pushes(work(2, blocks))), [None; 2]);
         assert!(pushes(work(2, 24)).is_some() && pushes(work(8, 16)).is_some());
         let few = |tokens: u64| Work { bytes: work(4, 16).bytes / 4096 * tokens, ..work(4, 16) };

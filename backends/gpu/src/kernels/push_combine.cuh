@@ -1,13 +1,14 @@
-// Combine of rows outside the arena, which peers cannot read: their owner pushes them while others are summed.
+// Combine of rows outside the arena, which peers cannot read: owners push them while others are summed.
 //
-// The rows of a source lie behind each other at their owner and where they go: to the source, where it
-// has room for them to land, else into the owner's arena, where the source reads them. They go in units, which are
-// taken in rounds over the sources, so that each gets its rows in the order of its tokens. A word per unit
-// at the source says by the epoch of the operation that the unit is there, so no word is reset (an epoch comes again
-// after 2^32 operations); the next combine's units come when its source has entered that, so has read these (INV-8).
+// The rows of a source are consecutive at their owner and at their target. The target is the source, where
+// it has memory for them to land, else the owner's arena, where the source reads them. They travel in
+// units, which are taken in rounds over the sources, so that each source gets its rows in the order of its
+// tokens. One word per unit at the source holds the epoch of the operation once the unit has arrived, so no
+// word is reset (an epoch repeats after 2^32 operations). The next combine's units arrive when its source
+// has entered that combine, so it has read these (INV-8).
 //
-// The first blocks of a rank push, and wait for nobody meanwhile; then they help the others, which sum from
-// the start.
+// The first blocks of a rank push, and wait for no rank meanwhile; then they help the others, which sum
+// from the start.
 #pragma once
 #include "entry.cuh"
 #include "experts.cuh"
@@ -16,14 +17,14 @@ namespace ty {
 
 constexpr u32 kPushes = 1u << 31;  // in the first word of a head: this rank's rows are pushed
 
-// What a block of a combine knows of all ranks, in shared memory.
+// The tables of a combine's block about all ranks, in shared memory.
 struct CombineTables {
   u32* heard;    // [R, kHead]
   u64* first;    // [R]: address of this rank's first row from each owner
-  u64* weights;  // [R]: where the weights of the owners' first rows are
-  u64* flags;    // [R]: words of the units that an owner pushes; 0: its rows are there
-  u64* to;       // [R]: where the rows of each source go, if this rank pushes
-  u32* seen;     // [kSummingWarps, R]: units of each owner that a warp knows to be there, all before it too
+  u64* weights;  // [R]: the places of the weights of the owners' first rows
+  u64* flags;    // [R]: words of the units that an owner pushes; 0: its rows have arrived
+  u64* to;       // [R]: the target of the rows of each source, if this rank pushes
+  u32* seen;     // [kSummingWarps, R]: units of each owner, all earlier included, that a warp knows here
   u32* start;    // [R + 1]: first of each source's rows here, if this rank pushes; then N
 
   __device__ CombineTables(u8* shared, u32 ranks) {
@@ -35,7 +36,8 @@ struct CombineTables {
   __device__ u32 rows_of(u32 source) const { return start[source + 1] - start[source]; }
 };
 
-// Where rows of `owner` land: each has room for as many as a source may have for it.
+// The place where rows of `owner` land: each owner has memory for as many rows as a source may have
+// for it.
 __device__ inline u64 landing_of(const CombineArgs& a, u64 landing, u32 owner) {
   return landing + (u64)owner * a.c.max_tokens * a.row_bytes;
 }
@@ -47,10 +49,10 @@ __device__ u64* unit_flags(const CombineArgs& a, const Up& up, u32 source, u32 o
   return reinterpret_cast<u64*>(up.peer_ptr(kControl, source, offset));
 }
 
-// A warp's knowledge of the units that owners push to this rank. All by value: what a pointer leads to lies in
-// local memory, which each look at a word drops from the cache.
+// A warp's knowledge of the units that owners push to this rank. All by value: the target of a pointer lies
+// in local memory, which each read of a word drops from the cache.
 struct Units {
-  const u64* flags = nullptr;  // as in CombineTables; null where all rows are there
+  const u64* flags = nullptr;  // as in CombineTables; null where all rows have arrived
   u32* seen = nullptr;         // this warp's
   u32 ranks = 0, most = 0, epoch = 0;
 
@@ -59,7 +61,8 @@ struct Units {
       : flags(t.flags), seen(t.seen + wave_id() * a.c.ranks), ranks(a.c.ranks),
         most(a.most_units), epoch(a.c.epoch()) {}
 
-  // Waits until each lane's unit of its owner is there; lanes without `due` wait for none. The whole warp.
+  // Waits until each lane's unit of its owner has arrived; lanes without `due` do not wait. The whole
+  // warp.
   __device__ bool come(bool due, u32 owner, u32 unit, Guard& guard) const {
     due = due && flags[owner] != 0 && unit >= seen[owner];
     if (!any(due)) return true;
@@ -68,8 +71,8 @@ struct Units {
               guard.until({kPhaseCombineRows, owner, unit, epoch},
                           [&] { return load_relaxed(flag(owner, unit)); },
                           [&](u64 found) { return found == epoch; });
-    // What is read then, by bulk copies too, was stored before those words. It waits for all that this warp
-    // has asked for, so looks must be few.
+    // Rows that are read after this, by bulk copies too, were stored before those words. The fence waits
+    // for all requests of this warp, so polls must be few.
     fence_system();
     sync_wave();
     publish_places();
@@ -80,7 +83,7 @@ struct Units {
   __device__ const u64* flag(u32 owner, u32 unit) const {
     return reinterpret_cast<const u64*>(flags[owner]) + unit;
   }
-  // Looks for the next units of all owners at once, each lane for some: to look for one takes as long.
+  // Polls the next units of all owners at once, each lane some of them: a poll for one takes as long.
   __device__ void look() const {
     constexpr u32 kAtOnce = 8;
     u32 lane = lane_id(), each = kWave / min(ranks, kWave), leader = lane / each * each;
@@ -94,7 +97,8 @@ struct Units {
         words[i] = begin + i < most ? load_relaxed(flag(owner, begin + i)) : 0;
 #pragma unroll
       for (u32 i = 0; i < kAtOnce; i++) there += there == i && words[i] == epoch;
-      // Those that are there without a gap: of lanes that have found all theirs, and of the next one.
+      // The units that have arrived without a gap: of lanes that have found all theirs, and of the
+      // next one.
       u32 lanes = min(first_of(~(ballot(there == kAtOnce) >> leader)), each);
       u32 rest = shfl(there, leader + min(lanes, each - 1));
       if (mine && lane == leader) seen[owner] += lanes * kAtOnce + (lanes < each ? rest : 0);
@@ -103,17 +107,17 @@ struct Units {
   }
 };
 
-// Rows for one source that go together; none behind the last unit.
+// Consecutive rows for one source that travel together; none behind the last unit.
 struct PushUnit {
   u32 source, first, rows = 0;  // `first` among the rows of the source
 
-  // Number `at` of this rank's: in round n go the n-th units of all sources that have as many, those
-  // behind this rank first.
+  // Unit number `at` of this rank: round n holds the n-th units of all sources that have as many,
+  // those behind this rank first.
   __device__ PushUnit(const CombineArgs& a, const CombineTables& t, u32 at) {
     u32 ranks = a.c.ranks, begin = 0;
     auto units = [&](u32 s) { return (t.rows_of(s) + (1u << a.unit_shift) - 1) >> a.unit_shift; };
     while (true) {
-      // Rounds that go to the same sources.
+      // Rounds that hold the same sources.
       u32 live = 0, end = ~0u;
 #pragma unroll 1
       for (u32 i = 1; i < ranks; i++) {
@@ -135,7 +139,7 @@ struct PushUnit {
   }
 };
 
-// A warp's way through its units, in pieces of some bytes.
+// A warp's path through its units, in pieces of some bytes.
 class PushWalk {
  public:
   __device__ PushWalk(const CombineArgs& a, const CombineTables& t)
@@ -151,7 +155,7 @@ class PushWalk {
   __device__ u8* to() const {
     return reinterpret_cast<u8*>(t_.to[unit_.source]) + unit_.first * a_.row_bytes + at_;
   }
-  // True if that was a unit's last piece.
+  // True if the piece was the last of a unit.
   __device__ bool step() {
     at_ += piece();
     if (at_ < bytes()) return false;
@@ -177,8 +181,8 @@ __device__ u64* flag_of(const CombineArgs& a, const Up& up, const PushUnit& unit
 
 constexpr u32 kPushStages = 3;  // pieces of a warp in shared memory
 
-// One thread of each warp that pushes. Loads run ahead of stores; a unit is told when its stores are
-// complete, which it looks for behind the first piece of the next.
+// One thread of each warp that pushes. Loads run ahead of stores; a unit is reported when its stores
+// are complete, which is checked behind the first piece of the next unit.
 template <class Up>
 __device__ void push_units(const CombineArgs& a, const Up& up, const CombineTables& t, u8* stages) {
   __shared__ u64 barriers[kSummingWarps * kPushStages];
@@ -235,7 +239,7 @@ __device__ void push_units(const CombineArgs& a, const Up& up, const CombineTabl
 
 #endif
 
-// Pushes this rank's rows to those who sum them. The blocks that push.
+// Pushes this rank's rows to the ranks that sum them. The blocks that push.
 template <class Up>
 __device__ void push_rows(const CombineArgs& a, const Up& up, const CombineTables& t, u8* stages) {
   if (wave_id() < a.push_warps) push_units(a, up, t, stages);

@@ -1,17 +1,18 @@
-// Combine over a device API that only puts: owners put their rows back, and sources sum what has come.
+// Combine over a device API that only puts: owners put their rows back, and sources sum the returned
+// rows.
 //
-// The rows that an owner has of one source lie behind each other, so they go in one run to where the
-// source wants them. Two kernels, with a wait for the rows between them.
+// The rows that an owner has of one source are consecutive, so they move in one run to the place
+// that the source wants. Two kernels, with a wait for the rows between them.
 #pragma once
 #include "combine.cuh"
 
 namespace ty {
 
-// Words of a record: the head, the first of the owner's rows where they land, and how many there are of
+// Words of a record: the head, the first of the owner's rows where they land, and the number of rows of
 // each group.
 __device__ inline u32 return_words(const CombineArgs& a) { return kHead + 1 + a.c.groups(); }
 
-// This rank's rows at the owners before `d`: the first of those at `d` where they land.
+// The number of this rank's rows at the owners before `d`: the first of those from `d`, where they land.
 __device__ inline u32 rows_before(const CombineArgs& a, u32 d) {
   u32 rows = 0;
   for (u32 s = 0; s < d; s++) rows += a.r.counts[s];
@@ -50,7 +51,8 @@ __device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard
                      a.c.origin(),      place,
                      (u32)(a.landing_weights / 16), (u32)operation().rows,
                      (u32)(a.c.signature >> 32),    0};
-  // As many words as a dispatch at least, so that ranks that do one find out and do not wait.
+  // At least as many words as a dispatch, so that ranks that run a dispatch see the mismatch and do
+  // not wait.
   u32 groups = a.c.groups(), words = kHead + max(a.c.ranks * groups, groups + 1);
   post_entry(a.c, up, words, a.c.verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return head[w];
@@ -60,8 +62,8 @@ __device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard
   });
 }
 
-// Rows (even parts) or weights (odd ones) of one source, on a queue of their own if there are so many. One
-// thread.
+// Rows (even items) or weights (odd items) of one source, on a queue of their own if there are enough
+// queues. One thread.
 template <class Up>
 __device__ bool combine_put_part(const CombineArgs& a, const Up& up, const u32* heard, u32 part,
                                  Guard& guard) {
@@ -79,7 +81,7 @@ __device__ bool combine_put_part(const CombineArgs& a, const Up& up, const u32* 
   return ok;
 }
 
-// What the signals of an owner's rows add up to.
+// The expected total of the signals of an owner's rows.
 __device__ inline u64 signals_back(const CombineArgs& a, u32 owner) {
   u64 rows = 0;
   for (u32 g = 0; g < a.c.groups(); g++)
@@ -124,7 +126,7 @@ __device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
   if (threadIdx.x == 0) a.c.trace->moved = now_ns();
 }
 
-// Sums the rows that have come. All blocks.
+// Sums the returned rows. All blocks.
 template <class Type>
 __device__ void sum_returned(const CombineArgs& a, u8* shared) {
   u64 made = load_device(&a.r.note->made);
@@ -135,7 +137,7 @@ __device__ void sum_returned(const CombineArgs& a, u8* shared) {
   for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
     u64 rows = rows_before(a, d);
     first[d] = arena + a.landing + rows * a.row_bytes;
-    // Weights are named by the owner's own rows, where those of this rank lie together.
+    // Weights are addressed by the owner's own rows, where those of this rank lie together.
     u64 named = kGrouped ? 0 : a.r.row_base[d];
     weights[d] = arena + a.landing_weights + (rows - named) * weight_bytes(a);
   }

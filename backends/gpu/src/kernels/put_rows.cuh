@@ -1,10 +1,10 @@
 // Dispatch over a device API that only puts: the rows of each rank are staged in the order of tokens, with
-// what goes beside them, and put to their places.
+// their metadata, and put to their places.
 //
-// A block stages the rows of tokens that follow each other, and puts them as soon as they are staged. In the
-// flat layout those for one rank lie behind each other at both ends, so they are one run; in the others each
-// row is put to the place of its first expert. What goes beside rows is short: the last block to come puts
-// it, with one run for an array and a rank.
+// A block stages the rows of consecutive tokens, and puts them as soon as they are staged. In the flat
+// layout the rows for one rank are consecutive at both ends, so they are one run; in the others each row is
+// put to the place of its first expert. Row metadata is short: the last block to get here puts it, with one
+// run for an array and a rank.
 #pragma once
 #include "rows.cuh"
 #include "tables.cuh"
@@ -13,8 +13,8 @@ namespace ty {
 
 constexpr u32 kStagedArrays = 5;
 
-// What is staged for one rank: arena offsets of x, scales, weights, ids (or slots) and source, and the
-// bytes that a row has in each.
+// The staged data for one rank: arena offsets of x, scales, weights, ids (or slots) and source, and
+// the bytes of a row in each.
 struct Staged {
   u64 at[kStagedArrays], width[kStagedArrays], end;
 
@@ -27,7 +27,8 @@ struct Staged {
       end += align_128(rows * width[i]);
     }
   }
-  // Of an array that is known late. By comparisons: an index that is no constant would put all into memory.
+  // Of an array that is known late. By comparisons: an index that is no constant would force the whole
+  // table into memory.
   __device__ u64 at_of(u32 array) const { return pick(at, array); }
   __device__ u64 width_of(u32 array) const { return pick(width, array); }
 
@@ -54,14 +55,15 @@ __device__ inline u32 rows_for(const DispatchArgs& a, const DispatchTables& t, u
   return rows;
 }
 
-// Behind what is staged for the ranks before.
+// The place behind the staged data for the ranks before.
 __device__ inline Staged staged_for(const DispatchArgs& a, const DispatchTables& t, u32 d) {
   u64 base = a.staging;
   for (u32 s = 0; s < d; s++) base = Staged(a, base, rows_for(a, t, s)).end;
   return Staged(a, base, rows_for(a, t, d));
 }
 
-// Points the tables of rank `d` to where its rows are staged, such that rows at `d` name them.
+// Points the tables of rank `d` to the place where its rows are staged, such that row numbers at
+// `d` name them.
 __device__ inline void aim_at_staging(const DispatchArgs& a, const DispatchTables& t, u32 d) {
   Staged staged = staged_for(a, t, d);
   u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
@@ -71,7 +73,7 @@ __device__ inline void aim_at_staging(const DispatchArgs& a, const DispatchTable
     tables[i][d] = arena + staged.at[i] - first * staged.width[i];
 }
 
-// What the signals of so many rows of a source add up to.
+// The expected total of the signals of this many rows of a source.
 __device__ inline u64 signals_of_rows(const DispatchArgs& a, u64 rows) {
   Staged staged(a, 0, 0);
   u64 signals = 0;
@@ -79,13 +81,13 @@ __device__ inline u64 signals_of_rows(const DispatchArgs& a, u64 rows) {
   return signals;
 }
 
-// A rank's region, where rows and what goes beside them land.
+// A rank's region, where rows and their metadata land.
 struct Landing {
   u32 rank;
   u64 base;  // arena offset, or address
   Region region;
 
-  // Of an array of `Staged`.
+  // The place of an array of `Staged`.
   __device__ TY_INLINED u64 at(const DispatchArgs& a, u32 array) const {
     bool flat = a.is_flat();
     u64 offset = a.layout == kPacked ? region.landed_source : region.source;
@@ -97,7 +99,7 @@ struct Landing {
   }
 };
 
-// Rows that lie behind each other where they are staged for a rank: from `first` to `end` of them.
+// Consecutive rows of the staging for a rank: those from `first` to `end`.
 struct StagedRows {
   u32 array;
   u32 first, end;
@@ -114,7 +116,7 @@ __device__ TY_INLINED bool put_rows(const DispatchArgs& a, const Up& up, const D
   for (u32 g = 0, before = 0; g < a.c.groups() && ok; before += counts[g++]) {
     u32 first = max(rows.first, before), end = min(rows.end, before + counts[g]);
     if (first >= end) continue;
-    // The table says what is to be added to the place of a group's row among all of them.
+    // The table holds the amount to add to the place of a group's row among all of them.
     u32 row = t.row_base[g * a.c.ranks + to.rank] + first;
     Run run{to.rank, to.at(a, rows.array) + row * width,
             from + first * width, end - first, width};
@@ -123,11 +125,11 @@ __device__ TY_INLINED bool put_rows(const DispatchArgs& a, const Up& up, const D
   return ok;
 }
 
-// Where lane k's selection of a token goes, in the layouts by experts. All lanes of a warp.
+// The target of lane k's selection of a token, in the layouts by experts. All lanes of a warp.
 struct Selection {
   u32 rank;   // its owner
   i64 first;  // the row there, if lane k is the token's first for that rank; else -1
-  i64 from;   // the token's row among those that the rank gets, in the order of tokens
+  i64 from;   // the token's row among the rows for the rank, in the order of tokens
 
   __device__ TY_INLINED Selection(const DispatchArgs& a, const DispatchTables& t, u32 token) : from(-1) {
     u32 lane = lane_id(), packed = packed_row(a.c, a.r, token);

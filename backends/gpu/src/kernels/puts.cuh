@@ -1,11 +1,12 @@
-// What kernels do over a device API that only puts: records and rows are staged in windows of this rank and
-// put from there. A receiver knows how many puts will come and counts their signals (INV-2).
+// The calls of kernels over a device API that only puts: records and rows are staged in windows of this
+// rank and put from there. A receiver knows how many puts will arrive and counts their signals (INV-2).
 #pragma once
 #include "args.cuh"
 
 namespace ty {
 
-// Where an offset of a window of `peer` is; of this rank itself, where the device API only puts.
+// The address of an offset of a window of `peer`; of this rank itself, where the device API only
+// puts.
 template <class Up>
 __device__ u8* reach(const Common& c, const Up& up, u32 window, u32 peer, u64 offset) {
   if constexpr (Up::kLoadStore)
@@ -17,14 +18,15 @@ __device__ u8* reach(const Common& c, const Up& up, u32 window, u32 peer, u64 of
 // The most that a put adds to a signal.
 constexpr u64 kMostAdd = 65535;
 
-// What the signals of so many rows add up to, however many puts they take: one a row, or one for each put
-// of a row that is longer than a put may be. So a receiver need not know how a sender cuts them.
+// The expected total of the signals of this many rows, however many puts they take: one a row, or one for
+// each put of a row that is longer than a put may be. So a receiver need not know how a sender splits
+// them.
 __device__ inline u64 signals_of(const Common& c, u64 rows, u64 width) {
   u64 largest = c.state->largest_put;
   return rows * ((width + largest - 1) / largest);
 }
 
-// Rows on their way from this rank's arena to that of a peer, which lie behind each other at both ends.
+// Rows that move from this rank's arena to that of a peer, and are consecutive at both ends.
 struct Run {
   u32 peer;
   u64 to, from, rows, width;
@@ -33,7 +35,8 @@ struct Run {
 // The queue that this block puts on.
 __device__ inline u32 own_queue(const Common& c) { return blockIdx.x % (u32)c.state->queues; }
 
-// Puts a run, with a signal each time. One thread; others made visible to the fabric what they stored.
+// Puts a run, with a signal each time. One thread; the others have made their stores visible to the
+// fabric.
 template <class Up>
 __device__ TY_INLINED bool put_run(const Common& c, const Up& up, u32 queue, const Run& run, u32 signal,
                         Guard& guard) {
@@ -51,14 +54,14 @@ __device__ TY_INLINED bool put_run(const Common& c, const Up& up, u32 queue, con
   return true;
 }
 
-// Lets go what this block has put on a queue.
+// Submits the puts of this block on a queue.
 template <class Up>
 __device__ void submit_block(const Up& up, u32 queue) {
   sync_block();
   if (threadIdx.x == 0) up.submit(queue);
 }
 
-// Waits until what this rank has put may be overwritten (INV-4). One block.
+// Waits until the sources of this rank's puts may be overwritten (INV-4). One block.
 template <class Up>
 __device__ void flush_queues(const State& state, const Up& up, Guard& guard) {
   u32 queues = Up::kLoadStore ? 1 : (u32)state.queues;
@@ -82,8 +85,8 @@ __device__ inline u64 outbox(const Common& c, u32 peer) {
   return c.state->outbox + c.entries() + 8 * (u64)peer * c.entry_words;
 }
 
-// Before records are staged: those of the slot's last operation have left (INV-4), and one more entry
-// of everybody is waited for, which this rank's own record tells its other blocks. One block.
+// Before records are staged: those of the slot's last operation have left (INV-4). One more entry of
+// each rank is then expected; this rank's own record reports that to its other blocks. One block.
 template <class Up>
 __device__ bool begin_records(const Common& c, const Up& up, Guard& guard) {
   bool ok = sync_block_and(up.flush(Block(), 0, guard));
@@ -107,7 +110,7 @@ __device__ void put_records(const Common& c, const Up& up, Guard& guard) {
   submit_block(up, 0);
 }
 
-// Waits until the records of all ranks are there. The whole block; each block for itself.
+// Waits until the records of all ranks have arrived. The whole block; each block for itself.
 template <class Up>
 __device__ bool records_come(const Common& c, const Up& up, Guard& guard) {
   u64 record = c.entries() + 8 * (u64)c.rank * c.entry_words;

@@ -1,4 +1,4 @@
-//! Where kernels of an operation are queued, and what their streams wait for.
+//! The queues of an operation's kernels, and the waits of their streams.
 
 use std::ffi::c_void;
 
@@ -13,16 +13,16 @@ use super::outcome::Refusal;
 use crate::driver::{Function, Launch, RelaxedCapture};
 
 impl Engine {
-    /// What a call asks for.
+    /// The mode that a call asks for.
     pub(super) fn mode(&self, stream: (u32, *mut c_void), flags: [u32; 2]) -> Result<Mode> {
         let mode =
             self.abort_on_fatal(Mode::of(stream.0, stream.1, flags, self.order.context()))?;
-        // Else the host has something to do before everything has arrived.
+        // Otherwise the host has work to do before all rows have arrived.
         let can = self.exchange.scope == Scope::Flat && !self.exchange.path.puts();
         Ok(Mode { at_once: mode.at_once && can, ..mode })
     }
 
-    /// See [`Mode::relax`], for a call that is apart.
+    /// See [`Mode::relax`], for a call whose send and receive are separate.
     pub(super) fn relax(&self, stream: (u32, *mut c_void)) -> Result<Option<RelaxedCapture>> {
         self.mode(stream, [0; 2])?.relax(self.order.context())
     }
@@ -30,7 +30,8 @@ impl Engine {
     /// Launches a kernel of an operation.
     ///
     /// # Safety
-    /// `arguments` are of the kernel's type; what they name stays valid until the operation ends.
+    /// `arguments` are of the kernel's type; the memory that they name stays valid until the
+    /// operation ends.
     pub(super) unsafe fn launch<T>(
         &self,
         kernel: &Function,
@@ -43,7 +44,7 @@ impl Engine {
         self.order.queued(slot)
     }
 
-    /// Starts an operation that may move rows: behind what its stream has got by now, and behind the
+    /// Starts an operation that may move rows: behind the present work of its stream, and behind the
     /// last use of every region that was taken back.
     pub(super) fn enter(&mut self, operation: u64, mode: &Mode) -> Result<()> {
         self.routing.latest = operation;
@@ -51,10 +52,11 @@ impl Engine {
         self.order.enter(mode)
     }
 
-    /// Ends an operation whose kernels are launched: its stream goes on behind them, and somebody
-    /// watches that they end; without a stream the host waits.
+    /// Ends an operation whose kernels are launched: its stream continues behind them, and the
+    /// observer watches that they end; without a stream the host waits.
     pub(super) fn leave(&mut self, operation: u64, phase: u64, mode: &Mode) -> Result<()> {
-        // Among several domains the host has waited for a level already, so it may as well for the rest.
+        // Among several domains the host has already waited for a level, so it waits for the rest as
+        // well.
         let stream = mode.stream.filter(|_| self.exchange.scope == Scope::Flat);
         let Some(stream) = stream else { return self.finish(operation, phase) };
         let slot = self.routing.slot(operation);
@@ -63,8 +65,8 @@ impl Engine {
         }
         self.order.leave(slot, stream)?;
         if phase == abi::TY_PHASE_DONE || self.exchange.path.puts() {
-            // A combine reads regions that its caller may drop now, and its own is given back; where
-            // kernels put, so is what a dispatch has staged.
+            // A combine reads regions that its caller may drop now, and its own is returned; where
+            // kernels put, the staging of a dispatch is returned too.
             self.order.free_behind(slot)?;
         }
         let wait = self.wait(operation, phase);
@@ -92,12 +94,12 @@ impl Engine {
         unsafe { self.launch(&launcher.kernels.arrive, launch, &arguments, slot) }
     }
 
-    /// The same, but where the operation's own kernel has waited.
+    /// The same, unless the operation's own kernel has waited.
     pub(super) fn arrive_unless(&self, at_once: bool, operation: u64, phase: u64) -> Result<()> {
         if at_once { Ok(()) } else { self.arrive(operation, phase) }
     }
 
-    /// Goes on with an operation that was sent.
+    /// Continues an operation that was sent.
     pub(super) fn resume(&mut self, mode: &Mode) -> Result<()> {
         let lasts = self.order.resume(mode);
         if self.abort_on_fatal(lasts)? {
@@ -108,8 +110,9 @@ impl Engine {
         Err(Error::new(ErrorKind::InvalidInput, "receive operation", text))
     }
 
-    /// Why this rank alone gets an error about its call: nothing runs in a capture. What the call
-    /// has recorded so far joins the rest, so that the graph is whole without it.
+    /// The reason why this rank alone gets an error about its call: no kernel runs in a capture.
+    /// The recorded part of the call joins the rest, so that the graph is complete without the
+    /// call.
     pub(super) fn refuse_recorded(&self, mode: &Mode, refusal: &Refusal) -> Error {
         let joined = mode.stream.map_or(Ok(()), |stream| self.order.join(stream));
         if let Err(error) = self.abort_on_fatal(joined) {
@@ -124,7 +127,8 @@ impl Engine {
         match self.order.regions.take_back(region) {
             Ok(true) => self.places.arena.release(region),
             Ok(false) => {}
-            // The stream may still read it, and others would write it: nothing may run after this.
+            // The stream may still read it, and others would write it: no operation may run after
+            // this.
             Err(error) => self.observer.fail(error),
         }
     }
@@ -135,8 +139,8 @@ impl Engine {
         }
     }
 
-    /// What an operation was staged in is free, behind it; that of one which may run again stays with
-    /// the handle.
+    /// The staging of an operation is free behind the operation; the staging of one that may run
+    /// again stays with the handle.
     pub(super) fn unstage(&mut self, staging: Option<Region>, handle: u32, mode: &Mode) {
         let Some(region) = staging else { return };
         if mode.is_recorded() {
@@ -147,7 +151,7 @@ impl Engine {
         }
     }
 
-    /// A handle slot is used for another dispatch, so graphs of the last one run no more.
+    /// A handle slot is used for another dispatch, so graphs of the last one no longer run.
     pub(super) fn renew(&mut self, handle: u32) {
         for region in std::mem::take(&mut self.routing.handle(handle).kept) {
             self.release(region.id);

@@ -1,4 +1,4 @@
-//! What a dispatch leaves in the arena, as the ABI says it.
+//! The result of a dispatch in the arena, in the ABI's form.
 
 use tokenyard_core::abi;
 use tokenyard_core::host::NO_TENSOR;
@@ -56,7 +56,7 @@ pub(super) fn describe(op: &DispatchOp, shape: &Shape, lost: u64) -> abi::TyRece
     }
 }
 
-/// A lost rank ends a communicator on GPUs, so nobody is left out.
+/// A lost rank ends a communicator on GPUs, so no rank is left out.
 fn nobody_lost(lost: u64, shape: &Shape) -> abi::TyTensor {
     abi::TyTensor {
         data: lost as *mut u8,

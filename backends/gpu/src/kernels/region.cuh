@@ -1,5 +1,5 @@
-// Where the arrays of an output region lie: RegionLayout of the host, array by array. It includes
-// nothing, so that a test compiles it for the host and compares the two.
+// The places of the arrays of an output region: RegionLayout of the host, array by array. This file
+// includes no other, so that a test compiles it for the host and compares the two.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -14,14 +14,14 @@ namespace ty {
 
 // How received rows are arranged.
 constexpr unsigned kFlat = 1;         // one per token and rank
-constexpr unsigned kExpertMajor = 2;  // one per token and expert, experts behind each other
+constexpr unsigned kExpertMajor = 2;  // one per token and expert, experts one after the other
 constexpr unsigned kPacked = 3;       // the same, with R*M places per expert
 
 TY_DEVICE inline unsigned long long align_128(unsigned long long bytes) {
   return (bytes + 127) / 128 * 128;
 }
 
-// Everything that decides a region's arrays but for how many rows arrive.
+// All inputs of a region's arrays except the number of rows that arrive.
 struct RegionShape {
   unsigned layout, ranks, topk, local_experts;
   unsigned long long row_bytes;

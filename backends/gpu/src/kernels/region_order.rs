@@ -1,5 +1,5 @@
-//! When a region is free again: behind what the streams of callers had when it was taken back. It is made of
-//! events alone: the host waits for nothing, and nothing is allocated.
+//! When a region is free again: behind the work that the streams of callers had when it was taken back. It
+//! is made of events alone: the host does not wait, and allocates nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::mode::Mode;
 use crate::driver::{Context, Event, RawStream, RelaxedCapture, Stream};
 
-/// How often the host looks at a caller's stream that it waits for.
+/// How often the host polls a caller's stream that it waits for.
 const LOOK: Duration = Duration::from_micros(100);
 
-/// Room for regions that are given out in the order of a stream: as many as an arena can hold.
+/// Capacity in regions that are given out in the order of a stream: as many as an arena can hold.
 const MOST_REGIONS: usize = 4096;
 
-/// Which stream each region was given out on; those of the host's order are not in it.
+/// The stream on which each region was given out; regions in the host's order are not in it.
 #[derive(Debug)]
 struct Owners<S> {
     held: Vec<(u64, S)>,
@@ -46,11 +46,12 @@ impl<S: PartialEq> Owners<S> {
     }
 }
 
-/// On which streams regions were used that `freed` waits for.
+/// The streams on which regions were used that `freed` waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PendingDeps<S> {
     Nothing,
-    /// On this one alone, or it has waited for all others: what is queued there is behind their use anyhow.
+    /// On this one alone, or it has waited for all others: work that is queued there is behind their use in
+    /// any case.
     One(S),
     Several,
 }
@@ -64,7 +65,7 @@ impl<S: Copy + PartialEq> PendingDeps<S> {
         };
     }
 
-    /// Whether everything is behind what `stream` has.
+    /// Whether all uses are behind the present work of `stream`.
     fn is_within(self, stream: S) -> bool {
         self == Self::Nothing || self == Self::One(stream)
     }
@@ -74,13 +75,13 @@ impl<S: Copy + PartialEq> PendingDeps<S> {
 #[derive(Debug)]
 pub(super) struct RegionOrder {
     owners: Owners<RawStream>,
-    /// Carries waits only: behind all of them, every region that was taken back is free.
+    /// Holds only waits: behind all of them, every region that was taken back is free.
     freed: Stream,
-    /// What `freed` has got a wait for, as streams of operations know it.
+    /// The streams that `freed` waits for, as streams of operations know it.
     ahead: PendingDeps<RawStream>,
-    /// Whether `freed` ever got one.
+    /// Whether `freed` ever received a wait.
     is_used: bool,
-    /// Regions that came back while their stream captured a graph, where no mark can be made.
+    /// Regions that were returned while their stream captured a graph, where no mark can be made.
     late: Vec<u64>,
     /// For one stream to wait for another; free again at once.
     mark: Event,
@@ -101,14 +102,14 @@ impl RegionOrder {
         })
     }
 
-    /// What is queued on `then` from now on runs behind what `first` has by now.
+    /// Work that is queued on `then` from now on runs behind the present work of `first`.
     fn chain(&self, first: RawStream, then: RawStream) -> Result<()> {
         self.mark.record(first)?;
         self.mark.hold(then)
     }
 
-    /// The next operation runs on `work` behind what its caller's stream has by now, and in regions
-    /// that nobody uses any more.
+    /// The next operation runs on `work` behind the present work of its caller's stream, and in
+    /// regions that no stream uses any more.
     pub(super) fn enter(&mut self, work: RawStream, mode: &Mode) -> Result<()> {
         if mode.is_recorded() {
             // A graph waits for nothing outside it.
@@ -123,7 +124,7 @@ impl RegionOrder {
         }
     }
 
-    /// Ends what `work` has in the capture of a stream, if it has something there.
+    /// Ends the recorded work of `work` in the capture of a stream, if there is any.
     pub(super) fn join(&self, work: &Stream, stream: RawStream) -> Result<()> {
         if !work.name().is_captured(self.freed.context())? {
             return Ok(());
@@ -131,8 +132,8 @@ impl RegionOrder {
         self.chain(work.name(), stream)
     }
 
-    /// What was taken back, and what is taken back from now on, is free behind `event`, which was
-    /// recorded on `stream`.
+    /// Regions that were taken back, and those taken back from now on, are free behind `event`,
+    /// which was recorded on `stream`.
     pub(super) fn free_behind(&mut self, event: &Event, stream: RawStream) -> Result<()> {
         event.hold(self.freed.name())?;
         self.ahead.add(stream);
@@ -145,7 +146,8 @@ impl RegionOrder {
         self.owners.give(region, stream);
     }
 
-    /// A region is written on `stream`, or by whoever the host lets, until it is taken back.
+    /// A region is written on `stream`, or by another writer that the host allows, until it is
+    /// taken back.
     pub(super) fn lend(&mut self, region: u64, stream: Option<RawStream>) -> Result<()> {
         match stream {
             Some(stream) if !stream.is_captured(self.freed.context())? => {
@@ -159,8 +161,9 @@ impl RegionOrder {
         Ok(())
     }
 
-    /// Nobody uses a region any more, but for what its stream has by now. While that captures a graph,
-    /// a mark there would be in the graph: then the region waits among the late, and this is false.
+    /// No stream uses a region any more, except for the present work of its stream. While that stream
+    /// captures a graph, a mark there would be in the graph: then the region waits among the late, and
+    /// this returns false.
     pub(super) fn take_back(&mut self, region: u64) -> Result<bool> {
         let Some(stream) = self.owners.of(region) else { return Ok(true) };
         if stream.is_captured(self.freed.context())? {
@@ -174,7 +177,8 @@ impl RegionOrder {
         Ok(true)
     }
 
-    /// What was taken back, and is taken back from now on, is free behind what a stream has by now.
+    /// Regions that were taken back, and those taken back from now on, are free behind the present
+    /// work of a stream.
     pub(super) fn free_after(&mut self, stream: RawStream) -> Result<()> {
         if stream.is_captured(self.freed.context())? {
             let text = "found a stream that captures a graph; expected one that runs: nothing of a capture is dropped";
@@ -191,7 +195,7 @@ impl RegionOrder {
         std::mem::take(&mut self.late)
     }
 
-    /// A stream has ended: its regions are the host's from now on.
+    /// A stream has ended: its regions belong to the host from now on.
     pub(super) fn forget(&mut self, stream: RawStream) {
         self.owners.forget(stream);
     }
@@ -212,7 +216,7 @@ impl RegionOrder {
         if !self.is_used {
             return Ok(());
         }
-        // The streams that are asked capture nothing, whatever others do.
+        // The streams that are asked capture no graph, whatever other streams do.
         let _relaxed = RelaxedCapture::enter(self.freed.context())?;
         let start = Instant::now();
         while !self.freed.is_idle()? {
@@ -261,7 +265,7 @@ mod tests {
         assert!(!ahead.is_within('a') && !ahead.is_within('b'));
         ahead.add('b');
         assert!(!ahead.is_within('b'));
-        // Once 'a' has waited for all, no other is behind them for that.
+        // Once 'a' has waited for all, other streams are still not behind them.
         ahead = PendingDeps::One('a');
         assert!(ahead.is_within('a') && !ahead.is_within('b'));
     }

@@ -1,4 +1,4 @@
-// Counting: which token goes where, in order of tokens, the same on every run.
+// Counting: the ranks and experts of each token, in order of tokens, the same on every run.
 #pragma once
 #include "args.cuh"
 
@@ -23,13 +23,13 @@ __device__ inline void group(const GroupArgs& a) {
 // Tokens that a warp counts at once, at most: bits of a word.
 constexpr u32 kTallied = 8 * sizeof(u32);
 
-// What a warp counts in shared memory: `columns` are the ranks, then the experts.
+// The counts of a warp in shared memory: `columns` are the ranks, then the experts.
 //
-// Loops here are not unrolled: a kernel's instructions are no longer in any cache when it starts, and to
-// fetch them takes longer than to run them.
+// Loops here are not unrolled: a kernel's instructions are no longer in any cache when it starts, and
+// their fetch takes longer than their execution.
 struct Tally {
-  u32* bits;     // [columns]: which of some tokens go there
-  u32* rows;     // [columns]: how many did before
+  u32* bits;     // [columns]: the tokens, of those counted at once, that go there
+  u32* rows;     // [columns]: how many went there before
   u32* picks;    // [tokens, K]: the experts that they select
   u32 columns, pitch;
 
@@ -40,11 +40,11 @@ struct Tally {
 #pragma unroll 1
     for (u32 i = lane_id(); i < 2 * columns; i += kWave) bits[i] = 0;
   }
-  // Those of another warp of the block.
+  // The rows of another warp of the block.
   __device__ const u32* rows_of(u32 warp) const {
     return rows + (i64)pitch * ((i32)warp - (i32)(wave_id()));
   }
-  // Adds the tokens from `first` on, at most kTallied, to what came before.
+  // Adds the tokens from `first` on, at most kTallied, to the earlier counts.
   __device__ void close(const Common& c, const Routing& r, u32 first) {
     sync_wave();
 #pragma unroll 1
@@ -57,7 +57,7 @@ struct Tally {
   }
 
  private:
-  // Of a column's tokens among those: those of each group.
+  // Notes, of a column's tokens among those, the number of each group.
   __device__ void note_groups(const Common& c, const Routing& r, u32 first, u32 column) const {
     for (u32 left = bits[column], g = 0; left != 0; g++) {
       u32 end = r.group_starts[g + 1], inside = end <= first ? 0 : end - first;
@@ -68,8 +68,8 @@ struct Tally {
   }
 };
 
-// Some pairs (token, k) from `first` on as `Tally::picks`: an expert, kNobody, or `experts` for one that
-// there is none of. One warp.
+// Some pairs (token, k) from `first` on as `Tally::picks`: an expert, kNobody, or `experts` for an
+// expert that does not exist. One warp.
 constexpr u32 kNobody = ~0u;
 __device__ inline void load_picks(const DispatchArgs& a, const Tally& t, u64 first, u32 pairs) {
   constexpr u32 kAtOnce = 8;
@@ -87,13 +87,13 @@ __device__ inline void load_picks(const DispatchArgs& a, const Tally& t, u64 fir
   sync_wave();
 }
 
-// A warp's look at a few tokens: lane by lane their selections, no token in two looks.
+// A warp's view of a few tokens: their selections lane by lane, no token in two views.
 struct Look {
-  u32 lane, each, own, k;  // `each`: tokens of a look; `own`: this lane's among them
+  u32 lane, each, own, k;  // `each`: tokens of a view; `own`: this lane's among them
 
   __device__ explicit Look(u32 topk)
       : lane(lane_id()), each(kWave / topk), own(lane / topk), k(lane - own * topk) {}
-  // Which lanes bring the same for the same token. `column` is below 2^20.
+  // The lanes that have the same value for the same token. `column` is below 2^20.
   __device__ Lanes like(bool valid, u32 column) const {
     return match_any(valid ? (i32)(own << kPlaceBits | column) : -1 - (i32)lane);
   }
@@ -110,13 +110,13 @@ __device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 first, 
     bool counts = look.own < look.each && token < count;
     u32 expert = counts ? t.picks[at] : kNobody, problem = 0;
     if (expert == a.c.experts) problem = kNoExpert, expert = kNobody;
-    // Of those that select the same expert the first one counts.
+    // Of the selections of the same expert the first one counts.
     if ((look.like(expert != kNobody, expert) & lanes_before(look.lane)) != 0)
       problem = kTwice, expert = kNobody;
     if (problem != 0) note_problem(a, first + token, look.k, problem);
     bool valid = expert != kNobody;
     u32 rank = valid ? a.c.rank_of(expert) : 0, column = a.c.ranks + expert;
-    // The last one of a rank stands for it.
+    // The last selection of a rank represents the rank.
     bool last = look.like(valid, rank) >> look.lane == 1 && valid;
     if (valid) atomic_or(&t.bits[column], mine);
     if (last) atomic_or(&t.bits[rank], mine);
@@ -132,7 +132,7 @@ __device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 first, 
   t.close(a.c, a.r, first);
 }
 
-// Makes of a block's counts of warps the first rows of its spans, and sums them up for the block.
+// Turns a block's counts of warps into the first rows of its spans, and sums them up for the block.
 __device__ inline void close_block(const DispatchArgs& a, const Tally& t) {
   const Routing& r = a.r;
   u32 ranks = a.c.ranks, experts = a.c.experts;
@@ -162,7 +162,7 @@ __device__ inline void count(const DispatchArgs& a, u32 tokens, u8* shared) {
   close_block(a, t);
 }
 
-// Counts of blocks become first rows, if those are wanted; returns the sum of a column.
+// Counts of blocks become first rows, if `wanted`; returns the sum of a column.
 __device__ inline u32 scan_column(u32* table, u32 columns, bool wanted) {
   constexpr u32 kAtOnce = 16;
   u32 sum = 0;
@@ -181,8 +181,8 @@ __device__ inline u32 scan_column(u32* table, u32 columns, bool wanted) {
   return sum;
 }
 
-// One block, after all have counted, or for a routing that was counted before: `said` is then rows
-// for ranks and experts, in shared memory.
+// One block, after all have counted, or for a routing that was counted before: `said` then holds
+// rows for ranks and experts, in shared memory.
 __device__ inline void scan(const DispatchArgs& a, u32* said, bool counted) {
   u32 ranks = a.c.ranks, experts = a.c.experts;
 #pragma unroll 1
@@ -197,10 +197,10 @@ __device__ inline void scan(const DispatchArgs& a, u32* said, bool counted) {
   sync_block();
 }
 
-// The span that a token is of: spans are powers of two, which need no division.
+// The span of a token: spans are powers of two, which need no division.
 __device__ inline u32 span_of(const Routing& r, u32 token) { return token >> popc(r.span - 1); }
 
-// Where the row that `packed` of Routing::rows stands for lies among this rank's rows for `rank`.
+// The place, among this rank's rows for `rank`, of the row that `packed` of Routing::rows names.
 __device__ inline u32 row_of(const Common& c, const Routing& r, u32 token, u32 packed, u32 rank) {
   u32 span = span_of(r, token);
   return (packed & ((1u << kPlaceBits) - 1)) + r.span_ranks[span * c.ranks + rank] +
@@ -213,8 +213,8 @@ __device__ inline u32 rows_before(const DispatchArgs& a, u32 token, u32 rank) {
   return row_of(a.c, a.r, token, 0, rank);
 }
 
-// Where rows are staged: the tokens whose rows this block moves. These are whole spans, so that the places of
-// its rows among all of this rank's are known without a look at each.
+// Where rows are staged: the tokens whose rows this block moves. These are whole spans, so that the places
+// of its rows among all of this rank's are known without an access to each.
 struct BlockTokens {
   u32 first, end;
 
@@ -226,15 +226,15 @@ struct BlockTokens {
   }
 };
 
-// What is to be added to a token's place among this rank's rows for a rank. kGrouped: nothing where
-// there is no table.
+// The amount to add to a token's place among this rank's rows for a rank. kGrouped: 0 where there
+// is no table.
 __device__ inline u32 base_of(const Common& c, const Routing& r, const u32* row_base, u32 token,
                               u32 rank) {
   if constexpr (!kGrouped) return row_base[rank];
   return row_base ? row_base[group_of(c, r, token) * c.ranks + rank] : 0;
 }
 
-// The row of a token at the rank of its selection k, or -1 if another k stands for that rank.
+// The row of a token at the rank of its selection k, or -1 if another k represents that rank.
 __device__ inline i64 row_at(const Common& c, const Routing& r, const u32* row_base, u32 token,
                              u32 packed, u32* rank) {
   if (packed == kNoRow) return -1;
@@ -242,7 +242,7 @@ __device__ inline i64 row_at(const Common& c, const Routing& r, const u32* row_b
   return base_of(c, r, row_base, token, *rank) + row_of(c, r, token, packed, *rank);
 }
 
-// What Routing::rows has for a token and lane k. All lanes of a warp.
+// The value of Routing::rows for a token and lane k. All lanes of a warp.
 __device__ inline u32 packed_row(const Common& c, const Routing& r, u32 token) {
   u32 lane = lane_id();
   return lane < c.topk ? r.rows[(u64)token * c.topk + lane] : kNoRow;

@@ -1,4 +1,4 @@
-//! What handles remember of a routing, and what operations are under way.
+//! The routings that handles hold, and the operations that are open.
 
 use std::sync::Arc;
 
@@ -15,14 +15,15 @@ use crate::driver::{Context, RawStream};
 pub(super) struct RoutingTable {
     pub(super) handles: Vec<HandleState>,
     operations: Vec<Operation>,
-    /// What operations that are sent apart by staging are received by, by slot.
+    /// By slot: the kernel and arguments that receive an operation whose staged send was a separate
+    /// call.
     pub(super) halves: Vec<StagedHalf>,
     /// The last operation that was sent.
     pub(super) latest: u64,
 }
 
 impl RoutingTable {
-    /// For so many handles, whose tokens so many blocks count.
+    /// For this many handles, whose tokens this many blocks count.
     pub(super) fn new(
         context: &Arc<Context>,
         exchange: &Exchange,
@@ -47,13 +48,13 @@ impl RoutingTable {
         &mut self.handles[handle as usize]
     }
 
-    /// Puts an operation under way, until it is received.
+    /// Registers an operation until it is received.
     pub(super) fn begin(&mut self, number: u64, operation: Operation) {
         let slot = self.slot(number);
         self.operations[slot] = operation;
     }
 
-    /// Takes out the operation with this number; of another one nothing changes.
+    /// Removes the operation with this number; changes nothing if the slot holds another one.
     pub(super) fn take<T>(
         &mut self,
         number: u64,
@@ -73,7 +74,7 @@ impl RoutingTable {
         }
     }
 
-    /// Refuses an operation whose slot is another's by now, or that was never sent.
+    /// Refuses an operation that was never sent, or whose slot has passed to another.
     pub(super) fn check_recent(&self, operation: u64) -> Result<()> {
         let slots = self.operations.len() as u64;
         if operation > self.latest || operation + slots <= self.latest {
@@ -86,7 +87,7 @@ impl RoutingTable {
         Ok(())
     }
 
-    /// A stream has ended, and nobody may name it any more.
+    /// Forgets a stream that has ended: no later call may name it.
     pub(super) fn forget(&mut self, stream: RawStream) {
         self.handles.iter_mut().for_each(|h| h.stream = h.stream.filter(|s| *s != stream));
     }

@@ -1,20 +1,20 @@
 // Moving rows: each is loaded once and stored to every rank that wants it, straight to its place.
 //
 // Two ways: bulk copies through shared memory (TMA, sm_90 and later), and vectors of 16 bytes. Lane k
-// of a warp stores to the rank of selection k, so that ranks are taken in the order of the routing.
+// of a warp stores to the rank of selection k, so that ranks follow the order of the routing.
 #pragma once
 #include "tiles.cuh"
 
 namespace ty {
 
-// Where the rows of this rank go.
+// The targets of this rank's rows.
 struct Targets {
   const u32* row_base;     // [R]
   const u32* expert_base;  // [E], expert-major and packed
   const u64* x;            // [R]: address of the first received row
 };
 
-// What lanes must know of a token before they can tell where its row goes: a word for each k.
+// The words of a token that lanes need to find the target of its row: one for each k.
 __device__ inline const u32* aims_of(const DispatchArgs& a, u64 token) {
   const u32* all = a.by_token() ? a.r.rows : reinterpret_cast<const u32*>(a.r.topk);
   return all + token * a.c.topk;
@@ -27,13 +27,14 @@ __device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to,
   u32 lane = lane_id();
   *rank = expert >= 0 ? a.c.rank_of(expert) : 0;
   Lanes same = match_any(expert >= 0 ? (i32)*rank : -1 - (i32)lane);
-  // What stays on this rank goes to all its places at once, where others' rows come in tiles.
+  // A row that stays on this rank goes to all its places at once, where others' rows arrive in
+  // tiles.
   bool every = a.in_tiles() && *rank == a.c.rank;
   if (expert < 0 || !(every || first_of(same) == lane)) return -1;
   return expert_row(a.c, a.r, to.expert_base, token, lane, expert);
 }
 
-// Where lane k stores a piece of a token's row, or null. All lanes of a warp.
+// The place where lane k stores a piece of a token's row, or null. All lanes of a warp.
 template <bool kTiles>
 __device__ inline u8* target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
                              u32 aimed) {
@@ -52,7 +53,8 @@ __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
 }
 
 // The pieces of rows that a warp moves without asking: where rows are staged, all of its share of its
-// block's tokens, so that what a block stages lies together; else the first, before others are dealt.
+// block's tokens, so that the staged data of a block lies together; else the first ones, before
+// others are dealt.
 struct Share {
   u32 first, end, step;
 
@@ -69,10 +71,11 @@ struct Share {
 
 #if TY_ROWS_TMA
 
-// One warp's stages, each with a piece of a row, what the piece is, and the words that tell its way.
+// One warp's stages, each with a piece of a row, the identity of the piece, and the words that give
+// its targets.
 //
-// The first pieces of each warp are its own, and are loaded before it is known where rows go: all but
-// `prime` and `drop` is for when that is known.
+// The first pieces of each warp are its own, and are loaded before the targets of rows are known:
+// every function except `prime` and `drop` is for the time when they are known.
 class Stages {
  public:
   __device__ Stages(const DispatchArgs& a, u8* shared)
@@ -92,8 +95,8 @@ class Stages {
     sync_wave();
   }
 
-  // How many loads run ahead of stores: one group of stores still reads shared memory while the next
-  // row arrives.
+  // Number of loads that run ahead of stores: one group of stores still reads shared memory while
+  // the next row arrives.
   __device__ u32 ahead() const { return a_.stages > 1 ? a_.stages - 1 : 1; }
 
   // Loads this warp's own pieces, if it moves rows.
@@ -103,7 +106,7 @@ class Stages {
     for (; primed_ < ahead() && unit < share_.end; unit += share_.step) start(unit, primed_++);
     sync_wave();
   }
-  // Where rows do not go: waits for what was loaded, as the block ends.
+  // For an operation that does not move rows: waits for the loads, because the block ends.
   __device__ void drop() {
 #pragma unroll 1
     for (u32 s = 0; s < primed_; s++) wait_barrier(barriers_ + 8 * s, 0);
@@ -115,14 +118,14 @@ class Stages {
       dealt_ = lane() == 0 ? (u32)atomic_add(&a_.c.state->dealt, 1ull) + share_.step * ahead() : 0;
   }
 
-  // Pieces that are left for each warp when the one that is dealt to this one is taken.
+  // Pieces that are left for each warp once the piece that is dealt to this one is taken.
   __device__ u32 left() const {
     u32 dealt = shfl(dealt_, 0);
     return dealt < share_.end ? (share_.end - dealt) / share_.step : 0;
   }
 
-  // Loads the next piece of this warp, if there is one: its own, then those that are dealt as warps come
-  // free, so that no block waits for the slowest at the end.
+  // Loads the next piece of this warp, if there is one: its own, then pieces that are dealt as warps
+  // come free, so that no block waits for the slowest at the end.
   __device__ bool load() {
     u32* note = notes_ + fill_ * words();
     if (aimed_ < primed_) {
@@ -157,7 +160,7 @@ class Stages {
 
  private:
   __device__ static u32 lane() { return lane_id(); }
-  // Of a note: token, piece, and a word for each k.
+  // Words of a note: token, piece, and a word for each k.
   __device__ u32 words() const { return 2 + a_.c.topk; }
   __device__ void start(u32 unit, u32 stage) {
     if (lane() != 0) return;
@@ -177,7 +180,7 @@ class Stages {
 };
 
 // Tokens of pieces that a warp has stored and not counted, one per lane. They are counted a few at a
-// time: to make stores seen by others takes as long as to move a piece.
+// time: to make stores visible to others takes as long as to move a piece.
 class Uncounted {
  public:
   static constexpr u32 kMost = 6;
@@ -201,7 +204,7 @@ class Uncounted {
         u32 token = shfl(token_, which);
         counts[i] = pair < pairs ? count_of_row(a, up, token, pair - which * topk) : nullptr;
       }
-      // Behind the looks for counts, as these take a microsecond.
+      // Behind the reads for counts, because these take a microsecond.
       if (first == 0) {
         complete();
         sync_wave();
@@ -225,7 +228,7 @@ class Mover {
  public:
   __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages& stages)
       : a_(a), up_(up), to_(to), stages_(stages) {
-    // The places were said to be free by loads; bulk stores are of another proxy.
+    // Loads saw that the places are free; bulk stores are of another proxy.
     publish_places();
     if (wave_id() < a.movers) stages_.deal();
   }
@@ -254,8 +257,8 @@ class Mover {
 
  private:
   __device__ bool load() { return more_ = stages_.load(); }
-  // Takes note of the piece that was stored last. All older ones are complete, or nearly so. Towards the
-  // end fewer are held back, so that few tiles come late.
+  // Notes the piece that was stored last. All older ones are complete, or nearly so. Towards the end
+  // fewer are held back, so that few tiles arrive late.
   __device__ void note(u32 token) {
     uncounted_.add(token);
     u32 due = min(stages_.left(), Uncounted::kMost - 1);
@@ -273,7 +276,7 @@ class Mover {
 
 #else
 
-// Vectors go through registers: nothing is loaded ahead.
+// Vectors pass through registers: no piece is loaded ahead.
 class Stages {
  public:
   __device__ Stages(const DispatchArgs&, u8*) {}

@@ -16,8 +16,8 @@ pub(super) const CONTROL: usize = 0;
 /// Window of rows.
 pub(super) const ARENA: usize = 1;
 
-/// Warps of a block that move rows: bulk copies of one or two stages each fill what a multiprocessor has,
-/// and many shallow queues beat few deep ones. The last two move what goes beside rows first: see
+/// Warps of a block that move rows: bulk copies of one or two stages each fill the shared memory of a
+/// multiprocessor, and many shallow queues beat few deep ones. The last two move row metadata first: see
 /// `METADATA_WARPS`.
 const MOVERS: u32 = 14;
 /// The same for rows that only cross a link: more warps crowd it, and bf16 rows took 1.5 % longer.
@@ -31,9 +31,9 @@ const MOST_TILES: u32 = 1024;
 pub(super) const LONGEST_PIECE: u64 = 16_384;
 /// The most shared memory that kernels declare.
 pub(super) const DECLARED: u32 = 2048;
-/// Shared memory that is not for stages: that, and what the driver keeps.
+/// Shared memory that is not for stages: the declared memory, and the driver's own.
 pub(super) const KEPT: u32 = DECLARED + 1024;
-/// Most bytes that an arena takes for two outputs of any layout, unless the config says otherwise.
+/// Most bytes of an arena for two outputs of any layout, unless the config sets its size.
 const ARENA_LIMIT: u64 = 16 << 30;
 /// The same in host memory, which all ranks of a machine share, and which is pinned at once.
 const HOST_ARENA_LIMIT: u64 = 4 << 30;
@@ -50,10 +50,10 @@ pub(super) struct Sizes {
     pub(super) tile_rows: u32,
     /// Tiles of the rows that one rank has for another, at most.
     tiles: u32,
-    /// Units of them that a combine pushes, at most.
+    /// Units of these rows that a combine pushes, at most.
     pub(super) units: u32,
     pub(super) arena_bytes: u64,
-    /// Behind all else in the control window, where rows are staged.
+    /// The staging, behind everything else in the control window.
     pub(super) staging: Option<StagingSizes>,
     /// The longest put, where kernels put; else they load and store.
     pub(super) path: Path,
@@ -63,7 +63,7 @@ impl Sizes {
     pub(super) fn new(exchange: &Exchange, config: &GpuConfig) -> Result<Self> {
         let Exchange { shape, groups, in_flight, path, .. } = *exchange;
         let words = HEAD + (shape.ranks + shape.experts) * groups + TEXT_WORDS;
-        // fp32 with as many scale bytes as channels: the widest row that any call may bring.
+        // fp32 with as many scale bytes as channels: the widest row of any call.
         let row = RowFormat {
             x_bytes: 4 * shape.hidden,
             scale_bytes: shape.hidden.max(4),
@@ -75,7 +75,7 @@ impl Sizes {
         };
         let staged = if path.puts() { staged_bytes(&shape, &row, shape.max_tokens) } else { 0 };
         let arena_bytes = match config.arena_mib {
-            // Rows on their way between domains, there and back: no output lies there.
+            // Rows that move between domains, there and back: no output lies there.
             _ if exchange.scope == Scope::InterDomain => {
                 let each = worst(Layout::Flat)? + staged;
                 u64::from(in_flight.max(2) + 1) * each
@@ -116,24 +116,24 @@ impl Sizes {
         Ok(sizes)
     }
 
-    /// Where the records of a slot start in the control window.
+    /// The start of the records of a slot in the control window.
     pub(super) fn entries(&self, slot: u32) -> u64 {
         8 * u64::from(slot) * u64::from(self.ranks) * u64::from(self.entry_words)
     }
 
-    /// Where the counts of tiles start in the control window: behind the records. Kernels that put have
-    /// none.
+    /// The start of the counts of tiles in the control window: behind the records. Kernels that put
+    /// have none.
     pub(super) fn tiles(&self) -> u64 {
         self.entries(self.slots)
     }
 
-    /// Where the words of units that are pushed start in the control window: behind the counts of tiles.
+    /// The start of the words of pushed units in the control window: behind the counts of tiles.
     pub(super) fn flags(&self) -> u64 {
         self.tiles() + 8 * u64::from(self.ranks) * u64::from(self.tiles)
     }
 
-    /// Records that came, then, where kernels put, those that are staged: as many; else the counts of
-    /// tiles and the words of units; then what is staged.
+    /// Received records, then, where kernels put, as many staged records; else the counts of tiles
+    /// and the words of units; then the staging.
     pub(super) fn control_bytes(&self) -> u64 {
         match self.path.rows {
             _ if self.staging.is_some() => self.staging.map_or(0, |staging| staging.end),
@@ -142,8 +142,8 @@ impl Sizes {
         }
     }
 
-    /// Of each slot: the rows' arrival and the end of reading, each raised by one rank; where kernels
-    /// put, the arrival of records too.
+    /// For each slot: the arrival of rows and the end of reading, each raised by one rank; where
+    /// kernels put, the arrival of records too.
     pub(super) fn signals(&self) -> u32 {
         let kinds = if self.path.puts() { 3 } else { 2 };
         kinds * self.ranks * self.slots
@@ -155,8 +155,8 @@ fn most_rows(shape: &Shape, tokens: u32) -> u64 {
     u64::from(tokens) * u64::from(shape.topk.min(shape.ranks))
 }
 
-/// Bytes that a dispatch of so many tokens stages, where kernels put: `Staged` of the kernels, for all
-/// ranks.
+/// Bytes that a dispatch of this many tokens stages, where kernels put: `Staged` of the kernels, for
+/// all ranks.
 pub(super) fn staged_bytes(shape: &Shape, row: &RowFormat, tokens: u32) -> u64 {
     let by_k = 4 * u64::from(shape.topk);
     let weights = if row.weights { by_k } else { 0 };
@@ -165,7 +165,7 @@ pub(super) fn staged_bytes(shape: &Shape, row: &RowFormat, tokens: u32) -> u64 {
     most_rows(shape, tokens) * each + arrays * REGION_ALIGN
 }
 
-/// Bytes that the rows of a combine take where they come back, if kernels put them: rows, weights.
+/// Bytes of the returned rows of a combine where they land, if kernels put them: rows, weights.
 pub(super) fn landing_bytes(shape: &Shape, widths: [u64; 2], tokens: u32) -> [u64; 2] {
     widths.map(|width| (most_rows(shape, tokens) * width).next_multiple_of(REGION_ALIGN))
 }
@@ -183,25 +183,25 @@ pub(super) struct DispatchTiling {
     pub(super) metadata_tokens: u32,
     /// Shared memory of one gathering.
     pub(super) metadata_bytes: u32,
-    /// Whether scales are gathered: they are not where they are wide.
+    /// Whether scales are gathered: wide scales are not.
     pub(super) metadata_scales: bool,
     pub(super) metadata_at: u32,
     /// Tokens that a warp counts at once.
     pub(super) tally_tokens: u32,
-    /// What the stages hold: see `Stages` of the kernels.
+    /// The notes of the stages: see `Stages` of the kernels.
     pub(super) notes_at: u32,
     pub(super) shared: u32,
     pub(super) pitch: u32,
 }
 
-/// Shared memory that one gathering may take, but for its list of tokens.
+/// Shared memory that one gathering may take, except for its list of tokens.
 const METADATA_ROOM: u32 = 12 << 10;
 const MOST_METADATA_BYTES: u32 = (METADATA_ROOM + 2 * 16 + 128).next_multiple_of(128);
 /// Wider scales move from memory to memory.
 const WIDEST_SCALES: u32 = 1024;
 
-/// Tokens that a warp counts at once where a block has room for what they select: one bit each of a
-/// word. Fewer take longer: what was counted is summed up more often.
+/// Tokens that a warp counts at once where a block has memory for their selections: one bit each of
+/// a word. Fewer take longer: counts are summed up more often.
 const MOST_TALLY_TOKENS: u32 = 32;
 
 /// Shared memory of a dispatch that does not depend on its rows.
@@ -209,7 +209,7 @@ struct Tables {
     /// See `DispatchTables`.
     table_bytes: u32,
     /// While it counts, each warp has two numbers per rank and expert, and the experts that
-    /// `tally_tokens` tokens select, where stages and gatherings are later.
+    /// `tally_tokens` tokens select, in the memory that stages and gatherings use later.
     counts: u32,
     tally_tokens: u32,
 }
@@ -218,7 +218,7 @@ impl Tables {
     /// On a device that gives a block `most_shared` bytes.
     fn new(Exchange { shape, groups, .. }: &Exchange, most_shared: u32) -> Self {
         let ranks = shape.ranks;
-        // So many never have room, and are refused; their bytes can still be counted.
+        // This many never fit, and are refused; their bytes can still be counted.
         let experts = shape.experts.min(1 << 20);
         let of_rank = 6 * 8 + 4 * (groups + 3) + 4 * (HEAD + ranks * groups);
         let table_bytes = (ranks * of_rank + 4 * (groups + 1) * experts).next_multiple_of(128);
@@ -233,8 +233,8 @@ impl Tables {
 }
 
 impl DispatchTiling {
-    /// For rows on a device that gives a block `most_shared` bytes.
-    /// `links`: rows go by bulk copies, and each to one place of a rank.
+    /// For rows on a device that gives a block `most_shared` bytes. `links`: rows move by bulk
+    /// copies, and each to one place of a rank.
     pub(super) fn new(exchange: &Exchange, row: &RowFormat, most_shared: u32, links: bool) -> Self {
         let shape = &exchange.shape;
         let (topk, note) = (shape.topk, 4 * (2 + shape.topk));
@@ -274,13 +274,14 @@ impl DispatchTiling {
     }
 }
 
-/// Whether a block of a device that gives it `most_shared` bytes has room for the tables of a shape,
-/// and for a piece of its widest row. Equal on equal devices: an operation must not find out.
+/// Whether a block of a device that gives it `most_shared` bytes has memory for the tables of a
+/// shape, and for a piece of its widest row. Equal on equal devices: an operation must not fail on
+/// this.
 pub(super) fn check_shared(exchange: &Exchange, most_shared: u32) -> Result<()> {
     let shape = &exchange.shape;
     let widest = 4 * u64::from(shape.hidden);
     let Tables { table_bytes, counts, .. } = Tables::new(exchange, most_shared);
-    // One stage, as fewer warps may move rows.
+    // One stage, because fewer warps may move rows.
     let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
     let dispatch_tiling = table_bytes
         + counts.max(stage + METADATA_WARPS * MOST_METADATA_BYTES + 4 * (2 + shape.topk));
@@ -316,7 +317,7 @@ fn too_large(flat: u64) -> Error {
         .with_fix("lower max_tokens; or set `arena_mib` of the kernel set for what really arrives")
 }
 
-/// Bytes of a piece of a row, and how many there are.
+/// Bytes of a piece of a row, and the number of pieces.
 pub(super) fn pieces(row_bytes: u64) -> (u32, u32) {
     let pieces = row_bytes.div_ceil(LONGEST_PIECE).max(1);
     let piece = row_bytes.div_ceil(pieces).next_multiple_of(REGION_ALIGN).min(row_bytes);
@@ -438,7 +439,7 @@ pub(super) mod tests {
         let error = check_shared(&whole(shape(2048, 8), 2, Path::STORE), HOPPER).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("2048 experts and top-8 need") && text.contains("232448"), "{text}");
-        // What is heard of each domain's rows.
+        // The received counts of each domain's rows.
         let inside = Exchange { groups: 72, ..whole(shape(64, 8), 2, Path::STORE) };
         assert!(check_shared(&inside, HOPPER).is_ok());
         let inside = Exchange { shape: Shape { ranks: 32, ..inside.shape }, ..inside };
@@ -482,7 +483,7 @@ pub(super) mod tests {
         assert_eq!(outer.entry_words, words(3 + 24));
         assert_eq!([inner.signals(), outer.signals()], [2 * 2 * 2, 3 * 3 * 4]);
         assert_eq!(inner.arena_bytes, 7 << 20);
-        // Three times: 24 rows that come, and 16 that this rank stages, two domains per token.
+        // Three times: 24 rows that arrive, and 16 that this rank stages, two domains per token.
         let row = u64::from(4 * SHAPE.hidden + SHAPE.hidden + 8 * SHAPE.topk + 4);
         assert!((3 * 40 * row..3 * 40 * row + 3 * 32 * 128).contains(&outer.arena_bytes));
     }

@@ -1,8 +1,8 @@
-//! Low-latency operations: dispatches to the packed layout, and combines of what these gave, whose rows go by staging
-//! without being asked for. See `staging.cuh`.
+//! Low-latency operations: dispatches to the packed layout, and the combines that follow them. Their rows
+//! are staged without a request. See `staging.cuh`.
 //!
-//! Sent and received apart, they are two kernels, and no multiprocessor is held between them. Where the host waits
-//! for what a call comes to, one kernel sends and receives.
+//! With separate send and receive they are two kernels, and no multiprocessor is held between them. Where
+//! the host waits for the outcome of a call, one kernel sends and receives.
 
 use tokenyard_core::moe::Layout;
 use tokenyard_core::signature::Signature;
@@ -19,13 +19,13 @@ use super::operation::{CombineOp, Operation};
 use super::staging::{StagingSizes, not_packed, senders};
 use crate::driver::Launch;
 
-/// What an operation that was sent apart is received by.
+/// The kernel that receives an operation whose send was a separate call.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::large_enum_variant, reason = "one per slot, and an operation allocates nothing")]
 pub(super) enum StagedHalf {
     None,
     Dispatch(StagedDispatchArgs),
-    /// And the index of its type's kernel.
+    /// And the index of the kernel of its type.
     Combine(StagedCombineArgs, usize),
 }
 
@@ -41,7 +41,8 @@ impl Engine {
         self.staged(layout).is_some()
     }
 
-    /// Why rows of so many bytes, with so many of scales, cannot be sent in a layout.
+    /// The reason why rows of this many bytes, with scales of this many bytes, cannot be sent in a
+    /// layout.
     pub(super) fn too_long(
         &self,
         layout: Layout,
@@ -51,12 +52,12 @@ impl Engine {
         self.staged(layout).and_then(|(_, sizes)| sizes.refuses(row_bytes, scale_bytes))
     }
 
-    /// What a kernel that sends does.
+    /// The phases of a kernel that sends.
     fn phases(mode: &Mode) -> u32 {
         if mode.at_once || !mode.no_host_sync { SENDS | RECEIVES } else { SENDS }
     }
 
-    /// Blocks of an operation of so many tokens of this rank, and a block's shared memory.
+    /// Blocks of an operation of this many tokens of this rank, and a block's shared memory.
     fn staged_launch(&self, sizes: &StagingSizes, tokens: u32) -> Launch {
         let blocks = self.launcher.decode_sms.blocks(tokens);
         Launch::of_warps(blocks, WARPS, sizes.shared(&self.exchange.shape))
@@ -65,7 +66,8 @@ impl Engine {
     /// Launches a dispatch.
     ///
     /// # Safety
-    /// What the arguments name beyond the engine's own is valid until the operation is received.
+    /// Memory that the arguments name, except for the engine's own, is valid until the operation is
+    /// received.
     pub(super) unsafe fn launch_staged_dispatch(
         &mut self,
         operation: u64,
@@ -175,13 +177,14 @@ impl Engine {
         self.hear_outcome(call.operation, &called).map(drop)
     }
 
-    /// Launches what receives an operation that was sent apart; nothing where its kernel has received it.
+    /// Launches the kernel that receives an operation whose send was separate; none where its kernel has
+    /// received it.
     pub(super) fn receive_staged(&mut self, operation: u64) -> Result<()> {
         let slot = self.routing.slot(operation);
         let half = std::mem::replace(&mut self.routing.halves[slot], StagedHalf::None);
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
-        // SAFETY: the kernels' types; what they name is valid until the operation is received, by the
-        // contract of the call that sent it.
+        // SAFETY: the kernels' types; the memory that they name is valid until the operation is
+        // received, by the contract of the call that sent it.
         unsafe {
             match half {
                 StagedHalf::None => Ok(()),
@@ -190,7 +193,7 @@ impl Engine {
                     self.launch(&kernels.dispatch, launch, &arguments, slot)
                 }
                 StagedHalf::Combine(arguments, kernel) => {
-                    // T may be known to the device alone.
+                    // T may be known only to the device.
                     let launch = self.staged_launch(&sizes, self.exchange.shape.max_tokens);
                     self.launch(&kernels.combine[kernel], launch, &arguments, slot)
                 }
@@ -198,7 +201,8 @@ impl Engine {
         }
     }
 
-    /// Says that this rank refuses, and takes out what others have staged for it; false where no rows are staged.
+    /// Reports that this rank refuses, and removes the rows that others have staged for it; false where no
+    /// rows are staged.
     pub(super) fn refuse_staged(&self, operation: u64, common: &Common) -> Result<bool> {
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Ok(false) };
         let staging = sizes.arguments(SENDS | RECEIVES, 0);

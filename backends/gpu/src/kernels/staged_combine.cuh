@@ -1,8 +1,9 @@
-// Low-latency combine: owners sum their rows of each token and stage one partial row for its source, which sums what
-// comes. See staging.cuh.
+// Low-latency combine: owners sum their rows of each token and stage one partial row for its source, which
+// sums the partial rows. See staging.cuh.
 //
-// f32, in the order of `combine`: experts of one rank in k order, rounded; then the biases and ranks in the order of
-// their highest selecting k, rounded. Nobody reads rows of another rank, so nobody waits until all have read.
+// Sums in f32, in the order of `combine`: experts of one rank in k order, rounded; then the biases and
+// ranks in the order of their highest selecting k, rounded. No rank reads rows of another, so no rank waits
+// until all have read.
 #pragma once
 #include "combine.cuh"
 #include "staging.cuh"
@@ -91,7 +92,7 @@ __device__ TY_INLINED void send_partials(const StagedCombineArgs& args, const Up
     post_heads(c, up, {c.verdict, (u32)(args.merge.row_bytes / 16)}, nullptr, guard,
                [&](u32 peer) { return first[peer + 1] - first[peer]; });
   u32 rows = first[c.ranks], start = first[c.rank + 1];
-  // Those of this rank's own tokens last.
+  // The sums of this rank's own tokens come last.
 #pragma unroll 1
   for (u32 i = part.sending.first; i < rows; i += part.sending.step) {
     u32 number = start + i < rows ? start + i : start + i - rows;

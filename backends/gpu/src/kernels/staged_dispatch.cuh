@@ -1,8 +1,10 @@
-// Low-latency dispatch to the packed layout: sends without asking, and spreads what comes. See staging.cuh.
+// Low-latency dispatch to the packed layout: sends without a request, and spreads the rows that arrive. See
+// staging.cuh.
 //
 // Every block reads all routing as sets of tokens, one per expert and rank, so that counts and places are
-// numbers of bits. A source says which of its tokens come, and how many rows each expert gets; who receives reads that
-// once a block, and knows where every row goes, in order of source ranks, then of tokens.
+// numbers of bits. A source reports which of its tokens are sent, and how many rows each expert gets; each
+// block of a receiver reads that once, and knows the place of every row, in order of source ranks, then of
+// tokens.
 #pragma once
 #include "cast.cuh"
 #include "staging.cuh"
@@ -12,7 +14,7 @@ namespace ty {
 
 // The routing of this rank, in shared memory.
 struct SentTables {
-  u32* sets;    // [E + R, token_words]: which tokens select an expert, then which go to a rank
+  u32* sets;    // [E + R, token_words]: the tokens that select an expert, then those that go to a rank
   i32* picks;   // [T, K]: experts, or -1
   u32* scales;  // [H / 128]: of the row that is cast
   u32 words;    // of a set
@@ -22,7 +24,7 @@ struct SentTables {
     picks = reinterpret_cast<i32*>(sets + (a.c.experts + a.c.ranks) * words);
     scales = reinterpret_cast<u32*>(picks + a.c.max_tokens * a.c.topk);
   }
-  // The tokens of a set before one.
+  // The number of tokens of a set before a given one.
   __device__ u32 before(u32 column, u32 token) const {
     const u32* set = sets + column * words;
     u32 count = popc(set[token / kTallied] & ((1u << token % kTallied) - 1));
@@ -61,7 +63,7 @@ __device__ TY_INLINED u64 read_routing(const DispatchArgs& a, const SentTables& 
     atomic_or(&t.sets[(a.c.experts + a.c.rank_of(expert)) * t.words + word], mine);
   }
   if (!sync_block_or(twice)) return problem;
-  // Of those that select the same expert the first one counts.
+  // Of the selections of the same expert the first one counts.
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < pairs; i += blockDim.x) {
     u32 token = i / topk, k = i - token * topk;
@@ -167,7 +169,8 @@ __device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up
   }
 }
 
-// Tells each rank which tokens come, and how many rows each of its experts gets. All blocks that send.
+// Reports to each rank which tokens are sent, and how many rows each of its experts gets. All blocks
+// that send.
 template <class Up>
 __device__ TY_INLINED void say_counts(const StagedDispatchArgs& args, const Up& up, const SentTables& t,
                                       const Portion& portion) {
@@ -193,7 +196,7 @@ __device__ TY_INLINED void send_rows(const StagedDispatchArgs& args, const Up& u
   // A zero behind the last scale stays.
   for (u32 i = threadIdx.x; a.cast != 0 && i < a.scale_words; i += blockDim.x) t.scales[i] = 0;
   sync_block();
-  // While the routing is on its way.
+  // While the routing is in flight.
   if (token < tokens) load_row(a, token, t, row);
   u64 problem = read_routing(a, t, tokens);
   bool enters = problem == ~0ull;
@@ -218,10 +221,10 @@ __device__ TY_INLINED void send_rows(const StagedDispatchArgs& args, const Up& u
   }
 }
 
-// What a block knows of all ranks, in shared memory.
+// The tables of a receiving block about all ranks, in shared memory.
 struct ComingTables {
   u32* heard;   // [R, kHead]
-  u32* said;    // [R, token_words + El]: as they came
+  u32* said;    // [R, token_words + El]: as received
   u32* base;    // [R, El]: rows of an expert from the ranks before
   u32* first;   // [R + 1]: first of each source's rows here, then N
   u32 words, local, token_words;
@@ -234,11 +237,11 @@ struct ComingTables {
   __device__ u32 rows(u32 source, u32 expert) const { return said[source * words + token_words + expert]; }
 };
 
-// One of the rows that come.
+// One of the rows that arrive.
 struct ComingRow {
   u32 source, token;
 
-  // The one that is `row`-th in order of sources, then of tokens.
+  // The row that is `row`-th in order of sources, then of tokens.
   __device__ ComingRow(const ComingTables& t, u32 row) : source(0) {
     while (row >= t.first[source + 1]) source++;
     const u32* set = t.said + source * t.words;
@@ -250,7 +253,8 @@ struct ComingRow {
   }
 };
 
-// Hears what all ranks say of their rows, once a block, and where these go. False if a wait was ended.
+// Receives the reports of all ranks about their rows, once a block, and places the rows. False if a
+// wait was ended.
 template <class Up>
 __device__ TY_INLINED bool hear_counts(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
                                        Guard& guard) {
@@ -285,7 +289,7 @@ __device__ TY_INLINED bool hear_counts(const StagedDispatchArgs& args, const Up&
   return true;
 }
 
-// The output of this rank, which has room for all that may come.
+// The output of this rank, with memory for all rows that may arrive.
 struct PackedOutput {
   u8* base;
   Region at;
@@ -298,7 +302,8 @@ struct PackedOutput {
   __device__ T* array(u64 offset) const { return reinterpret_cast<T*>(base + offset); }
 };
 
-// What this rank's region says of counts, and what its handle remembers; then tells the host. One block.
+// Writes the counts into this rank's region, and the facts for its handle; then reports to the host. One
+// block.
 template <class Up>
 __device__ void note_coming(const DispatchArgs& a, const Up& up, const ComingTables& t, const PackedOutput& out,
                             const Decision& d, Guard& guard) {
@@ -334,7 +339,7 @@ __device__ void note_coming(const DispatchArgs& a, const Up& up, const ComingTab
   a.c.trace->heard = heard;
 }
 
-// Takes a row out of staging and stores it for each of its experts. The whole block.
+// Removes a row from staging and stores it for each of its experts. The whole block.
 template <u32 N, class Up>
 __device__ TY_INLINED void receive_row(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
                                        const PackedOutput& out, u32 number, Guard& guard) {

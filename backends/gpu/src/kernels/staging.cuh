@@ -1,33 +1,35 @@
-// Low latency: rows that nobody has asked for, and that say by themselves that they have come.
+// Low latency: rows that are sent without a request, and that show their own arrival.
 //
-// A row is stored once for each rank that wants it, into a place of that rank's staging which its writer and the token
-// fix. A word of staging is 0 where nothing has come. A row travels XORed with its *key*, a word that is none of
-// the row's words, so that no word of it is 0, whatever its bytes are. Who receives polls the very words that it
-// takes and puts zeros back: no flag, no fence, one flight over the link. The key is in the row's *record*,
-// whose words say by an epoch that they have come; so do those that say how many rows there are.
+// A row is stored once for each rank that wants it, into a place of that rank's staging. Its writer and the
+// token determine the place. A word of staging is 0 until data arrives there. A row travels XORed with its
+// *key*, a word that differs from all words of the row, so that no word of it is 0, whatever its bytes are.
+// A receiver polls the very words that it takes and stores zeros back: no flag, no fence, one flight over
+// the link. The key is in the row's *record*. The words of a record show by an epoch that they have
+// arrived; so do the words with the number of rows.
 //
-// A slot is written again `slots` operations later, which are twice as many as may be open. Who sends then has
-// received half as many before, so has heard the head that each rank posted behind what it had received of this
-// slot (INV-2, INV-8).
+// A slot is written again `slots` operations later, which are twice as many as may be open. The sender has
+// then received half as many before, so it has received the head that each rank posted behind its receipt
+// of this slot (INV-2, INV-8).
 #pragma once
 #include "entry.cuh"
 
 namespace ty {
 
-// What a kernel does.
+// The phases of a kernel.
 constexpr u32 kSends = 1, kReceives = 2;
-// In the first word of a head: this rank has staged rows, as words 4 and 5 say: pieces of a row, rows for the
-// rank that reads it.
+// In the first word of a head: this rank has staged rows. Words 4 and 5 hold the pieces of a row, and the
+// rows for the rank that reads it.
 constexpr u32 kStages = 1u << 30;
 // Pieces of 16 bytes of a row that a thread has.
 constexpr u32 kMostPieces = 4;
 
-// The part of a kernel's work that one block does: items `first`, `first + step` and so on.
+// The portion of a kernel's work that one block does: items `first`, `first + step` and so on.
 struct Portion {
   u32 first, step;
 };
 
-// What this block does, and how the work is shared. With blocks by role none polls behind its own stores.
+// The work of this block, and how the work is shared. With blocks by role no block polls behind its own
+// stores.
 struct Part {
   bool sends, receives;
   Portion sending, receiving;
@@ -39,13 +41,13 @@ struct Part {
     sending = {blockIdx.x, split ? s.senders : gridDim.x};
     receiving = {blockIdx.x - s.senders, gridDim.x - s.senders};
   }
-  // The block that enters for all of them, and the one that says what the operation came to: the last of
-  // each kind, which has the least to do.
+  // The block that enters for all of them, and the block that reports the outcome: the last of each
+  // kind, which has the least to do.
   __device__ bool posts() const { return sends && sending.first == sending.step - 1; }
   __device__ bool tells() const { return receives && receiving.first == receiving.step - 1; }
 };
 
-// Where the rows and records of one writer and token are.
+// The place of the rows and records of one writer and token.
 __device__ inline u64 place_of(const Common& c, u32 writer, u32 token) {
   return ((u64)c.slot() * c.ranks + writer) * c.max_tokens + token;
 }
@@ -57,7 +59,7 @@ template <class Up>
 __device__ uint4* staged_record(const Common& c, const Staging& s, const Up& up, u32 peer, u64 place) {
   return reinterpret_cast<uint4*>(up.peer_ptr(kControl, peer, s.records + place * s.record_pitch));
 }
-// Words that `source` says of its rows at `peer`.
+// Words of `source`'s report about its rows at `peer`.
 __device__ inline u32 said_words(const Common& c, const Staging& s) { return s.token_words + c.local_experts(); }
 template <class Up>
 __device__ u64* staged_word(const Common& c, const Staging& s, const Up& up, u32 peer, u32 source, u32 word) {
@@ -77,8 +79,8 @@ __device__ inline uint4 with_key(const uint4& v, u32 key) {
   return make_uint4(v.x ^ key, v.y ^ key, v.z ^ key, v.w ^ key);
 }
 
-// A word that the row does not have. The whole block. Keys that are tried are all different, so it takes at most one
-// more than the row has words, and one as a rule.
+// A word that the row does not have. The whole block. The keys that are tried all differ, so it takes at
+// most one more try than the row has words, and usually one.
 template <u32 N>
 __device__ TY_INLINED u32 key_of(const uint4 (&row)[N], u32 pieces) {
   for (u32 attempt = 0;; attempt++) {
@@ -98,7 +100,7 @@ __device__ TY_INLINED void store_staged(uint4* to, const uint4 (&row)[N], u32 pi
     if (piece_at(j) < pieces) store_16_relaxed(to + piece_at(j), with_key(row[j], key));
 }
 
-// A first look at a row, which may not have come.
+// A first read of a row, which may not have arrived.
 template <u32 N>
 __device__ TY_INLINED void look_at_row(const uint4* from, uint4 (&seen)[N], u32 pieces) {
 #pragma unroll
@@ -106,7 +108,7 @@ __device__ TY_INLINED void look_at_row(const uint4* from, uint4 (&seen)[N], u32 
     if (piece_at(j) < pieces) seen[j] = load_16_relaxed(from + piece_at(j));
 }
 
-// Takes a piece out of staging, of which `seen` was there at the last look. Its place is free then, also where the
+// Takes a piece out of staging, of which the last read saw `seen`. Its place is free then, also where the
 // wait was ended, and nothing is taken.
 __device__ TY_INLINED uint4 take_piece(uint4* at, uint4 seen, u32 key, const What& what, Guard& guard) {
   guard.until(
@@ -120,15 +122,15 @@ __device__ TY_INLINED uint4 take_piece(uint4* at, uint4 seen, u32 key, const Wha
   return with_key(seen, key);
 }
 
-// Whether a lane's selection, of an expert of `rank`, is the last one of a token that is of this rank: it stands for
-// the rank. The whole warp.
+// Whether a lane's selection, of an expert of `rank`, is the last one of its token for that rank: it
+// represents the rank. The whole warp.
 __device__ TY_INLINED bool stands_for(bool selects, u32 rank) {
   Lanes like = match_any(selects ? (i32)rank : -1 - (i32)lane_id());
   return selects && like >> lane_id() == 1;
 }
 
-// --- Records: of each entry two values and their epochs, 16 bytes. Entry 0 has the key, entry 1 + k what belongs
-// to selection k.
+// --- Records: of each entry two values and their epochs, 16 bytes. Entry 0 has the key, entry 1 + k the
+// metadata of selection k.
 
 __device__ inline void store_entry(uint4* at, u32 epoch, u32 first, u32 second) {
   store_16_relaxed(at, make_uint4(first, epoch, second, epoch));
@@ -148,8 +150,8 @@ __device__ TY_INLINED uint2 hear_entry(const uint4* at, const What& what, Guard&
 
 // --- How a kernel begins
 
-// Learns the operation's turn, or, where it was sent before, which one it is. False if nothing is to be done.
-// The whole block. `makes`: it makes its handle, of `tokens`.
+// Learns the operation's turn, or, where it was sent before, its identity. False if there is no work. The
+// whole block. `makes`: it makes its handle, of `tokens`.
 __device__ TY_INLINED bool begin_staged(const Common& c, const Staging& s, const Note* note, bool makes,
                                                u32 tokens) {
   if (s.phases & kSends) {
@@ -174,19 +176,19 @@ __device__ TY_INLINED bool begin_staged(const Common& c, const Staging& s, const
 
 // --- Heads
 
-// What this rank says of itself.
+// This rank's statement in its head.
 struct StagedHead {
   u32 verdict;
   u32 pieces;  // of a row
 };
 
-// Enters at every peer, as other operations do, so that ranks whose calls differ find out; `rows_for(peer)`: how
-// many rows go there. One block. Peers may write again what this rank had received before; the blocks of this
-// rank go on unless its host had given up before.
+// Enters at every peer, as other operations do, so that ranks whose calls differ see the mismatch;
+// `rows_for(peer)`: the number of rows for that peer. One block. Peers may overwrite the data that this
+// rank had received before; the blocks of this rank continue unless its host had aborted before.
 template <class Up, class RowsFor>
 __device__ TY_INLINED void post_heads(const Common& c, const Up& up, const StagedHead& h, const GivenId* topk_idx,
                                       Guard& guard, RowsFor rows_for) {
-  // A look at host memory takes longer than all else.
+  // A read of host memory takes longer than all else.
   u64 given_up = threadIdx.x == 0 ? load_relaxed(c.abort) : 0;
   if (threadIdx.x == 0) {
     c.cell->slot = c.slot();
@@ -194,7 +196,8 @@ __device__ TY_INLINED void post_heads(const Common& c, const Up& up, const Stage
     c.cell->epoch = c.epoch();
   }
   fence_system();
-  // As many words as a dispatch, so that ranks that do one find out and do not wait.
+  // As many words as a dispatch, so that ranks that run a dispatch see the mismatch and do not
+  // wait.
   post_entry(
       c, up, kHead + c.ranks, h.verdict, topk_idx, guard,
       [&](u32 peer, u32 w) -> u32 {
@@ -213,9 +216,9 @@ __device__ TY_INLINED void post_heads(const Common& c, const Up& up, const Stage
       [&] { return !sync_block_or(given_up != 0); });
 }
 
-// --- Where something goes wrong
+// --- Failures
 
-// The first token of `source` some of whose row has come, or none. One thread.
+// The first token of `source` of which a piece of its row has arrived, or none. One thread.
 template <class Up>
 __device__ u32 find_row(const Common& c, const Staging& s, const Up& up, u32 source, Guard& guard) {
   u32 token = 0;
@@ -230,8 +233,8 @@ __device__ u32 find_row(const Common& c, const Staging& s, const Up& up, u32 sou
   return found ? token : ~0u;
 }
 
-// Where an operation is refused, ranks that have not heard of it have staged rows, which nobody wants: takes them out.
-// All blocks of who receives.
+// Where an operation is refused, ranks that have not yet received the refusal have staged rows that no rank
+// wants: removes them. All blocks that receive.
 template <class Up>
 __device__ void drain(const Common& c, const Staging& s, const Up& up, const u32* heard, const Portion& portion,
                       Guard& guard) {
@@ -256,8 +259,8 @@ __device__ void drain(const Common& c, const Staging& s, const Up& up, const u32
   }
 }
 
-// Where a wait was ended: nothing more is entered, and what has come of this operation is no row of the next one in
-// its slot. The whole block, when it has done all else.
+// Where a wait was ended: no more operations are entered, and received data of this operation is no row of
+// the next one in its slot. The whole block, after all its other work.
 template <class Up>
 __device__ void mend_staging(const Common& c, const Staging& s, const Up& up, const Guard& guard) {
   if (!sync_block_or(guard.ended())) return;
@@ -268,7 +271,8 @@ __device__ void mend_staging(const Common& c, const Staging& s, const Up& up, co
   for (u64 i = threadIdx.x; i < pieces; i += blockDim.x) store_16_relaxed(rows + i, make_uint4(0, 0, 0, 0));
 }
 
-// Hears the heads of all ranks; `decision` is of all threads. False if a wait was ended. The whole block.
+// Receives the heads of all ranks; all threads hold `decision`. False if a wait was ended. The whole
+// block.
 template <class Up>
 __device__ TY_INLINED bool hear_heads(const Common& c, const Up& up, u32* heard, Decision& decision, Guard& guard) {
   __shared__ Decision found;
@@ -282,12 +286,12 @@ __device__ TY_INLINED bool hear_heads(const Common& c, const Up& up, u32* heard,
   return true;
 }
 
-// An operation that does not go on. The whole block.
+// An operation that does not continue. The whole block.
 template <class Up>
 __device__ void end_refused(const Common& c, const Staging& s, const Up& up, const u32* heard, const Decision& d,
                             const Part& part, Guard& guard) {
   if (part.tells() && threadIdx.x == 0) tell(c, up, d, &heard[d.rank * kHead], guard);
-  // What ranks that are out of step have staged, nobody knows; they do not go on.
+  // The staged rows of ranks that are out of step are unknown; those ranks do not continue.
   if (d.code == kRefused) drain(c, s, up, heard, part.receiving, guard);
   mend_staging(c, s, up, guard);
 }

@@ -1,4 +1,4 @@
-//! Where rows are staged that nobody has asked for: see `staging.cuh`.
+//! Where rows are staged without a request: see `staging.cuh`.
 
 use tokenyard_core::moe::{REGION_ALIGN, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -11,18 +11,19 @@ use crate::config::Decode;
 
 /// Bits of a word of a set of tokens.
 const SET_BITS: u32 = u32::BITS;
-/// Most tokens of a rank: blocks read all routing, which is worth it for few.
+/// Most tokens of a rank: blocks read all routing, which pays off for few tokens.
 const MOST_TOKENS: u32 = 1024;
 /// Most experts of a rank: a record names one in 16 bits, and one number stands for none.
 const MOST_LOCAL: u32 = u16::MAX as u32;
 /// Threads of the smallest warps of a block.
 const THREADS: u64 = 32 * WARPS as u64;
-/// The longest row with its scales that a block has in registers.
+/// The longest row with its scales that fits the registers of a block.
 const LONGEST_ROW: u64 = 16 * MOST_PIECES as u64 * THREADS;
-/// Blocks that only send, where there are many peers: so many fill the link, and the others do not poll behind
-/// their own stores.
+/// Blocks that only send, where there are many peers: this many fill the link, and the others do not poll
+/// behind their own stores.
 const SENDERS: u32 = 24;
-/// More ranks than have enough links for all blocks, and blocks that are left to receive.
+/// With more ranks than the first number, there are enough links for all blocks; the second is the number of
+/// blocks that must then be left to receive.
 const FEW_RANKS: u32 = 4;
 const RECEIVERS: u32 = 24;
 
@@ -40,10 +41,10 @@ pub(super) struct StagingSizes {
     pub(super) end: u64,
 }
 
-/// Whether the operations of a config move rows so, over an exchange that may not.
+/// Whether the operations of a config stage rows over an exchange that may not support it.
 ///
 /// # Errors
-/// `Unsupported` where they cannot.
+/// `Unsupported` where it does not.
 pub(super) fn stages(decode: Decode, exchange: &Exchange) -> Result<bool> {
     if decode == Decode::Direct {
         return Ok(false);
@@ -73,14 +74,14 @@ fn with_fix(error: Error) -> Error {
 }
 
 impl StagingSizes {
-    /// From an offset of the control window on.
+    /// The sizes from an offset of the control window on.
     pub(super) fn new(exchange: &Exchange, at: u64) -> Self {
         let Shape { ranks, topk, hidden, max_tokens, .. } = exchange.shape;
         let align = |bytes: u64| bytes.next_multiple_of(REGION_ALIGN);
         let token_words = max_tokens.div_ceil(SET_BITS);
         let said = u64::from(token_words + exchange.shape.local_experts());
         let record_pitch = 16 * (1 + topk);
-        // fp32 with as many scale bytes as channels, as of `Sizes`.
+        // fp32 with as many scale bytes as channels, as in `Sizes`.
         let widest = 4 * u64::from(hidden) + u64::from(hidden.max(4)).next_multiple_of(16);
         let row_pitch = align(widest).min(LONGEST_ROW);
         let writers = u64::from(exchange.slots()) * u64::from(ranks);
@@ -92,7 +93,7 @@ impl StagingSizes {
         Self { words, records, rows, row_pitch, record_pitch, token_words, end }
     }
 
-    /// What a kernel is passed.
+    /// The arguments of a kernel.
     pub(super) fn arguments(&self, phases: u32, senders: u32) -> Staging {
         Staging {
             words: self.words,
@@ -106,7 +107,8 @@ impl StagingSizes {
         }
     }
 
-    /// Shared memory of a block: the routing of this rank, then what all ranks say of their rows.
+    /// Shared memory of a block: the routing of this rank, then the reports of all ranks about
+    /// their rows.
     pub(super) fn shared(&self, shape: &Shape) -> u32 {
         let Shape { ranks, topk, hidden, max_tokens, .. } = *shape;
         let local = shape.local_experts();
@@ -116,7 +118,7 @@ impl StagingSizes {
         4 * sent.max(coming)
     }
 
-    /// Whether a block of a device that gives it `most_shared` bytes has room for that.
+    /// Whether a block of a device that gives it `most_shared` bytes has memory for that.
     pub(super) fn check(&self, shape: &Shape, most_shared: u32) -> Result<()> {
         let needed = self.shared(shape).saturating_add(KEPT);
         if needed <= most_shared {
@@ -130,7 +132,8 @@ impl StagingSizes {
         unsupported(message).map_err(|error| with_fix(error).with_context("key", "decode"))
     }
 
-    /// Why rows of so many bytes, with so many of scales, are not staged; nothing if they are.
+    /// The reason why rows of this many bytes, with scales of this many bytes, are not staged; none
+    /// if they are.
     pub(super) fn refuses(&self, row_bytes: u64, scale_bytes: u64) -> Option<String> {
         let bytes = row_bytes + scale_bytes.next_multiple_of(16);
         (bytes > self.row_pitch).then(|| {
@@ -147,7 +150,7 @@ pub(super) fn senders(ranks: u32, blocks: u32) -> u32 {
     if ranks > FEW_RANKS && blocks >= SENDERS + RECEIVERS { SENDERS } else { 0 }
 }
 
-/// An error for a combine of a handle whose output has no such layout.
+/// An error for a combine of a handle whose output is not packed.
 pub(super) fn not_packed() -> Error {
     Error::new(ErrorKind::Internal, "combine", "the handle's dispatch did not stage its rows")
 }

@@ -1,18 +1,18 @@
-// What a block of a dispatch knows of all ranks.
+// The tables of a dispatch's block about all ranks.
 #pragma once
 #include "region.cuh"
 #include "route.cuh"
 
 namespace ty {
 
-// What a block knows of all ranks, in shared memory.
+// The tables of a block about all ranks, in shared memory.
 struct DispatchTables {
   u64* x;            // [R]: addresses in the ranks' regions
-  u64* scales;       // expert-major and packed: where scales and weights land
+  u64* scales;       // expert-major and packed: the places of scales and weights
   u64* weights;
   u64* ids;          // expert-major and packed: slots
   u64* source;       // packed: where sources land
-  u64* needed;       // [R]: bytes of the ranks' regions
+  u64* needed;       // packed: the places of sources
   u32* row_base;     // [G, R]: see Routing
   u32* tokens;       // [R]: N
   u32* first_row;    // [R]: the first row of each source here
@@ -34,8 +34,8 @@ struct DispatchTables {
   }
 };
 
-// The table by which rows are stored: those that are staged are numbered as this rank counts them,
-// where groups have rows of others between them.
+// The table by which rows are stored: staged rows are numbered as this rank counts them, where
+// groups have rows of others between them.
 __device__ inline const u32* named_from(const DispatchArgs& a, const DispatchTables& t) {
   return kGrouped && a.stages_rows() ? nullptr : t.row_base;
 }
@@ -44,7 +44,7 @@ __device__ inline u32 words_of(const DispatchArgs& a) {
   return kHead + a.c.ranks * a.c.groups();
 }
 
-// Rows that `rank` gets of a source, all groups of them.
+// Rows of a source for `rank`, all groups of them.
 __device__ inline u32 rows_from(const DispatchArgs& a, const u32* heard, u32 rank, u32 source) {
   u32 rows = 0, groups = a.c.groups();
 #pragma unroll 1
@@ -58,7 +58,7 @@ __device__ inline Region& own_region() {
   return region;
 }
 
-// Once it is known how many rows come to a rank.
+// The region of a rank, once the number of its rows is known.
 __device__ inline Region region_of(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
   bool packed = a.layout == kPacked, exact = !packed && !a.worst;
   u64 rows = a.is_flat() ? 0 : !packed && a.worst ? a.worst_experts : t.expert_rows[rank];
@@ -71,7 +71,7 @@ __device__ inline u32 room_of(const DispatchArgs& a, u32 rows) {
   return (rows + a.alignment - 1) / a.alignment * a.alignment;
 }
 
-// The sum of what the lanes before this one bring; `all` is that of all. One warp.
+// The sum of the values of the lanes before this one; `all` is the sum of all lanes. One warp.
 __device__ inline u32 sum_before(u32 value, u32* all) {
   u32 sum = value;
 #pragma unroll 1
@@ -83,8 +83,8 @@ __device__ inline u32 sum_before(u32 value, u32* all) {
   return sum - value;
 }
 
-// Where the rows of each expert of a rank start there: `each(expert, start)`, by lanes. Returns where the
-// last one's end. One warp, once all rows of experts are known.
+// The starts of the rows of each expert of a rank: `each(expert, start)`, by lanes. Returns the end of
+// the last expert's rows. One warp, once all rows of experts are known.
 template <class Each>
 __device__ u32 scan_experts(const DispatchArgs& a, const DispatchTables& t, u32 rank, Each each) {
   u32 local = a.c.local_experts(), start = 0;

@@ -1,14 +1,15 @@
 // Expert-major and packed over loads and stores: rows are spread over the other experts of their
 // tokens while others still arrive.
 //
-// The rows that one source has for another rank are taken in tiles. A source adds to a tile's count, at
-// the rank, for every piece of a row and for what goes beside a row, each when it is complete there.
-// Warps take parts of tiles in the order in which they come, wait for them, and spread them: first those that
-// move no rows, then all. Who has rows to move waits for nobody, so no two ranks wait for each other. While
-// rows are moved, others are spread by loads and stores: bulk copies of a block queue behind those that the
-// link holds up.
+// The rows that one source has for another rank are split into tiles. A source adds to a tile's count, at
+// the rank, for every piece of a row and for a row's metadata, each when it is complete there. Warps take
+// shares of tiles in the order of arrival, wait for them, and spread them: first the warps that move no
+// rows, then all. A warp that has rows to move waits for no rank, so no two ranks wait for each other.
+// While rows are moved, others are spread by loads and stores: bulk copies of a block queue behind those
+// that the link delays.
 //
-// The rows that a rank has for itself are in no tile: who loads them stores them to all their places.
+// The rows that a rank has for itself are in no tile: the warp that loads them stores them to all
+// their places.
 #pragma once
 #include "experts.cuh"
 #include "puts.cuh"
@@ -16,17 +17,17 @@
 
 namespace ty {
 
-constexpr u32 kPartRows = 8;   // of a tile, which one warp spreads
+constexpr u32 kPartRows = 8;   // rows of a share of a tile, which one warp spreads
 
-// The count of a tile of `source` at `rank`: what is complete, and in the upper half the parts that are
-// spread. Zero between operations.
+// The count of a tile of `source` at `rank`: in the lower half the pieces and the metadata of rows that are
+// complete, in the upper half the shares that are spread. Zero between operations.
 template <class Up>
 __device__ u64* tile_count(const DispatchArgs& a, const Up& up, u32 rank, u32 source, u32 tile) {
   u64 offset = a.tiles + 8 * ((u64)source * a.tiles_of_source() + tile);
   return reinterpret_cast<u64*>(reach(a.c, up, kControl, rank, offset));
 }
 
-// The count of the tile that a token's row is in at the rank of selection k, or null: each rank has one k.
+// The count of the tile that holds a token's row at the rank of selection k, or null: each rank has one k.
 template <class Up>
 __device__ u64* count_of_row(const DispatchArgs& a, const Up& up, u32 token, u32 k) {
   u32 packed = a.r.rows[(u64)token * a.c.topk + k], rank = packed >> kPlaceBits;
@@ -35,23 +36,23 @@ __device__ u64* count_of_row(const DispatchArgs& a, const Up& up, u32 token, u32
   return tile_count(a, up, rank, a.c.rank, row / a.tile_rows);
 }
 
-// Tells a rank that what goes beside so many of this rank's rows there is complete. One warp.
+// Reports to a rank that the metadata of this many of this rank's rows there is complete. One warp.
 template <class Up>
 __device__ void count_metadata(const DispatchArgs& a, const Up& up, u32 rank, u32 first, u32 rows) {
   sync_wave();
-  // A unit has no more rows than a tile, so it is of two at most.
+  // A unit has no more rows than a tile, so it spans two at most.
   u32 tile = first / a.tile_rows + lane_id();
   u32 begin = max(first, tile * a.tile_rows), end = min(first + rows, (tile + 1) * a.tile_rows);
   if (lane_id() < 2 && begin < end)
     add_release(tile_count(a, up, rank, a.c.rank, tile), end - begin);
 }
 
-// Part of a tile that arrives here.
+// A share of a tile that arrives here.
 struct TilePart {
   u32 source, tile, first, rows;  // `first` among the rows of the source
   u32 expected, parts;            // of the tile
 
-  // Number `unit` in the order in which parts are taken: other ranks in turn, from this one on.
+  // Number `unit` in the order in which shares are taken: other ranks in turn, from this one on.
   __device__ TilePart(const DispatchArgs& a, const DispatchTables& t, u32 unit) {
     u32 ranks = a.c.ranks, each = a.tile_rows / kPartRows, turn = unit / (ranks - 1);
     source = (a.c.rank + 1 + unit % (ranks - 1)) % ranks;
@@ -65,7 +66,7 @@ struct TilePart {
   }
 };
 
-// Parts of all tiles that arrive here, those without rows among them.
+// Shares of all tiles that arrive here, those without rows among them.
 __device__ inline u32 parts_of(const DispatchArgs& a, const DispatchTables& t) {
   u32 most = 0, words = kHead + a.c.ranks;
 #pragma unroll 1
@@ -74,7 +75,7 @@ __device__ inline u32 parts_of(const DispatchArgs& a, const DispatchTables& t) {
   return (most + kPartRows - 1) / kPartRows * (a.c.ranks - 1);
 }
 
-// What `spread` would be passed, for this rank's region.
+// The arguments of `spread` for this rank's region.
 template <class Up>
 __device__ SpreadArgs spread_of(const DispatchArgs& a, const Up& up, const DispatchTables& t) {
   u32 me = a.c.rank;
@@ -98,7 +99,7 @@ __device__ SpreadArgs spread_of(const DispatchArgs& a, const Up& up, const Dispa
   return s;
 }
 
-// The padding behind the rows of every expert. The warps that move what goes beside rows.
+// The padding behind the rows of every expert. The warps that move row metadata.
 __device__ inline void zero_paddings(const DispatchArgs& a, const DispatchTables& t,
                                      const SpreadArgs& s) {
   u32 first = a.c.rank * s.local_experts, start = 0;
@@ -110,7 +111,7 @@ __device__ inline void zero_paddings(const DispatchArgs& a, const DispatchTables
   }
 }
 
-// Waits until a tile is there. One warp.
+// Waits until a tile has arrived. One warp.
 template <class Up>
 __device__ bool hear_tile(const DispatchArgs& a, const Up& up, const TilePart& p, Guard& guard) {
   bool ok = true;
@@ -118,7 +119,7 @@ __device__ bool hear_tile(const DispatchArgs& a, const Up& up, const TilePart& p
     const u64* count = tile_count(a, up, a.c.rank, p.source, p.tile);
     auto look = [&] {
       u64 found = load_acquire(count);
-      // Every warp of the rank may be looking, and sources are adding.
+      // Every warp of the rank may be polling, and sources are adding.
       if ((u32)found != p.expected) pause_ns(200);
       return found;
     };
@@ -128,7 +129,7 @@ __device__ bool hear_tile(const DispatchArgs& a, const Up& up, const TilePart& p
   return shfl(ok, 0);
 }
 
-// A part is spread: the last one of a tile makes its count ready for the next operation. One warp.
+// A share is spread: the last one of a tile makes its count ready for the next operation. One warp.
 template <class Up>
 __device__ void leave_tile(const DispatchArgs& a, const Up& up, const TilePart& p) {
   sync_wave();
@@ -137,12 +138,13 @@ __device__ void leave_tile(const DispatchArgs& a, const Up& up, const TilePart& 
   if (atomic_add(count, 1ull << 32) >> 32 == p.parts - 1) store_relaxed(count, 0);
 }
 
-// The next part that a warp takes on: its first lane knows.
+// The next share that a warp takes: its first lane has it.
 __device__ inline u32 take_part(const DispatchArgs& a) {
   return lane_id() == 0 ? (u32)atomic_add(&a.c.state->taken, 1ull) : 0;
 }
 
-// Spreads what arrives until all has. True unless a wait was ended. One warp of those that spread.
+// Spreads rows as they arrive, until all have. True unless a wait was ended. One warp of those that
+// spread.
 template <class Up, class Copier>
 __device__ TY_INLINED bool spread_parts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                              const SpreadArgs& s, Copier& rows, Guard& guard) {
@@ -154,7 +156,7 @@ __device__ TY_INLINED bool spread_parts(const DispatchArgs& a, const Up& up, con
     unit = take_part(a);
     if (p.rows == 0) continue;
     if (!hear_tile(a, up, p, guard)) return false;
-    // What one lane has seen holds for all.
+    // An observation of one lane holds for all.
     sync_wave();
     // Peers stored these rows by other means than bulk copies that may read them.
     publish_places();
@@ -176,7 +178,7 @@ __device__ TY_INLINED void spread_tiles(const DispatchArgs& a, const Up& up, con
   if (moves) {
     BulkCopier rows(stages, (a.piece_bytes + 127) / 128 * 128, a.stages);
     ok = spread_parts(a, up, t, s, rows, guard);
-    // What is on its way into shared memory must be there before the block ends.
+    // Loads into shared memory must have ended before the block ends.
     rows.finish();
   } else
 #endif

@@ -48,7 +48,7 @@ struct F32 {
   }
 };
 
-// A sum that starts with its first term, not with zero: the sign of a zero is kept.
+// A sum that starts with its first term, not with zero: the sign of a zero is preserved.
 template <class Type>
 struct Sum {
   float value[Type::kLanes];
@@ -71,8 +71,8 @@ struct Sum {
   __device__ uint4 result() const { return empty ? make_uint4(0, 0, 0, 0) : Type::narrow(value); }
 };
 
-// The sums of one thread: vectors that are as far apart as a warp's are long, so that a warp has four
-// lines each in flight.
+// The sums of one thread: its vectors are one warp's length apart, so that a warp has four lines each
+// in flight.
 template <class Type>
 struct Sums {
   static constexpr u32 kCount = 4;
@@ -80,7 +80,7 @@ struct Sums {
   static constexpr u64 kBytes = kCount * kApart;
   Sum<Type> sum[kCount];
 
-  // Adds a row from `from` on; `left` bytes of it follow the thread's first.
+  // Adds a row that starts at `from`; `left` bytes of it follow the thread's first.
   __device__ void add(u64 from, i64 left, bool weighted, float weight) {
     uint4 term[kCount];
 #pragma unroll

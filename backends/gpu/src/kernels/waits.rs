@@ -1,4 +1,4 @@
-//! How the host waits for kernels, and says what they wait for (INV-6).
+//! How the host waits for kernels, and reports what they wait for (INV-6).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,15 +13,15 @@ use crate::driver::Pinned;
 /// A kernel that waits sees a raised abort word within microseconds; one that copies ends by itself.
 const LAST_MOMENT: Duration = Duration::from_secs(5);
 
-/// How long after its name what a wait is for may come: stores over PCIe take about a microsecond each. A
-/// wait that has a name has lasted for hundreds.
+/// The longest delay between the name of a wait and its subject: stores over PCIe take about a
+/// microsecond each. A wait that has a name has lasted for hundreds.
 const FOLLOWS: Duration = Duration::from_micros(10);
 
 pub(super) const KEEP_TENSORS: &str =
     "keep the tensors of this operation until the device is idle, or end the process";
 
-/// Waits for the end of a kernel that nothing holds up: who is told that an operation failed may free its
-/// tensors. False if it lasts.
+/// Waits for the end of a kernel that nothing delays: a caller that receives an error may free its
+/// tensors. False if the kernel lasts.
 pub(super) fn see_end(is_over: &dyn Fn() -> Result<bool>) -> bool {
     let start = Instant::now();
     while matches!(is_over(), Ok(false)) {
@@ -33,14 +33,14 @@ pub(super) fn see_end(is_over: &dyn Fn() -> Result<bool>) -> bool {
     true
 }
 
-/// What is waited for, as far as the host knows by itself.
+/// The subject of a wait, as far as the host knows it by itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wait {
     pub(super) operation: u64,
     /// One of `TY_PHASE_*`.
     pub(super) phase: u64,
     pub(super) level: u64,
-    /// A rank that must act; what the kernel says counts for more.
+    /// A rank that must act; the kernel's report takes precedence.
     pub(super) rank: u32,
 }
 
@@ -49,8 +49,8 @@ pub(super) struct Wait {
 pub(super) struct Waits {
     pub(super) waiter: Waiter<'static>,
     pub(super) report: Pinned<WaitReport>,
-    /// Not 0: kernels stop waiting. Set once, when an operation has failed for good; the host's own
-    /// word ends the host's wait, and so comes here.
+    /// Not 0: kernels stop waiting. Set once, when an operation has failed for good. The host's own
+    /// abort word ends the host's wait, which then sets this one.
     pub(super) abort: Pinned<u64>,
     /// World rank of each index in the team.
     pub(super) ranks: Vec<u32>,
@@ -58,8 +58,8 @@ pub(super) struct Waits {
     pub(super) turn: Turn,
 }
 
-/// Whose the board is: it has room for one wait. Who waits there goes first; who only looks on steps
-/// back meanwhile, because the wait of the host sees everything that goes wrong.
+/// The owner of the board: it has space for one wait. A host call that waits goes first; the
+/// observer steps back meanwhile, because the wait of the host sees every failure.
 #[derive(Debug, Default)]
 pub(super) struct Turn(Mutex<bool>);
 
@@ -74,7 +74,7 @@ impl Turn {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = host_waits;
     }
 
-    /// Runs `look` on the board, unless somebody waits there.
+    /// Runs `look` on the board, unless a host call waits there.
     fn look<T>(&self, look: impl FnOnce() -> T) -> Option<T> {
         let host_waits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (!*host_waits).then(look)
@@ -90,20 +90,21 @@ impl Drop for HostWaits<'_> {
     }
 }
 
-/// A wait that nobody is in, as it was last looked at.
+/// A wait without a host call, as of the last poll.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// What it is for, and since when.
+    /// The subject of the wait, and the time at which it began.
     what: Option<(Look, u64)>,
 }
 
-/// Whether it is for the same rank to do the same. What the kernel says of the signal may be torn.
+/// Whether both wait for the same action of the same rank. The kernel's report of the signal may be
+/// torn.
 fn is_same(a: &Look, b: &Look) -> bool {
     let of = |look: &Look| (look.what.operation, look.what.phase, look.what.peer, look.launch());
     of(a) == of(b)
 }
 
-/// A wait, and what tells the operations of graphs from each other.
+/// A wait, and the number that distinguishes the operations of graphs.
 #[derive(Clone, Copy, Debug)]
 struct Look {
     what: WaitFor,
@@ -112,8 +113,8 @@ struct Look {
 }
 
 impl Look {
-    /// Of an operation without a number: the number that the device knows it by. It is what is expected
-    /// of an entry.
+    /// For an operation without a number: the number by which the device knows it. It is the expected
+    /// value of an entry.
     fn launch(&self) -> u64 {
         match (self.what.operation, self.what.phase) {
             (abi::TY_OPERATION_OF_GRAPH, abi::TY_PHASE_ENTRY) => self.what.expected,
@@ -130,13 +131,13 @@ impl Waits {
         unsafe { self.abort.at(0).write_volatile(1) }
     }
 
-    /// What kernels say now. They write it at any time, and each field is read whole.
+    /// The present report of kernels. They write it at any time, and each field is read whole.
     fn report(&self) -> WaitReport {
         // SAFETY: pinned memory that lives as long as `self`; aligned words.
         unsafe { self.report.at(0).read_volatile() }
     }
 
-    /// The same, once a wait that lasts has said what it is for: its name comes first.
+    /// The same, once a wait that lasts has reported its subject: its name comes first.
     fn whole_report(&self) -> WaitReport {
         let start = Instant::now();
         let mut report = self.report();
@@ -167,7 +168,7 @@ impl Waits {
         self.ranks.get(peer as usize).copied().unwrap_or(peer)
     }
 
-    /// Returns once `done` says so. `is_over` says whether the kernel has ended, and how.
+    /// Returns once `done` is true. `is_over` reports whether the kernel has ended, and how.
     pub(super) fn until(
         &self,
         wait: Wait,
@@ -180,7 +181,7 @@ impl Waits {
         };
         waited.map_err(|error| {
             let told = self.wind_up(error, wait, is_over);
-            // What broke is the cause; what it broke says where the ranks are.
+            // The failure of the transport is the cause; the wait shows where the ranks are.
             match self.posting.explain() {
                 Err(cause) => cause.with_context("meanwhile", told.message()),
                 Ok(()) => told,
@@ -188,7 +189,7 @@ impl Waits {
         })
     }
 
-    /// Ends kernels after a wait that failed, and says why it did.
+    /// Ends kernels after a wait that failed, and returns the reason.
     pub(super) fn wind_up(
         &self,
         error: Error,
@@ -207,10 +208,10 @@ impl Waits {
         self.ended(wait).err().unwrap_or(error)
     }
 
-    /// Looks at a wait that nobody is in.
+    /// Polls a wait without a host call.
     ///
     /// # Errors
-    /// That it must end.
+    /// The error with which the wait must end.
     pub(super) fn look_at(&self, wait: Wait, seen: &mut Seen) -> Result<()> {
         let report = self.report();
         let what = self.what(wait, &report);
@@ -226,7 +227,7 @@ impl Waits {
                 }
             };
             seen.what = Some((now, since));
-            // Not there yet, whatever an old word looks like.
+            // Not there yet, whatever value an old word has.
             let found = report.wait_found.min(what.expected.saturating_sub(1));
             self.posting.check()?;
             self.waiter.look_at(&what, since, found)
@@ -234,11 +235,11 @@ impl Waits {
         self.turn.look(look).unwrap_or(Ok(()))
     }
 
-    /// Looks at whatever kernels wait for that graphs launched, or calls that nobody waits for. What a
-    /// host's call waits for may be among it, and then goes first.
+    /// Polls the waits of kernels that graphs launched, or of calls that no caller waits for. The wait
+    /// of a host call may be among them, and then goes first.
     ///
     /// # Errors
-    /// That a wait was ended, or had to be.
+    /// The error of a wait that was ended, or had to be.
     pub(super) fn look_around(&self, level: u64, seen: &mut Seen) -> Result<()> {
         let wait = Wait { operation: abi::TY_OPERATION_OF_GRAPH, phase: 0, level, rank: 0 };
         self.ended(wait)?;
@@ -250,12 +251,13 @@ impl Waits {
         }
         self.look_at(wait, seen).map_err(|error| {
             self.look_away();
-            // Every kernel that waits ends by the word; one of them says for what it waited.
+            // Every kernel that waits ends by the word; one of them reports the subject of its
+            // wait.
             self.wind_up(error, wait, &|| Ok(self.report().ended == 2))
         })
     }
 
-    /// Takes such a wait from the board.
+    /// Removes such a wait from the board.
     pub(super) fn look_away(&self) {
         self.turn.look(|| self.waiter.look_away());
     }
@@ -274,7 +276,7 @@ impl Waits {
                 if done() || now.ended == 2 || now.waiting != seen.waiting {
                     what.expected
                 } else {
-                    // Not there yet, whatever an old word looks like.
+                    // Not there yet, whatever value an old word has.
                     let short = what.expected.wrapping_sub(1);
                     let is_short = (now.wait_found.wrapping_sub(what.expected) as i64) < 0;
                     if is_short { now.wait_found } else { short }
@@ -294,10 +296,10 @@ impl Waits {
         }
     }
 
-    /// Whether a kernel has given up a wait, and which.
+    /// Whether a kernel has given up a wait, and which one.
     pub(super) fn ended(&self, wait: Wait) -> Result<()> {
         let report = self.report();
-        // 1: a kernel is about to say which wait it gave up.
+        // 1: a kernel is about to report which wait it gave up.
         if report.ended != 2 {
             return Ok(());
         }

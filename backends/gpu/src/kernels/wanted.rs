@@ -1,11 +1,11 @@
-//! What a dispatch asks for.
+//! The request of a dispatch.
 
 use tokenyard_core::moe::{DType, Layout, RegionLayout, RegionRows, RegionSpec, RowFormat, Shape};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::mode::Mode;
 
-/// How rows look when they arrive.
+/// The form of received rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Format {
     pub(super) row: RowFormat,
@@ -60,12 +60,12 @@ fn layout_of(call: &abi::TyDispatch) -> Result<Layout> {
     }
 }
 
-/// What a dispatch asks for. Of a call that is refused nothing is known.
+/// The request of a dispatch. A refused call has no known request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) format: Format,
     pub(super) spec: RegionSpec,
-    /// The most that may arrive, and where it would lie.
+    /// The most rows that may arrive, and their layout.
     pub(super) most: RegionRows,
     pub(super) room: RegionLayout,
     pub(super) worst: bool,
@@ -74,15 +74,15 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// Whether rows are spread over the experts of their tokens while others arrive.
-    /// `has_tiles`: the exchange can.
+    /// Whether rows are spread over the experts of their tokens while others arrive. `has_tiles`:
+    /// the exchange supports it.
     pub(super) fn in_tiles(&self, has_tiles: bool) -> bool {
         self.spec.layout != Layout::Flat && has_tiles
     }
 
-    /// What a region is laid out for, if so many rows arrive.
+    /// The rows that a region is laid out for, if this many arrive.
     pub(super) fn rows(&self, counted: RegionRows) -> RegionRows {
-        // Packed regions have room for all.
+        // Packed regions have space for all rows.
         let most = self.worst || self.spec.layout == Layout::Packed;
         if most { self.most } else { counted }
     }

@@ -11,11 +11,11 @@ use crate::driver::{Context, Device, HostWindow, Vmm};
 /// The memory of a window.
 #[derive(Debug)]
 pub(super) enum Memory {
-    /// The device's, which other devices map.
+    /// Device memory, which other devices map.
     Device(Vmm),
-    /// The device's, which NICs reach: by the dmabuf, or by a module of the kernel where the driver makes none.
+    /// Device memory that NICs reach: by the dmabuf, or by a kernel module where the driver makes none.
     Nic(Vmm, Option<OwnedFd>),
-    /// The host's, which the device reads and writes.
+    /// Host memory, which the device reads and writes.
     Host(HostWindow),
 }
 
@@ -45,7 +45,7 @@ impl Memory {
     pub(super) fn window(&self, id: u32, device: Device) -> Window {
         let blank = Window {
             id,
-            // Of host memory too: it is the device that works on it.
+            // Also for host memory: the device works on it.
             device: device.ordinal,
             ..NO_WINDOW
         };

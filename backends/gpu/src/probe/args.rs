@@ -1,4 +1,5 @@
-//! What the probe's kernels are passed. Mirrors `probe.cu`; the compiler of the kernels checks the size.
+//! The arguments of the probe's kernels. Mirrors `probe.cu`; the compiler of the kernels checks the
+//! size.
 
 use crate::compile::ProbeSource;
 
@@ -11,7 +12,7 @@ pub(crate) const PROBE: ProbeSource = ProbeSource {
 
 /// Bytes in front of the rooms of a window: entries, exits and counts of up to 72 ranks.
 pub(super) const HEAD_BYTES: u64 = 1 << 20;
-/// Counts that a rank can tell in one exchange.
+/// Most counts of a rank in one exchange.
 pub(super) const MOST_WORDS: u32 = 1024;
 /// Most warps of a block that copy in bulk, and warps of one that copies vectors.
 const BULK_WARPS: u32 = 15;
@@ -42,7 +43,7 @@ pub(crate) struct ProbeArgs {
     pub(super) seed: u32,
 }
 
-/// How many warps of a block have room for a row of `row_bytes` each.
+/// The number of warps of a block that have space for a row of `row_bytes` each.
 pub(super) fn bulk_warps(row_bytes: u32, shared: u32) -> u32 {
     (shared / row_bytes.next_multiple_of(128)).min(BULK_WARPS)
 }

@@ -1,9 +1,9 @@
-//! What the link can carry, for tools: copies between GPUs by multiprocessors and by copy engines,
-//! barriers, exchanges of counts; over the windows and the device API of the transport between devices. And a
-//! [`Timer`] for calls on a stream.
+//! The capacity of the link, for tools: copies between GPUs by multiprocessors and by copy engines,
+//! barriers, exchanges of counts; over the windows and the device API of the transport between devices. And
+//! a [`Timer`] for calls on a stream.
 //!
 //! Each measurement is collective: all ranks make the same calls in the same order. ProbeKernels end their
-//! waits by a cap (INV-6), and the error says which rank they waited for.
+//! waits by a cap (INV-6), and the error names the rank that they waited for.
 
 mod args;
 mod ring;
@@ -30,19 +30,19 @@ use world::Links;
 
 /// Longest wait of a kernel for other ranks.
 const CAP_NS: u64 = 20_000_000_000;
-/// Launches whose times are remembered.
+/// Launches whose times are stored.
 const MOST_LAUNCHES: u32 = 64;
 /// Shared memory that the kernels declare themselves, and more.
 const STATIC_SHARED: u32 = 1024;
 
-/// The GPU of a rank, and what drives it.
+/// The GPU of a rank, and its driver and compiler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
-    /// As its maker calls it.
+    /// The name that its maker gives it.
     pub name: String,
     /// Multiprocessors.
     pub processors: u32,
-    /// As the compiler calls it, such as `sm_90a`.
+    /// The name that the compiler gives it, such as `sm_90a`.
     pub architecture: String,
     /// Version of the interface that the driver speaks, such as `13.0` of CUDA.
     pub interface: String,
@@ -71,7 +71,7 @@ pub fn devices(platform: &'static Platform) -> Result<u32> {
     Device::count(platform).map(|count| count as u32)
 }
 
-/// Who copies, and in which direction.
+/// The unit that copies, and the direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyMethod {
     /// Bulk copies (TMA) to peers: compute capability 9.0 and later.
@@ -95,9 +95,9 @@ impl CopyMethod {
 /// One measurement of all-to-all copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copies {
-    /// Who copies.
+    /// The unit that copies, and the direction.
     pub method: CopyMethod,
-    /// Multiprocessors of each GPU; of no meaning to copy engines.
+    /// Multiprocessors of each GPU; ignored by copy engines.
     pub blocks: u32,
     /// Bytes of a row: a multiple of 128.
     pub row_bytes: u32,
@@ -162,11 +162,11 @@ impl ProbeKernels {
 }
 
 impl<C: Components> Probe<C> {
-    /// Connects the GPUs of all ranks, with room for `room_bytes` (a multiple of 128) from each rank to
-    /// each other. Collective.
+    /// Connects the GPUs of all ranks, with space for `room_bytes` (a multiple of 128) from each rank
+    /// to each other. Collective.
     ///
     /// # Errors
-    /// Fewer than two ranks; no GPU, no compiler; what the transport says.
+    /// Fewer than two ranks; no GPU, no compiler; an error of the transport.
     pub fn open(
         world: &World,
         kernels: &GpuConfig,
@@ -221,12 +221,12 @@ impl<C: Components> Probe<C> {
         self.kernels.bulk.is_some()
     }
 
-    /// Copies from every rank to every other, peers in turn, and checks what came. Returns microseconds
-    /// of each launch on this rank: from the moment when all ranks have begun until all copies to and
-    /// from this rank are done. Collective.
+    /// Copies from every rank to every other, peers in turn, and checks the received bytes. Returns
+    /// microseconds of each launch on this rank: from the moment when all ranks have begun until all
+    /// copies to and from this rank are done. Collective.
     ///
     /// # Errors
-    /// A method that the device does not have, wrong bytes, a rank that does not come.
+    /// A method that the device does not have, wrong bytes, a rank that does not arrive.
     pub fn copies(&mut self, world: &World, copies: &Copies) -> Result<Vec<f64>> {
         let launches = copies.launches.clamp(1, MOST_LAUNCHES);
         self.seed += 1;
@@ -274,7 +274,7 @@ impl<C: Components> Probe<C> {
         }
     }
 
-    /// Fills what is copied, and empties where it goes.
+    /// Fills the sources, and clears the targets.
     fn prepare(&self, copies: &Copies, arguments: &ProbeArgs) -> Result<()> {
         let peers = u64::from(self.links.ranks - 1) * self.room_bytes;
         match copies.method.pulls() {
@@ -320,7 +320,7 @@ impl<C: Components> Probe<C> {
         Ok((0..launches as usize).map(|index| self.lasted(index)).collect())
     }
 
-    /// Each launch is one copy per peer, all at once, behind a barrier of all ranks.
+    /// Each launch copies once to each peer, all at once, behind a barrier of all ranks.
     fn copy_by_engines(
         &mut self,
         world: &World,
@@ -376,7 +376,7 @@ impl<C: Components> Probe<C> {
     /// Microseconds of one barrier of all ranks: a word that each stores at all others. Collective.
     ///
     /// # Errors
-    /// A rank that does not come.
+    /// A rank that does not arrive.
     pub fn barrier_us(&mut self, rounds: u32) -> Result<f64> {
         let arguments = ProbeArgs { epoch: self.epoch + 1, rounds, ..self.blank() };
         self.epoch += 1 + rounds;
@@ -385,11 +385,11 @@ impl<C: Components> Probe<C> {
         Ok(self.lasted(0) / f64::from(rounds.max(1)))
     }
 
-    /// Microseconds of one exchange of counts: every rank tells every rank `words` (at most 1024)
+    /// Microseconds of one exchange of counts: every rank sends every rank `words` (at most 1024)
     /// words of {epoch, count}. Collective.
     ///
     /// # Errors
-    /// A rank that does not come.
+    /// A rank that does not arrive.
     pub fn counts_us(&mut self, words: u32, rounds: u32) -> Result<f64> {
         let words = words.min(MOST_WORDS);
         let arguments = ProbeArgs { epoch: self.epoch + 1, rounds, words, ..self.blank() };
@@ -403,7 +403,7 @@ impl<C: Components> Probe<C> {
     /// Microseconds of an empty kernel, back to back with others.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the driver.
     pub fn launch_us(&mut self, launches: u32) -> Result<f64> {
         let context = self.links.context();
         let (begun, ended) = (Event::timed(context)?, Event::timed(context)?);
@@ -421,12 +421,12 @@ impl<C: Components> Probe<C> {
             std::ptr::from_ref(arguments).cast_mut().cast::<c_void>(),
             self.params.as_ptr().cast_mut().cast::<c_void>(),
         ];
-        // SAFETY: the kernels take these two; what they name lives as long as `self`, which waits for
-        // its stream before it goes.
+        // SAFETY: the kernels take these two; the memory that they name lives as long as `self`,
+        // which waits for its stream before it is dropped.
         unsafe { kernel.launch(self.stream.name(), launch, &mut pointers) }
     }
 
-    /// Waits for everything that was launched, and says which rank a kernel has waited for in vain.
+    /// Waits for all launched work, and names the rank for which a kernel has waited in vain.
     fn settle(&self) -> Result<()> {
         self.stream.synchronize()?;
         // SAFETY: pinned memory that lives as long as `self`; no kernel runs.

@@ -1,5 +1,5 @@
-// What a link can carry: copies between GPUs by their multiprocessors, barriers, counts. Over a device API
-// that loads and stores. Defines: TY_ROWS_TMA, TY_PROBE_BYTES, TY_UP_PARAM_BYTES.
+// The capacity of a link: copies between GPUs by their multiprocessors, barriers, counts. Over a device
+// API that loads and stores. Defines: TY_ROWS_TMA, TY_PROBE_BYTES, TY_UP_PARAM_BYTES.
 #include "transport.cuh"
 
 namespace up {
@@ -8,17 +8,17 @@ namespace up {
 
 namespace ty {
 
-// What every kernel is passed. Mirrored in args.rs; TY_PROBE_BYTES checks the size.
+// The arguments of every kernel. Mirrored in args.rs; TY_PROBE_BYTES checks the size.
 struct ProbeArgs {
   const u64* abort;
   WaitReport* report;
   u64 cap_ns;
   u64* times;      // begun and ended, of block 0
-  u8* local;       // [ranks - 1][room_bytes]: what is pushed, or where what is pulled goes
-  u64* wrong;      // words that are not what they should be
-  u64 rooms;       // offset of [ranks][room_bytes] in the window: what belongs to each rank there
+  u8* local;       // [ranks - 1][room_bytes]: the source of pushes, or the target of pulls
+  u64* wrong;      // words with a wrong value
+  u64 rooms;       // offset of [ranks][room_bytes] in the window: the room of each rank there
   u64 room_bytes;
-  u64 left;        // total of a peer's blocks that have left, that ends the wait at the end
+  u64 left;        // total of a peer's blocks that have left, at which the wait at the end ends
   u32 rows;        // for each peer
   u32 row_bytes;
   u32 pitch;       // shared memory of a row
@@ -27,7 +27,7 @@ struct ProbeArgs {
   u32 epoch;       // of the first barrier
   u32 rounds;      // of barriers or counts
   u32 words;       // counts of a rank
-  u32 seed;        // what the rows hold
+  u32 seed;        // seed of the contents of rows
 };
 #ifdef TY_PROBE_BYTES
 static_assert(sizeof(ProbeArgs) == TY_PROBE_BYTES, "args.rs and probe.cu differ");
@@ -46,7 +46,7 @@ __device__ inline u64* word(const Up& up, u32 peer, u64 offset) {
   return reinterpret_cast<u64*>(up.peer_ptr(0, peer, offset));
 }
 
-// Waits until every rank has come to the same epoch. Its first threads raise it, if they may.
+// Waits until every rank has reached the same epoch. The first threads raise it, if `raises`.
 __device__ inline bool barrier(const ProbeArgs& a, const Up& up, u32 epoch, bool raises,
                                Guard& guard) {
   bool ok = true;
@@ -60,7 +60,8 @@ __device__ inline bool barrier(const ProbeArgs& a, const Up& up, u32 epoch, bool
   return sync_block_and(ok);
 }
 
-// Every store of this block is complete: says so to all, and block 0 waits until all have.
+// Every store of this block is complete: reports so to all, and block 0 waits until all have
+// reported.
 __device__ inline void leave(const ProbeArgs& a, const Up& up, Guard& guard) {
   sync_block();
   u32 peer = threadIdx.x;
@@ -121,7 +122,7 @@ __device__ inline void copy_bulk(const ProbeArgs& a, const Up& up, u8* shared) {
   u32 room = shared_address(shared) + warp * a.pitch, loaded = shared_address(barriers + warp);
   init_barrier(loaded, 1);
   publish_barriers();
-  // That peers are ready was learned by loads; bulk copies are of another proxy.
+  // Loads saw that peers are ready; bulk copies are of another proxy.
   publish_places();
   for (u32 item = blockIdx.x * warps + warp; item < items(a); item += gridDim.x * warps) {
     Row row = row_of(a, up, item);
@@ -146,12 +147,12 @@ __device__ void timed(const ProbeArgs& a, const Up& up, Copy copy) {
   if (blockIdx.x == 0 && threadIdx.x == 0) a.times[0] = begun, a.times[1] = now_ns();
 }
 
-// What row `at` bytes into what `from` has for `to` holds there.
+// The content, `at` bytes into the row data that `from` has for `to`.
 __device__ inline u32 content(const ProbeArgs& a, u32 from, u32 to, u64 at) {
   return (u32)(at / 4) * 2654435761u ^ (from << 20 | to << 8 | (a.seed & 255));
 }
 
-// Goes over all words of what this rank has for its peers, or has got from them.
+// Visits all words that this rank has for its peers, or has received from them.
 template <class Visit>
 __device__ void each_word(const ProbeArgs& a, const Up& up, bool in_local, bool sent, Visit visit) {
   u64 words = (u64)a.rows * a.row_bytes / 4, all = words * (a.ranks - 1);
@@ -198,7 +199,7 @@ TY_KERNEL_ALONE(128)
   if (threadIdx.x == 0) a.times[0] = begun, a.times[1] = ty::now_ns();
 }
 
-// Exchanges of counts: every rank tells every rank `words` words of {epoch, count}. One block.
+// Exchanges of counts: every rank sends every rank `words` words of {epoch, count}. One block.
 TY_KERNEL_ALONE(1024)
     ty_probe_counts(TY_ARGUMENT ty::ProbeArgs a,
                     TY_ARGUMENT ty::Up::Params p) {

@@ -1,5 +1,5 @@
-// What commands cost that kernels write into a ring of the host (gpu_ring.cuh). Defines: TY_PROBE_BYTES,
-// TY_UP_PARAM_BYTES.
+// The cost of commands that kernels write into a ring of the host (gpu_ring.cuh). Defines:
+// TY_PROBE_BYTES, TY_UP_PARAM_BYTES.
 #include "transport.cuh"
 
 namespace up {
@@ -8,7 +8,7 @@ namespace up {
 
 namespace ty {
 
-// What every kernel is passed. Mirrored in ring.rs; TY_PROBE_BYTES checks the size.
+// The arguments of every kernel. Mirrored in ring.rs; TY_PROBE_BYTES checks the size.
 struct RingProbeArgs {
   const u64* abort;
   WaitReport* report;
@@ -32,7 +32,8 @@ constexpr Raise kRaise = {0, 1};
 
 }  // namespace ty
 
-// One lane of each wave posts, as exchanges do; the block ends once the host has done what all posted.
+// One lane of each wave posts, as exchanges do; the block ends once the host has done all posted
+// commands.
 TY_KERNEL(1024) ty_ring_posts(TY_ARGUMENT ty::RingProbeArgs a, TY_ARGUMENT ty::Up::Params p) {
   ty::Up up(p);
   ty::Guard guard(a.abort, a.cap_ns, a.report);

@@ -1,5 +1,5 @@
-//! What a command costs that kernels post through the host: into the ring, to the thread that serves it, and
-//! back.
+//! The cost of a command that kernels post through the host: into the ring, to the thread that serves it,
+//! and back.
 
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU64;
@@ -76,7 +76,7 @@ pub struct RingProbe {
     raised: u64,
 }
 
-/// Where the thread of the ring counts.
+/// The counters of the ring's thread.
 #[derive(Debug, Default)]
 struct SharedWords {
     /// `TyPeerCounters` of the one peer.
@@ -85,11 +85,11 @@ struct SharedWords {
 }
 
 impl RingProbe {
-    /// Compiles the kernels for the GPU that this config names, and starts the thread, which posts to `fabric`:
-    /// one peer, one signal.
+    /// Compiles the kernels for the GPU that this config names, and starts the ring's thread, which posts
+    /// to `fabric`: one peer, one signal.
     ///
     /// # Errors
-    /// No GPU, no compiler, what the driver says; no thread can be started.
+    /// No GPU, no compiler, an error of the driver; no thread can be started.
     pub fn open(
         platform: &'static Platform,
         kernels: &GpuConfig,
@@ -124,7 +124,7 @@ impl RingProbe {
         &self.about
     }
 
-    /// Commands so far, as the thread of the ring has counted them: as many as kernels have posted.
+    /// Commands so far, as the ring's thread has counted them: as many as kernels have posted.
     pub fn counted(&self) -> u64 {
         self.counters.raised.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -147,8 +147,8 @@ impl RingProbe {
         Ok(ended.saturating_sub(begun) as f64 / 1e3)
     }
 
-    /// Microseconds of each of so many (1 to 4096) round trips: a kernel posts a command that raises a signal, and
-    /// sees the signal.
+    /// Microseconds of each of `count` (1 to 4096) round trips: a kernel posts a command that raises a
+    /// signal, and sees the signal.
     ///
     /// # Errors
     /// A number out of range; a ring that stands still.
@@ -184,7 +184,8 @@ impl RingProbe {
             (&raw const arguments).cast_mut().cast::<c_void>(),
             self.params.as_ptr().cast_mut().cast::<c_void>(),
         ];
-        // SAFETY: the kernels take these two; what they name lives as long as `self`, and the stream is waited for.
+        // SAFETY: the kernels take these two; the memory that they name lives as long as `self`, and the
+        // stream is waited for.
         unsafe { kernel.launch(self.stream.name(), launch, &mut pointers)? };
         self.stream.synchronize()?;
         self.ring.check()?;

@@ -12,12 +12,13 @@ use crate::platform::Platform;
 #[derive(Debug)]
 pub struct Timer {
     marks: Vec<Event>,
-    /// Marks that were put.
+    /// Marks that were recorded.
     used: usize,
 }
 
 impl Timer {
-    /// For the device that the kernel set of this config drives, with at most so many marks.
+    /// A timer for the device that the kernel set of this config drives, with at most this many
+    /// marks.
     ///
     /// # Errors
     /// No driver, or no such GPU.
@@ -27,10 +28,10 @@ impl Timer {
         Ok(Self { marks, used: 0 })
     }
 
-    /// Puts a mark behind everything that is queued on the stream by now.
+    /// Records a mark behind all work that is queued on the stream by now.
     ///
     /// # Errors
-    /// No mark is left; what the driver says.
+    /// No mark is left; an error of the driver.
     ///
     /// # Safety
     /// `stream` is a stream of this device that lives.
@@ -43,10 +44,10 @@ impl Timer {
         mark.record(RawStream::of(stream))
     }
 
-    /// Microseconds between each mark and the one before it, and forgets them. The stream has passed all.
+    /// Microseconds between each mark and the one before it, and clears them. The stream has passed all.
     ///
     /// # Errors
-    /// A mark that was not passed, or what ended the stream's work.
+    /// A mark that was not passed, or the error that ended the stream's work.
     pub fn take(&mut self) -> Result<Vec<f64>> {
         let marks = &self.marks[..std::mem::take(&mut self.used)];
         marks.windows(2).map(|pair| pair[1].us_since(&pair[0])).collect()

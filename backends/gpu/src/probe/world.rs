@@ -77,10 +77,10 @@ impl<C: Components> Links<C> {
         &self.context
     }
 
-    /// What kernels reach the windows by.
+    /// The device API by which kernels reach the windows.
     pub(super) fn device_api(&self) -> Result<DeviceApi> {
         let device_api = self.transport.device_api()?;
-        // SAFETY: the transport lives, and with it what its device API points to.
+        // SAFETY: the transport lives, and with it the memory that its device API points to.
         unsafe { DeviceApi::read(&device_api) }
     }
 

@@ -1,4 +1,4 @@
-//! What a rank says of itself before its memory crosses: which GPU it drives.
+//! The card that a rank sends before its memory crosses: the GPU that it drives.
 
 use serde::{Deserialize, Serialize};
 use tokenyard_core::fd_exchange::Endpoint;
@@ -22,7 +22,7 @@ impl Card {
         WIRE.write(&self)
     }
 
-    /// Reads what a peer gave.
+    /// Reads the card of a peer.
     ///
     /// # Errors
     /// `Protocol` for bytes of another form.
@@ -42,7 +42,8 @@ impl Card {
                 Err(same_device(mine.ordinal, &mine.platform.names))
             };
         }
-        // Where it is not visible here nobody can ask; mapping its memory will tell.
+        // If the device is not visible here, its access cannot be queried; the mapping of its
+        // memory will show it.
         match mine.with_uuid(self.device)? {
             Some(other) => reachable(mine, other, mine.reach(other)?),
             None => Ok(()),

@@ -1,4 +1,4 @@
-//! What this rank shares with its peers, and what it has mapped of each.
+//! The memory that this rank shares with its peers, and the memory of each that it has mapped.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

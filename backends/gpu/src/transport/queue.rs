@@ -10,7 +10,7 @@ use tokenyard_core::transport::{Command, Event, TransportNeeds};
 use crate::driver::{Context, Event as Mark, Stream};
 
 /// A queue: commands run in the order of their posts, so a signal comes after its payload (INV-1).
-/// Everything is allocated when it is made.
+/// All memory is allocated when the queue is made.
 #[derive(Debug)]
 pub(super) struct Queue {
     stream: Stream,
@@ -19,8 +19,8 @@ pub(super) struct Queue {
     /// One for each command that may still be posted.
     marks: Vec<Mark>,
     depth: usize,
-    /// `[peers, signals]`: totals of the signals that this queue raises. Each has one writing (peer,
-    /// queue).
+    /// `[peers, signals]`: totals of the signals that this queue raises. Each signal has one writing
+    /// (peer, queue).
     totals: Vec<u64>,
 }
 
@@ -30,7 +30,7 @@ struct Posted {
     event: Event,
     /// Behind the command.
     mark: Mark,
-    /// Nobody is told when it is done.
+    /// No caller receives its completion.
     silent: bool,
 }
 
@@ -50,7 +50,8 @@ impl Queue {
         })
     }
 
-    /// Whether no command fits in; those that are done and concern nobody are forgotten first.
+    /// Whether the queue has no space for another command; silent commands that are done are
+    /// dropped first.
     pub(super) fn is_full(&mut self) -> bool {
         while let Some(first) = self.posted.front()
             && first.silent
@@ -70,14 +71,14 @@ impl Queue {
         self.stream.write(at, value)
     }
 
-    /// Adds to signal number `index` of this queue's totals, which lies at `at`.
+    /// Adds to the signal at `at`, whose total is number `index` of this queue's totals.
     pub(super) fn raise(&mut self, at: u64, index: usize, add: u32) -> Result<()> {
         let total = &mut self.totals[index];
         *total = total.wrapping_add(u64::from(add));
         self.stream.write(at, *total)
     }
 
-    /// Remembers a command until it is done. The queue is not full.
+    /// Stores a command until it is done. The queue is not full.
     pub(super) fn note(&mut self, command: &Command, failed: bool) {
         debug_assert!(!self.marks.is_empty(), "the queue is full");
         let Some(mark) = self.marks.pop() else { return };

@@ -1,5 +1,5 @@
 // The dialect of the model: the words of device/arch.cuh for a host compiler, over fibers (cuda.h). A wait
-// that looks again lets the others of its block go on.
+// that polls again lets the other fibers of its block continue.
 #pragma once
 #include "cuda.h"
 
@@ -116,7 +116,7 @@ inline void fence_system() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 inline void fence_system_all() { fence_system(); }
-// Of this device: others still see nothing.
+// For this device: other devices still see nothing.
 inline void fence_device() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 template <class T>
 T load_device(const T* at) { return *at; }

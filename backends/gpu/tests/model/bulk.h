@@ -1,6 +1,6 @@
-// Bulk copies, the second part of arch.cuh where rows move by them. They are as late as they may be: a load when a barrier
-// is looked at in vain, a store when it is waited for, so one that nobody waits for is lost. Its threads are
-// fibers of one thread of the system, so nothing here is atomic.
+// Bulk copies, the second half of arch.cuh where rows move by them. They happen as late as they may: a load
+// when a barrier is polled in vain, a store when it is waited for; so a copy that no thread waits for is
+// lost. The threads are fibers of one thread of the system, so nothing here is atomic.
 
 namespace model {
 
@@ -8,7 +8,8 @@ struct Load { ty::u32 to; const ty::u8* from; ty::u32 bytes; ty::u64* barrier; }
 struct Store { ty::u8* to; ty::u32 from; std::vector<ty::u8> read; ty::u32 bytes; bool is_read; };
 struct Stores { std::vector<Store> open; std::vector<std::vector<Store>> groups; };
 
-// Of a barrier's word: its phase, what is left to arrive in it, how many do, and bytes on their way.
+// The fields of a barrier's word: its phase, the arrivals that are left in it, the arrivals of a
+// phase, and bytes in flight.
 struct Barrier { ty::u32 phase : 1, left : 15, count : 16; ty::u32 bytes; };
 
 inline thread_local ty::u64 anchor;
@@ -39,7 +40,7 @@ inline void read(Store& s) {
   if (s.is_read) return;
   s.read.assign(of_address(s.from), of_address(s.from) + s.bytes), s.is_read = true;
 }
-// All groups but the `but` newest are read; and complete, if so.
+// All groups except the `but` newest are read; and complete, if so.
 inline void wait_stores(size_t but, bool complete) {
   auto& groups = my_stores().groups;
   for (size_t i = 0; i + but < groups.size(); i++)

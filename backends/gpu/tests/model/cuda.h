@@ -1,7 +1,7 @@
 // A stand-in for a GPU: blocks, threads and memory for a host compiler; arch.cuh has the words of its
-// dialect. A block is a thread of the system, its
-// threads are fibers of it that change at barriers and waits. Slow, and it shows no races of threads
-// of one block; what it shows is where bytes go, and that every wait ends.
+// dialect. A block is a thread of the system, and its threads are fibers that switch at barriers and
+// waits. It is slow, and it shows no races of threads of one block; it shows where bytes go, and that
+// every wait ends.
 #pragma once
 #include <setjmp.h>
 #include <time.h>
@@ -45,12 +45,12 @@ constexpr unsigned kWave = MODEL_WAVE;
 #endif
 constexpr bool kLockstep = MODEL_LOCKSTEP != 0;
 
-// Which of the changes that a test makes to the kernels is on; 0: none. See exchange.rs.
+// The change to the kernels that a test switches on; 0: none. See exchange.rs.
 inline int mutant = 0;
 
 struct Dim { unsigned x; };
 
-// A group of fibers that meet: each brings a value, and sees those of all.
+// A group of fibers that meet: each has a value, and sees the values of all.
 struct Meeting {
   unsigned size = 0, came = 0, left = 0;
   uint64_t turn = 0;
@@ -65,20 +65,20 @@ struct Held {
   unsigned char value[16];
 };
 
-// Contexts start fibers, and jumps change between them: those make no call of the system.
+// Contexts start fibers, and jumps switch between them: a jump makes no system call.
 struct Fiber {
   ucontext_t start;
   jmp_buf at;
   std::unique_ptr<char[]> stack;
   bool begun = false, over = false;
-  // It looks at memory again and again.
+  // It polls memory again and again.
   bool polls = false;
-  // It is in a meeting: nobody is to wait for where it is.
+  // It is in a meeting: no other fiber waits for its place.
   bool meets = false;
-  // It goes on once this is another.
+  // It continues once this value has changed.
   const uint64_t* turn = nullptr;
   uint64_t last_turn = 0;
-  // In lockstep: where in the program it is, the outermost call first. Empty before its first word.
+  // In lockstep: its place in the program, the outermost call first. Empty before its first word.
   std::vector<uintptr_t> where{};
   // Stores that other devices do not see yet, where memory is weak (weak.h).
   std::vector<Held> held{};
@@ -86,7 +86,7 @@ struct Fiber {
   bool waits() const { return turn && *turn == last_turn; }
 };
 
-// What threads of a warp do one after the other.
+// The turns of the threads of a warp.
 struct Turns {
   uint64_t count = 0;
   bool taken = false;
@@ -111,9 +111,9 @@ inline void yield() {
   Block* block = here;
   if (_setjmp(block->fibers[block->current].at) == 0) _longjmp(block->scheduler, 1);
 }
-// Whether a fiber may go on where warps run in lockstep: no other of its warp is further behind. So lanes that
-// have left a loop wait for those that have not, as where control flow of a wavefront meets again. Those that
-// wait for each other are at one place, and those that are over are nowhere.
+// Whether a fiber may continue where warps run in lockstep: no other of its warp is further behind. So
+// lanes that have left a loop wait for those that have not, as where control flow of a wavefront joins
+// again. Lanes that wait for each other are at one place, and lanes that are over have no place.
 inline bool is_last(const Block& block, unsigned index) {
   if (!kLockstep) return true;
   unsigned first = index / kWave * kWave;
@@ -123,9 +123,9 @@ inline bool is_last(const Block& block, unsigned index) {
   }
   return true;
 }
-// Where the calling fiber is. Compiled without optimisation, code that runs later in a function lies behind that
-// which runs earlier, but for the way back to a loop's start; so of two lanes the one with the lower address is
-// behind, in the outermost function in which they differ.
+// Notes the place of the calling fiber. In a function that is compiled without optimisation, code that runs
+// later lies behind code that runs earlier, except for the jump back to a loop's start; so of two lanes the
+// one with the lower address is behind, in the outermost function in which they differ.
 [[gnu::noinline]] inline void note_place(Fiber& fiber) {
   fiber.where.clear();
   const uintptr_t low = (uintptr_t)fiber.stack.get(), high = low + kStack - 2 * sizeof(uintptr_t);
@@ -137,23 +137,24 @@ inline bool is_last(const Block& block, unsigned index) {
   }
   std::reverse(fiber.where.begin(), fiber.where.end());
 }
-// Before each access to memory that others see. In lockstep, lanes that are behind come first.
+// Before each access to memory that other devices see. In lockstep, lanes that are behind come
+// first.
 inline void word() {
   if (!kLockstep) return;
   note_place(here->fibers[here->current]);
   while (!is_last(*here, here->current)) yield();
 }
-// Of weak.h.
+// Defined in weak.h.
 inline void drain();
 inline void drain_some();
-// For a look at what others may not have written yet.
+// For a read of a word that others may not have written yet.
 inline void poll() {
   drain_some();
   if (kLockstep) note_place(here->fibers[here->current]);
   here->fibers[here->current].polls = true;
   yield();
 }
-// Lets others have the core: a block that has done nothing but look for a while, for longer.
+// Yields the core: for longer, if a block has only polled for a while.
 inline void rest(unsigned idle) {
   if (idle < 200) return std::this_thread::yield();
   timespec moment = {0, 20000};
@@ -179,7 +180,7 @@ inline const std::vector<uint64_t>& meet(Meeting& m, unsigned index, uint64_t va
     m.came = 0, m.left = m.size, m.turn++;
   } else {
     fiber.turn = &m.turn, fiber.last_turn = turn;
-    // Those that are behind a meeting wait for others again.
+    // Fibers behind a meeting wait for others again.
     fiber.meets = false;
     yield();
     fiber.turn = nullptr;
@@ -196,7 +197,7 @@ inline const std::vector<uint64_t>& meet_block(uint64_t value) {
   return meet(here->all, here->current, value);
 }
 
-// Runs a body of the lanes that call it in turn, as wavefronts have it.
+// Runs a body of the lanes that call it in turn, as a wavefront does.
 template <class Body>
 bool in_turn(Body body) {
   if (!kLockstep) return body();
@@ -265,7 +266,7 @@ inline void launch(unsigned blocks, unsigned threads, std::function<void()> kern
 template <class T>
 std::atomic<T>& at(T* word) { return *reinterpret_cast<std::atomic<T>*>(word); }
 
-// As a kernel sees it.
+// A pointer as a kernel sees it.
 template <class T>
 std::atomic<T>& seen(T* word) {
   model::word();

@@ -1,5 +1,5 @@
 // Several domains on the model of a GPU: two exchanges, each over a device API of its own, composed as
-// `domains.rs` does it. This program stands in for that.
+// in `domains.rs`. This program stands in for that file.
 #include "helpers.h"
 
 #define TY_PUTS OUT_PUTS
@@ -34,7 +34,7 @@ struct Rank : Brought {
   u32 domain, index;
   out_level::Rank* out;
   up_level::Rank* in;
-  u64 came = 0;  // rows from all domains
+  u64 came = 0;  // received rows, from all domains
   up_level::DispatchArgs handed{};
   ty::Outcome told{};
   std::vector<float> sums, weights_back;
@@ -77,7 +77,7 @@ struct World {
   }
 };
 
-// Enters with what was heard.
+// Enters with the objection that was received.
 template <class Common, class Outcome>
 void carry(Common& c, const Outcome& heard, u32 objector) {
   c.verdict = heard.code == ty::kFull ? ty::kRefuseFull : heard.verdict;
@@ -88,10 +88,11 @@ void carry(Common& c, const Outcome& heard, u32 objector) {
 // How a rank enters, beyond its rows.
 struct Wish {
   u32 verdict = 0;    // it refuses
-  u64 capacity = 0;   // else how much room it has, if that is little
+  u64 capacity = 0;   // else its memory for rows, if that is small
 };
 
-// One rank of a dispatch: between domains, inside, and the word of all. Returns who objects, or -1.
+// One rank of a dispatch: between domains, inside, and the agreement of all. Returns the objecting
+// rank, or -1.
 i64 dispatch(Rank& r, u32 layout, bool replay, Wish wish) {
   static_cast<Brought&>(*r.out) = {r.out->s, r.domain, r.tokens, r.topk, r.weights, r.x, r.scales};
   auto first = out_level::dispatch_args(*r.out, kFlat, replay);

@@ -13,7 +13,7 @@ std::vector<Rank*> all_ranks(const Shape& shape) {
   return ranks;
 }
 
-// What a rank was told, or what its region says where nobody waits.
+// The outcome that a rank received, or the outcome in its region where no caller waits.
 Outcome told_to(Rank& r, const DispatchArgs& a) {
   if (!a.c.no_host_sync) return *r.outcome;
   Outcome told{};
@@ -23,7 +23,7 @@ Outcome told_to(Rank& r, const DispatchArgs& a) {
   return told;
 }
 
-// On all ranks at once; returns what each was told.
+// Runs on all ranks at once; returns the outcome of each.
 std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArgs> args) {
   std::vector<std::thread> running;
   for (u32 i = 0; i < ranks.size(); i++)
@@ -36,7 +36,7 @@ std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArg
   return told;
 }
 
-// Every owner returns rows of its own making; sources sum them. f32.
+// Every owner returns rows of its own content; sources sum them. f32.
 void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool weights,
              std::vector<Combine> how = {}) {
   std::vector<std::thread> running;
@@ -58,7 +58,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
     running.emplace_back([&, i] {
       float* back = weights ? out_weights[i].data() : nullptr;
       combine_on(*ranks[i], outs[i].data(), back, how[i]);
-      // Its caller may change its rows now, whatever others do.
+      // Its caller may change its rows now, whatever other ranks do.
       if (TY_PUTS) memset(ranks[i]->arena + kYAt, 0xdd, 1 << 20);
     });
   for (auto& t : running) t.join();
@@ -84,7 +84,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
     }
 }
 
-// Some or all ranks push their rows; of those, some or all have room for what is pushed.
+// Some or all ranks push their rows; of those, some or all have memory for pushed rows.
 void push_back(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, std::mt19937& random) {
   if (TY_PUTS) return;
   for (u32 turn = 0; turn < 4; turn++) {
@@ -93,14 +93,14 @@ void push_back(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, std:
       c.pushes = turn == 0 || random() % 4 != 0;
       c.lands = c.pushes && (turn == 0 || random() % 3 != 0);
     }
-    // What an operation before has left here must not be taken for rows.
+    // Leftovers of an earlier operation must not be taken for rows.
     for (Rank* r : ranks)
       for (u64 at : {kStagingAt, kLandingAt}) memset(r->arena + at, 0xee, 1 << 20);
     combine(ranks, told, turn % 2, how);
   }
 }
 
-// All ranks' combines, whose sums nobody looks at.
+// The combines of all ranks; the sums are not checked.
 void combine_all(std::vector<Rank*>& ranks, const std::vector<Combine>& how) {
   std::vector<std::thread> running;
   std::vector<std::vector<float>> outs(ranks.size());
@@ -111,7 +111,7 @@ void combine_all(std::vector<Rank*>& ranks, const std::vector<Combine>& how) {
   for (auto& t : running) t.join();
 }
 
-// More than a look for what they push has lanes.
+// More ranks than one poll for pushed units has lanes.
 void many_ranks(Shape shape) {
   std::vector<Rank*> ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks);
@@ -122,7 +122,8 @@ void many_ranks(Shape shape) {
   combine(ranks, told, false, std::vector<Combine>(ranks.size(), {.pushes = true, .lands = true}));
 }
 
-// Where one rank refuses, nobody pushes; where one does not push, those who wait for it say so.
+// Where one rank refuses, no rank pushes; where one does not push, the ranks that wait for it
+// report it.
 void no_push(Shape shape) {
   std::vector<Rank*> ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks);
@@ -139,7 +140,7 @@ void no_push(Shape shape) {
   std::vector<Combine> silent(ranks.size(), {.pushes = true, .lands = true});
   silent[1].silent = true;
   std::thread host([&] {
-    // Not while one is late to enter.
+    // Only once rank 0 waits for rows: until then a rank may be late to enter.
     auto& waiting = model::at(&ranks[0]->report->waiting);
     while (waiting.load() >> 32 != kPhaseCombineRows) model::rest(1000);
     for (Rank* r : ranks) model::at(r->abort).store(1);
@@ -237,7 +238,7 @@ void run(const Shape& shape, std::vector<u32> tokens) {
       combine(ranks, told, replay);
       if (layout == kFlat) push_back(ranks, told, random);
     }
-    // Before records of operations that do not go on are sent.
+    // Before records of refused operations are sent.
     if (layout == kFlat) check_told(ranks);
     if (layout == kFlat && ranks.size() > 1) refusals(ranks);
     if (layout == kFlat) two_at_once(ranks);
@@ -246,7 +247,7 @@ void run(const Shape& shape, std::vector<u32> tokens) {
   }
 }
 
-// Small, and yet lanes put more at once than a ring of the lockstep has room for.
+// Small; even so, lanes put more at once than a ring of the lockstep has slots.
 constexpr Shape kLeast = {3, 12, 4, 80, 3, 10, 48};
 
 // A dispatch of each layout, and its combine.
@@ -275,7 +276,7 @@ int main(int count, char** arguments) {
     puts("all is well");
     return 0;
   }
-  // Those that differ in how lanes take their parts.
+  // The shapes that differ in how lanes share the work.
   if (what == "few") {
     run({2, 8, 3, 1040, 1, 40, 1 << 20}, {40, 33});
     run({3, 12, 4, 272, 3, 40, 112}, {0, 40, 7});
@@ -289,7 +290,7 @@ int main(int count, char** arguments) {
     return 0;
   }
   if (count > 1) fault = Fault(atoi(arguments[1]));
-  // A transport that does something wrong is to be noticed at once.
+  // A fault of the transport must be noticed at once.
   if (fault != Fault::kNone) {
     run({2, 8, 3, 64, 0, 72, 1 << 20}, {70, 33});
     puts("nothing was noticed");
@@ -300,7 +301,7 @@ int main(int count, char** arguments) {
   // Puts that are shorter than a row, scales, a rank without tokens.
   run({3, 12, 4, 272, 3, 40, 112}, {0, 40, 7});
   run({1, 4, 2, 48, 1, 8, 1 << 20}, {8});
-  // More selections of a token than a lane looks up at once, and the most.
+  // More selections of a token than a lane looks up at once, and the maximum.
   run({2, 24, 11, 32, 2, 40, 1 << 20}, {40, 37});
   run({2, 64, 32, 16, 1, 33, 1 << 20}, {33, 32});
   // Tokens that several blocks count.

@@ -1,4 +1,4 @@
-// What the models share: failures, memory, and what ranks bring.
+// Shared by the models: failures, memory, and the inputs of ranks.
 #pragma once
 #include "cuda.h"
 
@@ -30,7 +30,7 @@ T* room(unsigned long long count, unsigned long long align = 128) {
   return (T*)at;
 }
 
-// What a rank brings to a dispatch.
+// The input of a rank to a dispatch.
 struct Brought {
   Shape s;
   unsigned me, tokens = 0;

@@ -1,8 +1,8 @@
-// Operations that nobody waits for. Part of exchange.cpp.
+// Operations that no caller waits for. Included in exchange.cpp.
 #pragma once
 
-// The same arguments again and again, as a graph launches them: T and all that is brought change, and so
-// do the records, signals and totals that are used.
+// The same arguments again and again, as a graph launches them: T and all inputs change, and so do the
+// records, signals and totals that are used.
 void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
   std::vector<DispatchArgs> args;
   for (Rank* r : ranks) {
@@ -25,7 +25,7 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
     check_all(ranks, args, told);
     bool no_host_sync = turn % 3 != 0, pushes = layout == kFlat && !TY_PUTS && turn == 1;
     combine(ranks, told, turn % 2, std::vector<Combine>(ranks.size(), {no_host_sync, pushes, pushes}));
-    // A replay has the T of its handle, whatever the word says by now.
+    // A replay has the T of its handle, whatever value the word has by now.
     std::vector<DispatchArgs> again;
     for (u32 d = 0; d < ranks.size(); d++) {
       *ranks[d]->tokens_word = 1;
@@ -35,14 +35,15 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
     told = launch(again);
     check_all(ranks, again, told);
   }
-  // One that fails is told by itself, and nothing behind it is entered: nobody's memory is touched.
+  // A failed operation is reported by itself, and no later one is entered: no rank's memory is
+  // touched.
   for (u32 problem : {kNoExpert, kTooMany}) {
     for (Rank* r : ranks) bring(*r, r->s.max_tokens, random), *r->tokens_word = r->tokens;
     if (problem == kTooMany) *ranks[0]->tokens_word = ranks[0]->s.max_tokens + 1;
     if (problem == kNoExpert) ranks[0]->topk[1] = ranks[0]->s.experts;
     launch(args);
     *ranks[0]->tokens_word = ranks[0]->tokens, ranks[0]->topk[1] = -1;
-    // As an older operation that went well has left it.
+    // The state that an older, successful operation leaves.
     for (const DispatchArgs& a : args) a.c.cell->code = kGo;
     launch(args);
     for (const DispatchArgs& a : args) same("the cell of what is not entered", a.c.cell->code, 0u);

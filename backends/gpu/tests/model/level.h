@@ -1,26 +1,28 @@
 // The ranks of one exchange on the model of a GPU, over the device API of NVLink, or over one that puts
-// (TY_PUTS): that of the GPU ring, or that of `device-put` with so many queues (TY_QUEUES). There a thread per
-// rank stands in for the host and a transport: it executes commands in any order (INV-2). Included behind
-// `exchange.cu`, once for each of its levels. Where MODEL_FABRIC names a header, the fabric is that one's.
+// (TY_PUTS): that of the GPU ring, or that of `device-put` with TY_QUEUES queues. In the second case a
+// thread per rank stands in for the host and a transport: it executes commands in any order (INV-2).
+// Included behind `exchange.cu`, once for each of its levels. Where MODEL_FABRIC names a header, that
+// header has the fabric.
 using namespace ty;
 
 // Operations that have places of their own: twice as many where rows are staged (staged.cpp).
 #ifndef MODEL_SLOTS
 #define MODEL_SLOTS 2
 #endif
-// Behind the records and what tiles and units need.
+// Behind the records, the counts of tiles and the words of units.
 #ifndef MODEL_STAGING
 #define MODEL_STAGING 0
 #endif
 constexpr u32 kBlocks = 2, kSlots = MODEL_SLOTS;
-// Commands of a ring. Few where waves run in lockstep: more lanes of one post than there is room for.
+// Commands of a ring. Few where waves run in lockstep: more lanes of one wave post than there are
+// slots.
 constexpr u32 kCapacity = model::kLockstep ? 8 : 32;
 constexpr u64 kStagedAt = 1 << 18, kControlBytes = kStagedAt + MODEL_STAGING, kArenaBytes = 8 << 20, kStagingAt = 4 << 20;
 constexpr u64 kLandingAt = 6 << 20, kYAt = 5 << 20;
 constexpr u32 kQueues = std::max(1, TY_QUEUES);
 
-// What a transport does wrong, where the model shows that it is noticed.
-// Of kWaits, the kernels do: waits end soon.
+// The fault of a transport, where the model shows that it is noticed. kWaits is a fault of the
+// kernels: waits end soon.
 enum class Fault { kNone, kSignalFirst, kLost, kDoneEarly, kWrongQueue, kWaits };
 inline Fault fault = Fault::kNone;
 
@@ -40,7 +42,8 @@ struct Rank : Brought {
 #elif TY_PUTS
   // One queue.
   struct Ring {
-    // Commands that are numbered, that are known to be done, and whether a thread asks for more.
+    // The number of commands so far, the number known to be done, and whether a thread asks for
+    // more.
     u64* head = room<u64>(3);
     Up::Command* commands = room<Up::Command>(kCapacity);
     u64 *submitted = room<u64>(1), *done = room<u64>(1), *failed = room<u64>(1);
@@ -60,17 +63,17 @@ struct Rank : Brought {
 #else
   Up::Params params() const { return {everybody[0], everybody[1], s.ranks, me, 8, 0}; }
 #endif
-  // Of each queue.
+  // Signals of each queue.
   u32 signals() const { return 3 * kSlots * s.ranks; }
   WaitReport* report = room<WaitReport>(1);
   State* state = room<State>(1);
   Outcome *outcome = room<Outcome>(1), *late = room<Outcome>(1);
   u32* tokens_word = room<u32>(1);
   Trace* trace = room<Trace>(1);
-  // One per operation that may be open, with room for all ranks' totals.
+  // One per operation that may be open, with space for all ranks' totals.
   Cell* cells[kSlots];
   Routing r{};
-  // What reports read of each rank.
+  // The counters that reports read for each rank.
   PeerCounters* told = room<PeerCounters>(s.ranks);
   u64 operations = 0;
 
@@ -97,14 +100,14 @@ struct Rank : Brought {
     c.entry_words = entry_words();
     c.cell = cells[operations % kSlots];
     c.abort = abort, c.report = report, c.state = state, c.outcome = outcome, c.trace = trace;
-    // Where a wait is to end, soon.
+    // Where a wait must end, soon.
     bool ends = fault == Fault::kLost || fault == Fault::kWrongQueue || fault == Fault::kWaits;
     c.cap_ns = ends ? 3'000'000'000ull : 300'000'000'000ull;
     c.signature = signature;
     c.rank = me, c.ranks = s.ranks, c.experts = s.experts, c.topk = s.topk;
     c.max_tokens = s.max_tokens, c.brought = tokens, c.slots = kSlots;
     c.objector = me, c.group_count = s.groups;
-    // The host's own numbers, which are none of the device's.
+    // The host's own numbers, which differ from the device's.
     c.ticket = (u32)operations++ + 77;
     return c;
   }
@@ -115,7 +118,8 @@ struct Rank : Brought {
   }
 };
 
-// What ranks tell of each other once all is still. Where kernels put, the host counts what is sent.
+// The counters of ranks about each other once no kernel runs. Where kernels put, the host counts
+// the commands.
 void check_told(const std::vector<Rank*>& ranks) {
   for (const Rank* r : ranks)
     for (const Rank* peer : ranks) {
@@ -133,7 +137,7 @@ void check_told(const std::vector<Rank*>& ranks) {
     }
 }
 
-// Everybody's memory is everybody's.
+// The memory of all ranks is shared by all.
 void share_memory(const std::vector<Rank*>& ranks) {
   for (Rank* r : ranks) {
     r->everybody[0] = room<u64>(2 * ranks.size());
@@ -152,7 +156,7 @@ using Fabric = FabricOf<Rank>;
 
 #elif TY_PUTS
 
-// Executes commands of all ranks until it is told to stop, each rank's in an order of its own.
+// Executes commands of all ranks until it is stopped, each rank's in an order of its own.
 struct Fabric {
   std::vector<Rank*> ranks;
   std::atomic<bool> stop{false};
@@ -209,7 +213,7 @@ struct Fabric {
     }
   }
 
-  // What was taken of one queue.
+  // The commands that were taken from one queue.
   struct Served {
     Rank::Ring ring;
     u32 me;
@@ -229,10 +233,10 @@ struct Fabric {
       u64 which = random % pending.size(), number = pending[which];
       pending.erase(pending.begin() + (long)which);
       Up::Command command = ring.commands[number % kCapacity];
-      // Of one rank's rows only, so that it goes on while they are still to leave.
+      // Only for one rank's rows, so that the rank continues while they have not left yet.
       bool early = fault == Fault::kDoneEarly && me == 0 && command.src_window == kArena;
       if (!early) execute(command);
-      // What kernels stage may be overwritten once the command is done.
+      // The staging of kernels may be overwritten once the command is done.
       ended[number % kCapacity] = true;
       while (ended[done % kCapacity]) ended[done++ % kCapacity] = false;
       model::at(ring.done).store(done, std::memory_order_release);
@@ -251,7 +255,7 @@ struct Fabric {
 
 #endif
 
-// Whether kernels may wait themselves for what others have for their rank.
+// Whether kernels may wait themselves for the rows of other ranks.
 constexpr bool kAtOnce = !TY_PUTS && !kGrouped;
 
 u64 signature(u32 kind, u32 layout) { return kind | layout << 4; }
@@ -271,7 +275,7 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
   a.metadata_at = 64 << 10, a.notes_at = 48 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
   a.at_once = kAtOnce && r.operations % 2;
-  // Where shared memory is small, or rows have much beside them: fewer tokens at once, scales by themselves.
+  // As with small shared memory, or wide metadata: fewer tokens at once, scales by themselves.
   a.tally_tokens = 32 >> r.operations % 6, a.metadata_tokens = 32 >> r.operations % 4;
   a.metadata_scales = r.operations % 3 != 0;
   if (layout != kFlat && !TY_PUTS && !kGrouped) {
@@ -290,7 +294,7 @@ Region region_of(const DispatchArgs& a, const Outcome& told) {
   return Region(a.region_shape(), tokens, a.layout == kFlat ? 0 : rows);
 }
 
-// One rank of a dispatch, until its rows are there.
+// One rank of a dispatch, until its rows have arrived.
 void dispatch_on(Rank& r, const DispatchArgs& a) {
   model::launch(kBlocks, kWarps * kWave, [=, &r] { ty_dispatch(a, r.params()); });
   same("an ended wait", r.report->ended, 0u);
@@ -313,7 +317,7 @@ void dispatch_on(Rank& r, const DispatchArgs& a) {
   model::launch(kBlocks, kWarps * kWave, [=, &r] { ty_spread(s, r.params()); });
 }
 
-// Whether a packed output says where the rows of each source are.
+// Whether a packed output gives the places of the rows of each source.
 void check_ranges(const std::vector<Brought*>& ranks, u32 d, const u64* ranges) {
   for (u32 e = 0; e < ranks[d]->s.local(); e++) {
     u64 begin = 0;
@@ -327,7 +331,7 @@ void check_ranges(const std::vector<Brought*>& ranks, u32 d, const u64* ranges) 
   }
 }
 
-// Compares what a rank got with what all brought.
+// Compares the received rows of a rank with the inputs of all.
 void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArgs& a, u8* base,
                     const Outcome& told) {
   Shape s = ranks[d]->s;
@@ -394,17 +398,18 @@ void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArg
   if (a.layout == kPacked) check_ranges(ranks, d, (u64*)(base + region.ranges));
 }
 
-// How a rank brings the rows of a combine.
+// How a rank passes the rows of a combine.
 struct Combine {
   bool no_host_sync = false;
-  // Its rows lie outside the arena, and it pushes them; `lands`: it has room for those of others.
+  // Its rows lie outside the arena, and it pushes them; `lands`: it has memory for the rows of
+  // others.
   bool pushes = false, lands = false;
-  // It refuses; or it does not push what it says that it does, so that others give up.
+  // It refuses; or it does not push the rows that it announces, so that others give up.
   bool refuses = false, silent = false;
   u32 expected = kGo;
 };
 
-// One rank of a combine of f32, until its sums are there. Its rows lie at kYAt, their weights 512 KiB
+// One rank of a combine of f32, until its sums are made. Its rows lie at kYAt, their weights 512 KiB
 // behind.
 void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   CombineArgs a{};
@@ -425,7 +430,7 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
     if (how.silent) a.pushers = 0;
     if (!how.lands) a.landing = 0;
     outside.assign(r.arena + kYAt, r.arena + kYAt + (512 << 10));
-    // Where rows go that a source has no room for.
+    // The place for rows that a source has no memory for.
     a.own = outside.data(), a.x = kStagingAt;
   }
   auto sum = [=, &r] { ty_combine_f32(a, r.params()); };

@@ -1,4 +1,4 @@
-// The second part of arch.cuh where rows move by vectors.
+// The second half of arch.cuh where rows move by vectors.
 namespace ty {
 __device__ inline void copy_async(void* to, const void* from, u32 bytes) { memcpy(to, from, bytes); }
 __device__ inline void copies_done() {}

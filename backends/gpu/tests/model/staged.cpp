@@ -1,5 +1,5 @@
-// Low-latency operations: several ranks whose rows go by staging, one operation after the other, in one kernel and in
-// halves, with one rank late, with flat operations between them, refused ones and ended waits.
+// Low-latency operations: several ranks whose rows are staged, one operation after the other, in one kernel
+// and in halves, with one rank late, with flat operations between them, refused ones and ended waits.
 #define MODEL_SLOTS 4
 #define MODEL_STAGING (6 << 20)
 #include "helpers.h"
@@ -47,7 +47,7 @@ Staging staging_of(const Rank& r, Way way) {
   return s;
 }
 
-// All staging of a rank, as it is when nothing is under way.
+// All staging of a rank, as it is when no operation is open.
 void check_clean(const Rank& r, const std::string& when) {
   Staging s = staging_of(r, Way::kAtOnce);
   const u8 *from = r.control + s.rows, *to = from + (u64)kSlots * r.s.ranks * r.s.max_tokens * s.row_pitch;
@@ -55,13 +55,13 @@ void check_clean(const Rank& r, const std::string& when) {
   same("staging of rank " + std::to_string(r.me) + " is free " + when, clean, true);
 }
 
-// Rows whose bytes look like nothing, or like a key.
+// Rows whose bytes look like empty staging, or like a key.
 void bring_anything(Rank& r, std::mt19937& random) {
   u32* words = (u32*)r.x;
   u32 all = r.tokens * r.s.row_bytes / 4, pick = 0;
   for (u32 i = 0; i < all; i++) {
     u32 token = i / (r.s.row_bytes / 4);
-    // The first row is nothing but ones, the second of keys that are tried, others of anything.
+    // The first row is all ones, the second has keys that are tried, the others have random bytes.
     if (token == 0)
       words[i] = ~0u;
     else if (token == 1)
@@ -87,7 +87,7 @@ void launch_staged(Rank& r, const StagedDispatchArgs& a, u32 phases) {
 
 void no_ended_wait(const Rank& r) { same("an ended wait of rank " + std::to_string(r.me), r.report->ended, 0u); }
 
-// Where the host does not wait: what the region says.
+// Where the host does not wait: the outcome in the region.
 Outcome told_to(Rank& r, const DispatchArgs& a) {
   Outcome told = *r.outcome;
   if (!a.c.no_host_sync) same("ticket of the outcome", told.epoch, a.c.ticket);
@@ -121,7 +121,7 @@ std::vector<StagedDispatchArgs> dispatch_all(const Ranks& ranks, std::mt19937& r
     if (no_host_sync && !replay) *r->tokens_word = r->tokens, args.back().dispatch.tokens = r->tokens_word;
   }
   if (way == Way::kHalves) {
-    // One after the other: who sends waits for nobody.
+    // One after the other: a sender waits for no rank.
     for (u32 i = 0; i < ranks.size(); i++) launch_staged(*ranks[i], args[i], kSends);
     on_all(ranks, random, [&](Rank& r, u32 i) { launch_staged(r, args[i], kReceives); });
   } else {
@@ -169,7 +169,7 @@ struct Call {
   bool narrow = false, weighted = false, returns = false, biased = false, no_host_sync = false;
 };
 
-// What a rank brings to a combine, and what comes of it.
+// The inputs of a rank to a combine, and its results.
 struct Given {
   std::vector<u8> y, bias, out;
   std::vector<float> back, weights;
@@ -206,7 +206,7 @@ void launch_combine(Rank& r, const StagedCombineArgs& a, const Call& call, u32 p
   });
 }
 
-// What a token's sum is to be, one value of it.
+// The expected sum of a token, one value of it.
 float expected_sum(const Rank& s, u32 t, u64 i, const Slots& slots, const std::vector<Given>& given,
                    const Call& call) {
   Elements values{call.narrow};
@@ -252,7 +252,7 @@ void combine_all(const Ranks& ranks, std::mt19937& random, const std::vector<Sta
   if (call.way == Way::kHalves) {
     for (u32 i = 0; i < ranks.size(); i++) {
       launch_combine(*ranks[i], args[i], call, kSends);
-      // What was sent may be written again.
+      // The sent rows may be overwritten.
       std::vector<u8> kept = given[i].y;
       std::fill(given[i].y.begin(), given[i].y.end(), 0x5a);
       given[i].y.swap(kept);
@@ -282,12 +282,12 @@ void combine_all(const Ranks& ranks, std::mt19937& random, const std::vector<Sta
   }
 }
 
-// Operations in a row, as `way` has it.
+// Operations in a row, by the given `way`.
 void rounds(const Ranks& ranks, std::mt19937& random, std::vector<u32> tokens, Way way, bool no_host_sync) {
   for (u32 turn = 0; turn < 3; turn++) {
     for (Rank* r : ranks) {
       bring(*r, tokens[(r->me + turn) % tokens.size()], random);
-      // Where all select the same experts.
+      // Here all tokens select the same experts.
       for (u32 i = 0; i < r->tokens * r->s.topk && turn == 1; i++) r->topk[i] = i % r->s.topk;
       if (turn == 2) bring_anything(*r, random);
     }
@@ -323,7 +323,7 @@ void two_at_once(const Ranks& ranks, std::mt19937& random) {
       check_received(brought(ranks), d, (*args)[d].dispatch, ranks[d]->arena + (*args)[d].dispatch.region, told[d]);
 }
 
-// Rows are cast as the other kernels cast them.
+// Rows are cast as by the other kernels.
 void cast(const Ranks& ranks, std::mt19937& random, u32 how, u32 dtype) {
   Shape s = ranks[0]->s;
   std::vector<std::vector<u32>> raw(s.ranks), scales(s.ranks);
@@ -333,7 +333,7 @@ void cast(const Ranks& ranks, std::mt19937& random, u32 how, u32 dtype) {
   };
   for (Rank* r : ranks) {
     bring(*r, r->s.max_tokens - r->me, random);
-    // Narrow types read a part of it.
+    // Narrow types read a prefix of it.
     for (u64 i = 0; i < (u64)s.max_tokens * s.row_bytes; i++) {
       float value = (float)(int)(random() % 60001 - 30000) * (i % 999 < 128 ? 0.0f : 0.01f);
       u32 bits = dtype == 3 ? std::bit_cast<u32>(value) : model::bf16x2(value, -value);
@@ -346,7 +346,7 @@ void cast(const Ranks& ranks, std::mt19937& random, u32 how, u32 dtype) {
     flat.push_back(a);
   }
   on_all(ranks, random, [&](Rank& r, u32 i) { dispatch_on(r, flat[i]); });
-  // These are the rows and scales that all have brought now. Room for others is not written.
+  // These are now the rows and scales of all ranks. Memory for other rows is not written.
   std::vector<StagedDispatchArgs> args;
   for (Rank* r : ranks) {
     memset(r->arena, 0xee, kArenaBytes);
@@ -358,7 +358,8 @@ void cast(const Ranks& ranks, std::mt19937& random, u32 how, u32 dtype) {
   check_packed(ranks, args);
 }
 
-// One rank refuses, or its routing is bad: all learn why, and the next operations find free staging.
+// One rank refuses, or its routing is bad: all ranks learn the reason, and the next operations find
+// free staging.
 void refusals(const Ranks& ranks, std::mt19937& random) {
   const char text[] = "no rows today";
   for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
@@ -420,7 +421,8 @@ void flat_between(const Ranks& ranks, std::mt19937& random) {
     check_received(brought(ranks), d, args[d], ranks[d]->arena + args[d].region, *ranks[d]->outcome);
 }
 
-// A rank does not send: the others' waits are ended, and what had come is no row of a later operation.
+// A rank does not send: the waits of the others are ended, and received data is no row of a later
+// operation.
 void ended_waits(const Ranks& ranks, std::mt19937& random) {
   for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
   std::vector<StagedDispatchArgs> args;
@@ -431,7 +433,7 @@ void ended_waits(const Ranks& ranks, std::mt19937& random) {
       if (r->me != 1) running.emplace_back([&, r, phases] { launch_staged(*r, args[r->me], phases); });
     for (auto& t : running) t.join();
   };
-  // What is sent has come before a wait ends: rows that come behind it find a communicator that is closed.
+  // Sent rows arrive before a wait ends: rows that arrive later find a communicator that is closed.
   on_others(kSends);
   std::thread host([&] {
     auto& waiting = model::at(&ranks[0]->report->waiting);
@@ -448,7 +450,7 @@ void ended_waits(const Ranks& ranks, std::mt19937& random) {
       same("nothing more is entered", r->state->stopped, 1u);
       check_clean(*r, "behind an ended wait");
     }
-    // What had come at the rank that did not look is its own to take out.
+    // The rank that did not poll removes the received rows itself.
     Staging s = staging_of(*r, Way::kAtOnce);
     if (r->me == 1) memset(r->control + s.rows, 0, (u64)kSlots * r->s.ranks * r->s.max_tokens * s.row_pitch);
     ranks[1]->state->turn = ranks[0]->state->turn;
@@ -494,7 +496,7 @@ int main(int count, char** arguments) {
     puts("all is well");
     return 0;
   }
-  // Those that differ in how lanes take their parts.
+  // The shapes that differ in how lanes share the work.
   if (what == "few") {
     run({3, 12, 4, 112, 3, 9, 1 << 20}, {0, 9, 7}, true);
     run({2, 64, 32, 16, 1, 3, 1 << 20}, {3, 2}, false);
@@ -511,7 +513,7 @@ int main(int count, char** arguments) {
     return 0;
   }
   run({8, 32, 4, 48, 1, 12, 1 << 20}, {12, 9, 0}, true);
-  // More pieces than a block has threads, twice and four times as many; the most selections.
+  // More pieces than a block has threads, twice and four times as many; the maximum of selections.
   run({2, 4, 2, 8240, 2, 4, 1 << 20}, {4, 2}, false);
   run({2, 4, 2, 20000, 1, 3, 1 << 20}, {3, 1}, false);
   run({2, 64, 32, 16, 1, 9, 1 << 20}, {9, 8}, false);

@@ -1,7 +1,7 @@
-// Weak memory: where a test says so, stores to a range of memory are held back by the thread that makes them.
-// They come out in any order, some at each look at memory, and all of them at a fence, a release, or the end
-// of the kernel. So a fence that is missing shows, as it would not on a host of strong order. It shows
-// nothing of loads, which are never early here. Part of cuda.h.
+// Weak memory: where a test says so, the thread that stores to a range of memory holds its stores back.
+// They become visible in any order, some at each access to memory, and all of them at a fence, a release,
+// or the end of the kernel. So a missing fence shows, which would not show on a host of strong order. Loads
+// are never early here, so the model shows no errors in their order. Included in cuda.h.
 #pragma once
 
 namespace model {
@@ -12,10 +12,10 @@ struct Range {
 };
 // Memory that other devices read. Set before a kernel runs.
 inline std::vector<Range> weak;
-// What a store to a register of another device does.
+// The effect of a store to a register of another device.
 inline void (*ring)(void* at, uint64_t value) = nullptr;
 
-// The fence that a run is without, by the letter of the comment before it; 0: none. A test writes calls of
+// The fence that a run omits, by the letter of the comment before it; 0: none. A test writes calls of
 // `keeps` into a source.
 inline char without = 0;
 inline bool keeps(char fence) { return fence != without; }
@@ -26,7 +26,7 @@ inline bool is_weak(const void* at) {
   return false;
 }
 
-// Of numbers that each thread of the system draws for itself.
+// A random number; each thread of the system draws from its own sequence.
 inline unsigned draw(unsigned below) {
   static thread_local uint64_t state = 0x9e3779b97f4a7c15 * (1 + (uintptr_t)here);
   state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -43,7 +43,7 @@ inline void let_out(const Held& store) {
     at((uint64_t*)store.to + i).store(words[i], std::memory_order_release);
 }
 
-// One of them; of those to one place, the first.
+// One of the stores; of those to one place, the first.
 inline void let_one_out(std::vector<Held>& held) {
   size_t which = draw((unsigned)held.size());
   const unsigned char *begin = held[which].to, *end = begin + held[which].bytes;

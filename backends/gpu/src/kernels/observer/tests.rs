@@ -3,17 +3,17 @@ use std::time::Instant;
 
 use super::*;
 
-/// A device of numbers.
+/// A stand-in for the device that only has numbers.
 #[derive(Default)]
 struct Numbers {
     mark: AtomicU64,
     looks: AtomicU64,
     /// Not 0: the mark of the operation that has failed.
     failed: AtomicU64,
-    /// Looks are errors.
+    /// Whether polls return errors.
     lost: AtomicBool,
     ended: AtomicBool,
-    /// Looks around, and whether they are errors.
+    /// Number of polls of other kernels, and whether they return errors.
     around: AtomicU64,
     is_stuck: AtomicBool,
 }
@@ -57,7 +57,7 @@ fn outstanding(number: u64) -> Outstanding {
     Outstanding { wait, mark: number }
 }
 
-/// Returns once `ready`; the test fails if that does not come.
+/// Returns once `ready` is true; the test fails if that does not happen.
 fn until(ready: impl Fn() -> bool) {
     let start = Instant::now();
     while !ready() {
