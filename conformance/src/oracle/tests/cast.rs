@@ -95,7 +95,7 @@ fn received_values_are_elements_times_the_scale_of_their_group() {
     assert_eq!(received_values(&ue8m0, &x, &[126, 125, 0, 0]), expected);
     // As many opaque scales as groups count as f32.
     assert_eq!(received_values(&received(Input::Opaque(2), 130), &x, &f32_scales), expected);
-    // Any other number of them means nothing.
+    // Any other number of scales is ignored.
     let ignored = received_values(&received(Input::Opaque(1), 130), &x, &[9, 9, 9, 9]);
     assert_eq!((ignored[0], &ignored[128..]), (1.0, &[2.0, -2.0][..]));
 }
