@@ -106,8 +106,8 @@ fn combined_rows(
     rows
 }
 
-/// One row per domain: the partials of its ranks, summed in their order and rounded. Domains come in
-/// Each row is the sum of its ranks' partials, in their order and rounded. Domains come in
+/// One row per domain: the partials of its ranks, summed in their order and rounded. Domains come in the
+/// order of their highest selecting k.
 fn domain_rows(
     case: &Case,
     destinations: &[Destination],
