@@ -151,7 +151,7 @@ pub const CLAIMS: &[Claim] = &[
 pub struct ClaimResult {
     /// As [`Claim::name`].
     pub claim: &'static str,
-    /// What `probe` declares: `yes`, `no`, or the limit.
+    /// The declaration of `probe`: `yes`, `no`, or the limit.
     pub declared: String,
     /// Cases that ran.
     pub tested: Vec<&'static str>,

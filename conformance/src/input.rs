@@ -17,9 +17,9 @@ use crate::oracle::{Case, Combine, Input, Inputs, RankInputs, Routing, RowType, 
 pub const MAX_BYTES: u64 = 4 << 30;
 /// The longest header, in bytes: three tensors and some metadata need less than one KiB.
 pub const MAX_HEADER: usize = 1 << 20;
-/// The bytes in front of the header, which say how long it is.
+/// The bytes in front of the header, which hold its length.
 const LENGTH_BYTES: u64 = 8;
-/// The metadata entry that says how many experts there are.
+/// The metadata entry that holds the number of experts.
 pub const EXPERTS_KEY: &str = "num_experts";
 /// The most ranks, experts or top-k that a file may state. Core's own limits are tighter; this limit
 /// prevents overflow in products of sizes.

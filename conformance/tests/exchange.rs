@@ -16,7 +16,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 const RANKS: u32 = 4;
 
-/// What each rank got: its world rank, its team, and the bytes of the team's ranks.
+/// The results of each rank: its world rank, its team, and the bytes of the team's ranks.
 type Got = (u32, Vec<u32>, Vec<Vec<u8>>);
 static GOT: Mutex<Vec<Got>> = Mutex::new(Vec::new());
 

@@ -326,7 +326,7 @@ static int32_t example_alloc(void *instance, TyWindow *window, TyError *error) {
     return TY_OK;
 }
 
-/* A fabric: register the memory region and keep its local and remote keys. */
+/* A fabric: register the memory region and store its local and remote keys. */
 static int32_t example_register(void *instance, const TyWindow *window, TyError *error) {
     struct transport *t = (struct transport *)instance;
     const struct object *mine = &t->peers[t->me].objects[window->id];

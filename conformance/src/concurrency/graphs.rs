@@ -327,7 +327,7 @@ fn refused(case: &Case, comm: &mut Communicator) -> Result<bool> {
     }
     // Waits for the stream.
     all[0].kept[0].tensor(DType::U8, [1, 1], [1, 1])?.to_vec()?;
-    // A rank may learn of the refusal from a rank that learnt of it first.
+    // A rank may learn of the refusal from another rank that found it first.
     let kinds = [ErrorKind::Protocol, ErrorKind::PeerLost];
     let parts = ["nobody waited", "rank 0 refused its input", "found expert"];
     expect_error(comm.flush(), &kinds, &parts)?;

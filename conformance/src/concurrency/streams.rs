@@ -134,7 +134,7 @@ pub(super) fn copy(
     Ok(())
 }
 
-/// Keeps a stream busy for milliseconds.
+/// Makes a stream busy for milliseconds.
 pub(super) struct Delay {
     to: Buffer,
     from: Buffer,

@@ -7,7 +7,7 @@ use super::{Fault, Kind, Phase};
 /// The words of a rank's device that its own link is down.
 const LINK_IS_DOWN: &str = "the port of this rank is down";
 
-/// What the launcher saw of one rank.
+/// The launcher's observations of one rank.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// Its number.

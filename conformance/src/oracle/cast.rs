@@ -15,7 +15,7 @@ const SMALLEST_AMAX: f32 = 1e-4;
 pub struct ReceivedRow {
     /// H elements of `case.received_elem()`.
     pub x: Vec<u8>,
-    /// The scales, as `case.scales()` says.
+    /// The scales, in the type and number of `case.scales()`.
     pub scales: Vec<u8>,
 }
 

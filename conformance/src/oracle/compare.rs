@@ -20,7 +20,7 @@ pub struct Array {
     pub rows: usize,
     /// The array may be longer than `rows`; rows after them are unspecified.
     pub open_ended: bool,
-    /// Any NaN equals any NaN: rules say which sums are NaN, never with which bits.
+    /// Any NaN equals any NaN: the rules define which sums are NaN, never their bits.
     pub any_nan: bool,
     specified: Vec<(usize, Origin)>,
     data: Vec<u8>,

@@ -7,7 +7,7 @@
 //! | module | question it answers |
 //! |---|---|
 //! | [`case`] | which exchange is it? |
-//! | [`inputs`] | what does every rank bring? |
+//! | [`inputs`] | what are the inputs of every rank? |
 //! | [`routing`] | which rank gets which token, at which row? |
 //! | [`cast`] | what do FP8 bytes and scales look like? |
 //! | [`dispatch`] | what must a rank receive? |

@@ -27,7 +27,7 @@ pub enum Status {
     Pass,
     /// It does not apply.
     NotSupported {
-        /// What is missing.
+        /// The missing capability.
         why: String,
     },
     /// Something did not hold.

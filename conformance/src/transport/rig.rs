@@ -261,7 +261,7 @@ impl<'a> Rig<'a> {
         Ok(rig)
     }
 
-    /// Brings the whole team up. Collective.
+    /// Connects the whole team. Collective.
     pub(super) fn bring_up(rank: &Rank<'a>, needs: &Needs) -> Result<Self> {
         Self::bring_up_within(rank, needs, rank.config.world.deadline)
     }

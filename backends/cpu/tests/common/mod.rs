@@ -121,7 +121,7 @@ impl Rank {
 
     /// Posts all commands; the tests' commands are in range and their sources do not change.
     pub(crate) fn post(&self, queue: u32, commands: &[Command]) -> usize {
-        // SAFETY: as this function says; each queue has one thread.
+        // SAFETY: by this function's description; each queue has one thread.
         unsafe { self.transport.post(queue, commands).unwrap() }
     }
 

@@ -114,7 +114,7 @@ fn plain_and_opaque_rows_travel_untouched() {
     assert_eq!(row.x, [2, 0xff]);
     assert_eq!(row.scales, [12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]);
 
-    // A NaN with a payload keeps its bits.
+    // The bits of a NaN with a payload do not change.
     let case = Case { hidden: 1, input: Input::Plain(RowType::Bf16), ..case };
     let inputs = RankInputs { x: vec![0, 0, 0xa5, 0x7f], scales: None, ..inputs };
     let row = received_row(&case, &inputs, 1);
