@@ -1,8 +1,8 @@
-//! What a transport may declare, and what shows that it is true.
+//! The claims that a transport may declare, and the proofs that they are true.
 //!
-//! A row for each capability, kind of memory and limit of `probe`: the cases of L0 that fail if the claim is
-//! false, each with a mutant that proves it (`tests/mutants`, `tests/lost_peers`), or why there can be none.
-//! A capability without a row fails the tests.
+//! `CLAIMS` has a row for each capability, kind of memory and limit of `probe`. The row lists the cases of
+//! L0 that fail if the claim is false, each with a mutant that proves it (`tests/mutants`,
+//! `tests/lost_peers`), or says why no case can exist. A capability without a row fails the tests.
 
 use std::fmt::Write;
 
@@ -11,16 +11,16 @@ use tokenyard_core::capabilities::Declared;
 
 use crate::report::{Line, Status};
 
-/// A row.
+/// One claim and its proofs.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
     /// The name of a flag, `memory.KIND`, or the name of a limit.
     pub name: &'static str,
-    /// What shows that it is true.
+    /// The proofs that the claim is true.
     pub proofs: &'static [Proof],
 }
 
-/// What shows that a claim is true.
+/// A proof that a claim is true.
 #[derive(Clone, Copy, Debug)]
 pub enum Proof {
     /// A case of L0 that fails on a transport whose claim is false.
@@ -29,10 +29,10 @@ pub enum Proof {
         case: &'static str,
         /// The broken transport that proves the case.
         mutant: &'static str,
-        /// What the failure says of it.
+        /// Words that the failure of that mutant contains.
         says: &'static str,
     },
-    /// No case of L0 can tell; why.
+    /// No case of L0 can test the claim; the reason.
     Cannot(&'static str),
 }
 
@@ -119,7 +119,7 @@ pub const CLAIMS: &[Claim] = &[
     Claim { name: "memory.hip", proofs: &[Proof::Cannot(ON_DEVICES)] },
     Claim {
         name: "max_peers",
-        // As many as the machine starts: up to four ranks, and those of --ranks in L1 to L3.
+        // The test runs as many ranks as the machine starts: up to four, and those of --ranks in L1 to L3.
         proofs: &[case("puts_reach_the_right_place", "two_peers", "peer 2 is out of range")],
     },
     Claim {
@@ -141,29 +141,29 @@ pub const CLAIMS: &[Claim] = &[
     },
     Claim {
         name: "largest_put",
-        // As much as a test may move: up to 16 MiB.
+        // The test moves as much as one may: up to 16 MiB.
         proofs: &[case("puts_beyond_socket_buffers_arrive", "cut_at_a_buffer", "bytes are wrong")],
     },
 ];
 
-/// What a run says of one claim.
+/// The result of a run for one claim.
 #[derive(Clone, Debug, Serialize)]
 pub struct ClaimResult {
     /// As [`Claim::name`].
     pub claim: &'static str,
-    /// What `probe` declares: `yes`, `no`, or the limit.
+    /// The declaration of `probe`: `yes`, `no`, or the limit.
     pub declared: String,
     /// Cases that ran.
     pub tested: Vec<&'static str>,
-    /// Those of them that failed.
+    /// Cases that ran and failed.
     pub failed: Vec<&'static str>,
-    /// Why nothing was tested, if so.
+    /// Why no case ran, if none did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub untested: Option<String>,
 }
 
 impl ClaimResult {
-    /// One line for people.
+    /// One line for the report's text form.
     pub fn line(&self) -> String {
         let mut text = format!("{:<16} {:<14}", self.claim, self.declared);
         // Writing to a String cannot fail.
@@ -176,7 +176,7 @@ impl ClaimResult {
     }
 }
 
-/// Which claims a run has tested.
+/// The result of a run for each claim.
 pub(crate) fn results(declared: &Declared, lines: &[Line]) -> Vec<ClaimResult> {
     CLAIMS.iter().map(|claim| result(claim, declared, lines)).collect()
 }
@@ -247,7 +247,7 @@ mod tests {
 
     const ALL: Capabilities = Capabilities { flags: !0, memory_kinds: !0, ..NO_CAPABILITIES };
 
-    /// Whatever a report can name of what a transport declares.
+    /// Every name that a report can give to a declaration of a transport.
     fn declarable() -> BTreeSet<String> {
         let Value::Object(fields) = serde_json::to_value(Declared::from(&ALL)).unwrap() else {
             panic!("a structure");

@@ -1,4 +1,5 @@
-//! An exchange whose received rows are copied to memory of the caller, and leave the arena.
+//! An exchange whose received rows are copied to the caller's memory, after which their place in the arena
+//! is free.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +13,13 @@ use crate::exchange::{self, Aligned, Placed, array};
 use crate::oracle::{self, Arrived};
 use crate::round::Round;
 
-/// What room holds before a copy.
+/// The content of room before a copy.
 const POISON: u8 = 0xa5;
 
 /// Room for an array, with one row more than it has.
 struct Room {
     host: Aligned,
-    /// The same, where the communicator works on a device.
+    /// The same room in device memory, where the communicator works on a device.
     device: Option<Buffer>,
     dtype: DType,
     shape: [usize; 2],
@@ -42,7 +43,7 @@ impl Room {
         })
     }
 
-    /// The array, once it was copied. What lies behind it is as before.
+    /// The array, after the copy. Checks that the row behind it is unchanged.
     fn fetch(&self) -> Result<Vec<u8>> {
         let mut bytes = match &self.device {
             Some(buffer) => buffer.tensor(self.dtype, self.shape, [self.shape[1], 1])?.to_vec()?,
@@ -83,8 +84,8 @@ fn outputs<'a>(rooms: &'a mut BTreeMap<&'static str, Room>) -> Result<Outputs<'a
     Ok(outputs)
 }
 
-/// Dispatches, copies what arrived, and lets the arena have its place back; on a stream, where the
-/// kernel set has streams, without waiting in between.
+/// Dispatches, copies the received arrays, and frees their place in the arena. Where the kernel set has
+/// streams, it does so on a stream, without waiting in between.
 fn dispatch(
     comm: &mut Communicator,
     round: &Round,
@@ -97,8 +98,8 @@ fn dispatch(
         return Ok((rooms, handle));
     }
     let tool = comm.tool_stream()?;
-    // SAFETY: the stream outlives the calls below and what they give but for the handle, which is of
-    // a stream that has ended by then.
+    // SAFETY: the stream outlives the calls below and their results, except the handle, which belongs to a
+    // stream that has ended by then.
     let stream = unsafe { tool.stream() };
     let (received, handle) = comm.on(stream).dispatch(&arguments).context("dispatch")?;
     let mut rooms = rooms(comm, &received)?;
@@ -108,10 +109,10 @@ fn dispatch(
     Ok((rooms, handle))
 }
 
-/// One exchange, every element checked; another one runs between the copy and the look at it.
+/// One exchange, every element checked. Another exchange runs between the copy and the comparison.
 ///
 /// # Errors
-/// What the communicator says, or the first difference from the oracle.
+/// The communicator's error, or the first difference from the oracle.
 pub(crate) fn check(comm: &mut Communicator, round: &Round, between: &Round) -> Result<()> {
     let (case, rank) = (&round.case, comm.rank() as usize);
     let (rooms, handle) = dispatch(comm, round)?;

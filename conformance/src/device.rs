@@ -1,5 +1,5 @@
-//! Tensors of a test on a communicator's device. A test states everything in host memory; where the communicator works
-//! on a device, copies go there, and outputs are fetched.
+//! Tensors of a test on a communicator's device. A test states all tensors in host memory. Where the
+//! communicator works on a device, this module copies them there, and copies outputs back.
 
 use std::sync::OnceLock;
 
@@ -33,10 +33,10 @@ impl Copied {
         })
     }
 
-    /// On the communicator of a handle.
+    /// Copies to the device of the handle's communicator.
     ///
     /// # Errors
-    /// What the device refuses.
+    /// The device refuses the memory or the copy.
     pub fn beside(handle: &Handle, tensor: &TensorRef<'_>) -> Result<Self> {
         Self::new(&|bytes| handle.buffer(bytes), tensor)
     }
@@ -49,7 +49,7 @@ impl Copied {
         Ok(self.buffer.tensor(self.dtype, self.shape, self.stride)?)
     }
 
-    /// The copy of a contiguous tensor, to be written.
+    /// The copy of a contiguous tensor, writable.
     ///
     /// # Errors
     /// None; the tensor was valid.
@@ -58,22 +58,22 @@ impl Copied {
     }
 }
 
-/// Copies of what a dispatch or a replay brings; made when a device communicator first asks for them.
+/// Copies of the inputs of a dispatch or a replay; made when a communicator on a device first needs them.
 #[derive(Debug, Default)]
 pub struct Copies(OnceLock<[Option<Copied>; 4]>);
 
 impl Clone for Copies {
-    /// A clone has no copies yet.
+    /// A clone starts without copies.
     fn clone(&self) -> Self {
         Self::default()
     }
 }
 
 impl Copies {
-    /// `dispatch` as `comm` can take it.
+    /// `dispatch` with its tensors where `comm` works.
     ///
     /// # Errors
-    /// What the device refuses.
+    /// The device refuses the memory or the copy.
     pub fn dispatch<'a>(
         &'a self,
         comm: &Communicator,
@@ -94,10 +94,10 @@ impl Copies {
         })
     }
 
-    /// `replay` as `comm` can take it.
+    /// `replay` with its tensors where `comm` works.
     ///
     /// # Errors
-    /// What the device refuses.
+    /// The device refuses the memory or the copy.
     pub fn replay<'a>(&'a self, comm: &Communicator, replay: Replay<'a>) -> Result<Replay<'a>> {
         if !comm.works_on_device() {
             return Ok(replay);

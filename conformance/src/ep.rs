@@ -28,10 +28,9 @@ enum ExchangeWay {
     CombineInput,
     /// Expert outputs over the received rows.
     InPlace,
-    /// Opaque scales whose rows do not follow each other: column by column, as some libraries
-    /// keep them.
+    /// Opaque scales whose rows are not contiguous: column by column, as some libraries store them.
     StridedScales,
-    /// Received rows are copied to memory of the caller before anybody looks at them.
+    /// Received rows are copied to the caller's memory before the test reads them.
     CopiedOut,
     /// The communicator takes four times as many tokens as the calls.
     CallTokens,
@@ -80,7 +79,7 @@ impl Suite {
     fn add(&mut self, group: &str, about: &str, way: ExchangeWay, case: Case) {
         let case = spread(case, self.domains);
         let name = format!("l1/{group}/{case}{}", way.suffix());
-        // Groups overlap where it makes them easier to read; one test is enough.
+        // Groups of cases overlap where that makes them easier to read; one test per case is enough.
         if !self.names.insert(format!("{case}{}", way.suffix())) {
             return;
         }
@@ -113,7 +112,7 @@ impl Suite {
                 self.add("types", about, ExchangeWay::Outside, case.clone());
                 let local = case.experts / case.ranks;
                 if self.domains == 2 {
-                    // More ranks in a domain than domains, so a rail is not a domain turned round.
+                    // With more ranks in a domain than domains, a rail and a domain differ in size.
                     let wide = Case { ranks: 4, experts: 4 * local, ..case.clone() };
                     self.add("types", about, ExchangeWay::Outside, wide);
                 }
@@ -126,7 +125,7 @@ impl Suite {
         }
     }
 
-    /// Values that a cast and a sum meet seldom.
+    /// Values that casts and sums seldom see.
     fn odd_values(&mut self) {
         let about = "NaN, infinities, the smallest and the largest values are values like others";
         for input in [
@@ -289,7 +288,7 @@ impl Suite {
         }
     }
 
-    /// Forms of calls that not every kernel set takes.
+    /// Forms of calls that some kernel sets do not take.
     fn forms(&mut self) {
         for layout in LAYOUTS {
             for worst_case in [false, true] {
@@ -337,7 +336,7 @@ fn spread(case: Case, domains: usize) -> Case {
     Case { ranks, experts, domains, tokens, ..case }
 }
 
-/// Two ranks, ragged, some entries negative: what most cases share.
+/// Two ranks, ragged, some entries negative: the base of most cases.
 fn usual() -> Case {
     Case { topk: 3, tokens: Tokens::Ragged, routing: Routing::SomeNegative, ..Case::default() }
 }

@@ -38,7 +38,7 @@ pub fn domains(comm: &Communicator) -> usize {
     if report.algorithm == "direct" { 1 } else { report.domains as usize }
 }
 
-/// The product's word for an element type of the oracle.
+/// The product's name for an element type of the oracle.
 pub fn dtype(elem: Elem) -> DType {
     match elem {
         Elem::Bf16 => DType::Bf16,
@@ -50,7 +50,7 @@ pub fn dtype(elem: Elem) -> DType {
     }
 }
 
-/// The product's word for a row type of the oracle.
+/// The product's name for a row type of the oracle.
 pub fn row_dtype(row: RowType) -> DType {
     match row {
         RowType::Bf16 => DType::Bf16,
@@ -59,7 +59,7 @@ pub fn row_dtype(row: RowType) -> DType {
     }
 }
 
-/// The product's word for a layout of the oracle.
+/// The product's name for a layout of the oracle.
 pub fn layout(case: &Case) -> MoeLayout {
     match case.layout {
         Layout::Flat => MoeLayout::Flat,
@@ -82,7 +82,7 @@ fn cast(input: Input) -> Cast {
 /// One whole exchange of a case on this rank, every element checked.
 ///
 /// # Errors
-/// What the communicator says, or the first difference from the oracle.
+/// The communicator's error, or the first difference from the oracle.
 pub fn check(comm: &mut Communicator, case: &Case, inputs: &Inputs, placed: Placed) -> Result<()> {
     let rank = comm.rank() as usize;
     let brought = Brought::new(case, rank, inputs.ranks[rank].clone());

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use serde::Deserialize;
 use tokenyard_core::config::Config;
 
-/// The list that comes with the suite.
+/// The list that ships with the suite.
 const SHIPPED: &str = include_str!("../expected.toml");
 
 /// One expected failure.
@@ -14,11 +14,11 @@ const SHIPPED: &str = include_str!("../expected.toml");
 pub struct Entry {
     /// It holds where the config uses a component of this name.
     pub component: String,
-    /// Which tests: a name, with `*` for anything.
+    /// The tests: a name, with `*` for any characters.
     pub test: String,
     /// Why they fail.
     pub reason: String,
-    /// Where that is followed up.
+    /// A link to the follow-up.
     pub link: String,
 }
 
@@ -36,7 +36,7 @@ struct File {
 }
 
 impl Expected {
-    /// Those that come with the suite.
+    /// The entries that ship with the suite.
     ///
     /// # Errors
     /// As [`parse`](Self::parse).
@@ -44,10 +44,10 @@ impl Expected {
         Self::parse(SHIPPED, config)
     }
 
-    /// Reads entries from TOML and keeps those whose component `config` uses.
+    /// Reads entries from TOML and takes those whose component `config` uses.
     ///
     /// # Errors
-    /// Text that is not such a list; an entry without a reason or a link.
+    /// Text that is not a list of entries; an entry without a reason or a link.
     pub fn parse(text: &str, config: &Config) -> Result<Self> {
         let mut entries = toml::from_str::<File>(text)?.expected;
         for entry in &entries {
@@ -66,14 +66,14 @@ impl Expected {
         Ok(Self { entries })
     }
 
-    /// Why this test is expected to fail, if it is.
+    /// The entry for this test, if it is expected to fail.
     pub fn reason(&self, test: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| matches(&entry.test, test))
     }
 }
 
-/// Whether `pattern` stands for `name`: with `*` for any characters it must fit the whole name,
-/// without one it must be a part of it.
+/// Whether `pattern` matches `name`. With `*`, which stands for any characters, it must match the whole
+/// name; without, it must be a part of the name.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let mut pieces = pattern.split('*');
     let first = pieces.next().unwrap_or_default();

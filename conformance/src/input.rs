@@ -1,9 +1,8 @@
-//! Reads the routing, and the rows, that a framework dumped: a safetensors file with `x`, `topk_idx`
-//! and, where there are some, `topk_weights`. `docs/input-files.md` is its page for people.
+//! Reads the routing and the rows that a framework dumped: a safetensors file with `x`, `topk_idx` and,
+//! optionally, `topk_weights`. `docs/input-files.md` describes it for users.
 //!
-//! The file is hostile until checked: no size in it is believed before it was compared with the
-//! bytes that are there, and everything that would make an exchange fail is found here, before a
-//! rank is started.
+//! The file is hostile until checked. Every size in it is compared with the bytes of the file before it is
+//! used. Everything that would make an exchange fail is found here, before a rank starts.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,12 +17,12 @@ use crate::oracle::{Case, Combine, Input, Inputs, RankInputs, Routing, RowType, 
 pub const MAX_BYTES: u64 = 4 << 30;
 /// The longest header, in bytes: three tensors and some metadata need less than one KiB.
 pub const MAX_HEADER: usize = 1 << 20;
-/// The bytes in front of the header, which say how long it is.
+/// The bytes in front of the header, which hold its length.
 const LENGTH_BYTES: u64 = 8;
-/// The metadata entry that says how many experts there are.
+/// The metadata entry that holds the number of experts.
 pub const EXPERTS_KEY: &str = "num_experts";
-/// The most ranks, experts or top-k that a file may speak of. Core's own limits are tighter; this
-/// one keeps products of sizes far from overflow.
+/// The most ranks, experts or top-k that a file may state. Core's own limits are tighter; this limit
+/// prevents overflow in products of sizes.
 const MAX_COUNT: usize = 1 << 20;
 
 const OPERATION: &str = "read input file";
@@ -32,11 +31,11 @@ const NAMES: [&str; 3] = ["x", "topk_idx", "topk_weights"];
 /// A file that was read and checked. Plain data: may be read from any thread.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputFile {
-    /// Where it was read; `None` for bytes without a file.
+    /// Its path; `None` for bytes without a file.
     path: Option<PathBuf>,
     /// Its size.
     bytes: u64,
-    /// R, where the tensors have a rank dimension.
+    /// R, if the tensors have a rank dimension.
     ranks: Option<usize>,
     /// Tokens in all.
     tokens: usize,
@@ -51,8 +50,8 @@ pub struct InputFile {
 }
 
 impl InputFile {
-    /// Reads the file at `path`, which must be a regular file of at most [`MAX_BYTES`]. Its header
-    /// is judged, and compared with the file's size, before anything behind it is read.
+    /// Reads the file at `path`, which must be a regular file of at most [`MAX_BYTES`]. Its header is
+    /// checked, and compared with the file's size, before the tensors are read.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`], naming the file, what was found and what was expected.
@@ -73,7 +72,7 @@ impl InputFile {
         let header = header_length(&bytes, length).map_err(named)?;
         (&file).take(header).read_to_end(&mut bytes).map_err(unreadable)?;
         check_header(&bytes, length).map_err(named)?;
-        // The file may grow or shrink while it is read; its size is compared once more below.
+        // The file may grow or shrink while it is read; the size is compared once more below.
         file.take(length - bytes.len() as u64).read_to_end(&mut bytes).map_err(unreadable)?;
         let parsed = Self::parse(&bytes).map_err(named)?;
         Ok(Self { path: Some(path.to_owned()), ..parsed })
@@ -92,7 +91,7 @@ impl InputFile {
         }
     }
 
-    /// An error about a row of one of its tensors.
+    /// An error about a row of one of the file's tensors.
     fn refuse_row(&self, message: impl Into<String>, tensor: &str, token: usize) -> Error {
         let row = match self.ranks {
             Some(ranks) => {
@@ -138,12 +137,12 @@ impl InputFile {
         Ok(parsed)
     }
 
-    /// R, where the tensors have a rank dimension.
+    /// R, if the tensors have a rank dimension.
     pub fn ranks(&self) -> Option<usize> {
         self.ranks
     }
 
-    /// E, where the metadata names it.
+    /// E, if the metadata states it.
     pub fn experts(&self) -> Option<usize> {
         self.experts
     }
@@ -200,7 +199,7 @@ impl InputFile {
         Ok(case)
     }
 
-    /// What each rank of `case`, made by [`InputFile::case`], brings.
+    /// The inputs of each rank of `case`, which [`InputFile::case`] made.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] names the file, its row and the expert that does not exist or
@@ -222,7 +221,7 @@ impl InputFile {
         Inputs::given(case, ranks.collect()).map_err(|e| self.refuse(e.0))
     }
 
-    /// Every expert exists, and no token selects one twice.
+    /// Checks that every expert exists and that no token selects one twice.
     fn check_routing(&self, experts: usize) -> Result<()> {
         for (token, row) in self.topk_idx.chunks_exact(self.topk).enumerate() {
             let at = |message| Err(self.refuse_row(message, "topk_idx", token));
@@ -243,7 +242,7 @@ impl InputFile {
         self.tokens * rank / ranks..self.tokens * (rank + 1) / ranks
     }
 
-    /// Rows and weights must be numbers: a sum with a NaN would say nothing about the exchange.
+    /// Rows and weights must be numbers: a sum with a NaN would prove nothing about the exchange.
     fn check_values(&self) -> Result<()> {
         let bytes = self.hidden * self.row.bytes();
         for (token, row) in self.x.chunks_exact(bytes).enumerate() {
@@ -254,7 +253,7 @@ impl InputFile {
         }
         let weights = self.topk_weights.iter().flatten().zip(&self.topk_idx);
         for (i, (weight, expert)) in weights.enumerate() {
-            // Entries that select nothing mean nothing.
+            // The weight of an entry that selects nothing is ignored.
             if *expert >= 0 && !weight.is_finite() {
                 let (token, k) = (i / self.topk, i % self.topk);
                 let message = format!("k {k}: found {weight}; expected finite numbers");
@@ -265,7 +264,7 @@ impl InputFile {
     }
 }
 
-/// The sizes that all tensors must agree on.
+/// Sizes in which all tensors must agree.
 struct Dims {
     ranks: Option<usize>,
     tokens: usize,
@@ -310,8 +309,8 @@ impl Dims {
     }
 }
 
-/// A shape without its last size, and that size. The bytes of the tensor are there, so the product
-/// of the sizes cannot overflow unless one of them is 0; then it is 0, in this order.
+/// Splits a shape into its last size and the product of the others. The file holds the bytes of the tensor,
+/// so the product of the sizes cannot overflow unless one of them is 0; then it is 0, in this order.
 fn split_shape<'a>(
     name: &str,
     last: &str,
@@ -328,8 +327,8 @@ fn split_shape<'a>(
     }
 }
 
-/// Checks the header against the `length` of the file; `start` has at least the whole header. What
-/// `safetensors` takes on trust is found here, too: its own sum of the sizes can overflow.
+/// Checks the header against the `length` of the file; `start` has at least the whole header. It also finds
+/// errors that `safetensors` does not: the library's own sum of the sizes can overflow.
 fn check_header(start: &[u8], length: u64) -> Result<()> {
     let header_length = header_length(start, length)?;
     let data = header(start)?.data_len() as u64;
@@ -345,7 +344,7 @@ fn check_header(start: &[u8], length: u64) -> Result<()> {
     }))
 }
 
-/// The bytes of the header, which the first bytes of a file of `length` bytes say.
+/// The bytes of the header, as the first bytes of a file of `length` bytes state them.
 fn header_length(start: &[u8], length: u64) -> Result<u64> {
     let header = start.first_chunk::<{ LENGTH_BYTES as usize }>().map(|b| u64::from_le_bytes(*b));
     match header {
@@ -417,7 +416,7 @@ fn floats(tensor: &TensorView<'_>) -> Result<Vec<f32>> {
     }
 }
 
-/// FNV-1a: tells files apart in messages and between ranks; it guards against no forger.
+/// FNV-1a: distinguishes files in messages and between ranks; it does not protect against forgery.
 fn digest(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,8 +1,8 @@
-//! The conformance suite: what a communicator must do, whatever it is made of.
+//! The conformance suite: the rules that every communicator must obey, whatever its components.
 //!
-//! [`oracle`] states the rules once more, independently of the product; [`exchange`] runs one case on
-//! a communicator and compares every element; [`ranks`] makes a world of threads; [`transport`] holds the cases of a
-//! transport alone.
+//! [`oracle`] states the rules once more, independently of the product; [`exchange`] runs one case on a
+//! communicator and compares every element; [`ranks`] makes a world of threads; [`transport`] has the cases
+//! for a transport alone.
 
 pub mod claims;
 pub mod concurrency;

@@ -1,26 +1,25 @@
-//! How fast the machine of a run is.
+//! The pace of the machine that a run is on.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What every deadline, and every limit of time, of a run is multiplied by: for machines that are
-/// emulated, or busy with other things. What must happen stays the same, and so does what an error
-/// must say; only the time that it may take grows.
+/// The factor for every deadline and time limit of a run, for machines that are emulated or busy. Only the
+/// time that an event may take grows: the required events and the required errors stay the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct Pace(u32);
 
 impl Pace {
-    /// Limits as they are.
+    /// Limits without a change.
     pub const USUAL: Self = Self(1);
     /// The largest factor.
     pub const SLOWEST: u32 = 100;
 
-    /// Limits `slow` times as long, 1 to 100.
+    /// A pace that makes limits `slow` times as long, 1 to 100.
     ///
     /// # Errors
-    /// Another factor.
+    /// A factor out of range.
     pub fn new(slow: u32) -> Result<Self, String> {
         if (1..=Self::SLOWEST).contains(&slow) {
             return Ok(Self(slow));
@@ -33,7 +32,7 @@ impl Pace {
         self.0
     }
 
-    /// What a limit is at this pace.
+    /// The limit at this pace.
     pub fn stretch(self, limit: Duration) -> Duration {
         limit.saturating_mul(self.0)
     }

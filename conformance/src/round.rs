@@ -1,4 +1,4 @@
-//! One exchange in the pieces that tests put together: dispatch, then combine, each checked.
+//! One exchange in the steps that tests combine: dispatch, then combine, each checked.
 
 use anyhow::{Context, Result};
 use tokenyard_core::communicator::{Communicator, Handle, Received};
@@ -9,21 +9,21 @@ use crate::oracle::{Case, Inputs, RankInputs};
 /// A case with the inputs of all ranks, seen from one of them.
 #[derive(Clone, Debug)]
 pub struct Round {
-    /// What is exchanged.
+    /// The case of the exchange.
     pub case: Case,
-    /// What every rank brings.
+    /// The inputs of every rank.
     pub inputs: Inputs,
-    /// What this rank brings, as the product takes it.
+    /// The inputs of this rank, as the product takes them.
     pub brought: Brought,
     rank: usize,
 }
 
-/// A dispatch that has arrived and is not combined yet.
+/// A dispatch that was received and is not combined yet.
 #[derive(Debug)]
 pub struct Live {
-    /// What arrived.
+    /// Its output.
     pub received: Received,
-    /// For its combine.
+    /// Its handle, for the combine.
     pub handle: Handle,
 }
 
@@ -47,10 +47,10 @@ impl Round {
         Self { case, inputs, brought, rank }
     }
 
-    /// Dispatches, and checks what arrived.
+    /// Dispatches, and checks the received rows.
     ///
     /// # Errors
-    /// What the communicator says, or the first difference from the oracle.
+    /// The communicator's error, or the first difference from the oracle.
     pub fn dispatch(&self, comm: &mut Communicator) -> Result<Live> {
         let (received, handle) =
             comm.dispatch(&self.brought.dispatch_on(comm)?).context("dispatch")?;
@@ -58,7 +58,7 @@ impl Round {
         Ok(Live { received, handle })
     }
 
-    /// Checks what arrived.
+    /// Checks the received rows.
     ///
     /// # Errors
     /// The first difference from the oracle.
@@ -67,7 +67,7 @@ impl Round {
             .context("after dispatch")
     }
 
-    /// Runs the experts on what arrived and makes ready to combine their outputs.
+    /// Runs the experts on the received rows and prepares the combine of their outputs.
     ///
     /// # Errors
     /// Arrays that contradict each other.
@@ -76,10 +76,10 @@ impl Round {
         Ok(Buffers::new(&self.brought, &output))
     }
 
-    /// Runs the experts, combines, and checks what came back.
+    /// Runs the experts, combines, and checks the combined rows.
     ///
     /// # Errors
-    /// What the communicator says, or the first difference from the oracle.
+    /// The communicator's error, or the first difference from the oracle.
     pub fn finish(&self, comm: &mut Communicator, live: &Live) -> Result<Got> {
         let output = exchange::run_experts(&self.case, self.rank, &live.received)?;
         let got = exchange::combine(comm, &self.brought, &live.handle, &output, Placed::Outside)
@@ -88,7 +88,7 @@ impl Round {
         Ok(got)
     }
 
-    /// Checks what came back.
+    /// Checks the combined rows.
     ///
     /// # Errors
     /// The first difference from the oracle.

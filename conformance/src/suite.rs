@@ -1,6 +1,5 @@
-//! What a test of the suite is. The lists of tests are in [`transport`](crate::transport) (L0),
-//! [`ep`](crate::ep) (L1), [`concurrency`](crate::concurrency) (L2) and [`faults`](crate::faults)
-//! (L3).
+//! The tests of the suite. The lists of tests are in [`transport`](crate::transport) (L0),
+//! [`ep`](crate::ep) (L1), [`concurrency`](crate::concurrency) (L2) and [`faults`](crate::faults) (L3).
 
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
 use tokenyard_core::transport::Capabilities;
 
-/// How much a test asks of a communicator.
+/// The level of a test: how much it demands of a communicator.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -30,15 +29,16 @@ pub enum Level {
 pub enum Outcome {
     /// Everything held.
     Pass,
-    /// Everything held, and the test has ended its world on purpose: others need a new one.
+    /// Everything held, and the test has ended its world on purpose: the next test needs a new world.
     PassAndOver,
-    /// A capability that the component did not declare is missing; names it.
+    /// A capability that the component did not declare is missing; the text names it.
     NotSupported(String),
-    /// Everything held so far, and the process of this rank is to be lost now, with all that it holds open.
+    /// Everything held so far. Now the process of this rank must be lost, with everything that it holds
+    /// open.
     IsLost(Loss),
 }
 
-/// How a rank is lost.
+/// The way in which a rank is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// By SIGKILL.
@@ -48,10 +48,10 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Befalls this process.
+    /// Applies the loss to this process.
     ///
     /// # Errors
-    /// What the operating system refuses.
+    /// The operating system refuses the signal.
     pub fn befall(self) -> Result<()> {
         let signal = match self {
             Self::Killed => Signal::KILL,
@@ -68,11 +68,11 @@ pub struct Rank<'a> {
     pub world: &'a Arc<World>,
     /// The config under test.
     pub config: &'a Config,
-    /// What the transport of the config declares.
+    /// The declarations of the config's transport.
     pub capabilities: &'a Capabilities,
 }
 
-/// What every rank of a test runs. All ranks return; an error on any rank fails the test.
+/// The body that every rank of a test runs. All ranks return; an error on any rank fails the test.
 pub type Body = Box<dyn Fn(&Rank<'_>) -> Result<Outcome> + Send + Sync>;
 
 /// One test.
@@ -81,17 +81,17 @@ pub struct Test {
     pub name: String,
     /// Its level.
     pub level: Level,
-    /// How many ranks it runs on.
+    /// The number of ranks that it runs on.
     pub ranks: u32,
-    /// One line for people: what must hold.
+    /// One line for reports: the rule that must hold.
     pub about: String,
-    /// What every rank runs.
+    /// The body that every rank runs.
     pub body: Body,
-    /// Whether the process of a rank is lost in it: then ranks must be processes.
+    /// Whether it loses the process of a rank: then ranks must be processes.
     pub loses_rank: bool,
 }
 
-/// What breaks if the test of this name fails: numbers of `docs/invariants.md`.
+/// The invariants that a failure of this test breaks: numbers of `docs/invariants.md`.
 pub fn invariants(test: &str, level: Level) -> &'static str {
     match level {
         Level::L0 => crate::transport::invariants(test),
@@ -105,10 +105,10 @@ pub fn invariants(test: &str, level: Level) -> &'static str {
     }
 }
 
-/// The tests of L0 to L2, in order of their levels. Faults, which need processes of their own, are
-/// in [`faults::list`](crate::faults::list).
+/// The tests of L0 to L2, in order of their levels. Faults need processes of their own; they are in
+/// [`faults::list`](crate::faults::list).
 ///
-/// With several domains, every domain has as many ranks as else the world.
+/// With several domains, every domain has as many ranks as the world has otherwise.
 pub fn tests(capabilities: &Capabilities, domains: u32) -> Vec<Test> {
     let mut tests = crate::transport::tests(capabilities);
     tests.extend(crate::ep::tests(domains));

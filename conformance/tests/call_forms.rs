@@ -1,4 +1,4 @@
-//! Forms of calls that not every kernel set takes: what a case against the oracle cannot show.
+//! Forms of calls that some kernel sets do not take: errors that a case against the oracle cannot show.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 use anyhow::Result;
@@ -94,7 +94,7 @@ fn what_one_rank_cannot_ask_for_is_refused_on_all_and_the_communicator_goes_on()
             assert!(error.to_string().contains(text), "{error}");
         };
         let rank = comm.rank();
-        // A combine that brings weights: those of rank 0 have another shape.
+        // A combine with its own weights: those of rank 0 have another shape.
         let mut buffers = exchange::Buffers::new(&round.brought, &output);
         let wrong = [0.0_f32; 3];
         let mut call = buffers.arguments(&round.brought, &live.handle)?;

@@ -1,4 +1,5 @@
-//! A transport is told once that every connection of this rank is made, before anything uses them.
+//! `commit` reports to a transport once that this rank is connected to all peers, before any command uses a
+//! connection.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +19,7 @@ const RANKS: u32 = 3;
 
 static COMMITS: AtomicU32 = AtomicU32::new(0);
 
-/// `shm` without loads and stores, whose connections are of no use before `commit`.
+/// `shm` without loads and stores, whose connections do not work before `commit`.
 struct Committed {
     inner: OpenTransport,
     memory: MemoryNeeds,

@@ -1,4 +1,4 @@
-//! The ranks of a team hand each other bytes while their transports open.
+//! The ranks of a team exchange bytes while their transports open.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::sync::{Arc, Mutex};
@@ -16,11 +16,11 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 const RANKS: u32 = 4;
 
-/// What each rank got: its world rank, its team, and the bytes of the team's ranks.
+/// The results of each rank: its world rank, its team, and the bytes of the team's ranks.
 type Got = (u32, Vec<u32>, Vec<Vec<u8>>);
 static GOT: Mutex<Vec<Got>> = Mutex::new(Vec::new());
 
-/// `shm`, whose ranks tell each other their numbers while they open.
+/// `shm`, whose ranks exchange their numbers while they open.
 struct Asking {
     inner: OpenTransport,
     memory: MemoryNeeds,
@@ -65,17 +65,17 @@ impl Transport for Asking {
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct AskingConfig {
-    /// Whether the test looks at what the ranks got.
+    /// Whether the test checks the bytes that the ranks received.
     is_recorded: bool,
     /// A rank that cannot open.
     fails: Option<u32>,
-    /// A rank that gives another number of bytes.
+    /// A rank that passes another number of bytes.
     says_more: Option<u32>,
 }
 
 tokenyard_testkit::built_in_transport!(Asking);
 
-/// Opens a communicator of two domains of two ranks, and gives what each rank found.
+/// Opens a communicator of two domains of two ranks, and returns the results of the ranks.
 fn open_all(table: &str) -> Vec<Result<()>> {
     tokenyard_cpu::link();
     tokenyard_topology::link();

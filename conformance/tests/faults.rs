@@ -8,12 +8,12 @@ use tokenyard_conformance::faults::{self, Phase};
 use tokenyard_conformance::pace::Pace;
 
 const CONFIG: &str = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
-/// A config whose losses are masked where it is used: faults are about an end all the same.
+/// A config that masks losses: even with it, a fault must end every rank.
 const MASKED: &str = "[world]\non_failure = \"mask\"\n[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
 
 fn main() -> ExitCode {
     let all = faults::list(1);
-    // On machines with two devices, and for transports that take two ranks.
+    // For machines with two devices, and for transports that take two ranks.
     let of_two = all.iter().filter(|fault| {
         matches!(fault.phase, Phase::Connect | Phase::DispatchReceive | Phase::Bootstrap)
     });

@@ -1,5 +1,5 @@
-//! A transport whose `progress` does not come back holds up the end of its communicator for a while only, and loses
-//! nothing that the thread inside of it may still use (INV-6).
+//! A transport whose `progress` does not return delays the end of its communicator for a limited time only,
+//! and nothing is freed that the thread inside the call may still use (INV-6).
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::fmt::Debug;
@@ -20,11 +20,11 @@ use tokenyard_core::transport::{Capabilities, MemoryNeeds, Transport, TransportO
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 
-/// What the transports of this process do, and what became of them.
+/// The behaviour of the transports of this process, and their state.
 #[derive(Default)]
 struct State {
     hangs: bool,
-    /// Threads that are inside of `progress` and stay there.
+    /// Threads that are inside `progress` and do not return.
     inside: u32,
     closed: u32,
 }
@@ -34,11 +34,11 @@ static CHANGED: Condvar = Condvar::new();
 static LOG: Mutex<String> = Mutex::new(String::new());
 static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// `shm`, driven by hand.
+/// `shm`, with manual progress.
 struct Hanging {
     inner: OpenTransport,
     memory: MemoryNeeds,
-    /// Connects once so many threads hang.
+    /// Connects once this many threads hang.
     after: u32,
 }
 
@@ -99,7 +99,7 @@ struct Settings {
 
 tokenyard_testkit::built_in_transport!(Hanging);
 
-/// Keeps what is logged.
+/// Stores the log.
 struct Log;
 
 impl tracing::Subscriber for Log {
@@ -145,13 +145,13 @@ fn case(ranks: u32) -> Case {
     Case { ranks: ranks as usize, experts: 4, topk: 2, ..Case::default() }
 }
 
-/// So many threads are inside of `progress`.
+/// Waits until this many threads are inside `progress`.
 fn await_hanging(threads: u32) {
     let state = STATE.lock().unwrap();
     drop(CHANGED.wait_while(state, |state| state.inside < threads).unwrap());
 }
 
-/// Lets threads that were left behind come back, to transports that must still be there.
+/// Lets the threads that hang return, into transports that must still exist.
 fn release() {
     let mut state = STATE.lock().unwrap();
     state.hangs = false;
@@ -195,7 +195,7 @@ fn a_communicator_ends_though_progress_hangs_and_keeps_what_the_thread_uses() {
 
 #[test]
 fn a_bring_up_fails_where_progress_hangs_and_says_so() {
-    // The first level is driven while the second connects.
+    // `progress` of the first level runs while the second connects.
     let (_alone, config) = set_up(
         "[transport.scale_out]\nuse = \"hanging\"\n[transport.scale_out.hanging]\nafter = 4\n\
          [topology]\ndomains = 2\n",

@@ -33,7 +33,7 @@ fn config(scale_up: &str, plugin: &Path) -> String {
     )
 }
 
-/// Beside the folder of the tests, where cargo puts it.
+/// The library lies next to the folder of the tests, where cargo puts it.
 fn plugin() -> PathBuf {
     let mut path = std::env::current_exe().unwrap_or_default();
     path.pop();

@@ -10,8 +10,8 @@ use tokenyard_core::config::{Config, OnFailure};
 
 const HEAD: &str = "[world]\ndeadline_ms = 8000\nlate_ms = 16000\n[kernels]\nuse = \"cpu\"\n";
 
-/// Name, transport and its table. A seed is another order of everything; the days differ in what is
-/// bad about them.
+/// Name, transport and its table. A seed is another order of all commands; the bad days differ in their
+/// faults.
 const WAYS: [(&str, &str, &str); 6] = [
     ("load_store", "shm", "load_store = true"),
     ("put", "shm", "load_store = false"),
@@ -58,7 +58,7 @@ fn trial(prefix: &str, settings: &Settings, test: Test) -> Trial {
     let settings = settings.clone();
     Trial::test(format!("{prefix}::{}", test.name), move || match settings.run_in_threads(&test) {
         Ok(Outcome::Pass | Outcome::PassAndOver) => Ok(()),
-        // A transport may declare less than there is; exchanges work on every one.
+        // A transport may declare less than the backend has; exchanges work on every one.
         Ok(Outcome::NotSupported(_)) if test.level == Level::L0 => Ok(()),
         // The kernel set works on the host.
         Ok(Outcome::NotSupported(why))
@@ -74,7 +74,7 @@ fn trial(prefix: &str, settings: &Settings, test: Test) -> Trial {
     })
 }
 
-/// What tells worlds of many domains apart.
+/// Whether a test depends on the number of domains beyond two, by its name.
 fn worlds(name: &str) -> bool {
     ["l1/types/", "l1/worlds/", "l1/routing/", "l2/replay/", "l2/combine_beside_dispatch/"]
         .iter()
@@ -107,7 +107,7 @@ fn main() {
         let tests = tests.filter(|test| domains == 2 || worlds(&test.name));
         trials.extend(tests.map(|test| trial(prefix, &settings, test)));
     }
-    // Nobody is lost, and the ranks tell each other more.
+    // No rank is lost, and the ranks exchange more entries.
     for (prefix, inside, between) in [
         ("domains_2_masked_load_store", INSIDE[0], PUTS),
         ("domains_2_masked_faulty", INSIDE[2], BAD_DAY),

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use tokenyard_conformance::faults;
 use tokenyard_conformance::pace::Pace;
 
-// Named, for a rank whose link is down would take another device.
+// The device is named, because a rank whose link is down would take another one.
 const CONFIG: &str = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"none\"\n\
      [transport.scale_out]\nuse = \"verbs\"\n\
      [transport.scale_out.verbs]\ndevice = [\"rxe0\", \"rxe1\", \"rxe2\"]\n";

@@ -1,4 +1,5 @@
-//! A transport that does not answer how it is holds up neither a report nor the end of its communicator (INV-6).
+//! A transport whose `health` does not return delays neither a report nor the end of its communicator
+//! (INV-6).
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::sync::{Condvar, Mutex};
@@ -15,11 +16,11 @@ use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Transport, TransportOpen};
 
-/// Whether questions of reports are answered.
+/// Whether `health` returns to the threads of reports.
 static ANSWERS: Mutex<bool> = Mutex::new(false);
 static CHANGED: Condvar = Condvar::new();
 
-/// `shm`, whose health is told to kernels, and to reports when it pleases.
+/// `shm`, whose `health` returns at once to kernels, and to reports only while `ANSWERS` is set.
 struct Mute {
     inner: OpenTransport,
     memory: MemoryNeeds,
@@ -83,7 +84,7 @@ fn reports_say_that_a_transport_does_not_answer_and_its_communicator_ends() {
         let path = reporter.write("it is asked again").unwrap();
         let text = std::fs::read_to_string(path.with_extension("txt")).unwrap();
         assert!(text.contains("asked for its health, it has not answered for"), "{text}");
-        // The communicator works, and its end waits for no answer.
+        // The communicator works, and its end does not wait for `health`.
         let round = Round::new(&case, comm.rank());
         let live = round.dispatch(&mut comm).unwrap();
         round.finish(&mut comm, &live).unwrap();
@@ -92,12 +93,12 @@ fn reports_say_that_a_transport_does_not_answer_and_its_communicator_ends() {
         assert!(!*ANSWERS.lock().unwrap());
     })
     .unwrap();
-    // Threads that are still inside of the transports find them as they were: not closed.
+    // Threads that are still inside the transports find them open.
     *ANSWERS.lock().unwrap() = true;
     CHANGED.notify_all();
     in_threads(2, &config, |world| {
         let comm = Communicator::open(world, &config, options(&case)).unwrap();
-        // A machine with much to do may not run the thread that asks for a while.
+        // A busy machine may not run the calling thread for a while.
         while comm.reporter().capture("").unwrap().transports[0].unanswered_ms.is_some() {}
         comm.close().unwrap();
     })

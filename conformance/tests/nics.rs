@@ -1,4 +1,5 @@
-//! What a topology says of NICs reaches the transports of a communicator, shared out, and its report.
+//! The NICs that a topology reports are shared out to the transports of a communicator, and appear in its
+//! report.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::collections::BTreeMap;
@@ -52,7 +53,7 @@ impl Transport for RecordsNics {
     );
 }
 
-/// Two ranks on each of two nodes; the second node has another number of NICs, as its table says.
+/// Two ranks on each of two nodes; the second node has another number of NICs, as its table states.
 struct TwoNodesTopology;
 
 #[derive(Default, serde::Deserialize)]
@@ -187,11 +188,11 @@ fn a_missing_nic_is_refused_on_every_rank_only_where_a_transport_uses_nics_and_r
         .unwrap()
     };
     for text in open(&config("records_nics", false)) {
-        // What has no room is cut off between characters.
+        // Text without room is cut between characters.
         assert!(text.contains("rank 3 on node1 lacks a NIC: ä"), "{text}");
     }
     assert_eq!(open(&config("shm", false)), [""; 4]);
-    // What the error names as a way out.
+    // The fix that the error names.
     assert_eq!(open(&config("records_nics", true)), [""; 4]);
 }
 

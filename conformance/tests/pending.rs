@@ -1,4 +1,4 @@
-//! What operations keep between their halves.
+//! State that operations hold between their halves.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn case(layout: Layout) -> Case {
     Case { ranks: RANKS as usize, experts: 4, topk: 2, layout, ..Case::default() }
 }
 
-/// Runs `body` on both ranks of a communicator that has so many handles.
+/// Runs `body` on both ranks of a communicator with `handles` handles.
 fn with_handles(handles: u32, case: &Case, body: impl Fn(Communicator) -> Result<()> + Sync) {
     with_world("", handles, case, body);
 }
@@ -74,7 +74,8 @@ fn a_handle_that_is_dropped_between_the_halves_keeps_its_slot_until_the_operatio
     }
 }
 
-/// As a framework would: a dispatch whose tensors nobody borrows, in an object of its own.
+/// A dispatch as a framework sends it: the tensors are not borrowed, and an object of its own holds the
+/// operation.
 fn send_owned(comm: &mut Communicator, round: &Arc<Round>) -> Result<PendingDispatch<'static>> {
     let borrowed = round.brought.dispatch()?;
     let owned = |tensor: &TensorRef<'_>| -> Result<TensorRef<'static>> {
@@ -85,7 +86,7 @@ fn send_owned(comm: &mut Communicator, round: &Arc<Round>) -> Result<PendingDisp
             stride: [tensor.cols(), 1],
             device: None,
         };
-        // SAFETY: the pending operation keeps the round, which nobody changes.
+        // SAFETY: the pending operation holds the round, which no code changes.
         Ok(unsafe { TensorRef::<'static>::from_memory(&memory)? })
     };
     let dispatch = Dispatch {
@@ -131,7 +132,7 @@ fn what_an_operation_kept_that_is_never_received_lives_as_long_as_the_communicat
     });
 }
 
-/// Address, shape and columns apart: all that a tensor of another language is made of.
+/// Address, shape and columns: the whole description of a tensor of another language.
 type Named = (usize, [usize; 2], [usize; 2]);
 
 fn announced(memory: Option<CallerMemory>) -> Option<Named> {

@@ -1,4 +1,4 @@
-//! Bugs that were found once, each told by the rule that it broke.
+//! Bugs that were found once, each as a test of the rule that it broke.
 
 // A helper of tests may panic as a test may.
 #![allow(clippy::expect_used, clippy::panic)]
@@ -92,9 +92,9 @@ fn an_operation_is_received_only_by_the_communicator_that_sent_it() {
     });
 }
 
-/// The record of a rank that had left an operation could be overwritten by its next one before a
-/// slower rank had read it; and a rank that refused a packed dispatch, having no rows of its own,
-/// miscounted those of its peers, so that a later operation read rows before they were there.
+/// Two bugs. The next record of a rank that had left an operation could overwrite its last one before a
+/// slower rank had read it. And a rank that refused a packed dispatch, and so had no rows of its own,
+/// miscounted those of its peers, so that a later operation read rows before they had arrived.
 #[test]
 fn refused_dispatches_in_one_slot_keep_ranks_in_step() {
     let ranks = 4;
@@ -136,7 +136,7 @@ fn refused_combines_in_one_slot_keep_ranks_in_step() {
         for round in 0..200 {
             let out = TensorMut::from_slice(&mut out, handle.tokens(), case.hidden)?;
             let combine = communicator::Combine {
-                // Flat rows are merged already: this rank's turn to be refused.
+                // Flat rows are merged already: the call is invalid, so this rank refuses it in its turn.
                 weighted: round % ranks == rank,
                 ..communicator::Combine::new(received.x(), out)
             };
@@ -148,7 +148,7 @@ fn refused_combines_in_one_slot_keep_ranks_in_step() {
     });
 }
 
-/// A rank that refused took its peers' rows for never sent, so later ones came too early.
+/// A rank that refused took its peers' rows for never sent, so it read later ones too early.
 #[test]
 fn a_refusal_of_another_sort_of_operation_closes_the_communicator_on_every_rank() {
     let (flat, packed) = (small(2, Layout::Flat), small(2, Layout::Packed));
@@ -169,7 +169,7 @@ fn a_refusal_of_another_sort_of_operation_closes_the_communicator_on_every_rank(
     });
 }
 
-/// Places of one handle were used in a region that was laid out for another.
+/// Places of one handle were used in a region with the layout of another one.
 #[test]
 fn ranks_that_replay_different_handles_are_told_so() {
     let case = small(2, Layout::ExpertMajor { alignment: 1, zero_padding: false });
@@ -212,7 +212,7 @@ fn a_full_arena_on_one_rank_is_everybodys_answer_and_the_communicator_goes_on() 
     });
 }
 
-/// As above: with rows for itself only, a rank waits for nobody's rows and hurries ahead.
+/// As above: a rank with rows for itself only waits for no peer's rows and runs ahead.
 #[test]
 fn replays_one_after_the_other_in_one_slot_keep_ranks_in_step() {
     let ranks = 4;
@@ -233,7 +233,7 @@ fn replays_one_after_the_other_in_one_slot_keep_ranks_in_step() {
     });
 }
 
-/// Ranks computed offsets in windows of other sizes from their own.
+/// Ranks computed offsets in windows of other sizes from the sizes of their own.
 #[test]
 fn windows_that_differ_between_ranks_are_named_before_they_are_made() {
     let case = small(2, Layout::Flat);
@@ -250,8 +250,8 @@ fn windows_that_differ_between_ranks_are_named_before_they_are_made() {
     });
 }
 
-/// A forwarder that sends its next operation before it receives the last one still has rows to hand on,
-/// and ranks that are already receiving wait for them.
+/// A forwarder that sends its next operation before it receives the last one still has rows to forward, and
+/// ranks that are already receiving wait for them.
 #[test]
 fn a_forwarder_hands_on_rows_before_it_sends_the_next_operation() {
     for (layout, load_store) in
@@ -275,7 +275,7 @@ fn a_forwarder_hands_on_rows_before_it_sends_the_next_operation() {
             let call = brought.dispatch()?;
             for turn in 0..20 {
                 let first = comm.dispatch_send(&call)?;
-                // In turn, half of the ranks receive before they send again.
+                // Half of the ranks, in turn, receive before they send again.
                 let (first, second) = if (rank + turn).is_multiple_of(2) {
                     (comm.dispatch_recv(first)?, comm.dispatch_send(&call)?)
                 } else {

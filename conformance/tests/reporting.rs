@@ -1,4 +1,4 @@
-//! What a communicator says of itself to another thread.
+//! Reports of a communicator, requested by another thread.
 #![allow(clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokenyard_core::communicator::{Communicator, Reporter};
 use tokenyard_core::config::{Config, Reports};
 use tokenyard_reports::{Report, State};
 
-/// No longer than any deadline here.
+/// A patience no longer than any deadline here.
 const PATIENCE: Duration = Duration::from_secs(50);
 
 fn config(more: &str) -> Config {
@@ -45,7 +45,7 @@ fn on_ranks(
     }
 }
 
-/// Exchanges a few times; then all ranks are still, and each says what it counted.
+/// Exchanges a few times; then all ranks are idle, and each returns its counts.
 fn counted(world: &Arc<World>, config: &Config) -> anyhow::Result<Vec<Report>> {
     let case = case(world.ranks());
     let mut comm = Communicator::open(world, config, options(&case))?;
@@ -87,7 +87,7 @@ fn what_one_rank_sent_another_has_received_or_not_waited_for_yet() {
                     }
                 }
             }
-            // In two domains of two each rank has a link in its own, and one on its rail.
+            // With two domains of two ranks, each rank has a link in its own domain, and one on its rail.
             assert_eq!(links, ranks * (ranks / 2).max(1));
             Ok(())
         });
@@ -101,7 +101,7 @@ fn a_thread_beside_a_wait_sees_what_is_waited_for_and_the_wait_goes_on() {
         let mut comm = Communicator::open(world, config, options(&case))?;
         let round = Round::new(&case, comm.rank());
         if comm.rank() == 0 {
-            // Rank 1 waits for this rank until it has seen itself do so.
+            // Rank 1 waits for this rank until its report shows that wait.
             world.barrier("go on").map_err(|_| anyhow::anyhow!("rank 1 saw no wait"))?;
             round.dispatch(&mut comm)?;
             return Ok(());

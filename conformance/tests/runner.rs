@@ -1,4 +1,5 @@
-//! How the runner takes tests that fail, end, hang and babble: the ranks are a shell script here.
+//! The runner with tests that fail, end, hang and print other lines: a shell script stands in for the ranks
+//! here.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests may end them")]
 
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokenyard_conformance::runner::{Finished, Program, RunEvent, Verdict, run_in_processes};
 use tokenyard_conformance::suite::{Level, Outcome, Test};
 
-/// A rank: it does what the name of each test says. `$0` is the order.
+/// A rank: it acts as the name of each test says. `$0` is the order.
 const RANK: &str = r#"
 for name in $(sed 's/.*"tests":\[//; s/\].*//; s/[",]/ /g' "$0"); do
     outcome='"pass"'

@@ -1,4 +1,5 @@
-//! The bits do not depend on how many threads work, on how rows move, nor on when they come.
+//! The bits of results do not depend on the number of threads, on the path of rows, nor on the time of
+//! their arrival.
 
 // Helpers of tests may panic as tests may.
 #![allow(clippy::unwrap_used)]
@@ -23,7 +24,7 @@ fn split(domains: usize) -> String {
 const STORES: &str = "use = \"shm\"";
 const PUTS: &str = "use = \"shm\"\nshm.load_store = false";
 
-/// What every rank received and got back.
+/// The bytes that every rank received, and those that it got back.
 fn bits(case: &Case, threads: u32, transport: &str) -> Vec<[Vec<u8>; 2]> {
     let more = if case.domains > 1 { split(case.domains) } else { String::new() };
     let text = format!(
@@ -36,7 +37,7 @@ fn bits(case: &Case, threads: u32, transport: &str) -> Vec<[Vec<u8>; 2]> {
         let mut comm = Communicator::open(world, &config, exchange::options(case))?;
         let round = Round::new(case, comm.rank());
         let live = round.dispatch(&mut comm)?;
-        // Rows of the packed layout that hold no token are unspecified; there the sums must do.
+        // Rows of the packed layout that hold no token are unspecified; there only the sums are compared.
         let packed = case.layout == Layout::Packed;
         let arrived = if packed { &[][..] } else { live.received.x().bytes() }.to_vec();
         let got = round.finish(&mut comm, &live)?;
@@ -107,7 +108,7 @@ fn every_number_of_threads_row_path_and_bad_day_gives_the_same_bits() {
     }
 }
 
-/// A row of 16 KiB: a piece of those that are put has 16 of them per thread.
+/// A row of 16 KiB: a piece of the rows that are put has 16 of them per thread.
 #[test]
 fn rows_that_are_put_in_several_pieces_arrive_and_come_back_as_those_that_are_stored() {
     tokenyard_cpu::link();

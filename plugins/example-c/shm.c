@@ -1,11 +1,11 @@
 /*
  * example_c: a complete tokenyard transport over POSIX shared memory, in one file of C11 that is
- * also C++17. Copy it, rename it, and replace the components that say "A fabric" by your hardware.
+ * also C++17. Copy it, rename it, and replace the parts that say "A fabric" by your hardware.
  *
  * Window memory: the transport owns it (TY_CAP_OWNS_MEMORY). `alloc` makes a shared memory object
- * with a random name and mode 0600; the endpoint tells the names; `connect` maps the peer's
- * objects. Whoever maps an object set last removes its names, so that nothing is left in /dev/shm
- * if ranks are killed later; until then `close` removes them.
+ * with a random name and mode 0600; the endpoint holds the names; `connect` maps the peer's
+ * objects. The rank that maps a set of objects last removes their names, so that nothing is left in
+ * /dev/shm if ranks are killed later; until then `close` removes them.
  *
  * Threads: see TyTransportTable. Each queue is used by one thread at a time, so queues need no lock.
  */
@@ -36,11 +36,11 @@
 
 /* The first line of a signal area. Signal i is the 64-bit word at the start of line 1 + i. */
 struct area {
-    uint64_t token[2]; /* says whose area this is; also in the endpoint */
+    uint64_t token[2]; /* identifies the owner of this area; also in the endpoint */
     uint64_t mapped;   /* ranks that have mapped all objects of this rank */
 };
 
-/* What a rank tells its peers. It crosses as bytes: peers check every field. */
+/* The endpoint that a rank gives its peers. It travels as bytes: peers check every field. */
 struct endpoint {
     uint32_t version;
     uint32_t team; /* number of ranks */
@@ -79,7 +79,7 @@ struct transport {
 
 /* === errors and config === */
 
-/* Fills the caller's error: what was found, what was expected, and behind ". Fix: " what to do.
+/* Fills the caller's error: what was found, what was expected, and the fix after ". Fix: ".
  * The host adds the system's text of `os_errno`, unless it is 0. */
 #if defined(__GNUC__)
 __attribute__((format(printf, 6, 7)))
@@ -105,7 +105,7 @@ static int32_t check_size(TyError *error, const char *operation, size_t found, s
                 "plugin of matching versions", found, wanted);
 }
 
-/* Reads this component's table. The host has parsed the file: what comes is `key = value` lines and
+/* Reads this component's table. The host has parsed the file: it passes `key = value` lines and
  * comments, each on its line of the operator's file. A component with more keys takes a TOML library. */
 static int32_t read_config(const TyConfig *source, bool *load_store, TyError *error) {
     const char *text = (const char *)source->text.data, *file = (const char *)source->file.data;
@@ -170,7 +170,7 @@ static int32_t make_object(struct transport *t, unsigned which, uint64_t bytes, 
     return map(object, object->fd, bytes, -1, error);
 }
 
-/* Maps one of a peer's objects, after a look at whose it is and how long. */
+/* Maps one of a peer's objects, after it has checked the object's owner and length. */
 static int32_t open_object(struct peer *p, const struct endpoint *from, unsigned which,
                            TyError *error) {
     struct object_name name = name_of(from->name, which);
@@ -194,7 +194,8 @@ static int32_t open_object(struct peer *p, const struct endpoint *from, unsigned
     return status;
 }
 
-/* Only the names go: who has mapped the objects keeps them. A name that is gone is fine. */
+/* Only the names are removed: a rank that has mapped the objects still has them. A missing name is
+ * not an error. */
 static void unlink_names(const char *base) {
     unsigned which;
     for (which = 0; which < OBJECTS; which++) shm_unlink(name_of(base, which).text);
@@ -208,7 +209,7 @@ static struct area *area_of(const struct peer *p) {
 
 /* === cold slots: one thread, which may block === */
 
-/* A fabric: open its library with dlopen, look for a device and the right to use it, and say
+/* A fabric: open its library with dlopen, look for a device and the right to use it, and return
  * TY_UNAVAILABLE with the fix if one is missing. Leave nothing behind. */
 static int32_t example_probe(const TyHost *host, const TyConfig *source,
                              TyCapabilities *capabilities, TyError *error) {
@@ -233,7 +234,7 @@ static int32_t example_probe(const TyHost *host, const TyConfig *source,
     return TY_OK;
 }
 
-/* A fabric: destroy the queues and deregister, so that no peer can write any more (INV-8). */
+/* A fabric: destroy the queues and deregister, so that no peer can write any longer (INV-8). */
 static void example_close(void *instance) {
     struct transport *t = (struct transport *)instance;
     uint32_t i, which;
@@ -325,7 +326,7 @@ static int32_t example_alloc(void *instance, TyWindow *window, TyError *error) {
     return TY_OK;
 }
 
-/* A fabric: register the memory region and keep its local and remote keys. */
+/* A fabric: register the memory region and store its local and remote keys. */
 static int32_t example_register(void *instance, const TyWindow *window, TyError *error) {
     struct transport *t = (struct transport *)instance;
     const struct object *mine = &t->peers[t->me].objects[window->id];
@@ -342,7 +343,7 @@ static int32_t example_endpoint(void *instance, uint32_t peer, uint8_t *data, si
     const struct peer *mine = &t->peers[t->me];
     struct endpoint out;
     uint32_t which;
-    (void)peer; /* all peers are told the same */
+    (void)peer; /* all peers get the same endpoint */
     if (capacity < sizeof out) return check_size(error, "endpoint", capacity, sizeof out);
     memset(&out, 0, sizeof out);
     out.version = ENDPOINT_VERSION;
@@ -355,7 +356,7 @@ static int32_t example_endpoint(void *instance, uint32_t peer, uint8_t *data, si
     return TY_OK;
 }
 
-/* Is this an endpoint of the same job? It came from another process. */
+/* Checks that this is an endpoint of the same job: it came from another process. */
 static int32_t check_endpoint(const struct transport *t, const uint8_t *data, size_t bytes,
                               struct endpoint *out, int32_t rank, TyError *error) {
     static const char prefix[] = "/tokenyard-";
@@ -386,7 +387,7 @@ static int32_t check_endpoint(const struct transport *t, const uint8_t *data, si
 }
 
 /* A fabric: connect the queues and wait for the peer's answer, at most needs.deadline_ns (INV-6).
- * Nothing waits here: a rank has made its objects before it tells their names. */
+ * This transport need not wait: a rank has made its objects before it sends their names. */
 static int32_t example_connect(void *instance, uint32_t peer, const uint8_t *data, size_t bytes,
                                TyError *error) {
     struct transport *t = (struct transport *)instance;
@@ -401,7 +402,7 @@ static int32_t example_connect(void *instance, uint32_t peer, const uint8_t *dat
     if (memcmp(area_of(p)->token, from.token, sizeof from.token) != 0)
         return fail(error, TY_PROTOCOL, "connect", 0, p->world_rank,
                     "%s has another token than the endpoint; expected the same", from.name);
-    /* Who maps them last removes the names. */
+    /* The rank that maps them last removes the names. */
     if (__atomic_add_fetch(&area_of(p)->mapped, 1, __ATOMIC_ACQ_REL) == t->count)
         unlink_names(from.name);
     return TY_OK;
@@ -411,14 +412,14 @@ static int32_t example_connect(void *instance, uint32_t peer, const uint8_t *dat
 static int32_t example_peer_address(void *instance, uint32_t window, uint32_t peer,
                                     uint8_t **address, TyError *error) {
     struct transport *t = (struct transport *)instance;
-    (void)error; /* the host asks for windows and peers that exist */
+    (void)error; /* the host passes windows and peers that exist */
     *address = t->peers[peer].objects[window].base;
     return TY_OK;
 }
 
 /* === hot slots: one thread per queue, no allocation, no lock, no wait === */
 
-/* Keeps the first failure for `health` (INV-7). Queues of several threads may fail at once. */
+/* Stores the first failure for `health` (INV-7). Queues of several threads may fail at once. */
 static int32_t break_health(struct transport *t, const TyCommand *c) {
     uint64_t healthy = 0, what = (uint64_t)c->peer << 16 | 0x100u | c->op;
     __atomic_compare_exchange_n(&t->first_error, &healthy, what, false, __ATOMIC_RELAXED,
@@ -444,7 +445,7 @@ static int32_t execute(struct transport *t, const TyCommand *c) {
         memcpy(there, here, c->bytes);
         raise_signal(t, c);
         return TY_OK;
-    case TY_OP_PUT_VALUE: /* one store of 8 bytes: no reader sees a half (INV-3) */
+    case TY_OP_PUT_VALUE: /* one store of 8 bytes: no reader sees half of it (INV-3) */
         __atomic_store_n((uint64_t *)(void *)there, c->value, __ATOMIC_RELEASE);
         return TY_OK;
     case TY_OP_SIGNAL:
@@ -454,7 +455,7 @@ static int32_t execute(struct transport *t, const TyCommand *c) {
         memcpy(here, there, c->bytes);
         return TY_OK;
     default:
-        return break_health(t, c); /* unknown: never a guess */
+        return break_health(t, c); /* unknown op: an error, never a guess */
     }
 }
 
@@ -483,7 +484,7 @@ static int32_t example_post(void *instance, uint32_t queue, const TyCommand *com
     return TY_OK;
 }
 
-/* A fabric: read the completion queue; an error completion is an event and breaks the health. */
+/* A fabric: read the completion queue; an error completion is an event, and makes `health` fail. */
 static int32_t example_poll(void *instance, uint32_t queue, TyEvent *events, size_t capacity,
                             size_t *count) {
     struct transport *t = (struct transport *)instance;
@@ -514,7 +515,7 @@ static int32_t example_health(void *instance, TyError *error) {
                 TY_OP_PUT, TY_OP_GET);
 }
 
-/* === what the host reads === */
+/* === the exported table === */
 
 #define TEXT(literal) { (const uint8_t *)(literal), sizeof(literal) - 1 }
 
@@ -537,11 +538,11 @@ static const TyTransportTable table = {
     example_poll,
     example_read_signal,
     example_health,
-    NULL, /* progress: shared memory moves by itself */
-    NULL, /* link_name: the name of the component says it */
+    NULL, /* progress: shared memory needs none */
+    NULL, /* link_name: the component's name is enough */
     NULL, /* device_api: kernels on the CPU need none */
     NULL, /* device_source: likewise */
-    NULL, /* commit: a peer is reached as soon as it is connected */
+    NULL, /* commit: a peer is reachable as soon as it is connected */
     NULL, /* serve_ring: the host serves the rings of GPU kernels */
 };
 

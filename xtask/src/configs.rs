@@ -1,11 +1,11 @@
-//! Writes the configs of test runs: of plugins that were built here, which a config names by their
-//! absolute path, and of bad days, which differ in a few numbers.
+//! Writes the configs of test runs. Configs of plugins that were built here name them by their absolute
+//! path. Configs of bad days differ in a few numbers.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// A provider of libfabric at the scale-out level, with all that the component can do.
+/// A provider of libfabric at the scale-out level, with every capability of the component.
 macro_rules! libfabric {
     ($provider:literal) => {
         concat!(
@@ -23,7 +23,7 @@ struct Template {
     file: &'static str,
     /// The sections of the transports.
     transport: &'static str,
-    /// Below cargo's target folder.
+    /// The file, in cargo's target folder.
     library: &'static str,
 }
 
@@ -51,7 +51,7 @@ const TEMPLATES: [Template; 8] = [
     Template { file: "libfabric-udp.toml", transport: libfabric!("udp"), library: LIBFABRIC },
     Template {
         file: "libfabric-verbs.toml",
-        // One device for all ranks: rail i of one talks to rail i of another.
+        // One device serves all ranks, because rail i of one rank reaches rail i of another.
         transport: concat!(libfabric!("verbs"), "rails = [\"rxe0\"]\n"),
         library: LIBFABRIC,
     },
@@ -65,9 +65,9 @@ const TEMPLATES: [Template; 8] = [
 /// A config of the `faulty` transport over `shm`.
 struct BadDay {
     file: &'static str,
-    /// Its keys, but for the inner transport.
+    /// Its keys, except the inner transport.
     keys: &'static str,
-    /// What stands before the section of the transport.
+    /// The text before the section of the transport.
     rest: &'static str,
     levels: &'static [&'static str],
 }
@@ -128,7 +128,7 @@ fn text(template: &Template, target: &Path) -> Result<String> {
     Ok(format!("[kernels]\nuse = \"cpu\"\n\n{}\n{plugins}", template.transport))
 }
 
-/// The section that names `library`, which lies below cargo's target folder.
+/// The section that names `library`, a file in cargo's target folder.
 fn plugins(library: &str, target: &Path) -> Result<String> {
     let library: PathBuf = target.join(library);
     let path = library.to_str().context("find the plugin: its path is not UTF-8")?;

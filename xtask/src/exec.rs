@@ -1,4 +1,4 @@
-//! Runs one command: shows its output, counts the tests in it, and ends it if it hangs.
+//! Runs one command: shows its output, counts the tests in it, and kills it if it hangs.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -11,24 +11,26 @@ use std::{fs, io};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long output may still come once the command has ended. Only a process that it left behind
-/// can make use of this.
+/// The time for which output may arrive after the command has ended. Only a process that the command left
+/// behind can write then.
 const OUTPUT_GRACE: Duration = Duration::from_secs(5);
 
-/// When a command counts as hanging. Neither limit is of wall time, which a busy machine takes from it.
+/// The limits after which a command counts as hanging. Neither is a limit of wall time, because a busy
+/// machine would exceed that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HangLimits {
-    /// Neither a line of output nor any processor time of it, and of what it started, for so long.
+    /// The longest time without a line of output and without processor time of the command and its
+    /// descendants.
     pub(crate) idle: Duration,
-    /// Processor time of it and of what it started.
+    /// The most processor time of the command and its descendants.
     pub(crate) processor: Duration,
 }
 
-/// Where output goes.
+/// The destination of output.
 pub(crate) enum Output<'a> {
-    /// To standard output, as it comes.
+    /// To standard output, at once.
     Shown,
-    /// Into this text, where it is shown later: something else is shown meanwhile.
+    /// Into this text, which is shown later: another step's output is shown meanwhile.
     Kept(&'a mut String),
 }
 
@@ -48,14 +50,14 @@ pub(crate) struct Line<'a> {
     pub(crate) folder: &'a Path,
 }
 
-/// What came of a command.
+/// The result of a command.
 #[derive(Debug, Default)]
 pub(crate) struct Ran {
     pub(crate) failure: Option<String>,
     pub(crate) tests: Tests,
-    /// What the output says of the tests that failed.
+    /// The output about the tests that failed.
     pub(crate) failed: String,
-    /// Why tests did not run, one for each.
+    /// The reasons why tests did not run, one for each test.
     pub(crate) skipped: Vec<String>,
 }
 
@@ -78,8 +80,8 @@ impl Tests {
             .unwrap_or_else(|| Self::of_cargo(line))
     }
 
-    /// Reads pytest's last line, `1 failed, 20 passed, 1 warning in 3.75s`. A test that did not run for an error of
-    /// its own making failed; one that was skipped did not pass.
+    /// Reads pytest's last line, `1 failed, 20 passed, 1 warning in 3.75s`. A test that an error of its own
+    /// prevented from running has failed; a skipped test has not passed.
     fn of_pytest(line: &str) -> Option<Self> {
         let (counts, time) = line.trim().trim_matches('=').trim().rsplit_once(" in ")?;
         let (seconds, _) = time.split_once('s')?;
@@ -97,8 +99,8 @@ impl Tests {
         Some(tests)
     }
 
-    /// Reads a row of the suite's table: the level, then how many pass, are not supported, fail as
-    /// expected, fail, and pass although a failure was expected.
+    /// Reads a row of the suite's table: the level, then the numbers of tests that pass, are not supported,
+    /// fail as expected, fail, and pass although a failure was expected.
     fn of_level(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
         words.next().filter(|level| matches!(*level, "L0" | "L1" | "L2" | "L3"))?;
@@ -120,8 +122,8 @@ impl Tests {
     }
 }
 
-/// Finds what output says of the tests that failed, so that it can be shown again where a reader of a
-/// long log looks first: at its end.
+/// Finds the output about the tests that failed, so that it can be shown again at the end of a long log,
+/// where a reader looks first.
 #[derive(Default)]
 struct Failures {
     inside: bool,
@@ -130,11 +132,11 @@ struct Failures {
 }
 
 impl Failures {
-    /// Most bytes kept of one command's output.
+    /// The most bytes that are stored of one command's output.
     const MOST: usize = 16 << 10;
 
-    /// Whether a line belongs to what failed: the component from `failures:` to `test result:` of
-    /// `cargo test`, a case of `tokenyard conformance` with its indented details, or a line of pytest's summary.
+    /// Whether a line belongs to a failure: the part from `failures:` to `test result:` of `cargo test`, a
+    /// case of `tokenyard conformance` with its indented details, or a line of pytest's summary.
     fn keeps(&mut self, line: &str) -> bool {
         let heads = ["FAIL: ", "UNEXPECTED PASS: ", "FAILED ", "ERROR "];
         let of_suite = heads.iter().any(|head| line.starts_with(head));
@@ -175,7 +177,7 @@ impl Skips {
     }
 }
 
-/// What a line of output said.
+/// The content of a line of output.
 struct Printed {
     text: String,
     tests: Tests,
@@ -183,7 +185,7 @@ struct Printed {
     skipped: Vec<String>,
 }
 
-/// Runs a command to its end, or until it hangs; then kills it and all that it started.
+/// Runs a command to its end, or until it hangs; then kills it and all its descendants.
 pub(crate) fn run(line: &Line<'_>, limits: HangLimits, output: &mut Output<'_>) -> Ran {
     let text = line.words.join(" ");
     output.line(&format!("$ {text}\n"));
@@ -239,7 +241,7 @@ fn failed(failure: String) -> Ran {
     Ran { failure: Some(failure), ..Ran::default() }
 }
 
-/// The receiver disconnects at the end of the output.
+/// Reads the lines of the output. The receiver disconnects at its end.
 fn read_lines(child: &mut Child) -> Receiver<Printed> {
     let (said_in, said) = mpsc::channel();
     if let Some(stdout) = child.stdout.take() {
@@ -261,18 +263,19 @@ fn read_lines(child: &mut Child) -> Receiver<Printed> {
     said
 }
 
-/// How often it is looked at what a command and its family have used.
+/// The time between two measurements of the processor time of a command and its descendants.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// How a command ended, or in which way it hung, in which case it was killed. `said` says whether there was
-/// output since it was asked last.
+/// Waits for a command. Returns how it ended, or in which way it hung; a command that hung was killed.
+/// `said` returns whether there was output since its last call.
 fn wait(
     child: &mut Child,
     limits: HangLimits,
     mut said: impl FnMut() -> bool,
 ) -> io::Result<Result<ExitStatus, String>> {
     let (mut looked, mut moved) = (Instant::now(), Instant::now());
-    // Processes that have ended since the last look took what they had used with them, so this only grows.
+    // The time of a process that has ended since the last measurement is no longer visible, so this sum
+    // only grows.
     let (mut used, mut last) = (Duration::ZERO, HashMap::new());
     loop {
         if let Some(status) = child.try_wait()? {
@@ -289,7 +292,7 @@ fn wait(
                 .map(|(pid, time)| time.saturating_sub(last.get(pid).copied().unwrap_or_default()));
             let grown: Duration = grown.sum();
             (used, last) = (used + grown, now);
-            // A process that only looks whether something has come uses a little.
+            // A process that only polls uses a little.
             if grown > LOOK / 100 {
                 moved = looked;
             }
@@ -321,18 +324,18 @@ fn processor_times(root: i32) -> HashMap<i32, Duration> {
     family(root).into_iter().filter_map(|pid| Some((pid, of(&pid)?))).collect()
 }
 
-/// Kills a command and all that it started.
+/// Kills a command and all its descendants.
 pub(crate) fn kill(child: &mut Child) -> io::Result<()> {
     for pid in family(child.id().cast_signed()) {
-        // Fails only for a process that has ended by itself.
+        // The kill fails only for a process that has ended by itself.
         let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
     }
     child.wait()?;
     Ok(())
 }
 
-/// A process and all its descendants. The command stays in this process's group, so that Ctrl-C
-/// reaches it; so it has no group of its own that could be killed at once.
+/// A process and all its descendants. The command stays in this process's group, so that Ctrl-C reaches it.
+/// So it has no group of its own that one call could kill.
 fn family(root: i32) -> Vec<i32> {
     let pairs: Vec<(i32, i32)> = fs::read_dir("/proc")
         .into_iter()
@@ -340,7 +343,7 @@ fn family(root: i32) -> Vec<i32> {
         .filter_map(|entry| {
             let pid = entry.ok()?.file_name().to_str()?.parse().ok()?;
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            // `pid (name) state parent ...`, where the name may hold anything.
+            // The file has `pid (name) state parent ...`, where the name may hold any characters.
             let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?;
             Some((pid, parent))
         })
@@ -482,7 +485,7 @@ mod tests {
         for name in ["child", "grandchild"] {
             let pid = fs::read_to_string(folder.path().join(name)).unwrap();
             let stat = format!("/proc/{}/stat", pid.trim());
-            // Somebody else's child now, so it may stay a zombie for a while.
+            // Another process is its parent now, so it may stay a zombie for a while.
             let dead = || fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
             while !dead() {
                 assert!(start.elapsed() < LONG, "{name} {pid} lives");

@@ -21,7 +21,7 @@ pub(crate) fn write(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Says whether the header is what [`write()`] would write.
+/// Checks that the header equals the text that [`write()`] would write.
 pub(crate) fn check(root: &Path) -> Result<()> {
     let found = fs::read_to_string(root.join(HEADER))
         .with_context(|| format!("read {HEADER}; `cargo xtask header` writes it"))?;
@@ -59,7 +59,7 @@ fn generate(abi: &Path) -> Result<String> {
         .with_context(|| format!("generate the C header from {}", abi.display()))?
         .write(&mut bytes);
     let text = String::from_utf8(bytes).context("generate the C header: it is not UTF-8")?;
-    // cbindgen leaves out what it cannot express, without a word.
+    // cbindgen silently leaves out items that it cannot express.
     for name in &names {
         ensure!(
             defines(&text, name),
@@ -71,12 +71,12 @@ fn generate(abi: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The settings that `cbindgen --config` would use too, with every public type named.
+/// The settings that `cbindgen --config` would use too, with the name of every public type.
 fn config(abi: &Path, types: Vec<String>) -> Result<Config> {
     let path = abi.join("cbindgen.toml");
     let mut config = Config::from_file(&path)
         .map_err(|error| anyhow::anyhow!("read {}: {error}", path.display()))?;
-    // Nothing refers to the types but the plugins, so cbindgen would find none in use.
+    // Only plugins use the types, so cbindgen would find none in use.
     config.export.include = types;
     Ok(config)
 }

@@ -1,5 +1,5 @@
 //! `cargo xtask install PREFIX`: builds the program and its plugins for use, and puts them where the
-//! program finds them.
+//! program looks for them.
 //!
 //! ```text
 //! PREFIX/bin/tokenyard
@@ -17,28 +17,28 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::exec::{self, HangLimits, Line, Output};
 
-/// Builds all that is used: the program, the plugins, and those that only tests load. One command, so that
-/// cargo joins the features of what they share once, and builds that once.
+/// Builds all installed files: the program, the plugins, and the plugins that only tests load. It is one
+/// command, so that cargo unites the features of shared crates and builds each of them once.
 pub(crate) const BUILD: &str = "cargo build --release --package tokenyard-cli \
      --package tokenyard-plugin-cpu --package tokenyard-plugin-faulty \
      --package tokenyard-plugin-libfabric --package tokenyard-plugin-verbs \
      --package tokenyard-plugin-gin";
 
-/// The plugins that no program has built in, without the one for tests.
+/// The plugins that no program has built in, except the one for tests.
 const PLUGINS: [&str; 3] = [
     "libtokenyard_plugin_libfabric.so",
     "libtokenyard_plugin_verbs.so",
     "libtokenyard_plugin_gin.so",
 ];
 
-/// When a build counts as hanging.
+/// The limits after which a build counts as hanging.
 const BUILD_LIMITS: HangLimits =
     HangLimits { idle: Duration::from_secs(15 * 60), processor: Duration::from_secs(2 * 3600) };
 
 const PROGRAM: u32 = 0o755;
 const DATA: u32 = 0o644;
 
-/// A file, and where it goes below the prefix.
+/// A file, and its place below the prefix.
 #[derive(Debug)]
 struct InstalledFile {
     from: PathBuf,
@@ -46,14 +46,15 @@ struct InstalledFile {
     mode: u32,
 }
 
-/// Builds, and installs below `prefix`. Files that are there are replaced, others are left alone.
+/// Builds, and installs below `prefix`. Existing files of the same names are replaced, others are left
+/// alone.
 pub(crate) fn run(root: &Path, target: &Path, prefix: &str) -> Result<()> {
     ensure!(
         !prefix.is_empty() && !prefix.starts_with('-'),
         "found prefix `{prefix}`, expected a folder, such as /opt/tokenyard"
     );
     let prefix = std::path::absolute(prefix).with_context(|| format!("find {prefix}"))?;
-    // Before the build, which takes minutes.
+    // Makes the folders before the build, which takes minutes.
     for folder in ["bin", "lib/tokenyard", "share/tokenyard/configs", "include"] {
         let folder = prefix.join(folder);
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
@@ -100,7 +101,7 @@ fn places(root: &Path, built: &Path) -> Result<Vec<InstalledFile>> {
     Ok(all)
 }
 
-/// Copies beside the destination and renames: a job that runs keeps the file that it has mapped.
+/// Copies next to the destination and renames: a running job still has the old file mapped.
 fn put(place: &InstalledFile, prefix: &Path) -> Result<()> {
     let to = prefix.join(&place.to);
     let folder = to.parent().with_context(|| format!("{} is in no folder", to.display()))?;

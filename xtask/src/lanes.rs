@@ -1,8 +1,9 @@
-//! Runs steps in two lanes beside each other.
+//! Runs steps in two lanes at the same time.
 //!
-//! Tests of time, such as deadlines, must not be disturbed. So [`Lane::Tests`] runs one step at a time, and
-//! [`Lane::Beside`] has what only computes (builds, lints, compilers), one step at a time too and with the lowest
-//! priority: it takes what the tests leave, which mostly wait. What a step builds on may be in the other lane.
+//! Tests of time, such as deadlines, must not be disturbed. So [`Lane::Tests`] runs one step at a time.
+//! [`Lane::Beside`] has the steps that only compute (builds, lints, compilers), one at a time too and with
+//! the lowest priority: it uses the processor time that the tests, which mostly wait, leave. A step may
+//! build on steps of the other lane.
 
 use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use crate::exec::Output;
 use crate::report::StepResult;
 use crate::steps::{Lane, Step};
 
-/// Results so far, and who waits for them.
+/// The results so far, and a signal for the lanes that wait for them.
 #[derive(Default)]
 struct Board {
     reports: Mutex<Vec<StepResult>>,
@@ -42,8 +43,9 @@ impl Board {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for what a step builds on, runs it, and posts its result. A step builds on earlier steps of the table
-    /// only, and each lane keeps the order of the table: so no two steps wait for each other.
+    /// Waits for the steps that a step builds on, runs it, and posts its result. A step builds only on
+    /// earlier steps of the table, and each lane runs in the order of the table, so no two steps wait for
+    /// each other.
     fn run(&self, step: &Step, selected: &[&'static Step], root: &Path) {
         let needed = |name: &&&str| selected.iter().any(|step| step.name == **name);
         let ready = |reports: &Vec<StepResult>| {
@@ -54,7 +56,7 @@ impl Board {
         while !ready(&reports) {
             reports = self.more.wait(reports).unwrap_or_else(PoisonError::into_inner);
         }
-        // What it is judged by is there; the lock is not held while it runs.
+        // The results that it is judged by exist; the lock is not held while it runs.
         let broken = reports.iter().filter(|report| step.after.contains(&report.name()));
         let earlier: Vec<StepResult> = broken.map(StepResult::verdict).collect();
         drop(reports);

@@ -1,19 +1,19 @@
-//! `cargo xtask lines`: how much Rust code the product has, without tests.
+//! `cargo xtask lines`: the number of lines of Rust code in the product, without tests.
 //!
-//! Counted are the lines of `.rs` files that hold code, so neither blank lines nor those that are comments
-//! alone. Left out are tests, benches, examples, modules behind `#[cfg(test)]`, build output, and what serves
-//! the makers only ([`MAKERS`]).
+//! It counts the lines of `.rs` files that hold code: neither blank lines nor lines with only a comment. It
+//! leaves out tests, benches, examples, modules behind `#[cfg(test)]`, build output, and folders that serve
+//! only the makers ([`MAKERS`]).
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
 use anyhow::{Context, Result};
 
-/// Folders of tools that no user gets.
+/// Folders of tools that are not shipped to users.
 const MAKERS: [&str; 6] =
     ["fuzz", "tools/device_put", "tools/hca", "tools/softgin", "tools/testkit", "xtask"];
 
-/// Prints the count of every crate, and of all.
+/// Prints the count of every crate, and the sum.
 pub(crate) fn print(root: &Path) -> Result<()> {
     let counts = count(root)?;
     for (folder, lines) in &counts {
@@ -61,7 +61,7 @@ fn is_source(file: &Path) -> bool {
         && !stem.ends_with("_tests")
 }
 
-/// The folder of the crate: what lies before `src`, or the file's own folder.
+/// The folder of the crate: the path before `src`, or the file's own folder.
 fn crate_of(file: &Path) -> String {
     let parts: Vec<_> = file
         .components()
@@ -75,7 +75,7 @@ fn crate_of(file: &Path) -> String {
     parts.join("/")
 }
 
-/// Lines that hold code, without modules of tests.
+/// Lines that hold code, without test modules.
 fn code_lines(text: &str) -> usize {
     let mut count = 0;
     let mut lines = text.lines().peekable();
@@ -92,7 +92,8 @@ fn code_lines(text: &str) -> usize {
     count
 }
 
-/// Passes the item behind `#[cfg(test)]`: one line (`mod tests;`), or all until the brace that closes it.
+/// Skips the item behind `#[cfg(test)]`: one line (`mod tests;`), or all lines until the brace that closes
+/// it.
 fn skip_item<'a>(lines: &mut impl Iterator<Item = &'a str>) {
     let Some(head) = lines.by_ref().find(|line| !line.starts_with("#[")) else { return };
     if !head.ends_with(';') {

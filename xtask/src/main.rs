@@ -1,4 +1,4 @@
-//! Developer tasks. `cargo xtask` prints what there is.
+//! Developer tasks. `cargo xtask` prints a list of them.
 
 mod configs;
 mod exec;
@@ -96,7 +96,7 @@ fn test(root: &Path, args: &[&str]) -> Result<ExitCode> {
     Ok(if reports.iter().all(StepResult::passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The names behind `--only`; `None` if anything else is there.
+/// The names behind `--only`; `None` if the arguments hold anything else.
 fn only<'a>(args: &[&'a str]) -> Option<Vec<&'a str>> {
     args.chunks(2)
         .map(|pair| match *pair {

@@ -1,4 +1,4 @@
-//! What a step needs on the machine. A missing need fails the step; nothing is ever skipped.
+//! The needs of a step on the machine. A missing need fails the step; nothing is ever skipped.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -10,16 +10,16 @@ use anyhow::{Result, ensure};
 use crate::exec::{self, HangLimits, Line, Output};
 use crate::steps::Step;
 
-/// When a call of apt-get counts as hanging.
+/// The limits after which a call of apt-get counts as hanging.
 const APT_LIMITS: HangLimits =
     HangLimits { idle: Duration::from_secs(300), processor: Duration::from_secs(1800) };
 
 /// Something a step cannot run without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// A program that comes with a Debian package. Installed where that is allowed.
+    /// A program of a Debian package. It is installed where that is allowed.
     Package { program: &'static str, package: &'static str },
-    /// The same for a file that is no program.
+    /// The same for a file that is not a program.
     PackageFile { path: &'static str, package: &'static str },
     /// Any other program in `PATH`.
     Program { program: &'static str, fix: &'static str },
@@ -36,7 +36,7 @@ impl Need {
     }
 }
 
-/// What is missing, and the fix.
+/// The missing need, and the fix.
 impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! Runs a step and tells how it went.
+//! Runs a step and reports its result.
 
 use std::env;
 use std::fmt::Write;
@@ -9,19 +9,19 @@ use crate::exec::{self, HangLimits, Line, Output, Tests};
 use crate::needs;
 use crate::steps::{Cmd, Lane, Step};
 
-/// When one command of a step counts as hanging. The suite's own limits are far below: a test that hangs is
-/// ended, and named, by its runner.
+/// The limits after which one command of a step counts as hanging. The suite's own limits are far below:
+/// its runner ends and names a test that hangs.
 const LIMITS: HangLimits =
     HangLimits { idle: Duration::from_secs(15 * 60), processor: Duration::from_secs(3 * 3600) };
 
-/// How one step went.
+/// The result of one step.
 pub(crate) struct StepResult {
     name: &'static str,
     failure: Option<String>,
     tests: Tests,
-    /// What its commands said of the tests that failed.
+    /// The output of its commands about the tests that failed.
     failed: String,
-    /// Why tests of it did not run, one for each.
+    /// The reasons why its tests did not run, one for each test.
     skipped: Vec<String>,
     time: Duration,
 }
@@ -47,7 +47,7 @@ impl StepResult {
                 ran.failure
             })
         });
-        // A step is a test itself if it has none inside, or if it failed outside of them.
+        // A step counts as a test itself if it has no tests inside, or if it failed outside of them.
         match &failure {
             None if tests == Tests::default() => tests.passed = 1,
             Some(_) if tests.failed == 0 => tests.failed = 1,
@@ -60,7 +60,7 @@ impl StepResult {
         self.name
     }
 
-    /// Name and result alone: what later steps are judged by.
+    /// Name and result alone, by which later steps are judged.
     pub(crate) fn verdict(&self) -> Self {
         let Self { failure, tests, time, .. } = self;
         let (failed, skipped) = (String::new(), Vec::new());
@@ -79,7 +79,7 @@ impl StepResult {
     }
 }
 
-/// What keeps a step from running: a step it builds on, or a need.
+/// The reason why a step cannot run: a failed step that it builds on, or a missing need.
 fn obstacle(step: &Step, root: &Path, earlier: &[StepResult]) -> Option<String> {
     let broken =
         earlier.iter().find(|report| !report.passed() && step.after.contains(&report.name));
@@ -96,7 +96,7 @@ fn line<'a>(step: &Step, command: &Cmd, root: &'a Path) -> Line<'a> {
         .line
         .split_whitespace()
         .map(|word| word.replace("{target}", &target).replace("{xtask}", &xtask));
-    // What others run beside is time-sensitive.
+    // The tests that run at the same time are time-sensitive.
     let nice = if step.lane == Lane::Beside { "nice -n 19" } else { "" };
     let words = nice.split_whitespace().map(str::to_owned).chain(words);
     Line { words: words.collect(), env: command.env, folder: root }
@@ -109,13 +109,13 @@ pub(crate) fn target_folder(root: &Path) -> PathBuf {
     folder.map_or_else(|| root.join("target"), Path::to_path_buf)
 }
 
-/// What the steps said of the tests that failed, once more.
+/// The output of the steps about the tests that failed, once more.
 pub(crate) fn failed(reports: &[StepResult]) -> String {
     let shown = reports.iter().filter(|report| !report.failed.is_empty());
     shown.map(|report| format!("\n=== failed in {}:\n{}", report.name, report.failed)).collect()
 }
 
-/// Why tests did not run, each reason once for a step, with how many tests it kept.
+/// The reasons why tests did not run, each once per step, with the number of its tests.
 fn skipped(reports: &[StepResult]) -> (String, usize) {
     let (mut text, mut total) = (String::new(), 0);
     for report in reports {
@@ -135,8 +135,8 @@ fn skipped(reports: &[StepResult]) -> (String, usize) {
     (text, total)
 }
 
-/// One row per step, then what was skipped, then the line `N passed, M failed, K skipped`, which counts tests. Steps
-/// run beside each other, so their times come to more than `took`.
+/// One row per step, then the skipped tests, then the line `N passed, M failed, K skipped`, which counts
+/// tests. Steps run at the same time, so the sum of their times exceeds `took`.
 pub(crate) fn table(reports: &[StepResult], took: Duration) -> String {
     let width = reports.iter().map(|report| report.name.len()).max().unwrap_or(0).max(4);
     let mut text = format!("{:width$}  result  passed  failed      time\n", "step");

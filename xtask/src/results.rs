@@ -1,5 +1,5 @@
-//! `docs/conformance.md`: what the suite found on each transport, from the reports that the steps of the
-//! test command save. The page states results, so nobody writes it by hand.
+//! `docs/conformance.md`: the results of the suite on each transport, from the reports that the steps of
+//! the test command save. The page states results, so it is generated and not written by hand.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ struct Shown {
     /// File name without `.json`, below `target/conformance/results`.
     file: &'static str,
     title: &'static str,
-    /// What hardware it ran on, or what stands in for it.
+    /// The hardware that it ran on, or the stand-in for it.
     on: &'static str,
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn write(root: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fails if the page differs from what was found.
+/// Fails if the page differs from the saved reports.
 pub(crate) fn check(root: &Path, target: &Path) -> Result<()> {
     let page = root.join(PAGE);
     let found =
@@ -120,7 +120,7 @@ fn text(target: &Path) -> Result<String> {
     Ok(out)
 }
 
-/// A report that the page would leave out is a result that nobody sees.
+/// Refuses a report that the page would leave out: no reader would see its result.
 fn refuse_unknown(folder: &Path) -> Result<()> {
     let entries = std::fs::read_dir(folder)
         .with_context(|| format!("read {}; run cargo xtask test first", folder.display()))?;
@@ -144,7 +144,7 @@ fn read(file: &Path) -> Result<Value> {
 
 fn row(shown: &Shown, report: &Value) -> Result<String> {
     let mut text = format!("| {} | {}", shown.title, shown.on);
-    // Results of a run that was given more time are results of another kind.
+    // A run with more time gives results of another kind.
     let slow = report["environment"]["slow"].as_u64().unwrap_or(1);
     if slow > 1 {
         let _ = write!(text, "; deadlines times {slow}");
@@ -172,7 +172,7 @@ fn row(shown: &Shown, report: &Value) -> Result<String> {
     Ok(text)
 }
 
-/// Why tests did not pass plainly, each reason once.
+/// The reasons why tests did not pass plainly, each once.
 fn reasons(shown: &Shown, report: &Value) -> Result<String> {
     let tests = report["tests"].as_array().context("a report has no tests")?;
     let mut reasons: Vec<(String, usize)> = Vec::new();

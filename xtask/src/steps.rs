@@ -15,16 +15,16 @@ pub(crate) struct Step {
     pub(crate) needs: &'static [Need],
     pub(crate) lane: Lane,
     pub(crate) quick: Quick,
-    /// Run in order in the repository root, up to the first that fails.
+    /// They run in order in the repository root, up to the first that fails.
     pub(crate) commands: &'static [Cmd],
 }
 
-/// What a step runs beside.
+/// The lane of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Tests, which watch deadlines: one step at a time.
+    /// Tests, which depend on deadlines: one step at a time.
     Tests,
-    /// What only computes: beside the tests, with what they leave of the processors.
+    /// Steps that only compute: at the same time as the tests, with the processor time that those leave.
     Beside,
 }
 
@@ -33,7 +33,7 @@ pub(crate) enum Lane {
 pub(crate) enum Quick {
     No,
     Too,
-    /// And only that: the whole run has all of it in other steps.
+    /// Only a quick run has it: a whole run covers all of it in other steps.
     Only,
 }
 
@@ -67,7 +67,7 @@ const VERBS_HEADERS: Need =
     Need::PackageFile { path: "/usr/include/infiniband/verbs.h", package: "libibverbs-dev" };
 const FI_INFO: Need = Need::Package { program: "fi_info", package: "libfabric-bin" };
 const LOOM: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg tokenyard_loom")];
-/// What `cargo xtask vm` needs.
+/// The needs of `cargo xtask vm`.
 pub(crate) const VM_NEEDS: &[Need] = &[
     Need::Package { program: "qemu-system-x86_64", package: "qemu-system-x86" },
     Need::Package { program: "busybox", package: "busybox-static" },
@@ -142,7 +142,8 @@ pub(crate) const STEPS: &[Step] = &[
         needs: &[GCC, FABRIC_HEADERS, VERBS_HEADERS],
         lane: Lane::Tests,
         quick: Quick::No,
-        // Whoever builds a part of it builds what it shares with the rest anew: later steps name the workspace too.
+        // A build of one package would rebuild the crates that it shares with the others: later steps name
+        // the workspace too.
         commands: &[
             cmd("cargo build --workspace --exclude xtask"),
             cmd("cargo test --workspace --exclude xtask --no-run"),
@@ -185,9 +186,10 @@ pub(crate) const STEPS: &[Step] = &[
         needs: &[],
         lane: Lane::Beside,
         quick: Quick::No,
-        // A folder of their own: the flags change every crate, and would do so back and forth.
+        // It has a target folder of its own: the flags change every crate, and one folder would rebuild
+        // them at every switch.
         commands: &[
-            // Both at once: cargo joins the features of what they share, and builds that once.
+            // One command for both: cargo unites the features of shared crates, and builds those once.
             Cmd {
                 env: LOOM,
                 line: "cargo test --package tokenyard-core --package tokenyard-cpu --lib \
@@ -202,7 +204,8 @@ pub(crate) const STEPS: &[Step] = &[
         needs: &[CLIPPY],
         lane: Lane::Beside,
         quick: Quick::Too,
-        // A folder of its own, which `doc` shares: else the tests, some of which build plugins, wait for its lock.
+        // It shares a target folder of its own with `doc`. In the common one it would hold cargo's lock,
+        // and tests that build plugins would wait for it.
         commands: &[
             cmd(
                 "cargo clippy --target-dir {target}/check --workspace --all-targets -- -D warnings",
@@ -241,7 +244,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "cuda-compile",
         about: "every CUDA kernel compiles for sm_80, sm_90a and sm_100a, without a GPU; registers, spills; nvcc; NCCL's headers",
-        // The program is built there.
+        // The step `build` builds the program.
         after: &["build"],
         needs: &[PIP, GXX],
         lane: Lane::Beside,
@@ -265,7 +268,7 @@ pub(crate) const STEPS: &[Step] = &[
                 "env NCCL_HEADERS={target}/nccl CUDA_INCLUDE={target}/cuda-compilers/nvidia/cu13/include \
                  cargo test --package tokenyard-sys-nccl --test layout -- --include-ignored",
             ),
-            // Three programs with NCCL's headers: what takes the longest here.
+            // Three programs with NCCL's headers: the longest command of this step.
             cmd(
                 "env NCCL_HEADERS={target}/nccl LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  cargo test --package tokenyard-gin --test kernels -- --include-ignored",
@@ -283,7 +286,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "rocm-compile",
         about: "every GPU kernel compiles for gfx942 and gfx950, without ROCm; registers, spills, scratch, LDS, sums",
-        // Not beside the builds there, whose folder it shares.
+        // The step must not run at the same time as the builds of `build`, whose folder it shares.
         after: &["build"],
         needs: &[PIP],
         lane: Lane::Beside,
@@ -312,7 +315,8 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("{xtask} configs"),
             cmd("{target}/release/tokenyard conformance configs/cpu.toml \
                  --save {target}/conformance/results/cpu.json"),
-            // The same code as the one before, on the other side of the ABI: whether it crosses.
+            // The same code as the one before, on the other side of the ABI: tests that results cross it
+            // unchanged.
             cmd("{target}/release/tokenyard conformance {target}/conformance/cpu-plugin.toml \
                  --filter l0/*,l1/routing/*,l1/worlds/*,l3/killed/dispatch_receive \
                  --save {target}/conformance/results/cpu-plugin.json"),
@@ -351,7 +355,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "python",
         about: "the Python packages: built, installed where nothing else is, and tested on the CPU backend",
-        // Its plugins are built there.
+        // The step `build` builds its plugins.
         after: &["build"],
         needs: &[PIP, PYTHON, STRIP],
         lane: Lane::Tests,
@@ -369,7 +373,7 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("env CARGO_TARGET_DIR={target} MATURIN_PEP517_ARGS=--profile=dev \
                  pip3 wheel --quiet --no-deps --wheel-dir {target}/python/wheels ./python \
                  ./python/deep_ep"),
-            // A later build of the package would bring these along.
+            // A later build of the package would include these files.
             cmd("rm -rf python/tokenyard/plugins"),
             cmd("python3 -m venv --without-pip {target}/python/bare"),
             cmd("pip3 --python {target}/python/bare/bin/python install --quiet --no-index \
@@ -400,7 +404,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "install",
         about: "program and plugins, installed below an empty prefix, run the configs that come with them",
-        // Their builds are installed.
+        // These steps build what it installs.
         after: &["conformance", "libfabric"],
         needs: &[FI_INFO],
         lane: Lane::Tests,
@@ -415,7 +419,7 @@ pub(crate) const STEPS: &[Step] = &[
                  {target}/installed/share/tokenyard/configs/domains.toml"),
             cmd("{target}/installed/bin/tokenyard run --steps 2 \
                  {target}/installed/share/tokenyard/configs/libfabric.toml"),
-            // No device is needed to judge its keys.
+            // Checking the keys of the config needs no device.
             cmd("{target}/installed/bin/tokenyard config check \
                  {target}/installed/share/tokenyard/configs/verbs.toml"),
             cmd("{target}/installed/bin/tokenyard config check \
@@ -448,7 +452,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "hosts",
         about: "jobs and faults on several hosts, which are network namespaces: docs/testing-hosts.md",
-        // Its plugins are built there.
+        // The step `build` builds its plugins.
         after: &["build"],
         needs: &[IP, FI_INFO, OPEN_MPI, MPICH],
         lane: Lane::Tests,
@@ -461,7 +465,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
 ];
 
-/// The steps named, and those they build on, in the order of the table; all if none is named.
+/// The named steps, and those that they build on, in the order of the table; all if none is named.
 pub(crate) fn select(steps: &'static [Step], only: &[&str]) -> Result<Vec<&'static Step>> {
     if only.is_empty() {
         return Ok(steps.iter().filter(|step| step.quick != Quick::Only).collect());
@@ -474,7 +478,7 @@ pub(crate) fn select(steps: &'static [Step], only: &[&str]) -> Result<Vec<&'stat
     }
     let mut wanted = only.to_vec();
     let mut selected = Vec::new();
-    // Backwards, because a step builds on earlier ones only.
+    // It goes backwards, because a step builds on earlier ones only.
     for step in steps.iter().rev() {
         if wanted.contains(&step.name) {
             wanted.extend(step.after);

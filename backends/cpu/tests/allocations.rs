@@ -1,4 +1,4 @@
-//! The hot calls do not allocate. A binary of its own, for it replaces the allocator.
+//! The hot calls do not allocate. The test is a binary of its own, because it replaces the allocator.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What commands of the `shm` transport do, with threads as ranks.
+//! The effects of the `shm` transport's commands, with threads as ranks.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::time::Instant;
 use common::{Rank, command, needs, shm, table, with_ranks, with_ranks_that_need};
 use tokenyard_core::{ErrorKind, abi};
 
-/// Rounds of the loops that look for a broken order.
+/// Rounds of the loops that search for a violated order.
 const ROUNDS: u64 = 100_000;
 
 #[test]
@@ -23,7 +23,7 @@ fn a_payload_is_there_when_its_signal_is_seen() {
                 let mut put = command(abi::TY_OP_PUT_SIGNAL, peer);
                 (put.dst_window, put.bytes, put.signal) = (1, WORDS as u64 * 8, 3);
                 assert_eq!(rank.post(0, &[put]), 1);
-                // The receiver has looked: its place may be overwritten.
+                // The receiver has read its place, which may be overwritten now.
                 rank.wait(4, round);
             } else {
                 rank.wait(3, round);
@@ -55,7 +55,7 @@ fn eight_byte_values_never_tear() {
         // SAFETY: the word is mapped and aligned, and written by atomic stores only.
         let place = unsafe { AtomicU64::from_ptr(rank.windows[0].word(8)) };
         let (mut seen, mut reads) = ([0_u64; 2], 0);
-        // Both values often: the writer is at work while this thread reads.
+        // The loop must see both values often: the writer is at work while this thread reads.
         while reads < 10 * ROUNDS || seen.iter().any(|count| *count < ROUNDS / 100) {
             match place.load(Ordering::Acquire) {
                 0 => seen[0] += 1,

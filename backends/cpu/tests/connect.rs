@@ -1,4 +1,4 @@
-//! How ranks connect, as a host sees it; a real process as a peer; nothing left behind.
+//! Connecting ranks, as a host sees it; a real process as a peer; no files left behind.
 
 // The helpers below may panic as a test may.
 #![allow(clippy::unwrap_used)]
@@ -13,7 +13,7 @@ use common::{Rank, command, needs};
 use tokenyard_core::transport::TransportNeeds;
 use tokenyard_core::{ErrorKind, abi};
 
-/// Tells the test binary that it is to be the other process.
+/// The variable that makes the test binary the other process.
 const CHILD: &str = "TOKENYARD_TEST_CHILD";
 
 #[test]
@@ -79,7 +79,7 @@ fn a_real_process_is_a_peer_and_nothing_is_left_behind() {
         rank.transport.connect(1, &theirs).unwrap();
         rank
     };
-    // The child doubles what it gets and puts it back.
+    // The child doubles each value and puts it back.
     for round in 1..=1000 {
         rank.windows[0].write(1, round);
         let mut put = command(abi::TY_OP_PUT_SIGNAL, 1);
@@ -89,11 +89,11 @@ fn a_real_process_is_a_peer_and_nothing_is_left_behind() {
         assert_eq!(rank.windows[1].read(3), 2 * round);
     }
     assert!(child.wait().unwrap().success(), "the child found something left behind");
-    // The peer is dead; its memory is not: this process lives and its commands end (INV-6).
+    // The peer is dead, but its memory still exists: this process lives and its commands end (INV-6).
     assert_eq!(rank.post(0, &[command(abi::TY_OP_PUT_SIGNAL, 1)]), 1);
 }
 
-/// Rank 1. It runs one test only, so that what is open and mapped is its own.
+/// Rank 1. It runs one test only, so that its open files and mappings are its own.
 fn be_the_child() {
     let _ = common::shm();
     let before = open_files();
@@ -102,7 +102,7 @@ fn be_the_child() {
     println!("\nendpoint {}", to_hex(&endpoint));
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
-    // The other way round than the parent.
+    // In the opposite order of the parent.
     rank.transport.connect(0, &from_hex(line.trim())).unwrap();
     rank.transport.connect(1, &endpoint).unwrap();
     for round in 1..=1000 {

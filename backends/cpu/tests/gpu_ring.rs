@@ -1,5 +1,6 @@
-//! Core's proxy for kernels over the `shm` transport. The test plays the kernels: it writes commands into
-//! a ring as `backends/gpu/device/gpu_ring.cuh` does. A binary of its own, for it replaces the allocator.
+//! Core's proxy for kernels over the `shm` transport. The test acts as the kernels: it writes commands into
+//! a ring as `backends/gpu/device/gpu_ring.cuh` does. It is a binary of its own, because it replaces the
+//! allocator.
 
 // Helpers of a test may panic as a test may.
 #![allow(clippy::unwrap_used)]
@@ -28,7 +29,7 @@ struct Kernels {
     commands: Vec<AtomicU64>,
     status: Vec<AtomicU64>,
     totals: Vec<AtomicU64>,
-    /// Where the host counts, of 2 peers.
+    /// The host's counters, of 2 peers.
     counters: Vec<AtomicU64>,
     raised: Vec<AtomicU64>,
     head: u64,
@@ -119,8 +120,8 @@ fn ranks() -> [(GpuRing, Kernels, Rank); 2] {
         let kernels = Kernels::new();
         let window =
             |id| Window { id, kind: abi::TY_MEMORY_HOST, bytes: WINDOW_BYTES as u64, ..NO_WINDOW };
-        // SAFETY: the tuple drops the proxy before the ring, which stays where it is on the heap, and
-        // before the transport.
+        // SAFETY: the tuple drops the proxy before the ring, whose heap memory does not move, and before
+        // the transport.
         let proxy = unsafe {
             let (ring, windows) = (kernels.ring(), [window(0), window(1)]);
             let serve = abi::TyServeRing {
@@ -152,7 +153,7 @@ fn rows_that_kernels_put_are_there_with_their_signals_and_a_steady_step_allocate
         }
         for (_, kernels, rank) in &mut ranks {
             let peer = 1 - rank.me;
-            // More than the ring and the transport's queue hold.
+            // More commands than the ring and the transport's queue hold.
             for i in 0..BURST {
                 rank.windows[0].write(i as usize, step << 8 | i);
                 kernels.put_signal(peer, 8 * i, 8, i as u32);

@@ -56,7 +56,7 @@ fn dispatch(comm: &mut Communicator, layout: Layout) -> Result<(usize, Handle)> 
     Ok((received.tokens(), handle))
 }
 
-/// Rank 1 refuses; the others learn it, and rank 1 gets its own error back.
+/// Rank 1 refuses; the others get a refusal, and rank 1 gets its own error back.
 fn refused(
     comm: &mut Communicator,
     call: RefusedCall,

@@ -50,7 +50,7 @@ impl Material {
     }
 }
 
-/// A mistake: its name, what it does, and what the message must say.
+/// A mistake: its name, its change of the arguments, and the words that the error must contain.
 struct Mistake<F> {
     name: &'static str,
     spoil: F,
@@ -152,7 +152,7 @@ const DISPATCH: &[Mistake<SpoilDispatch>] = &[
         },
         &["alignment", "found 0", "1 to 4096"],
     ),
-    // So large that the most rows that could arrive have no place in an index.
+    // The size is so large that the most rows that could arrive have no place in an index.
     mistake(
         "alignment_beyond_any_output",
         |d, _| {
@@ -284,7 +284,8 @@ fn test(
 /// The rank that makes the mistake.
 const WRONG: u32 = 1;
 
-/// The error that this rank must get: the wrong rank its own, the others one that names it.
+/// Checks the error of this rank: the wrong rank gets its own, the others get one that names the wrong
+/// rank.
 fn judge<T>(comm: &Communicator, result: tokenyard_core::Result<T>, says: &[&str]) -> Result<()> {
     if comm.rank() == WRONG {
         expect_error(result, &[ErrorKind::InvalidInput], says)?;
@@ -309,7 +310,7 @@ fn refused_dispatch(
     let mut comm = open(rank, &case)?;
     let round = Round::new(&case, comm.rank());
     let material = Material::new(&round);
-    // Twice, because a refusal must leave every slot as it was.
+    // Runs twice, because a refusal must leave every slot as it was.
     for _ in 0..2 {
         let mut dispatch = round.brought.dispatch()?;
         if comm.rank() == WRONG {
@@ -389,7 +390,7 @@ fn replay_of_other_rows(rank: &Rank<'_>) -> Result<Vec<Communicator>> {
     Ok(vec![comm])
 }
 
-/// What was found wrong with a new routing says nothing about one that a handle keeps.
+/// A mistake in a new routing does not affect the routing that a handle holds.
 fn replay_after_refused_routing(rank: &Rank<'_>) -> Result<Vec<Communicator>> {
     let case = case(rank, EXPERT_MAJOR);
     let mut comm = open(rank, &case)?;
@@ -411,7 +412,7 @@ fn replay_after_refused_routing(rank: &Rank<'_>) -> Result<Vec<Communicator>> {
     Ok(vec![comm])
 }
 
-/// One of the strangers has a number that this communicator has no handle for.
+/// One of the foreign handles has a number that this communicator has no handle for.
 fn handle_of_another_communicator(rank: &Rank<'_>) -> Result<Vec<Communicator>> {
     let case = case(rank, Layout::Flat);
     let with = |handles| CommunicatorOptions { handles, ..exchange::options(&case) };

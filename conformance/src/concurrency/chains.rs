@@ -52,7 +52,7 @@ const ROUTINGS: [Routing; 6] = [
     Routing::OwnRank,
 ];
 
-/// The case of round number `n`: other data, tokens and routing than the rounds beside it.
+/// The case of round number `n`: its data, tokens and routing differ from those of the rounds next to it.
 pub(super) fn nth(base: &Case, n: u64) -> Case {
     let routing = ROUTINGS[n as usize % ROUTINGS.len()];
     let tokens = if n % 5 == 3 { Tokens::OddRanksEmpty } else { Tokens::Ragged };
@@ -100,7 +100,7 @@ fn out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     for turn in 0..4 {
         let mut live = Vec::new();
         for n in 0..4 {
-            // Small enough for four outputs at once, whatever the size of the arena.
+            // The outputs are small enough for four at once, whatever the size of the arena.
             let tokens = Tokens::Exactly(vec![3; base.ranks]);
             let case = Case { tokens, worst_case: false, ..nth(&base, 10 * turn + n) };
             let round = Round::new(&case, comm.rank());
@@ -115,8 +115,8 @@ fn out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     Ok(vec![comm])
 }
 
-/// So many rows that a backend may move them in parts; more than once, so that what a combine has left must not
-/// be taken for the next one's.
+/// Sends so many rows that a backend may move them in parts. It does so more than once, so that leftovers
+/// of one combine must not be taken for rows of the next.
 fn many_outside(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let sizes = Case { hidden: 1024, max_tokens: 1500, ..small(rank, layout) };
     let base = Case { tokens: Tokens::Exactly(vec![1500, 1201, 1499]), ..sizes };

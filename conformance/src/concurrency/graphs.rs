@@ -1,6 +1,7 @@
-//! Calls that nobody waits for, eager and captured in a graph. A graph works on memory that lies still:
-//! before each launch the stream puts other rows, another routing and another T there, and poisons what
-//! will be written; behind it, what arrived and what came back are kept and compared.
+//! Calls without synchronisation, eager and captured in a graph. A graph works on memory at fixed
+//! addresses. Before each launch the stream writes other rows, another routing and another T there, and
+//! poisons the memory that the launch writes. After the launch the stream copies the received and the
+//! combined rows, and the test compares the copies.
 
 mod fixed_memory;
 
@@ -19,8 +20,8 @@ use crate::oracle::{self, Case, Layout};
 use crate::round::Round;
 use crate::suite::{Level, Outcome, Rank, Test};
 
-/// What every rank of a test runs on a communicator that skips synchronisation. False: the communicator was closed by an
-/// error, and so is the world.
+/// The body that every rank of a test runs on a communicator that skips synchronisation. It returns false
+/// if an error has closed the communicator, and the world with it.
 type OnCommunicator = fn(&Case, &mut Communicator) -> Result<bool>;
 
 pub(super) fn tests() -> Vec<Test> {
@@ -93,7 +94,7 @@ fn eager(case: &Case, comm: &mut Communicator) -> Result<bool> {
         place.bring(&track, one, me)?;
         let sent = place.send(comm, &track)?;
         let (received, handle) = comm.dispatch_recv(sent)?;
-        // A call that waits may combine what nobody has waited for.
+        // A call that waits may combine a dispatch that no call has waited for.
         delay.pass(&track.stream)?;
         if n % 3 == 2 {
             comm.flush()?;
@@ -110,16 +111,16 @@ fn at(n: usize) -> String {
     format!("variant {n}")
 }
 
-/// A graph with all that must live as long as it is launched.
+/// A graph with everything that must live as long as it is launched.
 struct Captured {
     graph: ToolGraph,
     given: Vec<(Received, Handle)>,
-    /// Poison for what arrives.
+    /// Poison for the received rows.
     wrong: GraphRoom,
 }
 
 impl Captured {
-    /// Of dispatches to these places, and their combines.
+    /// Captures dispatches to these places, and their combines.
     fn new(
         comm: &mut Communicator,
         track: &Track,
@@ -136,7 +137,7 @@ impl Captured {
         Ok(Self { given: recorded?, graph: graph?, wrong })
     }
 
-    /// One launch: each place brings what one variant has, and keeps what comes of it.
+    /// One launch: each place takes the inputs of one variant, and stores its results there.
     fn launch(
         &mut self,
         track: &Track,
@@ -148,8 +149,8 @@ impl Captured {
             place.bring(track, one, me)?;
             spoil(track, received, &self.wrong)?;
         }
-        // SAFETY: what was recorded lives in `self` and in the places; the communicator's other operations
-        // are on this stream or wait for it.
+        // SAFETY: the memory that was recorded lives in `self` and in the places; the communicator's other
+        // operations are on this stream or wait for it.
         unsafe { track.stream.launch(&self.graph)? }
         for ((place, (received, _)), one) in places.iter().zip(&self.given).zip(brought) {
             place.keep(track, one, received, me)?;
@@ -158,7 +159,7 @@ impl Captured {
     }
 }
 
-/// Queues dispatches to places, and their combines.
+/// Records dispatches to places, and their combines, on the stream.
 type Record = fn(&mut Communicator, &Track, &mut [FixedMemory]) -> Result<Vec<(Received, Handle)>>;
 
 fn record(
@@ -207,7 +208,7 @@ fn thousand(case: &Case, comm: &mut Communicator) -> Result<bool> {
         let n = launch % all.len();
         captured.launch(&track, &mut places, &mut all[n..=n], me)?;
         if launch % 100 == 37 {
-            // Another dispatch that nobody waits for, in the order of the same stream.
+            // Another dispatch without synchronisation, in the order of the same stream.
             beside.bring(&track, &all[n], me)?;
             let sent = beside.send(comm, &track)?;
             let (received, handle) = comm.dispatch_recv(sent)?;
@@ -215,7 +216,7 @@ fn thousand(case: &Case, comm: &mut Communicator) -> Result<bool> {
             beside.keep(&track, &mut all[n], &received, me)?;
         }
         if n + 1 == all.len() {
-            // Comparing waits for the stream; then calls without one may follow.
+            // Comparing waits for the stream; then calls without a stream may follow.
             check_all(&all, launch)?;
             if launch % 200 == 199 {
                 Round::new(case, comm.rank()).run(comm).context("with the host, between")?;
@@ -254,7 +255,7 @@ fn pairs(case: &Case, comm: &mut Communicator, record: Record) -> Result<bool> {
 fn replays(case: &Case, comm: &mut Communicator) -> Result<bool> {
     let me = comm.rank() as usize;
     let tokens = oracle::Tokens::Exactly((0..case.ranks).map(|rank| [4, 0, 3][rank % 3]).collect());
-    // A handle of a call that waits, with exact sizes too: they are known then.
+    // Uses the handle of a call that waits, with exact sizes too: they are known then.
     for worst_case in [true, false] {
         let base = Case { worst_case, tokens: tokens.clone(), ..case.clone() };
         let first = Round::new(&base, comm.rank());
@@ -316,17 +317,17 @@ fn refused(case: &Case, comm: &mut Communicator) -> Result<bool> {
     captured.launch(&track, &mut places, &mut all[..1], me)?;
     all[0].check().context("before a refusal")?;
     if me == 0 {
-        // An expert that nobody has.
+        // An expert that does not exist.
         let wrong = vec![WRONG; all[1].plan.topk_idx.len()];
         all[1].topk_idx = comm.buffer(&wrong)?;
     }
-    // What follows on the stream goes on, over anything.
+    // Later work on the stream still runs, on any data.
     for n in [1, 0, 0] {
         captured.launch(&track, &mut places, &mut all[n..=n], me)?;
     }
     // Waits for the stream.
     all[0].kept[0].tensor(DType::U8, [1, 1], [1, 1])?.to_vec()?;
-    // A rank may hear of it from another that was told first.
+    // A rank may learn of the refusal from another rank that found it first.
     let kinds = [ErrorKind::Protocol, ErrorKind::PeerLost];
     let parts = ["nobody waited", "rank 0 refused its input", "found expert"];
     expect_error(comm.flush(), &kinds, &parts)?;
@@ -367,7 +368,7 @@ fn with_sync(case: &Case, comm: &mut Communicator) -> Result<bool> {
     let own = [ErrorKind::InvalidInput, ErrorKind::Refused];
     expect_error(refused, &own, &["captures a graph", "without synchronisation"])?;
     drop(graph);
-    // What this rank alone finds wrong in a capture is told to it alone.
+    // An error that only this rank finds in a capture is reported to this rank only.
     track.stream.begin_capture()?;
     let exact = Dispatch { sizes: Sizes::Exact, ..call };
     let refused = comm.on(track.name).without_sync().dispatch(&exact);

@@ -103,8 +103,8 @@ fn mixed(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     Ok(vec![comm])
 }
 
-/// A refused packed dispatch is received where it is sent, so its rank is in a receive that the
-/// others come to only after that of the combine.
+/// A packed dispatch that is refused is received within its send. So the refusing rank is in a receive that
+/// the other ranks enter only after the receive of the combine.
 fn refused_beside_combine(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let base = small(rank, layout);
     let mut comm = open(rank, &base, 2)?;
@@ -142,7 +142,7 @@ fn received_out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communic
     let (received, handle) = comm.dispatch_recv(sent_second)?;
     rounds[1].check_received(&received)?;
     let live = Live { received, handle };
-    // The first still has the slot that the third would use.
+    // The first dispatch still has the slot that the third would use.
     let early = comm.dispatch_send(&third);
     expect_error(early, &[ErrorKind::InvalidInput], &["operation 0", "in_flight = 2"])?;
     let (received, handle) = comm.dispatch_recv(sent_first)?;

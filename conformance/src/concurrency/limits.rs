@@ -31,7 +31,7 @@ pub(super) fn tests() -> Vec<Test> {
     tests
 }
 
-/// Who holds outputs.
+/// Ranks that hold outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holders {
     All,

@@ -1,9 +1,9 @@
-//! L2: operations that follow, overlap and refuse each other.
+//! L2: operations that follow each other, overlap, or are refused.
 //!
 //! `chains`: rounds, several handles, several communicators · `halves`: send and receive apart · `replay`:
-//! replays and backward passes · `limits`: what is full is an error and no more · `bad_input`: what
-//! one rank gets wrong is refused on all · `streams`: calls in the order of a stream · `graphs`: calls
-//! that nobody waits for, captured and not · `soak`: all of it for long.
+//! replays and backward passes · `limits`: a full resource is an error and does no further harm ·
+//! `bad_input`: a mistake of one rank is refused on all ranks · `streams`: calls in the order of a stream ·
+//! `graphs`: calls without synchronisation, captured and not · `soak`: all of these for a long time.
 
 mod bad_input;
 mod chains;
@@ -26,7 +26,7 @@ const EXPERT_MAJOR: Layout = Layout::ExpertMajor { alignment: 4, zero_padding: t
 const LAYOUTS: [(&str, Layout); 3] =
     [("flat", Layout::Flat), ("expert_major", EXPERT_MAJOR), ("packed", Layout::Packed)];
 
-/// The tests of this level, with so many domains in the world.
+/// The tests of this level, for a world of `domains` domains.
 pub fn tests(domains: u32) -> Vec<Test> {
     let mut tests = chains::tests();
     tests.extend(halves::tests());
@@ -42,9 +42,9 @@ pub fn tests(domains: u32) -> Vec<Test> {
     tests
 }
 
-/// What every rank of a test runs. It returns the communicators that it opened, in the same order on all
-/// ranks, so that they are closed together: on a network, a communicator that is dropped may take the last
-/// words of a slower rank with it.
+/// The body that every rank of a test runs. It returns the communicators that it opened, in the same order
+/// on all ranks, so that they are closed together: on a network, a communicator that is dropped early may
+/// lose the last messages to a slower rank.
 type Body = fn(&Rank<'_>, Layout) -> Result<Vec<Communicator>>;
 
 /// Closes the communicators of a test that has passed on this rank.
@@ -102,7 +102,7 @@ fn open_with(rank: &Rank<'_>, options: CommunicatorOptions) -> Result<Communicat
     Ok(Communicator::open(rank.world, rank.config, options)?)
 }
 
-/// The error of an operation that must fail, which must be of one of these kinds and say this.
+/// Checks that an operation failed with one of these kinds, and that the error contains these words.
 fn expect_error<T>(
     result: tokenyard_core::Result<T>,
     kinds: &[ErrorKind],

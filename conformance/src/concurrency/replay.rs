@@ -60,7 +60,7 @@ fn again(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
                 replay(&mut comm, &round, &live.handle).with_context(|| format!("{case}"))?;
             drop(received);
         }
-        // The handle still combines what its own dispatch brought.
+        // The handle still combines the rows of its own dispatch.
         first.finish(&mut comm, &live).context("combine after replays")?;
         drop(live);
         comms.push(comm);
@@ -68,8 +68,8 @@ fn again(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     Ok(comms)
 }
 
-/// What every rank gives back: values that depend on nothing but the case, so that each rank knows
-/// those of all.
+/// The expert outputs that every rank returns. The values depend on nothing but the case, so each rank can
+/// compute those of all ranks.
 pub(super) fn gradients(round: &Round, seed: u64) -> Vec<ExpertOutput> {
     let Round { case, inputs, .. } = round;
     (0..case.ranks)

@@ -1,4 +1,4 @@
-//! Many exchanges in one communicator, with everything that may go wrong between them.
+//! Many exchanges in one communicator, with every disturbance that may occur between them.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::oracle::{Case, Layout};
 use crate::round::Round;
 use crate::suite::{Level, Outcome, Rank, Test};
 
-/// How many rounds, where the suite's own number is not enough.
+/// The variable that sets another number of rounds than the suite's own.
 const ROUNDS: &str = "TOKENYARD_SOAK_ROUNDS";
 
 /// The suite's own number.
@@ -45,7 +45,7 @@ fn soak(rank: &Rank<'_>) -> Result<Outcome> {
     close(vec![comm])
 }
 
-/// One round. All ranks draw the same numbers, so that they agree who is late.
+/// One round. All ranks draw the same numbers, so that they agree on which rank is late.
 fn round(comm: &mut Communicator, base: &Case, n: u64) -> Result<()> {
     let mut shared = Rng::new(n, Stream::Shared, 0);
     let (_, layout) = LAYOUTS[shared.below(LAYOUTS.len())];
@@ -53,8 +53,8 @@ fn round(comm: &mut Communicator, base: &Case, n: u64) -> Result<()> {
     pause(comm, base, &mut shared);
     let mut live = round.dispatch(comm)?;
     pause(comm, base, &mut shared);
-    // What is combined comes from copies, so nothing below reads the rows that are poisoned here; a
-    // row that the next dispatch does not write shows.
+    // The combine reads copies, so nothing below reads the rows that are poisoned here. A row that the next
+    // dispatch does not write shows.
     let mut buffers = round.experts(&live.received)?;
     let rows = live.received.x().to_vec()?.len();
     live.received.x_mut().write(&vec![0xff; rows])?;
@@ -66,7 +66,7 @@ fn round(comm: &mut Communicator, base: &Case, n: u64) -> Result<()> {
     round.check_combined(&got)
 }
 
-/// One rank in four rounds comes late.
+/// One rank is late in one of four rounds.
 fn pause(comm: &Communicator, base: &Case, shared: &mut Rng) {
     let (late, turn) = (shared.below(base.ranks), shared.below(4));
     let time = Duration::from_micros(shared.below(PAUSE_US) as u64);

@@ -1,6 +1,6 @@
-//! Operations in the order of a stream: nothing waits on the host, and results are as ever. Every
-//! input, output and expert output lies in device memory that holds something else but for the moment
-//! in which the stream may be used for it; the stream is kept behind the host by copies that take long.
+//! Operations in the order of a stream: nothing waits on the host, and results do not change. Every input,
+//! output and expert output lies in device memory that holds its right content only while the stream may
+//! use it, and other bytes before and after. Long copies hold the stream behind the host.
 
 use anyhow::{Context, Result};
 use tokenyard_core::ErrorKind;
@@ -20,7 +20,7 @@ use crate::oracle::{
 use crate::round::Round;
 use crate::suite::{Level, Outcome, Rank, Test};
 
-/// What every rank of a test runs on a communicator with streams.
+/// The body that every rank of a test runs on a communicator with streams.
 type OnCommunicator = fn(&Case, &mut Communicator) -> Result<()>;
 
 pub(super) fn tests() -> Vec<Test> {
@@ -65,14 +65,14 @@ fn with_streams(name: &str, about: &str, layout: Layout, body: OnCommunicator) -
                 return Ok(Outcome::NotSupported(why));
             }
             body(&case, &mut comm)?;
-            // Plain calls go on behind calls on a stream.
+            // Plain calls work after calls on a stream.
             Round::new(&case, comm.rank()).run(&mut comm).context("without a stream")?;
             close(vec![comm])
         }),
     }
 }
 
-/// Rows that travel and come back as they are.
+/// A case whose rows travel and come back unchanged.
 pub(super) fn plain(rank: &Rank<'_>, layout: Layout) -> Case {
     let input = Input::Plain(RowType::Bf16);
     let combine =
@@ -83,7 +83,7 @@ pub(super) fn plain(rank: &Rank<'_>, layout: Layout) -> Case {
 /// Bytes that no test expects; as a routing they are refused.
 pub(super) const WRONG: u8 = 0x7f;
 
-/// Memory of an operation that is right for a moment.
+/// Memory of an operation, with the right content and wrong content to copy there in stream order.
 struct LiveStream {
     memory: Buffer,
     right: Buffer,
@@ -107,13 +107,13 @@ impl LiveStream {
         self.view(&self.memory)
     }
 
-    /// What is right, from here on in the stream.
+    /// Writes the right content, in stream order.
     fn mend(&mut self, stream: &ToolStream) -> Result<()> {
         let from = self.right.tensor(self.dtype, self.shape, [self.shape[1], 1])?;
         copy(stream, &mut self.memory, self.dtype, self.shape, &from)
     }
 
-    /// What is wrong.
+    /// Writes the wrong content, in stream order.
     fn spoil(&mut self, stream: &ToolStream) -> Result<()> {
         let from = self.wrong.tensor(self.dtype, self.shape, [self.shape[1], 1])?;
         copy(stream, &mut self.memory, self.dtype, self.shape, &from)
@@ -129,12 +129,12 @@ pub(super) fn copy(
     from: &TensorRef<'_>,
 ) -> Result<()> {
     let to = to.tensor_mut(dtype, shape)?;
-    // SAFETY: a buffer is freed behind all streams of tools, and so is an output of this stream.
+    // SAFETY: a buffer is freed after all work on the streams of tools; so is an output of this stream.
     unsafe { stream.copy(&to, from)? }
     Ok(())
 }
 
-/// Keeps a stream busy for milliseconds.
+/// Makes a stream busy for milliseconds.
 pub(super) struct Delay {
     to: Buffer,
     from: Buffer,
@@ -163,20 +163,20 @@ pub(super) struct Track {
 impl Track {
     pub(super) fn new(comm: &Communicator) -> Result<Self> {
         let stream = comm.tool_stream()?;
-        // SAFETY: tests drop their outputs before their tracks, use them on the same track only, and
-        // their buffers are freed behind it.
+        // SAFETY: tests drop their outputs before their tracks and use them on the same track only; their
+        // buffers are freed after its work.
         let name = unsafe { stream.stream() };
         Ok(Self { stream, name })
     }
 }
 
-/// One dispatch and its combine: what a rank brings, and what it expects. Expert outputs do not depend
-/// on what arrives, so that no host need look at it.
+/// One dispatch and its combine: the inputs of a rank, and the results that it expects. Expert outputs do
+/// not depend on the received rows, so the host need not read those.
 pub(super) struct Plan {
     pub(super) case: Case,
     pub(super) x: Vec<u8>,
     pub(super) topk_idx: Vec<u8>,
-    /// What this rank's experts give.
+    /// The outputs of this rank's experts.
     pub(super) rows: Vec<u8>,
     pub(super) arrived: oracle::Received,
     pub(super) combined: Combined,
@@ -205,14 +205,14 @@ impl Plan {
     }
 }
 
-/// One dispatch and its combine: all memory, and what is expected.
+/// One dispatch and its combine: all memory, and the expected results.
 struct Journey {
     case: Case,
     x: LiveStream,
     topk_idx: LiveStream,
     rows: LiveStream,
     out: LiveStream,
-    /// Copies of what arrived, and of what came back.
+    /// Copies of the received and of the combined rows.
     kept: [Buffer; 2],
     arrived: oracle::Received,
     combined: Combined,
@@ -238,7 +238,7 @@ impl Journey {
         })
     }
 
-    /// Brings the inputs, on the stream.
+    /// Writes the inputs, in stream order.
     fn bring(&mut self, track: &Track) -> Result<()> {
         self.x.mend(&track.stream)?;
         self.topk_idx.mend(&track.stream)
@@ -252,7 +252,7 @@ impl Journey {
         Ok(comm.on(track.name).dispatch_send(&dispatch)?)
     }
 
-    /// Spoils the inputs behind a dispatch that was received, and keeps what arrived.
+    /// Spoils the inputs after a dispatch was received, and copies the received rows.
     fn keep(&mut self, track: &Track, received: &Received) -> Result<()> {
         self.x.spoil(&track.stream)?;
         self.topk_idx.spoil(&track.stream)?;
@@ -269,8 +269,8 @@ impl Journey {
         Ok((received, handle))
     }
 
-    /// Brings the expert outputs on the stream, to the caller's memory or the arena's, combines them
-    /// and keeps what came back.
+    /// Writes the expert outputs in stream order, to the caller's memory or to the arena's, combines them
+    /// and copies the combined rows.
     fn combine(
         &mut self,
         comm: &mut Communicator,
@@ -286,7 +286,7 @@ impl Journey {
         match &mut room {
             Some(room) => {
                 let from = self.rows.view(&self.rows.right)?;
-                // SAFETY: buffer and room are given back behind this stream.
+                // SAFETY: buffer and room are freed in stream order, after this copy.
                 unsafe { track.stream.copy(&room.tensor_mut(), &from)? }
             }
             None => self.rows.mend(&track.stream)?,
@@ -331,7 +331,7 @@ fn chain(case: &Case, comm: &mut Communicator) -> Result<()> {
     let (track, mut delay) = (Track::new(comm)?, Delay::new(comm)?);
     for (n, journey) in journeys.iter_mut().enumerate() {
         if n == 5 {
-            // Between calls on a stream, while that is behind.
+            // Runs a call without a stream between calls on a stream that is behind the host.
             Round::new(case, comm.rank()).run(comm).context("without a stream, between")?;
         }
         delay.pass(&track.stream)?;
@@ -357,7 +357,7 @@ fn dropped(case: &Case, comm: &mut Communicator) -> Result<()> {
         journey.bring(track)?;
         let pending = journey.send(comm, track).with_context(|| at(n))?;
         let (received, handle) = comm.dispatch_recv(pending).with_context(|| at(n))?;
-        // The other stream is free to go on with the next dispatch, whose rows want this place.
+        // The other stream may start the next dispatch, whose rows need this place.
         delay.pass(&track.stream)?;
         journey.keep(track, &received)?;
         match n % 3 {
@@ -381,7 +381,7 @@ fn several(case: &Case, comm: &mut Communicator) -> Result<()> {
             delay.pass(&track.stream)?;
             journey.bring(track)?;
         }
-        // Both are sent before one is received.
+        // Sends both before it receives the first.
         let [first, second] = pair else { continue };
         let sent = [first.send(comm, &tracks[0])?, second.send(comm, &tracks[1])?];
         let received: Vec<_> =
@@ -415,7 +415,7 @@ fn refused(case: &Case, comm: &mut Communicator) -> Result<()> {
             journey.topk_idx.spoil(&track.stream)?;
         }
         let sent = journey.send(comm, &track);
-        // A kernel set may tell of a refusal in either half.
+        // A kernel set may report a refusal in either half.
         let result = sent.and_then(|sent| Ok(comm.dispatch_recv(sent)?));
         if bad {
             let Err(error) = result else { anyhow::bail!("found success; expected a refusal") };
@@ -446,11 +446,11 @@ fn none_to_have(rank: &Rank<'_>) -> Result<Outcome> {
         return Ok(Outcome::NotSupported(why));
     }
     expect_error(comm.tool_stream(), &[ErrorKind::Unsupported], &["has no streams"])?;
-    // SAFETY: nobody looks at the name of a stream where there are none.
+    // SAFETY: no code uses the name of a stream where the kernel set has no streams.
     let name = unsafe { Stream::new(std::ptr::null_mut()) };
     let round = Round::new(&case, comm.rank());
     let dispatch = round.brought.dispatch_on(&comm)?;
-    // On the first rank alone, and on all.
+    // The first rank alone passes a stream, then all ranks do.
     for on_all in [false, true] {
         let names_one = on_all || comm.rank() == 0;
         let result = match names_one {
@@ -474,7 +474,7 @@ fn none_to_have(rank: &Rank<'_>) -> Result<Outcome> {
     drop(comm.dispatch_recv(sent)?);
     comm.flush().context("flush")?;
     drop(live);
-    // Of operations that are not remembered nothing is told, whether times are noted or not.
+    // An operation that is no longer recorded has no trace, whether times are recorded or not.
     expect_error(comm.trace(2), &[ErrorKind::InvalidInput], &["one of the last 2"])?;
     if let Err(error) = comm.trace(0) {
         anyhow::ensure!(error.kind() == ErrorKind::Unsupported, "{error}");

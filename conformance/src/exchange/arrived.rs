@@ -1,4 +1,4 @@
-//! What arrived at a rank, and what its experts make of it.
+//! The rows that arrived at a rank, and its experts' outputs for them.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use tokenyard_core::communicator::{Received, TensorRef};
 
 use crate::oracle::{self, Arrived, Case, ExpertOutput, Inputs};
 
-/// The arrays of an output, as the oracle calls them.
+/// The arrays of an output, by the oracle's names.
 pub(crate) const ARRAYS: [&str; 11] = [
     "x",
     "scales",
@@ -40,7 +40,7 @@ pub(crate) fn array<'a>(received: &'a Received, name: &str) -> Option<TensorRef<
     }
 }
 
-/// Compares what arrived on `rank` with what the oracle says.
+/// Compares the rows that arrived on `rank` with the oracle's.
 ///
 /// # Errors
 /// The first difference.
@@ -53,7 +53,7 @@ pub fn check_received(
     compare_received(case, &oracle::expected_dispatch(case, inputs, rank), received)
 }
 
-/// Compares what arrived with what is expected.
+/// Compares the rows that arrived with the expected ones.
 ///
 /// # Errors
 /// The first difference.
@@ -84,7 +84,7 @@ fn total_rows(received: &Received) -> Result<i64> {
     oracle::number::i64s(&totals).first().copied().context("the totals are empty")
 }
 
-/// Runs this rank's experts on what arrived.
+/// Runs this rank's experts on the rows that arrived.
 ///
 /// # Errors
 /// Arrays that contradict each other.

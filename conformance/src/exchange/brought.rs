@@ -1,4 +1,4 @@
-//! What a rank brings to an exchange.
+//! The inputs of a rank to an exchange.
 
 use anyhow::Result;
 use tokenyard_core::communicator::{Communicator, Dispatch, LateTopk, Replay, Sizes, TensorRef};
@@ -34,24 +34,24 @@ impl Aligned {
         unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.bytes) }
     }
 
-    /// The bytes, to be written.
+    /// The bytes, writable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.bytes) }
     }
 }
 
-/// Weights and ids of all tokens, where a combine brings them.
+/// Weights and ids of all tokens, where a combine has its own.
 fn late_topk(case: &Case, inputs: &RankInputs) -> (Vec<f32>, Vec<i64>) {
     let entry = |(at, id): (usize, &i64)| {
         let weight = inputs.late_weight(case, at / case.topk, at % case.topk);
-        // What is left out has a weight that would show.
+        // An entry that is left out has a weight that would show in the result.
         (weight.unwrap_or(f32::NAN), if weight.is_some() { *id } else { -1 })
     };
     inputs.topk_idx.iter().enumerate().map(entry).unzip()
 }
 
-/// What one rank brings to a case, as the product takes it.
+/// The inputs of one rank to a case, as the product takes them.
 #[derive(Clone, Debug)]
 pub struct Brought {
     pub(super) case: Case,
@@ -60,7 +60,7 @@ pub struct Brought {
     x: Aligned,
     scales: Option<Aligned>,
     biases: Vec<Aligned>,
-    /// What the combine brings, where it brings weights: they, and the ids.
+    /// The weights and the ids of the combine, where it has its own.
     late: Option<(Vec<f32>, Vec<i64>)>,
     copies: Copies,
 }
@@ -85,10 +85,10 @@ impl Brought {
         self.case.tokens_of(self.rank)
     }
 
-    /// The weights that the combine brings.
+    /// The combine's own weights, where it has them.
     ///
     /// # Errors
-    /// Sizes that do not go together.
+    /// Sizes that contradict each other.
     pub(super) fn late_topk(&self) -> Result<Option<LateTopk<'_>>> {
         let Some((weights, ids)) = &self.late else { return Ok(None) };
         let (tokens, topk) = (self.tokens(), self.case.topk);
@@ -120,10 +120,10 @@ impl Brought {
             .map_err(Into::into)
     }
 
-    /// The arguments of the dispatch, where `comm` works.
+    /// The arguments of the dispatch, with tensors where `comm` works.
     ///
     /// # Errors
-    /// What the communicator's device refuses.
+    /// The communicator's device refuses the memory or the copy.
     pub fn dispatch_on(&self, comm: &Communicator) -> Result<Dispatch<'_>> {
         self.copies.dispatch(comm, self.dispatch()?)
     }
@@ -131,7 +131,7 @@ impl Brought {
     /// The arguments of the dispatch, in host memory.
     ///
     /// # Errors
-    /// Sizes that do not go together.
+    /// Sizes that contradict each other.
     pub fn dispatch(&self) -> Result<Dispatch<'_>> {
         Ok(Dispatch {
             x: self.x()?,
@@ -149,10 +149,10 @@ impl Brought {
         })
     }
 
-    /// The arguments of a replay, where `comm` works.
+    /// The arguments of a replay, with tensors where `comm` works.
     ///
     /// # Errors
-    /// What the communicator's device refuses.
+    /// The communicator's device refuses the memory or the copy.
     pub fn replay_on(&self, comm: &Communicator) -> Result<Replay<'_>> {
         self.copies.replay(comm, self.replay()?)
     }
@@ -160,7 +160,7 @@ impl Brought {
     /// The arguments of a replay, in host memory.
     ///
     /// # Errors
-    /// Sizes that do not go together.
+    /// Sizes that contradict each other.
     pub fn replay(&self) -> Result<Replay<'_>> {
         Ok(Replay {
             x: self.x()?,

@@ -1,4 +1,4 @@
-//! What comes back to a rank.
+//! The combined rows that a rank gets back.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use tokenyard_core::communicator::{
@@ -14,11 +14,11 @@ use crate::oracle::{self, Case, ExpertOutput, Inputs, Layout, RankInputs, Sums};
 pub enum Placed {
     /// In memory of the caller.
     Outside,
-    /// In the arena, in the room that the communicator gives.
+    /// In the arena, in the combine input of the communicator.
     CombineInput,
 }
 
-/// What one rank got back.
+/// The results of a combine on one rank.
 #[derive(Clone, Debug)]
 pub struct Got {
     /// `[T, H]`.
@@ -29,18 +29,19 @@ pub struct Got {
     pub missing: Vec<u8>,
 }
 
-/// The memory of one combine of the caller: what goes in, and what comes out.
+/// The caller's memory for one combine: inputs and outputs.
 #[derive(Debug)]
 pub struct Buffers {
     rows: Aligned,
     weights: Option<Vec<f32>>,
     got: Got,
-    /// Where the communicator works on a device: x, weights, both biases, out, out_weights, missing.
+    /// Where the communicator works on a device: copies of x, weights, both biases, out, out_weights,
+    /// missing.
     copies: [Option<Copied>; 7],
 }
 
 impl Buffers {
-    /// Copies `output`; what will be written is poisoned, so that rows that are not written show.
+    /// Copies `output`, and poisons the outputs, so that rows that the combine does not write show.
     pub fn new(brought: &Brought, output: &ExpertOutput) -> Self {
         let (tokens, case) = (brought.tokens(), &brought.case);
         let x = Aligned::filled(tokens * case.hidden * case.combine.row.bytes(), 0x7f);
@@ -53,10 +54,10 @@ impl Buffers {
         }
     }
 
-    /// The arguments of the combine, where the communicator of the handle works.
+    /// The arguments of the combine, with tensors where the handle's communicator works.
     ///
     /// # Errors
-    /// Sizes that do not go together; what the communicator's device refuses.
+    /// Sizes that contradict each other; the communicator's device refuses the memory or the copy.
     pub fn arguments<'a>(
         &'a mut self,
         brought: &'a Brought,
@@ -68,7 +69,7 @@ impl Buffers {
     /// The same, changed by `change` while they are in host memory.
     ///
     /// # Errors
-    /// As [`arguments`](Self::arguments), and what `change` says.
+    /// As [`arguments`](Self::arguments), and the error of `change`.
     pub fn arguments_but<'a>(
         &'a mut self,
         brought: &'a Brought,
@@ -100,10 +101,10 @@ impl Buffers {
         if handle.is_on_device() { on_device(host, handle, &mut self.copies) } else { Ok(host) }
     }
 
-    /// What came back.
+    /// The results of the combine.
     ///
     /// # Errors
-    /// What the communicator's device refuses.
+    /// The communicator's device refuses the copy.
     pub fn into_got(mut self) -> Result<Got> {
         let [.., out, out_weights, missing] = &self.copies;
         if let Some(out) = out {
@@ -154,7 +155,7 @@ fn on_device<'a>(
     })
 }
 
-/// Expert outputs in their place, and room for what comes back: all that a combine needs.
+/// All that a combine needs: expert outputs in their place, and room for the results.
 #[derive(Debug)]
 pub struct Staged {
     room: Option<CombineInput>,
@@ -165,7 +166,7 @@ impl Staged {
     /// Puts the expert outputs into their place for the combine of `handle`.
     ///
     /// # Errors
-    /// What the communicator says.
+    /// The communicator's error.
     pub fn new(
         comm: &mut Communicator,
         brought: &Brought,
@@ -182,10 +183,10 @@ impl Staged {
         Ok(Self { room, buffers: Buffers::new(brought, output) })
     }
 
-    /// Combines, and returns what came back.
+    /// Combines, and returns the results.
     ///
     /// # Errors
-    /// What the communicator says.
+    /// The communicator's error.
     pub fn combine(
         self,
         comm: &mut Communicator,
@@ -195,11 +196,11 @@ impl Staged {
         self.combine_by(brought, handle, |combine| Ok(comm.combine(handle, combine)?))
     }
 
-    /// As [`combine`](Self::combine), by a call that `run` makes. Inputs are where the communicator works before it, and
-    /// what came back is fetched after it: so the call can be timed alone.
+    /// As [`combine`](Self::combine), by a call that `run` makes. Inputs are copied to the device before
+    /// that call, and results are fetched after it, so the call can be timed alone.
     ///
     /// # Errors
-    /// What the communicator or `run` says.
+    /// The error of the communicator or of `run`.
     pub fn combine_by(
         mut self,
         brought: &Brought,
@@ -215,10 +216,10 @@ impl Staged {
     }
 }
 
-/// Combines `output` and returns what came back.
+/// Combines `output` and returns the results.
 ///
 /// # Errors
-/// What the communicator says.
+/// The communicator's error.
 pub fn combine(
     comm: &mut Communicator,
     brought: &Brought,
@@ -233,7 +234,7 @@ pub fn combine(
 /// arrive in the type that combine sums.
 ///
 /// # Errors
-/// What the communicator says.
+/// The communicator's error.
 pub fn combine_in_place(
     comm: &mut Communicator,
     brought: &Brought,
@@ -249,7 +250,7 @@ pub fn combine_in_place(
     buffers.into_got()
 }
 
-/// Compares what came back with what the oracle says for the whole round trip.
+/// Compares the results with the oracle's for the whole round trip.
 ///
 /// # Errors
 /// The first difference.
@@ -257,7 +258,7 @@ pub fn check_combined(case: &Case, inputs: &Inputs, rank: usize, got: &Got) -> R
     check_combined_without(case, inputs, &[], rank, got)
 }
 
-/// As [`check_combined`], where what `lost` ranks owe is left out.
+/// As [`check_combined`], where the experts of `lost` ranks are left out.
 ///
 /// # Errors
 /// The first difference.

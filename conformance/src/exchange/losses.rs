@@ -1,4 +1,4 @@
-//! One exchange while ranks are lost and the others go on: what is defined then.
+//! The defined results of one exchange while ranks are lost and the others go on.
 
 use anyhow::{Context, Result, ensure};
 use tokenyard_core::communicator::Received;
@@ -6,20 +6,22 @@ use tokenyard_core::communicator::Received;
 use super::{Got, check_combined_without, check_received, compare_received};
 use crate::oracle::{self, Case, Inputs};
 
-/// Losses in one half of an exchange whose parts are told apart by trying: more take too long.
+/// The most losses in one half of an exchange that the check takes: it tries every subset of them, and more
+/// take too long.
 const MOST_AT_ONCE: usize = 16;
 
-/// Who is lost to a rank around one half of an exchange: a dispatch, or a combine.
+/// The ranks that are lost to a rank around one half of an exchange: a dispatch, or a combine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Losses<'a> {
-    /// Before any rank could begin it: nothing of theirs comes.
+    /// Lost before any rank could begin this half: none of their rows arrive.
     pub before: &'a [usize],
-    /// Once it has ended, those before it included: of the later ones their part comes, or it does not.
+    /// Lost when this half has ended, including those of `before`: rows of the later ones arrive, or do
+    /// not.
     pub after: &'a [usize],
 }
 
-/// Whether what `source` sends reaches `rank` and comes back, where these are lost. Between domains it passes
-/// the rank of the other domain that is on the source's rail.
+/// Whether the rows of `source` reach `rank` and come back, where these ranks are lost. Between domains,
+/// rows pass the rank of the other domain that is on the source's rail.
 fn reaches(case: &Case, source: usize, rank: usize, lost: &[usize]) -> bool {
     let size = case.ranks / case.domains;
     let forwarder = case.domain_of(rank) * size + source % size;
@@ -32,7 +34,7 @@ pub fn left_out(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
     (0..case.ranks).filter(|other| !reaches(case, rank, *other, lost)).collect()
 }
 
-/// Sources of which `rank` hears nothing, where these are lost.
+/// Sources whose rows do not reach `rank`, where these ranks are lost.
 pub fn no_host_sync(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
     (0..case.ranks).filter(|source| !reaches(case, *source, rank, lost)).collect()
 }
@@ -42,8 +44,8 @@ fn flagged(received: &Received) -> Vec<usize> {
     received.lost_ranks().into_iter().map(|rank| rank as usize).collect()
 }
 
-/// Compares what arrived on a rank with what the oracle says, where rows of the sources that it flags are
-/// left out: they were never given places, or their places hold zeros. Says whether there are such places.
+/// Compares the rows that arrived on a rank with the oracle's, where rows of the sources that it flags are
+/// left out: they have no places, or their places hold zeros. Returns whether there are such places.
 ///
 /// # Errors
 /// The first difference.
@@ -68,10 +70,11 @@ pub fn check_received_flagged(
     Ok(!torn.is_empty())
 }
 
-/// As [`check_received_flagged`], and whether `losses` are a reason for what is flagged, and all that is.
+/// As [`check_received_flagged`]. Also checks that every flagged source has a loss as its reason, and that
+/// every source whose rows cannot arrive is flagged.
 ///
 /// # Errors
-/// A source that is flagged without a reason, or is not with one; the first difference.
+/// A source that is flagged without a reason, or is not flagged with one; the first difference.
 pub fn check_received_around(
     case: &Case,
     inputs: &Inputs,
@@ -95,11 +98,13 @@ pub fn check_received_around(
     check_received_flagged(case, inputs, rank, received).map(drop)
 }
 
-/// Compares what came back with what the oracle says, where ranks were lost: it has the part of each one that
-/// was lost meanwhile, or says that it lacks it. Returns whose experts it lacks.
+/// Compares the results of a combine with the oracle's, where ranks were lost. For each rank that was lost
+/// meanwhile, the result includes its part or says that it lacks it. Returns the ranks whose experts it
+/// lacks.
 ///
 /// # Errors
-/// The first difference, with all losses left out; more than 16 losses at once, which are not told apart.
+/// The first difference, with all losses left out; more than 16 losses at once, which the check does not
+/// try.
 pub fn check_combined_around(
     case: &Case,
     inputs: &Inputs,
@@ -149,7 +154,7 @@ mod tests {
         assert_eq!(no_host_sync(&case, 1, &[2]), [2]);
     }
 
-    /// What comes back to rank 0 without these.
+    /// The results of rank 0 without the experts of these ranks.
     fn got(case: &Case, inputs: &Inputs, lacks: &[usize]) -> Got {
         let left = inputs.without(case, lacks);
         let combined = oracle::expected_round_trip(case, &left.ranks[0], 0);

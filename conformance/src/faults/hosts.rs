@@ -1,14 +1,15 @@
-//! What can happen to one of several hosts.
+//! The faults of one of several hosts.
 
 use std::time::Duration;
 
 use super::{Fault, Kind, Phase};
 use crate::pace::Pace;
 
-/// Hosts answer slower than threads, and a cut is found by silence alone.
+/// The deadline is longer than on one machine: hosts answer slower than threads, and only silence shows a
+/// cut.
 pub(super) const DEADLINE: Duration = Duration::from_millis(2000);
-/// What an error may take beyond the deadline: a second, and what a busy machine takes to run the
-/// ranks of several hosts.
+/// The time beyond the deadline that an error may take: a second, and the time that a busy machine needs to
+/// run the ranks of several hosts.
 pub(super) const GRACE: Duration = Duration::from_millis(3000);
 
 /// All faults on several hosts. They need the right to make network namespaces.
@@ -25,7 +26,7 @@ pub fn on_hosts() -> Vec<Fault> {
         list.push(what.at(Phase::DispatchReceive, SECOND_OF_TWO, "/two_by_two"));
     }
     for what in KINDS {
-        // The same hosts as domains: rows are handed on inside of them.
+        // The same hosts as domains: inside a domain, ranks forward rows.
         for phase in
             [Phase::Connect, Phase::DispatchSend, Phase::DispatchReceive, Phase::CombineReceive]
         {
@@ -47,23 +48,23 @@ const KINDS: [HostFault; 4] = [
     },
 ];
 
-/// What happens to a host.
+/// A fault of a host.
 #[derive(Clone, Copy)]
 struct HostFault {
-    /// In the fault's name.
+    /// The word in the fault's name.
     word: &'static str,
     kind: Kind,
-    /// In words.
+    /// The words in the fault's description.
     what: &'static str,
 }
 
-/// To whom it happens.
+/// The rank of a fault, and the world around it.
 #[derive(Clone, Copy)]
 struct Victim {
     rank: u32,
-    /// As many ranks as this are there.
+    /// The number of ranks.
     ranks: u32,
-    /// On as many hosts as this.
+    /// The number of hosts that they are on.
     hosts: u32,
 }
 

@@ -1,22 +1,22 @@
-//! Whether the ranks said the right thing in time.
+//! Checks that the ranks ended with the right errors in time.
 
 use std::time::Duration;
 
 use super::{Fault, Kind, Phase};
 
-/// How the device of a rank says that it is this rank's own link.
+/// The words of a rank's device that its own link is down.
 const LINK_IS_DOWN: &str = "the port of this rank is down";
 
-/// What the launcher saw of one rank.
+/// The launcher's observations of one rank.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// Which rank.
+    /// Its number.
     pub rank: u32,
     /// Its error, if it ended with one.
     pub error: Option<String>,
     /// The rank that the error is about.
     pub about: Option<u32>,
-    /// From the fault to its error.
+    /// The time from the fault to its error.
     pub took: Option<Duration>,
     /// Whether its process ended as well, in the much longer time that it has for that.
     pub exited: bool,
@@ -24,8 +24,8 @@ pub struct Seen {
     pub ending: String,
 }
 
-/// What is wrong with how the ranks of a fault ended; nothing if all is right. `limit` is what an error may take
-/// on a machine as busy as it was.
+/// Lists the violations in how the ranks of a fault ended; an empty list if there are none. `limit` is the
+/// time that an error may take, given how busy the machine was.
 pub fn judge(fault: &Fault, seen: &[Seen], limit: Duration) -> Vec<String> {
     seen.iter().filter_map(|one| wrong(fault, one, seen, limit)).collect()
 }
@@ -59,7 +59,7 @@ fn wrong(fault: &Fault, seen: &Seen, all: &[Seen], limit: Duration) -> Option<St
     }
 }
 
-/// Whether a text speaks of a rank: as `rank 2`, or in a list like `ranks 1-2, 4`.
+/// Whether a text names a rank: as `rank 2`, or in a list like `ranks 1-2, 4`.
 fn names(text: &str, rank: u32) -> bool {
     text.split("rank").skip(1).any(|rest| {
         let list = rest.strip_prefix('s').unwrap_or(rest).trim_start();
@@ -72,15 +72,15 @@ fn names(text: &str, rank: u32) -> bool {
     })
 }
 
-/// Whether an error is about a rank whose own error names who is gone: not every rank waits for the
-/// victim itself, and one may hear of it from another that did.
+/// Whether an error is about a rank whose own error names the lost rank. Not every rank waits for the
+/// victim itself; a rank may learn of the loss from another one that did.
 fn names_through(seen: &Seen, all: &[Seen], named: &dyn Fn(&str, Option<u32>) -> bool) -> bool {
     let waits_for = all.iter().find(|other| Some(other.rank) == seen.about);
     let error = waits_for.and_then(|other| Some((other.error.as_ref()?, other.about)));
     error.is_some_and(|(error, about)| named(error, about))
 }
 
-/// What the error must say and does not.
+/// The first thing that the error must contain and does not.
 fn missing(fault: &Fault, seen: &Seen, error: &str, all: &[Seen]) -> Option<String> {
     let lie = match fault.kind {
         Kind::Lies(lie) => Some(lie),
@@ -92,15 +92,15 @@ fn missing(fault: &Fault, seen: &Seen, error: &str, all: &[Seen]) -> Option<Stri
         return missing.map(|word| format!("`{word}`"));
     }
     let in_operation = !matches!(fault.phase, Phase::Bootstrap | Phase::Connect);
-    // Ranks of one machine look for a device whose link is down in vain, or each is told by its own
-    // device. Then nobody is gone.
+    // Ranks of one machine search in vain for a device whose link is down, or each one's own device reports
+    // it. Then no rank is gone.
     let own_link = fault.kind == Kind::LinkDown && error.contains(LINK_IS_DOWN);
     if own_link && is_victim || fault.kind == Kind::LinkDown && !in_operation {
         let device = format!("rxe{}", fault.victim);
         return (!error.contains(&device)).then(|| format!("`{device}`"));
     }
-    // Nobody can meet without rank 0, so its absence is known as that of the meeting place.
-    // To a host that is cut off, it is the others that are gone.
+    // No rank can join without rank 0, so its absence shows as that of the meeting place. For a host that
+    // is cut off, the other hosts are gone.
     let gone = |rank: &u32| fault.victims().contains(rank) != is_victim;
     let named = |error: &str, about: Option<u32>| {
         (0..fault.ranks).filter(gone).any(|rank| match about {
@@ -111,16 +111,16 @@ fn missing(fault: &Fault, seen: &Seen, error: &str, all: &[Seen]) -> Option<Stri
     if !named(error, seen.about) && !names_through(seen, all, &named) {
         return Some(format!("which rank is gone (it is about {:?})", seen.about));
     }
-    // A rank that is not waiting when another is lost has no wait to tell of.
+    // A rank that is not waiting when another is lost has no wait to report.
     let tells_wait = error.contains("phase `") && error.contains("expected");
     let no_wait = error.contains("no wait was in progress");
-    // On a network the command that fails may be seen first: it says the operation, what it was, and
-    // the link.
+    // On a network, the failing command may be seen first. Its error contains the operation, the command
+    // and the link.
     let tells_command = error.contains("a command to rank ");
     if in_operation && !tells_wait && !no_wait && !tells_command {
         return Some("the phase, found and expected, or the command".to_owned());
     }
-    // Between hosts the reader wants to know which cable.
+    // Between hosts, the reader needs to know which link failed.
     let tells_link = error.contains(" link to rank ") || error.contains("link: ");
     let has_link = fault.hosts.is_some() || fault.kind == Kind::LinkDown;
     (in_operation && has_link && !tells_link).then(|| "the link".to_owned())

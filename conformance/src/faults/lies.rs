@@ -7,7 +7,7 @@ use tokenyard_core::config::Config;
 use super::Phase;
 use crate::oracle::{Case, Input, Layout, RowType};
 
-/// What the victim brings that the others do not.
+/// The value or call of the victim that differs from the others'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
     /// Another secret.
@@ -55,7 +55,7 @@ pub(super) const LIES: [(&str, Lie); 13] = [
 ];
 
 impl Lie {
-    /// When it shows.
+    /// The phase in which the difference shows.
     pub(super) fn phase(self) -> Phase {
         match self {
             Self::Secret | Self::Deadline | Self::PluginPath => Phase::Bootstrap,
@@ -64,13 +64,13 @@ impl Lie {
         }
     }
 
-    /// Whether the victim is turned away before it joins, so that the others know only that it
-    /// did not come.
+    /// Whether the victim is refused before it joins, so that the others know only that it is absent.
     pub(super) fn never_joins(self) -> bool {
         matches!(self, Self::Secret | Self::PluginPath)
     }
 
-    /// What the victim's error says, and the errors of the others where it joined, in a world of so many ranks.
+    /// Words that the victim's error contains, and the errors of the others where it joined, in a world of
+    /// `ranks` ranks.
     pub(super) fn says(self, ranks: u32) -> Vec<String> {
         // As in the script: four experts on each rank.
         let experts = 4 * ranks;

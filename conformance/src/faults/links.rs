@@ -1,4 +1,4 @@
-//! What can happen to the link of one rank's RDMA device, in the test machine (docs/testing-rdma.md).
+//! Faults of the link of one rank's RDMA device, in the test machine (docs/testing-rdma.md).
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use crate::pace::Pace;
 /// All faults of links. They need a device per rank whose link can be cut.
 pub fn on_links() -> Vec<Fault> {
     let of_rank_1 = Phase::ALL.map(|phase| fault(phase, 1, ""));
-    // All meet at rank 0. It takes one phase, as an emulated machine is slow.
+    // All ranks meet at rank 0. It takes one phase, as an emulated machine is slow.
     of_rank_1.into_iter().chain([fault(Phase::CombineReceive, 0, "/rank_0")]).collect()
 }
 
@@ -31,7 +31,7 @@ fn fault(phase: Phase, victim: u32, suffix: &str) -> Fault {
     }
 }
 
-/// The link of rank i's device `rxe<i>` in the test machine, which is cut as long as this lives.
+/// The link of rank i's device `rxe<i>` in the test machine, which is cut while this value lives.
 #[derive(Debug)]
 pub struct CutLink(u32);
 
@@ -39,7 +39,7 @@ impl CutLink {
     /// Cuts it.
     ///
     /// # Errors
-    /// `ip` cannot: there is no such link, or the right is missing.
+    /// `ip` fails: the link does not exist, or the right to change it is missing.
     pub fn of(rank: u32) -> Result<Self> {
         set(rank, "down").map(|()| Self(rank))
     }
@@ -47,7 +47,7 @@ impl CutLink {
 
 impl Drop for CutLink {
     fn drop(&mut self) {
-        // If it stays down, what comes next fails, and says why.
+        // If the link stays down, the next fault fails and reports the link.
         if let Err(error) = set(self.0, "up") {
             tracing::error!("{error:#}");
         }

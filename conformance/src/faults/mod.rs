@@ -1,9 +1,9 @@
-//! L3: ranks that are killed, stopped, gone or misled, at every phase.
+//! L3: ranks that are killed, stopped, closed or misled, at every phase.
 //!
-//! Each fault is played by processes of their own: all ranks follow one script (`script`), and one
-//! of them, the victim, does its worst at its phase. Every other rank must get an error within the
-//! deadline and a second more, which names the victim and what was waited for, and then end; and
-//! nothing may be left behind. The launcher measures and judges (`judge`).
+//! Each fault runs in processes of its own. All ranks follow one script (`script`), and one of them, the
+//! victim, fails at its phase. Every other rank must get an error within the deadline plus a second. The
+//! error must name the victim and the awaited event. Then the rank must end, and nothing may be left
+//! behind. The launcher measures and judges (`judge`).
 
 mod hosts;
 mod judge;
@@ -23,12 +23,12 @@ pub use script::Word;
 
 use crate::pace::Pace;
 
-/// The deadline that faults are played with on one machine.
+/// The deadline of faults on one machine.
 const DEADLINE: Duration = Duration::from_millis(1000);
-/// What an error may take beyond that deadline.
+/// The time beyond that deadline that an error may take.
 const GRACE: Duration = Duration::from_millis(1000);
 
-/// Where in the script the victim does its worst.
+/// The place in the script where the victim fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Before it joins the world.
@@ -37,7 +37,7 @@ pub enum Phase {
     Connect,
     /// Before a dispatch, after a whole exchange.
     Between,
-    /// Before it sends a dispatch; alike for the next ones.
+    /// Before it sends a dispatch.
     DispatchSend,
     /// After it sent a dispatch, before it receives it.
     DispatchReceive,
@@ -72,24 +72,25 @@ impl Phase {
     }
 }
 
-/// What the victim does.
+/// The fault of the victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// It is killed (SIGKILL).
     Killed,
     /// It is stopped (SIGSTOP).
     Stopped,
-    /// It closes its communicator, and says goodbye.
+    /// It closes its communicator and sends its goodbye.
     Leaves,
-    /// It brings something else than the others.
+    /// It passes something else than the others.
     Lies(Lie),
     /// All processes of its host are stopped.
     Frozen,
     /// Its host is cut off from the others.
     Cut,
-    /// The network that carries rows loses all from and to its host; the one where ranks meet lives.
+    /// The network that carries rows loses everything from and to its host; the network where ranks meet
+    /// works.
     DataCut,
-    /// The link of its RDMA device is down; the network where ranks meet lives.
+    /// The link of its RDMA device is down; the network where ranks meet works.
     LinkDown,
 }
 
@@ -98,45 +99,45 @@ pub enum Kind {
 pub struct Fault {
     /// Unique and stable, for example `l3/killed/dispatch_receive`.
     pub name: String,
-    /// One line for people: what must hold.
+    /// One line for reports: the rule that must hold.
     pub about: String,
-    /// How many ranks play.
+    /// The number of ranks.
     pub ranks: u32,
     /// Which of them is the victim.
     pub victim: u32,
-    /// When.
+    /// The phase.
     pub phase: Phase,
-    /// What.
+    /// The fault.
     pub kind: Kind,
-    /// How many hosts the ranks are on, the same number on each; nothing: all on this machine.
+    /// The number of hosts, with the same number of ranks on each; `None`: all ranks are on this machine.
     pub hosts: Option<u32>,
     /// Domains that the config splits the ranks into.
     pub domains: u32,
-    /// On what machine it is played.
+    /// The pace of the machine that it runs on.
     pub pace: Pace,
 }
 
 impl Fault {
-    /// The same on a slower machine.
+    /// The same fault on a slower machine.
     #[must_use]
     pub fn at(self, pace: Pace) -> Self {
         Self { pace, ..self }
     }
 
-    /// The same in a world of at most `ranks` ranks: two are enough for a victim and one that must end, in one
-    /// domain. A fault that this does not fit is left as it is.
+    /// The same fault in a world of at most `ranks` ranks. In one domain two ranks are enough: a victim and
+    /// a rank that must end. A fault that does not fit is unchanged.
     #[must_use]
     pub fn within(self, ranks: u32) -> Self {
         let fits = self.domains == 1 && self.hosts.is_none() && ranks > self.victim.max(1);
         Self { ranks: if fits { self.ranks.min(ranks) } else { self.ranks }, ..self }
     }
 
-    /// The deadline that it is played with.
+    /// Its deadline.
     pub fn deadline(&self) -> Duration {
         self.pace.stretch(if self.hosts.is_some() { hosts::DEADLINE } else { DEADLINE })
     }
 
-    /// What an error may take beyond the deadline.
+    /// The time beyond the deadline that an error may take.
     pub fn grace(&self) -> Duration {
         self.pace.stretch(if self.hosts.is_some() { hosts::GRACE } else { GRACE })
     }
@@ -146,7 +147,7 @@ impl Fault {
         self.victim / self.ranks_per_host()
     }
 
-    /// The ranks that it befalls: the victim, and all of its host where the host is the victim.
+    /// The ranks that fail: the victim, or all ranks of its host where the host fails.
     pub fn victims(&self) -> Range<u32> {
         match self.kind {
             Kind::Frozen | Kind::Cut | Kind::DataCut => {
@@ -161,7 +162,7 @@ impl Fault {
         self.ranks / self.hosts.unwrap_or(1)
     }
 
-    /// The fault of this name, here, among domains, on hosts or on links.
+    /// The fault of this name, on one machine, among domains, on hosts or on links.
     pub fn find(name: &str) -> Option<Self> {
         let domains = name.rsplit_once("/d").and_then(|(_, domains)| domains.parse().ok());
         list(domains.unwrap_or(1))
@@ -178,7 +179,7 @@ const KINDS: [(&str, Kind, &str); 3] = [
     ("leaves", Kind::Leaves, "a rank leaves early"),
 ];
 
-/// All faults on one machine, in a world of so many domains.
+/// All faults on one machine, in a world of `domains` domains.
 pub fn list(domains: u32) -> Vec<Fault> {
     if domains > 1 {
         return among_domains(domains);
@@ -186,7 +187,7 @@ pub fn list(domains: u32) -> Vec<Fault> {
     let mut list = Vec::new();
     for (word, kind, about) in KINDS {
         for phase in Phase::ALL {
-            // Rank 0 is the one that the others meet at.
+            // The others meet at rank 0.
             for (victim, suffix) in [(1, ""), (0, "/rank_0")] {
                 list.push(Fault {
                     name: format!("l3/{word}/{}{suffix}", phase.name()),
@@ -218,7 +219,7 @@ pub fn list(domains: u32) -> Vec<Fault> {
     list
 }
 
-/// What is other where rows are handed on: every phase of an exchange, and ranks out of step. The
+/// The faults that differ where ranks forward rows: every phase of an exchange, and ranks out of step. The
 /// victim is also the forwarder of a rank in another domain.
 fn among_domains(domains: u32) -> Vec<Fault> {
     let exchange = Phase::ALL.into_iter().skip_while(|phase| *phase != Phase::Between);

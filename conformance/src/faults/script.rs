@@ -1,4 +1,4 @@
-//! What every rank of a fault does.
+//! The script that every rank of a fault runs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use crate::exchange;
 use crate::oracle::{Case, Tokens};
 use crate::round::{Live, Round};
 
-/// How long the ranks may take to start, where no rank is missing: a busy machine starts slowly.
+/// The time in which ranks may start, where no rank is missing: a busy machine starts slowly.
 const LATE: Duration = Duration::from_secs(10);
-/// Exchanges go on for this long without an error before that is one.
+/// The time for which exchanges may go on without an error; after it, the absence is an error.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where rank 0 listens on the control network.
+/// The port of rank 0 on the control network.
 const CONTROL_PORT: u16 = 29_700;
 
-/// The victim left; nothing is wrong on it.
+/// The victim left; this is not an error on it.
 #[derive(Debug, thiserror::Error)]
 #[error("the victim leaves")]
 struct Left;
 
-/// What a rank tells the launcher, which takes the time.
+/// A message of a rank to the launcher, which measures the time.
 #[derive(Debug)]
 pub enum Word<'a> {
     /// The fault happens now, on this rank.
@@ -45,8 +45,8 @@ struct Player<'a> {
 }
 
 impl Fault {
-    /// Where the ranks meet: where the launcher says, and that is on the network of the rows; else on
-    /// the other one.
+    /// The address where ranks meet. By default the launcher sets it, on the network of the rows; where a
+    /// fault cuts that network, it is on the control network.
     fn meeting_place(&self) -> String {
         match self.kind {
             Kind::DataCut => format!("tcp://{}:{CONTROL_PORT}", Hosts::address(0, Net::Control)),
@@ -54,21 +54,22 @@ impl Fault {
         }
     }
 
-    /// Plays the script on this rank, and tells how it ended: everybody but a victim that leaves, or
-    /// is no more, must get an error.
+    /// Runs the script on this rank and reports how it ended. Every rank must get an error, except a victim
+    /// that leaves or is lost.
     ///
-    /// An error is told before the communicator is closed, and a victim that leaves tells so once its communicator is
-    /// closed, before its goodbye: closing takes up to a second where a busy device gives its memory
-    /// back. Nobody waits for an error in that time, and who has not said goodbye is still there.
+    /// A rank reports an error before it closes the communicator. A victim that leaves reports so once its
+    /// communicator is closed, and before its goodbye: closing takes up to a second where a busy device
+    /// frees its memory. No rank waits for an error in that time, and a rank that has not sent its goodbye
+    /// is still present.
     ///
     /// # Errors
-    /// This rank cannot tell where it is, or cannot tell anything.
+    /// This rank cannot find its place in the world, or cannot report.
     pub fn play(&self, config: &Path, tell: &dyn Fn(Word<'_>) -> Result<()>) -> Result<()> {
         let meet = self.meeting_place();
         let identity = Identity::resolve(&meet, &|name| std::env::var(name).ok())?;
         let is_victim = identity.place.rank == self.victim;
         let player = Player { fault: self, tell, is_victim };
-        // It says goodbye when it is dropped.
+        // The world sends its goodbye when it is dropped.
         let mut world = None;
         match player.play(config, identity, &mut world) {
             Err(error) if error.is::<Left>() => tell(Word::Faulty),
@@ -79,7 +80,7 @@ impl Fault {
 }
 
 impl Player<'_> {
-    /// Returns what is not yet told.
+    /// Returns an error that is not yet reported.
     fn play(
         &self,
         config: &Path,
@@ -122,7 +123,7 @@ impl Player<'_> {
         )
     }
 
-    /// The lie, on the victim.
+    /// The lie, if this rank is the victim and the fault is one.
     fn lie(&self) -> Option<Lie> {
         match self.fault.kind {
             Kind::Lies(lie) if self.is_victim => Some(lie),
@@ -138,10 +139,10 @@ impl Player<'_> {
         }
         let deadline = self.fault.deadline();
         config.world.deadline = deadline;
-        // What must happen here is an end. That the others go on where losses are masked is another matter.
+        // The fault must end every rank here. Other tests check that ranks go on where losses are masked.
         config.world.on_failure = OnFailure::Stop;
-        // Who has not come cannot be told from who comes late, so lateness is the deadline where
-        // a rank does not come.
+        // An absent rank and a late rank look the same, so lateness is the deadline where a rank does not
+        // come.
         let stays_away = self.fault.phase == Phase::Bootstrap;
         config.world.late = if stays_away { deadline } else { self.fault.pace.stretch(LATE) };
         if let Some(lie) = self.lie() {
@@ -202,17 +203,17 @@ impl Player<'_> {
         round.check_combined(&buffers.into_got()?)
     }
 
-    /// The victim does its worst here, if this is its phase.
+    /// The victim fails here, if this is its phase.
     fn at(&self, phase: Phase) -> Result<()> {
         if !self.is_victim || phase != self.fault.phase {
             return Ok(());
         }
         let signal = match self.fault.kind {
-            // A lie about the config is told when it is read.
+            // A lie about the config is reported when the config is read.
             Kind::Lies(_) if phase == Phase::Bootstrap => return Ok(()),
             Kind::Lies(_) => return (self.tell)(Word::Faulty),
             Kind::Killed => Signal::KILL,
-            // The launcher does the rest, and lets a rank that it has cut off go on.
+            // The launcher does the rest, and resumes a rank that it has cut off.
             Kind::Stopped | Kind::Frozen | Kind::Cut | Kind::DataCut | Kind::LinkDown => {
                 Signal::STOP
             }

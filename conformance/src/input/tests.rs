@@ -5,7 +5,7 @@ use super::*;
 const TOKENS: usize = 3;
 const HIDDEN: usize = 8;
 
-/// A file in the making: name, type, shape, bytes.
+/// The tensors of a file to write: name, type, shape, bytes.
 type Tensors = Vec<(&'static str, Dtype, Vec<usize>, Vec<u8>)>;
 
 fn tensors() -> Tensors {
@@ -153,7 +153,7 @@ fn values_that_are_no_numbers_are_found_by_token() {
         message.contains("k 1: found inf") && message.contains("[tensor: topk_weights, row: 2]"),
         "{message}"
     );
-    // Token 1 has nothing selected at k = 1, so its weight means nothing.
+    // At k = 1 token 1 selects nothing, so its weight is ignored.
     let mut tensors = tensors();
     tensors[2].3[4 * 3..4 * 4].copy_from_slice(&infinite);
     assert!(InputFile::parse(&bytes(&tensors, Some("4"))).is_ok());
@@ -224,7 +224,7 @@ fn a_row_of_a_file_with_ranks_is_named_by_rank_and_token_and_the_file_by_its_pat
     assert!(error.contains("routing.safetensors"), "{error}");
 }
 
-/// Most memory that this process ever had, in bytes.
+/// The most memory that this process has had so far, in bytes.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -237,7 +237,7 @@ fn a_header_is_judged_against_the_size_of_the_file_before_the_file_is_read() {
     let path = folder.path().join("large.safetensors");
     let refusal = |start: &[u8]| {
         std::fs::write(&path, start).unwrap();
-        // Sparse: it takes no room on the disk, but would take it in memory.
+        // The file is sparse: it takes no room on the disk, but would take it in memory.
         std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 30).unwrap();
         let before = peak();
         let error = InputFile::read(&path).unwrap_err().to_string();

@@ -10,8 +10,8 @@ pub const GROUP: usize = 128;
 
 /// One exchange: dispatch, experts, combine. Equal cases have equal inputs and equal outputs.
 ///
-/// The fields are free to set; [`Case::validate`] says whether they go together. Every other
-/// function of the oracle expects a valid case.
+/// The fields are free to set; [`Case::validate`] checks that they are valid together. Every other function
+/// of the oracle expects a valid case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
     /// R: ranks, at least 1.
@@ -27,15 +27,15 @@ pub struct Case {
     pub hidden: usize,
     /// M: the most tokens of a rank, at least 1.
     pub max_tokens: usize,
-    /// How many tokens each rank brings.
+    /// The number of tokens on each rank.
     pub tokens: Tokens,
-    /// What the rows are made of.
+    /// The type of the rows, and their cast.
     pub input: Input,
     /// How received rows are laid out.
     pub layout: Layout,
-    /// Outputs have worst-case sizes: rows behind the expected ones exist and are unspecified.
+    /// Outputs have worst-case sizes: rows after the expected ones exist and are unspecified.
     pub worst_case: bool,
-    /// Tokens bring `topk_weights`; they travel with dispatch and back with combine.
+    /// Tokens have `topk_weights`, which travel with dispatch, and back with combine.
     pub weights: bool,
     /// How expert outputs are summed.
     pub combine: Combine,
@@ -47,7 +47,7 @@ pub struct Case {
     pub seed: u64,
 }
 
-/// How many tokens each rank brings, at most M.
+/// The number of tokens on each rank, at most M.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tokens {
     /// M on every rank.
@@ -60,14 +60,14 @@ pub enum Tokens {
     Exactly(Vec<usize>),
 }
 
-/// What the dispatched rows are made of, and what becomes of them.
+/// The type of the dispatched rows, and their cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
     /// Rows travel as they are.
     Plain(RowType),
     /// Rows are cast to FP8 e4m3, with one scale per 128 channels.
     Cast(RowType, Scales),
-    /// FP8 bytes with this many (at least 1) opaque 4-byte scales per row; both travel untouched.
+    /// FP8 bytes with this many (at least 1) opaque 4-byte scales per row; both travel unchanged.
     Opaque(usize),
 }
 
@@ -105,7 +105,7 @@ pub struct Combine {
     pub row: RowType,
     /// Biases that start the sum: 0, 1 or 2.
     pub biases: usize,
-    /// Expert outputs are multiplied by the token's weights. Not on flat rows, which are merged
+    /// Expert outputs are multiplied by the token's weights. Not on flat rows, which the caller has merged
     /// already.
     pub weighted: bool,
     /// Where sums are rounded, and where weights come from.
@@ -115,26 +115,27 @@ pub struct Combine {
 /// How a combine sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sums {
-    /// Each rank's experts first, rounded. Weights are those of the dispatch.
+    /// The sum over each rank's experts first, rounded. Weights are those of the dispatch.
     #[default]
     ByRank,
     /// Rounded once, at the token. Not on flat rows.
     Once,
-    /// As `ByRank`; the combine brings [weights](super::RankInputs::late_weight), and leaves some experts out.
+    /// As `ByRank`; the combine has its own [weights](super::RankInputs::late_weight), and leaves some
+    /// experts out.
     LateWeights,
-    /// As `Once`; the combine brings weights.
+    /// As `Once`; the combine has its own weights.
     LateWeightsOnce,
-    /// As `ByRank`; returned weights are sums of what every rank brings that got the token. On flat rows.
+    /// As `ByRank`; a returned weight is a sum over all ranks that received the token. On flat rows.
     WeightsOfAllRanks,
 }
 
 impl Sums {
-    /// Whether ranks' sums are rounded.
+    /// Whether the sum over a rank's experts is rounded.
     pub fn rounds_by_rank(self) -> bool {
         !matches!(self, Self::Once | Self::LateWeightsOnce)
     }
 
-    /// Whether the combine brings weights.
+    /// Whether the combine has its own weights.
     pub fn is_late(self) -> bool {
         matches!(self, Self::LateWeights | Self::LateWeightsOnce)
     }
@@ -162,7 +163,7 @@ pub enum Routing {
     Given(u64),
 }
 
-/// Why a case, or inputs given from outside, cannot be used: what was found and expected.
+/// The reason why a case, or inputs given from outside, cannot be used: what was found and expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid(pub String);
 
@@ -223,7 +224,7 @@ impl Case {
         self.hidden.div_ceil(GROUP)
     }
 
-    /// T: the tokens that `rank` brings.
+    /// T: the tokens of `rank`.
     pub fn tokens_of(&self, rank: usize) -> usize {
         match &self.tokens {
             Tokens::Full => self.max_tokens,
@@ -233,7 +234,7 @@ impl Case {
         }
     }
 
-    /// The element type of the rows that a rank brings.
+    /// The element type of the rows that a rank sends.
     pub fn sent_elem(&self) -> Elem {
         match self.input {
             Input::Plain(row) | Input::Cast(row, _) => row.into(),
@@ -259,7 +260,7 @@ impl Case {
         }
     }
 
-    /// Whether the fields are in range and go together.
+    /// Checks that the fields are in range and valid together.
     ///
     /// # Errors
     /// Names the field, what was found and what was expected.

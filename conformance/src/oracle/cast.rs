@@ -1,4 +1,4 @@
-//! What dispatch does to a row on its way, and how experts read it.
+//! The cast of a row by dispatch, and the values that experts read.
 
 use super::case::{Case, GROUP, Input, Scales};
 use super::inputs::RankInputs;
@@ -15,11 +15,11 @@ const SMALLEST_AMAX: f32 = 1e-4;
 pub struct ReceivedRow {
     /// H elements of `case.received_elem()`.
     pub x: Vec<u8>,
-    /// The scales, as `case.scales()` says.
+    /// The scales, in the type and number of `case.scales()`.
     pub scales: Vec<u8>,
 }
 
-/// What every rank that gets `token` receives for it.
+/// The row that every rank with a copy of `token` receives.
 pub fn received_row(case: &Case, inputs: &RankInputs, token: usize) -> ReceivedRow {
     let row_bytes = case.hidden * case.sent_elem().bytes();
     let sent = &inputs.x[token * row_bytes..][..row_bytes];
@@ -40,8 +40,8 @@ pub fn cast(row: &[f32], scales: Scales) -> ReceivedRow {
     let mut inverses = Vec::new();
     for group in row.chunks(GROUP) {
         let (scale, inverse) = group_scale(group, scales);
-        // A product that is NaN has the sign of what came: of NaN, and of infinity times 0, each
-        // machine makes its own.
+        // A NaN product has the sign of the input: for NaN, and for infinity times 0, machines differ in
+        // the sign.
         let scaled = group.iter().map(|v| match v * scale {
             product if product.is_nan() => f32::NAN.copysign(*v),
             product => product,
@@ -60,7 +60,7 @@ pub fn cast(row: &[f32], scales: Scales) -> ReceivedRow {
     ReceivedRow { x, scales }
 }
 
-/// What the values of a group are multiplied by, and the scale that undoes it. All in f32.
+/// The factor for the values of a group, and the scale that undoes it. All in f32.
 fn group_scale(group: &[f32], scales: Scales) -> (f32, f32) {
     // f32::max ignores NaN.
     let amax = group.iter().fold(SMALLEST_AMAX, |amax, value| amax.max(value.abs()));
@@ -82,8 +82,8 @@ fn power_of_two(exponent: i32) -> f32 {
 
 /// The values of a received row: each element times the scale of its group, in f32.
 ///
-/// Opaque scales count as f32 where there is one per group; else they mean nothing and the elements
-/// stand for themselves.
+/// Opaque scales count as f32 if there is one per group; else they are ignored and the elements stand for
+/// themselves.
 pub fn received_values(case: &Case, x: &[u8], scales: &[u8]) -> Vec<f32> {
     let scales = match case.input {
         Input::Plain(row) => return row.decode(x),

@@ -1,4 +1,4 @@
-//! What a rank must get back.
+//! The rows that a rank must get back.
 
 use super::case::{Case, Combine, Invalid, Layout, Sums, require};
 use super::cast::{received_row, received_values};
@@ -9,20 +9,20 @@ use super::number::{Elem, RowType};
 use super::routing::{Destination, Placement, Token, destinations};
 use super::sum::{Term, sum};
 
-/// What one rank gets back.
+/// The results of a combine on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Combined {
     /// `[T, H]` elements of `case.combine.row`.
     pub x: Array,
-    /// f32 `[T, K]`, where weights were given back: for each selection the weight that came back
-    /// for its copy, 0 where nothing is selected.
+    /// f32 `[T, K]`, where experts return weights: for each selection the weight that came back for its
+    /// copy, 0 where nothing is selected.
     pub weights: Option<Array>,
 }
 
-/// What `rank` must get back for these expert outputs of all ranks.
+/// The results that `rank` must get for these expert outputs of all ranks.
 ///
 /// # Errors
-/// Names the rank whose output is too short, or which alone gives weights back or does not.
+/// Names the rank whose output is too short, or the only rank that returns weights or does not.
 pub fn expected_combine(
     case: &Case,
     inputs: &Inputs,
@@ -43,7 +43,8 @@ pub fn expected_combine(
     Ok(Combined { x, weights })
 }
 
-/// What `rank` must get back if dispatch is right and all experts do what [`super::experts`] says.
+/// The results that `rank` must get if dispatch is right and all experts obey the rule of
+/// [`super::experts`].
 /// Needs the inputs of `rank` alone.
 pub fn expected_round_trip(case: &Case, mine: &RankInputs, rank: usize) -> Combined {
     let expert = |token, k: usize| mine.selections(case, token)[k] as usize;
@@ -105,8 +106,8 @@ fn combined_rows(
     rows
 }
 
-/// One row per domain: the partials of its ranks, summed in their order and rounded. Domains come in
-/// the order of their highest selecting k.
+/// One row per domain: the partials of its ranks, summed in their order and rounded. Domains come in the
+/// order of their highest selecting k.
 fn domain_rows(
     case: &Case,
     destinations: &[Destination],
@@ -130,7 +131,7 @@ fn domain_rows(
 }
 
 /// The partial of a rank in a layout with one row per expert: the rows of the selections `ks`, in
-/// that order, weighted on request. `row(k)` is what the expert of selection `k` gave back.
+/// that order, weighted on request. `row(k)` is the output of the expert of selection `k`.
 fn sum_of_copies(
     case: &Case,
     mine: &RankInputs,
@@ -150,12 +151,12 @@ fn sum_of_copies(
     sum(&terms, case.hidden, partial_type(case))
 }
 
-/// What the sums of ranks and of domains are rounded to.
+/// The type to which the sums of ranks and of domains are rounded.
 fn partial_type(case: &Case) -> RowType {
     if case.combine.sums.rounds_by_rank() { case.combine.row } else { RowType::F32 }
 }
 
-/// The combined weights; `weight(token, k, rank)` is what a rank gives back for a selection.
+/// The combined weights; `weight(token, k, rank)` is the weight that a rank returns for a selection.
 fn combined_weights(
     case: &Case,
     mine: &RankInputs,
@@ -180,7 +181,7 @@ fn combined_weights(
     weights
 }
 
-/// What the ranks give back for one selection, summed as rows are.
+/// The weights that the ranks return for one selection, summed as rows are.
 fn sum_of_weights(
     case: &Case,
     destinations: &[Destination],
@@ -194,7 +195,7 @@ fn sum_of_weights(
     sum(&terms, 1, RowType::F32)[0]
 }
 
-/// The expert outputs of all ranks, and where to find what in them.
+/// The expert outputs of all ranks, and the places of rows and weights in them.
 struct Returned<'a> {
     case: &'a Case,
     inputs: &'a Inputs,

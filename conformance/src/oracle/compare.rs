@@ -1,4 +1,4 @@
-//! Expected arrays, and the comparison with what was found.
+//! Expected arrays, and their comparison with found ones.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,15 +18,15 @@ pub struct Array {
     pub width: usize,
     /// All rows, specified or not. A shape `[El, R*M, H]` has El*R*M rows of width H.
     pub rows: usize,
-    /// The array may be longer than `rows`; what lies behind is unspecified.
+    /// The array may be longer than `rows`; rows after them are unspecified.
     pub open_ended: bool,
-    /// Any NaN equals any NaN: rules say which sums are NaN, never with which bits.
+    /// Any NaN equals any NaN: the rules define which sums are NaN, never their bits.
     pub any_nan: bool,
     specified: Vec<(usize, Origin)>,
     data: Vec<u8>,
 }
 
-/// Where the content of a row comes from. Shown in messages.
+/// The origin of a row's content. Shown in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A token.
@@ -45,7 +45,7 @@ pub enum Origin {
         /// The global number of the expert.
         expert: usize,
     },
-    /// Padding behind the rows of an expert (its global number).
+    /// Padding after the rows of an expert (its global number).
     Padding(usize),
     /// An entry of a table such as the expert counts.
     Entry,
@@ -78,7 +78,7 @@ pub enum Mismatch {
         array: &'static str,
         /// Its bytes.
         found: usize,
-        /// The bytes it should have, or have at least.
+        /// The bytes that it should have, or the least number of bytes.
         expected: usize,
         /// Whether it may have more.
         open_ended: bool,
@@ -96,7 +96,7 @@ pub struct Difference {
     pub row: usize,
     /// The first element of that row that differs.
     pub column: usize,
-    /// Whose row that is.
+    /// The origin of that row.
     pub origin: Origin,
     /// The element found: value and bits.
     pub found: String,

@@ -1,4 +1,4 @@
-//! What a rank must receive.
+//! The arrays that a rank must receive.
 
 use super::case::{Case, Layout};
 use super::cast::{ReceivedRow, received_row};
@@ -7,7 +7,7 @@ use super::inputs::Inputs;
 use super::number::Elem;
 use super::routing::{Copy, Placement, Token};
 
-/// Everything that one rank receives. Arrays that its layout does not have are `None`.
+/// The arrays that one rank receives. Arrays that its layout does not have are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
     /// N: tokens received, each counted once.
@@ -28,9 +28,9 @@ pub struct Received {
     pub counts: Array,
     /// Flat and expert-major: i32 `[R]`, tokens from each source rank.
     pub rank_rows: Option<Array>,
-    /// The same from each source rank and from all before it.
+    /// Flat and expert-major: i32 `[R]`, tokens from each source rank and from all before it.
     pub rank_ends: Option<Array>,
-    /// Expert-major: i32 `[El]`, behind the last row of each local expert.
+    /// Expert-major: i32 `[El]`, the row after the last row of each local expert.
     pub expert_ends: Option<Array>,
     /// Packed: i64 `[El, R]`, `count | begin << 32` of the rows of each source rank.
     pub ranges: Option<Array>,
@@ -45,8 +45,8 @@ impl Received {
         [x, source, counts].into_iter().chain(optional.into_iter().flatten())
     }
 
-    /// Expects the rows of lost sources as they are where they had places and did not come: zeros,
-    /// whose source, ids and slots are -1. Counts stay.
+    /// Expects the rows of lost sources as they are if they had places and did not arrive: zeros, whose
+    /// source, ids and slots are -1. Counts do not change.
     pub fn clear_rows_of(&mut self, lost: &[usize]) {
         let Self { x, scales, ids, weights, source, slots, .. } = self;
         let zeros = [Some(x), scales.as_mut(), weights.as_mut()];
@@ -70,7 +70,7 @@ impl Received {
     }
 }
 
-/// What `rank` must receive.
+/// The arrays that `rank` must receive.
 pub fn expected_dispatch(case: &Case, inputs: &Inputs, rank: usize) -> Received {
     let placement = Placement::new(case, inputs, rank);
     let receiver = Receiver { case, inputs, rank, placement: &placement };
@@ -182,7 +182,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// What all layouts have.
+    /// The arrays that all layouts have.
     fn received(&self, rows: RowArrays, source: Array) -> Received {
         let counts: Vec<i32> =
             self.placement.experts.iter().map(|copies| copies.len() as i32).collect();
@@ -212,7 +212,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// Packed outputs have their worst-case sizes always, so nothing lies behind them.
+    /// Packed outputs always have their worst-case sizes, so no unspecified rows follow.
     fn array(&self, name: &'static str, elem: Elem, width: usize, rows: usize) -> Array {
         let mut array = Array::new(name, elem, width, rows);
         array.open_ended = self.case.worst_case && self.case.layout != Layout::Packed;

@@ -1,16 +1,16 @@
-//! What the experts of a test do.
+//! The computation of a test's experts.
 //!
-//! The rule: expert `e` multiplies every value by [`factor`]`(e)` in f32 and rounds to
-//! `case.combine.row`; a weight it gives back is multiplied by the same factor in f32. A row or a
-//! weight that reached the wrong expert shows. [`run`] applies the rule to what a product's
-//! dispatch really delivered; [`super::expected_round_trip`] applies it to what should have been.
+//! The rule: expert `e` multiplies every value by [`factor`]`(e)` in f32 and rounds to `case.combine.row`;
+//! it multiplies a weight that it returns by the same factor in f32. So a row or a weight that reached the
+//! wrong expert shows. [`run`] applies the rule to the arrays that a product's dispatch delivered;
+//! [`super::expected_round_trip`] applies it to the expected arrays.
 
 use super::case::{Case, Invalid, Layout, Sums, require};
 use super::cast::received_values;
 use super::number::{RowType, f32s, i32s};
 use super::sum::{Term, sum};
 
-/// What the experts of one rank give back, in the layout of what they received.
+/// The outputs of one rank's experts, in the layout of the rows that they received.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertOutput {
     /// As many rows as `x` had, of H elements of `case.combine.row`.
@@ -19,7 +19,7 @@ pub struct ExpertOutput {
     pub weights: Option<Vec<f32>>,
 }
 
-/// What a rank received, as bytes. The fields are those of [`super::Received`]; arrays may be
+/// The arrays that a rank received, as bytes. The fields are those of [`super::Received`]; arrays may be
 /// longer than needed (worst-case sizes).
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived<'a> {
@@ -37,10 +37,10 @@ pub struct Arrived<'a> {
     pub counts: &'a [u8],
 }
 
-/// What expert `expert` (its global number) multiplies by: from 1 to below 2, exact in f32, and
-/// different for any two of 2048 experts.
+/// The factor of expert `expert` (its global number): from 1 to below 2, exact in f32, and different for
+/// any two of 2048 experts.
 pub fn factor(expert: usize) -> f32 {
-    // The odd multiplier spreads neighbours far apart, so that bf16 rows tell them apart too.
+    // The odd multiplier spreads neighbours far apart, so that bf16 rows distinguish them too.
     1.0 + ((expert * 1237) % 2048) as f32 / 2048.0
 }
 
@@ -49,19 +49,19 @@ pub fn expert_row(expert: usize, row: &[f32], out: RowType) -> Vec<f32> {
     row.iter().map(|value| out.round(value * factor(expert))).collect()
 }
 
-/// The weight that an expert gives back for a row that came with `weight`.
+/// The weight that an expert returns for a row that came with `weight`.
 pub fn returned_weight(expert: usize, weight: f32) -> f32 {
     weight * factor(expert)
 }
 
-/// The weight that a rank gives back for a selection that lives elsewhere, where weights are summed over ranks. Sums
-/// of few of them are exact.
+/// The weight that a rank returns for a selection of another rank's expert, where weights are summed over
+/// ranks. Sums of few of these weights are exact.
 pub fn weight_elsewhere(rank: usize, k: usize) -> f32 {
     (1 + rank % 8) as f32 / 4.0 + (k % 4) as f32
 }
 
-/// The row that the caller of a flat exchange gives back: the outputs of the row's experts on this
-/// rank, in k order, times their weights where there are weights, summed as combine sums.
+/// The row that the caller of a flat exchange returns: the outputs of the row's experts on this rank, in k
+/// order, times their weights where there are weights, summed as combine sums.
 pub fn merged_row(experts: &[(usize, Option<f32>)], row: &[f32], out: RowType) -> Vec<f32> {
     let terms: Vec<Term> = experts
         .iter()
@@ -70,10 +70,10 @@ pub fn merged_row(experts: &[(usize, Option<f32>)], row: &[f32], out: RowType) -
     sum(&terms, row.len(), out)
 }
 
-/// Runs the experts of `rank` on what arrived.
+/// Runs the experts of `rank` on the arrays that arrived.
 ///
-/// Everything that combine must not read is NaN in the output: rows that hold no token, and weights
-/// of selections that live elsewhere, unless weights are summed over ranks ([`weight_elsewhere`]).
+/// Values that combine must not read are NaN in the output: rows that hold no token, and weights of
+/// selections of other ranks' experts, unless weights are summed over ranks ([`weight_elsewhere`]).
 ///
 /// # Errors
 /// Names the array that is missing or too short, or the id or count that is out of range.
@@ -110,7 +110,7 @@ pub fn run(case: &Case, rank: usize, arrived: &Arrived<'_>) -> Result<ExpertOutp
 /// One row of x to work on.
 struct Job {
     row: usize,
-    /// Global expert, and the place of its weight in the weights array.
+    /// The global expert, and the place of its weight in the weights array.
     experts: Vec<(usize, usize)>,
 }
 

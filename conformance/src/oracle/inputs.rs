@@ -1,4 +1,4 @@
-//! What every rank brings: generated from a case, or given from outside.
+//! The inputs of every rank: generated from a case, or given from outside.
 
 use super::case::{Case, GROUP, Input, Invalid, Routing, require};
 use super::number::{Elem, RowType};
@@ -20,7 +20,7 @@ pub struct RankInputs {
     pub scales: Option<Vec<u8>>,
     /// `[T, K]`; a negative entry selects nothing.
     pub topk_idx: Vec<i64>,
-    /// `[T, K]`; entries where `topk_idx` is negative mean nothing.
+    /// `[T, K]`; entries where `topk_idx` is negative are ignored.
     pub topk_weights: Option<Vec<f32>>,
     /// `case.combine.biases` arrays of `[T, H]` elements of `case.combine.row`.
     pub biases: Vec<Vec<u8>>,
@@ -32,8 +32,7 @@ impl Inputs {
         Self { ranks: (0..case.ranks).map(|rank| Self::for_rank(case, rank)).collect() }
     }
 
-    /// What they come to without the `lost` ranks: those bring nothing, and nobody selects their
-    /// experts.
+    /// The inputs without the `lost` ranks: those ranks have no tokens, and no token selects their experts.
     pub fn without(&self, case: &Case, lost: &[usize]) -> Self {
         let mut left = self.clone();
         for (rank, inputs) in left.ranks.iter_mut().enumerate() {
@@ -57,8 +56,8 @@ impl Inputs {
     /// come from [`RankInputs::with_routing`].
     ///
     /// # Errors
-    /// Names the rank and what does not fit the case: a size, an expert that does not exist, or an
-    /// expert selected twice by one token.
+    /// Names the rank and the mistake: a size, an expert that does not exist, or an expert that one token
+    /// selects twice.
     pub fn given(case: &Case, ranks: Vec<RankInputs>) -> Result<Self, Invalid> {
         case.validate()?;
         require(ranks.len() == case.ranks, || {
@@ -117,8 +116,8 @@ impl RankInputs {
         self.topk_weights.as_ref().map(|weights| weights[token * case.topk + k])
     }
 
-    /// The weight that a combine brings for selection `k` of `token`; `None` where it leaves the expert out. Others
-    /// than the dispatch's: they are in the opposite order.
+    /// The weight that a combine has for selection `k` of `token`; `None` where it leaves the expert out.
+    /// The weights differ from the dispatch's: they are in the opposite order.
     pub fn late_weight(&self, case: &Case, token: usize, k: usize) -> Option<f32> {
         let is_left_out = (token + k).is_multiple_of(3);
         let weight = self.weight(case, token, case.topk - 1 - k);
@@ -212,7 +211,7 @@ fn generate_row(case: &Case, rank: usize, busiest: usize, rng: &mut Rng) -> Vec<
     row
 }
 
-/// `rows` rows of values that betray a wrong row, a wrong scale or a wrong order of a sum.
+/// `rows` rows of values in which a wrong row, a wrong scale or a wrong order of a sum shows.
 ///
 /// Signs are random and mantissas full. Magnitudes spread over 2^8 within a group of 128 channels
 /// and groups over 2^16; the smallest groups lie below the 1e-4 at which a cast stops. One element
@@ -244,7 +243,7 @@ fn value(rng: &mut Rng, exponent: i32) -> f32 {
     f32::from_bits(sign | biased << 23 | mantissa)
 }
 
-/// Replaces about one element in 100, so that there are groups with several of them and groups with none.
+/// Replaces about one element in 100, so that some groups have several odd values and others have none.
 fn put_odd_values(rng: &mut Rng, x: &mut [u8], row_type: RowType) {
     const ODD: [f32; 7] =
         [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-40, f32::MAX, -0.0];

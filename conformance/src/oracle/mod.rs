@@ -1,13 +1,13 @@
 //! The oracle: the MoE exchange stated once more, as plainly as possible.
 //!
-//! Everybody's inputs go in, everybody's expected outputs come out, bit for bit. There is a global
-//! view of all ranks, no communication, no device and **no code of the product**; clarity goes
-//! before speed. It is the judge of every kernel set.
+//! It takes the inputs of all ranks and returns the expected outputs of all ranks, bit for bit. It has a
+//! global view of all ranks, no communication, no device and **no code of the product**; clarity goes
+//! before speed. It is the reference for every kernel set.
 //!
 //! | module | question it answers |
 //! |---|---|
 //! | [`case`] | which exchange is it? |
-//! | [`inputs`] | what does every rank bring? |
+//! | [`inputs`] | what are the inputs of every rank? |
 //! | [`routing`] | which rank gets which token, at which row? |
 //! | [`cast`] | what do FP8 bytes and scales look like? |
 //! | [`dispatch`] | what must a rank receive? |

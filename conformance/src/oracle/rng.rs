@@ -1,9 +1,9 @@
 //! The generator behind every generated input: xoshiro256++, seeded by splitmix64.
 //!
-//! Both are public-domain algorithms by Blackman and Vigna. They are written out here, so that
-//! every process, on every machine and with every version of any library, makes the same inputs.
+//! Both are public-domain algorithms by Blackman and Vigna. They are written out here, so that every
+//! process, on every machine and with every version of any library, makes the same inputs.
 
-/// What a stream of random numbers is for. Streams of different purpose are independent.
+/// The purpose of a stream of random numbers. Streams of different purposes are independent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Stream {
@@ -21,7 +21,7 @@ pub enum Stream {
     Bias0 = 6,
     /// The second bias of one rank.
     Bias1 = 7,
-    /// What all ranks must agree on, such as the busiest expert.
+    /// Values in which all ranks must agree, such as the busiest expert.
     Shared = 8,
 }
 

@@ -54,7 +54,7 @@ pub struct Copy {
     pub flat_row: usize,
 }
 
-/// Where everything lies on one receiving rank.
+/// The place of every row on one receiving rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The N tokens received, by source rank, then token: the rows of the flat layout.
@@ -73,7 +73,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// What `rank` receives, and where.
+    /// The tokens that `rank` receives, and their rows.
     pub fn new(case: &Case, inputs: &Inputs, rank: usize) -> Self {
         let mut tokens = Vec::new();
         let mut experts = vec![Vec::new(); case.local_experts()];

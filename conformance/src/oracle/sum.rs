@@ -1,11 +1,11 @@
-//! The one way in which rows are summed.
+//! The only way in which rows are summed.
 
 use super::number::RowType;
 
 /// A row in a sum.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Term {
-    /// What the row is multiplied by; `None` adds it as it is.
+    /// The factor of the row; `None` adds it as it is.
     pub weight: Option<f32>,
     /// The values.
     pub row: Vec<f32>,
@@ -13,7 +13,7 @@ pub struct Term {
 
 /// The first term plus the others in order, all in f32, rounded once to `out`.
 ///
-/// A weighted term comes in with a fused multiply-add (one rounding), except the first, which is a
+/// A weighted term is added with a fused multiply-add (one rounding), except the first, which is a
 /// product. The sum of no terms is +0.0 (`width` times).
 pub fn sum(terms: &[Term], width: usize, out: RowType) -> Vec<f32> {
     let Some((first, others)) = terms.split_first() else { return vec![0.0; width] };

@@ -23,18 +23,19 @@ pub struct Environment {
     /// The components that the config uses.
     components: Vec<ComponentInfo>,
     capabilities: Declared,
-    /// What deadlines and limits were multiplied by.
+    /// The factor of deadlines and limits.
     slow: Pace,
-    /// What of the config a run leaves aside, and why.
+    /// Settings of the config that the run does not use, and why.
     notes: Vec<&'static str>,
 }
 
-/// Of a config that masks losses.
+/// The note for a config that masks losses.
 const PLAYED_WITHOUT_MASKING: &str = "L3 is played with on_failure = \"stop\": its cases are about an end that comes in \
      time. That the others go on is not a case of this suite; l0/*_holds_up_nobody are what a transport owes for it";
 
 impl Environment {
-    /// Of this machine, now. `components` are all there are; those that `config` uses are kept.
+    /// The environment of this machine, now. `components` are all that exist; the report names those that
+    /// `config` uses.
     pub fn new(
         config: &Config,
         components: &[ComponentInfo],
@@ -66,17 +67,17 @@ impl Environment {
         }
     }
 
-    /// How fast the machine was taken to be.
+    /// The assumed pace of the machine.
     pub fn pace(&self) -> Pace {
         self.slow
     }
 
-    /// What the transport declares.
+    /// The declarations of the transport.
     pub(crate) fn capabilities(&self) -> &Declared {
         &self.capabilities
     }
 
-    /// Two lines for people, and the notes.
+    /// Two lines for the text report, and the notes.
     pub fn summary(&self) -> String {
         let components: Vec<String> = self
             .components

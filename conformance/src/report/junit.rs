@@ -54,7 +54,7 @@ fn write_case(out: &mut String, level: &str, line: &Line) {
     let _ = writeln!(out, ">{inside}</testcase>");
 }
 
-/// Text for XML: what has a meaning there is escaped, what may not stand there is replaced.
+/// Text for XML: characters with a meaning are escaped, forbidden ones are replaced.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! What a run of the suite found: for people, for programs, for CI.
+//! The results of a run of the suite, for readers, for programs and for CI.
 
 mod environment;
 mod junit;
@@ -16,7 +16,7 @@ use crate::suite::{self, Level};
 
 pub use environment::Environment;
 
-/// Version of the JSON form. It changes when a field changes its meaning or goes away.
+/// Version of the JSON form. It changes when a field changes its meaning or is removed.
 pub const SCHEMA: u32 = 1;
 
 /// How a test ended, as compared with what was expected.
@@ -27,21 +27,21 @@ pub enum Status {
     Pass,
     /// It does not apply.
     NotSupported {
-        /// What is missing.
+        /// The missing capability.
         why: String,
     },
     /// Something did not hold.
     Fail {
-        /// What, per rank.
+        /// The failure, per rank.
         message: String,
     },
     /// It failed, as expected.
     ExpectedFail {
-        /// What failed.
+        /// The failure.
         message: String,
-        /// Why that was expected.
+        /// The reason why it was expected.
         reason: String,
-        /// Where it is followed up.
+        /// A link to the follow-up.
         link: String,
     },
     /// It passed although a failure was expected: the expectation must go.
@@ -57,7 +57,7 @@ impl Status {
         matches!(self, Self::Fail { .. } | Self::UnexpectedPass { .. })
     }
 
-    /// The word for people.
+    /// The word in the text report.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Pass => "pass",
@@ -76,16 +76,16 @@ pub struct Line {
     pub name: String,
     /// Its level.
     pub level: Level,
-    /// On how many ranks it ran.
+    /// The number of ranks that it ran on.
     pub ranks: u32,
-    /// What must hold.
+    /// The rule that must hold.
     pub about: String,
-    /// What breaks if it fails: numbers of `docs/invariants.md`.
+    /// The invariants that a failure breaks: numbers of `docs/invariants.md`.
     pub invariants: &'static str,
     /// How it ended.
     #[serde(flatten)]
     pub status: Status,
-    /// How long it took.
+    /// The time that it took.
     pub seconds: f64,
 }
 
@@ -93,17 +93,17 @@ pub struct Line {
 #[derive(Clone, Debug, Serialize)]
 pub struct SuiteReport {
     schema_version: u32,
-    /// Where it ran, and what was tested.
+    /// The place of the run, and the component under test.
     pub environment: Environment,
-    /// Whether all is as expected.
+    /// Whether every result is as expected.
     pub ok: bool,
     /// Tests per word of [`Status`], for each level.
     pub levels: BTreeMap<String, BTreeMap<&'static str, usize>>,
-    /// Levels of which tests were chosen and none ran: nothing is known of them.
+    /// Levels of which tests were chosen and none ran: the run proves nothing about them.
     pub nothing_ran: Vec<String>,
-    /// Of each claim of the transport, what tested it.
+    /// For each claim of the transport, the cases that tested it.
     pub claims: Vec<ClaimResult>,
-    /// How long the run took, by the clock.
+    /// The wall time of the run.
     pub seconds: f64,
     /// Sizes of the worlds that tests ran on.
     pub world_sizes: Vec<u32>,
@@ -111,22 +111,22 @@ pub struct SuiteReport {
     pub tests: Vec<Line>,
 }
 
-/// What a test is, before it ran.
+/// A test before it ran.
 #[derive(Clone, Debug)]
 pub struct Chosen {
     /// Its name.
     pub name: String,
     /// Its level.
     pub level: Level,
-    /// How many ranks it needs.
+    /// The number of ranks that it needs.
     pub ranks: u32,
-    /// What must hold.
+    /// The rule that must hold.
     pub about: String,
 }
 
 impl SuiteReport {
-    /// Joins what was chosen with what ended. A chosen test without a result has failed: silence is
-    /// no result.
+    /// Joins the chosen tests with their results. A chosen test without a result has failed: a missing
+    /// result is not a pass.
     pub fn new(
         environment: Environment,
         chosen: Vec<Chosen>,
@@ -178,7 +178,7 @@ impl SuiteReport {
         }
     }
 
-    /// How many of the chosen tests were not run.
+    /// The number of chosen tests that did not run.
     pub fn not_run(&self) -> usize {
         let not_run = |line: &&Line| matches!(line.status, Status::NotSupported { .. });
         self.tests.iter().filter(not_run).count()
@@ -189,7 +189,7 @@ impl SuiteReport {
         junit::write(self)
     }
 
-    /// A table for people: every test that is not a plain pass, then counts per level.
+    /// The text table: every test that is not a plain pass, then counts per level.
     pub fn table(&self) -> String {
         table::write(self)
     }

@@ -46,7 +46,7 @@ pub(super) fn write(report: &SuiteReport) -> String {
             let _ = writeln!(out, "  {}", claim.line());
         });
     }
-    // Whoever reads that faults ended in time must know in which.
+    // A reader who sees that faults ended in time must know the pace.
     let slow = match report.environment.pace().slow() {
         1 => String::new(),
         slow => format!(", with {slow} times the usual deadlines and limits"),

@@ -1,4 +1,5 @@
-//! How busy the machine is while ranks run: what others take from them is not their fault.
+//! Measures how busy the machine is while ranks run: the ranks are not at fault for the load of other
+//! processes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -7,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A nap, and the work of the processor behind it: 5 of 100.
+/// A nap, and the CPU work after it: 5 % of the time.
 const NAP: Duration = Duration::from_millis(19);
 const WORK: Duration = Duration::from_millis(1);
 
-/// A thread that naps and works a little, and sees how long that takes.
+/// A thread that naps and works a little, and measures how long both take.
 #[derive(Debug)]
 pub(super) struct LoadWatch {
     seen: Arc<LoadSeen>,
@@ -21,10 +22,10 @@ pub(super) struct LoadWatch {
 #[derive(Debug, Default)]
 struct LoadSeen {
     over: AtomicBool,
-    /// Microseconds of work of the processor, and how long they took.
+    /// Microseconds of CPU work, and the wall time that they took.
     worked: AtomicU64,
     took: AtomicU64,
-    /// The latest end of a nap and its work, beyond what they need.
+    /// The longest delay of a nap and its work beyond the time that they need.
     latest: RwLock<Duration>,
 }
 
@@ -35,8 +36,8 @@ impl LoadWatch {
         Self { seen, thread: Some(std::thread::spawn(move || watched.watch())) }
     }
 
-    /// What a limit is in the company that was seen so far: as many times as long as work took here, and what the
-    /// latest thread was late.
+    /// A limit for the load measured so far: multiplied by the factor by which work took longer here, plus
+    /// four times the longest delay of the thread.
     pub(super) fn stretch(&self, limit: Duration) -> Duration {
         let worked = self.seen.worked.load(Ordering::Relaxed);
         let took = self.seen.took.load(Ordering::Relaxed).max(worked);
@@ -49,7 +50,7 @@ impl LoadWatch {
 impl Drop for LoadWatch {
     fn drop(&mut self) {
         self.seen.over.store(true, Ordering::Release);
-        // A panic of it says nothing about the ranks.
+        // A panic of the thread proves nothing about the ranks.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -72,7 +73,7 @@ impl LoadSeen {
     }
 }
 
-/// What this thread has had of the processor.
+/// The CPU time of this thread.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)

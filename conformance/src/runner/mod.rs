@@ -30,22 +30,21 @@ use crate::transport;
 pub use watch::{Finished, RunEvent, Verdict, run_fault, run_faults, run_in_processes};
 pub use work::rank_main;
 
-/// The longest deadline that tests run with, so that a wait that never ends shows soon.
+/// The longest deadline of a test, so that a wait that never ends shows soon.
 const MOST_DEADLINE: Duration = Duration::from_secs(10);
-/// The longest lateness that tests run with.
+/// The longest lateness of a test.
 const MOST_LATE: Duration = Duration::from_secs(20);
 
-/// The program that ranks run: it must pass the last argument to [`rank_main`].
+/// The program that ranks run: it must pass its last argument to [`rank_main`].
 #[derive(Clone, Debug)]
 pub struct Program {
     /// An executable file.
     pub path: PathBuf,
-    /// What stands before the order file, for example `conformance --rank`.
+    /// The arguments before the order file, for example `conformance --rank`.
     pub arguments: Vec<OsString>,
-    /// How long one test may take before it counts as hanging, at the usual pace. Longer than every
-    /// wait of a test.
+    /// The time after which a test counts as hanging, at the usual pace. Longer than every wait of a test.
     pub limit: Duration,
-    /// How fast this machine is.
+    /// The pace of this machine.
     pub pace: Pace,
 }
 
@@ -56,7 +55,7 @@ impl Program {
     }
 }
 
-/// The config under test, and what its transport declares.
+/// The config under test, and the declarations of its transport.
 #[derive(Clone, Debug)]
 pub struct Settings {
     config: Config,
@@ -64,8 +63,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Probes the transport of `config`. Its deadlines are cut to 10 s and 20 s: waits of a test
-    /// are short.
+    /// Probes the transport of `config`. Its deadline and its lateness are cut to 10 s and 20 s: waits of a
+    /// test are short.
     ///
     /// # Errors
     /// A plugin that fails the handshake, an unknown component, or no transport that probes.
@@ -80,7 +79,7 @@ impl Settings {
     pub fn at(pace: Pace, mut config: Config) -> Result<Self> {
         config.world.deadline = config.world.deadline.min(pace.stretch(MOST_DEADLINE));
         config.world.late = config.world.late.min(pace.stretch(MOST_LATE));
-        // Ranks are started here, by threads or by the launcher: both say where rank 0 is.
+        // The runner starts the ranks, as threads or by the launcher; both set where rank 0 is.
         config.world.bootstrap = "env".to_owned();
         let registry = Registry::for_config(&config)?;
         registry.choose_kernels(&config.kernels)?.probe(&config.kernels.table)?;
@@ -89,12 +88,12 @@ impl Settings {
         Ok(Self { config, capabilities })
     }
 
-    /// The config, with the deadlines that tests run with.
+    /// The config, with the deadlines of tests.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What the transport under test declares.
+    /// The declarations of the transport under test.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -104,7 +103,8 @@ impl Settings {
         self.config.domains.unwrap_or(1)
     }
 
-    /// The most ranks that the transport takes: those of its team, in each domain where it is inside of domains.
+    /// The most ranks that the transport takes: those of its team; in each domain, where it works inside
+    /// domains.
     pub fn most_ranks(&self) -> u32 {
         let teams = if self.config.scale_up.is_some() { self.domains() } else { 1 };
         self.capabilities.max_peers.saturating_mul(teams)
@@ -113,7 +113,7 @@ impl Settings {
     /// Runs one test on a world of threads.
     ///
     /// # Errors
-    /// What failed on which rank.
+    /// The failure, with its rank.
     pub fn run_in_threads(&self, test: &Test) -> Result<Outcome> {
         if test.loses_rank {
             return Ok(Outcome::NotSupported("ranks that are threads cannot be lost".to_owned()));
@@ -138,7 +138,7 @@ impl Settings {
             .unwrap_or_else(|panic| Err(anyhow!("panicked: {}", panic_text(&*panic))))
             .with_context(|| test.name.clone());
         if let Err(error) = &result {
-            // The others must not wait for a rank that has given up.
+            // The others must not wait for a rank that has failed.
             world.report_failure(&format!("{error:#}"));
         }
         result

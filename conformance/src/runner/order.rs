@@ -1,4 +1,4 @@
-//! What the launcher tells the ranks, and what they answer.
+//! The launcher's order to the ranks, and their answers.
 
 use std::path::{Path, PathBuf};
 
@@ -12,12 +12,12 @@ use crate::suite::Outcome;
 /// The largest order, in bytes: the names of all tests need less than 1 MiB.
 const MAX_ORDER: u64 = 16 << 20;
 
-/// What the ranks of one job do.
+/// The work of the ranks of one job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct JobSpec {
     /// The config file.
     pub(super) config: PathBuf,
-    /// How fast the machine is.
+    /// The pace of the machine.
     pub(super) pace: Pace,
     /// The work.
     pub(super) work: Work,
@@ -45,7 +45,7 @@ impl JobSpec {
     }
 }
 
-/// One line of a rank. Lines that are not answers (of a library that prints) are passed over.
+/// One line of a rank. Lines that are not answers (of a library that prints) are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "tokenyard", rename_all = "snake_case")]
 pub(super) enum Answer {
@@ -57,7 +57,7 @@ pub(super) enum Answer {
     Ended { error: String, rank: Option<u32> },
     /// A call of this slot of the transport under test does not return.
     Stuck { slot: String },
-    /// Where the ranks meet: it must be gone in the end.
+    /// The folder where the ranks meet: it must be gone in the end.
     Meeting { path: PathBuf },
 }
 

@@ -16,17 +16,17 @@ use crate::faults::{self, CutLink, Fault, Kind};
 use crate::pace::Pace;
 use crate::suite::Test;
 
-/// What ranks get to end by themselves once a test has failed somewhere.
+/// The time that ranks have to end by themselves after a test has failed on one of them.
 const END_LIMIT: Duration = Duration::from_secs(25);
 /// The longest that a fault is watched.
 const FAULT_LIMIT: Duration = Duration::from_secs(30);
-/// Faults that are played beside each other, on a machine of the usual pace.
+/// Faults that run at the same time, on a machine of the usual pace.
 const FAULTS_AT_ONCE: usize = 4;
-/// The same on a slow machine: they mostly wait.
+/// The same on a slow machine.
 const SLOW_FAULTS_AT_ONCE: usize = 2;
-/// What a process gets to end after its last word, and the system to clean up after it.
+/// The time that a process has to end after its last answer, and the system to clean up after it.
 const CLEAN_UP: Duration = Duration::from_secs(3);
-/// The end of a rank's standard error that a report keeps.
+/// The lines of a rank's standard error that a report includes, from its end.
 const TAIL_LINES: usize = 12;
 
 /// How a test ended.
@@ -34,9 +34,9 @@ const TAIL_LINES: usize = 12;
 pub enum Verdict {
     /// Everything held on every rank.
     Pass,
-    /// A capability is missing; names it.
+    /// A capability is missing; the text names it.
     NotSupported(String),
-    /// What failed, per rank.
+    /// The failure, per rank.
     Fail(String),
 }
 
@@ -45,13 +45,13 @@ pub enum Verdict {
 pub struct Finished {
     /// Its name.
     pub name: String,
-    /// How it ended.
+    /// Its verdict.
     pub verdict: Verdict,
-    /// How long it took.
+    /// The time that it took.
     pub took: Duration,
 }
 
-/// What a run tells while it goes on.
+/// The progress of a run.
 #[derive(Clone, Debug)]
 pub enum RunEvent<'a> {
     /// The test of this name runs now.
@@ -60,7 +60,7 @@ pub enum RunEvent<'a> {
     Ended(Finished),
 }
 
-/// Runs tests, those of the smallest worlds first, and hands each start and result to `each` as it comes.
+/// Runs tests, those of the smallest worlds first, and passes each start and result to `each` at once.
 ///
 /// # Errors
 /// The ranks cannot be started at all, or a signal is to end this process
@@ -88,18 +88,18 @@ pub fn run_in_processes(
     Ok(())
 }
 
-/// One job, and what it has said so far.
+/// One job, and its answers so far.
 struct Watched {
     running: Running,
     ranks: u32,
-    /// Of one test.
+    /// The limit of one test.
     limit: Duration,
     pace: Pace,
     _order: tempfile::TempDir,
-    /// Per rank, what it said of the test that is watched.
+    /// Per rank, its answer about the watched test.
     told: BTreeMap<u32, TestEnd>,
     exits: BTreeMap<u32, Exit>,
-    /// Per rank, the slot of its transport that did not return when it said so last.
+    /// Per rank, the slot of its transport that did not return at the rank's last report.
     stuck: BTreeMap<u32, String>,
     /// Answers of ranks that are ahead of the others.
     early: BTreeMap<(u32, String), TestEnd>,
@@ -185,7 +185,7 @@ impl Watched {
                 limit = (start.elapsed() + self.pace.stretch(END_LIMIT)).min(self.limit);
             }
         }
-        // Ranks share the terminal's signals; what ended them is no failure of theirs.
+        // Ranks share the terminal's signals; a rank that a signal ended has not failed.
         interrupt::check()?;
         Ok(self.verdict())
     }
@@ -237,7 +237,7 @@ impl Watched {
         }
     }
 
-    /// Why a rank said nothing.
+    /// The reason why a rank did not answer.
     fn silence(&self, rank: u32) -> String {
         let ended = match (self.exits.get(&rank), self.stuck.get(&rank)) {
             (Some(exit), _) => format!("ended ({exit}) without a result"),
@@ -256,8 +256,8 @@ fn with_tail(what: String, stderr: &str) -> String {
     if tail.is_empty() { what } else { format!("{what}; stderr ends:\n  {}", tail.join("\n  ")) }
 }
 
-/// Plays faults, a few beside each other because their ranks mostly wait, and hands each result to
-/// `each` as it comes. On a slow machine they mostly compute, so there they take turns.
+/// Runs faults, a few at the same time because their ranks mostly wait, and passes each result to `each` at
+/// once. On a slow machine ranks mostly compute, so fewer faults run at the same time.
 ///
 /// # Errors
 /// The ranks of a fault cannot be started at all; as [`run_in_processes`].
@@ -293,7 +293,7 @@ pub fn run_faults(
     })
 }
 
-/// Plays one fault and judges it.
+/// Runs one fault and judges it.
 ///
 /// # Errors
 /// The ranks cannot be started at all; as [`run_in_processes`].
@@ -316,7 +316,7 @@ pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Fini
     Ok(Finished { name: fault.name.clone(), verdict, took: start.elapsed() })
 }
 
-/// A fault while it is played.
+/// A fault while it runs.
 struct Play<'a> {
     fault: &'a Fault,
     world: Watched,
@@ -363,8 +363,8 @@ impl<'a> Play<'a> {
         Ok(interrupt::check()?)
     }
 
-    /// What happens to the victim's host or link, if that is the fault. The victim stops itself first,
-    /// so that it goes no further until it has happened.
+    /// Applies the fault to the victim's host or link, if it is such a fault. The victim stops itself
+    /// first, so that it does not go on before the fault has happened.
     fn befall(&mut self) -> Result<()> {
         let (hosts, host) = (self.hosts.as_ref(), self.fault.host() as usize);
         let (victim, limit) = (self.fault.victim, self.fault.pace.stretch(FAULT_LIMIT));
@@ -419,7 +419,7 @@ impl<'a> Play<'a> {
             .collect()
     }
 
-    /// Ends what still runs and says what is left behind then.
+    /// Ends the processes that still run, and lists the files that are left behind.
     fn clean_up(self, shared_before: &BTreeSet<String>) -> Vec<String> {
         let Self { world, hosts, meeting, link, .. } = self;
         drop(link);
@@ -447,7 +447,7 @@ impl<'a> Play<'a> {
         left.extend(
             file_names(folder.path())
                 .into_iter()
-                // Reports are there to be read afterwards.
+                // Reports remain, to be read afterwards.
                 .filter(|name| name != "order.json" && !name.starts_with("tokenyard-reports-"))
                 .map(|name| format!("the temporary file {name} is left behind")),
         );
@@ -456,7 +456,7 @@ impl<'a> Play<'a> {
     }
 }
 
-/// What lies in shared memory under a name of ours.
+/// Names in shared memory that contain the project's name.
 fn shared_memory() -> BTreeSet<String> {
     file_names(Path::new("/dev/shm"))
         .into_iter()
@@ -464,7 +464,7 @@ fn shared_memory() -> BTreeSet<String> {
         .collect()
 }
 
-/// Other jobs of this machine come and go, so what is there is looked at until it is gone.
+/// Other jobs of this machine create and remove names, so this polls until the new names are gone.
 fn left_in_shared_memory(before: &BTreeSet<String>, limit: Duration) -> Vec<String> {
     let start = Instant::now();
     let first: BTreeSet<String> = shared_memory().difference(before).cloned().collect();

@@ -15,11 +15,11 @@ use crate::pace::Pace;
 use crate::suite::{self, Outcome, Test};
 use crate::transport::Lookout;
 
-/// What a rank's process does: the order in `order`, then it exits. A failed test is an answer, not
+/// The work of a rank's process: it runs the order in `order`, then exits. A failed test is an answer, not
 /// an error.
 ///
 /// # Errors
-/// An order that cannot be read or done at all; the launcher reads it on standard error.
+/// An order that cannot be read or run at all; the launcher reads the error on standard error.
 pub fn rank_main(order: &Path) -> Result<()> {
     tokenyard_launch::adopt()?;
     let order = JobSpec::read(order)?;
@@ -60,17 +60,17 @@ fn run_tests(config: &Path, pace: Pace, names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// How long between two looks at the slots of the transport under test.
+/// The time between two checks of the slots of the transport under test.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Says from a thread of its own which slot does not return.
+/// Starts a thread that reports which slot does not return.
 fn look_out() {
     std::thread::spawn(|| {
         let mut lookout = Lookout::default();
         loop {
             std::thread::sleep(LOOK);
             if let Some(slot) = lookout.stuck() {
-                // A launcher that is gone reads nothing.
+                // If the launcher is gone, the report has no reader.
                 let _ = Answer::Stuck { slot: slot.to_owned() }.say();
             }
         }
@@ -103,7 +103,7 @@ fn run_fault(config: &Path, pace: Pace, name: &str, ranks: u32) -> Result<()> {
     })
 }
 
-/// The folder in which the launcher lets the ranks meet.
+/// The folder in which the ranks of the launcher meet.
 fn meeting_place() -> Option<std::path::PathBuf> {
     let spec = std::env::var(tokenyard_core::bootstrap::BOOTSTRAP_VARIABLE).ok()?;
     Some(Path::new(spec.strip_prefix("file://")?).parent()?.to_path_buf())

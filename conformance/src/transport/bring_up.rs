@@ -1,4 +1,4 @@
-//! Bring-up: bytes that come from another process are checked.
+//! Bring-up: the transport checks bytes that come from another process.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub(super) const CASES: &[TransportCase] = &[TransportCase {
     ..TransportCase::BARE
 }];
 
-/// How long a connect with damaged bytes may wait for somebody.
+/// The time that a connect with damaged bytes may wait for a peer.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
@@ -28,7 +28,7 @@ fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<
     let peer = alive.next();
     let good = alive.exchange_endpoints()?.swap_remove(peer as usize);
     for (name, data, may_pass) in damages(&good) {
-        // Each on an instance of its own: a failed connect may end one.
+        // Each connect has an instance of its own: a failed one may end its instance.
         let mut own = Rig::open(rank, needs, PATIENCE)?;
         let start = Instant::now();
         let refused = own.transport.connect(peer, &data).is_err();
@@ -39,7 +39,7 @@ fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<
             data.len(),
             good.len()
         );
-        // A busy machine may take its time, but not wait for ever (INV-6).
+        // A busy machine may take longer, but must not wait for ever (INV-6).
         let longest = PATIENCE + rank.config.world.deadline;
         ensure!(
             took < longest,
@@ -51,8 +51,8 @@ fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<
     good_endpoints_still_work(rank, needs)
 }
 
-/// Name, bytes, and whether they may pass for an endpoint: a raw address of a fabric has no room
-/// for a checksum, so a single altered bit may go unseen.
+/// Name, bytes, and whether they may pass as an endpoint: a raw address of a fabric has no room for a
+/// checksum, so one altered bit may stay unnoticed.
 fn damages(good: &[u8]) -> Vec<(&'static str, Vec<u8>, bool)> {
     let half = &good[..good.len() / 2];
     let mut all = vec![

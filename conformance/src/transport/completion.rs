@@ -1,4 +1,4 @@
-//! Completions: what a done event says, how often it comes, and what a full queue does.
+//! Completions: the content of a done event, the number of events, and the behaviour of a full queue.
 
 use std::time::Instant;
 
@@ -87,7 +87,7 @@ fn done_means_source_reusable(rig: &mut Rig<'_>) -> Result<()> {
         let mut done = 0;
         while done < BATCH {
             for event in rig.wait_events(0, 1)? {
-                // At once, and only the source that is done.
+                // The source is overwritten at once, and only the one that is done.
                 rig.windows[0].write(event.tag as usize % BATCH * room, &vec![OVERWRITTEN; bytes]);
                 done += 1;
             }
@@ -105,10 +105,10 @@ fn done_means_source_reusable(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What a source is overwritten with.
+/// The byte that overwrites a source.
 const OVERWRITTEN: u8 = 0xee;
 
-/// What a wrong payload says of its transport: one that was never moved has nothing to do with its source.
+/// The fault that a wrong payload shows. A payload that never moved shows nothing about its source.
 fn blame(found: &[u8]) -> &'static str {
     // Payloads are mixed words, of which few bytes are alike by chance.
     if found.windows(8).any(|bytes| bytes.iter().all(|byte| *byte == OVERWRITTEN)) {
@@ -136,7 +136,7 @@ fn every_notified_command_completes_once(rig: &mut Rig<'_>) -> Result<()> {
             add: 1,
             dst_offset: 4096 * (1 + u64::from(me)),
             bytes: if op == abi::TY_OP_PUT_VALUE { 0 } else { 8 * (i % 7 + 1) },
-            // Whatever 64 bits: the tag belongs to whoever posts.
+            // Any 64 bits: the tag belongs to the caller of `post`.
             tag: !(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
             ..NO_COMMAND
         });
@@ -145,11 +145,11 @@ fn every_notified_command_completes_once(rig: &mut Rig<'_>) -> Result<()> {
     let notified = || commands.iter().filter(|c| c.flags & abi::TY_FLAG_NOTIFY != 0);
     let events = rig.wait_events(0, notified().count())?;
     check_events(&events, notified())?;
-    // All ranks' commands have ended by now; the end of the case finds whatever else is reported.
+    // All ranks' commands have ended by now; the end of the case finds events that are reported later.
     rig.barrier("all done")
 }
 
-/// Each of `commands` has exactly one done event, and there is no other.
+/// Checks that each of `commands` has exactly one done event, and that there is no other.
 fn check_events<'a>(events: &[Event], commands: impl Iterator<Item = &'a Command>) -> Result<()> {
     let mut expected = std::collections::BTreeMap::new();
     for command in commands {
@@ -180,7 +180,7 @@ fn check_events<'a>(events: &[Event], commands: impl Iterator<Item = &'a Command
     Ok(())
 }
 
-/// More than any queue of depth 4 should take without being polled.
+/// More commands than any queue of depth 4 should take without a poll.
 const FLOOD: usize = 1000;
 
 fn queue_full_is_back_pressure(rig: &mut Rig<'_>) -> Result<()> {
@@ -233,7 +233,7 @@ fn queues_are_independent(rig: &mut Rig<'_>) -> Result<()> {
         tag,
         ..NO_COMMAND
     };
-    // Queue 0 is full and nobody polls it.
+    // Queue 0 is full and not polled.
     let (one, other) = (put(rig, 0, 0), put(rig, 1, 1));
     let mut on_first = 0;
     while on_first < FLOOD && rig.queues[0].try_post(&rig.transport, &[one])? == 1 {
@@ -278,7 +278,7 @@ fn both_queues_at_once(rig: &mut Rig<'_>, puts: [Command; 2]) -> Result<()> {
     queues.try_for_each(|(queue, id)| check_own(id, &queue.take(), PER_THREAD))
 }
 
-/// A queue whose commands all have its id as their tag gave `count` events, all of its own.
+/// Checks that a queue whose commands all have its id as their tag gave `count` events, all of its own.
 fn check_own(queue: u32, events: &[Event], count: usize) -> Result<()> {
     let own = events.iter().filter(|e| e.queue == queue && e.tag == u64::from(queue)).count();
     ensure!(

@@ -1,4 +1,4 @@
-//! Payloads: that they arrive, whole, where they belong, before their signal.
+//! Payloads: they arrive whole, at the right place, before their signal.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -43,9 +43,9 @@ pub(super) const CASES: &[TransportCase] = &[
     },
 ];
 
-/// Rounds of a put each, around a ring.
+/// Rounds of one put each, around a ring.
 const ROUNDS: u64 = 300;
-/// Small ones to race for the head of a payload, large ones for its tail.
+/// Small puts race for the head of a payload, large ones for its tail.
 const SIZES: [usize; 6] = [8, 200, 4096, 30_000, 1 << 16, 1 << 20];
 
 fn payload_before_signal(rig: &mut Rig<'_>) -> Result<()> {
@@ -66,7 +66,7 @@ fn payload_before_signal(rig: &mut Rig<'_>) -> Result<()> {
         };
         rig.post(0, &[put])?;
         rig.wait_signal(0, rig.signal(0, 0, previous), round)?;
-        // The tail first: it is what a payload that is still under way lacks.
+        // The tail first: a payload that is still on its way lacks it.
         let tail = bytes.min(64);
         let last = rig.windows[1].read(bytes - tail, tail);
         let all = rig.windows[1].read(0, bytes);
@@ -74,7 +74,7 @@ fn payload_before_signal(rig: &mut Rig<'_>) -> Result<()> {
             || format!("payload of round {round} from rank {previous}, seen with its signal");
         compare(&format!("tail of {}", what()), &last, &expected[bytes - tail..])?;
         compare(&what(), &all, &expected)?;
-        // The writer may write the next one, and so may this rank once its own was seen.
+        // The writer may write its next payload, and so may this rank once its own was read.
         let signal = rig.signal(1, 0, me);
         rig.post(
             0,
@@ -85,20 +85,20 @@ fn payload_before_signal(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Pieces of a round: sizes around what fabrics cut at.
+/// Sizes of a round's puts: around the sizes at which fabrics cut.
 const PIECES: [usize; 22] = [
     0, 1, 2, 3, 7, 8, 9, 15, 63, 64, 65, 511, 4095, 4096, 4097, 8191, 65_535, 65_536, 65_537, 0,
     300_001, 1_048_577,
 ];
 
-/// A round's puts, and what they make of the window they go to.
+/// A round's puts, and the expected content of the window that they write.
 struct DeliveryRound {
     puts: Vec<Command>,
     image: Vec<u8>,
 }
 
 impl DeliveryRound {
-    /// Pieces of `theirs` (this rank's own are alike) side by side with gaps, at odd offsets.
+    /// The pieces of `theirs` lie side by side with gaps, at odd offsets; this rank's own lie alike.
     fn new(rig: &Rig<'_>, number: usize, theirs: &[u8]) -> Self {
         let window = theirs.len();
         let mut pieces = PIECES.map(|bytes| rig.put_bytes(bytes)).to_vec();
@@ -139,13 +139,13 @@ fn no_put_is_lost(rig: &mut Rig<'_>) -> Result<()> {
     thousands_arrive(rig, total)
 }
 
-/// Small puts: one that is lost now and then shows among so many.
+/// The number of small puts: among so many, one that is lost now and then shows.
 const THOUSANDS: usize = 4000;
-/// Bytes of the place of each.
+/// Bytes of each put's place.
 const PLACE: usize = 64;
 
-/// Many small puts, each to a place of its own. Each raises the signal by an amount of its own too, so that the
-/// total tells which one is lost. `before` is the total so far.
+/// Many small puts, each to a place of its own. Each also raises the signal by an amount of its own, so
+/// that the total shows which one is lost. `before` is the total so far.
 fn thousands_arrive(rig: &mut Rig<'_>, before: u64) -> Result<()> {
     let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
     let bytes = THOUSANDS * PLACE;
@@ -187,7 +187,7 @@ fn thousands_arrive(rig: &mut Rig<'_>, before: u64) -> Result<()> {
     rig.barrier("many puts arrived")
 }
 
-/// Puts around what fabrics cut at. Returns the total that they come to.
+/// Puts of sizes around those at which fabrics cut. Returns the total that their signals add up to.
 fn pieces_arrive(rig: &mut Rig<'_>) -> Result<u64> {
     let previous = rig.previous();
     let window = rig.windows[1].len();
@@ -206,7 +206,7 @@ fn pieces_arrive(rig: &mut Rig<'_>) -> Result<u64> {
             let what = format!("put of {bytes} bytes to offset {at}, seen with its signal");
             compare(&what, &rig.windows[1].read(at, bytes), &round.image[at..at + bytes])?;
         }
-        // Puts without a signal arrive when they do (INV-2); gaps stay untouched.
+        // Puts without a signal arrive at any time (INV-2); gaps stay untouched.
         let check = |rig: &Rig<'_>| {
             let what = format!("window 1 after {} puts of rank {previous}", round.puts.len());
             compare(&what, &rig.windows[1].read(0, window), &round.image)
@@ -220,14 +220,14 @@ fn pieces_arrive(rig: &mut Rig<'_>) -> Result<u64> {
     Ok(total)
 }
 
-/// Looks at the value at least so many times.
+/// The least number of reads of the value.
 const LOOKS: u64 = 100_000;
-/// Sees each of both values, and changes between them, at least so many times.
+/// The least number of reads of each value, and of changes between them.
 const SEEN: u64 = 20;
 
 /// The two values differ in every bit.
 const VALUES: [u64; 2] = [0x0123_4567_89ab_cdef, !0x0123_4567_89ab_cdef];
-/// Where they are put.
+/// The offset that they are put to.
 const AT: usize = 4096;
 
 fn eight_byte_values_arrive_whole(rig: &mut Rig<'_>) -> Result<()> {
@@ -244,7 +244,7 @@ fn eight_byte_values_arrive_whole(rig: &mut Rig<'_>) -> Result<()> {
 
 /// Puts both values in turn until the reader has seen enough.
 fn write_values(rig: &mut Rig<'_>, enough: u32) -> Result<()> {
-    // Twice the deadline, so that the reader, who knows more, gives up first.
+    // Twice the deadline, so that the reader, whose error says more, gives up first.
     let until = rig.until() + rig.needs.deadline;
     for value in VALUES.into_iter().cycle() {
         if rig.transport.read_signal(0, enough) > 0 {

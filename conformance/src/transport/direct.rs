@@ -1,4 +1,4 @@
-//! What a transport may declare beside puts: gets, and peers' memory by address.
+//! Capabilities that a transport may declare beside puts: gets, and peers' memory by address.
 
 use anyhow::{Context as _, Result};
 use tokenyard_core::abi;
@@ -71,7 +71,7 @@ fn get_reads_the_peer(rig: &mut Rig<'_>) -> Result<()> {
             compare(&what, &rig.windows[0].read(0, len), &expected)?;
         }
     }
-    // What was read is as it was.
+    // The gets did not change the memory that they read.
     rig.barrier("all have read")?;
     compare(
         "window 1 after gets of all ranks",
@@ -91,8 +91,8 @@ fn peer_addresses_see_puts_and_stores(rig: &mut Rig<'_>) -> Result<()> {
         // Window 0 by plain stores, window 1 by puts.
         let address = rig.transport.peer_address(0, peer).context("address of window 0")?;
         let data = pattern(seed(0, me, peer), bytes);
-        // SAFETY: the place is inside window 0 of a connected peer, and this rank alone writes it
-        // until its signal.
+        // SAFETY: the place is inside window 0 of a connected peer, and only this rank writes it until its
+        // signal.
         unsafe {
             std::ptr::copy_nonoverlapping(data.as_ptr(), address.add(place(0, me)), bytes);
         }
@@ -126,7 +126,7 @@ fn peer_addresses_see_puts_and_stores(rig: &mut Rig<'_>) -> Result<()> {
     for (window, peer) in [0, 1].into_iter().flat_map(|w| (0..ranks).map(move |p| (w, p))) {
         let address = rig.transport.peer_address(window as u32, peer)?;
         for writer in 0..ranks {
-            // SAFETY: inside the window of a connected peer; nobody writes it after the barrier.
+            // SAFETY: inside the window of a connected peer; no rank writes it after the barrier.
             let found = unsafe { copy_from(address.add(place(window, writer)), bytes) };
             let what = format!("window {window} of rank {peer} by address, from rank {writer}");
             compare(&what, &found, &pattern(seed(window, writer, peer), bytes))?;
@@ -142,8 +142,8 @@ fn stored_payload_before_signal(rig: &mut Rig<'_>) -> Result<()> {
     for round in 1..=200_u64 {
         let bytes = [8, 4096, half][round as usize % 3];
         let data = pattern(u64::from(me) << 32 | round, bytes);
-        // SAFETY: each rank stores to the lower half of its peer's window, and only after the peer
-        // has said that it has looked.
+        // SAFETY: each rank stores to the lower half of its peer's window, and only after the peer has
+        // reported that it has read it.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address, bytes) };
         let signal = |kind| rig.signal(kind, 0, me);
         let note = |kind| Command {

@@ -1,4 +1,4 @@
-//! Errors: a command that cannot be done says so, once, and the transport stays unhealthy.
+//! Errors: a command that fails is reported once, and the transport stays unhealthy.
 
 use anyhow::{Result, ensure};
 use tokenyard_core::abi;
@@ -17,11 +17,11 @@ pub(super) const CASES: &[TransportCase] = &[TransportCase {
     ..TransportCase::BARE
 }];
 
-/// No version of the ABI has it. New ops are new numbers, and an unknown one is an error by
-/// contract: so this is the failure that every transport can be asked for.
+/// An op that no version of the ABI has. New ops are new numbers, and an unknown op is an error by
+/// contract, so every transport can be made to fail in this way.
 const UNKNOWN_OP: u8 = 0xee;
 
-/// Rank 0 fails; the others are there to be reached.
+/// Rank 0 fails; the others are its peers.
 fn errors_are_reported(rig: &mut Rig<'_>) -> Result<()> {
     if rig.me() != 0 {
         return Ok(());
@@ -31,7 +31,7 @@ fn errors_are_reported(rig: &mut Rig<'_>) -> Result<()> {
     let signal = rig.signal(0, 0, 0);
     let good = Command { op: abi::TY_OP_SIGNAL, peer: 1, signal, add: 1, ..NO_COMMAND };
     let noted = |tag| Command { flags: abi::TY_FLAG_NOTIFY, tag, ..good };
-    // Errors come unasked: the bad one has no TY_FLAG_NOTIFY.
+    // Errors are always reported: the bad command has no TY_FLAG_NOTIFY.
     let bad = Command { op: UNKNOWN_OP, tag: 77, ..good };
     rig.post(0, &[noted(1), bad, noted(2)])?;
     let events = rig.wait_events(0, 3)?;

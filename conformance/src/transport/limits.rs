@@ -1,4 +1,4 @@
-//! Declared limits: a transport that declares more than it can do is found at the limit itself.
+//! Declared limits: a transport that declares more than it can do fails at the limit itself.
 
 use anyhow::{Result, ensure};
 use tokenyard_core::abi;
@@ -9,10 +9,10 @@ use super::memory::{UNTOUCHED, compare, pattern};
 use super::rig::{Needs, Rig, Total};
 use super::{Body, TransportCase};
 
-/// The windows of a communicator are this many at most.
+/// The most windows that a communicator has.
 const WINDOWS: [u64; abi::TY_MAX_WINDOWS] = [4096; abi::TY_MAX_WINDOWS];
 
-/// More than two sockets hold: what the sender's and the receiver's buffers may grow to is 4 and 6 MiB.
+/// More bytes than two sockets hold: the sender's and the receiver's buffers may grow to 4 and 6 MiB.
 const LARGE: usize = 16 << 20;
 
 pub(super) const CASES: &[TransportCase] = &[
@@ -101,11 +101,11 @@ fn every_declared_queue_works(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The most commands that are posted at once: communicators use fewer.
+/// The most commands that the test posts at once: communicators use fewer.
 const MOST_DEPTH: u32 = 16_384;
 
 fn a_queue_of_the_declared_depth_loses_nothing(rig: &mut Rig<'_>) -> Result<()> {
-    // One more than fit, at least, so that the queue is full once.
+    // At least one command more than fits, so that the queue is full once.
     let count = rig.needs.queue_depth.min(MOST_DEPTH) as usize + 100;
     flood(rig, count)
 }

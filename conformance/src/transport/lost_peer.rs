@@ -1,8 +1,8 @@
 //! A peer whose process is killed, or stopped, under an open transport.
 //!
-//! The last rank of the team is the victim. It is lost for real once all ranks have heard of each other;
-//! the others look at its process, so that they go on only when it is gone. The ranks' own world knows of the
-//! loss as well, so nothing here waits in a barrier.
+//! The last rank of the team is the victim. Its process is really lost, once all ranks have reached each
+//! other. The others watch its process, so that they go on only when it is gone. The ranks' own world knows
+//! of the loss as well, so no rank waits in a barrier.
 
 use std::time::{Duration, Instant};
 
@@ -60,10 +60,10 @@ pub(super) const CASES: &[TransportCase] = &[
     },
 ];
 
-/// The deadline of a rig, as a part of the config's: what hangs is waited for.
+/// A rig's deadline is this part of the config's: the test waits for calls that hang.
 const PART: u32 = 3;
 
-/// Plays a loss: the victim returns that it is lost now, and the others run `survive`.
+/// Runs a loss: the victim returns that it must be lost now, and the others run `survive`.
 pub(super) fn play(
     rank: &Rank<'_>,
     needs: &Needs,
@@ -73,17 +73,17 @@ pub(super) fn play(
     let mut rig = Rig::bring_up_within(rank, needs, rank.config.world.deadline / PART)?;
     let victim = rig.ranks() - 1;
     meet(&mut rig)?;
-    // A rank that others have reached drives on until it has reached all of them.
+    // A rank that others have reached must drive its transport until it has reached all of them.
     rig.barrier("all ranks have met")?;
     let pids = rank.world.all_gather("processes", &std::process::id().to_le_bytes())?;
     rig.barrier("a rank is lost")?;
     if rig.me() == victim {
-        // Its transport stays open: nothing says goodbye to the others.
+        // Its transport stays open: it sends no goodbye to the others.
         std::mem::forget(rig);
         return Ok(Outcome::IsLost(loss));
     }
     let pid = pids[victim as usize].as_slice().try_into().map(u32::from_le_bytes);
-    // A busy machine takes its time to lose it.
+    // A busy machine takes time to end the process.
     let until = Instant::now() + rank.config.world.deadline + rig.needs.deadline;
     await_loss(pid.context("read the victim's process: found no number")?, loss, until)?;
     rig.expect_errors();
@@ -112,10 +112,10 @@ fn meet(rig: &mut Rig<'_>) -> Result<()> {
     rig.wait_signals(&totals)
 }
 
-/// Waits until the process is gone, or stands still.
+/// Waits until the process is gone, or stopped.
 fn await_loss(pid: u32, loss: Loss, until: Instant) -> Result<()> {
     loop {
-        // `pid (name) state ...`, where the name may hold anything.
+        // The file has `pid (name) state ...`, where the name may hold any characters.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok();
         let state = stat.as_ref().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
         let lost = match loss {
@@ -130,9 +130,10 @@ fn await_loss(pid: u32, loss: Loss, until: Instant) -> Result<()> {
     }
 }
 
-/// Bytes of a put to the victim. What a socket takes without an answer is soon used up.
+/// Bytes of a put to the victim. They soon exceed the bytes that a socket takes without an answer.
 const BYTES: usize = 1 << 18;
-/// Puts that end as done, and whose bytes the victim's memory has, before that is believed.
+/// The number of puts that must end as done, with their bytes in the victim's memory, before the test
+/// accepts that this memory outlives the victim.
 const BELIEVED: u64 = 3;
 
 fn puts_end(rig: &mut Rig<'_>, victim: u32) -> Result<()> {
@@ -174,15 +175,15 @@ fn puts_end(rig: &mut Rig<'_>, victim: u32) -> Result<()> {
     Ok(())
 }
 
-/// What came of a get from the lost peer.
+/// The result of a get from the lost peer.
 enum GetEnd {
     Error,
-    /// Those that were put there.
+    /// The bytes that were put there.
     Bytes,
 }
 
-/// A put ended as done: then its bytes come to be somewhere that the peer's end did not take away. Done is local
-/// (INV-4), so they have until the deadline.
+/// Reads back a put that ended as done: its bytes must reach memory that outlives the peer. Done is local
+/// (INV-4), so they have until the deadline to arrive.
 fn get_back(rig: &mut Rig<'_>, put: &Command, data: &[u8]) -> Result<GetEnd> {
     let (bytes, until) = (data.len(), rig.until());
     loop {
@@ -240,7 +241,7 @@ fn is_error(event: Event, victim: u32) -> Result<bool> {
     Ok(true)
 }
 
-/// After an error event `health` stays bad.
+/// Checks that `health` stays bad after an error event.
 fn is_known(rig: &Rig<'_>, victim: u32) -> Result<()> {
     match rig.transport.health() {
         Err(_) => Ok(()),
@@ -252,14 +253,14 @@ fn is_known(rig: &Rig<'_>, victim: u32) -> Result<()> {
     }
 }
 
-/// Exchanges of those that still run.
+/// Exchanges of the surviving ranks.
 const ROUNDS: u64 = 20;
-/// Bytes of each.
+/// Bytes of each exchange.
 const SMALL: usize = 1024;
 
 fn others_go_on(rig: &mut Rig<'_>, victim: u32) -> Result<()> {
     let (me, other) = (rig.me(), 1 - rig.me());
-    // A put to the lost peer may keep its place until the fabric gives it up.
+    // A put to the lost peer may hold its place until the fabric gives up.
     let most_held = (rig.needs.queue_depth / 4).max(1);
     let (mut held, mut failures) = (0, Vec::new());
     for round in 1..=ROUNDS {
@@ -289,13 +290,13 @@ fn others_go_on(rig: &mut Rig<'_>, victim: u32) -> Result<()> {
         goes_on(rig, &to_other, round + 1, victim)?;
         failures.extend(rig.queues[0].take());
     }
-    // Only now: a total says how many puts are there, and not which (INV-2).
+    // Only now: a total shows how many puts have arrived, and not which (INV-2).
     for round in 1..=ROUNDS {
         let found = rig.windows[1].read(SMALL * round as usize, SMALL);
         let what = format!("put {round} of rank {other}, beside rank {victim}, which is lost");
         compare(&what, &found, &pattern(u64::from(other) << 32 | round, SMALL))?;
     }
-    // Both have all puts; what fails late is heard, and the last signals leave.
+    // Both have all puts; late failures are still reported, and the last signals leave.
     let until = Instant::now() + rig.needs.deadline / 4;
     while Instant::now() < until {
         rig.drive()?;
@@ -305,7 +306,7 @@ fn others_go_on(rig: &mut Rig<'_>, victim: u32) -> Result<()> {
     each_failure_names(rig, &failures, victim)
 }
 
-/// Posts `put` to the other rank that runs, and waits for what that one puts.
+/// Posts `put` to the other surviving rank, and waits for the put of that rank.
 fn goes_on(rig: &mut Rig<'_>, put: &Command, total: u64, victim: u32) -> Result<()> {
     let (other, until) = (put.peer, rig.until());
     let stuck = |what: String| {

@@ -9,16 +9,16 @@ use rustix::mm::{MapFlags, ProtFlags};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{MemoryNeeds, NO_WINDOW, Window};
 
-/// What untouched window memory holds.
+/// The content of untouched window memory.
 pub(super) const UNTOUCHED: u8 = 0xa5;
 
-/// One window of this rank. Peers write it while this rank looks, so no reference to its bytes is
-/// ever made: bytes are copied in and out.
+/// One window of this rank. Peers write it while this rank reads, so no reference to its bytes is ever
+/// made: bytes are copied in and out.
 #[derive(Debug)]
 pub(super) struct Area {
     base: *mut u8,
     bytes: usize,
-    /// Where the rig made the memory; the transport frees its own.
+    /// The mapping, if the rig made the memory; the transport frees its own.
     _mapping: Option<Mapping>,
 }
 
@@ -94,7 +94,7 @@ impl Area {
     }
 }
 
-/// Copies memory that others may write.
+/// Copies memory that other ranks may write.
 ///
 /// # Safety
 /// `bytes` bytes at `from` are mapped.
@@ -115,7 +115,7 @@ struct Mapping {
 
 impl Mapping {
     fn new(bytes: usize) -> Result<Self> {
-        // Sealable, because transports that map it elsewhere must be sure that it cannot shrink.
+        // Sealable, because a transport that maps it in another process must be sure that it cannot shrink.
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd =
             rustix::fs::memfd_create("tokenyard-conformance", flags).context("memfd_create")?;
@@ -136,7 +136,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Bytes that tell which payload they belong to: every word depends on `seed` and on its place.
+/// Bytes that identify their payload: every word depends on `seed` and on its place.
 pub(super) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     let word = |i: u64| {
         let mixed = (seed << 24 ^ i).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,11 +1,11 @@
 //! L0: the contract of a transport, command by command, without a kernel set.
 //!
-//! Each case opens the config's transport itself, on a rig with windows of its own, and uses
-//! it exactly as core promises to: one thread per queue, one writing (peer, queue) per signal, ranges
-//! inside the windows. What a transport did not declare is [`Outcome::NotSupported`].
+//! Each case opens the config's transport itself, on a rig with its own windows. It uses the transport
+//! exactly as core promises: one thread per queue, one writing (peer, queue) per signal, ranges inside the
+//! windows. A case whose capability the transport did not declare is [`Outcome::NotSupported`].
 //!
-//! A case that fails on one rank ends that rank's part in the world, so that the others do not wait
-//! for their deadline: after a failure the world is of no more use.
+//! A case that fails on one rank ends that rank's part in the world, so that the others do not wait for
+//! their deadline: after a failure the world is of no further use.
 
 mod bring_up;
 mod completion;
@@ -31,25 +31,25 @@ use crate::suite::{Level, Loss, Outcome, Rank, Test};
 use rig::{Needs, Rig};
 pub(crate) use slots::Lookout;
 
-/// One behaviour.
+/// The test of one behaviour.
 #[derive(Clone, Copy)]
 struct TransportCase {
     name: &'static str,
     about: &'static str,
-    /// What a transport breaks that fails it: numbers of docs/invariants.md.
+    /// The invariants that a failing transport breaks: numbers of docs/invariants.md.
     invariants: &'static str,
     /// World sizes that it runs on.
     ranks: &'static [u32],
     /// Capabilities that it needs: bits `TY_CAP_*`.
     flags: u64,
-    /// Capabilities without which alone it makes sense.
+    /// Capabilities that a transport must lack for the case to apply.
     without: u64,
     needs: Needs,
     body: Body,
 }
 
 impl TransportCase {
-    /// To be filled by struct update.
+    /// The default fields, for struct update.
     const BARE: Self = Self {
         name: "",
         about: "",
@@ -62,16 +62,16 @@ impl TransportCase {
     };
 }
 
-/// What each rank runs.
+/// The body that each rank runs.
 #[derive(Clone, Copy)]
 enum Body {
     /// On connected ranks.
     Connected(fn(&mut Rig<'_>) -> Result<()>),
-    /// On connected ranks, and leaves a transport that is not healthy.
+    /// On connected ranks; it leaves the transport unhealthy.
     Breaking(fn(&mut Rig<'_>) -> Result<()>),
-    /// Does the bring-up itself.
+    /// It does the bring-up itself.
     Alone(fn(&Rank<'_>, &Needs) -> Result<()>),
-    /// On connected ranks of which the last one, whose number is given, is lost.
+    /// On connected ranks, of which the last one is lost; it gets the number of that rank.
     Losing(Loss, fn(&mut Rig<'_>, u32) -> Result<()>),
 }
 
@@ -88,14 +88,15 @@ const CASES: &[&[TransportCase]] = &[
     lost_peer::CASES,
 ];
 
-/// What a transport breaks that fails the test of this name.
+/// The invariants that a transport breaks if the test of this name fails on it.
 pub(crate) fn invariants(test: &str) -> &'static str {
     let name = test.split('/').nth(1).unwrap_or_default();
     let case = CASES.iter().copied().flatten().find(|case| case.name == name);
     case.map_or("", |case| case.invariants)
 }
 
-/// The tests of level L0. What `capabilities` lack makes a test that says so and does nothing.
+/// The tests of level L0. A capability that `capabilities` lack makes a test that reports so and does
+/// nothing.
 pub fn tests(capabilities: &Capabilities) -> Vec<Test> {
     let with_ranks = |case: &'static TransportCase| {
         case.ranks.iter().map(move |ranks| test(case, *ranks, capabilities))
@@ -103,7 +104,7 @@ pub fn tests(capabilities: &Capabilities) -> Vec<Test> {
     CASES.iter().copied().flatten().flat_map(with_ranks).collect()
 }
 
-/// What the transport declares that would carry the rows of `config` on this node.
+/// The declarations of the transport that would carry the rows of `config` on this node.
 ///
 /// # Errors
 /// A plugin that cannot be loaded, an unknown transport, or one that cannot run here.
@@ -127,7 +128,7 @@ fn test(case: &'static TransportCase, ranks: u32, capabilities: &Capabilities) -
     }
 }
 
-/// What a case needs and the transport did not declare.
+/// The capability that a case needs and the transport did not declare.
 fn lack(case: &TransportCase, ranks: u32, capabilities: &Capabilities) -> Option<String> {
     let named = |flags: u64| {
         let (_, name) = FLAGS.iter().find(|(flag, _)| flags & flag != 0)?;
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_is_not_declared_is_named() {
-        // A case is for transports that somebody must drive, or for those that nobody needs to.
+        // A case is for transports that the caller must drive, or for those that move by themselves.
         let driven = "TY_CAP_MANUAL_PROGRESS";
         assert_eq!(lacks(&capable()), [driven]);
         let manual = capable().flags | abi::TY_CAP_MANUAL_PROGRESS;

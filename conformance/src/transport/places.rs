@@ -1,4 +1,4 @@
-//! Addressing: every (peer, window, offset) is its own place, and nothing strays.
+//! Addressing: every (peer, window, offset) is its own place, and no put reaches another one.
 
 use std::sync::atomic::Ordering;
 
@@ -22,7 +22,7 @@ pub(super) const CASES: &[TransportCase] = &[TransportCase {
 
 /// Bytes of a cell. One (writer, source window) writes it.
 const CELL: usize = 40;
-/// The window that takes values beside puts.
+/// The window that receives values next to puts.
 const VALUES: usize = 1;
 
 /// One put: from `source`, a window of `writer`, to `target`, a window of `reader`.
@@ -40,18 +40,19 @@ impl Reach {
         pattern(ranks | (self.source * 8 + self.target) as u64, CELL)
     }
 
-    /// Where the payload waits: low in the source window, for each way another place.
+    /// The place of the payload: low in the source window, and different for each reader and pair of
+    /// windows.
     fn from(&self, rig: &Rig<'_>) -> usize {
         8 + (self.reader as usize * rig.windows.len() + self.target) * CELL
     }
 
-    /// Where the payload goes: the last cell ends with its window.
+    /// The destination of the payload: the last cell ends with its window.
     fn to(&self, rig: &Rig<'_>) -> usize {
         cell(rig, self.target, self.writer, self.source)
     }
 }
 
-/// The cell of `writer` for what comes from window `source`; one more holds its value.
+/// The cell of `writer` for puts from window `source`; one more cell holds its value.
 fn cell(rig: &Rig<'_>, window: usize, writer: u32, source: usize) -> usize {
     rig.windows[window].len() - (writer as usize * (rig.windows.len() + 1) + source + 1) * CELL
 }
@@ -64,7 +65,7 @@ fn value(writer: u32, reader: u32) -> u64 {
     0xabcd_0000_0000_0000 | u64::from(writer) << 8 | u64::from(reader)
 }
 
-/// Differs for each pair, so that a signal that went to another rank shows.
+/// Differs for each pair, so that a signal to a wrong rank shows.
 fn add(writer: u32, reader: u32) -> u32 {
     1 + 16 * writer + reader
 }
@@ -108,7 +109,7 @@ fn puts_reach_the_right_place(rig: &mut Rig<'_>) -> Result<()> {
         )?;
         expected[VALUES][at..at + 8].copy_from_slice(&value.to_ne_bytes());
     }
-    // Once all ranks have what is theirs, nothing is under way that could stray.
+    // Once all ranks have their payloads, no put is on its way that could reach a wrong place.
     rig.barrier("all arrived")?;
     for (id, (window, image)) in rig.windows.iter().zip(&expected).enumerate() {
         let what = format!("window {id} of rank {me}, all of it");
@@ -117,7 +118,7 @@ fn puts_reach_the_right_place(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the sources for `peer` and says what moves them.
+/// Writes the sources for `peer` and returns the commands that move them.
 fn commands_to(rig: &Rig<'_>, peer: u32) -> Vec<Command> {
     let me = rig.me();
     let put = |way: Reach| {

@@ -1,4 +1,4 @@
-//! Who moves what is under way: the transport by itself, or somebody who calls `progress`.
+//! Progress: the transport moves commands by itself, or the caller moves them by `progress`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -100,7 +100,7 @@ fn put_once(rig: &mut Rig<'_>, round: u64, bytes: usize) -> Result<()> {
         bytes: bytes as u64,
         ..NO_COMMAND
     };
-    // A queue may refuse for a while, also an idle one.
+    // A queue may refuse commands for a while, even an idle one.
     let until = rig.until();
     while rig.queues[0].try_post(&rig.transport, &[put])? == 0 {
         if rig.is_driven() {
@@ -112,7 +112,7 @@ fn put_once(rig: &mut Rig<'_>, round: u64, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// The put of the rank before this one arrives, and nothing but `read_signal` is called here.
+/// Checks that the put of the rank before this one arrives while this rank calls nothing but `read_signal`.
 fn arrives(rig: &Rig<'_>, round: u64, bytes: usize, meanwhile: &str) -> Result<()> {
     let previous = rig.previous();
     let bytes = rig.put_bytes(bytes);
@@ -133,11 +133,12 @@ fn arrives(rig: &Rig<'_>, round: u64, bytes: usize, meanwhile: &str) -> Result<(
     }
     let what = format!("put of {bytes} bytes of rank {previous}, seen with its signal");
     compare(&what, &rig.windows[1].read(0, bytes), &pattern(seed(previous, round), bytes))?;
-    // Nobody writes the next one before all have looked; nobody drives in this barrier.
+    // The barrier ensures that all have read this put before the next one is written; no rank drives a
+    // queue in it.
     Ok(rig.world.barrier("a put has arrived")?)
 }
 
-/// Rounds of a long put and a short one behind it.
+/// Rounds of a long put and a short one after it.
 const ROUNDS: u64 = 60;
 
 fn ordered_puts_arrive_in_order(rig: &mut Rig<'_>) -> Result<()> {

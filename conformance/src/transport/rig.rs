@@ -1,5 +1,5 @@
-//! The rig: one rank's transport with windows of its own, brought up as a communicator would, without a
-//! kernel set.
+//! The rig: one rank's transport with windows of its own. It is brought up as a communicator would bring it
+//! up, without a kernel set.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use super::memory::{Area, UNTOUCHED};
 use super::slots::{Slot, Slots, inside};
 use crate::suite::Rank;
 
-/// Most queues that a case opens where it wants all: communicators use no more.
+/// The most queues that a case opens if it asks for all: communicators use no more.
 const MOST_QUEUES: u32 = 64;
 
-/// What a case uses of a transport; the ranks multiply the signals.
+/// The resources of a transport that a case uses; the ranks multiply the signals.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// Bytes of each window. Fewer where the transport has fewer and `fewer` says so.
+    /// Bytes of each window. With `fewer` set, there are fewer windows if the transport has fewer.
     pub(super) windows: &'static [u64],
-    /// Fewer windows will do.
+    /// The case works with fewer windows.
     pub(super) fewer: bool,
     /// 0: as many as the transport has.
     pub(super) queues: u32,
     /// Signal ids per (queue, writer); 0: as many as the transport has.
     pub(super) kinds: u32,
-    /// Less where the transport has less.
+    /// Smaller if the transport's limit is smaller.
     pub(super) queue_depth: u32,
 }
 
@@ -71,7 +71,7 @@ impl Needs {
         .map(|(name, wanted, most)| format!("{name} is {most}; the case needs {wanted}"))
     }
 
-    /// What the transport is opened with.
+    /// The needs that the transport is opened with.
     pub(super) fn of_transport(
         &self,
         ranks: u32,
@@ -90,7 +90,7 @@ impl Needs {
     }
 }
 
-/// The transport that carries the rows of `config`, as bring-up would choose it on one node.
+/// The transport that carries the rows of `config`, chosen as bring-up would on one node.
 pub(super) fn choose(config: &Config) -> Result<(TransportRef, &ComponentChoice)> {
     let registry = Registry::for_config(config)?;
     let mut last = anyhow!("the config names no transport");
@@ -107,12 +107,12 @@ pub(super) fn choose(config: &Config) -> Result<(TransportRef, &ComponentChoice)
     Err(last)
 }
 
-/// One queue and the events that it gave and that no case has taken yet.
+/// One queue, and the events that it gave and that no case has taken yet.
 #[derive(Debug)]
 pub(super) struct Queue {
     id: u32,
     events: Vec<Event>,
-    /// Error events are what the case asks for.
+    /// Whether the case expects error events.
     expects_errors: bool,
 }
 
@@ -121,10 +121,10 @@ impl Queue {
         Self { id, events: Vec::new(), expects_errors: false }
     }
 
-    /// Posts what the queue accepts now and returns how many that is.
+    /// Posts the commands that the queue accepts now, and returns their number.
     pub(super) fn try_post(&self, transport: &Slots, commands: &[Command]) -> Result<usize> {
-        // SAFETY: cases post commands inside their windows and needs, with one writing (peer, queue)
-        // per signal, and leave sources alone until they are done; the owner of the queue calls.
+        // SAFETY: cases post commands inside their windows and needs, with one writing (peer, queue) per
+        // signal, and do not change sources until they are done; the owner of the queue calls.
         unsafe { transport.post(self.id, commands) }.map_err(|status| {
             anyhow!("post on queue {}: found status {status}; expected 0", self.id)
         })
@@ -157,7 +157,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Polls once and keeps what it gives.
+    /// Polls once and stores the events.
     pub(super) fn drive(&mut self, transport: &Slots) -> Result<()> {
         let mut events = [NO_EVENT; 32];
         let count = transport.poll(self.id, &mut events).map_err(|status| {
@@ -186,7 +186,7 @@ impl Queue {
     }
 }
 
-/// What a signal must come to.
+/// The expected total of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Total {
     pub(super) queue: u32,
@@ -197,7 +197,7 @@ pub(super) struct Total {
 /// The most totals that an error lists.
 const MOST_LISTED: usize = 64;
 
-/// All totals that are not as they must be.
+/// All totals that differ from the expected ones.
 fn list_differences(expected: &[Total], found: &[u64]) -> String {
     let differ: Vec<String> = expected
         .iter()
@@ -221,7 +221,7 @@ pub(super) struct Rig<'a> {
     pub(super) queues: Vec<Queue>,
     pub(super) world: &'a Arc<World>,
     pub(super) needs: TransportNeeds,
-    /// What the transport declares: bits `TY_CAP_*`.
+    /// The declarations of the transport: bits `TY_CAP_*`.
     flags: u64,
     liveness: Arc<Liveness>,
 }
@@ -253,15 +253,15 @@ impl<'a> Rig<'a> {
             } else {
                 Area::new(id, *bytes, &memory)?
             };
-            // SAFETY: the memory lives in `windows`, which is dropped after the transport, or
-            // belongs to the transport.
+            // SAFETY: the memory lives in `windows`, which is dropped after the transport, or belongs to
+            // the transport.
             unsafe { rig.transport.register(&window)? };
             rig.windows.push(area);
         }
         Ok(rig)
     }
 
-    /// Brings the whole team up. Collective.
+    /// Connects the whole team. Collective.
     pub(super) fn bring_up(rank: &Rank<'a>, needs: &Needs) -> Result<Self> {
         Self::bring_up_within(rank, needs, rank.config.world.deadline)
     }
@@ -283,7 +283,7 @@ impl<'a> Rig<'a> {
         Ok(rig)
     }
 
-    /// What every rank's `endpoint` wrote for this one. Collective.
+    /// The endpoints that every rank wrote for this one. Collective.
     pub(super) fn exchange_endpoints(&mut self) -> Result<Vec<Vec<u8>>> {
         let mine: Result<Vec<_>, _> =
             (0..self.ranks()).map(|peer| self.transport.endpoint(peer)).collect();
@@ -305,7 +305,7 @@ impl<'a> Rig<'a> {
         self.flags & abi::TY_CAP_GET != 0
     }
 
-    /// Whether somebody must drive the transport.
+    /// Whether the caller must drive the transport.
     pub(super) fn is_driven(&self) -> bool {
         self.flags & abi::TY_CAP_MANUAL_PROGRESS != 0
     }
@@ -331,7 +331,7 @@ impl<'a> Rig<'a> {
         wanted.min(usize::try_from(self.needs.largest_put).unwrap_or(usize::MAX))
     }
 
-    /// When a step that starts now must be over.
+    /// The end of the time for a step that starts now.
     pub(super) fn until(&self) -> Instant {
         Instant::now() + self.needs.deadline
     }
@@ -342,7 +342,7 @@ impl<'a> Rig<'a> {
         self.queues[queue as usize].post(&self.transport, commands, until)
     }
 
-    /// Lets error events pass: the case asks for them.
+    /// Accepts error events: the case expects them.
     pub(super) fn expect_errors(&mut self) {
         self.queues.iter_mut().for_each(|queue| queue.expects_errors = true);
     }
@@ -381,10 +381,10 @@ impl<'a> Rig<'a> {
         self.wait_signals(&[Total { queue, id, total }])
     }
 
-    /// Waits until all these totals are as they must be; more is an error at once. At the deadline the
-    /// error lists all that differ.
+    /// Waits until all these totals are as expected; a larger total is an error at once. At the deadline
+    /// the error lists all that differ.
     pub(super) fn wait_signals(&mut self, expected: &[Total]) -> Result<()> {
-        // One reading decides: what a case checks next must be there with this very reading.
+        // One reading decides: the payloads that a case checks next must have arrived by this very reading.
         let found = RefCell::new(vec![0; expected.len()]);
         self.wait(
             |rig| {
@@ -409,7 +409,7 @@ impl<'a> Rig<'a> {
         Ok(())
     }
 
-    /// Fails once another rank has.
+    /// Returns an error if another rank has failed.
     pub(super) fn check_peers(&self) -> Result<()> {
         match self.liveness.first_loss() {
             None => Ok(()),
@@ -430,8 +430,8 @@ impl<'a> Rig<'a> {
         Ok(self.queues[queue].take())
     }
 
-    /// A barrier of all ranks that drives the queues meanwhile: transports with manual progress move
-    /// nothing for the others otherwise.
+    /// A barrier of all ranks that drives the queues meanwhile: without that, transports with manual
+    /// progress move nothing for the others.
     pub(super) fn barrier(&mut self, topic: &str) -> Result<()> {
         let world = self.world;
         std::thread::scope(|scope| {
@@ -442,7 +442,8 @@ impl<'a> Rig<'a> {
                 std::thread::sleep(Duration::from_micros(20));
             }
             if let Err(error) = &driven {
-                // Or this rank would wait in the barrier for others that wait for it.
+                // Without the report, the others would wait for this rank, and it would wait for them in
+                // the barrier.
                 world.report_failure(&format!("{error:#}"));
             }
             let barrier = barrier.join().map_err(|_| anyhow!("a barrier panicked"))?;
@@ -450,7 +451,7 @@ impl<'a> Rig<'a> {
         })
     }
 
-    /// Ends a case: all ranks are through, no event is left over, the transport is healthy.
+    /// Ends a case: all ranks have finished it, no event is left, the transport is healthy.
     pub(super) fn end(mut self, healthy: bool) -> Result<()> {
         self.barrier("end of case")?;
         self.drive()?;
@@ -461,7 +462,7 @@ impl<'a> Rig<'a> {
         if healthy {
             self.transport.health().context("health at the end; expected it to be good")?;
         }
-        // Nobody closes while another rank still looks at its queues.
+        // No rank closes while another one still reads its queues.
         self.barrier("closing")
     }
 }

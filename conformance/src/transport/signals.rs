@@ -1,4 +1,4 @@
-//! Signals: that totals are exact, 64 bits wide, and separate.
+//! Signals: totals are exact, 64 bits wide, and separate.
 
 use anyhow::{Result, ensure};
 use tokenyard_core::abi;
@@ -37,11 +37,11 @@ pub(super) const CASES: &[TransportCase] = &[
     },
 ];
 
-/// Adds of a round: what one byte, 15 and 16 bits hold, and what they just do not.
+/// Adds of a round: the largest values of 8, 15 and 16 bits, and values next to them.
 const ADDS: [u32; 10] = [1, 65_535, 2, 255, 256, 257, 32_767, 32_768, 65_534, 1];
 
-/// The adds of a round from `writer` to `reader`. The last three differ for each pair, so that a signal that
-/// went to another rank shows even if all ranks do alike.
+/// The adds of a round from `writer` to `reader`. The last three differ for each pair, so that a signal to
+/// a wrong rank shows even if all ranks act alike.
 fn adds(writer: u32, reader: u32) -> impl Iterator<Item = u32> {
     let own = 100 * (writer + 1) + reader + 1;
     ADDS.into_iter().chain((0..3).map(move |form| own + 10_000 * form))
@@ -72,7 +72,7 @@ fn signals_count_exactly(rig: &mut Rig<'_>) -> Result<()> {
             }
         }
         rig.post(0, &commands)?;
-        // Every second round runs ahead of its receivers: totals are never reset (INV-2).
+        // Every second round does not wait for its receivers: totals are never reset (INV-2).
         if round % 2 == 1 {
             let expected = totals(rig, round + 1);
             rig.wait_signals(&expected)?;
@@ -128,7 +128,8 @@ fn signals_of_many_ids(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Of the largest add, they come to more than 32 bits hold, also with what the second rank leaves out of each.
+/// So many adds of almost 65,535 exceed 32 bits in total, even with the second rank's add, which is one
+/// less.
 const MANY: u64 = (1 << 32) / 65_500 + 8;
 
 fn totals_have_64_bits(rig: &mut Rig<'_>) -> Result<()> {

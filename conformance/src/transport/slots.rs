@@ -1,4 +1,4 @@
-//! The slots of the transport under test, so that a call that never returns is named.
+//! The slots of the transport under test. It records calls, so that one that never returns is named.
 
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -42,7 +42,7 @@ pub(super) enum Slot {
     Progress,
 }
 
-/// What one thread is doing.
+/// The call that one thread is in.
 #[derive(Debug, Default)]
 struct Current {
     /// A [`Slot`], or 0.
@@ -58,7 +58,7 @@ thread_local! {
     static CURRENT: OnceCell<Arc<Current>> = const { OnceCell::new() };
 }
 
-/// Runs `call`, which is inside `slot` of the transport meanwhile.
+/// Runs `call`, and records that it is inside `slot` of the transport.
 pub(super) fn inside<T>(slot: Slot, call: impl FnOnce() -> T) -> T {
     CURRENT.with(|current| {
         let current = current.get_or_init(|| {
@@ -76,15 +76,15 @@ pub(super) fn inside<T>(slot: Slot, call: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Sees calls that do not return: one look after the other.
+/// Finds calls that do not return, by periodic checks.
 #[derive(Debug, Default)]
 pub(crate) struct Lookout {
-    /// The calls that were under way at the last look.
+    /// The calls that were in progress at the last check.
     last: Vec<(usize, u64, usize)>,
 }
 
 impl Lookout {
-    /// The slot of a call that was under way at the last look and still is.
+    /// The slot of a call that was in progress at the last check and still is.
     pub(crate) fn stuck(&mut self) -> Option<&'static str> {
         let threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
         let now: Vec<_> = threads
@@ -102,7 +102,7 @@ impl Lookout {
     }
 }
 
-/// The transport under test. Each call says in which slot it is.
+/// The transport under test. Each call records its slot.
 pub(super) struct Slots(OpenTransport);
 
 impl Slots {
@@ -156,7 +156,7 @@ impl Slots {
         inside(Slot::Poll, || self.0.poll(queue, events))
     }
 
-    /// A load: it cannot hang, and cases look in a tight loop.
+    /// A load: it cannot hang, and cases call it in a tight loop.
     pub(super) fn read_signal(&self, queue: u32, id: u32) -> u64 {
         self.0.read_signal(queue, id)
     }

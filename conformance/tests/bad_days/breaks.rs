@@ -1,5 +1,5 @@
-//! Everything that can break on a link, after every number of commands, and so in every phase: the
-//! ranks end in time and say who, where and over which link.
+//! Every fault of a link, after every number of commands and so in every phase: the ranks end in time, and
+//! their errors name the rank, the phase and the link.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -15,20 +15,20 @@ use tokenyard_core::{Error, ErrorKind};
 
 use crate::{DEADLINE, config, meeting, small};
 
-/// What an error may take beyond the deadline, on a machine that gives its threads time.
+/// The time beyond the deadline that an error may take, on a machine that is not busy.
 const GRACE: Duration = Duration::from_secs(1);
-/// Exchanges that go on for so long show that nothing broke, or that nobody noticed.
+/// Exchanges that go on for so long show that nothing broke, or that no rank noticed.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Runs beside each other: the ranks mostly wait.
+/// Runs at the same time: the ranks mostly wait.
 const AT_ONCE: usize = 6;
 /// More than the commands of an exchange of two ranks.
 const COMMANDS: u64 = 44;
 
 /// How one run ended.
 struct Ended {
-    /// The error of each rank.
+    /// The error of each rank, by rank.
     errors: Vec<Error>,
-    /// From the last step that any rank completed to the last error.
+    /// The time from the last step that any rank completed to the last error.
     took: Duration,
 }
 
@@ -39,8 +39,8 @@ fn transport(fault: &str) -> String {
     )
 }
 
-/// Keeps a rank's world until the other rank has ended too, so that it ends by what went wrong and not
-/// because this rank has left.
+/// Holds a rank's world open until the other rank has ended too, so that the other rank ends by the fault
+/// and not because this rank has left.
 fn meet_again(ended: &AtomicUsize) {
     ended.fetch_add(1, Ordering::AcqRel);
     let start = Instant::now();
@@ -76,7 +76,7 @@ fn run(fault: &str) -> Ended {
     Ended { errors: results.into_iter().map(|(error, _)| error).collect(), took }
 }
 
-/// Raises a flag when it goes, by a panic too.
+/// Raises a flag when it is dropped, after a panic too.
 struct Raise<'a>(&'a AtomicBool);
 
 impl Drop for Raise<'_> {
@@ -85,8 +85,8 @@ impl Drop for Raise<'_> {
     }
 }
 
-/// How late a thread that only sleeps wakes up at worst while `work` runs: what a busy machine takes
-/// from everybody's deadline.
+/// The longest delay with which a sleeping thread wakes up while `work` runs: the time by which a busy
+/// machine shortens every deadline.
 fn oversleep(work: impl FnOnce()) -> Duration {
     const NAP: Duration = Duration::from_millis(5);
     let (over, worst) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -105,8 +105,7 @@ fn oversleep(work: impl FnOnce()) -> Duration {
     Duration::from_micros(worst.into_inner())
 }
 
-/// Runs `fault` after every number of commands, judges each end, and returns the phases in which
-/// rank 0 stood.
+/// Runs `fault` after every number of commands, judges each end, and returns the phases that rank 0 was in.
 fn sweep(kind: &str, judge: impl Fn(&Ended) -> Result<(), String> + Sync) -> BTreeSet<String> {
     let peer = if kind.starts_with("link") { ", peer = 0" } else { "" };
     let next = AtomicUsize::new(0);
@@ -142,7 +141,8 @@ fn sweep(kind: &str, judge: impl Fn(&Ended) -> Result<(), String> + Sync) -> BTr
     phases.into_inner().unwrap()
 }
 
-/// Where the rank of the error stood. What another rank said of itself comes before that.
+/// The phase of the rank that has the error. A report that it quotes from another rank comes before it in
+/// the text.
 fn phase_of(error: &Error) -> Option<String> {
     let text = error.to_string();
     Some(text.rsplit_once("phase `")?.1.split_once('`')?.0.to_owned())
@@ -158,8 +158,8 @@ fn says(error: &Error, words: &[&str]) -> Result<(), String> {
 
 const PHASES: [&str; 4] = ["combine rows", "dispatch rows", "entry", "grant"];
 
-/// Rank 0 waits for what never comes; rank 1 for what rank 0 does not send because of it, or for its
-/// own commands.
+/// Rank 0 waits for commands that never arrive; rank 1 waits for commands that rank 0 does not send because
+/// of it, or for its own.
 fn silence(ended: &Ended) -> Result<(), String> {
     for (rank, error) in ended.errors.iter().enumerate() {
         if !matches!(error.kind(), ErrorKind::Deadline | ErrorKind::PeerLost) {
@@ -185,7 +185,7 @@ fn a_link_that_goes_silent_is_named_in_every_phase() {
     assert!(PHASES.iter().all(|phase| phases.contains(*phase)), "{phases:?}");
 }
 
-/// Rank 1 sees the error; rank 0 hears of it.
+/// Rank 1 sees the error; rank 0 receives its report.
 fn failure(ended: &Ended) -> Result<(), String> {
     let [heard, own] = &ended.errors[..] else { return Err("two ranks".into()) };
     if own.kind() != ErrorKind::Transport {
@@ -208,11 +208,13 @@ fn a_link_that_reports_errors_ends_the_operation_on_all_ranks_in_every_phase() {
     sweep("link_error", failure);
 }
 
-/// A rank that could not flush kept the others in the barrier until it left the world.
+/// A regression test: a rank that could not flush blocked the others in the barrier until it left the
+/// world.
 #[test]
 fn a_close_that_cannot_flush_ends_on_every_rank_with_the_reason() {
     let case = small(2);
-    // The last command of the exchange: found by trying, because only the rank itself would notice.
+    // The last command of the exchange. The test finds it by trial, because only the rank itself would
+    // notice its loss.
     let closed_late = (1..COMMANDS).rev().find_map(|at| {
         let fault = format!("kind = \"stop\", rank = 1, at = {at}");
         let broken = config(&transport(&fault), DEADLINE);

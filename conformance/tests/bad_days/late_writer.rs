@@ -1,4 +1,4 @@
-//! INV-8: a rank that was given up lives, and writes.
+//! INV-8: a rank that the others have given up is alive, and writes.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -14,18 +14,18 @@ use crate::wrapper::ROWS_PUT;
 use crate::{DEADLINE, config, meeting, small};
 
 const RANKS: u32 = 3;
-/// Commands of rank 1 that move in time: those of its first dispatch, which are 21, and some of the
-/// next exchange, so that it stays away at other places of it.
+/// Commands of rank 1 that arrive in time: those of its first dispatch, which are 21, and some of the next
+/// exchange, so that the missing ones begin at different places of it.
 const IN_TIME: [u64; 6] = [24, 28, 32, 36, 42, 46];
 
-/// What is left of the world that gave rank 1 up.
+/// The state of a rank after the world has given rank 1 up.
 struct Left {
     comm: Communicator,
     first: Live,
     arrived: Vec<u8>,
 }
 
-/// One dispatch; then exchanges until rank 1's commands stay away and every rank gives up.
+/// One dispatch; then exchanges until rank 1's commands are held back and every rank gives up.
 fn until_given_up(in_time: u64) -> Vec<Left> {
     let transport = format!(
         "use = \"faulty\"\n[transport.scale_up.faulty]\ninner = \"between\"\nseed = 5\n\
@@ -49,7 +49,8 @@ fn until_given_up(in_time: u64) -> Vec<Left> {
     results.unwrap().into_iter().collect::<anyhow::Result<_>>().unwrap()
 }
 
-/// Puts of rows that rank 1 made late, beside a new communicator on which everything must be right.
+/// The number of row puts that rank 1 made late, during exchanges on a new communicator whose results must
+/// all be right.
 fn written_late(in_time: u64) -> u64 {
     let left = until_given_up(in_time).into_iter().map(|left| Mutex::new(Some(left)));
     let left: Vec<_> = left.collect();
@@ -65,7 +66,7 @@ fn written_late(in_time: u64) -> u64 {
             let live = round.dispatch(&mut comm)?;
             if seed == 10 {
                 if rank == 1 {
-                    // Everything that its transport kept goes out now, beside a new exchange.
+                    // The transport now sends every command that it has held back, during a new exchange.
                     drop(old.take());
                 }
                 world.barrier("the late writer has written")?;

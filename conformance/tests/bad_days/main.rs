@@ -1,6 +1,6 @@
-//! Worlds on the `faulty` transport where something goes wrong for good: that every wait ends with
-//! the right words (INV-6, INV-7), that the late writes of a rank that was given up do no harm
-//! (INV-8), and that reordering finds out who relies on order (INV-2).
+//! Worlds on the `faulty` transport with permanent faults. The tests show that every wait ends with the
+//! right error (INV-6, INV-7), that the late writes of a rank that was given up do no harm (INV-8), and
+//! that reordering reveals code that relies on order (INV-2).
 
 // Helpers of tests may panic as tests may.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -15,10 +15,10 @@ use std::time::Duration;
 use tokenyard_conformance::oracle::{Case, Tokens};
 use tokenyard_core::config::Config;
 
-/// The deadline, and the lateness, of a communicator that will have to give up.
+/// The deadline, and the lateness, of a communicator that must give up.
 const DEADLINE: Duration = Duration::from_millis(1000);
 
-/// How the ranks meet: patiently, because the machine may be busy.
+/// The config of the rendezvous: its limits are long, because the machine may be busy.
 fn meeting() -> Config {
     tokenyard_cpu::link();
     tokenyard_topology::link();

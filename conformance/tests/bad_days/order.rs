@@ -1,4 +1,5 @@
-//! INV-2 is tested: who relies on order passes over a transport that keeps it, and fails here.
+//! A test of the tests of INV-2: code that relies on order passes over an ordered transport, and fails
+//! here.
 
 use std::time::Duration;
 
@@ -21,11 +22,11 @@ fn split_over(inner: &str) -> Config {
 }
 
 const IN_ORDER: &str = "inner = \"shm\"\nshm.load_store = false";
-/// A signal and its payload lie milliseconds apart, so that a rank that seldom gets a processor sees one
-/// without the other all the same.
+/// A signal and its payload lie milliseconds apart, so that even a rank that seldom gets a processor sees
+/// one without the other.
 const REORDERED: &str = "inner = \"faulty\"\nfaulty.inner = \"shm\"\nfaulty.delay_us = 5000";
 
-/// What goes wrong in some exchanges.
+/// The errors of some exchanges.
 fn exchanges(config: &Config) -> Vec<String> {
     let results = in_threads(RANKS, config, |world| -> anyhow::Result<()> {
         let case = small(RANKS as usize);
@@ -42,7 +43,7 @@ fn exchanges(config: &Config) -> Vec<String> {
     results.unwrap().into_iter().filter_map(|r| r.err().map(|e| format!("{e:#}"))).collect()
 }
 
-/// What goes wrong in the case of L0 about payloads and signals.
+/// The errors of the L0 case about payloads and signals.
 fn payloads(config: &Config) -> Option<String> {
     let settings = Settings::new(config.clone()).unwrap();
     let tests = suite::tests(settings.capabilities(), 1);

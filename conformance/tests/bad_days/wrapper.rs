@@ -1,4 +1,4 @@
-//! `between`: a transport of this test between a communicator and another transport.
+//! `between`: a test transport between a communicator and another transport.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -22,7 +22,7 @@ pub(crate) struct Between {
     memory: MemoryNeeds,
     splits: bool,
     counts: bool,
-    /// Per queue: what is left of commands that were accepted.
+    /// Per queue: the accepted commands that are not posted yet.
     waiting: Vec<Mutex<VecDeque<Command>>>,
 }
 
@@ -30,8 +30,8 @@ pub(crate) struct Between {
 #[serde(deny_unknown_fields)]
 pub(crate) struct BetweenConfig {
     inner: String,
-    /// Whether a put with a signal becomes a put, and a signal behind it: what a kernel set does
-    /// that relies on order.
+    /// Whether a put with a signal becomes a put and a signal after it, as a kernel set posts them that
+    /// relies on order.
     #[serde(default)]
     splits: bool,
     #[serde(default)]
@@ -102,12 +102,12 @@ impl Transport for Between {
 }
 
 impl Between {
-    /// Hands on what waits, in order.
+    /// Posts the waiting commands, in order.
     fn hand_on(&self, queue: u32) -> std::result::Result<(), i32> {
         let mut waiting = self.waiting[queue as usize].lock().unwrap();
         while let Some(command) = waiting.front() {
-            // SAFETY: whoever posted it promised all that `post` asks for; windows outlive the
-            // instance. A source that is overwritten early is what this test is about.
+            // SAFETY: the caller that posted the command promised all that `post` asks for; windows outlive
+            // the instance. A source that is overwritten early is the subject of this test.
             if unsafe { self.inner.post(queue, std::slice::from_ref(command))? } == 0 {
                 return Ok(());
             }

@@ -1,5 +1,5 @@
-//! L0 with peers whose processes are killed and stopped: on transports that are right, and on those of the table of
-//! claims that are not. This program is also the ranks.
+//! L0 with peers whose processes are killed and stopped, on correct transports, and on the broken ones of
+//! the table of claims. This program is also the ranks.
 
 #![allow(clippy::unwrap_used, reason = "a test may end where its own setup is wrong")]
 
@@ -20,14 +20,14 @@ use tokenyard_core::config::Config;
 
 use crate::noticing::{LostIsError, Reaction};
 
-/// Stands before the order of a rank.
+/// The argument before the order of a rank.
 const RANK: &str = "--as-rank";
-/// When a mutant that hangs counts as hanging.
+/// The time after which a mutant counts as hanging.
 const HANGS: Duration = Duration::from_secs(25);
-/// Jobs beside each other: their ranks mostly wait.
+/// Jobs at the same time: their ranks mostly wait.
 const AT_ONCE: usize = 4;
 
-/// Transports that are right, by their tables. Where memory outlives a peer, a put to it is done; where it does
+/// Correct transports, by their tables. Where memory outlives a peer, a put to it is done; where it does
 /// not, the put is an error.
 const RIGHT: [(&str, &str); 4] = [
     ("shm", "use = \"shm\""),
@@ -118,12 +118,12 @@ fn verdict(program: &Program, table: &str, name: &str) -> Verdict {
     verdict
 }
 
-/// The case fails on the mutant, and says this.
+/// Checks that the case fails on the mutant, with these words.
 fn caught(program: &Program, case: &str, mutant: &str, says: &str) -> Result<(), Failed> {
     let table = format!("use = \"{mutant}\"");
     let names = losing(&table);
     let name = names.iter().find(|name| name.split('/').nth(1) == Some(case)).unwrap();
-    // What hangs is waited for.
+    // The test waits for a mutant that hangs.
     let limit = if says.starts_with("hangs") { HANGS } else { program.limit };
     let program = Program { limit, ..program.clone() };
     match verdict(&program, &table, name) {

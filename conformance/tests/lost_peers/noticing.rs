@@ -1,5 +1,5 @@
-//! The `shm` transport, which notices that a peer's process is gone or stands still, as a network does: on it
-//! commands to such a peer fail. What it does about it is right, or wrong in one way.
+//! The `shm` transport with detection of lost peers: it notices that a peer's process is gone or stopped,
+//! as a network does, and fails commands to that peer. Its reaction is right, or wrong in one way.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -16,24 +16,24 @@ use tokenyard_core::transport::{
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_cpu::Shm;
 
-/// What hot calls return.
+/// The result of hot calls.
 type Hot = std::result::Result<usize, i32>;
 
-/// What the transport does with commands to a peer that is lost.
+/// The reaction of the transport to commands to a lost peer.
 pub(crate) trait Reaction: Send + Sync + 'static {
     const NAME: &'static str;
 
     /// How the command ends: by this event, or not at all.
     fn end(command: &Command) -> Option<Event>;
 
-    /// What an error says of the peer.
+    /// The error, and the peer that it names.
     fn names(error: Error, peer: u32) -> Error {
         error.with_rank(peer)
     }
 
-    /// Whether commands to others wait behind one to a lost peer.
+    /// Whether commands to other peers wait for one to a lost peer.
     const HOLDS_UP_ALL: bool = false;
-    /// Whether `poll` waits for it.
+    /// Whether `poll` waits for the lost peer.
     const HANGS: bool = false;
 }
 
@@ -42,7 +42,7 @@ fn failed(command: &Command) -> Option<Event> {
     Some(Event { kind: abi::TY_EVENT_ERROR, queue, peer, status: abi::TY_PEER_LOST, tag })
 }
 
-/// Right.
+/// The right reaction.
 pub(crate) struct LostIsError;
 impl Reaction for LostIsError {
     const NAME: &'static str = "lost_is_error";
@@ -51,7 +51,7 @@ impl Reaction for LostIsError {
     }
 }
 
-/// Commands to a lost peer end as done, and health stays well.
+/// Commands to a lost peer end as done, and the transport stays healthy.
 pub(crate) struct LostIsDone;
 impl Reaction for LostIsDone {
     const NAME: &'static str = "lost_is_done";
@@ -70,7 +70,7 @@ impl Reaction for LostNeverEnds {
     }
 }
 
-/// Nobody is told who is lost.
+/// No error names the lost peer.
 pub(crate) struct NamelessLoss;
 impl Reaction for NamelessLoss {
     const NAME: &'static str = "nameless_loss";
@@ -82,7 +82,7 @@ impl Reaction for NamelessLoss {
     }
 }
 
-/// The first command to a lost peer is the last one that its queue moves.
+/// A queue moves no command after its first one to a lost peer.
 pub(crate) struct LostHoldsUpAll;
 impl Reaction for LostHoldsUpAll {
     const NAME: &'static str = "lost_holds_up_all";
@@ -92,7 +92,7 @@ impl Reaction for LostHoldsUpAll {
     }
 }
 
-/// `poll` waits for the peer.
+/// `poll` waits for the lost peer.
 pub(crate) struct LostHangsInPoll;
 impl Reaction for LostHangsInPoll {
     const NAME: &'static str = "lost_hangs_in_poll";
@@ -105,15 +105,15 @@ impl Reaction for LostHangsInPoll {
 #[derive(Default)]
 struct Losses {
     events: VecDeque<Event>,
-    /// The first peer that a command to failed.
+    /// The first peer to which a command failed.
     failed: Option<u32>,
-    /// A command to a lost peer was taken.
+    /// Whether a command to a lost peer was taken.
     any: bool,
 }
 
 pub(crate) struct Noticing<R> {
     shm: Shm,
-    /// Of each peer.
+    /// The process of each peer.
     processes: Vec<u32>,
     losses: Mutex<Losses>,
     reaction: PhantomData<R>,
@@ -128,7 +128,7 @@ fn shm_config() -> <Shm as Transport>::Config {
     ComponentTable::from_text("", "lost_peers").parse("shm").unwrap()
 }
 
-/// Whether a process is gone, or stands still.
+/// Whether a process is gone, or stopped.
 fn is_lost(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());

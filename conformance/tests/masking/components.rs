@@ -1,4 +1,4 @@
-//! The transports of the backends libfabric and verbs, built in, so that no plugin has to be built first.
+//! The transports of the backends libfabric and verbs, built in, so that no plugin must be built first.
 
 use tokenyard_core::abi;
 use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportComponent};

@@ -1,5 +1,5 @@
 //! Losses among several domains. A row that goes from one domain to another passes the rank there that is
-//! on its source's rail, and so does what comes back for it: without that rank, neither goes.
+//! on its source's rail, and so does its combined row on the way back: without that rank, neither arrives.
 
 use anyhow::{Result, bail, ensure};
 use libtest_mimic::{Failed, Trial};
@@ -15,7 +15,7 @@ use tokenyard_core::moe::DType;
 use crate::Loss;
 use crate::order::{Order, Path, Phase, Worst};
 
-/// Domains of equal size, and who is lost.
+/// Domains of equal size, and the ranks that are lost.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Spread {
     pub(crate) domains: usize,
@@ -28,7 +28,7 @@ impl Spread {
         Self { domains, size, victims: victims.to_vec() }
     }
 
-    /// Whether any two domains have a rail on which both ranks live, if anybody of them does.
+    /// Whether any two domains with a surviving rank have a rail on which both ranks survive.
     fn has_rails(&self) -> bool {
         let lives =
             |domain: usize, rail: usize| !self.victims.contains(&(domain * self.size + rail));
@@ -38,8 +38,8 @@ impl Spread {
         domains().all(|a| domains().all(|b| rails().any(|rail| lives(a, rail) && lives(b, rail))))
     }
 
-    /// Whether some rank may hear from nobody that another one refuses. What entries say comes to a third
-    /// domain by way of another one.
+    /// Whether some rank may receive no entry that reports another rank's refusal. With a third domain,
+    /// entries arrive by way of it.
     fn may_component(&self) -> bool {
         self.domains == 2 && !self.has_rails()
     }
@@ -48,7 +48,7 @@ impl Spread {
         self.domains * self.size
     }
 
-    /// The config's sections: `path` at both levels, but for fabrics, which are between domains.
+    /// The config's sections: `path` at both levels; a fabric is between domains only.
     pub(crate) fn transport(&self, path: Path) -> String {
         const FAULTY: (&str, &str) = ("faulty", "inner = \"shm\"\nseed = 5");
         let (up, out) = match path {
@@ -70,13 +70,13 @@ impl Spread {
     }
 }
 
-/// Sources of which a rank hears nothing once the victims are lost.
+/// Sources whose rows do not reach a rank once the victims are lost.
 pub(crate) fn no_host_sync(order: &Order, rank: usize) -> Vec<usize> {
     exchange::no_host_sync(&order.case(0), rank, order.victims())
 }
 
-/// A case in another layout than the order's, among several domains: there, a forwarder may hear of a loss in
-/// the later of two operations before the earlier one is received.
+/// A case for several domains, in another layout than the order's: there, a forwarder may learn of a loss
+/// in the later of two operations before the earlier one is received.
 pub(crate) fn other_layout(order: &Order, round: u64) -> Case {
     match order.spread {
         Some(_) => Order { layout: (order.layout + 1) % 3, ..order.clone() }.case(round),
@@ -91,7 +91,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     for (number, phase) in (0u8..).zip(Phase::ALL.into_iter().chain(anytime)) {
         let certain = number < Phase::ALL.len() as u8;
         for path in [Path::Stores, Path::Puts] {
-            // The forwarder of rank 0's domain, in each layout; and one in the other.
+            // The victim is the forwarder of rank 0's domain, in each layout; or a rank of the other
+            // domain.
             for layout in (0..3).filter(|layout| certain || *layout == number % 3) {
                 add(Spread::of(2, 2, &[1]), Loss::new(Worst::Killed, phase, layout, path));
             }
@@ -103,7 +104,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         add(Spread::of(2, 2, &[[1, 3][usize::from(number / 3 % 2)]]), reordered);
         add(Spread::of(3, 2, &[2]), loss(0));
         add(Spread::of(2, 3, &[4]), loss(1));
-        // Both of a rail, both of a domain, and two that are neither.
+        // Both victims are on one rail, both in one domain, or neither.
         add(Spread::of(2, 2, &[1, 3]), loss(0));
         add(Spread::of(2, 2, &[2, 3]), loss(1));
         add(Spread::of(2, 3, &[1, 5]), loss(2));
@@ -149,8 +150,8 @@ fn trial(spread: Spread, loss: Loss) -> Trial {
     Trial::test(name, run)
 }
 
-/// One survivor after the other refuses a dispatch, a replay and a combine, and has no room for a dispatch: all hear so, also where the
-/// way of its rows is cut, and go on.
+/// Each survivor in turn refuses a dispatch, a replay and a combine, and has no room for a dispatch. All
+/// ranks learn of it, even where the path of its rows is cut, and go on.
 pub(crate) fn refuse_in_turn(
     order: &Order,
     comm: &mut Communicator,
@@ -191,7 +192,7 @@ fn refuse_dispatch(order: &Order, comm: &mut Communicator, bad: bool) -> Result<
     }
 }
 
-/// All of this rank's arena, but for less than the rows of a handle take.
+/// Takes all of this rank's arena, except for less room than the rows of a handle need.
 fn take_room(comm: &mut Communicator, handle: &Handle) -> Result<Vec<CombineInput>> {
     let mut taken = Vec::new();
     loop {
@@ -208,7 +209,7 @@ fn lack_room(order: &Order, comm: &mut Communicator, full: bool) -> Result<Error
     let flat = Case { layout: Layout::Flat, ..order.case(6000) };
     let brought = Brought::new(&flat, order.rank, Inputs::for_rank(&flat, order.rank));
     let (_, handle) = comm.dispatch(&brought.dispatch()?)?;
-    // Until the dispatch is over.
+    // The room is taken until the dispatch is over.
     let _taken = if full { take_room(comm, &handle)? } else { Vec::new() };
     let layout = match order.layout {
         1 => order.case(0).layout,

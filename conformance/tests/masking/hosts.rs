@@ -1,5 +1,5 @@
-//! A host that is cut off the network, where hosts are network namespaces. These tests need the right
-//! to make them: `cargo xtask test hosts` runs them.
+//! A host that is cut off from the network, where hosts are network namespaces. These tests need the right
+//! to make namespaces: `cargo xtask test hosts` runs them.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ fn run(loss: crate::Loss) -> Result<(), Failed> {
     watch(&order).map_err(|error| Failed::from(format!("{error:#}")))
 }
 
-/// The others go on without the rank of the host that is cut off. It hears nobody, and ends.
+/// The others go on without the rank of the host that is cut off. That rank receives nothing, and ends.
 fn watch(order: &crate::order::Order) -> Result<()> {
     let hosts = Hosts::new(order.ranks())?;
     let job = Job {

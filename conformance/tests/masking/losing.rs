@@ -1,5 +1,5 @@
-//! The `cpu` kernel set, whose rank meets its fate inside of a call: while kernels are planned, or before
-//! a command is posted.
+//! The `cpu` kernel set with a rank that is lost inside a call: while kernels are planned, or before a
+//! command is posted.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -17,7 +17,7 @@ use tokenyard_cpu::CpuKernels;
 use crate::LIMIT;
 use crate::order::{Order, Phase};
 
-/// What this process is told; set before it opens a communicator.
+/// The order of this process; set before it opens a communicator.
 pub(crate) static ORDER: OnceLock<Order> = OnceLock::new();
 
 /// The kernel set's name in a config.
@@ -25,23 +25,23 @@ pub(crate) const NAME: &str = "cpu_losing";
 
 struct Losing(CpuKernels, KernelShape);
 
-/// Whether the victim is in the operation that it does not survive.
+/// Whether the victim is in the operation in which it is lost.
 static ARMED: AtomicBool = AtomicBool::new(false);
-/// Where a victim meets its fate, and what its link does with a command else.
+/// The command at which a victim is lost, and the link's own `post` for all others.
 static HOOK: OnceLock<(Trigger, PostFn)> = OnceLock::new();
 
 type PostFn = unsafe extern "C" fn(*mut c_void, u32, *const Command, usize, *mut usize) -> i32;
 
-/// From now on the victim meets its fate at the command that its phase names.
+/// From now on the victim is lost at the command that its phase names.
 pub(crate) fn arm() {
     ARMED.store(true, Ordering::Release);
 }
 
-/// The first command that a victim does not post any more. Signals of the `cpu` kernel set that are
-/// of one kind lie together.
+/// The first command that a victim does not post. Signals of one kind have consecutive ids in the `cpu`
+/// kernel set.
 struct Trigger {
     phase: Phase,
-    /// Signals of a kind.
+    /// The number of signals of one kind.
     kind: u32,
     packed: bool,
     /// This rank's control window.
@@ -53,7 +53,8 @@ impl Trigger {
         let (is_entry, is_grant) =
             (command.signal / self.kind == 0, command.signal / self.kind == 1);
         match self.phase {
-            // Who grants has entered, and has heard that all have. Packed rows come before the entry.
+            // A rank that grants has sent its entry, and has received the entries of all. Packed rows come
+            // before the entry.
             Phase::Entered => {
                 if self.packed {
                     is_entry
@@ -66,7 +67,7 @@ impl Trigger {
         }
     }
 
-    /// Whether a record says that there is no room: word 1 is its verdict.
+    /// Whether a record reports that there is no room: word 1 is its verdict.
     fn is_full(&self, command: &Command) -> bool {
         let record = (self.control + command.src_offset as usize) as *const u64;
         // SAFETY: the kernel set sends a record of its control window, which it has just written.
@@ -92,11 +93,11 @@ unsafe extern "C" fn post(
     unsafe { post(instance, queue, commands, count, accepted) }
 }
 
-/// The plan, with a link that passes by [`post`].
+/// The plan, with a link whose commands pass through [`post`].
 fn hook(order: &Order, shape: &KernelShape, plan: &abi::TyPlan) -> abi::TyPlan {
     let mut plan = *plan;
     let link = if plan.scale_up.table.is_null() { &mut plan.scale_out } else { &mut plan.scale_up };
-    // SAFETY: the host passes judged tables, and windows that are there.
+    // SAFETY: the host passes judged tables, and windows that exist.
     let (mut table, control) = unsafe { (link.table.read(), (*plan.windows).pointer as usize) };
     let kind = shape.ranks * shape.in_flight;
     let trigger = Trigger { phase: order.phase, kind, packed: order.layout == 2, control };
@@ -111,7 +112,7 @@ fn failed(why: &str) -> Error {
     Error::new(ErrorKind::Internal, "plan", why)
 }
 
-/// Once, with all links made: the victims do their worst, and the others wait until they know it.
+/// Runs once, with all links made: the victims are lost, and the others wait until they know it.
 fn meet_loss(order: &Order, plan: &abi::TyPlan) -> anyhow::Result<()> {
     if order.victims().iter().all(|rank| order.marker("worst", *rank).exists()) {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Losses that are masked, with ranks as processes: the others finish, go on without the lost rank, and
-//! let it in again. This program is also the ranks.
+//! Masked losses, with ranks as processes: the others finish, go on without the lost rank, and let it in
+//! again. This program is also the ranks.
 
 #![allow(clippy::expect_used, reason = "a test may end where its own setup is wrong")]
 
@@ -26,7 +26,7 @@ use tempfile::TempDir;
 
 use crate::order::{Order, Path, Phase, Worst};
 
-/// Stands before the order of a rank.
+/// The argument before the order of a rank.
 pub(crate) const RANK: &str = "--as-rank";
 /// The longest that one test may take on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
@@ -64,18 +64,18 @@ fn launch() -> ExitCode {
     let words = std::env::args().filter(|arg| arg != verbs::ARGUMENT);
     let mut arguments = Arguments::from_iter(words);
     if over_verbs {
-        // One after the other: they share links, and the machine is slow.
+        // The tests run one after the other: they share links, and the machine is slow.
         arguments.test_threads = Some(1);
         return libtest_mimic::run(&arguments, verbs::trials()).exit_code();
     }
-    // Each has three ranks, which mostly wait.
+    // Each test has three ranks, which mostly wait.
     arguments.test_threads = arguments.test_threads.or(Some(8));
     let killed = Phase::ALL.into_iter().chain([100, 600, 1700].map(Phase::Anytime));
     let stopped = Phase::ALL.into_iter().chain([Phase::Anytime(600)]);
     let mut trials = Vec::new();
     for (number, phase) in (0u8..).zip(killed) {
         for path in Path::ALL.into_iter().filter(|path| path.has(phase)) {
-            // Each phase in each layout where that costs little.
+            // Each phase runs in each layout where that costs little.
             let all = path.is_own() && !matches!(phase, Phase::Anytime(_));
             for layout in (0..3).filter(|layout| all || *layout == number % 3) {
                 trials.push(trial(Loss::new(Worst::Killed, phase, layout, path)));
@@ -83,7 +83,7 @@ fn launch() -> ExitCode {
         }
     }
     for (number, phase) in (0u8..).zip(stopped) {
-        // Each takes two deadlines.
+        // Each loss takes two deadlines.
         let has = |path: &Path| path.has(phase) && (path.is_own() || number % 2 == 1);
         for path in Path::ALL.into_iter().filter(has) {
             let all = phase == Phase::Entered && path != Path::Puts;
@@ -106,7 +106,7 @@ fn launch() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// What happens to the victims, when, and to which kind of exchange.
+/// The fault of the victims, its phase, and the layout and path of the exchange.
 #[derive(Clone, Copy)]
 pub(crate) struct Loss {
     worst: Worst,
@@ -189,13 +189,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only where it has ended.
+        // Both calls fail only if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Plays one loss.
+/// Runs one loss.
 pub(crate) fn watch(order: &Order) -> Result<()> {
     let mut ranks: Vec<Process> =
         (0..order.ranks()).map(|rank| Process::start(order, rank, false)).collect::<Result<_>>()?;
@@ -228,8 +228,9 @@ pub(crate) fn watch(order: &Order) -> Result<()> {
     }
     if order.phase == Phase::Entered && order.layout != 2 {
         let torn = order.survivors().filter(|rank| order.marker("torn", *rank).exists());
-        // Every survivor but one that is a domain alone with the victim has places that stay empty. The victim's
-        // proxy thread may die with its entry to the other domains still in the ring: they have no places then.
+        // The outputs of a survivor lack rows, except where it is alone in its domain with the victim. The
+        // victim's proxy thread may end with the victim's entry to the other domains still in the ring:
+        // then the rows have no places.
         let all = order.spread.is_some() && order.path != Path::TcpProxied;
         let expected = if all { order.survivors().count() } else { 1 };
         let torn = torn.count();

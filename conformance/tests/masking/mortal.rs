@@ -1,4 +1,4 @@
-//! A transport around another one in which a rank dies at a step of a bring-up.
+//! A transport around another one, in which a rank is killed at a step of a bring-up.
 
 use std::sync::OnceLock;
 
@@ -10,15 +10,15 @@ use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Transport, TransportOpen, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-/// What is wrapped.
+/// The inner transport.
 const INNER: &str = "shm";
-/// Of the process that is to die.
+/// The step at which this process is killed, if it is to be.
 static STEP: OnceLock<Step> = OnceLock::new();
 
-/// Where a rank dies.
+/// The step at which a rank is killed or fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Step {
-    /// Before its communicator is opened: the others know it from the join.
+    /// Before its communicator is opened: the others know the rank from the join.
     Joined,
     Probe,
     Open,
@@ -28,11 +28,11 @@ pub(crate) enum Step {
     Connect,
     /// It is connected to all.
     Connected,
-    /// It does not die, but brings other options than the others.
+    /// It lives, but its options differ from the others'.
     Differs,
-    /// Nor here, but its transport does not run where it came back.
+    /// It lives, but its transport does not run on the node where it came back.
     NoProbe,
-    /// Nor here, but it opens its communicator only when the others have given it up.
+    /// It lives, but it opens its communicator only when the others have given it up.
     Late,
 }
 
@@ -41,7 +41,7 @@ impl Step {
         format!("{self:?}").to_lowercase()
     }
 
-    /// Those at which it dies.
+    /// The steps at which the rank is killed.
     pub(crate) const ALL: [Self; 7] = [
         Self::Joined,
         Self::Probe,
@@ -52,10 +52,10 @@ impl Step {
         Self::Connected,
     ];
 
-    /// Those at which it lives, and no communicator can be opened with it.
+    /// The steps at which the rank lives, and no communicator can be opened with it.
     pub(crate) const FAILS: [Self; 3] = [Self::Differs, Self::NoProbe, Self::Late];
 
-    /// What its process says at its end.
+    /// Words of its process's last error.
     pub(crate) fn says(self) -> &'static str {
         match self {
             Self::Differs => "max_tokens",
@@ -65,7 +65,7 @@ impl Step {
         }
     }
 
-    /// From here on, this process dies at this step.
+    /// From now on, this process is killed at this step.
     pub(crate) fn arm(self) {
         let armed = STEP.set(self);
         assert!(armed.is_ok(), "a process dies once");

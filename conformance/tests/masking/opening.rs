@@ -1,5 +1,6 @@
-//! A rank dies at a step of a bring-up: of the first communicator, or as a process that comes back, while the
-//! others renew theirs. They open the communicator without it, and with the process that comes after it.
+//! A rank is killed at a step of a bring-up: of the first communicator, or as a process that comes back
+//! while the others renew theirs. The others open the communicator without it, and later with the process
+//! that replaces it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.chain(Step::FAILS.map(renew)).chain(several).collect()
 }
 
-/// Plays one rank.
+/// Runs one rank.
 pub(crate) fn play(order: &Order) -> Result<()> {
     let config = order.config();
     let world = Arc::new(World::from_config(&config.world)?);
@@ -71,7 +72,7 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     Ok(comm.close()?)
 }
 
-/// Waits until the others have gone on without this process, which they let in.
+/// Waits until the others, which let this process in, have gone on without it.
 fn hear_of_others(order: &Order) -> Result<()> {
     let start = Instant::now();
     while !order.survivors().all(|rank| order.marker(&without(order.life), rank).exists()) {

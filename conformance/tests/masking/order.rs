@@ -1,4 +1,4 @@
-//! What a rank is told to do.
+//! The order of a rank: its part in a test.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,30 +15,30 @@ use crate::domains::Spread;
 use crate::losing;
 use crate::mortal::Step;
 
-/// The one that is lost, or the first of two. Not rank 0, where all meet.
+/// The lost rank, or the first of two. Not rank 0, where all ranks meet.
 pub(crate) const VICTIM: usize = 1;
 
-/// Where the victim does its worst.
+/// The phase in which the victim is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
-    /// While the communicator is brought up: all links are made, and the kernels not planned.
+    /// While the communicator is brought up: all links are made, and the kernels are not planned.
     Planning,
     DispatchSend,
-    /// Inside the send of a dispatch: it has entered, and has not written the rows that the others
-    /// give it places for.
+    /// Inside the send of a dispatch: the victim has sent its entry, and has not written the rows that the
+    /// others give it places for.
     Entered,
     DispatchReceive,
     CombineSend,
     CombineReceive,
-    /// The same, and the others receive the combine only when they know of the loss.
+    /// The same, and the others receive the combine only after they know of the loss.
     LateReceive,
     /// Between the sends of two dispatches and their receives; or, among several domains, between the sends.
     Overlap,
     /// After one exchange and before the next.
     Between,
-    /// While it says that it has no room: rank 2 has heard it, and rank 0 has not.
+    /// While it reports that it has no room: rank 2 has received the report, and rank 0 has not.
     Refusing,
-    /// So many microseconds after the start of the last round but some.
+    /// This many microseconds after the first round.
     Anytime(u64),
 }
 
@@ -50,12 +50,12 @@ pub(crate) enum Worst {
     BothKilled,
     /// SIGSTOP; the launcher lets it run again once the others have gone on.
     Stopped,
-    /// Its host is cut off the network.
+    /// Its host is cut off from the network.
     Cut,
 }
 
 impl Phase {
-    /// Those that are certain.
+    /// The phases that always occur.
     pub(crate) const ALL: [Self; 9] = [
         Self::Planning,
         Self::DispatchSend,
@@ -100,7 +100,7 @@ impl Worst {
     }
 }
 
-/// How rows get from rank to rank.
+/// The path of rows between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Path {
     /// `shm`, by loads and stores.
@@ -109,9 +109,9 @@ pub(crate) enum Path {
     Puts,
     /// `libfabric` over a network interface.
     Tcp,
-    /// The same, posted by a thread of its own.
+    /// The same, posted by a proxy thread.
     TcpProxied,
-    /// `shm` in which a rank dies at a step of a bring-up.
+    /// `shm` in which a rank is killed at a step of a bring-up.
     Mortal,
     /// `verbs`, in the test machine.
     Verbs,
@@ -140,13 +140,13 @@ impl Path {
         Pace::new(slow).expect("a factor in the range")
     }
 
-    /// Whether it is a part of this project's that runs everywhere.
+    /// Whether it is a transport of this project that runs on every machine.
     pub(crate) fn is_own(self) -> bool {
         matches!(self, Self::Stores | Self::Puts)
     }
 
-    /// Whether a phase is played over it: a few where commands are under way, over what differs from
-    /// another in who posts them.
+    /// Whether a phase is tested over it. A path that differs from another one only in the thread that
+    /// posts runs a few phases, in which commands are in flight.
     pub(crate) fn has(self, phase: Phase) -> bool {
         use Phase::{Anytime, CombineReceive, DispatchSend, Entered, LateReceive};
         let few = [DispatchSend, Entered, CombineReceive, LateReceive, Anytime(600)];
@@ -188,14 +188,14 @@ pub(crate) struct Order {
     pub(crate) phase: Phase,
     pub(crate) layout: u8,
     pub(crate) path: Path,
-    /// Several domains, and who is lost there.
+    /// Several domains, and the ranks that are lost there.
     pub(crate) spread: Option<Spread>,
     pub(crate) rank: usize,
     /// Whether this process comes back as the lost rank.
     pub(crate) back: bool,
-    /// What becomes of the victim's processes, one after the other, where they die in a bring-up.
+    /// The fates of the victim's processes, in order, where they are killed in a bring-up.
     pub(crate) lives: Vec<Option<Step>>,
-    /// Which of them this process is.
+    /// The number of this process among them.
     pub(crate) life: usize,
 }
 
@@ -220,9 +220,9 @@ impl Order {
     }
 
     pub(crate) fn config(&self) -> Config {
-        // A killed rank is found by its connection, which takes no time on any machine, and a link that
-        // is down by its device. One that is stopped, or cut off by a switch, is found by the deadline
-        // alone.
+        // Others find a killed rank by its connection, which takes no time on any machine, and a link that
+        // is down by its device. They find a rank that is stopped, or cut off by a switch, by the deadline
+        // only.
         let tells = self.worst.kills() || (self.worst, self.path) == (Worst::Cut, Path::Verbs);
         let deadline_ms = if tells { 20_000 } else { 4000 };
         let deadline = self.path.pace().stretch(Duration::from_millis(deadline_ms));
@@ -233,7 +233,7 @@ impl Order {
         };
         let inside = matches!(self.phase, Phase::Planning | Phase::Entered | Phase::Refusing);
         let kernels = if inside { losing::NAME } else { "cpu" };
-        // So long do the others wait for one that comes late.
+        // The time for which the others wait for a rank that is late.
         let late_ms = if self.lives.contains(&Some(Step::Late)) { 20_000 } else { 60_000 };
         let text = format!(
             "[world]\nbootstrap = \"{bootstrap}\"\ndeadline_ms = {deadline_ms}\nlate_ms = {late_ms}\n\
@@ -275,14 +275,14 @@ impl Order {
         std::fs::write(self.marker(what, self.rank), "").context("mark")
     }
 
-    /// Ends or stops this process, once: one that goes on after a stop is not stopped again.
+    /// Kills or stops this process, once: a process that is resumed is not stopped again.
     pub(crate) fn do_worst(&self) -> Result<()> {
         static DONE: AtomicBool = AtomicBool::new(false);
         if DONE.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         self.mark("worst")?;
-        // A host is cut off while its rank stands still.
+        // The launcher cuts a host off while its rank is stopped.
         let signal = if self.worst.kills() { Signal::KILL } else { Signal::STOP };
         kill_process(getpid(), signal).context("signal this process")
     }

@@ -1,4 +1,4 @@
-//! What a rank does: exchanges, each checked, before the loss, without the lost rank, and after it came
+//! The work of a rank: exchanges, each checked, before the loss, without the lost rank, and after it came
 //! back.
 
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use tokenyard_core::communicator::{Communicator, Handle, Received};
 use crate::order::{Order, Path, Phase};
 use crate::{LIMIT, domains, losing};
 
-/// Rounds before the loss is certain: the victim does not see the end of the last.
+/// Rounds before the loss is certain: the victim does not reach the end of the last.
 const BEFORE: u64 = 4;
 /// Rounds without the victim, and rounds after it came back.
 const ROUNDS: u64 = 3;
 
-/// Plays one rank.
+/// Runs one rank.
 pub(crate) fn play(order: &Order) -> Result<()> {
     let config = order.config();
     let world = Arc::new(World::from_config(&config.world)?);
@@ -31,7 +31,7 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     let mut round = 0;
     let mut old = Old::new(order, &mut comm)?;
     if !order.back {
-        // Who was lost before the first round is lost in all.
+        // A rank that is lost before the first round is lost in all rounds.
         let before = if order.phase == Phase::Planning { 0 } else { BEFORE };
         for _ in 0..before {
             let last = round + 1 == BEFORE && is_victim;
@@ -43,7 +43,8 @@ pub(crate) fn play(order: &Order) -> Result<()> {
             }
             round += 1;
         }
-        // A victim does what the others do, until it finds out: they may have sent it their component.
+        // A victim does the same as the others until it learns of its loss: they may have sent it their
+        // rows.
         let kept = Kept::new(order, &mut comm)?;
         if is_victim {
             exchange_once(order, &mut comm, round, false)?;
@@ -82,8 +83,8 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     Ok(comm.close()?)
 }
 
-/// A victim whose time comes at any moment meets it on a thread of its own, after the first round; or
-/// at the latest before the last round ends for it.
+/// A victim that is lost at any moment is lost on a thread of its own, after the first round; or, at the
+/// latest, before its last round ends.
 fn meet_fate(order: &Order, round: u64) {
     let order = order.clone();
     match order.phase {
@@ -94,14 +95,14 @@ fn meet_fate(order: &Order, round: u64) {
             });
         }
         Phase::Anytime(_) | Phase::Between if round + 1 == BEFORE => {
-            // It cannot fail, and if it did, the victim would go on, which is an error.
+            // The call cannot fail. If it did, the victim would go on, which is an error.
             let _ = order.do_worst();
         }
         _ => {}
     }
 }
 
-/// A handle from the time before the loss, used again and again.
+/// A handle from before the loss, used again and again.
 struct Old {
     case: Case,
     inputs: Inputs,
@@ -120,7 +121,7 @@ impl Old {
         Ok(Self { case, inputs, brought, handle })
     }
 
-    /// A replay and a combine, checked. Returns whose rows were left out.
+    /// A replay and a combine, checked. Returns the ranks whose rows were left out.
     fn again(&mut self, comm: &mut Communicator) -> Result<Vec<usize>> {
         let rank = comm.rank() as usize;
         let received = comm.replay(&self.handle, &self.brought.replay()?).context("replay")?;
@@ -134,8 +135,8 @@ impl Old {
     }
 }
 
-/// Outputs of the first dispatches after the loss. They may lie where the memory of the last operations
-/// lay, which the victim had places in.
+/// Outputs of the first dispatches after the loss. They may use memory of the last operations, in which the
+/// victim had places.
 struct Kept(Vec<(Received, Vec<u8>)>);
 
 impl Kept {
@@ -170,15 +171,15 @@ pub(crate) fn indices(ranks: Vec<u32>) -> Vec<usize> {
     ranks.into_iter().map(|rank| rank as usize).collect()
 }
 
-/// What came back has the part of each victim, which may have done it before it was lost, or says that
-/// it has not.
+/// Checks a combine's results. For each victim, which may have sent its part before it was lost, they
+/// include that part or say that they lack it.
 fn check_combined(case: &Case, inputs: &Inputs, comm: &Communicator, got: &Got) -> Result<()> {
     let lost = indices(comm.lost_ranks());
     let losses = Losses { before: &[], after: &lost };
     exchange::check_combined_around(case, inputs, losses, comm.rank() as usize, got).map(drop)
 }
 
-/// Goes on until the victim has found out, whatever it still writes.
+/// Goes on until the victim learns of its loss, whatever it still writes.
 fn outlast(order: &Order, comm: &mut Communicator, mut round: u64) -> Result<()> {
     let start = Instant::now();
     let silent = domains::no_host_sync(order, order.rank);
@@ -188,10 +189,10 @@ fn outlast(order: &Order, comm: &mut Communicator, mut round: u64) -> Result<()>
         round += 1;
         ensure!(start.elapsed() < LIMIT, "the victim did not find out");
     }
-    // The others may be a round behind: nobody leaves before all are through.
+    // The others may be a round behind: no rank leaves before all have finished.
     order.mark("through")?;
     while !order.survivors().all(|r| order.marker("through", r).exists()) {
-        // Fails where the others got through while this one had begun another round.
+        // Fails if the others finished while this rank had started another round.
         let _ = exchange_once(order, comm, round, false);
         round += 1;
         ensure!(start.elapsed() < LIMIT, "the others did not get through");
@@ -199,7 +200,7 @@ fn outlast(order: &Order, comm: &mut Communicator, mut round: u64) -> Result<()>
     Ok(())
 }
 
-/// Until all know that the victims wait to come back.
+/// Waits until all ranks know that the victims wait to come back.
 pub(crate) fn wait_for_return(order: &Order, world: &World, comm: &Communicator) -> Result<()> {
     let start = Instant::now();
     loop {
@@ -213,8 +214,8 @@ pub(crate) fn wait_for_return(order: &Order, world: &World, comm: &Communicator)
     }
 }
 
-/// One exchange, checked: with the oracle's full result, or with that without the victim where the
-/// communicator says so. Returns whose component was left out.
+/// One exchange, checked: with the oracle's full result, or with the result without the victim where the
+/// communicator reports it lost. Returns the ranks whose rows were left out.
 pub(crate) fn exchange_once(
     order: &Order,
     comm: &mut Communicator,
@@ -249,9 +250,9 @@ pub(crate) fn exchange_once(
     }
     comm.combine_recv(sent)?;
     let got = buffers.into_got()?;
-    // Among several domains rows are put, also where they could be read.
+    // Among several domains rows are put, even where they could be read.
     if is_late && order.path == Path::Stores && order.spread.is_none() {
-        // The victims answered, but what they answered with is theirs to change by now.
+        // The victims answered, but they may change their answer's memory by now.
         let left_out = exchange::left_out(&case, rank, order.victims());
         return exchange::check_combined_without(&case, &inputs, &left_out, rank, &got)
             .map(|()| lost_sources(&received));

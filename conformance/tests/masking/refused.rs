@@ -1,4 +1,4 @@
-//! What cannot go on without a rank is refused when a communicator is opened.
+//! Configs that cannot mask losses are refused when a communicator is opened.
 
 use anyhow::{Context, Result, ensure};
 use libtest_mimic::{Failed, Trial};
@@ -9,7 +9,7 @@ use tokenyard_core::ErrorKind;
 use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::Config;
 
-/// The level between domains has to declare it too.
+/// The level between domains must declare the capability too.
 const BETWEEN_DOMAINS: &str = "[transport.scale_up]\nuse = \"shm\"\n\
      [transport.scale_out]\nuse = \"faulty\"\n\
      [transport.scale_out.faulty]\ninner = \"shm\"\n\
@@ -17,7 +17,7 @@ const BETWEEN_DOMAINS: &str = "[transport.scale_up]\nuse = \"shm\"\n\
 const FABRIC_SHM: &str = "[transport.scale_up]\nuse = \"none\"\n\
      [transport.scale_out]\nuse = \"libfabric\"\n\
      [transport.scale_out.libfabric]\nprovider = \"shm\"\n";
-/// It declares `bounded_put`, and its health is its first failure.
+/// The transport declares `bounded_put`, and its health stays at its first failure.
 const BOUNDED_ALONE: &str = "[transport.scale_up]\nuse = \"faulty\"\n\
      [transport.scale_up.faulty]\ninner = \"shm\"\n\
      fault = { kind = \"fail\", rank = 0, at = 1000000 }\n";
@@ -45,7 +45,7 @@ fn refuse(transport: &str, says: &str) -> Result<()> {
     for result in opened {
         let error = result.err().context("found an open communicator; expected a refusal")?;
         let text = error.to_string();
-        // Who is slower than rank 0 hears of it before it finds out.
+        // A rank that is slower than rank 0 receives its report before it finds the error itself.
         let known = [ErrorKind::Unsupported, ErrorKind::PeerLost].contains(&error.kind());
         ensure!(known, "{text}");
         ensure!(text.contains(says) && text.contains("use on_failure = \"stop\""), "{text}");

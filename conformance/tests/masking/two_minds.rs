@@ -1,5 +1,5 @@
-//! A rank that has no room, and is lost when rank 2 has heard so and rank 0 has not: rank 2 knows the
-//! dispatch as refused, and rank 0 as done without the lost rank.
+//! A rank that has no room is lost after rank 2 has received that report and before rank 0 has. Rank 2
+//! knows the dispatch as refused, and rank 0 knows it as completed without the lost rank.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,8 +46,8 @@ fn watch(order: &Order) -> Result<()> {
     Ok(())
 }
 
-/// Dispatches until it cannot go on. The victim keeps what it gets; rank 2 brings nothing, so that rank 0
-/// waits for none of its rows.
+/// Dispatches until a call fails. The victim holds its outputs; rank 2 has no tokens, so that rank 0 waits
+/// for none of its rows.
 pub(crate) fn play(order: &Order) -> Result<()> {
     let config = order.config();
     let world = Arc::new(World::from_config(&config.world)?);
@@ -61,7 +61,8 @@ pub(crate) fn play(order: &Order) -> Result<()> {
         match comm.dispatch(&brought.dispatch()?) {
             Ok((received, _)) if order.is_victim() => kept.push(received),
             Ok(_) => {}
-            // Packed rows land where nobody else's memory is: that minds differ shows with the next.
+            // Packed rows land in memory that no other output uses: the disagreement shows with the next
+            // dispatch.
             Err(error) if order.layout == 2 && error.kind() == ErrorKind::Full => {}
             Err(error) => return end(order, &error),
         }
@@ -69,14 +70,14 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     bail!("nobody was without room")
 }
 
-/// Neither goes on as if nothing had happened.
+/// Checks that neither rank goes on as if nothing had happened.
 fn end(order: &Order, error: &Error) -> Result<()> {
     order.mark("ended")?;
     let expected = match order.rank {
         0 => "rank 2 heard that the operation was refused, and this rank completed it",
         _ => "rank 0 completed the operation, and this rank heard that it was refused",
     };
-    // Who is later hears of the end of the other.
+    // The slower rank receives the other's report of its end.
     let is_told = error.kind() == ErrorKind::PeerLost && error.to_string().contains("completed");
     let is_found = error.kind() == ErrorKind::Mismatch && error.to_string().contains(expected);
     ensure!(is_found || is_told, "found: {error}");

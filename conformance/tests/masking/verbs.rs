@@ -1,5 +1,5 @@
-//! The same over RDMA. These tests need devices, one per rank, which soft-RoCE in the test machine has:
-//! with `--verbs` they are all there is, else there is none. `cargo xtask test vm` runs them.
+//! Masked losses over RDMA. These tests need one device per rank, which soft-RoCE in the test machine
+//! provides: with `--verbs` only they run, without it none of them. `cargo xtask test vm` runs them.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use tokenyard_conformance::faults::CutLink;
 use crate::order::{Order, Path, Phase, VICTIM, Worst};
 use crate::{LIMIT, Process, hang, trial};
 
-/// Asks for these tests.
+/// The argument that selects these tests.
 pub(crate) const ARGUMENT: &str = "--verbs";
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -35,7 +35,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     losses.into_iter().chain([stopped, cut]).collect()
 }
 
-/// The rank whose link is cut ends, although the others hear it: its device says so. They go on.
+/// The rank whose link is cut ends, although the others receive its entries: its device reports the link.
+/// The others go on.
 fn watch_cut(order: &Order) -> Result<()> {
     let mut ranks: Vec<Process> =
         (0..order.ranks()).map(|rank| Process::start(order, rank, false)).collect::<Result<_>>()?;
@@ -62,7 +63,7 @@ fn watch_cut(order: &Order) -> Result<()> {
     Ok(())
 }
 
-/// Until a rank has stopped itself.
+/// Waits until a rank has stopped itself.
 fn await_stop(rank: &Process) -> Result<()> {
     let start = Instant::now();
     let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;

@@ -12,7 +12,7 @@ use tokenyard_cpu::CpuKernels;
 use crate::faulty_shm::NoSettings;
 use crate::kernel_mutants::*;
 
-/// What is broken: arguments on their way in, or results on their way out.
+/// The alteration: of arguments on their way in, or of results on their way out.
 pub(crate) trait Alteration: Default + Send + 'static {
     /// The kernel set's name in a config.
     const NAME: &'static str;
@@ -65,7 +65,7 @@ impl<A: Alteration> KernelSet for Altered<A> {
     unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
         let mut dispatch = *dispatch;
         self.alteration.dispatch(&mut dispatch);
-        // SAFETY: by this function's contract; alterations name what is as valid.
+        // SAFETY: by this function's contract; alterations pass memory that is just as valid.
         unsafe { self.cpu.dispatch_send(&dispatch) }
     }
 

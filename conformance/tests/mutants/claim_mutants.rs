@@ -36,7 +36,7 @@ fn every_claim_is_proved_by_its_mutant() {
     tokenyard_topology::link();
     let rows = rows();
     assert!(rows.len() > 10, "the table is read: {rows:?}");
-    // Most wait for something that never comes, so a few run beside each other.
+    // Most wait for an event that never comes, so a few run at the same time.
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -67,7 +67,7 @@ fn proves(case: &str, mutant: &str, says: &str) {
     assert_caught(mutant, test, says, |broken| run(if broken { mutant } else { intact }, test));
 }
 
-/// Commands that wait until somebody drives.
+/// Commands that wait until the caller drives the transport.
 #[derive(Default)]
 struct Waiting(Mutex<VecDeque<(u32, Command)>>);
 
@@ -81,12 +81,13 @@ impl Waiting {
         Ok(1)
     }
 
-    /// Executes what waits, and then polls if there is room for events: never beside another thread.
+    /// Executes the waiting commands, and then polls if there is room for events; the lock excludes other
+    /// threads.
     fn drive(&self, below: &Below, poll: Option<(u32, &mut [Event])>) -> Hot {
         let mut waiting = self.0.lock().unwrap();
         while let Some((queue, command)) = waiting.front() {
-            // SAFETY: an accepted command, whose source stays until it is done; nobody else is in a queue of `shm`
-            // while the lock is held.
+            // SAFETY: an accepted command, whose source does not change until it is done; no other thread
+            // is in a queue of `shm` while the lock is held.
             if unsafe { below.post(*queue, *command)? } == 0 {
                 break;
             }
@@ -96,7 +97,7 @@ impl Waiting {
     }
 }
 
-/// The unbroken transport, which somebody must drive and which says so.
+/// The unbroken transport with manual progress, which it declares.
 #[derive(Default)]
 pub(crate) struct IntactDriven(Waiting);
 impl Fault for IntactDriven {
@@ -116,7 +117,7 @@ impl Fault for IntactDriven {
     }
 }
 
-/// Moves nothing unless it is polled, and does not say so.
+/// Moves nothing unless it is polled, and does not declare so.
 #[derive(Default)]
 pub(crate) struct NeedsDriving(Waiting);
 impl Fault for NeedsDriving {
@@ -131,7 +132,7 @@ impl Fault for NeedsDriving {
     }
 }
 
-/// Says that somebody must drive it, and moves nothing where `progress` does.
+/// Declares manual progress, and `progress` moves nothing.
 #[derive(Default)]
 pub(crate) struct IdleProgress(Waiting);
 impl Fault for IdleProgress {
@@ -147,7 +148,7 @@ impl Fault for IdleProgress {
     }
 }
 
-/// Puts without a signal are held back behind what follows them, on a transport that calls itself ordered.
+/// Holds back puts without a signal behind later commands, and declares itself ordered.
 #[derive(Default)]
 pub(crate) struct HeldPut(Waiting);
 impl Fault for HeldPut {
@@ -167,7 +168,7 @@ impl Fault for HeldPut {
     }
 }
 
-/// Gives out memory that no peer reaches.
+/// Hands out memory that no peer reaches.
 #[derive(Default)]
 pub(crate) struct PrivateMemory;
 impl Fault for PrivateMemory {
@@ -184,7 +185,7 @@ impl Fault for PrivateMemory {
     }
 }
 
-/// Shared memory that stays until the process ends.
+/// Shared memory that lives until the process ends.
 fn leaked_window(id: u32, bytes: u64) -> Window {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("tokenyard-mutant", flags).unwrap();
@@ -233,7 +234,7 @@ impl Fault for FourQueues {
     }
 }
 
-/// Remembers 256 commands of those that are not polled yet, whatever it declares.
+/// Remembers only 256 commands that are not polled yet, whatever it declares.
 #[derive(Default)]
 pub(crate) struct ShallowQueue(AtomicU64);
 impl Fault for ShallowQueue {
@@ -258,7 +259,7 @@ impl Fault for ShallowQueue {
     }
 }
 
-/// Tells four windows apart, and declares more.
+/// Distinguishes four windows, and declares more.
 #[derive(Default)]
 pub(crate) struct FourWindows;
 impl Fault for FourWindows {
@@ -271,7 +272,7 @@ impl Fault for FourWindows {
     }
 }
 
-/// Sends what a socket takes at once, and forgets the rest.
+/// Sends as many bytes as a socket takes at once, and drops the rest.
 #[derive(Default)]
 pub(crate) struct CutAtABuffer;
 impl Fault for CutAtABuffer {
@@ -284,7 +285,7 @@ impl Fault for CutAtABuffer {
     }
 }
 
-/// One put in 1,000 is lost, its signal too.
+/// Loses one put in 1,000, and its signal too.
 #[derive(Default)]
 pub(crate) struct RareLostPut(Turn);
 impl Fault for RareLostPut {
@@ -324,7 +325,7 @@ fn one_lost_payload_in_a_thousand_is_caught() {
     caught::<RareLostPayload>("l0/no_put_is_lost/r3", "lost their payload (INV-1)");
 }
 
-/// Signals alone go to the neighbour, on every rank alike.
+/// Sends signals without a payload to the neighbour, on every rank alike.
 #[derive(Default)]
 pub(crate) struct MisledSignal;
 impl Fault for MisledSignal {

@@ -14,7 +14,7 @@ fn raises(command: &Command) -> bool {
     matches!(command.op, abi::TY_OP_SIGNAL | abi::TY_OP_PUT_SIGNAL)
 }
 
-/// Who looks again sees the signal of the last round as that of this one.
+/// A caller that reads a signal again sees the signal of the last round as that of this one.
 #[derive(Default)]
 pub(crate) struct StaleSignal {
     seen: Mutex<BTreeMap<u32, u64>>,
@@ -34,7 +34,7 @@ fn a_stale_signal_of_the_last_round_is_caught() {
     caught::<StaleSignal>("l0/payload_before_signal/r2", "signal");
 }
 
-/// Every 100th signal is raised twice, as by a retry that did arrive the first time.
+/// Raises every 100th signal twice, as a retry does whose first try did arrive.
 #[derive(Default)]
 pub(crate) struct DoubledSignal(Turn);
 impl Fault for DoubledSignal {
@@ -89,7 +89,7 @@ fn signals_that_share_a_total_are_caught() {
     caught::<NarrowId>("l0/signals_of_many_ids/r2", "no more");
 }
 
-/// An error completion is read as "not yet".
+/// Reads an error completion as "not yet".
 #[derive(Default)]
 pub(crate) struct ErrorIsNotYet;
 impl Fault for ErrorIsNotYet {
@@ -117,7 +117,7 @@ fn an_error_completion_read_as_not_yet_is_caught() {
     caught::<ErrorIsNotYet>("l0/errors_are_reported/r2", "found 2 events; expected 3");
 }
 
-/// The event is there, but the transport calls itself healthy.
+/// Gives the error event, but reports itself healthy.
 #[derive(Default)]
 pub(crate) struct ForgivenError;
 impl Fault for ForgivenError {
@@ -133,7 +133,7 @@ fn a_forgiven_error_is_caught() {
     caught::<ForgivenError>("l0/errors_are_reported/r2", "health is good");
 }
 
-/// Commands are done when they were picked up; they are executed later.
+/// Reports commands as done when they are picked up; they are executed later.
 #[derive(Default)]
 pub(crate) struct DoneAtPickUp {
     early: Mutex<VecDeque<Event>>,
@@ -162,8 +162,8 @@ impl Fault for DoneAtPickUp {
             return Ok(1);
         }
         if let Some(command) = self.waiting.lock().unwrap().pop_front() {
-            // SAFETY: a posted command; its source may have changed, which is the fault, but it is
-            // memory of the window still.
+            // SAFETY: a posted command; its source may have changed, which is the fault, but it is still
+            // memory of the window.
             unsafe { below.post(queue, command)? };
         }
         below.shm.poll(queue, events)
@@ -178,7 +178,7 @@ fn a_slot_reused_at_pick_up_is_caught() {
     );
 }
 
-/// Every 50th done event is reported again.
+/// Reports every 50th done event again.
 #[derive(Default)]
 pub(crate) struct DoneTwice(Turn, Mutex<Option<Event>>);
 impl Fault for DoneTwice {
@@ -218,7 +218,7 @@ fn a_narrow_tag_is_caught() {
     caught::<NarrowTag>("l0/every_notified_command_completes_once/r2", "unknown tag");
 }
 
-/// Accepts what does not fit, and drops it.
+/// Accepts commands that do not fit, and drops them.
 #[derive(Default)]
 pub(crate) struct Overrun;
 impl Fault for Overrun {

@@ -1,4 +1,4 @@
-//! What only several domains can break, and the exchange that catches each.
+//! Mutants that only several domains can show, and the exchange that catches each.
 
 use tokenyard_conformance::exchange::{self, Placed};
 use tokenyard_conformance::oracle::{Case, Inputs};

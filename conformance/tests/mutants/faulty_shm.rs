@@ -32,14 +32,14 @@ impl Below {
     }
 }
 
-/// What hot calls return.
+/// The result of hot calls.
 pub(crate) type Hot = std::result::Result<usize, i32>;
 
-/// What is broken. Every method does the right thing unless a fault overrides it.
+/// The fault. Every method does the right thing unless a fault overrides it.
 pub(crate) trait Fault: Default + Send + Sync + 'static {
     /// The transport's name in a config.
     const NAME: &'static str;
-    /// Capabilities that are kept beside those of a transport that only puts.
+    /// Capabilities that the mutant declares beside those of a transport that only puts.
     const KEEPS: u64 = abi::TY_CAP_GET;
 
     /// # Safety

@@ -58,7 +58,7 @@ impl Alteration for Unaltered {
     const NAME: &'static str = "unaltered";
 }
 
-/// One row too many for the first expert, as where a count includes its successor's first row.
+/// Counts one row too many for the first expert, as where a count includes its successor's first row.
 #[derive(Default)]
 pub(crate) struct OffByOneCount;
 impl Alteration for OffByOneCount {
@@ -75,7 +75,7 @@ fn an_off_by_one_count_is_caught() {
     caught::<OffByOneCount>(run_exchange, &Case::default(), "counts");
 }
 
-/// The first two rows come in another order, as where they are placed when they arrive.
+/// Exchanges the first two rows, as where rows are placed when they arrive.
 #[derive(Default)]
 pub(crate) struct SwappedRows;
 impl Alteration for SwappedRows {
@@ -84,7 +84,7 @@ impl Alteration for SwappedRows {
     fn received(&mut self, received: &mut abi::TyReceived) {
         let row = received.x.shape[1] as usize * size_of::<bf16>();
         let first = received.x.data;
-        // SAFETY: `[rows, H]` bf16 of a region that this rank holds; the case brings it many rows.
+        // SAFETY: `[rows, H]` bf16 of a region that this rank holds; the case has many rows for it.
         unsafe { std::ptr::swap_nonoverlapping(first, first.add(row), row) };
     }
 }
@@ -94,7 +94,7 @@ fn rows_in_order_of_arrival_are_caught() {
     caught::<SwappedRows>(run_exchange, &Case::default(), "after dispatch: x");
 }
 
-/// Casts with power-of-two scales whatever was asked for.
+/// Casts with power-of-two scales whatever the caller asks for.
 #[derive(Default)]
 pub(crate) struct RoundedScales;
 impl Alteration for RoundedScales {
@@ -117,7 +117,7 @@ fn rounded_scales_are_caught() {
 #[derive(Default)]
 pub(crate) struct RoundsTwice(Option<(Tensor, Tensor)>);
 
-/// Lets a tensor's address cross to the call that ends the operation.
+/// Moves a tensor's address to the call that ends the operation.
 struct Tensor(abi::TyTensor);
 
 // SAFETY: only an address and a shape; used between send and receive, while the tensor is valid.
@@ -170,7 +170,7 @@ fn a_sum_without_its_weights_is_caught() {
     caught::<Unweighted>(run_exchange, &case, "after combine");
 }
 
-/// Rows come back, weights do not.
+/// Returns rows, but not their weights.
 #[derive(Default)]
 pub(crate) struct WeightsNotReturned;
 impl Alteration for WeightsNotReturned {
@@ -187,7 +187,7 @@ fn weights_that_do_not_come_back_are_caught() {
     caught::<WeightsNotReturned>(run_exchange, &Case::default(), "weights");
 }
 
-/// A replay uses the placement of the first dispatch, whichever it replays.
+/// Uses the placement of the first dispatch for a replay of any dispatch.
 #[derive(Default)]
 pub(crate) struct StaleReplay;
 impl Alteration for StaleReplay {

@@ -1,4 +1,4 @@
-//! Runs cases of level L0 on broken transports, and what those share.
+//! Runs cases of level L0 on broken transports; shared code of the mutants.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ use crate::{assert_caught, config, config_within, failures};
 pub(crate) fn run(component: &str, name: &str) -> Vec<String> {
     tokenyard_cpu::link();
     tokenyard_topology::link();
-    // An unbroken one is waited for as long as a busy machine takes.
+    // An unbroken transport has as much time as a busy machine takes.
     let deadline = if component.starts_with("intact") { 60_000 } else { 5000 };
     let config = config_within(deadline, "cpu", component);
     let capabilities = transport::probe(&config).unwrap();
@@ -42,7 +42,7 @@ fn an_unbroken_transport_passes_every_case() {
     for component in [IntactLoadStore::NAME, Intact::NAME, IntactDriven::NAME] {
         let capabilities = transport::probe(&config("cpu", component)).unwrap();
         for test in transport::tests(&capabilities) {
-            // Losses take processes: `tests/lost_peers`.
+            // Losses need processes: see `tests/lost_peers`.
             if test.loses_rank {
                 continue;
             }
@@ -66,7 +66,7 @@ fn an_unbroken_transport_passes_every_case() {
     }
 }
 
-/// Counts calls; says when it is the turn of every `n`-th.
+/// Counts calls; returns whether this is an `n`-th one.
 #[derive(Default)]
 pub(crate) struct Turn(AtomicU64);
 

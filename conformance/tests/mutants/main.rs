@@ -1,7 +1,6 @@
-//! The suite is proved by mutants: components that are broken on purpose, each in one way that real
-//! transports and kernel sets were broken in. Every one must be caught by the case that is named
-//! here, for the reason that is named here; and the same case must pass on the unbroken component, so
-//! that no case is red whatever it is given.
+//! Mutants prove the suite: components that are broken on purpose, each in one way that real transports and
+//! kernel sets were broken in. The case that is named here must catch each mutant, for the reason that is
+//! named here. The same case must pass on the unbroken component, so that no case fails on every component.
 
 // Helpers of tests may panic as tests may.
 #![allow(clippy::unwrap_used)]
@@ -22,7 +21,7 @@ use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
 
-/// A config with these components. The deadline is what a case takes to notice that nothing comes.
+/// A config with these components. The deadline is the time in which a case notices that nothing arrives.
 fn config(kernels: &str, transport: &str) -> Config {
     config_within(5000, kernels, transport)
 }
@@ -37,7 +36,7 @@ fn config_within(deadline: u32, kernels: &str, transport: &str) -> Config {
     Config::parse(&text, "mutants").unwrap()
 }
 
-/// Runs `body` on all ranks; the errors of those that failed, or nothing.
+/// Runs `body` on all ranks; returns the errors of the ranks that failed.
 fn failures(
     ranks: u32,
     config: &Config,
@@ -53,7 +52,7 @@ fn failures(
     errors.collect()
 }
 
-/// The unbroken component passes `case`; the mutant fails it and says `why`.
+/// Checks that the unbroken component passes `case` and that the mutant fails it with the words `why`.
 fn assert_caught(mutant: &str, case: &str, why: &str, run: impl Fn(bool) -> Vec<String>) {
     let intact = run(false);
     assert!(intact.is_empty(), "the unbroken component fails {case}: {intact:#?}");

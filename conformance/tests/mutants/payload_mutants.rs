@@ -32,7 +32,7 @@ fn a_signal_before_its_payload_is_caught() {
     caught::<SignalBeforePayload>("l0/payload_before_signal/r2", "seen with its signal");
 }
 
-/// Every 30th put is dropped on the floor, its signal too, and reported as done.
+/// Drops every 30th put, and its signal too, and reports it as done.
 #[derive(Default)]
 pub(crate) struct LostPut(Turn);
 impl Fault for LostPut {
@@ -53,7 +53,7 @@ fn a_lost_put_is_caught() {
     caught::<LostPut>("l0/no_put_is_lost/r2", "nothing more came within");
 }
 
-/// Every 30th put raises its signal and forgets its payload.
+/// Raises the signal of every 30th put without its payload.
 #[derive(Default)]
 pub(crate) struct LostPayload(Turn);
 impl Fault for LostPayload {
@@ -108,8 +108,8 @@ impl Fault for TornValue {
         let window = below.shm.peer_address(command.dst_window.into(), command.peer);
         let Ok(window) = window else { return Err(abi::TY_INTERNAL) };
         let halves = window.wrapping_add(command.dst_offset as usize).cast::<u32>();
-        // SAFETY: 8 aligned bytes of the peer's window, by this function's contract; volatile,
-        // because the reader looks at the same time: that is the fault.
+        // SAFETY: 8 aligned bytes of the peer's window, by this function's contract; volatile, because the
+        // reader reads at the same time, which is the fault.
         unsafe {
             halves.write_volatile(command.value as u32);
             std::thread::yield_now();
@@ -124,7 +124,7 @@ fn a_torn_eight_byte_value_is_caught() {
     caught::<TornValue>("l0/eight_byte_values_arrive_whole/r2", "expected 0x0123456789abcdef or");
 }
 
-/// Payloads take the neighbour's rail; signals arrive where they should.
+/// Payloads take the neighbour's rail; signals arrive at the right rank.
 #[derive(Default)]
 pub(crate) struct NeighbourRail;
 impl Fault for NeighbourRail {
@@ -240,7 +240,7 @@ fn addresses_of_the_wrong_rank_are_caught() {
     );
 }
 
-/// Connects to whatever it is given.
+/// Connects with any endpoint.
 #[derive(Default)]
 pub(crate) struct UncheckedEndpoint;
 impl Fault for UncheckedEndpoint {

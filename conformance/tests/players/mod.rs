@@ -1,4 +1,4 @@
-//! Plays faults with processes of this program as ranks.
+//! Runs faults with processes of this program as ranks.
 
 #![allow(clippy::expect_used, reason = "a test may end where its own setup is wrong")]
 
@@ -11,13 +11,13 @@ use tokenyard_conformance::faults::Fault;
 use tokenyard_conformance::pace::Pace;
 use tokenyard_conformance::runner::{Program, Verdict, rank_main, run_fault};
 
-/// Stands before the order of a rank.
+/// The argument before the order of a rank.
 const RANK: &str = "--as-rank";
-/// Faults that are played beside each other.
+/// Faults that run at the same time.
 const AT_ONCE: usize = 4;
 
-/// Is a rank where the arguments say so, and else plays these faults, each with the text of its config, on
-/// a machine of this pace. On a slow one they take turns.
+/// Acts as a rank if the arguments say so. Otherwise runs these faults, each with the text of its config,
+/// on a machine of this pace; on a slow one they run one after the other.
 pub(crate) fn main(pace: Pace, plays: Vec<(Fault, &str)>) -> ExitCode {
     tokenyard_cpu::link();
     tokenyard_topology::link();
@@ -38,7 +38,7 @@ pub(crate) fn main(pace: Pace, plays: Vec<(Fault, &str)>) -> ExitCode {
 
 fn launch(pace: Pace, plays: Vec<(Fault, &str)>) -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // Ranks mostly wait, so more jobs than cores run beside each other.
+    // Ranks mostly wait, so there are more jobs at the same time than cores.
     let at_once = if pace == Pace::USUAL { AT_ONCE } else { 1 };
     arguments.test_threads = arguments.test_threads.or(Some(at_once));
     let folder = tempfile::tempdir().expect("a temporary folder");

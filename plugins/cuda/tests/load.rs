@@ -1,4 +1,4 @@
-//! The built plugin passes the host's judgement, and nothing of CUDA is needed to load it.
+//! The built plugin passes the host's judgement, and loads on a machine without CUDA.
 
 use std::process::Command;
 

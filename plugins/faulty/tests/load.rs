@@ -1,4 +1,4 @@
-//! The built plugin passes the host's judgement, and wraps a transport that only the host has.
+//! The built plugin passes the host's judgement, and wraps a transport that is built into the host.
 
 use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;

@@ -1,4 +1,4 @@
-//! The built plugin passes the host's judgement, and needs no libfabric to be loaded.
+//! The built plugin passes the host's judgement, and loads on a machine without libfabric.
 
 use std::process::Command;
 

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Run in the test machine: sh check.sh [COMMAND...]. Says whether the machine itself works: programs of
-# perftest talk between rxe0 and rxe1, before any code of this repository does. Then runs the command.
+# Run in the test machine: sh check.sh [COMMAND...]. Checks that the machine itself works: programs of
+# perftest exchange data between rxe0 and rxe1, before any code of this repository runs. Then runs the
+# command.
 
 passed=0
 failed=0
@@ -10,7 +11,7 @@ sent() {
     cat "/sys/class/infiniband/$1/ports/1/hw_counters/sent_pkts"
 }
 
-# Until the server listens; perftest's port is 18515, in hexadecimal 4853.
+# Waits until the server listens; perftest's port is 18515, in hexadecimal 4853.
 await_server() {
     for _ in $(seq 100); do
         grep -q ':4853 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 && return

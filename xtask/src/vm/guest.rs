@@ -1,5 +1,5 @@
-//! Runs the machine: shows the job's output, keeps the console, ends what does not end, and reads
-//! how it went from the console's lines `tokenyard-vm: ...`, which `init.sh` writes.
+//! Runs the machine: shows the job's output, stores the console, kills a machine that does not end, and
+//! reads its result from the console's lines `tokenyard-vm: ...`, which `init.sh` writes.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -12,15 +12,15 @@ use anyhow::{Context, Result, bail};
 
 use crate::exec;
 
-/// A boot takes 8 s under emulation; this is for a host that is busy with other things.
+/// A boot takes 8 s under emulation; the limit allows for a busy host.
 pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// How long output may still come once the machine has ended.
+/// The time for which output may arrive after the machine has ended.
 const OUTPUT_GRACE: Duration = Duration::from_secs(5);
 const MARK: &str = "tokenyard-vm: ";
-/// How many of the console's last lines a failure shows.
+/// The number of the console's last lines that a failure shows.
 const SHOWN_LINES: usize = 30;
 
-/// When to give up, counted from the start and from the job's start.
+/// The time limits, counted from the start and from the job's start.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
     pub(super) boot: Duration,
@@ -30,11 +30,11 @@ pub(super) struct Limits {
 /// How a machine ended.
 pub(super) struct Ended {
     pub(super) console: String,
-    /// Which limit it passed, if any.
+    /// The limit that it passed, if any.
     late: Option<String>,
 }
 
-/// Runs a machine to its end, or to its limit, and then kills it. Its standard output is shown, its
+/// Runs a machine to its end, or to its limit, and then kills it. Its standard output is shown; its
 /// standard error is the console.
 pub(super) fn run(words: &[String], limits: Limits) -> Result<Ended> {
     let (program, args) = words.split_first().context("start the machine: no command")?;
@@ -50,7 +50,7 @@ pub(super) fn run(words: &[String], limits: Limits) -> Result<Ended> {
     let ends = [
         each_piece(child.stdout.take(), |piece| {
             let mut out = std::io::stdout().lock();
-            // Nobody is there to be told.
+            // A failed write has no reader to report to.
             let _ = out.write_all(piece).and_then(|()| out.flush());
         }),
         each_piece(child.stderr.take(), move |piece| {
@@ -64,13 +64,13 @@ pub(super) fn run(words: &[String], limits: Limits) -> Result<Ended> {
     let late = wait(&mut child, limits, &text)?;
     let end = Instant::now() + OUTPUT_GRACE;
     for read_to_end in ends {
-        // An error is the end of the output, or of the patience with it.
+        // An error is the end of the output, or of the time for it.
         let _ = read_to_end.recv_timeout(end.saturating_duration_since(Instant::now()));
     }
     Ok(Ended { console: text(), late })
 }
 
-/// Gives what comes out of a pipe to `take`. The receiver disconnects at the end.
+/// Passes each piece of a pipe's output to `take`. The receiver disconnects at the end.
 fn each_piece(
     pipe: Option<impl Read + Send + 'static>,
     mut take: impl FnMut(&[u8]) + Send + 'static,
@@ -87,7 +87,7 @@ fn each_piece(
     closed
 }
 
-/// Says which limit the machine passed, in which case it was killed.
+/// Waits for the machine. Returns the limit that it passed, if it was killed for that.
 fn wait(
     child: &mut Child,
     limits: Limits,
@@ -142,7 +142,7 @@ fn verdict(console: &str) -> Result<u8, String> {
     code.ok_or_else(|| format!("it ended without an exit code, and the last it said was `{last}`"))
 }
 
-/// What `init.sh` said. The kernel puts the time before it.
+/// The messages of `init.sh`. The kernel puts the time before each.
 fn said(console: &str) -> impl Iterator<Item = &str> {
     console.lines().filter_map(|line| Some(line.split_once(MARK)?.1.trim_end()))
 }

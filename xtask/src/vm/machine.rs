@@ -1,4 +1,4 @@
-//! The command line of the machine, and the job that it is given.
+//! The command line of the machine, and its job.
 
 use std::path::Path;
 
@@ -6,17 +6,17 @@ use anyhow::{Context, Result};
 
 use super::image::Image;
 
-/// What the machine is for.
+/// The task of the machine.
 pub(super) struct Task<'a> {
-    /// Where the command runs.
+    /// The folder in which the command runs.
     pub(super) folder: &'a Path,
     /// The one folder of the host that the command can write to.
     pub(super) results: &'a Path,
     pub(super) command: &'a [&'a str],
 }
 
-/// QEMU with the host's files, read-only but for the results, and the job. Its standard output is
-/// that of the job, its standard error the kernel's console.
+/// QEMU with the job and with the host's files, read-only except the results. Its standard output is that
+/// of the job; its standard error is the kernel's console.
 pub(super) fn command_line(image: &Image, task: &Task<'_>) -> Result<Vec<String>> {
     let (kernel, initramfs) = (text(&image.kernel)?, text(&image.initramfs)?);
     // A comma ends a value unless it is doubled.
@@ -24,11 +24,11 @@ pub(super) fn command_line(image: &Image, task: &Task<'_>) -> Result<Vec<String>
     let results = text(task.results)?.replace(',', ",,");
     let results = format!("local,id=results,path={results},security_model=none");
     let words = [
-        // The machine dies with this process, whatever kills it.
+        // The machine ends with this process, whatever kills the process.
         "setpriv --pdeathsig KILL",
         "qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot",
-        // Without erms: QEMU executes `rep movsb` byte by byte, and rxe copies by it where it may, so
-        // that 8-byte values would tear as they do on no NIC (INV-3).
+        // Without erms: QEMU executes `rep movsb` byte by byte, and rxe copies with it where it may. 8-byte
+        // values would then tear as they do on no NIC (INV-3).
         "-accel tcg -cpu max,-erms -smp 2 -m 3G",
         "-chardev file,id=console,path=/proc/self/fd/2,append=on -serial chardev:console",
         "-chardev file,id=output,path=/proc/self/fd/1,append=on",
@@ -80,7 +80,7 @@ mod tests {
         Task { folder: Path::new(folder), results: Path::new("/r, s"), command }
     }
 
-    /// Runs the job here, where there is nothing to mount.
+    /// Runs the job here, where there are no file systems to mount.
     fn output(task: &Task<'_>) -> String {
         let script = format!("mount() {{ :; }}\n{}", job(task).unwrap());
         String::from_utf8(Command::new("sh").args(["-c", &script]).output().unwrap().stdout)

@@ -1,5 +1,5 @@
 //! `cargo xtask vm`: runs a command of the repository in an emulated machine that has soft-RoCE.
-//! What it stands in for: `docs/testing-rdma.md`.
+//! `docs/testing-rdma.md` describes the hardware that it stands in for.
 
 mod guest;
 mod image;
@@ -28,7 +28,7 @@ pub(crate) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Reads `[--limit SECONDS] -- COMMAND...`; `None` if it is anything else.
+    /// Reads `[--limit SECONDS] -- COMMAND...`; `None` for any other arguments.
     pub(crate) fn read(args: &'a [&'a str]) -> Option<Self> {
         let (limit, command) = match args {
             ["--limit", seconds, "--", command @ ..] => {
@@ -41,8 +41,8 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Runs a job in the folder `root` of the machine, which sees this machine's files, and returns its
-/// exit code. What it writes to files is lost, but for those in `target/conformance`.
+/// Runs a job in the folder `root` of the machine, which has this machine's files, and returns its exit
+/// code. Files that the job writes are lost, except those in `target/conformance`.
 pub(crate) fn run(root: &Path, job: &Job<'_>) -> Result<u8> {
     ensure!(
         std::env::consts::ARCH == "x86_64",

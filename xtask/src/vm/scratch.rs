@@ -1,4 +1,4 @@
-//! A folder that goes away with this process, however it ends.
+//! A folder that is removed when this process ends, however it ends.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-/// A new folder. A child process removes it once this value is dropped or this process is dead,
-/// by Ctrl-C or a kill too: the end of this process ends the child's input.
+/// A new folder. A child process removes it once this value is dropped or this process has ended, by Ctrl-C
+/// or a kill too: the end of this process ends the child's input.
 pub(super) struct Scratch {
     path: PathBuf,
     remover: Child,
@@ -43,7 +43,7 @@ fn remover(path: &Path) -> io::Result<Child> {
 impl Drop for Scratch {
     fn drop(&mut self) {
         drop(self.remover.stdin.take());
-        // Fails only if it was waited for, which nobody else does.
+        // Fails only if another call has waited for the child, and there is none.
         let _ = self.remover.wait();
     }
 }

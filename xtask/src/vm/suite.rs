@@ -1,5 +1,5 @@
-//! What the step `vm` of the tests runs in the machine: all of it in one boot, because a boot and the first reading
-//! of every program take much of the time.
+//! The list of the step `vm`, which runs in the machine. All of it runs in one boot, because a boot and the
+//! first reading of every program take much of the time.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,15 +11,16 @@ use serde_json::Value;
 use super::Job;
 use crate::report;
 
-/// Runs its arguments' parts one after the other, whatever comes of each, and says how many failed.
+/// Runs the parts that its arguments name one after the other, whatever their results, and reports how many
+/// failed.
 const SCRIPT: &str = "xtask/src/vm/suite.sh";
 /// Test programs that run in the machine, of the package `tokenyard-conformance`.
 const TESTS: [&str; 2] = ["masking", "links"];
-/// When the machine counts as hanging. What runs in it has limits of its own, which are far below; this one must
-/// hold on a host that is busy with other things.
+/// The limit after which the machine counts as hanging. Its programs have limits of their own, which are
+/// far below; this one must hold on a busy host.
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
-/// Builds the test programs, and runs the list in the machine; its exit code.
+/// Builds the test programs, and runs the list in the machine; returns its exit code.
 pub(crate) fn run(root: &Path) -> Result<u8> {
     let target = report::target_folder(root);
     let mut words = vec!["sh".to_owned(), SCRIPT.to_owned(), text(&target)?.to_owned()];
@@ -37,7 +38,8 @@ fn text(path: &Path) -> Result<&str> {
 /// Builds [`TESTS`] and returns their files, in that order.
 fn test_programs(root: &Path, target: &Path) -> Result<Vec<PathBuf>> {
     let mut build = Command::new("cargo");
-    // As the step `build`, so that features are joined alike and nothing is built twice.
+    // The same command as that of the step `build`, so that cargo unites the same features and builds
+    // nothing twice.
     build.args(["test", "--workspace", "--exclude", "xtask", "--no-run"]);
     build.arg("--message-format=json-render-diagnostics");
     build.args(TESTS.iter().flat_map(|test| ["--test", test]));
@@ -48,7 +50,7 @@ fn test_programs(root: &Path, target: &Path) -> Result<Vec<PathBuf>> {
     TESTS.iter().map(|test| find(&messages, test)).collect()
 }
 
-/// The file of a test program in what cargo says, one JSON object a line.
+/// The file of a test program in cargo's messages, one JSON object a line.
 fn find(messages: &str, test: &str) -> Result<PathBuf> {
     let file = |message: Value| {
         let target = &message["target"];

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Run in the test machine: sh suite.sh TARGET MASKING LINKS, by `cargo xtask vm --suite`. Everything that runs over RDMA, in
-# one boot. A part that fails does not keep the next from running; the exit code is 1 then. See docs/testing-rdma.md.
+# Run in the test machine: sh suite.sh TARGET MASKING LINKS, by `cargo xtask vm --suite`. It runs everything
+# that needs RDMA, in one boot. After a part that fails, the next still runs; the exit code is then 1. See
+# docs/testing-rdma.md.
 
 target=$1
 masking=$2
@@ -26,12 +27,12 @@ part "$target/release/tokenyard" conformance "$target/conformance/verbs.toml" \
     --filter '*ed/bootstrap,*ed/connect,*ed/between_operations,*ed/dispatch_send' \
     --filter '*ed/dispatch_receive,*ed/combine_send,*ed/combine_receive'
 
-# What needs the variable: backends/libfabric/docs.md.
+# The reason for the variable: backends/libfabric/docs.md.
 part env FI_UNIVERSE_SIZE=16 "$target/release/tokenyard" conformance \
     "$target/conformance/libfabric-verbs.toml" --filter 'l0/*,l1/routing/*' --slow 10 \
     --save "$target/conformance/results/libfabric-verbs.json"
 
-# That it measures; figures of an emulated machine say nothing.
+# Checks that the benchmark measures; its figures on an emulated machine prove nothing.
 part "$target/release/tokenyard" bench link "$target/conformance/verbs.toml" \
     --samples 1 --tokens 64 --no-check
 

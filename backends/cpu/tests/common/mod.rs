@@ -28,7 +28,7 @@ pub(crate) fn needs() -> TransportNeeds {
     }
 }
 
-/// The transport as a program finds it that links the backend.
+/// The transport, as a program that links the backend finds it.
 pub(crate) fn shm() -> TransportRef {
     tokenyard_cpu::link();
     tokenyard_topology::link();
@@ -119,9 +119,9 @@ impl Rank {
         rank
     }
 
-    /// Posts all commands; the tests' commands are in range and their sources stay.
+    /// Posts all commands; the tests' commands are in range and their sources do not change.
     pub(crate) fn post(&self, queue: u32, commands: &[Command]) -> usize {
-        // SAFETY: as this function says; each queue has one thread.
+        // SAFETY: by this function's description; each queue has one thread.
         unsafe { self.transport.post(queue, commands).unwrap() }
     }
 

@@ -1,4 +1,4 @@
-//! Memory that lies still while a graph is launched, and what changes in it.
+//! Memory at fixed addresses for a graph, and the data that changes between its launches.
 
 use anyhow::{Context, Result, ensure};
 use tokenyard_core::communicator::{
@@ -13,14 +13,14 @@ use crate::oracle::number::i64s;
 use crate::oracle::{self, Case};
 use crate::round::Round;
 
-/// What changes from one launch to the next, in device memory, and where its results are kept.
+/// The data that changes from one launch to the next, in device memory, and room for its results.
 pub(super) struct Variant {
     pub(super) plan: Plan,
     pub(super) x: Buffer,
     pub(super) topk_idx: Buffer,
     pub(super) tokens: Buffer,
     pub(super) rows: Buffer,
-    /// What arrived, what came back, and how many.
+    /// Copies of the received rows, of the combined rows, and of their counts.
     pub(super) kept: [Buffer; 3],
 }
 
@@ -30,7 +30,7 @@ pub(super) fn variant(base: &Case, n: u64) -> Case {
 }
 
 impl Variant {
-    /// `most`: rows of what is received.
+    /// `most`: the most rows that a dispatch receives.
     pub(super) fn new(comm: &Communicator, plan: Plan, most: usize) -> Result<Self> {
         let me = comm.rank() as usize;
         let tokens = plan.case.tokens_of(me) as u32;
@@ -89,13 +89,13 @@ impl GraphRoom {
         Ok(self.memory.tensor(self.dtype, self.shape, [self.shape[1], 1])?)
     }
 
-    /// Poisons all of it.
+    /// Poisons the whole memory.
     pub(super) fn spoil(&mut self, track: &Track) -> Result<()> {
         let from = self.wrong.tensor(self.dtype, self.shape, [self.shape[1], 1])?;
         copy(&track.stream, &mut self.memory, self.dtype, self.shape, &from)
     }
 
-    /// The first `rows` of `from`; the rest is poison.
+    /// Copies the first `rows` of `from`; the rest is poison.
     pub(super) fn fill(&mut self, track: &Track, from: &Buffer, rows: usize) -> Result<()> {
         self.spoil(track)?;
         let shape = [rows, self.shape[1]];
@@ -103,7 +103,7 @@ impl GraphRoom {
         copy(&track.stream, &mut self.memory, self.dtype, shape, &from)
     }
 
-    /// Its first `rows`, into `to`.
+    /// Copies its first `rows` to `to`.
     pub(super) fn keep(&self, track: &Track, to: &mut Buffer, rows: usize) -> Result<()> {
         let shape = [rows, self.shape[1]];
         let from = self.memory.tensor(self.dtype, shape, [shape[1], 1])?;
@@ -111,13 +111,13 @@ impl GraphRoom {
     }
 }
 
-/// Memory that stays where it is: that of one dispatch and its combine, whatever they bring.
+/// Memory at fixed addresses for one dispatch and its combine, whatever their data.
 pub(super) struct FixedMemory {
     pub(super) case: Case,
     pub(super) x: GraphRoom,
     pub(super) topk_idx: GraphRoom,
     pub(super) tokens: GraphRoom,
-    /// Expert outputs; as many as may arrive, once a dispatch has said so.
+    /// Expert outputs; as many rows as may arrive, once a dispatch has reported how many.
     pub(super) rows: Option<GraphRoom>,
     pub(super) out: GraphRoom,
 }
@@ -136,7 +136,7 @@ impl FixedMemory {
         })
     }
 
-    /// GraphRoom for as many expert outputs as a worst-case dispatch gives rows. Before a capture.
+    /// Makes room for as many expert outputs as a worst-case dispatch has rows. Called before a capture.
     pub(super) fn make_room(&mut self, comm: &Communicator, rows: usize) -> Result<()> {
         let dtype = row_dtype(self.case.combine.row);
         self.rows = Some(GraphRoom::new(comm, dtype, [rows, self.case.hidden])?);
@@ -193,7 +193,7 @@ impl FixedMemory {
         comm.on(track.name).without_sync().combine(handle, combine).context("combine")
     }
 
-    /// Keeps what arrived and what came back.
+    /// Copies the received and the combined rows into a variant.
     pub(super) fn keep(
         &self,
         track: &Track,
@@ -211,14 +211,14 @@ impl FixedMemory {
     }
 }
 
-/// Poisons what was received by the last launch.
+/// Poisons the rows that the last launch received.
 pub(super) fn spoil(track: &Track, received: &mut Received, wrong: &GraphRoom) -> Result<()> {
-    // SAFETY: the room and the output are given back behind this stream.
+    // SAFETY: the room and the output are freed in stream order, after this copy.
     unsafe { track.stream.copy(&received.x_mut(), &wrong.tensor()?)? }
     Ok(())
 }
 
-/// How many rows a worst-case dispatch gives.
+/// The number of rows that a worst-case dispatch returns.
 pub(super) fn most_rows(comm: &mut Communicator, case: &Case) -> Result<usize> {
     let round = Round::new(case, comm.rank());
     Ok(round.dispatch(comm).context("to know the most")?.received.rows())

@@ -95,7 +95,7 @@ fn received_values_are_elements_times_the_scale_of_their_group() {
     assert_eq!(received_values(&ue8m0, &x, &[126, 125, 0, 0]), expected);
     // As many opaque scales as groups count as f32.
     assert_eq!(received_values(&received(Input::Opaque(2), 130), &x, &f32_scales), expected);
-    // Any other number of them means nothing.
+    // Any other number of scales is ignored.
     let ignored = received_values(&received(Input::Opaque(1), 130), &x, &[9, 9, 9, 9]);
     assert_eq!((ignored[0], &ignored[128..]), (1.0, &[2.0, -2.0][..]));
 }
@@ -114,7 +114,7 @@ fn plain_and_opaque_rows_travel_untouched() {
     assert_eq!(row.x, [2, 0xff]);
     assert_eq!(row.scales, [12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]);
 
-    // A NaN with a payload keeps its bits.
+    // The bits of a NaN with a payload do not change.
     let case = Case { hidden: 1, input: Input::Plain(RowType::Bf16), ..case };
     let inputs = RankInputs { x: vec![0, 0, 0xa5, 0x7f], scales: None, ..inputs };
     let row = received_row(&case, &inputs, 1);

@@ -265,7 +265,7 @@ fn weights_come_back_to_their_selection_and_the_others_are_zero() {
     assert_eq!(returned_weights(&case, &inputs, &outputs), WEIGHTS);
 }
 
-/// What both ranks get: 1x came from rank 0, 2x from rank 1.
+/// The combined weights of both ranks: 1x came from rank 0, 2x from rank 1.
 const WEIGHTS: [&[f32]; 2] = [&[11.0, 21.0, 22.0, 0.0, 12.0, 13.0], &[23.0, 24.0, 0.0, 0.0]];
 
 fn returned_weights(case: &Case, inputs: &Inputs, outputs: &[ExpertOutput]) -> [Vec<f32>; 2] {

@@ -29,7 +29,7 @@ fn a_merged_row_is_the_weighted_sum_of_rounded_expert_rows_in_k_order() {
     assert_eq!(merged_row(&[], &[1.0, 2.0], RowType::Bf16), [0.0, 0.0]);
 }
 
-/// What a rank whose dispatch is right would hand to its experts.
+/// The experts' outputs for a right dispatch.
 fn run_expected(case: &Case, inputs: &Inputs, rank: usize) -> ExpertOutput {
     let received = expected_dispatch(case, inputs, rank);
     let dense = |array: &Option<Array>| array.as_ref().map(|array| array.dense(0xff));

@@ -17,7 +17,7 @@ fn routed(routing: Routing) -> (Case, Inputs) {
     (case, inputs)
 }
 
-/// How many selections each of 32 experts got.
+/// The number of selections of each of 32 experts.
 fn loads(inputs: &Inputs) -> Vec<usize> {
     let mut loads = vec![0; 32];
     for expert in inputs.ranks.iter().flat_map(|rank| &rank.topk_idx) {

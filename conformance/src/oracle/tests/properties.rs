@@ -81,7 +81,7 @@ fn dispatch_all(case: &Case, inputs: &Inputs) -> Vec<Received> {
     (0..case.ranks).map(|rank| expected_dispatch(case, inputs, rank)).collect()
 }
 
-/// What the experts make of a right dispatch, with `fill` in every unspecified byte.
+/// The experts' outputs for a right dispatch, with `fill` in every unspecified byte.
 fn run_all(case: &Case, received: &[Received], fill: u8) -> Vec<ExpertOutput> {
     let dense = |array: &Option<Array>| array.as_ref().map(|array| array.dense(fill));
     let run_one = |(rank, received): (usize, &Received)| {
@@ -233,7 +233,8 @@ fn no_result_depends_on_an_unspecified_byte() {
 #[test]
 fn layouts_agree_on_the_combined_rows() {
     for_all(|case, inputs| {
-        // Callers weight flat rows where there are weights; combine does it for the others.
+        // The caller applies the weights to flat rows where there are weights; combine does it for the
+        // other layouts.
         let combined = |layout| {
             let weighted = case.weights && layout != Layout::Flat;
             let combine = Combine { weighted, ..case.combine };
