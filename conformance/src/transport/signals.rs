@@ -131,6 +131,8 @@ fn signals_of_many_ids(rig: &mut Rig<'_>) -> Result<()> {
 /// So many adds of almost 65,535 exceed 32 bits in total, even with the second rank's add, which is one
 /// less.
 const MANY: u64 = (1 << 32) / 65_500 + 8;
+/// Those that are raised before all ranks have received as many.
+const STEP: u64 = 4096;
 
 fn totals_have_64_bits(rig: &mut Rig<'_>) -> Result<()> {
     let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
@@ -138,11 +140,17 @@ fn totals_have_64_bits(rig: &mut Rig<'_>) -> Result<()> {
     let signal = rig.signal(0, 0, me);
     let one = Command { op: abi::TY_OP_SIGNAL, peer: next, signal, add: add(me), ..NO_COMMAND };
     let batch = [one; 64];
-    let mut left = MANY;
-    while left > 0 {
-        let count = left.min(batch.len() as u64);
-        rig.post(0, &batch[..count as usize])?;
-        left -= count;
+    let mut posted = 0;
+    while posted < MANY {
+        // A deadline for each step: a slow fabric takes long for all of them.
+        let step = (posted + STEP).min(MANY);
+        while posted < step {
+            let count = (step - posted).min(batch.len() as u64);
+            rig.post(0, &batch[..count as usize])?;
+            posted += count;
+        }
+        rig.wait_signal(0, rig.signal(0, 0, previous), posted * u64::from(add(previous)))?;
+        rig.barrier("as many signals on all ranks")?;
     }
-    rig.wait_signal(0, rig.signal(0, 0, previous), MANY * u64::from(add(previous)))
+    Ok(())
 }

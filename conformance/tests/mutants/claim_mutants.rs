@@ -74,7 +74,7 @@ struct Waiting(Mutex<VecDeque<(u32, Command)>>);
 impl Waiting {
     fn accept(&self, queue: u32, command: &Command) -> Hot {
         let mut waiting = self.0.lock().unwrap();
-        if waiting.len() >= 64 {
+        if waiting.iter().filter(|(other, _)| *other == queue).count() >= 64 {
             return Ok(0);
         }
         waiting.push_back((queue, *command));
@@ -85,14 +85,17 @@ impl Waiting {
     /// threads.
     fn drive(&self, below: &Below, poll: Option<(u32, &mut [Event])>) -> Hot {
         let mut waiting = self.0.lock().unwrap();
-        while let Some((queue, command)) = waiting.front() {
+        // A full queue stops no other.
+        let (mut full, mut stopped) = (Vec::new(), VecDeque::new());
+        while let Some((queue, command)) = waiting.pop_front() {
             // SAFETY: an accepted command, whose source does not change until it is done; no other thread
             // is in a queue of `shm` while the lock is held.
-            if unsafe { below.post(*queue, *command)? } == 0 {
-                break;
+            if full.contains(&queue) || unsafe { below.post(queue, command)? } == 0 {
+                full.push(queue);
+                stopped.push_back((queue, command));
             }
-            waiting.pop_front();
         }
+        *waiting = stopped;
         poll.map_or(Ok(0), |(queue, events)| below.shm.poll(queue, events))
     }
 }

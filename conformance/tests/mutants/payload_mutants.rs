@@ -163,7 +163,7 @@ impl Fault for WrongPeer {
 
 #[test]
 fn commands_to_the_wrong_peer_are_caught() {
-    caught::<WrongPeer>("l0/puts_reach_the_right_place/r2", "bytes are wrong");
+    caught::<WrongPeer>("l0/puts_reach_the_right_place/r2", "found total");
 }
 
 /// Every put goes to the window that was registered first.
