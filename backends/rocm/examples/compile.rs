@@ -28,9 +28,15 @@ const DECLARED: u32 = 2048;
 const REGISTERS: u32 = 256;
 
 /// Bytes of private memory that a lane may have: none, except for the rows that `VectorCopier` has in
-/// flight, where the compiler calls it.
+/// flight, where the compiler calls it, and for the pieces of rows that low-latency kernels have in flight.
 fn most_scratch(program: &str, kernel: &str) -> u32 {
-    if (program, kernel) == ("xgmi direct", "ty_dispatch") { 7 * 16 } else { 0 }
+    match (program, kernel) {
+        ("xgmi direct", "ty_dispatch") => 7 * 16,
+        ("xgmi direct", "ty_dispatch_staged") => 25 * 16,
+        ("xgmi direct", "ty_combine_staged_bf16" | "ty_combine_staged_f16") => 20 * 16,
+        ("xgmi direct", "ty_combine_staged_f32") => 16 * 16,
+        _ => 0,
+    }
 }
 
 /// Instructions that multiply and add with one rounding.

@@ -111,7 +111,9 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
   u32 owner = expert >= 0 ? c.rank_of(expert) : 0;
   Lanes owners = ballot(stands_for(expert >= 0, owner));
   RowSum<Type, N> total;
-  for (const u8* bias : {a.bias0, a.bias1}) {
+  const u8* biases[] = {a.bias0, a.bias1};
+#pragma unroll
+  for (const u8* bias : biases) {
     uint4 term[N];
     if (!bias) continue;
     load_pieces(bias + at, term, pieces);
