@@ -29,7 +29,7 @@ pub(super) fn command_line(image: &Image, task: &Task<'_>) -> Result<Vec<String>
         "qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot",
         // Without erms: QEMU executes `rep movsb` byte by byte, and rxe copies with it where it may. 8-byte
         // values would then tear as they do on no NIC (INV-3).
-        "-accel tcg -cpu max,-erms -smp 2 -m 3G",
+        "-accel tcg -cpu max,-erms -smp 2 -m 6G",
         "-chardev file,id=console,path=/proc/self/fd/2,append=on -serial chardev:console",
         "-chardev file,id=output,path=/proc/self/fd/1,append=on",
         "-device virtio-serial-pci -device virtserialport,chardev=output,name=output",
