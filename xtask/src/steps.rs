@@ -348,7 +348,9 @@ pub(crate) const STEPS: &[Step] = &[
                  --save {target}/conformance/results/libfabric-tcp.json"),
             cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-shm.toml \
                  --save {target}/conformance/results/libfabric-shm.json"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-udp.toml \
+            // With its own 128, this provider loses packets and can stop for good: backends/libfabric/docs.md.
+            cmd("env FI_OFI_RXD_MAX_UNACKED=64 \
+                 {target}/release/tokenyard conformance {target}/conformance/libfabric-udp.toml \
                  --level L0 --save {target}/conformance/results/libfabric-udp.json"),
         ],
     },

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,10 @@ const NAMED_AS_NICS: [&str; 2] = ["verbs", "efa"];
 
 /// How long an interface that is up may take to get an address.
 const ADDRESS_WAIT: Duration = Duration::from_secs(2);
+
+/// The most packets that `ofi_rxd` may have under way without an answer. With its own 128, a socket's buffer
+/// overflows; libfabric 1.17 then stops for good in every sixth test of 65,536 signals, with 1,024 in each.
+const MOST_UNACKED: u32 = 64;
 
 /// The modes of memory registration that this backend supports.
 const MR_MODE: i32 =
@@ -153,6 +158,11 @@ impl Info {
         cpus.is_empty() || cpus.into_iter().any(numa::allowed)
     }
 
+    /// Whether libfabric's own protocol over datagrams carries it.
+    fn is_over_datagrams(&self) -> bool {
+        self.provider().split(';').any(|layer| layer == "ofi_rxd")
+    }
+
     /// Whether this is the interface that only reaches this machine.
     fn is_loopback(&self) -> bool {
         self.domain() == "lo"
@@ -176,6 +186,13 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
         Error::new(ErrorKind::Unavailable, "probe", e.to_string()).with_fix(PACKAGE)
     })?;
     let mut found = query(library, settings)?;
+    if found.iter().any(Info::is_over_datagrams) {
+        let unacked = std::env::var("FI_OFI_RXD_MAX_UNACKED").ok();
+        static WARNED: Once = Once::new();
+        if let Some(warning) = too_many_unacked(unacked.as_deref()) {
+            WARNED.call_once(|| tracing::warn!("{warning}"));
+        }
+    }
     if settings.rails == Rails::Auto && !has_nic(&found) {
         found = past_loopback(library, settings, found)?;
     }
@@ -195,6 +212,22 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
             .with_context("provider", &settings.provider)
     })?;
     Ok(pick(found, chosen))
+}
+
+/// The warning if `ofi_rxd` may send more packets at once than a socket's buffer takes.
+fn too_many_unacked(variable: Option<&str>) -> Option<String> {
+    let found = match variable {
+        Some(text) if text.trim().parse().is_ok_and(|most: u32| most <= MOST_UNACKED) => {
+            return None;
+        }
+        Some(text) => format!("is {text:?}"),
+        None => "is not set: 128 holds".to_owned(),
+    };
+    Some(format!(
+        "libfabric's ofi_rxd can stop for good where packets are lost; FI_OFI_RXD_MAX_UNACKED {found}, and \
+         sockets lose packets beyond {MOST_UNACKED}: set FI_OFI_RXD_MAX_UNACKED={MOST_UNACKED} on all ranks, or \
+         take provider = \"tcp\""
+    ))
 }
 
 /// Indices of the domains of the NICs that the topology chose.
@@ -417,6 +450,17 @@ mod tests {
 
     fn names() -> Vec<String> {
         ["eth0", "eth1", "lo"].map(String::from).to_vec()
+    }
+
+    #[test]
+    fn the_warning_of_lost_datagrams_ends_at_the_number_that_a_socket_takes() {
+        assert_eq!(too_many_unacked(Some("64")), None);
+        assert_eq!(too_many_unacked(Some(" 8 ")), None);
+        for text in ["65", "-1", "many", ""] {
+            let warning = too_many_unacked(Some(text)).unwrap();
+            assert!(warning.contains(&format!("FI_OFI_RXD_MAX_UNACKED is {text:?}")), "{warning}");
+        }
+        assert!(too_many_unacked(None).unwrap().contains("FI_OFI_RXD_MAX_UNACKED=64"));
     }
 
     #[test]
