@@ -80,6 +80,8 @@ enum Which {
     Dispatch(gpu::OperationArgs),
     /// Combine on GPUs, by SM count, against the rate of the link
     Combine(gpu::OperationArgs),
+    /// A dispatch and the combine of its handle, on GPUs: one step of a layer
+    Pair(gpu::OperationArgs),
     /// Commands of GPU kernels through the host's ring, into a transport that only counts
     Ring(RingArgs),
     /// Draws reports of GPUs: time and bandwidth over SM count
@@ -224,6 +226,7 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
         Some(Which::Link(args)) => return link(args),
         Some(Which::Dispatch(args)) => return gpu::operation(Phase::Dispatch, args),
         Some(Which::Combine(args)) => return gpu::operation(Phase::Combine, args),
+        Some(Which::Pair(args)) => return gpu::operation(Phase::Pair, args),
         Some(Which::Ring(args)) => return ring(args),
         Some(Which::Plot(args)) => return gpu::plot(args),
         None => {}
@@ -414,7 +417,9 @@ impl BenchArgs {
     pub(crate) fn starts_ranks(&self) -> bool {
         match &self.which {
             Some(Which::Link(args)) => !args.ranks.are_started(),
-            Some(Which::Dispatch(args) | Which::Combine(args)) => args.starts_ranks(),
+            Some(Which::Dispatch(args) | Which::Combine(args) | Which::Pair(args)) => {
+                args.starts_ranks()
+            }
             Some(Which::Plot(_) | Which::Ring(_)) => false,
             None => self.rank_job.is_none(),
         }

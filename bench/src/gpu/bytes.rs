@@ -14,11 +14,16 @@ pub struct PairBytes {
 }
 
 impl PairBytes {
-    /// The bytes of an operation. A combine moves bf16 rows only.
+    /// The bytes of an operation. A combine moves bf16 rows only; a pair moves both.
     pub fn new(phase: Phase, rows: Rows, fixed: &Fixed) -> Self {
         let (hidden, topk) = (u64::from(fixed.hidden), u64::from(fixed.topk));
         match (phase, rows) {
             (Phase::Combine, _) => Self { row: 2 * hidden, scales: 0, beside: 0 },
+            (Phase::Pair, _) => {
+                let [there, back] =
+                    [Phase::Dispatch, Phase::Combine].map(|phase| Self::new(phase, rows, fixed));
+                Self { row: there.row + back.row, ..there }
+            }
             (Phase::Dispatch, Rows::Bf16) => {
                 Self { row: 2 * hidden, scales: 0, beside: 8 * topk + 4 }
             }

@@ -13,6 +13,28 @@ pub enum Phase {
     Dispatch,
     /// Rows back, and their sums.
     Combine,
+    /// A dispatch and the combine of its handle, of bf16 rows in memory of the caller.
+    Pair,
+}
+
+/// How the host queues operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Calls {
+    /// Each call waits for the outcome of its operation: sizes are exact.
+    #[default]
+    Waiting,
+    /// No call waits; sizes are those of the worst case.
+    NoSync,
+    /// As `NoSync`, captured in a CUDA graph, of which each launch is one operation.
+    Graph,
+}
+
+impl Calls {
+    /// Whether calls wait for outcomes.
+    pub fn wait(self) -> bool {
+        self == Self::Waiting
+    }
 }
 
 /// The element type of rows.
@@ -88,6 +110,9 @@ pub struct Case {
     pub layout: Layout,
     /// The variation.
     pub manner: Manner,
+    /// How the host queues it.
+    #[serde(default)]
+    pub calls: Calls,
     /// T of the rank with the most tokens.
     pub tokens: u32,
 }
@@ -97,6 +122,7 @@ impl fmt::Display for Phase {
         f.write_str(match self {
             Self::Dispatch => "dispatch",
             Self::Combine => "combine",
+            Self::Pair => "dispatch and combine",
         })
     }
 }
@@ -139,6 +165,11 @@ impl fmt::Display for Case {
             Manner::Replay => write!(f, "replayed {phase} {rows} {layout}"),
             Manner::Copied => write!(f, "{phase} {rows} {layout}, copied out"),
             Manner::Outside => write!(f, "{phase} {rows} {layout}, rows outside"),
-        }
+        }?;
+        f.write_str(match self.calls {
+            Calls::Waiting => "",
+            Calls::NoSync => ", no sync",
+            Calls::Graph => ", in a graph",
+        })
     }
 }

@@ -1,9 +1,9 @@
 //! Times of operations, on the ranks.
 //!
 //! First, operations follow each other on a stream, with a mark of the device's clock after each:
-//! the distance of two marks is the time from routed input to usable rows. Then come pairs of
-//! operations in which the kernels record times; the second of a pair gives the duration of each
-//! phase.
+//! the distance of two marks is the time from routed input to usable rows. Where no call waits, the
+//! marks are after every tenth, because a mark takes time itself. Then come pairs of operations in
+//! which the kernels record times; the second of a pair gives the duration of each phase.
 
 use std::sync::Arc;
 
@@ -13,14 +13,15 @@ use tokenyard_conformance::input::InputFile;
 use tokenyard_core::ErrorKind;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{
-    Buffer, Combine, Communicator, CommunicatorOptions, Handle, Received, Stream, TensorRef,
+    Buffer, Combine, Communicator, CommunicatorOptions, Handle, OnStream, Received, Stream,
+    TensorRef, ToolStream,
 };
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::DType;
 use tokenyard_gpu::probe::Timer;
 
 use super::Components;
-use super::case::{Case, Fixed, Layout, Manner, Phase, Routing, Rows};
+use super::case::{Calls, Case, Fixed, Layout, Manner, Phase, Routing, Rows};
 use super::workload::{Brought, Rooms, Routed};
 use crate::ranks::Speaker;
 
@@ -29,6 +30,9 @@ const WARM_UP: u32 = 10;
 /// Pairs of operations whose phases are timed, and the number of first ones that do not count.
 const PAIRS: usize = 24;
 const WARM_UP_PAIRS: usize = 4;
+
+/// Operations from one mark to the next where no call waits.
+const BATCH: u32 = 10;
 
 /// The task of the ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -47,6 +51,8 @@ pub struct GpuExchangeTask {
     pub routing: Routing,
     /// The variation.
     pub manner: Manner,
+    /// How the host queues operations.
+    pub calls: Calls,
     /// SM counts.
     pub sms: Vec<u32>,
     /// Operations that count.
@@ -118,7 +124,8 @@ pub(super) fn measure(
                 let done = found.len() as u64;
                 say.progress(done, (cases * task.sms.len()) as u64)?;
                 let tokens = most_tokens(world, routed)?;
-                let case = Case { phase: task.phase, rows, layout, manner: task.manner, tokens };
+                let GpuExchangeTask { phase, manner, calls, .. } = *task;
+                let case = Case { phase, rows, layout, manner, calls, tokens };
                 let context = || format!("{case}, {tokens} tokens, {sms} SMs");
                 found.push(bench.case(&case, sms, routed).with_context(context)?);
             }
@@ -154,97 +161,166 @@ struct GpuBench {
     samples: u32,
 }
 
+/// The outputs of an operation, which live as long as a graph that has recorded it.
+type Outputs = Option<(Received, Option<Handle>)>;
+
+/// Queues an operation.
+type Operation<'r> = dyn FnMut(&mut OnStream<'_>) -> Result<Outputs> + 'r;
+
+/// The calls of a stream, as a case queues them.
+fn on(comm: &mut Communicator, stream: Stream, calls: Calls) -> OnStream<'_> {
+    let on = comm.on(stream);
+    if calls.wait() { on } else { on.without_sync() }
+}
+
 impl GpuBench {
     fn case(&mut self, case: &Case, sms: u32, routed: &Routed) -> Result<GpuSamples> {
         let sends = routed.sends(self.world.ranks());
         let brought = Brought::new(&self.comm, case.rows, routed)?;
-        let (received, handle) = self.comm.dispatch(&brought.dispatch(case.layout)?)?;
+        let (received, handle) =
+            self.comm.dispatch(&brought.dispatch(case.layout, Calls::Waiting)?)?;
         self.check(&sends, &received)?;
         let (us, spent) = match (case.phase, case.manner) {
             (Phase::Dispatch, Manner::Replay) => {
                 let call = brought.replay()?;
-                self.time(&mut |comm, stream| {
-                    comm.on(stream).replay(&handle, &call).map(drop).map_err(Into::into)
-                })?
+                self.time(case.calls, &mut |on| Ok(Some((on.replay(&handle, &call)?, None))))?
             }
             (Phase::Dispatch, Manner::Copied) => {
-                let call = brought.dispatch(case.layout)?;
+                let call = brought.dispatch(case.layout, case.calls)?;
                 let mut rooms = Rooms::new(&self.comm, &received)?;
                 drop((received, handle));
-                self.time(&mut |comm, stream| {
-                    let (received, _handle) = comm.on(stream).dispatch(&call)?;
-                    Ok(comm.on(stream).copy_out(&received, &mut rooms.outputs()?)?)
+                self.time(case.calls, &mut |on| {
+                    let (received, handle) = on.dispatch(&call)?;
+                    on.copy_out(&received, &mut rooms.outputs()?)?;
+                    Ok(Some((received, Some(handle))))
                 })?
             }
             (Phase::Dispatch, _) => {
-                let call = brought.dispatch(case.layout)?;
+                let call = brought.dispatch(case.layout, case.calls)?;
                 drop((received, handle));
-                self.time(&mut |comm, stream| {
-                    comm.on(stream).dispatch(&call).map(drop).map_err(Into::into)
+                self.time(case.calls, &mut |on| {
+                    let (received, handle) = on.dispatch(&call)?;
+                    Ok(Some((received, Some(handle))))
                 })?
             }
-            (Phase::Combine, manner) => self.time_combine(&received, &handle, routed, manner)?,
+            (Phase::Combine, _) => {
+                let outside = (case.manner == Manner::Outside)
+                    .then(|| self.rows_of_caller(&received))
+                    .transpose()?;
+                let x = match &outside {
+                    Some(buffer) => self.bf16(buffer, received.rows())?,
+                    None => received.x(),
+                };
+                let (mut out, shape) = self.sums(routed)?;
+                self.time(case.calls, &mut |on| {
+                    combine(on, &handle, x, &mut out, shape).map(|()| None)
+                })?
+            }
+            (Phase::Pair, _) => {
+                let call = brought.dispatch(case.layout, case.calls)?;
+                drop((received, handle));
+                let (received, handle) = self.comm.dispatch(&call)?;
+                let (rows, outside) = (received.rows(), self.rows_of_caller(&received)?);
+                drop((received, handle));
+                let x = self.bf16(&outside, rows)?;
+                let (mut out, shape) = self.sums(routed)?;
+                self.time(case.calls, &mut |on| {
+                    let (received, handle) = on.dispatch(&call)?;
+                    combine(on, &handle, x, &mut out, shape)?;
+                    Ok(Some((received, Some(handle))))
+                })?
+            }
         };
         Ok(GpuSamples { case: *case, sms, sends, us, spent })
     }
 
-    fn time_combine(
-        &mut self,
-        received: &Received,
-        handle: &Handle,
-        routed: &Routed,
-        manner: Manner,
-    ) -> Result<(Vec<f64>, Vec<Spent>)> {
-        let hidden = self.comm.shape().hidden as usize;
-        let shape = [routed.tokens() as usize, hidden];
-        let mut out = self.comm.buffer(&vec![0; 2 * shape[0] * hidden])?;
-        let outside = match manner {
-            Manner::Outside => Some(self.comm.buffer(&vec![0; 2 * received.rows() * hidden])?),
-            Manner::Plain | Manner::Replay | Manner::Copied => None,
-        };
-        let x = match &outside {
-            Some(buffer) => buffer.tensor(DType::Bf16, [received.rows(), hidden], [hidden, 1])?,
-            None => received.x(),
-        };
-        self.time(&mut |comm, stream| combine(comm.on(stream), handle, x, &mut out, shape))
+    fn hidden(&self) -> usize {
+        self.comm.shape().hidden as usize
+    }
+
+    /// Memory for the outputs of experts, outside the arena.
+    fn rows_of_caller(&self, received: &Received) -> Result<Buffer> {
+        Ok(self.comm.buffer(&vec![0; 2 * received.rows() * self.hidden()])?)
+    }
+
+    fn bf16<'b>(&self, buffer: &'b Buffer, rows: usize) -> Result<TensorRef<'b>> {
+        Ok(buffer.tensor(DType::Bf16, [rows, self.hidden()], [self.hidden(), 1])?)
+    }
+
+    /// Memory for the sums of a combine, and its shape.
+    fn sums(&self, routed: &Routed) -> Result<(Buffer, [usize; 2])> {
+        let shape = [routed.tokens() as usize, self.hidden()];
+        Ok((self.comm.buffer(&vec![0; 2 * shape[0] * shape[1]])?, shape))
     }
 
     /// The times of an operation, and of its phases. Collective.
-    fn time(
-        &mut self,
-        run: &mut dyn FnMut(&mut Communicator, Stream) -> Result<()>,
-    ) -> Result<(Vec<f64>, Vec<Spent>)> {
+    fn time(&mut self, calls: Calls, run: &mut Operation<'_>) -> Result<(Vec<f64>, Vec<Spent>)> {
         let tool = self.comm.tool_stream()?;
         // SAFETY: it is destroyed at the end of this function, after the communicator was flushed;
         // the tensors of `run` outlive that, and the outputs that `run` gets are dropped before.
         let stream = unsafe { tool.stream() };
-        self.world.barrier("time operations")?;
-        for _ in 0..WARM_UP + self.samples {
-            // SAFETY: a live stream of the communicator's device.
-            unsafe { self.timer.mark(stream.raw())? };
-            run(&mut self.comm, stream)?;
+        if calls == Calls::Graph {
+            return Ok((self.time_graph(&tool, stream, run)?, Vec::new()));
         }
-        // SAFETY: as above.
-        unsafe { self.timer.mark(stream.raw())? };
+        self.world.barrier("time operations")?;
+        let comm = &mut self.comm;
+        let us = marked(&mut self.timer, stream, self.samples, calls, &mut || {
+            run(&mut on(comm, stream, calls)).map(drop)
+        });
         self.comm.flush()?;
+        us?;
         // The last mark is after the flushed operations; copies wait for the streams of tools.
         let _waited = self.comm.buffer(&[0])?;
-        let mut us = self.timer.take()?;
-        us.drain(..WARM_UP as usize);
-        let spent = self.spent(run, stream)?;
+        let us = self.taken(calls)?;
+        let spent = self.spent(calls, run, stream)?;
         Ok((us, spent))
+    }
+
+    /// The times of launches of a graph with one operation.
+    fn time_graph(
+        &mut self,
+        tool: &ToolStream,
+        stream: Stream,
+        run: &mut Operation<'_>,
+    ) -> Result<Vec<f64>> {
+        tool.begin_capture()?;
+        let outputs = run(&mut on(&mut self.comm, stream, Calls::Graph));
+        let graph = tool.end_capture()?;
+        let _outputs = outputs?;
+        self.world.barrier("time launches")?;
+        let launched = marked(&mut self.timer, stream, self.samples, Calls::Graph, &mut || {
+            // SAFETY: the outputs and the tensors of `run` live, all ranks launch the same graphs, and
+            // this function waits for the last launch before it returns.
+            unsafe { tool.launch(&graph) }.map_err(Into::into)
+        });
+        let _waited = self.comm.buffer(&[0])?;
+        self.comm.flush()?;
+        launched?;
+        self.taken(Calls::Graph)
+    }
+
+    /// The times of operations between marks that have passed, without those of the warm-up.
+    fn taken(&mut self, calls: Calls) -> Result<Vec<f64>> {
+        let (mut us, batch) = (self.timer.take()?, batch(calls));
+        us.drain(..(WARM_UP / batch) as usize);
+        Ok(us.iter().map(|us| us / f64::from(batch)).collect())
     }
 
     fn spent(
         &mut self,
-        run: &mut dyn FnMut(&mut Communicator, Stream) -> Result<()>,
+        calls: Calls,
+        run: &mut Operation<'_>,
         stream: Stream,
     ) -> Result<Vec<Spent>> {
         let mut all = Vec::new();
         for _ in 0..PAIRS {
             self.world.barrier("time parts")?;
-            run(&mut self.comm, stream)?;
-            run(&mut self.comm, stream)?;
+            for _ in 0..2 {
+                drop(run(&mut on(&mut self.comm, stream, calls))?);
+            }
+            // Without synchronisation, kernels may still run.
+            self.comm.flush()?;
+            let _waited = self.comm.buffer(&[0])?;
             let before = match self.comm.trace(1) {
                 Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(Vec::new()),
                 before => before?,
@@ -280,7 +356,7 @@ impl GpuBench {
 }
 
 fn combine(
-    mut on: tokenyard_core::communicator::OnStream<'_>,
+    on: &mut OnStream<'_>,
     handle: &Handle,
     x: TensorRef<'_>,
     out: &mut Buffer,
@@ -288,4 +364,29 @@ fn combine(
 ) -> Result<()> {
     let call = Combine::new(x, out.tensor_mut(DType::Bf16, shape)?);
     Ok(on.combine(handle, call)?)
+}
+
+/// Operations from one mark to the next.
+fn batch(calls: Calls) -> u32 {
+    if calls.wait() { 1 } else { BATCH }
+}
+
+/// Runs the operations of a warm-up and those that count, with marks between batches.
+fn marked(
+    timer: &mut Timer,
+    stream: Stream,
+    samples: u32,
+    calls: Calls,
+    run: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
+    let batch = batch(calls);
+    for number in 0..WARM_UP + samples.next_multiple_of(batch) {
+        if number % batch == 0 {
+            // SAFETY: a live stream of the communicator's device.
+            unsafe { timer.mark(stream.raw())? };
+        }
+        run()?;
+    }
+    // SAFETY: as above.
+    unsafe { timer.mark(stream.raw()) }.map_err(Into::into)
 }

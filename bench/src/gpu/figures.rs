@@ -241,7 +241,7 @@ fn across(by_rank: &[&[f64]], choose: fn(f64, f64) -> f64) -> Vec<f64> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::case::{Fixed, Layout, Manner, Phase, Routing, Rows};
+    use super::super::case::{Calls, Fixed, Layout, Manner, Phase, Routing, Rows};
     use super::super::ceiling::Launches;
     use super::*;
 
@@ -252,6 +252,7 @@ pub(super) mod tests {
             rows,
             layout: Layout::Flat,
             manner: Manner::Plain,
+            calls: Calls::Waiting,
             tokens: 4096,
         }
     }
@@ -265,6 +266,7 @@ pub(super) mod tests {
             layouts: vec![Layout::Flat],
             routing: Routing::Uniform,
             manner: Manner::Plain,
+            calls: Calls::Waiting,
             sms: vec![16],
             samples: 3,
         }

@@ -7,7 +7,7 @@ use tokenyard_core::communicator::{
 };
 use tokenyard_core::moe::{DType, Layout as MoeLayout};
 
-use super::case::{Fixed, Layout, Routing, Rows};
+use super::case::{Calls, Fixed, Layout, Routing, Rows};
 use crate::job;
 use crate::workload::{Random, routing};
 
@@ -125,7 +125,7 @@ impl Brought {
         if self.rows == Rows::Cast { Cast::Fp8 } else { Cast::None }
     }
 
-    pub(super) fn dispatch(&self, layout: Layout) -> Result<Dispatch<'_>> {
+    pub(super) fn dispatch(&self, layout: Layout, calls: Calls) -> Result<Dispatch<'_>> {
         let layout = match layout {
             Layout::Flat => MoeLayout::Flat,
             Layout::ExpertMajor => {
@@ -140,7 +140,7 @@ impl Brought {
             topk_weights: self.weights()?,
             layout,
             cast: self.cast(),
-            sizes: Sizes::Exact,
+            sizes: if calls.wait() { Sizes::Exact } else { Sizes::WorstCase },
             max_tokens: None,
         })
     }

@@ -27,6 +27,7 @@ Examples:
   tokenyard bench dispatch configs/nvlink.toml
   tokenyard bench dispatch configs/nvlink.toml --type fp8 --replay --plot replay.svg
   tokenyard bench combine configs/nvlink.toml --tokens 128,1024,4096 --sms 8,16 --csv combine.csv
+  tokenyard bench pair configs/nvlink.toml --tokens 128 --type cast --layout packed --calls graph
   torchrun --nproc-per-node 8 --no-python tokenyard bench dispatch configs/nvlink.toml --as-rank
 
 Needs GPUs: one rank per GPU of this machine. The link is measured in the same run; an operation must
@@ -34,7 +35,7 @@ take at most 1.05 x (bytes through the busiest port / rate of the link) + 20 us,
 fewer. Exit code 0: all did; 1: one did not (--no-check: 0 all the same); 2: nothing could be measured.
 What is measured, and what the columns mean: docs/performance.md.";
 
-/// Arguments of `tokenyard bench dispatch` and `combine`.
+/// Arguments of `tokenyard bench dispatch`, `combine` and `pair`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct OperationArgs {
@@ -76,6 +77,9 @@ pub(super) struct OperationArgs {
     /// Combine rows that are in memory of the caller, outside the arena
     #[arg(long)]
     outside: bool,
+    /// How the host queues operations
+    #[arg(long, value_enum, default_value_t = CallsName::Waiting)]
+    calls: CallsName,
     /// SM counts; a communicator is opened for each
     #[arg(long, value_delimiter = ',', default_values_t = SMS,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -166,6 +170,16 @@ enum GpuRoutingName {
     Uniform,
     /// Every token also selects one and the same expert
     Skewed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum CallsName {
+    /// Each call waits for the outcome: sizes are exact
+    Waiting,
+    /// No call waits: sizes of the worst case
+    NoSync,
+    /// As no-sync, in a CUDA graph that is launched for each operation
+    Graph,
 }
 
 const PLOT_EXAMPLE: &str = "\
@@ -283,17 +297,30 @@ fn check(task: &exchange::GpuExchangeTask, ranks: u32) -> Result<()> {
 }
 
 fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::GpuExchangeTask> {
-    let is_combine = phase == case::Phase::Combine;
+    let [is_dispatch, is_combine] =
+        [case::Phase::Dispatch, case::Phase::Combine].map(|one| phase == one);
     for (name, given) in [("--replay", args.replay), ("--copy", args.copy)] {
-        ensure!(!(is_combine && given), "found {name}; it is about the rows of a dispatch");
+        ensure!(is_dispatch || !given, "found {name}; it is about the rows of a dispatch alone");
     }
-    ensure!(is_combine || !args.outside, "found --outside; it is about the rows of a combine");
+    ensure!(
+        is_combine || !args.outside,
+        "found --outside; it is about the rows of a combine alone"
+    );
     let manner = match (args.replay, args.copy, args.outside) {
         (true, ..) => case::Manner::Replay,
         (_, true, _) => case::Manner::Copied,
         (.., true) => case::Manner::Outside,
         _ => case::Manner::Plain,
     };
+    let calls = match args.calls {
+        CallsName::Waiting => case::Calls::Waiting,
+        CallsName::NoSync => case::Calls::NoSync,
+        CallsName::Graph => case::Calls::Graph,
+    };
+    ensure!(
+        calls.wait() || !args.copy,
+        "found --copy with --calls that do not wait; sizes are exact in calls that wait only"
+    );
     let routing = match (&args.input, args.routing) {
         (Some(file), _) => case::Routing::Recorded(
             std::path::absolute(file).with_context(|| format!("find {}", file.display()))?,
@@ -322,6 +349,7 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::G
         layouts: args.layouts.iter().map(layout).collect(),
         routing,
         manner,
+        calls,
         sms: args.sms.clone(),
         samples: args.samples,
     })
