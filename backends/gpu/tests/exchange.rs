@@ -323,13 +323,13 @@ const MUTANTS: [(&str, &str, &str); 8] = [
     ),
     (
         "a record is read before it has come",
-        "  guard.until(\n      what,\n      [&]() -> u64 {\n        v = load_16_relaxed(at);",
-        "  if (model::mutant == 2) v = load_16_relaxed(at);\n  else guard.until(\n      what,\n      [&]() -> u64 {\n        v = load_16_relaxed(at);",
+        "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen.y != epoch",
+        "  if (model::mutant != 2) guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen.y != epoch",
     ),
     (
         "counts are read before they have come",
-        "    guard.until({kPhaseEntry, source, w, epoch}, [&] { return (seen = load_relaxed(at)) >> 32; },",
-        "    if (model::mutant == 3) seen = load_relaxed(at);\n    else guard.until({kPhaseEntry, source, w, epoch}, [&] { return (seen = load_relaxed(at)) >> 32; },",
+        "    guard.until({kPhaseEntry, source, w, epoch}, look,",
+        "    if (model::mutant != 3) guard.until({kPhaseEntry, source, w, epoch}, look,",
     ),
     (
         "heads are not waited for",

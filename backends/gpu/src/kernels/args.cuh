@@ -76,7 +76,7 @@ struct Outcome {
   u8 text[kTextBytes];
 };
 
-// The times of an operation, in nanoseconds of the device's clock: in pinned memory, one per slot,
+// The times of an operation, in nanoseconds of the device's clock: in device memory, one per slot,
 // for tools.
 struct Trace {
   u64 begun;      // the kernel

@@ -55,7 +55,10 @@ impl Engine {
         let wait = self.wait(operation, phase);
         waits.until(wait, &|| matches!(event.is_done(), Ok(true)), &|| event.is_done())?;
         waits.ended(wait)?;
-        let trace = self.launcher.trace(slot);
+        if !tracing::enabled!(tracing::Level::TRACE) {
+            return Ok(());
+        }
+        let trace = self.launcher.trace(self.order.context(), slot)?;
         let since = |at: u64| at.wrapping_sub(trace.begun) as i64;
         tracing::trace!(
             operation,
@@ -72,7 +75,7 @@ impl Engine {
     /// The times of an operation whose kernels have ended.
     pub(super) fn trace(&self, operation: u64) -> Result<abi::TyTrace> {
         self.routing.check_recent(operation)?;
-        let t = self.launcher.trace(self.routing.slot(operation));
+        let t = self.launcher.trace(self.order.context(), self.routing.slot(operation))?;
         Ok(abi::TyTrace {
             size: size_of::<abi::TyTrace>(),
             begun: t.begun,

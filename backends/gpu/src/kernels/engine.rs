@@ -9,7 +9,7 @@ use tokenyard_core::moe::{DType, Holder, Layout, RowFormat};
 use tokenyard_core::wait::{WaitBoard, Waiter};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{Common, ENTER, State, TEXT};
+use super::args::{Common, ENTER, State, TEXT, Trace};
 use super::combine_tiling::CombineTiling;
 use super::counters::PeerCounters;
 use super::device_api::DeviceApi;
@@ -151,7 +151,7 @@ impl Engine {
                 params: device_api.params,
                 outcomes: Pinned::new(context, slots)?,
                 late: Pinned::new(context, 1)?,
-                traces: Pinned::new(context, slots)?,
+                traces: Buffer::new(context, (slots * size_of::<Trace>()) as u64)?,
                 waits,
                 memory,
                 cap_ns: plan.cap_ns,
@@ -192,7 +192,7 @@ impl Engine {
             state: self.launcher.memory.state.address(),
             outcome: if late { self.launcher.late.at(0) } else { self.launcher.outcomes.at(slot) }
                 as u64,
-            trace: self.launcher.traces.at(slot) as u64,
+            trace: self.launcher.trace_at(slot),
             cell: self.launcher.cell(slot),
             cap_ns: self.launcher.cap_ns,
             signature: 0,

@@ -13,7 +13,7 @@ use super::loaded::Kernels;
 use super::outcome::Refusal;
 use super::waits::Waits;
 use crate::config::Sms;
-use crate::driver::{Buffer, Function, Launch, Pinned, RawStream};
+use crate::driver::{Buffer, Context, Function, Launch, Pinned, RawStream, copy};
 
 /// Memory of the device that kernels of all operations share.
 #[derive(Debug)]
@@ -59,7 +59,8 @@ pub(super) struct Launcher {
     pub(super) outcomes: Pinned<Outcome>,
     /// The failure of an operation that no caller waits for; the first one only.
     pub(super) late: Pinned<Outcome>,
-    pub(super) traces: Pinned<Trace>,
+    /// `[slots]` of [`Trace`], on the device: a store to the host at the end of a kernel holds up the next one.
+    pub(super) traces: Buffer,
     pub(super) waits: Arc<Waits>,
     pub(super) memory: DeviceState,
     pub(super) cap_ns: u64,
@@ -122,10 +123,17 @@ impl Launcher {
         }
     }
 
+    /// The place of the times of a slot.
+    pub(super) fn trace_at(&self, slot: usize) -> u64 {
+        self.traces.address() + (slot * size_of::<Trace>()) as u64
+    }
+
     /// The times of the operation of a slot, no kernel of which runs.
-    pub(super) fn trace(&self, slot: usize) -> Trace {
-        // SAFETY: pinned memory that lives as long as `self`; no kernel of the operation runs.
-        unsafe { self.traces.at(slot).read_volatile() }
+    pub(super) fn trace(&self, context: &Context, slot: usize) -> Result<Trace> {
+        let mut trace = Trace::default();
+        let at = &raw mut trace as u64;
+        copy(context, at, self.trace_at(slot), size_of::<Trace>() as u64)?;
+        Ok(trace)
     }
 
     /// Waits until all puts of kernels are done (INV-4). No kernel runs.

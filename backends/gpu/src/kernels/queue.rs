@@ -86,7 +86,7 @@ impl Engine {
             done: (phase != abi::TY_PHASE_ROWS).into(),
             phase: phase as u32,
             rank: self.exchange.rank,
-            trace: launcher.traces.at(slot) as u64,
+            trace: launcher.trace_at(slot),
             state: launcher.memory.state.address(),
         };
         let launch = Launch::of_warps(1, WARPS, 0);

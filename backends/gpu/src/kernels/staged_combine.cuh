@@ -82,32 +82,45 @@ __device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up&
   store_entry(record + 1 + lane, c.epoch(), slot >= 0 ? bits_of(m.weights[slot]) : 0, 0);
 }
 
+// The rows that this rank has received for each source, in order of sources.
+struct SumRange {
+  u32 rows;   // of all
+  u32 start;  // the first of the next rank: sums of this rank's own tokens come last
+
+  __device__ explicit SumRange(const CombineArgs& a)
+      : rows(a.r.source_rows[a.c.ranks]), start(a.r.source_rows[a.c.rank + 1]) {}
+};
+
 // The whole block.
 template <class Type, u32 N, class Up>
-__device__ TY_INLINED void send_partials(const StagedCombineArgs& args, const Up& up, const Part& part,
-                                         Guard& guard) {
+__device__ TY_INLINED void send_partials(const StagedCombineArgs& args, const Up& up, const SumRange& range,
+                                         const Part& part, const Heads& heads) {
   const Common& c = args.combine.c;
   const u32* first = args.combine.r.source_rows;
-  if (part.posts())
-    post_heads(c, up, {c.verdict, (u32)(args.merge.row_bytes / 16)}, nullptr, guard,
+  if (heads.posts())
+    heads.post(c, up, {c.verdict, (u32)(args.merge.row_bytes / 16)}, nullptr,
                [&](u32 peer) { return first[peer + 1] - first[peer]; });
-  u32 rows = first[c.ranks], start = first[c.rank + 1];
-  // The sums of this rank's own tokens come last.
 #pragma unroll 1
-  for (u32 i = part.sending.first; i < rows; i += part.sending.step) {
-    u32 number = start + i < rows ? start + i : start + i - rows;
+  for (u32 i = part.sending.first; i < range.rows; i += part.sending.step) {
+    u32 number = range.start + i < range.rows ? range.start + i : range.start + i - range.rows;
     send_partial<Type, N>(args, up, number);
   }
 }
 
+// A selection of a token, where this lane has one.
+__device__ inline i32 selected(const CombineArgs& a, u32 token) {
+  bool has = token < a.c.tokens() && lane_id() < a.c.topk;
+  return has ? a.r.topk[(u64)token * a.c.topk + lane_id()] : -1;
+}
+
 // Sums one token of this rank. The whole block, each warp by itself.
 template <class Type, u32 N, class Up>
-__device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up& up, u32 token, Guard& guard) {
+__device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up& up, u32 token, i32 expert,
+                                         Guard& guard) {
   const CombineArgs& a = args.combine;
   const Common& c = a.c;
   u32 lane = lane_id(), pieces = (u32)(a.row_bytes / 16);
   u64 at = (u64)token * a.row_bytes;
-  i32 expert = lane < c.topk ? a.r.topk[(u64)token * c.topk + lane] : -1;
   u32 owner = expert >= 0 ? c.rank_of(expert) : 0;
   Lanes owners = ballot(stands_for(expert >= 0, owner));
   RowSum<Type, N> total;
@@ -123,14 +136,16 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
   for (Lanes left = owners; left != 0;) {
     constexpr u32 kAtOnce = kTermsAtOnce<N>;
     uint4* row[kAtOnce];
-    uint4 seen[kAtOnce][N];
+    uint4 seen[kAtOnce][N], look[kAtOnce];
     u32 rank[kAtOnce];
     bool there[kAtOnce];
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++) {
       there[i] = left != 0;
       rank[i] = shfl(owner, there[i] ? first_of(left) : 0);
-      row[i] = staged_row(c, args.staging, up, c.rank, place_of(c, rank[i], token));
+      u64 place = place_of(c, rank[i], token);
+      row[i] = staged_row(c, args.staging, up, c.rank, place);
+      if (there[i]) look[i] = load_16_relaxed(staged_record(c, args.staging, up, c.rank, place));
       if (there[i]) look_at_row(row[i], seen[i], pieces);
       left &= left - 1;
     }
@@ -139,7 +154,7 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
       if (!there[i]) continue;
       What what{kPhaseCombineRows, rank[i], token, c.epoch()};
       const uint4* record = staged_record(c, args.staging, up, c.rank, place_of(c, rank[i], token));
-      u32 key = hear_entry(record, what, guard).x;
+      u32 key = hear_entry(record, look[i], what, guard).x;
 #pragma unroll
       for (u32 j = 0; j < N; j++)
         if (piece_at(j) < pieces) seen[i][j] = take_piece(row[i] + piece_at(j), seen[i][j], key, what, guard);
@@ -154,7 +169,8 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
   float weight = 0.0f;
   if (expert >= 0) {
     const uint4* record = staged_record(c, args.staging, up, c.rank, place_of(c, owner, token));
-    weight = float_of(hear_entry(record + 1 + lane, {kPhaseCombineRows, owner, token, c.epoch()}, guard).x);
+    What what{kPhaseCombineRows, owner, token, c.epoch()};
+    weight = float_of(hear_entry(record + 1 + lane, make_uint4(0, 0, 0, 0), what, guard).x);
   }
   if (!guard.ended()) a.out_weights[(u64)token * c.topk + lane] = weight;
 }
@@ -165,6 +181,8 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
                                             const Part& part, Guard& guard) {
   const Common& c = args.combine.c;
   u32* heard = reinterpret_cast<u32*>(shared);
+  u32 step = part.receiving.step, token = part.receiving.first;
+  i32 expert = selected(args.combine, token);
   Decision d{};
   if (!hear_heads(c, up, heard, d, guard)) return mend_staging(c, args.staging, up, guard);
   if (d.code != kGo) return end_refused(c, args.staging, up, heard, d, part, guard);
@@ -174,17 +192,26 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
     c.trace->heard = now;
   }
 #pragma unroll 1
-  for (u32 token = part.receiving.first; token < c.tokens(); token += part.receiving.step)
-    receive_token<Type, N>(args, up, token, guard);
+  for (; token < c.tokens(); token += step) {
+    i32 next = selected(args.combine, token + step);
+    receive_token<Type, N>(args, up, token, expert, guard);
+    expert = next;
+  }
   mend_staging(c, args.staging, up, guard);
 }
 
 template <class Type, u32 N, class Up>
-__device__ TY_INLINED void exchange_partials(const StagedCombineArgs& args, const Up& up, u8* shared, Guard& guard) {
+__device__ TY_INLINED void exchange_partials(const StagedCombineArgs& args, const Up& up, u8* shared) {
+  const CombineArgs& a = args.combine;
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   Part part(args.staging);
-  Trace& trace = *args.combine.c.trace;
+  Trace& trace = *a.c.trace;
   if (part.posts() && threadIdx.x == 0) trace.begun = trace.counted = now_ns();
-  if (part.sends) send_partials<Type, N>(args, up, part, guard);
+  Heads heads(a.c, part.posts());
+  SumRange range(a);
+  if (!begin_staged(a.c, args.staging, a.r.note, false, 0, [] {})) return;
+  heads.open(a.c);
+  if (part.sends) send_partials<Type, N>(args, up, range, part, heads);
   if (part.posts() && threadIdx.x == 0) trace.moved = now_ns();
   if (part.receives) receive_partials<Type, N>(args, up, shared, part, guard);
   if (part.tells() && threadIdx.x == 0) trace.arrived = now_ns();
@@ -192,16 +219,13 @@ __device__ TY_INLINED void exchange_partials(const StagedCombineArgs& args, cons
 
 template <class Type, class Up>
 __device__ TY_INLINED void combine_staged(const StagedCombineArgs& args, const Up& up, u8* shared) {
-  const CombineArgs& a = args.combine;
-  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
-  if (!begin_staged(a.c, args.staging, a.r.note, false, 0)) return;
-  u32 each = (u32)(a.row_bytes / 16 + blockDim.x - 1) / blockDim.x;
+  u32 each = (u32)(args.combine.row_bytes / 16 + blockDim.x - 1) / blockDim.x;
   if (each <= 1)
-    exchange_partials<Type, 1>(args, up, shared, guard);
+    exchange_partials<Type, 1>(args, up, shared);
   else if (each == 2)
-    exchange_partials<Type, 2>(args, up, shared, guard);
+    exchange_partials<Type, 2>(args, up, shared);
   else
-    exchange_partials<Type, kMostPieces>(args, up, shared, guard);
+    exchange_partials<Type, kMostPieces>(args, up, shared);
 }
 
 }  // namespace ty

@@ -38,8 +38,27 @@ struct SentTables {
   }
 };
 
+// The selection at a place of the routing that a call names.
+__device__ inline i64 given_pick(const DispatchArgs& a, u32 at) {
+  return a.replay ? (i64)a.r.topk[at] : (i64)a.topk_idx[at];
+}
+
+// The first selections of each thread, loaded before it is known how many there are.
+struct FirstPicks {
+  static constexpr u32 kCount = 2;
+  i64 ids[kCount];
+
+  __device__ FirstPicks(const DispatchArgs& a, bool sends) {
+    u32 most = sends ? a.c.brought * a.c.topk : 0;
+#pragma unroll
+    for (u32 n = 0; n < kCount; n++) ids[n] = at(n) < most ? given_pick(a, at(n)) : -1;
+  }
+  __device__ static u32 at(u32 n) { return threadIdx.x + n * blockDim.x; }
+};
+
 // Reads all routing; returns the first problem, as State has it. The whole block.
-__device__ TY_INLINED u64 read_routing(const DispatchArgs& a, const SentTables& t, u32 tokens) {
+__device__ TY_INLINED u64 read_routing(const DispatchArgs& a, const SentTables& t, const FirstPicks& first,
+                                       u32 tokens) {
   __shared__ u64 problem;
   u32 columns = a.c.experts + a.c.ranks, topk = a.c.topk, pairs = tokens * topk;
   if (threadIdx.x == 0) {
@@ -50,18 +69,21 @@ __device__ TY_INLINED u64 read_routing(const DispatchArgs& a, const SentTables& 
   for (u32 i = threadIdx.x; i < columns * t.words; i += blockDim.x) t.sets[i] = 0;
   sync_block();
   bool twice = false;
-#pragma unroll 1
-  for (u32 i = threadIdx.x; i < pairs; i += blockDim.x) {
-    i64 found = a.replay ? (i64)a.r.topk[i] : (i64)a.topk_idx[i];
+  auto take = [&](u32 i, i64 found) {
     u32 token = i / topk, mine = 1u << token % kTallied, word = token / kTallied;
     bool none = found >= (i64)a.c.experts;
     if (none) atomic_min(&problem, (u64)token << 16 | (i - token * topk) << 8 | kNoExpert);
     i32 expert = none || found < 0 ? -1 : (i32)found;
     t.picks[i] = expert;
-    if (expert < 0) continue;
+    if (expert < 0) return;
     twice |= (atomic_or(&t.sets[expert * t.words + word], mine) & mine) != 0;
     atomic_or(&t.sets[(a.c.experts + a.c.rank_of(expert)) * t.words + word], mine);
-  }
+  };
+#pragma unroll
+  for (u32 n = 0; n < FirstPicks::kCount; n++)
+    if (FirstPicks::at(n) < pairs) take(FirstPicks::at(n), first.ids[n]);
+#pragma unroll 1
+  for (u32 i = FirstPicks::at(FirstPicks::kCount); i < pairs; i += blockDim.x) take(i, given_pick(a, i));
   if (!sync_block_or(twice)) return problem;
   // Of the selections of the same expert the first one counts.
 #pragma unroll 1
@@ -185,36 +207,43 @@ __device__ TY_INLINED void say_counts(const StagedDispatchArgs& args, const Up& 
   }
 }
 
-// The whole block.
-template <u32 N, class Up>
-__device__ TY_INLINED void send_rows(const StagedDispatchArgs& args, const Up& up, u8* shared, const Part& part,
-                                     Guard& guard) {
-  const DispatchArgs& a = args.dispatch;
-  SentTables t(a, args.staging, shared);
-  u32 tokens = a.c.tokens(), token = part.sending.first;
-  uint4 row[N];
+// Loads the first row of a block that sends, before the number of tokens is known. The whole block.
+template <u32 N>
+__device__ TY_INLINED void load_first_row(const DispatchArgs& a, const Part& part, const SentTables& t,
+                                          uint4 (&row)[N]) {
+  if (!part.sends) return;
   // A zero behind the last scale stays.
   for (u32 i = threadIdx.x; a.cast != 0 && i < a.scale_words; i += blockDim.x) t.scales[i] = 0;
   sync_block();
-  // While the routing is in flight.
-  if (token < tokens) load_row(a, token, t, row);
-  u64 problem = read_routing(a, t, tokens);
+  if (part.sending.first < a.c.brought) load_row(a, part.sending.first, t, row);
+}
+
+// Sends what begins with the row that `load_first_row` has loaded. The whole block.
+template <u32 N, class Up>
+__device__ TY_INLINED void send_rows(const StagedDispatchArgs& args, const Up& up, const SentTables& t,
+                                     const FirstPicks& first, const Part& part, const Heads& heads,
+                                     uint4 (&row)[N]) {
+  const DispatchArgs& a = args.dispatch;
+  u32 tokens = a.c.tokens();
+  u64 problem = read_routing(a, t, first, tokens);
   bool enters = problem == ~0ull;
-  if (part.posts()) {
-    if (threadIdx.x == 0) {
-      a.c.state->problem = problem;
-      if (!a.replay) *a.r.note = {a.c.epoch() | (u64)tokens << 32, 0};
+  if (heads.posts()) {
+    if (threadIdx.x == 0 && !a.replay) *a.r.note = {a.c.epoch() | (u64)tokens << 32, 0};
+    if (!enters) {
+      if (threadIdx.x == 0) a.c.state->problem = problem;
+      sync_block();
     }
-    sync_block();
-    post_heads(a.c, up, {enters ? kEnter : kRefuseRoute, sent_pieces(a)}, a.topk_idx, guard,
+    heads.post(a.c, up, {enters ? kEnter : kRefuseRoute, sent_pieces(a)}, a.topk_idx,
                [&](u32 peer) { return t.size(a.c.experts + peer); });
-    sync_block();
-    if (threadIdx.x == 0) a.c.state->problem = ~0ull;
+    if (!enters) {
+      sync_block();
+      if (threadIdx.x == 0) a.c.state->problem = ~0ull;
+    }
   }
   if (!enters) return;
   say_counts(args, up, t, part.sending);
 #pragma unroll 1
-  while (token < tokens) {
+  for (u32 token = part.sending.first; token < tokens;) {
     send_row(args, up, t, token, row);
     token += part.sending.step;
     if (token < tokens) load_row(a, token, t, row);
@@ -253,21 +282,31 @@ struct ComingRow {
   }
 };
 
-// Receives the reports of all ranks about their rows, once a block, and places the rows. False if a
-// wait was ended.
+// A first read of this thread's first word of the reports about rows, which may not have arrived.
+template <class Up>
+__device__ u64 look_at_counts(const StagedDispatchArgs& args, const Up& up, const ComingTables& t) {
+  const Common& c = args.dispatch.c;
+  u32 source = threadIdx.x / t.words, w = threadIdx.x - source * t.words;
+  return source < c.ranks ? load_relaxed(staged_word(c, args.staging, up, c.rank, source, w)) : 0;
+}
+
+// Receives the reports of all ranks about their rows, once a block, and places the rows; `seen` is from
+// `look_at_counts`. False if a wait was ended.
 template <class Up>
 __device__ TY_INLINED bool hear_counts(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
-                                       Guard& guard) {
+                                       u64 seen, Guard& guard) {
   const Common& c = args.dispatch.c;
   u32 all = c.ranks * t.words;
   u64 epoch = c.epoch();
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < all; i += blockDim.x) {
+  for (u32 i = threadIdx.x; i < all; i += blockDim.x, seen = 0) {
     u32 source = i / t.words, w = i - source * t.words;
     const u64* at = staged_word(c, args.staging, up, c.rank, source, w);
-    u64 seen = 0;
-    guard.until({kPhaseEntry, source, w, epoch}, [&] { return (seen = load_relaxed(at)) >> 32; },
-                [&](u64 found) { return found == epoch; });
+    auto look = [&] {
+      if (seen >> 32 != epoch) seen = load_relaxed(at);
+      return seen >> 32;
+    };
+    guard.until({kPhaseEntry, source, w, epoch}, look, [&](u64 found) { return found == epoch; });
     t.said[i] = (u32)seen;
   }
   if (!sync_block_and(!guard.ended())) return false;
@@ -339,22 +378,44 @@ __device__ void note_coming(const DispatchArgs& a, const Up& up, const ComingTab
   a.c.trace->heard = heard;
 }
 
+// A row that arrives, with the first reads of it and of its record.
+template <u32 N>
+struct SeenRow {
+  u32 number, source, token;
+  uint4 row[N], key, entry;
+
+  template <class Up>
+  __device__ TY_INLINED void look(const StagedDispatchArgs& args, const Up& up, const ComingTables& t, u32 which) {
+    const Common& c = args.dispatch.c;
+    ComingRow coming(t, which);
+    number = which, source = coming.source, token = coming.token;
+    u64 place = place_of(c, source, token);
+    const uint4* record = staged_record(c, args.staging, up, c.rank, place);
+    key = load_16_relaxed(record);
+    entry = lane_id() < c.topk ? load_16_relaxed(record + 1 + lane_id()) : make_uint4(0, 0, 0, 0);
+    look_at_row(staged_row(c, args.staging, up, c.rank, place), row, sent_pieces(args.dispatch));
+  }
+};
+
+// Rows that a block receives together: two, where registers allow it.
+template <u32 N>
+constexpr u32 kRowsAtOnce = N < kMostPieces ? 2 : 1;
+
 // Removes a row from staging and stores it for each of its experts. The whole block.
 template <u32 N, class Up>
 __device__ TY_INLINED void receive_row(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
-                                       const PackedOutput& out, u32 number, Guard& guard) {
+                                       const PackedOutput& out, SeenRow<N>& coming, Guard& guard) {
   const DispatchArgs& a = args.dispatch;
-  ComingRow coming(t, number);
   u32 lane = lane_id(), topk = a.c.topk, own = row_pieces(a), pieces = sent_pieces(a), most = (u32)a.most_tokens();
+  u32 number = coming.number;
   u64 place = place_of(a.c, coming.source, coming.token);
   uint4* row = staged_row(a.c, args.staging, up, a.c.rank, place);
-  uint4 seen[N];
-  look_at_row(row, seen, pieces);
+  uint4(&seen)[N] = coming.row;
   const uint4* record = staged_record(a.c, args.staging, up, a.c.rank, place);
   What what{kPhaseRows, coming.source, coming.token, a.c.epoch()};
-  u32 key = hear_entry(record, what, guard).x;
+  u32 key = hear_entry(record, coming.key, what, guard).x;
   uint2 entry = make_uint2(~0u, 0);
-  if (lane < topk) entry = hear_entry(record + 1 + lane, what, guard);
+  if (lane < topk) entry = hear_entry(record + 1 + lane, coming.entry, what, guard);
   u32 expert = entry.x >> 16;
   bool here = expert < t.local && !guard.ended();
   u32 at = here ? t.base[coming.source * t.local + expert] + (entry.x & 0xffff) : most;
@@ -395,25 +456,45 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
                                         Guard& guard) {
   const DispatchArgs& a = args.dispatch;
   ComingTables t(a.c, args.staging, shared);
+  u64 seen = look_at_counts(args, up, t);
   Decision d{};
   if (!hear_heads(a.c, up, t.heard, d, guard)) return mend_staging(a.c, args.staging, up, guard);
   if (d.code != kGo) return end_refused(a.c, args.staging, up, t.heard, d, part, guard);
-  if (!hear_counts(args, up, t, guard)) return mend_staging(a.c, args.staging, up, guard);
+  if (!hear_counts(args, up, t, seen, guard)) return mend_staging(a.c, args.staging, up, guard);
   PackedOutput out(a, up);
   if (part.tells()) note_coming(a, up, t, out, d, guard);
-  u32 rows = t.first[a.c.ranks];
+  u32 rows = t.first[a.c.ranks], step = part.receiving.step;
+  constexpr u32 kAtOnce = kRowsAtOnce<N>;
 #pragma unroll 1
-  for (u32 row = part.receiving.first; row < rows; row += part.receiving.step)
-    receive_row<N>(args, up, t, out, row, guard);
+  for (u32 row = part.receiving.first; row < rows; row += kAtOnce * step) {
+    SeenRow<N> coming[kAtOnce];
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++)
+      if (row + i * step < rows) coming[i].look(args, up, t, row + i * step);
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++)
+      if (row + i * step < rows) receive_row<N>(args, up, t, out, coming[i], guard);
+  }
   mend_staging(a.c, args.staging, up, guard);
 }
 
 template <u32 N, class Up>
-__device__ TY_INLINED void exchange_rows(const StagedDispatchArgs& args, const Up& up, u8* shared, Guard& guard) {
+__device__ TY_INLINED void exchange_rows(const StagedDispatchArgs& args, const Up& up, u8* shared) {
+  const DispatchArgs& a = args.dispatch;
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   Part part(args.staging);
-  Trace& trace = *args.dispatch.c.trace;
+  Trace& trace = *a.c.trace;
   if (part.posts() && threadIdx.x == 0) trace.begun = now_ns();
-  if (part.sends) send_rows<N>(args, up, shared, part, guard);
+  Heads heads(a.c, part.posts());
+  FirstPicks first(a, part.sends);
+  SentTables t(a, args.staging, shared);
+  uint4 row[N];
+  u32 tokens = a.replay ? 0 : a.tokens ? min(load_device(a.tokens), a.c.brought) : a.c.brought;
+  bool runs = begin_staged(a.c, args.staging, a.r.note, !a.replay, tokens,
+                           [&] { load_first_row(a, part, t, row); });
+  if (!runs) return;
+  heads.open(a.c);
+  if (part.sends) send_rows(args, up, t, first, part, heads, row);
   sync_block();
   if (part.posts() && threadIdx.x == 0) trace.counted = trace.moved = now_ns();
   if (part.receives) receive_rows<N>(args, up, shared, part, guard);
@@ -422,17 +503,13 @@ __device__ TY_INLINED void exchange_rows(const StagedDispatchArgs& args, const U
 
 template <class Up>
 __device__ TY_INLINED void dispatch_staged(const StagedDispatchArgs& args, const Up& up, u8* shared) {
-  const DispatchArgs& a = args.dispatch;
-  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
-  u32 tokens = a.replay ? 0 : a.tokens ? min(load_device(a.tokens), a.c.brought) : a.c.brought;
-  if (!begin_staged(a.c, args.staging, a.r.note, !a.replay, tokens)) return;
-  u32 each = (sent_pieces(a) + blockDim.x - 1) / blockDim.x;
+  u32 each = (sent_pieces(args.dispatch) + blockDim.x - 1) / blockDim.x;
   if (each <= 1)
-    exchange_rows<1>(args, up, shared, guard);
+    exchange_rows<1>(args, up, shared);
   else if (each == 2)
-    exchange_rows<2>(args, up, shared, guard);
+    exchange_rows<2>(args, up, shared);
   else
-    exchange_rows<kMostPieces>(args, up, shared, guard);
+    exchange_rows<kMostPieces>(args, up, shared);
 }
 
 }  // namespace ty

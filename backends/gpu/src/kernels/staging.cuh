@@ -135,34 +135,36 @@ __device__ TY_INLINED bool stands_for(bool selects, u32 rank) {
 __device__ inline void store_entry(uint4* at, u32 epoch, u32 first, u32 second) {
   store_16_relaxed(at, make_uint4(first, epoch, second, epoch));
 }
-__device__ TY_INLINED uint2 hear_entry(const uint4* at, const What& what, Guard& guard) {
-  uint4 v = make_uint4(0, 0, 0, 0);
+// `seen`: a first read of the entry, which may not have arrived.
+__device__ TY_INLINED uint2 hear_entry(const uint4* at, uint4 seen, const What& what, Guard& guard) {
   u32 epoch = (u32)what.expected;
   guard.until(
       what,
       [&]() -> u64 {
-        v = load_16_relaxed(at);
-        return v.y == epoch ? v.w : v.y;
+        if (seen.y != epoch || seen.w != epoch) seen = load_16_relaxed(at);
+        return seen.y == epoch ? seen.w : seen.y;
       },
       [&](u64 found) { return found == epoch; });
-  return make_uint2(v.x, v.z);
+  return make_uint2(seen.x, seen.z);
 }
 
 // --- How a kernel begins
 
 // Learns the operation's turn, or, where it was sent before, its identity. False if there is no work. The
-// whole block. `makes`: it makes its handle, of `tokens`.
+// whole block. `makes`: it makes its handle, of `tokens`. `meanwhile` runs while the turn is loaded.
+template <class Meanwhile>
 __device__ TY_INLINED bool begin_staged(const Common& c, const Staging& s, const Note* note, bool makes,
-                                               u32 tokens) {
-  if (s.phases & kSends) {
+                                        u32 tokens, Meanwhile meanwhile) {
+  bool sends = s.phases & kSends;
+  if (sends) {
     LaunchState found(c, makes ? nullptr : note);
+    meanwhile();
     makes ? found.publish(true, tokens) : found.publish();
   } else if (threadIdx.x == 0) {
     u64 made = load_relaxed(&note->made);
     operation() = {(u32)c.cell->epoch, c.cell->slot, (u32)(made >> 32), (u32)made, load_relaxed(&note->rows)};
   }
   sync_block();
-  bool sends = s.phases & kSends;
   if (c.epoch() != 0) {
     if (sends && threadIdx.x == blockDim.x - kWave) leave_turn(c);
     return true;
@@ -182,39 +184,69 @@ struct StagedHead {
   u32 pieces;  // of a row
 };
 
-// Enters at every peer, as other operations do, so that ranks whose calls differ see the mismatch;
-// `rows_for(peer)`: the number of rows for that peer. One block. Peers may overwrite the data that this
-// rank had received before; the blocks of this rank continue unless its host had aborted before.
-template <class Up, class RowsFor>
-__device__ TY_INLINED void post_heads(const Common& c, const Up& up, const StagedHead& h, const GivenId* topk_idx,
-                                      Guard& guard, RowsFor rows_for) {
-  // A read of host memory takes longer than all else.
-  u64 given_up = threadIdx.x == 0 ? load_relaxed(c.abort) : 0;
-  if (threadIdx.x == 0) {
-    c.cell->slot = c.slot();
-    c.cell->code = 0;
-    c.cell->epoch = c.epoch();
+// The posting of heads by one block, in steps, so that none of them is waited for. Peers that have a head may
+// overwrite what this rank had received before.
+class Heads {
+ public:
+  // At the start of the kernel: a read of host memory takes longer than all else.
+  __device__ Heads(const Common& c, bool posts) : posts_(posts), given_up_(0) {
+    if (posts && threadIdx.x == 0) given_up_ = load_relaxed(c.abort);
   }
-  fence_system();
-  // As many words as a dispatch, so that ranks that run a dispatch see the mismatch and do not
-  // wait.
-  post_entry(
-      c, up, kHead + c.ranks, h.verdict, topk_idx, guard,
-      [&](u32 peer, u32 w) -> u32 {
-        switch (w) {
-          case 0: return h.verdict | (h.verdict == kEnter ? kStages : 0);
-          case 1: return (u32)c.signature;
-          case 2: return c.origin();
-          case 3: return c.objector;
-          case 4: return h.pieces;
-          case 5: return h.verdict == kEnter ? rows_for(peer) : 0;
-          case 6: return (u32)(c.signature >> 32);
-          case 7: return c.text_bytes;
-          default: return 0;
-        }
-      },
-      [&] { return !sync_block_or(given_up != 0); });
-}
+
+  __device__ bool posts() const { return posts_; }
+
+  // Once the operation is known: names it for the kernels behind it. The fence orders what earlier kernels
+  // have taken ahead of the heads, and thread 0's stores ahead of the first word of its own head.
+  __device__ void open(const Common& c) const {
+    if (!posts_) return;
+    if (threadIdx.x == 0) {
+      c.cell->slot = c.slot();
+      c.cell->code = 0;
+      c.cell->epoch = c.epoch();
+    }
+    fence_system();
+  }
+
+  // Enters at every peer, as other operations do, so that ranks whose calls differ see the mismatch;
+  // `rows_for(peer)`: the number of rows for that peer. The blocks of this rank continue unless its host had
+  // aborted before: their own head then lacks its first word. Other ranks need only this head of all that
+  // this kernel has stored.
+  template <class Up, class RowsFor>
+  __device__ TY_INLINED void post(const Common& c, const Up& up, const StagedHead& h, const GivenId* topk_idx,
+                                  RowsFor rows_for) const {
+    // As many words as a dispatch, so that ranks that run a dispatch see the mismatch and do not wait.
+    u32 words = kHead + c.ranks, text = h.verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords;
+    u32 all = words + text;
+    u64 epoch = (u64)c.epoch() << 32;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < c.ranks * all; i += blockDim.x) {
+      u32 next = i / all, w = i - next * all, peer = (c.rank + next) % c.ranks;
+      u32 value = w < words ? head_word(c, h, w, peer, rows_for) : text_word(c, h.verdict, w - words, topk_idx);
+      u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
+      if (i == 0 && given_up_ != 0) continue;
+      store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
+    }
+  }
+
+ private:
+  template <class RowsFor>
+  __device__ static u32 head_word(const Common& c, const StagedHead& h, u32 word, u32 peer, RowsFor rows_for) {
+    switch (word) {
+      case 0: return h.verdict | (h.verdict == kEnter ? kStages : 0);
+      case 1: return (u32)c.signature;
+      case 2: return c.origin();
+      case 3: return c.objector;
+      case 4: return h.pieces;
+      case 5: return h.verdict == kEnter ? rows_for(peer) : 0;
+      case 6: return (u32)(c.signature >> 32);
+      case 7: return c.text_bytes;
+      default: return 0;
+    }
+  }
+
+  bool posts_;
+  u64 given_up_;
+};
 
 // --- Failures
 
@@ -302,11 +334,13 @@ __device__ void refuse_staged(const StagedRefusalArgs& a, const Up& up, u8* shar
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
   Part part(a.staging);
+  Heads heads(a.c, true);
   LaunchState(a.c, nullptr).publish();
   sync_block();
   if (a.c.epoch() == 0) return;
   if (threadIdx.x == 0) pass_turn(a.c);
-  post_heads(a.c, up, {a.c.verdict, 0}, nullptr, guard, [](u32) { return 0; });
+  heads.open(a.c);
+  heads.post(a.c, up, {a.c.verdict, 0}, nullptr, [](u32) { return 0; });
   Decision d{};
   if (!hear_heads(a.c, up, heard, d, guard)) return mend_staging(a.c, a.staging, up, guard);
   end_refused(a.c, a.staging, up, heard, d, part, guard);
