@@ -61,6 +61,8 @@ __device__ inline const T& in_place(const T&) {
   return *(const T*)__builtin_amdgcn_kernarg_segment_ptr();
 }
 #define TY_INLINED inline __attribute__((always_inline))
+// A call takes private memory, so seldom run code is inline, too.
+#define TY_COLD inline
 #define TY_SHARED_BYTES(name) extern __shared__ __attribute__((aligned(1024))) ty::u8 name[]
 
 __device__ inline u32 lane_id() {
@@ -164,6 +166,8 @@ __device__ inline void store_16_relaxed(uint4* at, const uint4& value) {
   store_relaxed(halves, (u64)value.y << 32 | value.x);
   store_relaxed(halves + 1, (u64)value.w << 32 | value.z);
 }
+// A value that is loaded and not used.
+__device__ inline void use(u32 value) { asm volatile("" ::"v"(value)); }
 // An atomic store at system scope is one store past the caches, and no two of them are merged.
 __device__ inline void store_mmio(u64* at, u64 value) { store_relaxed(at, value); }
 __device__ inline void add_relaxed(u64* at, u64 value) {

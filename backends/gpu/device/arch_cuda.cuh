@@ -21,6 +21,9 @@ __device__ inline const T& in_place(const T& first) { return first; }
 // For a function whose call would force its arguments by reference into memory, where the compiler would
 // not inline it.
 #define TY_INLINED
+// Code that is seldom run, and then once, is no part of the code around it: a kernel of hundreds of kilobytes
+// waits for its instructions.
+#define TY_COLD __noinline__
 // The dynamic shared memory of a block.
 #define TY_SHARED_BYTES(name) extern __shared__ __align__(1024) ty::u8 name[]
 
@@ -83,6 +86,8 @@ __device__ inline u32 load_relaxed(const u32* at) {
 __device__ inline void store_relaxed(u32* at, u32 value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
+// A value that is loaded and not used.
+__device__ inline void use(u32 value) { asm volatile("" ::"r"(value)); }
 // 16 bytes. Observers may see 8 of them at once, or 4.
 __device__ inline void store_16_relaxed(uint4* at, const uint4& value) {
   asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(value.x), "r"(value.y),

@@ -130,7 +130,12 @@ class Guard {
     looks_ = 0;
     u64 found = read();
     while (!ready(found)) {
-      if (++looks_ % 1024 == 0 && over(what, found)) return false;
+      if (++looks_ % 1024 == 0) {
+        Lasting wait = look_up(abort_, cap_, report_, what, {since_, found});
+        since_ = wait.since;
+        ended_ = wait.found != 0;
+        if (ended_) return false;
+      }
       between_looks();
       found = read();
     }
@@ -142,38 +147,47 @@ class Guard {
   // the first failure the host reads the subject of the wait, and the value that was found.
   __device__ void fail(const What& what, u64 found) {
     ended_ = true;
-    if (atomic_cas(&report_->ended, 0ull, 1ull) != 0) return;
-    report_->phase = what.phase;
-    report_->peer = what.peer;
-    report_->signal = what.signal;
-    report_->expected = what.expected;
-    report_->found = found;
-    fence_system_all();
-    store_release(&report_->ended, 2);
+    report_end(report_, what, found);
   }
 
  private:
   __device__ static u64 tag(const What& what) { return (u64)what.phase << 32 | (what.peer + 1); }
 
+  // A wait that lasts: since when, and the value that was found; or as the result, whether it was ended.
+  struct Lasting {
+    u64 since, found;
+  };
+
   // Of the waits that last, the report names the one with the lowest phase and peer: the other
   // peers may wait for a rank that itself waits for that peer.
-  __device__ void claim(u64 mine) {
-    u64 told = load_relaxed(&report_->waiting);
-    if (told == 0 || told > mine) atomic_cas(&report_->waiting, told, mine);
+  __device__ static void claim(WaitReport* report, u64 mine) {
+    u64 told = load_relaxed(&report->waiting);
+    if (told == 0 || told > mine) atomic_cas(&report->waiting, told, mine);
   }
 
-  __device__ bool over(const What& what, u64 found) {
-    u64 now = now_ns();
-    if (since_ == 0) since_ = now;
-    claim(tag(what));
-    if (load_relaxed(&report_->waiting) == tag(what)) {
-      store_relaxed(&report_->wait_signal, what.signal);
-      store_relaxed(&report_->wait_expected, what.expected);
-      store_relaxed(&report_->wait_found, found);
+  // Waits are in many places of a kernel, and few last: this code is there once.
+  __device__ TY_COLD static void report_end(WaitReport* report, What what, u64 found) {
+    if (atomic_cas(&report->ended, 0ull, 1ull) != 0) return;
+    report->phase = what.phase;
+    report->peer = what.peer;
+    report->signal = what.signal;
+    report->expected = what.expected;
+    report->found = found;
+    fence_system_all();
+    store_release(&report->ended, 2);
+  }
+
+  __device__ TY_COLD static Lasting look_up(const u64* abort, u64 cap, WaitReport* report, What what, Lasting wait) {
+    u64 now = now_ns(), since = wait.since == 0 ? now : wait.since;
+    claim(report, tag(what));
+    if (load_relaxed(&report->waiting) == tag(what)) {
+      store_relaxed(&report->wait_signal, what.signal);
+      store_relaxed(&report->wait_expected, what.expected);
+      store_relaxed(&report->wait_found, wait.found);
     }
-    if (load_relaxed(abort_) == 0 && now - since_ < cap_) return false;
-    fail(what, found);
-    return true;
+    if (load_relaxed(abort) == 0 && now - since < cap) return {since, 0};
+    report_end(report, what, wait.found);
+    return {since, 1};
   }
 
   const u64* abort_;

@@ -333,8 +333,8 @@ const MUTANTS: [(&str, &str, &str); 8] = [
     ),
     (
         "heads are not waited for",
-        "  if (!poll_entries(c, up, kHead, heard, guard)) return false;",
-        "  if (model::mutant != 4 && !poll_entries(c, up, kHead, heard, guard)) return false;",
+        "    guard.until({kPhaseEntry, source, word, epoch}, look,",
+        "    if (model::mutant != 4) guard.until({kPhaseEntry, source, word, epoch}, look,",
     ),
     (
         "rows of what was refused are not waited for",
@@ -348,8 +348,8 @@ const MUTANTS: [(&str, &str, &str); 8] = [
     ),
     (
         "an ended wait mends nothing",
-        "  if (!sync_block_or(guard.ended())) return;\n  stop_all(c);",
-        "  if (!sync_block_or(guard.ended())) return;\n  stop_all(c);\n  if (model::mutant == 7) return;",
+        "  stop_all(c);\n  uint4* rows",
+        "  stop_all(c);\n  if (model::mutant == 7) return;\n  uint4* rows",
     ),
     (
         "a row travels by a key that one of its words is",

@@ -81,7 +81,7 @@ __device__ u64* entry_word(const Common& c, const Up& up, u32 peer, u32 source, 
 }
 
 // Word `word` of the text of a refusal.
-__device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const GivenId* topk_idx) {
+__device__ TY_COLD u32 text_word(const Common& c, u32 verdict, u32 word, const GivenId* topk_idx) {
   if (verdict != kRefuseRoute) {
     if (word == 0) return c.text_bytes;
     u32 value = 0;
@@ -203,7 +203,7 @@ __device__ inline bool objects(const Common& c, const u32* head) {
 
 // The first objection in order of ranks, from the fields of heads that do not depend on sizes. A
 // refusal may be another rank's that its forwarder passes on; its order is in the field of a region.
-__device__ inline Decision first_objection(const Common& c, const u32* table, u32 words) {
+__device__ TY_COLD Decision first_objection(const Common& c, const u32* table, u32 words) {
   for (u32 s = 0; s < c.ranks; s++)
     if ((table[s * words + 1] ^ (u32)c.signature) & 0xff) return {kMismatch, s};
   u32 refused = c.ranks;
@@ -243,14 +243,11 @@ __device__ bool hear_text(const Common& c, const Up& up, u32 source, u32 verdict
   return true;
 }
 
-// Reports to the host, with the fields of the head of the rank in question. One thread.
+// The report to the host about an operation that it waits for, or that does not continue. One thread; the
+// result is `guard` after it.
 template <class Up>
-__device__ void tell(const Common& c, const Up& up, const Decision& d, const u32* head,
-                     Guard& guard) {
+__device__ TY_COLD Guard tell_host(const Common& c, Up up, Decision d, const u32* head, Guard guard) {
   Outcome& o = *c.outcome;
-  c.cell->code = d.code;
-  store_relaxed(&c.report->begun, c.epoch());
-  if (c.no_host_sync && d.code == kGo) return;
   o.code = d.code;
   o.rank = d.rank;
   o.verdict = head[0] & 0xff;
@@ -263,8 +260,18 @@ __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32
   bool text = d.code == kRefused || (d.code == kFull && head[7] != 0);
   bool heard = !text || hear_text(c, up, d.rank, o.verdict, guard);
   if (c.no_host_sync || !heard) c.state->stopped = 1;
-  if (!heard) return;
-  store_release(&o.epoch, c.ticket);
+  if (heard) store_release(&o.epoch, c.ticket);
+  return guard;
+}
+
+// Reports to the host, with the fields of the head of the rank in question. One thread.
+template <class Up>
+__device__ void tell(const Common& c, const Up& up, const Decision& d, const u32* head,
+                     Guard& guard) {
+  c.cell->code = d.code;
+  store_relaxed(&c.report->begun, c.epoch());
+  if (c.no_host_sync && d.code == kGo) return;
+  guard = tell_host(c, up, d, head, guard);
 }
 
 // An operation without rows: the findings of each host, and the first objection. One block.

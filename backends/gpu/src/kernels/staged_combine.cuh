@@ -34,7 +34,7 @@ __device__ TY_INLINED void load_pieces(const u8* from, uint4 (&row)[N], u32 piec
     if (piece_at(j) < pieces) row[j] = load_16(reinterpret_cast<const uint4*>(from) + piece_at(j));
 }
 
-// Rows of one token that are loaded together: two, where registers allow it.
+// Rows of one token that are loaded together: two, where registers allow it. Four were no faster: they spill.
 template <u32 N>
 constexpr u32 kTermsAtOnce = N < kMostPieces ? 2 : 1;
 
@@ -183,8 +183,9 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
   u32* heard = reinterpret_cast<u32*>(shared);
   u32 step = part.receiving.step, token = part.receiving.first;
   i32 expert = selected(args.combine, token);
+  u64 seen = look_at_heads(c, up);
   Decision d{};
-  if (!hear_heads(c, up, heard, d, guard)) return mend_staging(c, args.staging, up, guard);
+  if (!poll_heads(c, up, seen, heard, d, guard)) return mend_staging(c, args.staging, up, guard);
   if (d.code != kGo) return end_refused(c, args.staging, up, heard, d, part, guard);
   if (part.tells() && threadIdx.x == 0) {
     u64 now = now_ns();
@@ -207,7 +208,8 @@ __device__ TY_INLINED void exchange_partials(const StagedCombineArgs& args, cons
   Part part(args.staging);
   Trace& trace = *a.c.trace;
   if (part.posts() && threadIdx.x == 0) trace.begun = trace.counted = now_ns();
-  Heads heads(a.c, part.posts());
+  Heads heads(a.c, part);
+  warm(args);
   SumRange range(a);
   if (!begin_staged(a.c, args.staging, a.r.note, false, 0, [] {})) return;
   heads.open(a.c);

@@ -56,6 +56,22 @@ struct FirstPicks {
   __device__ static u32 at(u32 n) { return threadIdx.x + n * blockDim.x; }
 };
 
+// Makes the sets of ranks out of those of their experts: hundreds of selections of few ranks would queue for
+// the same words. The whole block.
+__device__ inline void join_sets(const Common& c, const SentTables& t) {
+  u32 local = c.local_experts();
+#pragma unroll 1
+  for (u32 i = wave_id(); i < c.ranks * t.words; i += block_waves()) {
+    u32 rank = i / t.words, word = i - rank * t.words, set = 0;
+#pragma unroll 1
+    for (u32 e = lane_id(); e < local; e += kWave) set |= t.sets[(rank * local + e) * t.words + word];
+#pragma unroll
+    for (u32 other = kWave / 2; other > 0; other /= 2) set |= shfl_xor(set, other);
+    if (lane_id() == 0) t.sets[(c.experts + rank) * t.words + word] = set;
+  }
+  sync_block();
+}
+
 // Reads all routing; returns the first problem, as State has it. The whole block.
 __device__ TY_INLINED u64 read_routing(const DispatchArgs& a, const SentTables& t, const FirstPicks& first,
                                        u32 tokens) {
@@ -77,14 +93,15 @@ __device__ TY_INLINED u64 read_routing(const DispatchArgs& a, const SentTables& 
     t.picks[i] = expert;
     if (expert < 0) return;
     twice |= (atomic_or(&t.sets[expert * t.words + word], mine) & mine) != 0;
-    atomic_or(&t.sets[(a.c.experts + a.c.rank_of(expert)) * t.words + word], mine);
   };
 #pragma unroll
   for (u32 n = 0; n < FirstPicks::kCount; n++)
     if (FirstPicks::at(n) < pairs) take(FirstPicks::at(n), first.ids[n]);
 #pragma unroll 1
   for (u32 i = FirstPicks::at(FirstPicks::kCount); i < pairs; i += blockDim.x) take(i, given_pick(a, i));
-  if (!sync_block_or(twice)) return problem;
+  bool any_twice = sync_block_or(twice) != 0;
+  join_sets(a.c, t);
+  if (!any_twice) return problem;
   // Of the selections of the same expert the first one counts.
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < pairs; i += blockDim.x) {
@@ -276,9 +293,7 @@ struct ComingRow {
     const u32* set = t.said + source * t.words;
     u32 left = row - t.first[source], w = 0;
     for (u32 count; left >= (count = popc(set[w])); w++) left -= count;
-    u32 bits = set[w];
-    for (; left > 0; left--) bits &= bits - 1;
-    token = w * kTallied + first_of(bits);
+    token = w * kTallied + nth_bit(set[w], left);
   }
 };
 
@@ -456,11 +471,11 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
                                         Guard& guard) {
   const DispatchArgs& a = args.dispatch;
   ComingTables t(a.c, args.staging, shared);
-  u64 seen = look_at_counts(args, up, t);
+  u64 heads = look_at_heads(a.c, up), counts = look_at_counts(args, up, t);
   Decision d{};
-  if (!hear_heads(a.c, up, t.heard, d, guard)) return mend_staging(a.c, args.staging, up, guard);
+  if (!poll_heads(a.c, up, heads, t.heard, d, guard)) return mend_staging(a.c, args.staging, up, guard);
   if (d.code != kGo) return end_refused(a.c, args.staging, up, t.heard, d, part, guard);
-  if (!hear_counts(args, up, t, seen, guard)) return mend_staging(a.c, args.staging, up, guard);
+  if (!hear_counts(args, up, t, counts, guard)) return mend_staging(a.c, args.staging, up, guard);
   PackedOutput out(a, up);
   if (part.tells()) note_coming(a, up, t, out, d, guard);
   u32 rows = t.first[a.c.ranks], step = part.receiving.step;
@@ -485,7 +500,8 @@ __device__ TY_INLINED void exchange_rows(const StagedDispatchArgs& args, const U
   Part part(args.staging);
   Trace& trace = *a.c.trace;
   if (part.posts() && threadIdx.x == 0) trace.begun = now_ns();
-  Heads heads(a.c, part.posts());
+  Heads heads(a.c, part);
+  warm(args);
   FirstPicks first(a, part.sends);
   SentTables t(a, args.staging, shared);
   uint4 row[N];

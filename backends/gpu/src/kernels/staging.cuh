@@ -32,12 +32,14 @@ struct Portion {
 // stores.
 struct Part {
   bool sends, receives;
+  bool any_receives;  // a block of this kernel
   Portion sending, receiving;
 
   __device__ explicit Part(const Staging& s) {
     bool split = s.senders > 0;
     sends = (s.phases & kSends) && (!split || blockIdx.x < s.senders);
-    receives = (s.phases & kReceives) && (!split || blockIdx.x >= s.senders);
+    any_receives = (s.phases & kReceives) != 0;
+    receives = any_receives && (!split || blockIdx.x >= s.senders);
     sending = {blockIdx.x, split ? s.senders : gridDim.x};
     receiving = {blockIdx.x - s.senders, gridDim.x - s.senders};
   }
@@ -70,6 +72,19 @@ __device__ u64* staged_word(const Common& c, const Staging& s, const Up& up, u32
 // --- Rows. A block has one at a time, each thread up to N pieces of it, as far apart as a block is long.
 
 __device__ inline u32 piece_at(u32 j) { return threadIdx.x + j * blockDim.x; }
+
+// The place of the `rank`-th bit that is set, counted from 0.
+__device__ inline u32 nth_bit(u32 bits, u32 rank) {
+  u32 at = 0;
+#pragma unroll
+  for (u32 half = 16; half > 0; half /= 2) {
+    u32 below = popc(bits >> at & ((1u << half) - 1));
+    if (rank < below) continue;
+    rank -= below;
+    at += half;
+  }
+  return at;
+}
 
 __device__ inline bool has_word(const uint4& v, u32 word) {
   return v.x == word || v.y == word || v.z == word || v.w == word;
@@ -150,6 +165,16 @@ __device__ TY_INLINED uint2 hear_entry(const uint4* at, uint4 seen, const What& 
 
 // --- How a kernel begins
 
+// Loads the arguments of a kernel into the cache for them, each warp one line: a first use of each in turn would
+// take as long as a load from memory. All warps.
+template <class Arguments>
+__device__ inline void warm(const Arguments& arguments) {
+  constexpr u32 kLine = 64;
+  const u32* words = reinterpret_cast<const u32*>(&arguments);
+#pragma unroll 1
+  for (u32 at = wave_id() * kLine; at < sizeof(Arguments); at += block_waves() * kLine) use(words[at / 4]);
+}
+
 // Learns the operation's turn, or, where it was sent before, its identity. False if there is no work. The
 // whole block. `makes`: it makes its handle, of `tokens`. `meanwhile` runs while the turn is loaded.
 template <class Meanwhile>
@@ -185,26 +210,25 @@ struct StagedHead {
 };
 
 // The posting of heads by one block, in steps, so that none of them is waited for. Peers that have a head may
-// overwrite what this rank had received before.
+// overwrite what this rank had received before. No fence is needed for that: the end of a kernel makes its stores
+// visible to every observer before the next kernel of its stream begins (INV-8).
 class Heads {
  public:
-  // At the start of the kernel: a read of host memory takes longer than all else.
-  __device__ Heads(const Common& c, bool posts) : posts_(posts), given_up_(0) {
-    if (posts && threadIdx.x == 0) given_up_ = load_relaxed(c.abort);
+  // At the start of the kernel: a read of host memory takes longer than all else. The last thread waits for it.
+  __device__ Heads(const Common& c, const Part& part) : part_(part), given_up_(0) {
+    if (part.posts() && last()) given_up_ = load_relaxed(c.abort);
   }
 
-  __device__ bool posts() const { return posts_; }
+  __device__ bool posts() const { return part_.posts(); }
 
-  // Once the operation is known: names it for the kernels behind it. The fence orders what earlier kernels
-  // have taken ahead of the heads, and thread 0's stores ahead of the first word of its own head.
+  // Once the operation is known: names it for the kernels behind it. The block that reports the outcome stores
+  // all values of `code`, so they need no order among blocks.
   __device__ void open(const Common& c) const {
-    if (!posts_) return;
-    if (threadIdx.x == 0) {
-      c.cell->slot = c.slot();
-      c.cell->code = 0;
-      c.cell->epoch = c.epoch();
-    }
-    fence_system();
+    if (threadIdx.x != 0) return;
+    if (part_.tells() || !part_.any_receives) c.cell->code = 0;
+    if (!posts()) return;
+    c.cell->slot = c.slot();
+    c.cell->epoch = c.epoch();
   }
 
   // Enters at every peer, as other operations do, so that ranks whose calls differ see the mismatch;
@@ -218,14 +242,16 @@ class Heads {
     u32 words = kHead + c.ranks, text = h.verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords;
     u32 all = words + text;
     u64 epoch = (u64)c.epoch() << 32;
+    // Peers first; word 0 of the own head comes last.
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < c.ranks * all; i += blockDim.x) {
-      u32 next = i / all, w = i - next * all, peer = (c.rank + next) % c.ranks;
+      u32 next = i / all, w = i - next * all, peer = (c.rank + 1 + next) % c.ranks;
       u32 value = w < words ? head_word(c, h, w, peer, rows_for) : text_word(c, h.verdict, w - words, topk_idx);
       u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
-      if (i == 0 && given_up_ != 0) continue;
-      store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
+      if (peer != c.rank || w != 0) store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
     }
+    if (last() && given_up_ == 0)
+      store_relaxed(entry_word(c, up, c.rank, c.rank, 0), epoch | head_word(c, h, 0, c.rank, rows_for));
   }
 
  private:
@@ -244,7 +270,9 @@ class Heads {
     }
   }
 
-  bool posts_;
+  __device__ static bool last() { return threadIdx.x == blockDim.x - 1; }
+
+  Part part_;
   u64 given_up_;
 };
 
@@ -266,10 +294,10 @@ __device__ u32 find_row(const Common& c, const Staging& s, const Up& up, u32 sou
 }
 
 // Where an operation is refused, ranks that have not yet received the refusal have staged rows that no rank
-// wants: removes them. All blocks that receive.
+// wants: removes them. All blocks that receive; the result is `guard` after it.
 template <class Up>
-__device__ void drain(const Common& c, const Staging& s, const Up& up, const u32* heard, const Portion& portion,
-                      Guard& guard) {
+__device__ TY_COLD Guard drain(const Common& c, const Staging& s, Up up, const u32* heard, Portion portion,
+                               Guard guard) {
   __shared__ u32 found;
 #pragma unroll 1
   for (u32 source = portion.first; source < c.ranks; source += portion.step) {
@@ -281,7 +309,7 @@ __device__ void drain(const Common& c, const Staging& s, const Up& up, const u32
       if (threadIdx.x == 0) found = find_row(c, s, up, source, guard);
       sync_block();
       u32 token = found;
-      if (token == ~0u) return;
+      if (token == ~0u) return guard;
       uint4* row = staged_row(c, s, up, c.rank, place_of(c, source, token));
 #pragma unroll 1
       for (u32 piece = threadIdx.x; piece < pieces; piece += blockDim.x)
@@ -289,26 +317,50 @@ __device__ void drain(const Common& c, const Staging& s, const Up& up, const u32
       sync_block();
     }
   }
+  return guard;
 }
 
 // Where a wait was ended: no more operations are entered, and received data of this operation is no row of
 // the next one in its slot. The whole block, after all its other work.
 template <class Up>
-__device__ void mend_staging(const Common& c, const Staging& s, const Up& up, const Guard& guard) {
-  if (!sync_block_or(guard.ended())) return;
+__device__ TY_COLD void empty_staging(const Common& c, const Staging& s, Up up) {
   stop_all(c);
   uint4* rows = staged_row(c, s, up, c.rank, place_of(c, 0, 0));
   u64 pieces = (u64)c.ranks * c.max_tokens * s.row_pitch / 16;
 #pragma unroll 1
   for (u64 i = threadIdx.x; i < pieces; i += blockDim.x) store_16_relaxed(rows + i, make_uint4(0, 0, 0, 0));
 }
-
-// Receives the heads of all ranks; all threads hold `decision`. False if a wait was ended. The whole
-// block.
 template <class Up>
-__device__ TY_INLINED bool hear_heads(const Common& c, const Up& up, u32* heard, Decision& decision, Guard& guard) {
+__device__ void mend_staging(const Common& c, const Staging& s, const Up& up, const Guard& guard) {
+  if (sync_block_or(guard.ended())) empty_staging(c, s, up);
+}
+
+// A first read of this thread's first word of the heads, which may not have arrived.
+template <class Up>
+__device__ u64 look_at_heads(const Common& c, const Up& up) {
+  u32 source = threadIdx.x / kHead, word = threadIdx.x % kHead;
+  return source < c.ranks ? load_relaxed(entry_word(c, up, c.rank, source, word)) : 0;
+}
+
+// Receives the heads of all ranks; `seen` is from `look_at_heads`; all threads hold `decision`. False if a wait
+// was ended. The whole block. What a head allows is done by later kernels, so these loads order nothing.
+template <class Up>
+__device__ TY_INLINED bool poll_heads(const Common& c, const Up& up, u64 seen, u32* heard, Decision& decision,
+                                      Guard& guard) {
   __shared__ Decision found;
-  if (!poll_entries(c, up, kHead, heard, guard)) return false;
+  u64 epoch = c.epoch();
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < c.ranks * kHead; i += blockDim.x, seen = 0) {
+    u32 source = i / kHead, word = i % kHead;
+    const u64* at = entry_word(c, up, c.rank, source, word);
+    auto look = [&] {
+      if (seen >> 32 != epoch) seen = load_relaxed(at);
+      return seen >> 32;
+    };
+    guard.until({kPhaseEntry, source, word, epoch}, look, [&](u64 there) { return there == epoch; });
+    heard[i] = (u32)seen;
+  }
+  if (!sync_block_and(!guard.ended())) return false;
   if (threadIdx.x < kWave) {
     Decision mine = decide(c, heard, kHead);
     if (threadIdx.x == 0) found = mine;
@@ -324,7 +376,7 @@ __device__ void end_refused(const Common& c, const Staging& s, const Up& up, con
                             const Part& part, Guard& guard) {
   if (part.tells() && threadIdx.x == 0) tell(c, up, d, &heard[d.rank * kHead], guard);
   // The staged rows of ranks that are out of step are unknown; those ranks do not continue.
-  if (d.code == kRefused) drain(c, s, up, heard, part.receiving, guard);
+  if (d.code == kRefused) guard = drain(c, s, up, heard, part.receiving, guard);
   mend_staging(c, s, up, guard);
 }
 
@@ -334,7 +386,7 @@ __device__ void refuse_staged(const StagedRefusalArgs& a, const Up& up, u8* shar
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
   Part part(a.staging);
-  Heads heads(a.c, true);
+  Heads heads(a.c, part);
   LaunchState(a.c, nullptr).publish();
   sync_block();
   if (a.c.epoch() == 0) return;
@@ -342,7 +394,7 @@ __device__ void refuse_staged(const StagedRefusalArgs& a, const Up& up, u8* shar
   heads.open(a.c);
   heads.post(a.c, up, {a.c.verdict, 0}, nullptr, [](u32) { return 0; });
   Decision d{};
-  if (!hear_heads(a.c, up, heard, d, guard)) return mend_staging(a.c, a.staging, up, guard);
+  if (!poll_heads(a.c, up, 0, heard, d, guard)) return mend_staging(a.c, a.staging, up, guard);
   end_refused(a.c, a.staging, up, heard, d, part, guard);
 }
 

@@ -22,6 +22,7 @@ constexpr Lanes kAllLanes = ~Lanes(0);
 template <class T>
 const T& in_place(const T& first) { return first; }
 #define TY_INLINED
+#define TY_COLD inline
 #define TY_SHARED_BYTES(name) static thread_local ty::u8 name[1 << 17]
 
 inline u32 lane_id() { return threadIdx.x % kWave; }
@@ -96,6 +97,7 @@ inline void store_16_relaxed(uint4* at, const uint4& value) {
   model::word();
   model::store(at, value);
 }
+inline void use(u32) {}
 inline void store_mmio(u64* at, u64 value) {
   model::word();
   model::hold(at, &value, 8, true);
