@@ -3,8 +3,8 @@
 #
 #   python/wheels.sh FOLDER [TARGET...]        TARGET: x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu
 #
-# It needs rustup, and from PyPI maturin, ziglang and cargo-zigbuild on the path. zig links against the C library of
-# manylinux_2_28, and maturin refuses a wheel that needs more.
+# It needs rustup, and from PyPI maturin, ziglang, cargo-zigbuild and pyelftools on the path. zig links against the C
+# library of manylinux_2_28; audit.py refuses wheels that need more, or anything of a fabric or of CUDA.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -26,5 +26,6 @@ for target in "$@"; do
     maturin build --release --zig --compatibility manylinux_2_28 --target "$target" \
         --manifest-path python/Cargo.toml --out "$folder"
 done
+python3 "$root/python/audit.py" "$folder"/tokenyard-*.whl
 pip3 wheel --quiet --no-deps --wheel-dir "$folder" "$root/python/deep_ep"
 ls -l "$folder"

@@ -75,7 +75,8 @@ impl Shared {
     fn is_closed(&self) -> bool {
         let Ok(comm) = self.comm.get() else { return true };
         match comm.try_lock() {
-            Ok(comm) => comm.is_none(),
+            Ok(comm) => comm.as_ref().is_none_or(CoreCommunicator::is_closed),
+            // A call is under way. Where an error ends it, a later look finds that.
             Err(_) => false,
         }
     }
@@ -455,7 +456,7 @@ impl Communicator {
         self.shared.works_on_device
     }
 
-    /// Whether it was closed on this rank.
+    /// Whether it was closed on this rank: by `close`, or by an error, which every later call then raises.
     #[getter]
     fn closed(&self) -> bool {
         self.shared.is_closed()

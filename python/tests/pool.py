@@ -7,7 +7,8 @@ import traceback
 
 import tokenyard
 
-LIMIT_S = 120
+# Against a hang that no deadline of the package ends. A busy machine takes minutes for thousands of steps.
+LIMIT_S = 600
 
 CONFIG = """
 [world]

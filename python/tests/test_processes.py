@@ -187,7 +187,7 @@ def test_a_forked_child_may_use_nothing_and_harms_nothing(programs):
 
 # As `HEAD`, for the drop-in: `buffer` of two ranks, and what its calls take.
 DEEP_EP = """
-import os, sys, time
+import os, signal, sys, time
 import numpy as np
 rank = os.environ["TOKENYARD_RANK"]
 os.environ["TOKENYARD_CONFIG"] = os.path.join(os.environ["TOKENYARD_REPORTS"], rank + ".toml")
@@ -217,6 +217,46 @@ def test_a_buffer_that_nobody_destroys_ends_with_its_program(programs):
     """
     for out, error, code in programs(text, text, head=DEEP_EP):
         assert (out, code) == (["2.0"], 0), error
+
+
+def test_a_communicator_that_an_error_has_closed_says_so(programs):
+    ends = """
+    try:
+        comm.dispatch(x, np.array([[0, 4]] * 3))
+    except tokenyard.errors.InvalidInputError:
+        say(comm.closed)
+    """
+    waits = """
+    try:
+        comm.dispatch(x, idx)
+    except tokenyard.errors.RefusedError:
+        say(comm.closed)
+    for call in [lambda: comm.dispatch(x, idx)] * 2 + [comm.close]:
+        try:
+            call()
+        except tokenyard.errors.PeerLostError as error:
+            say(comm.closed, error.rank)
+    comm.close()
+    """
+    (out, error, code), (said, _, _) = programs(waits, ends)
+    assert (out, code) == (["False"] + ["True", "1"] * 3, 0), error
+    assert said == ["False"]
+
+
+def test_a_buffer_that_an_error_has_closed_raises_at_once(programs):
+    text = """
+    dispatch()
+    if buffer.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(3):
+        start = time.monotonic()
+        try:
+            dispatch()
+        except tokenyard.errors.PeerLostError as error:
+            say(error.rank, time.monotonic() - start < 19)
+    """
+    (out, error, code), _ = programs(text, text, head=DEEP_EP)
+    assert (out, code) == (["1", "True"] * 3, 0), error
 
 
 def test_a_rank_that_exits_before_its_hook_keeps_nobody_waiting(programs):

@@ -109,6 +109,12 @@ impl Communicator {
         Self::open(&world, &config, options)
     }
 
+    /// Whether an error has closed this communicator. Every call of it then returns that error, and the other
+    /// ranks learn of it. A loss that no call has met yet does not count.
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_some()
+    }
+
     /// Ranks that this communicator continues without, in order: lost since it was opened, or absent then.
     /// Each stays lost for the life of the communicator. Empty where a loss stops the communicator.
     pub fn lost_ranks(&self) -> Vec<u32> {
