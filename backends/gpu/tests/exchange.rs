@@ -222,6 +222,15 @@ fn rows_reach_their_places_and_come_back_by_bulk_copies() {
 }
 
 #[test]
+fn rows_that_are_cast_as_they_move_end_as_the_oracle_casts_them() {
+    for rows in [Rows::Vector, Rows::Tma] {
+        Model::level(NVLINK, rows).is_well_with(&["casts"]);
+    }
+    Model::of_puts().is_well_with(&["casts"]);
+    Model::of_wave_64(NVLINK).is_well_with(&["casts"]);
+}
+
+#[test]
 fn waves_of_64_bring_rows_to_their_places_and_back_over_loads_and_stores() {
     Model::of_wave_64(NVLINK).is_well_with(&["few"]);
 }

@@ -280,7 +280,7 @@ struct DispatchArgs {
   u32 metadata_scales;      // whether scales are gathered too
   u32 metadata_at;          // where that memory starts
   u32 notes_at;         // shared memory for what stages hold: 2 + K words each
-  // Rows that are cast first: `x` and `scales` are then memory for the result.
+  // Rows that are cast as they move: `x` and `scales` are then null.
   const u8* raw;        // [T, hidden] of the type `dtype`
   u32 cast;             // TY_CAST_*
   u32 dtype;            // 1 bf16, 2 fp16, 3 fp32
@@ -294,6 +294,8 @@ struct DispatchArgs {
   u32 zero_padding;
   u32 at_once;          // it also waits until the rows of other ranks for this rank have arrived
   u32 tally_tokens;     // tokens that a warp counts at once: at most 32
+  u32 stage_bytes;      // shared memory of one stage
+  u32 stage_scales;     // where in a stage the scales of a piece lie that is cast
 
   __device__ bool is_flat() const { return layout == kFlat; }
   // Each of these three is known when kernels are compiled, except for a kernel that moves groups.
@@ -307,6 +309,8 @@ struct DispatchArgs {
   }
   // Rows are stored in the order of tokens, at their rank or where they are staged for that rank.
   __device__ bool by_token() const { return is_flat() || stages_rows(); }
+  // Words of scales that move by themselves: those of rows that are cast travel with the rows.
+  __device__ u32 beside_words() const { return cast == 0 ? scale_words : 0; }
   __device__ RegionShape region_shape() const {
     return {layout, c.ranks * c.groups(), c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
   }

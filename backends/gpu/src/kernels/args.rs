@@ -235,6 +235,8 @@ pub(crate) struct DispatchArgs {
     pub(crate) zero_padding: u32,
     pub(crate) at_once: u32,
     pub(crate) tally_tokens: u32,
+    pub(crate) stage_bytes: u32,
+    pub(crate) stage_scales: u32,
 }
 
 #[repr(C)]

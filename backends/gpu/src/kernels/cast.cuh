@@ -1,4 +1,4 @@
-// Casting rows to FP8 e4m3, with one scale per 128 channels, before they move.
+// Casting rows to FP8 e4m3, with one scale per 128 channels, as they move.
 //
 // Bit for bit the result of the CPU: all in f32, to the nearest, ties to even, saturating; a NaN
 // keeps the sign of its channel.
@@ -9,6 +9,9 @@ namespace ty {
 
 constexpr u32 kGroup = 128;
 constexpr u32 kCastRound = 2, kCastUe8m0 = 3;
+
+// Bytes of a channel before the cast.
+__device__ inline u32 channel_bytes(const DispatchArgs& a) { return a.dtype == 3 ? 4 : 2; }
 
 // The e4m3 code of a value, without its sign.
 __device__ inline u32 e4m3_magnitude(float value) {
@@ -37,99 +40,89 @@ __device__ inline float2 group_scale(float amax, u32 cast) {
   return make_float2(power_of_two(-exponent), power_of_two(exponent));
 }
 
-// Eight consecutive channels, as f32: one load, or two. Arithmetic does not preserve the sign of a
-// NaN, so signs are taken from the loaded value.
+// Eight consecutive channels, as f32 with the signs that they have, those of NaNs included.
 struct Channels {
   float x[8];
-  u32 signs;
 
-  __device__ void load(const DispatchArgs& a, u64 at) {
-    signs = 0;
-    if (a.dtype == 3) {
-      const uint4* from = reinterpret_cast<const uint4*>(a.raw + at * 4);
-      uint4 low = load_16(from), high = load_16(from + 1);
-      F32::widen(low, x);
-      F32::widen(high, x + 4);
-      for (u32 j = 0; j < 8; j++) signs |= bits_of(x[j]) >> 31 << j;
+  // `second` is only of f32, where eight channels take 32 bytes.
+  __device__ void widen(u32 dtype, const uint4& first, const uint4& second) {
+    if (dtype == 3) {
+      F32::widen(first, x);
+      F32::widen(second, x + 4);
+    } else if (dtype == 1) {
+      Bf16::widen(first, x);
     } else {
-      uint4 both = load_16(reinterpret_cast<const uint4*>(a.raw + at * 2));
-      a.dtype == 1 ? Bf16::widen(both, x) : F16::widen(both, x);
-      const u32 words[] = {both.x, both.y, both.z, both.w};
-      for (u32 j = 0; j < 8; j++) signs |= (words[j / 2] >> (15 + 16 * (j % 2)) & 1) << j;
+      F16::widen(first, x);
+      // A conversion does not preserve the sign of a NaN.
+      const u32* words = &first.x;
+      for (u32 j = 0; j < 8; j++) {
+        u32 sign = words[j / 2] << (16 - 16 * (j % 2)) & 1u << 31;
+        x[j] = float_of((bits_of(x[j]) & ~(1u << 31)) | sign);
+      }
     }
   }
-  // The codes of two channels, multiplied by a factor; the low byte is of the first.
+  __device__ void load(const DispatchArgs& a, u64 at) {
+    const uint4* from = reinterpret_cast<const uint4*>(a.raw + at * channel_bytes(a));
+    widen(a.dtype, load_16(from), a.dtype == 3 ? load_16(from + 1) : make_uint4(0, 0, 0, 0));
+  }
+  // The codes of two channels, multiplied by a factor; the low byte is of the first. Arithmetic does not
+  // preserve the sign of a NaN, so signs are those of the channels.
   __device__ u32 codes(u32 pair, float factor) const {
-    float low = mul_rn(x[2 * pair], factor), high = mul_rn(x[2 * pair + 1], factor);
+    float first = x[2 * pair], second = x[2 * pair + 1];
+    float low = mul_rn(first, factor), high = mul_rn(second, factor);
 #if TY_HAS_E4M3
-    u32 magnitudes = to_e4m3x2(low, high) & 0x7f7f;
+    u32 both = to_e4m3x2(low, high);
 #else
-    u32 magnitudes = e4m3_magnitude(low) | e4m3_magnitude(high) << 8;
+    u32 both = e4m3_magnitude(low) | e4m3_magnitude(high) << 8;
 #endif
-    u32 mine = signs >> 2 * pair;
-    return magnitudes | (mine & 1) << 7 | (mine >> 1 & 1) << 15;
+    return both | (bits_of(first) >> 24 & 0x80) | (bits_of(second) >> 16 & 0x8000);
   }
 };
 
-// The scale of one group.
-__device__ inline void store_scale(const DispatchArgs& a, u32 token, u32 group, float scale) {
-  u32* scales = const_cast<u32*>(a.scales) + (u64)token * a.scale_words;
-  if (a.cast != kCastUe8m0)
-    scales[group] = bits_of(scale);
-  else
-    reinterpret_cast<u8*>(scales)[group] = (u8)(bits_of(scale) >> 23);
-}
+// Channels of a lane, in two halves; lanes of a group; channels of a warp.
+constexpr u32 kCastChannels = 16, kGroupLanes = kGroup / kCastChannels;
+constexpr u32 kWaveChannels = kWave * kCastChannels;
 
-// Channels of a lane, lanes of a group, and groups that a warp takes side by side; then the number of such
-// sets.
-constexpr u32 kChannels = 8, kGroupLanes = kGroup / kChannels, kWaveGroups = kWave / kGroupLanes;
-constexpr u32 kCastsAtOnce = 4;
+// The channels of one lane: with those of its neighbours they make a group.
+struct CastLane {
+  Channels half[2];
 
-// Groups of one token. One warp. The channels of a row are a multiple of 16, so all channels of a lane are
-// inside the row or none is.
-__device__ inline void cast_groups(const DispatchArgs& a, u32 token, u32 first) {
-  u32 lane = lane_id();
-  u64 row = (u64)token * a.hidden;
-  Channels c[kCastsAtOnce];
-#pragma unroll
-  for (u32 i = 0; i < kCastsAtOnce; i++) {
-    u32 at = (first + kWaveGroups * i) * kGroup + lane * kChannels;
-    if (at < a.hidden)
-      c[i].load(a, row + at);
-    else
-      c[i] = Channels{};
-  }
-#pragma unroll
-  for (u32 i = 0; i < kCastsAtOnce; i++) {
-    u32 at = (first + kWaveGroups * i) * kGroup + lane * kChannels;
+  // The codes of both halves; returns the scale that undoes the cast. All lanes of a warp.
+  __device__ float cast(u32 how, uint2 (&codes)[2]) const {
     float amax = 1e-4f;
     // Ignores NaN.
-    for (u32 j = 0; j < 8; j++) amax = fmaxf(amax, fabsf(c[i].x[j]));
+#pragma unroll
+    for (u32 i = 0; i < kCastChannels; i++) amax = fmaxf(amax, fabsf(half[i / 8].x[i % 8]));
+#pragma unroll
     for (u32 other = kGroupLanes / 2; other > 0; other /= 2)
       amax = fmaxf(amax, shfl_xor(amax, other));
-    float2 factor = group_scale(amax, a.cast);
-    if (at >= a.hidden) continue;
-    u32 codes[4];
-    for (u32 j = 0; j < 4; j++) codes[j] = c[i].codes(j, factor.x);
-    *reinterpret_cast<uint2*>(const_cast<u8*>(a.x) + row + at) =
-        make_uint2(codes[0] | codes[1] << 16, codes[2] | codes[3] << 16);
-    if (lane % kGroupLanes == 0) store_scale(a, token, at / kGroup, factor.y);
+    float2 factor = group_scale(amax, how);
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+      codes[h].x = half[h].codes(0, factor.x) | half[h].codes(1, factor.x) << 16;
+      codes[h].y = half[h].codes(2, factor.x) | half[h].codes(3, factor.x) << 16;
+    }
+    return factor.y;
   }
+};
+
+// Stores the scale of one group: its exponent alone, where scales are UE8M0.
+__device__ inline void store_scale(const DispatchArgs& a, u8* scales, u32 group, float scale) {
+  if (a.cast != kCastUe8m0)
+    reinterpret_cast<u32*>(scales)[group] = bits_of(scale);
+  else
+    scales[group] = (u8)(bits_of(scale) >> 23);
 }
 
-// All blocks. The rows are loaded in bulk after a barrier of all blocks.
-__device__ inline void cast_rows(const DispatchArgs& a, u32 tokens) {
-  u32 warps = block_waves(), groups = (a.hidden + kGroup - 1) / kGroup;
-  for (u32 token = blockIdx.x * warps + wave_id(); token < tokens;
-       token += gridDim.x * warps) {
-    for (u32 group = 0; group < groups; group += kCastsAtOnce * kWaveGroups) cast_groups(a, token, group);
-    u32 lane = lane_id(), bytes = a.scale_words * 4;
-    if (a.cast == kCastUe8m0 && groups + lane < bytes)
-      reinterpret_cast<u8*>(const_cast<u32*>(a.scales) + (u64)token * a.scale_words)[groups + lane] = 0;
+// The words of scales that travel with a piece of a row that is cast. Pieces end where words do.
+struct PieceScales {
+  u32 first, count;
+
+  __device__ PieceScales(const DispatchArgs& a, u32 piece) {
+    u32 channels = a.cast == kCastUe8m0 ? 4 * kGroup : kGroup;
+    first = piece * a.piece_bytes / channels;
+    count = (piece + 1 < a.pieces ? (piece + 1) * a.piece_bytes / channels : a.scale_words) - first;
   }
-#if TY_ROWS_TMA
-  publish_places();
-#endif
-}
+};
 
 }  // namespace ty

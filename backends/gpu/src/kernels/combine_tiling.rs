@@ -4,7 +4,8 @@ use tokenyard_core::moe::REGION_ALIGN;
 
 use super::args::{HEAD, PUSH_STAGES, PUSH_WARPS, RINGS, SUMMING_WARPS};
 use super::exchange::Exchange;
-use super::sizes::{KEPT, LONGEST_PIECE, pieces};
+use super::moving::{LONGEST_PIECE, pieces};
+use super::sizes::KEPT;
 
 /// Rows that a ring reads at once; `Ring::kMost` of the kernels.
 const RING_STAGES: u32 = 16;

@@ -5,7 +5,6 @@
 // states that the region it names is free. So one exchange is counting, grant and entry barrier at
 // once.
 #pragma once
-#include "cast.cuh"
 #include "entry.cuh"
 #include "put_rows.cuh"
 #include "metadata.cuh"
@@ -297,11 +296,10 @@ __device__ inline u32 tokens_of(const DispatchArgs& a) {
   return a.tokens ? min(load_device(a.tokens), a.c.brought) : a.c.brought;
 }
 
-// Counts the share of this block, and casts its rows.
+// Counts the share of this block.
 __device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
   if (a.c.verdict != kEnter) return;
   if (!a.replay) count(a, tokens, shared);
-  if (a.cast != 0) cast_rows(a, tokens);
   u32 found = a.tokens && blockIdx.x + threadIdx.x == 0 ? *a.tokens : 0;
   if (found > a.c.brought) note_problem(a, found, 0, kTooMany);
 }
@@ -343,7 +341,9 @@ template <bool kTiles, class Up>
 __device__ TY_INLINED void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, Stages& stages,
                          u8* shared, Guard& guard) {
   move_metadata<kTiles>(a, up, t, shared + a.metadata_at);
-  Mover<kTiles, Up> mover(a, up, {named_from(a, t), t.expert_base, t.x}, stages);
+  Targets to{named_from(a, t), t.expert_base, t.x, t.scales, 0};
+  if constexpr (kTiles) to.own_scales = t.x[a.c.rank] + own_region().scales;
+  Mover<kTiles, Up> mover(a, up, to, stages);
   if constexpr (kTiles) {
     spread_tiles(a, up, t, mover, shared + a.table_bytes, guard);
   } else {
@@ -410,15 +410,12 @@ __device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* sha
   // Blocks that started before an older operation failed know another epoch.
   if (a.c.epoch() == 0) return enter_nothing(a.c);
   Stages stages(a, shared);
-  // Rows that are cast belong to all blocks.
-  bool early = a.cast == 0 && a.c.verdict == kEnter;
-  if (early) stages.prime();
+  if (a.c.verdict == kEnter) stages.prime();
   Decision d = settle(a, up, t, guard);
   if (d.code == 0) stop_all(a.c);
   if (d.code != 0 && scribe) note(a, up, t, d, guard);
   sync_wave();
   if (d.code != kGo) return stages.drop();
-  if (!early) stages.prime();
   // Tiles number the rows of a source consecutively. Rows of several groups have no such numbers.
   if constexpr (kMayTile) {
     if (a.in_tiles())

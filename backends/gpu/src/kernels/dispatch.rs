@@ -97,6 +97,8 @@ fn arguments(
         zero_padding: 0,
         at_once: 0,
         tally_tokens: dispatch_tiling.tally_tokens,
+        stage_bytes: dispatch_tiling.pitch,
+        stage_scales: dispatch_tiling.stage_scales,
     }
 }
 
@@ -313,21 +315,21 @@ impl Engine {
             self.group(self.routing.slot(call.operation), &routing, grouped.counts)?;
         }
         let format = &wanted.format;
-        let dispatch_tiling = self.dispatch_tiling(&format.row, wanted.spec.layout);
-        let (x, scales, scale_stride) = match call.cast {
-            abi::TY_CAST_NONE => (call.x.data as u64, call.scales.data as u64, call.scales.stride),
-            _ => {
-                let [rows, scales] = &self.launcher.memory.cast;
-                (rows.address(), scales.address(), [format.scale_columns as i64, 1])
-            }
+        let dispatch_tiling = match call.cast {
+            abi::TY_CAST_NONE => self.dispatch_tiling(&format.row, wanted.spec.layout),
+            _ => self.cast_tiling(&format.row, call.x.dtype),
+        };
+        let (x, raw) = match call.cast {
+            abi::TY_CAST_NONE => (call.x.data as u64, 0),
+            _ => (0, call.x.data as u64),
         };
         let arguments = DispatchArgs {
             topk_idx: call.topk_idx.data as u64,
             tokens: call.tokens as u64,
             x,
-            scales,
+            scales: call.scales.data as u64,
             weights: call.topk_weights.data as u64,
-            scale_stride,
+            scale_stride: call.scales.stride,
             region,
             capacity,
             row_bytes: format.row.x_bytes.into(),
@@ -338,7 +340,7 @@ impl Engine {
             staging: staging.map_or(0, |r| r.offset),
             worst_experts: wanted.most.experts,
             alignment: wanted.spec.layout.alignment(),
-            raw: call.x.data as u64,
+            raw,
             cast: call.cast,
             dtype: call.x.dtype,
             hidden: self.exchange.shape.hidden,

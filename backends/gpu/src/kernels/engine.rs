@@ -13,10 +13,11 @@ use super::args::{Common, ENTER, State, TEXT, Trace};
 use super::combine_tiling::CombineTiling;
 use super::counters::PeerCounters;
 use super::device_api::DeviceApi;
-use super::exchange::{Exchange, Scope};
+use super::exchange::Exchange;
 use super::gpu_ring::Ring;
 use super::launch::{DecodeSms, DeviceState, Launcher};
 use super::loaded::Kernels;
+use super::moving::Moving;
 use super::observer::Observer;
 use super::order::StreamOrder;
 use super::outcome::ticket;
@@ -118,18 +119,12 @@ impl Engine {
         };
         let blocks = config.sms.blocks(processors);
         let slots = sizes.slots as usize;
-        // Rows are cast once, before they leave their source.
-        let cast = if exchange.scope == Scope::IntraDomain { 1 } else { u64::from(moe.max_tokens) };
         let cell_bytes = cell_bytes(moe.ranks);
         let memory = DeviceState {
             state: Buffer::of(context, &[state])?,
             _expected: expected,
             _entered: entered,
             _tallies: tallies,
-            cast: [
-                Buffer::new(context, cast * u64::from(moe.hidden))?,
-                Buffer::new(context, 4 * cast * u64::from(moe.hidden.div_ceil(128)))?,
-            ],
             lost: Buffer::new(context, exchange.regions.ranks.into())?,
             cells: Buffer::new(context, cell_bytes * slots as u64)?,
             cell_bytes,
@@ -214,14 +209,22 @@ impl Engine {
         }
     }
 
-    /// How a dispatch of rows moves them.
+    /// How a dispatch of rows moves them, if it does not cast them.
     pub(super) fn dispatch_tiling(&self, row: &RowFormat, layout: Layout) -> DispatchTiling {
         let links = match layout {
             Layout::Flat => self.launcher.kernels.rows == Rows::Tma,
             // Half of the warps spread the rows that arrive: see `tiles.cuh`.
             _ => !self.exchange.path.puts() && self.exchange.groups == 1,
         };
-        DispatchTiling::new(&self.exchange, row, self.launcher.most_shared, links)
+        let moving = if links { Moving::Links } else { Moving::Any };
+        DispatchTiling::new(&self.exchange, row, self.launcher.most_shared, moving)
+    }
+
+    /// How a dispatch casts rows of a type as it moves them.
+    pub(super) fn cast_tiling(&self, row: &RowFormat, dtype: u32) -> DispatchTiling {
+        let channel_bytes = if dtype == DType::F32.code() { 4 } else { 2 };
+        let moving = Moving::Cast { channel_bytes };
+        DispatchTiling::new(&self.exchange, row, self.launcher.most_shared, moving)
     }
 
     /// How a combine of rows reads them.

@@ -25,8 +25,6 @@ pub(super) struct DeviceState {
     pub(super) _entered: Buffer,
     /// `[R]`: sums of `_expected` of each rank.
     pub(super) _tallies: Buffer,
-    /// Memory for the rows and scales of a dispatch that casts: `[M, H]` bytes, `[M, H/128]` f32.
-    pub(super) cast: [Buffer; 2],
     /// `[R]` zeros: the ranks that an output leaves out.
     pub(super) lost: Buffer,
     /// Per slot: the state that its first kernel leaves for the kernels behind it.

@@ -48,6 +48,8 @@ mod tests {
     use tokenyard_core::moe::RowFormat;
 
     use super::super::exchange::tests::SHAPE;
+    use super::super::moving::Moving;
+    use super::super::moving::tests::MOVING;
     use super::super::path::Path;
     use super::super::sizes::{DispatchTiling, KEPT};
     use super::*;
@@ -107,8 +109,8 @@ mod tests {
                 assert!(found.is_ok(), "{shape:?} in {shared} bytes: {found:?}");
                 for (x_bytes, scale_bytes) in [(7168, 224), (14_336, 2048), (28_672, 1024)] {
                     let row = RowFormat { x_bytes, scale_bytes, weights: true };
-                    for links in [false, true] {
-                        let dispatch_tiling = DispatchTiling::new(&exchange, &row, shared, links);
+                    for moving in MOVING {
+                        let dispatch_tiling = DispatchTiling::new(&exchange, &row, shared, moving);
                         assert!(
                             dispatch_tiling.shared + KEPT <= shared,
                             "{shape:?}, {row:?}: {dispatch_tiling:?}"
@@ -124,7 +126,7 @@ mod tests {
         let tokens = |experts, topk, shared| {
             let exchange =
                 Exchange::whole(&shape(8, experts, topk), abi::TY_LEVEL_SCALE_UP, Path::STORE);
-            DispatchTiling::new(&exchange, &ROW, shared, true).tally_tokens
+            DispatchTiling::new(&exchange, &ROW, shared, Moving::Links).tally_tokens
         };
         for (experts, topk) in [(256, 8), (512, 32), (384, 10)] {
             assert_eq!([HOPPER, AMPERE].map(|shared| tokens(experts, topk, shared)), [32, 32]);

@@ -161,7 +161,7 @@ __device__ TY_INLINED MetadataRows move_metadata(const DispatchArgs& a, const Di
     row = base_of(a.c, a.r, named_from(a, t), token, rank) + row_of(a.c, a.r, token, packed, rank);
   }
   sync_wave();
-  bool gathered = a.scale_words > 0 && a.metadata_scales;
+  bool gathered = a.beside_words() > 0 && a.metadata_scales;
   // The scales are in flight while ids are looked up.
   if (gathered) gather_scales(a, first, count, room);
   gather_ids<kTiles>(a, t, rank, first, count, room);
@@ -175,7 +175,7 @@ __device__ TY_INLINED MetadataRows move_metadata(const DispatchArgs& a, const Di
   u64 scales = t.scales[rank] + (u64)row * a.scale_words * 4;
   if (gathered)
     store_gathered(scales, room.scales, count * a.scale_words * 4);
-  else
+  else if (a.beside_words() > 0)
     move_scales(a, scales, first, count, room);
   if (lane < count)
     reinterpret_cast<u32*>(t.source[rank])[row + lane] =
@@ -193,7 +193,7 @@ __device__ inline MetadataTokens of_group(const DispatchArgs& a, const MetadataT
 // copies. One warp, behind `move_metadata`.
 __device__ inline void spread_metadata(const DispatchArgs& a, const SpreadArgs& s, const MetadataRoom& room,
                                    u32 first, u32 count) {
-  u32 lane = lane_id(), topk = a.c.topk, words = a.scale_words;
+  u32 lane = lane_id(), topk = a.c.topk, words = a.beside_words();
   bool gathered = words > 0 && a.metadata_scales, whole = false;
 #if TY_ROWS_TMA
   whole = gathered && words % 4 == 0;
@@ -209,7 +209,7 @@ __device__ inline void spread_metadata(const DispatchArgs& a, const SpreadArgs& 
                  shared_address(room.scales + 4 * (i / topk * words)), 4 * words);
 #endif
   }
-  for (u32 i = 0; i < count * topk && !whole; i++) {
+  for (u32 i = 0; i < count * topk && words > 0 && !whole; i++) {
     i32 slot = room.ids[i];
     i64 token = first + room.tokens[i / topk];
     const u32* near = reinterpret_cast<const u32*>(room.scales) + i / topk * words;

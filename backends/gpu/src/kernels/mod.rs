@@ -30,6 +30,7 @@ mod launch;
 mod limits;
 mod loaded;
 mod mode;
+mod moving;
 mod observer;
 mod operation;
 mod order;

@@ -134,7 +134,7 @@ struct Selection {
   __device__ TY_INLINED Selection(const DispatchArgs& a, const DispatchTables& t, u32 token) : from(-1) {
     u32 lane = lane_id(), packed = packed_row(a.c, a.r, token);
     i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
-    first = first_expert_row(a, {t.row_base, t.expert_base, t.x}, token, expert, &rank);
+    first = first_expert_row(a, t.expert_base, token, expert, &rank);
     for (u32 k = 0; k < a.c.topk; k++) {
       u32 other = shfl(packed, k);
       if (other != kNoRow && other >> kPlaceBits == rank)

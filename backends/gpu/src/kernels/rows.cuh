@@ -1,8 +1,10 @@
-// Moving rows: each is loaded once and stored to every rank that wants it, straight to its place.
+// Moving rows: each is loaded once and stored to every rank that wants it, straight to its place. Rows that
+// are cast are cast between, and their scales travel with them.
 //
 // Two ways: bulk copies through shared memory (TMA, sm_90 and later), and vectors of 16 bytes. Lane k
 // of a warp stores to the rank of selection k, so that ranks follow the order of the routing.
 #pragma once
+#include "cast.cuh"
 #include "tiles.cuh"
 
 namespace ty {
@@ -12,6 +14,13 @@ struct Targets {
   const u32* row_base;     // [R]
   const u32* expert_base;  // [E], expert-major and packed
   const u64* x;            // [R]: address of the first received row
+  const u64* scales;       // [R]: the same of scales, in the order of received tokens
+  u64 own_scales;          // of this rank's own expert rows, where other ranks' rows arrive in tiles
+};
+
+// Where a lane stores a piece of a row, and its scales if it is cast; or null.
+struct Places {
+  u8 *row, *scales;
 };
 
 // The words of a token that lanes need to find the target of its row: one for each k.
@@ -22,7 +31,7 @@ __device__ inline const u32* aims_of(const DispatchArgs& a, u64 token) {
 
 // Expert-major and packed: a row goes to the place of its first expert at each rank. All lanes of a
 // warp.
-__device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to, u32 token,
+__device__ inline i64 first_expert_row(const DispatchArgs& a, const u32* expert_base, u32 token,
                                        i32 expert, u32* rank) {
   u32 lane = lane_id();
   *rank = expert >= 0 ? a.c.rank_of(expert) : 0;
@@ -31,20 +40,38 @@ __device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to,
   // tiles.
   bool every = a.in_tiles() && *rank == a.c.rank;
   if (expert < 0 || !(every || first_of(same) == lane)) return -1;
-  return expert_row(a.c, a.r, to.expert_base, token, lane, expert);
+  return expert_row(a.c, a.r, expert_base, token, lane, expert);
 }
 
-// The place where lane k stores a piece of a token's row, or null. All lanes of a warp.
+// Where the scales of a row go that is cast. They arrive in the order of tokens, except that this rank's
+// own go to all their places at once, as its rows do. `row`: of lane k at `rank`, if `by_token` or its own.
 template <bool kTiles>
-__device__ inline u8* target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
-                             u32 aimed) {
+__device__ inline u64 scales_target(const DispatchArgs& a, const Targets& to, u32 token, u32 packed,
+                                    bool by_token, i64 row, u32 rank) {
+  u64 bytes = 4 * (u64)a.scale_words;
+  if (kTiles && row >= 0 && rank == a.c.rank) return to.own_scales + row * bytes;
+  if (!by_token) row = row_at(a.c, a.r, to.row_base, token, packed, &rank);
+  bool none = row < 0 || (kTiles && rank == a.c.rank);
+  return none ? 0 : to.scales[rank] + row * bytes;
+}
+
+// Where lane k stores a piece of a token's row. `packed`: of Routing::rows. All lanes of a warp.
+template <bool kTiles>
+__device__ inline Places target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
+                                u32 aimed, u32 packed) {
   u32 rank = 0;
   // Kernels that may take tiles move all other rows in the order of tokens.
   bool by_token = kMayTile ? !kTiles : a.by_token();
   i64 row = by_token ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
-                         : first_expert_row(a, to, token, (i32)aimed, &rank);
-  if (row < 0) return nullptr;
-  return reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
+                         : first_expert_row(a, to.expert_base, token, (i32)aimed, &rank);
+  Places places{nullptr, nullptr};
+  if (row >= 0)
+    places.row = reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
+  if (a.cast == 0) return places;
+  u64 scales = scales_target<kTiles>(a, to, token, packed, by_token, row, rank);
+  if (scales != 0)
+    places.scales = reinterpret_cast<u8*>(scales) + 4 * PieceScales(a, piece).first;
+  return places;
 }
 
 __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
@@ -82,8 +109,9 @@ class Stages {
       : a_(a), share_(a) {
     __shared__ u64 barriers[64];
     u32 first = wave_id() * a.stages;
-    pitch_ = (a.piece_bytes + 127) / 128 * 128;
-    rows_ = shared_address(shared + a.table_bytes) + first * pitch_;
+    pitch_ = a.stage_bytes;
+    stages_ = shared + a.table_bytes + first * pitch_;
+    rows_ = shared_address(stages_);
     barriers_ = shared_address(barriers) + first * 8;
     notes_ = reinterpret_cast<u32*>(shared + a.notes_at) + first * words();
     if (wave_id() < a.movers && lane() == 0) {
@@ -137,22 +165,32 @@ class Stages {
       deal();
       sync_wave();
     }
-    if (lane() < a_.c.topk) copy_async(note + 2 + lane(), aims_of(a_, note[0]) + lane(), 4);
+    if (lane() < a_.c.topk) {
+      copy_async(note + 2 + lane(), aims_of(a_, note[0]) + lane(), 4);
+      u64 pair = (u64)note[0] * a_.c.topk + lane();
+      if (a_.cast != 0) copy_async(note + 2 + a_.c.topk + lane(), a_.r.rows + pair, 4);
+    }
     fill_ = fill_ + 1 == a_.stages ? 0 : fill_ + 1;
     return true;
   }
 
-  // Stores the oldest piece to every rank that wants it; returns its token.
-  template <bool kTiles>
-  __device__ u32 store(const Targets& to) {
+  // Stores the oldest piece to every rank that wants it; returns its token. `arrived()` is called as soon
+  // as the piece is there.
+  template <bool kTiles, class Arrived>
+  __device__ u32 store(const Targets& to, Arrived arrived) {
     copies_done();
     sync_wave();
     const u32* note = notes_ + slot_ * words();
     u32 token = note[0], piece = note[1];
-    u8* there = target<kTiles>(a_, to, token, piece, lane() < a_.c.topk ? note[2 + lane()] : kNoRow);
+    bool selects = lane() < a_.c.topk, casts = a_.cast != 0;
+    Places there = target<kTiles>(a_, to, token, piece, selects ? note[2 + lane()] : kNoRow,
+                                  casts && selects ? note[2 + a_.c.topk + lane()] : kNoRow);
     wait_barrier(barriers_ + 8 * slot_, parity_ >> slot_ & 1);
     parity_ ^= 1u << slot_;
-    if (there) bulk_store(there, rows_ + slot_ * pitch_, piece_length(a_, piece));
+    arrived();
+    if (casts) cast(stages_ + slot_ * pitch_, piece);
+    if (there.row) bulk_store(there.row, rows_ + slot_ * pitch_, piece_length(a_, piece));
+    if (casts) store_scales(there.scales, slot_ * pitch_ + a_.stage_scales, 4 * PieceScales(a_, piece).count);
     close_stores();
     slot_ = slot_ + 1 == a_.stages ? 0 : slot_ + 1;
     return token;
@@ -160,22 +198,83 @@ class Stages {
 
  private:
   __device__ static u32 lane() { return lane_id(); }
-  // Words of a note: token, piece, and a word for each k.
-  __device__ u32 words() const { return 2 + a_.c.topk; }
+  // Words of a note: token, piece, and a word for each k, or two where rows are cast.
+  __device__ u32 words() const { return 2 + (a_.cast != 0 ? 2 : 1) * a_.c.topk; }
   __device__ void start(u32 unit, u32 stage) {
     if (lane() != 0) return;
     u32* note = notes_ + stage * words();
     u32 token = unit / a_.pieces, piece = unit - token * a_.pieces;
     note[0] = token, note[1] = piece;
+    u32 width = a_.cast != 0 ? channel_bytes(a_) : 1;
+    const u8* from = a_.cast != 0 ? a_.raw : a_.x;
     bulk_load(rows_ + stage * pitch_,
-              a_.x + token * a_.row_bytes + (u64)piece * a_.piece_bytes, piece_length(a_, piece),
-              barriers_ + 8 * stage);
+              from + (token * a_.row_bytes + (u64)piece * a_.piece_bytes) * width,
+              piece_length(a_, piece) * width, barriers_ + 8 * stage);
+  }
+
+  // Half `h` of a lane's channels, in the order in which neither loads nor stores of lanes meet in a bank.
+  __device__ static u32 channel(u32 h) {
+    u32 group = lane() / kGroupLanes;
+    return group * kGroup + (h ^ (group & 1)) * (kGroup / 2) + lane() % kGroupLanes * 8;
+  }
+  // Casts a piece in place: its codes take the front of the stage. Each turn loads all its channels before
+  // it stores, and what it stores lies in front of what later turns load.
+  __device__ void cast(u8* stage, u32 piece) const {
+    constexpr u32 kTurns = 2;
+    u32 length = piece_length(a_, piece), width = channel_bytes(a_);
+    u8* scales = stage + a_.stage_scales;
+    if (a_.cast == kCastUe8m0) {
+      // Bytes behind the last group.
+      for (u32 i = lane(); i < PieceScales(a_, piece).count; i += kWave)
+        reinterpret_cast<u32*>(scales)[i] = 0;
+      sync_wave();
+    }
+#pragma unroll 1
+    for (u32 first = 0; first < length; first += kTurns * kWaveChannels) {
+      CastLane mine[kTurns];
+#pragma unroll
+      for (u32 i = 0; i < 2 * kTurns; i++) {
+        u32 at = first + i / 2 * kWaveChannels + channel(i % 2);
+        uint4 low = make_uint4(0, 0, 0, 0), high = low;
+        if (at < length) {
+          const uint4* from = reinterpret_cast<const uint4*>(stage + at * width);
+          low = load_shared(from);
+          if (width == 4) high = load_shared(from + 1);
+        }
+        mine[i / 2].half[i % 2].widen(a_.dtype, low, high);
+      }
+      sync_wave();
+#pragma unroll
+      for (u32 i = 0; i < kTurns; i++) {
+        u32 at = first + i * kWaveChannels, group = at / kGroup + lane() / kGroupLanes;
+        uint2 codes[2];
+        float scale = mine[i].cast(a_.cast, codes);
+#pragma unroll
+        for (u32 h = 0; h < 2; h++)
+          if (at + channel(h) < length) *reinterpret_cast<uint2*>(stage + at + channel(h)) = codes[h];
+        if (lane() % kGroupLanes == 0 && group * kGroup < length) store_scale(a_, scales, group, scale);
+      }
+    }
+    publish_shared();
+    sync_wave();
+  }
+  // Stores scales from shared memory to the place that each lane names, if it names one: in bulk if
+  // possible.
+  __device__ void store_scales(u8* to, u32 from, u32 bytes) const {
+    bool bulk = ((reinterpret_cast<u64>(to) | bytes) & 15) == 0;
+    if (to && bulk) bulk_store(to, rows_ + from, bytes);
+    const u32* near = reinterpret_cast<const u32*>(stages_ + from);
+    for (Lanes left = ballot(to && !bulk); left != 0; left &= left - 1) {
+      u32* there = reinterpret_cast<u32*>(shfl(reinterpret_cast<u64>(to), first_of(left)));
+      for (u32 i = lane(); i < bytes / 4; i += kWave) there[i] = near[i];
+    }
   }
 
   const DispatchArgs& a_;
   Share share_;
   u32 dealt_ = 0, taken_ = 0, primed_ = 0, aimed_ = 0;
   u32 pitch_, rows_, barriers_, slot_ = 0, fill_ = 0, parity_ = 0;
+  u8* stages_;
   u32* notes_;
 };
 
@@ -239,11 +338,18 @@ class Mover {
   __device__ void move() {
     if (wave_id() >= a_.movers) return;
     u32 ahead = stages_.ahead(), loaded = 0;
+    // The next piece arrives while one is cast.
+    bool early = a_.cast != 0 && a_.stages > 1;
     while (loaded < ahead && load()) loaded++;
     for (; loaded > 0; loaded--) {
-      u32 token = stages_.template store<kTiles>(to_);
+      u32 token = stages_.template store<kTiles>(to_, [&] {
+        if (!early || !more_) return;
+        stores_read();
+        sync_wave();
+        loaded += load();
+      });
       if constexpr (kTiles) note(token);
-      if (!more_) continue;
+      if (early || !more_) continue;
       if (a_.stages > 1)
         stores_read_but_one();
       else
@@ -312,15 +418,48 @@ class Mover {
   }
   __device__ TY_INLINED void move_piece(u32 token, u32 piece) const {
     u32 lane = lane_id();
-    u32 aimed = lane < a_.c.topk ? aims_of(a_, token)[lane] : kNoRow;
-    u8* there = target<kTiles>(a_, to_, token, piece, aimed);
-    const u8* from = a_.x + token * a_.row_bytes + (u64)piece * a_.piece_bytes;
-    VectorCopier().copy(there, from, piece_length(a_, piece));
+    bool selects = lane < a_.c.topk, casts = a_.cast != 0;
+    u32 aimed = selects ? aims_of(a_, token)[lane] : kNoRow;
+    u32 packed = casts ? packed_row(a_.c, a_.r, token) : kNoRow;
+    Places there = target<kTiles>(a_, to_, token, piece, aimed, packed);
+    u64 from = token * a_.row_bytes + (u64)piece * a_.piece_bytes;
+    if (casts)
+      cast_piece(there, from, piece);
+    else
+      VectorCopier().copy(there.row, a_.x + from, piece_length(a_, piece));
     if (!kTiles) return;
     sync_wave();
     fence_system();
     u64* count = lane < a_.c.topk ? count_of_row(a_, up_, token, lane) : nullptr;
     if (count) add_relaxed(count, 1);
+  }
+  // The same for a piece that is cast, whose channels start at `from`.
+  __device__ TY_INLINED void cast_piece(const Places& to, u64 from, u32 piece) const {
+    u32 lane = lane_id(), length = piece_length(a_, piece), groups = (length + kGroup - 1) / kGroup;
+    Lanes rows = ballot(to.row != nullptr), scales = ballot(to.scales != nullptr);
+    u64 row = reinterpret_cast<u64>(to.row), beside = reinterpret_cast<u64>(to.scales);
+#pragma unroll 1
+    for (u32 first = 0; first < length; first += kWaveChannels) {
+      u32 at = first + lane * kCastChannels;
+      CastLane mine = {};
+      for (u32 h = 0; h < 2 && at < length; h++) mine.half[h].load(a_, from + at + 8 * h);
+      uint2 codes[2];
+      float scale = mine.cast(a_.cast, codes);
+      for (Lanes left = rows; left != 0; left &= left - 1) {
+        uint4* there = reinterpret_cast<uint4*>(shfl(row, first_of(left)) + at);
+        if (at < length) store_16(there, make_uint4(codes[0].x, codes[0].y, codes[1].x, codes[1].y));
+      }
+      for (Lanes left = scales; left != 0; left &= left - 1) {
+        u8* there = reinterpret_cast<u8*>(shfl(beside, first_of(left)));
+        if (at < length && at % kGroup == 0) store_scale(a_, there, at / kGroup, scale);
+      }
+    }
+    // Bytes behind the last group.
+    u32 bytes = a_.cast == kCastUe8m0 ? 4 * PieceScales(a_, piece).count : 0;
+    for (Lanes left = scales; left != 0; left &= left - 1) {
+      u8* there = reinterpret_cast<u8*>(shfl(beside, first_of(left)));
+      if (groups + lane < bytes) there[groups + lane] = 0;
+    }
   }
 
   const DispatchArgs& a_;

@@ -6,6 +6,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{HEAD, METADATA_WARPS, TEXT_WORDS, WARPS};
 use super::combine_tiling::CombineTiling;
 use super::exchange::{Exchange, Scope};
+use super::moving::{Moving, Piece, pieces};
 use super::path::{Path, Transfer};
 use super::push::most_units;
 use super::staging::StagingSizes;
@@ -27,8 +28,6 @@ const MOST_STAGES: u32 = 4;
 /// than `MOST_TILES`.
 const TILE_ROWS: u32 = 64;
 const MOST_TILES: u32 = 1024;
-/// A longer row moves in pieces.
-pub(super) const LONGEST_PIECE: u64 = 16_384;
 /// The most shared memory that kernels declare.
 pub(super) const DECLARED: u32 = 2048;
 /// Shared memory that is not for stages: the declared memory, and the driver's own.
@@ -191,7 +190,10 @@ pub(super) struct DispatchTiling {
     /// The notes of the stages: see `Stages` of the kernels.
     pub(super) notes_at: u32,
     pub(super) shared: u32,
+    /// Shared memory of a stage.
     pub(super) pitch: u32,
+    /// Where in a stage the scales of a piece lie that is cast.
+    pub(super) stage_scales: u32,
 }
 
 /// Shared memory that one gathering may take, except for its list of tokens.
@@ -233,13 +235,19 @@ impl Tables {
 }
 
 impl DispatchTiling {
-    /// For rows on a device that gives a block `most_shared` bytes. `links`: rows move by bulk
-    /// copies, and each to one place of a rank.
-    pub(super) fn new(exchange: &Exchange, row: &RowFormat, most_shared: u32, links: bool) -> Self {
+    /// For rows on a device that gives a block `most_shared` bytes.
+    pub(super) fn new(
+        exchange: &Exchange,
+        row: &RowFormat,
+        most_shared: u32,
+        moving: Moving,
+    ) -> Self {
         let shape = &exchange.shape;
-        let (topk, note) = (shape.topk, 4 * (2 + shape.topk));
+        let topk = shape.topk;
         let Tables { table_bytes, counts, tally_tokens } = Tables::new(exchange, most_shared);
-        let metadata_scales = row.scale_bytes <= WIDEST_SCALES;
+        // Scales of rows that are cast travel with the rows.
+        let casts = matches!(moving, Moving::Cast { .. });
+        let metadata_scales = row.scale_bytes <= WIDEST_SCALES && !casts;
         let each = 8 * topk + if metadata_scales { row.scale_bytes } else { 0 };
         let mut metadata_tokens = 32;
         while metadata_tokens > 1 && metadata_tokens * each > METADATA_ROOM {
@@ -247,11 +255,12 @@ impl DispatchTiling {
         }
         // Two arrays by K of multiples of 16 bytes, a list of tokens, scales.
         let metadata_bytes = (metadata_tokens * each + 2 * 16 + 128).next_multiple_of(128);
-        let (piece_bytes, pieces) = pieces(row.x_bytes.into());
-        let pitch = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
+        let Piece { bytes: piece_bytes, count: pieces, scales: stage_scales, pitch } =
+            Piece::new(row, moving);
+        let note = 4 * (2 + if casts { 2 } else { 1 } * topk);
         let room = most_shared.saturating_sub(KEPT + table_bytes + METADATA_WARPS * metadata_bytes)
             / (pitch + note);
-        let movers = if links { LINK_MOVERS } else { MOVERS }.min(room).max(1);
+        let movers = if moving == Moving::Links { LINK_MOVERS } else { MOVERS }.min(room).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
         let stages_bytes = movers * stages * pitch;
         let notes_at = table_bytes + stages_bytes + METADATA_WARPS * metadata_bytes;
@@ -270,6 +279,7 @@ impl DispatchTiling {
             notes_at,
             shared: table_bytes + counts.max(used),
             pitch,
+            stage_scales,
         }
     }
 }
@@ -317,16 +327,10 @@ fn too_large(flat: u64) -> Error {
         .with_fix("lower max_tokens; or set `arena_mib` of the kernel set for what really arrives")
 }
 
-/// Bytes of a piece of a row, and the number of pieces.
-pub(super) fn pieces(row_bytes: u64) -> (u32, u32) {
-    let pieces = row_bytes.div_ceil(LONGEST_PIECE).max(1);
-    let piece = row_bytes.div_ceil(pieces).next_multiple_of(REGION_ALIGN).min(row_bytes);
-    (piece as u32, row_bytes.div_ceil(piece.max(1)).max(1) as u32)
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::super::exchange::Team;
+    use super::super::moving::tests::MOVING;
     use super::super::path::tests::ring;
     use super::*;
 
@@ -351,11 +355,13 @@ pub(super) mod tests {
     fn pieces_cover_a_row_and_fit_shared_memory() {
         for (ranks, experts) in [(1, 4), (2, 512), (8, 256), (72, 288)] {
             let shape = Shape { ranks, experts, topk: 2, hidden: 64, max_tokens: 8 };
-            for row_bytes in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20] {
+            for (row_bytes, moving) in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20]
+                .into_iter()
+                .flat_map(|bytes| MOVING.map(|moving| (bytes, moving)))
+            {
                 let row = RowFormat { x_bytes: row_bytes as u32, scale_bytes: 224, weights: true };
                 let exchange = whole(shape, 2, Path::STORE);
-                let dispatch_tiling =
-                    DispatchTiling::new(&exchange, &row, HOPPER, row_bytes % 32 == 0);
+                let dispatch_tiling = DispatchTiling::new(&exchange, &row, HOPPER, moving);
                 let covered =
                     u64::from(dispatch_tiling.pieces) * u64::from(dispatch_tiling.piece_bytes);
                 assert!(
@@ -456,18 +462,18 @@ pub(super) mod tests {
         let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
         let row = RowFormat { x_bytes: 14_336, scale_bytes: 0, weights: true };
         let exchange = whole(shape, 2, Path::STORE);
-        let dispatch_tiling = |row, links| {
-            let dispatch_tiling = DispatchTiling::new(&exchange, row, HOPPER, links);
+        let dispatch_tiling = |row, moving| {
+            let dispatch_tiling = DispatchTiling::new(&exchange, row, HOPPER, moving);
             (dispatch_tiling.pieces, dispatch_tiling.movers, dispatch_tiling.stages)
         };
         assert_eq!(
-            [false, true].map(|links| dispatch_tiling(&row, links)),
+            [Moving::Any, Moving::Links].map(|moving| dispatch_tiling(&row, moving)),
             [(1, 14, 1), (1, 7, 2)]
         );
         let row = RowFormat { x_bytes: 7168, scale_bytes: 224, weights: true };
         assert_eq!(
-            [false, true].map(|links| dispatch_tiling(&row, links)),
-            [(1, 14, 1), (1, 7, 3)]
+            MOVING.map(|moving| dispatch_tiling(&row, moving)),
+            [(1, 7, 3), (1, 14, 1), (2, 14, 2), (4, 14, 1)]
         );
     }
 

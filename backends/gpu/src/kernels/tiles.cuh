@@ -92,7 +92,7 @@ __device__ SpreadArgs spread_of(const DispatchArgs& a, const Up& up, const Dispa
   s.landed_source = reinterpret_cast<const u32*>(t.source[me]);
   s.rows = t.expert_rows[me];
   s.row_bytes = a.row_bytes;
-  s.stage_bytes = a.piece_bytes;
+  s.stage_bytes = a.stage_bytes;
   s.scale_words = a.scale_words;
   s.topk = a.c.topk;
   s.local_experts = a.c.local_experts();
@@ -176,7 +176,7 @@ __device__ TY_INLINED void spread_tiles(const DispatchArgs& a, const Up& up, con
   if (a.zero_padding && warp >= kWarps - kMetadataWarps) zero_paddings(a, t, s);
 #if TY_ROWS_TMA
   if (moves) {
-    BulkCopier rows(stages, (a.piece_bytes + 127) / 128 * 128, a.stages);
+    BulkCopier rows(stages, a.stage_bytes, a.stages);
     ok = spread_parts(a, up, t, s, rows, guard);
     // Loads into shared memory must have ended before the block ends.
     rows.finish();

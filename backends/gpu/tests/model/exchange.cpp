@@ -2,6 +2,7 @@
 #include "helpers.h"
 #include "exchange.cu"
 #include "level.h"
+#include "casts.h"
 
 std::vector<Brought*> brought(const std::vector<Rank*>& ranks) {
   return std::vector<Brought*>(ranks.begin(), ranks.end());
@@ -247,6 +248,39 @@ void run(const Shape& shape, std::vector<u32> tokens) {
   }
 }
 
+// Rows are cast as they move, in every layout.
+void cast(const Shape& shape, u32 how, u32 dtype) {
+  std::vector<Rank*> ranks = all_ranks(shape);
+  std::mt19937 random(how * 10 + dtype);
+  Fabric fabric(ranks);
+  for (u32 layout : {kFlat, kExpertMajor, kPacked})
+    for (bool replay : {false, true}) {
+      std::vector<std::vector<u32>> raw(shape.ranks);
+      std::vector<DispatchArgs> args;
+      for (Rank* r : ranks) {
+        if (!replay) bring(*r, shape.max_tokens - r->me, random);
+        raw[r->me] = bring_raw(*r, how, dtype, random);
+        memset(r->arena, 0xee, kArenaBytes);
+        args.push_back(dispatch_args(*r, layout, replay));
+        cast_from(args.back(), raw[r->me], how, dtype);
+      }
+      auto told = dispatch(ranks, args);
+      for (u32 d = 0; d < shape.ranks; d++) same("dispatch", told[d].code, kGo);
+      check_all(ranks, args, told);
+    }
+}
+
+// Rows of several pieces, the last of which ends within a group; rows that are shorter than a group, and
+// whose scales are not stored in bulk.
+void casts(u32 ranks) {
+  for (u32 how : {1u, 2u, 3u})
+    for (u32 dtype : {1u, 2u, 3u})
+      for (u32 hidden : {48u, how == 3 ? 2048u : 1104u}) {
+        u32 groups = (hidden + 127) / 128;
+        cast({ranks, ranks * 4, 3, hidden, how == 3 ? (groups + 3) / 4 : groups, 19, 1 << 20}, how, dtype);
+      }
+}
+
 // Small; even so, lanes put more at once than a ring of the lockstep has slots.
 constexpr Shape kLeast = {3, 12, 4, 80, 3, 10, 48};
 
@@ -281,6 +315,11 @@ int main(int count, char** arguments) {
     run({2, 8, 3, 1040, 1, 40, 1 << 20}, {40, 33});
     run({3, 12, 4, 272, 3, 40, 112}, {0, 40, 7});
     run({2, 64, 32, 16, 1, 33, 1 << 20}, {33, 32});
+    puts("all is well");
+    return 0;
+  }
+  if (what == "casts") {
+    for (u32 count : {2u, 1u, 3u, 8u}) casts(count);
     puts("all is well");
     return 0;
   }

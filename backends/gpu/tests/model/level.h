@@ -272,7 +272,7 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.region = 0, a.capacity = kStagingAt, a.row_bytes = r.s.row_bytes;
   a.scale_words = r.s.scale_words, a.replay = replay, a.layout = layout, a.alignment = 4;
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4, a.movers = layout == kFlat ? kWarps - kMetadataWarps / 2 : kWarps / 2 - 1;
-  a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
+  a.stage_bytes = (u32)align_128(r.s.row_bytes), a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
   a.metadata_at = 64 << 10, a.notes_at = 48 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
   a.at_once = kAtOnce && r.operations % 2;
   // As with small shared memory, or wide metadata: fewer tokens at once, scales by themselves.
@@ -284,6 +284,15 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
     a.zero_padding = layout == kExpertMajor;
   }
   return a;
+}
+
+// The dispatch casts rows of a type, in pieces that may be shorter than a row and in one stage or two.
+void cast_from(DispatchArgs& a, const std::vector<u32>& raw, u32 how, u32 dtype) {
+  a.raw = (const u8*)raw.data(), a.x = nullptr, a.scales = nullptr;
+  a.cast = how, a.dtype = dtype, a.hidden = (u32)a.row_bytes;
+  a.piece_bytes = std::min(512u, a.hidden), a.pieces = (a.hidden + a.piece_bytes - 1) / a.piece_bytes;
+  a.stage_scales = (u32)align_128(a.piece_bytes * (dtype == 3 ? 4 : 2)), a.stage_bytes = a.stage_scales + 128;
+  a.stages = 1 + a.stages % 2, a.movers = 6;
 }
 
 Region region_of(const DispatchArgs& a, const Outcome& told) {

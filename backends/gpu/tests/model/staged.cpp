@@ -5,6 +5,7 @@
 #include "helpers.h"
 #include "exchange.cu"
 #include "level.h"
+#include "casts.h"
 
 using Ranks = std::vector<Rank*>;
 
@@ -323,36 +324,17 @@ void two_at_once(const Ranks& ranks, std::mt19937& random) {
       check_received(brought(ranks), d, (*args)[d].dispatch, ranks[d]->arena + (*args)[d].dispatch.region, told[d]);
 }
 
-// Rows are cast as by the other kernels.
+// Rows are cast as they leave.
 void cast(const Ranks& ranks, std::mt19937& random, u32 how, u32 dtype) {
   Shape s = ranks[0]->s;
-  std::vector<std::vector<u32>> raw(s.ranks), scales(s.ranks);
-  std::vector<DispatchArgs> flat;
-  auto casts = [&](DispatchArgs& a, u32 i) {
-    a.raw = (u8*)raw[i].data(), a.cast = how, a.dtype = dtype, a.hidden = s.row_bytes;
-  };
-  for (Rank* r : ranks) {
-    bring(*r, r->s.max_tokens - r->me, random);
-    // Narrow types read a prefix of it.
-    for (u64 i = 0; i < (u64)s.max_tokens * s.row_bytes; i++) {
-      float value = (float)(int)(random() % 60001 - 30000) * (i % 999 < 128 ? 0.0f : 0.01f);
-      u32 bits = dtype == 3 ? std::bit_cast<u32>(value) : model::bf16x2(value, -value);
-      // NaNs of either sign.
-      raw[r->me].push_back(i % 97 < 4 ? ~0u : i % 89 == 0 ? 0x7fc07fc0u : bits);
-    }
-    r->scales.assign((u64)s.max_tokens * s.scale_words, 0);
-    DispatchArgs a = dispatch_args(*r, kFlat, false);
-    casts(a, r->me);
-    flat.push_back(a);
-  }
-  on_all(ranks, random, [&](Rank& r, u32 i) { dispatch_on(r, flat[i]); });
-  // These are now the rows and scales of all ranks. Memory for other rows is not written.
+  std::vector<std::vector<u32>> raw(s.ranks);
   std::vector<StagedDispatchArgs> args;
   for (Rank* r : ranks) {
+    bring(*r, r->s.max_tokens - r->me, random);
+    raw[r->me] = bring_raw(*r, how, dtype, random);
     memset(r->arena, 0xee, kArenaBytes);
     args.push_back(staged_dispatch(*r, false, Way::kAtOnce));
-    casts(args.back().dispatch, r->me);
-    args.back().dispatch.x = nullptr;
+    cast_from(args.back().dispatch, raw[r->me], how, dtype);
   }
   on_all(ranks, random, [&](Rank& r, u32 i) { launch_staged(r, args[i], kSends | kReceives); });
   check_packed(ranks, args);
