@@ -94,6 +94,14 @@ impl Sms {
         wanted.min(processors)
     }
 
+    /// Blocks of a kernel that touches no other rank: all, unless the config sets a number.
+    pub(crate) fn local_blocks(self, processors: u32) -> u32 {
+        match self {
+            Self::Auto => processors,
+            Self::Count(count) => count.min(processors),
+        }
+    }
+
     /// Blocks of a low-latency operation on this many tokens: all, where each has work.
     pub(crate) fn decode_blocks(self, processors: u32, tokens: u32) -> u32 {
         let wanted = match (self, tokens) {
@@ -153,6 +161,9 @@ pub struct GpuConfig {
     pub decode: Decode,
     /// Multiprocessors that a low-latency operation occupies: "auto" (all, or fewer for few tokens), or 1 to 1024.
     pub decode_sms: Sms,
+    /// Multiprocessors of kernels that touch no other rank, such as the merge of expert rows before a combine:
+    /// "auto" (all), or 1 to 1024.
+    pub local_sms: Sms,
     /// Where windows lie whose rows a host thread puts: "auto" (in host memory where the transport accepts
     /// it) or "device".
     pub windows: Windows,
@@ -176,6 +187,7 @@ impl Default for GpuConfig {
             outside: Outside::Auto,
             decode: Decode::Direct,
             decode_sms: Sms::Auto,
+            local_sms: Sms::Auto,
             windows: Windows::Auto,
             arena_mib: None,
             cache: None,
@@ -256,6 +268,16 @@ mod tests {
         assert_eq!([1, 8, 9, 32, 33, 128].map(auto), [16, 16, 64, 64, 132, 132]);
         assert_eq!(Sms::Auto.decode_blocks(20, 32), 20);
         assert_eq!([1, 128].map(|tokens| Sms::Count(24).decode_blocks(132, tokens)), [24, 24]);
+    }
+
+    #[test]
+    fn local_work_has_all_multiprocessors_unless_the_config_sets_a_number() {
+        assert_eq!(parse("").unwrap().local_sms, Sms::Auto);
+        assert_eq!(parse("local_sms = 24").unwrap().local_sms, Sms::Count(24));
+        let blocks = |sms: Sms| sms.local_blocks(132);
+        assert_eq!([Sms::Auto, Sms::Count(24), Sms::Count(200)].map(blocks), [132, 24, 132]);
+        let text = parse("local_sms = 0").unwrap_err();
+        assert!(text.contains("\"auto\" or a number from 1 to 1024"), "{text}");
     }
 
     #[test]

@@ -226,8 +226,8 @@ fn rows_that_are_cast_as_they_move_end_as_the_oracle_casts_them() {
     for rows in [Rows::Vector, Rows::Tma] {
         Model::level(NVLINK, rows).is_well_with(&["casts"]);
     }
-    Model::of_puts().is_well_with(&["casts"]);
-    Model::of_wave_64(NVLINK).is_well_with(&["casts"]);
+    Model::of_puts().is_well_with(&["few casts"]);
+    Model::of_wave_64(NVLINK).is_well_with(&["few casts"]);
 }
 
 #[test]

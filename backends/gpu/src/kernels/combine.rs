@@ -257,7 +257,7 @@ impl Engine {
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         let combine_tiling = self.combine_tiling(row_bytes);
         let shared = RINGS * combine_tiling.stages * combine_tiling.stage_bytes;
-        let size = Launch::of_warps(self.launcher.blocks, SUMMING_WARPS, shared);
+        let size = Launch::of_warps(self.launcher.local_blocks, SUMMING_WARPS, shared);
         let arguments = MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,

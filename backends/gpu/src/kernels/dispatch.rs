@@ -479,7 +479,8 @@ impl Engine {
             stages: 1,
             reserved: 0,
         };
-        let size = Launch::of_warps(self.launcher.blocks, WARPS, movers * dispatch_tiling.pitch);
+        let blocks = self.launcher.local_blocks;
+        let size = Launch::of_warps(blocks, WARPS, movers * dispatch_tiling.pitch);
         // SAFETY: the kernel's type; it names a region that is held.
         unsafe { self.launch(&self.launcher.kernels.spread, size, &arguments, slot) }
     }

@@ -151,6 +151,7 @@ impl Engine {
                 memory,
                 cap_ns: plan.cap_ns,
                 blocks,
+                local_blocks: config.local_sms.local_blocks(processors),
                 decode_sms: DecodeSms { asked: config.decode_sms, all: processors },
                 most_shared,
                 refusal: None,

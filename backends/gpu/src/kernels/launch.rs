@@ -63,6 +63,8 @@ pub(super) struct Launcher {
     pub(super) memory: DeviceState,
     pub(super) cap_ns: u64,
     pub(super) blocks: u32,
+    /// Blocks of kernels that touch no other rank.
+    pub(super) local_blocks: u32,
     pub(super) decode_sms: DecodeSms,
     pub(super) most_shared: u32,
     /// The reason why the last operation that was refused did not continue.
