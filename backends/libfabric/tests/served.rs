@@ -1,7 +1,7 @@
 //! A ring of kernels that the transport serves itself. The kernels are a model: this thread writes their commands.
 //!
 //! The test stands between libfabric and the system's `sendmsg` and `send`, to see the addresses that payload
-//! leaves from. It is a separate binary for this reason.
+//! leaves from, and replaces the allocator. It is a separate binary for this reason.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,19 +9,24 @@ mod common;
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex};
 use std::time::Instant;
 
 use common::{LONG, Memory, Rank, WINDOW_BYTES, with_ranks};
 use tokenyard_core::abi;
 use tokenyard_core::gpu_ring::RingToServe;
 use tokenyard_core::transport::{Transport, Window};
+use tokenyard_testkit::{Counting, of_all_threads};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 const CAPACITY: u64 = 8;
 const SIGNALS: usize = 16;
-/// More than the ring holds.
-const PUTS: u64 = 500;
+/// Puts before the first whose allocations count: threads allocate when they start.
+const WARM_UP: u64 = 100;
+const PUTS: u64 = WARM_UP + 1000;
 /// More than all else that a put sends: the provider's header.
 const BYTES: usize = 16_384;
 /// Places of rows in each half of a window.
@@ -169,11 +174,11 @@ fn threads(name: &str) -> usize {
     names.flatten().filter(|found| found.starts_with(name)).count()
 }
 
-/// Both ranks put rows to each other through their rings.
-fn put_rows(rank: &Rank, ring: &Ring) {
+/// Both ranks put rows to each other through their rings: `from`, and more up to `to`.
+fn put_rows(rank: &Rank, ring: &Ring, from: u64, to: u64) {
     let half = (WINDOW_BYTES / 2) as u64;
     let peer = 1 - rank.me;
-    for number in 0..PUTS {
+    for number in from..to {
         let command = abi::TyGpuRingCommand {
             op: abi::TY_OP_PUT_SIGNAL.into(),
             peer,
@@ -189,8 +194,13 @@ fn put_rows(rank: &Rank, ring: &Ring) {
         };
         ring.post(number, command);
     }
-    until("all is done", || ring.done() == PUTS);
-    until("the peer's signals", || ring.total(3) == 2 * PUTS);
+    until("all is done", || ring.done() == to);
+    until("the peer's signals", || ring.total(3) == 2 * to);
+}
+
+/// What the puts of both ranks left.
+fn check_rows(rank: &Rank, ring: &Ring) {
+    let peer = 1 - rank.me;
     for word in &rank.memory.0[WINDOW_BYTES / 16..] {
         assert_eq!(word.load(Ordering::Relaxed), u64::from(peer) + 100);
     }
@@ -210,10 +220,11 @@ fn watch(window: &Window) {
 }
 
 #[test]
-fn one_thread_of_the_transport_serves_the_ring_and_no_payload_is_copied_on_its_way_to_the_socket() {
+fn one_thread_of_the_transport_serves_the_ring_and_neither_copies_payload_nor_allocates() {
     // By default this provider copies the end of a message while its socket is full.
     // SAFETY: no other thread of this process uses its environment.
     unsafe { std::env::set_var("FI_TCP_STAGING_SBUF_SIZE", "0") };
+    let both = Barrier::new(2);
     with_ranks(2, "provider = \"tcp\"\nproxy_threads = 1", |rank| {
         // A thread has its name only once it runs.
         until("proxy threads that wait for posts of a host", || threads("ty-proxy-") > 0);
@@ -222,7 +233,16 @@ fn one_thread_of_the_transport_serves_the_ring_and_no_payload_is_copied_on_its_w
         let windows = [rank.memory.window()];
         watch(&windows[0]);
         assert!(rank.transport.serve_ring(ring.to_serve(&windows)).unwrap());
-        put_rows(rank, &ring);
+        put_rows(rank, &ring, 0, WARM_UP);
+        both.wait();
+        let before = of_all_threads();
+        both.wait();
+        put_rows(rank, &ring, WARM_UP, PUTS);
+        both.wait();
+        let allocations = of_all_threads() - before;
+        both.wait();
+        assert_eq!(allocations, 0, "for 1,000 puts");
+        check_rows(rank, &ring);
         // Both ranks are served here: no proxy thread is left, and each has one thread.
         until("one thread for each ring, and no other", || {
             (threads("ty-proxy-"), threads("tokenyard-ring")) == (0, 2)
