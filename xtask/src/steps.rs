@@ -193,7 +193,7 @@ pub(crate) const STEPS: &[Step] = &[
             Cmd {
                 env: LOOM,
                 line: "cargo test --package tokenyard-core --package tokenyard-cpu --lib \
-                       --target-dir {target}/loom -- proxy:: pool::",
+                       --target-dir {target}/loom -- proxy:: pool:: gpu_ring::model",
             },
         ],
     },

@@ -1,22 +1,85 @@
 //! A ring of kernels that the transport serves itself. The kernels are a model: this thread writes their commands.
+//!
+//! The test stands between libfabric and the system's `sendmsg` and `send`, to see the addresses that payload
+//! leaves from, and replaces the allocator. It is a separate binary for this reason.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex};
 use std::time::Instant;
 
 use common::{LONG, Memory, Rank, WINDOW_BYTES, with_ranks};
 use tokenyard_core::abi;
 use tokenyard_core::gpu_ring::RingToServe;
 use tokenyard_core::transport::{Transport, Window};
+use tokenyard_testkit::{Counting, of_all_threads};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 const CAPACITY: u64 = 8;
 const SIGNALS: usize = 16;
-/// More than the ring holds.
-const PUTS: u64 = 500;
-const BYTES: usize = 1024;
+/// Puts before the first whose allocations count: threads allocate when they start.
+const WARM_UP: u64 = 100;
+const PUTS: u64 = WARM_UP + 1000;
+/// More than all else that a put sends: the provider's header.
+const BYTES: usize = 16_384;
+/// Places of rows in each half of a window.
+const ROWS: usize = WINDOW_BYTES / 2 / BYTES;
+const MOST_HEADER: u64 = 256;
+
+/// Addresses of the windows of all ranks, and the bytes that were sent from them and from elsewhere.
+static WINDOWS: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+static FROM_WINDOWS: AtomicU64 = AtomicU64::new(0);
+static FROM_ELSEWHERE: AtomicU64 = AtomicU64::new(0);
+
+/// Counts the first `sent` bytes of the buffers.
+fn count(buffers: &[libc::iovec], sent: libc::ssize_t) {
+    let mut left = usize::try_from(sent).unwrap_or(0);
+    let windows = WINDOWS.lock().unwrap();
+    for buffer in buffers {
+        let (first, bytes) = (buffer.iov_base as usize, left.min(buffer.iov_len));
+        let is_inside =
+            |window: &Range<usize>| window.start <= first && first + bytes <= window.end;
+        let from = if windows.iter().any(is_inside) { &FROM_WINDOWS } else { &FROM_ELSEWHERE };
+        from.fetch_add(bytes as u64, Ordering::Relaxed);
+        left -= bytes;
+    }
+}
+
+/// The system's call, under the name that libfabric looks up.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmsg(
+    socket: c_int,
+    message: *const libc::msghdr,
+    flags: c_int,
+) -> libc::ssize_t {
+    // SAFETY: by the contract of sendmsg(2), as for the next one.
+    let sent = unsafe { libc::syscall(libc::SYS_sendmsg, socket, message, flags) } as libc::ssize_t;
+    // SAFETY: the caller's list of buffers.
+    count(unsafe { std::slice::from_raw_parts((*message).msg_iov, (*message).msg_iovlen) }, sent);
+    sent
+}
+
+/// As [`sendmsg`].
+#[unsafe(no_mangle)]
+unsafe extern "C" fn send(
+    socket: c_int,
+    from: *const c_void,
+    bytes: usize,
+    flags: c_int,
+) -> libc::ssize_t {
+    let nowhere = std::ptr::null::<c_void>();
+    // SAFETY: by the contract of send(2), which is sendto(2) without an address.
+    let sent = unsafe { libc::syscall(libc::SYS_sendto, socket, from, bytes, flags, nowhere, 0) };
+    count(&[libc::iovec { iov_base: from.cast_mut(), iov_len: bytes }], sent as libc::ssize_t);
+    sent as libc::ssize_t
+}
 
 /// A ring with its counts, in memory that both sides share. It is never freed, because threads may
 /// outlive a failed test.
@@ -111,11 +174,11 @@ fn threads(name: &str) -> usize {
     names.flatten().filter(|found| found.starts_with(name)).count()
 }
 
-/// Both ranks put rows to each other through their rings.
-fn put_rows(rank: &Rank, ring: &Ring) {
+/// Both ranks put rows to each other through their rings: `from`, and more up to `to`.
+fn put_rows(rank: &Rank, ring: &Ring, from: u64, to: u64) {
     let half = (WINDOW_BYTES / 2) as u64;
     let peer = 1 - rank.me;
-    for number in 0..PUTS {
+    for number in from..to {
         let command = abi::TyGpuRingCommand {
             op: abi::TY_OP_PUT_SIGNAL.into(),
             peer,
@@ -123,18 +186,22 @@ fn put_rows(rank: &Rank, ring: &Ring) {
             add: 2,
             src_window: 0,
             dst_window: 0,
-            src_offset: number % 8 * BYTES as u64,
-            dst_offset: half + number % 8 * BYTES as u64,
+            src_offset: number % ROWS as u64 * BYTES as u64,
+            dst_offset: half + number % ROWS as u64 * BYTES as u64,
             bytes: BYTES as u64,
             value: 0,
             sequence: 0,
         };
         ring.post(number, command);
     }
-    until("all is done", || ring.done() == PUTS);
-    until("the peer's signals", || ring.total(3) == 2 * PUTS);
-    let words = |from: usize| &rank.memory.0[from / 8..][..8 * BYTES / 8];
-    for word in words(WINDOW_BYTES / 2) {
+    until("all is done", || ring.done() == to);
+    until("the peer's signals", || ring.total(3) == 2 * to);
+}
+
+/// What the puts of both ranks left.
+fn check_rows(rank: &Rank, ring: &Ring) {
+    let peer = 1 - rank.me;
+    for word in &rank.memory.0[WINDOW_BYTES / 16..] {
         assert_eq!(word.load(Ordering::Relaxed), u64::from(peer) + 100);
     }
     let counted = |word: usize| ring.counters[peer as usize][word].load(Ordering::Relaxed);
@@ -146,20 +213,48 @@ fn fill(memory: &Memory, value: u64) {
     memory.0[..WINDOW_BYTES / 16].iter().for_each(|word| word.store(value, Ordering::Relaxed));
 }
 
+/// Notes a window, whose bytes are payload when they are sent.
+fn watch(window: &Window) {
+    let first = window.pointer as usize;
+    WINDOWS.lock().unwrap().push(first..first + window.bytes as usize);
+}
+
 #[test]
-fn one_thread_of_the_transport_serves_the_ring_and_hands_commands_over_once() {
+fn one_thread_of_the_transport_serves_the_ring_and_neither_copies_payload_nor_allocates() {
+    // By default this provider copies the end of a message while its socket is full.
+    // SAFETY: no other thread of this process uses its environment.
+    unsafe { std::env::set_var("FI_TCP_STAGING_SBUF_SIZE", "0") };
+    let both = Barrier::new(2);
     with_ranks(2, "provider = \"tcp\"\nproxy_threads = 1", |rank| {
-        assert!(threads("ty-proxy-") > 0, "before, proxy threads wait for posts of a host");
+        // A thread has its name only once it runs.
+        until("proxy threads that wait for posts of a host", || threads("ty-proxy-") > 0);
         fill(&rank.memory, u64::from(rank.me) + 100);
         let ring = Ring::new();
         let windows = [rank.memory.window()];
+        watch(&windows[0]);
         assert!(rank.transport.serve_ring(ring.to_serve(&windows)).unwrap());
-        put_rows(rank, &ring);
+        put_rows(rank, &ring, 0, WARM_UP);
+        both.wait();
+        let before = of_all_threads();
+        both.wait();
+        put_rows(rank, &ring, WARM_UP, PUTS);
+        both.wait();
+        let allocations = of_all_threads() - before;
+        both.wait();
+        assert_eq!(allocations, 0, "for 1,000 puts");
+        check_rows(rank, &ring);
         // Both ranks are served here: no proxy thread is left, and each has one thread.
-        assert_eq!((threads("ty-proxy-"), threads("tokenyard-ring")), (0, 2));
+        until("one thread for each ring, and no other", || {
+            (threads("ty-proxy-"), threads("tokenyard-ring")) == (0, 2)
+        });
         rank.transport.health().unwrap();
     });
-    assert_eq!(threads("tokenyard-ring"), 0, "close ends them");
+    until("close ends them", || threads("tokenyard-ring") == 0);
+    // Every byte of payload left from the place where the kernel had it: copies would leave from elsewhere.
+    let (from_windows, from_elsewhere) =
+        (FROM_WINDOWS.load(Ordering::Relaxed), FROM_ELSEWHERE.load(Ordering::Relaxed));
+    assert_eq!(from_windows, 2 * PUTS * BYTES as u64, "{from_elsewhere} bytes from elsewhere");
+    assert!(from_elsewhere < 2 * PUTS * MOST_HEADER, "{from_elsewhere} bytes from elsewhere");
 
     // Without threads the transport leaves the ring to the host, whose thread drives it at once.
     with_ranks(2, "provider = \"tcp\"\nproxy_threads = 0", |rank| {

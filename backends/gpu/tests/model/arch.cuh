@@ -23,7 +23,9 @@ template <class T>
 const T& in_place(const T& first) { return first; }
 #define TY_INLINED
 #define TY_COLD inline
-#define TY_SHARED_BYTES(name) static thread_local ty::u8 name[1 << 17]
+// Shared memory of a block. More would slow the model down: each of its threads clears it.
+constexpr u32 kSharedBytes = 1 << 17;
+#define TY_SHARED_BYTES(name) static thread_local ty::u8 name[ty::kSharedBytes]
 
 inline u32 lane_id() { return threadIdx.x % kWave; }
 inline u32 wave_id() { return threadIdx.x / kWave; }

@@ -329,15 +329,26 @@ int main(int count, char** arguments) {
     puts("all is well");
     return 0;
   }
+  // Rows that shared memory holds fewer stages of.
+  if (what == "long") {
+    run_once({2, 8, 3, 1040, 1, 40, 1 << 20}, {40, 33});
+    puts("all is well");
+    return 0;
+  }
   if (what == "eight") {
     run_once({8, 16, 4, 48, 1, 24, 1 << 20}, {24, 9, 0});
     puts("all is well");
     return 0;
   }
-  if (count > 1) fault = Fault(atoi(arguments[1]));
-  // A fault of the transport must be noticed at once.
-  if (fault != Fault::kNone) {
-    run({2, 8, 3, 64, 0, 72, 1 << 20}, {70, 33});
+  // A fault of the transport must be noticed at once, by as many ranks as the second argument says.
+  if (count > 2) {
+    fault = Fault(atoi(arguments[1]));
+    switch (atoi(arguments[2])) {
+      case 2: run({2, 8, 3, 64, 0, 72, 1 << 20}, {70, 33}); break;
+      case 3: run({3, 12, 4, 272, 3, 40, 1 << 20}, {0, 40, 7}); break;
+      case 8: run({8, 16, 4, 48, 1, 24, 1 << 20}, {24, 9, 0}); break;
+      default: fail("a fault takes 2, 3 or 8 ranks");
+    }
     puts("nothing was noticed");
     return 0;
   }

@@ -260,6 +260,19 @@ constexpr bool kAtOnce = !TY_PUTS && !kGrouped;
 
 u64 signature(u32 kind, u32 layout) { return kind | layout << 4; }
 
+// Places stages, metadata and notes in shared memory, in the product's order. There are at most as many
+// stages, and warps that move rows, as fit.
+void share_out(DispatchArgs& a) {
+  u32 note = 4 * (2 + a.c.topk);
+  u32 metadata = kMetadataWarps * a.metadata_bytes;
+  auto bytes = [&] { return a.table_bytes + metadata + a.movers * a.stages * (a.stage_bytes + note); };
+  while (a.stages > 1 && bytes() > kSharedBytes) a.stages--;
+  while (a.movers > 1 && bytes() > kSharedBytes) a.movers--;
+  if (bytes() > kSharedBytes) fail("a row of " + std::to_string(a.row_bytes) + " bytes is too long for this model");
+  a.metadata_at = a.table_bytes + a.movers * a.stages * a.stage_bytes;
+  a.notes_at = a.metadata_at + metadata;
+}
+
 DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   DispatchArgs a{};
   if (!replay) {
@@ -273,7 +286,8 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.scale_words = r.s.scale_words, a.replay = replay, a.layout = layout, a.alignment = 4;
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4, a.movers = layout == kFlat ? kWarps - kMetadataWarps / 2 : kWarps / 2 - 1;
   a.stage_bytes = (u32)align_128(r.s.row_bytes), a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
-  a.metadata_at = 64 << 10, a.notes_at = 48 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
+  share_out(a);
+  a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
   a.at_once = kAtOnce && r.operations % 2;
   // As with small shared memory, or wide metadata: fewer tokens at once, scales by themselves.
   a.tally_tokens = 32 >> r.operations % 6, a.metadata_tokens = 32 >> r.operations % 4;
@@ -293,6 +307,7 @@ void cast_from(DispatchArgs& a, const std::vector<u32>& raw, u32 how, u32 dtype)
   a.piece_bytes = std::min(512u, a.hidden), a.pieces = (a.hidden + a.piece_bytes - 1) / a.piece_bytes;
   a.stage_scales = (u32)align_128(a.piece_bytes * (dtype == 3 ? 4 : 2)), a.stage_bytes = a.stage_scales + 128;
   a.stages = 1 + a.stages % 2, a.movers = 6;
+  share_out(a);
 }
 
 Region region_of(const DispatchArgs& a, const Outcome& told) {
