@@ -186,8 +186,13 @@ impl Engine {
     /// How this many flat rows outside the arena are pushed, unless they are copied there.
     fn push(&self, rows: u64, row_bytes: u64) -> Option<Push> {
         let Shape { ranks, topk, .. } = self.exchange.shape;
-        let work =
-            Work { ranks, blocks: self.launcher.blocks, bytes: rows * row_bytes, row_bytes, topk };
+        let work = Work {
+            ranks,
+            blocks: self.launcher.blocks.exchange,
+            bytes: rows * row_bytes,
+            row_bytes,
+            topk,
+        };
         let may = !self.exchange.path.puts() && self.exchange.groups == 1;
         may.then(|| work.way(self.places.outside, self.launcher.kernels.rows)).flatten()
     }
@@ -257,7 +262,7 @@ impl Engine {
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         let combine_tiling = self.combine_tiling(row_bytes);
         let shared = RINGS * combine_tiling.stages * combine_tiling.stage_bytes;
-        let size = Launch::of_warps(self.launcher.local_blocks, SUMMING_WARPS, shared);
+        let size = Launch::of_warps(self.launcher.blocks.local, SUMMING_WARPS, shared);
         let arguments = MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,
@@ -348,7 +353,8 @@ impl Engine {
     ) -> Result<()> {
         self.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
         let (kernel, _) = summable(call.x.dtype);
-        let size = Launch::of_warps(self.launcher.blocks, SUMMING_WARPS, combine_tiling.shared);
+        let size =
+            Launch::of_warps(self.launcher.blocks.exchange, SUMMING_WARPS, combine_tiling.shared);
         let slot = self.routing.slot(call.operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.launcher.kernels.combine[kernel], size, arguments, slot) }
@@ -372,7 +378,11 @@ impl Engine {
                 let (kernel, _) = summable(call.x.dtype);
                 (
                     &self.launcher.kernels.combine[kernel],
-                    Launch::of_warps(self.launcher.blocks, SUMMING_WARPS, combine_tiling.shared),
+                    Launch::of_warps(
+                        self.launcher.blocks.exchange,
+                        SUMMING_WARPS,
+                        combine_tiling.shared,
+                    ),
                 )
             }
         };

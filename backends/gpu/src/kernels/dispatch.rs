@@ -396,7 +396,7 @@ impl Engine {
         arguments: &DispatchArgs,
         dispatch_tiling: &DispatchTiling,
     ) -> Result<()> {
-        let size = Launch::of_warps(self.launcher.blocks, WARPS, dispatch_tiling.shared);
+        let size = Launch::of_warps(self.launcher.blocks.exchange, WARPS, dispatch_tiling.shared);
         let slot = self.routing.slot(operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.launcher.kernels.dispatch, size, arguments, slot) }
@@ -479,7 +479,7 @@ impl Engine {
             stages: 1,
             reserved: 0,
         };
-        let blocks = self.launcher.local_blocks;
+        let blocks = self.launcher.blocks.local;
         let size = Launch::of_warps(blocks, WARPS, movers * dispatch_tiling.pitch);
         // SAFETY: the kernel's type; it names a region that is held.
         unsafe { self.launch(&self.launcher.kernels.spread, size, &arguments, slot) }

@@ -15,7 +15,7 @@ use super::counters::PeerCounters;
 use super::device_api::DeviceApi;
 use super::exchange::Exchange;
 use super::gpu_ring::Ring;
-use super::launch::{DecodeSms, DeviceState, Launcher};
+use super::launch::{Blocks, DeviceState, Launcher};
 use super::loaded::Kernels;
 use super::moving::Moving;
 use super::observer::Observer;
@@ -150,9 +150,12 @@ impl Engine {
                 waits,
                 memory,
                 cap_ns: plan.cap_ns,
-                blocks,
-                local_blocks: config.local_sms.local_blocks(processors),
-                decode_sms: DecodeSms { asked: config.decode_sms, all: processors },
+                blocks: Blocks {
+                    exchange: blocks,
+                    local: config.local_sms.local_blocks(processors),
+                    decode: config.decode_sms,
+                    all: processors,
+                },
                 most_shared,
                 refusal: None,
             },

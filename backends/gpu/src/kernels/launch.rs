@@ -33,18 +33,23 @@ pub(super) struct DeviceState {
     pub(super) cell_bytes: u64,
 }
 
-/// How many multiprocessors low-latency operations may take.
+/// The blocks of kernels, one to a multiprocessor.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DecodeSms {
-    pub(super) asked: Sms,
+pub(super) struct Blocks {
+    /// Of kernels that exchange rows.
+    pub(super) exchange: u32,
+    /// Of kernels that touch no other rank.
+    pub(super) local: u32,
+    /// What the config says of low-latency operations.
+    pub(super) decode: Sms,
     /// The multiprocessors of the device.
     pub(super) all: u32,
 }
 
-impl DecodeSms {
-    /// Blocks of an operation of this many tokens.
-    pub(super) fn blocks(self, tokens: u32) -> u32 {
-        self.asked.decode_blocks(self.all, tokens)
+impl Blocks {
+    /// Of a low-latency operation of this many tokens.
+    pub(super) fn of_decode(self, tokens: u32) -> u32 {
+        self.decode.decode_blocks(self.all, tokens)
     }
 }
 
@@ -62,10 +67,7 @@ pub(super) struct Launcher {
     pub(super) waits: Arc<Waits>,
     pub(super) memory: DeviceState,
     pub(super) cap_ns: u64,
-    pub(super) blocks: u32,
-    /// Blocks of kernels that touch no other rank.
-    pub(super) local_blocks: u32,
-    pub(super) decode_sms: DecodeSms,
+    pub(super) blocks: Blocks,
     pub(super) most_shared: u32,
     /// The reason why the last operation that was refused did not continue.
     pub(super) refusal: Option<Refusal>,

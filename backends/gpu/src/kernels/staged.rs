@@ -59,7 +59,7 @@ impl Engine {
 
     /// Blocks of an operation of this many tokens of this rank, and a block's shared memory.
     fn staged_launch(&self, sizes: &StagingSizes, tokens: u32) -> Launch {
-        let blocks = self.launcher.decode_sms.blocks(tokens);
+        let blocks = self.launcher.blocks.of_decode(tokens);
         Launch::of_warps(blocks, WARPS, sizes.shared(&self.exchange.shape))
     }
 
