@@ -69,7 +69,7 @@ pub(crate) fn asked() -> u64 {
 
 /// Sets whether to print on standard output where reports are, for the process that started this
 /// one.
-pub(crate) fn tell_launcher(launched: bool) {
+pub(crate) fn report_to_launcher(launched: bool) {
     LAUNCHED.store(launched, Ordering::Relaxed);
 }
 

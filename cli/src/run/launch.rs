@@ -305,10 +305,10 @@ mod tests {
     use super::*;
 
     fn heard(stages: &[Message]) -> Heard {
-        heard_with("stop", stages)
+        read_back("stop", stages)
     }
 
-    fn heard_with(on_failure: &str, stages: &[Message]) -> Heard {
+    fn read_back(on_failure: &str, stages: &[Message]) -> Heard {
         let text = format!(
             "[world]\non_failure = \"{on_failure}\"\n[kernels]\nuse = \"cpu\"\n\
              [transport.scale_up]\nuse = \"shm\"\n"
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn ranks_that_mask_a_loss_have_all_the_time_they_need_but_not_after_rank_0() {
-        let mut heard = heard_with("mask", &[Message::Joined, Message::Joined, Message::Joined]);
+        let mut heard = read_back("mask", &[Message::Joined, Message::Joined, Message::Joined]);
         heard.take(Event::Exited { rank: 1, status: Exit::Signal(9) });
         assert_eq!(heard.give_up, None);
         dies(&mut heard, 0);

@@ -39,7 +39,7 @@ struct Rank<'a> {
 
 pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     let launched = tokenyard_launch::adopt()?;
-    signals::tell_launcher(launched);
+    signals::report_to_launcher(launched);
     let mut name = "rank".to_owned();
     let end = Rank::join(args, launched).map_err(Failure::from).and_then(|rank| {
         name = format!("rank {}", rank.world.rank());
@@ -110,7 +110,7 @@ impl<'a> Rank<'a> {
             let (case, inputs) = self.plan.step(step);
             let case = Case { domains: domains(&comm), ..case.into_owned() };
             if opened.is_none() {
-                opened = Some(self.say_opened(&comm, &case, &inputs)?);
+                opened = Some(self.report_opened(&comm, &case, &inputs)?);
             }
             let last = step + 1 == self.args.steps;
             let part = self
@@ -137,7 +137,7 @@ impl<'a> Rank<'a> {
         Ok(self.world.agree("run", &items)?)
     }
 
-    fn say_opened(&self, comm: &Communicator, case: &Case, inputs: &Inputs) -> Result<Opened> {
+    fn report_opened(&self, comm: &Communicator, case: &Case, inputs: &Inputs) -> Result<Opened> {
         let opened = Opened {
             report: serde_json::to_value(comm.report())?,
             busiest_over_mean: busiest_over_mean(case, inputs),

@@ -45,7 +45,7 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     if is_victim && let Some(step) = order.lives[order.life] {
         step.arm();
         if step == Step::Late {
-            hear_of_others(order)?;
+            wait_for_others(order)?;
         }
         let mut options = exchange::options(&order.case(0));
         options.max_tokens += u32::from(step == Step::Differs);
@@ -73,7 +73,7 @@ pub(crate) fn play(order: &Order) -> Result<()> {
 }
 
 /// Waits until the others, which let this process in, have gone on without it.
-fn hear_of_others(order: &Order) -> Result<()> {
+fn wait_for_others(order: &Order) -> Result<()> {
     let start = Instant::now();
     while !order.survivors().all(|rank| order.marker(&without(order.life), rank).exists()) {
         ensure!(start.elapsed() < LIMIT, "the others do not go on");

@@ -246,7 +246,7 @@ pub(crate) fn exchange_once(
     at(Phase::LateReceive)?;
     let is_late = order.phase == Phase::LateReceive && round + 1 == BEFORE && !order.is_victim();
     if is_late {
-        hear_of_loss(order, comm)?;
+        wait_for_loss(order, comm)?;
     }
     comm.combine_recv(sent)?;
     let got = buffers.into_got()?;
@@ -262,7 +262,7 @@ pub(crate) fn exchange_once(
 }
 
 /// Waits until this rank knows of the loss, which happens before the victims receive.
-fn hear_of_loss(order: &Order, comm: &Communicator) -> Result<()> {
+fn wait_for_loss(order: &Order, comm: &Communicator) -> Result<()> {
     let start = Instant::now();
     while indices(comm.lost_ranks()) != order.victims() {
         ensure!(start.elapsed() < LIMIT, "nobody was lost");

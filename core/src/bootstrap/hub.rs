@@ -150,7 +150,7 @@ impl Hub {
             }
             tokio::select! {
                 () = self.step() => {}
-                _ = word.tick() => self.tell_missing(&missing),
+                _ = word.tick() => self.report_missing(&missing),
             }
             // No loss is masked before the world has been whole once.
             if let Some(error) = self.member.liveness.any_gone("join world") {
@@ -166,7 +166,7 @@ impl Hub {
     }
 
     /// Reports the ranks that have not joined: in this process, and to the ranks that have.
-    fn tell_missing(&self, missing: &[u32]) {
+    fn report_missing(&self, missing: &[u32]) {
         let strangers = self.pressure();
         let what = format!("{} did not join yet{strangers}", name_ranks(missing));
         self.member.waiting.waits_for(what);
@@ -345,13 +345,9 @@ impl Hub {
             alive.filter(|(r, _)| *self.member.liveness.state(*r) == PeerState::Alive).collect();
         if may_judge {
             // A rank that was cut off receives nothing from any rank.
-            let hears_nobody =
-                alive.len() > 1 && alive.iter().all(|(_, s)| *s > timing.deadline / 2);
+            let is_alone = alive.len() > 1 && alive.iter().all(|(_, s)| *s > timing.deadline / 2);
             let longest = alive.iter().map(|(_, silence)| *silence).max().unwrap_or_default();
-            if hears_nobody
-                && self.member.on_failure == OnFailure::Mask
-                && longest > timing.deadline
-            {
+            if is_alone && self.member.on_failure == OnFailure::Mask && longest > timing.deadline {
                 let ms = longest.as_millis();
                 return self.end_world(format!(
                     "has received nothing from any rank for {ms} ms: it is cut off"
@@ -359,7 +355,7 @@ impl Hub {
             }
             for (rank, silence) in alive.iter().filter(|(_, silence)| *silence > timing.deadline) {
                 let mut why = describe_silence(*silence, timing, 0);
-                if hears_nobody {
+                if is_alone {
                     why.push_str("; so is every other rank, so it may be rank 0 that is cut off");
                 }
                 self.depart(*rank, End::Lost(why));

@@ -113,7 +113,7 @@ impl Communicator {
                 self.end(verdict.unwrap_or(error))
             }
             ErrorKind::Transport => {
-                let error = self.components.watchdog.tell_link(error);
+                let error = self.components.watchdog.report_to_link(error);
                 self.end(error)
             }
             _ => self.end(error),

@@ -260,7 +260,7 @@ impl Watchdog {
     }
 
     /// Adds the link to the rank to a failure about a rank.
-    pub(super) fn tell_link(&self, error: Error) -> Error {
+    pub(super) fn report_to_link(&self, error: Error) -> Error {
         match error.rank() {
             Some(rank) => {
                 let link = self.shared.link_of(rank);

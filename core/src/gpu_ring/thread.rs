@@ -82,7 +82,7 @@ impl<F: Fabric> RingWorker<F> {
         let mut moved = self.fill()?;
         moved |= self.post()?;
         moved |= self.collect()?;
-        Ok(moved | self.tell_totals())
+        Ok(moved | self.report_totals())
     }
 
     /// Takes commands into the batch, once all of the last one are accepted.
@@ -136,7 +136,7 @@ impl<F: Fabric> RingWorker<F> {
         Ok(count > 0)
     }
 
-    fn tell_totals(&mut self) -> bool {
+    fn report_totals(&mut self) -> bool {
         let mut news = false;
         for (id, told) in (0..).zip(&mut self.totals) {
             let total = self.fabric.read_signal(id);

@@ -116,7 +116,7 @@ pub(super) fn hand_on(
 }
 
 /// Announces to every rank that this one refuses, and hands on what others say.
-pub(super) fn enter_refused(engine: &mut Engine, slot: usize, enter: &Enter<'_>) -> Result<()> {
+pub(super) fn post_refusal(engine: &mut Engine, slot: usize, enter: &Enter<'_>) -> Result<()> {
     announce_to_all(engine, slot, enter, &|_, _| Terms::rows(0), &|_, _, _| Terms::rows(0))?;
     relay(engine, slot, enter.operation, &|_, _, _| Terms::rows(0))
 }

@@ -8,7 +8,7 @@ use tokenyard_core::moe::{DType, Holder, Layout, REGION_ALIGN};
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::agree::{ToDomain, ToPeer, announce_to_all, enter_refused, relay};
+use super::agree::{ToDomain, ToPeer, announce_to_all, post_refusal, relay};
 use super::control::Verdict;
 use super::domain_rows::sum_domains;
 use super::engine::Engine;
@@ -54,7 +54,7 @@ pub(super) fn combine_input(
 /// The call's tensors are valid until the operation is received.
 pub(super) unsafe fn combine_send(engine: &mut Engine, call: &abi::TyCombine) -> Result<()> {
     finish_forward(engine)?;
-    let slot = engine.order.enter_slot(call.operation)?;
+    let slot = engine.order.open_slot(call.operation)?;
     // SAFETY: by this function's contract.
     let sent = unsafe { combine_in_slot(engine, call, slot) };
     take_forward(&mut engine.order, slot);
@@ -75,7 +75,7 @@ unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usiz
         refusal: refused.map(|text| (Verdict::Refused, text)),
     };
     if enter.refusal.is_some() {
-        enter_refused(engine, slot, &enter)?;
+        post_refusal(engine, slot, &enter)?;
         gather_entries(engine, slot, &enter)?;
         return Err(missing_refusal());
     }
@@ -111,7 +111,7 @@ unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usiz
             let text = error.detail();
             let refusal = Some((Verdict::Full, text.as_bytes()));
             let enter = Enter { refusal, ..enter };
-            enter_refused(engine, slot, &enter)?;
+            post_refusal(engine, slot, &enter)?;
             gather_entries(engine, slot, &enter)?;
             return Err(error);
         }
@@ -119,7 +119,7 @@ unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usiz
     (op.staging, op.partials) = (staged.region, staged.partials);
     (op.landing, op.returned, op.outgoing) = (staged.landing, staged.returned, staged.outgoing);
     // SAFETY: by this function's contract.
-    if let Err(error) = unsafe { enter_combine(engine, slot, &op, &enter, &staged) } {
+    if let Err(error) = unsafe { post_combine_entry(engine, slot, &op, &enter, &staged) } {
         engine.order.exposed = Some(Exposed { region: op.staging });
         return Err(error);
     }
@@ -132,7 +132,7 @@ unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usiz
 ///
 /// # Safety
 /// As `combine_send`.
-unsafe fn enter_combine(
+unsafe fn post_combine_entry(
     engine: &mut Engine,
     slot: usize,
     op: &CombineOp,

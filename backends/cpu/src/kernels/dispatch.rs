@@ -8,7 +8,7 @@ use tokenyard_core::moe::Layout;
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::agree::{ToDomain, ToPeer, announce_to_all, enter_refused, poll_entries, relay};
+use super::agree::{ToDomain, ToPeer, announce_to_all, poll_entries, post_refusal, relay};
 use super::control::{Header, Signal, Verdict};
 use super::engine::Engine;
 use super::entry::{Enter, Terms, missing_refusal, refusal};
@@ -45,7 +45,7 @@ unsafe fn i64_slice<'a>(tensor: &abi::TyTensor) -> &'a [i64] {
 /// The call's tensors are valid until the operation is received.
 pub(super) unsafe fn dispatch_send(engine: &mut Engine, call: &abi::TyDispatch) -> Result<()> {
     finish_forward(engine)?;
-    let slot = engine.order.enter_slot(call.operation)?;
+    let slot = engine.order.open_slot(call.operation)?;
     // SAFETY: by this function's contract.
     let sent = unsafe { dispatch_in_slot(engine, call, slot) };
     take_forward(&mut engine.order, slot);
@@ -90,14 +90,14 @@ unsafe fn dispatch_in_slot(engine: &mut Engine, call: &abi::TyDispatch, slot: us
         return unsafe { packed_send(engine, call, slot, op, &enter) };
     }
     if enter.refusal.is_some() {
-        enter_refused(engine, slot, &enter)?;
+        post_refusal(engine, slot, &enter)?;
         gather_entries(engine, slot, &enter)?;
         return Err(missing_refusal());
     }
     let output = if replay {
-        enter_replay(engine, slot, &op, &enter)?
+        post_replay_entry(engine, slot, &op, &enter)?
     } else {
-        enter_counting(engine, slot, &op, &enter)?
+        post_counting_entry(engine, slot, &op, &enter)?
     };
     engine.order.operations[slot] = Operation::Dispatch(DispatchOp { output: Some(output), ..op });
     // SAFETY: by this function's contract.
@@ -111,7 +111,7 @@ unsafe fn dispatch_in_slot(engine: &mut Engine, call: &abi::TyDispatch, slot: us
 }
 
 /// Sends counts, receives counts, and turns them into places on both sides.
-fn enter_counting(
+fn post_counting_entry(
     engine: &mut Engine,
     slot: usize,
     op: &DispatchOp,
@@ -198,7 +198,7 @@ fn send_grants(
 }
 
 /// Enters with the place of this rank's region; the counts are those of the handle.
-fn enter_replay(
+fn post_replay_entry(
     engine: &mut Engine,
     slot: usize,
     op: &DispatchOp,
@@ -210,7 +210,7 @@ fn enter_replay(
             let text = error.detail();
             let refusal = Some((Verdict::Full, text.as_bytes()));
             let enter = Enter { refusal, ..*enter };
-            enter_refused(engine, slot, &enter)?;
+            post_refusal(engine, slot, &enter)?;
             gather_entries(engine, slot, &enter)?;
             return Err(error);
         }

@@ -24,7 +24,7 @@ pub(super) fn write_left_out(routing: &RoutingTable, places: &Places, slot: usiz
     let partials = routing.partials[first..][..routing.world.domains.size as usize].iter();
     for (partial, at) in partials.zip(left_out_here(places, slot, domain)..) {
         // SAFETY: landing places have room for a byte per rank, in the list of those that are lost.
-        // Only this rank writes to these, and what it put from there before is done (enter_slot).
+        // Only this rank writes to these, and what it put from there before is done (open_slot).
         unsafe { places.control.at(at).write(partial.x.is_null().into()) };
     }
 }

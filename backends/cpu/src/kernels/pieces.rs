@@ -19,7 +19,7 @@ use super::operation::{CombineOp, Offsets};
 use super::partials::entry_at;
 use super::places::Places;
 use super::routing::RoutingTable;
-use super::rows::{tell_stored, write_rows};
+use super::rows::{report_stored, write_rows};
 use super::windows::{ARENA, CONTROL};
 use super::writer::{RowSource, first_local};
 
@@ -76,7 +76,7 @@ pub(super) unsafe fn put_in_pieces(
     unsafe {
         write_rows(&engine.routing, &engine.launcher, m, source, own.start + stored..own.end)?
     };
-    if own.is_empty() { Ok(()) } else { tell_stored(&engine.routing, &engine.order, m, me) }
+    if own.is_empty() { Ok(()) } else { report_stored(&engine.routing, &engine.order, m, me) }
 }
 
 /// Offsets of the arrays of all rows that leave, in the stage of the slot.

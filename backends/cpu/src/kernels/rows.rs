@@ -85,7 +85,7 @@ pub(super) fn spot_in_region(engine: &Engine, m: &Move, domain: u32, peer: u32) 
 /// Says that the rows of a peer were stored. The stores happened before this signal: where a
 /// peer's memory can be stored to, a signal carries everything that this process stored before it
 /// (release).
-pub(super) fn tell_stored(
+pub(super) fn report_stored(
     routing: &RoutingTable,
     order: &Order,
     m: &Move,

@@ -43,7 +43,7 @@ impl Order {
     /// Makes a slot usable for a new operation: what it posted is done (INV-5), and all peers are
     /// through with its last one, so that its records and landing places may be written again. A
     /// peer that is not has not arrived yet, and may be as late as for an entry.
-    pub(super) fn enter_slot(&mut self, operation: u64) -> Result<usize> {
+    pub(super) fn open_slot(&mut self, operation: u64) -> Result<usize> {
         let slot = self.slot(operation);
         self.losses.begin(operation);
         self.wait_posted(slot, operation)?;

@@ -8,7 +8,7 @@ use super::engine::Engine;
 use super::moves::{Move, Spot, Via};
 use super::operation::DispatchOp;
 use super::pieces::{put_in_pieces, stage_offsets};
-use super::rows::{aim, place_copies, spot_in_region, tell_stored, write_rows};
+use super::rows::{aim, place_copies, report_stored, spot_in_region, write_rows};
 use super::windows::CONTROL;
 use super::writer::RowSource;
 
@@ -110,5 +110,5 @@ unsafe fn store_rows(engine: &Engine, m: &Move, source: &RowSource) -> Result<()
     (0..peers)
         .map(|i| (me + i) % peers)
         .filter(|peer| !engine.order.is_left_out(m, *peer))
-        .try_for_each(|peer| tell_stored(&engine.routing, &engine.order, m, peer))
+        .try_for_each(|peer| report_stored(&engine.routing, &engine.order, m, peer))
 }

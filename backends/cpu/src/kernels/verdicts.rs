@@ -50,7 +50,7 @@ pub(super) fn conclude(
         let heard = match refused {
             Some(refusal) if enter.signature.carries_counts() => {
                 refuse_grants(engine, slot, enter.operation, &refusal)?;
-                hear_grants(engine, slot, enter.operation, None)?
+                poll_grants(engine, slot, enter.operation, None)?
             }
             _ => None,
         };
@@ -71,13 +71,13 @@ pub(super) fn gather_grants(
     signature: Signature,
     handle: usize,
 ) -> Result<()> {
-    let refused = hear_grants(engine, slot, operation, Some(handle))?;
+    let refused = poll_grants(engine, slot, operation, Some(handle))?;
     let refused = settle_verdict(engine, slot, operation, signature, refused)?;
     refused.map_or(Ok(()), |refusal| Err(refusal.error()))
 }
 
 /// Receives the grants of this domain, and stores the places in a handle; returns the first refusal.
-fn hear_grants(
+fn poll_grants(
     engine: &mut Engine,
     slot: usize,
     operation: u64,

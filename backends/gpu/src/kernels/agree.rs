@@ -67,7 +67,7 @@ impl Engine {
         let slot = self.routing.slot(operation);
         // SAFETY: the kernel's type; it names memory of the engine only.
         let sent = unsafe { self.launch(&self.launcher.kernels.agree, launch, &common, slot) };
-        let heard = sent.and_then(|()| self.hear_outcome(operation, &called));
+        let heard = sent.and_then(|()| self.wait_outcome(operation, &called));
         self.abort_on_fatal(heard).map(drop)
     }
 }

@@ -148,7 +148,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   found.publish();
   sync_block();
   if (a.c.epoch() == 0) {
-    if (blockIdx.x == 0) enter_nothing(a.c);
+    if (blockIdx.x == 0) skip_operation(a.c);
     return;
   }
   // A warp that has no other work until records arrive.

@@ -159,7 +159,7 @@ impl Engine {
             // SAFETY: the arguments name no tensors.
             false => unsafe { self.launch_combine(call, &arguments, &combine_tiling) },
         });
-        let told = sent.and_then(|()| self.hear_outcome(call.operation, &called));
+        let told = sent.and_then(|()| self.wait_outcome(call.operation, &called));
         self.order.order_refused(self.routing.slot(call.operation), &mode);
         self.abort_on_fatal(self.report_no_host_sync(mode.no_host_sync, told))?;
         let message = "all ranks went on with a call that this one refused";
@@ -332,7 +332,7 @@ impl Engine {
         // SAFETY: the tensors are valid by this function's contract.
         unsafe { self.launch_combine(call, &arguments, &combine_tiling)? };
         if !mode.no_host_sync {
-            self.hear_outcome(call.operation, &called)?;
+            self.wait_outcome(call.operation, &called)?;
         }
         if self.exchange.path.puts() {
             // SAFETY: as above.

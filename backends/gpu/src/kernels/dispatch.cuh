@@ -32,7 +32,7 @@ struct EntryHeader {
 };
 
 // The head. One thread. `bad`: the routing is refused.
-__device__ inline void say_head(const DispatchArgs& a, const EntryHeader& said, bool bad) {
+__device__ inline void write_head(const DispatchArgs& a, const EntryHeader& said, bool bad) {
   u32 verdict = bad ? kRefuseRoute : a.c.verdict;
   u32 place = verdict == kEnter ? (u32)(a.region / 128) : a.c.objector;
   u32* head = said.words;
@@ -47,7 +47,7 @@ __device__ inline void say_head(const DispatchArgs& a, const EntryHeader& said, 
 }
 
 template <class Up>
-__device__ void enter_dispatch(const DispatchArgs& a, const Up& up, const EntryHeader& said, Guard& guard) {
+__device__ void post_dispatch_entry(const DispatchArgs& a, const Up& up, const EntryHeader& said, Guard& guard) {
   u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
   post_entry(a.c, up, words, said.words[0] & 0xff, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return said.words[w];
@@ -89,7 +89,7 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
     u32 all = 0, own = 0;
 #pragma unroll 1
     for (u32 g = 0; g < groups && ok; g++)
-      ok = hear_word_of_all(a.c, up, words_of(a) + e * groups + g, guard, [&](u32 source, u32 rows) {
+      ok = poll_word_of_all(a.c, up, words_of(a) + e * groups + g, guard, [&](u32 source, u32 rows) {
         if (source == a.c.rank) {
           t.expert_base[g * a.c.experts + e] = all - own;
           if constexpr (kGrouped) own += rows;
@@ -188,7 +188,7 @@ __device__ TY_INLINED void put_staged(const DispatchArgs& a, const Up& up, const
 // Rows of this rank's local experts as their own ranks count them: counts that no block has received.
 // One warp; all lanes hold `sum`.
 template <class Up>
-__device__ bool hear_experts(const DispatchArgs& a, const Up& up, u8* base, u32* sum, Guard& guard) {
+__device__ bool poll_experts(const DispatchArgs& a, const Up& up, u8* base, u32* sum, Guard& guard) {
   u32 lane = lane_id(), local = a.c.local_experts(), groups = a.c.groups(), mine = 0;
   u32* counts = reinterpret_cast<u32*>(base + own_region().expert_counts);
   u64* ranges = reinterpret_cast<u64*>(base + own_region().ranges);
@@ -199,7 +199,7 @@ __device__ bool hear_experts(const DispatchArgs& a, const Up& up, u8* base, u32*
 #pragma unroll 1
     for (u32 g = 0; g < groups && ok; g++) {
       u64* from = ranges + (e * groups + g) * a.c.ranks;
-      ok = hear_word_of_all(a.c, up, word + g, guard, [&](u32 source, u32 rows) {
+      ok = poll_word_of_all(a.c, up, word + g, guard, [&](u32 source, u32 rows) {
         if (a.layout == kPacked) from[source] = rows | (u64)all << 32;
         all += rows;
       });
@@ -216,7 +216,7 @@ __device__ bool hear_experts(const DispatchArgs& a, const Up& up, u8* base, u32*
 template <class Up>
 __device__ bool note_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* base,
                              u32* rows, Guard& guard) {
-  if (a.layout != kExpertMajor) return hear_experts(a, up, base, rows, guard);
+  if (a.layout != kExpertMajor) return poll_experts(a, up, base, rows, guard);
   u32* counts = reinterpret_cast<u32*>(base + own_region().expert_counts);
   u32* starts = reinterpret_cast<u32*>(base + own_region().expert_starts);
   u32* ends = reinterpret_cast<u32*>(base + own_region().expert_ends);
@@ -278,7 +278,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
 
 // The report for the host: sizes of this rank, or of the rank that has no room. One thread.
 template <class Up>
-__device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+__device__ void report_sizes(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                            const Decision& d, Guard& guard) {
   const u32* head = &t.heard[d.rank * words_of(a)];
   if (d.code == kGo || d.code == kFull) {
@@ -316,7 +316,7 @@ __device__ inline void begin(const DispatchArgs& a, bool counted) {
 // The last block that has prepared enters for all, unless the host has aborted while the kernel
 // waited behind another; the first block has looked for that.
 template <class Up>
-__device__ void enter_last(const DispatchArgs& a, const Up& up, u8* shared, Guard& guard) {
+__device__ void post_last_entry(const DispatchArgs& a, const Up& up, u8* shared, Guard& guard) {
   if (!last_to_come(a.c) || a.c.epoch() == 0) return;
   u64 now = now_ns();
   EntryHeader said(a, shared);
@@ -325,10 +325,10 @@ __device__ void enter_last(const DispatchArgs& a, const Up& up, u8* shared, Guar
   bool given_up = sync_block_or(load_relaxed(&a.c.state->stopped) != 0);
   if (threadIdx.x == 0) {
     begin(a, counted);
-    say_head(a, said, counted && a.c.state->problem != ~0ull);
+    write_head(a, said, counted && a.c.state->problem != ~0ull);
   }
   scan(a, said.counts(), counted);
-  if (!given_up) enter_dispatch(a, up, said, guard);
+  if (!given_up) post_dispatch_entry(a, up, said, guard);
   sync_block();
   if (threadIdx.x == 0) {
     a.c.state->problem = ~0ull;
@@ -381,7 +381,7 @@ __device__ void note(const DispatchArgs& a, const Up& up, const DispatchTables& 
   u64 heard = now_ns();
   // The host comes first: it makes the next call. If a later wait ends, the host learns that by
   // itself.
-  if (lane_id() == 0) tell_sizes(a, up, t, d, guard);
+  if (lane_id() == 0) report_sizes(a, up, t, d, guard);
   sync_wave();
   bool noted = d.code != kGo || note_counts(a, up, t, guard);
   if (lane_id() != 0) return;
@@ -406,9 +406,9 @@ __device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* sha
   prepare(a, tokens, shared + a.table_bytes);
   found.publish(!a.replay, tokens);
   if (given_up != 0) stop_all(a.c);
-  enter_last(a, up, shared, guard);
+  post_last_entry(a, up, shared, guard);
   // Blocks that started before an older operation failed know another epoch.
-  if (a.c.epoch() == 0) return enter_nothing(a.c);
+  if (a.c.epoch() == 0) return skip_operation(a.c);
   Stages stages(a, shared);
   if (a.c.verdict == kEnter) stages.prime();
   Decision d = settle(a, up, t, guard);

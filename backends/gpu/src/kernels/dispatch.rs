@@ -166,7 +166,7 @@ impl Engine {
             // SAFETY: the arguments name no tensors.
             false => unsafe { self.launch_dispatch(call.operation, &arguments, &dispatch_tiling) },
         });
-        let outcome = sent.and_then(|()| self.hear_outcome(call.operation, &called));
+        let outcome = sent.and_then(|()| self.wait_outcome(call.operation, &called));
         self.order.order_refused(self.routing.slot(call.operation), &mode);
         self.abort_on_fatal(self.report_no_host_sync(mode.no_host_sync, outcome))?;
         let message = "all ranks went on with a call that this one refused";
@@ -199,7 +199,7 @@ impl Engine {
             }
         };
         // SAFETY: by this function's contract.
-        let counted = unsafe { self.enter_with_rows(call, ask, wanted, [region, staging]) };
+        let counted = unsafe { self.post_entry_with_rows(call, ask, wanted, [region, staging]) };
         let (counted, region) = match (self.abort_on_fatal(counted), region) {
             (Ok(counted), Some(region)) => (counted, region),
             (Ok(_), None) => {
@@ -285,7 +285,7 @@ impl Engine {
     ///
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
-    unsafe fn enter_with_rows(
+    unsafe fn post_entry_with_rows(
         &mut self,
         call: &abi::TyDispatch,
         ask: Ask,
@@ -366,7 +366,7 @@ impl Engine {
         if no_host_sync {
             return Ok(known);
         }
-        let Outcome { tokens, rows, .. } = self.hear_outcome(call.operation, &called)?;
+        let Outcome { tokens, rows, .. } = self.wait_outcome(call.operation, &called)?;
         Ok(RegionRows { tokens, experts: rows })
     }
 

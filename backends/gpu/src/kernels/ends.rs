@@ -4,7 +4,7 @@ use tokenyard_core::{Result, abi};
 
 use super::args::Outcome;
 use super::engine::Engine;
-use super::outcome::{Called, Refusal, numbered, ticket, told_late};
+use super::outcome::{Called, Refusal, numbered, reported_late, ticket};
 use super::waits::Wait;
 
 impl Engine {
@@ -30,11 +30,11 @@ impl Engine {
         let Some(outcome) = self.launcher.late_outcome() else { return Ok(()) };
         let called = self.called(numbered(outcome.epoch, self.routing.latest));
         let refusal = Refusal::of(&outcome, &called, &self.exchange.shape);
-        self.abort_on_fatal(refusal.map_or(Ok(()), |refusal| Err(told_late(&refusal.error()))))
+        self.abort_on_fatal(refusal.map_or(Ok(()), |refusal| Err(reported_late(&refusal.error()))))
     }
 
     /// Waits until the kernel of an operation has written its outcome.
-    pub(super) fn hear_outcome(&mut self, operation: u64, ours: &Called) -> Result<Outcome> {
+    pub(super) fn wait_outcome(&mut self, operation: u64, ours: &Called) -> Result<Outcome> {
         let slot = self.routing.slot(operation);
         let ticket = u64::from(ticket(operation));
         let wait = self.wait(operation, abi::TY_PHASE_ENTRY);
@@ -107,7 +107,7 @@ impl Engine {
     ) -> Result<T> {
         outcome.inspect_err(|error| {
             if no_host_sync {
-                self.observer.fail(told_late(error));
+                self.observer.fail(reported_late(error));
             }
         })
     }

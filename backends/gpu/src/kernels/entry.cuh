@@ -51,7 +51,7 @@ __device__ inline void stop_all(const Common& c) {
 
 // An operation that is not entered, because an older one has failed: kernels queued behind it must not
 // use the cell of the operation before. One block.
-__device__ inline void enter_nothing(const Common& c) {
+__device__ inline void skip_operation(const Common& c) {
   if (threadIdx.x == 0) c.cell->code = 0;
 }
 
@@ -129,7 +129,7 @@ __device__ void post_entry(const Common& c, const Up& up, u32 words, u32 verdict
 
 // One word of another rank's record, once it has arrived.
 template <class Up>
-__device__ bool hear_word(const Common& c, const Up& up, u32 source, u32 word, Guard& guard,
+__device__ bool poll_word(const Common& c, const Up& up, u32 source, u32 word, Guard& guard,
                           u32* value) {
   const u64* at = entry_word(c, up, c.rank, source, word);
   u64 seen = 0, epoch = c.epoch();
@@ -143,7 +143,7 @@ __device__ bool hear_word(const Common& c, const Up& up, u32 source, u32 word, G
 // The same word of all ranks' records: `each(source, value)`. Words that only count need no order,
 // so they are loaded side by side.
 template <class Up, class Each>
-__device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard& guard, Each each) {
+__device__ bool poll_word_of_all(const Common& c, const Up& up, u32 word, Guard& guard, Each each) {
   constexpr u32 kAtOnce = 8;
   const u64* at = entry_word(c, up, c.rank, 0, word);
   u32 epoch = c.epoch();
@@ -162,7 +162,7 @@ __device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard&
 #pragma unroll 1
     for (u32 i = first; i < min(first + kAtOnce, c.ranks) && !there; i++) {
       u32 value;
-      if (!hear_word(c, up, i, word, guard, &value)) return false;
+      if (!poll_word(c, up, i, word, guard, &value)) return false;
       each(i, value);
     }
 #pragma unroll
@@ -179,7 +179,7 @@ __device__ bool poll_entries(const Common& c, const Up& up, u32 words, u32* tabl
   bool ok = true;
   if constexpr (!Up::kLoadStore) ok = records_come(c, up, guard);
   for (u32 i = threadIdx.x; i < c.ranks * words && ok; i += blockDim.x)
-    ok = hear_word(c, up, i / words, i % words, guard, &table[i]);
+    ok = poll_word(c, up, i / words, i % words, guard, &table[i]);
   // Writes behind the barrier go to places that the records declare free: the threads that received
   // the records did so with acquire order.
   return sync_block_and(ok);
@@ -230,12 +230,12 @@ __device__ inline Decision decide(const Common& c, const u32* table, u32 words) 
 
 // Receives the text that goes with a record. One thread.
 template <class Up>
-__device__ bool hear_text(const Common& c, const Up& up, u32 source, u32 verdict, Guard& guard) {
+__device__ bool poll_text(const Common& c, const Up& up, u32 source, u32 verdict, Guard& guard) {
   Outcome& o = *c.outcome;
   u32 first = c.entry_words - kTextWords;
   for (u32 w = 0; w < kTextWords; w++) {
     u32 value;
-    if (!hear_word(c, up, source, first + w, guard, &value)) return false;
+    if (!poll_word(c, up, source, first + w, guard, &value)) return false;
     if (verdict != kRefuseRoute && w == 0) o.text_bytes = value;
     u32 at = verdict != kRefuseRoute ? w - 1 : w;
     if (at < kTextBytes / 4) reinterpret_cast<u32*>(o.text)[at] = value;
@@ -246,7 +246,7 @@ __device__ bool hear_text(const Common& c, const Up& up, u32 source, u32 verdict
 // The report to the host about an operation that it waits for, or that does not continue. One thread; the
 // result is `guard` after it.
 template <class Up>
-__device__ TY_COLD Guard tell_host(const Common& c, Up up, Decision d, const u32* head, Guard guard) {
+__device__ TY_COLD Guard report_to_host(const Common& c, Up up, Decision d, const u32* head, Guard guard) {
   Outcome& o = *c.outcome;
   o.code = d.code;
   o.rank = d.rank;
@@ -258,7 +258,7 @@ __device__ TY_COLD Guard tell_host(const Common& c, Up up, Decision d, const u32
   o.own_origin = c.origin();
   o.text_bytes = 0;
   bool text = d.code == kRefused || (d.code == kFull && head[7] != 0);
-  bool heard = !text || hear_text(c, up, d.rank, o.verdict, guard);
+  bool heard = !text || poll_text(c, up, d.rank, o.verdict, guard);
   if (c.no_host_sync || !heard) c.state->stopped = 1;
   if (heard) store_release(&o.epoch, c.ticket);
   return guard;
@@ -271,7 +271,7 @@ __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32
   c.cell->code = d.code;
   store_relaxed(&c.report->begun, c.epoch());
   if (c.no_host_sync && d.code == kGo) return;
-  guard = tell_host(c, up, d, head, guard);
+  guard = report_to_host(c, up, d, head, guard);
 }
 
 // An operation without rows: the findings of each host, and the first objection. One block.

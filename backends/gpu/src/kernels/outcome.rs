@@ -151,7 +151,7 @@ impl Refusal {
 
 /// The error of an operation that no caller waited for. Ranks may be several operations further, so the
 /// communicator cannot continue, whatever the error was.
-pub(super) fn told_late(error: &Error) -> Error {
+pub(super) fn reported_late(error: &Error) -> Error {
     let kind = match error.kind() {
         ErrorKind::Refused | ErrorKind::Full => ErrorKind::Protocol,
         other => other,
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn a_refusal_that_is_told_late_closes_the_communicator_and_names_the_rank() {
         let refused = Error::new(ErrorKind::Refused, "enter", "rank 2 refused").with_rank(2);
-        let late = told_late(&refused);
+        let late = reported_late(&refused);
         assert_eq!((late.kind(), late.rank()), (ErrorKind::Protocol, Some(2)));
         assert!(late.to_string().contains("nobody waited for failed: rank 2 refused"), "{late}");
     }

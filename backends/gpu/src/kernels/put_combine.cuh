@@ -45,7 +45,7 @@ __device__ inline u64 weight_bytes(const CombineArgs& a) {
 }
 
 template <class Up>
-__device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard) {
+__device__ void post_returning_entry(const CombineArgs& a, const Up& up, Guard& guard) {
   u32 place = a.c.verdict == kEnter ? (u32)(a.landing / 16) : a.c.objector;
   u32 head[kHead] = {a.c.verdict,       (u32)a.c.signature,
                      a.c.origin(),      place,
@@ -98,12 +98,12 @@ __device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
   u32* heard = reinterpret_cast<u32*>(shared);
   LaunchState(a.c, a.r.note).publish();
   sync_block();
-  if (a.c.epoch() == 0) return enter_nothing(a.c);
+  if (a.c.epoch() == 0) return skip_operation(a.c);
   if (threadIdx.x == 0) {
     pass_turn(a.c);
     begin(a);
   }
-  enter_returning(a, up, guard);
+  post_returning_entry(a, up, guard);
   u32 words = return_words(a);
   if (!poll_entries(a.c, up, words, heard, guard)) return stop_all(a.c);
   if (threadIdx.x == 0) {

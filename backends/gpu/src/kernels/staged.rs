@@ -174,7 +174,7 @@ impl Engine {
         if mode.no_host_sync {
             return Ok(());
         }
-        self.hear_outcome(call.operation, &called).map(drop)
+        self.wait_outcome(call.operation, &called).map(drop)
     }
 
     /// Launches the kernel that receives an operation whose send was separate; none where its kernel has

@@ -154,7 +154,7 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
       if (!there[i]) continue;
       What what{kPhaseCombineRows, rank[i], token, c.epoch()};
       const uint4* record = staged_record(c, args.staging, up, c.rank, place_of(c, rank[i], token));
-      u32 key = hear_entry(record, look[i], what, guard).x;
+      u32 key = poll_record(record, look[i], what, guard).x;
 #pragma unroll
       for (u32 j = 0; j < N; j++)
         if (piece_at(j) < pieces) seen[i][j] = take_piece(row[i] + piece_at(j), seen[i][j], key, what, guard);
@@ -170,7 +170,7 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
   if (expert >= 0) {
     const uint4* record = staged_record(c, args.staging, up, c.rank, place_of(c, owner, token));
     What what{kPhaseCombineRows, owner, token, c.epoch()};
-    weight = float_of(hear_entry(record + 1 + lane, make_uint4(0, 0, 0, 0), what, guard).x);
+    weight = float_of(poll_record(record + 1 + lane, make_uint4(0, 0, 0, 0), what, guard).x);
   }
   if (!guard.ended()) a.out_weights[(u64)token * c.topk + lane] = weight;
 }

@@ -211,10 +211,10 @@ __device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up
 // Reports to each rank which tokens are sent, and how many rows each of its experts gets. All blocks
 // that send.
 template <class Up>
-__device__ TY_INLINED void say_counts(const StagedDispatchArgs& args, const Up& up, const SentTables& t,
+__device__ TY_INLINED void report_counts(const StagedDispatchArgs& args, const Up& up, const SentTables& t,
                                       const Portion& portion) {
   const Common& c = args.dispatch.c;
-  u32 words = said_words(c, args.staging), all = c.ranks * words;
+  u32 words = report_words(c, args.staging), all = c.ranks * words;
 #pragma unroll 1
   for (u32 i = portion.first + portion.step * threadIdx.x; i < all; i += portion.step * blockDim.x) {
     u32 d = i / words, w = i - d * words;
@@ -258,7 +258,7 @@ __device__ TY_INLINED void send_rows(const StagedDispatchArgs& args, const Up& u
     }
   }
   if (!enters) return;
-  say_counts(args, up, t, part.sending);
+  report_counts(args, up, t, part.sending);
 #pragma unroll 1
   for (u32 token = part.sending.first; token < tokens;) {
     send_row(args, up, t, token, row);
@@ -276,7 +276,7 @@ struct ComingTables {
   u32 words, local, token_words;
 
   __device__ ComingTables(const Common& c, const Staging& s, u8* shared)
-      : words(said_words(c, s)), local(c.local_experts()), token_words(s.token_words) {
+      : words(report_words(c, s)), local(c.local_experts()), token_words(s.token_words) {
     heard = reinterpret_cast<u32*>(shared);
     said = heard + c.ranks * kHead, base = said + c.ranks * words, first = base + c.ranks * local;
   }
@@ -308,7 +308,7 @@ __device__ u64 look_at_counts(const StagedDispatchArgs& args, const Up& up, cons
 // Receives the reports of all ranks about their rows, once a block, and places the rows; `seen` is from
 // `look_at_counts`. False if a wait was ended.
 template <class Up>
-__device__ TY_INLINED bool hear_counts(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
+__device__ TY_INLINED bool poll_counts(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
                                        u64 seen, Guard& guard) {
   const Common& c = args.dispatch.c;
   u32 all = c.ranks * t.words;
@@ -428,9 +428,9 @@ __device__ TY_INLINED void receive_row(const StagedDispatchArgs& args, const Up&
   uint4(&seen)[N] = coming.row;
   const uint4* record = staged_record(a.c, args.staging, up, a.c.rank, place);
   What what{kPhaseRows, coming.source, coming.token, a.c.epoch()};
-  u32 key = hear_entry(record, coming.key, what, guard).x;
+  u32 key = poll_record(record, coming.key, what, guard).x;
   uint2 entry = make_uint2(~0u, 0);
-  if (lane < topk) entry = hear_entry(record + 1 + lane, coming.entry, what, guard);
+  if (lane < topk) entry = poll_record(record + 1 + lane, coming.entry, what, guard);
   u32 expert = entry.x >> 16;
   bool here = expert < t.local && !guard.ended();
   u32 at = here ? t.base[coming.source * t.local + expert] + (entry.x & 0xffff) : most;
@@ -475,7 +475,7 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
   Decision d{};
   if (!poll_heads(a.c, up, heads, t.heard, d, guard)) return mend_staging(a.c, args.staging, up, guard);
   if (d.code != kGo) return end_refused(a.c, args.staging, up, t.heard, d, part, guard);
-  if (!hear_counts(args, up, t, counts, guard)) return mend_staging(a.c, args.staging, up, guard);
+  if (!poll_counts(args, up, t, counts, guard)) return mend_staging(a.c, args.staging, up, guard);
   PackedOutput out(a, up);
   if (part.tells()) note_coming(a, up, t, out, d, guard);
   u32 rows = t.first[a.c.ranks], step = part.receiving.step;

@@ -62,10 +62,10 @@ __device__ uint4* staged_record(const Common& c, const Staging& s, const Up& up,
   return reinterpret_cast<uint4*>(up.peer_ptr(kControl, peer, s.records + place * s.record_pitch));
 }
 // Words of `source`'s report about its rows at `peer`.
-__device__ inline u32 said_words(const Common& c, const Staging& s) { return s.token_words + c.local_experts(); }
+__device__ inline u32 report_words(const Common& c, const Staging& s) { return s.token_words + c.local_experts(); }
 template <class Up>
 __device__ u64* staged_word(const Common& c, const Staging& s, const Up& up, u32 peer, u32 source, u32 word) {
-  u64 at = ((u64)c.slot() * c.ranks + source) * said_words(c, s) + word;
+  u64 at = ((u64)c.slot() * c.ranks + source) * report_words(c, s) + word;
   return reinterpret_cast<u64*>(up.peer_ptr(kControl, peer, s.words + 8 * at));
 }
 
@@ -151,7 +151,7 @@ __device__ inline void store_entry(uint4* at, u32 epoch, u32 first, u32 second) 
   store_16_relaxed(at, make_uint4(first, epoch, second, epoch));
 }
 // `seen`: a first read of the entry, which may not have arrived.
-__device__ TY_INLINED uint2 hear_entry(const uint4* at, uint4 seen, const What& what, Guard& guard) {
+__device__ TY_INLINED uint2 poll_record(const uint4* at, uint4 seen, const What& what, Guard& guard) {
   u32 epoch = (u32)what.expected;
   guard.until(
       what,
@@ -195,7 +195,7 @@ __device__ TY_INLINED bool begin_staged(const Common& c, const Staging& s, const
     return true;
   }
   if (sends && blockIdx.x == 0) {
-    enter_nothing(c);
+    skip_operation(c);
     if (threadIdx.x == 0) c.cell->epoch = 0;
   }
   return false;

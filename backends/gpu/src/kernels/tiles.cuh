@@ -113,7 +113,7 @@ __device__ inline void zero_paddings(const DispatchArgs& a, const DispatchTables
 
 // Waits until a tile has arrived. One warp.
 template <class Up>
-__device__ bool hear_tile(const DispatchArgs& a, const Up& up, const TilePart& p, Guard& guard) {
+__device__ bool poll_tile(const DispatchArgs& a, const Up& up, const TilePart& p, Guard& guard) {
   bool ok = true;
   if (lane_id() == 0) {
     const u64* count = tile_count(a, up, a.c.rank, p.source, p.tile);
@@ -155,7 +155,7 @@ __device__ TY_INLINED bool spread_parts(const DispatchArgs& a, const Up& up, con
     TilePart p(a, t, unit);
     unit = take_part(a);
     if (p.rows == 0) continue;
-    if (!hear_tile(a, up, p, guard)) return false;
+    if (!poll_tile(a, up, p, guard)) return false;
     // An observation of one lane holds for all.
     sync_wave();
     // Peers stored these rows by other means than bulk copies that may read them.

@@ -15,7 +15,7 @@ std::vector<Rank*> all_ranks(const Shape& shape) {
 }
 
 // The outcome that a rank received, or the outcome in its region where no caller waits.
-Outcome told_to(Rank& r, const DispatchArgs& a) {
+Outcome reported_to(Rank& r, const DispatchArgs& a) {
   if (!a.c.no_host_sync) return *r.outcome;
   Outcome told{};
   const u64* totals = (u64*)(r.arena + a.region + region_of(a, told).totals);
@@ -33,7 +33,7 @@ std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArg
     });
   for (auto& t : running) t.join();
   std::vector<Outcome> told;
-  for (u32 i = 0; i < ranks.size(); i++) told.push_back(told_to(*ranks[i], args[i]));
+  for (u32 i = 0; i < ranks.size(); i++) told.push_back(reported_to(*ranks[i], args[i]));
   return told;
 }
 

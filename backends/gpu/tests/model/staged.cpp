@@ -89,7 +89,7 @@ void launch_staged(Rank& r, const StagedDispatchArgs& a, u32 phases) {
 void no_ended_wait(const Rank& r) { same("an ended wait of rank " + std::to_string(r.me), r.report->ended, 0u); }
 
 // Where the host does not wait: the outcome in the region.
-Outcome told_to(Rank& r, const DispatchArgs& a) {
+Outcome reported_to(Rank& r, const DispatchArgs& a) {
   Outcome told = *r.outcome;
   if (!a.c.no_host_sync) same("ticket of the outcome", told.epoch, a.c.ticket);
   told.code = a.c.cell->code, told.rows = a.c.local_experts() * a.most_tokens();
@@ -101,7 +101,7 @@ void check_packed(const Ranks& ranks, const std::vector<StagedDispatchArgs>& arg
   for (u32 d = 0; d < ranks.size(); d++) {
     const DispatchArgs& a = args[d].dispatch;
     no_ended_wait(*ranks[d]);
-    Outcome told = told_to(*ranks[d], a);
+    Outcome told = reported_to(*ranks[d], a);
     same("dispatch", told.code, kGo);
     check_received(brought(ranks), d, a, ranks[d]->arena + a.region, told);
     Region region = region_of(a, told);
@@ -316,7 +316,7 @@ void two_at_once(const Ranks& ranks, std::mt19937& random) {
   std::vector<Outcome> told(ranks.size());
   on_all(ranks, random, [&](Rank& r, u32 i) {
     launch_staged(r, first[i], kReceives);
-    told[i] = told_to(r, first[i].dispatch);
+    told[i] = reported_to(r, first[i].dispatch);
     launch_staged(r, second[i], kReceives);
   });
   for (u32 d = 0; d < ranks.size(); d++)

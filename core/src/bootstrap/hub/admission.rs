@@ -51,7 +51,7 @@ impl Hub {
         if self.started {
             tracing::info!("rank {rank} ({}) waits to come back", peer.name);
             self.returning.insert(rank, peer);
-            self.tell_returning(rank, true);
+            self.report_returning(rank, true);
         } else {
             tracing::debug!(rank, "joined: {}", peer.name);
             *place = Some(peer);
@@ -59,7 +59,7 @@ impl Hub {
     }
 
     /// Reports to all ranks whether a process waits to come back as `rank`.
-    fn tell_returning(&mut self, rank: u32, waits: bool) {
+    fn report_returning(&mut self, rank: u32, waits: bool) {
         self.rounds.set_returning(rank, waits);
         self.member.liveness.set_waiting(rank, waits);
         let payload = Arc::new(encode(&(rank, waits)));
@@ -71,7 +71,7 @@ impl Hub {
     pub(super) fn stop_returning(&mut self, rank: u32, why: &str) {
         tracing::warn!("rank {rank} does not wait to come back any more: it {why}");
         self.returning.remove(&rank);
-        self.tell_returning(rank, false);
+        self.report_returning(rank, false);
     }
 
     /// The difference between the world that a process expects and that of rank 0, if there is one.
