@@ -49,6 +49,9 @@ const GIVEN_UP_FUNCTIONS: &[(&str, &str)] = &[
     ("go_on", "resume"),
 ];
 
+/// What no function of a kernel set begins with.
+const GIVEN_UP_BEGINNINGS: &[(&str, &str)] = &[("hear_", "poll_"), ("enter_", "post_")];
+
 /// Folders of sources that are not Rust's, and their kinds. Headers in C are generated or for vendors.
 const OTHER_FOLDERS: [&str; 9] =
     ["abi", "backends", "bench", "cli", "configs", "docs", "plugins", "python", "tools/device_put"];
@@ -147,6 +150,12 @@ fn types_and_functions_do_not_get_names_again_that_were_given_up() {
             .collect();
         for (old, now) in GIVEN_UP_FUNCTIONS.iter().filter(|(old, _)| functions.contains(old)) {
             found.push(format!("{path}: a function `{old}`; it was renamed to `{now}`"));
+        }
+        for (old, now) in GIVEN_UP_BEGINNINGS {
+            let names = functions.iter().filter(|name| name.starts_with(old));
+            found.extend(
+                names.map(|name| format!("{path}: a function `{name}`; such are `{now}...` now")),
+            );
         }
     }
     assert!(found.is_empty(), "older names:\n{}", found.join("\n"));
