@@ -123,7 +123,7 @@ fn documented(section: &str) -> BTreeSet<String> {
     named(rows(section))
 }
 
-/// What the commands print, by section.
+/// The fields that the commands print, by section.
 fn printed() -> BTreeMap<&'static str, BTreeSet<String>> {
     let mut printed: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
     for Documented { section, arguments, codes } in DOCUMENTED {

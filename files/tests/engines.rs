@@ -16,7 +16,7 @@ const THINGS: &[(&str, [&str; 4])] = &[
     ("backends/gpu/src/kernels", ["RoutingTable", "Places", "StreamOrder", "Launcher"]),
 ];
 
-/// What a folder says of one type.
+/// The size of one type, and the files of a folder with methods of it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Thing {
     fields: usize,

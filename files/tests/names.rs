@@ -49,7 +49,7 @@ const GIVEN_UP_FUNCTIONS: &[(&str, &str)] = &[
     ("go_on", "resume"),
 ];
 
-/// What no function of a kernel set begins with.
+/// Beginnings of functions that kernel sets do not have.
 const GIVEN_UP_BEGINNINGS: &[(&str, &str)] = &[("hear_", "poll_"), ("enter_", "post_")];
 
 /// Folders of sources that are not Rust's, and their kinds. Headers in C are generated or for vendors.

@@ -102,7 +102,7 @@ fn line<'a>(step: &Step, command: &Cmd, root: &'a Path) -> Line<'a> {
     Line { words: words.collect(), env: command.env, folder: root }
 }
 
-/// This program lies in `<target>/<profile>/`, wherever cargo was told to build.
+/// This program lies in `<target>/<profile>/`, wherever cargo builds.
 pub(crate) fn target_folder(root: &Path) -> PathBuf {
     let program = env::current_exe().ok();
     let folder = program.as_deref().and_then(Path::parent).and_then(Path::parent);

@@ -148,8 +148,8 @@ struct PoolState {
 }
 
 // SAFETY: all fields but `job` are Send and Sync. `job` is written by `open` and `close` only, when
-// no thread is joined, and read by workers that have joined; `state` orders the two. What its pointer
-// leads to is Sync.
+// no thread is joined, and read by workers that have joined; `state` orders the two. The target of
+// its pointer is Sync.
 unsafe impl Send for PoolState {}
 // SAFETY: as above.
 unsafe impl Sync for PoolState {}

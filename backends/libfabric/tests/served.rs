@@ -198,7 +198,7 @@ fn put_rows(rank: &Rank, ring: &Ring, from: u64, to: u64) {
     until("the peer's signals", || ring.total(3) == 2 * to);
 }
 
-/// What the puts of both ranks left.
+/// The traces of the puts of both ranks.
 fn check_rows(rank: &Rank, ring: &Ring) {
     let peer = 1 - rank.me;
     for word in &rank.memory.0[WINDOW_BYTES / 16..] {

@@ -322,7 +322,7 @@ fn layout_words(layout: Layout) -> String {
     }
 }
 
-/// What the ranks warned of while they opened the communicator. Their log is shown only where it was asked for.
+/// The warnings of the ranks while they opened the communicator. Their log is shown only where it was asked for.
 fn warnings(report: &serde_json::Value) -> impl Iterator<Item = &str> {
     report["warnings"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str)
 }

@@ -26,7 +26,7 @@ type OnCommunicator = fn(&Case, &mut Communicator) -> Result<bool>;
 
 pub(super) fn tests() -> Vec<Test> {
     let every: [(&str, &str, OnCommunicator); 8] = [
-        ("without_sync", "eager calls that nobody waits for, on a stream that is behind", eager),
+        ("without_sync", "eager calls that no call waits for, on a stream that is behind", eager),
         (
             "thousand",
             "a graph launched 1,000 times with other rows, routing and T each time",
@@ -39,7 +39,7 @@ pub(super) fn tests() -> Vec<Test> {
             "a graph that replays a handle and combines, with other rows each time",
             replays,
         ),
-        ("refused", "a bad routing inside a graph is told by a later call, and named", refused),
+        ("refused", "a later call reports a bad routing inside a graph, by name", refused),
         (
             "full",
             "an arena that is full in a capture is an error there, and the graph is whole",
@@ -329,7 +329,7 @@ fn refused(case: &Case, comm: &mut Communicator) -> Result<bool> {
     all[0].kept[0].tensor(DType::U8, [1, 1], [1, 1])?.to_vec()?;
     // A rank may learn of the refusal from another rank that found it first.
     let kinds = [ErrorKind::Protocol, ErrorKind::PeerLost];
-    let parts = ["nobody waited", "rank 0 refused its input", "found expert"];
+    let parts = ["no call waited", "rank 0 refused its input", "found expert"];
     expect_error(comm.flush(), &kinds, &parts)?;
     let round = Round::new(&case, comm.rank());
     let call = round.brought.dispatch_on(comm)?;

@@ -1,4 +1,4 @@
-//! What carries NCCL's GIN, where a config asks for it.
+//! The carrier of NCCL's GIN, where a config asks for it.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::path::Path;

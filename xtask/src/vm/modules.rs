@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result};
 
-/// What the machine needs: its devices, the host's files, soft-RoCE, and a network for it. rxe asks
+/// The modules that the machine needs: its devices, the host's files, soft-RoCE, and a network for it. rxe asks
 /// for `crc32_generic` at run time only, so `modules.dep` does not name it.
 pub(super) const WANTED: [&str; 12] = [
     "virtio_pci",

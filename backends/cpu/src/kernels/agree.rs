@@ -123,7 +123,7 @@ pub(super) fn post_refusal(engine: &mut Engine, slot: usize, enter: &Enter<'_>) 
 
 /// Receives every source's entry, or reads it again, and returns the first refusal. All are received,
 /// whatever they say, so that the counts stay right. The own domain comes first: its entries depend on
-/// nobody else, so ranks that are out of step find out.
+/// no other, so ranks that are out of step find out.
 pub(super) fn poll_entries(
     engine: &mut Engine,
     slot: usize,

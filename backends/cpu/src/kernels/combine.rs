@@ -127,8 +127,8 @@ unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usiz
     Ok(())
 }
 
-/// Enters, and goes as far as this rank can without its caller's outputs. Who enters where peers
-/// read the partial rows says by it that they are there.
+/// Enters, and goes as far as this rank can without its caller's outputs. Where peers read the partial
+/// rows, the entry states that they are there.
 ///
 /// # Safety
 /// As `combine_send`.

@@ -121,7 +121,7 @@ mod tests {
 
     const BYTES: u64 = 4096;
 
-    /// What is said about a window behind `fd`.
+    /// The error about a window behind `fd`.
     fn met_with(fd: OwnedFd) -> Error {
         let needs = TransportNeeds {
             windows: 1,

@@ -40,7 +40,7 @@ pub(super) struct Blocks {
     pub(super) exchange: u32,
     /// Of kernels that touch no other rank.
     pub(super) local: u32,
-    /// What the config says of low-latency operations.
+    /// The config's number for low-latency operations.
     pub(super) decode: Sms,
     /// The multiprocessors of the device.
     pub(super) all: u32,

@@ -156,7 +156,7 @@ pub(super) fn reported_late(error: &Error) -> Error {
         ErrorKind::Refused | ErrorKind::Full => ErrorKind::Protocol,
         other => other,
     };
-    let message = format!("an operation that nobody waited for failed: {}", error.message());
+    let message = format!("an operation that no call waited for failed: {}", error.message());
     let told = Error::new(kind, "enter operation", message).with_fix(
         "call it with synchronisation, which tells at once and leaves the communicator usable",
     );
@@ -321,6 +321,6 @@ mod tests {
         let refused = Error::new(ErrorKind::Refused, "enter", "rank 2 refused").with_rank(2);
         let late = reported_late(&refused);
         assert_eq!((late.kind(), late.rank()), (ErrorKind::Protocol, Some(2)));
-        assert!(late.to_string().contains("nobody waited for failed: rank 2 refused"), "{late}");
+        assert!(late.to_string().contains("no call waited for failed: rank 2 refused"), "{late}");
     }
 }

@@ -343,7 +343,7 @@ __device__ u64 look_at_heads(const Common& c, const Up& up) {
 }
 
 // Receives the heads of all ranks; `seen` is from `look_at_heads`; all threads hold `decision`. False if a wait
-// was ended. The whole block. What a head allows is done by later kernels, so these loads order nothing.
+// was ended. The whole block. Later kernels do what a head allows, so these loads order nothing.
 template <class Up>
 __device__ TY_INLINED bool poll_heads(const Common& c, const Up& up, u64 seen, u32* heard, Decision& decision,
                                       Guard& guard) {
