@@ -28,6 +28,8 @@ pub enum Calls {
     NoSync,
     /// As `NoSync`, captured in a CUDA graph, of which each launch is one operation.
     Graph,
+    /// As `NoSync`, with send and receive as calls of their own: the time is that of the send.
+    Sends,
 }
 
 impl Calls {
@@ -170,6 +172,7 @@ impl fmt::Display for Case {
             Calls::Waiting => "",
             Calls::NoSync => ", no sync",
             Calls::Graph => ", in a graph",
+            Calls::Sends => ", sends alone",
         })
     }
 }

@@ -26,7 +26,7 @@ use super::workload::{Brought, Rooms, Routed};
 use crate::ranks::Speaker;
 
 /// Operations before the first that counts.
-const WARM_UP: u32 = 10;
+pub(super) const WARM_UP: u32 = 10;
 /// Pairs of operations whose phases are timed, and the number of first ones that do not count.
 const PAIRS: usize = 24;
 const WARM_UP_PAIRS: usize = 4;
@@ -113,7 +113,8 @@ pub(super) fn measure(
             timer: Timer::new(
                 &tokenyard_cuda::PLATFORM,
                 &components.kernels,
-                (WARM_UP + task.samples + 1) as usize,
+                // Sends take two marks each.
+                (2 * (WARM_UP + task.samples) + 1) as usize,
             )?,
             samples: task.samples,
         };
@@ -154,11 +155,11 @@ fn most_tokens(world: &World, routed: &Routed) -> Result<u32> {
     Ok(counts.map(u32::from_le_bytes).max().unwrap_or(0))
 }
 
-struct GpuBench {
-    world: Arc<World>,
-    comm: Communicator,
-    timer: Timer,
-    samples: u32,
+pub(super) struct GpuBench {
+    pub(super) world: Arc<World>,
+    pub(super) comm: Communicator,
+    pub(super) timer: Timer,
+    pub(super) samples: u32,
 }
 
 /// The outputs of an operation, which live as long as a graph that has recorded it.
@@ -181,6 +182,15 @@ impl GpuBench {
             self.comm.dispatch(&brought.dispatch(case.layout, Calls::Waiting)?)?;
         self.check(&sends, &received)?;
         let (us, spent) = match (case.phase, case.manner) {
+            (Phase::Dispatch, _) if case.calls == Calls::Sends => {
+                let call = brought.dispatch(case.layout, case.calls)?;
+                drop((received, handle));
+                (self.time_dispatch_sends(&call)?, Vec::new())
+            }
+            (Phase::Combine, _) if case.calls == Calls::Sends => {
+                let (mut out, shape) = self.sums(routed)?;
+                (self.time_combine_sends(&handle, received.x(), &mut out, shape)?, Vec::new())
+            }
             (Phase::Dispatch, Manner::Replay) => {
                 let call = brought.replay()?;
                 self.time(case.calls, &mut |on| Ok(Some((on.replay(&handle, &call)?, None))))?

@@ -13,6 +13,7 @@ pub mod figures;
 pub mod machine;
 pub mod plot;
 pub mod ring;
+mod sends;
 mod show;
 mod workload;
 

@@ -180,6 +180,8 @@ enum CallsName {
     NoSync,
     /// As no-sync, in a CUDA graph that is launched for each operation
     Graph,
+    /// As no-sync, with send and receive as calls of their own; times are of the sends
+    Sends,
 }
 
 const PLOT_EXAMPLE: &str = "\
@@ -316,7 +318,13 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::G
         CallsName::Waiting => case::Calls::Waiting,
         CallsName::NoSync => case::Calls::NoSync,
         CallsName::Graph => case::Calls::Graph,
+        CallsName::Sends => case::Calls::Sends,
     };
+    let plain = manner == case::Manner::Plain && phase != case::Phase::Pair;
+    ensure!(
+        plain || calls != case::Calls::Sends,
+        "found --calls sends; expected it for a plain dispatch or combine alone"
+    );
     ensure!(
         calls.wait() || !args.copy,
         "found --copy with --calls that do not wait; sizes are exact in calls that wait only"
@@ -399,6 +407,8 @@ mod tests {
         let cast = cast.unwrap();
         assert_eq!((cast.rows, cast.manner), (vec![case::Rows::Cast], case::Manner::Replay));
         assert_eq!(cast.layouts, [case::Layout::Packed, case::Layout::ExpertMajor]);
+        let pair = task(case::Phase::Pair, "--calls graph --type bf16").unwrap();
+        assert_eq!((pair.calls, pair.rows), (case::Calls::Graph, vec![case::Rows::Bf16]));
     }
 
     #[test]
@@ -413,6 +423,9 @@ mod tests {
         assert!(refused(dispatch, "--outside").contains("rows of a combine"));
         assert!(refused(dispatch, "--input a --tokens 3").contains("cannot be used with"));
         assert!(refused(dispatch, "--sms 0").contains("not in 1..=1024"));
+        assert!(refused(dispatch, "--calls graph --copy").contains("--calls that do not wait"));
+        assert!(refused(dispatch, "--calls sends --replay").contains("--calls sends"));
+        assert!(refused(case::Phase::Pair, "--calls sends").contains("--calls sends"));
         let odd = task(dispatch, "--hidden 100").unwrap();
         assert!(check(&odd, 2).unwrap_err().to_string().contains("multiple of 16"));
         let uneven = task(dispatch, "--experts 255").unwrap();
