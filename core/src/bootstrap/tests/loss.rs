@@ -110,7 +110,7 @@ fn a_stopped_rank_is_known_to_all_after_the_deadline() {
         for (text, waited) in loss_of(victim, Some) {
             assert!(text.contains(&format!("rank {victim} was silent for")), "{text}");
             assert!(waited >= DEADLINE - Duration::from_millis(100), "{waited:?}");
-            assert!(waited < DEADLINE + Duration::from_millis(500), "{waited:?}");
+            assert!(waited < DEADLINE + LATE, "{waited:?}");
         }
     }
 }
@@ -214,7 +214,7 @@ fn a_reported_failure_reaches_every_rank_and_ends_the_reporters_own_calls() {
                 std::thread::sleep(Duration::from_millis(50));
                 let started = Instant::now();
                 world.report_failure(&format!("bad\n{}", "x".repeat(2000)));
-                assert!(started.elapsed() < Duration::from_millis(1500));
+                assert!(started.elapsed() < LATE);
                 assert_eq!(call.join().unwrap().unwrap_err().kind(), ErrorKind::PeerLost);
             });
             let error = world.barrier("later").unwrap_err();
@@ -262,7 +262,7 @@ fn ranks_may_leave_in_any_order_without_a_loss() {
             }
             let started = Instant::now();
             drop(world);
-            assert!(started.elapsed() < Duration::from_millis(1500));
+            assert!(started.elapsed() < LATE);
             assert_eq!(liveness.first_loss(), None);
         });
     }
