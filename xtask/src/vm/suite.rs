@@ -14,8 +14,9 @@ use crate::report;
 /// Runs the parts that its arguments name one after the other, whatever their results, and reports how many
 /// failed.
 const SCRIPT: &str = "xtask/src/vm/suite.sh";
-/// Test programs that run in the machine, of the package `tokenyard-conformance`.
+/// Test programs that run in the machine, and the manifest of their package: others have tests of these names.
 const TESTS: [&str; 2] = ["masking", "links"];
+const MANIFEST: &str = "conformance/Cargo.toml";
 /// The limit after which the machine counts as hanging. Its programs have limits of their own, which are
 /// far below; this one must hold on a busy host.
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
@@ -54,7 +55,10 @@ fn test_programs(root: &Path, target: &Path) -> Result<Vec<PathBuf>> {
 fn find(messages: &str, test: &str) -> Result<PathBuf> {
     let file = |message: Value| {
         let target = &message["target"];
-        let is_it = target["name"] == test && target["kind"][0] == "test";
+        let manifest = message["manifest_path"].as_str().unwrap_or_default();
+        let is_it = target["name"] == test
+            && target["kind"][0] == "test"
+            && Path::new(manifest).ends_with(MANIFEST);
         is_it.then(|| message["executable"].as_str().map(PathBuf::from)).flatten()
     };
     messages
@@ -70,12 +74,20 @@ mod tests {
 
     #[test]
     fn the_file_of_a_test_is_what_cargo_says_of_it_and_of_nothing_else() {
-        let messages = "\
-not a message
-{\"target\":{\"name\":\"links\",\"kind\":[\"bin\"]},\"executable\":\"/bin\"}
-{\"target\":{\"name\":\"links\",\"kind\":[\"test\"]},\"executable\":null}
-{\"target\":{\"name\":\"links\",\"kind\":[\"test\"]},\"executable\":\"/t/links-1\"}
-";
+        let message = |package: &str, kind: &str, executable: &str| {
+            format!(
+                "{{\"manifest_path\":\"/r/{package}/Cargo.toml\",\"target\":{{\"name\":\"links\",\
+                 \"kind\":[\"{kind}\"]}},\"executable\":{executable}}}\n"
+            )
+        };
+        let messages = &[
+            "not a message\n".to_owned(),
+            message("conformance", "bin", "\"/bin\""),
+            message("conformance", "test", "null"),
+            message("backends/verbs", "test", "\"/t/links-0\""),
+            message("conformance", "test", "\"/t/links-1\""),
+        ]
+        .concat();
         assert_eq!(find(messages, "links").unwrap(), Path::new("/t/links-1"));
         let error = find(messages, "masking").unwrap_err().to_string();
         assert_eq!(error, "find the test program masking: cargo names no such file");
