@@ -28,13 +28,14 @@ const DECLARED: u32 = 2048;
 const REGISTERS: u32 = 256;
 
 /// Bytes of private memory that a lane may have: none, except for the rows that `VectorCopier` has in
-/// flight, where the compiler calls it, and for the pieces of rows that low-latency kernels have in flight.
+/// flight, where the compiler calls it, for rows that are cast on their way, and for the pieces of rows that
+/// low-latency kernels have in flight, of two rows at once.
 fn most_scratch(program: &str, kernel: &str) -> u32 {
     match (program, kernel) {
-        ("xgmi direct", "ty_dispatch") => 7 * 16,
-        ("xgmi direct", "ty_dispatch_staged") => 25 * 16,
-        ("xgmi direct", "ty_combine_staged_bf16" | "ty_combine_staged_f16") => 20 * 16,
-        ("xgmi direct", "ty_combine_staged_f32") => 16 * 16,
+        ("xgmi direct", "ty_dispatch") => 10 * 16,
+        ("xgmi direct", "ty_dispatch_staged") => 30 * 16,
+        ("xgmi direct", "ty_combine_staged_bf16" | "ty_combine_staged_f16") => 22 * 16,
+        ("xgmi direct", "ty_combine_staged_f32") => 18 * 16,
         _ => 0,
     }
 }
