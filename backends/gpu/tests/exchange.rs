@@ -346,13 +346,13 @@ const MUTANTS: [(&str, &str, &str); 8] = [
     ),
     (
         "counts are read before they have come",
-        "    guard.until({kPhaseEntry, source, w, epoch}, look,",
-        "    if (model::mutant != 3) guard.until({kPhaseEntry, source, w, epoch}, look,",
+        "    t.said[i] = poll_seen(at, seen, {kPhaseEntry, source, w, epoch}, guard);",
+        "    t.said[i] = model::mutant == 3 ? (u32)load_relaxed(at) : poll_seen(at, seen, {kPhaseEntry, source, w, epoch}, guard);",
     ),
     (
         "heads are not waited for",
-        "    guard.until({kPhaseEntry, source, word, epoch}, look,",
-        "    if (model::mutant != 4) guard.until({kPhaseEntry, source, word, epoch}, look,",
+        "    heard[i] = poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);",
+        "    heard[i] = model::mutant == 4 ? (u32)load_relaxed(at) : poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);",
     ),
     (
         "rows of what was refused are not waited for",

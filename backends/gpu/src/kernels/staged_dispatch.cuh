@@ -317,12 +317,7 @@ __device__ TY_INLINED bool poll_counts(const StagedDispatchArgs& args, const Up&
   for (u32 i = threadIdx.x; i < all; i += blockDim.x, seen = 0) {
     u32 source = i / t.words, w = i - source * t.words;
     const u64* at = staged_word(c, args.staging, up, c.rank, source, w);
-    auto look = [&] {
-      if (seen >> 32 != epoch) seen = load_relaxed(at);
-      return seen >> 32;
-    };
-    guard.until({kPhaseEntry, source, w, epoch}, look, [&](u64 found) { return found == epoch; });
-    t.said[i] = (u32)seen;
+    t.said[i] = poll_seen(at, seen, {kPhaseEntry, source, w, epoch}, guard);
   }
   if (!sync_block_and(!guard.ended())) return false;
 #pragma unroll 1

@@ -335,6 +335,18 @@ __device__ void mend_staging(const Common& c, const Staging& s, const Up& up, co
   if (sync_block_or(guard.ended())) empty_staging(c, s, up);
 }
 
+// A word {epoch, value}, once it has arrived; `seen`: a first read of it, which may not have arrived. One thread.
+__device__ TY_INLINED u32 poll_seen(const u64* at, u64 seen, const What& what, Guard& guard) {
+  guard.until(
+      what,
+      [&]() -> u64 {
+        if (seen >> 32 != what.expected) seen = load_relaxed(at);
+        return seen >> 32;
+      },
+      [&](u64 found) { return found == what.expected; });
+  return (u32)seen;
+}
+
 // A first read of this thread's first word of the heads, which may not have arrived.
 template <class Up>
 __device__ u64 look_at_heads(const Common& c, const Up& up) {
@@ -353,12 +365,7 @@ __device__ TY_INLINED bool poll_heads(const Common& c, const Up& up, u64 seen, u
   for (u32 i = threadIdx.x; i < c.ranks * kHead; i += blockDim.x, seen = 0) {
     u32 source = i / kHead, word = i % kHead;
     const u64* at = entry_word(c, up, c.rank, source, word);
-    auto look = [&] {
-      if (seen >> 32 != epoch) seen = load_relaxed(at);
-      return seen >> 32;
-    };
-    guard.until({kPhaseEntry, source, word, epoch}, look, [&](u64 there) { return there == epoch; });
-    heard[i] = (u32)seen;
+    heard[i] = poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);
   }
   if (!sync_block_and(!guard.ended())) return false;
   if (threadIdx.x < kWave) {
