@@ -177,6 +177,10 @@ impl From<std::io::Error> for ReadError {
             std::io::ErrorKind::UnexpectedEof => {
                 "closed its connection within a frame: the process ended or was killed".to_owned()
             }
+            // The system resets the connection of a process that ends with bytes unread.
+            std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::ConnectionAborted => format!(
+                "closed its connection without a goodbye: the process ended or was killed ({error})"
+            ),
             _ => format!("broke its connection without a goodbye: {error}"),
         })
     }
@@ -286,6 +290,28 @@ mod tests {
                 read(&mut opener, &write(&mut sealer, FrameKind::Outcome, &payload)).unwrap();
             assert!(frame.kind == FrameKind::Outcome && frame.payload == payload, "{bytes}");
         }
+    }
+
+    #[test]
+    fn a_peer_that_ends_with_bytes_unread_has_closed_its_connection_without_a_goodbye() {
+        use std::io::Write;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        own.write_all(b"unread").unwrap();
+        // The bytes are at the peer, so that its end resets the connection.
+        peer.peek(&mut [0]).unwrap();
+        drop(peer);
+        let ((_, mut opener), _) = pair_for_tests();
+        own.set_nonblocking(true).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let error = runtime.block_on(async {
+            let mut own = tokio::net::TcpStream::from_std(own).unwrap();
+            read_frame(&mut own, &mut opener, &FrameKind::ALL, || ()).await.unwrap_err()
+        });
+        let ReadError::Closed(why) = error else { panic!("{error:?}") };
+        let expected = "closed its connection without a goodbye: the process ended or was killed";
+        assert!(why.starts_with(expected) && why.contains("reset"), "{why}");
     }
 
     #[test]
