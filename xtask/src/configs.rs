@@ -27,14 +27,14 @@ struct Template {
     library: &'static str,
 }
 
-const LIBFABRIC: &str = "release/libtokenyard_plugin_libfabric.so";
-const FAULTY: &str = "release/libtokenyard_plugin_faulty.so";
+const LIBFABRIC: &str = "debug/libtokenyard_plugin_libfabric.so";
+const FAULTY: &str = "debug/libtokenyard_plugin_faulty.so";
 
 const TEMPLATES: [Template; 8] = [
     Template {
         file: "cpu-plugin.toml",
         transport: "[transport.scale_up]\nuse = \"shm\"\n",
-        library: "release/libtokenyard_plugin_cpu.so",
+        library: "debug/libtokenyard_plugin_cpu.so",
     },
     Template {
         file: "example-c.toml",
@@ -58,7 +58,7 @@ const TEMPLATES: [Template; 8] = [
     Template {
         file: "verbs.toml",
         transport: "[transport.scale_up]\nuse = \"none\"\n\n[transport.scale_out]\nuse = \"verbs\"\n",
-        library: "release/libtokenyard_plugin_verbs.so",
+        library: "debug/libtokenyard_plugin_verbs.so",
     },
 ];
 

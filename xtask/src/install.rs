@@ -17,12 +17,36 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::exec::{self, HangLimits, Line, Output};
 
-/// Builds all installed files: the program, the plugins, and the plugins that only tests load. It is one
-/// command, so that cargo unites the features of shared crates and builds each of them once.
-pub(crate) const BUILD: &str = "cargo build --release --package tokenyard-cli \
-     --package tokenyard-plugin-cpu --package tokenyard-plugin-faulty \
-     --package tokenyard-plugin-libfabric --package tokenyard-plugin-verbs \
-     --package tokenyard-plugin-gin";
+/// What is built and installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// For use: optimised.
+    Release,
+    /// The build of the tests, so that they build everything once.
+    Dev,
+}
+
+impl Profile {
+    /// Builds all installed files. It is one command, so that cargo unites the features of shared crates and builds
+    /// each of them once.
+    fn build(self) -> &'static str {
+        match self {
+            Self::Release => {
+                "cargo build --release --package tokenyard-cli --package tokenyard-plugin-libfabric \
+                 --package tokenyard-plugin-verbs --package tokenyard-plugin-gin"
+            }
+            Self::Dev => "cargo build --workspace --exclude xtask",
+        }
+    }
+
+    /// The folder of the built files, in cargo's target folder.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Dev => "debug",
+        }
+    }
+}
 
 /// The plugins that no program has built in, except the one for tests.
 const PLUGINS: [&str; 3] = [
@@ -48,7 +72,7 @@ struct InstalledFile {
 
 /// Builds, and installs below `prefix`. Existing files of the same names are replaced, others are left
 /// alone.
-pub(crate) fn run(root: &Path, target: &Path, prefix: &str) -> Result<()> {
+pub(crate) fn run(root: &Path, target: &Path, profile: Profile, prefix: &str) -> Result<()> {
     ensure!(
         !prefix.is_empty() && !prefix.starts_with('-'),
         "found prefix `{prefix}`, expected a folder, such as /opt/tokenyard"
@@ -59,8 +83,8 @@ pub(crate) fn run(root: &Path, target: &Path, prefix: &str) -> Result<()> {
         let folder = prefix.join(folder);
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     }
-    build(root, target)?;
-    let places = places(root, &target.join("release"))?;
+    build(root, target, profile)?;
+    let places = places(root, &target.join(profile.folder()))?;
     places.iter().try_for_each(|place| put(place, &prefix))?;
     let prefix = prefix.display();
     println!("installed {} files; try:", places.len());
@@ -68,8 +92,8 @@ pub(crate) fn run(root: &Path, target: &Path, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-fn build(root: &Path, target: &Path) -> Result<()> {
-    let mut words: Vec<String> = BUILD.split_whitespace().map(str::to_owned).collect();
+fn build(root: &Path, target: &Path, profile: Profile) -> Result<()> {
+    let mut words: Vec<String> = profile.build().split_whitespace().map(str::to_owned).collect();
     words.extend(["--target-dir".to_owned(), target.display().to_string()]);
     let line = Line { words, env: &[], folder: root };
     match exec::run(&line, BUILD_LIMITS, &mut Output::Shown).failure {
@@ -160,10 +184,12 @@ mod tests {
     fn a_prefix_that_is_a_file_or_an_option_is_refused_before_anything_is_built() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().display().to_string();
-        let error = run(Path::new("/none"), Path::new("/none"), &path).unwrap_err();
+        let error =
+            run(Path::new("/none"), Path::new("/none"), Profile::Release, &path).unwrap_err();
         assert!(format!("{error:#}").contains(&format!("make {path}/bin")), "{error:#}");
         for prefix in ["", "--help"] {
-            let error = run(Path::new("/none"), Path::new("/none"), prefix).unwrap_err();
+            let error =
+                run(Path::new("/none"), Path::new("/none"), Profile::Release, prefix).unwrap_err();
             assert!(error.to_string().contains("expected a folder"), "{error}");
         }
     }

@@ -7,9 +7,11 @@ mod install;
 mod lanes;
 mod lines;
 mod needs;
+mod programs;
 mod report;
 mod results;
 mod steps;
+mod unit;
 mod vm;
 
 use std::path::{Path, PathBuf};
@@ -18,6 +20,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
+use crate::install::Profile;
 use crate::report::StepResult;
 use crate::steps::STEPS;
 
@@ -31,6 +34,9 @@ Developer tasks of tokenyard.
   cargo xtask install PREFIX       build for use, and install below PREFIX: the program (bin), plugins
                                    (lib/tokenyard), configs (share/tokenyard/configs), the C header
                                    (include). Example: cargo xtask install ~/.local
+  cargo xtask install --dev PREFIX the same with the build that the tests use
+  cargo xtask unit                 run the tests of every crate, several programs at a time;
+                                   arguments choose targets as in cargo: --lib --bins --test NAME
   cargo xtask header               write the C header of the plugin ABI
   cargo xtask header --check       say whether the checked-in header is up to date
   cargo xtask configs              write configs of the plugins that were built here
@@ -64,7 +70,9 @@ fn run(args: &[&str]) -> Result<ExitCode> {
         ["header", "--check"] => header::check(&root)?,
         ["results"] => results::write(&root, &report::target_folder(&root))?,
         ["results", "--check"] => results::check(&root, &report::target_folder(&root))?,
-        ["install", prefix] => install::run(&root, &report::target_folder(&root), prefix)?,
+        ["install", "--dev", prefix] => install(&root, Profile::Dev, prefix)?,
+        ["install", prefix] => install(&root, Profile::Release, prefix)?,
+        ["unit", filter @ ..] => unit::run(&root, filter)?,
         ["lines"] => lines::print(&root)?,
         ["configs"] => configs::write(&report::target_folder(&root))?,
         ["vm", "--suite"] => return vm::suite::run(&root).map(ExitCode::from),
@@ -76,6 +84,10 @@ fn run(args: &[&str]) -> Result<ExitCode> {
         unknown => return Ok(usage(unknown)),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn install(root: &Path, profile: Profile, prefix: &str) -> Result<()> {
+    install::run(root, &report::target_folder(root), profile, prefix)
 }
 
 fn usage(found: &[&str]) -> ExitCode {

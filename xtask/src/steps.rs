@@ -90,7 +90,7 @@ pub(crate) const STEPS: &[Step] = &[
         lane: Lane::Tests,
         quick: Quick::Only,
         commands: &[
-            cmd("cargo test --workspace --exclude xtask --lib --bins --no-fail-fast"),
+            cmd("{xtask} unit --lib --bins"),
             cmd("cargo build --workspace --exclude xtask --bin tokenyard"),
             cmd("{target}/debug/tokenyard conformance configs/cpu.toml \
                  --filter l0/*,l1/routing/*,l1/worlds/*,l3/killed/dispatch_receive"),
@@ -156,19 +156,7 @@ pub(crate) const STEPS: &[Step] = &[
         needs: &[GCC, FABRIC_HEADERS, VERBS_HEADERS, FI_INFO],
         lane: Lane::Tests,
         quick: Quick::No,
-        commands: &[cmd("cargo test --workspace --exclude xtask --no-fail-fast")],
-    },
-    Step {
-        name: "release",
-        about: "the program and the plugins, built for use, at once",
-        after: &[],
-        needs: &[FABRIC_HEADERS, VERBS_HEADERS],
-        lane: Lane::Beside,
-        quick: Quick::No,
-        commands: &[
-            cmd(crate::install::BUILD),
-            cmd("test -s {target}/release/libtokenyard_plugin_cpu.so"),
-        ],
+        commands: &[cmd("{xtask} unit")],
     },
     Step {
         name: "xtask",
@@ -307,32 +295,32 @@ pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "conformance",
         about: "the suite, on processes: built-in parts, the loaded plugin, the C and C++ plugins, bad days",
-        after: &["release", "c-plugin"],
+        after: &["build", "c-plugin"],
         needs: &[],
         lane: Lane::Tests,
         quick: Quick::No,
         commands: &[
             cmd("{xtask} configs"),
-            cmd("{target}/release/tokenyard conformance configs/cpu.toml \
+            cmd("{target}/debug/tokenyard conformance configs/cpu.toml \
                  --save {target}/conformance/results/cpu.json"),
             // The same code as the one before, on the other side of the ABI: tests that results cross it
             // unchanged.
-            cmd("{target}/release/tokenyard conformance {target}/conformance/cpu-plugin.toml \
+            cmd("{target}/debug/tokenyard conformance {target}/conformance/cpu-plugin.toml \
                  --filter l0/*,l1/routing/*,l1/worlds/*,l3/killed/dispatch_receive \
                  --save {target}/conformance/results/cpu-plugin.json"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/example-c.toml \
+            cmd("{target}/debug/tokenyard conformance {target}/conformance/example-c.toml \
                  --save {target}/conformance/results/example-c.json"),
             // The same source as the one before.
-            cmd("{target}/release/tokenyard conformance {target}/conformance/example-cpp.toml \
+            cmd("{target}/debug/tokenyard conformance {target}/conformance/example-cpp.toml \
                  --level L0 --save {target}/conformance/results/example-cpp.json"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/faulty-1.toml \
+            cmd("{target}/debug/tokenyard conformance {target}/conformance/faulty-1.toml \
                  --save {target}/conformance/results/faulty-1.json"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/faulty-2.toml \
+            cmd("{target}/debug/tokenyard conformance {target}/conformance/faulty-2.toml \
                  --level L0,L1,L2 --save {target}/conformance/results/faulty-2.json"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/faulty-3.toml \
+            cmd("{target}/debug/tokenyard conformance {target}/conformance/faulty-3.toml \
                  --level L0,L1,L2 --save {target}/conformance/results/faulty-3.json"),
             // Cases for four ranks take eight in two domains.
-            cmd("{target}/release/tokenyard conformance {target}/conformance/faulty-domains.toml \
+            cmd("{target}/debug/tokenyard conformance {target}/conformance/faulty-domains.toml \
                  --ranks 8 --save {target}/conformance/results/faulty-domains.json"),
         ],
     },
@@ -344,13 +332,13 @@ pub(crate) const STEPS: &[Step] = &[
         lane: Lane::Tests,
         quick: Quick::No,
         commands: &[
-            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-tcp.toml \
+            cmd("{target}/debug/tokenyard conformance {target}/conformance/libfabric-tcp.toml \
                  --save {target}/conformance/results/libfabric-tcp.json"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-shm.toml \
+            cmd("{target}/debug/tokenyard conformance {target}/conformance/libfabric-shm.toml \
                  --save {target}/conformance/results/libfabric-shm.json"),
             // With its own 128, this provider loses packets and can stop for good: backends/libfabric/docs.md.
             cmd("env FI_OFI_RXD_MAX_UNACKED=64 \
-                 {target}/release/tokenyard conformance {target}/conformance/libfabric-udp.toml \
+                 {target}/debug/tokenyard conformance {target}/conformance/libfabric-udp.toml \
                  --level L0 --save {target}/conformance/results/libfabric-udp.json"),
         ],
     },
@@ -406,14 +394,14 @@ pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "install",
         about: "program and plugins, installed below an empty prefix, run the configs that come with them",
-        // These steps build what it installs.
-        after: &["conformance", "libfabric"],
+        // The step `build` builds what it installs.
+        after: &["build"],
         needs: &[FI_INFO],
         lane: Lane::Tests,
         quick: Quick::No,
         commands: &[
             cmd("rm -rf {target}/installed"),
-            cmd("{xtask} install {target}/installed"),
+            cmd("{xtask} install --dev {target}/installed"),
             cmd("test -s {target}/installed/include/tokenyard_plugin.h"),
             cmd("{target}/installed/bin/tokenyard run --steps 2 \
                  {target}/installed/share/tokenyard/configs/cpu.toml"),

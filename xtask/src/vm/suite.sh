@@ -21,19 +21,19 @@ part() {
 part sh xtask/src/vm/check.sh
 
 # A rank is killed and is stopped in each phase.
-part "$target/release/tokenyard" conformance "$target/conformance/verbs.toml" \
+part "$target/debug/tokenyard" conformance "$target/conformance/verbs.toml" \
     --save "$target/conformance/results/verbs.json" --slow 10 \
     --filter 'l0/*,l1/routing/*,l1/worlds/*,l2/dispatches_in_flight/*' \
     --filter '*ed/bootstrap,*ed/connect,*ed/between_operations,*ed/dispatch_send' \
     --filter '*ed/dispatch_receive,*ed/combine_send,*ed/combine_receive'
 
 # The reason for the variable: backends/libfabric/docs.md.
-part env FI_UNIVERSE_SIZE=16 "$target/release/tokenyard" conformance \
+part env FI_UNIVERSE_SIZE=16 "$target/debug/tokenyard" conformance \
     "$target/conformance/libfabric-verbs.toml" --filter 'l0/*,l1/routing/*' --slow 10 \
     --save "$target/conformance/results/libfabric-verbs.json"
 
 # Checks that the benchmark measures; its figures on an emulated machine prove nothing.
-part "$target/release/tokenyard" bench link "$target/conformance/verbs.toml" \
+part "$target/debug/tokenyard" bench link "$target/conformance/verbs.toml" \
     --samples 1 --tokens 64 --no-check
 
 # Ranks are lost, and the others go on.
