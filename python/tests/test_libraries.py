@@ -1,0 +1,89 @@
+"""Arrays of JAX and worlds of mpi4py. Skipped, one by one, where the library is not installed."""
+
+import gc
+import importlib.util
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import ml_dtypes
+import numpy as np
+import pytest
+from oracle import Case
+from pool import CONFIG
+from test_exchange import opened, same
+
+CASE = Case(2, seed=9, hidden=256)
+
+
+def needs(library):
+    """A test that is skipped where `library` is not installed."""
+    missing = importlib.util.find_spec(library) is None
+    return pytest.mark.skipif(missing, reason=f"{library} is not installed: its test did not run")
+
+
+def in_jax(world, dtype):
+    import jax
+    import jax.numpy as jnp
+
+    me = world.rank
+    x = jnp.asarray(CASE.x[me], dtype)
+    idx, weights = jnp.asarray(CASE.idx[me]), jnp.asarray(CASE.weights[me])
+    rows = CASE.rows(CASE.sources(me)).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    times = np.array([len(CASE.ranks_of(me, t)) for t in range(CASE.tokens[me])])
+    with opened(world, CASE) as comm:
+        received, handle = comm.dispatch(x, idx, weights)
+        mine = jnp.from_dlpack(received.x)
+        assert isinstance(mine, jax.Array) and mine.dtype == dtype
+        same(np.asarray(mine), rows)
+        same(np.asarray(jnp.from_dlpack(received.ids)), CASE.flat(me)[0])
+        out, _ = comm.combine(handle, mine * 1)
+        found = np.asarray(jnp.from_dlpack(out)).astype(np.float32)
+        expected = np.asarray(x).astype(np.float32) * times[:, None]
+        np.testing.assert_allclose(found, expected, rtol=2**-8)
+        # JAX's array is the last user of the memory, and later operations leave it alone.
+        del received, handle, out
+        for _ in range(3):
+            comm.dispatch(x * 0, idx, weights)
+        gc.collect()
+        same(np.asarray(mine), rows)
+
+
+@needs("jax")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_arrays_of_jax_go_in_and_come_out(ranks, dtype):
+    ranks(2, in_jax, dtype)
+
+
+MPI_RANK = """
+    import numpy as np
+    from mpi4py import MPI
+    import tokenyard
+
+    config = tokenyard.Config.parse({config!r}, "test.toml")
+    with (
+        tokenyard.World.from_mpi(MPI.COMM_WORLD, config=config) as world,
+        tokenyard.Communicator(world, config, 4, 2, 64, 8) as comm,
+    ):
+        x = np.full((3, 64), world.rank + 1, np.float32)
+        received, handle = comm.dispatch(x, np.array([[0, 3]] * 3))
+        out, _ = comm.combine(handle, received.x)
+        # Each of the two ranks has one of a token's experts, and returns the row.
+        assert (np.asarray(out) == 2 * x).all()
+        # One write, so that the lines of two ranks do not mix.
+        print(f"rank {{world.rank}} of {{world.ranks}} is right\\n", end="", flush=True)
+"""
+
+
+@needs("mpi4py")
+@pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed")
+def test_a_communicator_of_mpi4py_is_the_world(tmp_path):
+    program = tmp_path / "rank.py"
+    program.write_text(textwrap.dedent(MPI_RANK).format(config=CONFIG.format(arena_mib=4)))
+    words = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    words += [sys.executable, str(program)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    lines = sorted(ended.stdout.splitlines())
+    assert lines == ["rank 0 of 2 is right", "rank 1 of 2 is right"], ended.stderr
