@@ -35,7 +35,8 @@ impl Profile {
                 "cargo build --release --package tokenyard-cli --package tokenyard-plugin-libfabric \
                  --package tokenyard-plugin-verbs --package tokenyard-plugin-gin"
             }
-            Self::Dev => "cargo build --workspace --exclude xtask",
+            // The step `build` has built them, with the features of the whole workspace.
+            Self::Dev => "true",
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::exec::{self, HangLimits, Line, Output, Tests};
 use crate::needs;
+use crate::programs::WORKSPACE;
 use crate::steps::{Cmd, Lane, Step};
 
 /// The limits after which one command of a step counts as hanging. The suite's own limits are far below:
@@ -92,10 +93,10 @@ fn obstacle(step: &Step, root: &Path, earlier: &[StepResult]) -> Option<String> 
 fn line<'a>(step: &Step, command: &Cmd, root: &'a Path) -> Line<'a> {
     let target = target_folder(root).display().to_string();
     let xtask = env::current_exe().unwrap_or_else(|_| "cargo-xtask".into()).display().to_string();
-    let words = command
-        .line
-        .split_whitespace()
-        .map(|word| word.replace("{target}", &target).replace("{xtask}", &xtask));
+    let words = command.line.split_whitespace().flat_map(|word| match word {
+        "{workspace}" => WORKSPACE.map(str::to_owned).to_vec(),
+        _ => vec![word.replace("{target}", &target).replace("{xtask}", &xtask)],
+    });
     // The tests that run at the same time are time-sensitive.
     let nice = if step.lane == Lane::Beside { "nice -n 19" } else { "" };
     let words = nice.split_whitespace().map(str::to_owned).chain(words);

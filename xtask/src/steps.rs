@@ -38,7 +38,7 @@ pub(crate) enum Quick {
 }
 
 /// A command line without a shell: words between spaces. `{target}` stands for cargo's target
-/// folder, `{xtask}` for this program.
+/// folder, `{xtask}` for this program, `{workspace}` for the packages that are built for tests.
 pub(crate) struct Cmd {
     pub(crate) env: &'static [(&'static str, &'static str)],
     pub(crate) line: &'static str,
@@ -91,7 +91,7 @@ pub(crate) const STEPS: &[Step] = &[
         quick: Quick::Only,
         commands: &[
             cmd("{xtask} unit --lib --bins"),
-            cmd("cargo build --workspace --exclude xtask --bin tokenyard"),
+            cmd("cargo build {workspace} --lib --bins --tests --bin tokenyard"),
             cmd("{target}/debug/tokenyard conformance configs/cpu.toml \
                  --filter l0/*,l1/routing/*,l1/worlds/*,l3/killed/dispatch_receive"),
         ],
@@ -145,8 +145,8 @@ pub(crate) const STEPS: &[Step] = &[
         // A build of one package would rebuild the crates that it shares with the others: later steps name
         // the workspace too.
         commands: &[
-            cmd("cargo build --workspace --exclude xtask"),
-            cmd("cargo test --workspace --exclude xtask --no-run"),
+            // One command: with and without tests, cargo unites other features.
+            cmd("cargo build {workspace} --lib --bins --tests --examples"),
         ],
     },
     Step {
@@ -242,7 +242,7 @@ pub(crate) const STEPS: &[Step] = &[
                  nvidia-cuda-nvrtc==13.0.* nvidia-cuda-nvcc==13.0.* nvidia-cuda-crt==13.0.* \
                  nvidia-nvvm==13.0.* nvidia-cuda-runtime==13.0.* nvidia-cuda-cccl==13.0.*"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
-                 cargo test --workspace --exclude xtask --test nvcc -- --include-ignored"),
+                 cargo test {workspace} --test nvcc -- --include-ignored"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  {target}/cuda-compilers/nvidia/cu13/bin/nvcc -std=c++17 -arch=sm_80 -cubin -DTY_ROWS_TMA=0 \
                  -Ibackends/gpu/device -Ibackends/ibgda/src backends/ibgda/tests/kernel.cu \
@@ -254,15 +254,15 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("python3 sys/nccl/headers.py {target}/nccl 2.31.2 2.32.3"),
             cmd(
                 "env NCCL_HEADERS={target}/nccl CUDA_INCLUDE={target}/cuda-compilers/nvidia/cu13/include \
-                 cargo test --package tokenyard-sys-nccl --test layout -- --include-ignored",
+                 cargo test {workspace} --test layout -- --include-ignored",
             ),
             // Three programs with NCCL's headers: the longest command of this step.
             cmd(
                 "env NCCL_HEADERS={target}/nccl LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
-                 cargo test --package tokenyard-gin --test kernels -- --include-ignored",
+                 cargo test {workspace} --test kernels -- --include-ignored",
             ),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
-                 cargo run --package tokenyard-cuda --example compile"),
+                 {target}/debug/examples/compile_cuda"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  XDG_CACHE_HOME={target}/cuda-cache \
                  {target}/debug/tokenyard warm configs/nvlink.toml --capability 90"),
@@ -283,7 +283,7 @@ pub(crate) const STEPS: &[Step] = &[
             // A clang with AMD's target in one package. Later versions crash on these kernels.
             cmd("pip3 install --quiet --upgrade --target {target}/rocm-compilers ziglang==0.16.0"),
             cmd("env ZIG_GLOBAL_CACHE_DIR={target}/rocm-compilers/cache \
-                 cargo run --package tokenyard-rocm --example compile \
+                 {target}/debug/examples/compile_rocm \
                  {target}/rocm-compilers/ziglang/zig"),
             cmd("env ZIG_GLOBAL_CACHE_DIR={target}/rocm-compilers/cache \
                  {target}/rocm-compilers/ziglang/zig clang --offload-arch=gfx942 -O3 -std=c++20 -ffp-contract=off \
@@ -436,7 +436,7 @@ pub(crate) const STEPS: &[Step] = &[
         quick: Quick::No,
         commands: &[
             // A target that `cargo test` leaves out.
-            cmd("cargo test --workspace --exclude xtask --test mpirun --no-fail-fast"),
+            cmd("cargo test {workspace} --test mpirun --no-fail-fast"),
         ],
     },
     Step {
@@ -449,8 +449,8 @@ pub(crate) const STEPS: &[Step] = &[
         quick: Quick::No,
         commands: &[
             // Targets that `cargo test` leaves out.
-            cmd("cargo test --workspace --exclude xtask --test hosts --no-fail-fast"),
-            cmd("cargo test --workspace --exclude xtask --test masking -- --ignored"),
+            cmd("cargo test {workspace} --test hosts --no-fail-fast"),
+            cmd("cargo test {workspace} --test masking -- --ignored"),
         ],
     },
 ];

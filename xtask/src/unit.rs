@@ -97,7 +97,7 @@ fn run_one(program: &Program, libraries: &str) -> Ended {
 
 fn documentation(root: &Path) -> Ended {
     let start = Instant::now();
-    let words = ["cargo"].iter().chain(&WORKSPACE).chain(&["--doc", "--no-fail-fast"]);
+    let words = ["cargo", "test"].iter().chain(&WORKSPACE).chain(&["--doc", "--no-fail-fast"]);
     let words = words.map(|word| (*word).to_owned()).collect();
     let line = Line { words, env: &[], folder: root };
     let failure = exec::run(&line, LIMITS, &mut Output::Shown).failure;
