@@ -38,7 +38,7 @@ pub(crate) static COMPONENT: Rule = Rule {
           must work.",
     impact: "no rank starts",
     fix: "mend what the component names, or choose another component in the config",
-    source: "docs/plugin-guide.md (probe)",
+    source: "docs/plugin-contract.md (probe)",
 };
 
 pub(crate) static PLUGIN: Rule = Rule {
@@ -48,7 +48,7 @@ pub(crate) static PLUGIN: Rule = Rule {
     why: "Plugin files are judged before anything of them runs: symbol, version, tables.",
     impact: "no rank starts",
     fix: "remove it, from [plugins] paths too, or build it again for this version",
-    source: "docs/plugin-guide.md (the handshake)",
+    source: "docs/plugin-abi.md (the handshake)",
 };
 
 static KERNEL: Rule = Rule {
