@@ -49,7 +49,7 @@ fn sources() -> Vec<(String, Vec<Paragraph>)> {
         let sources = files(kinds).into_iter().filter(|(path, _)| !is_left_out(path));
         found.extend(sources.map(|(path, text)| (path, of_comments(&text, marks))));
     }
-    let python = files(&["py"]).into_iter();
+    let python = files(&["py", "pyi"]).into_iter();
     found.extend(python.map(|(path, text)| (path, of_docstrings(&text))));
     assert!(found.len() > 800, "found {} sources; the search misses some", found.len());
     found
