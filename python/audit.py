@@ -32,7 +32,7 @@ TAG = re.compile(r"-cp310-abi3-manylinux_2_(?P<minor>\d+)_(?P<machine>\w+)\.whl$
 
 
 def library(data: bytes, machine: str | None, most_minor: int | None) -> list[str]:
-    """What is wrong with a library. `most_minor`: of glibc 2."""
+    """The faults of a library. `most_minor`: of glibc 2."""
     elf = ELFFile(io.BytesIO(data))
     needed = [tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
     print(f"  {len(data) / 1e6:.1f} MB, {elf['e_machine']}, needs {', '.join(needed)}")
@@ -48,7 +48,7 @@ def library(data: bytes, machine: str | None, most_minor: int | None) -> list[st
 
 
 def wheel(path: pathlib.Path) -> list[str]:
-    """What is wrong with a wheel that has a native module."""
+    """The faults of a wheel that has a native module."""
     tag = TAG.search(path.name)
     if tag is None:
         return ["expected a tag like cp310-abi3-manylinux_2_28_x86_64"]

@@ -21,12 +21,12 @@ const TURNS: usize = 100;
 fn turn(comm: &mut Communicator, round: &Round) -> anyhow::Result<Vec<Duration>> {
     let mut times = Vec::with_capacity(EACH);
     for _ in 0..EACH {
-        let brought = round.brought.dispatch_on(comm)?;
+        let tensors = round.tensors.dispatch_on(comm)?;
         let start = Instant::now();
-        let (received, handle) = comm.dispatch(&brought)?;
+        let (received, handle) = comm.dispatch(&tensors)?;
         let sent = start.elapsed();
         let mut buffers = round.experts(&received)?;
-        let arguments = buffers.arguments(&round.brought, &handle)?;
+        let arguments = buffers.arguments(&round.tensors, &handle)?;
         let start = Instant::now();
         comm.combine(&handle, arguments)?;
         times.push(sent + start.elapsed());

@@ -191,7 +191,7 @@ fn group(
             Some(Event::Line { rank, line }) => {
                 last_word = Instant::now();
                 let output = serde_json::from_str(&line)
-                    .map_err(|e| anyhow!("rank {rank} said {line:?}: {e}"))?;
+                    .map_err(|e| anyhow!("rank {rank} printed {line:?}: {e}"))?;
                 match output {
                     Output::Progress(done, all) => progress(done, all),
                     output => outputs[rank as usize] = Some(output),
@@ -214,14 +214,14 @@ fn group(
             }
             Some(Event::Exited { .. }) => {}
             None if last_word.elapsed() > SILENCE => {
-                bail!("no rank said anything for {} s", SILENCE.as_secs());
+                bail!("no rank printed anything for {} s", SILENCE.as_secs());
             }
             None => {}
         }
     }
     (0..)
         .zip(outputs)
-        .map(|(rank, output)| output.context(format!("rank {rank} said nothing")))
+        .map(|(rank, output)| output.context(format!("rank {rank} printed nothing")))
         .collect()
 }
 

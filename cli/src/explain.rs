@@ -24,7 +24,7 @@ Examples:
   tokenyard explain /tmp/tokenyard-reports-0/tokenyard-1f2e3d4c-*.json
   tokenyard explain /tmp/tokenyard-reports-0 --json
 
-What comes out:
+Output:
   late: Rank 1 is late: it is in the caller's code, after a call of combine 41, 12.3 s, and ranks
   0, 2-3 wait for it.
     rank 1 has begun 42 operations, combine 41 last; the next is number 43
@@ -34,7 +34,7 @@ What comes out:
 
 Exit codes: 0 nothing is wrong, 1 a culprit is named, 3 the reports do not say who it is, 2 there is
 no report.
-What the words mean: docs/reports.md";
+The words are explained in docs/reports.md";
 
 /// The most files that one call reads.
 const MOST_FILES: usize = 1 << 20;

@@ -45,14 +45,14 @@ enum LoadMessage {
 pub(crate) fn main(args: &PreloadArgs) -> Result<ExitCode> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("follow the parent's death")?;
     let config = Config::load(&args.config)?;
-    let mut told = Ok(());
+    let mut printed = Ok(());
     let tell = |file: &Path| {
-        if told.is_ok() {
-            told = print_json(&LoadMessage::Opens(file.to_owned()));
+        if printed.is_ok() {
+            printed = print_json(&LoadMessage::Opens(file.to_owned()));
         }
     };
     components::load(Some(&config), tell)?;
-    told?;
+    printed?;
     print_json(&LoadMessage::Done)?;
     Ok(ExitCode::SUCCESS)
 }

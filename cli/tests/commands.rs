@@ -76,7 +76,7 @@ fn doctor_says_what_was_tried_and_its_exit_code_is_its_verdict() {
 }
 
 #[test]
-fn doctor_names_a_component_that_nobody_provides_and_a_port_that_is_held() {
+fn doctor_names_a_component_that_is_not_provided_and_a_port_that_is_held() {
     let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = held.local_addr().unwrap().port();
     let folder = tempfile::tempdir().unwrap();
@@ -303,7 +303,7 @@ fn each_of_several_errors_of_a_config_begins_as_an_error() {
 }
 
 #[test]
-fn a_run_shows_what_ranks_warn_of_though_nobody_asked_for_their_log() {
+fn a_run_shows_the_warnings_of_ranks_without_a_wish_for_their_log() {
     let config = Config::with("[kernels.cpuu]\nthreads = 1");
     let output = tokenyard()
         .env_remove("TOKENYARD_LOG")

@@ -193,8 +193,7 @@ fn a_process_that_is_asked_before_it_opens_a_communicator_says_so() {
     let text = text.join("\n");
     assert!(text.contains("no communicator yet: rank 0 of 2 has waited"), "{text}");
     assert!(text.contains("to join: rank 1 did not join yet"), "{text}");
-    // It also reports by itself, after 2 s and then at growing intervals.
-    for waited in ["has waited 2 s to join", "has waited 5 s to join"] {
-        assert!(text.lines().any(|l| l.contains("WARN") && l.contains(waited)), "{text}");
-    }
+    // It also reports by itself, after 2 s and then at growing intervals; a busy machine delays them.
+    let warns = |line: &&str| line.contains("WARN") && line.contains("s to join: rank 1 did not");
+    assert!(text.lines().filter(warns).count() >= 2, "{text}");
 }

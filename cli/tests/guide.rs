@@ -9,7 +9,7 @@ use std::process::Command;
 
 use common::{expect_code, stderr, stdout, tokenyard};
 
-const GUIDE: &str = include_str!("../../docs/plugin-guide.md");
+const GUIDE: &str = include_str!("../../docs/plugin-c.md");
 
 /// Builds the guide's first listing in C.
 fn build(folder: &Path, compiler: &str, options: &[&str]) -> PathBuf {

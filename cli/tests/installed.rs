@@ -121,7 +121,7 @@ fn neither_the_current_folder_nor_a_variable_decides_which_code_runs() {
 }
 
 #[test]
-fn only_the_plugin_of_a_component_that_the_config_names_and_nobody_has_is_opened() {
+fn only_the_plugin_of_a_component_that_the_config_names_and_that_is_missing_is_opened() {
     let prefix = Prefix::new();
     let deadly = Library::new(DEADLY);
     for name in ["verbs.so", "shm.so", "example_c.so.bak", "example.so"] {

@@ -154,7 +154,7 @@ fn what_is_wrong_is_refused_before_a_rank_starts() {
 }
 
 #[test]
-fn an_error_of_all_ranks_is_said_once() {
+fn an_error_of_all_ranks_is_shown_once() {
     // The config is checked before ranks start; each rank checks the environment itself.
     let mut command = tokenyard();
     let config = Config::new();
@@ -305,8 +305,8 @@ fn a_stopped_rank_ends_the_run_within_the_deadline_and_nothing_is_left() {
     assert!(first.contains("rank 2: it did not end with the others"), "{text}");
     // The deadlines of heartbeats and of the wait itself end at about the same time; either may be
     // first.
-    let said = ["rank 2 was silent", "rank 2 did not finish phase"];
-    assert!(said.iter().any(|words| text.contains(words)), "{text}");
+    let texts = ["rank 2 was silent", "rank 2 did not finish phase"];
+    assert!(texts.iter().any(|words| text.contains(words)), "{text}");
 }
 
 #[test]

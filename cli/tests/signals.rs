@@ -164,7 +164,7 @@ fn a_signal_that_the_command_was_started_to_ignore_does_not_end_it() {
 #[test]
 fn conformance_and_bench_leave_nothing_either_and_say_how_far_they_came() {
     let config = Config::new();
-    for (words, said) in [
+    for (words, summary) in [
         ("conformance --level L1,L3", "tests were done"),
         ("conformance --level L3 --filter l3/stopped", "tests were done"),
         ("bench --scenario exchange --ranks 2 --samples 10000", "steps were done"),
@@ -173,6 +173,9 @@ fn conformance_and_bench_leave_nothing_either_and_say_how_far_they_came() {
         std::thread::sleep(Duration::from_millis(700));
         kill_process(job.pid(), Signal::TERM).unwrap();
         let text = job.end(143);
-        assert!(text.contains("interrupted by SIGTERM") && text.contains(said), "{words}: {text}");
+        assert!(
+            text.contains("interrupted by SIGTERM") && text.contains(summary),
+            "{words}: {text}"
+        );
     }
 }

@@ -93,10 +93,10 @@ pub const CLAIMS: &[Claim] = &[
     Claim {
         name: "masking",
         proofs: &[
-            case("a_killed_peer_holds_up_nobody", "nameless_loss", "does not name rank 2"),
-            case("a_killed_peer_holds_up_nobody", "lost_holds_up_all", "beside rank 2"),
-            case("a_stopped_peer_holds_up_nobody", "nameless_loss", "does not name rank 2"),
-            case("a_stopped_peer_holds_up_nobody", "lost_holds_up_all", "beside rank 2"),
+            case("a_killed_peer_holds_up_no_other", "nameless_loss", "does not name rank 2"),
+            case("a_killed_peer_holds_up_no_other", "lost_holds_up_all", "beside rank 2"),
+            case("a_stopped_peer_holds_up_no_other", "nameless_loss", "does not name rank 2"),
+            case("a_stopped_peer_holds_up_no_other", "lost_holds_up_all", "beside rank 2"),
         ],
     },
     Claim {

@@ -90,7 +90,7 @@ fn dispatch(
     comm: &mut Communicator,
     round: &Round,
 ) -> Result<(BTreeMap<&'static str, Room>, Handle)> {
-    let arguments = round.brought.dispatch_on(comm)?;
+    let arguments = round.tensors.dispatch_on(comm)?;
     if !comm.has_streams() {
         let (received, handle) = comm.dispatch(&arguments).context("dispatch")?;
         let mut rooms = rooms(comm, &received)?;
@@ -131,6 +131,6 @@ pub(crate) fn check(comm: &mut Communicator, round: &Round, between: &Round) -> 
         counts: find("counts").unwrap_or_default(),
     };
     let output = oracle::experts::run(case, rank, &arrived).map_err(|e| anyhow!("{e}"))?;
-    let got = exchange::combine(comm, &round.brought, &handle, &output, Placed::Outside)?;
+    let got = exchange::combine(comm, &round.tensors, &handle, &output, Placed::Outside)?;
     round.check_combined(&got)
 }

@@ -373,7 +373,7 @@ fn form_of(case: &Case, way: ExchangeWay) -> Option<CallForm> {
 }
 
 fn exchange_once(comm: &mut Communicator, round: &Round, way: ExchangeWay) -> Result<()> {
-    let Round { case, inputs, brought, .. } = round;
+    let Round { case, inputs, tensors, .. } = round;
     match way {
         ExchangeWay::Outside | ExchangeWay::CallTokens => {
             exchange::check(comm, case, inputs, Placed::Outside)
@@ -383,7 +383,7 @@ fn exchange_once(comm: &mut Communicator, round: &Round, way: ExchangeWay) -> Re
             let mut live = round.dispatch(comm)?;
             let output = exchange::run_experts(case, comm.rank() as usize, &live.received)?;
             let (handle, received) = (&live.handle, &mut live.received);
-            let got = exchange::combine_in_place(comm, brought, handle, &output, received)
+            let got = exchange::combine_in_place(comm, tensors, handle, &output, received)
                 .context("combine")?;
             round.check_combined(&got)
         }
@@ -398,7 +398,7 @@ fn exchange_once(comm: &mut Communicator, round: &Round, way: ExchangeWay) -> Re
 
 /// Dispatches with scales `[T, S]` that are stored column by column, and combines.
 fn strided_scales(comm: &mut Communicator, round: &Round) -> Result<()> {
-    let mut dispatch = round.brought.dispatch()?;
+    let mut dispatch = round.tensors.dispatch()?;
     let scales = dispatch.scales.context("the case has opaque scales")?;
     let (rows, columns) = (scales.rows(), scales.cols());
     let words = scales.elements::<i32>();

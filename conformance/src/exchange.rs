@@ -1,16 +1,16 @@
 //! One exchange on a communicator, checked against the oracle: dispatch, experts, combine.
 
 mod arrived;
-mod brought;
 mod combined;
+mod input_tensors;
 mod losses;
 
 pub(crate) use arrived::{ARRAYS, array};
 pub use arrived::{check_received, compare_received, run_experts};
-pub use brought::{Aligned, Brought};
 pub use combined::{
     Buffers, Got, Placed, Staged, check_combined, check_combined_without, combine, combine_in_place,
 };
+pub use input_tensors::{Aligned, InputTensors};
 pub use losses::{
     Losses, check_combined_around, check_received_around, check_received_flagged, left_out,
     no_host_sync,
@@ -85,11 +85,11 @@ fn cast(input: Input) -> Cast {
 /// The communicator's error, or the first difference from the oracle.
 pub fn check(comm: &mut Communicator, case: &Case, inputs: &Inputs, placed: Placed) -> Result<()> {
     let rank = comm.rank() as usize;
-    let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
-    let (received, handle) = comm.dispatch(&brought.dispatch_on(comm)?).context("dispatch")?;
+    let tensors = InputTensors::new(case, rank, inputs.ranks[rank].clone());
+    let (received, handle) = comm.dispatch(&tensors.dispatch_on(comm)?).context("dispatch")?;
     check_received(case, inputs, rank, &received).context("after dispatch")?;
     let output = run_experts(case, rank, &received).context("experts")?;
     drop(received);
-    let got = combine(comm, &brought, &handle, &output, placed).context("combine")?;
+    let got = combine(comm, &tensors, &handle, &output, placed).context("combine")?;
     check_combined(case, inputs, rank, &got).context("after combine")
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use tokenyard_core::communicator::{Communicator, Handle, Received};
 
-use crate::exchange::{self, Brought, Buffers, Got, Placed};
+use crate::exchange::{self, Buffers, Got, InputTensors, Placed};
 use crate::oracle::{Case, Inputs, RankInputs};
 
 /// A case with the inputs of all ranks, seen from one of them.
@@ -14,7 +14,7 @@ pub struct Round {
     /// The inputs of every rank.
     pub inputs: Inputs,
     /// The inputs of this rank, as the product takes them.
-    pub brought: Brought,
+    pub tensors: InputTensors,
     rank: usize,
 }
 
@@ -43,8 +43,8 @@ impl Round {
     }
 
     fn of(case: Case, inputs: Inputs, rank: usize) -> Self {
-        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-        Self { case, inputs, brought, rank }
+        let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
+        Self { case, inputs, tensors, rank }
     }
 
     /// Dispatches, and checks the received rows.
@@ -53,7 +53,7 @@ impl Round {
     /// The communicator's error, or the first difference from the oracle.
     pub fn dispatch(&self, comm: &mut Communicator) -> Result<Live> {
         let (received, handle) =
-            comm.dispatch(&self.brought.dispatch_on(comm)?).context("dispatch")?;
+            comm.dispatch(&self.tensors.dispatch_on(comm)?).context("dispatch")?;
         self.check_received(&received)?;
         Ok(Live { received, handle })
     }
@@ -73,7 +73,7 @@ impl Round {
     /// Arrays that contradict each other.
     pub fn experts(&self, received: &Received) -> Result<Buffers> {
         let output = exchange::run_experts(&self.case, self.rank, received).context("experts")?;
-        Ok(Buffers::new(&self.brought, &output))
+        Ok(Buffers::new(&self.tensors, &output))
     }
 
     /// Runs the experts, combines, and checks the combined rows.
@@ -82,7 +82,7 @@ impl Round {
     /// The communicator's error, or the first difference from the oracle.
     pub fn finish(&self, comm: &mut Communicator, live: &Live) -> Result<Got> {
         let output = exchange::run_experts(&self.case, self.rank, &live.received)?;
-        let got = exchange::combine(comm, &self.brought, &live.handle, &output, Placed::Outside)
+        let got = exchange::combine(comm, &self.tensors, &live.handle, &output, Placed::Outside)
             .context("combine")?;
         self.check_combined(&got)?;
         Ok(got)

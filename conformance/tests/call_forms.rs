@@ -35,7 +35,7 @@ fn on_ranks(options: CommunicatorOptions, body: impl Fn(Communicator) -> Result<
 }
 
 #[test]
-fn ids_and_slots_behind_the_last_token_of_a_worst_case_output_name_nobody() {
+fn ids_and_slots_behind_the_last_token_of_a_worst_case_output_name_no_rank() {
     for layout in [Layout::Flat, EXPERT_MAJOR] {
         let case = Case { worst_case: true, layout, ..late(layout) };
         let case = Case { combine: Case::default().combine, ..case };
@@ -72,7 +72,7 @@ fn a_handle_of_rows_by_expert_keeps_no_place_in_the_arena() {
             }
             for (handle, output) in &handles {
                 let outside = exchange::Placed::Outside;
-                let got = exchange::combine(&mut comm, &round.brought, handle, output, outside)?;
+                let got = exchange::combine(&mut comm, &round.tensors, handle, output, outside)?;
                 round.check_combined(&got)?;
             }
             drop(handles);
@@ -95,9 +95,9 @@ fn what_one_rank_cannot_ask_for_is_refused_on_all_and_the_communicator_goes_on()
         };
         let rank = comm.rank();
         // A combine with its own weights: those of rank 0 have another shape.
-        let mut buffers = exchange::Buffers::new(&round.brought, &output);
+        let mut buffers = exchange::Buffers::new(&round.tensors, &output);
         let wrong = [0.0_f32; 3];
-        let mut call = buffers.arguments(&round.brought, &live.handle)?;
+        let mut call = buffers.arguments(&round.tensors, &live.handle)?;
         if rank == 0 {
             call.topk.as_mut().unwrap().weights = TensorRef::from_slice(&wrong, 1, 3)?;
         }
@@ -122,7 +122,7 @@ fn what_one_rank_cannot_ask_for_is_refused_on_all_and_the_communicator_goes_on()
         };
         refused(comm.replay(&live.handle, &replay).unwrap_err(), rank, "found rows of 512 numbers");
         // More tokens than the call allows.
-        let dispatch = round.brought.dispatch()?;
+        let dispatch = round.tensors.dispatch()?;
         let few = Dispatch { max_tokens: Some(if rank == 0 { 3 } else { 16 }), ..dispatch };
         refused(comm.dispatch(&few).unwrap_err(), rank, "expected at most max_tokens = 3");
         let none = Dispatch { max_tokens: Some(if rank == 0 { 17 } else { 16 }), ..dispatch };
@@ -134,14 +134,14 @@ fn what_one_rank_cannot_ask_for_is_refused_on_all_and_the_communicator_goes_on()
 }
 
 #[test]
-fn ranks_that_bound_their_tokens_differently_are_told_so() {
+fn ranks_that_bound_their_tokens_differently_receive_an_error() {
     let case = late(Layout::Flat);
     let case = Case { combine: Case::default().combine, ..case };
     on_ranks(options(&case), |mut comm| {
         let round = Round::new(&case, comm.rank());
         let own = Case { max_tokens: 8 + comm.rank() as usize, ..case.clone() };
         let few = Round::new(&own, comm.rank());
-        let dispatch = Dispatch { sizes: Sizes::Exact, ..few.brought.dispatch()? };
+        let dispatch = Dispatch { sizes: Sizes::Exact, ..few.tensors.dispatch()? };
         let error = comm.dispatch(&dispatch).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         let text = error.to_string();

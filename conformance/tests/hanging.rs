@@ -183,8 +183,8 @@ fn a_communicator_ends_though_progress_hangs_and_keeps_what_the_thread_uses() {
     .unwrap();
     assert_eq!(closed(), 0, "a thread is still inside");
     let log = LOG.lock().unwrap().clone();
-    let said = "transport `hanging` has not come back from `progress` within 10s";
-    assert_eq!(log.matches(said).count(), 2, "{log}");
+    let text = "transport `hanging` has not come back from `progress` within 10s";
+    assert_eq!(log.matches(text).count(), 2, "{log}");
     release();
     in_threads(2, &config, |world| {
         Communicator::open(world, &config, options(&case(2))).unwrap().close().unwrap();
@@ -207,6 +207,6 @@ fn a_bring_up_fails_where_progress_hangs_and_says_so() {
     .unwrap();
     assert_eq!(closed(), 0, "a thread is still inside");
     release();
-    let said = "transport `hanging` has not come back from `progress`";
-    assert!(errors.iter().any(|error| error.contains(said)), "{errors:?}");
+    let text = "transport `hanging` has not come back from `progress`";
+    assert!(errors.iter().any(|error| error.contains(text)), "{errors:?}");
 }

@@ -50,23 +50,23 @@ fn a_handle_that_is_dropped_between_the_halves_keeps_its_slot_until_the_operatio
         let case = case(layout);
         with_handles(1, &case, |mut comm| {
             let round = Round::new(&case, comm.rank());
-            let brought = round.brought.dispatch()?;
+            let tensors = round.tensors.dispatch()?;
             let live = round.dispatch(&mut comm).unwrap();
             let mut buffers = round.experts(&live.received).unwrap();
-            let combine = buffers.arguments(&round.brought, &live.handle).unwrap();
+            let combine = buffers.arguments(&round.tensors, &live.handle).unwrap();
             let pending = comm.combine_send(&live.handle, combine)?;
             drop(live.handle);
-            let full = comm.dispatch(&brought).unwrap_err();
+            let full = comm.dispatch(&tensors).unwrap_err();
             assert_eq!(full.kind(), ErrorKind::Full, "{full}");
             comm.combine_recv(pending)?;
             round.check_combined(&buffers.into_got()?)?;
             round.run(&mut comm).unwrap();
 
             let live = round.dispatch(&mut comm).unwrap();
-            let replay = round.brought.replay_on(&comm).unwrap();
+            let replay = round.tensors.replay_on(&comm).unwrap();
             let pending = comm.replay_send(&live.handle, &replay)?;
             drop(live.handle);
-            assert_eq!(comm.dispatch(&brought).unwrap_err().kind(), ErrorKind::Full);
+            assert_eq!(comm.dispatch(&tensors).unwrap_err().kind(), ErrorKind::Full);
             round.check_received(&comm.replay_recv(pending)?).unwrap();
             round.run(&mut comm).unwrap();
             Ok(comm.close()?)
@@ -77,7 +77,7 @@ fn a_handle_that_is_dropped_between_the_halves_keeps_its_slot_until_the_operatio
 /// A dispatch as a framework sends it: the tensors are not borrowed, and an object of its own holds the
 /// operation.
 fn send_owned(comm: &mut Communicator, round: &Arc<Round>) -> Result<PendingDispatch<'static>> {
-    let borrowed = round.brought.dispatch()?;
+    let borrowed = round.tensors.dispatch()?;
     let owned = |tensor: &TensorRef<'_>| -> Result<TensorRef<'static>> {
         let memory = CallerMemory {
             data: tensor.address(),
@@ -120,7 +120,7 @@ fn a_pending_operation_keeps_what_it_was_given_until_it_is_received() {
 }
 
 #[test]
-fn what_an_operation_kept_that_is_never_received_lives_as_long_as_the_communicator() {
+fn inputs_that_an_operation_holds_and_that_is_never_received_live_as_long_as_the_communicator() {
     let case = case(Layout::Flat);
     with_handles(4, &case, |mut comm| {
         let round = Arc::new(Round::new(&case, comm.rank()));
@@ -151,7 +151,7 @@ fn outputs_have_their_places_from_the_send_on_and_keep_them_while_they_are_held(
         let case = case(layout);
         with_handles(8, &case, |mut comm| {
             let round = Round::new(&case, comm.rank());
-            let pending = comm.dispatch_send(&round.brought.dispatch()?)?;
+            let pending = comm.dispatch_send(&round.tensors.dispatch()?)?;
             let arriving = comm.dispatch_output(&pending)?.unwrap();
             let (received, handle) = comm.dispatch_recv(pending)?;
             round.check_received(&received).unwrap();
@@ -166,7 +166,7 @@ fn outputs_have_their_places_from_the_send_on_and_keep_them_while_they_are_held(
             let apart = |comm: &mut Communicator| -> Result<bool> {
                 let live = round.dispatch(comm)?;
                 let found = live.received.x().address() as usize;
-                let pending = comm.replay_send(&live.handle, &round.brought.replay_on(comm)?)?;
+                let pending = comm.replay_send(&live.handle, &round.tensors.replay_on(comm)?)?;
                 let replayed = comm.replay_output(&pending)?.unwrap();
                 let received = comm.replay_recv(pending)?;
                 assert_eq!(announced(replayed.x()), arrived(Some(received.x())));
@@ -186,7 +186,7 @@ fn an_output_that_may_still_move_has_no_place_before_it_is_received() {
     let case = case(Layout::Flat);
     with_world("on_failure = \"mask\"", 4, &case, |mut comm| {
         let round = Round::new(&case, comm.rank());
-        let pending = comm.dispatch_send(&round.brought.dispatch()?)?;
+        let pending = comm.dispatch_send(&round.tensors.dispatch()?)?;
         assert!(comm.dispatch_output(&pending)?.is_none(), "a rank may be left out");
         comm.dispatch_recv(pending)?;
         Ok(comm.close()?)

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tokenyard_conformance::exchange::{self, Brought, Placed};
+use tokenyard_conformance::exchange::{self, InputTensors, Placed};
 use tokenyard_conformance::oracle::{Case, Combine, Inputs, Layout, Routing, RowType, Sums};
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::bootstrap::World;
@@ -60,11 +60,11 @@ fn an_operation_cannot_start_while_the_one_before_it_in_its_slot_is_open() {
     on_both_paths(2, |world, config| {
         let mut comm = Communicator::open(world, config, exchange::options(&case))?;
         let rank = comm.rank() as usize;
-        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-        let first = comm.dispatch_send(&brought.dispatch()?)?;
-        let second = comm.dispatch_send(&brought.dispatch()?)?;
+        let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
+        let first = comm.dispatch_send(&tensors.dispatch()?)?;
+        let second = comm.dispatch_send(&tensors.dispatch()?)?;
         let (second, _handle) = comm.dispatch_recv(second)?;
-        let error = expect_kind(comm.dispatch(&brought.dispatch()?), &[ErrorKind::InvalidInput])?;
+        let error = expect_kind(comm.dispatch(&tensors.dispatch()?), &[ErrorKind::InvalidInput])?;
         anyhow::ensure!(error.to_string().contains("operation 0 was sent and not received"));
         let (first, _handle) = comm.dispatch_recv(first)?;
         for received in [&first, &second] {
@@ -82,9 +82,9 @@ fn an_operation_is_received_only_by_the_communicator_that_sent_it() {
         let mut one = Communicator::open(world, config, exchange::options(&case))?;
         let mut other = Communicator::open(world, config, exchange::options(&case))?;
         let rank = one.rank() as usize;
-        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-        let pending = one.dispatch_send(&brought.dispatch()?)?;
-        let mine = other.dispatch_send(&brought.dispatch()?)?;
+        let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
+        let pending = one.dispatch_send(&tensors.dispatch()?)?;
+        let mine = other.dispatch_send(&tensors.dispatch()?)?;
         let error = expect_kind(other.dispatch_recv(pending), &[ErrorKind::InvalidInput])?;
         anyhow::ensure!(error.to_string().contains("sent by another communicator"));
         let (received, _handle) = other.dispatch_recv(mine)?;
@@ -105,9 +105,9 @@ fn refused_dispatches_in_one_slot_keep_ranks_in_step() {
             let options = CommunicatorOptions { in_flight: 1, ..exchange::options(&case) };
             let mut comm = Communicator::open(world, config, options)?;
             let rank = comm.rank() as usize;
-            let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+            let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
             for round in 0..200 {
-                let mut dispatch = brought.dispatch()?;
+                let mut dispatch = tensors.dispatch()?;
                 if round % ranks == rank {
                     dispatch = Dispatch { topk_idx: dispatch.x, ..dispatch };
                 }
@@ -130,8 +130,8 @@ fn refused_combines_in_one_slot_keep_ranks_in_step() {
         let options = CommunicatorOptions { in_flight: 1, ..exchange::options(&case) };
         let mut comm = Communicator::open(world, config, options)?;
         let rank = comm.rank() as usize;
-        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-        let (received, handle) = comm.dispatch(&brought.dispatch()?)?;
+        let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
+        let (received, handle) = comm.dispatch(&tensors.dispatch()?)?;
         let mut out = vec![half::bf16::ZERO; handle.tokens() * case.hidden];
         for round in 0..200 {
             let out = TensorMut::from_slice(&mut out, handle.tokens(), case.hidden)?;
@@ -157,8 +157,8 @@ fn a_refusal_of_another_sort_of_operation_closes_the_communicator_on_every_rank(
         let mut comm = Communicator::open(world, config, exchange::options(&flat))?;
         let rank = comm.rank() as usize;
         let case = if rank == 0 { &flat } else { &packed };
-        let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
-        let mut dispatch = brought.dispatch()?;
+        let tensors = InputTensors::new(case, rank, inputs.ranks[rank].clone());
+        let mut dispatch = tensors.dispatch()?;
         if rank == 0 {
             dispatch = Dispatch { topk_idx: dispatch.x, ..dispatch };
         }
@@ -171,16 +171,16 @@ fn a_refusal_of_another_sort_of_operation_closes_the_communicator_on_every_rank(
 
 /// Places of one handle were used in a region with the layout of another one.
 #[test]
-fn ranks_that_replay_different_handles_are_told_so() {
+fn ranks_that_replay_different_handles_receive_an_error() {
     let case = small(2, Layout::ExpertMajor { alignment: 1, zero_padding: false });
     let inputs = Inputs::all(&case);
     on_both_paths(2, |world, config| {
         let mut comm = Communicator::open(world, config, exchange::options(&case))?;
         let rank = comm.rank() as usize;
-        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+        let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
         let handles =
-            [comm.dispatch(&brought.dispatch()?)?.1, comm.dispatch(&brought.dispatch()?)?.1];
-        let result = comm.replay(&handles[rank], &brought.replay()?);
+            [comm.dispatch(&tensors.dispatch()?)?.1, comm.dispatch(&tensors.dispatch()?)?.1];
+        let result = comm.replay(&handles[rank], &tensors.replay()?);
         let error = expect_kind(result, &[ErrorKind::Mismatch, ErrorKind::PeerLost])?;
         anyhow::ensure!(error.to_string().contains("used the handle of dispatch"), "{error}");
         Ok(())
@@ -203,9 +203,9 @@ fn a_full_arena_on_one_rank_is_everybodys_answer_and_the_communicator_goes_on() 
         let options = CommunicatorOptions { in_flight: 1, ..exchange::options(&case) };
         let mut comm = Communicator::open(world, &config, options)?;
         let rank = comm.rank() as usize;
-        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+        let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
         for _ in 0..20 {
-            let error = expect_kind(comm.dispatch(&brought.dispatch()?), &[ErrorKind::Full])?;
+            let error = expect_kind(comm.dispatch(&tensors.dispatch()?), &[ErrorKind::Full])?;
             anyhow::ensure!(error.to_string().contains("the arena has 1048576 bytes"), "{error}");
         }
         exchange::check(&mut comm, &nothing, &none, Placed::Outside)
@@ -222,11 +222,11 @@ fn replays_one_after_the_other_in_one_slot_keep_ranks_in_step() {
         let options = CommunicatorOptions { in_flight: 1, ..exchange::options(&case) };
         let mut comm = Communicator::open(world, config, options)?;
         let rank = comm.rank() as usize;
-        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-        let (received, handle) = comm.dispatch(&brought.dispatch()?)?;
+        let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
+        let (received, handle) = comm.dispatch(&tensors.dispatch()?)?;
         drop(received);
         for _ in 0..400 {
-            let received = comm.replay(&handle, &brought.replay()?)?;
+            let received = comm.replay(&handle, &tensors.replay()?)?;
             exchange::check_received(&case, &inputs, rank, &received)?;
         }
         Ok(())
@@ -271,8 +271,8 @@ fn a_forwarder_hands_on_rows_before_it_sends_the_next_operation() {
         let results = in_threads(4, &config, |world| -> anyhow::Result<()> {
             let mut comm = Communicator::open(world, &config, exchange::options(&case))?;
             let rank = comm.rank() as usize;
-            let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-            let call = brought.dispatch()?;
+            let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
+            let call = tensors.dispatch()?;
             for turn in 0..20 {
                 let first = comm.dispatch_send(&call)?;
                 // Half of the ranks, in turn, receive before they send again.

@@ -81,7 +81,7 @@ fn what_one_rank_sent_another_has_received_or_not_waited_for_yet() {
                         let names = format!("{} to {}: {link:?} {other:?}", from.rank, to.rank);
                         assert_eq!(raised, counts.sent, "{names}");
                         assert!(counts.sent > 0 && theirs.received <= counts.sent, "{names}");
-                        assert_eq!(theirs.received, theirs.expected, "nobody waits: {names}");
+                        assert_eq!(theirs.received, theirs.expected, "no rank waits: {names}");
                         assert!(counts.done <= counts.posted, "{names}");
                         links += 1;
                     }

@@ -84,5 +84,5 @@ fn a_test_that_hangs_is_ended_and_named() {
     let sticks = "rank 0: hangs in slot `connect` of the transport (INV-6): no result in time";
     assert_eq!(failure(&finished[2]), sticks);
     assert_eq!(finished[3].verdict, Verdict::Pass);
-    assert!(start.elapsed() < Duration::from_secs(60), "nobody waits for the sleepers");
+    assert!(start.elapsed() < Duration::from_secs(60), "no test waits for the sleepers");
 }

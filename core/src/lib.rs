@@ -45,5 +45,5 @@ pub use error::{Error, ErrorKind, Result};
 
 // The Rust code of the plugin author's guide compiles.
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/plugin-guide.md")]
+#[doc = include_str!("../../docs/plugin-rust.md")]
 mod plugin_guide {}

@@ -14,7 +14,7 @@ use tokenyard_core::{Error, ErrorKind};
 mod plugins;
 use plugins::{Library, compile, compile_to, repository};
 
-const GUIDE: &str = include_str!("../../docs/plugin-guide.md");
+const GUIDE: &str = include_str!("../../docs/plugin-abi.md");
 
 fn broken(options: &[&str]) -> Library {
     compile("core/tests/plugins/broken.c", "cc", options)
@@ -41,7 +41,7 @@ fn refused_file(path: &Path, wanted: &[&str]) {
     for component in wanted {
         assert!(text.contains(component), "expected `{component}` in: {text}");
     }
-    assert!(GUIDE.contains(wanted[0]), "docs/plugin-guide.md does not explain `{}`", wanted[0]);
+    assert!(GUIDE.contains(wanted[0]), "docs/plugin-abi.md does not explain `{}`", wanted[0]);
 }
 
 // === the file ===

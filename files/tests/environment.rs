@@ -1,4 +1,5 @@
-//! `docs/environment.md` has every variable that the sources read, and no other; its examples are well formed.
+//! `docs/environment.md` has every variable that the sources read, and no other; the examples of this page and
+//! of `docs/several-nodes.md` are well formed.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 mod product;
@@ -31,8 +32,11 @@ const OTHERS: [&str; 12] = [
 /// reads none of them.
 const NOT_READ: &str = "tools/launch/src/hosts/";
 
-fn page() -> String {
-    std::fs::read_to_string(product::root().join("docs/environment.md")).unwrap()
+/// The page of variables, and the page of jobs that launchers start.
+const PAGES: [&str; 2] = ["docs/environment.md", "docs/several-nodes.md"];
+
+fn page(path: &str) -> String {
+    std::fs::read_to_string(product::root().join(path)).unwrap()
 }
 
 /// A word that may name a variable: `A_B`, or `A_` for all variables with this prefix.
@@ -76,7 +80,7 @@ fn the_page_has_every_variable_that_the_sources_read_and_no_other() {
     let python = product::files(&["python/tokenyard", "python/deep_ep"], &["py"]);
     assert!(python.len() > 10, "found {} sources of Python; the search misses some", python.len());
     read.extend(python.iter().flat_map(|(_, text)| names_in_python(text)));
-    let on_page = names_on(&page());
+    let on_page = names_on(&page(PAGES[0]));
     let missing: Vec<_> = read.difference(&on_page).collect();
     let needless: Vec<_> = on_page.difference(&read).collect();
     assert!(
@@ -112,9 +116,9 @@ fn own_variables(text: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn the_shell_reads_every_script_of_the_page_and_their_variables_exist() {
-    let page = page();
-    let known = names_on(&page);
+fn the_shell_reads_every_script_of_the_pages_and_their_variables_exist() {
+    let known = names_on(&page(PAGES[0]));
+    let page = PAGES.map(page).concat();
     let scripts: Vec<_> = ["sh", "bash"].iter().flat_map(|name| examples(&page, name)).collect();
     assert!(scripts.iter().any(|script| script.contains("#SBATCH")), "no script of Slurm");
     for script in scripts {
@@ -131,8 +135,8 @@ fn expect_shell_reads(script: &str) {
     let mut child = shell.spawn().unwrap();
     child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.is_empty(), "{said}\n{script}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.is_empty(), "{errors}\n{script}");
 }
 
 /// The value below these keys: a number is a place in a list, `~` stands for `/`.
@@ -156,7 +160,7 @@ fn number(yaml: &Yaml<'_>, path: &str) -> i64 {
 
 #[test]
 fn the_manifest_is_yaml_and_its_names_fit_together() {
-    let page = page();
+    let page = page(PAGES[1]);
     let blocks = examples(&page, "yaml");
     assert_eq!(blocks.len(), 1);
     let documents = Yaml::load_from_str(&blocks[0]).unwrap();

@@ -1,4 +1,4 @@
-"""What a call costs from Python, with nothing to move: host time of dispatch and combine on one rank.
+"""The cost of a call from Python, with nothing to move: host time of dispatch and combine on one rank.
 
 It holds the work of core as well, so it is the most that Python can add to a call from Rust.
 

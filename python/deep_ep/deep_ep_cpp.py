@@ -1,4 +1,4 @@
-"""What DeepEP's native module offers to scripts. The code is in `tokenyard.deep_ep._C`."""
+"""The names of DeepEP's native module that scripts use. The code is in `tokenyard.deep_ep._C`."""
 
 import tokenyard
 

@@ -310,7 +310,7 @@ impl Tensor {
     /// # Errors
     /// A shape of other dimensions, or an address that cannot be.
     pub(crate) unsafe fn get(&self) -> Result<TensorRef<'static>> {
-        // SAFETY: by this function's contract; the object said that its elements are there.
+        // SAFETY: by this function's contract; the object states that its elements are there.
         unsafe { TensorRef::from_memory(&self.matrix()?).map_err(|e| self.named(&e)) }
     }
 

@@ -1,4 +1,4 @@
-"""What must arrive, from a global view of all ranks. No code of the product is in it."""
+"""The rows that must arrive, from a global view of all ranks. No code of the product is in it."""
 
 from dataclasses import dataclass
 

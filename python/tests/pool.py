@@ -70,7 +70,7 @@ class Pool:
 
 
 def collect(pipes):
-    """The result of every rank. What they gather until then goes through here."""
+    """The result of every rank. Their gathers pass through here until then."""
     results, gathered = [None] * len(pipes), {}
     end = time.monotonic() + LIMIT_S
     while None in results:
@@ -92,7 +92,7 @@ def collect(pipes):
 
 
 def serve(pipe):
-    """What a rank does."""
+    """The loop of a rank."""
     while True:
         try:
             rank, ranks, function, args = pipe.recv()

@@ -389,5 +389,5 @@ def another_m(world, case):
     buffer.destroy()
 
 
-def test_ranks_that_name_different_most_tokens_are_told_so_and_the_buffer_goes_on(ranks):
+def test_ranks_that_name_different_most_tokens_get_an_error_and_the_buffer_goes_on(ranks):
     ranks(2, another_m, CASES[1])

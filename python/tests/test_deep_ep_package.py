@@ -205,9 +205,9 @@ def test_scores_send_more_to_the_first_rank(ranks, topk, ratio, precise):
 
 def test_references_of_scripts_are_what_the_interface_says():
     case = Case(4, seed=5, hidden=16, topk=4)
-    brought = [[case.x[r], case.idx[r], case.weights[r]] for r in range(4)]
+    inputs = [[case.x[r], case.idx[r], case.weights[r]] for r in range(4)]
     for me in range(4):
-        x, ids, weights, sources, counts = refs.arrivals(brought, me, case.max_tokens, case.experts)
+        x, ids, weights, sources, counts = refs.arrivals(inputs, me, case.max_tokens, case.experts)
         np.testing.assert_array_equal(x, case.rows(case.sources(me)))
         np.testing.assert_array_equal(ids, case.flat(me)[0])
         np.testing.assert_array_equal(np.where(ids >= 0, weights, 0), case.flat(me)[1])

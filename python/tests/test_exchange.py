@@ -261,7 +261,7 @@ def test_worst_case_outputs_have_room_for_all_and_can_be_copied_out(ranks, case)
     ranks(case.ranks, worst_case, case)
 
 
-def said_before(world, case, domains):
+def known_before(world, case, domains):
     sizes = (case.experts, case.topk, case.hidden, case.max_tokens)
     kinds = {"in_flight": 3, "handles": 5}
     # The config of the tests names no domains.
@@ -279,7 +279,7 @@ def said_before(world, case, domains):
 
 
 def test_what_a_communicator_costs_is_known_before_it_is_opened(ranks):
-    ranks(2, said_before, CASES[1], 3)
+    ranks(2, known_before, CASES[1], 3)
 
 
 def describe(world, case):

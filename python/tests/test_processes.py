@@ -82,11 +82,11 @@ def test_the_example_of_the_documentation_runs(programs, monkeypatch):
         assert (" ".join(out), code) == ("[2. 2. 2. 2.]", 0), error
 
 
-def test_a_rank_that_exits_with_an_open_operation_keeps_nobody_waiting(programs):
-    (out, error, code), (said, _, other) = programs(
+def test_a_rank_that_exits_with_an_open_operation_keeps_no_other_waiting(programs):
+    (out, error, code), (lines, _, other) = programs(
         WAITS, "pending = comm.dispatch_send(x, idx)\nsay('sent')\nsys.exit(3)"
     )
-    assert (said, other) == (["sent"], 3)
+    assert (lines, other) == (["sent"], 3)
     # It sent its half of one dispatch, so that one may go well; the next one does not.
     if not out:
         assert code == 0, error
@@ -116,7 +116,7 @@ def test_a_rank_that_is_stopped_ends_the_waits_of_the_others_at_the_deadline(pro
     assert (out, code) == (LOST, 0), error
 
 
-def test_an_exception_in_the_body_of_with_is_told_to_the_others(programs):
+def test_an_exception_in_the_body_of_with_is_reported_to_the_others(programs):
     raises = """
     try:
         with world, comm:
@@ -131,8 +131,8 @@ def test_an_exception_in_the_body_of_with_is_told_to_the_others(programs):
     except tokenyard.Error as error:
         say("no more memory" in str(error), error.rank)
     """
-    (out, error, code), (said, _, _) = programs(waits, raises)
-    assert (out, code, said) == (["True", "1"], 0, ["raised"]), error
+    (out, error, code), (lines, _, _) = programs(waits, raises)
+    assert (out, code, lines) == (["True", "1"], 0, ["raised"]), error
 
 
 def test_exit_ends_the_wait_of_a_daemon_thread_and_tells_the_others(programs):
@@ -148,9 +148,9 @@ def test_exit_ends_the_wait_of_a_daemon_thread_and_tells_the_others(programs):
     except tokenyard.errors.PeerLostError as error:
         say(error.rank, "the interpreter of this rank ends" in str(error))
     """
-    (out, error, code), (said, trouble, _) = programs(waits_in_a_thread, waits)
+    (out, error, code), (lines, trouble, _) = programs(waits_in_a_thread, waits)
     assert (out, code) == (["end"], 0), error
-    assert said == ["0", "True"], trouble
+    assert lines == ["0", "True"], trouble
 
 
 def test_a_forked_child_may_use_nothing_and_harms_nothing(programs):
@@ -207,7 +207,7 @@ def say(*words):
 """
 
 
-def test_a_buffer_that_nobody_destroys_ends_with_its_program(programs):
+def test_a_buffer_that_is_not_destroyed_ends_with_its_program(programs):
     text = """
     recv_x, *_, handle, _ = dispatch()
     out, *_ = buffer.combine(recv_x, handle)
@@ -238,9 +238,9 @@ def test_a_communicator_that_an_error_has_closed_says_so(programs):
             say(comm.closed, error.rank)
     comm.close()
     """
-    (out, error, code), (said, _, _) = programs(waits, ends)
+    (out, error, code), (lines, _, _) = programs(waits, ends)
     assert (out, code) == (["False"] + ["True", "1"] * 3, 0), error
-    assert said == ["False"]
+    assert lines == ["False"]
 
 
 def test_a_buffer_that_an_error_has_closed_raises_at_once(programs):
@@ -259,7 +259,7 @@ def test_a_buffer_that_an_error_has_closed_raises_at_once(programs):
     assert (out, code) == (["1", "True"] * 3, 0), error
 
 
-def test_a_rank_that_exits_before_its_hook_keeps_nobody_waiting(programs):
+def test_a_rank_that_exits_before_its_hook_keeps_no_other_waiting(programs):
     text = """
     *_, hook = buffer.low_latency_dispatch(x, idx, 8, 4, use_fp8=False, return_recv_hook=True)
     start = time.monotonic()

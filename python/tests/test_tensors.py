@@ -21,7 +21,7 @@ ALIVE = weakref.WeakSet()
 
 
 class LikeTorch:
-    """What tokenyard asks of a tensor of torch, over an array of numpy."""
+    """The part of a torch tensor that tokenyard uses, over an array of numpy."""
 
     def __init__(self, array):
         self.array, self.device = array, "cpu"
@@ -59,7 +59,7 @@ SORTS = {
 }
 
 
-def brought(world, sort, id_type):
+def dispatched(world, sort, id_type):
     me, make = world.rank, SORTS[sort]
     with opened(world, CASE) as comm:
         idx = CASE.idx[me].astype(id_type)
@@ -78,7 +78,7 @@ def brought(world, sort, id_type):
 @pytest.mark.parametrize("id_type", [np.int64, np.int32])
 @pytest.mark.parametrize("sort", SORTS)
 def test_tensors_of_every_library_are_read_where_they_lie(ranks, sort, id_type):
-    ranks(2, brought, sort, id_type)
+    ranks(2, dispatched, sort, id_type)
 
 
 def strided(world):

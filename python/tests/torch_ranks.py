@@ -1,4 +1,4 @@
-"""What ranks do with the drop-in on torch's CPU tensors: as frameworks call it. It needs torch."""
+"""Ranks that call the drop-in with torch's CPU tensors, as frameworks do. It needs torch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What tokenyard raises.
+"""The exceptions that tokenyard raises.
 
 Every exception is an `Error`, and also what Python calls it: a `ValueError`, a `TimeoutError`, ... Branch on the class
 or on `kind`; people read the message.
@@ -87,7 +87,7 @@ class TransportError(Error, ConnectionError):
 
 
 class ProtocolError(Error, ConnectionError):
-    """What a peer sent failed a check."""
+    """Bytes of a peer failed a check."""
 
 
 class SystemCallError(Error, OSError):

@@ -78,7 +78,7 @@ fn tree(name: &str) -> Machine {
 }
 
 #[test]
-fn a_missing_nic_is_told_to_the_rank_of_its_gpu_and_to_no_other() {
+fn a_missing_nic_is_reported_to_the_rank_of_its_gpu_and_to_no_other() {
     let node = tree("faults/card-missing");
     let words = |rank| found(&node, None, rank).unwrap().missing_nic;
     let there = (0..8).filter(|i| *i != 3).map(|i| format!("mlx5_{i}")).collect::<Vec<_>>();
@@ -100,7 +100,7 @@ fn a_missing_nic_is_told_to_the_rank_of_its_gpu_and_to_no_other() {
 }
 
 #[test]
-fn a_nic_without_a_link_is_told_to_the_rank_of_its_gpu_with_the_fix_and_each_way_out_opens() {
+fn a_nic_without_a_link_is_reported_to_the_rank_of_its_gpu_with_the_fix_and_each_way_out_opens() {
     let node = tree("faults/port-down");
     let words = |rank| found(&node, None, rank).unwrap().missing_nic;
     let can = (0..8).filter(|i| *i != 3).map(|i| format!("mlx5_{i}")).collect::<Vec<_>>();
@@ -257,7 +257,7 @@ fn of_virtual_functions_ranks_have_those_that_their_container_was_given() {
 }
 
 #[test]
-fn a_virtual_function_without_a_link_is_told_though_those_of_other_containers_have_one() {
+fn a_virtual_function_without_a_link_is_reported_though_those_of_other_containers_have_one() {
     let node = with_down(tree("healthy/hgx-virtual"), &["mlx5_11"]);
     let missing = found(&node, None, 3).unwrap().missing_nic.unwrap();
     assert!(missing.contains("7 of 8 GPUs have one: mlx5_11 (port 1 is down"), "{missing}");
@@ -265,19 +265,19 @@ fn a_virtual_function_without_a_link_is_told_though_those_of_other_containers_ha
 }
 
 #[test]
-fn a_nic_without_a_link_is_said_where_another_as_near_serves_two_ranks_and_not_where_cards_have_a_port_to_spare()
+fn a_nic_without_a_link_is_reported_where_another_as_near_serves_two_ranks_and_not_where_cards_have_a_port_to_spare()
  {
-    let said = |machine: &Machine, gpu: usize| {
+    let skipped = |machine: &Machine, gpu: usize| {
         let gpu = &machine.gpus[gpu];
         let seat = Seat { gpu: Some(gpu.pci), numa_node: gpu.numa_node.get() };
-        let told = passed_over(machine, seat);
-        told.into_iter().map(|(nic, _)| nic.to_owned()).collect::<Vec<_>>()
+        let found = passed_over(machine, seat);
+        found.into_iter().map(|(nic, _)| nic.to_owned()).collect::<Vec<_>>()
     };
     let tray = tree("faults/gb200-port-down");
-    assert_eq!([said(&tray, 0), said(&tray, 2)], [vec!["mlx5_1".to_owned()], vec![]]);
-    assert_eq!(said(&tree("faults/port-down"), 3), ["mlx5_3"]);
+    assert_eq!([skipped(&tray, 0), skipped(&tray, 2)], [vec!["mlx5_1".to_owned()], vec![]]);
+    assert_eq!(skipped(&tree("faults/port-down"), 3), ["mlx5_3"]);
     for healthy in ["healthy/hgx-one-port", "healthy/hgx-virtual", "healthy/hgx-storage"] {
-        assert_eq!(said(&tree(healthy), 3), Vec::<String>::new(), "{healthy}");
+        assert_eq!(skipped(&tree(healthy), 3), Vec::<String>::new(), "{healthy}");
     }
 }
 

@@ -43,7 +43,7 @@ fn refusal(library: PathBuf) -> Error {
 }
 
 #[test]
-fn a_node_without_nccl_is_told_what_was_looked_for_and_how_to_install_it() {
+fn the_error_of_a_node_without_nccl_names_the_searched_files_and_the_package() {
     let text = refusal("/nowhere/libnccl.so.2".into()).to_string();
     assert!(text.contains("/nowhere/libnccl.so.2 cannot be loaded"), "{text}");
     assert!(text.contains("pip install nvidia-nccl-cu13"), "{text}");

@@ -127,7 +127,7 @@ fn connected_ranks_of_shm_leave_no_name_behind() {
 }
 
 #[test]
-fn ranks_with_different_providers_are_told_so() {
+fn ranks_with_different_providers_get_an_error_that_names_them() {
     let mut tcp = Rank::open(0, 2, "provider = \"tcp\"");
     let mut shm = Rank::open(1, 2, "provider = \"shm\"");
     let endpoint = shm.transport.endpoint(0).unwrap();
@@ -194,7 +194,7 @@ fn providers_for_sockets_do_not_go_by_the_nics_of_the_topology() {
 }
 
 #[test]
-fn a_lost_peer_holds_up_nobody_over_tcp_and_that_is_not_said_of_other_providers() {
+fn a_lost_peer_holds_up_no_other_over_tcp_and_other_providers_do_not_declare_it() {
     let masking = |text: &str| Libfabric::probe(&config(text)).unwrap().flags & abi::TY_CAP_MASKING;
     assert_ne!(masking(""), 0);
     assert_ne!(masking("proxy_threads = 2"), 0);

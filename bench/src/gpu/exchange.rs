@@ -22,7 +22,7 @@ use tokenyard_gpu::probe::Timer;
 
 use super::Components;
 use super::case::{Calls, Case, Fixed, Layout, Manner, Phase, Routing, Rows};
-use super::workload::{Brought, Rooms, Routed};
+use super::workload::{InputTensors, Rooms, Routed};
 use crate::ranks::Speaker;
 
 /// Operations before the first that counts.
@@ -177,13 +177,13 @@ fn on(comm: &mut Communicator, stream: Stream, calls: Calls) -> OnStream<'_> {
 impl GpuBench {
     fn case(&mut self, case: &Case, sms: u32, routed: &Routed) -> Result<GpuSamples> {
         let sends = routed.sends(self.world.ranks());
-        let brought = Brought::new(&self.comm, case.rows, routed)?;
+        let inputs = InputTensors::new(&self.comm, case.rows, routed)?;
         let (received, handle) =
-            self.comm.dispatch(&brought.dispatch(case.layout, Calls::Waiting)?)?;
+            self.comm.dispatch(&inputs.dispatch(case.layout, Calls::Waiting)?)?;
         self.check(&sends, &received)?;
         let (us, spent) = match (case.phase, case.manner) {
             (Phase::Dispatch, _) if case.calls == Calls::Sends => {
-                let call = brought.dispatch(case.layout, case.calls)?;
+                let call = inputs.dispatch(case.layout, case.calls)?;
                 drop((received, handle));
                 (self.time_dispatch_sends(&call)?, Vec::new())
             }
@@ -192,11 +192,11 @@ impl GpuBench {
                 (self.time_combine_sends(&handle, received.x(), &mut out, shape)?, Vec::new())
             }
             (Phase::Dispatch, Manner::Replay) => {
-                let call = brought.replay()?;
+                let call = inputs.replay()?;
                 self.time(case.calls, &mut |on| Ok(Some((on.replay(&handle, &call)?, None))))?
             }
             (Phase::Dispatch, Manner::Copied) => {
-                let call = brought.dispatch(case.layout, case.calls)?;
+                let call = inputs.dispatch(case.layout, case.calls)?;
                 let mut rooms = Rooms::new(&self.comm, &received)?;
                 drop((received, handle));
                 self.time(case.calls, &mut |on| {
@@ -206,7 +206,7 @@ impl GpuBench {
                 })?
             }
             (Phase::Dispatch, _) => {
-                let call = brought.dispatch(case.layout, case.calls)?;
+                let call = inputs.dispatch(case.layout, case.calls)?;
                 drop((received, handle));
                 self.time(case.calls, &mut |on| {
                     let (received, handle) = on.dispatch(&call)?;
@@ -227,7 +227,7 @@ impl GpuBench {
                 })?
             }
             (Phase::Pair, _) => {
-                let call = brought.dispatch(case.layout, case.calls)?;
+                let call = inputs.dispatch(case.layout, case.calls)?;
                 drop((received, handle));
                 let (received, handle) = self.comm.dispatch(&call)?;
                 let (rows, outside) = (received.rows(), self.rows_of_caller(&received)?);

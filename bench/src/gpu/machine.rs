@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_said_or_left_out() {
+    fn a_value_that_is_unknown_is_marked_or_left_out() {
         let machine =
             Machine { gpu: "G".into(), sms: 132, cuda: "13.0".into(), ..Machine::default() };
         let line = machine.line(2);

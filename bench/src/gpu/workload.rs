@@ -76,7 +76,7 @@ impl Routed {
 
 /// The tensors of a rank, on its device.
 #[derive(Debug)]
-pub(super) struct Brought {
+pub(super) struct InputTensors {
     x: Buffer,
     scales: Option<Buffer>,
     topk_idx: Buffer,
@@ -86,7 +86,7 @@ pub(super) struct Brought {
     fixed: Fixed,
 }
 
-impl Brought {
+impl InputTensors {
     pub(super) fn new(comm: &Communicator, rows: Rows, routed: &Routed) -> Result<Self> {
         let fixed = routed.fixed;
         let tokens = routed.tokens() as usize;

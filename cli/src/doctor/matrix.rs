@@ -63,8 +63,9 @@ pub(super) fn print(found: &Linked, people: People) {
     if links.iter().any(|link| link.nvlinks.known().is_none()) {
         people.say("With ? behind a word it is not known whether NVLinks are there, too:");
         match &found.answer {
-            Ok(_) => people
-                .say(format_args!("{COMMAND} tells of other GPUs, or nothing that can be read")),
+            Ok(_) => {
+                people.say(format_args!("{COMMAND} lists other GPUs, or nothing that can be read"))
+            }
             Err(why) => people.say(why.in_words(COMMAND)),
         }
     }

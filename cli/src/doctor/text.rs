@@ -20,9 +20,9 @@ const MOST_FOUND: usize = 8;
 /// and the verdict. If `quiet` only what is slow or broken.
 pub(super) fn print(findings: &[Finding], quiet: bool, people: People, more: impl FnOnce()) {
     let least = if quiet { Verdict::Slow } else { Verdict::Unknown };
-    let mut told: Vec<&Finding> = findings.iter().filter(|f| f.verdict >= least).collect();
-    told.sort_by_key(|finding| std::cmp::Reverse(finding.verdict));
-    for group in group_by(&told, has_one_fix) {
+    let mut shown: Vec<&Finding> = findings.iter().filter(|f| f.verdict >= least).collect();
+    shown.sort_by_key(|finding| std::cmp::Reverse(finding.verdict));
+    for group in group_by(&shown, has_one_fix) {
         explain(&group, people);
     }
     if quiet {

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_in_use_and_a_free_one_are_told_apart() {
+    fn a_port_in_use_and_a_free_one_are_distinguished() {
         let held = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = held.local_addr().unwrap().port();
         let Meeting::Tcp { loopback, port: found, .. } = tcp("127.0.0.1", port) else { panic!() };
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rendezvous_that_cannot_be_is_said() {
+    fn a_rendezvous_that_cannot_be_is_reported() {
         assert!(matches!(meeting("tcp://nowhere"), Meeting::Wrong(_)));
         let Meeting::File { folder_error, .. } = meeting("file:///no/such/folder/f") else {
             panic!()

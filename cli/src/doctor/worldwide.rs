@@ -99,7 +99,7 @@ fn gather(
     let all = world.all_gather("doctor: summaries", &bytes)?;
     let read = |(rank, bytes): (usize, Vec<u8>)| {
         serde_json::from_slice(&bytes).with_context(|| {
-            format!("rank {rank} told what this version of tokenyard does not read")
+            format!("rank {rank} sent a summary that this version of tokenyard does not read")
         })
     };
     let all = all.into_iter().enumerate().map(read).collect::<Result<_>>()?;
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_that_does_not_answer_is_told_to_the_world_and_makes_it_unknown() {
+    fn a_driver_that_does_not_answer_is_reported_to_the_world_and_makes_it_unknown() {
         let unanswered = tokenyard_doctor::unanswered(5000);
         assert_eq!((unanswered.len(), unanswered[0].verdict), (1, Verdict::Unknown));
         assert_eq!(unanswered[0].found, "a probe did not answer in 5000 ms");
@@ -173,8 +173,8 @@ mod tests {
         assert!(matches!(fault(&finding), Some((Fault::Unknown, id, _)) if id == "component"));
         finding.id = "nvidia-smi";
         let faults = vec![fault(&finding).unwrap()];
-        let told = Summary { host: "a".into(), faults, ..Summary::default() };
-        assert_eq!(worst(&compare(&[told])), Verdict::Unknown);
+        let summary = Summary { host: "a".into(), faults, ..Summary::default() };
+        assert_eq!(worst(&compare(&[summary])), Verdict::Unknown);
         // Much else may be unknown on a node that is well.
         finding.id = "imex-channel";
         assert!(fault(&finding).is_none());

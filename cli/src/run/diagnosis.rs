@@ -159,7 +159,7 @@ mod tests {
     use super::super::message::Loss;
     use super::*;
 
-    fn said(cause: Cause, text: &str) -> RankEnd {
+    fn reported(cause: Cause, text: &str) -> RankEnd {
         let failure = Failure { cause, about: None, text: text.to_owned() };
         RankEnd { failure: Some(failure), exit: Some(Exit::Code(2)), ..RankEnd::default() }
     }
@@ -172,15 +172,15 @@ mod tests {
     #[test]
     fn a_rank_that_ends_well_without_a_result_is_the_cause() {
         let silent = RankEnd { has_result: false, ..right() };
-        let findings = findings(&[said(Cause::Peer, "rank 1 was lost"), silent, right()]);
+        let findings = findings(&[reported(Cause::Peer, "rank 1 was lost"), silent, right()]);
         assert_eq!((findings[0].ranks.as_slice(), findings[0].cause), (&[1][..], Cause::Died));
         assert!(findings[0].text.contains("exit code 0 and gave no result"), "{findings:?}");
     }
 
     #[test]
-    fn the_root_cause_comes_first_and_equal_words_are_said_once() {
+    fn the_root_cause_comes_first_and_equal_words_are_shown_once() {
         let killed = RankEnd { exit: Some(Exit::Signal(9)), ..RankEnd::default() };
-        let lost = said(Cause::Peer, "rank 2 was lost");
+        let lost = reported(Cause::Peer, "rank 2 was lost");
         let right = right();
         let ends = [lost.clone(), lost.clone(), killed, lost, right];
         let lines: Vec<String> = findings(&ends).iter().map(Finding::line).collect();
@@ -189,7 +189,8 @@ mod tests {
 
     #[test]
     fn a_failed_check_comes_before_the_ranks_that_lost_the_failing_one() {
-        let ends = [said(Cause::Peer, "rank 1 failed"), said(Cause::Check, "row 3 differs")];
+        let ends =
+            [reported(Cause::Peer, "rank 1 failed"), reported(Cause::Check, "row 3 differs")];
         let findings = findings(&ends);
         assert_eq!(findings[0].ranks, [1]);
         assert_eq!(verdict([Cause::Peer, Cause::Check]), Verdict::CheckFailed);
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_the_others_went_on_without_is_told_with_its_step_and_is_no_failure() {
+    fn a_rank_that_the_others_went_on_without_is_shown_with_its_step_and_is_no_failure() {
         let right = right();
         let killed = RankEnd { exit: Some(Exit::Signal(9)), ..RankEnd::default() };
         let mut ends = [right.clone(), killed.clone(), right, killed];
@@ -220,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_failed_check_of_a_lost_rank_stays_a_failure() {
-        let mut ends = [RankEnd::default(), said(Cause::Check, "row 3 differs")];
+        let mut ends = [RankEnd::default(), reported(Cause::Check, "row 3 differs")];
         ends[0] = right();
         assert_eq!(mask(&mut ends, &[through(0, &[(1, 2)])]).len(), 1);
         assert_eq!(findings(&ends)[0].cause, Cause::Check);
@@ -249,7 +250,7 @@ mod tests {
             waited_for: Some(1),
             ..RankEnd::default()
         };
-        let findings = findings(&[waited, said(Cause::Own, "no such interface")]);
+        let findings = findings(&[waited, reported(Cause::Own, "no such interface")]);
         assert_eq!(findings[0].ranks, [1]);
         assert_eq!(
             findings[1].line(),
@@ -261,7 +262,7 @@ mod tests {
     fn a_rank_that_had_to_be_killed_is_named_before_those_that_lost_it() {
         let stopped =
             RankEnd { timed_out: true, exit: Some(Exit::Signal(9)), ..RankEnd::default() };
-        let findings = findings(&[said(Cause::Peer, "rank 1 is silent"), stopped]);
+        let findings = findings(&[reported(Cause::Peer, "rank 1 is silent"), stopped]);
         assert_eq!(findings[0].ranks, [1]);
         assert!(findings[0].text.contains("stopped"), "{}", findings[0].text);
     }

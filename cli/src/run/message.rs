@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_that_another_rank_caused_are_told_apart_from_a_rank_s_own() {
+    fn errors_that_another_rank_caused_are_distinguished_from_a_rank_s_own() {
         let failure = |kind, rank: Option<u32>| {
             let error = Error::new(kind, "wait", "too long");
             let error = match rank {

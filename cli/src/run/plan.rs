@@ -112,11 +112,11 @@ impl Plan {
             Layout::Packed => experts * ranks * most,
         };
         // Inputs are copied where ranks may be lost.
-        let brought = 2 * ranks * ranks * most;
+        let inputs = 2 * ranks * ranks * most;
         // The value is below 2^110: no size is above 2^32, and a product has at most three sizes
         // besides the row, which core limits to 2^30 bytes.
-        let bytes = (brought + 5 * received) * (row + PER_ROW)
-            + (brought + received) * topk * PER_SELECTION
+        let bytes = (inputs + 5 * received) * (row + PER_ROW)
+            + (inputs + received) * topk * PER_SELECTION
             + experts * (ranks + 1) * PER_EXPERT
             + u128::from(self.steps) * ranks * PER_STEP
             + u128::from(self.file_bytes * COPIES_OF_FILE) * (ranks + 1);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokenyard_conformance::exchange::{
-    Brought, Losses, Placed, Staged, check_combined_around, check_received_around, domains,
+    InputTensors, Losses, Placed, Staged, check_combined_around, check_received_around, domains,
     options, run_experts,
 };
 use tokenyard_conformance::oracle::{Case, Inputs, routing};
@@ -156,8 +156,8 @@ impl<'a> Rank<'a> {
     ) -> Result<RankTally, Failure> {
         let rank = self.world.rank() as usize;
         let check = |error: anyhow::Error| Failure::check(&error);
-        let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
-        let arguments = brought.dispatch_on(comm)?;
+        let tensors = InputTensors::new(case, rank, inputs.ranks[rank].clone());
+        let arguments = tensors.dispatch_on(comm)?;
         let before = lost(comm);
         self.align("dispatch")?;
         let (received, handle) =
@@ -172,14 +172,14 @@ impl<'a> Rank<'a> {
         let rows = received.tokens() as u64;
         let mut part = RankTally::new(rank, &received);
         drop(received);
-        let staged = Staged::new(comm, &brought, &output, &handle, Placed::CombineInput)
+        let staged = Staged::new(comm, &tensors, &output, &handle, Placed::CombineInput)
             .context("combine")?;
         let before = lost(comm);
         let combine = |call: Combine<'_>| {
             self.align("combine")?;
             Ok(tally.combine.time(comm, |comm| comm.combine(&handle, call))?)
         };
-        let got = staged.combine_by(&brought, &handle, combine).context("combine")?;
+        let got = staged.combine_by(&tensors, &handle, combine).context("combine")?;
         let Tally { dispatch, combine, .. } = tally;
         settle(&self.world, [dispatch, combine]).context("after combine")?;
         let lacks = self

@@ -384,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nics_are_told_by_rank_and_cut_short() {
+    fn nics_are_shown_by_rank_and_cut_short() {
         let place = |nics: &[&str]| serde_json::json!({ "host": "a", "nics": nics });
         let report = |places: Vec<serde_json::Value>| {
             let used = serde_json::json!({ "placed_nics": true });

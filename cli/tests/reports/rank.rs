@@ -99,16 +99,16 @@ impl FirstExchange {
     }
 
     fn replay(&self, comm: &mut Communicator) -> Result<()> {
-        let replay = self.round.brought.replay_on(comm)?;
+        let replay = self.round.tensors.replay_on(comm)?;
         Ok(comm.replay(&self.live.handle, &replay).map(drop)?)
     }
 }
 
 /// An exchange without the oracle, which has no losses.
 fn masked_exchange(comm: &mut Communicator, round: &Round) -> Result<()> {
-    let (received, handle) = comm.dispatch(&round.brought.dispatch_on(comm)?)?;
+    let (received, handle) = comm.dispatch(&round.tensors.dispatch_on(comm)?)?;
     let mut buffers = round.experts(&received)?;
-    Ok(comm.combine(&handle, buffers.arguments(&round.brought, &handle)?)?)
+    Ok(comm.combine(&handle, buffers.arguments(&round.tensors, &handle)?)?)
 }
 
 fn act(
@@ -128,7 +128,7 @@ fn act(
         Act::Sleeps => std::thread::sleep(LONG),
         Act::SleepsInside => {
             let round = Round::new(case, comm.rank());
-            let dispatch = round.brought.dispatch_on(comm)?;
+            let dispatch = round.tensors.dispatch_on(comm)?;
             let sent = comm.dispatch_send(&dispatch)?;
             std::thread::sleep(LONG);
             comm.dispatch_recv(sent)?;

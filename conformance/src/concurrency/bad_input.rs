@@ -32,7 +32,7 @@ impl Material {
         let case = round.case.clone();
         let entries = 2 * case.max_tokens * case.topk.max(4);
         Self {
-            tokens: round.brought.tokens(),
+            tokens: round.tensors.tokens(),
             zeros: Aligned::filled(16 * case.max_tokens * case.hidden, 0),
             indices: vec![-1; entries],
             case,
@@ -312,7 +312,7 @@ fn refused_dispatch(
     let material = Material::new(&round);
     // Runs twice, because a refusal must leave every slot as it was.
     for _ in 0..2 {
-        let mut dispatch = round.brought.dispatch()?;
+        let mut dispatch = round.tensors.dispatch()?;
         if comm.rank() == WRONG {
             spoil(&mut dispatch, &material)?;
         }
@@ -330,7 +330,7 @@ fn refused_routing(rank: &Rank<'_>, entries: [i64; 2], says: &[&str]) -> Result<
     let round = Round::new(&case, comm.rank());
     let mut material = Material::new(&round);
     material.first_row(entries);
-    let mut dispatch = round.brought.dispatch()?;
+    let mut dispatch = round.tensors.dispatch()?;
     if comm.rank() == WRONG {
         dispatch.topk_idx = indices(&material, 5, 3)?;
     }
@@ -349,7 +349,7 @@ fn refused_combine(rank: &Rank<'_>, m: &Mistake<SpoilCombine>) -> Result<Vec<Com
     let live = round.dispatch(&mut comm)?;
     let mut buffers = round.experts(&live.received)?;
     let wrong = comm.rank() == WRONG;
-    let combine = buffers.arguments_but(&round.brought, &live.handle, |combine| {
+    let combine = buffers.arguments_but(&round.tensors, &live.handle, |combine| {
         if wrong { (m.spoil)(combine, &material) } else { Ok(()) }
     })?;
     let result = comm.combine(&live.handle, combine);
@@ -365,7 +365,7 @@ fn weighted_without_weights(rank: &Rank<'_>) -> Result<Vec<Communicator>> {
     let round = Round::new(&case, comm.rank());
     let live = round.dispatch(&mut comm)?;
     let mut buffers = round.experts(&live.received)?;
-    let mut combine = buffers.arguments(&round.brought, &live.handle)?;
+    let mut combine = buffers.arguments(&round.tensors, &live.handle)?;
     combine.weighted = comm.rank() == WRONG;
     let result = comm.combine(&live.handle, combine);
     judge(&comm, result, &["weighted", "no topk_weights"])?;
@@ -379,7 +379,7 @@ fn replay_of_other_rows(rank: &Rank<'_>) -> Result<Vec<Communicator>> {
     let round = Round::new(&case, comm.rank());
     let material = Material::new(&round);
     let live = round.dispatch(&mut comm)?;
-    let mut replay: Replay<'_> = round.brought.replay()?;
+    let mut replay: Replay<'_> = round.tensors.replay()?;
     if comm.rank() == WRONG {
         replay.x = material.zeros(DType::Bf16, 6, 64)?;
     }
@@ -398,7 +398,7 @@ fn replay_after_refused_routing(rank: &Rank<'_>) -> Result<Vec<Communicator>> {
     let mut material = Material::new(&round);
     material.first_row([12, -1]);
     let live = round.dispatch(&mut comm)?;
-    let mut dispatch = round.brought.dispatch()?;
+    let mut dispatch = round.tensors.dispatch()?;
     if comm.rank() == WRONG {
         dispatch.topk_idx = indices(&material, 5, 3)?;
     }
@@ -406,7 +406,7 @@ fn replay_after_refused_routing(rank: &Rank<'_>) -> Result<Vec<Communicator>> {
     let result = comm.dispatch(&copies.dispatch(&comm, dispatch)?);
     judge(&comm, result, &["expert 12 in row 0"])?;
     let again = round.replayed(&Case { seed: case.seed + 1, ..case.clone() });
-    let received = comm.replay(&live.handle, &again.brought.replay_on(&comm)?).context("replay")?;
+    let received = comm.replay(&live.handle, &again.tensors.replay_on(&comm)?).context("replay")?;
     again.check_received(&received).context("replay")?;
     again.finish(&mut comm, &Live { received, ..live }).context("after the replay")?;
     Ok(vec![comm])
@@ -424,10 +424,10 @@ fn handle_of_another_communicator(rank: &Rank<'_>) -> Result<Vec<Communicator>> 
     for stranger in &strangers {
         let mut buffers: Buffers = round.experts(&live.received)?;
         let handle = if wrong { &stranger.handle } else { &live.handle };
-        let combine = buffers.arguments(&round.brought, handle)?;
+        let combine = buffers.arguments(&round.tensors, handle)?;
         let result = comm.combine(handle, combine);
         judge(&comm, result, &["another communicator"])?;
-        let result = comm.replay(handle, &round.brought.replay_on(&comm)?);
+        let result = comm.replay(handle, &round.tensors.replay_on(&comm)?);
         judge(&comm, result, &["another communicator"])?;
         if wrong {
             let elem = exchange::row_dtype(case.combine.row);

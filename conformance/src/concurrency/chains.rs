@@ -189,7 +189,7 @@ fn two_communicators(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator
     for n in 0..6 {
         let first = Round::new(&nth(&small_case, n), one.rank());
         let second = Round::new(&nth(&other, n + 1), two.rank());
-        let dispatch = first.brought.dispatch_on(&one)?;
+        let dispatch = first.tensors.dispatch_on(&one)?;
         let sent = one.dispatch_send(&dispatch)?;
         let live_two =
             second.dispatch(&mut two).with_context(|| format!("second communicator, {}", at(n)))?;
@@ -236,7 +236,7 @@ fn dropped_elsewhere(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator
         let crate::round::Live { received, handle } = live;
         let dropper = std::thread::spawn(move || drop(received));
         let placed = exchange::Placed::Outside;
-        let got = exchange::combine(&mut comm, &round.brought, &handle, &output, placed)?;
+        let got = exchange::combine(&mut comm, &round.tensors, &handle, &output, placed)?;
         round.check_combined(&got).with_context(|| at(n))?;
         if dropper.join().is_err() {
             bail!("dropping an output panicked");

@@ -142,17 +142,18 @@ impl Captured {
         &mut self,
         track: &Track,
         places: &mut [FixedMemory],
-        brought: &mut [Variant],
+        variants: &mut [Variant],
         me: usize,
     ) -> Result<()> {
-        for ((place, (received, _)), one) in places.iter_mut().zip(&mut self.given).zip(&*brought) {
+        for ((place, (received, _)), one) in places.iter_mut().zip(&mut self.given).zip(&*variants)
+        {
             place.bring(track, one, me)?;
             spoil(track, received, &self.wrong)?;
         }
         // SAFETY: the memory that was recorded lives in `self` and in the places; the communicator's other
         // operations are on this stream or wait for it.
         unsafe { track.stream.launch(&self.graph)? }
-        for ((place, (received, _)), one) in places.iter().zip(&self.given).zip(brought) {
+        for ((place, (received, _)), one) in places.iter().zip(&self.given).zip(variants) {
             place.keep(track, one, received, me)?;
         }
         Ok(())
@@ -285,7 +286,7 @@ fn replays(case: &Case, comm: &mut Communicator) -> Result<bool> {
             }
         }
         comm.flush()?;
-        first.finish(comm, &live).context("what the handle's own dispatch brought")?;
+        first.finish(comm, &live).context("the output of the handle's own dispatch")?;
     }
     Ok(true)
 }
@@ -332,7 +333,7 @@ fn refused(case: &Case, comm: &mut Communicator) -> Result<bool> {
     let parts = ["no call waited", "rank 0 refused its input", "found expert"];
     expect_error(comm.flush(), &kinds, &parts)?;
     let round = Round::new(&case, comm.rank());
-    let call = round.brought.dispatch_on(comm)?;
+    let call = round.tensors.dispatch_on(comm)?;
     expect_error(comm.dispatch(&call), &kinds, &["was closed", "rank 0 refused its input"])?;
     Ok(false)
 }
@@ -360,7 +361,7 @@ fn full(case: &Case, comm: &mut Communicator) -> Result<bool> {
 
 fn with_sync(case: &Case, comm: &mut Communicator) -> Result<bool> {
     let round = Round::new(case, comm.rank());
-    let call = round.brought.dispatch_on(comm)?;
+    let call = round.tensors.dispatch_on(comm)?;
     let track = Track::new(comm)?;
     track.stream.begin_capture()?;
     let refused = comm.on(track.name).dispatch(&call);

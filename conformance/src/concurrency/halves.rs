@@ -47,7 +47,7 @@ fn dispatches(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
         for turn in 0..3 {
             let why = || format!("in_flight {in_flight}, turn {turn}");
             let calls: Vec<_> =
-                rounds.iter().map(|r| r.brought.dispatch_on(&comm)).collect::<Result<_>>()?;
+                rounds.iter().map(|r| r.tensors.dispatch_on(&comm)).collect::<Result<_>>()?;
             let mut sent = Vec::new();
             for call in &calls {
                 sent.push(comm.dispatch_send(call).with_context(why)?);
@@ -71,7 +71,7 @@ fn combine_together(comm: &mut Communicator, rounds: &[Round], live: &[Live]) ->
         rounds.iter().zip(live).map(|(r, l)| r.experts(&l.received)).collect::<Result<_>>()?;
     let mut sent = Vec::new();
     for ((round, live), buffers) in rounds.iter().zip(live).zip(&mut buffers) {
-        let arguments = buffers.arguments(&round.brought, &live.handle)?;
+        let arguments = buffers.arguments(&round.tensors, &live.handle)?;
         sent.push(comm.combine_send(&live.handle, arguments)?);
     }
     for sent in sent {
@@ -90,8 +90,8 @@ fn mixed(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let mut live = rounds[0].dispatch(&mut comm)?;
     for (n, pair) in rounds.windows(2).enumerate() {
         let mut buffers = pair[0].experts(&live.received)?;
-        let call = pair[1].brought.dispatch_on(&comm)?;
-        let arguments = buffers.arguments(&pair[0].brought, &live.handle)?;
+        let call = pair[1].tensors.dispatch_on(&comm)?;
+        let arguments = buffers.arguments(&pair[0].tensors, &live.handle)?;
         let combine = comm.combine_send(&live.handle, arguments)?;
         let dispatch = comm.dispatch_send(&call)?;
         comm.combine_recv(combine)?;
@@ -112,11 +112,11 @@ fn refused_beside_combine(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communi
     for refuses in 0..rank.world.ranks() {
         let live = rounds[0].dispatch(&mut comm)?;
         let mut buffers = rounds[0].experts(&live.received)?;
-        let mut call = rounds[1].brought.dispatch_on(&comm)?;
+        let mut call = rounds[1].tensors.dispatch_on(&comm)?;
         if comm.rank() == refuses {
             call.topk_idx = call.x;
         }
-        let arguments = buffers.arguments(&rounds[0].brought, &live.handle)?;
+        let arguments = buffers.arguments(&rounds[0].tensors, &live.handle)?;
         let combine = comm.combine_send(&live.handle, arguments)?;
         let sent = comm.dispatch_send(&call);
         comm.combine_recv(combine).with_context(|| format!("rank {refuses} refuses"))?;
@@ -133,9 +133,9 @@ fn received_out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communic
     let mut comm = open(rank, &base, 2)?;
     let rounds = few(&base, 3, comm.rank());
     let [first, second, third] = [
-        rounds[0].brought.dispatch_on(&comm)?,
-        rounds[1].brought.dispatch_on(&comm)?,
-        rounds[2].brought.dispatch_on(&comm)?,
+        rounds[0].tensors.dispatch_on(&comm)?,
+        rounds[1].tensors.dispatch_on(&comm)?,
+        rounds[2].tensors.dispatch_on(&comm)?,
     ];
     let sent_first = comm.dispatch_send(&first)?;
     let sent_second = comm.dispatch_send(&second)?;
@@ -158,7 +158,7 @@ fn too_many(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let mut comm = open(rank, &base, 1)?;
     let rounds = few(&base, 2, comm.rank());
     let (first, second) =
-        (rounds[0].brought.dispatch_on(&comm)?, rounds[1].brought.dispatch_on(&comm)?);
+        (rounds[0].tensors.dispatch_on(&comm)?, rounds[1].tensors.dispatch_on(&comm)?);
     let sent = comm.dispatch_send(&first)?;
     let early = comm.dispatch_send(&second);
     expect_error(early, &[ErrorKind::InvalidInput], &["in_flight = 1"])?;

@@ -58,7 +58,7 @@ fn arena_full(rank: &Rank<'_>, holders: Holders) -> Result<Outcome> {
     let holds = holders == All || me == last;
     let mut held = Vec::new();
     for turn in 0..MOST_OUTPUTS {
-        let dispatched = comm.dispatch(&round.brought.dispatch_on(&comm)?);
+        let dispatched = comm.dispatch(&round.tensors.dispatch_on(&comm)?);
         let error = match dispatched {
             Ok(output) if holds => {
                 held.push(output);
@@ -97,7 +97,7 @@ fn handles_taken(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let round = Round::new(&base, comm.rank());
     let live = [round.dispatch(&mut comm)?, round.dispatch(&mut comm)?];
     for _ in 0..3 {
-        let third = comm.dispatch(&round.brought.dispatch_on(&comm)?);
+        let third = comm.dispatch(&round.tensors.dispatch_on(&comm)?);
         expect_error(third, &[ErrorKind::Full], &["all 2 handles"])?;
     }
     for live in live {
@@ -113,11 +113,11 @@ fn handles_taken_on_one(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communica
     let round = Round::new(&base, comm.rank());
     let mut live = vec![round.dispatch(&mut comm)?, round.dispatch(&mut comm)?];
     if comm.rank() == 1 {
-        let third = comm.dispatch(&round.brought.dispatch_on(&comm)?);
+        let third = comm.dispatch(&round.tensors.dispatch_on(&comm)?);
         expect_error(third, &[ErrorKind::Full], &["all 2 handles"])?;
     } else {
         live.clear();
-        let third = comm.dispatch(&round.brought.dispatch_on(&comm)?);
+        let third = comm.dispatch(&round.tensors.dispatch_on(&comm)?);
         let kinds = [ErrorKind::Refused, ErrorKind::Full];
         expect_error(third, &kinds, &["rank 1", "all 2 handles"])?;
     }

@@ -35,7 +35,7 @@ fn replay(
     round: &Round,
     handle: &tokenyard_core::communicator::Handle,
 ) -> Result<Received> {
-    let received = comm.replay(handle, &round.brought.replay_on(comm)?).context("replay")?;
+    let received = comm.replay(handle, &round.tensors.replay_on(comm)?).context("replay")?;
     round.check_received(&received).context("replay")?;
     Ok(received)
 }
@@ -96,7 +96,7 @@ fn backward_of_dispatch(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communica
         let me = comm.rank() as usize;
         let got = exchange::combine(
             &mut comm,
-            &round.brought,
+            &round.tensors,
             &live.handle,
             &outputs[me],
             Placed::Outside,
@@ -132,7 +132,7 @@ fn in_halves(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let live = first.dispatch(&mut comm)?;
     let second = Round::new(&Case { seed: 2, ..base.clone() }, comm.rank());
     let third = first.replayed(&Case { seed: 3, ..base.clone() });
-    let (dispatch, replay) = (second.brought.dispatch_on(&comm)?, third.brought.replay_on(&comm)?);
+    let (dispatch, replay) = (second.tensors.dispatch_on(&comm)?, third.tensors.replay_on(&comm)?);
     let sent = comm.dispatch_send(&dispatch)?;
     let sent_replay = comm.replay_send(&live.handle, &replay)?;
     let (received, handle) = comm.dispatch_recv(sent)?;

@@ -59,7 +59,7 @@ fn round(comm: &mut Communicator, base: &Case, n: u64) -> Result<()> {
     let rows = live.received.x().to_vec()?.len();
     live.received.x_mut().write(&vec![0xff; rows])?;
     let got = {
-        let arguments = buffers.arguments(&round.brought, &live.handle)?;
+        let arguments = buffers.arguments(&round.tensors, &live.handle)?;
         comm.combine(&live.handle, arguments).context("combine")?;
         buffers.into_got()?
     };

@@ -449,7 +449,7 @@ fn none_to_have(rank: &Rank<'_>) -> Result<Outcome> {
     // SAFETY: no code uses the name of a stream where the kernel set has no streams.
     let name = unsafe { Stream::new(std::ptr::null_mut()) };
     let round = Round::new(&case, comm.rank());
-    let dispatch = round.brought.dispatch_on(&comm)?;
+    let dispatch = round.tensors.dispatch_on(&comm)?;
     // The first rank alone passes a stream, then all ranks do.
     for on_all in [false, true] {
         let names_one = on_all || comm.rank() == 0;
@@ -461,11 +461,11 @@ fn none_to_have(rank: &Rank<'_>) -> Result<Outcome> {
         expect_error(result, &[own], &["stream: found one", "has no streams"])?;
     }
     let live = round.dispatch(&mut comm).context("after a refusal")?;
-    let replay = round.brought.replay_on(&comm)?;
+    let replay = round.tensors.replay_on(&comm)?;
     let result = comm.on(name).replay(&live.handle, &replay);
     expect_error(result, &[ErrorKind::InvalidInput], &["has no streams"])?;
     let mut buffers = round.experts(&live.received)?;
-    let combine = buffers.arguments(&round.brought, &live.handle)?;
+    let combine = buffers.arguments(&round.tensors, &live.handle)?;
     let result = comm.on(name).combine(&live.handle, combine);
     expect_error(result, &[ErrorKind::InvalidInput], &["has no streams"])?;
     round.finish(&mut comm, &live).context("after a refusal")?;

@@ -5,7 +5,7 @@ use tokenyard_core::communicator::{
     Combine, CombineInput, Communicator, Handle, Received, TensorMut, TensorRef,
 };
 
-use super::{Aligned, Brought, row_dtype};
+use super::{Aligned, InputTensors, row_dtype};
 use crate::device::Copied;
 use crate::oracle::{self, Case, ExpertOutput, Inputs, Layout, RankInputs, Sums};
 
@@ -42,8 +42,8 @@ pub struct Buffers {
 
 impl Buffers {
     /// Copies `output`, and poisons the outputs, so that rows that the combine does not write show.
-    pub fn new(brought: &Brought, output: &ExpertOutput) -> Self {
-        let (tokens, case) = (brought.tokens(), &brought.case);
+    pub fn new(tensors: &InputTensors, output: &ExpertOutput) -> Self {
+        let (tokens, case) = (tensors.tokens(), &tensors.case);
         let x = Aligned::filled(tokens * case.hidden * case.combine.row.bytes(), 0x7f);
         let weights = output.weights.as_ref().map(|_| vec![f32::NAN; tokens * case.topk]);
         Self {
@@ -60,10 +60,10 @@ impl Buffers {
     /// Sizes that contradict each other; the communicator's device refuses the memory or the copy.
     pub fn arguments<'a>(
         &'a mut self,
-        brought: &'a Brought,
+        tensors: &'a InputTensors,
         handle: &Handle,
     ) -> Result<Combine<'a>> {
-        self.arguments_but(brought, handle, |_| Ok(()))
+        self.arguments_but(tensors, handle, |_| Ok(()))
     }
 
     /// The same, changed by `change` while they are in host memory.
@@ -72,12 +72,12 @@ impl Buffers {
     /// As [`arguments`](Self::arguments), and the error of `change`.
     pub fn arguments_but<'a>(
         &'a mut self,
-        brought: &'a Brought,
+        tensors: &'a InputTensors,
         handle: &Handle,
         change: impl FnOnce(&mut Combine<'a>) -> Result<()>,
     ) -> Result<Combine<'a>> {
-        let case = &brought.case;
-        let (elem, hidden, tokens) = (row_dtype(case.combine.row), case.hidden, brought.tokens());
+        let case = &tensors.case;
+        let (elem, hidden, tokens) = (row_dtype(case.combine.row), case.hidden, tensors.tokens());
         let columns = if case.layout == Layout::Flat { case.topk } else { 1 };
         let weights = self.weights.as_deref();
         let out_weights = self.got.weights.as_mut();
@@ -86,10 +86,10 @@ impl Buffers {
             weights: weights
                 .map(|w| TensorRef::from_slice(w, w.len() / columns, columns))
                 .transpose()?,
-            bias: brought.biases()?,
+            bias: tensors.biases()?,
             weighted: case.combine.weighted,
             round_once: !case.combine.sums.rounds_by_rank(),
-            topk: brought.late_topk()?,
+            topk: tensors.late_topk()?,
             sum_weights: case.combine.sums == Sums::WeightsOfAllRanks,
             out: TensorMut::from_bytes(self.got.x.bytes_mut(), elem, tokens, hidden)?,
             out_weights: out_weights
@@ -169,18 +169,18 @@ impl Staged {
     /// The communicator's error.
     pub fn new(
         comm: &mut Communicator,
-        brought: &Brought,
+        tensors: &InputTensors,
         output: &ExpertOutput,
         handle: &Handle,
         placed: Placed,
     ) -> Result<Self> {
         let mut room = None;
         if placed == Placed::CombineInput {
-            let dtype = row_dtype(brought.case.combine.row);
+            let dtype = row_dtype(tensors.case.combine.row);
             let taken = room.insert(comm.combine_input(handle, dtype)?);
             taken.tensor_mut().write(&output.rows)?;
         }
-        Ok(Self { room, buffers: Buffers::new(brought, output) })
+        Ok(Self { room, buffers: Buffers::new(tensors, output) })
     }
 
     /// Combines, and returns the results.
@@ -190,10 +190,10 @@ impl Staged {
     pub fn combine(
         self,
         comm: &mut Communicator,
-        brought: &Brought,
+        tensors: &InputTensors,
         handle: &Handle,
     ) -> Result<Got> {
-        self.combine_by(brought, handle, |combine| Ok(comm.combine(handle, combine)?))
+        self.combine_by(tensors, handle, |combine| Ok(comm.combine(handle, combine)?))
     }
 
     /// As [`combine`](Self::combine), by a call that `run` makes. Inputs are copied to the device before
@@ -203,11 +203,11 @@ impl Staged {
     /// The error of the communicator or of `run`.
     pub fn combine_by(
         mut self,
-        brought: &Brought,
+        tensors: &InputTensors,
         handle: &Handle,
         run: impl FnOnce(Combine<'_>) -> Result<()>,
     ) -> Result<Got> {
-        let mut arguments = self.buffers.arguments(brought, handle)?;
+        let mut arguments = self.buffers.arguments(tensors, handle)?;
         if let Some(room) = &self.room {
             arguments.x = room.tensor();
         }
@@ -222,12 +222,12 @@ impl Staged {
 /// The communicator's error.
 pub fn combine(
     comm: &mut Communicator,
-    brought: &Brought,
+    tensors: &InputTensors,
     handle: &Handle,
     output: &ExpertOutput,
     placed: Placed,
 ) -> Result<Got> {
-    Staged::new(comm, brought, output, handle, placed)?.combine(comm, brought, handle)
+    Staged::new(comm, tensors, output, handle, placed)?.combine(comm, tensors, handle)
 }
 
 /// As [`combine`], with the expert outputs written over the received rows. The rows of the case
@@ -237,14 +237,14 @@ pub fn combine(
 /// The communicator's error.
 pub fn combine_in_place(
     comm: &mut Communicator,
-    brought: &Brought,
+    tensors: &InputTensors,
     handle: &Handle,
     output: &ExpertOutput,
     received: &mut Received,
 ) -> Result<Got> {
     received.x_mut().write(&output.rows)?;
-    let mut buffers = Buffers::new(brought, output);
-    let mut arguments = buffers.arguments(brought, handle)?;
+    let mut buffers = Buffers::new(tensors, output);
+    let mut arguments = buffers.arguments(tensors, handle)?;
     arguments.x = received.x();
     comm.combine(handle, arguments)?;
     buffers.into_got()

@@ -182,6 +182,6 @@ mod tests {
         assert_eq!(check(&[3], &[], &[1, 3]).unwrap(), [3]);
         assert_eq!(check(&[1, 3], &[1], &[1, 3]).unwrap(), [1, 3]);
         assert!(check(&[], &[3], &[3]).is_err(), "its part cannot have come");
-        assert!(check(&[1], &[], &[3]).is_err(), "nobody says that rank 1 is lost");
+        assert!(check(&[1], &[], &[3]).is_err(), "no rank reports that rank 1 is lost");
     }
 }

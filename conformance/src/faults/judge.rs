@@ -51,7 +51,7 @@ fn wrong(fault: &Fault, seen: &Seen, all: &[Seen], limit: Duration) -> Option<St
             format!("rank {rank}: its process did not end after the error `{error}` (INV-6)")
         }),
         Some(took) => Some(format!(
-            "rank {rank}: its error came {:.2} s after the fault; expected at most {:.2} s (INV-6); it said `{error}`",
+            "rank {rank}: its error came {:.2} s after the fault; expected at most {:.2} s (INV-6); its error is `{error}`",
             took.as_secs_f64(),
             limit.as_secs_f64()
         )),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_told_from_both_sides() {
+    fn a_cut_is_reported_from_both_sides() {
         assert!(cut(0, "rank 1 was silent").is_empty());
         assert!(cut(1, "rank 0 was silent").is_empty());
         assert!(cut(2, "rank 0 was silent")[0].contains("does not say which rank is gone"));

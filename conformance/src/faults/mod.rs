@@ -262,7 +262,7 @@ mod tests {
             assert_eq!((two.ranks, two.name.as_str()), (2, fault.name.as_str()));
             assert!(two.victim < two.ranks, "{}", two.name);
             assert_eq!(fault.clone().within(8), fault, "no more than it has");
-            assert_eq!(fault.clone().within(1), fault, "one rank has nobody to lose");
+            assert_eq!(fault.clone().within(1), fault, "one rank has no other to lose");
         }
         for fault in list(2).into_iter().chain(on_hosts()) {
             assert_eq!(fault.clone().within(2), fault);

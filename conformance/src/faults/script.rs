@@ -187,16 +187,16 @@ impl Player<'_> {
         self.at(Phase::Between)?;
         self.at(Phase::DispatchSend)?;
         if self.lie() == Some(Lie::Operation) {
-            comm.replay(&live.handle, &first.brought.replay_on(comm)?)?;
+            comm.replay(&live.handle, &first.tensors.replay_on(comm)?)?;
         }
-        let dispatch = round.brought.dispatch_on(comm)?;
+        let dispatch = round.tensors.dispatch_on(comm)?;
         let sent = comm.dispatch_send(&dispatch)?;
         self.at(Phase::DispatchReceive)?;
         let (received, handle) = comm.dispatch_recv(sent)?;
         round.check_received(&received)?;
         let mut buffers = round.experts(&received)?;
         self.at(Phase::CombineSend)?;
-        let combine = buffers.arguments(&round.brought, &handle)?;
+        let combine = buffers.arguments(&round.tensors, &handle)?;
         let sent = comm.combine_send(&handle, combine)?;
         self.at(Phase::CombineReceive)?;
         comm.combine_recv(sent)?;

@@ -170,8 +170,8 @@ fn combined_weights(
         let destinations = destinations(case, selections);
         let row = selections.iter().enumerate().map(|(k, expert)| {
             if case.combine.sums == Sums::WeightsOfAllRanks {
-                let brought = |destination: &Destination| weight(token, k, destination.rank);
-                return sum_of_weights(case, &destinations, brought);
+                let returned = |destination: &Destination| weight(token, k, destination.rank);
+                return sum_of_weights(case, &destinations, returned);
             }
             usize::try_from(*expert).map_or(0.0, |expert| weight(token, k, case.rank_of(expert)))
         });
@@ -189,8 +189,8 @@ fn sum_of_weights(
 ) -> f32 {
     let one =
         Case { hidden: 1, combine: Combine { row: RowType::F32, ..case.combine }, ..case.clone() };
-    let brought = destinations.iter().map(|destination| vec![weight(destination)]).collect();
-    let rows = if case.domains > 1 { domain_rows(&one, destinations, brought) } else { brought };
+    let weights = destinations.iter().map(|destination| vec![weight(destination)]).collect();
+    let rows = if case.domains > 1 { domain_rows(&one, destinations, weights) } else { weights };
     let terms: Vec<Term> = rows.into_iter().map(|row| Term { weight: None, row }).collect();
     sum(&terms, 1, RowType::F32)[0]
 }

@@ -97,7 +97,7 @@ struct Watched {
     pace: Pace,
     _order: tempfile::TempDir,
     /// Per rank, its answer about the watched test.
-    told: BTreeMap<u32, TestEnd>,
+    answers: BTreeMap<u32, TestEnd>,
     exits: BTreeMap<u32, Exit>,
     /// Per rank, the slot of its transport that did not return at the rank's last report.
     stuck: BTreeMap<u32, String>,
@@ -136,7 +136,7 @@ impl Watched {
             limit: program.pace.stretch(program.limit),
             pace: program.pace,
             _order: folder,
-            told: BTreeMap::new(),
+            answers: BTreeMap::new(),
             exits: BTreeMap::new(),
             stuck: BTreeMap::new(),
             early: BTreeMap::new(),
@@ -155,7 +155,7 @@ impl Watched {
             each(RunEvent::Starts(name));
             let verdict = self.watch_test(name, start)?;
             let over =
-                matches!(verdict, Verdict::Fail(_)) || self.told.values().any(TestEnd::is_over);
+                matches!(verdict, Verdict::Fail(_)) || self.answers.values().any(TestEnd::is_over);
             let took = start.elapsed();
             each(RunEvent::Ended(Finished { name: name.clone(), verdict, took }));
             if over {
@@ -166,11 +166,11 @@ impl Watched {
     }
 
     fn watch_test(&mut self, name: &str, start: Instant) -> Result<Verdict> {
-        self.told.clear();
+        self.answers.clear();
         self.stuck.clear();
         for rank in 0..self.ranks {
-            if let Some(told) = self.early.remove(&(rank, name.to_owned())) {
-                self.told.insert(rank, told);
+            if let Some(answer) = self.early.remove(&(rank, name.to_owned())) {
+                self.answers.insert(rank, answer);
             }
         }
         let mut limit = self.limit;
@@ -197,7 +197,7 @@ impl Watched {
             }
             Event::Line { rank, line } => match Answer::read(&line) {
                 Some(Answer::Test { name: of, outcome }) if of == name => {
-                    self.told.insert(rank, outcome);
+                    self.answers.insert(rank, outcome);
                 }
                 Some(Answer::Test { name: of, outcome }) => {
                     self.early.insert((rank, of), outcome);
@@ -211,19 +211,20 @@ impl Watched {
     }
 
     fn is_over(&self) -> bool {
-        (0..self.ranks).all(|rank| self.told.contains_key(&rank) || self.exits.contains_key(&rank))
+        (0..self.ranks)
+            .all(|rank| self.answers.contains_key(&rank) || self.exits.contains_key(&rank))
     }
 
     fn has_failed(&self) -> bool {
-        self.told.values().any(|told| matches!(told, TestEnd::Fail(_)))
-            || self.exits.keys().any(|rank| !self.told.contains_key(rank))
+        self.answers.values().any(|answer| matches!(answer, TestEnd::Fail(_)))
+            || self.exits.keys().any(|rank| !self.answers.contains_key(rank))
     }
 
     fn verdict(&self) -> Verdict {
         let mut failures = Vec::new();
         let mut not_supported = None;
         for rank in 0..self.ranks {
-            match self.told.get(&rank) {
+            match self.answers.get(&rank) {
                 Some(TestEnd::Pass | TestEnd::PassAndOver) => {}
                 Some(TestEnd::NotSupported(why)) => not_supported = Some(why.clone()),
                 Some(TestEnd::Fail(why)) => failures.push(format!("rank {rank}: {why}")),

@@ -116,7 +116,7 @@ fn blame(found: &[u8]) -> &'static str {
     } else if found.iter().all(|byte| *byte == UNTOUCHED) {
         "its signal came and its payload did not (INV-1): a lost payload, not an early done event"
     } else {
-        "its payload is wrong although nobody changed its source (INV-1)"
+        "its payload is wrong although its source did not change (INV-1)"
     }
 }
 

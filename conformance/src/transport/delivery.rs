@@ -257,7 +257,7 @@ fn write_values(rig: &mut Rig<'_>, enough: u32) -> Result<()> {
         )?;
         rig.drive()?;
         rig.check_peers()?;
-        ensure!(Instant::now() < until, "the reader never said that it has seen enough");
+        ensure!(Instant::now() < until, "the reader never reported that it has seen enough");
     }
     Ok(())
 }

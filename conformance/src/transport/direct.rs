@@ -11,7 +11,7 @@ use super::{Body, TransportCase};
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "get_reads_the_peer",
-        about: "a done get has brought the peer's bytes, and nothing else",
+        about: "a done get has read the peer's bytes, and nothing else",
         invariants: "INV-4",
         ranks: &[2, 3],
         flags: abi::TY_CAP_GET,

@@ -9,7 +9,7 @@ use super::{Body, TransportCase};
 
 pub(super) const CASES: &[TransportCase] = &[TransportCase {
     name: "errors_are_reported",
-    about: "a command with an op that nobody knows ends as an error event, and health stays bad",
+    about: "a command with an unknown op ends as an error event, and health stays bad",
     invariants: "INV-7",
     ranks: &[2],
     needs: Needs::SMALL,

@@ -39,7 +39,7 @@ pub(super) const CASES: &[TransportCase] = &[
         ..TransportCase::BARE
     },
     TransportCase {
-        name: "a_killed_peer_holds_up_nobody",
+        name: "a_killed_peer_holds_up_no_other",
         about: "commands to others go on beside a killed peer, and each failure names it",
         invariants: "INV-6, INV-7",
         ranks: &[3],
@@ -49,7 +49,7 @@ pub(super) const CASES: &[TransportCase] = &[
         ..TransportCase::BARE
     },
     TransportCase {
-        name: "a_stopped_peer_holds_up_nobody",
+        name: "a_stopped_peer_holds_up_no_other",
         about: "commands to others go on beside a stopped peer, and each failure names it",
         invariants: "INV-6, INV-7",
         ranks: &[3],

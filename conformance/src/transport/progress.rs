@@ -25,7 +25,7 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "progress_alone_moves_puts",
-        about: "with TY_CAP_MANUAL_PROGRESS a put arrives while a thread calls `progress`, and nobody polls",
+        about: "with TY_CAP_MANUAL_PROGRESS a put arrives while a thread calls `progress`, and no thread polls",
         invariants: "INV-6",
         ranks: &[2],
         flags: abi::TY_CAP_MANUAL_PROGRESS,

@@ -1,5 +1,5 @@
-//! The rig: one rank's transport with windows of its own. It is brought up as a communicator would bring it
-//! up, without a kernel set.
+//! The rig: one rank's transport with windows of its own. It opens as a communicator would open it,
+//! without a kernel set.
 
 use std::cell::RefCell;
 use std::sync::Arc;

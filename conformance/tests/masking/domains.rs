@@ -4,7 +4,7 @@
 use anyhow::{Result, bail, ensure};
 use libtest_mimic::{Failed, Trial};
 use serde::{Deserialize, Serialize};
-use tokenyard_conformance::exchange::{self, Aligned, Brought};
+use tokenyard_conformance::exchange::{self, Aligned, InputTensors};
 use tokenyard_conformance::oracle::{Case, Inputs, Layout};
 use tokenyard_core::ErrorKind;
 use tokenyard_core::communicator::{
@@ -155,7 +155,7 @@ fn trial(spread: Spread, loss: Loss) -> Trial {
 pub(crate) fn refuse_in_turn(
     order: &Order,
     comm: &mut Communicator,
-    brought: &Brought,
+    tensors: &InputTensors,
     handle: &Handle,
 ) -> Result<()> {
     let case = order.case(0);
@@ -165,15 +165,15 @@ pub(crate) fn refuse_in_turn(
     for refuser in order.survivors() {
         let bad = refuser == order.rank;
         let expected = if bad { ErrorKind::InvalidInput } else { ErrorKind::Refused };
-        let said = [
+        let found = [
             refuse_dispatch(order, comm, bad)?,
-            refuse_replay(&case, comm, brought, handle, bad)?,
-            refuse_combine(&case, comm, brought, handle, bad)?,
+            refuse_replay(&case, comm, tensors, handle, bad)?,
+            refuse_combine(&case, comm, tensors, handle, bad)?,
         ];
-        ensure!(said == [expected; 3], "rank {refuser} refused: found {said:?}");
+        ensure!(found == [expected; 3], "rank {refuser} refused: found {found:?}");
         if spread.has_rails() {
-            let said = lack_room(order, comm, bad)?;
-            ensure!(said == ErrorKind::Full, "rank {refuser} had no room: found {said:?}");
+            let found = lack_room(order, comm, bad)?;
+            ensure!(found == ErrorKind::Full, "rank {refuser} had no room: found {found:?}");
         }
     }
     Ok(())
@@ -185,8 +185,8 @@ fn refuse_dispatch(order: &Order, comm: &mut Communicator, bad: bool) -> Result<
     if bad {
         inputs.topk_idx[0] = case.experts as i64;
     }
-    let brought = Brought::new(&case, order.rank, inputs);
-    match comm.dispatch(&brought.dispatch()?) {
+    let tensors = InputTensors::new(&case, order.rank, inputs);
+    match comm.dispatch(&tensors.dispatch()?) {
         Err(error) => Ok(error.kind()),
         Ok(_) => bail!("found an output of a refused dispatch"),
     }
@@ -207,8 +207,8 @@ fn take_room(comm: &mut Communicator, handle: &Handle) -> Result<Vec<CombineInpu
 /// A dispatch with counting, whose output is larger than the room that is left.
 fn lack_room(order: &Order, comm: &mut Communicator, full: bool) -> Result<ErrorKind> {
     let flat = Case { layout: Layout::Flat, ..order.case(6000) };
-    let brought = Brought::new(&flat, order.rank, Inputs::for_rank(&flat, order.rank));
-    let (_, handle) = comm.dispatch(&brought.dispatch()?)?;
+    let tensors = InputTensors::new(&flat, order.rank, Inputs::for_rank(&flat, order.rank));
+    let (_, handle) = comm.dispatch(&tensors.dispatch()?)?;
     // The room is taken until the dispatch is over.
     let _taken = if full { take_room(comm, &handle)? } else { Vec::new() };
     let layout = match order.layout {
@@ -216,8 +216,8 @@ fn lack_room(order: &Order, comm: &mut Communicator, full: bool) -> Result<Error
         _ => Layout::Flat,
     };
     let case = Case { layout, worst_case: true, ..flat };
-    let brought = Brought::new(&case, order.rank, Inputs::for_rank(&case, order.rank));
-    match comm.dispatch(&brought.dispatch()?) {
+    let tensors = InputTensors::new(&case, order.rank, Inputs::for_rank(&case, order.rank));
+    match comm.dispatch(&tensors.dispatch()?) {
         Err(error) => Ok(error.kind()),
         Ok(_) => bail!("found an output where a rank had no room"),
     }
@@ -226,11 +226,11 @@ fn lack_room(order: &Order, comm: &mut Communicator, full: bool) -> Result<Error
 fn refuse_replay(
     case: &Case,
     comm: &mut Communicator,
-    brought: &Brought,
+    tensors: &InputTensors,
     handle: &Handle,
     bad: bool,
 ) -> Result<ErrorKind> {
-    let replay = brought.replay()?;
+    let replay = tensors.replay()?;
     let nothing = TensorRef::from_bytes(&[], DType::Bf16, 0, case.hidden)?;
     let replay = if bad { Replay { x: nothing, ..replay } } else { replay };
     match comm.replay(handle, &replay) {
@@ -242,16 +242,16 @@ fn refuse_replay(
 fn refuse_combine(
     case: &Case,
     comm: &mut Communicator,
-    brought: &Brought,
+    tensors: &InputTensors,
     handle: &Handle,
     bad: bool,
 ) -> Result<ErrorKind> {
     let rows = handle.rows() + usize::from(bad);
     let x = Aligned::filled(rows * case.hidden * 2, 0);
-    let mut out = Aligned::filled(brought.tokens() * case.hidden * 2, 0);
+    let mut out = Aligned::filled(tensors.tokens() * case.hidden * 2, 0);
     let combine = Combine::new(
         TensorRef::from_bytes(x.bytes(), DType::Bf16, rows, case.hidden)?,
-        TensorMut::from_bytes(out.bytes_mut(), DType::Bf16, brought.tokens(), case.hidden)?,
+        TensorMut::from_bytes(out.bytes_mut(), DType::Bf16, tensors.tokens(), case.hidden)?,
     );
     match comm.combine(handle, combine) {
         Err(error) => Ok(error.kind()),

@@ -38,7 +38,7 @@ fn watch(order: &crate::order::Order) -> Result<()> {
         stderr: Stderr::Capture,
     };
     let mut running = job.start_on(&hosts, Launcher::Hand)?;
-    running.await_stop(VICTIM as u32, LIMIT).with_context(|| told(&running))?;
+    running.await_stop(VICTIM as u32, LIMIT).with_context(|| outputs(&running))?;
     hosts.cut(VICTIM, &Net::BOTH)?;
     running.resume(VICTIM as u32)?;
     let start = Instant::now();
@@ -52,18 +52,25 @@ fn watch(order: &crate::order::Order) -> Result<()> {
         if others_went_on && succeeded[VICTIM].is_some() {
             std::fs::write(order.marker("victim_ended", VICTIM), "")?;
         }
-        ensure!(start.elapsed() < LIMIT, "the ranks do not end; {}", told(&running));
+        ensure!(start.elapsed() < LIMIT, "the ranks do not end; {}", outputs(&running));
     }
     for (rank, succeeded) in succeeded.iter().enumerate() {
-        ensure!(*succeeded == Some(rank != VICTIM), "rank {rank} ended wrong; {}", told(&running));
+        ensure!(
+            *succeeded == Some(rank != VICTIM),
+            "rank {rank} ended wrong; {}",
+            outputs(&running)
+        );
     }
-    let said = running.stderr_tail(VICTIM as u32);
-    ensure!(said.contains("rank 0 was silent") && said.contains("all ranks meet there"), "{said}");
+    let errors = running.stderr_tail(VICTIM as u32);
+    ensure!(
+        errors.contains("rank 0 was silent") && errors.contains("all ranks meet there"),
+        "{errors}"
+    );
     Ok(())
 }
 
-fn told(running: &Running) -> String {
+fn outputs(running: &Running) -> String {
     let ranks = (0..).take_while(|rank| running.pid(*rank).is_some());
-    let said = ranks.map(|r| format!("rank {r} said: {}", running.stderr_tail(r)));
-    said.collect::<Vec<_>>().join("; ")
+    let outputs = ranks.map(|r| format!("rank {r} printed: {}", running.stderr_tail(r)));
+    outputs.collect::<Vec<_>>().join("; ")
 }

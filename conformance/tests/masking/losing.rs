@@ -131,7 +131,7 @@ fn meet_loss(order: &Order, plan: &abi::TyPlan) -> anyhow::Result<()> {
         if !is_victim && order.victims().iter().all(is_lost) {
             return Ok(());
         }
-        anyhow::ensure!(start.elapsed() < LIMIT, "nobody was lost");
+        anyhow::ensure!(start.elapsed() < LIMIT, "no rank was lost");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

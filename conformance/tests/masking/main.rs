@@ -167,7 +167,7 @@ impl Process {
         Pid::from_child(&self.child)
     }
 
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }
 
@@ -181,7 +181,7 @@ impl Process {
             if let Some(success) = self.ended()? {
                 return Ok(success);
             }
-            ensure!(start.elapsed() < LIMIT, "it hangs; it said: {}", self.said());
+            ensure!(start.elapsed() < LIMIT, "it hangs; it printed: {}", self.output());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -203,7 +203,7 @@ pub(crate) fn watch(order: &Order) -> Result<()> {
     while !order.survivors().all(|rank| order.marker("without", rank).exists()) {
         for rank in order.survivors() {
             if ranks[rank].ended()?.is_some() {
-                bail!("rank {rank} ended too early: {}", ranks[rank].said());
+                bail!("rank {rank} ended too early: {}", ranks[rank].output());
             }
         }
         ensure!(start.elapsed() < LIMIT, "{}", hang(&ranks));
@@ -218,13 +218,13 @@ pub(crate) fn watch(order: &Order) -> Result<()> {
         let victim = order.victims()[0];
         kill_process(ranks[victim].pid(), Signal::CONT)?;
         ensure!(!ranks[victim].wait()?, "the victim did not notice");
-        let said = ranks[victim].said();
-        ensure!(said.contains("the others go on without it"), "the victim said: {said}");
+        let output = ranks[victim].output();
+        ensure!(output.contains("the others go on without it"), "the victim printed: {output}");
         std::fs::write(order.marker("victim_ended", victim), "")?;
     }
     for rank in order.survivors() {
         let success = ranks[rank].wait().with_context(|| format!("rank {rank}"))?;
-        ensure!(success, "rank {rank}: {}", ranks[rank].said());
+        ensure!(success, "rank {rank}: {}", ranks[rank].output());
     }
     if order.phase == Phase::Entered && order.layout != 2 {
         let torn = order.survivors().filter(|rank| order.marker("torn", *rank).exists());
@@ -237,12 +237,13 @@ pub(crate) fn watch(order: &Order) -> Result<()> {
         ensure!(torn >= expected, "{torn} outputs lack rows; expected {expected}");
     }
     for mut back in back {
-        ensure!(back.wait().context("a rank that came back")?, "it said: {}", back.said());
+        ensure!(back.wait().context("a rank that came back")?, "it printed: {}", back.output());
     }
     Ok(())
 }
 
 pub(crate) fn hang(ranks: &[Process]) -> String {
-    let said = ranks.iter().enumerate().map(|(rank, p)| format!("rank {rank} said: {}", p.said()));
-    format!("the others did not go on; {}", said.collect::<Vec<_>>().join("; "))
+    let output =
+        ranks.iter().enumerate().map(|(rank, p)| format!("rank {rank} printed: {}", p.output()));
+    format!("the others did not go on; {}", output.collect::<Vec<_>>().join("; "))
 }

@@ -95,7 +95,7 @@ pub(crate) struct Mortal {
 impl Transport for Mortal {
     const NAME: &'static str = "mortal";
     const ABOUT: &'static str =
-        "for tests only: shm in which a rank dies while a communicator is brought up";
+        "for tests only: shm in which a rank dies while a communicator opens";
     type Config = Below;
 
     fn configure(table: &ComponentTable) -> Result<Below> {

@@ -101,21 +101,21 @@ fn play_on(lives: Vec<Option<Step>>, spread: Option<Spread>) -> Result<()> {
         let start = Instant::now();
         while !order.survivors().all(|rank| order.marker(&without(life - 1), rank).exists()) {
             for rank in order.survivors() {
-                ensure!(ranks[rank].ended()?.is_none(), "rank {rank}: {}", ranks[rank].said());
+                ensure!(ranks[rank].ended()?.is_none(), "rank {rank}: {}", ranks[rank].output());
             }
             ensure!(start.elapsed() < LIMIT, "life {life}: the others do not go on");
             std::thread::sleep(Duration::from_millis(20));
         }
         ensure!(!ranks[VICTIM].wait()?, "the victim outlived its bring-up");
-        let said = ranks[VICTIM].said();
-        ensure!(!said.contains("outlived"), "{said}");
+        let output = ranks[VICTIM].output();
+        ensure!(!output.contains("outlived"), "{output}");
         let says = order.lives[life - 1].map_or("", Step::says);
-        ensure!(said.contains(says), "expected {says:?}; found {said:?}");
+        ensure!(output.contains(says), "expected {says:?}; found {output:?}");
         ranks[VICTIM] = Process::start(&Order { life, ..order.clone() }, VICTIM, true)?;
     }
     for (rank, process) in ranks.iter_mut().enumerate() {
         let success = process.wait().with_context(|| format!("rank {rank}"))?;
-        ensure!(success, "rank {rank}: {}", process.said());
+        ensure!(success, "rank {rank}: {}", process.output());
     }
     Ok(())
 }

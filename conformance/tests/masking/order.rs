@@ -21,7 +21,7 @@ pub(crate) const VICTIM: usize = 1;
 /// The phase in which the victim is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
-    /// While the communicator is brought up: all links are made, and the kernels are not planned.
+    /// During bring-up: all links are made, and the kernels are not planned.
     Planning,
     DispatchSend,
     /// Inside the send of a dispatch: the victim has sent its entry, and has not written the rows that the

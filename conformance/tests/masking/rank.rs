@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use tokenyard_conformance::exchange::{self, Brought, Got, Losses, Placed};
+use tokenyard_conformance::exchange::{self, Got, InputTensors, Losses, Placed};
 use tokenyard_conformance::oracle::{Case, Inputs};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Communicator, Handle, Received};
@@ -56,7 +56,7 @@ pub(crate) fn play(order: &Order) -> Result<()> {
             ensure!(lost == silent, "round {round}: found {lost:?} lost; expected {silent:?}");
             let lost = old.again(&mut comm)?;
             ensure!(lost == silent, "replay: found {lost:?} lost; expected {silent:?}");
-            domains::refuse_in_turn(order, &mut comm, &old.brought, &old.handle)?;
+            domains::refuse_in_turn(order, &mut comm, &old.tensors, &old.handle)?;
             overlap(order, &mut comm, round, false)?;
             round += 1;
         }
@@ -106,7 +106,7 @@ fn meet_fate(order: &Order, round: u64) {
 struct Old {
     case: Case,
     inputs: Inputs,
-    brought: Brought,
+    tensors: InputTensors,
     handle: Handle,
 }
 
@@ -115,20 +115,20 @@ impl Old {
         let case = order.case(1000);
         let inputs = Inputs::all(&case);
         let rank = comm.rank() as usize;
-        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-        let (received, handle) = comm.dispatch(&brought.dispatch()?)?;
+        let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
+        let (received, handle) = comm.dispatch(&tensors.dispatch()?)?;
         exchange::check_received_flagged(&case, &inputs, rank, &received)?;
-        Ok(Self { case, inputs, brought, handle })
+        Ok(Self { case, inputs, tensors, handle })
     }
 
     /// A replay and a combine, checked. Returns the ranks whose rows were left out.
     fn again(&mut self, comm: &mut Communicator) -> Result<Vec<usize>> {
         let rank = comm.rank() as usize;
-        let received = comm.replay(&self.handle, &self.brought.replay()?).context("replay")?;
+        let received = comm.replay(&self.handle, &self.tensors.replay()?).context("replay")?;
         exchange::check_received_flagged(&self.case, &self.inputs, rank, &received)
             .context("replay")?;
         let output = exchange::run_experts(&self.case, rank, &received).context("experts")?;
-        let got = exchange::combine(comm, &self.brought, &self.handle, &output, Placed::Outside)
+        let got = exchange::combine(comm, &self.tensors, &self.handle, &output, Placed::Outside)
             .context("combine after replay")?;
         check_combined(&self.case, &self.inputs, comm, &got).context("after replay")?;
         Ok(lost_sources(&received))
@@ -148,8 +148,8 @@ impl Kept {
         let case = order.case(seed);
         let inputs = Inputs::all(&case);
         let rank = comm.rank() as usize;
-        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-        let (received, _) = comm.dispatch(&brought.dispatch()?)?;
+        let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
+        let (received, _) = comm.dispatch(&tensors.dispatch()?)?;
         exchange::check_received_flagged(&case, &inputs, rank, &received).context("kept")?;
         let x = received.x().bytes().to_vec();
         Ok((received, x))
@@ -157,7 +157,7 @@ impl Kept {
 
     fn check(&self) -> Result<()> {
         for (received, x) in &self.0 {
-            ensure!(received.x().bytes() == x, "an output has changed that nobody writes to");
+            ensure!(received.x().bytes() == x, "an output has changed that no rank writes to");
         }
         Ok(())
     }
@@ -209,7 +209,7 @@ pub(crate) fn wait_for_return(order: &Order, world: &World, comm: &Communicator)
         if all.iter().filter(|ready| !ready.is_empty()).all(|ready| ready == &[1]) {
             return Ok(());
         }
-        ensure!(start.elapsed() < LIMIT, "nobody came back");
+        ensure!(start.elapsed() < LIMIT, "no rank came back");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -226,12 +226,12 @@ pub(crate) fn exchange_once(
     let case = order.case(round);
     let inputs = Inputs::all(&case);
     let rank = comm.rank() as usize;
-    let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+    let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
     at(Phase::DispatchSend)?;
     if last && order.phase == Phase::Entered {
         losing::arm();
     }
-    let sent = comm.dispatch_send(&brought.dispatch()?)?;
+    let sent = comm.dispatch_send(&tensors.dispatch()?)?;
     at(Phase::DispatchReceive)?;
     let (received, handle) = comm.dispatch_recv(sent)?;
     let torn = exchange::check_received_flagged(&case, &inputs, rank, &received);
@@ -239,9 +239,9 @@ pub(crate) fn exchange_once(
         order.mark("torn")?;
     }
     let output = exchange::run_experts(&case, rank, &received).context("experts")?;
-    let mut buffers = exchange::Buffers::new(&brought, &output);
+    let mut buffers = exchange::Buffers::new(&tensors, &output);
     at(Phase::CombineSend)?;
-    let sent = comm.combine_send(&handle, buffers.arguments(&brought, &handle)?)?;
+    let sent = comm.combine_send(&handle, buffers.arguments(&tensors, &handle)?)?;
     at(Phase::CombineReceive)?;
     at(Phase::LateReceive)?;
     let is_late = order.phase == Phase::LateReceive && round + 1 == BEFORE && !order.is_victim();
@@ -265,7 +265,7 @@ pub(crate) fn exchange_once(
 fn wait_for_loss(order: &Order, comm: &Communicator) -> Result<()> {
     let start = Instant::now();
     while indices(comm.lost_ranks()) != order.victims() {
-        ensure!(start.elapsed() < LIMIT, "nobody was lost");
+        ensure!(start.elapsed() < LIMIT, "no rank was lost");
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
@@ -276,13 +276,13 @@ fn overlap(order: &Order, comm: &mut Communicator, round: u64, last: bool) -> Re
     let rank = comm.rank() as usize;
     let cases = [order.case(2000 + round), domains::other_layout(order, 3000 + round)];
     let inputs = cases.each_ref().map(Inputs::all);
-    let brought = [0, 1].map(|i| Brought::new(&cases[i], rank, inputs[i].ranks[rank].clone()));
-    let sent = comm.dispatch_send(&brought[0].dispatch()?)?;
+    let tensors = [0, 1].map(|i| InputTensors::new(&cases[i], rank, inputs[i].ranks[rank].clone()));
+    let sent = comm.dispatch_send(&tensors[0].dispatch()?)?;
     let between = order.spread.is_some() && order.layout != 1;
     if last && order.phase == Phase::Overlap && between {
         order.do_worst()?;
     }
-    let also = comm.dispatch_send(&brought[1].dispatch()?)?;
+    let also = comm.dispatch_send(&tensors[1].dispatch()?)?;
     if last && order.phase == Phase::Overlap {
         order.do_worst()?;
     }
@@ -292,11 +292,11 @@ fn overlap(order: &Order, comm: &mut Communicator, round: u64, last: bool) -> Re
         exchange::check_received_flagged(&cases[i], &inputs[i], rank, received)
             .context("two at once")?;
         let output = exchange::run_experts(&cases[i], rank, received).context("experts")?;
-        buffers.push(exchange::Buffers::new(&brought[i], &output));
+        buffers.push(exchange::Buffers::new(&tensors[i], &output));
     }
     let mut sent = Vec::new();
-    for ((brought, (_, handle)), buffers) in brought.iter().zip(&arrived).zip(&mut buffers) {
-        sent.push(comm.combine_send(handle, buffers.arguments(brought, handle)?)?);
+    for ((tensors, (_, handle)), buffers) in tensors.iter().zip(&arrived).zip(&mut buffers) {
+        sent.push(comm.combine_send(handle, buffers.arguments(tensors, handle)?)?);
     }
     for sent in sent {
         comm.combine_recv(sent)?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use libtest_mimic::{Failed, Trial};
-use tokenyard_conformance::exchange::{self, Brought};
+use tokenyard_conformance::exchange::{self, InputTensors};
 use tokenyard_conformance::oracle::{Case, Inputs, Tokens};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Communicator, CommunicatorOptions};
@@ -41,7 +41,7 @@ fn watch(order: &Order) -> Result<()> {
     let mut ranks: Vec<Process> = ranks.collect::<Result<_>>()?;
     for (rank, process) in ranks.iter_mut().enumerate() {
         let success = process.wait().with_context(|| format!("rank {rank}"))?;
-        ensure!(success == (rank != VICTIM), "rank {rank} said: {}", process.said());
+        ensure!(success == (rank != VICTIM), "rank {rank} printed: {}", process.output());
     }
     Ok(())
 }
@@ -57,8 +57,8 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     losing::arm();
     for round in 0..MOST {
         let case = Case { tokens: Tokens::Exactly(vec![12, 12, 0]), ..order.case(round) };
-        let brought = Brought::new(&case, order.rank, Inputs::for_rank(&case, order.rank));
-        match comm.dispatch(&brought.dispatch()?) {
+        let tensors = InputTensors::new(&case, order.rank, Inputs::for_rank(&case, order.rank));
+        match comm.dispatch(&tensors.dispatch()?) {
             Ok((received, _)) if order.is_victim() => kept.push(received),
             Ok(_) => {}
             // Packed rows land in memory that no other output uses: the disagreement shows with the next
@@ -67,7 +67,7 @@ pub(crate) fn play(order: &Order) -> Result<()> {
             Err(error) => return end(order, &error),
         }
     }
-    bail!("nobody was without room")
+    bail!("no rank was without room")
 }
 
 /// Checks that neither rank goes on as if nothing had happened.
@@ -78,9 +78,10 @@ fn end(order: &Order, error: &Error) -> Result<()> {
         _ => "rank 0 completed the operation, and this rank heard that it was refused",
     };
     // The slower rank receives the other's report of its end.
-    let is_told = error.kind() == ErrorKind::PeerLost && error.to_string().contains("completed");
+    let is_reported =
+        error.kind() == ErrorKind::PeerLost && error.to_string().contains("completed");
     let is_found = error.kind() == ErrorKind::Mismatch && error.to_string().contains(expected);
-    ensure!(is_found || is_told, "found: {error}");
+    ensure!(is_found || is_reported, "found: {error}");
     let start = Instant::now();
     while !order.survivors().all(|rank| order.marker("ended", rank).exists()) {
         ensure!(start.elapsed() < LIMIT, "the other did not end");

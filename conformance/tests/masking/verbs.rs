@@ -47,18 +47,18 @@ fn watch_cut(order: &Order) -> Result<()> {
     while !order.survivors().all(|rank| order.marker("without", rank).exists()) {
         ensure!(start.elapsed() < LIMIT, "{}", hang(&ranks));
         for rank in order.survivors() {
-            ensure!(ranks[rank].ended()?.is_none(), "rank {rank}: {}", ranks[rank].said());
+            ensure!(ranks[rank].ended()?.is_none(), "rank {rank}: {}", ranks[rank].output());
         }
         std::thread::sleep(Duration::from_millis(20));
     }
     ensure!(!ranks[VICTIM].wait()?, "the victim did not notice");
-    let said = ranks[VICTIM].said();
-    ensure!(said.contains("the port of this rank is down"), "the victim said: {said}");
-    ensure!(said.contains("rxe1 port 1"), "it does not name its device: {said}");
+    let output = ranks[VICTIM].output();
+    ensure!(output.contains("the port of this rank is down"), "the victim printed: {output}");
+    ensure!(output.contains("rxe1 port 1"), "it does not name its device: {output}");
     std::fs::write(order.marker("victim_ended", VICTIM), "")?;
     for rank in order.survivors() {
         let success = ranks[rank].wait().with_context(|| format!("rank {rank}"))?;
-        ensure!(success, "rank {rank}: {}", ranks[rank].said());
+        ensure!(success, "rank {rank}: {}", ranks[rank].output());
     }
     Ok(())
 }
@@ -68,7 +68,7 @@ fn await_stop(rank: &Process) -> Result<()> {
     let start = Instant::now();
     let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     while waitid(WaitId::Pid(rank.pid()), options)?.is_none() {
-        ensure!(start.elapsed() < LIMIT, "it did not stop; it said: {}", rank.said());
+        ensure!(start.elapsed() < LIMIT, "it did not stop; it printed: {}", rank.output());
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Broken kernel sets, and the exchange that catches each.
 
 use half::bf16;
-use tokenyard_conformance::exchange::{self, Brought, Placed};
+use tokenyard_conformance::exchange::{self, InputTensors, Placed};
 use tokenyard_conformance::oracle::{Case, Combine, Input, Inputs, Layout, RowType, Scales, Sums};
 use tokenyard_core::abi;
 use tokenyard_core::communicator::Communicator;
@@ -29,13 +29,13 @@ fn run_replay(kernels: &str, case: &Case) -> Vec<String> {
     failures(case.ranks as u32, &config, |world| {
         let mut comm = Communicator::open(world, &config, exchange::options(case))?;
         let rank = comm.rank() as usize;
-        let earlier = Brought::new(&first, rank, other.ranks[rank].clone());
+        let earlier = InputTensors::new(&first, rank, other.ranks[rank].clone());
         let (_earlier, _handle) = comm.dispatch(&earlier.dispatch()?)?;
-        let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
-        let (received, handle) = comm.dispatch(&brought.dispatch()?)?;
+        let tensors = InputTensors::new(case, rank, inputs.ranks[rank].clone());
+        let (received, handle) = comm.dispatch(&tensors.dispatch()?)?;
         exchange::check_received(case, &inputs, rank, &received)?;
         drop(received);
-        let again = comm.replay(&handle, &brought.replay()?)?;
+        let again = comm.replay(&handle, &tensors.replay()?)?;
         exchange::check_received(case, &inputs, rank, &again)
             .map_err(|error| error.context("after replay"))
     })

@@ -14,7 +14,7 @@ use crate::{Error, ErrorKind};
 pub enum PeerState {
     /// It has not ended, as far as this rank knows.
     Alive,
-    /// It said goodbye.
+    /// Its goodbye has arrived.
     Left,
     /// It was killed, silent for too long, or reported a failure.
     Lost {

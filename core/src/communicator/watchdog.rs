@@ -59,7 +59,7 @@ impl Bounds {
         GRACE.min(self.deadline)
     }
 
-    /// True if a wait for a rank that said goodbye is over: `since_goodbye` and `lasted` are the times
+    /// True if a wait for a rank that sent its goodbye is over: `since_goodbye` and `lasted` are the times
     /// since the goodbye and since the wait began. The wait ends with the grace, which counts from the
     /// goodbye, but not before it has lasted `least`. An arrival ends a wait too, so only arrivals let a
     /// rank wait again: data that was sent before the goodbye is received, and data that was not sent is
@@ -374,7 +374,7 @@ impl WatchdogState {
         })
     }
 
-    /// A rank that said goodbye raises no signal any more. Signals that it raised before may still be
+    /// A rank that sent its goodbye raises no signal any more. Signals that it raised before may still be
     /// on their way for a moment.
     fn left(&self, waiting: &Waiting) -> Option<EndedWaits> {
         let rank = waiting.what.peer;

@@ -71,7 +71,7 @@ pub fn load_file(path: &Path) -> Result<PluginFile> {
     writable::warn(path);
     // SAFETY: loading runs the library's initialisers. The operator named it by absolute path in
     // the config, or installed it with the program: the documented acts of trust
-    // (docs/plugin-guide.md).
+    // (docs/plugin-abi.md).
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) }
         .map_err(|e| {
             refused(path, format!("it cannot be loaded: {}", loading_text(&e)))
@@ -103,7 +103,7 @@ pub fn load_file(path: &Path) -> Result<PluginFile> {
                 TRANSPORT.symbol, KERNELS.symbol, TOPOLOGY.symbol
             ),
         )
-        .with_fix("name a plugin, or export one of these symbols (docs/plugin-guide.md)"));
+        .with_fix("name a plugin, or export one of these symbols (docs/plugin-abi.md)"));
     }
     // Libraries are never unloaded: dropping the handle would unload it.
     std::mem::forget(library);

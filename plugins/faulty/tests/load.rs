@@ -20,6 +20,6 @@ fn the_loaded_plugin_wraps_a_transport_of_the_host() {
     let found = probe("inner = \"shm\"\nload_store = true").unwrap();
     assert_ne!(found.flags & abi::TY_CAP_LOAD_STORE, 0);
     assert_eq!(found.flags & abi::TY_CAP_ORDERED, 0);
-    let error = probe("inner = \"nobody\"").unwrap_err().to_string();
-    assert!(error.contains("no transport is called `nobody`"), "{error}");
+    let error = probe("inner = \"absent\"").unwrap_err().to_string();
+    assert!(error.contains("no transport is called `absent`"), "{error}");
 }

@@ -1,4 +1,4 @@
-"""What DeepEP's native module offers to scripts."""
+"""The names of DeepEP's native module that scripts use."""
 
 import importlib
 from typing import Any

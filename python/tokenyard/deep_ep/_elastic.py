@@ -55,7 +55,7 @@ class Routed:
 
 @dataclass
 class Record:
-    """What a handle stands for."""
+    """The dispatch that a handle stands for."""
 
     opened: Opened
     native: tokenyard.Handle
@@ -179,7 +179,7 @@ def _replay(engine: Engine, call: DispatchCall, handle: EPHandle) -> Result:
 
 
 def _expect_equal(call: DispatchCall, record: Record) -> None:
-    """What a cached call may repeat must be what the handle has."""
+    """Arguments that a cached call may repeat must equal those of the handle."""
     for name, found, expected in (
         ("num_experts", call.experts, record.experts),
         ("expert_alignment", call.alignment, record.alignment),

@@ -30,7 +30,7 @@ REFUSALS = (errors.InvalidInputError, errors.RefusedError, errors.FullError)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a communicator is opened for. `tokens` is the most that a rank may bring.
+    """The shape that a communicator is opened for. `tokens` is the most that a rank may bring.
 
     `max_tokens` is M of a call that names one: the same on all ranks.
     """
@@ -76,7 +76,7 @@ class Attempt:
     pending: tokenyard.PendingDispatch | None = None
 
     def take(self, error: errors.Error) -> None:
-        """What this rank has to say of an operation that was refused. Of another's refusal it is nothing."""
+        """The reason why this rank refused an operation; none where another rank refused it."""
         self.is_full = isinstance(error, errors.FullError)
         if self.is_full or isinstance(error, errors.InvalidInputError):
             self.refused = str(error)

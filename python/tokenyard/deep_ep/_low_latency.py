@@ -69,7 +69,7 @@ class Blocks:
 
 @dataclass
 class Record:
-    """What a handle stands for. `opened` and `native` come with the rows."""
+    """The dispatch that a handle stands for. `opened` and `native` come with the rows."""
 
     call: DispatchCall
     ids: Array
@@ -169,7 +169,7 @@ class CombineCall:
 
 @dataclass
 class Terms:
-    """What a combine sums: the rows of all blocks, and of each token its experts and their weights."""
+    """The inputs of a combine: the rows of all blocks, and of each token its experts and their weights."""
 
     rows: Array
     ids: Array
@@ -178,7 +178,7 @@ class Terms:
 
 
 def _arrived(handle: Any) -> tuple[Record, Opened, tokenyard.Handle]:
-    """What a handle stands for. Refuses one whose rows are not there."""
+    """The dispatch that a handle stands for. Refuses one whose rows are not there."""
     record = _handles.record_of(handle, Record)
     if record.opened is None or record.native is None:
         raise Refusal("handle: found one whose hook was not called; expected its rows")
@@ -261,11 +261,11 @@ def combine_buffer(handle: Any) -> Tensor:
     return like(record.call.x, record.buffer)
 
 
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
-def say_once(text: str) -> None:
-    """Tells the log what is done in another way than asked for."""
-    if text not in _said:
-        _said.add(text)
+def warn_once(text: str) -> None:
+    """Logs once that a call works in another way than asked for."""
+    if text not in _logged:
+        _logged.add(text)
         _log.warning(text)

@@ -1,4 +1,4 @@
-"""What DeepEP or a fork of it has and this package has not. A test holds the list."""
+"""Names that DeepEP or a fork of it has and this package has not. A test holds the list."""
 
 from typing import NoReturn
 
@@ -39,7 +39,7 @@ MISSING = {
 
 
 def missing(operation: str, name: str) -> NoReturn:
-    """Raises for a name of the list. It is the caller's code that is alike on all ranks, so nobody needs to be told."""
+    """Raises for a name of the list. The caller's code is the same on all ranks, so no rank needs a message."""
     raise errors.UnsupportedError(
         f"{operation}: found {name}; expected a call without it: tokenyard has no {MISSING[name]} yet",
         kind="unsupported",

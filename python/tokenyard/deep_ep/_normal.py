@@ -57,7 +57,7 @@ class Routed:
 
 @dataclass
 class Record:
-    """What a handle stands for."""
+    """The dispatch that a handle stands for."""
 
     opened: Opened
     native: tokenyard.Handle
@@ -226,7 +226,7 @@ def give_rows(
 def make_handle(
     engine: Engine, call: DispatchCall, received: tokenyard.Received, record: Record
 ) -> tuple[Any, ...]:
-    """The tuple of tensors that DeepEP would return. What only its kernels read is a dummy of the right shape."""
+    """The tuple of tensors that DeepEP would return. Those that its kernels alone read are dummies of the shape."""
     reference, ranks = call.reference, engine.ranks
     rows, tokens = record.given_rows, record.native.tokens
     ends = np.array(received.source_ends)

@@ -1,4 +1,4 @@
-"""What DeepEP calls a layout, computed from ids, without a message."""
+"""The layout, as DeepEP calls it: computed from ids, without a message."""
 
 import numpy as np
 

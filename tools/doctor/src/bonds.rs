@@ -108,7 +108,7 @@ fn lacp(report: &mut DoctorReport<'_>, interface: &Interface, bond: &Bond) {
         (_, Some(ports)) if (ports as usize) < up => {
             (Verdict::Slow, format!("{ports} of {up} members in the aggregate"))
         }
-        (None, None) => (Verdict::Unknown, "the kernel tells no partner".to_owned()),
+        (None, None) => (Verdict::Unknown, "the kernel shows no partner".to_owned()),
         _ => (Verdict::Ok, format!("{up} members in one aggregate")),
     };
     report.note(&LACP, Facility::Verbs, &interface.name, verdict.on(found));

@@ -82,8 +82,9 @@ fn driver(report: &mut DoctorReport<'_>) {
 fn provider(report: &mut DoctorReport<'_>, adapters: usize) {
     let Some(fabrics) = report.machine.fabrics.known() else {
         let silent = report.machine.silent.get("fi_info");
-        let found = silent
-            .map_or("fi_info tells nothing that can be read".to_owned(), |w| w.in_words("fi_info"));
+        let found = silent.map_or("fi_info prints nothing that can be read".to_owned(), |w| {
+            w.in_words("fi_info")
+        });
         let verdict = match silent {
             Some(Silence::Failed { code: NO_DATA, .. }) => Verdict::Broken,
             _ => Verdict::Unknown,

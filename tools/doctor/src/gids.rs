@@ -99,8 +99,8 @@ fn empty(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
 }
 
 fn address(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
-    let told = choose(LinkLayer::Ethernet, &port.gids);
-    let (verdict, found) = match told {
+    let chosen = choose(LinkLayer::Ethernet, &port.gids);
+    let (verdict, found) = match chosen {
         Some(gid) => match Preference::of(&gid.address) {
             // Within one segment they do, and which nodes are in it this one does not know.
             preference if preference.is_link_local() => {
@@ -110,7 +110,7 @@ fn address(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         },
         None if port.gids.is_empty() => return empty(report, nic, port),
         None if port.gids.iter().any(|gid| gid.kind.known().is_none()) => {
-            (Verdict::Unknown, "entries whose version the kernel does not tell".to_owned())
+            (Verdict::Unknown, "entries whose version the kernel does not show".to_owned())
         }
         None => {
             let v1 = port.gids.iter().map(shown).collect::<Vec<_>>().join(", ");

@@ -76,7 +76,7 @@ fn combining(report: &mut DoctorReport<'_>) {
 
 fn options(report: &mut DoctorReport<'_>, driver: &NvidiaDriver) {
     let (Some(registry), Some(params)) = (driver.registry.known(), driver.params.known()) else {
-        let found = "the driver does not tell its options";
+        let found = "the driver does not show its options";
         report.note(&OPTIONS, Facility::GpuInitiated, "NVIDIA driver", Verdict::Unknown.on(found));
         return;
     };

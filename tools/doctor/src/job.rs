@@ -75,7 +75,7 @@ pub struct Job {
     pub ranks: u64,
     /// Where their number comes from, `--ranks` or the launcher's variable; empty where it is one for each GPU.
     pub ranks_from: String,
-    /// How many GPUs they drive, the first ones, where the operator said so; else all.
+    /// How many GPUs they drive, the first ones, where the operator chose so; else all.
     pub drives: Option<u64>,
     /// Processor threads of a rank.
     pub threads: u64,

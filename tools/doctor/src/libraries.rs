@@ -26,7 +26,7 @@ static NCCL: Rule = Rule {
 
 static GIN: Rule = Rule {
     id: "gin-type",
-    title: "What carries NCCL's GIN",
+    title: "The way of NCCL's GIN",
     expected: "ConnectX (gdaki, proxy), EFA (proxy), another RDMA NIC (proxy), or GDRCopy with NCCL 2.32 (sockets)",
     why: "NCCL itself chooses what posts the commands of kernels, and says so only when the ranks have joined. On \
           ConnectX kernels post (gdaki), over any other NIC a thread of NCCL's does (proxy), by its own InfiniBand \
@@ -85,7 +85,7 @@ fn nccl(report: &mut DoctorReport<'_>) {
         (None, _) if !asked => (Verdict::Ok, NOT_FOUND.to_owned()),
         (None, _) => (Verdict::Broken, NOT_FOUND.to_owned()),
         (Some(_), Some(version)) if version.len() < 2 => {
-            (Verdict::Unknown, "its file tells no version".to_owned())
+            (Verdict::Unknown, "its file names no version".to_owned())
         }
         (Some(_), Some(numbers)) if at_least(&numbers, &NCCL_GIN) => {
             let serves = if asked { "serves gin" } else { "would serve gin" };
@@ -95,7 +95,7 @@ fn nccl(report: &mut DoctorReport<'_>) {
             Verdict::Broken,
             format!("{}, too old for gin; serves no component", version.unwrap_or_default()),
         ),
-        (Some(_), None) => (Verdict::Unknown, "its file tells no version".to_owned()),
+        (Some(_), None) => (Verdict::Unknown, "its file names no version".to_owned()),
     };
     report.note(&NCCL, Facility::Gin, "NCCL", verdict.on(text));
     if asked {

@@ -14,7 +14,7 @@ static LOCKED: Rule = Rule {
     id: "locked-memory",
     title: "The limit on locked memory",
     expected: "unlimited",
-    why: "What a NIC reads and writes is pinned, and counts against `ulimit -l` unless the process has \
+    why: "Memory that a NIC reads and writes is pinned, and counts against `ulimit -l` unless the process has \
           CAP_IPC_LOCK. Windows, queues and the libraries' own buffers all count.",
     impact: "registration of memory fails at start with ENOMEM",
     fix: "ulimit -l unlimited; lasting: `* - memlock unlimited` in /etc/security/limits.conf, \
@@ -69,7 +69,7 @@ fn locked(report: &mut DoctorReport<'_>) {
                 (verdict, format!("{}{hard}", bytes(soft)))
             }
         },
-        _ => (Verdict::Unknown, "the kernel tells no limit".to_owned()),
+        _ => (Verdict::Unknown, "the kernel shows no limit".to_owned()),
     };
     // Without a NIC nothing is pinned by one.
     let verdict = if has_nic || report.job.asks.uses.is_some() { verdict } else { Verdict::Ok };
@@ -87,7 +87,7 @@ fn huge(report: &mut DoctorReport<'_>) {
         Some((Some(0), Some(0))) | None => (Verdict::Slow, "no pool".to_owned()),
         Some((Some(0), _)) => (Verdict::Slow, "none free".to_owned()),
         Some((Some(free), Some(total))) => (Verdict::Ok, format!("{free} of {total} free")),
-        Some(_) => (Verdict::Unknown, "the kernel does not tell".to_owned()),
+        Some(_) => (Verdict::Unknown, "the kernel does not show it".to_owned()),
     };
     report.note(&HUGE, Facility::Efa, "pages of 2 MiB", verdict.on(found));
 }

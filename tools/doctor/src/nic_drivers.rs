@@ -62,7 +62,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     for family in families {
         let facility = if family == NicFamily::Efa { Facility::Efa } else { Facility::Verbs };
         let names = modules(family);
-        let told: Vec<(&str, &String)> = names
+        let versions: Vec<(&str, &String)> = names
             .iter()
             .filter_map(|name| Some((*name, report.machine.modules.get(*name)?.version.known()?)))
             .collect();
@@ -70,13 +70,13 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
         else {
             continue;
         };
-        let (verdict, found) = match told.split_first() {
+        let (verdict, found) = match versions.split_first() {
             None => (Verdict::Ok, format!("{own} of the kernel")),
             Some(((name, version), rest)) if rest.iter().all(|(_, other)| other == version) => {
                 (Verdict::Ok, format!("{name} {version}"))
             }
             Some(_) => {
-                let all = told.iter().map(|(name, version)| format!("{name} {version}"));
+                let all = versions.iter().map(|(name, version)| format!("{name} {version}"));
                 (Verdict::Unknown, all.collect::<Vec<_>>().join(", "))
             }
         };

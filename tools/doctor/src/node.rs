@@ -38,7 +38,7 @@ pub(crate) static COMPONENT: Rule = Rule {
           must work.",
     impact: "no rank starts",
     fix: "mend what the component names, or choose another component in the config",
-    source: "docs/plugin-guide.md (probe)",
+    source: "docs/plugin-contract.md (probe)",
 };
 
 pub(crate) static PLUGIN: Rule = Rule {
@@ -48,14 +48,14 @@ pub(crate) static PLUGIN: Rule = Rule {
     why: "Plugin files are judged before anything of them runs: symbol, version, tables.",
     impact: "no rank starts",
     fix: "remove it, from [plugins] paths too, or build it again for this version",
-    source: "docs/plugin-guide.md (the handshake)",
+    source: "docs/plugin-abi.md (the handshake)",
 };
 
 static KERNEL: Rule = Rule {
     id: "kernel",
     title: "The kernel",
     expected: "Linux 5.3 or later",
-    why: "`tokenyard run` watches its ranks by pidfd_open, which Linux 5.3 brought.",
+    why: "`tokenyard run` watches its ranks by pidfd_open, which Linux 5.3 added.",
     impact: "ranks do not start",
     fix: "run on a newer kernel",
     source: "Linux, pidfd_open(2)",
@@ -290,7 +290,7 @@ fn open_files(report: &mut DoctorReport<'_>) {
     // Peers' windows and signals on their way, and the bootstrap's connections at rank 0.
     let need = report.job.ranks * (WINDOWS + 2) + OWN_FILES;
     let (verdict, found) = match report.machine.limits.open_files.get().map(|limit| limit.soft) {
-        None => (Verdict::Unknown, "the kernel tells no limit".to_owned()),
+        None => (Verdict::Unknown, "the kernel shows no limit".to_owned()),
         Some(Bound::Unlimited) => (Verdict::Ok, "no limit".to_owned()),
         Some(Bound::At(limit)) if limit < need => (Verdict::Broken, format!("at most {limit}")),
         Some(Bound::At(limit)) => (Verdict::Ok, format!("at most {limit}")),
@@ -363,7 +363,7 @@ fn posix_shm(report: &mut DoctorReport<'_>, tried: &Tried) {
 
 fn clock(report: &mut DoctorReport<'_>, tried: &Tried) {
     let (verdict, found) = match tried.clock_source.as_deref() {
-        None => (Verdict::Ok, "not told"),
+        None => (Verdict::Ok, "the kernel does not show it"),
         Some(name) if SLOW_CLOCKS.contains(&name) => (Verdict::Slow, name),
         Some(name) => (Verdict::Ok, name),
     };

@@ -117,11 +117,10 @@ fn smi(report: &mut DoctorReport<'_>) {
         (Some(why @ Silence::Failed { .. }), ..) => (Verdict::Broken, why.in_words(SMI_ALL)),
         (Some(why), ..) => (Verdict::Unknown, why.in_words(SMI_ALL)),
         (None, Some(why), _) => (Verdict::Unknown, why.in_words(SMI_LINKS)),
-        (None, None, Some(count)) if count < seen => (
-            Verdict::Slow,
-            format!("tells of {count} of {seen} GPUs: the driver has lost the others"),
-        ),
-        (None, None, Some(count)) => (Verdict::Ok, format!("tells of {count} GPUs")),
+        (None, None, Some(count)) if count < seen => {
+            (Verdict::Slow, format!("lists {count} of {seen} GPUs: the driver has lost the others"))
+        }
+        (None, None, Some(count)) => (Verdict::Ok, format!("lists {count} GPUs")),
         (None, None, None) => (Verdict::Unknown, "nothing that can be read".to_owned()),
     };
     let fix = silent.get(SMI_ALL).and_then(|why| match why {
@@ -162,7 +161,7 @@ fn links(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
             if gpus.len() > 1 && gpu.is_visible && report.job.asks(Facility::NvLink) {
                 let found = match report.machine.silent.get(SMI_LINKS) {
                     Some(why) => why.in_words(SMI_LINKS),
-                    None => format!("{SMI_LINKS} tells nothing of this GPU"),
+                    None => format!("{SMI_LINKS} lists nothing of this GPU"),
                 };
                 report.note(&LINKS, Facility::NvLink, name(gpu), Verdict::Unknown.on(found));
             }

@@ -72,7 +72,7 @@ static IOMMU: Rule = Rule {
 
 static BAR: Rule = Rule {
     id: "gpu-bar",
-    title: "What peers can reach of a GPU's memory",
+    title: "GPU memory within reach of peers",
     expected: "a BAR of at least 1 GiB",
     why: "A NIC reaches GPU memory through a BAR of the GPU. Where the firmware gave it 256 MiB only, \
           windows do not fit.",
@@ -267,21 +267,23 @@ fn access_control(report: &mut DoctorReport<'_>) {
         return;
     }
     let mut redirecting = Vec::new();
-    let mut untold = 0;
+    let mut unknown = 0;
     for address in &bridges {
         match at(report, *address).map(|bridge| &bridge.acs) {
             Some(Fact::Known(Some(acs))) if acs.request_redirect || acs.completion_redirect => {
                 redirecting.push(address.to_string());
             }
             Some(Fact::Known(_)) => {}
-            _ => untold += 1,
+            _ => unknown += 1,
         }
     }
     let is_virtual = report.machine.kernel.is_virtual.get() == Some(true);
     let all = bridges.len();
-    let (verdict, found) = match (redirecting.len(), untold) {
+    let (verdict, found) = match (redirecting.len(), unknown) {
         (0, 0) => (Verdict::Ok, format!("none of {all} bridges redirects")),
-        (0, untold) => (Verdict::Unknown, format!("{untold} of {all} bridges do not tell")),
+        (0, unknown) => {
+            (Verdict::Unknown, format!("{unknown} of {all} bridges have an unknown setting"))
+        }
         (some, _) => {
             let first = first_names(&redirecting);
             let verdict = if is_virtual { Verdict::Unknown } else { Verdict::Slow };
@@ -289,7 +291,7 @@ fn access_control(report: &mut DoctorReport<'_>) {
         }
     };
     let finding = report.note(&ACS, Facility::GpuMemory, "PCI bridges", verdict.on(found));
-    if untold > 0 && redirecting.is_empty() {
+    if unknown > 0 && redirecting.is_empty() {
         finding.fix("run this as root, which may read the extended configuration space");
     }
 }

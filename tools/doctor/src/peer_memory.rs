@@ -33,7 +33,7 @@ static AMD: Rule = Rule {
     expected: "dmabuf (Linux 5.12, CONFIG_PCI_P2PDMA and CONFIG_DMABUF_MOVE_NOTIFY) or ib_peer_mem",
     why: "A NIC reads and writes memory of an AMD GPU by dmabuf, which needs Linux 5.12 and a kernel with \
           peer-to-peer DMA and notices of moved buffers, or by the older interface ib_peer_mem of amdgpu-dkms and \
-          the NIC vendor's driver. The file /boot/config-RELEASE tells what a kernel has; containers often lack \
+          the NIC vendor's driver. The file /boot/config-RELEASE has the options of a kernel; containers often lack \
           it. No part of today registers memory of AMD GPUs.",
     impact: "registration of GPU memory fails: every row takes the way through host memory",
     fix: "boot a kernel with CONFIG_PCI_P2PDMA=y and CONFIG_DMABUF_MOVE_NOTIFY=y, \
@@ -96,7 +96,7 @@ fn of_amd(report: &mut DoctorReport<'_>) {
             Verdict::Broken,
             format!("no ib_peer_mem, and the kernel is without {}", off.join(", ")),
         ),
-        _ => (Verdict::Unknown, "no ib_peer_mem; the kernel's options are not told".to_owned()),
+        _ => (Verdict::Unknown, "no ib_peer_mem; the kernel's options are unknown".to_owned()),
     };
     report.note(&AMD, Facility::GpuMemory, "AMD GPUs", verdict.on(found));
 }
@@ -121,9 +121,7 @@ fn of_nvidia(report: &mut DoctorReport<'_>) {
         (_, Some(false)) => {
             (Verdict::Broken, "no nvidia_peermem, and the closed driver has no dmabuf".to_owned())
         }
-        _ => {
-            (Verdict::Unknown, "no nvidia_peermem; whether there is dmabuf is not told".to_owned())
-        }
+        _ => (Verdict::Unknown, "no nvidia_peermem; whether there is dmabuf is unknown".to_owned()),
     };
     report.note(&PEER, Facility::GpuMemory, "NVIDIA GPUs", verdict.on(found));
     let module = machine.modules.get("gdrdrv");

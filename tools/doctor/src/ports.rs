@@ -60,7 +60,7 @@ static RATE: Rule = Rule {
     expected: "what most NICs of its model have",
     why: "A bad cable, a wrong transceiver or a switch port set by hand trains a link slower or \
           narrower than its neighbours. Where all ports of a model have a quarter of what their slots carry \
-          or less, nobody can say here whether the network has no more. Every exchange waits for the slowest rail, so one slow port \
+          or less, this node cannot show whether the network has no more. Every exchange waits for the slowest rail, so one slow port \
           slows all ranks.",
     impact: "all ranks run at the speed of this port",
     fix: "replace the cable or transceiver; `mlxlink -d DEVICE -m` (NVIDIA) or `ethtool IFACE` says what \
@@ -201,7 +201,7 @@ fn state(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
 
 fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let Some(found) = port.rate.known() else {
-        let found = "the kernel tells no rate";
+        let found = "the kernel shows no rate";
         report.note(&RATE, Facility::of(nic), port_name(nic, port), Verdict::Unknown.on(found));
         return;
     };
@@ -276,9 +276,9 @@ fn packet(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
                 Some(why @ Silence::NotFound { .. }) => (why.in_words("ibv_devinfo"), INSTALL),
                 Some(why @ Silence::NotRun) => (why.in_words("ibv_devinfo"), NOT_RUN),
                 Some(why) => (why.in_words("ibv_devinfo"), BY_HAND),
-                None => ("ibv_devinfo does not tell of this port".to_owned(), BY_HAND),
+                None => ("ibv_devinfo does not list this port".to_owned(), BY_HAND),
             };
-            let judgement = Verdict::Unknown.on(format!("not told: {found}"));
+            let judgement = Verdict::Unknown.on(format!("unknown: {found}"));
             report.note(&MTU, Facility::of(nic), port_name(nic, port), judgement).fix(fix);
             return;
         }
@@ -326,9 +326,9 @@ fn errors(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         _ if some.is_empty() => (Verdict::Ok, "few or none".to_owned()),
         Some((_, milliseconds)) => (
             Verdict::Unknown,
-            format!("{}; no more in {milliseconds} ms, how old nobody tells", some.join(", ")),
+            format!("{}; no more in {milliseconds} ms, of unknown age", some.join(", ")),
         ),
-        None => (Verdict::Unknown, format!("{}; how old they are nobody tells", some.join(", "))),
+        None => (Verdict::Unknown, format!("{}; of unknown age", some.join(", "))),
     };
     report.note(&ERRORS, Facility::of(nic), port_name(nic, port), verdict.on(found));
 }

@@ -43,7 +43,7 @@ static EQUAL: Rule = Rule {
 
 static LAYER: Rule = Rule {
     id: "rail-layer",
-    title: "What the rails speak",
+    title: "Link layer of the rails",
     expected: "InfiniBand on all, or Ethernet on all",
     why: "A ConnectX port can be set to either. A queue pair connects ports of one kind only.",
     impact: "ranks of that rail do not connect to ranks of the others: the job does not start",
@@ -60,7 +60,7 @@ const GO_ON: &str = "to go on with the NICs that can be used, name them in `nics
                      node, or set rails = \"any\" there";
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
-    // Those without a link too: that is said of their ports, and is no matter of distance.
+    // Those without a link too: their ports have findings of their own, and distance is another matter.
     // In a container `sys` shows GPUs and cards that others were given.
     let shares = report.machine.rail_shares();
     // One GPU has nothing to be compared with.

@@ -36,7 +36,7 @@ static NVRTC: Rule = Rule {
     id: "nvrtc",
     title: "CUDA's run-time compiler",
     expected: "libnvrtc.so.13",
-    why: "Kernels are compiled on the node, once, and kept.",
+    why: "Kernels are compiled on the node, once, and cached.",
     impact: "kernels that are not in the cache already do not compile: no rank starts",
     fix: "install nvidia-cuda-nvrtc (pip) or cuda-nvrtc-13-0, and put its folder into LD_LIBRARY_PATH",
     source: "backends/cuda/docs.md",
@@ -241,7 +241,7 @@ fn firmware(report: &mut DoctorReport<'_>) {
     let nics = hardware(report);
     // By board as well: a card of another maker has versions of its own.
     let kind = |nic: &Nic| model(report, nic);
-    let mut told = Vec::new();
+    let mut judged = Vec::new();
     for nic in &nics {
         let (Some(kind_of), Some(version)) = (kind(nic), nic.firmware.known()) else { continue };
         let others: Vec<&String> = nics
@@ -252,9 +252,9 @@ fn firmware(report: &mut DoctorReport<'_>) {
         let usual = majority(&others).unwrap_or(version);
         // It is unknown whether they behave alike.
         let verdict = if usual == version { Verdict::Ok } else { Verdict::Unknown };
-        told.push((nic, verdict, version.clone(), usual.clone()));
+        judged.push((nic, verdict, version.clone(), usual.clone()));
     }
-    for (nic, verdict, version, usual) in told {
+    for (nic, verdict, version, usual) in judged {
         let finding = report.note(&FIRMWARE, Facility::of(nic), &nic.name, verdict.on(version));
         finding.expected(format!("{usual}, as the others of its model"));
     }

@@ -69,7 +69,7 @@ static NICS: Rule = Rule {
 
 static FABRIC: Rule = Rule {
     id: "world-fabric",
-    title: "What the nodes speak",
+    title: "Link layer and addresses of all nodes",
     expected: "one link layer, one kind of address, one packet size",
     why: "Queue pairs connect ports of one kind, whose addresses reach each other; both ends use the \
           smaller packet.",
@@ -94,7 +94,7 @@ static CLOCK: Rule = Rule {
     expected: "within 100 ms of most",
     why: "Waits use each node's own steady clock, so a skew makes nothing slow and breaks nothing: it is shown \
           as unknown, and the node named. Logs and reports of different nodes are put in order by their times. \
-          Of two nodes nobody can say whose clock is wrong.",
+          Two nodes alone do not show whose clock is wrong.",
     impact: "no job is slower; but logs of several nodes are read in the wrong order, and `tokenyard explain` may \
            name the wrong rank as the first that failed, or take reports for those of another moment (half a \
            second does for the one, two for the other)",
@@ -105,7 +105,7 @@ static CLOCK: Rule = Rule {
 
 static LOCAL: Rule = Rule {
     id: "world-node",
-    title: "What each node's own examination found",
+    title: "Findings of each node",
     expected: "nothing slow, nothing broken",
     why: "Every rank examines its node, as `tokenyard doctor` does without `--world`.",
     impact: "see the finding",
@@ -232,9 +232,9 @@ impl Summary {
             );
             put("NVSwitches", machine.pci.iter().filter(|f| is_nvswitch(f)).count().to_string());
         }
-        let told = Self { host: host.to_owned(), items, ..Self::default() };
-        let told = if uses_nics { told.with_nics(machine) } else { told };
-        told.with_settings(machine)
+        let summary = Self { host: host.to_owned(), items, ..Self::default() };
+        let summary = if uses_nics { summary.with_nics(machine) } else { summary };
+        summary.with_settings(machine)
     }
 
     /// Adds which transport of several the node's findings say that it would take.
@@ -272,7 +272,7 @@ impl Summary {
                 LinkLayer::Unspecified => "unspecified".to_owned(),
             })
         });
-        // How many there are is said above.
+        // Their number has a finding of its own, above.
         self.put("link layers", distinct(layers));
         let kinds = active()
             .filter(|(_, port)| port.link_layer.get() == Some(LinkLayer::Ethernet))
@@ -383,13 +383,13 @@ fn item(report: &mut DoctorReport<'_>, summaries: &[Summary], name: &str) {
     }
     let hosts: BTreeSet<&String> = summaries.iter().map(|one| &one.host).collect();
     let usual = if hosts.len() == 2 { None } else { majority(&values) };
-    let mut told = BTreeMap::<String, Vec<usize>>::new();
+    let mut odd = BTreeMap::<String, Vec<usize>>::new();
     for (rank, value) in values.iter().enumerate().filter(|(_, value)| usual != Some(**value)) {
-        told.entry(shown(*value)).or_default().push(rank);
+        odd.entry(shown(*value)).or_default().push(rank);
     }
     let expected =
         usual.map_or("the same on all".to_owned(), |value| format!("{}, as on most", shown(value)));
-    for (value, ranks) in told {
+    for (value, ranks) in odd {
         let subject = format!("{name} of {}", places(summaries, &ranks));
         report.note(rule, facility, subject, bad.on(value)).expected(expected.clone());
     }
@@ -471,16 +471,16 @@ type FaultText = (Fault, String, String);
 
 /// Each fault once, with all who have it.
 fn faults(summaries: &[Summary]) -> Vec<(FaultText, String)> {
-    let mut told: Vec<(FaultText, Vec<usize>)> = Vec::new();
+    let mut found: Vec<(FaultText, Vec<usize>)> = Vec::new();
     for (rank, summary) in summaries.iter().enumerate() {
         for fault in &summary.faults {
-            match told.iter_mut().find(|(other, _)| other == fault) {
+            match found.iter_mut().find(|(other, _)| other == fault) {
                 Some((_, ranks)) => ranks.push(rank),
-                None => told.push((fault.clone(), vec![rank])),
+                None => found.push((fault.clone(), vec![rank])),
             }
         }
     }
-    told.into_iter().map(|(fault, ranks)| (fault, places(summaries, &ranks))).collect()
+    found.into_iter().map(|(fault, ranks)| (fault, places(summaries, &ranks))).collect()
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ fn the_node_with_the_odd_clock_is_named_be_it_that_of_rank_0() {
 }
 
 #[test]
-fn a_fault_that_several_nodes_have_is_said_once() {
+fn a_fault_that_several_nodes_have_is_shown_once() {
     let mut all = world(&["1", "1", "1"], &["a", "b", "b"]);
     let fault = (Fault::Slow, "mtu".to_owned(), "mlx5_0".to_owned());
     all[1].faults.push(fault.clone());

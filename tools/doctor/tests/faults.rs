@@ -129,9 +129,9 @@ fn nics_for_something_else_change_nothing_for_ranks() {
         let rails: Vec<&str> = machine.rail_nics().iter().map(|nic| nic.name.as_str()).collect();
         assert_eq!(rails, (0..8).map(|i| format!("mlx5_{i}")).collect::<Vec<_>>(), "{name}");
         let found = findings(&path, &uses);
-        let told: Vec<String> =
+        let odd: Vec<String> =
             faults(&found).into_iter().filter(|fault| !plain.contains(fault)).collect();
-        assert!(told.is_empty(), "{name}: {told:?}");
+        assert!(odd.is_empty(), "{name}: {odd:?}");
         assert!(
             found.iter().filter(|f| f.id == "uverbs-nodes").count() == 8,
             "only those of ranks are judged"
@@ -150,7 +150,7 @@ fn with_alternatives(tree: &str, names: &[&str]) -> Vec<Finding> {
     examine(&machine, &job, None, None)
 }
 
-fn told(findings: &[Finding]) -> Vec<(bool, &'static str, String, String)> {
+fn alternatives(findings: &[Finding]) -> Vec<(bool, &'static str, String, String)> {
     let of = findings.iter().filter(|finding| finding.id == "alternative");
     of.map(|f| (f.needed, f.verdict.name(), f.found.clone(), f.expected.clone())).collect()
 }
@@ -159,12 +159,12 @@ fn told(findings: &[Finding]) -> Vec<(bool, &'static str, String, String)> {
 fn of_several_transports_the_first_that_works_counts() {
     let found = with_alternatives("hgx-cx7.tree", &["efa", "verbs"]);
     assert_eq!(faults(&found), Vec::<String>::new());
-    let told = told(&found);
-    assert_eq!((told[0].0, told[0].1), (false, "ok"));
-    assert!(told[0].2.starts_with("cannot be used here: NICs for efa: none"), "{told:?}");
-    assert!(told[0].2.ends_with("; the config falls to verbs"), "{told:?}");
-    assert_eq!(told[0].3, "nothing, as another transport is taken");
-    assert_eq!((told[1].0, told[1].2.as_str()), (true, "would be taken"));
+    let all = alternatives(&found);
+    assert_eq!((all[0].0, all[0].1), (false, "ok"));
+    assert!(all[0].2.starts_with("cannot be used here: NICs for efa: none"), "{all:?}");
+    assert!(all[0].2.ends_with("; the config falls to verbs"), "{all:?}");
+    assert_eq!(all[0].3, "nothing, as another transport is taken");
+    assert_eq!((all[1].0, all[1].2.as_str()), (true, "would be taken"));
     // Needs of the other one alone are not needed.
     assert!(found.iter().filter(|f| f.id == "uverbs-nodes").all(|f| f.needed));
     assert!(found.iter().all(|finding| finding.id != "efa-provider" || !finding.needed));
@@ -174,14 +174,14 @@ fn of_several_transports_the_first_that_works_counts() {
 fn a_transport_behind_the_one_that_is_taken_is_no_fault() {
     let found = with_alternatives("hgx-cx7.tree", &["verbs", "efa"]);
     assert_eq!(faults(&found), Vec::<String>::new());
-    assert_eq!(told(&found)[1].3, "nothing, while verbs works everywhere");
+    assert_eq!(alternatives(&found)[1].3, "nothing, while verbs works everywhere");
 }
 
 #[test]
 fn several_transports_are_broken_where_each_of_them_is() {
     let found = with_alternatives("container-no-rights.tree", &["efa", "verbs"]);
-    let all = told(&found);
-    assert!(all.iter().all(|told| (told.0, told.1) == (true, "broken")), "{all:?}");
+    let all = alternatives(&found);
+    assert!(all.iter().all(|one| (one.0, one.1) == (true, "broken")), "{all:?}");
     let broken = faults(&found);
     for fault in ["broken nic-present NICs for efa", "broken locked-memory locked memory"] {
         assert!(broken.iter().any(|found| found == fault), "{fault}: {broken:?}");
@@ -205,11 +205,11 @@ fn the_node_on_which_a_list_of_transports_falls_further_is_named() {
 
 /// Differences among nodes that use these components, by the ids of the findings.
 fn odd(trees_of: &[&str], uses: &[&str]) -> Vec<String> {
-    let told = |(host, name): (usize, &&str)| {
+    let summary = |(host, name): (usize, &&str)| {
         let machine = Machine::read(&Tree::open(&trees().join(name)).unwrap());
         Summary::of(&machine, &job(&machine, uses), &host.to_string(), "1")
     };
-    faults(&compare(&trees_of.iter().enumerate().map(told).collect::<Vec<_>>()))
+    faults(&compare(&trees_of.iter().enumerate().map(summary).collect::<Vec<_>>()))
 }
 
 #[test]
@@ -294,10 +294,13 @@ fn probes_say_which_transport_is_taken_and_a_fault_behind_a_probe_is_one() {
     };
     let found = examine(&machine, &job, Some(&components(Some("no adapter"), None)), None);
     assert_eq!(faults(&found), Vec::<String>::new());
-    assert_eq!(told(&found)[0].2, "cannot be used here: no adapter; the config falls to verbs");
+    assert_eq!(
+        alternatives(&found)[0].2,
+        "cannot be used here: no adapter; the config falls to verbs"
+    );
     // The communicator takes what probes.
     let found = examine(&machine, &job, Some(&components(None, None)), None);
-    assert_eq!(told(&found)[0].2, "would be taken");
+    assert_eq!(alternatives(&found)[0].2, "would be taken");
     assert!(faults(&found).contains(&"broken nic-present NICs for efa".to_owned()));
     let found = examine(&machine, &job, Some(&components(Some("none"), Some("none"))), None);
     assert!(faults(&found).contains(&"broken component transport verbs".to_owned()), "{found:#?}");
@@ -319,7 +322,7 @@ fn a_port_that_the_config_does_not_use_is_not_judged() {
 }
 
 #[test]
-fn a_near_card_without_an_rdma_device_is_told_from_a_card_that_is_missing() {
+fn a_near_card_without_an_rdma_device_is_distinguished_from_a_card_that_is_missing() {
     let fix = |name: &str| {
         let found = findings(&trees().join("faults").join(name), &[]);
         let far = found.into_iter().find(|f| f.id == "rail-distance" && f.verdict != Verdict::Ok);
@@ -426,8 +429,8 @@ fn pcie_gpus_without_a_bridge_are_broken_only_where_nvlink_is_asked_for() {
     assert_eq!(links(1, 0, &[]), []);
     assert_eq!(links(2, 0, &[]), [Verdict::Unknown; 2]);
     assert_eq!(links(2, 0, &nvlink), [Verdict::Broken; 2]);
-    let (well, untold) = (Verdict::Ok, Verdict::Unknown);
-    assert_eq!(links(4, 2, &[]), [well, well, untold, untold]);
+    let (well, unknown) = (Verdict::Ok, Verdict::Unknown);
+    assert_eq!(links(4, 2, &[]), [well, well, unknown, unknown]);
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn without_a_nic_gdrcopy_and_nccl_2_32_are_a_way_over_sockets() {
 }
 
 #[test]
-fn nobody_is_told_of_gin_who_has_not_asked_for_it() {
+fn a_job_that_does_not_ask_for_gin_gets_no_finding_of_it() {
     let job = Job { ranks: 2, threads: 1, ..Job::default() };
     let all = examine(&machine("hgx-cx7.tree", ""), &job, None, None);
     assert!(all.iter().all(|finding| finding.id != "gin-type"));

@@ -143,5 +143,5 @@ fn a_gpu_that_the_driver_has_lost_is_no_gpu_of_nvidia_smi() {
     let node = Machine::read(&Tree::changed(&text, change).unwrap());
     let found = of(&node, &job(8, &[]), "nvidia-smi");
     assert_eq!(found[0].verdict, Verdict::Slow);
-    assert_eq!(found[0].found, "tells of 1 of 8 GPUs: the driver has lost the others");
+    assert_eq!(found[0].found, "lists 1 of 8 GPUs: the driver has lost the others");
 }

@@ -67,20 +67,24 @@ fn a_port_that_is_down_breaks_a_job_only_where_the_topology_would_refuse_it() {
         [("port-down", "port-state", "mlx5_3"), ("gid-none", "gid", "rocep105s0")]
     {
         let machine = node(tree);
-        let told = |change: &dyn Fn(&mut Job)| {
+        let judged = |change: &dyn Fn(&mut Job)| {
             let mut job = job(&machine, &["kernel set cpu, transport verbs"]);
             change(&mut job);
             let found = examine(&machine, &job, None, None);
             let of = found.into_iter().find(|f| f.id == id && f.subject == nic).unwrap();
             (of.verdict, of.found)
         };
-        let (verdict, words) = told(&|_| ());
+        let (verdict, words) = judged(&|_| ());
         let missing = machine.missing_rails();
         assert_eq!((verdict, words), (Verdict::Broken, missing[0].to_string()), "{tree}");
-        assert_eq!(told(&|job| job.asks.any_rails = true).0, Verdict::Slow, "{tree}");
-        assert_eq!(told(&|job| job.asks.counted_rails = true).0, Verdict::Slow, "{tree}");
-        assert_eq!(told(&|job| job.drives = Some(2)).0, Verdict::Slow, "{tree}");
-        assert_eq!(told(&|job| job.asks.nics = vec![nic.to_owned()]).0, Verdict::Broken, "{tree}");
+        assert_eq!(judged(&|job| job.asks.any_rails = true).0, Verdict::Slow, "{tree}");
+        assert_eq!(judged(&|job| job.asks.counted_rails = true).0, Verdict::Slow, "{tree}");
+        assert_eq!(judged(&|job| job.drives = Some(2)).0, Verdict::Slow, "{tree}");
+        assert_eq!(
+            judged(&|job| job.asks.nics = vec![nic.to_owned()]).0,
+            Verdict::Broken,
+            "{tree}"
+        );
         let inside = job(&machine, &["kernel set cuda, transport nvlink"]);
         let found = examine(&machine, &inside, None, None);
         assert!(found.iter().all(|f| f.id != id || f.verdict == Verdict::Ok), "{tree}");
@@ -160,18 +164,18 @@ fn gpus_and_cards_of_other_containers_are_no_missing_rails() {
 fn a_port_without_a_cable_is_slow_where_the_cards_of_other_gpus_have_one_more() {
     let path = trees().join("healthy/hgx-one-port.tree");
     let mut machine = Machine::read(&Tree::open(&path).unwrap());
-    let told = |machine: &Machine| {
+    let judged = |machine: &Machine| {
         let found = examine(machine, &job(machine, &["transport verbs"]), None, None);
         let of =
             found.into_iter().find(|f| f.id == "port-state" && f.subject == "mlx5_13").unwrap();
         (of.verdict, of.impact)
     };
-    let (verdict, cost) = told(&machine);
+    let (verdict, cost) = judged(&machine);
     assert_eq!(verdict, Verdict::Unknown);
     assert!(cost.unwrap().contains("nothing, if the node is cabled so"));
     let up = machine.nics[0].ports.clone();
     for nic in machine.nics.iter_mut().filter(|nic| nic.name != "mlx5_13") {
         nic.ports = up.clone();
     }
-    assert_eq!(told(&machine).0, Verdict::Slow);
+    assert_eq!(judged(&machine).0, Verdict::Slow);
 }

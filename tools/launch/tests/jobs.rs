@@ -69,7 +69,7 @@ fn ranks_share_a_secret_that_is_fresh_per_job_and_not_in_argv() {
 }
 
 #[test]
-fn exit_codes_and_signals_are_told_apart() {
+fn exit_codes_and_signals_are_distinguished() {
     let script = "case $TOKENYARD_RANK in 0) exit 0;; 1) exit 7;; 2) kill -TERM $$;; esac";
     let outcomes = shell(3, script).start().unwrap().wait_all(SOON);
     let exits: Vec<_> = outcomes.iter().map(|outcome| outcome.exit.unwrap()).collect();
@@ -106,7 +106,7 @@ fn a_line_without_newline_is_delivered_before_the_exit() {
 }
 
 #[test]
-fn an_exit_is_told_even_while_a_grandchild_holds_the_pipes() {
+fn an_exit_is_reported_even_while_a_grandchild_holds_the_pipes() {
     let start = Instant::now();
     let outcomes = shell(1, "sleep 60 & echo $!; exit 4").start().unwrap().wait_all(SOON);
     assert_eq!(outcomes[0].exit, Some(Exit::Code(4)));

@@ -55,7 +55,8 @@ pub enum Silence {
         /// Exit code; a signal counts as 128 and its number, as in a shell.
         code: i32,
         /// Last line of its standard error, else the first of its output; may be empty.
-        said: String,
+        #[serde(rename = "said")]
+        last_line: String,
     },
 }
 
@@ -75,7 +76,7 @@ const MOST_BYTES: u64 = 1 << 20;
 /// Bytes of the end of its standard error that are stored.
 const LAST_BYTES: usize = 4096;
 /// Most characters of a line of a command's output.
-const MOST_SAID: usize = 200;
+const MOST_SHOWN: usize = 200;
 
 /// A command that is run.
 struct Tool {
@@ -177,14 +178,14 @@ impl Silence {
             Self::Late { milliseconds } => {
                 format!("{command} did not answer in {milliseconds} ms")
             }
-            Self::Failed { code: 0, said } if said.is_empty() => {
-                format!("{command} ended with exit code 0 and said nothing")
+            Self::Failed { code: 0, last_line } if last_line.is_empty() => {
+                format!("{command} ended with exit code 0 and printed nothing")
             }
-            Self::Failed { code, said } if said.is_empty() => {
-                format!("{command} failed with exit code {code} and said nothing")
+            Self::Failed { code, last_line } if last_line.is_empty() => {
+                format!("{command} failed with exit code {code} and printed nothing")
             }
-            Self::Failed { code, said } => {
-                format!("{command} failed with exit code {code}: {said}")
+            Self::Failed { code, last_line } => {
+                format!("{command} failed with exit code {code}: {last_line}")
             }
         }
     }
@@ -198,7 +199,7 @@ impl Silence {
                 Self::NotFound { besides: besides.iter().map(|f| (*f).to_owned()).collect() }
             }
             "late" => Self::Late { milliseconds: rest.parse().ok()? },
-            code => Self::Failed { code: code.parse().ok()?, said: rest.to_owned() },
+            code => Self::Failed { code: code.parse().ok()?, last_line: rest.to_owned() },
         })
     }
 }
@@ -291,8 +292,8 @@ impl Run {
             return Ok(text);
         }
         let errors = self.stderr.recv_timeout(deadline.left()).unwrap_or_default();
-        let said = said(&String::from_utf8_lossy(&errors), &text);
-        Err(Silence::Failed { code: code(status), said })
+        let last_line = last_line(&String::from_utf8_lossy(&errors), &text);
+        Err(Silence::Failed { code: code(status), last_line })
     }
 }
 
@@ -358,10 +359,10 @@ fn read_last(mut pipe: impl Read, last: &mut Vec<u8>) -> std::io::Result<usize> 
 
 /// The last line of a command's standard error. nvidia-smi writes the reason of a failure to its
 /// output instead, as the first line.
-fn said(errors: &str, output: &str) -> String {
-    let is_said = |line: &&str| !line.trim().is_empty();
-    let line = errors.lines().rfind(is_said).or(output.lines().find(is_said)).unwrap_or_default();
-    line.trim().chars().filter(|c| !c.is_control()).take(MOST_SAID).collect()
+fn last_line(errors: &str, output: &str) -> String {
+    let has_text = |line: &&str| !line.trim().is_empty();
+    let line = errors.lines().rfind(has_text).or(output.lines().find(has_text)).unwrap_or_default();
+    line.trim().chars().filter(|c| !c.is_control()).take(MOST_SHOWN).collect()
 }
 
 fn code(status: ExitStatus) -> i32 {
@@ -370,7 +371,7 @@ fn code(status: ExitStatus) -> i32 {
 
 /// The answer, parsed by `parse`. [`crate::Machine::silent`] has the reason where there is no
 /// answer.
-pub(crate) fn told<T>(answer: &Answer, parse: impl FnOnce(&str) -> T) -> Fact<T> {
+pub(crate) fn parsed<T>(answer: &Answer, parse: impl FnOnce(&str) -> T) -> Fact<T> {
     answer.as_deref().map_or(Fact::Missing, |text| Fact::Known(parse(text)))
 }
 
@@ -399,12 +400,12 @@ pub(crate) fn smi(text: &str) -> Vec<SmiGpu> {
 }
 
 fn smi_line(gpu: &mut SmiGpu, section: &str, key: &str, value: &str) {
-    let told = || match value {
+    let known = || match value {
         "N/A" => Fact::Missing,
         _ => Fact::Known(value.to_owned()),
     };
     match (section, key) {
-        ("MIG Mode", "Current") => gpu.mig = told().and_then(|mode| Some(mode == "Enabled")),
+        ("MIG Mode", "Current") => gpu.mig = known().and_then(|mode| Some(mode == "Enabled")),
         ("Fabric", _) => {
             let mut fabric = gpu.fabric.clone().get().unwrap_or(GpuFabric {
                 state: Fact::Missing,
@@ -413,10 +414,10 @@ fn smi_line(gpu: &mut SmiGpu, section: &str, key: &str, value: &str) {
                 cluster: Fact::Missing,
             });
             match key {
-                "State" => fabric.state = told(),
-                "Status" => fabric.status = told(),
-                "CliqueId" => fabric.clique = told().and_then(|id| id.parse().ok()),
-                "ClusterUUID" => fabric.cluster = told(),
+                "State" => fabric.state = known(),
+                "Status" => fabric.status = known(),
+                "CliqueId" => fabric.clique = known().and_then(|id| id.parse().ok()),
+                "ClusterUUID" => fabric.cluster = known(),
                 _ => {}
             }
             gpu.fabric = Fact::Known(fabric);

@@ -44,7 +44,7 @@ GPU 00000009:01:00.0
 }
 
 #[test]
-fn links_are_told_by_the_unique_name_of_the_gpu() {
+fn links_are_found_by_the_unique_name_of_the_gpu() {
     let links = nvlinks(
         "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa)\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>\n\
          GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bbbb)\n",
@@ -73,12 +73,12 @@ fn run(words: &'static [&'static str], besides: &'static [&'static str], ms: u64
     Run::start(&Tool { file: "", words, besides, warning: Some(14) })?.output(&deadline)
 }
 
-fn failed(code: i32, said: &str) -> Answer {
-    Err(Silence::Failed { code, said: said.to_owned() })
+fn failed(code: i32, last_line: &str) -> Answer {
+    Err(Silence::Failed { code, last_line: last_line.to_owned() })
 }
 
 #[test]
-fn a_command_says_why_it_told_nothing() {
+fn a_command_says_why_it_has_no_answer() {
     const LONG: u64 = 60_000;
     let start = Instant::now();
     assert_eq!(run(&["sleep", "1000"], &[], 50), Err(Silence::Late { milliseconds: 50 }));
@@ -119,7 +119,7 @@ fn a_command_outside_path_is_found_where_its_package_puts_it() {
 }
 
 #[test]
-fn a_recorded_tree_says_why_a_command_told_nothing() {
+fn a_recorded_tree_says_why_a_command_has_no_answer() {
     let tree = Tree::recorded(
         "tokenyard/fi_info.exit = 61 fi_getinfo: -61 (No data available)\n\
          tokenyard/ibv_devinfo.exit = missing\ntokenyard/nvidia-smi-q.exit = late 700\n",

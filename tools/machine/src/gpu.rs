@@ -119,7 +119,7 @@ const VENDOR_NVIDIA: u16 = 0x10de;
 const VENDOR_AMD: u16 = 0x1002;
 
 /// The GPUs among `functions`, those of NVIDIA first.
-pub(crate) fn read(tree: &Tree, functions: &[PciFunction], told: &CommandFacts) -> Vec<Gpu> {
+pub(crate) fn read(tree: &Tree, functions: &[PciFunction], facts: &CommandFacts) -> Vec<Gpu> {
     let of = |vendor: u16, is: fn(u32) -> bool| {
         functions.iter().filter(move |function| {
             function.vendor == Fact::Known(vendor) && function.class.known().is_some_and(|c| is(*c))
@@ -131,7 +131,7 @@ pub(crate) fn read(tree: &Tree, functions: &[PciFunction], told: &CommandFacts) 
     let amd = of(VENDOR_AMD, |class| matches!(class >> 8, 0x0300 | 0x0302 | 0x0380 | 0x1200));
     let nodes = kfd_nodes(tree);
     let mut gpus: Vec<Gpu> =
-        nvidia.zip(0..).map(|(function, index)| nvidia_gpu(tree, function, index, told)).collect();
+        nvidia.zip(0..).map(|(function, index)| nvidia_gpu(tree, function, index, facts)).collect();
     // HIP counts in the order of the kernel's nodes, which is not that of the addresses.
     let mut amd: Vec<_> = amd
         .filter_map(|function| {
@@ -174,7 +174,7 @@ fn plain(function: &PciFunction, index: u32, vendor: GpuVendor) -> Gpu {
     }
 }
 
-fn nvidia_gpu(tree: &Tree, function: &PciFunction, index: u32, told: &CommandFacts) -> Gpu {
+fn nvidia_gpu(tree: &Tree, function: &PciFunction, index: u32, facts: &CommandFacts) -> Gpu {
     let mut gpu = plain(function, index, GpuVendor::Nvidia);
     let information = tree.text(&format!("{NVIDIA}/gpus/{}/information", gpu.pci));
     let field = |name: &str| match &information {
@@ -193,7 +193,7 @@ fn nvidia_gpu(tree: &Tree, function: &PciFunction, index: u32, told: &CommandFac
             gpu.mig = Fact::Known(true);
         }
     }
-    match &told.smi {
+    match &facts.smi {
         Fact::Known(all) => {
             if let Some(smi) = all.iter().find(|smi| smi.pci == gpu.pci) {
                 gpu.mig = if gpu.mig == Fact::Known(true) { gpu.mig } else { smi.mig };
@@ -202,7 +202,7 @@ fn nvidia_gpu(tree: &Tree, function: &PciFunction, index: u32, told: &CommandFac
         }
         other => gpu.fabric = other.unknown(),
     }
-    gpu.nvlinks = match (&told.nvlinks, &gpu.uuid) {
+    gpu.nvlinks = match (&facts.nvlinks, &gpu.uuid) {
         (Fact::Known(all), Fact::Known(uuid)) => {
             all.get(uuid).map_or(Fact::Missing, |links| Fact::Known(links.clone()))
         }
@@ -233,7 +233,7 @@ pub(crate) fn read_driver(tree: &Tree, outputs: &commands::Outputs) -> Option<Nv
             Some(registry(params.get("RegistryDwords").map_or("", String::as_str)))
         }),
         params,
-        smi_gpus: told(outputs).smi.and_then(|gpus| Some(gpus.len() as u64)),
+        smi_gpus: command_facts(outputs).smi.and_then(|gpus| Some(gpus.len() as u64)),
     })
 }
 
@@ -343,10 +343,10 @@ fn amd_gpu(
 }
 
 /// Parses the outputs of the commands.
-pub(crate) fn told(outputs: &commands::Outputs) -> CommandFacts {
+pub(crate) fn command_facts(outputs: &commands::Outputs) -> CommandFacts {
     CommandFacts {
-        smi: commands::told(&outputs.nvidia_smi, commands::smi),
-        nvlinks: commands::told(&outputs.nvlink, commands::nvlinks),
+        smi: commands::parsed(&outputs.nvidia_smi, commands::smi),
+        nvlinks: commands::parsed(&outputs.nvlink, commands::nvlinks),
     }
 }
 

@@ -79,7 +79,7 @@ impl Machine {
         let pci = pci::read(tree);
         Self {
             numa: numa::read(tree),
-            gpus: gpu::read(tree, &pci, &gpu::told(&Outputs::default())),
+            gpus: gpu::read(tree, &pci, &gpu::command_facts(&Outputs::default())),
             pci,
             nics: nic::read(tree),
             container: container::read(tree),
@@ -96,7 +96,7 @@ impl Machine {
         Self {
             kernel: modules::read_kernel(tree),
             numa: numa::read(tree),
-            gpus: gpu::read(tree, &pci, &gpu::told(outputs)),
+            gpus: gpu::read(tree, &pci, &gpu::command_facts(outputs)),
             pci,
             iommu: pci::read_iommu(tree),
             nics: nics(tree, outputs),
@@ -107,7 +107,7 @@ impl Machine {
             devices: container::read_devices(tree),
             libraries: libraries::read(tree, search_path),
             container,
-            fabrics: commands::told(&outputs.fi_info, commands::fabrics),
+            fabrics: commands::parsed(&outputs.fi_info, commands::fabrics),
             silent: outputs.silent(),
         }
     }

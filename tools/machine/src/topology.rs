@@ -181,9 +181,9 @@ struct NvLinks {
 impl NvLinks {
     /// Nothing where `nvidia-smi` lists other GPUs than this process can use.
     fn of(machine: &Machine, text: &str) -> Option<Self> {
-        let is_told = |gpu: &&Gpu| gpu.vendor == GpuVendor::Nvidia && gpu.is_visible;
+        let is_listed = |gpu: &&Gpu| gpu.vendor == GpuVendor::Nvidia && gpu.is_visible;
         let gpus: Vec<PciAddress> =
-            machine.gpus.iter().filter(is_told).map(|gpu| gpu.pci).collect();
+            machine.gpus.iter().filter(is_listed).map(|gpu| gpu.pci).collect();
         let (count, matrix) = matrix(text)?;
         (count == gpus.len()).then_some(Self { gpus, matrix })
     }

@@ -205,7 +205,7 @@ fn nodes_where_another_nic_serves_or_that_are_cabled_with_few_lack_none() {
         (&[(2, 1), (2, 1)], &[1], "half"),
         (&[(1, 1), (1, 1)], &[0], "one of two"),
         (&[(3, 1), (1, 1)], &[1], "around one card"),
-        (&[(4, 0), (0, 4)], &[2], "NICs that are nobody's own"),
+        (&[(4, 0), (0, 4)], &[2], "NICs that are no GPU's own"),
         (&[(0, 1); 8], &[2], "no GPU"),
         (&[(1, 1)], &[0], "one of each"),
     ] {
@@ -214,7 +214,7 @@ fn nodes_where_another_nic_serves_or_that_are_cabled_with_few_lack_none() {
 }
 
 #[test]
-fn a_nic_without_an_address_is_as_idle_and_one_whose_state_nobody_tells_is_not() {
+fn a_nic_without_an_address_is_as_idle_and_one_of_unknown_state_is_not() {
     let eight = [(1, 1); 8];
     let nic = "sys/class/infiniband/mlx5_3/ports/1";
     let found = |changes: &str| {

@@ -98,7 +98,7 @@ pub struct Components {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// The communicator is being brought up.
+    /// The communicator opens: bring-up is under way.
     Opening,
     /// In the caller's code.
     Caller,
@@ -195,7 +195,7 @@ pub struct Peer {
     pub host: String,
     /// Its process, as it reported at the start.
     pub pid: u32,
-    /// `alive`, `left` (it said goodbye) or `lost`.
+    /// `alive`, `left` (it sent its goodbye) or `lost`.
     pub state: String,
     /// The reason for its loss: `was silent for 3 s`.
     pub why: String,

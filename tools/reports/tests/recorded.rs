@@ -87,7 +87,7 @@ fn the_order_of_files_does_not_matter() {
 /// Another rank may be named then, whose last message the others received. But no rank is called
 /// dead or stopped for want of a report.
 #[test]
-fn a_report_that_is_missing_makes_nobody_dead() {
+fn a_report_that_is_missing_makes_no_rank_dead() {
     for (set, kind, _) in SETS {
         let all = reports_of(set);
         // Without any report there is no explanation.

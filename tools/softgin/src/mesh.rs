@@ -119,8 +119,8 @@ impl Mesh {
         let socket = listener.socket.try_clone().map_err(|e| Failure::system("connect", e))?;
         let mut mesh = Self { me, addresses, socket, inboxes: Vec::new(), epoch: 0 };
         let all = mesh.swap([0; 4], Some(listener.inbox.as_fd()))?;
-        for said in all {
-            mesh.inboxes.push(match said {
+        for message in all {
+            mesh.inboxes.push(match message {
                 None => Arc::clone(&listener.inbox),
                 Some(PeerMessage { fd: Some(fd), .. }) => Arc::new(Inbox::map(fd)?),
                 Some(_) => return Err(Failure::system("connect", "a peer sent no inbox")),
@@ -143,9 +143,9 @@ impl Mesh {
         }
         let mut all: Vec<Option<PeerMessage>> = self.addresses.iter().map(|_| None).collect();
         for _ in 1..self.addresses.len() {
-            let (peer, said) = self.receive()?;
+            let (peer, message) = self.receive()?;
             match all.get_mut(peer) {
-                Some(place @ None) if peer != self.me => *place = Some(said),
+                Some(place @ None) if peer != self.me => *place = Some(message),
                 _ => return Err(Failure::system("receive", format!("rank {peer} twice, or none"))),
             }
         }

@@ -68,8 +68,8 @@ impl Region {
             None => ([number, 0, base, u64::from(std::process::id())], None),
         };
         let all = mesh.swap(words, fd)?;
-        let place = |said: Option<PeerMessage>| {
-            let Some(PeerMessage { words, fd }) = said else { return Ok(RegionPlace::Own) };
+        let place = |message: Option<PeerMessage>| {
+            let Some(PeerMessage { words, fd }) = message else { return Ok(RegionPlace::Own) };
             if words[0] != number {
                 let text = format!("a peer registers region {}; expected {number}", words[0]);
                 return Err(Failure::new(abi::INTERNAL_ERROR, text));

@@ -73,8 +73,8 @@ fn end_well(scenario: &str, ranks: usize, day: &str) {
     let folder = tempfile::tempdir().unwrap();
     for (rank, child) in start(scenario, ranks, day, folder.path()).into_iter().enumerate() {
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "rank {rank}: {}: {said}", output.status);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "rank {rank}: {}: {errors}", output.status);
     }
 }
 
@@ -88,9 +88,9 @@ fn gone() {
     lost.wait().unwrap();
     std::fs::write(folder.path().join("killed"), "").unwrap();
     let output = ranks.pop().unwrap().wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {said}", output.status);
-    assert!(said.contains("process_vm_writev"), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {errors}", output.status);
+    assert!(errors.contains("process_vm_writev"), "{errors}");
 }
 
 fn wait_for(file: &Path) {

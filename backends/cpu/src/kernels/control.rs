@@ -48,8 +48,8 @@ pub(super) enum Verdict {
     Go = 0,
     Refused = 1,
     Full = 2,
-    /// Said by a forwarder of the source that it stands for, where losses are masked: it is lost. What
-    /// the record says of the forwarder itself holds.
+    /// A forwarder reports that the source that it stands for is lost, where losses are masked. The rest of
+    /// the record is the forwarder's own, and holds.
     Gone = 3,
 }
 

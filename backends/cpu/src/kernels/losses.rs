@@ -107,7 +107,7 @@ impl Losses {
         gone.set(Some(gone.get().map_or(operation, |first| first.min(operation))));
     }
 
-    /// Whether the forwarder of a source has said that it is lost.
+    /// Whether the forwarder of a source has reported it as lost.
     pub(super) fn is_gone(&self, source: u32) -> bool {
         self.gone[source as usize].get().is_some()
     }

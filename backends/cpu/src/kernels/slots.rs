@@ -116,8 +116,8 @@ pub(super) fn leave_if_refused<T>(
 }
 
 /// Takes back the memory that the others know of in an operation that was refused. Where losses are
-/// masked, some may not know that, because the rank that refused is lost: so not before all have said
-/// how it ended for them. None of them is elsewhere by then: they learned of the refusal in the same
+/// masked, some may not know that, because the rank that refused is lost: so not before all have
+/// reported how it ended for them. None of them is elsewhere by then: they learned of the refusal in the same
 /// call as this rank, or wait for this rank in it.
 fn take_back(
     places: &mut Places,

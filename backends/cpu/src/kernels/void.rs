@@ -1,4 +1,4 @@
-//! Rows that a forwarder said would come, and that do not: their source was lost on the way.
+//! Rows that a forwarder announced, and that do not come: their source was lost on the way.
 //!
 //! Their receivers gave places to them, and count them. So the forwarder has them counted like rows, and
 //! writes in their places that they come from nowhere. Totals stay right (INV-2), and nothing is under

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_writes_is_not_a_datum() {
+    fn bytes_that_no_peer_writes_are_not_a_datum() {
         for data in [3 << 30, 2 << 30 | 2 << 16, 1 << 32, u64::MAX] {
             assert_eq!(Datum::decode(data), None, "{data:#x}");
         }

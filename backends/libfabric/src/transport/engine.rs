@@ -290,7 +290,7 @@ impl Engine {
     /// for one another.
     fn greet(&mut self, peer: u32) -> Result<()> {
         let until = Instant::now() + self.deadline;
-        let mut steps = vec![Greeting::Unsaid; self.rails.len()];
+        let mut steps = vec![Greeting::Unsent; self.rails.len()];
         let mut heard = None;
         loop {
             let (mut silent, mut leaving) = (0, false);
@@ -300,8 +300,8 @@ impl Engine {
                     return Err(self.unreachable(peer, error));
                 }
                 state.drive(&self.shared);
-                let unsaid = *step == Greeting::Unsaid;
-                silent += usize::from(unsaid || !state.peers[peer as usize].greeted);
+                let unsent = *step == Greeting::Unsent;
+                silent += usize::from(unsent || !state.peers[peer as usize].greeted);
                 leaving |= *step != Greeting::Followed || state.fence_is_out();
             }
             if silent == 0 {
@@ -479,8 +479,8 @@ impl Engine {
 /// The state of a greeting on one rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Greeting {
-    Unsaid,
-    Said,
+    Unsent,
+    Sent,
     /// A fence was posted after it, or cannot be.
     Followed,
 }
@@ -489,14 +489,14 @@ impl Greeting {
     /// Takes the next step, if it can be taken now. `Err`: a positive error number.
     fn go_on(&mut self, state: &mut State, peer: u32, me: u32) -> Result<(), i32> {
         match *self {
-            Self::Unsaid => match state.send(peer, Datum::Hello(me)) {
-                Attempt::Posted => *self = Self::Said,
+            Self::Unsent => match state.send(peer, Datum::Hello(me)) {
+                Attempt::Posted => *self = Self::Sent,
                 Attempt::Full | Attempt::GivenUp => {}
                 Attempt::Failed(error) => return Err(error),
                 Attempt::Unknown => return Err(FI_ENOKEY),
             },
-            Self::Said if state.post_fence(peer) != Attempt::Full => *self = Self::Followed,
-            Self::Said | Self::Followed => {}
+            Self::Sent if state.post_fence(peer) != Attempt::Full => *self = Self::Followed,
+            Self::Sent | Self::Followed => {}
         }
         Ok(())
     }

@@ -228,8 +228,8 @@ mod tests {
             kinds: abi::TY_MEMORY_HOST,
             preset: PhantomData,
         };
-        let told = [(); 4].map(|()| component.health().unwrap_err().rank());
-        assert_eq!(told, [1, 2, 1, 2].map(Some));
+        let blamed = [(); 4].map(|()| component.health().unwrap_err().rank());
+        assert_eq!(blamed, [1, 2, 1, 2].map(Some));
         // The thread finds another thread in its queue, which breaks the queue rule.
         let inside = loop {
             if let Ok(inside) = engine.queue(0) {

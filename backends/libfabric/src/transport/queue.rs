@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_command_has_an_event_although_nobody_asked_for_one() {
+    fn a_failed_command_has_an_event_although_none_was_asked_for() {
         let (slots, queue) = (Slots::new(1, 4), Queue::new(0, 4, None));
         let mut own = queue.enter().unwrap();
         let slot = own.take(&slots, &command(3, 0)).unwrap();

@@ -12,7 +12,7 @@ use crate::{Error, ErrorKind, Result};
 
 impl WatchdogState {
     /// Records lost ranks; the communicator ends only with the loss of rank 0, where all ranks meet, or when
-    /// the others declared this rank lost. A rank 0 that said goodbye ends waits on it, as any rank that
+    /// the others declared this rank lost. A rank 0 that sent its goodbye ends waits on it, as any rank that
     /// left.
     pub(super) fn mask_losses(&self) -> Option<EndedWaits> {
         let me = self.liveness.this();

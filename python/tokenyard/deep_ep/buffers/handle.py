@@ -1,4 +1,4 @@
-"""What a dispatch of V2 leaves behind."""
+"""The handle that a dispatch of V2 leaves behind."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -14,7 +14,7 @@ from ..utils.event import EventHandle, EventOverlap
 
 
 class Runtime:
-    """What scripts ask of `buffer.runtime`."""
+    """The calls of `buffer.runtime` that scripts make."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -75,7 +75,7 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Kept as an attribute. No call takes SMs on the CPU."""
+        """Stores an attribute. No call takes SMs on the CPU."""
         assert new_num_sms % 2 == 0, "The SM count must be even"
         Buffer.num_sms = new_num_sms
 
@@ -268,7 +268,7 @@ class Buffer:
         refuse_missing("Buffer.low_latency_combine", keywords, ())
         assert not (async_finish and return_recv_hook)
         if use_logfmt:
-            _low_latency.say_once("use_logfmt: rows travel as they are; LogFMT is not there yet")
+            _low_latency.warn_once("use_logfmt: rows travel as they are; LogFMT is not there yet")
         call = _low_latency.CombineCall(
             x=x,
             topk_idx=topk_idx,

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class EventHandle:
-    """A point in the order of this process. What was called before it has ended."""
+    """A point in the order of this process. All calls before it have ended."""
 
     def __init__(self) -> None:
         self.tensors_to_record: tuple[Any, ...] | None = None

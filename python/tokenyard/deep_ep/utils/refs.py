@@ -1,4 +1,4 @@
-"""What dispatch and combine of V2 give, for scripts that compare. Plain numpy, slow, and no code of the product."""
+"""The results of dispatch and combine of V2, for scripts that compare. Plain numpy, slow, no code of the product."""
 
 import importlib
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ def dispatch(
     num_max_tokens_per_rank: int,
     num_experts: int,
 ) -> tuple[Rows, Tensor, Tensor, Tensor, Tensor]:
-    """What arrives at this rank, over torch's default group: rows by source rank, then source token.
+    """The rows that arrive at this rank, over torch's default group: rows by source rank, then source token.
 
     Returns rows (and scales, where `x` is a pair), `[N, K]` local ids or -1, `[N, K]` weights as sent, `[N]` source
     rank * `num_max_tokens_per_rank` + source token, and `[R]` rows from each rank. Collective.
@@ -42,11 +42,11 @@ def dispatch(
     )
 
 
-def arrivals(brought: list[list[Array]], me: int, tokens: int, experts: int) -> list[Array]:
-    """Of what all ranks bring (rows, ..., ids, weights), what arrives at `me`; then sources, and rows per rank."""
-    local = experts // len(brought)
+def arrivals(inputs: list[list[Array]], me: int, tokens: int, experts: int) -> list[Array]:
+    """The arrays of all ranks (rows, ..., ids, weights) that arrive at `me`; then sources, and rows per rank."""
+    local = experts // len(inputs)
     chosen: list[list[Array]] = []
-    for rank, (*rows, ids, weights) in enumerate(brought):
+    for rank, (*rows, ids, weights) in enumerate(inputs):
         is_here = (ids >= 0) & (ids // local == me)
         token = np.flatnonzero(is_here.any(axis=1))
         here = np.where(is_here, ids - me * local, -1)

@@ -113,8 +113,8 @@ fn ip(spaces: &Spaces, lines: &[String]) -> Result<()> {
         child.wait_with_output().context("run ip")
     })?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("make hosts: ip -batch - ended with {}: {}\n{text}", output.status, said.trim());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        bail!("make hosts: ip -batch - ended with {}: {}\n{text}", output.status, errors.trim());
     }
     Ok(())
 }

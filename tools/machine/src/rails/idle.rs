@@ -108,8 +108,8 @@ impl Machine {
         let port = nic.ports.first()?;
         let (found, fix) = match self.unusable(nic)? {
             Unusable::PortDown => {
-                let is_told = |port: &Port| matches!(port.state, Fact::Known(_));
-                if !nic.ports.iter().all(is_told) {
+                let is_known = |port: &Port| matches!(port.state, Fact::Known(_));
+                if !nic.ports.iter().all(is_known) {
                     return None;
                 }
                 let state =

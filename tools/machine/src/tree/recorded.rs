@@ -73,7 +73,7 @@ impl Recorded {
         let mut at = 0;
         while let Some(&(number, line)) = lines.get(at) {
             at += 1;
-            self.count(1).map_err(|why| told(number, &why))?;
+            self.count(1).map_err(|why| on_line(number, &why))?;
             let trimmed = line.trim();
             if trimmed.is_empty() || trimmed.starts_with('#') {
                 continue;
@@ -88,14 +88,14 @@ impl Recorded {
                     return Err(format!("line {number}: `@each` nested too deeply"));
                 }
                 let body = &lines[at..at + end];
-                self.count(end).map_err(|why| told(number, &why))?;
-                let header = self.fill(header, row).map_err(|why| told(number, &why))?;
-                for own in rows(&header).map_err(|why| told(number, &why))? {
-                    self.count(1).map_err(|why| told(number, &why))?;
+                self.count(end).map_err(|why| on_line(number, &why))?;
+                let header = self.fill(header, row).map_err(|why| on_line(number, &why))?;
+                for own in rows(&header).map_err(|why| on_line(number, &why))? {
+                    self.count(1).map_err(|why| on_line(number, &why))?;
                     let own = own.iter().map(|(k, v)| (k.as_str(), v.clone()));
                     let row: Row<'_> = row.iter().cloned().chain(own).collect();
                     let bytes = row.iter().map(|(_, value)| value.len()).sum();
-                    self.count_filled(bytes).map_err(|why| told(number, &why))?;
+                    self.count_filled(bytes).map_err(|why| on_line(number, &why))?;
                     self.block(body, &row, depth + 1)?;
                 }
                 at += end + 1;
@@ -106,11 +106,11 @@ impl Recorded {
                     .position(|(_, line)| line.trim() == mark)
                     .ok_or(format!("line {number}: no line `{mark}`"))?;
                 let text: Vec<&str> = rest[..end].iter().map(|(_, line)| *line).collect();
-                self.heredoc(path, &text.join("\n"), row).map_err(|why| told(number, &why))?;
+                self.heredoc(path, &text.join("\n"), row).map_err(|why| on_line(number, &why))?;
                 at += end + 1;
             } else {
-                let line = self.fill(trimmed, row).map_err(|why| told(number, &why))?;
-                self.line(&line).map_err(|why| told(number, &why))?;
+                let line = self.fill(trimmed, row).map_err(|why| on_line(number, &why))?;
+                self.line(&line).map_err(|why| on_line(number, &why))?;
             }
         }
         Ok(())
@@ -180,11 +180,11 @@ impl Recorded {
     }
 
     fn add(&mut self, path: &str, node: Node) -> Result<(), String> {
-        let said = path.trim();
-        if said.len() > 1024 || said.split('/').any(|step| matches!(step, "" | "." | "..")) {
-            return Err(format!("`{said}` is no path from the root"));
+        let given = path.trim();
+        if given.len() > 1024 || given.split('/').any(|step| matches!(step, "" | "." | "..")) {
+            return Err(format!("`{given}` is no path from the root"));
         }
-        let path = self.through_links(said)?;
+        let path = self.through_links(given)?;
         let steps: Vec<&str> = path.split('/').collect();
         self.bytes += path.len()
             + match &node {
@@ -200,19 +200,19 @@ impl Recorded {
             self.folders.entry(folder).or_default().insert((*step).to_owned());
         }
         match self.nodes.insert(path, node) {
-            Some(_) if !self.changes => Err(format!("`{said}` is said twice")),
+            Some(_) if !self.changes => Err(format!("`{given}` stands there twice")),
             _ => Ok(()),
         }
     }
 
-    fn remove(&mut self, said: &str) -> Result<(), String> {
+    fn remove(&mut self, given: &str) -> Result<(), String> {
         self.count(self.nodes.len() / NODES_OF_A_LINE)?;
-        let path = self.through_links(said)?;
+        let path = self.through_links(given)?;
         let below = format!("{path}/");
         let before = self.nodes.len();
         self.nodes.retain(|node, _| *node != path && !node.starts_with(&below));
         if self.nodes.len() == before {
-            return Err(format!("`{said}` is not there, so it cannot be gone"));
+            return Err(format!("`{given}` is not there, so it cannot be gone"));
         }
         self.folders.clear();
         for node in self.nodes.keys() {
@@ -261,7 +261,7 @@ impl Recorded {
     }
 }
 
-fn told(number: usize, why: &str) -> String {
+fn on_line(number: usize, why: &str) -> String {
     format!("line {number}: {why}")
 }
 

@@ -49,7 +49,7 @@ fn changes_replace_and_take_away() {
 fn an_error_in_a_recorded_tree_names_its_line() {
     for (text, why) in [
         ("a = 1\nb c", "line 2: expected"),
-        ("a = 1\na = 2", "line 2: `a` is said twice"),
+        ("a = 1\na = 2", "line 2: `a` stands there twice"),
         ("../a = 1", "line 1: `../a` is no path"),
         ("@each i = 0..1\n", "line 1: `@each` without `@end`"),
         ("@each i k = 0\n@end", "line 1: 2 names and the row `0`"),

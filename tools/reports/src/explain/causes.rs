@@ -109,11 +109,11 @@ const REPLACE_RANK: &str =
 /// ` on host (process 7)`, where these are known.
 pub(super) fn process(set: &Set, rank: u32) -> String {
     let own = set.get(rank).map(|own| (own.host.clone(), own.pid));
-    let told = || {
+    let from_peers = || {
         let peer = set.all().find_map(|report| report.peer(rank))?;
         Some((peer.host.clone(), peer.pid))
     };
-    match own.or_else(told) {
+    match own.or_else(from_peers) {
         Some((host, pid)) if pid != 0 => format!(" on {host} (process {pid})"),
         _ => String::new(),
     }
@@ -337,9 +337,9 @@ fn holds_up(set: &Set, report: &Report, waiting: &[u32]) -> Verdict {
 
 /// A rank that others wait for, and that has no report.
 fn unknown(set: &Set, rank: u32, waiting: &[u32]) -> Verdict {
-    let told = || set.all().filter_map(|report| report.peer(rank));
-    let is_alive = told().all(|peer| peer.state == "alive");
-    let heard = told().map(|peer| peer.heard_ms).min();
+    let from_peers = || set.all().filter_map(|report| report.peer(rank));
+    let is_alive = from_peers().all(|peer| peer.state == "alive");
+    let heard = from_peers().map(|peer| peer.heard_ms).min();
     let heard = heard
         .map_or_else(String::new, |ms| format!(", sent its last heartbeat {} ago", seconds(ms)));
     let (state, fix) = if is_alive {

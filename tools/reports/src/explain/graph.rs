@@ -63,14 +63,14 @@ fn of_collective<'a>(
         theirs.is_some_and(|c| (&c.name, &c.topic) == (&collective.name, &collective.topic))
             || other.activity.state == State::Closed
     };
-    let somebody = set.all().any(|other| !is_there(other));
+    let is_absent = set.all().any(|other| !is_there(other));
     let is_over = is_over(set, report);
     let absent =
         (0..set.ranks).filter(move |_| !is_over).filter(move |rank| match set.get(*rank) {
             Some(other) => !is_there(other),
             // A rank without a report may well be in the collective; it counts as absent only if no
             // other rank is.
-            None => !somebody,
+            None => !is_absent,
         });
     absent.take(MOST).map(move |to| Edge {
         from: report.rank,

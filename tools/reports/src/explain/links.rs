@@ -95,9 +95,9 @@ fn link_name(set: &Set, from: u32, to: u32) -> String {
 
 /// The error that a transport reports itself.
 pub(super) fn transport(set: &Set) -> Option<Verdict> {
-    let said = set.all().filter(|report| report.reason.kind == "transport");
+    let failed = set.all().filter(|report| report.reason.kind == "transport");
     let unwell = set.all().filter(|r| r.transports.iter().any(|t| t.error.is_some()));
-    let report = said.min_by_key(|r| r.unix_ms).or_else(|| unwell.min_by_key(|r| r.unix_ms))?;
+    let report = failed.min_by_key(|r| r.unix_ms).or_else(|| unwell.min_by_key(|r| r.unix_ms))?;
     let health = report.transports.iter().find(|health| health.error.is_some());
     let about = report.reason.rank.or_else(|| health.and_then(|health| health.rank));
     let about = about.filter(|rank| *rank != report.rank);

@@ -94,7 +94,7 @@ fn a_live_rank_without_a_report_is_asked_for() {
 }
 
 #[test]
-fn who_said_goodbye_while_others_wait_for_it_is_named_and_not_asked() {
+fn a_rank_that_left_while_others_wait_for_it_is_named_and_not_asked() {
     let says = |mut report: Report, state: &str| {
         let peers = report.peers.iter_mut().filter(|peer| peer.rank == 1);
         peers.for_each(|peer| (peer.state, peer.ended_ms) = (state.into(), Some(5000)));
@@ -333,7 +333,7 @@ fn masks(mut report: Report, lost: u32) -> Report {
 }
 
 #[test]
-fn what_was_waited_for_when_a_loss_was_masked_blames_nobody_else() {
+fn what_was_waited_for_when_a_loss_was_masked_blames_no_other_rank() {
     let reports = vec![masks(waiting(0, 2, 9000), 1), masks(waiting(2, 1, 9000), 1)];
     let (kind, ranks, sentence) = verdict(reports);
     assert_eq!((kind, ranks), (Kind::Dead, vec![1]), "{sentence}");
@@ -376,7 +376,7 @@ fn who_was_asked_after_a_masked_loss_is_explained_by_that_answer() {
 
 /// Found on GPUs: a thread that was stopped in a barrier which the other rank had left.
 #[test]
-fn who_stays_in_a_collective_that_has_ended_on_others_waits_for_nobody() {
+fn a_rank_that_stays_in_a_collective_that_has_ended_on_others_waits_for_no_rank() {
     let mut stays = idle(1);
     let name = "barrier".into();
     stays.activity.collective = Some(Collective { name, topic: "x".into(), since_ms: 9000 });
@@ -420,7 +420,7 @@ fn a_transport_that_does_not_answer_is_named_where_its_rank_is_stuck_in_a_call()
 
 /// A rank that was stopped, and runs again just before it answers.
 #[test]
-fn who_was_not_heard_before_its_report_is_late_and_that_is_told() {
+fn a_rank_without_heartbeats_before_its_report_is_late_and_the_evidence_says_so() {
     let mut again = idle(1);
     again.unix_ms += 1500;
     let name = "barrier".into();
@@ -443,7 +443,7 @@ fn ranks_that_wait_for_the_same_are_one_line() {
 }
 
 #[test]
-fn what_a_rank_said_before_the_others_were_asked_again_is_left_out() {
+fn a_report_of_before_the_others_were_asked_again_is_left_out() {
     let asked = |report: Report, ms| Report { unix_ms: report.unix_ms + ms, ..report };
     let again = [asked(waiting(0, 1, 9000), 60_000), asked(waiting(2, 1, 9000), 60_000)];
     let first = vec![idle(0), idle(1), idle(2)];

@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_not_blamed_for_time_in_which_nobody_tried() {
+    fn a_peer_is_not_blamed_for_time_in_which_no_thread_tried() {
         assert_eq!(at(&[0, 100, 105, 110, 115]), [true; 5]);
         assert_eq!(at(&[0, 5, 10, 15, 100]), [true; 5]);
         assert!(!at(&[0, 100, 105, 110, 115, 120])[5]);

@@ -53,7 +53,7 @@ fn late_topk(case: &Case, inputs: &RankInputs) -> (Vec<f32>, Vec<i64>) {
 
 /// The inputs of one rank to a case, as the product takes them.
 #[derive(Clone, Debug)]
-pub struct Brought {
+pub struct InputTensors {
     pub(super) case: Case,
     rank: usize,
     inputs: RankInputs,
@@ -65,7 +65,7 @@ pub struct Brought {
     copies: Copies,
 }
 
-impl Brought {
+impl InputTensors {
     /// Takes the inputs of `rank`.
     pub fn new(case: &Case, rank: usize, inputs: RankInputs) -> Self {
         Self {

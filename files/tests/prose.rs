@@ -1,0 +1,269 @@
+//! Pages and comments are plain English: no sentence begins with a relative, no person stands for a technical
+//! thing, and pages are short. The files that a page names exist.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
+
+mod paragraphs;
+
+use paragraphs::{Paragraph, files, of_comments, of_docstrings, of_page};
+
+/// Words that begin a relative clause as well as a question.
+const RELATIVES: [&str; 3] = ["What", "Who", "Whose"];
+
+/// Words of people, for which technical English has others: sent, received, reported, no rank, another process.
+const WORDS: [&str; 7] = ["told", "untold", "brought", "nobody", "somebody", "company", "anybody"];
+/// Words that pages do not have either; comments may use them of a caller.
+const WORDS_OF_PAGES: [&str; 2] = ["said", "kept"];
+
+/// Pages that are longer than others, with the reason.
+const LONG_PAGES: [(&str, usize, &str); 1] =
+    [("docs/findings.md", 1000, "one entry for each check, with an index by symptom")];
+const MOST_LINES: usize = 300;
+/// The page of figures: its laboratory notes are in docs/history.
+const FIGURES: (&str, usize) = ("docs/performance.md", 150);
+
+/// A page that a developers' tool writes from its own words, that tool, and a page that is written anew with
+/// the backend that it describes.
+const LEFT_OUT: [&str; 3] = ["docs/conformance.md", "xtask/", "backends/rocm/docs.md"];
+
+fn is_left_out(path: &str) -> bool {
+    LEFT_OUT.iter().any(|left_out| path.starts_with(left_out))
+}
+
+/// The pages, with their paragraphs.
+fn pages() -> Vec<(String, Vec<Paragraph>)> {
+    let pages = files(&["md"]).into_iter().filter(|(path, _)| !is_left_out(path));
+    let pages: Vec<_> = pages.map(|(path, text)| (path, of_page(&text))).collect();
+    assert!(pages.len() > 40, "found {} pages; the search misses some", pages.len());
+    pages
+}
+
+/// The sources, with the paragraphs of their comments.
+fn sources() -> Vec<(String, Vec<Paragraph>)> {
+    let kinds = [
+        (&["rs"][..], &["///", "//!", "//"][..]),
+        (&["c", "cu", "cuh", "h"], &["///", "//", "/**", "/*", "* "]),
+        (&["py", "pyi", "toml"], &["#"]),
+    ];
+    let mut found: Vec<(String, Vec<Paragraph>)> = Vec::new();
+    for (kinds, marks) in kinds {
+        let sources = files(kinds).into_iter().filter(|(path, _)| !is_left_out(path));
+        found.extend(sources.map(|(path, text)| (path, of_comments(&text, marks))));
+    }
+    let python = files(&["py", "pyi"]).into_iter();
+    found.extend(python.map(|(path, text)| (path, of_docstrings(&text))));
+    assert!(found.len() > 800, "found {} sources; the search misses some", found.len());
+    found
+}
+
+/// The sentences of a text that begin with a relative and are no question.
+fn relatives(text: &str) -> Vec<&str> {
+    let ends = |c: char| matches!(c, '.' | '!' | '?' | ':');
+    let sentences = text.split_inclusive(ends);
+    let is_relative = |sentence: &&str| {
+        let words = sentence.trim_start_matches(|c: char| !c.is_alphanumeric());
+        let first = words.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+        RELATIVES.contains(&first) && !sentence.trim_end().ends_with('?')
+    };
+    sentences
+        .filter(is_relative)
+        .map(|sentence| sentence.trim().trim_start_matches("** "))
+        .collect()
+}
+
+fn has_word<'a>(text: &str, words: &[&'a str]) -> Option<&'a str> {
+    let found = text.to_lowercase();
+    let mut found = found.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+    found.find_map(|word| words.iter().find(|banned| **banned == word).copied())
+}
+
+#[test]
+fn no_sentence_begins_with_a_relative() {
+    let mut found = Vec::new();
+    for (path, paragraphs) in pages().into_iter().chain(sources()) {
+        for Paragraph { line, text } in &paragraphs {
+            let wrong = relatives(text).into_iter();
+            found.extend(wrong.map(|sentence| format!("{path}:{line}: {sentence}")));
+        }
+    }
+    assert!(found.is_empty(), "begin these with their subject:\n{}", found.join("\n"));
+}
+
+#[test]
+fn technical_things_are_not_spoken_of_as_people() {
+    let mut found = Vec::new();
+    let all_words = [&WORDS[..], &WORDS_OF_PAGES].concat();
+    let pages = pages().into_iter().map(|page| (page, &all_words[..]));
+    let sources = sources().into_iter().map(|source| (source, &WORDS[..]));
+    for ((path, paragraphs), words) in pages.chain(sources) {
+        for Paragraph { line, text } in &paragraphs {
+            let wrong = has_word(text, words).into_iter();
+            found.extend(wrong.map(|word| format!("{path}:{line}: `{word}`: {text}")));
+        }
+    }
+    assert!(found.is_empty(), "use the field's words:\n{}", found.join("\n"));
+}
+
+/// Crates whose names and texts have none of these words either: identifiers, test names, messages.
+const FOLDERS: [&str; 11] = [
+    "backends/faulty/",
+    "backends/gin/",
+    "backends/libfabric/",
+    "bench/",
+    "cli/",
+    "conformance/",
+    "files/src/",
+    "plugins/",
+    "python/",
+    "topology/",
+    "tools/",
+];
+/// Its names are those of a device that others rename now.
+const NOT_YET: &str = "tools/hca/";
+/// The key of a finished command's last line in `--json`, which readers of older reports know.
+const KEPT_KEY: &str = "#[serde(rename = \"said\")]";
+
+/// The words of people in the names and texts of a source: `was_told` has one.
+fn words_in_names(text: &str) -> Vec<(usize, &str)> {
+    let banned = |word: &&str| {
+        let parts = word.split('_').map(str::to_lowercase);
+        parts.into_iter().any(|part| part == "said" || WORDS.contains(&part.as_str()))
+    };
+    let lines = (1..).zip(text.lines()).filter(|(_, line)| line.trim() != KEPT_KEY);
+    let words = lines.flat_map(|(number, line)| {
+        let words = line.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+        words.map(move |word| (number, word))
+    });
+    words.filter(|(_, word)| banned(word)).collect()
+}
+
+#[test]
+fn names_and_messages_have_no_words_of_people() {
+    let is_checked = |path: &str| {
+        FOLDERS.iter().any(|folder| path.starts_with(folder)) && !path.starts_with(NOT_YET)
+    };
+    let sources = files(&["rs", "py", "pyi", "tree"]);
+    let mut found = Vec::new();
+    for (path, text) in sources.iter().filter(|(path, _)| is_checked(path)) {
+        let words = words_in_names(text).into_iter();
+        found.extend(words.map(|(line, word)| format!("{path}:{line}: `{word}`")));
+    }
+    assert!(found.is_empty(), "use the field's words:\n{}", found.join("\n"));
+}
+
+#[test]
+fn pages_are_short() {
+    let mut found = Vec::new();
+    let listed = |path: &str| LONG_PAGES.iter().find(|(long, ..)| *long == path);
+    for (path, text) in files(&["md"]) {
+        let most = if path == FIGURES.0 {
+            FIGURES.1
+        } else {
+            listed(&path).map_or(MOST_LINES, |(_, most, _)| *most)
+        };
+        let lines = text.lines().count();
+        if lines > most {
+            found.push(format!("{path}: found {lines} lines, expected at most {most}"));
+        }
+    }
+    assert!(found.is_empty(), "split these, or move notes to docs/history:\n{}", found.join("\n"));
+}
+
+#[test]
+fn a_page_says_in_its_first_lines_for_whom_it_is() {
+    // The README is for all; decisions and the index of pages name their readers in the index.
+    let is_for_all = |path: &str| {
+        ["README.md", "docs/README.md"].contains(&path)
+            || path.starts_with("docs/decisions/")
+            || is_left_out(path)
+    };
+    let has_reader = |text: &str| {
+        let start = text.lines().skip(1).find(|line| !line.is_empty()).unwrap_or_default();
+        start.starts_with("For ")
+    };
+    let pages = files(&["md"]).into_iter().filter(|(path, _)| !is_for_all(path));
+    let found: Vec<String> =
+        pages.filter(|(_, text)| !has_reader(text)).map(|(path, _)| path).collect();
+    assert!(found.is_empty(), "begin with `For operators`, or another reader: {found:#?}");
+}
+
+/// The names of sources between backticks: `a/b.rs`, and `a/{b,c}.rs` as two.
+fn sources_named(page: &str) -> Vec<String> {
+    let kinds = [".rs", ".cuh", ".cu", ".py", ".toml"];
+    let is_name = |code: &&str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-./{},".contains(c);
+        kinds.iter().any(|kind| code.ends_with(kind) && code.len() > kind.len())
+            && code.chars().all(plain)
+            && !code.starts_with('/')
+    };
+    let codes = page.split('`').skip(1).step_by(2).filter(is_name);
+    codes
+        .flat_map(|code| match (code.split_once('{'), code.split_once('}')) {
+            (Some((before, _)), Some((inside, after))) => {
+                let inside = inside.split_once('{').map_or("", |(_, names)| names);
+                inside.split(',').map(|name| format!("{before}{name}{after}")).collect()
+            }
+            _ => vec![code.to_owned()],
+        })
+        .collect()
+}
+
+/// Files of other projects that pages name.
+const NOT_OURS: [&str; 5] = [
+    "setup.py",
+    "test_intranode.py",
+    "test_low_latency.py",
+    "tests/elastic/test_ep.py",
+    "test_hybrid_ep.py",
+];
+
+#[test]
+fn sources_that_a_page_names_exist() {
+    let sources: Vec<String> = files(&["rs", "cuh", "cu", "py", "toml"])
+        .into_iter()
+        .map(|(path, _)| format!("/{path}"))
+        .collect();
+    let exists = |name: &str| sources.iter().any(|path| path.ends_with(&format!("/{name}")));
+    let mut found = Vec::new();
+    for (path, text) in files(&["md"]) {
+        let names = sources_named(&text).into_iter();
+        let missing = names.filter(|name| !exists(name) && !NOT_OURS.contains(&name.as_str()));
+        found.extend(missing.map(|name| format!("{path}: no file `{name}`")));
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn relatives_are_distinguished_from_questions() {
+    assert_eq!(relatives("What waits, spins. Who waits? A thread."), ["What waits, spins."]);
+    assert_eq!(relatives("**INV-1.** Who sees it, sees all"), ["Who sees it, sees all"]);
+    assert_eq!(relatives("It says what it does. Whatever happens, it ends."), Vec::<&str>::new());
+}
+
+#[test]
+fn words_of_people_are_seen_in_prose_and_not_in_code() {
+    let page = of_page("# Told\n\nRank 0 is\ntold. See `told()`.\n```\ntold\n```\n| a | kept |\n");
+    let text: Vec<_> = page.iter().map(|p| (p.line, p.text.as_str())).collect();
+    assert_eq!(text, [(3, "Rank 0 is told. See x."), (8, "a"), (8, "kept"), (8, "")]);
+    assert_eq!(has_word(&page[0].text, &WORDS), Some("told"));
+    assert_eq!(has_word("untold_x", &WORDS), None);
+}
+
+#[test]
+fn words_of_people_are_seen_in_names() {
+    let source = "fn is_told_so() {}\nlet Told = \"said nothing\";\nlet tolder = 1;\n";
+    assert_eq!(words_in_names(source), [(1, "is_told_so"), (2, "Told"), (2, "said")]);
+    assert!(words_in_names("    #[serde(rename = \"said\")]\n").is_empty());
+}
+
+#[test]
+fn comments_of_each_kind_are_seen() {
+    let rust =
+        of_comments("//! A\n//! b.\nlet a = 1; // c\n/// - d\n///   e\n", &["///", "//!", "//"]);
+    let text: Vec<_> = rust.iter().map(|p| (p.line, p.text.as_str())).collect();
+    assert_eq!(text, [(1, "A b."), (3, "c"), (4, "d e")]);
+    let python = of_docstrings("\"\"\"A.\n\nB\n\"\"\"\nx = 1\ndef f():\n    \"\"\"C.\"\"\"\n");
+    let text: Vec<_> = python.iter().map(|p| (p.line, p.text.as_str())).collect();
+    assert_eq!(text, [(1, "A."), (3, "B"), (7, "C.")]);
+    let names = sources_named("`a/{b,c}.rs`, `d.cuh`, `f()`, `.toml`");
+    assert_eq!(names, ["a/b.rs", "a/c.rs", "d.cuh"]);
+}
