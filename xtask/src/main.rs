@@ -41,7 +41,7 @@ Developer tasks of tokenyard.
   cargo xtask header --check       say whether the checked-in header is up to date
   cargo xtask configs              write configs of the plugins that were built here
   cargo xtask results              write docs/conformance.md from the reports of the last test run
-  cargo xtask results --check      say whether docs/conformance.md still tells what was found
+  cargo xtask results --check      say whether docs/conformance.md agrees with the reports
   cargo xtask lines                count the product's lines of Rust code, without tests and comments
   cargo xtask vm -- COMMAND...     run a command in an emulated machine with RDMA devices (rxe0 to
                                    rxe3); its exit code is the command's. See docs/testing-rdma.md

@@ -65,8 +65,8 @@ const PAGE: &str = "docs/conformance.md";
 const HEAD: &str = "\
 # Conformance results
 
-What the suite found on each transport. Made by `cargo xtask results` from the reports of `cargo xtask test`; the
-test command fails if this page tells anything else than what it found. `tokenyard conformance CONFIG` makes the same
+For operators and vendors: the results of the suite on each transport. `cargo xtask results` makes this page from the reports
+of `cargo xtask test`, which fails if the page differs from them. `tokenyard conformance CONFIG` makes the same
 report for any config, plugins of others included.
 
 Levels: **L0** the transport alone, **L1** the exchange against the oracle, **L2** concurrency and chaining, **L3** killed,
@@ -90,7 +90,7 @@ pub(crate) fn check(root: &Path, target: &Path) -> Result<()> {
         std::fs::read_to_string(&page).with_context(|| format!("read {}", page.display()))?;
     let expected = text(target)?;
     if found == expected {
-        println!("{PAGE} tells what was found");
+        println!("{PAGE} agrees with the reports");
         return Ok(());
     }
     let differs = found.lines().zip(expected.lines()).find(|(found, expected)| found != expected);
@@ -114,7 +114,7 @@ fn text(target: &Path) -> Result<String> {
         notes.push_str(&reasons(shown, &report)?);
     }
     if !notes.is_empty() {
-        out.push_str("\n## What did not apply, and what failed as expected\n\n");
+        out.push_str("\n## Cases that did not apply, and cases that failed as expected\n\n");
         out.push_str(&notes);
     }
     Ok(out)
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_tells_something_else_is_found() {
+    fn a_page_that_differs_from_the_reports_is_found() {
         let (root, target) = (tempfile::tempdir().unwrap(), target());
         std::fs::create_dir(root.path().join("docs")).unwrap();
         write(root.path(), target.path()).unwrap();

@@ -420,7 +420,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "results",
-        about: "docs/conformance.md tells what the suite found",
+        about: "docs/conformance.md agrees with the reports of the suite",
         after: &["conformance", "libfabric", "vm"],
         needs: &[],
         lane: Lane::Tests,
@@ -429,7 +429,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "mpirun",
-        about: "jobs that Open MPI's and MPICH's mpirun start: docs/environment.md",
+        about: "jobs that Open MPI's and MPICH's mpirun start: docs/several-nodes.md",
         after: &["build"],
         needs: &[OPEN_MPI, MPICH],
         lane: Lane::Tests,
