@@ -31,7 +31,7 @@ pub(super) struct Shared {
     pub(super) context: Arc<Context>,
     /// How long a connection may be stalled (INV-6).
     pub(super) deadline: Duration,
-    pub(super) failures: Failures,
+    pub(super) failures: Failures<Failure>,
     /// This rank's index in the team.
     pub(super) me: u32,
     pub(super) port: Port,
@@ -44,7 +44,8 @@ impl Shared {
     pub(super) fn fail(&self, fault: Fault, place: Option<FailedAt>) -> i32 {
         // A fault that only follows from an earlier failure needs no check of the port.
         if !place.is_some_and(|place| self.failures.hide(place.peer)) {
-            self.failures.add(Failure { fault, place, blame: self.blame(fault, place) });
+            let failure = Failure { fault, place, blame: self.blame(fault, place) };
+            self.failures.add(failure.about(), failure);
         }
         abi::TY_TRANSPORT
     }
@@ -72,7 +73,8 @@ impl Shared {
         if !self.port_is_down() {
             *down_since = None;
         } else if now.saturating_duration_since(since) >= self.port.patience {
-            self.failures.add(Failure { fault: Fault::Cut, place: None, blame: Blame::Port });
+            let failure = Failure { fault: Fault::Cut, place: None, blame: Blame::Port };
+            self.failures.add(None, failure);
         }
     }
 
