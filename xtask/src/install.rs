@@ -22,13 +22,14 @@ use crate::exec::{self, HangLimits, Line, Output};
 pub(crate) const BUILD: &str = "cargo build --release --package tokenyard-cli \
      --package tokenyard-plugin-cpu --package tokenyard-plugin-faulty \
      --package tokenyard-plugin-libfabric --package tokenyard-plugin-verbs \
-     --package tokenyard-plugin-gin";
+     --package tokenyard-plugin-gin --package tokenyard-plugin-ibgda";
 
 /// The plugins that no program has built in, except the one for tests.
-const PLUGINS: [&str; 3] = [
+const PLUGINS: [&str; 4] = [
     "libtokenyard_plugin_libfabric.so",
     "libtokenyard_plugin_verbs.so",
     "libtokenyard_plugin_gin.so",
+    "libtokenyard_plugin_ibgda.so",
 ];
 
 /// The limits after which a build counts as hanging.

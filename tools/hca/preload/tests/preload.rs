@@ -33,6 +33,10 @@ fn main() {
             let said = world.guest("devx");
             assert!(said.contains("standin0: 1000 puts, total 1000"), "{said}");
         }),
+        ("a_thread_of_the_host_rings_for_kernels", |world| {
+            let said = world.guest("rings");
+            assert!(said.contains("standin0: rung 200 times, total 200"), "{said}");
+        }),
         ("a_request_that_fails_names_queue_pair_and_syndrome", |world| {
             let faults = world.path("faults.toml");
             let plan = "[[faults]]\nkind = \"error\"\nrequest = 2\nsyndrome = 0x15\n";
