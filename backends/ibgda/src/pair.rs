@@ -28,20 +28,20 @@ pub struct Steps {
 
 /// A place in memory that commands can name.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct UmemPlace<'a> {
     pub(crate) umem: &'a Arc<Umem>,
     pub(crate) offset: usize,
 }
 
 /// Where the parts of a queue pair lie.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Places<'a> {
+pub(crate) struct QueueLayout<'a> {
     /// [`BLOCK`] bytes times the depth, at a page.
-    pub(crate) requests: Place<'a>,
+    pub(crate) requests: UmemPlace<'a>,
     /// The doorbell record, 8 bytes.
-    pub(crate) record: Place<'a>,
+    pub(crate) record: UmemPlace<'a>,
     /// One completion, at a page, filled with `cqe::FILL`; behind it 8 zeros ([`RECORD_OF_COMPLETION`]).
-    pub(crate) completion: Place<'a>,
+    pub(crate) completion: UmemPlace<'a>,
 }
 
 /// The objects that a queue pair needs beside its memory.
@@ -72,11 +72,11 @@ impl Pair {
     /// `EINVAL` for a depth that is not a power of two in [`DEPTHS`]; else the error of the library or the device.
     pub(crate) fn new(
         parents: &Parents<'_>,
-        places: &Places<'_>,
+        layout: &QueueLayout<'_>,
         depth: u32,
     ) -> Result<Self, CallError> {
         let Parents { devx, uar, pd } = *parents;
-        let Places { requests, record, completion } = *places;
+        let QueueLayout { requests, record, completion } = *layout;
         if !DEPTHS.contains(&depth) || !depth.is_power_of_two() {
             let text = format!("found depth {depth}; expected a power of two in {DEPTHS:?}");
             let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, text);

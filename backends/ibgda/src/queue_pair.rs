@@ -16,7 +16,7 @@ use crate::bell::Bell;
 use crate::device_api::DeviceQueue;
 use crate::fault::QueueFault;
 use crate::pages::Pages;
-use crate::pair::{Pair, Parents, Place, Places, Steps};
+use crate::pair::{Pair, Parents, QueueLayout, Steps, UmemPlace};
 
 /// A queue pair in memory of the host.
 #[derive(Debug)]
@@ -54,13 +54,13 @@ impl QueuePair {
         let request = UmemRequest { address: pages.address(), bytes: pages.bytes(), dmabuf: None };
         // SAFETY: the pages are freed after the umem, and are accessed by atomics only.
         let umem = Arc::new(unsafe { Umem::new(devx, &request) }?);
-        let place = |offset| Place { umem: &umem, offset };
-        let places = Places {
+        let place = |offset| UmemPlace { umem: &umem, offset };
+        let layout = QueueLayout {
             requests: place(0),
             record: place(record_at(depth)),
             completion: place(completion_at(depth)),
         };
-        let pair = Pair::new(&Parents { devx, uar, pd }, &places, depth)?;
+        let pair = Pair::new(&Parents { devx, uar, pd }, &layout, depth)?;
         Ok(Self { pair, pages, depth, fence: false, posted: 0, rung: 0, done: 0 })
     }
 

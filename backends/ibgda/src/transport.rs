@@ -91,42 +91,8 @@ impl Transport for Ibgda {
     }
 
     fn open(config: IbgdaConfig, open: &TransportOpen<'_>) -> Result<Self> {
-        let TransportOpen { team, needs, device, .. } = *open;
-        let adapter = adapters(&config, Some(team))?.pop().ok_or_else(no_port)?;
-        check_queue_pairs(&adapter, team, needs, device.is_some())?;
-        warn_of_silence(&config, needs.deadline);
-        let failed = |e| refused(e, &adapter);
-        adapter.context().make_events_nonblocking().map_err(failed)?;
-        let pd = Pd::new(adapter.context()).map_err(failed)?;
-        let uar = Arc::new(Uar::new(&adapter.devx, UarKind::Uncached).map_err(failed)?);
-        let shared = Shared {
-            memory: Memory::new(&pd)?,
-            context: Arc::clone(adapter.context()),
-            deadline: needs.deadline,
-            failures: Failures::new(team.world_ranks.len()),
-            me: team.me,
-            port: adapter.port,
-        };
-        let mut this = Self {
-            queues: Vec::with_capacity(needs.queues as usize),
-            device_side: OnceLock::new(),
-            kernels: None,
-            signals: None,
-            shared,
-            uar,
-            pd,
-            adapter,
-            gpu: gpu::context(device)?,
-            config,
-            team: team.clone(),
-            needs: *needs,
-            remotes: vec![None; team.world_ranks.len()],
-        };
-        for queue in 0..needs.queues {
-            let connections = this.new_connections(queue)?;
-            this.queues.push(Queue::new(connections));
-        }
-        Ok(this)
+        let gpu = gpu::context(open.device)?;
+        Self::open_on(config, open, gpu)
     }
 
     fn memory_needs(&self) -> MemoryNeeds {
@@ -257,6 +223,53 @@ impl Transport for Ibgda {
 }
 
 impl Ibgda {
+    /// Opens the transport for kernels of this GPU, or for kernels on the host.
+    ///
+    /// # Errors
+    /// As [`open`](Transport::open).
+    pub fn open_on(
+        config: IbgdaConfig,
+        open: &TransportOpen<'_>,
+        gpu: Option<Arc<GpuContext>>,
+    ) -> Result<Self> {
+        let TransportOpen { team, needs, .. } = *open;
+        let adapter = adapters(&config, Some(team))?.pop().ok_or_else(no_port)?;
+        check_queue_pairs(&adapter, team, needs, gpu.is_some())?;
+        warn_of_silence(&config, needs.deadline);
+        let failed = |e| refused(e, &adapter);
+        adapter.context().make_events_nonblocking().map_err(failed)?;
+        let pd = Pd::new(adapter.context()).map_err(failed)?;
+        let uar = Arc::new(Uar::new(&adapter.devx, UarKind::Uncached).map_err(failed)?);
+        let shared = Shared {
+            memory: Memory::new(&pd)?,
+            context: Arc::clone(adapter.context()),
+            deadline: needs.deadline,
+            failures: Failures::new(team.world_ranks.len()),
+            me: team.me,
+            port: adapter.port,
+        };
+        let mut this = Self {
+            queues: Vec::with_capacity(needs.queues as usize),
+            device_side: OnceLock::new(),
+            kernels: None,
+            signals: None,
+            shared,
+            uar,
+            pd,
+            adapter,
+            gpu,
+            config,
+            team: team.clone(),
+            needs: *needs,
+            remotes: vec![None; team.world_ranks.len()],
+        };
+        for queue in 0..needs.queues {
+            let connections = this.new_connections(queue)?;
+            this.queues.push(Queue::new(connections));
+        }
+        Ok(this)
+    }
+
     fn queue(&self, queue: u32) -> std::result::Result<&Queue, i32> {
         self.queues.get(queue as usize).ok_or(abi::TY_INTERNAL)
     }

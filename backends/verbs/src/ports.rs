@@ -11,7 +11,7 @@ use tokenyard_sys_verbs::{CallError, Context, Devices, Library};
 use crate::config::DeviceChoice;
 use crate::rules::{self, PortFacts};
 
-/// What a config says about ports.
+/// The keys of a config about ports.
 #[derive(Clone, Copy, Debug)]
 pub struct PortWish<'a> {
     /// The name of the transport, for messages.

@@ -1,4 +1,4 @@
-//! What the component ibgda needs of a ConnectX and of its own keys.
+//! The needs of the component ibgda: of a ConnectX, and of its own keys.
 
 use tokenyard_machine::NicFamily;
 

@@ -1,4 +1,4 @@
-//! What ibgda needs of a node, where a config asks for it.
+//! The needs of ibgda of a node, where a config asks for it.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::path::Path;

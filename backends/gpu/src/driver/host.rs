@@ -1,5 +1,5 @@
-//! What is mapped for the device but lies elsewhere: shareable host memory, for windows of transports that cannot
-//! register device memory, and registers of NICs.
+//! Mappings for the device: shareable host memory, for windows of transports that cannot register device memory, and
+//! registers of NICs.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

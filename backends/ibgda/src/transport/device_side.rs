@@ -17,7 +17,7 @@ pub(super) struct DeviceSide {
     _memory: [Buffer; 4],
 }
 
-/// What parameters are made of.
+/// The sources of parameters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parts<'a> {
     pub(super) kernels: &'a Kernels,

@@ -23,7 +23,7 @@ use crate::bell::{Bell, KernelBell, Ringer};
 use crate::config::{Doorbell, IbgdaConfig, Placement};
 use crate::device_api::DeviceQueue;
 use crate::fault::FaultRecord;
-use crate::pair::{Pair, Parents, Place, Places, Steps};
+use crate::pair::{Pair, Parents, QueueLayout, Steps, UmemPlace};
 use crate::queue_pair::failure;
 
 /// The interval at which queue pairs are asked for their state where the host does not read completions.
@@ -75,7 +75,7 @@ impl Named {
     }
 }
 
-/// What was chosen for the keys that say `"auto"`, and why.
+/// A choice for a key that says `"auto"`, and the reason.
 #[derive(Debug)]
 struct Choice {
     on_gpu: bool,
@@ -173,13 +173,13 @@ impl Kernels {
             asked: Mutex::new(Instant::now()),
         };
         for index in 0..pairs {
-            let place = |named, offset| Place { umem: named, offset };
-            let places = Places {
+            let place = |named, offset| UmemPlace { umem: named, offset };
+            let layout = QueueLayout {
                 requests: place(&this.queues.umem, index * stride(config.depth)),
                 record: place(&this.queues.umem, record_at(config.depth, pairs, index)),
                 completion: place(&this.completions.umem, index * PAGE),
             };
-            let pair = Pair::new(parents, &places, config.depth).map_err(refused)?;
+            let pair = Pair::new(parents, &layout, config.depth).map_err(refused)?;
             this.pairs.push((pair, first_packet()?));
         }
         Ok(this)
@@ -318,7 +318,7 @@ impl Kernels {
 }
 
 impl std::fmt::Display for Kernels {
-    /// For people: who rings, and where queues lie.
+    /// For people: the poster of rings, and the memory of queues.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "doorbell {}, queues {}", self.doorbell.word(), self.placement.word())
     }

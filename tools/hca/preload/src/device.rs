@@ -18,7 +18,7 @@ use crate::{real, sysfs};
 const FAULTS: &str = "TOKENYARD_HCA_FAULTS";
 /// `in-order`, which is the default, or `adaptive`.
 const ORDER: &str = "TOKENYARD_HCA_ORDER";
-/// What the device does not have: `devx`.
+/// A feature that the device does not have: `devx`.
 const LACKS: &str = "TOKENYARD_HCA_LACKS";
 /// After this many turns without work, the thread naps.
 const IDLE_TURNS: u32 = 20;

@@ -1,5 +1,8 @@
 //! Programs that run under the stand-in, and use our own bindings.
 
+mod gpu;
+mod kernels;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,6 +23,7 @@ pub(crate) fn run(guest: &str) {
         "devx" => devx(),
         "failure" => failure(),
         "rings" => rings(),
+        "kernels" => kernels::run(),
         "violation" => {
             let mut guest = Guest::new();
             // An addition returns 8 bytes.
