@@ -182,6 +182,7 @@ impl Adapter {
             flags: abi::TY_CAP_NATIVE_ATOMICS
                 | abi::TY_CAP_GET
                 | abi::TY_CAP_BOUNDED_PUT
+                | abi::TY_CAP_MASKING
                 | placed
                 | device_api,
             memory_kinds: abi::TY_MEMORY_HOST | cuda,

@@ -27,7 +27,7 @@ use tokenyard_gpu::driver::Context as GpuContext;
 use tokenyard_sys_mlx5::{CallError, Uar, UarKind};
 use tokenyard_sys_verbs::Pd;
 use tokenyard_verbs::endpoint::{Endpoint, Expected, Key, RemoteQp, RemoteWindow, SignalArea};
-use tokenyard_verbs::{Failures, Region, first_packet, rules};
+use tokenyard_verbs::{Failures, Port, Region, first_packet, rules};
 
 use crate::config::{COMPONENT, IbgdaConfig};
 use crate::connect::{NextHop, Setup, unreachable};
@@ -246,7 +246,10 @@ impl Ibgda {
             deadline: needs.deadline,
             failures: Failures::new(team.world_ranks.len()),
             me: team.me,
-            port: adapter.port,
+            port: Port::new(
+                adapter.port,
+                rules::shortest_silence(config.timeout, config.retry_count).min(needs.deadline),
+            ),
         };
         let mut this = Self {
             queues: Vec::with_capacity(needs.queues as usize),

@@ -41,7 +41,8 @@ pub use memory::{Region, refused as registration_refused};
 use peer::{Peer, Remote, Route, Stage};
 use queue::{LONGEST_FLUSH, Queue, QueuePairs, WATCH_EVERY};
 use read_back::{ReadBack, ReadBackMemory};
-use shared::{Port, Shared};
+pub use shared::Port;
+use shared::Shared;
 use signals::{Receiver, Signals};
 
 /// Payloads of up to this many bytes are copied while they are posted.
@@ -110,12 +111,10 @@ impl Transport for Verbs {
             deadline: needs.deadline,
             failures: Failures::new(team.world_ranks.len()),
             me: team.me,
-            port: Port {
-                number: adapter.port,
-                patience: rules::shortest_silence(config.timeout, config.retry_count)
-                    .min(needs.deadline),
-                down_since: Mutex::new(None),
-            },
+            port: Port::new(
+                adapter.port,
+                rules::shortest_silence(config.timeout, config.retry_count).min(needs.deadline),
+            ),
             numbers: Vec::new(),
         };
         let mut verbs = Self {

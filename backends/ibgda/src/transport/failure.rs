@@ -23,6 +23,8 @@ pub(super) enum Fault {
     Broken,
     /// The device reports a fault.
     Event(i32),
+    /// This rank's port is down for longer than connections tolerate.
+    Cut,
     /// The signals of this rank cannot be read.
     Unreadable,
 }
@@ -71,7 +73,7 @@ impl Failure {
         if let (Blame::Port, Some(rank)) = (self.blame, self.place.and_then(|p| world_rank(p.peer)))
         {
             message = format!("{DOWN}: a command to rank {rank} failed: {message}");
-            fix = "see `rdma link` and the kernel's log, then the cable and the switch";
+            fix = PORT_FIX;
         }
         let mut error = Error::new(ErrorKind::Transport, "execute command", message).with_fix(fix);
         if let Some(rank) = self.about().and_then(world_rank) {
@@ -93,6 +95,7 @@ impl Failure {
 }
 
 const DOWN: &str = "the port of this rank is down";
+const PORT_FIX: &str = "see `rdma link` and the kernel's log, then the cable and the switch";
 const FIRST: &str = "see the first error of this peer, on either side";
 
 impl Fault {
@@ -119,6 +122,10 @@ impl Fault {
             Self::Event(event) => (
                 format!("the device reports \"{}\" (event {event})", library.event_words(event)),
                 "see the kernel's log for the device, and the errors of the peers",
+            ),
+            Self::Cut => (
+                format!("{DOWN}, for longer than connections repeat unanswered requests"),
+                PORT_FIX,
             ),
             Self::Unreadable => (
                 "the GPU's driver does not copy signals from its memory".into(),

@@ -233,7 +233,7 @@ impl Connections {
             return;
         }
         self.next_watch = now + WATCH_EVERY;
-        shared.take_events();
+        shared.take_events(now);
         for index in 0..self.peers.len() {
             if self.peers[index].flight.is_stalled(now, shared.deadline) {
                 self.abandon(shared, index, Fault::Stalled);

@@ -1,12 +1,12 @@
 //! The state that the queues of a transport share, and the attribution of faults.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
 use tokenyard_sys_verbs::Context;
-use tokenyard_sys_verbs::ffi::PORT_ACTIVE;
-use tokenyard_verbs::Failures;
+use tokenyard_sys_verbs::ffi::EVENT_PORT_ERR;
+use tokenyard_verbs::{Failures, Port};
 
 use super::failure::{Blame, FailedAt, Failure, Fault};
 use super::memory::Memory;
@@ -22,8 +22,7 @@ pub(super) struct Shared {
     pub(super) failures: Failures<Failure>,
     /// This rank's index in the team.
     pub(super) me: u32,
-    /// This rank's port.
-    pub(super) port: u8,
+    pub(super) port: Port,
 }
 
 impl Shared {
@@ -41,25 +40,28 @@ impl Shared {
     fn blame(&self, fault: Fault, place: Option<FailedAt>) -> Blame {
         match place {
             None => Blame::Here,
-            Some(_) if fault.is_silence() && self.port_is_down() => Blame::Port,
+            Some(_) if fault.is_silence() && self.port.is_down(&self.context) => Blame::Port,
             Some(place) if place.peer == self.me => Blame::Here,
             Some(place) => Blame::Peer(place.peer),
         }
     }
 
-    fn port_is_down(&self) -> bool {
-        self.context.port(self.port).is_ok_and(|attr| attr.state != PORT_ACTIVE)
-    }
-
-    /// Takes the asynchronous events of the device.
-    pub(super) fn take_events(&self) {
+    /// Takes the asynchronous events of the device, and checks this rank's port.
+    pub(super) fn take_events(&self, now: Instant) {
         while let Some(event) = self.context.next_event() {
             if event.is_fatal() {
                 self.fail(Fault::Event(event.event), None);
             } else {
+                if event.event == EVENT_PORT_ERR {
+                    self.port.went_down(now);
+                }
                 let words = self.context.library().event_words(event.event);
                 tracing::warn!("{} reports \"{words}\"", self.context.name());
             }
+        }
+        if self.port.is_cut(&self.context, now) {
+            let failure = Failure { fault: Fault::Cut, place: None, blame: Blame::Port };
+            self.failures.add(None, failure);
         }
     }
 }
