@@ -41,6 +41,7 @@ fn main() {
             let said = world.guest("kernels");
             assert!(said.contains("doorbell gpu, queues gpu: 64 rounds"), "{said}");
             assert!(said.contains("doorbell cpu, queues cpu: 64 rounds"), "{said}");
+            assert!(said.contains("completions gpu: 64 rounds"), "{said}");
             assert!(said.contains("doorbell gpu: refused"), "{said}");
         }),
         ("a_request_that_fails_names_queue_pair_and_syndrome", |world| {

@@ -13,6 +13,7 @@ use tokenyard_gpu::Platform;
 use tokenyard_gpu::driver::{Context, Device, Vmm};
 use tokenyard_ibgda::device_api::{DeviceQueue, Params, flags};
 use tokenyard_ibgda::{Doorbell, Ibgda, IbgdaConfig, Placement};
+use tokenyard_sys_mlx5::cqe::{Kind, Word};
 use tokenyard_sys_mlx5::doorbell::{Ring, record_word};
 use tokenyard_sys_mlx5::wqe::{Control, InlineData, Local, Remote, Request};
 
@@ -142,8 +143,8 @@ impl Rank {
     }
 }
 
-/// Puts and signals on both queues, more than their depth; then a request with a wrong key.
-fn drive(rank: &Rank) {
+/// Puts and signals on both queues, more than their depth.
+fn exchange(rank: &Rank) {
     for round in 1..=u64::from(DEPTH) {
         for queue in 0..QUEUES {
             rank.put_and_signal(queue, round);
@@ -152,7 +153,22 @@ fn drive(rank: &Rank) {
             assert_eq!(value.load(Ordering::SeqCst), round, "the payload before the signal");
         }
     }
+    for queue in 0..QUEUES {
+        // The last completion, as a kernel reads it.
+        let at = rank.queue(queue).completion as usize;
+        let at = std::ptr::with_exposed_provenance_mut::<u32>(at);
+        rank.wait("completion", || {
+            // SAFETY: the last 4 bytes of a completion, accessed by atomics.
+            let bytes = unsafe { AtomicU32::from_ptr(at) }.load(Ordering::Acquire).to_ne_bytes();
+            let word = Word::from_bytes(bytes);
+            word.kind == Kind::Request && u32::from(word.counter) == 2 * DEPTH - 1
+        });
+    }
     rank.ibgda.health().unwrap();
+}
+
+/// A request with a wrong key, which `health` names.
+fn fail(rank: &Rank) {
     let data = InlineData::new(&[1; 8]).unwrap();
     let request = Request::WriteInline { to: Remote { address: 8, key: 7 }, data };
     rank.post(1, 2 * u64::from(DEPTH), &request);
@@ -173,9 +189,14 @@ pub(crate) fn run() {
         let rank = Rank::new(platform, config);
         let link = rank.ibgda.link_name(0);
         assert!(link.contains(expected), "{link}");
-        drive(&rank);
-        println!("{expected}: {} rounds", DEPTH);
+        exchange(&rank);
+        fail(&rank);
+        println!("{expected}: {DEPTH} rounds");
     }
+    let completions = Placement::Gpu;
+    let config = IbgdaConfig { completions, depth: DEPTH, ..IbgdaConfig::default() };
+    exchange(&Rank::new(&PLATFORM, config));
+    println!("completions gpu: {DEPTH} rounds");
     refusals();
 }
 
