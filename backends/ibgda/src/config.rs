@@ -112,7 +112,7 @@ pub enum SignalChoice {
     Auto,
     /// By atomic additions of the peer's device to memory.
     Atomic,
-    /// By writes of new totals. [`IbgdaConfig::read`] refuses it.
+    /// By writes of new totals. Reading the table refuses it, with the reason.
     Write,
 }
 

@@ -107,7 +107,7 @@ impl Endpoint {
     /// whether it fits this rank.
     ///
     /// # Errors
-    /// [`ErrorKind::Protocol`](tokenyard_core::ErrorKind::Protocol), naming the field.
+    /// [`ErrorKind::Protocol`], naming the field.
     pub fn parse(data: &[u8]) -> Result<Self> {
         Self::parse_of(&WIRE, data)
     }
