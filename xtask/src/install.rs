@@ -33,7 +33,8 @@ impl Profile {
         match self {
             Self::Release => {
                 "cargo build --release --package tokenyard-cli --package tokenyard-plugin-libfabric \
-                 --package tokenyard-plugin-verbs --package tokenyard-plugin-gin"
+                 --package tokenyard-plugin-verbs --package tokenyard-plugin-gin \
+                 --package tokenyard-plugin-ibgda"
             }
             // The step `build` has built them, with the features of the whole workspace.
             Self::Dev => "true",
@@ -50,10 +51,11 @@ impl Profile {
 }
 
 /// The plugins that no program has built in, except the one for tests.
-const PLUGINS: [&str; 3] = [
+const PLUGINS: [&str; 4] = [
     "libtokenyard_plugin_libfabric.so",
     "libtokenyard_plugin_verbs.so",
     "libtokenyard_plugin_gin.so",
+    "libtokenyard_plugin_ibgda.so",
 ];
 
 /// The limits after which a build counts as hanging.

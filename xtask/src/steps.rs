@@ -416,6 +416,8 @@ pub(crate) const STEPS: &[Step] = &[
                  {target}/installed/share/tokenyard/configs/efa.toml"),
             cmd("{target}/installed/bin/tokenyard config check \
                  {target}/installed/share/tokenyard/configs/gin.toml"),
+            cmd("{target}/installed/bin/tokenyard config check \
+                 {target}/installed/share/tokenyard/configs/ibgda.toml"),
         ],
     },
     Step {

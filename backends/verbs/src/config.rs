@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
 
+use crate::ports::PortWish;
+
 /// The table `[transport.scale_out.verbs]` (or `scale_up`). Every key may differ per rank.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -66,6 +68,13 @@ impl Default for VerbsConfig {
             signals: SignalChoice::Auto,
             flush: Flush::Auto,
         }
+    }
+}
+
+impl VerbsConfig {
+    pub(crate) fn ports(&self) -> PortWish<'_> {
+        let (port, gid_index) = (self.port, self.gid_index);
+        PortWish { transport: "verbs", device: &self.device, port, gid_index }
     }
 }
 
@@ -175,7 +184,10 @@ impl<'de> Deserialize<'de> for Mtu {
 }
 
 /// A number between `LO` and `HI`.
-fn in_range<'de, D, T, const LO: i64, const HI: i64>(deserializer: D) -> Result<T, D::Error>
+///
+/// # Errors
+/// The number is outside.
+pub fn in_range<'de, D, T, const LO: i64, const HI: i64>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: TryFrom<i64>,
@@ -189,7 +201,12 @@ where
 }
 
 /// The same, for a key that may be absent.
-fn some_in<'de, D, T, const LO: i64, const HI: i64>(deserializer: D) -> Result<Option<T>, D::Error>
+///
+/// # Errors
+/// The number is outside.
+pub fn some_in<'de, D, T, const LO: i64, const HI: i64>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: TryFrom<i64>,

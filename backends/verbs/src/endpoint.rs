@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use tokenyard_core::wire::Wire;
-use tokenyard_core::{Result, abi};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 const WIRE: Wire = Wire { operation: "read endpoint", magic: *b"TYVB", version: 2 };
 /// Most queues of a rank.
@@ -93,7 +93,12 @@ pub struct Endpoint {
 impl Endpoint {
     /// The bytes; at most 4096.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let out = WIRE.write(self);
+        self.to_bytes_of(&WIRE)
+    }
+
+    /// The bytes for another transport over libibverbs.
+    pub fn to_bytes_of(&self, wire: &Wire) -> Vec<u8> {
+        let out = wire.write(self);
         debug_assert!(out.len() <= abi::TY_ENDPOINT_BYTES);
         out
     }
@@ -102,69 +107,129 @@ impl Endpoint {
     /// whether it fits this rank.
     ///
     /// # Errors
-    /// [`ErrorKind::Protocol`](tokenyard_core::ErrorKind::Protocol), naming the field.
+    /// [`ErrorKind::Protocol`], naming the field.
     pub fn parse(data: &[u8]) -> Result<Self> {
-        let it: Self = WIRE.read(data)?;
+        Self::parse_of(&WIRE, data)
+    }
+
+    /// Parses the bytes of another transport over libibverbs.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub fn parse_of(wire: &Wire, data: &[u8]) -> Result<Self> {
+        let it: Self = wire.read(data)?;
         let Self { sender, receiver, ranks, signal_count, .. } = it;
-        WIRE.check(sender < ranks && receiver < ranks, || {
+        wire.check(sender < ranks && receiver < ranks, || {
             format!("found sender {sender} and receiver {receiver}; expected below {ranks} ranks")
         })?;
-        it.check_port()?;
-        WIRE.check(signal_count <= MAX_SIGNALS, || {
+        it.check_port(wire)?;
+        wire.check(signal_count <= MAX_SIGNALS, || {
             format!("found {signal_count} signals; expected at most {MAX_SIGNALS}")
         })?;
-        it.check_signals()?;
-        it.check_queue_pairs()?;
-        it.check_windows()?;
+        it.check_signals(wire)?;
+        it.check_queue_pairs(wire)?;
+        it.check_windows(wire)?;
         Ok(it)
     }
 
-    fn check_port(&self) -> Result<()> {
+    fn check_port(&self, wire: &Wire) -> Result<()> {
         let Self { link_layer, mtu, reads, lid, gid, .. } = *self;
-        WIRE.check(matches!(link_layer, 1 | 2), || {
+        wire.check(matches!(link_layer, 1 | 2), || {
             format!("found link layer {link_layer}; expected 1 (InfiniBand) or 2 (RoCE)")
         })?;
-        WIRE.check((1..=5).contains(&mtu), || format!("found mtu code {mtu}; expected 1 to 5"))?;
-        WIRE.check(reads > 0, || "found 0 reads at once; expected at least 1".into())?;
-        WIRE.check(link_layer == 1 || lid == 0, || {
+        wire.check((1..=5).contains(&mtu), || format!("found mtu code {mtu}; expected 1 to 5"))?;
+        wire.check(reads > 0, || "found 0 reads at once; expected at least 1".into())?;
+        wire.check(link_layer == 1 || lid == 0, || {
             format!("found local id {lid} on RoCE; expected 0")
         })?;
-        WIRE.check(link_layer == 2 || lid != 0, || "found local id 0 on InfiniBand".into())?;
-        WIRE.check(gid != [0; 16], || "found an empty GID".into())
+        wire.check(link_layer == 2 || lid != 0, || "found local id 0 on InfiniBand".into())?;
+        wire.check(gid != [0; 16], || "found an empty GID".into())
     }
 
-    fn check_signals(&self) -> Result<()> {
+    fn check_signals(&self, wire: &Wire) -> Result<()> {
         let SignalArea::Atomic { address, .. } = self.signals else { return Ok(()) };
         let end = address.checked_add(u64::from(self.signal_count) * 8);
-        WIRE.check(address != 0 && address % 8 == 0 && end.is_some(), || {
+        wire.check(address != 0 && address % 8 == 0 && end.is_some(), || {
             format!("found a signal area at {address:#x}; expected a multiple of 8")
         })
     }
 
-    fn check_queue_pairs(&self) -> Result<()> {
+    fn check_queue_pairs(&self, wire: &Wire) -> Result<()> {
         let queues = self.queue_pairs.len();
-        WIRE.check((1..=MAX_QUEUES as usize).contains(&queues), || {
+        wire.check((1..=MAX_QUEUES as usize).contains(&queues), || {
             format!("found {queues} queues; expected 1 to {MAX_QUEUES}")
         })?;
         self.queue_pairs.iter().enumerate().try_for_each(|(queue, qp)| {
-            WIRE.check((1..=BITS_24).contains(&qp.number) && qp.psn <= BITS_24, || {
+            wire.check((1..=BITS_24).contains(&qp.number) && qp.psn <= BITS_24, || {
                 format!("queue {queue}: found {qp:?}; expected 24 bits each, no number 0")
             })
         })
     }
 
-    fn check_windows(&self) -> Result<()> {
+    fn check_windows(&self, wire: &Wire) -> Result<()> {
         let windows = self.windows.len();
-        WIRE.check(windows <= MAX_WINDOWS as usize, || {
+        wire.check(windows <= MAX_WINDOWS as usize, || {
             format!("found {windows} windows; expected at most {MAX_WINDOWS}")
         })?;
         self.windows.iter().enumerate().try_for_each(|(id, window)| {
             let end = window.address.checked_add(window.bytes);
-            WIRE.check(window.address != 0 && window.bytes != 0 && end.is_some(), || {
+            wire.check(window.address != 0 && window.bytes != 0 && end.is_some(), || {
                 format!("window {id}: found {} bytes that cannot be memory", window.bytes)
             })
         })
     }
+}
+
+/// The values of this rank with which an endpoint must agree.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected<'a> {
+    /// This rank's index in the team.
+    pub me: u32,
+    /// The peer's.
+    pub peer: u32,
+    /// Ranks of the team.
+    pub ranks: u32,
+    /// Queue pairs for the peer.
+    pub queues: usize,
+    /// Signals.
+    pub signals: u32,
+    /// 1 for InfiniBand, 2 for RoCE.
+    pub link_layer: u8,
+    /// Sizes of this rank's windows.
+    pub windows: &'a [u64],
+}
+
+impl Expected<'_> {
+    /// Checks an endpoint against this rank.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`], naming the field.
+    pub fn check(&self, endpoint: &Endpoint) -> Result<()> {
+        let sizes: Vec<_> = endpoint.windows.iter().map(|window| window.bytes).collect();
+        let numbers = [
+            ("sender", u64::from(endpoint.sender), u64::from(self.peer)),
+            ("receiver", u64::from(endpoint.receiver), u64::from(self.me)),
+            ("ranks", u64::from(endpoint.ranks), u64::from(self.ranks)),
+            ("queues", endpoint.queue_pairs.len() as u64, self.queues as u64),
+            ("signals", u64::from(endpoint.signal_count), u64::from(self.signals)),
+            ("link layer", u64::from(endpoint.link_layer), u64::from(self.link_layer)),
+        ];
+        for (name, found, expected) in numbers {
+            if found != expected {
+                return Err(refused(format!("{name}: found {found}; expected {expected}")));
+            }
+        }
+        if sizes != self.windows {
+            let expected = self.windows;
+            return Err(refused(format!("windows: found {sizes:?} bytes; expected {expected:?}")));
+        }
+        Ok(())
+    }
+}
+
+fn refused(message: String) -> Error {
+    Error::new(ErrorKind::Protocol, "connect", message)
+        .with_fix("exchange the endpoints of this run only, and use one link layer for all ranks")
 }
 
 #[cfg(test)]
@@ -247,5 +312,56 @@ mod tests {
         endpoint.windows[0].key = Key(424_242);
         endpoint.signals = SignalArea::Atomic { address: 8, key: Key(424_242) };
         assert!(!format!("{endpoint:?}").contains("424242"));
+    }
+
+    fn fitting() -> Endpoint {
+        Endpoint {
+            sender: 1,
+            receiver: 0,
+            ranks: 2,
+            link_layer: 2,
+            mtu: 3,
+            reads: 16,
+            lid: 0,
+            gid: [7; 16],
+            signal_count: 4,
+            signals: SignalArea::Immediate,
+            queue_pairs: vec![RemoteQp { number: 17, psn: 1 }],
+            windows: vec![RemoteWindow { address: 4096, bytes: 8192, key: Key(1) }],
+        }
+    }
+
+    const EXPECTED: Expected<'static> = Expected {
+        me: 0,
+        peer: 1,
+        ranks: 2,
+        queues: 1,
+        signals: 4,
+        link_layer: 2,
+        windows: &[8192],
+    };
+
+    #[test]
+    fn an_endpoint_that_fits_is_taken() {
+        EXPECTED.check(&fitting()).unwrap();
+    }
+
+    #[test]
+    fn an_endpoint_of_other_ranks_sizes_or_fabrics_is_refused_by_name() {
+        let good = fitting();
+        let two = vec![RemoteQp { number: 17, psn: 1 }; 2];
+        for (endpoint, expected) in [
+            (Endpoint { sender: 0, ..good.clone() }, "sender: found 0; expected 1"),
+            (Endpoint { receiver: 1, ..good.clone() }, "receiver: found 1; expected 0"),
+            (Endpoint { ranks: 3, ..good.clone() }, "ranks: found 3; expected 2"),
+            (Endpoint { queue_pairs: two, ..good.clone() }, "queues: found 2; expected 1"),
+            (Endpoint { signal_count: 5, ..good.clone() }, "signals: found 5; expected 4"),
+            (Endpoint { link_layer: 1, ..good.clone() }, "link layer: found 1; expected 2"),
+            (Endpoint { windows: vec![], ..good }, "windows: found [] bytes; expected [8192]"),
+        ] {
+            let error = EXPECTED.check(&endpoint).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol);
+            assert!(error.to_string().contains(expected), "{error}");
+        }
     }
 }

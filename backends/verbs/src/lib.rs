@@ -4,12 +4,15 @@
 //! without a device, the component is still listed and its probe names what is missing. Core
 //! validates every argument; this crate checks all input from other processes and from the device.
 //! `docs.md` in this folder is the page for operators.
+//!
+//! The transport `ibgda` shares the choice of ports, endpoints and registration with it.
 
-mod config;
+pub mod config;
 mod device;
 pub mod endpoint;
+pub mod ports;
 pub mod rules;
 mod transport;
 
 pub use config::{DeviceChoice, Flush, Mtu, SignalChoice, VerbsConfig};
-pub use transport::Verbs;
+pub use transport::{Failures, Port, Region, Verbs, first_packet, registration_refused};

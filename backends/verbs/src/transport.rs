@@ -32,15 +32,17 @@ use tokenyard_sys_verbs::{CallError, Cq, Init, Mr, Pd, Qp, QpRequest};
 
 use crate::config::{Flush, VerbsConfig};
 use crate::device::{Adapter, COMPLETIONS, REQUESTS, adapters, no_port};
-use crate::endpoint::{Endpoint, Key, RemoteQp, RemoteWindow};
+use crate::endpoint::{Endpoint, Expected, Key, RemoteQp, RemoteWindow};
 use crate::rules::{self, SignalMode};
-use connect::{Expected, Setup, unreachable};
-use failures::Failures;
+use connect::{Setup, unreachable};
+pub use failures::Failures;
 use memory::Memory;
+pub use memory::{Region, refused as registration_refused};
 use peer::{Peer, Remote, Route, Stage};
 use queue::{LONGEST_FLUSH, Queue, QueuePairs, WATCH_EVERY};
 use read_back::{ReadBack, ReadBackMemory};
-use shared::{Port, Shared};
+pub use shared::Port;
+use shared::Shared;
 use signals::{Receiver, Signals};
 
 /// Payloads of up to this many bytes are copied while they are posted.
@@ -109,12 +111,10 @@ impl Transport for Verbs {
             deadline: needs.deadline,
             failures: Failures::new(team.world_ranks.len()),
             me: team.me,
-            port: Port {
-                number: adapter.port,
-                patience: rules::shortest_silence(config.timeout, config.retry_count)
-                    .min(needs.deadline),
-                down_since: Mutex::new(None),
-            },
+            port: Port::new(
+                adapter.port,
+                rules::shortest_silence(config.timeout, config.retry_count).min(needs.deadline),
+            ),
             numbers: Vec::new(),
         };
         let mut verbs = Self {
@@ -424,7 +424,10 @@ fn warn_of_silence(config: &VerbsConfig, deadline: Duration) {
 
 /// A random first packet sequence number: packets of an old connection must not fit a new one
 /// (INV-8).
-fn first_packet() -> Result<u32> {
+///
+/// # Errors
+/// The system has no random bits.
+pub fn first_packet() -> Result<u32> {
     let bits = getrandom::u32().map_err(|e| {
         Error::new(ErrorKind::System, "draw a packet number", "no random bits").with_source(e)
     })?;

@@ -15,11 +15,12 @@ use tokenyard_doctor::{
 
 use crate::components::{BrokenFile, Components, Missing};
 
-/// Keys of `verbs` that say how its NICs are addressed.
+/// Keys of `verbs` and `ibgda` that say how their NICs are addressed, and how signals are raised.
 #[derive(Default, Deserialize)]
 struct VerbsKeys {
     gid_index: Option<u8>,
     port: Option<u32>,
+    signals: Option<String>,
 }
 
 /// Keys of components' tables that say which NICs they take. The rest of a table is its component's.
@@ -113,10 +114,11 @@ fn add_config(job: &mut Job, config: &Config) {
 
 fn add_transport(asks: &mut Asks, choice: &ComponentChoice) {
     let provider = add_nics(asks, choice);
-    if choice.name == "verbs" {
-        let VerbsKeys { gid_index, port } = choice.table.parse(&choice.name).unwrap_or_default();
-        asks.gid_indices.extend(gid_index);
-        asks.ports.extend(port);
+    if matches!(choice.name.as_str(), "verbs" | "ibgda") {
+        let keys: VerbsKeys = choice.table.parse(&choice.name).unwrap_or_default();
+        asks.gid_indices.extend(keys.gid_index);
+        asks.ports.extend(keys.port);
+        asks.writes_totals |= choice.name == "ibgda" && keys.signals.as_deref() == Some("write");
     }
     asks.add_component("transport", &choice.name, provider.as_deref());
 }
@@ -195,6 +197,23 @@ mod tests {
         };
         assert!(counted("2"));
         assert!(!counted("\"auto\"") && !counted("[\"mlx5_0\"]"));
+    }
+
+    #[test]
+    fn signals_of_ibgda_that_are_written_are_noticed() {
+        let written = |name: &str, signals: &str| {
+            let text = format!(
+                "[kernels]\nuse = \"cpu\"\n[transport.scale_out]\nuse = \"{name}\"\n\
+                 {name} = {{ signals = \"{signals}\", port = 2 }}\n"
+            );
+            let config = Config::parse(&text, "config.toml").unwrap();
+            let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 256, max_tokens: 16 };
+            let job = job(&shape.new().unwrap(), Some(&config)).unwrap();
+            assert!(job.asks.ports.contains(&2));
+            job.asks.writes_totals
+        };
+        assert!(written("ibgda", "write"));
+        assert!(!written("ibgda", "atomic") && !written("verbs", "write"));
     }
 
     #[test]

@@ -5,9 +5,11 @@ use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use tokenyard_sys_verbs::{AddressHandle, Context, Devices, Pd};
+
 use crate::CallError;
 use crate::ffi::{
-    self, ContextAttr, Device, DevxObj, DevxUar, DevxUmem, DevxUmemIn, Obj, Pair, RawContext, RawPd,
+    self, ContextAttr, Device, DevxObj, DevxUar, DevxUmem, DevxUmemIn, Obj, Pair, RawContext,
 };
 use crate::library::Library;
 use crate::mailbox::{Done, Mailbox, STATUS, SYNDROME};
@@ -16,63 +18,81 @@ use crate::mailbox::{Done, Mailbox, STATUS, SYNDROME};
 #[derive(Debug)]
 pub struct Devx {
     library: &'static Library,
-    raw: NonNull<RawContext>,
+    context: Arc<Context>,
 }
 
-// SAFETY: libmlx5 locks the state that calls on one context share.
-unsafe impl Send for Devx {}
-// SAFETY: as above.
-unsafe impl Sync for Devx {}
-
 impl Library {
-    /// Whether the device is one of libmlx5's.
-    ///
-    /// # Safety
-    /// A device of a live list of libibverbs.
-    pub unsafe fn is_supported(&self, device: *mut Device) -> bool {
-        // SAFETY: by this function's contract.
-        unsafe { (self.is_supported)(device) }
+    /// Whether the device named `name` is one of libmlx5's; `None` if there is none of this name.
+    pub fn is_supported(&self, devices: &Devices, name: &str) -> Option<bool> {
+        // SAFETY: a device of a live list.
+        devices.with(name, |device| unsafe { (self.is_supported)(device) })
     }
 
-    /// Opens a device with the right to send commands. The caller closes it with `ibv_close_device`.
-    ///
-    /// # Errors
-    /// The library's error; `EACCES` without the right to `/dev/infiniband`, `EOPNOTSUPP` where kernel or
-    /// firmware have no DEVX.
-    ///
     /// # Safety
     /// A device of a live list of libibverbs.
-    pub unsafe fn open(&self, device: *mut Device) -> Result<NonNull<RawContext>, CallError> {
+    unsafe fn open(&self, device: *mut Device) -> Result<NonNull<RawContext>, CallError> {
         let mut attr = ContextAttr { flags: ffi::CONTEXT_FLAGS_DEVX, comp_mask: 0 };
         // SAFETY: by this function's contract; `attr` is valid for the call.
         let raw = unsafe { (self.open_device)(device, &mut attr) };
         NonNull::new(raw).ok_or_else(|| last("mlx5dv_open_device"))
     }
-
-    /// The number by which commands name a protection domain.
-    ///
-    /// # Errors
-    /// The library's error.
-    ///
-    /// # Safety
-    /// A live protection domain of one of libmlx5's devices.
-    pub unsafe fn pd_number(&self, pd: *mut RawPd) -> Result<u32, CallError> {
-        let mut facts = ffi::Pd::default();
-        let mut obj = Obj { pd: Pair { input: pd, output: &mut facts }, ..Obj::NONE };
-        // SAFETY: by this function's contract; `obj` and the memory that it points to are valid for the call.
-        let status = unsafe { (self.init_obj)(&mut obj, ffi::OBJ_PD) };
-        check("mlx5dv_init_obj", status)?;
-        Ok(facts.pdn)
-    }
 }
 
 impl Devx {
-    /// Wraps a device that [`Library::open`] opened.
+    /// Opens the device named `name` with the right to send commands; `None` if there is none of this name. It is
+    /// one of libmlx5's ([`Library::is_supported`]).
     ///
-    /// # Safety
-    /// The device stays open until this and all objects that were made of it are dropped.
-    pub unsafe fn new(library: &'static Library, raw: NonNull<RawContext>) -> Arc<Self> {
-        Arc::new(Self { library, raw })
+    /// # Errors
+    /// The library's error; `EACCES` without the right to `/dev/infiniband`, `EOPNOTSUPP` or `EINVAL` where kernel
+    /// or firmware have no DEVX.
+    pub fn open(
+        library: &'static Library,
+        devices: &Devices,
+        name: &str,
+    ) -> Result<Option<Arc<Self>>, CallError> {
+        // SAFETY: a device of a live list; the context is new, and libibverbs closes it.
+        let context = unsafe { devices.open_by(name, |device| library.open(device)) }?;
+        Ok(context.map(|context| Arc::new(Self { library, context })))
+    }
+
+    /// The device, for the calls of libibverbs.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    fn raw(&self) -> *mut RawContext {
+        self.context.raw()
+    }
+
+    /// The number by which commands name a protection domain of this device.
+    ///
+    /// # Errors
+    /// The library's error.
+    pub fn pd_number(&self, pd: &Pd) -> Result<u32, CallError> {
+        let mut facts = ffi::Pd::default();
+        let mut obj = Obj { pd: Pair { input: pd.raw(), output: &mut facts }, ..Obj::NONE };
+        // SAFETY: a live domain; `obj` and the memory that it points to are valid for the call.
+        let status = unsafe { (self.library.init_obj)(&mut obj, ffi::OBJ_PD) };
+        check("mlx5dv_init_obj", status)?;
+        Ok(facts.pdn)
+    }
+
+    /// The MAC address of the next hop of a RoCE route.
+    ///
+    /// # Errors
+    /// The library's error.
+    pub fn next_hop(&self, address: &AddressHandle) -> Result<[u8; 6], CallError> {
+        let mut facts = ffi::Ah { av: std::ptr::null(), comp_mask: 0 };
+        let mut obj = Obj { ah: Pair { input: address.raw(), output: &mut facts }, ..Obj::NONE };
+        // SAFETY: a live address; `obj` and the memory that it points to are valid for the call.
+        let status = unsafe { (self.library.init_obj)(&mut obj, ffi::OBJ_AH) };
+        check("mlx5dv_init_obj", status)?;
+        // SAFETY: the library fills in a pointer into the address, which lives; null is no address.
+        let av = unsafe { facts.av.as_ref() };
+        av.map(|av| av.rmac).ok_or_else(|| CallError {
+            call: "mlx5dv_init_obj",
+            source: io::Error::from_raw_os_error(libc::EOPNOTSUPP),
+        })
     }
 
     /// Sends a command that makes nothing, and reads its answer.
@@ -85,7 +105,7 @@ impl Devx {
         let status = unsafe {
             let to = output.as_mut_ptr().cast();
             let from = input.as_ptr().cast();
-            (self.library.general_cmd)(self.raw.as_ptr(), from, input.len(), to, output.len())
+            (self.library.general_cmd)(self.raw(), from, input.len(), to, output.len())
         };
         answer(I::NAME, status, &output)
     }
@@ -97,7 +117,7 @@ impl Devx {
     pub fn event_queue(&self, vector: u32) -> Result<u32, CallError> {
         let mut eqn = 0;
         // SAFETY: an open device, and room for the answer.
-        let status = unsafe { (self.library.query_eqn)(self.raw.as_ptr(), vector, &mut eqn) };
+        let status = unsafe { (self.library.query_eqn)(self.raw(), vector, &mut eqn) };
         check("mlx5dv_devx_query_eqn", status)?;
         Ok(eqn)
     }
@@ -138,7 +158,7 @@ impl Uar {
             UarKind::BlueFlame => ffi::UAR_ALLOC_TYPE_BF,
         };
         // SAFETY: an open device.
-        let raw = unsafe { (devx.library.alloc_uar)(devx.raw.as_ptr(), flags) };
+        let raw = unsafe { (devx.library.alloc_uar)(devx.raw(), flags) };
         let raw = NonNull::new(raw).ok_or_else(|| last("mlx5dv_devx_alloc_uar"))?;
         Ok(Self { raw, devx: Arc::clone(devx) })
     }
@@ -213,7 +233,7 @@ impl Umem {
             dmabuf_fd: request.dmabuf.unwrap_or(-1),
         };
         // SAFETY: an open device; `input` is valid for the call; the memory by this function's contract.
-        let raw = unsafe { (devx.library.umem_reg_ex)(devx.raw.as_ptr(), &mut input) };
+        let raw = unsafe { (devx.library.umem_reg_ex)(devx.raw(), &mut input) };
         let raw = NonNull::new(raw).ok_or_else(|| last("mlx5dv_devx_umem_reg_ex"))?;
         Ok(Self { raw, devx: Arc::clone(devx) })
     }
@@ -264,7 +284,7 @@ impl Object {
         let raw = unsafe {
             let to = output.as_mut_ptr().cast();
             let from = input.as_ptr().cast();
-            (devx.library.obj_create)(devx.raw.as_ptr(), from, input.len(), to, output.len())
+            (devx.library.obj_create)(devx.raw(), from, input.len(), to, output.len())
         };
         let Some(raw) = NonNull::new(raw) else { return Err(refused(I::NAME, &output)) };
         Ok((Self { raw, devx: Arc::clone(devx) }, O::from_answer(&output)))

@@ -47,6 +47,28 @@ impl Devices {
         Ok(Some(Arc::new(Context { library: self.library, raw, name: name.to_owned() })))
     }
 
+    /// Opens the device named `name` by a call of its provider; `None` if there is none.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    ///
+    /// # Safety
+    /// `open` returns a context of the device that it gets, which belongs to no other owner. `ibv_close_device` closes
+    /// it.
+    pub unsafe fn open_by(
+        &self,
+        name: &str,
+        open: impl FnOnce(*mut Device) -> Result<NonNull<RawContext>, CallError>,
+    ) -> Result<Option<Arc<Context>>, CallError> {
+        let Some(raw) = self.with(name, open).transpose()? else { return Ok(None) };
+        Ok(Some(Arc::new(Context { library: self.library, raw, name: name.to_owned() })))
+    }
+
+    /// Passes the device named `name` to `then`; `None` if there is none. The pointer is valid during the call.
+    pub fn with<T>(&self, name: &str, then: impl FnOnce(*mut Device) -> T) -> Option<T> {
+        self.devices().find(|device| self.name(*device) == name).map(then)
+    }
+
     fn devices(&self) -> impl Iterator<Item = *mut Device> + '_ {
         // SAFETY: the library's list has `count` devices.
         (0..self.count).map(|at| unsafe { *self.list.as_ptr().add(at) })
@@ -114,7 +136,8 @@ impl Context {
         self.library
     }
 
-    pub(crate) fn raw(&self) -> *mut RawContext {
+    /// The context of libibverbs, which lives as long as this.
+    pub fn raw(&self) -> *mut RawContext {
         self.raw.as_ptr()
     }
 

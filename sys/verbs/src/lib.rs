@@ -15,6 +15,7 @@
 //! Threads: libibverbs allows every call from any thread; unsafe functions state their further
 //! conditions.
 
+mod address;
 mod device;
 pub mod ffi;
 mod library;
@@ -24,6 +25,7 @@ mod queue;
 #[cfg(feature = "stand-in")]
 pub mod stand_in;
 
+pub use address::AddressHandle;
 pub use device::{Async, Context, Devices};
 pub use library::{CallError, Library, LoadError};
 pub use memory::{DmabufRange, Mr, Pd};

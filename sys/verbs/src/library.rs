@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use crate::ffi::{
-    AsyncEvent, CompChannel, Device, DeviceAttr, GidEntry, PortAttr, QpAttr, QpInitAttr,
+    AhAttr, AsyncEvent, CompChannel, Device, DeviceAttr, GidEntry, PortAttr, QpAttr, QpInitAttr,
     RawContext, RawCq, RawMr, RawPd, RawQp, RawSrq, SrqInitAttr,
 };
 
@@ -115,6 +115,8 @@ functions! {
     optional {
         reg_dmabuf_mr: "ibv_reg_dmabuf_mr"
             fn(*mut RawPd, u64, usize, u64, c_int, c_int) -> *mut RawMr;
+        create_ah: "ibv_create_ah" fn(*mut RawPd, *mut AhAttr) -> *mut c_void;
+        destroy_ah: "ibv_destroy_ah" fn(*mut c_void) -> c_int;
     }
 }
 

@@ -38,7 +38,8 @@ impl Pd {
         &self.context
     }
 
-    pub(crate) fn raw(&self) -> *mut RawPd {
+    /// The domain of libibverbs, which lives as long as this.
+    pub fn raw(&self) -> *mut RawPd {
         self.raw.as_ptr()
     }
 }

@@ -11,7 +11,7 @@ static OPTIONS: Rule = Rule {
     id: "driver-options",
     title: "Driver options for GPU-initiated RDMA",
     expected: "PeerMappingOverride=1 and EnableStreamMemOPs=1",
-    why: "The components that need it are gin, and ibgda, which is planned. A GPU that rings the NIC's doorbell needs the NIC's registers mapped on the GPU, which NVIDIA's \
+    why: "The components that need it are gin and ibgda. A GPU that rings the NIC's doorbell needs the NIC's registers mapped on the GPU, which NVIDIA's \
           driver refuses to all but root unless PeerMappingOverride is 1. Without it the processor rings \
           the doorbell for the GPU (CPU-assisted mode), which needs no option.",
     impact: "GPU-initiated RDMA falls back to CPU-assisted mode: a thread of the processor per GPU, and some \
@@ -60,7 +60,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let asked = report.job.asks(Facility::GpuInitiated);
     let finding = report.note(&DOORBELL, Facility::GpuInitiated, "NICs", verdict.on(found));
     if !asked {
-        finding.expected("ConnectX-4 or later, for the components gin and ibgda (planned)");
+        finding.expected("ConnectX-4 or later, for the components gin and ibgda");
     }
 }
 

@@ -27,6 +27,8 @@ pub enum Facility {
     GpuInitiated,
     /// NCCL's device interface.
     Gin,
+    /// A ConnectX takes commands of this process.
+    Devx,
 }
 
 impl Facility {
@@ -47,12 +49,14 @@ pub struct Asks {
     pub any_rails: bool,
     /// A transport takes the first so many NICs that it finds, and not those that the topology chose.
     pub counted_rails: bool,
-    /// Entries of GID tables that the config names for `verbs`; it goes by rule where there are none.
+    /// Entries of GID tables that the config names for `verbs` or `ibgda`; it goes by rule where there are none.
     pub gid_indices: BTreeSet<u8>,
-    /// Ports that the config names for `verbs`; all are used where there are none.
+    /// Ports that the config names for `verbs` or `ibgda`; all are used where there are none.
     pub ports: BTreeSet<u32>,
     /// The config names the GPU that a rank drives.
     pub names_device: bool,
+    /// The config lets ibgda raise signals by writes.
+    pub writes_totals: bool,
 }
 
 /// One of several transports of which the first that works is taken.
@@ -88,7 +92,7 @@ pub struct Job {
 impl Job {
     /// Whether the job uses it. A facility that few jobs use must be asked for.
     pub fn needs(&self, facility: Facility) -> bool {
-        let is_rare = matches!(facility, Facility::GpuInitiated | Facility::Gin);
+        let is_rare = matches!(facility, Facility::GpuInitiated | Facility::Gin | Facility::Devx);
         match &self.asks.uses {
             _ if facility == Facility::Node => true,
             None => !is_rare,
@@ -120,6 +124,7 @@ impl Job {
             job.asks.ports.extend(&asks.ports);
             job.asks.any_rails |= asks.any_rails;
             job.asks.names_device |= asks.names_device;
+            job.asks.writes_totals |= asks.writes_totals;
             job.asks.counted_rails |= asks.counted_rails;
         }
         job
@@ -129,13 +134,15 @@ impl Job {
 impl Asks {
     /// Adds what a part of this kind and name needs. `provider` is libfabric's, where it has one.
     pub fn add_component(&mut self, kind: &str, name: &str, provider: Option<&str>) {
-        use Facility::{Cuda, Efa, Gin, GpuInitiated, GpuMemory, Hip, Libfabric, NvLink, Verbs};
+        use Facility::{
+            Cuda, Devx, Efa, Gin, GpuInitiated, GpuMemory, Hip, Libfabric, NvLink, Verbs,
+        };
         let facilities: &[Facility] = match (kind, name) {
             ("kernel set", "cuda") => &[Cuda],
             ("kernel set", "rocm") => &[Hip],
             ("transport", "nvlink") => &[Cuda, NvLink],
             ("transport", "verbs") => &[Verbs],
-            ("transport", "ibgda") => &[Cuda, Verbs, GpuMemory, GpuInitiated],
+            ("transport", "ibgda") => &[Cuda, Verbs, GpuMemory, GpuInitiated, Devx],
             ("transport", "gin") => &[Cuda, Verbs, GpuMemory, GpuInitiated, Gin],
             ("transport", "efa") => &[Efa, Libfabric],
             ("transport", "libfabric") => match provider {

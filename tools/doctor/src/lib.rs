@@ -19,6 +19,7 @@ mod finding;
 mod gids;
 mod gpu_initiated;
 mod gpus;
+mod ibgda;
 mod job;
 mod ladder;
 mod libraries;
@@ -80,6 +81,7 @@ fn judge(
     rails::judge(&mut report);
     peer_memory::judge(&mut report);
     gpu_initiated::judge(&mut report);
+    ibgda::judge(&mut report, components);
     nvlink::judge(&mut report);
     amd::judge(&mut report);
     efa::judge(&mut report);
@@ -104,6 +106,7 @@ pub fn catalogue() -> Vec<(&'static str, &'static [&'static Rule])> {
         ("Rails", rails::RULES),
         ("Peer memory", peer_memory::RULES),
         ("GPU-initiated RDMA", gpu_initiated::RULES),
+        ("ibgda", ibgda::RULES),
         ("NVLink", nvlink::RULES),
         ("AMD", amd::RULES),
         ("EFA", efa::RULES),

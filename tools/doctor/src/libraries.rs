@@ -42,7 +42,7 @@ static NVSHMEM: Rule = Rule {
     id: "nvshmem",
     title: "NVSHMEM",
     expected: "nothing",
-    why: "Other systems (DeepEP's first version) need it. The component ibgda, which is planned, writes the NIC's \
+    why: "Other systems (DeepEP's first version) need it. The component ibgda writes the NIC's \
           work requests itself, and needs the same driver options.",
     impact: "none",
     fix: "nothing",

@@ -84,6 +84,8 @@ const SYMPTOMS: &[(&str, &[&str])] = &[
             "gin-type",
             "nvshmem",
             "gpu-doorbell",
+            "devx",
+            "ibgda-signals",
             "nvlink-clique",
             "imex-channel",
         ],

@@ -159,7 +159,7 @@ impl Hca {
         let mut moved = self.take_late_rings();
         let qpns: Vec<u32> = self.qps.keys().copied().collect();
         for qpn in qpns {
-            moved |= self.land_one(qpn);
+            moved |= self.land(qpn);
             moved |= self.serve(qpn);
             moved |= self.look_at_timers(qpn);
             moved |= self.send(qpn);

@@ -14,6 +14,8 @@ const NUMBERS: u32 = 0x00ff_ffff;
 const ANSWERS: usize = 1024;
 /// Bytes of a write that land at once where the fabric reorders.
 const PIECE: usize = 64;
+/// For each so many pieces that wait, one more lands at once.
+const MANY: usize = 1024;
 /// The end of a receive's list of memory.
 const NO_KEY: u32 = 0x100;
 /// The wait of a peer that found no receive, by code, in units of 10 us.
@@ -219,8 +221,15 @@ impl Hca {
         Outcome::Lands(landing)
     }
 
-    /// Lets one piece of the writes under way land, at random. Returns whether there was one.
-    pub(crate) fn land_one(&mut self, qpn: u32) -> bool {
+    /// Lets a piece of the writes under way land, or several where many wait: a long write has to end before its sender
+    /// repeats it. Returns whether there was one.
+    pub(crate) fn land(&mut self, qpn: u32) -> bool {
+        let waiting = self.qps.get(&qpn).map_or(0, |qp| qp.landing.len());
+        (0..=waiting / MANY).fold(false, |moved, _| self.land_one(qpn) || moved)
+    }
+
+    /// Lets one piece land, at random. Returns whether there was one.
+    fn land_one(&mut self, qpn: u32) -> bool {
         let Some(qp) = self.qps.get_mut(&qpn) else { return false };
         if qp.landing.is_empty() {
             return false;

@@ -123,13 +123,33 @@ fn keep_pool(device: RawDevice) -> Result<()> {
 /// # Safety
 /// The memory stays mapped until it is unregistered.
 pub(super) unsafe fn register_host(pointer: *mut c_void, bytes: usize) -> Result<u64> {
-    let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE;
+    // SAFETY: by this function's contract.
+    unsafe { register(["pin window", "map window"], pointer, bytes, 0) }
+}
+
+/// # Safety
+/// The registers stay mapped until they are unregistered.
+pub(super) unsafe fn register_io(pointer: *mut c_void, bytes: usize) -> Result<u64> {
+    let flags = sys::CU_MEMHOSTREGISTER_IOMEMORY;
+    // SAFETY: by this function's contract.
+    unsafe { register(["register registers", "map registers"], pointer, bytes, flags) }
+}
+
+/// # Safety
+/// The memory stays mapped until it is unregistered.
+unsafe fn register(
+    operations: [&'static str; 2],
+    pointer: *mut c_void,
+    bytes: usize,
+    more: u32,
+) -> Result<u64> {
+    let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE | more;
     let mut device = 0;
     // SAFETY: by this function's contract.
-    check("pin window", unsafe { sys::cuMemHostRegister_v2(pointer, bytes, flags) })?;
+    check(operations[0], unsafe { sys::cuMemHostRegister_v2(pointer, bytes, flags) })?;
     // SAFETY: memory that was just registered to be seen by the device.
     let status = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut device, pointer, 0) };
-    check("map window", status).map(|()| device).inspect_err(|_| {
+    check(operations[1], status).map(|()| device).inspect_err(|_| {
         // SAFETY: registered above; no other code knows its address on the device.
         let _ = unsafe { sys::cuMemHostUnregister(pointer) };
     })

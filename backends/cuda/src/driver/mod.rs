@@ -195,6 +195,11 @@ impl Driver for CudaDriver {
         unsafe { memory::register_host(pointer, bytes) }
     }
 
+    unsafe fn register_io(&self, pointer: *mut c_void, bytes: usize) -> Result<u64> {
+        // SAFETY: by this function's contract.
+        unsafe { memory::register_io(pointer, bytes) }
+    }
+
     unsafe fn unregister_host(&self, pointer: *mut c_void) {
         // SAFETY: see above.
         let _ = unsafe { sys::cuMemHostUnregister(pointer) };

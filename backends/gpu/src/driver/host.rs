@@ -1,5 +1,5 @@
-//! Shareable host memory that the device reads and writes: windows of transports that cannot register
-//! device memory.
+//! Mappings for the device: shareable host memory, for windows of transports that cannot register device memory, and
+//! registers of NICs.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -69,5 +69,47 @@ impl Drop for HostWindow {
             // registered it were closed before.
             unsafe { self.context.driver().unregister_host(self.memory.pointer().cast()) };
         }
+    }
+}
+
+/// Registers of another device, mapped for this device.
+#[derive(Debug)]
+pub struct IoPage {
+    context: Arc<Context>,
+    pointer: *mut u8,
+    device: u64,
+}
+
+// SAFETY: an address; only the driver uses it.
+unsafe impl Send for IoPage {}
+// SAFETY: as above.
+unsafe impl Sync for IoPage {}
+
+impl IoPage {
+    /// Maps `bytes` bytes at `pointer`, a whole page or more.
+    ///
+    /// # Errors
+    /// The error of the driver where it maps no registers.
+    ///
+    /// # Safety
+    /// The registers stay mapped in this process until the result is dropped.
+    pub unsafe fn new(context: &Arc<Context>, pointer: *mut u8, bytes: usize) -> Result<Self> {
+        let _entered = context.enter()?;
+        // SAFETY: by this function's contract.
+        let device = unsafe { context.driver().register_io(pointer.cast(), bytes)? };
+        Ok(Self { context: Arc::clone(context), pointer, device })
+    }
+
+    /// First byte, for kernels.
+    pub fn address(&self) -> u64 {
+        self.device
+    }
+}
+
+impl Drop for IoPage {
+    fn drop(&mut self) {
+        let _entered = self.context.enter();
+        // SAFETY: registered by `new`; kernels that ring have ended.
+        unsafe { self.context.driver().unregister_host(self.pointer.cast()) };
     }
 }

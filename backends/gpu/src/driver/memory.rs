@@ -82,7 +82,7 @@ impl Drop for Reserved {
 
 /// Shareable device memory of this rank, mapped and zeroed.
 #[derive(Debug)]
-pub(crate) struct Vmm {
+pub struct Vmm {
     mapping: Reserved,
     fd: OwnedFd,
     bytes: u64,
@@ -90,7 +90,10 @@ pub(crate) struct Vmm {
 
 impl Vmm {
     /// `bytes` is rounded up to the granularity.
-    pub(crate) fn new(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+    ///
+    /// # Errors
+    /// The error of the driver.
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Self> {
         let _entered = context.enter()?;
         let bytes = bytes.max(1).next_multiple_of(granularity(context.device)?);
         let driver = context.driver();
@@ -105,17 +108,17 @@ impl Vmm {
     }
 
     /// First byte.
-    pub(crate) fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.mapping.address
     }
 
     /// Length, a multiple of the granularity.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// The descriptor that other processes map.
-    pub(crate) fn fd(&self) -> &OwnedFd {
+    pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
@@ -123,7 +126,7 @@ impl Vmm {
     ///
     /// # Errors
     /// The error of the driver where it makes no dmabuf.
-    pub(crate) fn dmabuf(&self) -> Result<OwnedFd> {
+    pub fn dmabuf(&self) -> Result<OwnedFd> {
         let context = &self.mapping.context;
         let _entered = context.enter()?;
         // SAFETY: our own mapping.
@@ -211,7 +214,10 @@ impl Drop for Pooled {
 }
 
 /// Copies between any two places that this process can name, and waits for the copy.
-pub(crate) fn copy(context: &Context, to: u64, from: u64, bytes: u64) -> Result<()> {
+///
+/// # Errors
+/// The error of the driver.
+pub fn copy(context: &Context, to: u64, from: u64, bytes: u64) -> Result<()> {
     if bytes == 0 {
         return Ok(());
     }

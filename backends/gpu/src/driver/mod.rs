@@ -14,8 +14,9 @@ mod stream;
 pub use device::{Context, Device, Entered};
 pub(crate) use graph::Graph;
 pub(crate) use host::HostWindow;
-pub use memory::{Buffer, Pinned};
-pub(crate) use memory::{Pooled, Reserved, Vmm, copy, granularity};
+pub use host::IoPage;
+pub use memory::{Buffer, Pinned, Vmm, copy};
+pub(crate) use memory::{Pooled, Reserved, granularity};
 pub(crate) use module::{Function, Module};
 pub use raw::{
     DeviceFacts, Driver, Launch, RawContext, RawDevice, RawEvent, RawFunction, RawGraph, RawMemory,

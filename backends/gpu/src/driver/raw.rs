@@ -203,6 +203,15 @@ pub trait Driver: Debug + Send + Sync {
     /// As for all calls.
     unsafe fn unregister_host(&self, pointer: *mut c_void);
 
+    /// Maps registers of another device, which are mapped in this process, for the GPU; returns their address there.
+    ///
+    /// # Errors
+    /// The driver's error: most drivers refuse it unless an option allows it.
+    ///
+    /// # Safety
+    /// The registers stay mapped until [`unregister_host`](Self::unregister_host).
+    unsafe fn register_io(&self, pointer: *mut c_void, bytes: usize) -> Result<u64>;
+
     /// The unit of shareable memory: addresses and lengths are multiples of it.
     fn granularity(&self, device: RawDevice) -> Result<u64>;
 

@@ -17,49 +17,6 @@ const RNR_TIMER: u8 = 12;
 /// The hop limit of routed RoCE.
 const HOPS: u8 = 64;
 
-/// The values of this rank with which an endpoint must agree.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Expected<'a> {
-    pub(super) me: u32,
-    pub(super) peer: u32,
-    pub(super) ranks: u32,
-    pub(super) queues: usize,
-    pub(super) signals: u32,
-    pub(super) link_layer: u8,
-    /// Sizes of this rank's windows.
-    pub(super) windows: &'a [u64],
-}
-
-impl Expected<'_> {
-    /// Checks an endpoint against this rank.
-    pub(super) fn check(&self, endpoint: &Endpoint) -> Result<()> {
-        let sizes: Vec<_> = endpoint.windows.iter().map(|window| window.bytes).collect();
-        let numbers = [
-            ("sender", u64::from(endpoint.sender), u64::from(self.peer)),
-            ("receiver", u64::from(endpoint.receiver), u64::from(self.me)),
-            ("ranks", u64::from(endpoint.ranks), u64::from(self.ranks)),
-            ("queues", endpoint.queue_pairs.len() as u64, self.queues as u64),
-            ("signals", u64::from(endpoint.signal_count), u64::from(self.signals)),
-            ("link layer", u64::from(endpoint.link_layer), u64::from(self.link_layer)),
-        ];
-        for (name, found, expected) in numbers {
-            if found != expected {
-                return Err(refused(format!("{name}: found {found}; expected {expected}")));
-            }
-        }
-        if sizes != self.windows {
-            let expected = self.windows;
-            return Err(refused(format!("windows: found {sizes:?} bytes; expected {expected:?}")));
-        }
-        Ok(())
-    }
-}
-
-fn refused(message: String) -> Error {
-    Error::new(ErrorKind::Protocol, "connect", message)
-        .with_fix("exchange the endpoints of this run only, and use one link layer for all ranks")
-}
-
 /// The settings of both directions of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setup<'a> {
@@ -179,61 +136,4 @@ pub(super) fn unreachable(error: CallError, rank: u32, link: &str) -> Error {
         .with_source(error.source)
         .with_rank(rank)
         .with_fix(fix)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::endpoint::{Key, RemoteWindow, SignalArea};
-
-    fn endpoint() -> Endpoint {
-        Endpoint {
-            sender: 1,
-            receiver: 0,
-            ranks: 2,
-            link_layer: 2,
-            mtu: 3,
-            reads: 16,
-            lid: 0,
-            gid: [7; 16],
-            signal_count: 4,
-            signals: SignalArea::Immediate,
-            queue_pairs: vec![RemoteQp { number: 17, psn: 1 }],
-            windows: vec![RemoteWindow { address: 4096, bytes: 8192, key: Key(1) }],
-        }
-    }
-
-    const EXPECTED: Expected<'static> = Expected {
-        me: 0,
-        peer: 1,
-        ranks: 2,
-        queues: 1,
-        signals: 4,
-        link_layer: 2,
-        windows: &[8192],
-    };
-
-    #[test]
-    fn an_endpoint_that_fits_is_taken() {
-        EXPECTED.check(&endpoint()).unwrap();
-    }
-
-    #[test]
-    fn an_endpoint_of_other_ranks_sizes_or_fabrics_is_refused_by_name() {
-        let good = endpoint();
-        let two = vec![RemoteQp { number: 17, psn: 1 }; 2];
-        for (endpoint, expected) in [
-            (Endpoint { sender: 0, ..good.clone() }, "sender: found 0; expected 1"),
-            (Endpoint { receiver: 1, ..good.clone() }, "receiver: found 1; expected 0"),
-            (Endpoint { ranks: 3, ..good.clone() }, "ranks: found 3; expected 2"),
-            (Endpoint { queue_pairs: two, ..good.clone() }, "queues: found 2; expected 1"),
-            (Endpoint { signal_count: 5, ..good.clone() }, "signals: found 5; expected 4"),
-            (Endpoint { link_layer: 1, ..good.clone() }, "link layer: found 1; expected 2"),
-            (Endpoint { windows: vec![], ..good }, "windows: found [] bytes; expected [8192]"),
-        ] {
-            let error = EXPECTED.check(&endpoint).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Protocol);
-            assert!(error.to_string().contains(expected), "{error}");
-        }
-    }
 }

@@ -5,20 +5,19 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::failure::Failure;
-
 /// The first failure about each peer, and the first that is about no peer. They stay.
 #[derive(Debug)]
-pub(super) struct Failures {
+pub struct Failures<F> {
     /// The first failures by peer; the last place is for a failure about no peer.
-    first: Box<[OnceLock<Failure>]>,
+    first: Box<[OnceLock<F>]>,
     is_well: AtomicBool,
     /// The place at which `next` starts.
     turn: AtomicUsize,
 }
 
-impl Failures {
-    pub(super) fn new(peers: usize) -> Self {
+impl<F> Failures<F> {
+    /// Room for the failures of this many peers.
+    pub fn new(peers: usize) -> Self {
         Self {
             first: (0..=peers).map(|_| OnceLock::new()).collect(),
             is_well: AtomicBool::new(true),
@@ -26,26 +25,26 @@ impl Failures {
         }
     }
 
-    /// Stores a failure, unless there is already one about the same peer, or one about no peer.
+    /// Stores a failure about a peer, or about none, unless there is already one of the same.
     #[cold]
-    pub(super) fn add(&self, failure: Failure) {
+    pub fn add(&self, about: Option<u32>, failure: F) {
         let peers = self.first.len() - 1;
-        let place = failure.about().map_or(peers, |peer| peers.min(peer as usize));
+        let place = about.map_or(peers, |peer| peers.min(peer as usize));
         if self.first[place].set(failure).is_ok() {
             self.is_well.store(false, Ordering::Release);
         }
     }
 
     /// Whether a further failure of this peer would never be reported.
-    pub(super) fn hide(&self, peer: u32) -> bool {
-        let is_known = |first: Option<&OnceLock<Failure>>| first.and_then(OnceLock::get).is_some();
+    pub fn hide(&self, peer: u32) -> bool {
+        let is_known = |first: Option<&OnceLock<F>>| first.and_then(OnceLock::get).is_some();
         is_known(self.first.get(peer as usize)) || is_known(self.first.last())
     }
 
     /// The failure about no peer; otherwise the failures of the peers, one after the other from
     /// call to call.
     #[inline]
-    pub(super) fn next(&self) -> Option<&Failure> {
+    pub fn next(&self) -> Option<&F> {
         if self.is_well.load(Ordering::Acquire) {
             return None;
         }
@@ -53,7 +52,7 @@ impl Failures {
     }
 
     #[cold]
-    fn next_of_peers(&self) -> Option<&Failure> {
+    fn next_of_peers(&self) -> Option<&F> {
         let peers = self.first.len() - 1;
         let turn = self.turn.load(Ordering::Relaxed);
         let mut places = (turn..turn + peers).map(|place| place % peers);

@@ -11,12 +11,48 @@ use tokenyard_sys_verbs::{CallError, DmabufRange, Mr, Pd};
 
 /// A registered window.
 #[derive(Debug)]
-pub(super) struct Region {
-    pub(super) mr: Mr,
-    pub(super) address: u64,
-    pub(super) bytes: u64,
+pub struct Region {
+    /// Its registration.
+    pub mr: Mr,
+    /// The first byte, as work requests name it.
+    pub address: u64,
+    /// Length.
+    pub bytes: u64,
     /// The processor can read it.
-    pub(super) host: bool,
+    pub host: bool,
+}
+
+impl Region {
+    /// Registers a window, for peers to write and read.
+    ///
+    /// # Errors
+    /// The device refuses the memory, with the fix.
+    ///
+    /// # Safety
+    /// Memory and descriptor of the window stay valid until the region is dropped.
+    pub unsafe fn new(pd: &Arc<Pd>, window: &Window) -> Result<Self> {
+        let bytes = usize::try_from(window.bytes).unwrap_or(usize::MAX);
+        let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
+        let host = window.kind == abi::TY_MEMORY_HOST;
+        // Memory without a dmabuf is registered by its address: host memory, and device memory
+        // through a kernel module.
+        let registered = if window.handle != abi::TY_HANDLE_DMABUF || window.fd < 0 {
+            // SAFETY: by this function's contract; core tolerates writes of peers to windows.
+            unsafe { Mr::new(pd, window.pointer, bytes, access) }
+        } else {
+            // SAFETY: as above; the descriptor is open.
+            unsafe {
+                let fd = BorrowedFd::borrow_raw(window.fd);
+                let range = DmabufRange { fd, offset: window.fd_offset, bytes };
+                Mr::of_dmabuf(pd, &range, window.pointer, access)
+            }
+        };
+        let mr = registered.map_err(|e| {
+            let error = refused(e, window.bytes).with_context("window", window.id);
+            if host { error } else { error.with_fix(DEVICE_MEMORY_FIX) }
+        })?;
+        Ok(Self { mr, address: window.pointer as u64, bytes: window.bytes, host })
+    }
 }
 
 /// This rank's windows, in order of registration.
@@ -48,28 +84,8 @@ impl Memory {
     /// Memory and descriptor of the window stay valid until `self` is dropped.
     pub(super) unsafe fn add(&mut self, pd: &Arc<Pd>, window: &Window) -> Result<()> {
         debug_assert_eq!(window.id as usize, self.regions.len(), "windows come in order");
-        let bytes = usize::try_from(window.bytes).unwrap_or(usize::MAX);
-        let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
-        let host = window.kind == abi::TY_MEMORY_HOST;
-        // Memory without a dmabuf is registered by its address: host memory, and device memory
-        // through a kernel module.
-        let registered = if window.handle != abi::TY_HANDLE_DMABUF || window.fd < 0 {
-            // SAFETY: by this function's contract; core tolerates writes of peers to windows.
-            unsafe { Mr::new(pd, window.pointer, bytes, access) }
-        } else {
-            // SAFETY: as above; the descriptor is open.
-            unsafe {
-                let fd = BorrowedFd::borrow_raw(window.fd);
-                let range = DmabufRange { fd, offset: window.fd_offset, bytes };
-                Mr::of_dmabuf(pd, &range, window.pointer, access)
-            }
-        };
-        let mr = registered.map_err(|e| {
-            let error = refused(e, window.bytes).with_context("window", window.id);
-            if host { error } else { error.with_fix(DEVICE_MEMORY_FIX) }
-        })?;
-        let address = window.pointer as u64;
-        self.regions.push(Region { mr, address, bytes: window.bytes, host });
+        // SAFETY: by this function's contract.
+        self.regions.push(unsafe { Region::new(pd, window) }?);
         Ok(())
     }
 }
@@ -78,7 +94,7 @@ const DEVICE_MEMORY_FIX: &str = "give the window a dmabuf descriptor (kernel 5.1
      a driver with ibv_reg_dmabuf_mr), or load the kernel module nvidia_peermem";
 
 /// The error for a refused registration.
-pub(super) fn refused(error: CallError, bytes: u64) -> Error {
+pub fn refused(error: CallError, bytes: u64) -> Error {
     let no_memory = error.source.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error());
     let message = format!("{} of {bytes} bytes", error.call);
     let error = Error::new(ErrorKind::System, "register", message).with_source(error.source);

@@ -14,12 +14,42 @@ use super::signals::{Bad, Signals};
 
 /// This rank's port.
 #[derive(Debug)]
-pub(super) struct Port {
-    pub(super) number: u8,
+pub struct Port {
+    number: u8,
     /// The longest time that a link may be down without breaking connections.
-    pub(super) patience: Duration,
+    patience: Duration,
     /// The time at which it was found down; `None` while it is up.
-    pub(super) down_since: Mutex<Option<Instant>>,
+    down_since: Mutex<Option<Instant>>,
+}
+
+impl Port {
+    /// A port that is up.
+    pub fn new(number: u8, patience: Duration) -> Self {
+        Self { number, patience, down_since: Mutex::new(None) }
+    }
+
+    /// Queries the port each time: it may be up again since the device's event.
+    pub fn is_down(&self, context: &Context) -> bool {
+        context.port(self.number).is_ok_and(|attr| attr.state != PORT_ACTIVE)
+    }
+
+    /// The device has reported that the port is down.
+    pub fn went_down(&self, now: Instant) {
+        if let Ok(mut down_since) = self.down_since.lock() {
+            down_since.get_or_insert(now);
+        }
+    }
+
+    /// Whether the port is down for longer than connections last. Then peers have given up their connections to
+    /// this rank, which may have no commands in flight that would show this.
+    pub fn is_cut(&self, context: &Context, now: Instant) -> bool {
+        let Ok(mut down_since) = self.down_since.try_lock() else { return false };
+        let Some(since) = *down_since else { return false };
+        if !self.is_down(context) {
+            *down_since = None;
+        }
+        down_since.is_some() && now.saturating_duration_since(since) >= self.patience
+    }
 }
 
 /// The state that the queues of a transport share.
@@ -31,7 +61,7 @@ pub(super) struct Shared {
     pub(super) context: Arc<Context>,
     /// How long a connection may be stalled (INV-6).
     pub(super) deadline: Duration,
-    pub(super) failures: Failures,
+    pub(super) failures: Failures<Failure>,
     /// This rank's index in the team.
     pub(super) me: u32,
     pub(super) port: Port,
@@ -44,7 +74,8 @@ impl Shared {
     pub(super) fn fail(&self, fault: Fault, place: Option<FailedAt>) -> i32 {
         // A fault that only follows from an earlier failure needs no check of the port.
         if !place.is_some_and(|place| self.failures.hide(place.peer)) {
-            self.failures.add(Failure { fault, place, blame: self.blame(fault, place) });
+            let failure = Failure { fault, place, blame: self.blame(fault, place) };
+            self.failures.add(failure.about(), failure);
         }
         abi::TY_TRANSPORT
     }
@@ -53,26 +84,17 @@ impl Shared {
     fn blame(&self, fault: Fault, place: Option<FailedAt>) -> Blame {
         match place {
             None => Blame::Here,
-            Some(_) if fault.is_silence() && self.port_is_down() => Blame::Port,
+            Some(_) if fault.is_silence() && self.port.is_down(&self.context) => Blame::Port,
             Some(place) if place.peer == self.me => Blame::Here,
             Some(place) => Blame::Peer(place.peer),
         }
     }
 
-    /// Queries the port each time: it may be up again since the device's event.
-    fn port_is_down(&self) -> bool {
-        self.context.port(self.port.number).is_ok_and(|attr| attr.state != PORT_ACTIVE)
-    }
-
-    /// Checks this rank's port. If it is down for long, peers give up their connections to this
-    /// rank. The rank may have no commands in flight that would show this.
+    /// Checks this rank's port.
     pub(super) fn look_at_port(&self, now: Instant) {
-        let Ok(mut down_since) = self.port.down_since.try_lock() else { return };
-        let Some(since) = *down_since else { return };
-        if !self.port_is_down() {
-            *down_since = None;
-        } else if now.saturating_duration_since(since) >= self.port.patience {
-            self.failures.add(Failure { fault: Fault::Cut, place: None, blame: Blame::Port });
+        if self.port.is_cut(&self.context, now) {
+            let failure = Failure { fault: Fault::Cut, place: None, blame: Blame::Port };
+            self.failures.add(None, failure);
         }
     }
 
@@ -91,10 +113,8 @@ impl Shared {
                 self.fail(Fault::Event(event.event), place);
                 continue;
             }
-            if event.event == EVENT_PORT_ERR
-                && let Ok(mut down_since) = self.port.down_since.lock()
-            {
-                down_since.get_or_insert(now);
+            if event.event == EVENT_PORT_ERR {
+                self.port.went_down(now);
             }
             if event.event == EVENT_QP_LAST_WQE_REACHED {
                 tracing::debug!(

@@ -40,6 +40,8 @@ pub(super) const LIBRARY: Library = Library {
     modify_qp,
     destroy_qp,
     reg_dmabuf_mr: None,
+    create_ah: None,
+    destroy_ah: None,
 };
 
 /// The object behind a caller's pointer: its public part, and its place in the world's tables.

@@ -18,6 +18,8 @@ use crate::{real, sysfs};
 const FAULTS: &str = "TOKENYARD_HCA_FAULTS";
 /// `in-order`, which is the default, or `adaptive`.
 const ORDER: &str = "TOKENYARD_HCA_ORDER";
+/// A feature that the device does not have: `devx`.
+const LACKS: &str = "TOKENYARD_HCA_LACKS";
 /// After this many turns without work, the thread naps.
 const IDLE_TURNS: u32 = 20;
 const NAP: Duration = Duration::from_micros(50);
@@ -335,6 +337,11 @@ fn faults() -> Result<FaultPlan, String> {
     let Some(path) = env::var_os(FAULTS) else { return Ok(FaultPlan::default()) };
     let text = fs::read_to_string(&path).map_err(|e| format!("{FAULTS}: {e}"))?;
     FaultPlan::parse(&text).map_err(|e| format!("{FAULTS}: {e}"))
+}
+
+/// Whether the device takes no commands of programs.
+pub(crate) fn lacks_devx() -> bool {
+    env::var_os(LACKS).is_some_and(|lacks| lacks == "devx")
 }
 
 fn order() -> Result<Order, String> {

@@ -8,7 +8,7 @@ use tokenyard_hca::{
 };
 
 use crate::bytes::{Input, Output};
-use crate::device::{Device, Object, Qp};
+use crate::device::{Device, Object, Qp, lacks_devx};
 
 const GET_CONTEXT: u8 = 0;
 const QUERY_DEVICE: u8 = 1;
@@ -28,6 +28,8 @@ const DESTROY_SRQ: u8 = 35;
 
 /// The command is of the newer form.
 const EXTENDED: u32 = 0x8000_0000;
+/// A context with the right to send commands is asked for.
+const WITH_DEVX: u32 = 1;
 /// A queue pair names its page of registers.
 const QP_FLAG_UAR_PAGE: u32 = 1 << 10;
 /// Reads and atomics of a queue pair at once.
@@ -100,6 +102,10 @@ fn sizes(command: u8, extended: bool) -> (usize, usize) {
 
 fn execute(device: &mut Device, command: u8, call: &mut Command<'_>) -> Result<(), c_int> {
     match command {
+        // As the kernel answers where firmware has no such contexts.
+        GET_CONTEXT if call.driver.u32(8) & WITH_DEVX != 0 && lacks_devx() => {
+            return Err(libc::EINVAL);
+        }
         GET_CONTEXT => get_context(device, call),
         QUERY_DEVICE => query_device(call),
         QUERY_PORT => query_port(device, call),

@@ -33,6 +33,17 @@ fn main() {
             let said = world.guest("devx");
             assert!(said.contains("standin0: 1000 puts, total 1000"), "{said}");
         }),
+        ("a_thread_of_the_host_rings_for_kernels", |world| {
+            let said = world.guest("rings");
+            assert!(said.contains("standin0: rung 200 times, total 200"), "{said}");
+        }),
+        ("queues_of_kernels_take_what_a_kernel_posts_on_a_stand_in_of_a_gpu", |world| {
+            let said = world.guest("kernels");
+            assert!(said.contains("doorbell gpu, queues gpu: 64 rounds"), "{said}");
+            assert!(said.contains("doorbell cpu, queues cpu: 64 rounds"), "{said}");
+            assert!(said.contains("completions gpu: 64 rounds"), "{said}");
+            assert!(said.contains("doorbell gpu: refused"), "{said}");
+        }),
         ("a_request_that_fails_names_queue_pair_and_syndrome", |world| {
             let faults = world.path("faults.toml");
             let plan = "[[faults]]\nkind = \"error\"\nrequest = 2\nsyndrome = 0x15\n";

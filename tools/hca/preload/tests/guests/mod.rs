@@ -1,18 +1,18 @@
 //! Programs that run under the stand-in, and use our own bindings.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ptr::NonNull;
+mod gpu;
+mod kernels;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tokenyard_ibgda::{QueueFault, QueuePair, Steps};
+use tokenyard_ibgda::{KernelBell, QueueFault, QueuePair, Ringer, Steps};
 use tokenyard_sys_mlx5::cqe::syndrome;
-use tokenyard_sys_mlx5::ffi::{Device, RawContext, RawPd};
 use tokenyard_sys_mlx5::mailbox::{Init2Rtr, QueryHcaCap, QueryHcaCapOut, Rst2Init, Rtr2Rts};
-use tokenyard_sys_mlx5::wqe::{Local, Remote, Request};
+use tokenyard_sys_mlx5::wqe::{Control, Local, Remote, Request};
 use tokenyard_sys_mlx5::{Devx, Library, Uar, UarKind};
-use tokenyard_sys_verbs::ffi::RawMr;
+use tokenyard_sys_verbs::{self as verbs, Devices, Mr, Pd};
 
 /// Requests that the queue pair has room for.
 const DEPTH: u32 = 64;
@@ -22,6 +22,8 @@ pub(crate) fn run(guest: &str) {
         "devices" => devices(),
         "devx" => devx(),
         "failure" => failure(),
+        "rings" => rings(),
+        "kernels" => kernels::run(),
         "violation" => {
             let mut guest = Guest::new();
             // An addition returns 8 bytes.
@@ -34,40 +36,9 @@ pub(crate) fn run(guest: &str) {
     }
 }
 
-/// The calls of libibverbs that this needs.
-struct Verbs(libloading::Library);
-
-impl Verbs {
-    fn new() -> Self {
-        // SAFETY: libibverbs' initialisers set up its own data only.
-        Self(unsafe { libloading::Library::new("libibverbs.so.1") }.unwrap())
-    }
-
-    /// # Safety
-    /// The function has this type in verbs.h.
-    unsafe fn call<T: Copy>(&self, name: &str) -> T {
-        // SAFETY: by this function's contract.
-        *unsafe { self.0.get::<T>(name.as_bytes()) }.unwrap()
-    }
-
-    fn list(&self) -> Vec<(*mut Device, String)> {
-        type List = unsafe extern "C" fn(*mut c_int) -> *mut *mut Device;
-        type Name = unsafe extern "C" fn(*mut Device) -> *const c_char;
-        let mut count = 0;
-        // SAFETY: types of verbs.h; the list is never freed, and has `count` devices with names.
-        unsafe {
-            let list = self.call::<List>("ibv_get_device_list")(&mut count);
-            let name = self.call::<Name>("ibv_get_device_name");
-            (0..count as usize)
-                .map(|at| *list.add(at))
-                .map(|device| (device, CStr::from_ptr(name(device)).to_str().unwrap().to_owned()))
-                .collect()
-        }
-    }
-}
-
 fn devices() {
-    Verbs::new().list().iter().for_each(|(_, name)| println!("{name}"));
+    let library = verbs::Library::get().unwrap();
+    Devices::list(library).unwrap().names().iter().for_each(|name| println!("{name}"));
 }
 
 /// A queue pair, made by our bindings and connected to itself, and a window.
@@ -111,27 +82,22 @@ fn to_itself(number: u32) -> Steps {
 
 impl Guest {
     fn new() -> Self {
-        let (verbs, library) = (Verbs::new(), Library::get().unwrap());
-        let (device, name) = verbs.list().remove(0);
-        // SAFETY: a device of a list that is never freed; the context is never closed; types of verbs.h.
-        let (devx, pd) = unsafe {
-            assert!(library.is_supported(device));
-            let context: NonNull<RawContext> = library.open(device).unwrap();
-            type Alloc = unsafe extern "C" fn(*mut RawContext) -> *mut RawPd;
-            let pd = verbs.call::<Alloc>("ibv_alloc_pd")(context.as_ptr());
-            (Devx::new(library, context), pd)
-        };
+        let library = Library::get().unwrap();
+        let devices = Devices::list(verbs::Library::get().unwrap()).unwrap();
+        let name = devices.names().remove(0);
+        assert_eq!(library.is_supported(&devices, &name), Some(true));
+        assert_eq!(library.is_supported(&devices, "other"), None);
+        let devx = Devx::open(library, &devices, &name).unwrap().unwrap();
+        let pd = Pd::new(devx.context()).unwrap();
         let capabilities: QueryHcaCapOut = devx.command(&QueryHcaCap::default()).unwrap();
         assert_eq!(capabilities.cqe_version, 1);
         let window: &'static [AtomicU64] = Vec::leak((0..512).map(|_| AtomicU64::new(0)).collect());
-        type Register = unsafe extern "C" fn(*mut RawPd, *mut c_void, usize, c_int) -> *mut RawMr;
-        // SAFETY: the window stays; types of verbs.h.
-        let (key, pdn) = unsafe {
-            let at = window.as_ptr().cast_mut().cast();
-            let mr = verbs.call::<Register>("ibv_reg_mr")(pd, at, size_of_val(window), 15);
-            ((*mr).lkey, library.pd_number(pd).unwrap())
-        };
-        std::mem::forget(verbs);
+        let at = window.as_ptr().cast_mut().cast();
+        // SAFETY: the window stays, and is accessed by atomics only.
+        let mr = unsafe { Mr::new(&pd, at, size_of_val(window), 15) }.unwrap();
+        let (key, pdn) = (mr.lkey(), devx.pd_number(&pd).unwrap());
+        // They stay to the end of the program.
+        std::mem::forget((mr, pd));
         // rdma-core 44 does not know the kind that a GPU needs.
         assert!(Uar::new(&devx, UarKind::Dedicated).is_err());
         let uar = Arc::new(Uar::new(&devx, UarKind::Uncached).unwrap());
@@ -188,6 +154,46 @@ fn devx() {
     guest.wait().unwrap();
     let total = guest.window[total].load(Ordering::SeqCst);
     println!("{}: 1000 puts, total {total}", guest.name);
+}
+
+/// A thread of the host rings for this thread, which writes requests as a kernel does.
+fn rings() {
+    let guest = Guest::new();
+    let word: &'static AtomicU64 = Box::leak(Box::default());
+    let queue = guest.queue.to_device();
+    let bells = vec![KernelBell { bell: guest.queue.bell(), word }];
+    // SAFETY: the queue pair and the word live longer than the thread, and nothing else rings.
+    let ringer = unsafe { Ringer::start(bells) }.unwrap();
+    let (total, sink) = (200, 201);
+    for round in 1..=200 {
+        let add = Request::FetchAdd { to: guest.to(total), add: 1, sink: guest.local(sink) };
+        let index = round - 1;
+        let control =
+            Control { index: index as u16, qpn: queue.number, signaled: true, fence: false };
+        let slot = queue.requests + 64 * (index & u64::from(queue.mask));
+        for (at, part) in add.to_block(control).chunks_exact(8).enumerate() {
+            let part = u64::from_ne_bytes(part.try_into().unwrap());
+            let to = std::ptr::with_exposed_provenance_mut::<u64>(slot as usize + 8 * at);
+            // SAFETY: a slot of the queue, which the device does not read before the ring.
+            unsafe { AtomicU64::from_ptr(to) }.store(part, Ordering::Relaxed);
+        }
+        word.store(round, Ordering::Release);
+        let limit = Instant::now() + Duration::from_secs(60);
+        while guest.window[total].load(Ordering::SeqCst) < round {
+            assert!(Instant::now() < limit, "round {round}");
+            std::thread::yield_now();
+        }
+        if round == 100 {
+            // The thread naps by then.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    drop(ringer);
+    println!(
+        "{}: rung 200 times, total {}",
+        guest.name,
+        guest.window[total].load(Ordering::SeqCst)
+    );
 }
 
 /// A plan of faults makes the second request fail.

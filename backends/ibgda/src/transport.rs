@@ -1,0 +1,439 @@
+//! The `ibgda` transport: one reliable connection of a ConnectX per queue and peer, this rank itself included, on which
+//! this crate writes the work requests. The host posts on connections of its own; kernels on others, through the device
+//! API.
+//!
+//! A put is an RDMA write. Its signal is an atomic addition behind it on the same connection.
+
+mod commands;
+mod device_side;
+mod failure;
+mod flight;
+mod gpu;
+mod kernels;
+mod memory;
+mod queue;
+mod shared;
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use tokenyard_core::config::ComponentTable;
+use tokenyard_core::transport::{
+    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, TransportOpen,
+    Window,
+};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_gpu::driver::Context as GpuContext;
+use tokenyard_sys_mlx5::{CallError, Uar, UarKind};
+use tokenyard_sys_verbs::Pd;
+use tokenyard_verbs::endpoint::{Endpoint, Expected, Key, RemoteQp, RemoteWindow, SignalArea};
+use tokenyard_verbs::{Failures, Port, Region, first_packet, rules};
+
+use crate::config::{COMPONENT, IbgdaConfig};
+use crate::connect::{NextHop, Setup, unreachable};
+use crate::device::{Adapter, REQUESTS, adapters, no_port};
+use crate::device_api::DEPTHS;
+use crate::endpoint::{self, WIRE};
+use crate::pair::Parents;
+use crate::queue_pair::QueuePair;
+use commands::RemoteMemory;
+use device_side::{DeviceSide, Parts};
+use kernels::{Kernels, PairCount};
+use memory::{Memory, SignalCount, Signals};
+use queue::{Connections, Peer, Queue};
+use shared::Shared;
+
+/// How long a transport that ends waits for what was posted.
+const LONGEST_END: Duration = Duration::from_secs(1);
+
+/// ConnectX, driven by kernels or by the host.
+#[derive(Debug)]
+pub struct Ibgda {
+    /// Field order is drop order: connections end first, so that no write reaches windows or signals when their
+    /// registrations end.
+    queues: Vec<Queue>,
+    device_side: OnceLock<DeviceSide>,
+    kernels: Option<Kernels>,
+    signals: Option<Signals>,
+    shared: Shared,
+    uar: Arc<Uar>,
+    pd: Arc<Pd>,
+    adapter: Adapter,
+    /// The GPU whose kernels post; none where they run on the host.
+    gpu: Option<Arc<GpuContext>>,
+    config: IbgdaConfig,
+    team: Team,
+    needs: TransportNeeds,
+    /// The memory of each connected peer.
+    remotes: Vec<Option<Arc<RemoteMemory>>>,
+}
+
+impl Transport for Ibgda {
+    const NAME: &'static str = COMPONENT;
+    const ABOUT: &'static str =
+        "ConnectX whose work requests kernels write themselves (IBGDA); the host posts too";
+    type Config = IbgdaConfig;
+
+    fn configure(table: &ComponentTable) -> Result<IbgdaConfig> {
+        IbgdaConfig::read(table)
+    }
+
+    fn probe(config: &IbgdaConfig) -> Result<Capabilities> {
+        // Ranks of one node may have different devices, so only capabilities of all devices count.
+        let (all, gpu) = (adapters(config, None)?, gpu::is_there());
+        let mut each = all.iter().map(|adapter| adapter.capabilities(config, gpu));
+        let first = each.next().ok_or_else(no_port)?;
+        let least = |a: Capabilities, b: Capabilities| Capabilities {
+            largest_put: a.largest_put.min(b.largest_put),
+            ..a
+        };
+        Ok(each.fold(first, least))
+    }
+
+    fn open(config: IbgdaConfig, open: &TransportOpen<'_>) -> Result<Self> {
+        let gpu = gpu::context(open.device)?;
+        Self::open_on(config, open, gpu)
+    }
+
+    fn memory_needs(&self) -> MemoryNeeds {
+        // Signals lie where windows lie, so all windows are of one kind (INV-1).
+        let kinds = if self.gpu.is_some() { abi::TY_MEMORY_CUDA } else { abi::TY_MEMORY_HOST };
+        MemoryNeeds { size: size_of::<MemoryNeeds>(), kinds, handles: 0, alignment: 64 }
+    }
+
+    unsafe fn register(&mut self, window: &Window) -> Result<()> {
+        let regions = &mut self.shared.memory.regions;
+        debug_assert_eq!(window.id as usize, regions.len(), "windows come in order");
+        // SAFETY: the window outlives `self`, and its registration with it, by this function's contract.
+        regions.push(unsafe { Region::new(&self.pd, window) }?);
+        Ok(())
+    }
+
+    fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
+        self.complete()?;
+        let signals = self.signals.as_ref().map(Signals::area).unwrap_or_default();
+        let own = self.queues.iter_mut().map(|queue| {
+            let peer = &queue.connections().peers[peer as usize];
+            RemoteQp { number: peer.number(), psn: peer.psn }
+        });
+        let of_kernels = self.kernels.iter().flat_map(|kernels| kernels.to_peer(peer));
+        let queue_pairs = own.chain(of_kernels).collect();
+        let windows = self.shared.memory.regions.iter().map(|region| RemoteWindow {
+            address: region.address,
+            bytes: region.bytes,
+            key: Key(region.mr.rkey()),
+        });
+        let is_infiniband = self.adapter.port_attr.link_layer == 1;
+        let endpoint = Endpoint {
+            sender: self.team.me,
+            receiver: peer,
+            ranks: self.team.world_ranks.len() as u32,
+            link_layer: self.adapter.port_attr.link_layer,
+            mtu: self.adapter.mtu,
+            reads: self.adapter.reads_served(),
+            lid: if is_infiniband { self.adapter.port_attr.lid } else { 0 },
+            gid: self.adapter.gid.gid.raw,
+            signal_count: self.needs.signals,
+            signals: SignalArea::Atomic { address: signals.0, key: Key(signals.1) },
+            queue_pairs,
+            windows: windows.collect(),
+        };
+        Ok(endpoint.to_bytes_of(&WIRE))
+    }
+
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        let rank = self.team.world_ranks[peer as usize];
+        let endpoint = endpoint::parse(data).map_err(|e| e.with_rank(rank))?;
+        let windows: Vec<_> = self.shared.memory.regions.iter().map(|r| r.bytes).collect();
+        let of_kernels = self.kernels.as_ref().map_or(0, |kernels| kernels.to_peer(peer).count());
+        let expected = Expected {
+            me: self.team.me,
+            peer,
+            ranks: self.team.world_ranks.len() as u32,
+            queues: self.queues.len() + of_kernels,
+            signals: self.needs.signals,
+            link_layer: self.adapter.port_attr.link_layer,
+            windows: &windows,
+        };
+        expected.check(&endpoint).map_err(|e| e.with_rank(rank))?;
+        if self.remotes[peer as usize].is_some() {
+            let message =
+                "found a connect to this peer before, which may have failed; expected none";
+            return Err(Error::new(ErrorKind::Internal, "connect", message)
+                .with_rank(rank)
+                .with_fix("open a new instance"));
+        }
+        let link = self.link_name(peer);
+        self.join(peer, &endpoint).map_err(|e| unreachable(e, rank, &link))
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        self.kernels.as_mut().map_or(Ok(()), Kernels::start)
+    }
+
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        let Some(mut connections) = self.queue(queue)?.enter() else { return Ok(0) };
+        Ok(connections.post(&self.shared, commands))
+    }
+
+    fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        let Some(mut connections) = self.queue(queue)?.enter() else { return Ok(0) };
+        Ok(connections.poll(&self.shared, events))
+    }
+
+    // The call is inlined into the slot of the table, also where a plugin's crate makes the table.
+    #[inline]
+    fn read_signal(&self, queue: u32, id: u32) -> u64 {
+        let total = self.signals.as_ref().and_then(|signals| signals.read(queue, id));
+        total.unwrap_or_else(|| {
+            self.shared.fail(failure::Fault::Unreadable, None);
+            0
+        })
+    }
+
+    fn health(&self) -> Result<()> {
+        if let Some(kernels) = &self.kernels {
+            kernels.check(&self.shared);
+        }
+        let Some(failure) = self.shared.failures.next() else { return Ok(()) };
+        let to_peer = failure.place.map(|place| self.link_name(place.peer));
+        let link = to_peer.unwrap_or_else(|| self.here());
+        Err(failure.to_error(self.shared.context.library(), &self.team, link))
+    }
+
+    fn device_api(&self) -> Result<abi::TyDeviceApi> {
+        if let Some(device_side) = self.device_side.get() {
+            return Ok(device_side.device_api());
+        }
+        let made = self.make_device_side()?;
+        Ok(self.device_side.get_or_init(|| made).device_api())
+    }
+
+    fn device_source() -> Result<abi::TyDeviceApi> {
+        Ok(device_side::source())
+    }
+
+    fn link_name(&self, peer: u32) -> String {
+        let here = self.here();
+        match self.remotes.get(peer as usize).and_then(Option::as_ref) {
+            None => format!("{here}; not connected"),
+            Some(remote) => format!("{here}; to {}", std::net::Ipv6Addr::from(remote.gid)),
+        }
+    }
+}
+
+impl Ibgda {
+    /// Opens the transport for kernels of this GPU, or for kernels on the host.
+    ///
+    /// # Errors
+    /// As [`open`](Transport::open).
+    pub fn open_on(
+        config: IbgdaConfig,
+        open: &TransportOpen<'_>,
+        gpu: Option<Arc<GpuContext>>,
+    ) -> Result<Self> {
+        let TransportOpen { team, needs, .. } = *open;
+        let adapter = adapters(&config, Some(team))?.pop().ok_or_else(no_port)?;
+        check_queue_pairs(&adapter, team, needs, gpu.is_some())?;
+        warn_of_silence(&config, needs.deadline);
+        let failed = |e| refused(e, &adapter);
+        adapter.context().make_events_nonblocking().map_err(failed)?;
+        let pd = Pd::new(adapter.context()).map_err(failed)?;
+        let uar = Arc::new(Uar::new(&adapter.devx, UarKind::Uncached).map_err(failed)?);
+        let shared = Shared {
+            memory: Memory::new(&pd)?,
+            context: Arc::clone(adapter.context()),
+            deadline: needs.deadline,
+            failures: Failures::new(team.world_ranks.len()),
+            me: team.me,
+            port: Port::new(
+                adapter.port,
+                rules::shortest_silence(config.timeout, config.retry_count).min(needs.deadline),
+            ),
+        };
+        let mut this = Self {
+            queues: Vec::with_capacity(needs.queues as usize),
+            device_side: OnceLock::new(),
+            kernels: None,
+            signals: None,
+            shared,
+            uar,
+            pd,
+            adapter,
+            gpu,
+            config,
+            team: team.clone(),
+            needs: *needs,
+            remotes: vec![None; team.world_ranks.len()],
+        };
+        for queue in 0..needs.queues {
+            let connections = this.new_connections(queue)?;
+            this.queues.push(Queue::new(connections));
+        }
+        Ok(this)
+    }
+
+    fn queue(&self, queue: u32) -> std::result::Result<&Queue, i32> {
+        self.queues.get(queue as usize).ok_or(abi::TY_INTERNAL)
+    }
+
+    /// The connections of a queue of the host.
+    fn new_connections(&self, queue: u32) -> Result<Connections> {
+        let failed = |e| refused(e, &self.adapter);
+        let depth = self.needs.queue_depth;
+        let requests = (depth * REQUESTS).next_power_of_two().max(*DEPTHS.start());
+        let pd = self.adapter.devx.pd_number(&self.pd).map_err(failed)?;
+        let peers = self.team.world_ranks.iter().map(|_| {
+            let pair = QueuePair::new(&self.adapter.devx, &self.uar, pd, requests);
+            let mut pair = pair.map_err(failed)?;
+            if self.config.fence {
+                pair.fence_additions();
+            }
+            Ok(Peer::new(pair, first_packet()?, depth as usize))
+        });
+        let peers = peers.collect::<Result<_>>()?;
+        let first_signal = u64::from(queue) * u64::from(self.needs.signals);
+        Ok(Connections::new(queue, depth as usize, first_signal, peers))
+    }
+
+    /// Makes what depends on the kind of the windows: signals, and the queue pairs of kernels.
+    fn complete(&mut self) -> Result<()> {
+        if self.signals.is_some() {
+            return Ok(());
+        }
+        let count = SignalCount { queues: self.needs.queues, per_queue: self.needs.signals };
+        let Some(gpu) = self.gpu.as_ref().filter(|_| self.shared.memory.has_device_memory()) else {
+            self.signals = Some(Signals::on_host(&self.pd, count)?);
+            return Ok(());
+        };
+        let failed = |e| refused(e, &self.adapter);
+        let pd = self.adapter.devx.pd_number(&self.pd).map_err(failed)?;
+        let parents = Parents { devx: &self.adapter.devx, uar: &self.uar, pd };
+        let peers = self.team.world_ranks.len() as u32;
+        let pairs = PairCount { peers, queues: self.needs.queues };
+        self.kernels = Some(Kernels::new(gpu, &parents, &self.config, pairs)?);
+        self.signals = Some(Signals::on_device(&self.pd, gpu, count)?);
+        Ok(())
+    }
+
+    /// Connects the queue pairs of all queues to `peer`.
+    fn join(&mut self, peer: u32, endpoint: &Endpoint) -> Result<(), CallError> {
+        let setup = Setup { adapter: &self.adapter, config: &self.config };
+        let remote = Arc::new(RemoteMemory {
+            windows: endpoint.windows.clone(),
+            signals: endpoint::signals(endpoint),
+            gid: endpoint.gid,
+        });
+        let index = peer as usize;
+        self.remotes[index] = Some(Arc::clone(&remote));
+        let hop: NextHop<'_> = setup.next_hop(&self.pd, endpoint)?;
+        let (own, of_kernels) = endpoint.queue_pairs.split_at(self.queues.len());
+        for (queue, theirs) in self.queues.iter_mut().zip(own) {
+            let peer = &mut queue.connections().peers[index];
+            let ours = RemoteQp { number: peer.number(), psn: peer.psn };
+            if let Some(pair) = &peer.pair {
+                pair.connect(&setup.steps(ours, *theirs, &hop))?;
+            }
+            peer.remote = Some(Arc::clone(&remote));
+        }
+        let Some(kernels) = &self.kernels else { return Ok(()) };
+        kernels.connect(peer, |queue, ours| setup.steps(ours, of_kernels[queue], &hop))
+    }
+
+    fn make_device_side(&self) -> Result<DeviceSide> {
+        let missing = |message: &str, fix: &str| {
+            Error::new(ErrorKind::Unsupported, "device_api", message).with_fix(fix)
+        };
+        let (Some(gpu), Some(kernels), Some(signals)) = (&self.gpu, &self.kernels, &self.signals)
+        else {
+            return Err(missing(
+                "found no queue pairs of kernels; expected a GPU, and windows in its memory",
+                "set use = \"cuda\" in [kernels]",
+            ));
+        };
+        let remotes: Option<Vec<_>> = self.remotes.iter().cloned().collect();
+        let remotes = remotes.ok_or_else(|| {
+            missing("found a peer that is not connected; expected all", "connect all peers before")
+        })?;
+        DeviceSide::new(
+            gpu,
+            &Parts {
+                kernels,
+                memory: &self.shared.memory,
+                signals,
+                remotes: &remotes,
+                queues: self.needs.queues,
+                signal_count: self.needs.signals,
+                fence: self.config.fence,
+            },
+        )
+    }
+
+    /// This rank's port and what was chosen, in one line for people.
+    fn here(&self) -> String {
+        let Adapter { port, gid, .. } = &self.adapter;
+        let address = std::net::Ipv6Addr::from(gid.gid.raw);
+        let name = self.adapter.name();
+        let posts = match &self.kernels {
+            None => "the host posts".to_owned(),
+            Some(kernels) => kernels.to_string(),
+        };
+        format!("{name} port {port} gid {} ({address}), atomic signals, {posts}", gid.gid_index)
+    }
+}
+
+impl Drop for Ibgda {
+    /// Waits a short time for posted commands, so that peers that still run receive them.
+    fn drop(&mut self) {
+        let until = Instant::now() + LONGEST_END.min(self.shared.deadline);
+        for queue in &mut self.queues {
+            let connections = queue.connections();
+            while connections.under_way() > 0 && Instant::now() < until {
+                connections.poll(&self.shared, &mut []);
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+fn check_queue_pairs(
+    adapter: &Adapter,
+    team: &Team,
+    needs: &TransportNeeds,
+    kernels_post: bool,
+) -> Result<()> {
+    let each = u64::from(needs.queues) * if kernels_post { 2 } else { 1 };
+    let wanted = team.world_ranks.len() as u64 * each;
+    let most = u64::try_from(adapter.attr.max_qp).unwrap_or(0);
+    if wanted <= most {
+        return Ok(());
+    }
+    let message = format!("found a device of {most} queue pairs; expected {wanted}");
+    Err(Error::new(ErrorKind::Unavailable, "open", message)
+        .with_context("device", adapter.name())
+        .with_fix("lower `queue_pairs`, or spread the ranks over more devices"))
+}
+
+/// Warns if the device may take longer than the deadline to give up a dead peer. Waits still end by the deadline.
+fn warn_of_silence(config: &IbgdaConfig, deadline: Duration) {
+    let longest = rules::longest_silence(config.timeout, config.retry_count);
+    if longest > deadline {
+        tracing::warn!(
+            "timeout = {} and retry_count = {} let the device repeat for up to {longest:?}, which is more than the \
+             deadline of {deadline:?}: stalled connections are given up then",
+            config.timeout,
+            config.retry_count
+        );
+    }
+}
+
+/// The error for a resource that the device refuses.
+fn refused(error: CallError, adapter: &Adapter) -> Error {
+    Error::new(ErrorKind::System, "open", error.call)
+        .with_context("device", adapter.name())
+        .with_source(error.source)
+        .with_fix(
+            "raise the limit on locked memory (`ulimit -l`), lower `queue_pairs` or `depth`, or see the kernel's log for \
+             the device",
+        )
+}

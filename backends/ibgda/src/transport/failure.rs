@@ -1,0 +1,192 @@
+//! Failures: numbers on the hot path, and words afterwards.
+
+use tokenyard_core::transport::Team;
+use tokenyard_core::{Error, ErrorKind};
+use tokenyard_sys_mlx5::cqe::syndrome;
+use tokenyard_sys_verbs::Library;
+
+use super::flight::Pending;
+use crate::fault::QueueFault;
+
+/// A fault without text: it is recorded on the hot path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// A command with an unknown op.
+    UnknownOp,
+    /// A command for a peer whose connection broke before.
+    BrokenBefore,
+    /// An error completion.
+    Completion(QueueFault),
+    /// No command of a connection ended within the deadline.
+    Stalled,
+    /// A queue pair of kernels is broken; its completions lie where the host does not read them.
+    Broken,
+    /// The device reports a fault.
+    Event(i32),
+    /// This rank's port is down for longer than connections tolerate.
+    Cut,
+    /// The signals of this rank cannot be read.
+    Unreadable,
+}
+
+/// The place of a failure.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FailedAt {
+    pub(super) queue: u32,
+    pub(super) peer: u32,
+    /// The command, if it failed at one.
+    pub(super) command: Option<Pending>,
+}
+
+/// The owner of a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blame {
+    /// The connection to this peer, or the peer.
+    Peer(u32),
+    /// The device, or this rank.
+    Here,
+    /// This rank's port is down: it reaches no peer.
+    Port,
+}
+
+/// A failure.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failure {
+    pub(super) fault: Fault,
+    pub(super) place: Option<FailedAt>,
+    pub(super) blame: Blame,
+}
+
+impl Failure {
+    /// The peer that it is about.
+    pub(super) fn about(&self) -> Option<u32> {
+        match self.blame {
+            Blame::Peer(peer) => Some(peer),
+            Blame::Here | Blame::Port => None,
+        }
+    }
+
+    /// The error in words; `link` describes the connection to the peer, or this rank's port.
+    pub(super) fn to_error(self, library: &Library, team: &Team, link: String) -> Error {
+        let world_rank = |peer: u32| team.world_ranks.get(peer as usize).copied();
+        let (mut message, mut fix) = self.fault.words(library);
+        if let (Blame::Port, Some(rank)) = (self.blame, self.place.and_then(|p| world_rank(p.peer)))
+        {
+            message = format!("{DOWN}: a command to rank {rank} failed: {message}");
+            fix = PORT_FIX;
+        }
+        let mut error = Error::new(ErrorKind::Transport, "execute command", message).with_fix(fix);
+        if let Some(rank) = self.about().and_then(world_rank) {
+            error = error.with_rank(rank);
+        }
+        if let Some(place) = self.place {
+            error = error.with_context("queue", place.queue).with_context("peer", place.peer);
+            if let Some(command) = place.command {
+                error = error
+                    .with_context("op", command.op)
+                    .with_context("bytes", command.bytes)
+                    .with_context("window", command.window)
+                    .with_context("signal", command.signal)
+                    .with_context("tag", command.tag);
+            }
+        }
+        error.with_context("link", link)
+    }
+}
+
+const DOWN: &str = "the port of this rank is down";
+const PORT_FIX: &str = "see `rdma link` and the kernel's log, then the cable and the switch";
+const FIRST: &str = "see the first error of this peer, on either side";
+
+impl Fault {
+    /// Whether a port that is down would explain it.
+    pub(super) fn is_silence(self) -> bool {
+        matches!(self, Self::Stalled)
+            || matches!(self, Self::Completion(fault) if fault.syndrome == syndrome::RETRIES)
+    }
+
+    /// The message and the fix.
+    fn words(self, library: &Library) -> (String, &'static str) {
+        match self {
+            Self::UnknownOp => (
+                "the op is unknown; expected 1 to 5".into(),
+                "report this: the caller that posted the command broke the transport contract",
+            ),
+            Self::BrokenBefore => ("the connection to the peer broke before".into(), FIRST),
+            Self::Completion(fault) => (fault.to_string(), fix(fault.syndrome)),
+            Self::Stalled => (
+                "no command of the connection ended within the deadline".into(),
+                "see the kernel's log for the device; raise deadline_ms if the network is only slow",
+            ),
+            Self::Broken => ("a queue pair of kernels is broken".into(), FIRST),
+            Self::Event(event) => (
+                format!("the device reports \"{}\" (event {event})", library.event_words(event)),
+                "see the kernel's log for the device, and the errors of the peers",
+            ),
+            Self::Cut => (
+                format!("{DOWN}, for longer than connections repeat unanswered requests"),
+                PORT_FIX,
+            ),
+            Self::Unreadable => (
+                "the GPU's driver does not copy signals from its memory".into(),
+                "see the first error of the GPU",
+            ),
+        }
+    }
+}
+
+/// The fix for the reason of an error completion.
+fn fix(reason: u8) -> &'static str {
+    match reason {
+        syndrome::RETRIES => {
+            "see whether the peer runs and whether ib_write_bw works between both GIDs; on RoCE check PFC/ECN and \
+             `traffic_class`; raise `timeout` or `retry_count` if links flap"
+        }
+        syndrome::REMOTE_ACCESS => "see whether the peer has closed; else report this",
+        syndrome::REMOTE_INVALID_REQUEST => {
+            "see that both devices have remote atomics (`ibv_devinfo -v`, atomic_cap), else use verbs"
+        }
+        syndrome::REMOTE_OPERATION | syndrome::REMOTE_ABORTED => {
+            "see the kernel's log on the peer for its device"
+        }
+        syndrome::LOCAL_PROTECTION => {
+            "see that the window's memory is still there; else report this"
+        }
+        syndrome::FLUSHED => FIRST,
+        syndrome::BAD_RESPONSE => {
+            "see that both ports have the same mtu, and the kernel's log of both"
+        }
+        _ => "report this, with the vendor's code",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_does_not_answer_is_named_with_queue_pair_reason_and_fix() {
+        let queue =
+            QueueFault { peer: 1, queue: 0, number: 0x47, index: 9, syndrome: 0x15, vendor: 0x81 };
+        let place = Some(FailedAt { queue: 0, peer: 1, command: None });
+        let (fault, team) = (Fault::Completion(queue), Team::new(0, vec![4, 8]));
+        assert!(fault.is_silence());
+        let failure = Failure { fault, place, blame: Blame::Peer(1) };
+        // The words of completions need no library.
+        let (message, fix) = match failure.fault {
+            Fault::Completion(fault) => (fault.to_string(), super::fix(fault.syndrome)),
+            other => panic!("{other:?}"),
+        };
+        assert!(
+            message.contains("queue pair 0x47 to peer 1") && message.contains("does not answer")
+        );
+        assert!(fix.contains("ib_write_bw"));
+        assert_eq!((failure.about(), team.world_ranks[1]), (Some(1), 8));
+    }
+
+    #[test]
+    fn what_follows_from_a_break_points_to_the_first_error() {
+        assert_eq!(fix(syndrome::FLUSHED), FIRST);
+        assert!(!Fault::BrokenBefore.is_silence());
+    }
+}

@@ -1,0 +1,109 @@
+//! The suite over the product's `ibgda` transport, **on a software HCA**: unmodified libibverbs and libmlx5 over the
+//! stand-in of the kernel, kernels on the CPU, windows in memory of the host. And its refusals there.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::LazyLock;
+
+use tempfile::TempDir;
+use tokenyard_testkit::{built_plugin, built_program};
+
+static FILES: LazyLock<[PathBuf; 3]> = LazyLock::new(|| {
+    let [library, plugin] = ["tokenyard-hca-preload", "tokenyard-plugin-ibgda"].map(built_plugin);
+    [library, plugin, built_program()]
+});
+
+/// A folder for devices that reach each other, and a config there.
+struct World {
+    folder: TempDir,
+}
+
+impl World {
+    fn new(table: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let plugin = &FILES[1];
+        let text = format!(
+            "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"none\"\n[transport.scale_out]\nuse = \"ibgda\"\n\
+             [transport.scale_out.ibgda]\n{table}\n[plugins]\npaths = [{plugin:?}]\n"
+        );
+        std::fs::write(folder.path().join("config.toml"), text).unwrap();
+        Self { folder }
+    }
+
+    /// `tokenyard` under the stand-in.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let [library, _, program] = &*FILES;
+        let world = self.folder.path().join("world");
+        std::fs::create_dir(&world).unwrap();
+        let mut command = Command::new(program);
+        command.env("LD_PRELOAD", library).env("TOKENYARD_HCA_WORLD", world);
+        command.arg(arguments[0]).arg(self.folder.path().join("config.toml"));
+        command.args(&arguments[1..]);
+        command
+    }
+}
+
+/// Runs a command; returns whether it ended well, and its output.
+fn run(command: &mut Command) -> (bool, String) {
+    let output = command.output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+fn passes(level: &str, ranks: &str, order: &str, table: &str) {
+    let world = World::new(table);
+    let mut command = world.command(&["conformance", "--ranks", ranks, "--level", level]);
+    let (success, said) = run(command.env("TOKENYARD_HCA_ORDER", order));
+    assert!(success && said.contains("all as expected"), "{said}");
+    let counts = said.lines().find(|line| line.contains(" tests in ")).unwrap_or_default();
+    println!("{level}, {ranks} ranks, {order}, on a software HCA: {counts}");
+}
+
+#[test]
+fn the_transport_passes_l0_on_a_software_hca() {
+    passes("L0", "3", "in-order", "");
+}
+
+#[test]
+fn the_exchange_passes_l1_on_a_software_hca() {
+    passes("L1", "2", "in-order", "");
+}
+
+#[test]
+fn the_exchange_passes_l1_on_a_software_hca_whose_writes_land_in_any_order() {
+    passes("L1", "2", "adaptive", "fence = true\nqueue_pairs = 8\ndepth = 64");
+}
+
+fn refused(table: &str, change: impl Fn(&mut Command) -> &mut Command, expected: &[&str]) {
+    let world = World::new(table);
+    let (_, said) = run(change(&mut world.command(&["plugins"])));
+    for expected in expected {
+        assert!(said.contains(expected), "expected {expected}; found {said}");
+    }
+}
+
+#[test]
+fn without_a_device_the_probe_says_what_is_missing() {
+    let expected = ["ibgda", "list RDMA devices"];
+    refused("", |command| command.env_remove("TOKENYARD_HCA_WORLD"), &expected);
+}
+
+#[test]
+fn a_device_without_devx_is_refused_with_what_it_takes() {
+    let expected = ["ibgda", "(DEVX)", "UCTX_EN=1", "standin0"];
+    refused("", |command| command.env("TOKENYARD_HCA_LACKS", "devx"), &expected);
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named_with_those_that_are() {
+    let expected = ["found no device `mlx5_7`", "standin0"];
+    refused("device = \"mlx5_7\"", |command| command, &expected);
+}
+
+#[test]
+fn keys_and_signals_that_make_no_sense_are_refused_with_their_line() {
+    refused("signals = \"write\"", |command| command, &["config.toml:8", "INV-1"]);
+    refused("lanes = 2", |command| command, &["config.toml:8", "queue_pairs"]);
+}
