@@ -3,5 +3,5 @@
 mod plugin;
 mod transport;
 
-pub use plugin::{built_plugin, built_program};
+pub use plugin::built_plugin;
 pub use tokenyard_allocations::{Counting, of_all_threads, of_this_thread};

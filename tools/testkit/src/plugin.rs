@@ -1,4 +1,4 @@
-//! Plugins and the program, built as an operator would.
+//! Plugins, built as an operator would.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,20 +8,8 @@ use std::process::Command;
 ///
 /// # Panics
 /// The plugin cannot be built: the test ends.
-pub fn built_plugin(package: &str) -> PathBuf {
-    built(package, &format!("lib{}.so", package.replace('-', "_")))
-}
-
-/// Builds the program `tokenyard`, and returns its file.
-///
-/// # Panics
-/// The program cannot be built: the test ends.
-pub fn built_program() -> PathBuf {
-    built("tokenyard-cli", "tokenyard")
-}
-
 #[allow(clippy::expect_used, clippy::panic, reason = "a test ends where its own setup is wrong")]
-fn built(package: &str, file: &str) -> PathBuf {
+pub fn built_plugin(package: &str) -> PathBuf {
     let cargo = std::env::var_os("CARGO").expect("cargo runs the tests");
     let mut build = Command::new(cargo);
     build.args(["build", "--quiet", "--package", package]);
@@ -34,5 +22,5 @@ fn built(package: &str, file: &str) -> PathBuf {
     // The program of a test lies in `deps` below the folder of its profile.
     let test = std::env::current_exe().expect("the path of a test's own program");
     let folder = test.ancestors().nth(2).expect("a test lies in a folder of cargo");
-    folder.join(file)
+    folder.join(format!("lib{}.so", package.replace('-', "_")))
 }

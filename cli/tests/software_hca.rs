@@ -8,12 +8,11 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 use tempfile::TempDir;
-use tokenyard_testkit::{built_plugin, built_program};
+use tokenyard_testkit::built_plugin;
 
-static FILES: LazyLock<[PathBuf; 3]> = LazyLock::new(|| {
-    let [library, plugin] = ["tokenyard-hca-preload", "tokenyard-plugin-ibgda"].map(built_plugin);
-    [library, plugin, built_program()]
-});
+/// The stand-in and the plugin.
+static FILES: LazyLock<[PathBuf; 2]> =
+    LazyLock::new(|| ["tokenyard-hca-preload", "tokenyard-plugin-ibgda"].map(built_plugin));
 
 /// A folder for devices that reach each other, and a config there.
 struct World {
@@ -34,10 +33,10 @@ impl World {
 
     /// `tokenyard` under the stand-in.
     fn command(&self, arguments: &[&str]) -> Command {
-        let [library, _, program] = &*FILES;
+        let [library, _] = &*FILES;
         let world = self.folder.path().join("world");
         std::fs::create_dir(&world).unwrap();
-        let mut command = Command::new(program);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tokenyard"));
         command.env("LD_PRELOAD", library).env("TOKENYARD_HCA_WORLD", world);
         command.arg(arguments[0]).arg(self.folder.path().join("config.toml"));
         command.args(&arguments[1..]);
