@@ -8,7 +8,8 @@ use serde::Serialize;
 use tokenyard_core::config::ComponentChoice;
 use tokenyard_core::config::Config;
 use tokenyard_core::host::Registry;
-use tokenyard_gpu::compile::{Role, Rows};
+use tokenyard_cuda::PLATFORM;
+use tokenyard_gpu::compile::{Architecture, Role, Rows};
 use tokenyard_gpu::warm::{Over, Warmed, programs, warm};
 
 use crate::output::{People, SCHEMA_VERSION, print_json};
@@ -111,14 +112,14 @@ fn compile(config: &Config, capability: Option<u32>) -> Result<Vec<Compiled>> {
     let over = |choice: &ComponentChoice| {
         let given = registry.choose_transport(choice)?.device_source()?;
         // SAFETY: the data that a checked table points to is static.
-        unsafe { Over::transport(&choice.name, given.as_ref()) }
+        unsafe { Over::transport(&PLATFORM.dialect, &choice.name, given.as_ref()) }
     };
     let up = config.scale_up.as_ref().map(over).transpose()?;
     let out = config.scale_out.iter().map(over).collect::<tokenyard_core::Result<Vec<_>>>()?;
     let warmed = warm(
-        &tokenyard_cuda::PLATFORM,
+        &PLATFORM,
         &config.kernels.table.parse("cuda")?,
-        capability,
+        capability.map(Architecture::Sm),
         &programs(up.as_ref(), &out, config.domains),
     )?;
     Ok(warmed.into_iter().map(Compiled::from).collect())

@@ -17,7 +17,7 @@ pub use nvcc::Nvcc;
 pub use nvrtc::Nvrtc;
 
 use tokenyard_core::abi;
-use tokenyard_gpu::{Components, GpuKernels, Names, Peers, Platform};
+use tokenyard_gpu::{Components, Dialect, GpuKernels, Names, Peers, Platform};
 
 /// NVIDIA's GPUs.
 pub static PLATFORM: Platform = Platform {
@@ -32,6 +32,11 @@ pub static PLATFORM: Platform = Platform {
         see_access: "nvidia-smi topo -p2p rw and -p2p a; use GPUs that NVLink connects",
     },
     memory: abi::TY_MEMORY_CUDA,
+    dialect: Dialect {
+        code: abi::TY_DIALECT_CUDA,
+        name: "CUDA",
+        compilers: [(abi::TY_COMPILER_NVRTC, "NVRTC"), (abi::TY_COMPILER_NVCC, "nvcc")],
+    },
 };
 
 /// The components of this backend.

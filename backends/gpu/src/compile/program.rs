@@ -51,6 +51,12 @@ pub enum Architecture {
 }
 
 impl Architecture {
+    /// AMD's architecture of a name such as `gfx942` or `gfx942:sramecc+:xnack-`.
+    pub fn gfx(name: &str) -> Option<Self> {
+        let digits = name.split(':').next()?.strip_prefix("gfx")?;
+        u32::from_str_radix(digits, 16).ok().map(Self::Gfx)
+    }
+
     /// The name as the compiler writes it. NVIDIA's include the features of exactly this architecture
     /// from 9.0 on.
     pub fn name(self) -> String {

@@ -69,7 +69,7 @@ use counters::Counters;
 use domains::{Exchanges, Rail};
 use engine::{Engine, Planned};
 use exchange::Exchange;
-use limits::{check, unsupported};
+use limits::{BlockLimits, check, unsupported};
 use path::{Path, WindowMemory};
 use sizes::{ARENA, CONTROL, Sizes};
 use window::Memory;
@@ -199,6 +199,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
 
     fn probe(config: &GpuConfig) -> Result<u32> {
         config.check(&C::PLATFORM.names)?;
+        C::PLATFORM.driver.load(config.libraries.as_deref())?;
         Device::choose(C::PLATFORM, config.device)?;
         C::PLATFORM.compiler.load()?;
         Ok(C::PLATFORM.memory)
@@ -206,6 +207,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
 
     fn open(config: GpuConfig, shape: &KernelShape) -> Result<Self> {
         config.check(&C::PLATFORM.names)?;
+        C::PLATFORM.driver.load(config.libraries.as_deref())?;
         let context = Context::retain(Device::choose(C::PLATFORM, config.device)?)?;
         Ok(Self {
             config,
@@ -238,10 +240,11 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         };
         self.exchanges.clear();
         for (index, exchange) in exchanges.into_iter().enumerate() {
-            check(&exchange, self.context.device.facts()?.most_shared)?;
+            let facts = self.context.device.facts()?;
+            check(&exchange, BlockLimits::of(&facts))?;
             let sizes = Sizes::new(&exchange, &self.config)?;
             if let Some(staging) = &sizes.staging {
-                staging.check(&exchange.shape, self.context.device.facts()?.most_shared)?;
+                staging.check(&exchange.shape, facts.most_shared)?;
             }
             let first = WINDOWS * index;
             needs.window_bytes[first + CONTROL] = sizes.control_bytes();
