@@ -24,6 +24,7 @@ pub static PLATFORM: Platform = Platform {
     driver: &CudaDriver,
     compiler: &Nvrtc,
     program_compiler: |named| Ok(Box::new(Nvcc::find(named)?)),
+    named_compiles_all: false,
     names: Names {
         kernels: "cuda",
         link: "nvlink",

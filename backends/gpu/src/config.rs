@@ -178,7 +178,8 @@ pub struct GpuConfig {
     /// As in the transport's table, for the library of the run-time compiler, too.
     pub libraries: Option<PathBuf>,
     /// The compiler, a program such as `/usr/local/cuda/bin/nvcc`, for transports whose device API includes
-    /// headers. Default: the compiler of the toolkit, where one is found.
+    /// headers; on AMD's GPUs for all kernels, where it is named. Default: the compiler of the toolkit, where
+    /// one is found.
     pub compiler: Option<PathBuf>,
 }
 

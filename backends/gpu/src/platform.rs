@@ -18,6 +18,8 @@ pub struct Platform {
     /// The compiler of kernels over a device API that includes headers from disk: a program, at the path
     /// that the config names, or at the place where it is found.
     pub program_compiler: fn(Option<&Path>) -> Result<Box<dyn Compiler>>,
+    /// Whether a compiler that the config names compiles all kernels.
+    pub named_compiles_all: bool,
     /// Names for people.
     pub names: Names,
     /// The kind of its device memory, one of `TY_MEMORY_*`.

@@ -102,6 +102,24 @@ pub(crate) fn rows_of(
     }
 }
 
+/// Whether the config names the compiler of all kernels.
+fn names_compiler(platform: &Platform, config: &GpuConfig) -> bool {
+    platform.named_compiles_all && config.compiler.is_some()
+}
+
+/// Loads the compiler of most kernels.
+///
+/// # Errors
+/// `Unavailable` with the fix.
+pub(crate) fn load_compiler(platform: &Platform, config: &GpuConfig) -> Result<()> {
+    match &config.compiler {
+        Some(named) if platform.named_compiles_all => {
+            (platform.program_compiler)(Some(named))?.load()
+        }
+        _ => platform.compiler.load(),
+    }
+}
+
 /// The machine code of the kernels over a device API: from the cache, or compiled and stored there.
 /// Reports whether it was compiled now.
 pub(crate) fn kernels(
@@ -114,8 +132,8 @@ pub(crate) fn kernels(
     let rows = rows_of(config, architecture, device_api.by_host)?;
     let program;
     let compiler = match device_api.compiler {
-        Needed::RunTime => platform.compiler,
-        Needed::Program => {
+        Needed::RunTime if !names_compiler(platform, config) => platform.compiler,
+        _ => {
             program = (platform.program_compiler)(config.compiler.as_deref())?;
             &*program
         }

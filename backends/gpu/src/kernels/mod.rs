@@ -62,6 +62,7 @@ use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits, NO_LI
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use crate::compile;
 use crate::config::GpuConfig;
 use crate::driver::{self, Context, Device, Graph, Pooled, RawStream, Stream};
 use crate::platform::Components;
@@ -201,7 +202,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         config.check(&C::PLATFORM.names)?;
         C::PLATFORM.driver.load(config.libraries.as_deref())?;
         Device::choose(C::PLATFORM, config.device)?;
-        C::PLATFORM.compiler.load()?;
+        compile::load_compiler(C::PLATFORM, config)?;
         Ok(C::PLATFORM.memory)
     }
 
