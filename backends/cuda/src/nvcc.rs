@@ -72,7 +72,7 @@ fn places(env: &dyn Fn(&str) -> Option<std::ffi::OsString>, nvrtc: Option<&Path>
 }
 
 impl Compiler for Nvcc {
-    fn load(&self) -> Result<()> {
+    fn load(&self, _: Option<&Path>) -> Result<()> {
         Ok(())
     }
 

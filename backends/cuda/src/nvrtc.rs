@@ -1,10 +1,13 @@
 //! CUDA's run-time compiler behind [`Compiler`], loaded at run time.
 
 use std::ffi::{CStr, CString, c_char};
+use std::path::Path;
 
 use cudarc::nvrtc::sys;
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_gpu::compile::{Architecture, Compiled, Compiler, Source, mapped_identity};
+
+use crate::driver::refuse_folder;
 
 /// The beginning of its file's name.
 pub(crate) const LIBRARY: &str = "libnvrtc.so";
@@ -14,7 +17,8 @@ pub(crate) const LIBRARY: &str = "libnvrtc.so";
 pub struct Nvrtc;
 
 impl Compiler for Nvrtc {
-    fn load(&self) -> Result<()> {
+    fn load(&self, folder: Option<&Path>) -> Result<()> {
+        refuse_folder(folder)?;
         // SAFETY: opening the library runs its constructors only.
         if unsafe { sys::is_culib_present() } {
             return Ok(());

@@ -65,7 +65,7 @@ fn places(env: &dyn Fn(&str) -> Option<std::ffi::OsString>) -> Vec<PathBuf> {
 }
 
 impl Compiler for Clang {
-    fn load(&self) -> Result<()> {
+    fn load(&self, _: Option<&Path>) -> Result<()> {
         Ok(())
     }
 

@@ -1,13 +1,14 @@
 //! HIP's run-time compiler behind [`Compiler`], loaded at run time.
 
 use std::ffi::{CStr, CString, c_char, c_uint, c_void};
+use std::path::Path;
 
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_gpu::compile::{Architecture, Compiled, Compiler, Source, mapped, mapped_identity};
 use tokenyard_sys_hip::{Hiprtc, consts};
 
 use crate::clang::options_of;
-use crate::driver::compiler;
+use crate::driver::load_compiler;
 
 /// The beginning of its file's name, and that of the library that generates its code.
 const LIBRARY: &str = "libhiprtc.so";
@@ -18,12 +19,12 @@ const GENERATOR: &str = "libamd_comgr.so";
 pub struct HipCompiler;
 
 impl Compiler for HipCompiler {
-    fn load(&self) -> Result<()> {
-        compiler().map(drop)
+    fn load(&self, folder: Option<&Path>) -> Result<()> {
+        load_compiler(folder).map(drop)
     }
 
     fn identity(&self) -> Result<String> {
-        let (hiprtc, mut major, mut minor) = (compiler()?, 0, 0);
+        let (hiprtc, mut major, mut minor) = (load_compiler(None)?, 0, 0);
         // SAFETY: the compiler is loaded; both numbers are ours.
         let status = unsafe { (hiprtc.version)(&mut major, &mut minor) };
         check(hiprtc, "ask compiler", status)?;
@@ -38,7 +39,7 @@ impl Compiler for HipCompiler {
     }
 
     fn compile(&self, source: &Source) -> Result<Compiled> {
-        let hiprtc = compiler()?;
+        let hiprtc = load_compiler(None)?;
         let names = texts(source.headers.iter().map(|(name, _)| name.as_str()))?;
         let contents = texts(source.headers.iter().map(|(_, text)| text.as_str()))?;
         let options = texts(source.options.iter().map(String::as_str))?;

@@ -33,12 +33,18 @@ pub enum LoadError {
 
 /// The first of the files that the loader finds.
 fn open(files: &[String]) -> Result<(libloading::Library, String), LoadError> {
-    let mut reasons = Vec::new();
+    let mut reasons: Vec<String> = Vec::new();
     for file in files {
         // SAFETY: HIP's initialisers may run on any thread, before any of its calls.
         match unsafe { libloading::Library::new(file) } {
             Ok(library) => return Ok((library, file.clone())),
-            Err(error) => reasons.push(reason(&error)),
+            Err(error) => {
+                let reason = reason(&error);
+                let reason = reason.strip_prefix(&format!("{file}: ")).unwrap_or(&reason);
+                if !reasons.iter().any(|known| known == reason) {
+                    reasons.push(reason.to_owned());
+                }
+            }
         }
     }
     Err(LoadError::Absent { files: files.join(", "), reason: reasons.join("; ") })

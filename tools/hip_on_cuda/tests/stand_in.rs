@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::ffi::CStr;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use tempfile::TempDir;
 use tokenyard_core::ErrorKind;
 use tokenyard_hip_on_cuda::SYMBOLS;
 use tokenyard_rocm::PLATFORM;
@@ -12,15 +12,15 @@ use tokenyard_sys_hip::{Hip, Hiprtc};
 use tokenyard_testkit::built_plugin;
 
 /// A folder with both libraries, under AMD's names.
-fn folder() -> &'static TempDir {
-    static FOLDER: OnceLock<TempDir> = OnceLock::new();
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
         for (package, name) in [
             ("tokenyard-hip-on-cuda", "libamdhip64.so.7"),
             ("tokenyard-hiprtc-on-nvrtc", "libhiprtc.so.7"),
         ] {
-            std::fs::copy(built_plugin(package), folder.path().join(name)).unwrap();
+            std::fs::copy(built_plugin(package), folder.join(name)).unwrap();
         }
         folder
     })
@@ -28,9 +28,9 @@ fn folder() -> &'static TempDir {
 
 #[test]
 fn every_function_of_the_bindings_is_there_and_no_other() {
-    let hip = Hip::open(Some(folder().path())).unwrap();
+    let hip = Hip::open(Some(folder())).unwrap();
     assert!(hip.mem_get_handle_for_address_range.is_some());
-    Hiprtc::open(Some(folder().path())).unwrap();
+    Hiprtc::open(Some(folder())).unwrap();
     // They return no status.
     let others = ["hipGetErrorName", "hipGetErrorString", "hipGetLastError"];
     let mut own = [SYMBOLS, &others].concat();
@@ -42,12 +42,12 @@ fn every_function_of_the_bindings_is_there_and_no_other() {
 
 #[test]
 fn without_nvidia_s_driver_the_product_says_what_its_stand_in_lacks() {
-    match PLATFORM.driver.load(Some(folder().path())) {
+    match PLATFORM.driver.load(Some(folder())) {
         Ok(()) => assert_eq!(PLATFORM.driver.version().unwrap(), "7.14.60850"),
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::Unavailable);
             let text = error.to_string();
-            let file = folder().path().join("libamdhip64.so.7").display().to_string();
+            let file = folder().join("libamdhip64.so.7").display().to_string();
             assert!(text.contains(&file), "{text}");
             assert!(text.contains("stand-in for HIP: "), "{text}");
         }
@@ -56,7 +56,7 @@ fn without_nvidia_s_driver_the_product_says_what_its_stand_in_lacks() {
 
 #[test]
 fn calls_before_the_beginning_are_refused_with_words() {
-    let hip = Hip::open(Some(folder().path())).unwrap();
+    let hip = Hip::open(Some(folder())).unwrap();
     let mut pointer = std::ptr::null_mut();
     // SAFETY: the pointer is ours; the stand-in checks that it is initialised.
     let status = unsafe { (hip.malloc)(&mut pointer, 64) };
@@ -73,7 +73,7 @@ fn calls_before_the_beginning_are_refused_with_words() {
 
 #[test]
 fn without_nvrtc_the_compiler_says_so() {
-    let hiprtc = Hiprtc::open(Some(folder().path())).unwrap();
+    let hiprtc = Hiprtc::open(Some(folder())).unwrap();
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both numbers are ours.
     let status = unsafe { (hiprtc.version)(&mut major, &mut minor) };

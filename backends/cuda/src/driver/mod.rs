@@ -23,16 +23,20 @@ const OLDEST: i32 = 13_000;
 #[derive(Debug)]
 pub struct CudaDriver;
 
+/// CUDA's libraries are where the loader finds them.
+pub(crate) fn refuse_folder(folder: Option<&Path>) -> Result<()> {
+    let Some(folder) = folder else { return Ok(()) };
+    let message = format!(
+        "`libraries`: found {}; expected none: the loader finds the libraries of CUDA",
+        folder.display()
+    );
+    Err(Error::new(ErrorKind::Config, "load driver", message)
+        .with_fix("put the folder into LD_LIBRARY_PATH")
+        .with_key("libraries"))
+}
+
 fn load(folder: Option<&Path>) -> Result<()> {
-    if let Some(folder) = folder {
-        let message = format!(
-            "`libraries`: found {}; expected none: the loader finds the libraries of CUDA",
-            folder.display()
-        );
-        return Err(Error::new(ErrorKind::Config, "load driver", message)
-            .with_fix("put the folder into LD_LIBRARY_PATH")
-            .with_key("libraries"));
-    }
+    refuse_folder(folder)?;
     static LOADED: OnceLock<std::result::Result<(), (String, &'static str)>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| {
         // SAFETY: opening the driver's library runs its constructors only.
@@ -454,6 +458,14 @@ impl Driver for CudaDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_of_libraries_is_refused_with_the_key() {
+        let folder = Path::new("/opt/cuda/lib");
+        let error = CudaDriver.load(Some(folder)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("`libraries`: found /opt/cuda/lib"), "{error}");
+    }
 
     #[test]
     fn a_driver_out_of_memory_does_not_say_that_all_ranks_may_go_on() {

@@ -13,7 +13,7 @@ pub(crate) use program::{DeviceApiSource, Needed, ProbeSource, Program};
 pub use tool::{Ran, Tool, Written};
 
 use std::fmt::Debug;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -23,11 +23,12 @@ use cache::Cache;
 
 /// A compiler of kernels. Any thread may call.
 pub trait Compiler: Debug + Send + Sync {
-    /// Loads the compiler. Succeeds before any other call.
+    /// Loads the compiler: out of this folder, or where it is found. Succeeds before any other call; without a
+    /// folder, a compiler that is loaded serves. A program needs no folder.
     ///
     /// # Errors
-    /// `Unavailable` with the fix.
-    fn load(&self) -> Result<()>;
+    /// `Unavailable` with the fix; `Config` where the compiler takes no folder.
+    fn load(&self, folder: Option<&Path>) -> Result<()>;
 
     /// A text that differs between compilers that generate different code from the same source. The
     /// cache's keys include it.
@@ -113,10 +114,10 @@ fn names_compiler(platform: &Platform, config: &GpuConfig) -> bool {
 /// `Unavailable` with the fix.
 pub(crate) fn load_compiler(platform: &Platform, config: &GpuConfig) -> Result<()> {
     match &config.compiler {
-        Some(named) if platform.named_compiles_all => {
-            (platform.program_compiler)(Some(named))?.load()
+        Some(named) if names_compiler(platform, config) => {
+            (platform.program_compiler)(Some(named))?.load(None)
         }
-        _ => platform.compiler.load(),
+        _ => platform.compiler.load(config.libraries.as_deref()),
     }
 }
 
@@ -132,7 +133,10 @@ pub(crate) fn kernels(
     let rows = rows_of(config, architecture, device_api.by_host)?;
     let program;
     let compiler = match device_api.compiler {
-        Needed::RunTime if !names_compiler(platform, config) => platform.compiler,
+        Needed::RunTime if !names_compiler(platform, config) => {
+            load_compiler(platform, config)?;
+            platform.compiler
+        }
         _ => {
             program = (platform.program_compiler)(config.compiler.as_deref())?;
             &*program

@@ -208,7 +208,7 @@ impl Program {
     /// Names the result: a hash of every byte of the input, and of the text that identifies the
     /// compiler.
     pub(crate) fn key(&self, compiler: &dyn Compiler) -> Result<String> {
-        compiler.load()?;
+        compiler.load(None)?;
         let (identity, read) = (compiler.identity()?, compiler.files_read(&self.source)?);
         let mut hash = Sha256::new();
         let mut add = |text: &str| {
@@ -228,7 +228,7 @@ impl Program {
 
     /// Compiles.
     pub(crate) fn compile(&self, compiler: &dyn Compiler) -> Result<Compiled> {
-        compiler.load()?;
+        compiler.load(None)?;
         compiler.compile(&self.source)
     }
 }

@@ -48,14 +48,15 @@ pub(super) fn load(folder: Option<&Path>) -> Result<&'static Loaded> {
     Ok(LOADED.get_or_init(|| made))
 }
 
-/// hiprtc, out of the folder that HIP was loaded from. It may be absent where only clang compiles.
-pub(crate) fn compiler() -> Result<&'static Hiprtc> {
-    let folder = LOADED.get().and_then(|loaded| loaded.folder.clone());
+/// hiprtc, out of this folder, or out of that which HIP was loaded from. It may be absent where clang
+/// compiles.
+pub(crate) fn load_compiler(folder: Option<&Path>) -> Result<&'static Hiprtc> {
+    let folder = folder.or_else(|| LOADED.get().and_then(|loaded| loaded.folder.as_deref()));
     let _alone = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(compiler) = COMPILER.get() {
         return Ok(compiler);
     }
-    let found = find(folder.as_deref(), Hiprtc::open).map_err(|error| {
+    let found = find(folder, Hiprtc::open).map_err(|error| {
         unavailable("load compiler", &error).with_fix(
             "install hiprtc of ROCm 6 or newer (the packages hip-runtime-amd and hip-devel), or name the folder \
              of libhiprtc.so by `libraries` in [kernels.rocm]",

@@ -19,7 +19,7 @@ use tokenyard_gpu::driver::{
 };
 use tokenyard_sys_hip::consts;
 
-pub(crate) use library::compiler;
+pub(crate) use library::load_compiler;
 use library::{loaded, version_text};
 use status::{check, is_done};
 
