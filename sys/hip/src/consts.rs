@@ -4,16 +4,12 @@ use std::ffi::c_uint;
 
 /// `hipSuccess`.
 pub const SUCCESS: c_uint = 0;
-/// `hipErrorInvalidValue`.
-pub const ERROR_INVALID_VALUE: c_uint = 1;
 /// `hipErrorOutOfMemory`.
 pub const ERROR_OUT_OF_MEMORY: c_uint = 2;
 /// `hipErrorNoDevice`.
 pub const ERROR_NO_DEVICE: c_uint = 100;
 /// `hipErrorNotReady`: the queried work has not ended.
 pub const ERROR_NOT_READY: c_uint = 600;
-/// `hipErrorNotSupported`.
-pub const ERROR_NOT_SUPPORTED: c_uint = 801;
 
 /// `hipDeviceAttributeMultiprocessorCount`.
 pub const ATTRIBUTE_PROCESSORS: c_uint = 63;

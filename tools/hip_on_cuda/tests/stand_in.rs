@@ -15,7 +15,9 @@ use tokenyard_testkit::built_plugin;
 fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        // The folder of cargo is that of all packages.
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hip_on_cuda");
+        std::fs::create_dir_all(&folder).unwrap();
         for (package, name) in [
             ("tokenyard-hip-on-cuda", "libamdhip64.so.7"),
             ("tokenyard-hiprtc-on-nvrtc", "libhiprtc.so.7"),

@@ -10,6 +10,14 @@ use crate::driver::DeviceFacts;
 /// Most ranks that all receive each other's counts; more ranks need counting in two half rounds.
 const MOST_RANKS: u32 = 72;
 
+/// Most shared memory that one gathering of row metadata takes, except for its list of tokens.
+const METADATA_ROOM: u32 = 12 << 10;
+
+/// Shared memory of a gathering: two arrays by K of multiples of 16 bytes, scales, a list of tokens.
+pub(super) fn metadata_bytes(room: u32) -> u32 {
+    (room + 2 * 16 + 128).next_multiple_of(128)
+}
+
 /// The memory and the warps that a device gives a block of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockLimits {
@@ -32,6 +40,12 @@ impl BlockLimits {
     /// Warps of a block that move row metadata, the last ones: `kMetadataWarps` of the kernels.
     pub(super) fn metadata_warps(&self) -> u32 {
         self.warps() / 4
+    }
+
+    /// Shared memory that one gathering of row metadata may take, except for its list of tokens: less where all
+    /// gatherings would take more than half of a block's memory.
+    pub(super) fn metadata_room(&self) -> u32 {
+        METADATA_ROOM.min(self.shared / 2 / self.metadata_warps())
     }
 
     /// Each warp of a block has places for this many, and there is a block even on one processor.
@@ -88,6 +102,8 @@ mod tests {
     const AMPERE: BlockLimits = BlockLimits { shared: 166_912, wave: 32 };
     const SMALL: BlockLimits = BlockLimits { shared: 101_376, wave: 32 };
     const GFX942: BlockLimits = BlockLimits { shared: 65_536, wave: 64 };
+    /// Of a stand-in for HIP over CUDA.
+    const GFX942_OF_32: BlockLimits = BlockLimits { shared: 65_536, wave: 32 };
     const ROW: RowFormat = RowFormat { x_bytes: 14_336, scale_bytes: 224, weights: true };
 
     fn shape(ranks: u32, experts: u32, topk: u32) -> KernelShape {
@@ -155,20 +171,31 @@ mod tests {
 
     #[test]
     fn a_block_of_gfx942_has_room_for_eight_ranks_and_256_experts_and_rows_of_any_type() {
-        for (ranks, experts, topk) in [(8, 256, 8), (8, 128, 32), (16, 256, 8), (1, 512, 8)] {
+        for (block, [ranks, experts, topk]) in [
+            (GFX942, [8, 256, 8]),
+            (GFX942, [8, 256, 32]),
+            (GFX942, [8, 512, 8]),
+            (GFX942, [16, 256, 8]),
+            (GFX942, [1, 512, 8]),
+            (GFX942_OF_32, [8, 256, 8]),
+            (GFX942_OF_32, [2, 256, 32]),
+        ] {
             let shape = shape(ranks, experts, topk);
             let exchange = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, Path::STORE);
-            let found = check(&exchange, GFX942);
-            assert!(found.is_ok(), "{shape:?}: {found:?}");
+            let found = check(&exchange, block);
+            assert!(found.is_ok(), "{shape:?} in {block:?}: {found:?}");
             for (x_bytes, scale_bytes) in [(7168, 224), (14_336, 0), (28_672, 1024)] {
                 let row = RowFormat { x_bytes, scale_bytes, weights: true };
                 for moving in MOVING {
-                    let tiling = DispatchTiling::new(&exchange, &row, GFX942, moving);
-                    assert!(tiling.shared + KEPT <= GFX942.shared, "{row:?}: {tiling:?}");
-                    assert!(tiling.movers <= GFX942.warps(), "{tiling:?}");
+                    let tiling = DispatchTiling::new(&exchange, &row, block, moving);
+                    assert!(tiling.shared + KEPT <= block.shared, "{row:?}: {tiling:?}");
+                    assert!(tiling.movers <= block.warps(), "{tiling:?}");
                 }
             }
         }
+        let exchange = Exchange::whole(&shape(8, 1024, 8), abi::TY_LEVEL_SCALE_UP, Path::STORE);
+        let text = check(&exchange, GFX942).unwrap_err().to_string();
+        assert!(text.contains("1024 experts and top-8 need") && text.contains("65536"), "{text}");
     }
 
     #[test]

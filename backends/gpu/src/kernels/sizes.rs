@@ -6,7 +6,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{HEAD, TEXT_WORDS};
 use super::combine_tiling::CombineTiling;
 use super::exchange::{Exchange, Scope};
-use super::limits::BlockLimits;
+use super::limits::{BlockLimits, metadata_bytes};
 use super::moving::{Moving, Piece, pieces};
 use super::path::{Path, Transfer};
 use super::push::most_units;
@@ -201,9 +201,6 @@ pub(super) struct DispatchTiling {
     pub(super) stage_scales: u32,
 }
 
-/// Shared memory that one gathering may take, except for its list of tokens.
-const METADATA_ROOM: u32 = 12 << 10;
-const MOST_METADATA_BYTES: u32 = (METADATA_ROOM + 2 * 16 + 128).next_multiple_of(128);
 /// Wider scales move from memory to memory.
 const WIDEST_SCALES: u32 = 1024;
 
@@ -254,11 +251,10 @@ impl DispatchTiling {
         let metadata_scales = row.scale_bytes <= WIDEST_SCALES && !casts;
         let each = 8 * topk + if metadata_scales { row.scale_bytes } else { 0 };
         let mut metadata_tokens = 32;
-        while metadata_tokens > 1 && metadata_tokens * each > METADATA_ROOM {
+        while metadata_tokens > 1 && metadata_tokens * each > block.metadata_room() {
             metadata_tokens /= 2;
         }
-        // Two arrays by K of multiples of 16 bytes, a list of tokens, scales.
-        let metadata_bytes = (metadata_tokens * each + 2 * 16 + 128).next_multiple_of(128);
+        let metadata_bytes = metadata_bytes(metadata_tokens * each);
         let Piece { bytes: piece_bytes, count: pieces, scales: stage_scales, pitch } =
             Piece::new(row, moving);
         let note = 4 * (2 + if casts { 2 } else { 1 } * topk);
@@ -296,7 +292,7 @@ pub(super) fn check_shared(exchange: &Exchange, block: BlockLimits) -> Result<()
     let Tables { table_bytes, counts, .. } = Tables::new(exchange, block);
     // One stage, because fewer warps may move rows.
     let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
-    let gatherings = block.metadata_warps() * MOST_METADATA_BYTES;
+    let gatherings = block.metadata_warps() * metadata_bytes(block.metadata_room());
     let dispatch_tiling = table_bytes + counts.max(stage + gatherings + 4 * (2 + shape.topk));
     let combine_tiling = CombineTiling::new(exchange, widest, block).shared;
     let needed = dispatch_tiling.max(combine_tiling).saturating_add(KEPT);
@@ -432,7 +428,6 @@ pub(super) mod tests {
         let shape = |experts, topk| Shape { ranks: 8, experts, topk, hidden: 7168, max_tokens: 64 };
         const AMPERE: BlockLimits = BlockLimits { shared: 166_912, wave: 32 };
         const SMALL: BlockLimits = BlockLimits { shared: 101_376, wave: 32 };
-        const GFX942: BlockLimits = BlockLimits { shared: 65_536, wave: 64 };
         for (experts, topk, shared, fits) in [
             (512, 8, HOPPER, true),
             (512, 32, HOPPER, true),
@@ -442,11 +437,6 @@ pub(super) mod tests {
             (512, 8, SMALL, true),
             (256, 16, SMALL, true),
             (1024, 8, SMALL, false),
-            (256, 8, GFX942, true),
-            (384, 8, GFX942, true),
-            (512, 8, GFX942, true),
-            (256, 32, GFX942, true),
-            (1024, 8, GFX942, false),
         ] {
             let found = check_shared(&whole(shape(experts, topk), 2, Path::STORE), shared);
             assert_eq!(found.is_ok(), fits, "{experts} experts, top-{topk}: {found:?}");

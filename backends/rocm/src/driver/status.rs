@@ -27,14 +27,10 @@ pub(super) fn is_done(loaded: &Loaded, status: c_uint) -> Result<bool> {
 #[cold]
 fn failed(hip: &Hip, operation: &'static str, status: c_uint) -> Error {
     forget(hip);
-    // Never `Full`: that kind means that all ranks agreed and may continue. Here the other ranks do not
-    // know of the failure.
+    // Never a kind on which all ranks agree and continue, such as `Full`: the other ranks do not know of the
+    // failure.
     let message = format!("HIP says {}", text_of(hip, status));
-    let kind = match status {
-        consts::ERROR_NOT_SUPPORTED => ErrorKind::Unsupported,
-        _ => ErrorKind::System,
-    };
-    let error = Error::new(kind, operation, message);
+    let error = Error::new(ErrorKind::System, operation, message);
     match status {
         consts::ERROR_OUT_OF_MEMORY => error.with_fix(
             "let other users of the device leave it more memory, or lower [kernels.rocm] arena_mib",
