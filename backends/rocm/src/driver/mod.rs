@@ -37,7 +37,7 @@ macro_rules! call {
     }};
 }
 
-/// Calls a function of HIP that ends something: its status helps nobody.
+/// Calls a function of HIP that ends something. Its status changes nothing.
 macro_rules! end {
     ($name:ident($($argument:expr),* $(,)?)) => {
         if let Ok(loaded) = loaded() {
