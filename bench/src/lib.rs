@@ -38,4 +38,5 @@ pub fn link() {
     tokenyard_cpu::link();
     tokenyard_topology::link();
     tokenyard_cuda::link();
+    tokenyard_rocm::link();
 }

@@ -107,6 +107,7 @@ fn main() -> ExitCode {
     tokenyard_cpu::link();
     tokenyard_topology::link();
     tokenyard_cuda::link();
+    tokenyard_rocm::link();
     output::init_log();
     let code = match parse() {
         Ok(Cli { command: Some(command), version: false, .. }) => {

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::Serialize;
 use tokenyard_core::config::ComponentChoice;
 use tokenyard_core::config::Config;
 use tokenyard_core::host::Registry;
-use tokenyard_gpu::compile::{Role, Rows};
+use tokenyard_gpu::Platform;
+use tokenyard_gpu::compile::{Architecture, Role, Rows};
 use tokenyard_gpu::warm::{Over, Warmed, programs, warm};
 
 use crate::output::{People, SCHEMA_VERSION, print_json};
@@ -18,6 +19,7 @@ const EXAMPLES: &str = "\
 Examples:
   tokenyard warm configs/nvlink.toml
   tokenyard warm configs/nvlink.toml --capability 90   # while an image is built, without a GPU
+  tokenyard warm configs/rocm.toml --architecture gfx942   # the same for AMD's GPUs
 
 Exit codes: 0 the kernels are there, 2 they cannot be compiled, or the config is wrong.";
 
@@ -31,6 +33,9 @@ pub(crate) struct WarmArgs {
     /// this node.
     #[arg(long, value_parser = clap::value_parser!(u32).range(10..=999))]
     capability: Option<u32>,
+    /// For this architecture of AMD's: gfx942 or gfx950. Without it, for the GPU of this node.
+    #[arg(long, conflicts_with = "capability")]
+    architecture: Option<String>,
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
     #[arg(long)]
     json: bool,
@@ -77,9 +82,12 @@ impl From<Warmed> for Compiled {
 
 pub(crate) fn main(args: &WarmArgs) -> Result<ExitCode> {
     let config = Config::load(&args.config)?;
-    let compiled = match config.kernels.name.as_str() {
-        "cuda" => Some(compile(&config, args.capability)?),
-        _ => None,
+    let platforms = [&tokenyard_cuda::PLATFORM, &tokenyard_rocm::PLATFORM];
+    let platform =
+        platforms.into_iter().find(|platform| platform.names.kernels == config.kernels.name);
+    let compiled = match platform {
+        Some(platform) => Some(compile(&config, platform, args.architecture(platform)?)?),
+        None => None,
     };
     let people = People::new(args.json);
     match &compiled {
@@ -105,20 +113,47 @@ pub(crate) fn main(args: &WarmArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn compile(config: &Config, capability: Option<u32>) -> Result<Vec<Compiled>> {
+impl WarmArgs {
+    /// The architecture that the arguments name, one of the platform's.
+    fn architecture(&self, platform: &Platform) -> Result<Option<Architecture>> {
+        let is_amd = platform.names.kernels == tokenyard_rocm::PLATFORM.names.kernels;
+        let refuse = |found: &str, expected: &str| {
+            bail!("found {found} for kernels {:?}; expected {expected}", platform.names.kernels)
+        };
+        match (self.capability, self.architecture.as_deref()) {
+            (Some(capability), _) if is_amd => {
+                refuse(&format!("--capability {capability}"), "--architecture, such as gfx942")
+            }
+            (_, Some(name)) if !is_amd => {
+                refuse(&format!("--architecture {name}"), "--capability, such as 90")
+            }
+            (_, Some(name)) => match Architecture::gfx(name) {
+                Some(architecture) => Ok(Some(architecture)),
+                None => refuse(&format!("--architecture {name}"), "a name such as gfx942"),
+            },
+            (capability, None) => Ok(capability.map(Architecture::Sm)),
+        }
+    }
+}
+
+fn compile(
+    config: &Config,
+    platform: &'static Platform,
+    architecture: Option<Architecture>,
+) -> Result<Vec<Compiled>> {
     preload::try_plugins(Some(config))?;
     let registry = Registry::for_config(config)?;
     let over = |choice: &ComponentChoice| {
         let given = registry.choose_transport(choice)?.device_source()?;
         // SAFETY: the data that a checked table points to is static.
-        unsafe { Over::transport(&choice.name, given.as_ref()) }
+        unsafe { Over::transport(&platform.dialect, &choice.name, given.as_ref()) }
     };
     let up = config.scale_up.as_ref().map(over).transpose()?;
     let out = config.scale_out.iter().map(over).collect::<tokenyard_core::Result<Vec<_>>>()?;
     let warmed = warm(
-        &tokenyard_cuda::PLATFORM,
-        &config.kernels.table.parse("cuda")?,
-        capability,
+        platform,
+        &config.kernels.table.parse(platform.names.kernels)?,
+        architecture,
         &programs(up.as_ref(), &out, config.domains),
     )?;
     Ok(warmed.into_iter().map(Compiled::from).collect())

@@ -30,7 +30,7 @@ fn plugins_lists_the_built_in_parts_with_their_capabilities() {
     let mut names: Vec<_> =
         components.iter().map(|component| component["name"].as_str().unwrap()).collect();
     names.sort_unstable();
-    assert_eq!(names, ["auto", "cpu", "cuda", "nvlink", "shm"]);
+    assert_eq!(names, ["auto", "cpu", "cuda", "nvlink", "rocm", "shm", "xgmi"]);
 }
 
 #[test]

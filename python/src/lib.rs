@@ -59,6 +59,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     tokenyard_cpu::link();
     tokenyard_topology::link();
     tokenyard_cuda::link();
+    tokenyard_rocm::link();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(components, module)?)?;
     module.add_function(wrap_pyfunction!(counts::routing_counts, module)?)?;

@@ -36,8 +36,10 @@ def test_the_components_are_built_in():
     assert {
         ("kernel set", "cpu"),
         ("kernel set", "cuda"),
+        ("kernel set", "rocm"),
         ("transport", "shm"),
         ("transport", "nvlink"),
+        ("transport", "xgmi"),
         ("topology", "auto"),
     } <= names
 

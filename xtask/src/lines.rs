@@ -10,8 +10,15 @@ use std::path::{Component, Path};
 use anyhow::{Context, Result};
 
 /// Folders of tools that are not shipped to users.
-const MAKERS: [&str; 6] =
-    ["fuzz", "tools/device_put", "tools/hca", "tools/softgin", "tools/testkit", "xtask"];
+const MAKERS: [&str; 7] = [
+    "fuzz",
+    "tools/device_put",
+    "tools/hca",
+    "tools/hip_on_cuda",
+    "tools/softgin",
+    "tools/testkit",
+    "xtask",
+];
 
 /// Prints the count of every crate, and the sum.
 pub(crate) fn print(root: &Path) -> Result<()> {

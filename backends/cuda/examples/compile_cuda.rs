@@ -4,7 +4,7 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::transport::Transport as _;
-use tokenyard_cuda::{Nvlink, Nvrtc};
+use tokenyard_cuda::{Nvlink, Nvrtc, PLATFORM};
 use tokenyard_device_put::DevicePut;
 use tokenyard_gpu::compile::{Architecture, Compiled, Role, Rows, Target};
 use tokenyard_gpu::warm::{Over, compile, compile_probe, compile_ring_probe};
@@ -17,10 +17,10 @@ const WANTED: [(u32, Rows); 4] =
 fn programs() -> Result<[(Over, Role, usize); 5]> {
     let given = Nvlink::device_source()?;
     // SAFETY: the parameters that it points to are static.
-    let nvlink = unsafe { Over::transport("nvlink", Some(&given))? };
+    let nvlink = unsafe { Over::transport(&PLATFORM.dialect, "nvlink", Some(&given))? };
     let given = DevicePut::device_source()?;
     // SAFETY: as above.
-    let puts = unsafe { Over::transport("device-put", Some(&given))? };
+    let puts = unsafe { Over::transport(&PLATFORM.dialect, "device-put", Some(&given))? };
     let ring = Over::gpu_ring();
     Ok([
         (nvlink.clone(), Role::Direct, 15),

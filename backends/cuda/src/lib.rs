@@ -17,13 +17,14 @@ pub use nvcc::Nvcc;
 pub use nvrtc::Nvrtc;
 
 use tokenyard_core::abi;
-use tokenyard_gpu::{Components, GpuKernels, Names, Peers, Platform};
+use tokenyard_gpu::{Components, Dialect, GpuKernels, Names, Peers, Platform};
 
 /// NVIDIA's GPUs.
 pub static PLATFORM: Platform = Platform {
     driver: &CudaDriver,
     compiler: &Nvrtc,
     program_compiler: |named| Ok(Box::new(Nvcc::find(named)?)),
+    named_compiles_all: false,
     names: Names {
         kernels: "cuda",
         link: "nvlink",
@@ -32,6 +33,11 @@ pub static PLATFORM: Platform = Platform {
         see_access: "nvidia-smi topo -p2p rw and -p2p a; use GPUs that NVLink connects",
     },
     memory: abi::TY_MEMORY_CUDA,
+    dialect: Dialect {
+        code: abi::TY_DIALECT_CUDA,
+        name: "CUDA",
+        compilers: [(abi::TY_COMPILER_NVRTC, "NVRTC"), (abi::TY_COMPILER_NVCC, "nvcc")],
+    },
 };
 
 /// The components of this backend.

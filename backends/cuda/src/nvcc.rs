@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 use tokenyard_core::{Error, ErrorKind, Result, files};
-use tokenyard_gpu::compile::{Architecture, Compiled, Compiler, Source, Tool, Written};
+use tokenyard_gpu::compile::{Architecture, Compiled, Compiler, Source, Tool, Written, mapped};
 
 use crate::nvrtc;
 
@@ -29,7 +29,7 @@ impl Nvcc {
             Some(path) => vec![path.to_owned()],
             None => {
                 let env = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-                places(&env, nvrtc::mapped().as_deref())
+                places(&env, mapped(nvrtc::LIBRARY).as_deref())
             }
         };
         if let Some(path) = places.iter().find(|path| path.is_file()) {
@@ -72,7 +72,7 @@ fn places(env: &dyn Fn(&str) -> Option<std::ffi::OsString>, nvrtc: Option<&Path>
 }
 
 impl Compiler for Nvcc {
-    fn load(&self) -> Result<()> {
+    fn load(&self, _: Option<&Path>) -> Result<()> {
         Ok(())
     }
 

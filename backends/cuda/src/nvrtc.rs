@@ -1,19 +1,24 @@
 //! CUDA's run-time compiler behind [`Compiler`], loaded at run time.
 
 use std::ffi::{CStr, CString, c_char};
-use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::Path;
 
 use cudarc::nvrtc::sys;
 use tokenyard_core::{Error, ErrorKind, Result};
-use tokenyard_gpu::compile::{Architecture, Compiled, Compiler, Source};
+use tokenyard_gpu::compile::{Architecture, Compiled, Compiler, Source, mapped_identity};
+
+use crate::driver::refuse_folder;
+
+/// The beginning of its file's name.
+pub(crate) const LIBRARY: &str = "libnvrtc.so";
 
 /// NVRTC.
 #[derive(Debug)]
 pub struct Nvrtc;
 
 impl Compiler for Nvrtc {
-    fn load(&self) -> Result<()> {
+    fn load(&self, folder: Option<&Path>) -> Result<()> {
+        refuse_folder(folder)?;
         // SAFETY: opening the library runs its constructors only.
         if unsafe { sys::is_culib_present() } {
             return Ok(());
@@ -85,27 +90,8 @@ fn identity() -> Result<String> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the compiler is loaded; both numbers are ours.
     check("ask compiler", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
-    let system = |e| Error::system("ask compiler", "its library cannot be looked at", e);
-    let library = mapped().ok_or_else(|| {
-        let message = "found no libnvrtc.so among the files that are mapped; expected it there";
-        Error::new(ErrorKind::System, "ask compiler", message)
-    })?;
-    let file = std::fs::metadata(library).map_err(system)?;
-    let (bytes, seconds, nanoseconds) = (file.len(), file.mtime(), file.mtime_nsec());
-    Ok(format!("nvrtc {major}.{minor}, {bytes} bytes of {seconds}.{nanoseconds:09}"))
-}
-
-/// The file of the compiler's library, where this process has it loaded.
-pub(crate) fn mapped() -> Option<PathBuf> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    library_in(&maps).map(PathBuf::from)
-}
-
-/// The path of the compiler's library, in the list of a process's mappings.
-fn library_in(maps: &str) -> Option<&str> {
-    maps.lines()
-        .filter_map(|line| line.find('/').map(|path| &line[path..]))
-        .find(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("libnvrtc.so")))
+    let file = mapped_identity(LIBRARY)?;
+    Ok(format!("nvrtc {major}.{minor}, {file}"))
 }
 
 /// A program of the compiler.
@@ -153,21 +139,4 @@ fn check(operation: &'static str, status: sys::nvrtcResult) -> Result<()> {
     let text = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(status)) };
     let message = format!("NVRTC says {}", text.to_string_lossy());
     Err(Error::new(ErrorKind::System, operation, message))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_compiler_is_found_among_mapped_files_by_its_name() {
-        let maps = "\
-7f0000000000-7f0000001000 r--p 00000000 08:01 17  /opt/libnvrtc.so.d/libother.so.1
-7f0000001000-7f0000002000 rw-p 00000000 00:00 0
-7f0000002000-7f0000003000 r-xp 00001000 08:01 18  /opt/a b/lib/libnvrtc-builtins.so.13.0
-7f0000003000-7f0000004000 r-xp 00001000 08:01 19  /opt/a b/lib/libnvrtc.so.13
-";
-        assert_eq!(library_in(maps), Some("/opt/a b/lib/libnvrtc.so.13"));
-        assert_eq!(library_in("7f0000000000-7f0000001000 r--p 00000000 00:00 0 [stack]\n"), None);
-    }
 }

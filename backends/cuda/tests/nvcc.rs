@@ -7,7 +7,7 @@ use tokenyard_core::transport::Transport as _;
 use tokenyard_core::{ErrorKind, abi};
 use tokenyard_cuda::{Nvlink, PLATFORM};
 use tokenyard_gpu::GpuConfig;
-use tokenyard_gpu::compile::Role;
+use tokenyard_gpu::compile::{Architecture, Role};
 use tokenyard_gpu::warm::{Over, warm};
 
 fn text(text: &str) -> abi::TyStr {
@@ -35,7 +35,7 @@ fn vendor(folder: &Path) -> Over {
         ..nvlink
     };
     // SAFETY: the data that it points to lives until the end of this function, which copies it.
-    unsafe { Over::transport("vendor", Some(&given)) }.unwrap()
+    unsafe { Over::transport(&PLATFORM.dialect, "vendor", Some(&given)) }.unwrap()
 }
 
 fn write_header(folder: &Path, queues: u32) {
@@ -51,7 +51,7 @@ fn kernels_over_a_device_api_with_headers_are_compiled_again_when_a_header_chang
     let config = GpuConfig { cache: Some(folder.path().join("cache")), ..GpuConfig::default() };
     let compiled = || {
         let programs = [(vendor(folder.path()), Role::Direct)];
-        warm(&PLATFORM, &config, Some(90), &programs).map(|all| all[0].compiled)
+        warm(&PLATFORM, &config, Some(Architecture::Sm(90)), &programs).map(|all| all[0].compiled)
     };
     write_header(folder.path(), 4);
     assert!(compiled().unwrap(), "nobody has compiled it before");
@@ -73,7 +73,7 @@ fn a_device_api_with_headers_says_where_nvcc_is_missing() {
         ..GpuConfig::default()
     };
     let programs = [(vendor(folder.path()), Role::Direct)];
-    let error = warm(&PLATFORM, &config, Some(90), &programs).unwrap_err();
+    let error = warm(&PLATFORM, &config, Some(Architecture::Sm(90)), &programs).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.fix().is_some_and(|fix| fix.contains("`compiler` in [kernels.cuda]")), "{error}");
 }

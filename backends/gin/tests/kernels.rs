@@ -16,7 +16,7 @@ fn over(version: &str, choice: GinType) -> Over {
     });
     let side = DeviceSide::source_only(format!("{headers}/{version}"), choice);
     // SAFETY: what it points to lives until the end of this function, which copies it.
-    unsafe { Over::transport("gin", Some(&side.device_api())) }.unwrap()
+    unsafe { Over::transport(&PLATFORM.dialect, "gin", Some(&side.device_api())) }.unwrap()
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn kernels_compile_with_the_headers_of_both_versions_and_each_has_a_place_of_its
     let config = GpuConfig { cache: Some(folder.path().join("cache")), ..GpuConfig::default() };
     let compiled = |version| {
         let programs = [(over(version, GinType::Proxy), Role::Direct)];
-        warm(&PLATFORM, &config, Some(90), &programs).unwrap()[0].compiled
+        warm(&PLATFORM, &config, Some(Architecture::Sm(90)), &programs).unwrap()[0].compiled
     };
     assert_eq!(VERSIONS.map(compiled), [true, true]);
     assert_eq!(VERSIONS.map(compiled), [false, false], "both are in the cache");

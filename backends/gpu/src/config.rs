@@ -19,6 +19,8 @@ pub struct PeersConfig {
     /// Ordinal of the device that this rank drives. Default: the device of the calling thread's
     /// current context, else the rank's index on its machine.
     pub device: Option<u32>,
+    /// Folder of the driver's library, where the loader finds none or the wrong one: for AMD's GPUs.
+    pub libraries: Option<PathBuf>,
 }
 
 /// How rows are moved.
@@ -173,8 +175,11 @@ pub struct GpuConfig {
     /// Folder for compiled kernels. Default: `tokenyard/cuda`, or of another kernel set's name, in the
     /// user's cache folder.
     pub cache: Option<PathBuf>,
+    /// As in the transport's table, for the library of the run-time compiler, too.
+    pub libraries: Option<PathBuf>,
     /// The compiler, a program such as `/usr/local/cuda/bin/nvcc`, for transports whose device API includes
-    /// headers. Default: the compiler of the toolkit, where one is found.
+    /// headers; on AMD's GPUs for all kernels, where it is named. Default: the compiler of the toolkit, where
+    /// one is found.
     pub compiler: Option<PathBuf>,
 }
 
@@ -191,6 +196,7 @@ impl Default for GpuConfig {
             windows: Windows::Auto,
             arena_mib: None,
             cache: None,
+            libraries: None,
             compiler: None,
         }
     }

@@ -18,5 +18,5 @@ pub mod warm;
 
 pub use config::{GpuConfig, Outside, PeersConfig, RowCopy, Sms};
 pub use kernels::GpuKernels;
-pub use platform::{Components, Names, Platform};
+pub use platform::{Components, Dialect, Names, Platform};
 pub use transport::Peers;

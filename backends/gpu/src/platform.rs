@@ -18,10 +18,25 @@ pub struct Platform {
     /// The compiler of kernels over a device API that includes headers from disk: a program, at the path
     /// that the config names, or at the place where it is found.
     pub program_compiler: fn(Option<&Path>) -> Result<Box<dyn Compiler>>,
+    /// Whether a compiler that the config names compiles all kernels.
+    pub named_compiles_all: bool,
     /// Names for people.
     pub names: Names,
     /// The kind of its device memory, one of `TY_MEMORY_*`.
     pub memory: u32,
+    /// The language of its kernels.
+    pub dialect: Dialect,
+}
+
+/// A language of kernels, as a transport's device API names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dialect {
+    /// One of `TY_DIALECT_*`.
+    pub code: u32,
+    /// Its name, such as `CUDA`.
+    pub name: &'static str,
+    /// Its compilers, the library before the program: one of `TY_COMPILER_*`, and the name.
+    pub compilers: [(u32, &'static str); 2],
 }
 
 /// The words that errors and paths use.
@@ -63,7 +78,15 @@ pub trait Components: Debug + Send + Sync + 'static {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::Names;
+    use tokenyard_core::abi;
+
+    use super::{Dialect, Names};
+
+    pub(crate) const DIALECT: Dialect = Dialect {
+        code: abi::TY_DIALECT_CUDA,
+        name: "CUDA",
+        compilers: [(abi::TY_COMPILER_NVRTC, "NVRTC"), (abi::TY_COMPILER_NVCC, "nvcc")],
+    };
 
     /// The names of a platform that does not exist.
     pub(crate) const NAMES: Names = Names {

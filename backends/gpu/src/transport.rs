@@ -21,7 +21,7 @@ use tokenyard_core::transport::{
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::compile::{DeviceApiSource, Needed};
+use crate::compile::{DeviceApiSource, Needed, check_architecture};
 use crate::config::PeersConfig;
 use crate::driver::{self, Buffer, Context, Device, Stream, granularity};
 use crate::platform::Components;
@@ -90,6 +90,7 @@ impl<C: Components> Transport for Peers<C> {
     type Config = PeersConfig;
 
     fn probe(config: &PeersConfig) -> Result<Capabilities> {
+        C::PLATFORM.driver.load(config.libraries.as_deref())?;
         let device = Device::choose(C::PLATFORM, config.device)?;
         check_device(device)?;
         tokenyard_core::fd_exchange::probe()?;
@@ -113,6 +114,7 @@ impl<C: Components> Transport for Peers<C> {
     fn open(config: PeersConfig, open: &TransportOpen<'_>) -> Result<Self> {
         let TransportOpen { team, needs, .. } = *open;
         let device = device_of(config.device, open.device)?;
+        C::PLATFORM.driver.load(config.libraries.as_deref())?;
         let context = Context::retain(Device::choose(C::PLATFORM, device)?)?;
         let (local, memory) = Local::new(&context, needs.signals)?;
         let peers = team.world_ranks.len();
@@ -133,7 +135,7 @@ impl<C: Components> Transport for Peers<C> {
     fn memory_needs(&self) -> MemoryNeeds {
         MemoryNeeds {
             size: size_of::<MemoryNeeds>(),
-            kinds: abi::TY_MEMORY_CUDA,
+            kinds: C::PLATFORM.memory,
             handles: abi::TY_HANDLE_POSIX,
             alignment: granularity(self.context.device).unwrap_or(2 << 20),
         }
@@ -147,14 +149,15 @@ impl<C: Components> Transport for Peers<C> {
         };
         let device = self.context.device.ordinal;
         let is_exported = window.handle == abi::TY_HANDLE_POSIX && window.fd >= 0;
-        if window.kind != abi::TY_MEMORY_CUDA || !is_exported || window.fd_offset != 0 {
+        if window.kind != C::PLATFORM.memory || !is_exported || window.fd_offset != 0 {
             return refused(format!(
-                "found kind {}, handle {}, descriptor {} at {}; expected CUDA memory with an exported \
+                "found kind {}, handle {}, descriptor {} at {}; expected {} memory with an exported \
                  descriptor ({}) at 0",
                 window.kind,
                 window.handle,
                 window.fd,
                 window.fd_offset,
+                C::PLATFORM.names.interface,
                 abi::TY_HANDLE_POSIX
             ));
         }
@@ -250,8 +253,8 @@ impl<C: Components> Transport for Peers<C> {
         Ok(abi::TyDeviceApi {
             size: size_of::<abi::TyDeviceApi>(),
             version: abi::TY_DEVICE_API_VERSION,
-            dialect: abi::TY_DIALECT_CUDA,
-            compiler: abi::TY_COMPILER_NVRTC,
+            dialect: C::PLATFORM.dialect.code,
+            compiler: C::PLATFORM.dialect.compilers[0].0,
             flags: abi::TY_DEVICE_API_LOAD_STORE,
             source: abi::TyStr { data: DEVICE_API.as_ptr(), bytes: DEVICE_API.len() },
             include_folders: std::ptr::null(),
@@ -267,7 +270,8 @@ impl<C: Components> Transport for Peers<C> {
     fn link_name(&self, peer: u32) -> String {
         let rank = self.links.offer.team.world_ranks.get(peer as usize);
         format!(
-            "nvlink from device {} to that of rank {}",
+            "{} from device {} to that of rank {}",
+            C::LINK,
             self.context.device.ordinal,
             rank.map_or("?".to_owned(), u32::to_string)
         )
@@ -371,20 +375,14 @@ fn check_device(device: Device) -> Result<()> {
         Err(Error::new(ErrorKind::Unavailable, "probe", message).with_fix(fix))
     };
     let facts = device.facts()?;
-    let capability = facts.capability;
-    if capability < 80 {
-        let found = format!("{}.{}", capability / 10, capability % 10);
+    check_architecture(facts.architecture)?;
+    let Some(shares_by) = facts.shares_by else {
         return unavailable(
-            format!("found compute capability {found}; expected at least 8.0"),
-            "use an A100 or a later GPU",
+            "the device cannot hand its memory to other processes".to_owned(),
+            "see whether the hypervisor, or a partition of the device, keeps it from doing so",
         );
-    }
-    if !facts.exports_memory {
-        return unavailable(
-            "the device cannot hand its memory to other processes (no VMM export)".to_owned(),
-            "see whether the hypervisor or MIG keeps it from doing so",
-        );
-    }
+    };
+    tracing::debug!("device {} shares memory by {shares_by}", device.ordinal);
     // The peers that this rank will reach are known once they connect.
     let mut unreachable = Ok(());
     for other in device.others()? {

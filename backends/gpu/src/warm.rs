@@ -8,7 +8,7 @@ use crate::compile::{self, Architecture, Compiled, DeviceApiSource, Program, Rol
 use crate::config::GpuConfig;
 use crate::driver::Device;
 use crate::kernels::{DeviceApi, gpu_ring_api};
-use crate::platform::Platform;
+use crate::platform::{Dialect, Platform};
 use crate::probe::{PROBE, RING_PROBE};
 use crate::transport::peers_device_api;
 
@@ -37,10 +37,14 @@ impl Over {
     ///
     /// # Safety
     /// Each pointer of `given` is null, or valid for as many elements as it says.
-    pub unsafe fn transport(name: &str, given: Option<&abi::TyDeviceApi>) -> Result<Self> {
+    pub unsafe fn transport(
+        dialect: &Dialect,
+        name: &str,
+        given: Option<&abi::TyDeviceApi>,
+    ) -> Result<Self> {
         let Some(given) = given else { return Ok(Self::gpu_ring()) };
         // SAFETY: by this function's contract.
-        let api = unsafe { DeviceApi::without_params(given)? };
+        let api = unsafe { DeviceApi::without_params(dialect, given)? };
         Ok(Self { name: name.to_owned(), api: Api::Given(api) })
     }
 
@@ -111,22 +115,24 @@ pub fn programs(up: Option<&Over>, out: &[Over], domains: Option<u32>) -> Vec<(O
 }
 
 /// Compiles programs into the cache, unless the cache has them: for the GPU that this process would
-/// drive, or for a compute capability (major * 10 + minor), which needs no GPU.
+/// drive, or for an architecture, which needs no GPU.
 ///
 /// # Errors
 /// No compiler, no GPU, an error of the compiler, a cache that cannot be used.
 pub fn warm(
     platform: &'static Platform,
     config: &GpuConfig,
-    capability: Option<u32>,
+    architecture: Option<Architecture>,
     programs: &[(Over, Role)],
 ) -> Result<Vec<Warmed>> {
     config.check(&platform.names)?;
-    let capability = match capability {
-        Some(capability) => capability,
-        None => Device::choose(platform, config.device)?.facts()?.capability,
+    let architecture = match architecture {
+        Some(architecture) => architecture,
+        None => {
+            platform.driver.load(config.libraries.as_deref())?;
+            Device::choose(platform, config.device)?.facts()?.architecture
+        }
     };
-    let architecture = Architecture::Sm(capability);
     let folder = compile::folder(platform, config)?;
     let warm = |(over, role): &(Over, Role)| {
         let source = over.source();
@@ -171,6 +177,7 @@ pub fn compile_ring_probe(target: Target<'_>) -> Result<Compiled> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::platform::tests::DIALECT;
 
     const SOURCE: &str = "struct DeviceApi { /* a vendor's own */ };";
     const DEFINE: &str = "VENDOR_QUEUES=4";
@@ -202,7 +209,7 @@ mod tests {
 
     fn vendor(name: &str) -> Over {
         // SAFETY: every pointer is null or points to a constant of its length.
-        unsafe { Over::transport(name, Some(&given())) }.unwrap()
+        unsafe { Over::transport(&DIALECT, name, Some(&given())) }.unwrap()
     }
 
     #[test]
@@ -212,7 +219,7 @@ mod tests {
         assert_eq!((source.text, source.param_bytes, source.puts), (SOURCE, 24, false));
         assert_eq!(source.defines, [DEFINE]);
         // SAFETY: as above.
-        let ring = unsafe { Over::transport("libfabric", None) }.unwrap();
+        let ring = unsafe { Over::transport(&DIALECT, "libfabric", None) }.unwrap();
         assert_eq!((ring.name(), ring.source().puts), ("gpu ring", true));
     }
 
@@ -221,7 +228,7 @@ mod tests {
         let bytes = [0_u8; 24];
         let opened = abi::TyDeviceApi { params: bytes.as_ptr(), ..given() };
         // SAFETY: as above; the parameters live until the end of the test.
-        let opened = unsafe { DeviceApi::read(&opened) }.unwrap();
+        let opened = unsafe { DeviceApi::read(&DIALECT, &opened) }.unwrap();
         let warmed = vendor("strangers-nic");
         let [ran, warmed] = [opened.source(), warmed.source()];
         assert_eq!((ran.text, ran.defines), (warmed.text, warmed.defines));

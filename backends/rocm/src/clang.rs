@@ -65,7 +65,7 @@ fn places(env: &dyn Fn(&str) -> Option<std::ffi::OsString>) -> Vec<PathBuf> {
 }
 
 impl Compiler for Clang {
-    fn load(&self) -> Result<()> {
+    fn load(&self, _: Option<&Path>) -> Result<()> {
         Ok(())
     }
 
@@ -74,11 +74,7 @@ impl Compiler for Clang {
     }
 
     fn options(&self, architecture: Architecture) -> Vec<String> {
-        let name = architecture.name();
-        // Sums are defined bit for bit: by default clang contracts products and sums of HIP.
-        [&format!("--offload-arch={name}"), "-O3", "-std=c++20", "-ffp-contract=off"]
-            .map(str::to_owned)
-            .into()
+        options_of(architecture)
     }
 
     /// The log is the assembly, whose end reports the resources of each kernel.
@@ -114,6 +110,15 @@ impl Compiler for Clang {
         let log = String::from_utf8_lossy(&read(&assembly)?).into_owned();
         Ok(Compiled { image: read(&image)?, log })
     }
+}
+
+/// The options of every program, for hiprtc, too. Sums are defined bit for bit: by default clang contracts
+/// products and sums of HIP.
+pub(crate) fn options_of(architecture: Architecture) -> Vec<String> {
+    let name = architecture.name();
+    [&format!("--offload-arch={name}"), "-O3", "-std=c++20", "-ffp-contract=off"]
+        .map(str::to_owned)
+        .into()
 }
 
 /// The architecture that the options of a source name.

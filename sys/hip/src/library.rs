@@ -1,8 +1,9 @@
 //! The library files and their functions.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::path::Path;
 
-use crate::types::{AccessDesc, AllocationProp, IpcHandle, Uuid};
+use crate::types::{AccessDesc, AllocationProp, DeviceProp, IpcHandle, Uuid};
 
 /// Files of HIP, the newest first: an installation without headers has no plain name.
 const HIP: &[&str] = &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
@@ -13,9 +14,7 @@ const HIPRTC: &[&str] = &["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"];
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
     /// None of its files is there, or one of their own libraries is not.
-    #[error(
-        "{files} cannot be loaded: {reason}; install ROCm 6 or newer, or put its lib folder into LD_LIBRARY_PATH"
-    )]
+    #[error("{files} cannot be loaded: {reason}")]
     Absent {
         /// The names that were tried.
         files: String,
@@ -23,7 +22,7 @@ pub enum LoadError {
         reason: String,
     },
     /// It is too old, or another library with that name.
-    #[error("{file} has no function {function}; expected ROCm 6 or newer: upgrade it")]
+    #[error("{file} has no function {function}; expected ROCm 6 or newer")]
     Old {
         /// The file that was found.
         file: String,
@@ -33,16 +32,31 @@ pub enum LoadError {
 }
 
 /// The first of the files that the loader finds.
-fn open(files: &[&str]) -> Result<(libloading::Library, String), LoadError> {
-    let mut reasons = Vec::new();
+fn open(files: &[String]) -> Result<(libloading::Library, String), LoadError> {
+    let mut reasons: Vec<String> = Vec::new();
     for file in files {
         // SAFETY: HIP's initialisers may run on any thread, before any of its calls.
-        match unsafe { libloading::Library::new(*file) } {
-            Ok(library) => return Ok((library, (*file).to_owned())),
-            Err(error) => reasons.push(reason(&error)),
+        match unsafe { libloading::Library::new(file) } {
+            Ok(library) => return Ok((library, file.clone())),
+            Err(error) => {
+                let reason = reason(&error);
+                let reason = reason.strip_prefix(&format!("{file}: ")).unwrap_or(&reason);
+                if !reasons.iter().any(|known| known == reason) {
+                    reasons.push(reason.to_owned());
+                }
+            }
         }
     }
     Err(LoadError::Absent { files: files.join(", "), reason: reasons.join("; ") })
+}
+
+/// The files in a folder, or where the loader looks for them.
+fn files_in(folder: Option<&Path>, files: &[&str]) -> Vec<String> {
+    let file = |file: &&str| match folder {
+        Some(folder) => folder.join(file).display().to_string(),
+        None => (*file).to_owned(),
+    };
+    files.iter().map(file).collect()
 }
 
 /// The dynamic loader's text; the error itself names only the call that failed.
@@ -55,38 +69,48 @@ fn reason(error: &libloading::Error) -> String {
 
 /// Defines a library: one field for each exported function.
 macro_rules! functions {
-    ($(#[$doc:meta])* $library:ident $files:ident { $($name:ident: $symbol:literal fn($($arg:ty),* $(,)?) -> $ret:ty;)* }) => {
+    ($(#[$doc:meta])* $library:ident $files:ident {
+        $($name:ident: $symbol:literal fn($($arg:ty),* $(,)?) -> $ret:ty;)*
+    } later { $($later:ident: $later_symbol:literal $later_type:ty;)* }) => {
         $(#[$doc])*
         #[derive(Debug)]
         #[allow(missing_docs, reason = "each is documented as the function of its symbol")]
         pub struct $library {
             $(pub $name: unsafe extern "C" fn($($arg),*) -> $ret,)*
+            $(pub $later: Option<$later_type>,)*
+            /// The file that was loaded.
+            pub file: String,
         }
 
         impl $library {
             /// The symbols that a library must have, in the order in which they are looked up.
             pub const SYMBOLS: &[&str] = &[$($symbol),*];
+            /// The symbols that only later versions have.
+            pub const OPTIONAL: &[&str] = &[$($later_symbol),*];
 
-            /// Opens the library where the loader finds it. It stays loaded for the life of the
-            /// process.
+            /// Opens the library in this folder, or where the loader finds it. It stays loaded for the
+            /// life of the process.
             ///
             /// # Errors
             /// It is absent or too old.
-            pub fn open() -> Result<Self, LoadError> {
-                Self::open_first($files)
+            pub fn open(folder: Option<&Path>) -> Result<Self, LoadError> {
+                Self::open_first(&files_in(folder, $files))
             }
 
             /// The first of these files that the loader finds.
             ///
             /// # Errors
             /// As of [`open`](Self::open).
-            pub fn open_first(files: &[&str]) -> Result<Self, LoadError> {
+            pub fn open_first(files: &[String]) -> Result<Self, LoadError> {
                 let (library, file) = open(files)?;
                 let this = Self {
                     // SAFETY: the symbol has this type in hip_runtime_api.h and hiprtc.h of ROCm 6 and 7.
                     $($name: unsafe { library.get($symbol.as_bytes()) }
                         .map(|found| *found)
                         .map_err(|_| LoadError::Old { file: file.clone(), function: $symbol })?,)*
+                    // SAFETY: as above, in the versions that have it.
+                    $($later: unsafe { library.get($later_symbol.as_bytes()) }.map(|found| *found).ok(),)*
+                    file,
                 };
                 // The driver has threads, so the library is never unloaded.
                 std::mem::forget(library);
@@ -95,6 +119,10 @@ macro_rules! functions {
         }
     };
 }
+
+/// `hipMemGetHandleForAddressRange`, of ROCm 7 and newer: a dmabuf of mapped memory.
+pub type MemGetHandleForAddressRange =
+    unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_uint, u64) -> c_uint;
 
 functions! {
     /// The functions of HIP. Handles are its own pointers; statuses are [`crate::consts`].
@@ -107,13 +135,11 @@ functions! {
     set_device: "hipSetDevice" fn(c_int) -> c_uint;
     device_get: "hipDeviceGet" fn(*mut c_int, c_int) -> c_uint;
     device_get_name: "hipDeviceGetName" fn(*mut c_char, c_int, c_int) -> c_uint;
+    get_device_properties: "hipGetDevicePropertiesR0600" fn(*mut DeviceProp, c_int) -> c_uint;
     device_get_uuid: "hipDeviceGetUuid" fn(*mut Uuid, c_int) -> c_uint;
     device_get_attribute: "hipDeviceGetAttribute" fn(*mut c_int, c_uint, c_int) -> c_uint;
     device_can_access_peer: "hipDeviceCanAccessPeer" fn(*mut c_int, c_int, c_int) -> c_uint;
     device_get_peer_attribute: "hipDeviceGetP2PAttribute" fn(*mut c_int, c_uint, c_int, c_int) -> c_uint;
-    device_enable_peer_access: "hipDeviceEnablePeerAccess" fn(c_int, c_uint) -> c_uint;
-    device_primary_ctx_retain: "hipDevicePrimaryCtxRetain" fn(*mut *mut c_void, c_int) -> c_uint;
-    device_primary_ctx_release: "hipDevicePrimaryCtxRelease" fn(c_int) -> c_uint;
     get_error_name: "hipGetErrorName" fn(c_uint) -> *const c_char;
     get_error_string: "hipGetErrorString" fn(c_uint) -> *const c_char;
     get_last_error: "hipGetLastError" fn() -> c_uint;
@@ -145,6 +171,7 @@ functions! {
     mem_map: "hipMemMap" fn(*mut c_void, usize, usize, *mut c_void, u64) -> c_uint;
     mem_unmap: "hipMemUnmap" fn(*mut c_void, usize) -> c_uint;
     mem_set_access: "hipMemSetAccess" fn(*mut c_void, usize, *const AccessDesc, usize) -> c_uint;
+    mem_get_address_range: "hipMemGetAddressRange" fn(*mut *mut c_void, *mut usize, *mut c_void) -> c_uint;
     ipc_get_mem_handle: "hipIpcGetMemHandle" fn(*mut IpcHandle, *mut c_void) -> c_uint;
     ipc_open_mem_handle: "hipIpcOpenMemHandle" fn(*mut *mut c_void, IpcHandle, c_uint) -> c_uint;
     ipc_close_mem_handle: "hipIpcCloseMemHandle" fn(*mut c_void) -> c_uint;
@@ -174,6 +201,8 @@ functions! {
     module_get_function: "hipModuleGetFunction" fn(*mut *mut c_void, *mut c_void, *const c_char) -> c_uint;
     module_launch_kernel: "hipModuleLaunchKernel" fn(*mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void, *mut *mut c_void, *mut *mut c_void) -> c_uint;
     module_launch_cooperative_kernel: "hipModuleLaunchCooperativeKernel" fn(*mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void, *mut *mut c_void) -> c_uint;
+    } later {
+    mem_get_handle_for_address_range: "hipMemGetHandleForAddressRange" MemGetHandleForAddressRange;
     }
 }
 
@@ -189,5 +218,5 @@ functions! {
     get_program_log_size: "hiprtcGetProgramLogSize" fn(*mut c_void, *mut usize) -> c_uint;
     get_program_log: "hiprtcGetProgramLog" fn(*mut c_void, *mut c_char) -> c_uint;
     get_error_string: "hiprtcGetErrorString" fn(c_uint) -> *const c_char;
-    }
+    } later {}
 }

@@ -65,3 +65,38 @@ pub struct IpcHandle {
     /// The opaque bytes of the handle, which is for a whole allocation.
     pub reserved: [u8; 64],
 }
+
+/// `hipDeviceProp_tR0600`, whose layout is the same in ROCm 6 and 7. Only the name of the architecture is
+/// read: HIP gives everything else as attributes.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+pub struct DeviceProp {
+    bytes: [u8; Self::BYTES],
+}
+
+impl DeviceProp {
+    /// Bytes of the structure.
+    pub const BYTES: usize = 1472;
+    /// The place of `gcnArchName` in it.
+    pub const ARCHITECTURE_AT: usize = 1160;
+    /// Bytes of `gcnArchName`.
+    pub const ARCHITECTURE_BYTES: usize = 256;
+
+    /// Room for HIP to fill.
+    pub fn zeroed() -> Self {
+        Self { bytes: [0; Self::BYTES] }
+    }
+
+    /// `gcnArchName`, such as `gfx942:sramecc+:xnack-`.
+    pub fn architecture(&self) -> String {
+        let name = &self.bytes[Self::ARCHITECTURE_AT..][..Self::ARCHITECTURE_BYTES];
+        let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+        String::from_utf8_lossy(&name[..end]).into_owned()
+    }
+}
+
+impl std::fmt::Debug for DeviceProp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceProp").field("architecture", &self.architecture()).finish()
+    }
+}

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tokenyard_sys_hip::{AccessDesc, AllocationProp, Hip, Hiprtc, IpcHandle, LoadError, Uuid};
+use tokenyard_sys_hip::{Hip, Hiprtc, LoadError};
 
 /// A library with these functions, each of which returns its own number.
 fn stand_in(folder: &Path, name: &str, symbols: &[&str]) -> PathBuf {
@@ -28,11 +28,15 @@ fn stand_in(folder: &Path, name: &str, symbols: &[&str]) -> PathBuf {
 fn each_field_calls_the_function_of_its_symbol() {
     let folder = tempfile::tempdir().unwrap();
     let file = stand_in(folder.path(), "libamdhip64.so.6", Hip::SYMBOLS);
-    let hip = Hip::open_first(&["libtokenyard_none.so", file.to_str().unwrap()]).unwrap();
+    let hip =
+        Hip::open_first(&["libtokenyard_none.so".into(), file.display().to_string()]).unwrap();
     let number = |symbol| Hip::SYMBOLS.iter().position(|s| *s == symbol).unwrap() as u32;
     // SAFETY: the functions of the stand-in read nothing.
     let found = unsafe { [(hip.init)(0), (hip.stream_query)(std::ptr::null_mut())] };
     assert_eq!(found, [number("hipInit"), number("hipStreamQuery")]);
+    assert!(hip.mem_get_handle_for_address_range.is_none(), "only later versions have it");
+    let hip = Hip::open(Some(folder.path())).unwrap();
+    assert_eq!(hip.file, file.display().to_string(), "a folder without .so.7 has .so.6");
 }
 
 #[test]
@@ -41,9 +45,9 @@ fn a_function_that_is_missing_is_named_whichever_it_is() {
     for (i, missing) in [(0, Hip::SYMBOLS[0]), (1, Hip::SYMBOLS[Hip::SYMBOLS.len() - 1])] {
         let others: Vec<_> = Hip::SYMBOLS.iter().copied().filter(|s| *s != missing).collect();
         let file = stand_in(folder.path(), &format!("libamdhip64.so.{i}"), &others);
-        let file = file.to_str().unwrap();
-        let error = Hip::open_first(&[file]).unwrap_err();
-        assert_eq!(error, LoadError::Old { file: file.to_owned(), function: missing });
+        let file = file.display().to_string();
+        let error = Hip::open_first(std::slice::from_ref(&file)).unwrap_err();
+        assert_eq!(error, LoadError::Old { file, function: missing });
         let text = error.to_string();
         assert!(text.contains(missing) && text.contains("expected ROCm 6 or newer"), "{text}");
     }
@@ -51,13 +55,14 @@ fn a_function_that_is_missing_is_named_whichever_it_is() {
 
 #[test]
 fn libraries_that_are_absent_are_named_with_what_the_loader_says() {
-    let error = Hiprtc::open_first(&["libtokenyard_a.so.7", "libtokenyard_a.so"]).unwrap_err();
+    let error = Hiprtc::open_first(&["libtokenyard_a.so.7".into(), "libtokenyard_a.so".into()])
+        .unwrap_err();
     let text = error.to_string();
     assert!(
         text.starts_with("libtokenyard_a.so.7, libtokenyard_a.so cannot be loaded: "),
         "{text}"
     );
-    assert!(text.contains("LD_LIBRARY_PATH") && text.contains("No such file"), "{text}");
+    assert!(text.contains("No such file"), "{text}");
 }
 
 #[test]
@@ -65,18 +70,5 @@ fn no_function_is_looked_up_twice() {
     let mut all = [Hip::SYMBOLS, Hiprtc::SYMBOLS].concat();
     all.sort_unstable();
     assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
-    assert!(Hip::SYMBOLS.iter().all(|s| s.starts_with("hip")) && Hip::SYMBOLS.len() == 70);
-}
-
-#[test]
-fn structures_have_the_sizes_of_the_headers() {
-    assert_eq!(
-        [
-            size_of::<Uuid>(),
-            size_of::<AllocationProp>(),
-            size_of::<AccessDesc>(),
-            size_of::<IpcHandle>()
-        ],
-        [16, 32, 12, 64]
-    );
+    assert!(Hip::SYMBOLS.iter().all(|s| s.starts_with("hip")) && Hip::SYMBOLS.len() == 69);
 }

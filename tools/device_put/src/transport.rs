@@ -34,7 +34,7 @@ pub struct DevicePut {
 }
 
 fn inner_config(config: &DevicePutConfig) -> PeersConfig {
-    PeersConfig { device: config.device }
+    PeersConfig { device: config.device, ..PeersConfig::default() }
 }
 
 /// The device API of `nvlink` in a namespace, then that of this transport.

@@ -1,6 +1,6 @@
 //! AMD GPUs and Pollara NICs.
 
-use tokenyard_machine::{Access, Gpu, GpuVendor, KfdLinkKind, NicFamily};
+use tokenyard_machine::{Access, Gpu, GpuVendor, KfdLinkKind, Machine, NicFamily};
 
 use crate::nics::{hardware, majority};
 use crate::{DoctorReport, Facility, Rule, Verdict};
@@ -75,21 +75,35 @@ fn drivers(report: &mut DoctorReport<'_>, gpus: usize) {
         None => (Verdict::Broken, "not loaded".to_owned()),
     };
     report.note(&DRIVER, Facility::Hip, "AMD GPUs", verdict.on(found));
-    let nodes = &machine.devices.nodes;
-    let renders = nodes.iter().filter(|(name, _)| name.starts_with("dri/renderD"));
-    let granted = renders.filter(|(_, access)| **access == Access::Granted).count();
-    let (verdict, found) = match nodes.get("kfd") {
-        None => (Verdict::Broken, "no /dev/kfd".to_owned()),
-        Some(Access::Refused) => (Verdict::Broken, "/dev/kfd is refused".to_owned()),
-        Some(Access::Granted) if granted == 0 => {
-            (Verdict::Broken, "/dev/kfd, and no render node".to_owned())
-        }
-        Some(Access::Granted) if granted < gpus => {
-            (Verdict::Slow, format!("/dev/kfd, and {granted} render nodes for {gpus} GPUs"))
-        }
-        Some(Access::Granted) => (Verdict::Ok, format!("/dev/kfd, {granted} render nodes")),
-    };
+    let (verdict, found) = rights(machine, gpus);
     report.note(&KFD, Facility::Hip, "AMD GPUs", verdict.on(found));
+}
+
+/// The access of this process to the GPUs of its node.
+fn rights(machine: &Machine, gpus: usize) -> (Verdict, String) {
+    let nodes = &machine.devices.nodes;
+    match nodes.get("kfd") {
+        None => return (Verdict::Broken, "no /dev/kfd".to_owned()),
+        Some(Access::Refused) => return (Verdict::Broken, "/dev/kfd is refused".to_owned()),
+        Some(Access::Granted) => {}
+    }
+    let renders = || nodes.iter().filter(|(name, _)| name.starts_with("dri/renderD"));
+    let granted = renders().filter(|(_, access)| **access == Access::Granted).count();
+    let refused: Vec<String> = renders()
+        .filter(|(_, access)| **access == Access::Refused)
+        .map(|(name, _)| format!("/dev/{name}"))
+        .collect();
+    let but = match refused.as_slice() {
+        [] => String::new(),
+        some => format!("; {} refused", some.join(", ")),
+    };
+    match granted {
+        0 => (Verdict::Broken, format!("/dev/kfd, and no render node{but}")),
+        _ if granted < gpus => {
+            (Verdict::Slow, format!("/dev/kfd, and {granted} render nodes for {gpus} GPUs{but}"))
+        }
+        _ => (Verdict::Ok, format!("/dev/kfd, {granted} render nodes{but}")),
+    }
 }
 
 fn xgmi(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
@@ -98,8 +112,16 @@ fn xgmi(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
     };
     let counts: Vec<usize> = gpus.iter().map(|gpu| count(gpu)).collect();
     let most = counts.iter().max().copied().unwrap_or(0);
+    if gpus.len() < 2 {
+        return;
+    }
     // Cards without xGMI, or a kernel that shows no topology.
-    if most == 0 || gpus.len() < 2 {
+    if most == 0 {
+        if report.job.asks(Facility::Xgmi) {
+            let found = "no links: traffic takes PCI Express, if it passes at all";
+            let finding = report.note(&XGMI, Facility::Xgmi, "AMD GPUs", Verdict::Slow.on(found));
+            finding.fix("use transport.scale_up.use = \"none\" and a transport of the host, or GPUs with xGMI");
+        }
         return;
     }
     let usual = majority(&counts).unwrap_or(most);
@@ -107,7 +129,7 @@ fn xgmi(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
         let verdict = if count < usual { Verdict::Slow } else { Verdict::Ok };
         let finding = report.note(
             &XGMI,
-            Facility::Hip,
+            Facility::Xgmi,
             format!("GPU {}", gpu.index),
             verdict.on(format!("links to {count} GPUs")),
         );

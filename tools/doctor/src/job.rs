@@ -21,6 +21,8 @@ pub enum Facility {
     NvLink,
     /// AMD GPUs.
     Hip,
+    /// AMD GPUs that reach each other's memory.
+    Xgmi,
     /// A NIC reads and writes GPU memory.
     GpuMemory,
     /// A GPU rings the NIC's doorbell.
@@ -135,12 +137,13 @@ impl Asks {
     /// Adds what a part of this kind and name needs. `provider` is libfabric's, where it has one.
     pub fn add_component(&mut self, kind: &str, name: &str, provider: Option<&str>) {
         use Facility::{
-            Cuda, Devx, Efa, Gin, GpuInitiated, GpuMemory, Hip, Libfabric, NvLink, Verbs,
+            Cuda, Devx, Efa, Gin, GpuInitiated, GpuMemory, Hip, Libfabric, NvLink, Verbs, Xgmi,
         };
         let facilities: &[Facility] = match (kind, name) {
             ("kernel set", "cuda") => &[Cuda],
             ("kernel set", "rocm") => &[Hip],
             ("transport", "nvlink") => &[Cuda, NvLink],
+            ("transport", "xgmi") => &[Hip, Xgmi],
             ("transport", "verbs") => &[Verbs],
             ("transport", "ibgda") => &[Cuda, Verbs, GpuMemory, GpuInitiated, Devx],
             ("transport", "gin") => &[Cuda, Verbs, GpuMemory, GpuInitiated, Gin],

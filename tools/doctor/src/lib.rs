@@ -32,6 +32,7 @@ mod pci;
 mod peer_memory;
 mod ports;
 mod rails;
+mod rocm;
 mod versions;
 pub mod world;
 
@@ -88,6 +89,7 @@ fn judge(
     versions::judge(&mut report);
     nic_drivers::judge(&mut report);
     libraries::judge(&mut report);
+    rocm::judge(&mut report);
     report.finish()
 }
 
@@ -113,6 +115,7 @@ pub fn catalogue() -> Vec<(&'static str, &'static [&'static Rule])> {
         ("Versions", versions::RULES),
         ("Drivers of NICs", nic_drivers::RULES),
         ("Libraries", libraries::RULES),
+        ("ROCm", rocm::RULES),
         ("Across nodes", world::RULES),
     ]
 }

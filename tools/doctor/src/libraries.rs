@@ -6,7 +6,7 @@ use crate::nics::rails;
 use crate::versions::{at_least, library, numbers};
 use crate::{DoctorReport, Facility, Rule, Verdict};
 
-pub(crate) const RULES: &[&Rule] = &[&NCCL, &GIN, &NVSHMEM, &RCCL];
+pub(crate) const RULES: &[&Rule] = &[&NCCL, &GIN, &NVSHMEM];
 
 /// The first NCCL whose waits on the device have an end.
 const NCCL_GIN: [u32; 3] = [2, 31, 2];
@@ -49,30 +49,17 @@ static NVSHMEM: Rule = Rule {
     source: "docs/architecture.md",
 };
 
-static RCCL: Rule = Rule {
-    id: "rccl",
-    title: "ROCm's libraries",
-    expected: "libamdhip64 for the component rocm; RCCL serves no component",
-    why: "The rocm kernels, which are planned, open libamdhip64 at run time. RCCL is what frameworks use beside.",
-    impact: "the rocm kernels do not open",
-    fix: "install ROCm's runtime (hip-runtime-amd), and put /opt/rocm/lib into LD_LIBRARY_PATH",
-    source: "AMD ROCm installation for Linux",
-};
-
 const NOT_FOUND: &str = "not in the usual folders";
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
-    let has = |vendor| report.machine.gpus.iter().any(|gpu| gpu.vendor == vendor);
-    if has(GpuVendor::Nvidia) || report.job.asks(Facility::Gin) {
+    let has_gpu = report.machine.gpus.iter().any(|gpu| gpu.vendor == GpuVendor::Nvidia);
+    if has_gpu || report.job.asks(Facility::Gin) {
         nccl(report);
         let found = library(report, "libnvshmem_host.so").map_or(NOT_FOUND.to_owned(), |library| {
             let version = library.version.as_deref().unwrap_or("version unknown");
             format!("{version}, serves no component")
         });
         report.note(&NVSHMEM, Facility::Node, "NVSHMEM", Verdict::Ok.on(found)).needed = false;
-    }
-    if has(GpuVendor::Amd) || report.job.asks(Facility::Hip) {
-        rocm(report);
     }
 }
 
@@ -118,23 +105,4 @@ fn gin_type(report: &mut DoctorReport<'_>, has_sockets: bool) {
         None => (Verdict::Broken, "no RDMA NIC"),
     };
     report.note(&GIN, Facility::Gin, "GIN", verdict.on(format!("{found}; {gdrcopy}")));
-}
-
-fn rocm(report: &mut DoctorReport<'_>) {
-    let text = |name: &str| {
-        library(report, name)
-            .map(|library| library.version.clone().unwrap_or_else(|| "version unknown".to_owned()))
-    };
-    let (hip, rccl) = (text("libamdhip64.so"), text("librccl.so"));
-    let (verdict, found) = match hip {
-        Some(version) => (Verdict::Ok, format!("libamdhip64 {version}")),
-        None => (Verdict::Unknown, "libamdhip64 is not in the usual folders".to_owned()),
-    };
-    let asked = report.job.asks(Facility::Hip);
-    report.note(&RCCL, Facility::Hip, "ROCm", verdict.on(found)).needed = asked;
-    if let Some(version) = rccl {
-        let found = format!("{version}, serves no component");
-        let finding = report.note(&RCCL, Facility::Hip, "RCCL", Verdict::Ok.on(found));
-        finding.expected("nothing").needed = false;
-    }
 }

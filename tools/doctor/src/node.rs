@@ -74,7 +74,7 @@ static MEMFD: Rule = Rule {
 static SOCKETS: Rule = Rule {
     id: "unix-sockets",
     title: "Abstract Unix sockets",
-    expected: "work: needed by shm and nvlink",
+    expected: "work: needed by shm, nvlink and xgmi",
     why: "Ranks of one host hand each other descriptors at abstract Unix sockets.",
     impact: "ranks of this host do not meet",
     fix: "allow Unix sockets in the container's profile (Docker's and Podman's defaults do), and run the \

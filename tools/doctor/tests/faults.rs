@@ -96,7 +96,10 @@ fn healthy_nodes_give_no_alarm_whatever_is_used() {
         ("hgx-cx7", &nvidia[..]),
         ("gb200-nvl72", &nvidia[..]),
         ("p5en-efa", &["kernel set cuda, transport nvlink, transport efa"]),
-        ("mi300x-pollara", &["kernel set rocm, transport verbs"]),
+        (
+            "mi300x-pollara",
+            &["kernel set rocm, transport verbs", "kernel set rocm, transport xgmi"],
+        ),
         ("roce-bond", &["kernel set cpu, transport verbs"]),
         ("healthy/hgx-storage", &nvidia[..]),
         ("healthy/hgx-virtual", &nvidia[..1]),

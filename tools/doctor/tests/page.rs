@@ -26,7 +26,9 @@ const SYMPTOMS: &[(&str, &[&str])] = &[
             "nvrtc",
             "nvlink-fabric",
             "amdgpu-driver",
-            "rccl",
+            "hip-runtime",
+            "hiprtc",
+            "amd-architecture",
         ],
     ),
     (
@@ -83,6 +85,7 @@ const SYMPTOMS: &[(&str, &[&str])] = &[
             "nccl",
             "gin-type",
             "nvshmem",
+            "rccl",
             "gpu-doorbell",
             "devx",
             "ibgda-signals",

@@ -39,6 +39,8 @@ pub struct Gpu {
     pub nvlinks: Fact<Vec<NvLink>>,
     /// The fabric beyond the node, as `nvidia-smi -q` reports it.
     pub fabric: Fact<GpuFabric>,
+    /// Architecture, such as `gfx942` (AMD).
+    pub gfx: Fact<String>,
     /// Links to other GPUs and to processors (AMD).
     pub kfd_links: Vec<KfdLink>,
 }
@@ -170,6 +172,7 @@ fn plain(function: &PciFunction, index: u32, vendor: GpuVendor) -> Gpu {
         mig: Fact::Missing,
         nvlinks: Fact::Missing,
         fabric: Fact::Missing,
+        gfx: Fact::Missing,
         kfd_links: Vec::new(),
     }
 }
@@ -317,6 +320,7 @@ fn amd_gpu(
         |name: &str| node.properties.get(name).map_or(Fact::Missing, |value| Fact::Known(*value));
     gpu.model = tree.word(&format!("{path}/product_name"), |text| Some(text.to_owned()));
     gpu.uuid = property("unique_id").and_then(|id| Some(format!("{id:016x}")));
+    gpu.gfx = property("gfx_target_version").and_then(gfx);
     gpu.minor = property("drm_render_minor").and_then(|minor| u32::try_from(minor).ok());
     if let Fact::Known(minor) = gpu.minor {
         gpu.is_visible = tree.has("dev/kfd") && tree.has(&format!("dev/dri/renderD{minor}"));
@@ -340,6 +344,12 @@ fn amd_gpu(
         })
         .collect();
     gpu
+}
+
+/// The name of an architecture: 90402, version 9.4 and stepping 2, is gfx942.
+fn gfx(version: u64) -> Option<String> {
+    let (major, minor, stepping) = (version / 10_000, version / 100 % 100, version % 100);
+    (major > 0).then(|| format!("gfx{major}{minor:x}{stepping:x}"))
 }
 
 /// Parses the outputs of the commands.

@@ -75,3 +75,11 @@ proptest! {
         let _ = fields(&text).count();
     }
 }
+
+#[test]
+fn architectures_of_amd_have_the_names_that_compilers_use() {
+    let names = [90_402, 90_500, 90_010, 110_000].map(gfx);
+    let expected = ["gfx942", "gfx950", "gfx90a", "gfx1100"].map(|name| Some(name.to_owned()));
+    assert_eq!(names, expected);
+    assert_eq!(gfx(0), None, "a node of a processor");
+}

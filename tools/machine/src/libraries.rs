@@ -45,12 +45,13 @@ const FOLDERS: [&str; 14] = [
     "opt/rocm/lib",
     "usr/mpi/lib",
 ];
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 19] = [
     "libamdhip64.so",
     "libcuda.so",
     "libefa.so",
     "libfabric.so",
     "libgdrapi.so",
+    "libhiprtc.so",
     "libibverbs.so",
     "libionic.so",
     "libmlx5.so",

@@ -3,6 +3,7 @@
 use cudarc::driver::sys;
 use sys::CUdevice_attribute as A;
 use tokenyard_core::Result;
+use tokenyard_gpu::compile::Architecture;
 use tokenyard_gpu::driver::{DeviceFacts, RawDevice, Reach, Uuid};
 
 use super::check;
@@ -49,10 +50,11 @@ pub(super) fn facts(device: RawDevice) -> Result<DeviceFacts> {
     let vmm = ask(A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?;
     let fds = ask(A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?;
     Ok(DeviceFacts {
-        capability: (major * 10 + minor) as u32,
+        architecture: Architecture::Sm((major * 10 + minor) as u32),
+        wave: 32,
         processors: ask(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
         most_shared: ask(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
-        exports_memory: vmm != 0 && fds != 0,
+        shares_by: (vmm != 0 && fds != 0).then_some("VMM"),
     })
 }
 

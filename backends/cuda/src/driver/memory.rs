@@ -91,15 +91,35 @@ pub(super) fn import(fd: BorrowedFd<'_>) -> Result<RawMemory> {
 }
 
 /// # Safety
-/// The range is mapped.
-pub(super) unsafe fn allow(address: u64, bytes: usize, device: RawDevice) -> Result<()> {
+/// The memory lives.
+pub(super) unsafe fn map(memory: RawMemory, bytes: usize, device: RawDevice) -> Result<u64> {
+    let mut address = 0;
+    // SAFETY: the driver chooses a fresh range.
+    let reserved = unsafe { sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) };
+    check("reserve addresses", reserved)?;
+    // SAFETY: our own range, at which nothing is mapped.
+    unsafe { map_at(address, bytes, memory, device) }.map(|()| address).inspect_err(|_| {
+        // SAFETY: our own range; whatever was mapped there is not any more.
+        let _ = unsafe { sys::cuMemAddressFree(address, bytes) };
+    })
+}
+
+/// # Safety
+/// The range is the caller's own, and nothing is mapped there.
+unsafe fn map_at(at: u64, bytes: usize, memory: RawMemory, device: RawDevice) -> Result<()> {
+    // SAFETY: by this function's contract; the driver refuses a length beyond that of the memory.
+    check("map memory", unsafe { sys::cuMemMap(at, bytes, 0, memory.0, 0) })?;
     let access = sys::CUmemAccessDesc {
         location: location(device),
         flags: sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
-    // SAFETY: by this function's contract; the structure is valid for the call.
-    check("give access", unsafe { sys::cuMemSetAccess(address, bytes, &access, 1) })
-        .map_err(|e| e.with_fix("see nvidia-smi topo -p2p rw: the devices must reach each other"))
+    // SAFETY: the range was just mapped; the structure is valid for the call.
+    let allowed = unsafe { sys::cuMemSetAccess(at, bytes, &access, 1) };
+    check("give access", allowed).map_err(|error| {
+        // SAFETY: as above.
+        let _ = unsafe { sys::cuMemUnmap(at, bytes) };
+        error.with_fix("see nvidia-smi topo -p2p rw: the devices must reach each other")
+    })
 }
 
 pub(super) fn alloc_pooled(device: RawDevice, bytes: usize) -> Result<u64> {

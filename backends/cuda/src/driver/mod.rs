@@ -5,6 +5,7 @@ mod memory;
 
 use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys;
@@ -22,7 +23,20 @@ const OLDEST: i32 = 13_000;
 #[derive(Debug)]
 pub struct CudaDriver;
 
-fn load() -> Result<()> {
+/// CUDA's libraries are where the loader finds them.
+pub(crate) fn refuse_folder(folder: Option<&Path>) -> Result<()> {
+    let Some(folder) = folder else { return Ok(()) };
+    let message = format!(
+        "`libraries`: found {}; expected none: the loader finds the libraries of CUDA",
+        folder.display()
+    );
+    Err(Error::new(ErrorKind::Config, "load driver", message)
+        .with_fix("put the folder into LD_LIBRARY_PATH")
+        .with_key("libraries"))
+}
+
+fn load(folder: Option<&Path>) -> Result<()> {
+    refuse_folder(folder)?;
     static LOADED: OnceLock<std::result::Result<(), (String, &'static str)>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| {
         // SAFETY: opening the driver's library runs its constructors only.
@@ -93,12 +107,12 @@ fn is_done(status: sys::CUresult) -> Result<bool> {
 // SAFETY of the blocks below: `load` has succeeded, and handles, addresses and pointers are valid, by
 // the contract of `Driver`. Out parameters are locals. A block names anything else that it relies on.
 impl Driver for CudaDriver {
-    fn load(&self) -> Result<()> {
-        load()
+    fn load(&self, folder: Option<&Path>) -> Result<()> {
+        load(folder)
     }
 
     fn version(&self) -> Result<String> {
-        load()?;
+        load(None)?;
         let mut version = 0;
         // SAFETY: see above.
         check("ask driver", unsafe { sys::cuDriverGetVersion(&mut version) })?;
@@ -145,12 +159,14 @@ impl Driver for CudaDriver {
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(device.0) };
     }
 
-    unsafe fn context_push(&self, context: RawContext) -> Result<()> {
+    unsafe fn context_push(&self, context: RawContext) -> Result<RawContext> {
         // SAFETY: see above.
-        check("enter context", unsafe { sys::cuCtxPushCurrent_v2(context.0.cast()) })
+        check("enter context", unsafe { sys::cuCtxPushCurrent_v2(context.0.cast()) })?;
+        // The driver has a stack of contexts itself.
+        Ok(RawContext(std::ptr::null_mut()))
     }
 
-    unsafe fn context_pop(&self) {
+    unsafe fn context_pop(&self, _: RawContext) {
         let mut raw = std::ptr::null_mut();
         // SAFETY: pushed on this thread, by this function's contract.
         let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut raw) };
@@ -232,31 +248,16 @@ impl Driver for CudaDriver {
         let _ = unsafe { sys::cuMemRelease(memory.0) };
     }
 
-    fn range_reserve(&self, bytes: usize) -> Result<u64> {
-        let mut address = 0;
-        // SAFETY: the driver chooses a fresh range.
-        let status = unsafe { sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) };
-        check("reserve addresses", status).map(|()| address)
-    }
-
-    unsafe fn range_free(&self, address: u64, bytes: usize) {
-        // SAFETY: see above.
-        let _ = unsafe { sys::cuMemAddressFree(address, bytes) };
-    }
-
-    unsafe fn range_map(&self, address: u64, bytes: usize, memory: RawMemory) -> Result<()> {
-        // SAFETY: see above; the driver refuses a length beyond that of the memory.
-        check("map memory", unsafe { sys::cuMemMap(address, bytes, 0, memory.0, 0) })
-    }
-
-    unsafe fn range_allow(&self, address: u64, bytes: usize, device: RawDevice) -> Result<()> {
+    unsafe fn memory_map(&self, memory: RawMemory, bytes: usize, device: RawDevice) -> Result<u64> {
         // SAFETY: by this function's contract.
-        unsafe { memory::allow(address, bytes, device) }
+        unsafe { memory::map(memory, bytes, device) }
     }
 
-    unsafe fn range_unmap(&self, address: u64, bytes: usize) {
+    unsafe fn memory_unmap(&self, _: RawMemory, address: u64, bytes: usize) {
         // SAFETY: see above.
         let _ = unsafe { sys::cuMemUnmap(address, bytes) };
+        // SAFETY: the range of a mapping, at which nothing is mapped any more.
+        let _ = unsafe { sys::cuMemAddressFree(address, bytes) };
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
@@ -462,6 +463,14 @@ impl Driver for CudaDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_of_libraries_is_refused_with_the_key() {
+        let folder = Path::new("/opt/cuda/lib");
+        let error = CudaDriver.load(Some(folder)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("`libraries`: found /opt/cuda/lib"), "{error}");
+    }
 
     #[test]
     fn a_driver_out_of_memory_does_not_say_that_all_ranks_may_go_on() {

@@ -3,15 +3,17 @@
 //! The sources are embedded; the device API comes from the transport, the compiler from the platform.
 
 mod cache;
+mod library;
 mod program;
 mod tool;
 
+pub use library::{mapped, mapped_identity};
 pub use program::{Architecture, Compiled, Role, Rows, Source, Target};
 pub(crate) use program::{DeviceApiSource, Needed, ProbeSource, Program};
 pub use tool::{Ran, Tool, Written};
 
 use std::fmt::Debug;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -21,11 +23,12 @@ use cache::Cache;
 
 /// A compiler of kernels. Any thread may call.
 pub trait Compiler: Debug + Send + Sync {
-    /// Loads the compiler. Succeeds before any other call.
+    /// Loads the compiler: out of this folder, or where it is found. Succeeds before any other call; without a
+    /// folder, a compiler that is loaded serves. A program needs no folder.
     ///
     /// # Errors
-    /// `Unavailable` with the fix.
-    fn load(&self) -> Result<()>;
+    /// `Unavailable` with the fix; `Config` where the compiler takes no folder.
+    fn load(&self, folder: Option<&Path>) -> Result<()>;
 
     /// A text that differs between compilers that generate different code from the same source. The
     /// cache's keys include it.
@@ -54,8 +57,26 @@ pub trait Compiler: Debug + Send + Sync {
     fn compile(&self, source: &Source) -> Result<Compiled>;
 }
 
-/// The oldest architecture that the kernels are written for.
+/// The oldest architecture of NVIDIA's that the kernels are written for.
 const OLDEST: u32 = 80;
+/// The architectures of AMD's that the kernels are compiled for in tests, on which a wavefront has 64 lanes.
+const GFX: [u32; 2] = [0x942, 0x950];
+
+/// Whether there are kernels for an architecture.
+///
+/// # Errors
+/// `Unsupported` with those that there are kernels for.
+pub(crate) fn check_architecture(architecture: Architecture) -> Result<()> {
+    let expected = match architecture {
+        Architecture::Sm(..OLDEST) => format!("sm_{OLDEST} or later (A100)"),
+        Architecture::Gfx(digits) if !GFX.contains(&digits) => {
+            "gfx942 or gfx950 (MI300X, MI325X, MI350X, MI355X)".to_owned()
+        }
+        _ => return Ok(()),
+    };
+    let message = format!("found {}; expected {expected}", architecture.name());
+    Err(Error::new(ErrorKind::Unsupported, "load kernels", message).with_fix("use another GPU"))
+}
 
 /// How rows move on an architecture.
 pub(crate) fn rows_of(
@@ -68,9 +89,7 @@ pub(crate) fn rows_of(
         Err(Error::new(ErrorKind::Unsupported, "load kernels", message).with_fix(fix))
     };
     let name = architecture.name();
-    if matches!(architecture, Architecture::Sm(..OLDEST)) {
-        return refuse(format!("found {name}; expected sm_{OLDEST} or later"), "use another GPU");
-    }
+    check_architecture(architecture)?;
     match config.rows {
         RowCopy::Tma if !has_bulk_copies => refuse(
             format!("rows = \"tma\": found {name}; expected sm_90 or later"),
@@ -81,6 +100,24 @@ pub(crate) fn rows_of(
         // does not matter.
         RowCopy::Auto if !has_bulk_copies || by_host => Ok(Rows::Vector),
         RowCopy::Tma | RowCopy::Auto => Ok(Rows::Tma),
+    }
+}
+
+/// Whether the config names the compiler of all kernels.
+fn names_compiler(platform: &Platform, config: &GpuConfig) -> bool {
+    platform.named_compiles_all && config.compiler.is_some()
+}
+
+/// Loads the compiler of most kernels.
+///
+/// # Errors
+/// `Unavailable` with the fix.
+pub(crate) fn load_compiler(platform: &Platform, config: &GpuConfig) -> Result<()> {
+    match &config.compiler {
+        Some(named) if names_compiler(platform, config) => {
+            (platform.program_compiler)(Some(named))?.load(None)
+        }
+        _ => platform.compiler.load(config.libraries.as_deref()),
     }
 }
 
@@ -96,8 +133,11 @@ pub(crate) fn kernels(
     let rows = rows_of(config, architecture, device_api.by_host)?;
     let program;
     let compiler = match device_api.compiler {
-        Needed::RunTime => platform.compiler,
-        Needed::Program => {
+        Needed::RunTime if !names_compiler(platform, config) => {
+            load_compiler(platform, config)?;
+            platform.compiler
+        }
+        _ => {
             program = (platform.program_compiler)(config.compiler.as_deref())?;
             &*program
         }
@@ -162,5 +202,18 @@ mod tests {
         assert!(text.contains("found sm_89; expected sm_90"), "{text}");
         let text = rows(RowCopy::Auto, 75).unwrap_err().to_string();
         assert!(text.contains("found sm_75; expected sm_80"), "{text}");
+    }
+
+    #[test]
+    fn rows_move_by_vectors_on_the_architectures_of_amd_that_there_are_kernels_for() {
+        let rows = |digits| {
+            let architecture = Architecture::Gfx(digits);
+            rows_of(&GpuConfig::default(), architecture, false).map_err(|e| e.to_string())
+        };
+        assert_eq!([0x942, 0x950].map(rows), [Ok(Rows::Vector), Ok(Rows::Vector)]);
+        for (digits, name) in [(0x90a, "gfx90a"), (0x1100, "gfx1100")] {
+            let text = rows(digits).unwrap_err();
+            assert!(text.contains(&format!("found {name}; expected gfx942 or gfx950")), "{text}");
+        }
     }
 }

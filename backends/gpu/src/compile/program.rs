@@ -51,6 +51,12 @@ pub enum Architecture {
 }
 
 impl Architecture {
+    /// AMD's architecture of a name such as `gfx942` or `gfx942:sramecc+:xnack-`.
+    pub fn gfx(name: &str) -> Option<Self> {
+        let digits = name.split(':').next()?.strip_prefix("gfx")?;
+        u32::from_str_radix(digits, 16).ok().map(Self::Gfx)
+    }
+
     /// The name as the compiler writes it. NVIDIA's include the features of exactly this architecture
     /// from 9.0 on.
     pub fn name(self) -> String {
@@ -202,7 +208,7 @@ impl Program {
     /// Names the result: a hash of every byte of the input, and of the text that identifies the
     /// compiler.
     pub(crate) fn key(&self, compiler: &dyn Compiler) -> Result<String> {
-        compiler.load()?;
+        compiler.load(None)?;
         let (identity, read) = (compiler.identity()?, compiler.files_read(&self.source)?);
         let mut hash = Sha256::new();
         let mut add = |text: &str| {
@@ -222,7 +228,7 @@ impl Program {
 
     /// Compiles.
     pub(crate) fn compile(&self, compiler: &dyn Compiler) -> Result<Compiled> {
-        compiler.load()?;
+        compiler.load(None)?;
         compiler.compile(&self.source)
     }
 }

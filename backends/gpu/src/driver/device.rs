@@ -54,7 +54,7 @@ impl Device {
 
     /// Number of devices that this process sees; at least one. Loads the driver.
     pub(crate) fn count(platform: &'static Platform) -> Result<i32> {
-        platform.driver.load()?;
+        platform.driver.load(None)?;
         let count = platform.driver.device_count()?;
         if count == 0 { Err(none(platform)) } else { Ok(count) }
     }
@@ -162,8 +162,8 @@ impl Context {
     /// The error of the driver.
     pub fn enter(&self) -> Result<Entered> {
         // SAFETY: a context that lives; popped on drop, in reverse order.
-        unsafe { self.driver().context_push(self.raw)? };
-        Ok(Entered { driver: self.driver(), _not_send: std::marker::PhantomData })
+        let previous = unsafe { self.driver().context_push(self.raw)? };
+        Ok(Entered { driver: self.driver(), previous, _not_send: std::marker::PhantomData })
     }
 
     pub(crate) fn driver(&self) -> &'static dyn Driver {
@@ -183,13 +183,14 @@ impl Drop for Context {
 #[must_use = "the context is current only while this lives"]
 pub struct Entered {
     driver: &'static dyn Driver,
+    previous: RawContext,
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
         // SAFETY: pushed by `enter` on this thread.
-        unsafe { self.driver.context_pop() };
+        unsafe { self.driver.context_pop(self.previous) };
     }
 }
 

@@ -21,7 +21,7 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: made or imported once; mappings hold a reference to the memory themselves.
+        // SAFETY: made or imported once; its mapping has gone before.
         unsafe { self.context.driver().memory_release(self.raw) };
     }
 }
@@ -29,10 +29,10 @@ impl Drop for Handle {
 /// A mapping of shareable memory at an address of this process.
 #[derive(Debug)]
 pub(crate) struct Reserved {
-    context: Arc<Context>,
     address: u64,
     bytes: usize,
-    mapped: bool,
+    /// Dropped after the mapping.
+    memory: Handle,
 }
 
 impl Reserved {
@@ -43,21 +43,15 @@ impl Reserved {
         let raw = context.driver().memory_import(fd.as_fd()).map_err(|e| {
             e.with_fix("let the ranks of a machine see the same devices (containers, cgroups)")
         })?;
-        let handle = Handle { context: Arc::clone(context), raw };
-        Self::map(context, &handle, bytes)
+        Self::map(Handle { context: Arc::clone(context), raw }, bytes)
     }
 
-    fn map(context: &Arc<Context>, handle: &Handle, bytes: u64) -> Result<Self> {
-        let (driver, bytes) = (context.driver(), bytes as usize);
-        let address = driver.range_reserve(bytes)?;
-        let mut this = Self { context: Arc::clone(context), address, bytes, mapped: false };
-        // SAFETY: a range of our own at which nothing is mapped; the driver refuses a length beyond
-        // that of the memory.
-        unsafe { driver.range_map(address, bytes, handle.raw)? };
-        this.mapped = true;
-        // SAFETY: the range was just mapped.
-        unsafe { driver.range_allow(address, bytes, context.device.raw())? };
-        Ok(this)
+    fn map(memory: Handle, bytes: u64) -> Result<Self> {
+        let (context, bytes) = (&memory.context, bytes as usize);
+        // SAFETY: memory that was just made or imported.
+        let address =
+            unsafe { context.driver().memory_map(memory.raw, bytes, context.device.raw())? };
+        Ok(Self { address, bytes, memory })
     }
 
     /// First byte.
@@ -68,15 +62,11 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        let _entered = self.context.enter();
-        // SAFETY: our own range; kernels that use it have ended (transports and kernel sets
+        let Handle { context, raw } = &self.memory;
+        let _entered = context.enter();
+        // SAFETY: our own mapping; kernels that use it have ended (transports and kernel sets
         // synchronise before they drop memory).
-        unsafe {
-            if self.mapped {
-                self.context.driver().range_unmap(self.address, self.bytes);
-            }
-            self.context.driver().range_free(self.address, self.bytes);
-        }
+        unsafe { context.driver().memory_unmap(*raw, self.address, self.bytes) };
     }
 }
 
@@ -102,7 +92,7 @@ impl Vmm {
         let handle = Handle { context: Arc::clone(context), raw };
         // SAFETY: the memory was made just above.
         let fd = unsafe { driver.memory_export(raw)? };
-        let mapping = Reserved::map(context, &handle, bytes)?;
+        let mapping = Reserved::map(handle, bytes)?;
         zero(context, mapping.address, bytes as usize)?;
         Ok(Self { mapping, fd, bytes })
     }
@@ -127,7 +117,7 @@ impl Vmm {
     /// # Errors
     /// The error of the driver where it makes no dmabuf.
     pub fn dmabuf(&self) -> Result<OwnedFd> {
-        let context = &self.mapping.context;
+        let context = &self.mapping.memory.context;
         let _entered = context.enter()?;
         // SAFETY: our own mapping.
         unsafe { context.driver().range_dmabuf(self.mapping.address, self.mapping.bytes) }

@@ -3,8 +3,11 @@
 use std::ffi::{CStr, c_void};
 use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use tokenyard_core::Result;
+
+use crate::compile::Architecture;
 
 /// Handles are the driver's own pointers and numbers. They are plain data: only the objects of this
 /// crate's `driver` folder own the resources that handles name.
@@ -69,14 +72,16 @@ pub enum Reach {
 /// The numbers of a device that sizes and kernels depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
-    /// Compute capability, as major * 10 + minor.
-    pub capability: u32,
+    /// The architecture that kernels are compiled for.
+    pub architecture: Architecture,
+    /// Threads of a warp.
+    pub wave: u32,
     /// Multiprocessors.
     pub processors: u32,
     /// Most bytes of dynamic shared memory that a block may have.
     pub most_shared: u32,
-    /// Whether the device can share its memory with other processes by a file descriptor.
-    pub exports_memory: bool,
+    /// How the device shares its memory with other processes, in its maker's words; none if it cannot.
+    pub shares_by: Option<&'static str>,
 }
 
 /// The size of a launch.
@@ -91,9 +96,9 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Blocks of this many warps each.
-    pub fn of_warps(blocks: u32, warps: u32, shared: u32) -> Self {
-        Self { blocks, threads: 32 * warps, shared }
+    /// Blocks of this many threads each.
+    pub fn of_threads(blocks: u32, threads: u32, shared: u32) -> Self {
+        Self { blocks, threads, shared }
     }
 }
 
@@ -112,11 +117,13 @@ impl Launch {
 /// memory that is freed, unmapped or destroyed is used by no kernel and no copy that still runs. A
 /// call names any further requirement.
 pub trait Driver: Debug + Send + Sync {
-    /// Loads and initialises the library, once per process.
+    /// Loads and initialises the library, once per process: out of this folder, or where it is found.
+    /// Without a folder, a library that is loaded serves.
     ///
     /// # Errors
-    /// `Unavailable`: no driver, too old a driver, or no device, with the fix.
-    fn load(&self) -> Result<()>;
+    /// `Unavailable`: no driver, too old a driver, or no device, with the fix. `Config`: the driver takes no
+    /// folder, or is loaded out of another one.
+    fn load(&self, folder: Option<&Path>) -> Result<()>;
 
     /// The version of the interface that the driver speaks, in its maker's words.
     fn version(&self) -> Result<String>;
@@ -151,17 +158,17 @@ pub trait Driver: Debug + Send + Sync {
     /// The context was retained as often.
     unsafe fn context_release(&self, device: RawDevice);
 
-    /// Makes a context current on this thread.
+    /// Makes a context current on this thread; returns what restores the present state.
     ///
     /// # Safety
     /// As for all calls.
-    unsafe fn context_push(&self, context: RawContext) -> Result<()>;
+    unsafe fn context_push(&self, context: RawContext) -> Result<RawContext>;
 
-    /// Makes the previous context current again.
+    /// Makes the previous context current again, which [`context_push`](Self::context_push) returned.
     ///
     /// # Safety
     /// This thread has pushed a context.
-    unsafe fn context_pop(&self);
+    unsafe fn context_pop(&self, previous: RawContext);
 
     /// Plain device memory.
     fn alloc(&self, bytes: usize) -> Result<u64>;
@@ -236,38 +243,24 @@ pub trait Driver: Debug + Send + Sync {
     /// The memory behind another process's descriptor, which may be closed afterwards.
     fn memory_import(&self, fd: BorrowedFd<'_>) -> Result<RawMemory>;
 
-    /// Releases shareable memory. Mappings hold a reference to the memory themselves.
+    /// Releases shareable memory.
+    ///
+    /// # Safety
+    /// Nothing of it is mapped.
+    unsafe fn memory_release(&self, memory: RawMemory);
+
+    /// Maps shareable memory, which lets a device load and store there; returns its address. The driver
+    /// refuses a length beyond that of the memory.
     ///
     /// # Safety
     /// As for all calls.
-    unsafe fn memory_release(&self, memory: RawMemory);
+    unsafe fn memory_map(&self, memory: RawMemory, bytes: usize, device: RawDevice) -> Result<u64>;
 
-    /// A fresh range of addresses.
-    fn range_reserve(&self, bytes: usize) -> Result<u64>;
-
-    /// Frees a range.
+    /// Unmaps shareable memory.
     ///
     /// # Safety
-    /// Nothing is mapped there.
-    unsafe fn range_free(&self, address: u64, bytes: usize);
-
-    /// Maps memory at a range; refuses a length beyond that of the memory.
-    ///
-    /// # Safety
-    /// The range is the caller's own, and nothing is mapped there.
-    unsafe fn range_map(&self, address: u64, bytes: usize, memory: RawMemory) -> Result<()>;
-
-    /// Lets a device load from and store to a mapped range.
-    ///
-    /// # Safety
-    /// The range is mapped.
-    unsafe fn range_allow(&self, address: u64, bytes: usize, device: RawDevice) -> Result<()>;
-
-    /// Unmaps a range.
-    ///
-    /// # Safety
-    /// The range is mapped.
-    unsafe fn range_unmap(&self, address: u64, bytes: usize);
+    /// It was mapped at this address, with this length.
+    unsafe fn memory_unmap(&self, memory: RawMemory, address: u64, bytes: usize);
 
     /// Copies between places of any kind that this process can name, in the order of the default
     /// stream. May return before the copy has ended.

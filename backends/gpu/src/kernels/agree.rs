@@ -3,7 +3,7 @@
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{Common, ENTER, HEAD, WARPS};
+use super::args::{Common, ENTER, HEAD, THREADS};
 use super::engine::Engine;
 use super::outcome::{Called, Refusal};
 use crate::driver::Launch;
@@ -63,7 +63,7 @@ impl Engine {
         self.routing.latest = operation;
         let called = self.sign(operation, &mut common, signature);
         let shared = 4 * HEAD * self.exchange.shape.ranks;
-        let launch = Launch::of_warps(1, WARPS, shared);
+        let launch = Launch::of_threads(1, THREADS, shared);
         let slot = self.routing.slot(operation);
         // SAFETY: the kernel's type; it names memory of the engine only.
         let sent = unsafe { self.launch(&self.launcher.kernels.agree, launch, &common, slot) };

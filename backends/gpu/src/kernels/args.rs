@@ -7,18 +7,12 @@ pub(crate) const TEXT: usize = 192;
 pub(crate) const HEAD: u32 = 8;
 /// Words of a text: its length, then four bytes each.
 pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
-/// Warps of a block.
-pub(crate) const WARPS: u32 = 16;
+/// Threads of a block: `kWarps * kWave` of the kernels, and `kSummingWarps * kWave`.
+pub(crate) const THREADS: u32 = 512;
 /// Bits of a place among the rows that one warp counts.
 pub(crate) const PLACE_BITS: u32 = 20;
-/// Warps of a block that move row metadata.
-pub(crate) const METADATA_WARPS: u32 = 4;
 /// Rings of a block that sums.
 pub(crate) const RINGS: u32 = 2;
-/// Warps of a ring.
-pub(crate) const RING_WARPS: u32 = 8;
-/// Warps of a block that sums.
-pub(crate) const SUMMING_WARPS: u32 = RINGS * RING_WARPS;
 
 /// Warps of a block that push rows by bulk copies: more crowd the link, fewer do not fill it.
 pub(crate) const PUSH_WARPS: u32 = 4;

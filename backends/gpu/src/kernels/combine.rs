@@ -5,7 +5,7 @@ use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region, Shape};
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, SUMMING_WARPS, WARPS};
+use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, THREADS};
 use super::combine_tiling::CombineTiling;
 use super::dispatch::refusal;
 use super::engine::Engine;
@@ -192,6 +192,7 @@ impl Engine {
             bytes: rows * row_bytes,
             row_bytes,
             topk,
+            warps: self.launcher.block.warps(),
         };
         let may = !self.exchange.path.puts() && self.exchange.groups == 1;
         may.then(|| work.way(self.places.outside, self.launcher.kernels.rows)).flatten()
@@ -262,7 +263,7 @@ impl Engine {
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         let combine_tiling = self.combine_tiling(row_bytes);
         let shared = RINGS * combine_tiling.stages * combine_tiling.stage_bytes;
-        let size = Launch::of_warps(self.launcher.blocks.local, SUMMING_WARPS, shared);
+        let size = Launch::of_threads(self.launcher.blocks.local, THREADS, shared);
         let arguments = MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,
@@ -354,7 +355,7 @@ impl Engine {
         self.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
         let (kernel, _) = summable(call.x.dtype);
         let size =
-            Launch::of_warps(self.launcher.blocks.exchange, SUMMING_WARPS, combine_tiling.shared);
+            Launch::of_threads(self.launcher.blocks.exchange, THREADS, combine_tiling.shared);
         let slot = self.routing.slot(call.operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.launcher.kernels.combine[kernel], size, arguments, slot) }
@@ -372,15 +373,15 @@ impl Engine {
         let slot = self.routing.slot(call.operation);
         let (kernel, size) = match &self.launcher.kernels.combine_put {
             Some(combine_put) => {
-                (combine_put, Launch::of_warps(1, WARPS, combine_tiling.table_bytes))
+                (combine_put, Launch::of_threads(1, THREADS, combine_tiling.table_bytes))
             }
             None => {
                 let (kernel, _) = summable(call.x.dtype);
                 (
                     &self.launcher.kernels.combine[kernel],
-                    Launch::of_warps(
+                    Launch::of_threads(
                         self.launcher.blocks.exchange,
-                        SUMMING_WARPS,
+                        THREADS,
                         combine_tiling.shared,
                     ),
                 )

@@ -2,8 +2,9 @@
 
 use tokenyard_core::moe::REGION_ALIGN;
 
-use super::args::{HEAD, PUSH_STAGES, PUSH_WARPS, RINGS, SUMMING_WARPS};
+use super::args::{HEAD, PUSH_STAGES, PUSH_WARPS, RINGS};
 use super::exchange::Exchange;
+use super::limits::BlockLimits;
 use super::moving::{LONGEST_PIECE, pieces};
 use super::sizes::KEPT;
 
@@ -25,16 +26,16 @@ pub(super) struct CombineTiling {
 }
 
 impl CombineTiling {
-    /// For rows of `row_bytes`, on a device that gives a block `most_shared` bytes.
-    pub(super) fn new(exchange: &Exchange, row_bytes: u64, most_shared: u32) -> Self {
+    /// For rows of `row_bytes` on a device.
+    pub(super) fn new(exchange: &Exchange, row_bytes: u64, block: BlockLimits) -> Self {
         let (ranks, groups) = (exchange.shape.ranks, exchange.groups);
         // Where kernels put, records count each group; they are read before the other tables are
         // filled.
-        let each = HEAD * 4 + (4 * 8 + 4 * SUMMING_WARPS + 4 + 4).max(4 * (1 + groups));
+        let each = HEAD * 4 + (4 * 8 + 4 * block.warps() + 4 + 4).max(4 * (1 + groups));
         let table_bytes = (ranks * each).next_multiple_of(128);
         let (piece_bytes, pieces) = pieces(row_bytes);
         let stage_bytes = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
-        let room = most_shared.saturating_sub(KEPT + table_bytes) / stage_bytes;
+        let room = block.shared.saturating_sub(KEPT + table_bytes) / stage_bytes;
         let stages = (room / RINGS).clamp(1, RING_STAGES);
         let stages_bytes = RINGS * stages * stage_bytes;
         // Each piece is waited for, so short rows travel together.
@@ -55,7 +56,7 @@ impl CombineTiling {
 mod tests {
     use tokenyard_core::moe::Shape;
 
-    use super::super::args::RING_WARPS;
+    use super::super::args::THREADS;
     use super::super::exchange::tests::SHAPE;
     use super::super::path::Path;
     use super::super::path::tests::ring;
@@ -70,11 +71,12 @@ mod tests {
                 let combine_tiling =
                     CombineTiling::new(&whole(shape, 2, Path::STORE), row_bytes, HOPPER);
                 assert!(
-                    combine_tiling.shared + KEPT <= HOPPER && combine_tiling.stages <= RING_STAGES,
+                    combine_tiling.shared + KEPT <= HOPPER.shared
+                        && combine_tiling.stages <= RING_STAGES,
                     "{combine_tiling:?}"
                 );
                 // All threads but those of one warp take five vectors of 16 bytes each.
-                assert!(combine_tiling.piece_bytes <= (RING_WARPS - 1) * 32 * 5 * 16);
+                assert!(combine_tiling.piece_bytes <= (THREADS / RINGS - HOPPER.wave) * 5 * 16);
                 let pushed = PUSH_WARPS * PUSH_STAGES * combine_tiling.push_bytes;
                 assert!(
                     combine_tiling.table_bytes + pushed <= combine_tiling.shared,

@@ -6,6 +6,7 @@ use tokenyard_core::abi;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile::{DeviceApiSource, Needed};
+use crate::platform::Dialect;
 
 /// A device API that the kernels can be compiled over.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub(crate) struct DeviceApi {
 
 fn refuse<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::Unsupported, "read device API", message)
-        .with_fix("use a transport of this version for CUDA"))
+        .with_fix("use a transport of this version, for these devices"))
 }
 
 /// The elements at an address.
@@ -56,11 +57,11 @@ impl DeviceApi {
     ///
     /// # Safety
     /// Each pointer is null, or valid for as many elements as the device API says.
-    pub(crate) unsafe fn read(device_api: &abi::TyDeviceApi) -> Result<Self> {
+    pub(crate) unsafe fn read(dialect: &Dialect, device_api: &abi::TyDeviceApi) -> Result<Self> {
         // SAFETY: by this function's contract.
         let (without, bytes) = unsafe {
             (
-                Self::without_params(device_api)?,
+                Self::without_params(dialect, device_api)?,
                 slice("bytes of parameters", device_api.params, device_api.param_bytes)?,
             )
         };
@@ -79,26 +80,35 @@ impl DeviceApi {
     ///
     /// # Safety
     /// As [`read`](Self::read).
-    pub(crate) unsafe fn without_params(device_api: &abi::TyDeviceApi) -> Result<Self> {
-        let wanted = (abi::TY_DEVICE_API_VERSION, abi::TY_DIALECT_CUDA);
+    pub(crate) unsafe fn without_params(
+        dialect: &Dialect,
+        device_api: &abi::TyDeviceApi,
+    ) -> Result<Self> {
+        let wanted = (abi::TY_DEVICE_API_VERSION, dialect.code);
+        let [library, program] = dialect.compilers;
         let found = (device_api.version, device_api.dialect);
         let compiler = match device_api.compiler {
-            abi::TY_COMPILER_NVRTC if device_api.include_folder_count == 0 => Some(Needed::RunTime),
-            abi::TY_COMPILER_NVCC => Some(Needed::Program),
+            found if found == library.0 && device_api.include_folder_count == 0 => {
+                Some(Needed::RunTime)
+            }
+            found if found == program.0 => Some(Needed::Program),
             _ => None,
         };
         let (true, Some(compiler)) = (found == wanted, compiler) else {
             return refuse(format!(
-                "found version {}, dialect {}, compiler {} with {} include folders; expected {}, CUDA ({}), \
-                 NVRTC ({}) with none or nvcc ({})",
+                "found version {}, dialect {}, compiler {} with {} include folders; expected {}, {} ({}), \
+                 {} ({}) with none or {} ({})",
                 found.0,
                 found.1,
                 device_api.compiler,
                 device_api.include_folder_count,
                 wanted.0,
+                dialect.name,
                 wanted.1,
-                abi::TY_COMPILER_NVRTC,
-                abi::TY_COMPILER_NVCC
+                library.1,
+                library.0,
+                program.1,
+                program.0,
             ));
         };
         if device_api.param_bytes == 0 || device_api.param_alignment > 8 {
@@ -189,6 +199,7 @@ impl DeviceApi {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::platform::tests::DIALECT;
 
     const SOURCE: &str = "struct DeviceApi {};";
     const PARAMS: [u8; 12] = [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0];
@@ -216,7 +227,7 @@ mod tests {
         let mut device_api = device_api();
         change(&mut device_api);
         // SAFETY: every pointer is null or points to a constant of its length.
-        unsafe { DeviceApi::read(&device_api) }
+        unsafe { DeviceApi::read(&DIALECT, &device_api) }
             .expect_err("a device API that cannot be used")
             .to_string()
     }
@@ -226,7 +237,7 @@ mod tests {
         let define = [abi::TyStr { data: b"A=1".as_ptr(), bytes: 3 }, NO_TEXT];
         let given = abi::TyDeviceApi { defines: define.as_ptr(), define_count: 2, ..device_api() };
         // SAFETY: the defines live until the end of the test.
-        let read = unsafe { DeviceApi::read(&given) }.unwrap();
+        let read = unsafe { DeviceApi::read(&DIALECT, &given) }.unwrap();
         assert_eq!(read.params, [1, 2]);
         let source = read.source();
         assert_eq!((source.text, source.param_bytes), (SOURCE, 12));
@@ -253,7 +264,8 @@ mod tests {
     fn a_device_api_that_does_not_do_what_its_transport_declares_is_refused() {
         let given = abi::TyDeviceApi { flags: 0, ..device_api() };
         // SAFETY: every pointer points to a constant of its length.
-        let [stores, puts] = [device_api(), given].map(|g| unsafe { DeviceApi::read(&g) }.unwrap());
+        let [stores, puts] =
+            [device_api(), given].map(|g| unsafe { DeviceApi::read(&DIALECT, &g) }.unwrap());
         assert!(stores.check_puts(false).is_ok() && puts.check_puts(true).is_ok());
         let error = puts.check_puts(false).unwrap_err().to_string();
         assert!(error.contains("found a device API that puts"), "{error}");

@@ -5,7 +5,7 @@ use tokenyard_core::moe::{Holder, Layout, Region, RegionLayout, RegionRows, RowF
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, SpreadArgs, WARPS};
+use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, SpreadArgs, THREADS};
 use super::engine::Engine;
 use super::handle::Output;
 use super::mode::{CAPTURED, Mode};
@@ -384,7 +384,7 @@ impl Engine {
             words: (shape.ranks + shape.experts) * groups,
         };
         // SAFETY: the kernel's type; counts lie in a region that is held, the rest in the handle.
-        unsafe { self.launch(group, Launch::of_warps(1, WARPS, 0), &arguments, slot) }
+        unsafe { self.launch(group, Launch::of_threads(1, THREADS, 0), &arguments, slot) }
     }
 
     /// # Safety
@@ -396,7 +396,8 @@ impl Engine {
         arguments: &DispatchArgs,
         dispatch_tiling: &DispatchTiling,
     ) -> Result<()> {
-        let size = Launch::of_warps(self.launcher.blocks.exchange, WARPS, dispatch_tiling.shared);
+        let size =
+            Launch::of_threads(self.launcher.blocks.exchange, THREADS, dispatch_tiling.shared);
         let slot = self.routing.slot(operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.launcher.kernels.dispatch, size, arguments, slot) }
@@ -453,7 +454,8 @@ impl Engine {
         let source = |span: Span| if packed { at(span) } else { 0 };
         // As many warps as have memory for a stage.
         let dispatch_tiling = self.dispatch_tiling(row, op.arrangement);
-        let movers = WARPS.min(dispatch_tiling.movers * dispatch_tiling.stages);
+        let movers =
+            self.launcher.block.warps().min(dispatch_tiling.movers * dispatch_tiling.stages);
         let arguments = SpreadArgs {
             x: at(layout.x),
             scales: at(layout.scales),
@@ -480,7 +482,7 @@ impl Engine {
             reserved: 0,
         };
         let blocks = self.launcher.blocks.local;
-        let size = Launch::of_warps(blocks, WARPS, movers * dispatch_tiling.pitch);
+        let size = Launch::of_threads(blocks, THREADS, movers * dispatch_tiling.pitch);
         // SAFETY: the kernel's type; it names a region that is held.
         unsafe { self.launch(&self.launcher.kernels.spread, size, &arguments, slot) }
     }

@@ -16,6 +16,7 @@ use super::device_api::DeviceApi;
 use super::exchange::Exchange;
 use super::gpu_ring::Ring;
 use super::launch::{Blocks, DeviceState, Launcher};
+use super::limits::BlockLimits;
 use super::loaded::Kernels;
 use super::moving::Moving;
 use super::observer::Observer;
@@ -28,7 +29,7 @@ use super::sizes::{DispatchTiling, Sizes};
 use super::waits::{Turn, Waits};
 use crate::compile::Rows;
 use crate::config::GpuConfig;
-use crate::driver::{Buffer, Context, DeviceFacts, Pinned, RawStream};
+use crate::driver::{Buffer, Context, Pinned, RawStream};
 
 /// Epoch 1 in slot 0.
 const FIRST_TURN: u64 = 1;
@@ -90,12 +91,14 @@ impl Engine {
             (Posting::Ring(ring, link), device_api)
         } else {
             // SAFETY: the link lives, and with it the objects that its device API points to.
-            let device_api = unsafe { DeviceApi::read(&link.device_api()?)? };
+            let device_api =
+                unsafe { DeviceApi::read(&context.device.platform.dialect, &link.device_api()?)? };
             device_api.check_puts(exchange.path.puts())?;
             (Posting::DeviceApi(Health::new(link)), device_api)
         };
-        let DeviceFacts { most_shared, processors, .. } = context.device.facts()?;
-        let kernels = Kernels::load(context, config, &device_api, exchange.role(), most_shared)?;
+        let facts = context.device.facts()?;
+        let (processors, block) = (facts.processors, BlockLimits::of(&facts));
+        let kernels = Kernels::load(context, config, &device_api, exchange.role())?;
         let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
         let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;
@@ -156,10 +159,10 @@ impl Engine {
                     decode: config.decode_sms,
                     all: processors,
                 },
-                most_shared,
+                block,
                 refusal: None,
             },
-            routing: RoutingTable::new(context, &exchange, handles, blocks)?,
+            routing: RoutingTable::new(context, &exchange, handles, blocks, block.warps())?,
             places: Places::new(
                 windows[1],
                 sizes.arena_bytes,
@@ -221,19 +224,19 @@ impl Engine {
             _ => !self.exchange.path.puts() && self.exchange.groups == 1,
         };
         let moving = if links { Moving::Links } else { Moving::Any };
-        DispatchTiling::new(&self.exchange, row, self.launcher.most_shared, moving)
+        DispatchTiling::new(&self.exchange, row, self.launcher.block, moving)
     }
 
     /// How a dispatch casts rows of a type as it moves them.
     pub(super) fn cast_tiling(&self, row: &RowFormat, dtype: u32) -> DispatchTiling {
         let channel_bytes = if dtype == DType::F32.code() { 4 } else { 2 };
         let moving = Moving::Cast { channel_bytes };
-        DispatchTiling::new(&self.exchange, row, self.launcher.most_shared, moving)
+        DispatchTiling::new(&self.exchange, row, self.launcher.block, moving)
     }
 
     /// How a combine of rows reads them.
     pub(super) fn combine_tiling(&self, row_bytes: u64) -> CombineTiling {
-        CombineTiling::new(&self.exchange, row_bytes, self.launcher.most_shared)
+        CombineTiling::new(&self.exchange, row_bytes, self.launcher.block)
     }
 
     /// Forgets a stream that has ended: no later call may name it.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokenyard_core::Result;
 use tokenyard_core::moe::{Layout, Region, RegionLayout, RegionRows, RegionSpec, Shape, Span};
 
-use super::args::{Routing, WARPS};
+use super::args::Routing;
 use super::exchange::Exchange;
 use crate::driver::{Buffer, Context, RawStream};
 
@@ -14,6 +14,8 @@ use crate::driver::{Buffer, Context, RawStream};
 #[derive(Debug)]
 pub(super) struct HandleState {
     pub(super) routing: Routing,
+    /// Warps that count its tokens, of all blocks.
+    warps: u32,
     /// T on this rank, or the most that it may be.
     pub(super) tokens: u32,
     /// True N on this rank, or the most that it may be.
@@ -44,9 +46,9 @@ const NOTE: u64 = 16;
 /// Tokens of the shortest span. Spans are powers of two.
 const SPAN: u32 = 8;
 
-/// Tokens that one warp counts, where this many blocks count.
-fn span(tokens: u32, blocks: u32) -> u32 {
-    tokens.div_ceil(blocks * WARPS).next_power_of_two().max(SPAN)
+/// Tokens that one warp counts, where this many warps count.
+fn span(tokens: u32, warps: u32) -> u32 {
+    tokens.div_ceil(warps).next_power_of_two().max(SPAN)
 }
 
 impl HandleState {
@@ -58,16 +60,21 @@ impl HandleState {
     /// Takes a new routing of this many tokens.
     pub(super) fn count(&mut self, tokens: u32) {
         self.tokens = tokens;
-        self.routing.span = span(tokens, self.routing.blocks);
+        self.routing.span = span(tokens, self.warps);
     }
 
-    /// A handle for counts by this many blocks.
-    pub(super) fn new(context: &Arc<Context>, exchange: &Exchange, blocks: u32) -> Result<Self> {
+    /// A handle for counts by this many blocks, of so many warps each.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        exchange: &Exchange,
+        blocks: u32,
+        warps: u32,
+    ) -> Result<Self> {
         let (shape, groups) = (&exchange.shape, u64::from(exchange.groups));
         let (ranks, most) = (u64::from(shape.ranks), u64::from(shape.max_tokens));
         let pairs = 4 * most * u64::from(shape.topk);
         let (of_ranks, of_experts) = (4 * ranks, 4 * u64::from(shape.experts));
-        let spans = u64::from(blocks * WARPS);
+        let spans = u64::from(blocks * warps);
         let lengths = [
             pairs,
             pairs,
@@ -126,6 +133,7 @@ impl HandleState {
                 span: SPAN,
                 blocks,
             },
+            warps: blocks * warps,
             tokens: 0,
             received: 0,
             is_open: false,
@@ -178,16 +186,21 @@ impl Output {
 #[cfg(test)]
 mod tests {
     use super::super::args::PLACE_BITS;
-    use super::super::limits::MOST_TOKENS;
+    use super::super::limits::BlockLimits;
     use super::*;
 
     #[test]
     fn places_of_the_most_tokens_that_a_warp_counts_fit_their_bits() {
-        for blocks in [1, 2, 3, 78, 132, 148] {
-            for tokens in [0, 1, 4096, 1_000_003, MOST_TOKENS - 1, MOST_TOKENS] {
-                let span = span(tokens, blocks);
-                assert!(span <= 1 << PLACE_BITS, "{tokens} tokens, {blocks} blocks: {span}");
-                assert!(u64::from(span) * u64::from(blocks * WARPS) >= u64::from(tokens));
+        for wave in [32, 64] {
+            let block = BlockLimits { shared: 65_536, wave };
+            let most = block.most_tokens();
+            for blocks in [1, 2, 3, 78, 132, 148, 304] {
+                for tokens in [0, 1, 4096, 1_000_003, most - 1, most] {
+                    let warps = blocks * block.warps();
+                    let span = span(tokens, warps);
+                    assert!(span <= 1 << PLACE_BITS, "{tokens} tokens, {warps} warps: {span}");
+                    assert!(u64::from(span) * u64::from(warps) >= u64::from(tokens));
+                }
             }
         }
         let line = format!("constexpr u32 kPlaceBits = {PLACE_BITS};");

@@ -9,6 +9,7 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::args::{Outcome, Trace};
 use super::exchange::Exchange;
+use super::limits::BlockLimits;
 use super::loaded::Kernels;
 use super::outcome::Refusal;
 use super::waits::Waits;
@@ -68,7 +69,8 @@ pub(super) struct Launcher {
     pub(super) memory: DeviceState,
     pub(super) cap_ns: u64,
     pub(super) blocks: Blocks,
-    pub(super) most_shared: u32,
+    /// The memory and the warps of each block.
+    pub(super) block: BlockLimits,
     /// The reason why the last operation that was refused did not continue.
     pub(super) refusal: Option<Refusal>,
 }

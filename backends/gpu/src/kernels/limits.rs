@@ -2,18 +2,60 @@
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{PLACE_BITS, WARPS};
+use super::args::{PLACE_BITS, THREADS};
 use super::exchange::{Exchange, Scope};
 use super::sizes::check_shared;
+use crate::driver::DeviceFacts;
 
 /// Most ranks that all receive each other's counts; more ranks need counting in two half rounds.
 const MOST_RANKS: u32 = 72;
 
-/// Each warp of a block has places for this many, and there is a block even on one processor.
-pub(super) const MOST_TOKENS: u32 = WARPS << PLACE_BITS;
+/// Most shared memory that one gathering of row metadata takes, except for its list of tokens.
+const METADATA_ROOM: u32 = 12 << 10;
+
+/// Shared memory of a gathering: two arrays by K of multiples of 16 bytes, scales, a list of tokens.
+pub(super) fn metadata_bytes(room: u32) -> u32 {
+    (room + 2 * 16 + 128).next_multiple_of(128)
+}
+
+/// The memory and the warps that a device gives a block of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BlockLimits {
+    /// Bytes of shared memory.
+    pub(super) shared: u32,
+    /// Threads of a warp: `kWave` of the kernels.
+    pub(super) wave: u32,
+}
+
+impl BlockLimits {
+    pub(super) fn of(facts: &DeviceFacts) -> Self {
+        Self { shared: facts.most_shared, wave: facts.wave }
+    }
+
+    /// Warps of a block: `kWarps` of the kernels, and `kSummingWarps`.
+    pub(super) fn warps(&self) -> u32 {
+        THREADS / self.wave
+    }
+
+    /// Warps of a block that move row metadata, the last ones: `kMetadataWarps` of the kernels.
+    pub(super) fn metadata_warps(&self) -> u32 {
+        self.warps() / 4
+    }
+
+    /// Shared memory that one gathering of row metadata may take, except for its list of tokens: less where all
+    /// gatherings would take more than half of a block's memory.
+    pub(super) fn metadata_room(&self) -> u32 {
+        METADATA_ROOM.min(self.shared / 2 / self.metadata_warps())
+    }
+
+    /// Each warp of a block has places for this many, and there is a block even on one processor.
+    pub(super) fn most_tokens(&self) -> u32 {
+        self.warps() << PLACE_BITS
+    }
+}
 
 /// Whether this device can do an exchange at all. Equal on equal devices.
-pub(super) fn check(exchange: &Exchange, most_shared: u32) -> Result<()> {
+pub(super) fn check(exchange: &Exchange, block: BlockLimits) -> Result<()> {
     let (ranks, max_tokens) = (exchange.shape.ranks, exchange.shape.max_tokens);
     if ranks > MOST_RANKS {
         let what = match exchange.scope {
@@ -23,17 +65,18 @@ pub(super) fn check(exchange: &Exchange, most_shared: u32) -> Result<()> {
         };
         return unsupported(format!("found {ranks} {what}; expected at most {MOST_RANKS}"));
     }
-    if max_tokens > MOST_TOKENS {
+    let most_tokens = block.most_tokens();
+    if max_tokens > most_tokens {
         let (what, fix) = match exchange.scope {
             Scope::IntraDomain => {
                 ("domains * max_tokens", "lower max_tokens, or have fewer domains")
             }
             Scope::Flat | Scope::InterDomain => ("max_tokens", "lower max_tokens"),
         };
-        let message = format!("found {what} = {max_tokens}; expected at most {MOST_TOKENS}");
+        let message = format!("found {what} = {max_tokens}; expected at most {most_tokens}");
         return unsupported(message).map_err(|error| error.with_fix(fix));
     }
-    check_shared(exchange, most_shared)
+    check_shared(exchange, block)
 }
 
 #[cold]
@@ -54,10 +97,13 @@ mod tests {
     use super::super::sizes::{DispatchTiling, KEPT};
     use super::*;
 
-    /// Shared memory of a block on sm_90 and sm_100, on sm_80, and on sm_86, sm_89 and sm_120.
-    const HOPPER: u32 = 232_448;
-    const AMPERE: u32 = 166_912;
-    const SMALL: u32 = 101_376;
+    /// Blocks on sm_90 and sm_100, on sm_80, on sm_86, sm_89 and sm_120, and on gfx942.
+    const HOPPER: BlockLimits = BlockLimits { shared: 232_448, wave: 32 };
+    const AMPERE: BlockLimits = BlockLimits { shared: 166_912, wave: 32 };
+    const SMALL: BlockLimits = BlockLimits { shared: 101_376, wave: 32 };
+    const GFX942: BlockLimits = BlockLimits { shared: 65_536, wave: 64 };
+    /// Of a stand-in for HIP over CUDA.
+    const GFX942_OF_32: BlockLimits = BlockLimits { shared: 65_536, wave: 32 };
     const ROW: RowFormat = RowFormat { x_bytes: 14_336, scale_bytes: 224, weights: true };
 
     fn shape(ranks: u32, experts: u32, topk: u32) -> KernelShape {
@@ -72,9 +118,10 @@ mod tests {
             let [inside, between] = Exchange::levels(&shape, [Path::STORE; 2]);
             check(&inside, HOPPER).and_then(|()| check(&between, HOPPER))
         };
+        let most = HOPPER.most_tokens();
         // With three domains.
-        assert!(check(MOST_TOKENS / 3).is_ok());
-        for (max_tokens, found) in [(MOST_TOKENS / 3 + 1, 16_777_218), (1 << 31, u32::MAX)] {
+        assert!(check(most / 3).is_ok());
+        for (max_tokens, found) in [(most / 3 + 1, 16_777_218), (1 << 31, u32::MAX)] {
             let error = check(max_tokens).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             let text = error.to_string();
@@ -90,8 +137,9 @@ mod tests {
             let shape = KernelShape { max_tokens, domains: 1, ..SHAPE };
             check(&Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, Path::STORE), HOPPER)
         };
-        assert!(check(MOST_TOKENS).is_ok());
-        let error = check(MOST_TOKENS + 1).unwrap_err();
+        let most = HOPPER.most_tokens();
+        assert!(check(most).is_ok());
+        let error = check(most + 1).unwrap_err();
         assert!(error.to_string().contains("found max_tokens = 16777217"), "{error}");
         assert_eq!(error.fix(), Some("lower max_tokens"));
     }
@@ -106,19 +154,48 @@ mod tests {
                 let shape = shape(ranks, experts, topk);
                 let exchange = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, Path::STORE);
                 let found = check(&exchange, shared);
-                assert!(found.is_ok(), "{shape:?} in {shared} bytes: {found:?}");
+                assert!(found.is_ok(), "{shape:?} in {shared:?}: {found:?}");
                 for (x_bytes, scale_bytes) in [(7168, 224), (14_336, 2048), (28_672, 1024)] {
                     let row = RowFormat { x_bytes, scale_bytes, weights: true };
                     for moving in MOVING {
                         let dispatch_tiling = DispatchTiling::new(&exchange, &row, shared, moving);
                         assert!(
-                            dispatch_tiling.shared + KEPT <= shared,
+                            dispatch_tiling.shared + KEPT <= shared.shared,
                             "{shape:?}, {row:?}: {dispatch_tiling:?}"
                         );
                     }
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_block_of_gfx942_has_room_for_eight_ranks_and_256_experts_and_rows_of_any_type() {
+        for (block, [ranks, experts, topk]) in [
+            (GFX942, [8, 256, 8]),
+            (GFX942, [8, 256, 32]),
+            (GFX942, [8, 512, 8]),
+            (GFX942, [16, 256, 8]),
+            (GFX942, [1, 512, 8]),
+            (GFX942_OF_32, [8, 256, 8]),
+            (GFX942_OF_32, [2, 256, 32]),
+        ] {
+            let shape = shape(ranks, experts, topk);
+            let exchange = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, Path::STORE);
+            let found = check(&exchange, block);
+            assert!(found.is_ok(), "{shape:?} in {block:?}: {found:?}");
+            for (x_bytes, scale_bytes) in [(7168, 224), (14_336, 0), (28_672, 1024)] {
+                let row = RowFormat { x_bytes, scale_bytes, weights: true };
+                for moving in MOVING {
+                    let tiling = DispatchTiling::new(&exchange, &row, block, moving);
+                    assert!(tiling.shared + KEPT <= block.shared, "{row:?}: {tiling:?}");
+                    assert!(tiling.movers <= block.warps(), "{tiling:?}");
+                }
+            }
+        }
+        let exchange = Exchange::whole(&shape(8, 1024, 8), abi::TY_LEVEL_SCALE_UP, Path::STORE);
+        let text = check(&exchange, GFX942).unwrap_err().to_string();
+        assert!(text.contains("1024 experts and top-8 need") && text.contains("65536"), "{text}");
     }
 
     #[test]

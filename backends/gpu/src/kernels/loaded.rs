@@ -7,9 +7,9 @@ use tokenyard_core::moe::DType;
 
 use super::device_api::DeviceApi;
 use super::sizes::DECLARED;
-use crate::compile::{self, Architecture, Role, Rows};
+use crate::compile::{self, Role, Rows};
 use crate::config::{Decode, GpuConfig};
-use crate::driver::{Context, Function, Module};
+use crate::driver::{Context, DeviceFacts, Function, Module};
 
 /// Kernels of low-latency operations: see `staging.cuh`.
 #[derive(Debug)]
@@ -68,9 +68,8 @@ impl Kernels {
         config: &GpuConfig,
         device_api: &DeviceApi,
         role: Role,
-        most_shared: u32,
     ) -> Result<Self> {
-        let architecture = Architecture::Sm(context.device.facts()?.capability);
+        let DeviceFacts { architecture, most_shared, .. } = context.device.facts()?;
         let rows = compile::rows_of(config, architecture, device_api.source().by_host)?;
         let (image, _) = compile::kernels(
             context.device.platform,

@@ -62,6 +62,7 @@ use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits, NO_LI
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use crate::compile;
 use crate::config::GpuConfig;
 use crate::driver::{self, Context, Device, Graph, Pooled, RawStream, Stream};
 use crate::platform::Components;
@@ -69,7 +70,7 @@ use counters::Counters;
 use domains::{Exchanges, Rail};
 use engine::{Engine, Planned};
 use exchange::Exchange;
-use limits::{check, unsupported};
+use limits::{BlockLimits, check, unsupported};
 use path::{Path, WindowMemory};
 use sizes::{ARENA, CONTROL, Sizes};
 use window::Memory;
@@ -199,13 +200,15 @@ impl<C: Components> KernelSet for GpuKernels<C> {
 
     fn probe(config: &GpuConfig) -> Result<u32> {
         config.check(&C::PLATFORM.names)?;
+        C::PLATFORM.driver.load(config.libraries.as_deref())?;
         Device::choose(C::PLATFORM, config.device)?;
-        C::PLATFORM.compiler.load()?;
+        compile::load_compiler(C::PLATFORM, config)?;
         Ok(C::PLATFORM.memory)
     }
 
     fn open(config: GpuConfig, shape: &KernelShape) -> Result<Self> {
         config.check(&C::PLATFORM.names)?;
+        C::PLATFORM.driver.load(config.libraries.as_deref())?;
         let context = Context::retain(Device::choose(C::PLATFORM, config.device)?)?;
         Ok(Self {
             config,
@@ -238,10 +241,11 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         };
         self.exchanges.clear();
         for (index, exchange) in exchanges.into_iter().enumerate() {
-            check(&exchange, self.context.device.facts()?.most_shared)?;
+            let facts = self.context.device.facts()?;
+            check(&exchange, BlockLimits::of(&facts))?;
             let sizes = Sizes::new(&exchange, &self.config)?;
             if let Some(staging) = &sizes.staging {
-                staging.check(&exchange.shape, self.context.device.facts()?.most_shared)?;
+                staging.check(&exchange.shape, facts.most_shared)?;
             }
             let first = WINDOWS * index;
             needs.window_bytes[first + CONTROL] = sizes.control_bytes();

@@ -1,7 +1,7 @@
 //! Rows of a combine that lie outside the arena, where peers cannot read them: whether they are copied
 //! there first, or pushed to the ranks that sum them while others are summed. See `push_combine.cuh`.
 
-use super::args::{PUSH_WARPS, RINGS, SUMMING_WARPS};
+use super::args::{PUSH_WARPS, RINGS};
 use crate::compile::Rows;
 use crate::config::Outside;
 
@@ -46,6 +46,8 @@ pub(super) struct Work {
     pub(super) bytes: u64,
     pub(super) row_bytes: u64,
     pub(super) topk: u32,
+    /// Warps of a block.
+    pub(super) warps: u32,
 }
 
 /// Found on H200 with rows of 14 KiB; only the ratios matter. GB/s, that is KB/µs: the rate at which a
@@ -70,7 +72,7 @@ impl Work {
         if !may {
             return None;
         }
-        let warps = if rows == Rows::Tma { PUSH_WARPS } else { SUMMING_WARPS };
+        let warps = if rows == Rows::Tma { PUSH_WARPS } else { self.warps };
         let push = Push { blocks: self.pushers(), warps };
         let wins = outside == Outside::Push || self.pushed(push.blocks) < self.copied();
         wins.then_some(push)
@@ -121,7 +123,7 @@ mod tests {
     fn work(ranks: u32, blocks: u32) -> Work {
         let hit = 1.0 - (1.0 - 1.0 / f64::from(ranks)).powi(8);
         let rows = f64::from(4096 * ranks) * hit;
-        Work { ranks, blocks, bytes: rows as u64 * 14_336, row_bytes: 14_336, topk: 8 }
+        Work { ranks, blocks, bytes: rows as u64 * 14_336, row_bytes: 14_336, topk: 8, warps: 16 }
     }
 
     #[test]
@@ -147,7 +149,7 @@ mod tests {
         assert_eq!(of(work(8, 16), Outside::Copy, Rows::Tma), None);
         assert_eq!(of(work(8, 16), Outside::Auto, Rows::Vector), None);
         let vectors = of(work(8, 16), Outside::Push, Rows::Vector);
-        assert_eq!(vectors, Some(Push { blocks: 9, warps: SUMMING_WARPS }));
+        assert_eq!(vectors, Some(Push { blocks: 9, warps: 16 }));
         // One block pushes all, then sums; a rank alone has nothing to push.
         for (ranks, blocks) in [(8, 1), (1, 16), (1, 1)] {
             let push = of(work(ranks, blocks), Outside::Push, Rows::Tma);

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use tokenyard_core::moe::Region;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::args::{ArriveArgs, WARPS};
+use super::args::{ArriveArgs, THREADS};
 use super::engine::Engine;
 use super::exchange::Scope;
 use super::mode::Mode;
@@ -89,7 +89,7 @@ impl Engine {
             trace: launcher.trace_at(slot),
             state: launcher.memory.state.address(),
         };
-        let launch = Launch::of_warps(1, WARPS, 0);
+        let launch = Launch::of_threads(1, THREADS, 0);
         // SAFETY: the kernel's type; it names memory of the engine only.
         unsafe { self.launch(&launcher.kernels.arrive, launch, &arguments, slot) }
     }

@@ -23,14 +23,15 @@ pub(super) struct RoutingTable {
 }
 
 impl RoutingTable {
-    /// For this many handles, whose tokens this many blocks count.
+    /// For this many handles, whose tokens this many blocks count, of so many warps each.
     pub(super) fn new(
         context: &Arc<Context>,
         exchange: &Exchange,
         handles: u32,
         blocks: u32,
+        warps: u32,
     ) -> Result<Self> {
-        let handle = |_| HandleState::new(context, exchange, blocks);
+        let handle = |_| HandleState::new(context, exchange, blocks, warps);
         Ok(Self {
             handles: (0..handles).map(handle).collect::<Result<_>>()?,
             operations: vec![Operation::None; exchange.slots() as usize],

@@ -3,9 +3,10 @@
 use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{HEAD, METADATA_WARPS, TEXT_WORDS, WARPS};
+use super::args::{HEAD, TEXT_WORDS};
 use super::combine_tiling::CombineTiling;
 use super::exchange::{Exchange, Scope};
+use super::limits::{BlockLimits, metadata_bytes};
 use super::moving::{Moving, Piece, pieces};
 use super::path::{Path, Transfer};
 use super::push::most_units;
@@ -17,13 +18,17 @@ pub(super) const CONTROL: usize = 0;
 /// Window of rows.
 pub(super) const ARENA: usize = 1;
 
-/// Warps of a block that move rows: bulk copies of one or two stages each fill the shared memory of a
-/// multiprocessor, and many shallow queues beat few deep ones. The last two move row metadata first: see
-/// `METADATA_WARPS`.
-const MOVERS: u32 = 14;
-/// The same for rows that only cross a link: more warps crowd it, and bf16 rows took 1.5 % longer.
-const LINK_MOVERS: u32 = 7;
 const MOST_STAGES: u32 = 4;
+
+/// Warps of a block that move rows. All but two of 16: bulk copies of one or two stages each fill the shared memory of
+/// a multiprocessor, and many shallow queues beat few deep ones. The last ones move row metadata first. Of rows that
+/// only cross a link, half as many: more warps crowd it, and bf16 rows took 1.5 % longer.
+fn most_movers(block: BlockLimits, moving: Moving) -> u32 {
+    match moving {
+        Moving::Links => block.warps() / 2 - 1,
+        _ => block.warps() - block.metadata_warps() / 2,
+    }
+}
 /// Rows of a tile, which expert-major rows are spread by: see `tiles.cuh`. A source never has more
 /// than `MOST_TILES`.
 const TILE_ROWS: u32 = 64;
@@ -196,9 +201,6 @@ pub(super) struct DispatchTiling {
     pub(super) stage_scales: u32,
 }
 
-/// Shared memory that one gathering may take, except for its list of tokens.
-const METADATA_ROOM: u32 = 12 << 10;
-const MOST_METADATA_BYTES: u32 = (METADATA_ROOM + 2 * 16 + 128).next_multiple_of(128);
 /// Wider scales move from memory to memory.
 const WIDEST_SCALES: u32 = 1024;
 
@@ -217,15 +219,14 @@ struct Tables {
 }
 
 impl Tables {
-    /// On a device that gives a block `most_shared` bytes.
-    fn new(Exchange { shape, groups, .. }: &Exchange, most_shared: u32) -> Self {
+    fn new(Exchange { shape, groups, .. }: &Exchange, block: BlockLimits) -> Self {
         let ranks = shape.ranks;
         // This many never fit, and are refused; their bytes can still be counted.
         let experts = shape.experts.min(1 << 20);
         let of_rank = 6 * 8 + 4 * (groups + 3) + 4 * (HEAD + ranks * groups);
         let table_bytes = (ranks * of_rank + 4 * (groups + 1) * experts).next_multiple_of(128);
-        let counts = |tokens| WARPS * (2 * (ranks + experts) + tokens * shape.topk) * 4;
-        let room = most_shared.saturating_sub(KEPT + table_bytes);
+        let counts = |tokens| block.warps() * (2 * (ranks + experts) + tokens * shape.topk) * 4;
+        let room = block.shared.saturating_sub(KEPT + table_bytes);
         let mut tally_tokens = MOST_TALLY_TOKENS;
         while tally_tokens > 1 && counts(tally_tokens) > room {
             tally_tokens /= 2;
@@ -235,36 +236,35 @@ impl Tables {
 }
 
 impl DispatchTiling {
-    /// For rows on a device that gives a block `most_shared` bytes.
+    /// For rows on a device.
     pub(super) fn new(
         exchange: &Exchange,
         row: &RowFormat,
-        most_shared: u32,
+        block: BlockLimits,
         moving: Moving,
     ) -> Self {
         let shape = &exchange.shape;
         let topk = shape.topk;
-        let Tables { table_bytes, counts, tally_tokens } = Tables::new(exchange, most_shared);
+        let Tables { table_bytes, counts, tally_tokens } = Tables::new(exchange, block);
         // Scales of rows that are cast travel with the rows.
         let casts = matches!(moving, Moving::Cast { .. });
         let metadata_scales = row.scale_bytes <= WIDEST_SCALES && !casts;
         let each = 8 * topk + if metadata_scales { row.scale_bytes } else { 0 };
         let mut metadata_tokens = 32;
-        while metadata_tokens > 1 && metadata_tokens * each > METADATA_ROOM {
+        while metadata_tokens > 1 && metadata_tokens * each > block.metadata_room() {
             metadata_tokens /= 2;
         }
-        // Two arrays by K of multiples of 16 bytes, a list of tokens, scales.
-        let metadata_bytes = (metadata_tokens * each + 2 * 16 + 128).next_multiple_of(128);
+        let metadata_bytes = metadata_bytes(metadata_tokens * each);
         let Piece { bytes: piece_bytes, count: pieces, scales: stage_scales, pitch } =
             Piece::new(row, moving);
         let note = 4 * (2 + if casts { 2 } else { 1 } * topk);
-        let room = most_shared.saturating_sub(KEPT + table_bytes + METADATA_WARPS * metadata_bytes)
-            / (pitch + note);
-        let movers = if moving == Moving::Links { LINK_MOVERS } else { MOVERS }.min(room).max(1);
+        let gatherings = block.metadata_warps() * metadata_bytes;
+        let room = block.shared.saturating_sub(KEPT + table_bytes + gatherings) / (pitch + note);
+        let movers = most_movers(block, moving).min(room).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
         let stages_bytes = movers * stages * pitch;
-        let notes_at = table_bytes + stages_bytes + METADATA_WARPS * metadata_bytes;
-        let used = stages_bytes + METADATA_WARPS * metadata_bytes + movers * stages * note;
+        let notes_at = table_bytes + stages_bytes + gatherings;
+        let used = stages_bytes + gatherings + movers * stages * note;
         Self {
             piece_bytes,
             pieces,
@@ -284,27 +284,26 @@ impl DispatchTiling {
     }
 }
 
-/// Whether a block of a device that gives it `most_shared` bytes has memory for the tables of a
-/// shape, and for a piece of its widest row. Equal on equal devices: an operation must not fail on
-/// this.
-pub(super) fn check_shared(exchange: &Exchange, most_shared: u32) -> Result<()> {
+/// Whether a block has memory for the tables of a shape, and for a piece of its widest row. Equal on
+/// equal devices: an operation must not fail on this.
+pub(super) fn check_shared(exchange: &Exchange, block: BlockLimits) -> Result<()> {
     let shape = &exchange.shape;
     let widest = 4 * u64::from(shape.hidden);
-    let Tables { table_bytes, counts, .. } = Tables::new(exchange, most_shared);
+    let Tables { table_bytes, counts, .. } = Tables::new(exchange, block);
     // One stage, because fewer warps may move rows.
     let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
-    let dispatch_tiling = table_bytes
-        + counts.max(stage + METADATA_WARPS * MOST_METADATA_BYTES + 4 * (2 + shape.topk));
-    let combine_tiling = CombineTiling::new(exchange, widest, most_shared).shared;
+    let gatherings = block.metadata_warps() * metadata_bytes(block.metadata_room());
+    let dispatch_tiling = table_bytes + counts.max(stage + gatherings + 4 * (2 + shape.topk));
+    let combine_tiling = CombineTiling::new(exchange, widest, block).shared;
     let needed = dispatch_tiling.max(combine_tiling).saturating_add(KEPT);
-    if needed <= most_shared {
+    if needed <= block.shared {
         return Ok(());
     }
     let of = |what, fix| {
         let message = format!(
             "{} ranks{what}, {} experts and top-{} need {needed} bytes of shared memory in a block; the \
-             device has {most_shared}",
-            shape.ranks, shape.experts, shape.topk
+             device has {}",
+            shape.ranks, shape.experts, shape.topk, block.shared
         );
         Err(Error::new(ErrorKind::Unsupported, "plan needs", message).with_fix(fix))
     };
@@ -349,7 +348,7 @@ pub(super) mod tests {
         }
     }
 
-    pub(in super::super) const HOPPER: u32 = 232_448;
+    pub(in super::super) const HOPPER: BlockLimits = BlockLimits { shared: 232_448, wave: 32 };
 
     #[test]
     fn pieces_cover_a_row_and_fit_shared_memory() {
@@ -372,7 +371,7 @@ pub(super) mod tests {
                     dispatch_tiling.piece_bytes.is_multiple_of(16)
                         && dispatch_tiling.movers * dispatch_tiling.stages <= 64
                 );
-                assert!(dispatch_tiling.shared + KEPT <= HOPPER, "{dispatch_tiling:?}");
+                assert!(dispatch_tiling.shared + KEPT <= HOPPER.shared, "{dispatch_tiling:?}");
             }
         }
     }
@@ -427,8 +426,8 @@ pub(super) mod tests {
     #[test]
     fn shapes_that_no_block_has_room_for_are_refused_before_the_first_operation() {
         let shape = |experts, topk| Shape { ranks: 8, experts, topk, hidden: 7168, max_tokens: 64 };
-        const AMPERE: u32 = 166_912;
-        const SMALL: u32 = 101_376;
+        const AMPERE: BlockLimits = BlockLimits { shared: 166_912, wave: 32 };
+        const SMALL: BlockLimits = BlockLimits { shared: 101_376, wave: 32 };
         for (experts, topk, shared, fits) in [
             (512, 8, HOPPER, true),
             (512, 32, HOPPER, true),

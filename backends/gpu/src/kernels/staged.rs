@@ -10,7 +10,7 @@ use tokenyard_core::{Result, abi};
 
 use super::args::{
     CombineArgs, Common, DispatchArgs, ENTER, MergeArgs, RECEIVES, SENDS, StagedCombineArgs,
-    StagedDispatchArgs, StagedRefusalArgs, WARPS,
+    StagedDispatchArgs, StagedRefusalArgs, THREADS,
 };
 use super::engine::Engine;
 use super::loaded::{StagedKernels, summable};
@@ -60,7 +60,7 @@ impl Engine {
     /// Blocks of an operation of this many tokens of this rank, and a block's shared memory.
     fn staged_launch(&self, sizes: &StagingSizes, tokens: u32) -> Launch {
         let blocks = self.launcher.blocks.of_decode(tokens);
-        Launch::of_warps(blocks, WARPS, sizes.shared(&self.exchange.shape))
+        Launch::of_threads(blocks, THREADS, sizes.shared(&self.exchange.shape))
     }
 
     /// Launches a dispatch.
@@ -206,7 +206,7 @@ impl Engine {
     pub(super) fn refuse_staged(&self, operation: u64, common: &Common) -> Result<bool> {
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Ok(false) };
         let staging = sizes.arguments(SENDS | RECEIVES, 0);
-        let launch = Launch::of_warps(1, WARPS, sizes.shared(&self.exchange.shape));
+        let launch = Launch::of_threads(1, THREADS, sizes.shared(&self.exchange.shape));
         let slot = self.routing.slot(operation);
         let arguments = StagedRefusalArgs { common: *common, staging };
         // SAFETY: the kernel's type; it names memory of the engine only.

@@ -3,7 +3,7 @@
 use tokenyard_core::moe::{REGION_ALIGN, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{HEAD, MOST_PIECES, Staging, WARPS};
+use super::args::{HEAD, MOST_PIECES, Staging, THREADS};
 use super::exchange::{Exchange, Scope};
 use super::limits::unsupported;
 use super::sizes::KEPT;
@@ -15,10 +15,8 @@ const SET_BITS: u32 = u32::BITS;
 const MOST_TOKENS: u32 = 1024;
 /// Most experts of a rank: a record names one in 16 bits, and one number stands for none.
 const MOST_LOCAL: u32 = u16::MAX as u32;
-/// Threads of the smallest warps of a block.
-const THREADS: u64 = 32 * WARPS as u64;
 /// The longest row with its scales that fits the registers of a block.
-const LONGEST_ROW: u64 = 16 * MOST_PIECES as u64 * THREADS;
+const LONGEST_ROW: u64 = (16 * MOST_PIECES * THREADS) as u64;
 /// Blocks that only send, where there are many peers: this many fill the link, and the others do not poll
 /// behind their own stores.
 const SENDERS: u32 = 24;

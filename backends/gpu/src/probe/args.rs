@@ -14,9 +14,9 @@ pub(crate) const PROBE: ProbeSource = ProbeSource {
 pub(super) const HEAD_BYTES: u64 = 1 << 20;
 /// Most counts of a rank in one exchange.
 pub(super) const MOST_WORDS: u32 = 1024;
-/// Most warps of a block that copy in bulk, and warps of one that copies vectors.
+/// Most warps of a block that copy in bulk, and threads of one that copies vectors.
 const BULK_WARPS: u32 = 15;
-pub(super) const VECTOR_WARPS: u32 = 32;
+pub(super) const VECTOR_THREADS: u32 = 1024;
 
 /// As in `probe.cu`.
 #[repr(C)]

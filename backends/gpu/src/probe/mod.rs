@@ -20,12 +20,12 @@ use std::ffi::c_void;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::compile::{self, Architecture, Rows};
+use crate::compile::{self, Rows};
 use crate::config::{GpuConfig, PeersConfig};
 use crate::driver::{Buffer, Context, Device, Event, Function, Launch, Module, Pinned, Stream};
 use crate::kernels::args::WaitReport;
 use crate::platform::{Components, Platform};
-use args::{HEAD_BYTES, MOST_WORDS, ProbeArgs, VECTOR_WARPS, bulk_warps};
+use args::{HEAD_BYTES, MOST_WORDS, ProbeArgs, VECTOR_THREADS, bulk_warps};
 use world::Links;
 
 /// Longest wait of a kernel for other ranks.
@@ -56,7 +56,7 @@ impl About {
         Ok(Self {
             name: context.device.name()?,
             processors: facts.processors,
-            architecture: Architecture::Sm(facts.capability).name(),
+            architecture: facts.architecture.name(),
             interface: context.driver().version()?,
             ordinal: context.device.ordinal,
         })
@@ -182,9 +182,8 @@ impl<C: Components> Probe<C> {
         let links = Links::open(world, &context, link, HEAD_BYTES + u64::from(ranks) * room_bytes)?;
         let device_api = links.device_api()?;
         let facts = context.device.facts()?;
-        let architecture = Architecture::Sm(facts.capability);
         let (image, rows) =
-            compile::probe(C::PLATFORM, kernels, architecture, device_api.source(), &PROBE)?;
+            compile::probe(C::PLATFORM, kernels, facts.architecture, device_api.source(), &PROBE)?;
         let module = Module::load(&context, &image)?;
         let shared = facts.most_shared.saturating_sub(STATIC_SHARED);
         let about = About::of(&context)?;
@@ -286,7 +285,7 @@ impl<C: Components> Probe<C> {
         }
         self.launch(
             &self.kernels.fill,
-            Launch::of_warps(4 * self.about.processors, 8, 0),
+            Launch::of_threads(4 * self.about.processors, 256, 0),
             arguments,
         )?;
         self.settle()
@@ -309,12 +308,12 @@ impl<C: Components> Probe<C> {
                 times: self.times.at(2 * index as usize) as u64,
                 ..arguments
             };
-            let (kernel, warps, shared) = match (&self.kernels.bulk, bulk) {
-                (Some(kernel), true) if warps > 0 => (kernel, warps, warps * arguments.pitch),
+            let (kernel, threads, shared) = match (&self.kernels.bulk, bulk) {
+                (Some(kernel), true) if warps > 0 => (kernel, 32 * warps, warps * arguments.pitch),
                 (_, true) => return Err(no_bulk_copies(&self.about, copies.row_bytes)),
-                (_, false) => (&self.kernels.vectors, VECTOR_WARPS, 0),
+                (_, false) => (&self.kernels.vectors, VECTOR_THREADS, 0),
             };
-            self.launch(kernel, Launch::of_warps(copies.blocks, warps, shared), &arguments)?;
+            self.launch(kernel, Launch::of_threads(copies.blocks, threads, shared), &arguments)?;
         }
         self.settle()?;
         Ok((0..launches as usize).map(|index| self.lasted(index)).collect())
@@ -356,7 +355,7 @@ impl<C: Components> Probe<C> {
         self.stream.zero(self.wrong.address(), 8)?;
         self.launch(
             &self.kernels.check,
-            Launch::of_warps(4 * self.about.processors, 8, 0),
+            Launch::of_threads(4 * self.about.processors, 256, 0),
             arguments,
         )?;
         self.settle()?;
@@ -380,7 +379,7 @@ impl<C: Components> Probe<C> {
     pub fn barrier_us(&mut self, rounds: u32) -> Result<f64> {
         let arguments = ProbeArgs { epoch: self.epoch + 1, rounds, ..self.blank() };
         self.epoch += 1 + rounds;
-        self.launch(&self.kernels.barriers, Launch::of_warps(1, 4, 0), &arguments)?;
+        self.launch(&self.kernels.barriers, Launch::of_threads(1, 128, 0), &arguments)?;
         self.settle()?;
         Ok(self.lasted(0) / f64::from(rounds.max(1)))
     }
@@ -394,8 +393,8 @@ impl<C: Components> Probe<C> {
         let words = words.min(MOST_WORDS);
         let arguments = ProbeArgs { epoch: self.epoch + 1, rounds, words, ..self.blank() };
         self.epoch += 1 + rounds;
-        let warps = words.max(self.links.ranks).div_ceil(32);
-        self.launch(&self.kernels.counts, Launch::of_warps(1, warps, 0), &arguments)?;
+        let threads = words.max(self.links.ranks).next_multiple_of(64);
+        self.launch(&self.kernels.counts, Launch::of_threads(1, threads, 0), &arguments)?;
         self.settle()?;
         Ok(self.lasted(0) / f64::from(rounds.max(1)))
     }
@@ -409,7 +408,7 @@ impl<C: Components> Probe<C> {
         let (begun, ended) = (Event::timed(context)?, Event::timed(context)?);
         begun.record(self.stream.name())?;
         for _ in 0..launches {
-            self.launch(&self.kernels.nothing, Launch::of_warps(1, 1, 0), &self.blank())?;
+            self.launch(&self.kernels.nothing, Launch::of_threads(1, 64, 0), &self.blank())?;
         }
         ended.record(self.stream.name())?;
         self.settle()?;

@@ -8,9 +8,9 @@ use tokenyard_core::gpu_ring::{Fabric, GpuRing, RingToServe};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::{About, CAP_NS};
-use crate::compile::{self, Architecture, ProbeSource};
+use crate::compile::{self, ProbeSource};
 use crate::config::GpuConfig;
-use crate::driver::{Context, Device, Function, Launch, Module, Pinned, Stream};
+use crate::driver::{Context, Device, DeviceFacts, Function, Launch, Module, Pinned, Stream};
 use crate::kernels::args::WaitReport;
 use crate::kernels::{Ring, gpu_ring_api};
 use crate::platform::Platform;
@@ -74,6 +74,8 @@ pub struct RingProbe {
     times: Pinned<u64>,
     /// Commands so far.
     raised: u64,
+    /// Threads of a warp.
+    wave: u32,
 }
 
 /// The counters of the ring's thread.
@@ -96,7 +98,7 @@ impl RingProbe {
         fabric: impl Fabric,
     ) -> Result<Self> {
         let context = Context::retain(Device::choose(platform, kernels.device)?)?;
-        let architecture = Architecture::Sm(context.device.facts()?.capability);
+        let DeviceFacts { architecture, wave, .. } = context.device.facts()?;
         let (image, _) =
             compile::probe(platform, kernels, architecture, gpu_ring_api(), &RING_PROBE)?;
         let module = Module::load(&context, &image)?;
@@ -116,6 +118,7 @@ impl RingProbe {
             report: Pinned::new(&context, 1)?,
             times: Pinned::new(&context, 2 * MOST_TIMES as usize)?,
             raised: 0,
+            wave,
         })
     }
 
@@ -135,12 +138,13 @@ impl RingProbe {
     /// Sizes out of range; a ring that stands still.
     pub fn posts_us(&mut self, posters: &Posters) -> Result<f64> {
         let Posters { blocks, warps, commands } = *posters;
-        if !(1..=MOST_TIMES).contains(&blocks) || !(1..=32).contains(&warps) {
-            let message =
-                format!("found {blocks} blocks of {warps} warps; expected 1 to 4096 of 1 to 32");
+        if !(1..=MOST_TIMES).contains(&blocks) || !(1..=1024 / self.wave).contains(&warps) {
+            let message = format!(
+                "found {blocks} blocks of {warps} warps; expected 1 to 4096, of 1024 threads at most"
+            );
             return Err(Error::new(ErrorKind::InvalidInput, "post commands", message));
         }
-        self.launch(&self.posts, Launch::of_warps(blocks, warps, 0), commands)?;
+        self.launch(&self.posts, Launch::of_threads(blocks, warps * self.wave, 0), commands)?;
         self.raised += posters.all();
         let times = (0..blocks).map(|block| self.time(block));
         let (begun, ended) = times.fold((u64::MAX, 0), |(a, b), (c, d)| (a.min(c), b.max(d)));
@@ -157,7 +161,7 @@ impl RingProbe {
             let message = format!("found {count} round trips; expected 1 to {MOST_TIMES}");
             return Err(Error::new(ErrorKind::InvalidInput, "post commands", message));
         }
-        self.launch(&self.trips, Launch::of_warps(1, 1, 0), count)?;
+        self.launch(&self.trips, Launch::of_threads(1, self.wave, 0), count)?;
         self.raised += u64::from(count);
         let us = |(begun, ended): (u64, u64)| ended.saturating_sub(begun) as f64 / 1e3;
         Ok((0..count).map(|trip| us(self.time(trip))).collect())

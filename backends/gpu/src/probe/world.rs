@@ -81,7 +81,7 @@ impl<C: Components> Links<C> {
     pub(super) fn device_api(&self) -> Result<DeviceApi> {
         let device_api = self.transport.device_api()?;
         // SAFETY: the transport lives, and with it the memory that its device API points to.
-        unsafe { DeviceApi::read(&device_api) }
+        unsafe { DeviceApi::read(&self.context.device.platform.dialect, &device_api) }
     }
 
     /// First byte of a rank's window, mapped here.

@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::path::Path;
 
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_cuda::{Nvcc, Nvrtc};
@@ -17,6 +18,8 @@ pub(crate) static PLATFORM: Platform = Platform {
     driver: &HostDriver { maps_registers: true },
     compiler: &Nvrtc,
     program_compiler: |named| Ok(Box::new(Nvcc::find(named)?)),
+    named_compiles_all: false,
+    dialect: tokenyard_cuda::PLATFORM.dialect,
     names: NAMES,
     memory: abi::TY_MEMORY_CUDA,
 };
@@ -26,6 +29,8 @@ pub(crate) static WITHOUT_REGISTERS: Platform = Platform {
     driver: &HostDriver { maps_registers: false },
     compiler: &Nvrtc,
     program_compiler: |named| Ok(Box::new(Nvcc::find(named)?)),
+    named_compiles_all: false,
+    dialect: tokenyard_cuda::PLATFORM.dialect,
     names: NAMES,
     memory: abi::TY_MEMORY_CUDA,
 };
@@ -63,16 +68,12 @@ fn at(address: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// Maps pages; of memory, or of nothing.
-fn map(to: u64, bytes: usize, memory: Option<i32>) -> u64 {
-    let (rights, kind) = match memory {
-        Some(_) => (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED),
-        None => (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS),
-    };
-    let fixed = if to == 0 { 0 } else { libc::MAP_FIXED };
-    // SAFETY: new addresses, or a range that the caller has reserved.
+/// Maps the memory behind a descriptor.
+fn map(bytes: usize, memory: i32) -> u64 {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: new addresses.
     let mapped =
-        unsafe { libc::mmap(at(to).cast(), bytes, rights, kind | fixed, memory.unwrap_or(-1), 0) };
+        unsafe { libc::mmap(std::ptr::null_mut(), bytes, rights, libc::MAP_SHARED, memory, 0) };
     assert_ne!(mapped, libc::MAP_FAILED);
     mapped.expose_provenance() as u64
 }
@@ -80,7 +81,7 @@ fn map(to: u64, bytes: usize, memory: Option<i32>) -> u64 {
 // SAFETY of all blocks below: the contract of `Driver`, whose callers name memory of this driver.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "see above")]
 impl Driver for HostDriver {
-    fn load(&self) -> Result<()> {
+    fn load(&self, _: Option<&Path>) -> Result<()> {
         Ok(())
     }
     fn version(&self) -> Result<String> {
@@ -111,10 +112,10 @@ impl Driver for HostDriver {
         Ok(RawContext(std::ptr::null_mut()))
     }
     unsafe fn context_release(&self, _: RawDevice) {}
-    unsafe fn context_push(&self, _: RawContext) -> Result<()> {
-        Ok(())
+    unsafe fn context_push(&self, context: RawContext) -> Result<RawContext> {
+        Ok(context)
     }
-    unsafe fn context_pop(&self) {}
+    unsafe fn context_pop(&self, _: RawContext) {}
     fn alloc(&self, bytes: usize) -> Result<u64> {
         Ok(allocate(bytes).expose_provenance() as u64)
     }
@@ -160,21 +161,11 @@ impl Driver for HostDriver {
     unsafe fn memory_release(&self, memory: RawMemory) {
         drop(unsafe { OwnedFd::from_raw_fd(memory.0 as i32) });
     }
-    fn range_reserve(&self, bytes: usize) -> Result<u64> {
-        Ok(map(0, bytes, None))
+    unsafe fn memory_map(&self, memory: RawMemory, bytes: usize, _: RawDevice) -> Result<u64> {
+        Ok(map(bytes, memory.0 as i32))
     }
-    unsafe fn range_free(&self, address: u64, bytes: usize) {
+    unsafe fn memory_unmap(&self, _: RawMemory, address: u64, bytes: usize) {
         unsafe { libc::munmap(at(address).cast(), bytes) };
-    }
-    unsafe fn range_map(&self, address: u64, bytes: usize, memory: RawMemory) -> Result<()> {
-        map(address, bytes, Some(memory.0 as i32));
-        Ok(())
-    }
-    unsafe fn range_allow(&self, _: u64, _: usize, _: RawDevice) -> Result<()> {
-        Ok(())
-    }
-    unsafe fn range_unmap(&self, address: u64, bytes: usize) {
-        map(address, bytes, None);
     }
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         unsafe { std::ptr::copy(at(from).cast_const(), at(to), bytes) };

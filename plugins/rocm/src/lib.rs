@@ -1,0 +1,4 @@
+//! The ROCm backend as a loadable plugin: the `rocm` kernel set and the `xgmi` transport.
+
+tokenyard_core::export_kernels!(tokenyard_rocm::RocmKernels);
+tokenyard_core::export_transports!(tokenyard_rocm::Xgmi);
