@@ -47,16 +47,16 @@ impl World {
 /// Runs a command; returns whether it ended well, and its output.
 fn run(command: &mut Command) -> (bool, String) {
     let output = command.output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    let printed = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&printed).into_owned())
 }
 
 fn passes(level: &str, ranks: &str, order: &str, table: &str) {
     let world = World::new(table);
     let mut command = world.command(&["conformance", "--ranks", ranks, "--level", level]);
-    let (success, said) = run(command.env("TOKENYARD_HCA_ORDER", order));
-    assert!(success && said.contains("all as expected"), "{said}");
-    let counts = said.lines().find(|line| line.contains(" tests in ")).unwrap_or_default();
+    let (success, printed) = run(command.env("TOKENYARD_HCA_ORDER", order));
+    assert!(success && printed.contains("all as expected"), "{printed}");
+    let counts = printed.lines().find(|line| line.contains(" tests in ")).unwrap_or_default();
     println!("{level}, {ranks} ranks, {order}, on a software HCA: {counts}");
 }
 
@@ -77,9 +77,9 @@ fn the_exchange_passes_l1_on_a_software_hca_whose_writes_land_in_any_order() {
 
 fn refused(table: &str, change: impl Fn(&mut Command) -> &mut Command, expected: &[&str]) {
     let world = World::new(table);
-    let (_, said) = run(change(&mut world.command(&["plugins"])));
+    let (_, printed) = run(change(&mut world.command(&["plugins"])));
     for expected in expected {
-        assert!(said.contains(expected), "expected {expected}; found {said}");
+        assert!(printed.contains(expected), "expected {expected}; found {printed}");
     }
 }
 

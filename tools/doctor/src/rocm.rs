@@ -30,7 +30,7 @@ static HIPRTC: Rule = Rule {
     id: "hiprtc",
     title: "ROCm's run-time compiler",
     expected: "libhiprtc beside libamdhip64",
-    why: "Kernels are compiled on the node, once, and kept. Where the config names a clang (`compiler`), that program \
+    why: "Kernels are compiled on the node, once, and stored. Where the config names a clang (`compiler`), that program \
           compiles them.",
     impact: "kernels that are not in the cache already do not compile: no rank starts",
     fix: "install hiprtc (it comes with hip-runtime-amd or hip-devel), or set `compiler` in [kernels.rocm] to ROCm's \
@@ -77,7 +77,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     }
 }
 
-/// What the verdict is where a library is not seen: a loader may have other folders than this tool.
+/// The verdict where a library is not seen: a loader may have other folders than this tool.
 fn unseen(report: &DoctorReport<'_>) -> Verdict {
     if report.job.asks(Facility::Hip) { Verdict::Broken } else { Verdict::Unknown }
 }

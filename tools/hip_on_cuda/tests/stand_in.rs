@@ -1,4 +1,4 @@
-//! The stand-in's files, loaded as the product loads AMD's. What needs a GPU is in `docs/testing-gpus.md`.
+//! The stand-in's files, loaded as the product loads AMD's. `docs/testing-gpus.md` has the tests that need a GPU.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::ffi::CStr;
