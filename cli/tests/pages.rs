@@ -53,6 +53,12 @@ const DOCUMENTED: &[Documented] = &[
         arguments: "shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 128 --json",
         codes: &[0],
     },
+    Documented {
+        section: "shape",
+        arguments: "shape --ranks 8 --domains 2 --experts 256 --topk 8 --hidden 7168 \
+                    --max-tokens 128 --json",
+        codes: &[0],
+    },
     Documented { section: "warm", arguments: "warm configs/cpu.toml --json", codes: &[0] },
     Documented { section: "version", arguments: "version --json", codes: &[0] },
 ];
