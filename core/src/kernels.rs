@@ -15,6 +15,7 @@
 //! memory touched outside windows, tensors and its own state.
 
 use crate::abi;
+use crate::moe::Shape;
 use crate::transport::{MemoryNeeds, Window};
 use crate::{Error, ErrorKind, Result};
 
@@ -28,6 +29,13 @@ pub type LinkNeeds = abi::TyLinkNeeds;
 pub type KernelNeeds = abi::TyKernelNeeds;
 /// The times of the steps of an operation. See [`abi::TyTrace`].
 pub type Trace = abi::TyTrace;
+
+impl From<&KernelShape> for Shape {
+    fn from(shape: &KernelShape) -> Self {
+        let KernelShape { ranks, experts, topk, hidden, max_tokens, .. } = *shape;
+        Self { ranks, experts, topk, hidden, max_tokens }
+    }
+}
 
 /// A kernel set. All calls of one instance come from one thread at a time, in the order of
 /// [`abi::TyKernelsTable`].

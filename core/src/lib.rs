@@ -15,6 +15,7 @@ pub mod communicator;
 pub mod conditions;
 pub mod config;
 pub mod device;
+pub mod domains;
 pub mod error;
 pub mod exchange;
 pub mod export;

@@ -1,7 +1,8 @@
+use tokenyard_core::domains::Domains;
 use tokenyard_core::moe::{Layout, RecvPlan, RegionRows, RegionSpec, RowFormat, SendPlan, Shape};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::domains::{Domains, World};
+use super::world::World;
 
 /// How received rows are arranged, as a dispatch asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
