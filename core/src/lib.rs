@@ -10,6 +10,7 @@
 //! See `docs/architecture.md` for an overview, `docs/invariants.md` for INV-1 to INV-8.
 
 pub mod bootstrap;
+pub mod call;
 pub mod capabilities;
 pub mod communicator;
 pub mod conditions;

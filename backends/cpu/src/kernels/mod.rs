@@ -61,6 +61,7 @@ pub use launch::PIECE_BYTES;
 pub use windows::{Spread, WindowSizes};
 
 use tokenyard_core::abi;
+use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::kernels::{
     KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS,
 };
@@ -172,7 +173,7 @@ impl KernelSet for CpuKernels {
         Ok(())
     }
 
-    unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
+    unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe { dispatch::dispatch_send(self.engine()?, dispatch) }
     }
@@ -190,7 +191,7 @@ impl KernelSet for CpuKernels {
         combine::combine_input(&engine.routing, &mut engine.places, handle, dtype)
     }
 
-    unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
+    unsafe fn combine_send(&mut self, combine: &CombineCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe { combine::combine_send(self.engine()?, combine) }
     }

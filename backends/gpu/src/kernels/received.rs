@@ -30,9 +30,9 @@ pub(super) fn describe(op: &DispatchOp, shape: &Shape, lost: u64) -> abi::TyRece
         region: op.output.region,
         tokens,
         rows,
-        x: tensor_at(&op.output, layout.x, format.dtype, [rows, shape.hidden.into()]),
-        scales: if format.scale_columns > 0 {
-            let columns = [rows, format.scale_columns];
+        x: tensor_at(&op.output, layout.x, format.x_dtype, [rows, shape.hidden.into()]),
+        scales: if format.scale_cols > 0 {
+            let columns = [rows, format.scale_cols];
             tensor_at(&op.output, layout.scales, format.scale_dtype, columns)
         } else {
             NO_TENSOR
