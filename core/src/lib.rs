@@ -9,6 +9,7 @@
 //!
 //! See `docs/architecture.md` for an overview, `docs/invariants.md` for INV-1 to INV-8.
 
+pub mod arena_output;
 pub mod bootstrap;
 pub mod call;
 pub mod capabilities;
