@@ -1,5 +1,6 @@
 //! `tokenyard shape`: the memory that a shape costs, and its traffic among several domains.
 
+mod recorded;
 mod traffic;
 
 use std::process::ExitCode;
@@ -16,6 +17,7 @@ use tokenyard_doctor::bytes;
 
 use crate::layout::LayoutName;
 use crate::output::{People, SCHEMA_VERSION, Style, Table, print_json};
+use recorded::RankTraffic;
 use traffic::{AskedExchange, Traffic, TrafficArgs};
 
 const EXAMPLES: &str = "\
@@ -113,6 +115,9 @@ struct ShapeDocument<'a> {
     /// With several domains.
     #[serde(skip_serializing_if = "Option::is_none")]
     traffic: Option<&'a [Traffic]>,
+    /// Of each rank, with several domains and a recorded routing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recorded: Option<&'a [RankTraffic]>,
 }
 
 /// One line of the report.
@@ -130,6 +135,11 @@ pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
     let list = list(args, &shape)?;
     let asked = (args.domains > 1).then(|| asked(args, &shape)).transpose()?;
     let traffic = asked.map(|asked| args.traffic.of(&asked)).transpose()?;
+    let input = args.traffic.input.as_deref();
+    ensure!(input.is_none() || asked.is_some(), "found --input for one domain; expected --domains");
+    let rates = args.traffic.rates();
+    let recorded = input.zip(asked).map(|(path, asked)| recorded::of(path, &asked, &rates));
+    let recorded = recorded.transpose()?;
     let counts = list.iter().filter(|b| b.counts).map(|b| b.bytes);
     let rank_bytes = counts.fold(0, u64::saturating_add);
     let world_bytes = rank_bytes.saturating_mul(u64::from(args.ranks));
@@ -137,6 +147,9 @@ pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
     print(&list, rank_bytes, world_bytes, people);
     if let (Some(asked), Some(traffic)) = (&asked, &traffic) {
         args.traffic.print(asked, traffic, people);
+    }
+    if let (Some(path), Some(recorded)) = (input, &recorded) {
+        recorded::print(path, recorded, people);
     }
     if args.json {
         print_json(&ShapeDocument {
@@ -146,6 +159,7 @@ pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
             rank_bytes,
             world_bytes,
             traffic: traffic.as_deref(),
+            recorded: recorded.as_deref(),
         })?;
     }
     Ok(ExitCode::SUCCESS)

@@ -1,6 +1,8 @@
 //! What an exchange among several domains costs a rank: bytes, commands, times and SMs, by the model of
 //! `tokenyard_bench::levels`.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, ensure};
 use serde::Serialize;
 use tokenyard_bench::levels::{
@@ -21,6 +23,9 @@ pub(crate) struct TrafficArgs {
     /// T: tokens of each rank in an operation [default: M].
     #[arg(long)]
     tokens: Option<u32>,
+    /// The routing of a recorded batch, for R ranks in D domains (docs/input-files.md).
+    #[arg(long, conflicts_with_all = ["tokens", "groups"])]
+    pub(super) input: Option<PathBuf>,
     /// Groups of experts that the gate chooses from (n_group of DeepSeek-V3); 1: any K experts.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     groups: u32,
@@ -55,6 +60,20 @@ pub(super) struct AskedExchange {
     pub(super) stores: bool,
 }
 
+impl AskedExchange {
+    /// The model of a world of other domains.
+    pub(super) fn model(&self, levels: TwoLevels) -> CostModel {
+        CostModel {
+            levels,
+            layout: self.layout,
+            row: self.row,
+            back: RowFormat { x_bytes: self.back_bytes, scale_bytes: 0, weights: false },
+            stores: self.stores,
+            piece_bytes: tokenyard_cpu::kernels::PIECE_BYTES,
+        }
+    }
+}
+
 /// A world size, and what it costs one of its ranks on average.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Traffic {
@@ -69,16 +88,16 @@ pub(super) struct Traffic {
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Operation {
-    out: Level,
-    inside: Level,
-    at_once_us: f64,
+pub(super) struct Operation {
+    pub(super) out: Level,
+    pub(super) inside: Level,
+    pub(super) at_once_us: f64,
     in_turn_us: f64,
     sms: f64,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Level {
+pub(super) struct Level {
     rows: f64,
     row_bytes: f64,
     record_bytes: f64,
@@ -93,13 +112,13 @@ impl Level {
         Self { rows, row_bytes, record_bytes, puts, signals, us }
     }
 
-    fn mb(&self) -> f64 {
+    pub(super) fn mb(&self) -> f64 {
         (self.row_bytes + self.record_bytes) / 1e6
     }
 }
 
 impl Operation {
-    fn new(cost: &OperationCost, rates: &Rates) -> Self {
+    pub(super) fn new(cost: &OperationCost, rates: &Rates) -> Self {
         let time: OperationTime = rates.time(cost);
         Self {
             out: Level::new(&cost.out, time.out_us),
@@ -182,15 +201,7 @@ impl TrafficArgs {
         let topk = levels.topk;
         let tokens = f64::from(self.tokens.unwrap_or(asked.max_tokens));
         let rows = RankRows::expected(&levels, gate, tokens)?;
-        let model = CostModel {
-            levels,
-            layout: asked.layout,
-            row: asked.row,
-            back: RowFormat { x_bytes: asked.back_bytes, scale_bytes: 0, weights: false },
-            stores: asked.stores,
-            piece_bytes: tokenyard_cpu::kernels::PIECE_BYTES,
-        };
-        let rates = Rates { out: self.out_gb_s, inside: self.inside_gb_s, sm: self.sm_gb_s };
+        let (model, rates) = (asked.model(levels), self.rates());
         Some(Traffic {
             ranks,
             domains,
@@ -200,6 +211,10 @@ impl TrafficArgs {
             dispatch: Operation::new(&model.dispatch(&rows), &rates),
             combine: Operation::new(&model.combine(&rows), &rates),
         })
+    }
+
+    pub(super) fn rates(&self) -> Rates {
+        Rates { out: self.out_gb_s, inside: self.inside_gb_s, sm: self.sm_gb_s }
     }
 
     /// What the tables are about.
@@ -277,6 +292,7 @@ mod tests {
     fn args(groups: u32, topk_groups: u32) -> TrafficArgs {
         TrafficArgs {
             tokens: None,
+            input: None,
             groups,
             topk_groups,
             out_gb_s: 46.0,
