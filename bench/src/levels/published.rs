@@ -20,7 +20,7 @@ pub struct Published {
     pub experts: u32,
     /// Groups that its test chooses experts from.
     pub gate: Gate,
-    /// What the links carry: the best that anybody attained.
+    /// What the links carry: the best rates that are known.
     pub rates: Rates,
     /// Dispatch, combine in GB/s.
     pub gb_per_s: [f64; 2],
