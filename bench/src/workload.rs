@@ -115,6 +115,11 @@ impl Workload {
         self.rank
     }
 
+    /// The experts of this rank's tokens, `[T, K]`.
+    pub fn topk_idx(&self) -> &[i64] {
+        &self.topk_idx
+    }
+
     /// Rows that this rank sends to each rank, itself included.
     pub fn sends(&self) -> &[u64] {
         &self.sends

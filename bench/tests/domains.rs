@@ -1,14 +1,16 @@
-//! The traffic between domains: each row once per (token, domain), and one row back. There is one
-//! test, because counters belong to rank numbers.
+//! The traffic among domains: each row once per (token, domain), and one row back; and the model of
+//! both levels. There is one test, because counters belong to rank numbers.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use tokenyard_bench::counting::{self, Counts};
 use tokenyard_bench::job::Sizes;
+use tokenyard_bench::levels::{CostModel, LevelCost, RankRows, TwoLevels};
 use tokenyard_bench::workload::Workload;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::communicator::{Cast, Communicator};
-use tokenyard_core::config::Config;
-use tokenyard_core::moe::Layout;
+use tokenyard_core::config::{ComponentChoice, ComponentTable, Config};
+use tokenyard_core::moe::{Layout, RowFormat};
+use tokenyard_cpu::kernels::PIECE_BYTES;
 
 const RANKS: u32 = 4;
 const DOMAINS: u64 = 2;
@@ -19,16 +21,36 @@ const ROW: u64 = 2 * SIZES.hidden as u64;
 const SIDE: u64 = 8 * SIZES.topk as u64 + 4;
 const HEADER: u64 = 64;
 
-/// The counts of a rank on its rail, for a dispatch and for the combine.
-fn counted(layout: Layout) -> Vec<[Counts; 2]> {
-    // Only the transport between domains counts.
-    let text = format!(
-        "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n\
-         [transport.scale_out]\nuse = \"{}\"\n\
-         [transport.scale_out.{0}]\nload_store = false\n[topology]\ndomains = {DOMAINS}\n",
-        counting::NAME
-    );
-    let config = Config::parse(&text, "test.toml").unwrap();
+const EXPERT_MAJOR: Layout = Layout::ExpertMajor { alignment: 1, zero_padding: false };
+
+/// The level whose transport counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counted {
+    /// Between domains.
+    Out,
+    /// Inside, by loads and stores.
+    Stores,
+    /// Inside, by puts.
+    Puts,
+}
+
+/// `configs/domains.toml`, with a transport that counts at one level.
+fn config(counted: Counted) -> Config {
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/domains.toml");
+    let mut config = Config::load(&file).unwrap();
+    let stores = counted == Counted::Stores;
+    let table = ComponentTable::from_text(&format!("load_store = {stores}\n"), &config.name);
+    let choice = ComponentChoice { name: counting::NAME.to_owned(), line: 0, table };
+    match counted {
+        Counted::Out => config.scale_out = vec![choice],
+        Counted::Stores | Counted::Puts => config.scale_up = Some(choice),
+    }
+    config
+}
+
+/// The counts of each rank, for a dispatch and for the combine.
+fn counted(layout: Layout, counted: Counted) -> Vec<[Counts; 2]> {
+    let config = config(counted);
     in_threads(RANKS, &config, |world| {
         let mut comm = Communicator::open(world, &config, Workload::options(&SIZES)).unwrap();
         let mut workload = Workload::new(&SIZES, world.rank(), RANKS);
@@ -44,8 +66,50 @@ fn counted(layout: Layout) -> Vec<[Counts; 2]> {
     .unwrap()
 }
 
+/// By the model, for the same routing: a dispatch and a combine of each rank.
+fn modelled(layout: Layout, counted: Counted) -> Vec<[LevelCost; 2]> {
+    let levels = TwoLevels {
+        domains: DOMAINS as u32,
+        domain_ranks: RANKS / DOMAINS as u32,
+        experts: SIZES.experts,
+        topk: SIZES.topk,
+    };
+    let routings: Vec<Vec<i64>> =
+        (0..RANKS).map(|rank| Workload::new(&SIZES, rank, RANKS).topk_idx().to_vec()).collect();
+    let row = RowFormat { x_bytes: ROW as u32, scale_bytes: 0, weights: true };
+    let model = CostModel {
+        levels,
+        layout,
+        row,
+        back: RowFormat { weights: false, ..row },
+        stores: counted != Counted::Puts,
+        piece_bytes: PIECE_BYTES,
+    };
+    let costs = RankRows::exact(&levels, &routings).into_iter().map(|rows| {
+        let operations = [model.dispatch(&rows), model.combine(&rows)];
+        operations.map(|cost| if counted == Counted::Out { cost.out } else { cost.inside })
+    });
+    costs.collect()
+}
+
+fn expect_as_modelled(layout: Layout, level: Counted) {
+    let all = counted(layout, level).into_iter().zip(modelled(layout, level));
+    for (rank, (found, expected)) in all.enumerate() {
+        for (found, expected) in found.iter().zip(expected) {
+            // Rows that are stored or loaded are no commands.
+            let rows = if level == Counted::Stores { 0.0 } else { expected.row_bytes };
+            let expected = Counts {
+                puts: expected.puts as u64,
+                signals: expected.signals as u64,
+                bytes: (rows + expected.record_bytes) as u64,
+            };
+            assert_eq!(*found, expected, "{layout:?}, {level:?}, rank {rank}");
+        }
+    }
+}
+
 #[test]
-fn a_row_crosses_once_per_domain_and_one_comes_back() {
+fn a_row_crosses_once_per_domain_and_one_comes_back_and_both_levels_are_as_modelled() {
     tokenyard_bench::link();
     counting::provide();
     // Rows of this rank's tokens that select experts in the other domain.
@@ -54,8 +118,8 @@ fn a_row_crosses_once_per_domain_and_one_comes_back() {
         .collect();
     let (ranks, experts) = (u64::from(RANKS) / DOMAINS, u64::from(SIZES.experts) / DOMAINS);
     let others = DOMAINS - 1;
-    for layout in [Layout::Flat, Layout::ExpertMajor { alignment: 1, zero_padding: false }] {
-        for (rank, [dispatch, combine]) in counted(layout).iter().enumerate() {
+    for layout in [Layout::Flat, EXPERT_MAJOR] {
+        for (rank, [dispatch, combine]) in counted(layout, Counted::Out).iter().enumerate() {
             let (sent, partner) = (pairs[rank], pairs[(rank + ranks as usize) % RANKS as usize]);
             // Fewer than the (token, rank) pairs that the direct algorithm would send there.
             let direct: u64 = {
@@ -72,6 +136,11 @@ fn a_row_crosses_once_per_domain_and_one_comes_back() {
             assert_eq!(combine.bytes, others * HEADER + partner * ROW, "rank {rank}: {combine:?}");
             assert!(dispatch.bytes * 100 <= sent * ROW * 102);
             assert!(combine.bytes * 100 <= partner * ROW * 102);
+        }
+    }
+    for layout in [Layout::Flat, EXPERT_MAJOR, Layout::Packed] {
+        for level in [Counted::Out, Counted::Stores, Counted::Puts] {
+            expect_as_modelled(layout, level);
         }
     }
 }

@@ -1,25 +1,35 @@
-//! `tokenyard shape`: the memory that a shape costs.
+//! `tokenyard shape`: the memory that a shape costs, and its traffic among several domains.
+
+mod recorded;
+mod traffic;
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
+use tokenyard_bench::levels::TwoLevels;
 use tokenyard_core::abi;
-use tokenyard_core::moe::{RowFormat, SendPlan, Shape, buffers};
+use tokenyard_core::moe::{Layout, RowFormat, SendPlan, Shape, buffers};
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes, handle_bytes};
 use tokenyard_doctor::bytes;
 
 use crate::layout::LayoutName;
 use crate::output::{People, SCHEMA_VERSION, Style, Table, print_json};
+use recorded::RankTraffic;
+use traffic::{AskedExchange, Traffic, TrafficArgs};
 
 const EXAMPLES: &str = "\
 Examples:
   tokenyard shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 4096
   tokenyard shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 128 \\
       --dtype fp8 --layout packed --in-flight 2 --json
+  tokenyard shape --ranks 64 --domains 8 --experts 256 --topk 8 --hidden 7168 \\
+      --max-tokens 4096 --dtype fp8 --groups 8 --topk-groups 4
 
+With --domains, bytes, commands, times and SMs of a rank follow, for worlds of up to 2048 ranks:
+the model of docs/two-levels.md, no measurement.
 Regions are those of the worst case: every token goes to every rank it can. Windows are what the
 cpu kernel set asks for; it takes memory only where it is touched.";
 
@@ -68,6 +78,8 @@ pub(crate) struct ShapeArgs {
     /// The path of rows to peers of the domain: stored in place, or put from a staging area.
     #[arg(long, value_enum, default_value_t = PathName::LoadStore)]
     path: PathName,
+    #[command(flatten)]
+    traffic: TrafficArgs,
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
     #[arg(long)]
     json: bool,
@@ -100,6 +112,12 @@ struct ShapeDocument<'a> {
     /// Windows and handles of one rank.
     rank_bytes: u64,
     world_bytes: u64,
+    /// With several domains.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traffic: Option<&'a [Traffic]>,
+    /// Of each rank, with several domains and a recorded routing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recorded: Option<&'a [RankTraffic]>,
 }
 
 /// One line of the report.
@@ -113,21 +131,42 @@ struct Buffer {
 }
 
 pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
-    let list = sizes_of(args)?;
+    let shape = shape_of(args)?;
+    let list = list(args, &shape)?;
+    let asked = (args.domains > 1).then(|| asked(args, &shape)).transpose()?;
+    let traffic = asked.map(|asked| args.traffic.of(&asked)).transpose()?;
+    let input = args.traffic.input.as_deref();
+    ensure!(input.is_none() || asked.is_some(), "found --input for one domain; expected --domains");
+    let rates = args.traffic.rates();
+    let recorded = input.zip(asked).map(|(path, asked)| recorded::of(path, &asked, &rates));
+    let recorded = recorded.transpose()?;
     let counts = list.iter().filter(|b| b.counts).map(|b| b.bytes);
     let rank_bytes = counts.fold(0, u64::saturating_add);
     let world_bytes = rank_bytes.saturating_mul(u64::from(args.ranks));
-    print(&list, rank_bytes, world_bytes, People::new(args.json));
+    let people = People::new(args.json);
+    print(&list, rank_bytes, world_bytes, people);
+    if let (Some(asked), Some(traffic)) = (&asked, &traffic) {
+        args.traffic.print(asked, traffic, people);
+    }
+    if let (Some(path), Some(recorded)) = (input, &recorded) {
+        recorded::print(path, recorded, people);
+    }
     if args.json {
-        let buffers = &list;
-        let (schema_version, command) = (SCHEMA_VERSION, "shape");
-        print_json(&ShapeDocument { schema_version, command, buffers, rank_bytes, world_bytes })?;
+        print_json(&ShapeDocument {
+            schema_version: SCHEMA_VERSION,
+            command: "shape",
+            buffers: &list,
+            rank_bytes,
+            world_bytes,
+            traffic: traffic.as_deref(),
+            recorded: recorded.as_deref(),
+        })?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The buffers of the requested shape, after a check.
-fn sizes_of(args: &ShapeArgs) -> Result<Vec<Buffer>> {
+/// The requested shape, checked.
+fn shape_of(args: &ShapeArgs) -> Result<Shape> {
     let shape = Shape {
         ranks: args.ranks,
         experts: args.experts,
@@ -142,7 +181,33 @@ fn sizes_of(args: &ShapeArgs) -> Result<Vec<Buffer>> {
         args.domains,
         shape.ranks
     );
-    list(args, &shape)
+    Ok(shape)
+}
+
+/// The exchange whose traffic is asked for.
+fn asked(args: &ShapeArgs, shape: &Shape) -> Result<AskedExchange> {
+    let row = row_format(args)?;
+    let is_cast = row.scale_bytes > 0;
+    Ok(AskedExchange {
+        levels: TwoLevels {
+            domains: args.domains,
+            domain_ranks: shape.ranks / args.domains,
+            experts: shape.experts,
+            topk: shape.topk,
+        },
+        max_tokens: shape.max_tokens,
+        layout: match args.layout {
+            None | Some(LayoutName::Flat) => Layout::Flat,
+            Some(LayoutName::ExpertMajor) => {
+                Layout::ExpertMajor { alignment: args.alignment, zero_padding: false }
+            }
+            Some(LayoutName::Packed) => Layout::Packed,
+        },
+        row,
+        // Experts answer FP8 rows in bf16.
+        back_bytes: if is_cast { 2 * row.x_bytes } else { row.x_bytes },
+        stores: args.path == PathName::LoadStore,
+    })
 }
 
 fn row_format(args: &ShapeArgs) -> Result<RowFormat> {
@@ -385,6 +450,7 @@ mod tests {
             sizes in prop::array::uniform5((0_u32..33, 0_u32..3)),
             (alignment, in_flight, handles) in (1_u32..=4096, 1_u32..=16, 1_u32..=1024),
             (domains, put, dtype) in (0_u32..33, any::<bool>(), 0_usize..5),
+            groups in 0_u32..11,
         ) {
             let [ranks, experts, topk, hidden, max_tokens] =
                 sizes.map(|(bits, off)| (1_u64 << bits).saturating_sub(off.into()) as u32);
@@ -393,11 +459,16 @@ mod tests {
             let domains = (1_u64 << domains).min(u32::MAX.into()) as u32;
             let json = true;
             let layout = None;
+            let traffic = args(&format!("--groups {}", 1_u32 << groups)).traffic;
             let args = ShapeArgs {
                 ranks, experts, topk, hidden, max_tokens, dtype, layout, alignment, in_flight,
-                handles, domains, path, json,
+                handles, domains, path, traffic, json,
             };
-            if let Ok(all) = sizes_of(&args) {
+            let asked = shape_of(&args).and_then(|shape| asked(&args, &shape));
+            if let Ok(all) = asked.and_then(|asked| args.traffic.of(&asked)) {
+                prop_assert!(all.iter().all(Traffic::is_finite));
+            }
+            if let Ok(all) = shape_of(&args).and_then(|shape| list(&args, &shape)) {
                 let all = all.iter().map(|buffer| buffer.bytes).collect::<Vec<_>>();
                 // Every expert has a count in the records of both directions, on every rank.
                 prop_assert!(all.iter().max().unwrap() >= &(16 * u64::from(experts)));

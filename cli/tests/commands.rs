@@ -114,6 +114,33 @@ fn shape_adds_up_what_a_rank_and_the_world_need() {
 }
 
 #[test]
+fn shape_says_what_several_domains_send_each_other_in_lines_of_80_columns() {
+    let arguments = "shape --ranks 16 --domains 2 --experts 256 --topk 8 --hidden 7168 \
+                     --max-tokens 4096 --groups 2 --topk-groups 1";
+    let words: Vec<&str> = arguments.split_whitespace().collect();
+    let output = call(&words);
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    assert!(text.contains("top-8 experts\n(of 1 of 2 groups)"), "{text}");
+    let tables = text.lines().skip_while(|line| !line.starts_with("one rank on average"));
+    for line in tables {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    let document = json(&call(&[&words[..], &["--json"]].concat()));
+    let all = document["traffic"].as_array().unwrap();
+    let found = all.iter().find(|traffic| traffic["domains"] == 2).unwrap();
+    // Half of the tokens stay in their domain, half of them leave it.
+    assert_eq!(found["dispatch"]["out"]["rows"], 2048.0);
+    assert_eq!(found["dispatch"]["out"]["row_bytes"], 2048.0 * (14336.0 + 8.0 * 8.0 + 4.0));
+    assert_eq!(found["combine"]["out"]["row_bytes"], 2048.0 * 14336.0);
+    let refused = call(&[&words[..], &["--groups", "3"]].concat());
+    expect_code(&refused, 2);
+    let refused = call(&[&words[..13], &["--groups", "3"]].concat());
+    expect_code(&refused, 2);
+    assert!(stderr(&refused).contains("3 groups of 256 experts"), "{}", stderr(&refused));
+}
+
+#[test]
 fn a_filter_of_the_log_that_is_none_is_named_and_a_good_or_empty_one_is_not() {
     for (filter, warns) in
         [("core=loud", true), ("", false), ("off", false), ("warn,tokenyard_core=debug", false)]

@@ -53,6 +53,18 @@ const DOCUMENTED: &[Documented] = &[
         arguments: "shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 128 --json",
         codes: &[0],
     },
+    Documented {
+        section: "shape",
+        arguments: "shape --ranks 8 --domains 2 --experts 256 --topk 8 --hidden 7168 \
+                    --max-tokens 128 --json",
+        codes: &[0],
+    },
+    Documented {
+        section: "shape",
+        arguments: "shape --ranks 4 --domains 2 --experts 32 --topk 4 --hidden 128 \
+                    --max-tokens 128 --input samples/skewed-router.safetensors --json",
+        codes: &[0],
+    },
     Documented { section: "warm", arguments: "warm configs/cpu.toml --json", codes: &[0] },
     Documented { section: "version", arguments: "version --json", codes: &[0] },
 ];

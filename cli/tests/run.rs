@@ -105,6 +105,43 @@ fn the_sample_is_skewed_and_its_exchange_is_right() {
 }
 
 #[test]
+fn the_traffic_of_a_recorded_routing_is_that_of_its_run_among_domains() {
+    let sample = "samples/skewed-router.safetensors";
+    let ask = |arguments: &str| {
+        let mut command = tokenyard();
+        command.current_dir(repository(".")).args(arguments.split_whitespace());
+        let output = command.args(["--json", "--input", sample]).output().unwrap();
+        expect_code(&output, 0);
+        json(&output)
+    };
+    let ran = ask("run configs/domains.toml --ranks 4 --steps 3");
+    assert_eq!(ran["communicator"]["domains"], 2);
+    let modelled =
+        ask("shape --ranks 4 --domains 2 --experts 32 --topk 4 --hidden 128 --max-tokens 128");
+    let (ran, modelled) =
+        (ran["ranks"].as_array().unwrap(), modelled["recorded"].as_array().unwrap());
+    assert_eq!((ran.len(), modelled.len()), (4, 4));
+    for (ran, modelled) in ran.iter().zip(modelled) {
+        let rows = modelled["rows_received"].as_f64().unwrap();
+        assert_eq!(3.0 * rows, ran["rows_received"].as_f64().unwrap(), "{ran}");
+        // bf16 rows of 128 elements.
+        assert_eq!(3.0 * 256.0 * rows, ran["bytes_received"].as_f64().unwrap());
+        assert_eq!(modelled["tokens"].as_f64(), ran["tokens"].as_f64());
+    }
+    // Of the rows that all ranks received, some stayed; each other one was moved once inside a domain.
+    let sum = |of: fn(&Value) -> &Value| {
+        modelled.iter().map(|rank| of(rank).as_f64().unwrap()).sum::<f64>()
+    };
+    let moved = sum(|rank| &rank["dispatch"]["inside"]["rows"]);
+    assert!(moved < sum(|rank| &rank["rows_received"]));
+    assert_eq!(moved, sum(|rank| &rank["combine"]["inside"]["rows"]));
+    assert_eq!(
+        sum(|rank| &rank["dispatch"]["out"]["rows"]),
+        sum(|rank| &rank["combine"]["out"]["rows"])
+    );
+}
+
+#[test]
 fn the_output_holds_what_each_rank_got() {
     let config = Config::new();
     let out = config.file("out.safetensors");

@@ -15,6 +15,8 @@
 //! memory touched outside windows, tensors and its own state.
 
 use crate::abi;
+use crate::call::{CombineCall, DispatchCall};
+use crate::moe::Shape;
 use crate::transport::{MemoryNeeds, Window};
 use crate::{Error, ErrorKind, Result};
 
@@ -28,6 +30,13 @@ pub type LinkNeeds = abi::TyLinkNeeds;
 pub type KernelNeeds = abi::TyKernelNeeds;
 /// The times of the steps of an operation. See [`abi::TyTrace`].
 pub type Trace = abi::TyTrace;
+
+impl From<&KernelShape> for Shape {
+    fn from(shape: &KernelShape) -> Self {
+        let KernelShape { ranks, experts, topk, hidden, max_tokens, .. } = *shape;
+        Self { ranks, experts, topk, hidden, max_tokens }
+    }
+}
 
 /// A kernel set. All calls of one instance come from one thread at a time, in the order of
 /// [`abi::TyKernelsTable`].
@@ -86,7 +95,7 @@ pub trait KernelSet: Sized + Send + 'static {
     /// # Safety
     /// Tensors stay valid and unchanged until `dispatch_recv` of the operation returns; where the call
     /// names a stream, until that has passed the work that `dispatch_recv` queued there.
-    unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()>;
+    unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()>;
 
     /// Ends the dispatch with this operation number.
     ///
@@ -119,7 +128,7 @@ pub trait KernelSet: Sized + Send + 'static {
     /// # Safety
     /// Tensors stay valid, and inputs unchanged, until `combine_recv` of the operation returns; where
     /// the call names a stream, until that has passed the work that `combine_recv` queued there.
-    unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()>;
+    unsafe fn combine_send(&mut self, combine: &CombineCall<'_>) -> Result<()>;
 
     /// Ends the combine with this operation number; the outputs are written, in the order of the
     /// stream where the call named one.

@@ -9,12 +9,15 @@
 //!
 //! See `docs/architecture.md` for an overview, `docs/invariants.md` for INV-1 to INV-8.
 
+pub mod arena_output;
 pub mod bootstrap;
+pub mod call;
 pub mod capabilities;
 pub mod communicator;
 pub mod conditions;
 pub mod config;
 pub mod device;
+pub mod domains;
 pub mod error;
 pub mod exchange;
 pub mod export;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
+use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::export::{Exported, KERNELS_HEADER, KernelsComponent};
 use tokenyard_core::host::BuiltIn;
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits};
@@ -174,7 +175,7 @@ impl KernelSet for Losing {
         unsafe { self.0.plan(plan) }
     }
 
-    unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
+    unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe { self.0.dispatch_send(dispatch) }
     }
@@ -187,7 +188,7 @@ impl KernelSet for Losing {
         self.0.combine_input(handle, dtype)
     }
 
-    unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
+    unsafe fn combine_send(&mut self, combine: &CombineCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe { self.0.combine_send(combine) }
     }

@@ -2,6 +2,7 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::abi;
+use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::export::{Exported, KERNELS_HEADER, KernelsComponent};
 use tokenyard_core::host::BuiltIn;
@@ -17,11 +18,11 @@ pub(crate) trait Alteration: Default + Send + 'static {
     /// The kernel set's name in a config.
     const NAME: &'static str;
 
-    fn dispatch(&mut self, _: &mut abi::TyDispatch) {}
+    fn dispatch(&mut self, _: &mut DispatchCall<'_>) {}
 
     fn received(&mut self, _: &mut abi::TyReceived) {}
 
-    fn combine(&mut self, _: &mut abi::TyCombine) {}
+    fn combine(&mut self, _: &mut CombineCall<'_>) {}
 
     fn combined(&mut self) {}
 }
@@ -62,7 +63,7 @@ impl<A: Alteration> KernelSet for Altered<A> {
         unsafe { self.cpu.plan(plan) }
     }
 
-    unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
+    unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
         let mut dispatch = *dispatch;
         self.alteration.dispatch(&mut dispatch);
         // SAFETY: by this function's contract; alterations pass memory that is just as valid.
@@ -79,7 +80,7 @@ impl<A: Alteration> KernelSet for Altered<A> {
         self.cpu.combine_input(handle, dtype)
     }
 
-    unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
+    unsafe fn combine_send(&mut self, combine: &CombineCall<'_>) -> Result<()> {
         let mut combine = *combine;
         self.alteration.combine(&mut combine);
         // SAFETY: by this function's contract; alterations only leave tensors out.

@@ -4,7 +4,8 @@ use half::bf16;
 use tokenyard_conformance::exchange::{self, InputTensors, Placed};
 use tokenyard_conformance::oracle::{Case, Combine, Input, Inputs, Layout, RowType, Scales, Sums};
 use tokenyard_core::abi;
-use tokenyard_core::communicator::Communicator;
+use tokenyard_core::call::{CombineCall, DispatchCall};
+use tokenyard_core::communicator::{Cast, Communicator};
 
 use crate::altered_kernels::Alteration;
 use crate::faulty_shm::Fault as _;
@@ -100,9 +101,9 @@ pub(crate) struct RoundedScales;
 impl Alteration for RoundedScales {
     const NAME: &'static str = "rounded_scales";
 
-    fn dispatch(&mut self, dispatch: &mut abi::TyDispatch) {
-        if dispatch.cast == abi::TY_CAST_FP8 {
-            dispatch.cast = abi::TY_CAST_FP8_ROUND;
+    fn dispatch(&mut self, dispatch: &mut DispatchCall<'_>) {
+        if dispatch.cast == Cast::Fp8 {
+            dispatch.cast = Cast::Fp8Round;
         }
     }
 }
@@ -126,9 +127,9 @@ unsafe impl Send for Tensor {}
 impl Alteration for RoundsTwice {
     const NAME: &'static str = "rounds_twice";
 
-    fn combine(&mut self, combine: &mut abi::TyCombine) {
-        self.0 = Some((Tensor(combine.bias0), Tensor(combine.out)));
-        combine.bias0.data = std::ptr::null_mut();
+    fn combine(&mut self, combine: &mut CombineCall<'_>) {
+        self.0 = Some((Tensor(combine.bias[0]), Tensor(combine.out)));
+        combine.bias[0].data = std::ptr::null_mut();
     }
 
     fn combined(&mut self) {
@@ -157,8 +158,8 @@ pub(crate) struct Unweighted;
 impl Alteration for Unweighted {
     const NAME: &'static str = "unweighted";
 
-    fn combine(&mut self, combine: &mut abi::TyCombine) {
-        combine.flags &= !abi::TY_COMBINE_WEIGHTED;
+    fn combine(&mut self, combine: &mut CombineCall<'_>) {
+        combine.weighted = false;
     }
 }
 
@@ -176,7 +177,7 @@ pub(crate) struct WeightsNotReturned;
 impl Alteration for WeightsNotReturned {
     const NAME: &'static str = "weights_not_returned";
 
-    fn combine(&mut self, combine: &mut abi::TyCombine) {
+    fn combine(&mut self, combine: &mut CombineCall<'_>) {
         combine.weights.data = std::ptr::null_mut();
         combine.out_weights.data = std::ptr::null_mut();
     }
@@ -193,8 +194,8 @@ pub(crate) struct StaleReplay;
 impl Alteration for StaleReplay {
     const NAME: &'static str = "stale_replay";
 
-    fn dispatch(&mut self, dispatch: &mut abi::TyDispatch) {
-        if dispatch.flags & abi::TY_DISPATCH_REPLAY != 0 {
+    fn dispatch(&mut self, dispatch: &mut DispatchCall<'_>) {
+        if dispatch.is_replay {
             dispatch.handle = 0;
         }
     }

@@ -2,10 +2,11 @@
 //! replay carries them.
 
 use super::Communicator;
-use super::arguments::{Cast, LateTopk, Replay};
+use super::arguments::{LateTopk, Replay};
 use super::output::{Handle, Received};
 use super::tensor::TensorRef;
 use crate::Result;
+use crate::moe::Cast;
 
 /// Numbers of a row: K weights, a word whose bits select the experts that enter the sum, and zeros up to a
 /// multiple of 16 bytes.

@@ -13,6 +13,7 @@ use super::transports::Transports;
 use crate::abi;
 use crate::bootstrap::Members;
 use crate::config::{ComponentChoice, Config};
+use crate::domains::Domains;
 use crate::exchange::Exchange;
 use crate::host::{OpenTransport, Registry, TransportRef};
 use crate::kernels::{KernelNeeds, Limits, is_for_level};
@@ -135,13 +136,12 @@ impl<'a> Levels<'a> {
         if config.scale_out.is_empty() {
             return Err(no_way_out(domains, &up[0].name));
         }
-        let size = ranks / domains;
-        if size == 1 {
+        if ranks == domains {
             return Ok(Self { domains: 1, scale_up: None, scale_out: Some(out(everybody)?) });
         }
-        let (mine, index) = (me / size, me % size);
-        let domain = team_of(members, (0..size).map(|i| mine * size + i));
-        let rail = team_of(members, (0..domains).map(|d| d * size + index));
+        let places = Domains::of(me, ranks, domains);
+        let domain = team_of(members, places.domain_ranks());
+        let rail = team_of(members, places.rail_ranks());
         Ok(Self {
             domains,
             scale_up: Some(first_that_probes(members, registry, up, domain)?),

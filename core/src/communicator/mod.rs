@@ -45,7 +45,8 @@ mod tensor;
 mod transports;
 mod watchdog;
 
-pub use arguments::{Cast, Combine, Dispatch, LateTopk, Replay, Sizes};
+pub use crate::moe::Cast;
+pub use arguments::{Combine, Dispatch, LateTopk, Replay, Sizes};
 pub use arriving::Arriving;
 pub use bring_up::{BringUpReport, CommunicatorOptions};
 pub use buffer::Buffer;

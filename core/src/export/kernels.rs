@@ -5,6 +5,7 @@ use super::call::{Instance, check_size, close, guarded, slots};
 use super::transport::read_table;
 use super::{host, static_str};
 use crate::abi;
+use crate::call::{CombineCall, DispatchCall};
 use crate::kernels::KernelSet;
 
 /// The C table of a [`KernelSet`].
@@ -98,7 +99,7 @@ impl<K: KernelSet> KernelsComponent<K> {
         };
         plan(plan: *const abi::TyPlan) [plan] |component| component.plan(&*plan);
         dispatch_send(dispatch: *const abi::TyDispatch) [dispatch] |component| {
-            component.dispatch_send(&*dispatch)
+            component.dispatch_send(&DispatchCall::from_abi(&*dispatch)?)
         };
         dispatch_recv(operation: u64, received: *mut abi::TyReceived) [received] |component| {
             *received = component.dispatch_recv(operation)?;
@@ -111,7 +112,7 @@ impl<K: KernelSet> KernelsComponent<K> {
             Ok(())
         };
         combine_send(combine: *const abi::TyCombine) [combine] |component| {
-            component.combine_send(&*combine)
+            component.combine_send(&CombineCall::from_abi(&*combine))
         };
         combine_recv(operation: u64) |component| component.combine_recv(operation);
         flush() |component| component.flush();

@@ -15,6 +15,7 @@
 //! allocates nothing.
 
 mod arena;
+mod cast;
 mod dtype;
 mod memory;
 mod recv_plan;
@@ -28,6 +29,7 @@ mod topk;
 mod tests;
 
 pub use arena::{Arena, Holder, Region};
+pub use cast::Cast;
 pub use dtype::DType;
 pub use memory::{BufferSize, ControlLayout, RECORD_HEADER, RECORD_TEXT, buffers};
 pub use recv_plan::RecvPlan;

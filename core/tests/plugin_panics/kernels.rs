@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
+use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::device::Device;
 use tokenyard_core::export::{self, DeviceComponent, Exported, KernelsComponent};
 use tokenyard_core::host::{BuiltIn, OpenKernels, Registry};
@@ -59,7 +60,7 @@ impl KernelSet for PanickyKernels {
         Ok(())
     }
 
-    unsafe fn dispatch_send(&mut self, _: &abi::TyDispatch) -> Result<()> {
+    unsafe fn dispatch_send(&mut self, _: &DispatchCall<'_>) -> Result<()> {
         self.0.enter("dispatch_send");
         Ok(())
     }
@@ -74,7 +75,7 @@ impl KernelSet for PanickyKernels {
         Ok(blank())
     }
 
-    unsafe fn combine_send(&mut self, _: &abi::TyCombine) -> Result<()> {
+    unsafe fn combine_send(&mut self, _: &CombineCall<'_>) -> Result<()> {
         self.0.enter("combine_send");
         Ok(())
     }
@@ -243,8 +244,11 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
         ("allocate", |k| k.allocate(0, 8, &sized()).map(|_| ())),
         // SAFETY: the component reads no pointer of these structures.
         ("plan", |k| unsafe { k.plan(&sized()) }),
-        // SAFETY: as above.
-        ("dispatch_send", |k| unsafe { k.dispatch_send(&sized()) }),
+        ("dispatch_send", |k| {
+            let call = abi::TyDispatch { layout: abi::TY_LAYOUT_FLAT, ..sized() };
+            // SAFETY: as above.
+            unsafe { k.dispatch_send(&call) }
+        }),
         ("dispatch_recv", |k| k.dispatch_recv(0).map(|_| ())),
         ("combine_input", |k| k.combine_input(0, 1).map(|_| ())),
         // SAFETY: as above.

@@ -4,15 +4,15 @@
 //! `Done`; otherwise owners put them into a region that the source names in its entry. For rows that
 //! came over the rail the forwarder stands in for their source: see `domain_rows`.
 
+use tokenyard_core::call::CombineCall;
 use tokenyard_core::moe::{DType, Holder, Layout, REGION_ALIGN};
-use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::agree::{ToDomain, ToPeer, announce_to_all, post_refusal, relay};
 use super::control::Verdict;
 use super::domain_rows::sum_domains;
 use super::engine::Engine;
-use super::entry::{Enter, Terms, missing_refusal, refusal};
+use super::entry::{Enter, Terms, missing_refusal};
 use super::forward::{finish_forward, serve, take_forward};
 use super::merger::{Merger, Staged, make_partials, merger};
 use super::operation::{CombineOp, End, Exposed, Offsets, Operation, RowType};
@@ -52,7 +52,7 @@ pub(super) fn combine_input(
 
 /// # Safety
 /// The call's tensors are valid until the operation is received.
-pub(super) unsafe fn combine_send(engine: &mut Engine, call: &abi::TyCombine) -> Result<()> {
+pub(super) unsafe fn combine_send(engine: &mut Engine, call: &CombineCall<'_>) -> Result<()> {
     finish_forward(engine)?;
     let slot = engine.order.open_slot(call.operation)?;
     // SAFETY: by this function's contract.
@@ -63,16 +63,14 @@ pub(super) unsafe fn combine_send(engine: &mut Engine, call: &abi::TyCombine) ->
 
 /// # Safety
 /// As `combine_send`.
-unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usize) -> Result<()> {
-    let signature = Signature::combine(call);
+unsafe fn combine_in_slot(engine: &mut Engine, call: &CombineCall<'_>, slot: usize) -> Result<()> {
+    let (signature, refused) = (call.signature, call.refusal);
     engine.routing.open_handle(call.handle);
-    // SAFETY: the host's string is valid for the call.
-    let refused = unsafe { refusal(call.refusal) };
     let enter = Enter {
         operation: call.operation,
         signature,
         origin: engine.routing.origin(call.handle as usize, refused.is_some()),
-        refusal: refused.map(|text| (Verdict::Refused, text)),
+        refusal: refused.map(|text| (Verdict::Refused, text.as_bytes())),
     };
     if enter.refusal.is_some() {
         post_refusal(engine, slot, &enter)?;
@@ -84,16 +82,15 @@ unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usiz
     })?;
     let hidden = engine.world.shape.hidden as usize;
     let row = |float: FloatType| RowType { float, bytes: hidden * float.bytes() };
-    let rounds_once = call.flags & abi::TY_COMBINE_ROUND_ONCE != 0;
-    let partial = if rounds_once { FloatType::F32 } else { float };
+    let partial = if call.round_once { FloatType::F32 } else { float };
     let mut op = CombineOp {
         operation: call.operation,
         handle: call.handle as usize,
         signature,
         row: row(float),
         partial: row(partial),
-        has_weights: !call.weights.data.is_null(),
-        sums_weights: call.flags & abi::TY_COMBINE_SUM_WEIGHTS != 0,
+        has_weights: call.returns_weights(),
+        sums_weights: call.sum_weights,
         staging: None,
         partials: Offsets::default(),
         landing: Offsets::default(),
@@ -102,7 +99,7 @@ unsafe fn combine_in_slot(engine: &mut Engine, call: &abi::TyCombine, slot: usiz
         out: call.out,
         out_weights: call.out_weights,
         missing: call.missing,
-        bias: [call.bias0, call.bias1],
+        bias: call.bias,
     };
     let merger = merger(&engine.routing, call, &op)?;
     let staged = match stage(&engine.routing, &mut engine.places, call, &op, merger) {
@@ -191,7 +188,7 @@ fn is_still_written(engine: &Engine, op: &CombineOp) -> bool {
 pub(super) fn stage(
     routing: &RoutingTable,
     places: &mut Places,
-    call: &abi::TyCombine,
+    call: &CombineCall<'_>,
     op: &CombineOp,
     merger: Merger,
 ) -> Result<Staged> {

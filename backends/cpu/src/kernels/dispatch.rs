@@ -4,17 +4,17 @@
 //! back to the rank that moves the rows: the source, or its forwarder. A replay enters with its region's place
 //! and needs no grant. No row moves before every rank has said that it takes part.
 
+use tokenyard_core::call::DispatchCall;
 use tokenyard_core::moe::Layout;
-use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::agree::{ToDomain, ToPeer, announce_to_all, poll_entries, post_refusal, relay};
 use super::control::{Header, Signal, Verdict};
 use super::engine::Engine;
-use super::entry::{Enter, Terms, missing_refusal, refusal};
+use super::entry::{Enter, Terms, missing_refusal};
 use super::expert_major::{clear_padding, spread_copies};
 use super::forward::{finish_forward, serve, take_forward};
-use super::handle::{Arrangement, WireFormat};
+use super::handle::Arrangement;
 use super::mend::{lacks, mend};
 use super::moves::{Move, Via};
 use super::operation::{DispatchOp, End, Exposed, Operation, Output};
@@ -43,7 +43,7 @@ unsafe fn i64_slice<'a>(tensor: &abi::TyTensor) -> &'a [i64] {
 
 /// # Safety
 /// The call's tensors are valid until the operation is received.
-pub(super) unsafe fn dispatch_send(engine: &mut Engine, call: &abi::TyDispatch) -> Result<()> {
+pub(super) unsafe fn dispatch_send(engine: &mut Engine, call: &DispatchCall<'_>) -> Result<()> {
     finish_forward(engine)?;
     let slot = engine.order.open_slot(call.operation)?;
     // SAFETY: by this function's contract.
@@ -54,12 +54,13 @@ pub(super) unsafe fn dispatch_send(engine: &mut Engine, call: &abi::TyDispatch) 
 
 /// # Safety
 /// As `dispatch_send`.
-unsafe fn dispatch_in_slot(engine: &mut Engine, call: &abi::TyDispatch, slot: usize) -> Result<()> {
-    // SAFETY: the host's string is valid for the call.
-    let refused = unsafe { refusal(call.refusal) };
-    let signature = Signature::dispatch(call);
-    let arrangement = Arrangement::of(call)?;
-    let format = WireFormat::of(call, engine.world.shape.hidden)?;
+unsafe fn dispatch_in_slot(
+    engine: &mut Engine,
+    call: &DispatchCall<'_>,
+    slot: usize,
+) -> Result<()> {
+    let (refused, signature, format) = (call.refusal, call.signature, call.format);
+    let arrangement = Arrangement { layout: call.layout, worst_case: call.worst_case };
     let op = DispatchOp {
         operation: call.operation,
         handle: call.handle as usize,
@@ -68,9 +69,8 @@ unsafe fn dispatch_in_slot(engine: &mut Engine, call: &abi::TyDispatch, slot: us
         output: None,
         packed: arrangement.layout == Layout::Packed,
     };
-    let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
     engine.routing.open_handle(call.handle);
-    if !replay && refused.is_none() {
+    if !call.is_replay && refused.is_none() {
         // SAFETY: `[T, K]` i64, contiguous and validated by the host.
         let topk = unsafe { i64_slice(&call.topk_idx) };
         let state = &mut engine.routing.handles[op.handle];
@@ -83,7 +83,7 @@ unsafe fn dispatch_in_slot(engine: &mut Engine, call: &abi::TyDispatch, slot: us
         operation: call.operation,
         signature,
         origin: engine.routing.origin(op.handle, refused.is_some()),
-        refusal: refused.map(|text| (Verdict::Refused, text)),
+        refusal: refused.map(|text| (Verdict::Refused, text.as_bytes())),
     };
     if op.packed {
         // SAFETY: by this function's contract.
@@ -94,7 +94,7 @@ unsafe fn dispatch_in_slot(engine: &mut Engine, call: &abi::TyDispatch, slot: us
         gather_entries(engine, slot, &enter)?;
         return Err(missing_refusal());
     }
-    let output = if replay {
+    let output = if call.is_replay {
         post_replay_entry(engine, slot, &op, &enter)?
     } else {
         post_counting_entry(engine, slot, &op, &enter)?

@@ -3,12 +3,12 @@
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::{Result, abi};
 
-use super::domains::World;
 use super::launch::Launcher;
 use super::order::Order;
 use super::places::Places;
 use super::routing::RoutingTable;
 use super::windows::WindowSizes;
+use super::world::World;
 use crate::pool::Pool;
 
 /// The state that the operations of a communicator work with.

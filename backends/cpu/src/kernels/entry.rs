@@ -2,7 +2,7 @@
 
 use tokenyard_core::moe::Shape;
 use tokenyard_core::signature::Signature;
-use tokenyard_core::{Error, ErrorKind, abi};
+use tokenyard_core::{Error, ErrorKind};
 
 use super::control::{Header, Verdict};
 use super::record::{Body, NewRecord, Record};
@@ -144,18 +144,6 @@ impl Refusal {
         let message = format!("rank {} {word}: {text}", self.rank);
         Error::new(kind, "enter operation", message).with_rank(self.rank)
     }
-}
-
-/// The text of a refusal, if there is one.
-///
-/// # Safety
-/// `text` is valid memory for `'a`, or empty.
-pub(super) unsafe fn refusal<'a>(text: abi::TyStr) -> Option<&'a [u8]> {
-    if text.bytes == 0 {
-        return None;
-    }
-    // SAFETY: by this function's contract.
-    Some(unsafe { std::slice::from_raw_parts(text.data, text.bytes) })
 }
 
 #[cold]

@@ -1,36 +1,14 @@
-use tokenyard_core::moe::{Layout, RecvPlan, RegionRows, RegionSpec, RowFormat, SendPlan, Shape};
-use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_core::Result;
+use tokenyard_core::domains::Domains;
+use tokenyard_core::moe::{Layout, RecvPlan, RegionRows, RegionSpec, SendPlan, Shape};
 
-use super::domains::{Domains, World};
+use super::world::World;
 
 /// How received rows are arranged, as a dispatch asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arrangement {
     pub(super) layout: Layout,
     pub(super) worst_case: bool,
-}
-
-impl Arrangement {
-    pub(super) fn of(call: &abi::TyDispatch) -> Result<Self> {
-        let layout = match call.layout {
-            abi::TY_LAYOUT_FLAT => Layout::Flat,
-            abi::TY_LAYOUT_EXPERT_MAJOR => Layout::ExpertMajor {
-                alignment: call.alignment,
-                zero_padding: call.flags & abi::TY_DISPATCH_ZERO_PADDING != 0,
-            },
-            abi::TY_LAYOUT_PACKED => Layout::Packed,
-            other => {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    "dispatch",
-                    format!(
-                        "found layout {other}; expected flat (1), expert-major (2), packed (3)"
-                    ),
-                ));
-            }
-        };
-        Ok(Self { layout, worst_case: call.flags & abi::TY_DISPATCH_WORST_CASE != 0 })
-    }
 }
 
 /// Where a source's rows go at one owner, and how large the owner's region is.
@@ -238,54 +216,6 @@ pub fn handle_bytes(shape: &Shape, domains: u32) -> u64 {
     let outward = SendPlan::bytes_for(&rail) + topk + 8 * u64::from(shape.ranks);
     let outward = if domains > 1 { outward } else { 0 };
     u64::from(domains) * leg + outward + RecvPlan::bytes_for(shape)
-}
-
-/// How a row looks on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WireFormat {
-    pub(super) row: RowFormat,
-    /// Numbers of a row.
-    pub(super) width: u32,
-    /// Type codes of the received rows and scales.
-    pub(super) x_dtype: u32,
-    pub(super) scale_dtype: u32,
-    pub(super) scale_cols: u64,
-}
-
-impl WireFormat {
-    pub(super) fn of(call: &abi::TyDispatch, hidden: u32) -> Result<Self> {
-        const FP8: u32 = 4;
-        const F32: u32 = 3;
-        const I32: u32 = 6;
-        let groups = u64::from(hidden.div_ceil(128));
-        let (x_dtype, scale_dtype, scale_cols) = match call.cast {
-            abi::TY_CAST_NONE if call.scales.data.is_null() => (call.x.dtype, F32, 0),
-            abi::TY_CAST_NONE => (call.x.dtype, call.scales.dtype, call.scales.shape[1]),
-            abi::TY_CAST_FP8 | abi::TY_CAST_FP8_ROUND => (FP8, F32, groups),
-            abi::TY_CAST_FP8_UE8M0 => (FP8, I32, groups.div_ceil(4)),
-            other => {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    "dispatch",
-                    format!("found cast {other}; expected 0 to 3"),
-                ));
-            }
-        };
-        let element = tokenyard_core::moe::DType::from_code(x_dtype).map_or(1, |d| d.bytes());
-        // A replay may have rows of another width; one that is refused has none.
-        let width = if call.x.shape[1] == 0 { hidden } else { call.x.shape[1] as u32 };
-        Ok(Self {
-            width,
-            row: RowFormat {
-                x_bytes: width * element as u32,
-                scale_bytes: 4 * scale_cols as u32,
-                weights: !call.topk_weights.data.is_null(),
-            },
-            x_dtype,
-            scale_dtype,
-            scale_cols,
-        })
-    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use tokenyard_core::moe::Shape;
 use tokenyard_core::{Error, ErrorKind};
 
-use super::domains::World;
 use super::moves::Spot;
+use super::world::World;
 use super::writer::Target;
 use crate::pool::Pool;
 

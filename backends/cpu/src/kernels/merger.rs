@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use tokenyard_core::call::CombineCall;
 use tokenyard_core::moe::{Layout, MAX_TOPK, Region};
-use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::launch::{Launcher, Shared};
 use super::operation::{CombineOp, Offsets, RowType};
@@ -156,14 +157,13 @@ impl Merger {
 /// The sources of a combine's partial rows.
 pub(super) fn merger(
     routing: &RoutingTable,
-    call: &abi::TyCombine,
+    call: &CombineCall<'_>,
     op: &CombineOp,
 ) -> Result<Merger> {
     let state = &routing.handles[op.handle];
     if !state.is_made {
         return Err(Error::new(ErrorKind::Internal, "combine", "the handle has no dispatch"));
     }
-    let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
     let copy_weights = if call.beside.data.is_null() {
         CopyWeights::Dispatched(state.weights.as_ptr())
     } else {
@@ -174,7 +174,7 @@ pub(super) fn merger(
         x: call.x.data.cast_const(),
         rows: call.x.shape[0] as usize,
         weights: call.weights.data.cast_const().cast(),
-        copy_weights: weighted.then_some(copy_weights),
+        copy_weights: call.weighted.then_some(copy_weights),
         slots: state.slots.as_ptr(),
         flat: state.arrangement.layout == Layout::Flat,
         topk: routing.world.shape.topk as usize,

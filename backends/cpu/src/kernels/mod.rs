@@ -20,7 +20,6 @@ mod control;
 mod counters;
 mod dispatch;
 mod domain_rows;
-mod domains;
 mod engine;
 mod entry;
 mod expert_major;
@@ -53,6 +52,7 @@ mod transfer;
 mod verdicts;
 mod void;
 mod windows;
+mod world;
 mod writer;
 
 pub use config::CpuConfig;
@@ -61,16 +61,17 @@ pub use launch::PIECE_BYTES;
 pub use windows::{Spread, WindowSizes};
 
 use tokenyard_core::abi;
+use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::kernels::{
     KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS,
 };
+use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::pool::Pool;
 use channel::queue_depth;
 use control::Ids;
-use domains::moe_shape;
 use engine::Engine;
 use memory::Memory;
 
@@ -125,7 +126,7 @@ impl KernelSet for CpuKernels {
         let KernelShape { ranks, domains, in_flight, .. } = self.shape;
         let spread = Spread { in_flight, domains };
         let both = [inside, &limits.scale_out];
-        let sizes = WindowSizes::new(&moe_shape(&self.shape), spread, both, &self.config)?;
+        let sizes = WindowSizes::new(&Shape::from(&self.shape), spread, both, &self.config)?;
         self.sizes = Some(sizes);
         let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
         window_bytes[windows::CONTROL as usize] = sizes.control_bytes;
@@ -172,7 +173,7 @@ impl KernelSet for CpuKernels {
         Ok(())
     }
 
-    unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
+    unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe { dispatch::dispatch_send(self.engine()?, dispatch) }
     }
@@ -190,7 +191,7 @@ impl KernelSet for CpuKernels {
         combine::combine_input(&engine.routing, &mut engine.places, handle, dtype)
     }
 
-    unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
+    unsafe fn combine_send(&mut self, combine: &CombineCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe { combine::combine_send(self.engine()?, combine) }
     }

@@ -1,9 +1,8 @@
 //! A move of rows: which rows, over which link, and where they go.
 
+use tokenyard_core::call::WireFormat;
+use tokenyard_core::domains::Domains;
 use tokenyard_core::moe::SendPlan;
-
-use super::domains::Domains;
-use super::handle::WireFormat;
 
 /// Offsets of the first row in each array at one peer.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,10 +1,10 @@
 //! Operations between their send and their receive.
 
 use tokenyard_core::abi;
+use tokenyard_core::call::WireFormat;
 use tokenyard_core::moe::{Region, RegionLayout, RegionRows};
 use tokenyard_core::signature::Signature;
 
-use super::handle::WireFormat;
 use super::moves::{Move, Via};
 use crate::convert::FloatType;
 

@@ -11,10 +11,10 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use super::channel::{Channel, Team, no_rail, queue_depth};
 use super::control::{Ids, Signal};
 use super::counters::{Counters, LevelPeer};
-use super::domains::World;
 use super::losses::Losses;
 use super::operation::{End, Exposed, Operation};
 use super::outstanding::Outstanding;
+use super::world::World;
 
 /// The only queue: one thread drives a communicator.
 pub(super) const QUEUE: u32 = 0;

@@ -1,7 +1,7 @@
 //! Outputs of dispatches: where they lie in the arena, and how the caller sees them.
 
-use tokenyard_core::host::NO_TENSOR;
-use tokenyard_core::moe::{DType, Holder, Layout, RegionLayout, RegionSpec, Span};
+use tokenyard_core::arena_output::ArenaOutput;
+use tokenyard_core::moe::{Holder, Layout, RegionLayout, RegionSpec, Span};
 use tokenyard_core::{Result, abi};
 
 use super::engine::Engine;
@@ -129,95 +129,24 @@ pub(super) fn describe(engine: &Engine, op: &DispatchOp, output: &Output) -> abi
     write_lost(&engine.places, &engine.order, output);
     let state = &engine.routing.handles[op.handle];
     let shape = &engine.world.shape;
-    let layout = &output.layout;
-    let rows = state.rows_of_output(shape, &output.rows);
     let packed_exact = op.packed && !state.arrangement.worst_case;
-    let tokens = if packed_exact { state.tokens } else { output.rows.tokens };
-    let flat = state.arrangement.layout == Layout::Flat;
-    let (local, ranks, topk) =
-        (shape.local_experts().into(), shape.ranks.into(), shape.topk.into());
-    let tensor =
-        |span: Span, dtype: u32, shape: [u64; 2]| engine.places.tensor(output, span, dtype, shape);
-    let (i32_code, f32_code, i64_code) = (DType::I32.code(), DType::F32.code(), DType::I64.code());
-    let format = &op.format;
-    abi::TyReceived {
-        size: size_of::<abi::TyReceived>(),
+    ArenaOutput {
         region: output.region.id,
-        tokens,
-        rows,
-        x: engine.places.tensor_always(
-            output,
-            layout.x,
-            format.x_dtype,
-            [rows, format.width.into()],
-        ),
-        scales: if format.scale_cols > 0 {
-            let columns = [rows, format.scale_cols];
-            engine.places.tensor_always(output, layout.scales, format.scale_dtype, columns)
-        } else {
-            NO_TENSOR
-        },
-        ids: if flat {
-            engine.places.tensor_always(output, layout.ids, i32_code, [tokens, topk])
-        } else {
-            NO_TENSOR
-        },
-        weights: match (format.row.weights, flat) {
-            (false, _) => NO_TENSOR,
-            (true, true) => {
-                engine.places.tensor_always(output, layout.weights, f32_code, [tokens, topk])
-            }
-            (true, false) => {
-                engine.places.tensor_always(output, layout.weights, f32_code, [rows, 1])
-            }
-        },
-        source: engine.places.tensor_always(
-            output,
-            layout.source,
-            i32_code,
-            [if op.packed { rows } else { tokens }, 1],
-        ),
-        slots: if matches!(state.arrangement.layout, Layout::ExpertMajor { .. }) {
-            engine.places.tensor_always(output, layout.slots, i32_code, [tokens, topk])
-        } else {
-            NO_TENSOR
-        },
-        expert_counts: tensor(layout.expert_counts, i32_code, [local, 1]),
-        expert_starts: tensor(layout.expert_starts, i32_code, [local, 1]),
-        expert_ends: tensor(layout.expert_ends, i32_code, [local, 1]),
-        source_counts: tensor(layout.rank_counts, i32_code, [ranks, 1]),
-        source_ends: tensor(layout.rank_ends, i32_code, [ranks, 1]),
-        ranges: tensor(layout.ranges, i64_code, [local, ranks]),
-        totals: tensor(layout.totals, i64_code, [2, 1]),
-        lost: tensor(layout.lost, DType::U8.code(), [ranks, 1]),
+        address: engine.places.arena_area.at(output.region.offset),
+        layout: &output.layout,
+        arrangement: state.arrangement.layout,
+        tokens: if packed_exact { state.tokens } else { output.rows.tokens },
+        rows: state.rows_of_output(shape, &output.rows),
+        format: &op.format,
+        shape,
+        lost: engine.places.array(output, output.layout.lost),
     }
+    .describe()
 }
 
 impl Places {
     /// Address of an array of an output.
     pub(super) fn array(&self, output: &Output, span: Span) -> *mut u8 {
         self.arena_area.at(output.region.offset + span.offset)
-    }
-
-    /// A tensor, or none where the layout has no such array.
-    fn tensor(&self, output: &Output, span: Span, dtype: u32, shape: [u64; 2]) -> abi::TyTensor {
-        if span.bytes == 0 { NO_TENSOR } else { self.tensor_always(output, span, dtype, shape) }
-    }
-
-    /// A tensor that exists even if it has no rows.
-    fn tensor_always(
-        &self,
-        output: &Output,
-        span: Span,
-        dtype: u32,
-        shape: [u64; 2],
-    ) -> abi::TyTensor {
-        abi::TyTensor {
-            data: self.array(output, span),
-            dtype,
-            reserved: 0,
-            shape,
-            stride: [shape[1] as i64, 1],
-        }
     }
 }

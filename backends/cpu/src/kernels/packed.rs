@@ -3,6 +3,7 @@
 //! over its experts. Landing places are free again when their owner has said `Done`. Over the rail it
 //! is the same: rows and an entry at once, which the forwarder hands on.
 
+use tokenyard_core::call::DispatchCall;
 use tokenyard_core::moe::RegionLayout;
 use tokenyard_core::{Result, abi};
 
@@ -34,7 +35,7 @@ struct Landed<'a> {
 /// The call's tensors are valid until the operation is received.
 pub(super) unsafe fn packed_send(
     engine: &mut Engine,
-    call: &abi::TyDispatch,
+    call: &DispatchCall<'_>,
     slot: usize,
     mut op: DispatchOp,
     enter: &Enter<'_>,

@@ -1,16 +1,16 @@
 //! Where things lie: windows, records, landing places and the arena.
 
+use tokenyard_core::call::WireFormat;
 use tokenyard_core::moe::{Arena, Layout, RegionLayout, RegionRows, RegionSpec};
 use tokenyard_core::transport::Window;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::channel::Channel;
 use super::control::Signal;
-use super::domains::World;
-use super::handle::WireFormat;
 use super::moves::{Move, Via};
 use super::record::{Record, span_of};
 use super::windows::{ARENA, CONTROL, WindowSizes};
+use super::world::World;
 
 /// Window memory that is mapped here: this rank's, or a peer's.
 #[derive(Clone, Copy, Debug)]

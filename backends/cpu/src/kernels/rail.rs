@@ -8,10 +8,10 @@ use tokenyard_core::moe::{Shape, TopkScratch, validate_topk};
 use tokenyard_core::signature::Signature;
 
 use super::control::Header;
-use super::domains::World;
 use super::handle::Leg;
 use super::record::{Record, bad_record};
 use super::sums::Partial;
+use super::world::World;
 
 /// The entry of the source at the other end.
 #[derive(Clone, Copy, Debug, Default)]

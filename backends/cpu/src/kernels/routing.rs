@@ -7,7 +7,6 @@ use tokenyard_core::kernels::KernelShape;
 
 use super::channel::no_rail;
 use super::control::Verdict;
-use super::domains::World;
 use super::entry::{Agreed, Enter, Gathered, NO_ENTRY, Terms};
 use super::handle::{HandleState, OwnerBlock};
 use super::moves::{Carried, Move, Via};
@@ -15,6 +14,7 @@ use super::operation::{CombineOp, DispatchOp, Output, Widths};
 use super::rail::{Heard, Rail};
 use super::record::{Body, Record};
 use super::sums::Partial;
+use super::world::World;
 
 /// The memory of handles, and the entries of all ranks in the operation that is being entered or received.
 #[derive(Debug)]

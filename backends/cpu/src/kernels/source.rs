@@ -1,8 +1,9 @@
 //! A dispatch's own rows as a source: the caller's tensors, or what they were cast to.
 
-use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_core::call::{DispatchCall, WireFormat};
+use tokenyard_core::moe::Cast;
+use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::handle::WireFormat;
 use super::launch::{CHUNK, Launcher, Shared, pool_failed};
 use super::writer::RowSource;
 use crate::convert::{FloatType, Scaling, cast_row};
@@ -23,14 +24,14 @@ impl Launcher {
     /// The call's tensors are valid until this operation is received.
     pub(super) unsafe fn row_source(
         &mut self,
-        call: &abi::TyDispatch,
+        call: &DispatchCall<'_>,
         format: &WireFormat,
     ) -> Result<RowSource> {
         let element = tokenyard_core::moe::DType::from_code(call.x.dtype).map_or(1, |d| d.bytes());
         let x_pitch = call.x.shape[1] as usize * element;
         let weights = call.topk_weights.data.cast::<f32>().cast_const();
         let sources = std::ptr::null();
-        if call.cast == abi::TY_CAST_NONE {
+        if call.cast == Cast::None {
             let pitch = call.scales.stride.map(|s| s as isize * 4);
             let scales = call.scales.data.cast_const();
             let x = call.x.data.cast_const();
@@ -52,14 +53,14 @@ impl Launcher {
     /// As [`row_source`](Self::row_source).
     unsafe fn cast_rows(
         &mut self,
-        call: &abi::TyDispatch,
+        call: &DispatchCall<'_>,
         x_pitch: usize,
         scale_bytes: usize,
     ) -> Result<()> {
         let scaling = match call.cast {
-            abi::TY_CAST_FP8 => Scaling::F32,
-            abi::TY_CAST_FP8_ROUND => Scaling::RoundedF32,
-            _ => Scaling::Ue8m0,
+            Cast::None | Cast::Fp8 => Scaling::F32,
+            Cast::Fp8Round => Scaling::RoundedF32,
+            Cast::Fp8Ue8m0 => Scaling::Ue8m0,
         };
         let float = float_type(call.x.dtype).ok_or_else(|| {
             Error::new(ErrorKind::Internal, "cast rows", format!("type {}", call.x.dtype))

@@ -1,8 +1,7 @@
 //! Writing one row with its side arrays.
 
+use tokenyard_core::call::WireFormat;
 use tokenyard_core::moe::Shape;
-
-use super::handle::WireFormat;
 
 /// Where the rows come from.
 #[derive(Clone, Copy)]

@@ -1,13 +1,12 @@
 //! Combine: sources read the partial rows at their owners.
 
 use tokenyard_core::abi;
+use tokenyard_core::call::CombineCall;
 use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region, Shape};
-use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, THREADS};
 use super::combine_tiling::CombineTiling;
-use super::dispatch::refusal;
 use super::engine::Engine;
 use super::loaded::summable;
 use super::mode::{CAPTURED, Mode};
@@ -70,46 +69,41 @@ pub(super) fn arguments(
 impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
-    pub(super) unsafe fn combine_send(
-        &mut self,
-        call: &abi::TyCombine,
-        signature: Signature,
-    ) -> Result<()> {
+    pub(super) unsafe fn combine_send(&mut self, call: &CombineCall<'_>) -> Result<()> {
         self.check()?;
-        let mode = self.combine_mode(call)?;
+        let mode = self.mode(call.order)?;
         let _relaxed = mode.relax(self.order.context())?;
         if mode.no_host_sync {
             self.watch_no_host_sync()?;
         }
-        // SAFETY: the host's string is valid for the call.
-        let why = match unsafe { refusal(call.refusal) } {
-            Some(text) => Some(text),
+        let why = match call.refusal {
+            Some(text) => Some(text.to_owned()),
             None => self
                 .too_long_to_return(call)
                 .or_else(|| (mode.captured && !mode.no_host_sync).then(|| CAPTURED.to_owned())),
         };
         if let Some(why) = why {
             let refusal = self.objection(ErrorKind::Refused, why);
-            return self.refuse_combine(call, signature, &refusal);
+            return self.refuse_combine(call, &refusal);
         }
         let entered = self.enter(call.operation, &mode);
         self.abort_on_fatal(entered)?;
         if self.stages(self.routing.handles[call.handle as usize].layout) {
             // SAFETY: by this function's contract.
-            return unsafe { self.send_staged_combine(call, signature, &mode) };
+            return unsafe { self.send_staged_combine(call, &mode) };
         }
         let staged = match self.stage(call, &mode) {
             Ok(staged) => staged,
             Err(error) if error.kind() == ErrorKind::Full => {
                 let refusal = self.objection(ErrorKind::Full, error.detail());
-                let told = self.refuse_combine(call, signature, &refusal);
+                let told = self.refuse_combine(call, &refusal);
                 // Its own reason says more than the text that the other ranks receive.
                 return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
             Err(error) => return self.abort_on_fatal(Err(error)),
         };
         // SAFETY: by this function's contract.
-        let sent = unsafe { self.sum_rows(call, signature, &mode, &staged) };
+        let sent = unsafe { self.sum_rows(call, &mode, &staged) };
         if let Err(error) = self.abort_on_fatal(sent) {
             self.order.order_refused(self.routing.slot(call.operation), &mode);
             self.places.release(&staged.region);
@@ -125,33 +119,26 @@ impl Engine {
         Ok(())
     }
 
-    fn too_long_to_return(&self, call: &abi::TyCombine) -> Option<String> {
+    fn too_long_to_return(&self, call: &CombineCall<'_>) -> Option<String> {
         let layout = self.routing.handles.get(call.handle as usize)?.layout;
         self.too_long(layout, self.combine_widths(call)[0], 0)
-    }
-
-    fn combine_mode(&self, call: &abi::TyCombine) -> Result<Mode> {
-        let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
-        let flags = [abi::TY_COMBINE_NO_SYNC, abi::TY_COMBINE_AT_ONCE];
-        self.mode(stream, flags.map(|flag| call.flags & flag))
     }
 
     /// Enters without rows, so that all ranks learn the reason: no caller may wait for this
     /// operation.
     pub(super) fn refuse_combine(
         &mut self,
-        call: &abi::TyCombine,
-        signature: Signature,
+        call: &CombineCall<'_>,
         refusal: &Refusal,
     ) -> Result<()> {
-        let mode = self.combine_mode(call)?;
+        let mode = self.mode(call.order)?;
         if mode.is_recorded() {
             return Err(self.refuse_recorded(&mode, refusal));
         }
         self.order.select_stream(None);
         // The handle may be another communicator's, so its routing is not named.
         let mut common = self.refused(call.operation, refusal, mode.no_host_sync);
-        let called = self.sign(call.operation, &mut common, signature);
+        let called = self.sign(call.operation, &mut common, call.signature);
         let combine_tiling = self.combine_tiling(16);
         let arguments = arguments(common, Routing::default(), 16, &combine_tiling);
         let sent = self.refuse_staged(call.operation, &common).and_then(|refused| match refused {
@@ -167,15 +154,15 @@ impl Engine {
     }
 
     /// Bytes of a row, and of the weights that go with it.
-    pub(super) fn combine_widths(&self, call: &abi::TyCombine) -> [u64; 2] {
+    pub(super) fn combine_widths(&self, call: &CombineCall<'_>) -> [u64; 2] {
         let (_, element) = summable(call.x.dtype);
         let weights =
-            if call.weights.data.is_null() { 0 } else { 4 * u64::from(self.exchange.shape.topk) };
+            if call.returns_weights() { 4 * u64::from(self.exchange.shape.topk) } else { 0 };
         [u64::from(self.exchange.shape.hidden) * element, weights]
     }
 
     /// Where kernels put: bytes of the returned rows and weights.
-    pub(super) fn landing(&self, call: &abi::TyCombine) -> [u64; 2] {
+    pub(super) fn landing(&self, call: &CombineCall<'_>) -> [u64; 2] {
         let tokens = self.routing.handles[call.handle as usize].tokens;
         match self.exchange.path.rows {
             Transfer::Put => landing_bytes(&self.exchange.shape, self.combine_widths(call), tokens),
@@ -201,7 +188,7 @@ impl Engine {
     /// Puts one row per received token where peers can read it: the caller's rows, or copies, or rows
     /// merged from them. Rows that are pushed are not copied, but they have memory here, because a source
     /// may have no memory for them to land in.
-    fn stage(&mut self, call: &abi::TyCombine, mode: &Mode) -> Result<Staged> {
+    fn stage(&mut self, call: &CombineCall<'_>, mode: &Mode) -> Result<Staged> {
         let state = &self.routing.handles[call.handle as usize];
         let (rows, flat) = (state.received, state.layout == Layout::Flat);
         let widths = self.combine_widths(call);
@@ -256,10 +243,9 @@ impl Engine {
     }
 
     /// Expert-major and packed: sums the copies of each received token.
-    fn merge(&self, call: &abi::TyCombine, staged: &Staged) -> Result<()> {
+    fn merge(&self, call: &CombineCall<'_>, staged: &Staged) -> Result<()> {
         let state = &self.routing.handles[call.handle as usize];
         let (kernel, element) = summable(call.x.dtype);
-        let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         let combine_tiling = self.combine_tiling(row_bytes);
         let shared = RINGS * combine_tiling.stages * combine_tiling.stage_bytes;
@@ -267,7 +253,7 @@ impl Engine {
         let arguments = MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,
-            dispatch_weights: if weighted { state.weights } else { 0 },
+            dispatch_weights: if call.weighted { state.weights } else { 0 },
             slots: state.slots,
             out: self.places.arena_at + staged.x,
             out_weights: self.places.arena_at + staged.weights,
@@ -294,14 +280,13 @@ impl Engine {
     /// As [`combine_send`](Self::combine_send).
     unsafe fn sum_rows(
         &mut self,
-        call: &abi::TyCombine,
-        signature: Signature,
+        call: &CombineCall<'_>,
         mode: &Mode,
         staged: &Staged,
     ) -> Result<()> {
         let state = &self.routing.handles[call.handle as usize];
         let mut common = self.common(call.operation, ENTER, &[], mode.no_host_sync);
-        let called = self.sign(call.operation, &mut common, signature);
+        let called = self.sign(call.operation, &mut common, call.signature);
         let (_, element) = summable(call.x.dtype);
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         let combine_tiling = self.combine_tiling(row_bytes);
@@ -312,13 +297,13 @@ impl Engine {
         }
         let push = staged.push.unwrap_or(Push { blocks: 0, warps: 0 });
         let arguments = CombineArgs {
-            bias0: call.bias0.data as u64,
-            bias1: call.bias1.data as u64,
+            bias0: call.bias[0].data as u64,
+            bias1: call.bias[1].data as u64,
             out: call.out.data as u64,
             out_weights: call.out_weights.data as u64,
             x: staged.x,
             weights: staged.weights,
-            returns_weights: (!call.weights.data.is_null()).into(),
+            returns_weights: call.returns_weights().into(),
             at_once: mode.at_once.into(),
             landing: staged.landing[0],
             landing_weights: staged.landing[1],
@@ -348,7 +333,7 @@ impl Engine {
     /// As [`combine_send`](Self::combine_send).
     unsafe fn sum_returned(
         &self,
-        call: &abi::TyCombine,
+        call: &CombineCall<'_>,
         arguments: &CombineArgs,
         combine_tiling: &CombineTiling,
     ) -> Result<()> {
@@ -366,7 +351,7 @@ impl Engine {
     /// received.
     unsafe fn launch_combine(
         &self,
-        call: &abi::TyCombine,
+        call: &CombineCall<'_>,
         arguments: &CombineArgs,
         combine_tiling: &CombineTiling,
     ) -> Result<()> {

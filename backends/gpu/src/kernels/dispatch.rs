@@ -1,33 +1,22 @@
 //! Dispatch and its replay.
 
 use tokenyard_core::abi;
-use tokenyard_core::moe::{Holder, Layout, Region, RegionLayout, RegionRows, RowFormat, Span};
-use tokenyard_core::signature::Signature;
+use tokenyard_core::call::DispatchCall;
+use tokenyard_core::moe::{
+    Cast, Holder, Layout, Region, RegionLayout, RegionRows, RowFormat, Span,
+};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, SpreadArgs, THREADS};
 use super::engine::Engine;
 use super::handle::Output;
-use super::mode::{CAPTURED, Mode};
+use super::mode::CAPTURED;
 use super::operation::{DispatchOp, Operation};
 use super::outcome::Refusal;
 use super::received::describe;
 use super::sizes::{DispatchTiling, staged_bytes};
 use super::wanted::Wanted;
 use crate::driver::Launch;
-
-/// The text of a refusal.
-///
-/// # Safety
-/// `text` is valid memory, or empty.
-pub(super) unsafe fn refusal(text: abi::TyStr) -> Option<String> {
-    if text.bytes == 0 {
-        return None;
-    }
-    // SAFETY: by this function's contract.
-    let bytes = unsafe { std::slice::from_raw_parts(text.data, text.bytes) };
-    Some(String::from_utf8_lossy(bytes).into_owned())
-}
 
 /// The data that a forwarder hands on inside a domain: device addresses.
 #[derive(Clone, Copy, Debug)]
@@ -38,18 +27,9 @@ pub(super) struct Grouped {
     pub(super) counts: u64,
 }
 
-/// The facts of a dispatch that an exchange needs beyond the call.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ask {
-    /// The signature of the caller's own call.
-    pub(super) signature: Signature,
-    /// Set inside one of several domains.
-    pub(super) grouped: Option<Grouped>,
-}
-
 /// The arguments of a dispatch without rows.
 fn arguments(
-    call: &abi::TyDispatch,
+    call: &DispatchCall<'_>,
     common: Common,
     routing: Routing,
     dispatch_tiling: &DispatchTiling,
@@ -71,7 +51,7 @@ fn arguments(
         worst: 0,
         // Determines the number of words of a record, so it is the caller's even where the call is
         // refused.
-        layout: call.layout,
+        layout: call.layout.code(),
         worst_experts: 0,
         alignment: 1,
         staged: 0,
@@ -105,28 +85,31 @@ fn arguments(
 impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
-    pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch, ask: Ask) -> Result<()> {
+    pub(super) unsafe fn dispatch_send(
+        &mut self,
+        call: &DispatchCall<'_>,
+        grouped: Option<Grouped>,
+    ) -> Result<()> {
         self.check()?;
-        let mode = self.mode_of(call)?;
+        let mode = self.mode(call.order)?;
         let _relaxed = mode.relax(self.order.context())?;
         if mode.no_host_sync {
             self.watch_no_host_sync()?;
         }
-        // SAFETY: the host's string is valid for the call.
-        let why = match unsafe { refusal(call.refusal) } {
-            Some(text) => text,
+        let why = match call.refusal {
+            Some(text) => text.to_owned(),
             None if mode.captured && !mode.no_host_sync => CAPTURED.to_owned(),
             None => match Wanted::of(call, &self.exchange.regions, mode) {
                 Ok(wanted) => match self.too_long_to_send(&wanted) {
                     Some(why) => why,
                     // SAFETY: by this function's contract.
-                    None => return unsafe { self.send_rows(call, ask, &wanted) },
+                    None => return unsafe { self.send_rows(call, grouped, &wanted) },
                 },
                 Err(why) => why.detail(),
             },
         };
         let refusal = self.objection(ErrorKind::Refused, why);
-        self.refuse_dispatch(call, ask, &refusal)
+        self.refuse_dispatch(call, &refusal)
     }
 
     fn too_long_to_send(&self, wanted: &Wanted) -> Option<String> {
@@ -134,21 +117,14 @@ impl Engine {
         self.too_long(wanted.spec.layout, x_bytes.into(), scale_bytes.into())
     }
 
-    fn mode_of(&self, call: &abi::TyDispatch) -> Result<Mode> {
-        let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
-        let flags = [abi::TY_DISPATCH_NO_SYNC, abi::TY_DISPATCH_AT_ONCE];
-        self.mode(stream, flags.map(|flag| call.flags & flag))
-    }
-
     /// Enters without rows, so that all ranks learn the reason: no caller may wait for this
     /// operation.
     pub(super) fn refuse_dispatch(
         &mut self,
-        call: &abi::TyDispatch,
-        ask: Ask,
+        call: &DispatchCall<'_>,
         refusal: &Refusal,
     ) -> Result<()> {
-        let mode = self.mode_of(call)?;
+        let mode = self.mode(call.order)?;
         if mode.is_recorded() {
             return Err(self.refuse_recorded(&mode, refusal));
         }
@@ -156,7 +132,7 @@ impl Engine {
         let mut common = self.refused(call.operation, refusal, mode.no_host_sync);
         // The handle may be another communicator's.
         let routing = Routing::default();
-        let called = self.sign(call.operation, &mut common, ask.signature);
+        let called = self.sign(call.operation, &mut common, call.signature);
         let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
         let dispatch_tiling = self.dispatch_tiling(&row, Layout::Flat);
         let arguments = arguments(call, common, routing, &dispatch_tiling);
@@ -177,8 +153,8 @@ impl Engine {
     /// As [`dispatch_send`](Self::dispatch_send).
     unsafe fn send_rows(
         &mut self,
-        call: &abi::TyDispatch,
-        ask: Ask,
+        call: &DispatchCall<'_>,
+        grouped: Option<Grouped>,
         wanted: &Wanted,
     ) -> Result<()> {
         let entered = self.enter(call.operation, &wanted.mode);
@@ -193,13 +169,14 @@ impl Engine {
             Ok(room) => room,
             Err(error) => {
                 let refusal = self.objection(ErrorKind::Full, error.detail());
-                let told = self.refuse_dispatch(call, ask, &refusal);
+                let told = self.refuse_dispatch(call, &refusal);
                 // Its own reason says more than the text that the other ranks receive.
                 return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
         };
         // SAFETY: by this function's contract.
-        let counted = unsafe { self.post_entry_with_rows(call, ask, wanted, [region, staging]) };
+        let counted =
+            unsafe { self.post_entry_with_rows(call, grouped, wanted, [region, staging]) };
         let (counted, region) = match (self.abort_on_fatal(counted), region) {
             (Ok(counted), Some(region)) => (counted, region),
             (Ok(_), None) => {
@@ -245,7 +222,7 @@ impl Engine {
     /// Where kernels put: memory for the sources of their puts.
     fn stage_dispatch(
         &mut self,
-        call: &abi::TyDispatch,
+        call: &DispatchCall<'_>,
         wanted: &Wanted,
     ) -> Result<Option<Region>> {
         if !self.exchange.path.puts() {
@@ -263,7 +240,7 @@ impl Engine {
     /// size; if no caller waits for the operation, this function detects it beforehand.
     fn make_room(
         &mut self,
-        call: &abi::TyDispatch,
+        call: &DispatchCall<'_>,
         wanted: &Wanted,
         staging: Option<Region>,
     ) -> Result<Option<Region>> {
@@ -287,8 +264,8 @@ impl Engine {
     /// As [`dispatch_send`](Self::dispatch_send).
     unsafe fn post_entry_with_rows(
         &mut self,
-        call: &abi::TyDispatch,
-        ask: Ask,
+        call: &DispatchCall<'_>,
+        grouped: Option<Grouped>,
         wanted: &Wanted,
         [region, staging]: [Option<Region>; 2],
     ) -> Result<RegionRows> {
@@ -310,17 +287,17 @@ impl Engine {
             true => RegionRows { tokens: state.received, ..state.exact },
             false => wanted.most,
         };
-        let called = self.sign(call.operation, &mut common, ask.signature);
-        if let Some(grouped) = ask.grouped.filter(|_| !wanted.replay) {
+        let called = self.sign(call.operation, &mut common, call.signature);
+        if let Some(grouped) = grouped.filter(|_| !wanted.replay) {
             self.group(self.routing.slot(call.operation), &routing, grouped.counts)?;
         }
         let format = &wanted.format;
         let dispatch_tiling = match call.cast {
-            abi::TY_CAST_NONE => self.dispatch_tiling(&format.row, wanted.spec.layout),
+            Cast::None => self.dispatch_tiling(&format.row, wanted.spec.layout),
             _ => self.cast_tiling(&format.row, call.x.dtype),
         };
         let (x, raw) = match call.cast {
-            abi::TY_CAST_NONE => (call.x.data as u64, 0),
+            Cast::None => (call.x.data as u64, 0),
             _ => (0, call.x.data as u64),
         };
         let arguments = DispatchArgs {
@@ -333,7 +310,7 @@ impl Engine {
             region,
             capacity,
             row_bytes: format.row.x_bytes.into(),
-            scale_words: format.scale_columns as u32,
+            scale_words: format.scale_cols as u32,
             replay: wanted.replay.into(),
             worst: worst.into(),
             staged: staging.is_some().into(),
@@ -341,11 +318,11 @@ impl Engine {
             worst_experts: wanted.most.experts,
             alignment: wanted.spec.layout.alignment(),
             raw,
-            cast: call.cast,
+            cast: call.cast.code(),
             dtype: call.x.dtype,
             hidden: self.exchange.shape.hidden,
             source_first: self.exchange.world_rank() * self.exchange.shape.max_tokens,
-            sources: ask.grouped.map_or(0, |grouped| grouped.sources),
+            sources: grouped.map_or(0, |grouped| grouped.sources),
             at_once: wanted.mode.at_once.into(),
             tiles: self.sizes.tiles(),
             tile_rows: if wanted.in_tiles(self.has_tiles()) { self.sizes.tile_rows } else { 0 },
@@ -472,7 +449,7 @@ impl Engine {
             tokens: op.received,
             rows: op.output.rows_of(op.arrangement, &self.exchange.regions),
             row_bytes: row.x_bytes.into(),
-            scale_words: op.format.scale_columns as u32,
+            scale_words: op.format.scale_cols as u32,
             topk: self.exchange.shape.topk,
             local_experts: self.exchange.shape.local_experts(),
             zero_padding: zero_padding.into(),

@@ -14,12 +14,12 @@
 //! The host waits for the first of both exchanges, and for the second when it is received.
 
 use tokenyard_core::abi;
+use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::host::NO_TENSOR;
-use tokenyard_core::moe::{DType, Holder, REGION_ALIGN};
-use tokenyard_core::signature::Signature;
+use tokenyard_core::moe::{Cast, DType, Holder, Layout, REGION_ALIGN};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::dispatch::{Ask, Grouped, refusal};
+use super::dispatch::Grouped;
 use super::engine::Engine;
 use super::loaded::summable;
 use super::mode::CAPTURED;
@@ -118,16 +118,14 @@ struct Partials {
 impl Exchanges {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
-    pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
-        let signature = Signature::dispatch(call);
+    pub(super) unsafe fn dispatch_send(&mut self, call: &DispatchCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe {
             match &mut self.rail {
-                None => self.owners.dispatch_send(call, Ask { signature, grouped: None }),
+                None => self.owners.dispatch_send(call, None),
                 Some(rail) => {
-                    let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
-                    let _relaxed = self.owners.relax(stream)?;
-                    let sent = dispatch_both(&mut self.owners, rail, call, signature);
+                    let _relaxed = self.owners.relax(call.order)?;
+                    let sent = dispatch_both(&mut self.owners, rail, call);
                     self.abort_on_fatal(sent)
                 }
             }
@@ -149,16 +147,14 @@ impl Exchanges {
 
     /// # Safety
     /// The call's tensors are valid until the operation is received.
-    pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
-        let signature = Signature::combine(call);
+    pub(super) unsafe fn combine_send(&mut self, call: &CombineCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe {
             match &mut self.rail {
-                None => self.owners.combine_send(call, signature),
+                None => self.owners.combine_send(call),
                 Some(rail) => {
-                    let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
-                    let _relaxed = self.owners.relax(stream)?;
-                    let sent = combine_both(&mut self.owners, rail, call, signature);
+                    let _relaxed = self.owners.relax(call.order)?;
+                    let sent = combine_both(&mut self.owners, rail, call);
                     self.abort_on_fatal(sent)
                 }
             }
@@ -213,11 +209,10 @@ impl Exchanges {
 unsafe fn dispatch_both(
     inside: &mut Engine,
     rail: &mut Rail,
-    call: &abi::TyDispatch,
-    signature: Signature,
+    call: &DispatchCall<'_>,
 ) -> Result<()> {
     // SAFETY: by this function's contract.
-    let came = unsafe { cross(rail, call, signature) };
+    let came = unsafe { cross(rail, call) };
     let (sent, mut first) = match came {
         Ok(received) => {
             *rail.slot(call.operation) = Some(received.region);
@@ -225,14 +220,12 @@ unsafe fn dispatch_both(
                 sources: received.source.data as u64,
                 counts: received.source_counts.data as u64,
             };
-            let ask = Ask { signature, grouped: Some(grouped) };
             // SAFETY: the received rows are held until the operation is received.
-            (unsafe { inside.dispatch_send(&hand_on(call, &received), ask) }, None)
+            (unsafe { inside.dispatch_send(&hand_on(call, &received), Some(grouped)) }, None)
         }
         Err(error) => {
             let objection = Objection::of(&mut rail.between, error)?;
-            let ask = Ask { signature, grouped: None };
-            (inside.refuse_dispatch(call, ask, &objection.refusal), Some(objection))
+            (inside.refuse_dispatch(call, &objection.refusal), Some(objection))
         }
     };
     let mut told = None;
@@ -251,7 +244,7 @@ unsafe fn dispatch_both(
     }
     let refusal = told.as_ref().map(|objection| &objection.refusal);
     let number = Rail::number(call.operation) + 1;
-    let Err(error) = rail.between.agree(number, signature, refusal) else {
+    let Err(error) = rail.between.agree(number, call.signature, refusal) else {
         return if told.is_none() { Ok(()) } else { internal("ranks went on after a refusal") };
     };
     if told.is_none() && rail.between.take_refusal(&error).is_some() {
@@ -268,28 +261,20 @@ unsafe fn dispatch_both(
 ///
 /// # Safety
 /// As [`Exchanges::dispatch_send`].
-unsafe fn cross(
-    rail: &mut Rail,
-    call: &abi::TyDispatch,
-    signature: Signature,
-) -> Result<abi::TyReceived> {
+unsafe fn cross(rail: &mut Rail, call: &DispatchCall<'_>) -> Result<abi::TyReceived> {
     let operation = Rail::number(call.operation);
-    let crossing = abi::TyDispatch {
-        operation,
-        flags: call.flags & (abi::TY_DISPATCH_REPLAY | abi::TY_DISPATCH_ON_STREAM),
-        layout: abi::TY_LAYOUT_FLAT,
-        alignment: 1,
-        ..*call
-    };
+    let order = call.order.waiting();
+    let crossing =
+        DispatchCall { operation, layout: Layout::Flat, worst_case: false, order, ..*call };
     // SAFETY: by this function's contract.
-    unsafe { rail.between.dispatch_send(&crossing, Ask { signature, grouped: None })? };
+    unsafe { rail.between.dispatch_send(&crossing, None)? };
     rail.between.dispatch_recv(operation)
 }
 
 /// The dispatch of the rows that arrived over the rail.
-fn hand_on(call: &abi::TyDispatch, received: &abi::TyReceived) -> abi::TyDispatch {
-    abi::TyDispatch {
-        cast: abi::TY_CAST_NONE,
+fn hand_on<'a>(call: &DispatchCall<'a>, received: &abi::TyReceived) -> DispatchCall<'a> {
+    DispatchCall {
+        cast: Cast::None,
         x: received.x,
         scales: received.scales,
         topk_idx: received.ids,
@@ -300,15 +285,9 @@ fn hand_on(call: &abi::TyDispatch, received: &abi::TyReceived) -> abi::TyDispatc
 
 /// # Safety
 /// As [`Exchanges::combine_send`].
-unsafe fn combine_both(
-    inside: &mut Engine,
-    rail: &mut Rail,
-    call: &abi::TyCombine,
-    signature: Signature,
-) -> Result<()> {
+unsafe fn combine_both(inside: &mut Engine, rail: &mut Rail, call: &CombineCall<'_>) -> Result<()> {
     let number = Rail::number(call.operation);
-    // SAFETY: the host's string is valid for the call.
-    let (partials, objects, mut own) = match unsafe { why_not(inside, call) }? {
+    let (partials, objects, mut own) = match why_not(inside, call)? {
         Some(why) => (None, Some(inside.objection(ErrorKind::Refused, why)), None),
         None => match make_room(rail, call) {
             Ok(partials) => (Some(partials), None, None),
@@ -318,45 +297,47 @@ unsafe fn combine_both(
         },
     };
     *rail.slot(call.operation) = partials.as_ref().map(|partials| partials.region);
-    let asked = rail.between.agree(number, signature, objects.as_ref());
+    let asked = rail.between.agree(number, call.signature, objects.as_ref());
     let summed = match (asked, &partials) {
         (Ok(()), Some(partials)) => {
-            let inner = abi::TyCombine {
-                bias0: NO_TENSOR,
-                bias1: NO_TENSOR,
+            let inner = CombineCall {
+                bias: [NO_TENSOR; 2],
                 out: partials.x,
                 out_weights: partials.weights,
                 missing: NO_TENSOR,
                 ..*call
             };
             // SAFETY: by this function's contract; partial rows are held until the operation is received.
-            let sent = unsafe { inside.combine_send(&inner, signature) };
+            let sent = unsafe { inside.combine_send(&inner) };
             sent.and_then(|()| inside.combine_recv(call.operation))
         }
         (Ok(()), None) => return internal("ranks went on after a refusal"),
         (Err(error), _) => {
             let objection = Objection::of(&mut rail.between, error)?;
-            let told = inside.refuse_combine(call, signature, &objection.refusal);
+            let told = inside.refuse_combine(call, &objection.refusal);
             if objection.is_broken() {
                 return told;
             }
             told
         }
     };
-    let outer = abi::TyCombine {
+    let outer = CombineCall {
         operation: number + 1,
-        flags: call.flags & abi::TY_COMBINE_ON_STREAM,
+        weighted: false,
+        round_once: false,
+        sum_weights: false,
+        order: call.order.waiting(),
         x: partials.as_ref().map_or(NO_TENSOR, |partials| partials.x),
         weights: partials.as_ref().map_or(NO_TENSOR, |partials| partials.weights),
         ..*call
     };
     let sent = match summed {
         // SAFETY: as above.
-        Ok(()) => unsafe { rail.between.combine_send(&outer, signature) },
+        Ok(()) => unsafe { rail.between.combine_send(&outer) },
         Err(error) => {
             let objection = Objection::of(inside, error)?;
             own = own.or(objection.own);
-            rail.between.refuse_combine(&outer, signature, &objection.refusal)
+            rail.between.refuse_combine(&outer, &objection.refusal)
         }
     };
     sent.map_err(|error| {
@@ -366,21 +347,16 @@ unsafe fn combine_both(
 }
 
 /// The reason why this rank does not take part in a combine, if it does not.
-///
-/// # Safety
-/// The refusal is valid memory, or empty.
-unsafe fn why_not(inside: &Engine, call: &abi::TyCombine) -> Result<Option<String>> {
-    // SAFETY: by this function's contract.
-    if let Some(text) = unsafe { refusal(call.refusal) } {
-        return Ok(Some(text));
+fn why_not(inside: &Engine, call: &CombineCall<'_>) -> Result<Option<String>> {
+    if let Some(text) = call.refusal {
+        return Ok(Some(text.to_owned()));
     }
-    let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
-    Ok(inside.mode(stream, [0; 2])?.captured.then(|| CAPTURED.to_owned()))
+    Ok(inside.mode(call.order.waiting())?.captured.then(|| CAPTURED.to_owned()))
 }
 
 /// Memory for the sums of the rows that this forwarder had forwarded, and for the rows that return to
 /// this rank: other ranks learn of a rank without room before rows move.
-fn make_room(rail: &mut Rail, call: &abi::TyCombine) -> Result<Partials> {
+fn make_room(rail: &mut Rail, call: &CombineCall<'_>) -> Result<Partials> {
     let between = &mut rail.between;
     let holder = Holder::Combine(call.operation);
     let rows = between.routing.handles[call.handle as usize].received;

@@ -1,6 +1,7 @@
 //! One direct exchange: over the only level; or, with several domains, over one of the two.
 
 use tokenyard_core::abi;
+use tokenyard_core::domains::Domains;
 use tokenyard_core::kernels::{KernelShape, LinkNeeds};
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::Capabilities;
@@ -63,7 +64,7 @@ pub(super) struct Exchange {
 impl Exchange {
     /// Everything, over one level.
     pub(super) fn whole(shape: &KernelShape, level: u64, path: Path) -> Self {
-        let world = moe_shape(shape);
+        let world = Shape::from(shape);
         Self {
             scope: Scope::Flat,
             level,
@@ -81,29 +82,27 @@ impl Exchange {
     /// Both levels of several domains: inside this domain, and between domains. Ranks are
     /// domain-major.
     pub(super) fn levels(shape: &KernelShape, paths: [Path; 2]) -> [Self; 2] {
-        let world = moe_shape(shape);
-        let (domains, size) = (shape.domains, shape.ranks / shape.domains);
-        let (mine, index) = (shape.rank / size, shape.rank % size);
+        let world = Shape::from(shape);
+        let domains = Domains::new(shape);
+        let Domains { count, size, mine, index } = domains;
         let inside = Self {
             scope: Scope::IntraDomain,
             level: abi::TY_LEVEL_SCALE_UP,
             shape: Shape {
-                ranks: size,
-                experts: world.experts / domains,
                 // A forwarder forwards the rows of one rank of each domain. A count that overflows the
                 // number is refused like any other that is too large.
-                max_tokens: domains.saturating_mul(world.max_tokens),
-                ..world
+                max_tokens: count.saturating_mul(world.max_tokens),
+                ..domains.inside(&world)
             },
             regions: world,
-            groups: domains,
-            team: Team { first: mine * size, step: 1 },
+            groups: count,
+            team: Team { first: domains.place(mine, 0), step: 1 },
             rank: index,
             path: paths[0],
             in_flight: shape.in_flight,
             stages: false,
         };
-        let rail = Shape { ranks: domains, ..world };
+        let rail = domains.rail(&world);
         let between = Self {
             scope: Scope::InterDomain,
             level: abi::TY_LEVEL_SCALE_OUT,
@@ -156,16 +155,6 @@ impl Exchange {
             reserved: 0,
             largest_put: self.path.largest_put,
         }
-    }
-}
-
-fn moe_shape(shape: &KernelShape) -> Shape {
-    Shape {
-        ranks: shape.ranks,
-        experts: shape.experts,
-        topk: shape.topk,
-        hidden: shape.hidden,
-        max_tokens: shape.max_tokens,
     }
 }
 

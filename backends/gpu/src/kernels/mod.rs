@@ -56,6 +56,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use tokenyard_core::abi;
+use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::device::Device as DeviceTools;
 use tokenyard_core::export::DeviceComponent;
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits, NO_LINK_NEEDS};
@@ -328,7 +329,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         Ok(())
     }
 
-    unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
+    unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe { self.planned()?.dispatch_send(dispatch) }
     }
@@ -345,7 +346,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         self.planned()?.owners.combine_input(handle, dtype)
     }
 
-    unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
+    unsafe fn combine_send(&mut self, combine: &CombineCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe { self.planned()?.combine_send(combine) }
     }

@@ -1,15 +1,9 @@
 //! The stream order of a call, and whether the host waits for it.
 
-use std::ffi::c_void;
-
 use tokenyard_core::Result;
+use tokenyard_core::call::CallOrder;
 
 use crate::driver::{Context, RawStream, RelaxedCapture};
-
-/// The stream that a call names, where its flag is set.
-fn stream_of(flag: u32, pointer: *mut c_void) -> Option<RawStream> {
-    (flag != 0).then(|| RawStream::of(pointer))
-}
 
 /// The stream order of a call, and whether the host waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,20 +22,10 @@ pub(super) struct Mode {
 
 impl Mode {
     /// The mode that a call asks for.
-    pub(super) fn of(
-        stream_flag: u32,
-        pointer: *mut c_void,
-        [no_sync_flag, at_once_flag]: [u32; 2],
-        context: &Context,
-    ) -> Result<Self> {
-        let stream = stream_of(stream_flag, pointer);
+    pub(super) fn of(order: CallOrder, context: &Context) -> Result<Self> {
+        let stream = order.stream.map(RawStream::of);
         let captured = stream.map_or(Ok(false), |stream| stream.is_captured(context))?;
-        Ok(Self {
-            stream,
-            no_host_sync: no_sync_flag != 0 && stream.is_some(),
-            captured,
-            at_once: at_once_flag != 0,
-        })
+        Ok(Self { stream, no_host_sync: order.no_sync, captured, at_once: order.at_once })
     }
 
     /// While the result lives, the driver answers queries about streams that capture no graph.
@@ -63,15 +47,3 @@ impl Mode {
 /// The reason why calls that wait are refused on a stream that captures a graph.
 pub(super) const CAPTURED: &str = "stream: found one that captures a graph; expected one that runs, or a \
                                    call without synchronisation";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_null_stream_counts_where_the_flag_is_set() {
-        let null = std::ptr::null_mut();
-        assert_eq!(stream_of(8, null), Some(RawStream::of(null)));
-        assert_eq!(stream_of(0, null), None);
-    }
-}

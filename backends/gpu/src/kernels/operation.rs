@@ -1,10 +1,10 @@
 //! The state of an operation between its send and its receive.
 
+use tokenyard_core::call::WireFormat;
 use tokenyard_core::moe::{Layout, Region};
 
 use super::handle::Output;
 use super::mode::Mode;
-use super::wanted::Format;
 
 /// An operation between its send and its receive.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +19,7 @@ pub(super) enum Operation {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DispatchOp {
     pub(super) operation: u64,
-    pub(super) format: Format,
+    pub(super) format: WireFormat,
     pub(super) output: Output,
     pub(super) arrangement: Layout,
     pub(super) mode: Mode,

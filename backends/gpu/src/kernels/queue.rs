@@ -1,7 +1,6 @@
 //! The queues of an operation's kernels, and the waits of their streams.
 
-use std::ffi::c_void;
-
+use tokenyard_core::call::CallOrder;
 use tokenyard_core::moe::Region;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
@@ -14,17 +13,16 @@ use crate::driver::{Function, Launch, RelaxedCapture};
 
 impl Engine {
     /// The mode that a call asks for.
-    pub(super) fn mode(&self, stream: (u32, *mut c_void), flags: [u32; 2]) -> Result<Mode> {
-        let mode =
-            self.abort_on_fatal(Mode::of(stream.0, stream.1, flags, self.order.context()))?;
+    pub(super) fn mode(&self, order: CallOrder) -> Result<Mode> {
+        let mode = self.abort_on_fatal(Mode::of(order, self.order.context()))?;
         // Otherwise the host has work to do before all rows have arrived.
         let can = self.exchange.scope == Scope::Flat && !self.exchange.path.puts();
         Ok(Mode { at_once: mode.at_once && can, ..mode })
     }
 
     /// See [`Mode::relax`], for a call whose send and receive are separate.
-    pub(super) fn relax(&self, stream: (u32, *mut c_void)) -> Result<Option<RelaxedCapture>> {
-        self.mode(stream, [0; 2])?.relax(self.order.context())
+    pub(super) fn relax(&self, order: CallOrder) -> Result<Option<RelaxedCapture>> {
+        self.mode(order.waiting())?.relax(self.order.context())
     }
 
     /// Launches a kernel of an operation.

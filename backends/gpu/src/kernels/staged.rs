@@ -4,9 +4,9 @@
 //! With separate send and receive they are two kernels, and no multiprocessor is held between them. Where
 //! the host waits for the outcome of a call, one kernel sends and receives.
 
+use tokenyard_core::Result;
+use tokenyard_core::call::CombineCall;
 use tokenyard_core::moe::Layout;
-use tokenyard_core::signature::Signature;
-use tokenyard_core::{Result, abi};
 
 use super::args::{
     CombineArgs, Common, DispatchArgs, ENTER, MergeArgs, RECEIVES, SENDS, StagedCombineArgs,
@@ -97,12 +97,11 @@ impl Engine {
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn send_staged_combine(
         &mut self,
-        call: &abi::TyCombine,
-        signature: Signature,
+        call: &CombineCall<'_>,
         mode: &Mode,
     ) -> Result<()> {
         // SAFETY: by this function's contract.
-        let sent = unsafe { self.launch_staged_combine(call, signature, mode) };
+        let sent = unsafe { self.launch_staged_combine(call, mode) };
         if let Err(error) = self.abort_on_fatal(sent) {
             self.order.order_refused(self.routing.slot(call.operation), mode);
             return Err(error);
@@ -115,14 +114,9 @@ impl Engine {
 
     /// # Safety
     /// As [`send_staged_combine`](Self::send_staged_combine).
-    unsafe fn launch_staged_combine(
-        &mut self,
-        call: &abi::TyCombine,
-        signature: Signature,
-        mode: &Mode,
-    ) -> Result<()> {
+    unsafe fn launch_staged_combine(&mut self, call: &CombineCall<'_>, mode: &Mode) -> Result<()> {
         let mut common = self.common(call.operation, ENTER, &[], mode.no_host_sync);
-        let called = self.sign(call.operation, &mut common, signature);
+        let called = self.sign(call.operation, &mut common, call.signature);
         let state = &self.routing.handles[call.handle as usize];
         let Some((kernels, sizes)) = self.staged(state.layout) else { return Err(not_packed()) };
         let (kernel, element) = summable(call.x.dtype);
@@ -132,11 +126,10 @@ impl Engine {
             let (at, bytes) = (call.missing.data as u64, state.tokens.into());
             self.order.work().zero(self.order.context(), at, bytes)?;
         }
-        let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
         let merge = MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,
-            dispatch_weights: if weighted { state.weights } else { 0 },
+            dispatch_weights: if call.weighted { state.weights } else { 0 },
             slots: state.slots,
             out: 0,
             out_weights: 0,
@@ -152,8 +145,8 @@ impl Engine {
             reserved: 0,
         };
         let combine = CombineArgs {
-            bias0: call.bias0.data as u64,
-            bias1: call.bias1.data as u64,
+            bias0: call.bias[0].data as u64,
+            bias1: call.bias[1].data as u64,
             out: call.out.data as u64,
             out_weights: call.out_weights.data as u64,
             ..super::combine::arguments(common, state.routing, row_bytes, &self.combine_tiling(16))

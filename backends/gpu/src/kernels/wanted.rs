@@ -1,69 +1,15 @@
 //! The request of a dispatch.
 
-use tokenyard_core::moe::{DType, Layout, RegionLayout, RegionRows, RegionSpec, RowFormat, Shape};
-use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_core::Result;
+use tokenyard_core::call::{DispatchCall, WireFormat};
+use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, RegionSpec, Shape};
 
 use super::mode::Mode;
-
-/// The form of received rows.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Format {
-    pub(super) row: RowFormat,
-    pub(super) dtype: u32,
-    pub(super) scale_dtype: u32,
-    pub(super) scale_columns: u64,
-}
-
-impl Format {
-    fn of(call: &abi::TyDispatch, hidden: u32) -> Self {
-        let groups = u64::from(hidden.div_ceil(128));
-        let scaled = !call.scales.data.is_null();
-        let (dtype, scale_dtype, scale_columns) = match call.cast {
-            abi::TY_CAST_NONE if scaled => (call.x.dtype, call.scales.dtype, call.scales.shape[1]),
-            abi::TY_CAST_NONE => (call.x.dtype, DType::F32.code(), 0),
-            abi::TY_CAST_FP8_UE8M0 => {
-                (DType::Fp8E4m3.code(), DType::I32.code(), groups.div_ceil(4))
-            }
-            _ => (DType::Fp8E4m3.code(), DType::F32.code(), groups),
-        };
-        let element = DType::from_code(dtype).map_or(1, DType::bytes) as u32;
-        Self {
-            row: RowFormat {
-                x_bytes: hidden * element,
-                scale_bytes: 4 * scale_columns as u32,
-                weights: !call.topk_weights.data.is_null(),
-            },
-            dtype,
-            scale_dtype,
-            scale_columns,
-        }
-    }
-}
-
-/// How received rows are arranged.
-fn layout_of(call: &abi::TyDispatch) -> Result<Layout> {
-    let refuse = |message: String| {
-        Err(Error::new(ErrorKind::Unsupported, "dispatch", message)
-            .with_fix("use a version of the kernel set that knows it"))
-    };
-    if call.cast > abi::TY_CAST_FP8_UE8M0 {
-        return refuse(format!("found cast {}; expected 0 to 3", call.cast));
-    }
-    match call.layout {
-        abi::TY_LAYOUT_FLAT => Ok(Layout::Flat),
-        abi::TY_LAYOUT_EXPERT_MAJOR => Ok(Layout::ExpertMajor {
-            alignment: call.alignment,
-            zero_padding: call.flags & abi::TY_DISPATCH_ZERO_PADDING != 0,
-        }),
-        abi::TY_LAYOUT_PACKED => Ok(Layout::Packed),
-        other => refuse(format!("found layout {other}; expected 1 to 3")),
-    }
-}
 
 /// The request of a dispatch. A refused call has no known request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    pub(super) format: Format,
+    pub(super) format: WireFormat,
     pub(super) spec: RegionSpec,
     /// The most rows that may arrive, and their layout.
     pub(super) most: RegionRows,
@@ -87,16 +33,16 @@ impl Wanted {
         if most { self.most } else { counted }
     }
 
-    pub(super) fn of(call: &abi::TyDispatch, shape: &Shape, mode: Mode) -> Result<Self> {
-        let format = Format::of(call, shape.hidden);
-        let spec = RegionSpec { shape: *shape, layout: layout_of(call)?, row: format.row };
+    pub(super) fn of(call: &DispatchCall<'_>, shape: &Shape, mode: Mode) -> Result<Self> {
+        let format = call.format;
+        let spec = RegionSpec { shape: *shape, layout: call.layout, row: format.row };
         Ok(Self {
             format,
             spec,
             most: RegionRows::worst(&spec)?,
             room: RegionLayout::worst(&spec)?,
-            worst: call.flags & abi::TY_DISPATCH_WORST_CASE != 0,
-            replay: call.flags & abi::TY_DISPATCH_REPLAY != 0,
+            worst: call.worst_case,
+            replay: call.is_replay,
             mode,
         })
     }

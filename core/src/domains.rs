@@ -1,34 +1,8 @@
-//! Places of ranks: the domains of the world, and this rank's place among them.
+//! Places of ranks: the domains of the world, a rank's place among them, and the shapes of both levels.
+//! Ranks are domain-major.
 
-use tokenyard_core::kernels::KernelShape;
-use tokenyard_core::moe::Shape;
-
-/// Where this rank is, and the shapes that it works with. They never change.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct World {
-    pub(super) rank: u32,
-    pub(super) shape: Shape,
-    pub(super) domains: Domains,
-    /// The shape of this rank's domain: its ranks, and their experts.
-    pub(super) inside: Shape,
-}
-
-impl World {
-    pub(super) fn new(shape: &KernelShape) -> Self {
-        let (moe, domains) = (moe_shape(shape), Domains::new(shape));
-        Self { rank: shape.rank, shape: moe, domains, inside: domains.inside(&moe) }
-    }
-}
-
-pub(super) fn moe_shape(shape: &KernelShape) -> Shape {
-    Shape {
-        ranks: shape.ranks,
-        experts: shape.experts,
-        topk: shape.topk,
-        hidden: shape.hidden,
-        max_tokens: shape.max_tokens,
-    }
-}
+use crate::kernels::KernelShape;
+use crate::moe::Shape;
 
 /// The domains of a world and this rank's place. One domain: the direct algorithm.
 ///
@@ -36,72 +10,92 @@ pub(super) fn moe_shape(shape: &KernelShape) -> Shape {
 /// the name of a source it is its world rank, and the peer is its *forwarder* here: the rank of this
 /// domain that is on the source's rail, takes its rows and hands them on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Domains {
+pub struct Domains {
     /// D.
-    pub(super) count: u32,
+    pub count: u32,
     /// S, ranks of a domain.
-    pub(super) size: u32,
+    pub size: u32,
     /// This rank's domain.
-    pub(super) mine: u32,
+    pub mine: u32,
     /// This rank's index in its domain: its peer number there, and its rail.
-    pub(super) index: u32,
+    pub index: u32,
 }
 
 impl Domains {
-    pub(super) fn new(shape: &KernelShape) -> Self {
-        let size = shape.ranks / shape.domains;
-        Self { count: shape.domains, size, mine: shape.rank / size, index: shape.rank % size }
+    /// The domains of the world that a kernel set is opened for.
+    pub fn new(shape: &KernelShape) -> Self {
+        Self::of(shape.rank, shape.ranks, shape.domains)
+    }
+
+    /// The place of `rank` among `ranks` in `count` domains of equal size.
+    pub fn of(rank: u32, ranks: u32, count: u32) -> Self {
+        let size = ranks / count;
+        Self { count, size, mine: rank / size, index: rank % size }
+    }
+
+    /// World ranks of this rank's domain, by their index.
+    pub fn domain_ranks(&self) -> impl Iterator<Item = u32> + use<> {
+        let domains = *self;
+        (0..domains.size).map(move |peer| domains.place(domains.mine, peer))
+    }
+
+    /// World ranks of this rank's rail, by their domain.
+    pub fn rail_ranks(&self) -> impl Iterator<Item = u32> + use<> {
+        let domains = *self;
+        (0..domains.count).map(move |domain| domains.place(domain, domains.index))
     }
 
     /// The place of a pair: the world rank of `peer` in `domain`.
-    pub(super) fn place(&self, domain: u32, peer: u32) -> u32 {
+    pub fn place(&self, domain: u32, peer: u32) -> u32 {
         domain * self.size + peer
     }
 
-    pub(super) fn domain_of(&self, place: u32) -> u32 {
+    /// The domain of a place, or of a world rank.
+    pub fn domain_of(&self, place: u32) -> u32 {
         place / self.size
     }
 
-    pub(super) fn peer_of(&self, place: u32) -> u32 {
+    /// The peer of a place, or the index of a world rank in its domain.
+    pub fn peer_of(&self, place: u32) -> u32 {
         place % self.size
     }
 
     /// The world rank of the forwarder here that stands for a source: in the own domain itself.
-    pub(super) fn forwarder(&self, source: u32) -> u32 {
+    pub fn forwarder(&self, source: u32) -> u32 {
         self.place(self.mine, self.peer_of(source))
     }
 
     /// Peers of this domain, this rank first: so that not all ranks turn to peer 0 at once.
-    pub(super) fn peers(&self) -> impl Iterator<Item = u32> + use<> {
+    pub fn peers(&self) -> impl Iterator<Item = u32> + use<> {
         let (index, size) = (self.index, self.size);
         (0..size).map(move |i| (index + i) % size)
     }
 
     /// All domains, this rank's own first.
-    pub(super) fn all(&self) -> impl Iterator<Item = u32> + use<> {
+    pub fn all(&self) -> impl Iterator<Item = u32> + use<> {
         let (mine, count) = (self.mine, self.count);
         (0..count).map(move |i| (mine + i) % count)
     }
 
     /// The domains at the other ends of the rail.
-    pub(super) fn others(&self) -> impl Iterator<Item = u32> + use<> {
+    pub fn others(&self) -> impl Iterator<Item = u32> + use<> {
         self.all().skip(1)
     }
 
     /// All places, the own domain first: rows from there depend on no other domain.
-    pub(super) fn places(&self) -> impl Iterator<Item = u32> + use<> {
+    pub fn places(&self) -> impl Iterator<Item = u32> + use<> {
         let domains = *self;
         let of_domain = move |domain| domains.peers().map(move |peer| domains.place(domain, peer));
         domains.all().flat_map(of_domain)
     }
 
     /// The shape of one domain as its forwarders see it: S ranks, and their experts.
-    pub(super) fn inside(&self, world: &Shape) -> Shape {
+    pub fn inside(&self, world: &Shape) -> Shape {
         Shape { ranks: self.size, experts: self.size * world.local_experts(), ..*world }
     }
 
     /// The shape of the rail: one rank per domain, with all experts of the domain.
-    pub(super) fn rail(&self, world: &Shape) -> Shape {
+    pub fn rail(&self, world: &Shape) -> Shape {
         Shape { ranks: self.count, ..*world }
     }
 }

@@ -1,0 +1,137 @@
+//! The output of a dispatch in an arena, as it crosses the plugin ABI.
+
+use crate::abi;
+use crate::call::WireFormat;
+use crate::host::NO_TENSOR;
+use crate::moe::{DType, Layout, RegionLayout, Shape, Span};
+
+/// An output that lies in its region. Kernel sets describe it to the host with [`describe`](Self::describe).
+#[derive(Clone, Copy, Debug)]
+pub struct ArenaOutput<'a> {
+    /// The region's number.
+    pub region: u64,
+    /// Its first byte; it need not be memory that the host can read.
+    pub address: *mut u8,
+    /// Where its arrays are.
+    pub layout: &'a RegionLayout,
+    /// How its rows are arranged.
+    pub arrangement: Layout,
+    /// Tokens received, N, or the most that may be.
+    pub tokens: u64,
+    /// Rows of x: N (flat), X (expert-major) or El * R*M (packed).
+    pub rows: u64,
+    /// How a row looks.
+    pub format: &'a WireFormat,
+    /// The shape of the world.
+    pub shape: &'a Shape,
+    /// `[R]` u8: ranks that are left out.
+    pub lost: *mut u8,
+}
+
+fn tensor(data: *mut u8, dtype: u32, shape: [u64; 2]) -> abi::TyTensor {
+    abi::TyTensor { data, dtype, reserved: 0, shape, stride: [shape[1] as i64, 1] }
+}
+
+impl ArenaOutput<'_> {
+    /// The output as the caller sees it. A tensor that belongs to the arrangement is there even if it has no rows.
+    pub fn describe(&self) -> abi::TyReceived {
+        let Self { layout, tokens, rows, format, shape, .. } = *self;
+        let (flat, packed) = (self.arrangement == Layout::Flat, self.arrangement == Layout::Packed);
+        let grouped = !flat && !packed;
+        let [local, ranks, topk] = [shape.local_experts(), shape.ranks, shape.topk].map(u64::from);
+        let coded = |is_there: bool, span: Span, dtype: u32, shape: [u64; 2]| match is_there {
+            true => tensor(self.address.wrapping_add(span.offset as usize), dtype, shape),
+            false => NO_TENSOR,
+        };
+        let array = |is_there: bool, span: Span, dtype: DType, shape: [u64; 2]| {
+            coded(is_there, span, dtype.code(), shape)
+        };
+        let scale_shape = [rows, format.scale_cols];
+        let weight_shape = if flat { [tokens, topk] } else { [rows, 1] };
+        abi::TyReceived {
+            size: size_of::<abi::TyReceived>(),
+            region: self.region,
+            tokens,
+            rows,
+            x: coded(true, layout.x, format.x_dtype, [rows, format.width.into()]),
+            scales: coded(format.scale_cols > 0, layout.scales, format.scale_dtype, scale_shape),
+            ids: array(flat, layout.ids, DType::I32, [tokens, topk]),
+            weights: array(format.row.weights, layout.weights, DType::F32, weight_shape),
+            source: array(true, layout.source, DType::I32, [if packed { rows } else { tokens }, 1]),
+            slots: array(grouped, layout.slots, DType::I32, [tokens, topk]),
+            expert_counts: array(true, layout.expert_counts, DType::I32, [local, 1]),
+            expert_starts: array(grouped, layout.expert_starts, DType::I32, [local, 1]),
+            expert_ends: array(grouped, layout.expert_ends, DType::I32, [local, 1]),
+            source_counts: array(true, layout.rank_counts, DType::I32, [ranks, 1]),
+            source_ends: array(true, layout.rank_ends, DType::I32, [ranks, 1]),
+            ranges: array(packed, layout.ranges, DType::I64, [local, ranks]),
+            totals: array(true, layout.totals, DType::I64, [2, 1]),
+            lost: tensor(self.lost, DType::U8.code(), [ranks, 1]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::moe::{RegionRows, RegionSpec, RowFormat};
+
+    const SHAPE: Shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 64, max_tokens: 8 };
+
+    fn described(arrangement: Layout, rows: u64, scale_cols: u64) -> abi::TyReceived {
+        let row = RowFormat { x_bytes: 128, scale_bytes: 4 * scale_cols as u32, weights: true };
+        let spec = RegionSpec { shape: SHAPE, layout: arrangement, row };
+        let layout = RegionLayout::new(&spec, RegionRows { tokens: 5, experts: rows }).unwrap();
+        let format = WireFormat { row, width: 64, x_dtype: 1, scale_dtype: 3, scale_cols };
+        let (address, lost) = (std::ptr::without_provenance_mut(1 << 20), std::ptr::dangling_mut());
+        let (layout, format, shape) = (&layout, &format, &SHAPE);
+        let output = ArenaOutput {
+            region: 7,
+            address,
+            layout,
+            arrangement,
+            tokens: 5,
+            rows,
+            format,
+            shape,
+            lost,
+        };
+        output.describe()
+    }
+
+    fn is_there(tensor: &abi::TyTensor) -> bool {
+        !tensor.data.is_null()
+    }
+
+    #[test]
+    fn each_arrangement_has_the_tensors_that_belong_to_it() {
+        let flat = described(Layout::Flat, 5, 0);
+        assert_eq!(
+            (flat.x.shape, flat.weights.shape, flat.source.shape),
+            ([5, 64], [5, 2], [5, 1])
+        );
+        assert!(is_there(&flat.ids) && !is_there(&flat.slots) && !is_there(&flat.ranges));
+        let grouped = described(Layout::ExpertMajor { alignment: 4, zero_padding: false }, 12, 1);
+        assert_eq!((grouped.x.shape, grouped.weights.shape), ([12, 64], [12, 1]));
+        assert_eq!((grouped.scales.shape, grouped.slots.shape), ([12, 1], [5, 2]));
+        assert!(!is_there(&grouped.ids) && is_there(&grouped.expert_starts));
+        let packed = described(Layout::Packed, 32, 0);
+        assert_eq!((packed.source.shape, packed.ranges.shape), ([32, 1], [2, 2]));
+        assert!(!is_there(&packed.slots) && !is_there(&packed.expert_ends));
+    }
+
+    #[test]
+    fn arrays_lie_at_their_offsets_and_do_not_overlap() {
+        let found = described(Layout::Flat, 5, 1);
+        let start = 1 << 20;
+        let mut ends: Vec<(usize, u64)> =
+            [found.x, found.scales, found.ids, found.weights, found.source]
+                .iter()
+                .map(|t| (t.data.addr(), t.shape[0] * t.shape[1]))
+                .collect();
+        ends.sort_unstable();
+        assert!(ends[0].0 >= start);
+        // The narrowest element has one byte.
+        assert!(ends.windows(2).all(|pair| pair[0].0 + pair[0].1 as usize <= pair[1].0));
+    }
+}

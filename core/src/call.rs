@@ -1,0 +1,339 @@
+//! Calls as a kernel set gets them: typed once, where they cross the plugin ABI.
+//!
+//! The types of a call have no wrong values. Tensors stay plain descriptions of memory; the
+//! communicator has validated them.
+
+use std::ffi::c_void;
+
+use crate::abi;
+use crate::moe::{Cast, DType, Layout, RowFormat};
+use crate::signature::Signature;
+use crate::{Error, ErrorKind, Result};
+
+/// Channels that share a scale.
+const SCALE_GROUP: u32 = 128;
+
+/// How a dispatched row looks on its way and at the receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WireFormat {
+    /// Bytes, and whether weights go along.
+    pub row: RowFormat,
+    /// Numbers of a row.
+    pub width: u32,
+    /// Type code of the received numbers.
+    pub x_dtype: u32,
+    /// Type code of the received scales.
+    pub scale_dtype: u32,
+    /// Scales of a row.
+    pub scale_cols: u64,
+}
+
+/// The order of a call among the work of a device, and what the host waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallOrder {
+    /// The caller's stream; without one, the call is in the order of the host.
+    pub stream: Option<*mut c_void>,
+    /// The host waits for nothing. Only with a stream.
+    pub no_sync: bool,
+    /// The receive follows at once: nothing is computed between the halves.
+    pub at_once: bool,
+}
+
+/// A dispatch, or a replay with the routing of a handle.
+#[derive(Clone, Copy, Debug)]
+pub struct DispatchCall<'a> {
+    /// The operation's number: the same on all ranks.
+    pub operation: u64,
+    /// The handle slot to fill, or to replay.
+    pub handle: u32,
+    /// Whether the routing is that of the handle.
+    pub is_replay: bool,
+    /// How received rows are arranged.
+    pub layout: Layout,
+    /// Outputs have room for the most rows that may come.
+    pub worst_case: bool,
+    /// The conversion of rows on their way.
+    pub cast: Cast,
+    /// Rows on their way, after the cast. Of no meaning where the call is refused.
+    pub format: WireFormat,
+    /// M of the call.
+    pub max_tokens: u32,
+    /// `[T, H]`, or of another width in a replay.
+    pub x: abi::TyTensor,
+    /// `[T, S]`, absent unless the caller has quantised the rows.
+    pub scales: abi::TyTensor,
+    /// `[T, K]` i64; absent in a replay.
+    pub topk_idx: abi::TyTensor,
+    /// `[T, K]` f32, or absent.
+    pub topk_weights: abi::TyTensor,
+    /// T in device memory, or null.
+    pub tokens: *const u32,
+    /// Its place among the device's work.
+    pub order: CallOrder,
+    /// Why this rank does not take part: then there are no tensors.
+    pub refusal: Option<&'a str>,
+    /// The signature of the call, which ranks compare. It stays that of the caller's call where a set makes another call of it.
+    pub signature: Signature,
+}
+
+/// A combine.
+#[derive(Clone, Copy, Debug)]
+pub struct CombineCall<'a> {
+    /// The operation's number: the same on all ranks.
+    pub operation: u64,
+    /// The handle of the dispatch.
+    pub handle: u32,
+    /// Each row is multiplied by its weight.
+    pub weighted: bool,
+    /// Sums are rounded once, on the rank of their token.
+    pub round_once: bool,
+    /// Returned weights are sums over ranks.
+    pub sum_weights: bool,
+    /// `[rows, H]`.
+    pub x: abi::TyTensor,
+    /// f32, of the shape of the dispatch's weights, or absent.
+    pub weights: abi::TyTensor,
+    /// Weights of this call, in front of each row, or absent.
+    pub beside: abi::TyTensor,
+    /// Up to two `[T, H]`.
+    pub bias: [abi::TyTensor; 2],
+    /// `[T, H]`.
+    pub out: abi::TyTensor,
+    /// `[T, K]` f32, or absent.
+    pub out_weights: abi::TyTensor,
+    /// `[T, 1]` u8, or absent.
+    pub missing: abi::TyTensor,
+    /// Its place among the device's work.
+    pub order: CallOrder,
+    /// As in [`DispatchCall`].
+    pub refusal: Option<&'a str>,
+    /// As in [`DispatchCall`].
+    pub signature: Signature,
+}
+
+impl Layout {
+    /// The code that crosses the plugin ABI, one of `TY_LAYOUT_*`.
+    pub fn code(self) -> u32 {
+        match self {
+            Self::Flat => abi::TY_LAYOUT_FLAT,
+            Self::ExpertMajor { .. } => abi::TY_LAYOUT_EXPERT_MAJOR,
+            Self::Packed => abi::TY_LAYOUT_PACKED,
+        }
+    }
+}
+
+fn unknown<T>(what: &str, found: u32, expected: &str) -> Result<T> {
+    let message = format!("found {what} {found}; expected {expected}");
+    Err(Error::new(ErrorKind::Unsupported, "read call", message)
+        .with_fix("use a host and a plugin of matching versions"))
+}
+
+fn layout_of(call: &abi::TyDispatch) -> Result<Layout> {
+    Ok(match call.layout {
+        abi::TY_LAYOUT_FLAT => Layout::Flat,
+        abi::TY_LAYOUT_EXPERT_MAJOR => Layout::ExpertMajor {
+            alignment: call.alignment,
+            zero_padding: call.flags & abi::TY_DISPATCH_ZERO_PADDING != 0,
+        },
+        abi::TY_LAYOUT_PACKED => Layout::Packed,
+        other => return unknown("layout", other, "flat (1), expert-major (2) or packed (3)"),
+    })
+}
+
+fn cast_of(code: u32) -> Result<Cast> {
+    let all = [Cast::None, Cast::Fp8, Cast::Fp8Round, Cast::Fp8Ue8m0];
+    let known = all.into_iter().find(|cast| cast.code() == code);
+    known.map_or_else(|| unknown("cast", code, "0 to 3"), Ok)
+}
+
+/// # Safety
+/// `text` is valid for `'a`, or empty.
+unsafe fn refusal_of<'a>(text: abi::TyStr) -> Option<&'a str> {
+    if text.bytes == 0 {
+        return None;
+    }
+    // SAFETY: by this function's contract.
+    let bytes = unsafe { std::slice::from_raw_parts(text.data, text.bytes) };
+    // The host cuts texts between characters; another one refuses all the same.
+    Some(std::str::from_utf8(bytes).unwrap_or("for a reason that is not UTF-8"))
+}
+
+impl WireFormat {
+    fn of(call: &abi::TyDispatch, cast: Cast) -> Self {
+        let width = call.x.shape[1] as u32;
+        let groups = u64::from(width.div_ceil(SCALE_GROUP));
+        let (f32, fp8, packed) = (DType::F32.code(), DType::Fp8E4m3.code(), DType::I32.code());
+        let (x_dtype, scale_dtype, scale_cols) = match cast {
+            Cast::None if call.scales.data.is_null() => (call.x.dtype, f32, 0),
+            Cast::None => (call.x.dtype, call.scales.dtype, call.scales.shape[1]),
+            Cast::Fp8 | Cast::Fp8Round => (fp8, f32, groups),
+            Cast::Fp8Ue8m0 => (fp8, packed, groups.div_ceil(4)),
+        };
+        let element = DType::from_code(x_dtype).map_or(1, DType::bytes) as u32;
+        let row = RowFormat {
+            x_bytes: width.saturating_mul(element),
+            scale_bytes: (scale_cols as u32).saturating_mul(4),
+            weights: !call.topk_weights.data.is_null(),
+        };
+        Self { row, width, x_dtype, scale_dtype, scale_cols }
+    }
+}
+
+impl CallOrder {
+    /// From the flags of a call: those for a stream, for no synchronisation, and for both halves at once.
+    fn of(flags: u32, [on_stream, no_sync, at_once]: [u32; 3], stream: *mut c_void) -> Self {
+        let is_set = |flag: u32| flags & flag != 0;
+        let stream = is_set(on_stream).then_some(stream);
+        Self { stream, no_sync: is_set(no_sync) && stream.is_some(), at_once: is_set(at_once) }
+    }
+
+    /// The same order for a part of the call, for whose outcome the host waits.
+    pub fn waiting(self) -> Self {
+        Self { no_sync: false, at_once: false, ..self }
+    }
+}
+
+impl<'a> DispatchCall<'a> {
+    /// The typed call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`]: codes that this version does not know.
+    ///
+    /// # Safety
+    /// The refusal is valid for `'a`.
+    pub unsafe fn from_abi(call: &abi::TyDispatch) -> Result<Self> {
+        let cast = cast_of(call.cast)?;
+        let flags =
+            [abi::TY_DISPATCH_ON_STREAM, abi::TY_DISPATCH_NO_SYNC, abi::TY_DISPATCH_AT_ONCE];
+        Ok(Self {
+            operation: call.operation,
+            handle: call.handle,
+            is_replay: call.flags & abi::TY_DISPATCH_REPLAY != 0,
+            layout: layout_of(call)?,
+            worst_case: call.flags & abi::TY_DISPATCH_WORST_CASE != 0,
+            cast,
+            format: WireFormat::of(call, cast),
+            max_tokens: call.max_tokens,
+            x: call.x,
+            scales: call.scales,
+            topk_idx: call.topk_idx,
+            topk_weights: call.topk_weights,
+            tokens: call.tokens,
+            order: CallOrder::of(call.flags, flags, call.stream),
+            // SAFETY: by this function's contract.
+            refusal: unsafe { refusal_of(call.refusal) },
+            signature: Signature::dispatch(call),
+        })
+    }
+}
+
+impl<'a> CombineCall<'a> {
+    /// The typed call.
+    ///
+    /// # Safety
+    /// The refusal is valid for `'a`.
+    pub unsafe fn from_abi(call: &abi::TyCombine) -> Self {
+        let is_set = |flag: u32| call.flags & flag != 0;
+        let flags = [abi::TY_COMBINE_ON_STREAM, abi::TY_COMBINE_NO_SYNC, abi::TY_COMBINE_AT_ONCE];
+        Self {
+            operation: call.operation,
+            handle: call.handle,
+            weighted: is_set(abi::TY_COMBINE_WEIGHTED),
+            round_once: is_set(abi::TY_COMBINE_ROUND_ONCE),
+            sum_weights: is_set(abi::TY_COMBINE_SUM_WEIGHTS),
+            x: call.x,
+            weights: call.weights,
+            beside: call.beside,
+            bias: [call.bias0, call.bias1],
+            out: call.out,
+            out_weights: call.out_weights,
+            missing: call.missing,
+            order: CallOrder::of(call.flags, flags, call.stream),
+            // SAFETY: by this function's contract.
+            refusal: unsafe { refusal_of(call.refusal) },
+            signature: Signature::combine(call),
+        }
+    }
+
+    /// Whether weights return with the rows.
+    pub fn returns_weights(&self) -> bool {
+        !self.weights.data.is_null()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::NO_TENSOR;
+
+    const BLANK: abi::TyDispatch = abi::TyDispatch {
+        size: size_of::<abi::TyDispatch>(),
+        operation: 3,
+        handle: 1,
+        flags: 0,
+        layout: abi::TY_LAYOUT_FLAT,
+        alignment: 1,
+        cast: abi::TY_CAST_NONE,
+        max_tokens: 8,
+        x: abi::TyTensor { dtype: 1, shape: [4, 384], ..NO_TENSOR },
+        scales: NO_TENSOR,
+        topk_idx: NO_TENSOR,
+        topk_weights: NO_TENSOR,
+        refusal: abi::TyStr { data: std::ptr::null(), bytes: 0 },
+        stream: std::ptr::null_mut(),
+        tokens: std::ptr::null(),
+    };
+
+    fn typed(call: &abi::TyDispatch) -> Result<DispatchCall<'static>> {
+        // SAFETY: texts of these calls are static.
+        unsafe { DispatchCall::from_abi(call) }
+    }
+
+    #[test]
+    fn a_cast_decides_how_rows_look_on_their_way() {
+        let of = |cast| {
+            let WireFormat { row, x_dtype, scale_dtype, scale_cols, width } =
+                typed(&abi::TyDispatch { cast, ..BLANK }).unwrap().format;
+            (row.x_bytes, row.scale_bytes, x_dtype, scale_dtype, scale_cols, width)
+        };
+        assert_eq!(of(abi::TY_CAST_NONE), (768, 0, 1, 3, 0, 384));
+        assert_eq!(of(abi::TY_CAST_FP8), (384, 12, 4, 3, 3, 384));
+        assert_eq!(of(abi::TY_CAST_FP8_ROUND), (384, 12, 4, 3, 3, 384));
+        assert_eq!(of(abi::TY_CAST_FP8_UE8M0), (384, 4, 4, 6, 1, 384));
+    }
+
+    #[test]
+    fn scales_of_the_caller_pass_with_their_type() {
+        let data = std::ptr::dangling_mut();
+        let scales = abi::TyTensor { data, dtype: 6, shape: [4, 7], ..NO_TENSOR };
+        let call = typed(&abi::TyDispatch { scales, ..BLANK }).unwrap();
+        assert_eq!((call.format.scale_dtype, call.format.row.scale_bytes), (6, 28));
+    }
+
+    #[test]
+    fn codes_that_are_not_known_are_refused_by_name() {
+        let text = |call| typed(&call).unwrap_err().to_string();
+        assert!(text(abi::TyDispatch { layout: 9, ..BLANK }).contains("found layout 9"));
+        assert!(text(abi::TyDispatch { cast: 4, ..BLANK }).contains("found cast 4"));
+    }
+
+    #[test]
+    fn a_null_stream_counts_where_its_flag_is_set_and_alone_no_host_goes_ahead() {
+        let order = |flags| typed(&abi::TyDispatch { flags, ..BLANK }).unwrap().order;
+        assert_eq!(order(abi::TY_DISPATCH_NO_SYNC), CallOrder::default());
+        let ahead = order(abi::TY_DISPATCH_ON_STREAM | abi::TY_DISPATCH_NO_SYNC);
+        assert_eq!((ahead.stream, ahead.no_sync), (Some(std::ptr::null_mut()), true));
+        assert_eq!(ahead.waiting(), order(abi::TY_DISPATCH_ON_STREAM));
+    }
+
+    #[test]
+    fn a_refusal_is_a_text_and_an_empty_one_is_none() {
+        assert_eq!(typed(&BLANK).unwrap().refusal, None);
+        let of = |text: &'static [u8]| {
+            let refusal = abi::TyStr { data: text.as_ptr(), bytes: text.len() };
+            typed(&abi::TyDispatch { refusal, ..BLANK }).unwrap().refusal
+        };
+        assert_eq!(of(b"no room"), Some("no room"));
+        assert!(of(b"\xff").is_some());
+    }
+}

@@ -1,0 +1,27 @@
+use crate::abi;
+
+/// The conversion of rows on their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Cast {
+    /// Rows are sent unchanged. Rows that are quantised already come with scales.
+    #[default]
+    None,
+    /// FP8 e4m3 with one f32 scale per 128 channels.
+    Fp8,
+    /// As `Fp8`, with scales rounded up to powers of two.
+    Fp8Round,
+    /// As `Fp8Round`, with the scales' exponent bytes packed by four (UE8M0).
+    Fp8Ue8m0,
+}
+
+impl Cast {
+    /// The code that crosses the plugin ABI, one of `TY_CAST_*`.
+    pub fn code(self) -> u32 {
+        match self {
+            Self::None => abi::TY_CAST_NONE,
+            Self::Fp8 => abi::TY_CAST_FP8,
+            Self::Fp8Round => abi::TY_CAST_FP8_ROUND,
+            Self::Fp8Ue8m0 => abi::TY_CAST_FP8_UE8M0,
+        }
+    }
+}
