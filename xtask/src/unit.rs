@@ -17,9 +17,6 @@ use crate::exec::{self, HangLimits, Line, Output};
 use crate::programs::{self, Program, WORKSPACE};
 use crate::report;
 
-/// Programs that run at the same time, for each processor.
-const PER_PROCESSOR: usize = 2;
-
 /// Programs in the list of the slowest.
 const SLOWEST: usize = 12;
 
@@ -67,7 +64,8 @@ fn run_all(programs: &[Program], libraries: &str) -> Vec<Ended> {
     let waiting: Mutex<VecDeque<&Program>> = Mutex::new(programs.iter().collect());
     let ended = Mutex::new(Vec::new());
     let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    let at_once = PER_PROCESSOR * thread::available_parallelism().map_or(1, usize::from);
+    // Each has threads and ranks of its own; more at once would keep ranks from sending in time.
+    let at_once = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
         for _ in 0..at_once.min(programs.len()) {
             scope.spawn(|| {
