@@ -205,7 +205,7 @@ fn done_events_come_once_with_their_tag_and_a_full_queue_pushes_back() {
     with_ranks(1, |_, rank| {
         let quiet = Command { bytes: 8, queue: 1, ..command(abi::TY_OP_PUT, 0) };
         assert_eq!(rank.post(&[quiet]), 1);
-        assert_eq!(rank.poll(1).len(), 0, "nobody asked for an event");
+        assert_eq!(rank.poll(1).len(), 0, "no call asked for an event");
         let loud = |tag| Command { flags: abi::TY_FLAG_NOTIFY, tag, ..quiet };
         for round in 0..3 {
             let batch: Vec<_> = (0..DEPTH as u64 + 4).map(|i| loud(100 * round + i)).collect();

@@ -256,7 +256,7 @@ fn two_plugins_with_one_component_name_are_both_named() {
 }
 
 #[test]
-fn a_component_that_nobody_provides_is_an_error_that_names_what_is_available() {
+fn a_component_that_no_plugin_provides_is_an_error_that_names_what_is_available() {
     let library = broken(&[]);
     let registry = Registry::load(std::slice::from_ref(&library.path)).unwrap();
     let error = registry.transport("brokn").unwrap_err();
@@ -303,7 +303,7 @@ fn a_component_that_cannot_run_here_is_unavailable_and_says_the_fix() {
 }
 
 #[test]
-fn a_refused_open_says_what_the_system_said_and_the_fix() {
+fn a_refused_open_gives_the_systems_error_and_the_fix() {
     let error = failure(&broken(&["-DOPEN_REFUSED"]));
     assert_eq!(error.kind(), ErrorKind::System);
     assert_eq!(

@@ -144,7 +144,7 @@ fn other_parameters_closures_and_comments_are_not_taken_for_tuples() {
         "fn inside(x: u8) { let (a, b): (u8, u8) = x; each(|(a, b): (u8, u8)| a) }",
         "fn units(_: ()) {}",
         "fn property((a, b) in (0_u8..3, 0_u8..3)) {}",
-        "// fn said((a, b): (u8, u8)) {}",
+        "// fn plain((a, b): (u8, u8)) {}",
         "fn generic<T: Fn() -> u8>(pairs: &[(u8, u8)], map: Map<u8, (u8, u8)>) {}",
     ] {
         assert_eq!(hidden_arguments(plain), [0; 0], "{plain}");

@@ -203,11 +203,11 @@ pub(crate) fn run(line: &Line<'_>, limits: HangLimits, output: &mut Output<'_>) 
         Ok(child) => child,
         Err(error) => return failed(format!("`{text}` could not be started: {error}")),
     };
-    let said = read_lines(&mut child);
+    let lines = read_lines(&mut child);
     let mut ran = Ran::default();
     let ended = wait(&mut child, limits, || {
         let mut any = false;
-        while let Ok(printed) = said.try_recv() {
+        while let Ok(printed) = lines.try_recv() {
             ran.take(printed, output);
             any = true;
         }
@@ -220,7 +220,7 @@ pub(crate) fn run(line: &Line<'_>, limits: HangLimits, output: &mut Output<'_>) 
         Err(error) => Some(format!("`{text}` could not be waited for: {error}")),
     };
     let end = Instant::now() + OUTPUT_GRACE;
-    while let Ok(line) = said.recv_timeout(end.saturating_duration_since(Instant::now())) {
+    while let Ok(line) = lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
         ran.take(line, output);
     }
     ran
@@ -243,7 +243,7 @@ fn failed(failure: String) -> Ran {
 
 /// Reads the lines of the output. The receiver disconnects at its end.
 fn read_lines(child: &mut Child) -> Receiver<Printed> {
-    let (said_in, said) = mpsc::channel();
+    let (lines_in, lines) = mpsc::channel();
     if let Some(stdout) = child.stdout.take() {
         thread::spawn(move || {
             let mut stdout = BufReader::new(stdout);
@@ -253,25 +253,25 @@ fn read_lines(child: &mut Child) -> Receiver<Printed> {
                 let text = String::from_utf8_lossy(&line).into_owned();
                 let (tests, failed) = (Tests::in_line(&text), failures.keeps(&text));
                 let skipped = skips.in_line(&text);
-                if said_in.send(Printed { text, tests, failed, skipped }).is_err() {
+                if lines_in.send(Printed { text, tests, failed, skipped }).is_err() {
                     return;
                 }
                 line.clear();
             }
         });
     }
-    said
+    lines
 }
 
 /// The time between two measurements of the processor time of a command and its descendants.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// Waits for a command. Returns how it ended, or in which way it hung; a command that hung was killed.
-/// `said` returns whether there was output since its last call.
+/// `has_output` returns whether there was output since its last call.
 fn wait(
     child: &mut Child,
     limits: HangLimits,
-    mut said: impl FnMut() -> bool,
+    mut has_output: impl FnMut() -> bool,
 ) -> io::Result<Result<ExitStatus, String>> {
     let (mut looked, mut moved) = (Instant::now(), Instant::now());
     // The time of a process that has ended since the last measurement is no longer visible, so this sum
@@ -281,7 +281,7 @@ fn wait(
         if let Some(status) = child.try_wait()? {
             return Ok(Ok(status));
         }
-        if said() {
+        if has_output() {
             moved = Instant::now();
         }
         if looked.elapsed() > LOOK.min(limits.idle / 4) {

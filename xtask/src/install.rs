@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::exec::{self, HangLimits, Line, Output};
 
-/// What is built and installed.
+/// A form of the library that can be built and installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// For use: optimised.

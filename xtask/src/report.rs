@@ -223,7 +223,7 @@ skipped in skips: 2 x a: no GPU
     }
 
     #[test]
-    fn what_failed_is_told_again_under_the_name_of_its_step() {
+    fn what_failed_is_printed_again_under_the_name_of_its_step() {
         const FAIL: Cmd = Cmd { env: &[], line: "echo FAIL: l1/a" };
         let reports = [run(&step("good", &[GOOD]), &[]), run(&step("suite", &[FAIL]), &[])];
         assert_eq!(failed(&reports), "\n=== failed in suite:\nFAIL: l1/a\n");

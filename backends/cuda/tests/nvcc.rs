@@ -54,7 +54,7 @@ fn kernels_over_a_device_api_with_headers_are_compiled_again_when_a_header_chang
         warm(&PLATFORM, &config, Some(Architecture::Sm(90)), &programs).map(|all| all[0].compiled)
     };
     write_header(folder.path(), 4);
-    assert!(compiled().unwrap(), "nobody has compiled it before");
+    assert!(compiled().unwrap(), "found it compiled before");
     assert!(!compiled().unwrap(), "it is in the cache");
     write_header(folder.path(), 8);
     assert!(compiled().unwrap(), "another header makes other kernels");

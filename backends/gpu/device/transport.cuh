@@ -161,8 +161,8 @@ class Guard {
   // Of the waits that last, the report names the one with the lowest phase and peer: the other
   // peers may wait for a rank that itself waits for that peer.
   __device__ static void claim(WaitReport* report, u64 mine) {
-    u64 told = load_relaxed(&report->waiting);
-    if (told == 0 || told > mine) atomic_cas(&report->waiting, told, mine);
+    u64 named = load_relaxed(&report->waiting);
+    if (named == 0 || named > mine) atomic_cas(&report->waiting, named, mine);
   }
 
   // Waits are in many places of a kernel, and few last: this code is there once.

@@ -166,9 +166,14 @@ impl Model {
     /// the kernels, or a wavefront that `waits` for itself. A crash is no report.
     fn notices(&self, arguments: &[&str]) -> String {
         let run = Command::new(&self.program).args(arguments).output().expect("it runs");
-        let (code, said) = (run.status.code(), String::from_utf8_lossy(&run.stderr).into_owned());
-        assert!(code == Some(1) && !said.is_empty(), "{arguments:?}: {:?} {said}", run.status);
-        said
+        let (code, printed) =
+            (run.status.code(), String::from_utf8_lossy(&run.stderr).into_owned());
+        assert!(
+            code == Some(1) && !printed.is_empty(),
+            "{arguments:?}: {:?} {printed}",
+            run.status
+        );
+        printed
     }
 }
 
@@ -176,8 +181,8 @@ impl Model {
 /// ends, or because of the data.
 fn is_noticed(fault: &str, ends_a_wait: bool) {
     for ranks in ["2", "3", "8"] {
-        let said = Model::of_puts().notices(&[fault, ranks]);
-        assert_eq!(said.contains("an ended wait"), ends_a_wait, "{ranks} ranks: {said}");
+        let printed = Model::of_puts().notices(&[fault, ranks]);
+        assert_eq!(printed.contains("an ended wait"), ends_a_wait, "{ranks} ranks: {printed}");
     }
 }
 
@@ -287,8 +292,8 @@ fn a_wavefront_that_waits_for_itself_is_noticed() {
         );
         changed
     });
-    let said = model.notices(&["waits"]);
-    assert!(said.contains("an ended wait"), "{said}");
+    let printed = model.notices(&["waits"]);
+    assert!(printed.contains("an ended wait"), "{printed}");
 }
 
 #[test]
@@ -346,8 +351,8 @@ const MUTANTS: [(&str, &str, &str); 8] = [
     ),
     (
         "counts are read before they have come",
-        "    t.said[i] = poll_seen(at, seen, {kPhaseEntry, source, w, epoch}, guard);",
-        "    t.said[i] = model::mutant == 3 ? (u32)load_relaxed(at) : poll_seen(at, seen, {kPhaseEntry, source, w, epoch}, guard);",
+        "    t.reports[i] = poll_seen(at, seen, {kPhaseEntry, source, w, epoch}, guard);",
+        "    t.reports[i] = model::mutant == 3 ? (u32)load_relaxed(at) : poll_seen(at, seen, {kPhaseEntry, source, w, epoch}, guard);",
     ),
     (
         "heads are not waited for",

@@ -115,16 +115,16 @@ impl Model {
     /// Runs the program, which must end well; returns its output.
     fn is_well(&self, options: &[&str]) -> String {
         let output = self.run(options);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{options:?}: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{options:?}: {printed}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Runs the program, which must notice an error; returns its output.
     fn notices(&self, options: &[&str]) -> String {
         let output = self.run(options);
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(!output.status.success(), "{options:?}: {said}");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(!output.status.success(), "{options:?}: {printed}");
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 }
@@ -189,12 +189,12 @@ fn signals_come_behind_payloads_that_land_in_any_order() {
 
 #[test]
 fn indices_wrap_past_65_536_and_one_ring_serves_many_requests() {
-    let said = Model::posts(32).is_well(&["ranks=1", "rounds=4", "burst=5600", "lanes=2"]);
+    let printed = Model::posts(32).is_well(&["ranks=1", "rounds=4", "burst=5600", "lanes=2"]);
     let numbers: Vec<u64> =
-        said.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
-    let [requests, rings] = numbers[..] else { panic!("{said}") };
-    assert!(requests > 66_000, "{said}");
-    assert!(rings < requests, "{said}");
+        printed.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
+    let [requests, rings] = numbers[..] else { panic!("{printed}") };
+    assert!(requests > 66_000, "{printed}");
+    assert!(rings < requests, "{printed}");
 }
 
 #[test]
@@ -235,13 +235,13 @@ fn an_error_completion_ends_every_wait_and_names_peer_and_syndrome() {
     // The last request of a warp that posts alone fails: no request behind it is flushed.
     let fault = |fault: &str, code: u8| {
         let faults = format!("faults=faults=[{{{fault}, request=80}}]");
-        let said = Model::posts(32).notices(&[&faults, "rounds=20", "alone"]);
+        let printed = Model::posts(32).notices(&[&faults, "rounds=20", "alone"]);
         let expected = format!("syndrome {code:#x} ({})", syndrome::words(code));
         let names = |line: &str| line.starts_with("rank 0: peer 1, queue pair ");
-        assert!(said.lines().any(|line| names(line) && line.contains(&expected)), "{said}");
+        assert!(printed.lines().any(|line| names(line) && line.contains(&expected)), "{printed}");
         // Reported by the kernel that finds it in its flush, or by the host that finds it earlier.
-        assert!(said.contains("rank 0: an ended wait: phase "), "{said}");
-        assert!(said.contains("rank 1: an ended wait: phase 1, peer 0"), "{said}");
+        assert!(printed.contains("rank 0: an ended wait: phase "), "{printed}");
+        assert!(printed.contains("rank 1: an ended wait: phase 1, peer 0"), "{printed}");
     };
     for code in [
         syndrome::LOCAL_LENGTH,
@@ -263,7 +263,7 @@ fn an_error_completion_ends_every_wait_and_names_peer_and_syndrome() {
 
 #[test]
 fn a_port_that_goes_down_ends_the_waits_of_both_sides_and_names_the_peer() {
-    let said = Model::posts(32).notices(&[
+    let printed = Model::posts(32).notices(&[
         "faults=faults=[{kind='port_down', request=60}]",
         "rounds=20",
         "alone",
@@ -273,7 +273,7 @@ fn a_port_that_goes_down_ends_the_waits_of_both_sides_and_names_the_peer() {
         "rank 0: an ended wait: phase ",
         "rank 1: an ended wait: phase ",
     ] {
-        assert!(said.contains(line), "{said}");
+        assert!(printed.contains(line), "{printed}");
     }
 }
 
@@ -281,20 +281,20 @@ fn a_port_that_goes_down_ends_the_waits_of_both_sides_and_names_the_peer() {
 #[test]
 fn among_many_requests_an_error_may_show_as_that_of_one_behind_it() {
     let faults = "faults=faults=[{kind='error', request=20, syndrome=4}]";
-    let said = Model::posts(32).notices(&[faults, "rounds=20", "burst=4"]);
-    let is_said = [syndrome::LOCAL_PROTECTION, syndrome::FLUSHED]
+    let printed = Model::posts(32).notices(&[faults, "rounds=20", "burst=4"]);
+    let is_reported = [syndrome::LOCAL_PROTECTION, syndrome::FLUSHED]
         .iter()
-        .any(|code| said.contains(&format!("syndrome {code:#x} ({})", syndrome::words(*code))));
-    assert!(is_said && said.contains("rank 0: peer 0, queue pair "), "{said}");
-    assert!(said.contains("rank 0: an ended wait: phase "), "{said}");
+        .any(|code| printed.contains(&format!("syndrome {code:#x} ({})", syndrome::words(*code))));
+    assert!(is_reported && printed.contains("rank 0: peer 0, queue pair "), "{printed}");
+    assert!(printed.contains("rank 0: an ended wait: phase "), "{printed}");
 }
 
 #[test]
 fn a_device_that_stops_or_loses_a_ring_ends_waits_by_their_cap() {
     for fault in ["kind='device_stops', request=20", "kind='doorbell_lost', every=2"] {
         let faults = format!("faults=faults=[{{{fault}}}]");
-        let said = Model::posts(32).notices(&[&faults, "rounds=20", "cap_ms=3000"]);
-        assert!(said.contains("an ended wait: phase "), "{said}");
+        let printed = Model::posts(32).notices(&[&faults, "rounds=20", "cap_ms=3000"]);
+        assert!(printed.contains("an ended wait: phase "), "{printed}");
     }
 }
 

@@ -32,7 +32,7 @@ fn a_compiler_that_the_config_names_compiles_the_kernels_over_xgmi_once() {
     let config = config(folder.path(), named.into());
     let first = warm(&PLATFORM, &config, GFX942, &over_xgmi()).unwrap();
     assert_eq!((first[0].architecture.as_str(), first[0].rows), ("gfx942", Rows::Vector));
-    assert!(first[0].compiled, "nobody has compiled it before");
+    assert!(first[0].compiled, "found it compiled before");
     let second = warm(&PLATFORM, &config, GFX942, &over_xgmi()).unwrap();
     assert!(!second[0].compiled, "it is in the cache");
 }

@@ -156,7 +156,7 @@ pub fn gid(entries: &[ffi::GidEntry], port: &PortFacts, wish: Option<u8>) -> Res
         (Some(wish), _) => by_index(wish),
         (None, true) => by_index(0),
         (None, false) => {
-            let table: Vec<Gid> = of_port().map(as_told).collect();
+            let table: Vec<Gid> = of_port().map(as_gid).collect();
             let chosen = choose(LinkLayer::Ethernet, &table).map(|gid| gid.index);
             of_port().find(|e| Some(e.gid_index) == chosen)
         }
@@ -181,7 +181,7 @@ pub fn gid(entries: &[ffi::GidEntry], port: &PortFacts, wish: Option<u8>) -> Res
 }
 
 /// The entry in the form of the shared rule, which `tokenyard doctor` uses too.
-fn as_told(entry: &ffi::GidEntry) -> Gid {
+fn as_gid(entry: &ffi::GidEntry) -> Gid {
     let kind = match entry.gid_type {
         ffi::GID_TYPE_ROCE_V2 => GidKind::RoceV2,
         _ => GidKind::IbOrRoceV1,

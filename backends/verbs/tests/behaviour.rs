@@ -141,7 +141,7 @@ fn good_signals_count_that_come_together_with_a_bad_one() {
 }
 
 #[test]
-fn a_connection_that_stands_still_is_found_while_nobody_polls() {
+fn a_connection_that_stands_still_is_found_while_no_thread_polls() {
     let ranks = ranks("still", 2, "", &impatient());
     ranks[0].nic.hold();
     assert_eq!(ranks[0].post(&[1, 2].map(|tag| command(abi::TY_OP_PUT, 1, tag))), 2);
@@ -191,7 +191,7 @@ fn a_connection_whose_completions_wait_behind_many_does_not_stand_still() {
 }
 
 #[test]
-fn what_the_device_reports_is_heard_while_nobody_polls() {
+fn what_the_device_reports_is_heard_while_no_thread_polls() {
     let ranks = ranks("events", 1, "signals = \"atomic\"", &needs());
     ranks[0].nic.report(ffi::EVENT_DEVICE_FATAL);
     drive_until_failure(&ranks[0]);

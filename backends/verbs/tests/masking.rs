@@ -47,7 +47,7 @@ fn good(id: u32, qp_num: u32) -> Wc {
 }
 
 #[test]
-fn every_peer_that_failed_is_told_in_turn_with_its_first_failure() {
+fn every_peer_that_failed_is_reported_in_turn_with_its_first_failure() {
     let mut all = ranks("turns", 4, "", &needs());
     all.truncate(1);
     let rank = &all[0];
@@ -93,7 +93,7 @@ fn a_connection_of_a_rank_to_itself_that_breaks_is_about_no_peer() {
 }
 
 #[test]
-fn a_peer_that_does_not_drive_holds_up_nobody_and_is_given_up_alone() {
+fn a_peer_that_does_not_drive_holds_up_no_other_and_is_given_up_alone() {
     let ranks = ranks("silent", 3, &format!("receive_depth = {RECEIVES}"), &impatient());
     let rank = &ranks[0];
     let silent = [put_signal(1, 1)];
@@ -155,7 +155,7 @@ fn peers_that_break_together_give_back_each_command_once_and_the_others_go_on() 
 }
 
 #[test]
-fn receives_that_fail_are_told_per_peer_and_good_ones_beside_them_count() {
+fn receives_that_fail_are_reported_per_peer_and_good_ones_beside_them_count() {
     for (name, keys) in [("receives", ""), ("receives_flush", "flush = \"always\"")] {
         let ranks = ranks(name, 3, keys, &needs());
         let to = |peer: usize| ranks[0].nic.number_to(ranks[peer].nic);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_and_a_renamed_item_are_told_apart() {
+    fn a_missing_and_a_renamed_item_are_distinguished() {
         assert_eq!(
             difference(&[&[("a", "1")], &[]]).unwrap(),
             "item 0: rank 0 has a = \"1\", rank 1 has nothing"

@@ -37,16 +37,16 @@ pub(super) fn enter_by_exchange(
         Error::new(ErrorKind::System, OPERATION, format!("the caller's exchange failed: {why}"))
     })?;
     let bound = bound.transpose()?;
-    let told = Exchanged::read(&all, place.ranks)?;
-    told.check_hosts()?;
+    let exchanged = Exchanged::read(&all, place.ranks)?;
+    exchanged.check_hosts()?;
     match bound {
         Some((listener, address)) => {
             let credentials = Credentials { secret, job: address.job };
             Ok(NextStep::Hub { listener, credentials, notice: None })
         }
         None => {
-            let secret = if fresh { told.secret } else { secret };
-            let Address { host, port, job } = told.address;
+            let secret = if fresh { exchanged.secret } else { secret };
+            let Address { host, port, job } = exchanged.address;
             let credentials = Credentials { secret, job };
             Ok(NextStep::Spoke { target: Target::Address { host, port }, credentials, local })
         }
@@ -118,14 +118,14 @@ mod tests {
 
     #[test]
     fn an_exchange_that_fails_lies_or_crosses_hosts_is_refused() {
-        let told = |items: &[&str]| {
+        let check = |items: &[&str]| {
             let all: Vec<Vec<u8>> = items.iter().map(|item| item.as_bytes().to_vec()).collect();
-            Exchanged::read(&all, 2).and_then(|told| told.check_hosts())
+            Exchanged::read(&all, 2).and_then(|exchanged| exchanged.check_hosts())
         };
         let address = Address { host: "127.0.0.1".into(), port: 4000, job: [0xab; 16] };
         let hub = format!("a\n{}\n", address.encode());
-        assert!(told(&[&hub, "a"]).is_ok());
-        let message = |items: &[&str]| told(items).unwrap_err().to_string();
+        assert!(check(&[&hub, "a"]).is_ok());
+        let message = |items: &[&str]| check(items).unwrap_err().to_string();
         assert!(message(&[&hub]).contains("gave 1 items, expected 2"));
         assert!(message(&["a", "a"]).contains("no address for rank 0"));
         assert!(message(&["a\n!port taken", "a"]).contains("rank 0 cannot listen: port taken"));

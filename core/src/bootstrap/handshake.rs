@@ -71,11 +71,11 @@ pub(super) async fn prove(
         Ok((handshake, claim, fresh)) => Ok(Proven { stream, address, handshake, claim, fresh }),
         Err(error) => {
             let no = Preamble { bytes: 0 }.encode();
-            let said = async {
+            let sent = async {
                 stream.write_all(&no).await?;
                 part(&mut stream).await
             };
-            let _ = tokio::time::timeout(REFUSAL_LIMIT, said).await;
+            let _ = tokio::time::timeout(REFUSAL_LIMIT, sent).await;
             Err(error)
         }
     }
@@ -107,12 +107,12 @@ pub(super) async fn refuse(
     refusal: Refusal,
     why: &str,
 ) {
-    let said = async {
+    let sent = async {
         write_frame(stream, sealer, FrameKind::Refused, &refusal.encode(why)).await?;
         part(stream).await
     };
     // A joiner that does not read loses only the explanation.
-    let _ = tokio::time::timeout(REFUSAL_LIMIT, said).await;
+    let _ = tokio::time::timeout(REFUSAL_LIMIT, sent).await;
 }
 
 /// Ends a connection after the last bytes were read.

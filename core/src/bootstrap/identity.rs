@@ -183,7 +183,7 @@ impl Identity {
                 .map_err(|error| error.with_context("variable", BOOTSTRAP_VARIABLE))?;
             return Self::at(rendezvous, &env);
         }
-        let launcher = launcher::detect(&env)?.ok_or_else(|| launcher::nobody(&env, true))?;
+        let launcher = launcher::detect(&env)?.ok_or_else(|| launcher::no_launcher(&env, true))?;
         let place = launcher.place(&env)?;
         Ok(Self {
             place,

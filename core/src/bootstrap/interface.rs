@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_0_that_nobody_would_find_is_refused() {
+    fn a_rank_0_that_no_rank_would_find_is_refused() {
         for host in ["198.51.100.1", "127.0.0.1", "::1"] {
             let error = on("eth0").listen_at(host, 9).unwrap_err();
             assert_eq!(

@@ -189,12 +189,12 @@ pub(super) fn place(env: &Env<'_>) -> Result<(RankId, &'static str)> {
     if OWN.iter().any(|name| env.is_set(name)) {
         return Ok((place_from(OWN, env)?, "TOKENYARD_RANK"));
     }
-    let launcher = detect(env)?.ok_or_else(|| nobody(env, false))?;
+    let launcher = detect(env)?.ok_or_else(|| no_launcher(env, false))?;
     Ok((launcher.place(env)?, launcher.name()))
 }
 
 /// The error when no launcher was found. `wanted_address` is true if rank 0's address is missing too.
-pub(super) fn nobody(env: &Env<'_>, wanted_address: bool) -> Error {
+pub(super) fn no_launcher(env: &Env<'_>, wanted_address: bool) -> Error {
     let seen: Vec<String> = Launcher::ALL
         .into_iter()
         .map(|launcher| {

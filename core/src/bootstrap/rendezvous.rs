@@ -401,8 +401,11 @@ mod tests {
             );
         }
         assert!(listen_at("127.0.0.1", Secret::none()).is_ok());
-        let (listener, told) = listen_at("0.0.0.0", Secret::generate().unwrap()).unwrap();
-        assert_eq!((told.port, told.host), (listener.local_addr().unwrap().port(), host_name()));
+        let (listener, address) = listen_at("0.0.0.0", Secret::generate().unwrap()).unwrap();
+        assert_eq!(
+            (address.port, address.host),
+            (listener.local_addr().unwrap().port(), host_name())
+        );
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(super) struct Abandoned(Mutex<Vec<Left>>);
 struct Left {
     _owners: Owners,
     _routing: Option<RoutingClaim>,
-    _brought: Option<Received>,
+    _input: Option<Received>,
 }
 
 /// An operation between its send and its receive. It holds its communicator, because numbers and slots
@@ -33,7 +33,7 @@ pub(super) struct Sent {
     /// The handle that it reads.
     routing: Option<RoutingClaim>,
     /// The output of an earlier operation that it reads.
-    brought: Option<Received>,
+    input: Option<Received>,
     /// Takes both over if the operation is not received.
     abandoned: Arc<Abandoned>,
 }
@@ -45,7 +45,7 @@ impl Sent {
         abandoned: &Arc<Abandoned>,
     ) -> Self {
         let (components, abandoned) = (Arc::clone(components), Arc::clone(abandoned));
-        Self { components, operation, owners: Vec::new(), routing: None, brought: None, abandoned }
+        Self { components, operation, owners: Vec::new(), routing: None, input: None, abandoned }
     }
 
     /// The same operation, which reads a handle.
@@ -55,26 +55,26 @@ impl Sent {
     }
 
     /// The same operation, which reads another output, if there is one.
-    pub(super) fn with(mut self, brought: Option<Received>) -> Self {
-        self.brought = brought;
+    pub(super) fn with(mut self, input: Option<Received>) -> Self {
+        self.input = input;
         self
     }
 
     /// The operation was received: no rank uses its values any more.
     pub(super) fn end(mut self) {
         self.owners.clear();
-        (self.routing, self.brought) = (None, None);
+        (self.routing, self.input) = (None, None);
     }
 }
 
 impl Drop for Sent {
     fn drop(&mut self) {
         let (owners, routing) = (std::mem::take(&mut self.owners), self.routing.take());
-        let brought = self.brought.take();
+        let input = self.input.take();
         if owners.is_empty() && routing.is_none() {
             return;
         }
         let mut all = self.abandoned.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push(Left { _owners: owners, _routing: routing, _brought: brought });
+        all.push(Left { _owners: owners, _routing: routing, _input: input });
     }
 }

@@ -374,7 +374,7 @@ fn meet(members: &Members<'_>, recorder: &FlightRecorder) -> Result<()> {
         "job": job_name()?,
     });
     let all = members.all_gather("reports", mine.to_string().as_bytes())?;
-    let told: Vec<Option<serde_json::Value>> =
+    let reports: Vec<Option<serde_json::Value>> =
         all.iter().map(|bytes| serde_json::from_slice(bytes).ok()).collect();
     let text = |value: &serde_json::Value, key: &str, allowed: fn(char) -> bool| -> String {
         let text = value[key].as_str().unwrap_or_default();
@@ -383,9 +383,9 @@ fn meet(members: &Members<'_>, recorder: &FlightRecorder) -> Result<()> {
     let place = |value: &serde_json::Value| {
         (text(value, "host", |c| !c.is_control()), value["pid"].as_u64().unwrap_or(0) as u32)
     };
-    let job = told.iter().flatten().next();
+    let job = reports.iter().flatten().next();
     let job = job.map(|value| text(value, "job", |c| c.is_ascii_alphanumeric() || c == '-'));
-    let ranks = told.iter().map(|value| value.as_ref().map(place)).collect();
+    let ranks = reports.iter().map(|value| value.as_ref().map(place)).collect();
     // The recorder's only meeting, so the cell is empty.
     let _ = recorder.meeting.set(Meeting { job: job.unwrap_or_default(), ranks });
     Ok(())

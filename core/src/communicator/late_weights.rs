@@ -39,12 +39,12 @@ impl Communicator {
         let mut rows = std::mem::take(&mut self.late_weights);
         let ids = topk.ids.as_ref().map(|ids| ids.elements::<i64>());
         fill(&mut rows, k, topk.weights.elements::<f32>(), ids);
-        let brought = TensorRef::from_slice(&rows, handle.tokens(), width(k)).and_then(|x| {
+        let received = TensorRef::from_slice(&rows, handle.tokens(), width(k)).and_then(|x| {
             let (scales, topk_weights) = (None, None);
             self.replay(handle, &Replay { x, scales, topk_weights, cast: Cast::None })
         });
         self.late_weights = rows;
-        brought
+        received
     }
 }
 

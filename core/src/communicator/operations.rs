@@ -338,7 +338,7 @@ impl Communicator {
             .and_then(|()| self.check_handle(handle))
             .and_then(|()| self.check_combine_form(&combine))
             .and_then(|()| combine.check(&self.shape, handle));
-        let brought = match (checked, &combine.topk) {
+        let late_weights = match (checked, &combine.topk) {
             (Ok(()), None) => None,
             (Ok(()), Some(topk)) => Some(self.bring_weights(handle, topk)?),
             (Err(why), None) => return Err(self.refuse(RefusedCall::Combine, why)),
@@ -354,7 +354,8 @@ impl Communicator {
         call.flags |= flag(combine.weighted, abi::TY_COMBINE_WEIGHTED)
             | flag(combine.round_once, abi::TY_COMBINE_ROUND_ONCE)
             | flag(combine.sum_weights, abi::TY_COMBINE_SUM_WEIGHTS);
-        call.beside = brought.as_ref().map_or(NO_TENSOR, |brought| brought.x().raw());
+        call.beside =
+            late_weights.as_ref().map_or(NO_TENSOR, |late_weights| late_weights.x().raw());
         call.x = combine.x.raw();
         call.weights = raw_or_none(combine.weights.as_ref());
         call.bias0 = raw_or_none(combine.bias[0].as_ref());
@@ -369,7 +370,7 @@ impl Communicator {
         let result = unsafe { self.components.kernels().combine_send(&call) };
         match result {
             Ok(()) => {
-                let sent = self.sent(operation).of(handle).with(brought);
+                let sent = self.sent(operation).of(handle).with(late_weights);
                 Ok(PendingCombine { sent, arguments: PhantomData })
             }
             Err(error) => Err(self.end_failed(operation, error)),

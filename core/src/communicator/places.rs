@@ -28,11 +28,11 @@ pub(super) fn discover_all(
     (0..).zip(&all).map(place).collect()
 }
 
-/// Names machines by their host names, which ranks sent in `told`, where those names distinguish the
+/// Names machines by their host names, which ranks sent in `known`, where those names distinguish the
 /// machines: a topology's identity of a machine may be a number that no operator knows. All ranks compute the
 /// same names.
-pub(super) fn name_hosts(places: &mut [Option<Place>], told: &[Option<(String, u32)>]) {
-    let name = |rank: usize| Some(told.get(rank)?.as_ref()?.0.as_str());
+pub(super) fn name_hosts(places: &mut [Option<Place>], known: &[Option<(String, u32)>]) {
+    let name = |rank: usize| Some(known.get(rank)?.as_ref()?.0.as_str());
     let mut names: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     let mut machines: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for (rank, place) in places.iter().enumerate() {
@@ -160,10 +160,10 @@ mod tests {
 
     #[test]
     fn machines_have_the_names_of_their_hosts_where_these_tell_them_apart() {
-        let named = |hosts: &[&str], told: &[&str]| {
+        let named = |hosts: &[&str], known: &[&str]| {
             let mut places = places(hosts);
-            let told: Vec<_> = told.iter().map(|name| Some(((*name).to_owned(), 7))).collect();
-            name_hosts(&mut places, &told);
+            let known: Vec<_> = known.iter().map(|name| Some(((*name).to_owned(), 7))).collect();
+            name_hosts(&mut places, &known);
             let host = |place: Option<Place>| place.map_or(String::new(), |place| place.host);
             places.into_iter().map(host).collect::<Vec<_>>().join(" ")
         };

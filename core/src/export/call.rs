@@ -45,11 +45,11 @@ macro_rules! slots {
     };
     (silent $of:ty: $($name:ident($argument:ident: $kind:ty);)*) => {
         $(unsafe extern "C" fn $name(instance: *mut std::ffi::c_void, $argument: $kind) {
-            let nobody = std::ptr::null_mut();
+            let no_error = std::ptr::null_mut();
             // SAFETY: the host passes an open instance of this table, and a value that it received from
             // it.
             unsafe {
-                $crate::export::call::guarded_mut(stringify!($name), instance, nobody, |component: &mut $of| {
+                $crate::export::call::guarded_mut(stringify!($name), instance, no_error, |component: &mut $of| {
                     component.$name($argument);
                     Ok(())
                 })
@@ -311,8 +311,8 @@ pub(crate) fn read_error(operation: &'static str, status: i32, error: &abi::TyEr
         None => (message.as_str(), None),
     };
     let os = (error.os_errno != 0).then(|| std::io::Error::from_raw_os_error(error.os_errno));
-    let said = os.as_ref().map(|os| format!(": {os}")).unwrap_or_default();
-    let message = message.strip_suffix(said.as_str()).unwrap_or(message);
+    let cause = os.as_ref().map(|os| format!(": {os}")).unwrap_or_default();
+    let message = message.strip_suffix(cause.as_str()).unwrap_or(message);
     let mut out = Error::new(kind_of(status), operation, message);
     if let Some(os) = os {
         out = out.with_source(os);

@@ -135,7 +135,7 @@ impl<M: Memory> Links<M> {
         let socket = match socket::dial(&endpoint.name)? {
             Dialled::Connected(socket) => socket,
             Dialled::Busy => return Ok(OwnCall::NotYet),
-            Dialled::Nobody => return Ok(OwnCall::Gone),
+            Dialled::NoListener => return Ok(OwnCall::Gone),
         };
         socket::check_owner(socket.as_fd())?;
         let (record, fds) = self.offer.introduction(endpoint.token);

@@ -26,7 +26,7 @@ pub(super) enum Dialled {
     /// The peer's queue is full: try again.
     Busy,
     /// No process listens under this name.
-    Nobody,
+    NoListener,
 }
 
 /// The result of a receive.
@@ -71,7 +71,7 @@ pub(super) fn dial(name: &Secret) -> Result<Dialled> {
     match connect(&socket, &address(name).map_err(failed)?) {
         Ok(()) => Ok(Dialled::Connected(socket)),
         Err(Errno::AGAIN | Errno::INTR) => Ok(Dialled::Busy),
-        Err(Errno::CONNREFUSED) => Ok(Dialled::Nobody),
+        Err(Errno::CONNREFUSED) => Ok(Dialled::NoListener),
         Err(e) => Err(failed(e)),
     }
 }
@@ -280,16 +280,16 @@ mod tests {
     }
 
     #[test]
-    fn nobody_and_a_full_queue_are_told_apart() {
+    fn no_listener_and_a_full_queue_are_distinguished() {
         let name = secret().unwrap();
-        assert!(matches!(dial(&name).unwrap(), Dialled::Nobody));
+        assert!(matches!(dial(&name).unwrap(), Dialled::NoListener));
         let _listener = listen_as(&name, 1).unwrap();
         let mut callers = Vec::new();
         loop {
             match dial(&name).unwrap() {
                 Dialled::Connected(caller) => callers.push(caller),
                 Dialled::Busy => break,
-                Dialled::Nobody => panic!("the listener is there"),
+                Dialled::NoListener => panic!("the listener is there"),
             }
             assert!(callers.len() < 8, "the queue has no end");
         }

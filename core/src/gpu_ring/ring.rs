@@ -44,14 +44,14 @@ impl RingMemory {
     /// Publishes that the ring is dead: see `TyGpuRingStatus::failed`.
     pub(super) fn set_failed(&self, failed: u64, status: i32) {
         // SAFETY: the ring's status, by the contract of `new`; aligned words.
-        let (of, told) = unsafe {
+        let (of, word) = unsafe {
             (
                 AtomicI64::from_ptr(&raw mut (*self.status).status),
                 AtomicU64::from_ptr(&raw mut (*self.status).failed),
             )
         };
         of.store(status.into(), Ordering::Relaxed);
-        told.store(failed, Ordering::Release);
+        word.store(failed, Ordering::Release);
     }
 }
 
@@ -83,13 +83,13 @@ pub(super) struct Taker<S> {
     taken: u64,
     done: u64,
     /// The value of `done` that was published last.
-    told: u64,
+    published: u64,
 }
 
 impl<S: Slots> Taker<S> {
     /// `capacity` is a power of two.
     pub(super) fn new(slots: S, capacity: usize) -> Self {
-        Self { slots, ended: vec![false; capacity].into(), taken: 0, done: 0, told: 0 }
+        Self { slots, ended: vec![false; capacity].into(), taken: 0, done: 0, published: 0 }
     }
 
     pub(super) fn capacity(&self) -> usize {
@@ -129,9 +129,9 @@ impl<S: Slots> Taker<S> {
 
     /// Publishes the number of finished commands to the device, if it has changed.
     pub(super) fn publish(&mut self) {
-        if self.told != self.done {
+        if self.published != self.done {
             self.slots.set_done(self.done);
-            self.told = self.done;
+            self.published = self.done;
         }
     }
 }

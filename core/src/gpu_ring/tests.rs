@@ -266,7 +266,7 @@ fn a_failed_command_kills_the_ring_and_is_named() {
 }
 
 #[test]
-fn an_error_that_no_command_brings_is_told_too() {
+fn an_error_that_no_command_brings_is_reported_too() {
     let (device, (fabric, _values)) = (Device::new(), Loop::new(1));
     let sick = Arc::clone(&fabric.sick);
     let _proxy = served(&device, fabric);

@@ -138,11 +138,11 @@ impl<F: Fabric> RingWorker<F> {
 
     fn report_totals(&mut self) -> bool {
         let mut news = false;
-        for (id, told) in (0..).zip(&mut self.totals) {
+        for (id, reported) in (0..).zip(&mut self.totals) {
             let total = self.fabric.read_signal(id);
-            if total != *told {
+            if total != *reported {
                 self.taker.slots.set_total(id, total);
-                *told = total;
+                *reported = total;
                 news = true;
             }
         }

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_one_machine_may_be_near_to_fewer_nics_which_is_said() {
+    fn ranks_of_one_machine_may_be_near_to_fewer_nics_which_is_reported() {
         let two: [(&str, &[&str]); 2] = [("a", &["n0", "n1"]), ("a", &["n2"])];
         let warnings = even_out(&mut places(&two), 1, true).unwrap();
         assert!(warnings[0].contains("rank 1 on a has 1 (n2)"), "{warnings:?}");

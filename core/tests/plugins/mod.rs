@@ -34,6 +34,6 @@ pub(crate) fn compile_to(out: &Path, source: &Path, compiler: &str, options: &[&
         .arg(out)
         .output()
         .unwrap_or_else(|e| panic!("{compiler} cannot be run ({e}): apt-get install gcc g++"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{compiler} {options:?} {}:\n{said}", source.display());
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{compiler} {options:?} {}:\n{printed}", source.display());
 }

@@ -101,7 +101,7 @@ impl Devx {
     /// The library, or the device by the answer's status.
     pub fn command<I: Mailbox, O: Mailbox>(&self, command: &I) -> Result<O, CallError> {
         let (input, mut output) = (command.to_bytes(), vec![0; O::BYTES]);
-        // SAFETY: an open device; both buffers are valid for the call and as long as is said.
+        // SAFETY: an open device; both buffers are valid for the call and have the given lengths.
         let status = unsafe {
             let to = output.as_mut_ptr().cast();
             let from = input.as_ptr().cast();
@@ -280,7 +280,7 @@ impl Object {
         command: &I,
     ) -> Result<(Self, O), CallError> {
         let (input, mut output) = (command.to_bytes(), vec![0; O::BYTES]);
-        // SAFETY: an open device; both buffers are valid for the call and as long as is said.
+        // SAFETY: an open device; both buffers are valid for the call and have the given lengths.
         let raw = unsafe {
             let to = output.as_mut_ptr().cast();
             let from = input.as_ptr().cast();
@@ -296,7 +296,7 @@ impl Object {
     /// The library, or the device by the answer's status.
     pub fn modify<I: Mailbox>(&self, command: &I) -> Result<(), CallError> {
         let (input, mut output) = (command.to_bytes(), vec![0; Done::BYTES]);
-        // SAFETY: the object lives; both buffers are valid for the call and as long as is said.
+        // SAFETY: the object lives; both buffers are valid for the call and have the given lengths.
         let status = unsafe {
             let to = output.as_mut_ptr().cast();
             let from = input.as_ptr().cast();
@@ -311,7 +311,7 @@ impl Object {
     /// The library, or the device by the answer's status.
     pub fn query<I: Mailbox, O: Mailbox>(&self, command: &I) -> Result<O, CallError> {
         let (input, mut output) = (command.to_bytes(), vec![0; O::BYTES]);
-        // SAFETY: the object lives; both buffers are valid for the call and as long as is said.
+        // SAFETY: the object lives; both buffers are valid for the call and have the given lengths.
         let status = unsafe {
             let to = output.as_mut_ptr().cast();
             let from = input.as_ptr().cast();

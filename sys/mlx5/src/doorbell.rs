@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_are_read_back_and_told_apart() {
+    fn both_forms_are_read_back_and_distinguished() {
         let last =
             Ring::LastRequest { modifier: 0, index: 6, opcode: 0x10, qpn: 0x1234, segments: 3 };
         let next = Ring::NextIndex { next: 7, qpn: 0x1234 };

@@ -138,8 +138,8 @@ fn header_values(pairs: &[Pair]) -> BTreeMap<String, u64> {
         .arg(&binary)
         .output()
         .expect("gcc not found: apt-get install gcc");
-    let said = String::from_utf8_lossy(&compiled.stderr);
-    assert!(compiled.status.success(), "apt-get install libibverbs-dev, if it is that: {said}");
+    let printed = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "apt-get install libibverbs-dev, if it is that: {printed}");
     let output = Command::new(&binary).output().unwrap();
     let line = |line: &str| {
         let (value, expression) = line.split_once(' ').unwrap();

@@ -99,7 +99,7 @@ fn wait(
         if child.try_wait().context("wait for the machine")?.is_some() {
             return Ok(None);
         }
-        if up.is_none() && said(&console()).any(|what| what == "up") {
+        if up.is_none() && messages(&console()).any(|what| what == "up") {
             up = Some(Instant::now());
         }
         let late = match up {
@@ -134,16 +134,16 @@ fn verdict(console: &str) -> Result<u8, String> {
     if let Some(panic) = console.lines().find(|line| line.contains("Kernel panic")) {
         return Err(format!("its kernel gave up ({})", panic.trim()));
     }
-    let last = said(console).last().unwrap_or("nothing");
+    let last = messages(console).last().unwrap_or("nothing");
     if let Some(what) = last.strip_prefix("failed ") {
         return Err(format!("its start failed {what}"));
     }
     let code = last.strip_prefix("exit ").and_then(|code| code.parse().ok());
-    code.ok_or_else(|| format!("it ended without an exit code, and the last it said was `{last}`"))
+    code.ok_or_else(|| format!("it ended without an exit code, and its last message was `{last}`"))
 }
 
 /// The messages of `init.sh`. The kernel puts the time before each.
-fn said(console: &str) -> impl Iterator<Item = &str> {
+fn messages(console: &str) -> impl Iterator<Item = &str> {
     console.lines().filter_map(|line| Some(line.split_once(MARK)?.1.trim_end()))
 }
 
@@ -207,6 +207,6 @@ mod tests {
             verdict("[1] tokenyard-vm: up\n[2] Kernel panic - not syncing: BUG\n").unwrap_err();
         assert_eq!(why, "its kernel gave up ([2] Kernel panic - not syncing: BUG)");
         let why = verdict("[1] tokenyard-vm: up\n[2] tokenyard-vm: exit many\n").unwrap_err();
-        assert!(why.ends_with("the last it said was `exit many`"), "{why}");
+        assert!(why.ends_with("its last message was `exit many`"), "{why}");
     }
 }

@@ -152,7 +152,7 @@ pub(super) fn poll_entries(
         if !engine.order.losses.is_handed_on(source, operation) {
             return Err(bad_record(
                 source,
-                "an entry, after its forwarder had said that it is lost".into(),
+                "an entry, after its forwarder had reported it lost".into(),
             ));
         }
         let theirs = header.signature();

@@ -2,7 +2,7 @@
 //!
 //! Counting is two half rounds: entries carry counts from sources to owners, grants carry places
 //! back to the rank that moves the rows: the source, or its forwarder. A replay enters with its region's place
-//! and needs no grant. No row moves before every rank has said that it takes part.
+//! and needs no grant. No row moves before every rank has reported that it takes part.
 
 use tokenyard_core::call::DispatchCall;
 use tokenyard_core::moe::Layout;

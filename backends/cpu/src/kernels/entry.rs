@@ -109,7 +109,7 @@ impl Enter<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Agreed(pub(super) Option<Refusal>);
 
-/// That a rank refuses, or has no room, as it said so.
+/// That a rank refuses, or has no room, as it reported.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refusal {
     pub(super) rank: u32,
@@ -124,7 +124,7 @@ impl Refusal {
         known.filter(|known| known.rank <= other.rank).or(Some(other))
     }
 
-    /// Why, as it said it.
+    /// The reason, as it reported it.
     pub(super) fn text(&self) -> &[u8] {
         self.record.as_ref().map_or(&[], Record::text)
     }

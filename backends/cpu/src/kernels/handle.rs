@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_takes_as_much_as_is_said_before() {
+    fn a_handle_takes_as_much_as_is_announced_before() {
         let shape = Shape { ranks: 6, experts: 24, topk: 3, hidden: 64, max_tokens: 7 };
         for count in [1, 2, 3] {
             let domains = Domains { count, size: 6 / count, mine: 0, index: 0 };

@@ -62,8 +62,8 @@ impl Losses {
         // A rank that was lost since the teams were made has its number in them.
         let is_absent =
             |rank: usize| lost.is_some_and(|l| l[rank].load(Ordering::Acquire) == TY_RANK_ABSENT);
-        let told = |rank| Cell::new(is_absent(rank).then_some(MayKnow::Nothing));
-        let given_up = (0..ranks).map(told).collect();
+        let known = |rank| Cell::new(is_absent(rank).then_some(MayKnow::Nothing));
+        let given_up = (0..ranks).map(known).collect();
         Self {
             lost,
             given_up,
@@ -244,11 +244,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_given_up_rank_was_told_of_stays_out_of_use_and_no_more() {
+    fn what_a_given_up_rank_knows_of_stays_out_of_use_and_no_more() {
         static LOST: [AtomicU8; 1] = [const { AtomicU8::new(0) }];
         let losses = losses(&LOST);
         losses.begin(7);
-        assert!(!losses.may_write(0, 7), "nobody gave it up");
+        assert!(!losses.may_write(0, 7), "no rank gave it up");
         losses.give_up(0);
         losses.begin(8);
         losses.give_up(0);

@@ -88,7 +88,7 @@ pub(super) struct DispatchOp {
 }
 
 impl DispatchOp {
-    /// The move of its rows; this rank's own, unless said otherwise.
+    /// The move of its rows; this rank's own, unless stated otherwise.
     pub(super) fn carry(&self, slot: usize) -> Move {
         Move {
             operation: self.operation,

@@ -1,6 +1,6 @@
 //! The packed layout (decoding): no counting round. Rows land in places that are fixed per source,
 //! one copy per (token, rank); the entry carries how many there are. The owner then spreads them
-//! over its experts. Landing places are free again when their owner has said `Done`. Over the rail it
+//! over its experts. Landing places are free again when their owner has sent `Done`. Over the rail it
 //! is the same: rows and an entry at once, which the forwarder hands on.
 
 use tokenyard_core::call::DispatchCall;

@@ -22,7 +22,7 @@ pub(super) struct Heard {
     /// Combine: where it wants this domain's rows.
     pub(super) base_x: u64,
     pub(super) base_weights: u64,
-    /// It is lost, and said nothing, or not all that it had said it would.
+    /// It is lost, and sent nothing, or not all that it had announced.
     pub(super) gone: bool,
 }
 
@@ -71,7 +71,7 @@ impl Rail {
         (self.rows[place], &self.experts[place * local..][..local])
     }
 
-    /// Takes what a domain's source said when it entered: the header of its record, which was checked,
+    /// Takes what a domain's source sent when it entered: the header of its record, which was checked,
     /// and, where the source goes along, the counts behind it.
     pub(super) fn accept(&mut self, domain: u32, header: &Header, record: Record, goes: bool) {
         let signature = header.signature();

@@ -165,12 +165,12 @@ impl<'a> Sum<'a> {
             let fans = self.send.fan(token as u32).iter();
             let fans = fans.filter(|fan| self.sums_weights || Some(fan.rank) == peer);
             let fans = fans.filter(|fan| !self.partials[fan.rank as usize].x.is_null());
-            let brought = fans.map(|fan| {
+            let returned = fans.map(|fan| {
                 let weights = self.partials[fan.rank as usize].weights;
                 // SAFETY: `[rows, K]` of that peer, by this function's contract.
                 unsafe { weights.add(fan.index as usize * topk + k).read() }
             });
-            let weight = brought.reduce(|sum, weight| sum + weight).unwrap_or(0.0);
+            let weight = returned.reduce(|sum, weight| sum + weight).unwrap_or(0.0);
             // SAFETY: `[rows, K]`, by this function's contract.
             unsafe { self.out_weights.add(row * topk + k).write(weight) };
         }

@@ -189,7 +189,7 @@ fn share_verdict(
         if code > 2 * u64::from(order.world.shape.ranks) {
             return Err(bad_record(rank, format!("verdict {code}")));
         }
-        refused = Refusal::decode(code).map_or(refused, |told| Refusal::first(refused, told));
+        refused = Refusal::decode(code).map_or(refused, |refusal| Refusal::first(refused, refusal));
     }
     Ok(refused)
 }
@@ -223,13 +223,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_told_apart_by_how_far_a_signal_rises() {
+    fn a_refusal_is_distinguished_by_how_far_a_signal_rises() {
         assert!(Refusal::decode(0).is_none());
         for rank in 0..4 {
             for verdict in [Verdict::Refused, Verdict::Full] {
                 let code = Refusal { rank, verdict, record: None }.code();
-                let told = Refusal::decode(code).map(|told| (told.rank, told.verdict));
-                assert_eq!(told, Some((rank, verdict)));
+                let decoded = Refusal::decode(code).map(|decoded| (decoded.rank, decoded.verdict));
+                assert_eq!(decoded, Some((rank, verdict)));
                 assert!((1..=8).contains(&code), "{code}");
             }
         }

@@ -42,7 +42,7 @@ mod model {
 
     /// Being woken makes a worker see everything before it; this one has only the state.
     #[test]
-    fn a_worker_that_nobody_woke_may_join() {
+    fn a_worker_that_no_call_woke_may_join() {
         check(2, || run_and_check(&Pool::new(3).unwrap(), 2));
     }
 

@@ -136,7 +136,8 @@ impl Cache {
 /// Checks that only `user` and root can write to a folder.
 fn check_owner(owner: u32, mode: u32, user: u32) -> Result<()> {
     let refuse = |found: String, fix: &'static str| {
-        let message = format!("found a folder {found}; expected one that nobody else can write to");
+        let message =
+            format!("found a folder {found}; expected one that no other user can write to");
         Err(Error::new(ErrorKind::Unavailable, "open cache", message).with_fix(fix))
     };
     if owner != user && owner != 0 {

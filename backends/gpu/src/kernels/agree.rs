@@ -42,8 +42,8 @@ impl Engine {
     /// passed on.
     pub(super) fn take_refusal(&mut self, error: &Error) -> Option<Refusal> {
         let refusal =
-            self.launcher.refusal.take().filter(|_| Refusal::can_be_told(error.kind()))?;
-        Refusal::can_be_told(refusal.kind).then_some(refusal)
+            self.launcher.refusal.take().filter(|_| Refusal::can_be_sent(error.kind()))?;
+        Refusal::can_be_sent(refusal.kind).then_some(refusal)
     }
 
     /// An operation without rows: this rank states what it knows, and learns what the others know.

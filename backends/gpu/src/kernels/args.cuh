@@ -113,7 +113,7 @@ struct State {
   u64 entry_signals;  // the first of [slots, R]
   u8* windows[2];   // this rank's own
   u64* tallies;     // [R]: how far signals of each rank were or are waited for, in all slots together
-  PeerCounters* told;       // of the team's first rank
+  PeerCounters* counters;   // of the team's first rank
   u64 counters_step;    // to the next one
 };
 
@@ -160,7 +160,7 @@ struct Common {
   u64 signature;        // equal on all ranks; the low byte even where one refuses
   u32 rank, ranks, experts, topk;
   u32 max_tokens;
-  u32 brought;          // rows of the call's tensors: T, or the most that it may be
+  u32 input_rows;       // rows of the call's tensors: T, or the most that it may be
   u32 ticket;           // the host waits for this number in the outcome
   u32 no_host_sync;          // no caller waits: only a code that is not kGo is reported, and it stops all later ones
   u32 verdict;

@@ -133,7 +133,7 @@ pub(crate) struct State {
     pub(crate) entry_signals: u64,
     pub(crate) windows: [u64; 2],
     pub(crate) tallies: u64,
-    pub(crate) told: u64,
+    pub(crate) counters: u64,
     pub(crate) counters_step: u64,
 }
 
@@ -153,7 +153,7 @@ pub(crate) struct Common {
     pub(crate) experts: u32,
     pub(crate) topk: u32,
     pub(crate) max_tokens: u32,
-    pub(crate) brought: u32,
+    pub(crate) input_rows: u32,
     pub(crate) ticket: u32,
     pub(crate) no_host_sync: u32,
     pub(crate) verdict: u32,

@@ -96,9 +96,9 @@ impl Engine {
             Ok(staged) => staged,
             Err(error) if error.kind() == ErrorKind::Full => {
                 let refusal = self.objection(ErrorKind::Full, error.detail());
-                let told = self.refuse_combine(call, &refusal);
+                let refused = self.refuse_combine(call, &refusal);
                 // Its own reason says more than the text that the other ranks receive.
-                return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
+                return refused.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
             Err(error) => return self.abort_on_fatal(Err(error)),
         };
@@ -146,9 +146,9 @@ impl Engine {
             // SAFETY: the arguments name no tensors.
             false => unsafe { self.launch_combine(call, &arguments, &combine_tiling) },
         });
-        let told = sent.and_then(|()| self.wait_outcome(call.operation, &called));
+        let outcome = sent.and_then(|()| self.wait_outcome(call.operation, &called));
         self.order.order_refused(self.routing.slot(call.operation), &mode);
-        self.abort_on_fatal(self.report_no_host_sync(mode.no_host_sync, told))?;
+        self.abort_on_fatal(self.report_no_host_sync(mode.no_host_sync, outcome))?;
         let message = "all ranks went on with a call that this one refused";
         Err(Error::new(ErrorKind::Internal, "combine", message))
     }

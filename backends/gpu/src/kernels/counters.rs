@@ -79,8 +79,8 @@ mod tests {
             in_flight: 2,
             handles: 2,
         };
-        let at = |told: PeerCounters, peer: u64| {
-            (told.address - 4096) / BYTES + peer * u64::from(told.step)
+        let at = |counters: PeerCounters, peer: u64| {
+            (counters.address - 4096) / BYTES + peer * u64::from(counters.step)
         };
         let whole = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_OUT, Path::STORE);
         assert_eq!([0, 7].map(|peer| at(place(4096, 8, &whole), peer)), [8, 15]);

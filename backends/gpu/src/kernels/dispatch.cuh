@@ -32,10 +32,10 @@ struct EntryHeader {
 };
 
 // The head. One thread. `bad`: the routing is refused.
-__device__ inline void write_head(const DispatchArgs& a, const EntryHeader& said, bool bad) {
+__device__ inline void write_head(const DispatchArgs& a, const EntryHeader& header, bool bad) {
   u32 verdict = bad ? kRefuseRoute : a.c.verdict;
   u32 place = verdict == kEnter ? (u32)(a.region / 128) : a.c.objector;
-  u32* head = said.words;
+  u32* head = header.words;
   head[0] = verdict | gridDim.x << 8;
   head[1] = (u32)a.c.signature;
   head[2] = a.c.origin();
@@ -47,16 +47,16 @@ __device__ inline void write_head(const DispatchArgs& a, const EntryHeader& said
 }
 
 template <class Up>
-__device__ void post_dispatch_entry(const DispatchArgs& a, const Up& up, const EntryHeader& said, Guard& guard) {
+__device__ void post_dispatch_entry(const DispatchArgs& a, const Up& up, const EntryHeader& header, Guard& guard) {
   u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
-  post_entry(a.c, up, words, said.words[0] & 0xff, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
-    if (w < kHead) return said.words[w];
+  post_entry(a.c, up, words, header.words[0] & 0xff, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
+    if (w < kHead) return header.words[w];
     if (a.c.verdict != kEnter) return 0;
     w -= kHead;
     u32 ranks = a.c.ranks * a.c.groups(), first = Counted(a, peer).first * a.c.groups();
     if (w >= ranks) w += first;
     if constexpr (kGrouped) return a.r.group_counts[w];
-    return said.counts()[w];
+    return header.counts()[w];
   });
 }
 
@@ -293,7 +293,7 @@ __device__ void report_sizes(const DispatchArgs& a, const Up& up, const Dispatch
 // T. A replay has the T of its handle.
 __device__ inline u32 tokens_of(const DispatchArgs& a) {
   if (a.replay) return (u32)(load_device(&a.r.note->made) >> 32);
-  return a.tokens ? min(load_device(a.tokens), a.c.brought) : a.c.brought;
+  return a.tokens ? min(load_device(a.tokens), a.c.input_rows) : a.c.input_rows;
 }
 
 // Counts the share of this block.
@@ -301,7 +301,7 @@ __device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
   if (a.c.verdict != kEnter) return;
   if (!a.replay) count(a, tokens, shared);
   u32 found = a.tokens && blockIdx.x + threadIdx.x == 0 ? *a.tokens : 0;
-  if (found > a.c.brought) note_problem(a, found, 0, kTooMany);
+  if (found > a.c.input_rows) note_problem(a, found, 0, kTooMany);
 }
 
 // The state for later kernels, until it is known how the operation continues. One thread.
@@ -319,16 +319,16 @@ template <class Up>
 __device__ void post_last_entry(const DispatchArgs& a, const Up& up, u8* shared, Guard& guard) {
   if (!last_to_come(a.c) || a.c.epoch() == 0) return;
   u64 now = now_ns();
-  EntryHeader said(a, shared);
+  EntryHeader header(a, shared);
   bool counted = !a.replay && a.c.verdict == kEnter;
   // The same answer for all threads, although another block may be aborting now.
   bool given_up = sync_block_or(load_relaxed(&a.c.state->stopped) != 0);
   if (threadIdx.x == 0) {
     begin(a, counted);
-    write_head(a, said, counted && a.c.state->problem != ~0ull);
+    write_head(a, header, counted && a.c.state->problem != ~0ull);
   }
-  scan(a, said.counts(), counted);
-  if (!given_up) post_dispatch_entry(a, up, said, guard);
+  scan(a, header.counts(), counted);
+  if (!given_up) post_dispatch_entry(a, up, header, guard);
   sync_block();
   if (threadIdx.x == 0) {
     a.c.state->problem = ~0ull;

@@ -169,9 +169,9 @@ impl Engine {
             Ok(room) => room,
             Err(error) => {
                 let refusal = self.objection(ErrorKind::Full, error.detail());
-                let told = self.refuse_dispatch(call, &refusal);
+                let refused = self.refuse_dispatch(call, &refusal);
                 // Its own reason says more than the text that the other ranks receive.
-                return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
+                return refused.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
         };
         // SAFETY: by this function's contract.
@@ -281,7 +281,7 @@ impl Engine {
             state.worst = wanted.worst;
             state.layout = wanted.spec.layout;
         }
-        common.brought = state.tokens;
+        common.input_rows = state.tokens;
         let (routing, worst) = (state.routing, state.worst);
         let known = match wanted.replay && !state.is_open {
             true => RegionRows { tokens: state.received, ..state.exact },

@@ -228,7 +228,7 @@ unsafe fn dispatch_both(
             (inside.refuse_dispatch(call, &objection.refusal), Some(objection))
         }
     };
-    let mut told = None;
+    let mut inner = None;
     if let Err(error) = sent {
         if first.as_ref().is_some_and(Objection::is_broken) {
             return Err(error);
@@ -240,20 +240,20 @@ unsafe fn dispatch_both(
                 return Err(error);
             }
         };
-        told = Some(objection);
+        inner = Some(objection);
     }
-    let refusal = told.as_ref().map(|objection| &objection.refusal);
+    let refusal = inner.as_ref().map(|objection| &objection.refusal);
     let number = Rail::number(call.operation) + 1;
     let Err(error) = rail.between.agree(number, call.signature, refusal) else {
-        return if told.is_none() { Ok(()) } else { internal("ranks went on after a refusal") };
+        return if inner.is_none() { Ok(()) } else { internal("ranks went on after a refusal") };
     };
-    if told.is_none() && rail.between.take_refusal(&error).is_some() {
+    if inner.is_none() && rail.between.take_refusal(&error).is_some() {
         // Inside this domain rows are on their way. They arrive, and are delivered to no caller.
         let received = inside.dispatch_recv(call.operation)?;
         inside.release(received.region);
     }
     rail.release(call.operation);
-    let own = first.take().and_then(|o| o.own).or(told.and_then(|o| o.own));
+    let own = first.take().and_then(|o| o.own).or(inner.and_then(|o| o.own));
     Err(agreed(error, own))
 }
 
@@ -314,11 +314,11 @@ unsafe fn combine_both(inside: &mut Engine, rail: &mut Rail, call: &CombineCall<
         (Ok(()), None) => return internal("ranks went on after a refusal"),
         (Err(error), _) => {
             let objection = Objection::of(&mut rail.between, error)?;
-            let told = inside.refuse_combine(call, &objection.refusal);
+            let refused = inside.refuse_combine(call, &objection.refusal);
             if objection.is_broken() {
-                return told;
+                return refused;
             }
-            told
+            refused
         }
     };
     let outer = CombineCall {

@@ -116,7 +116,7 @@ impl Engine {
             entry_signals: 2 * u64::from(moe.ranks) * u64::from(sizes.slots),
             windows,
             tallies: tallies.address(),
-            told: counters.address,
+            counters: counters.address,
             counters_step: counters.step.into(),
             ..State::default()
         };
@@ -203,7 +203,7 @@ impl Engine {
             experts: self.exchange.shape.experts,
             topk: self.exchange.shape.topk,
             max_tokens: self.exchange.shape.max_tokens,
-            brought: 0,
+            input_rows: 0,
             ticket: ticket(operation),
             no_host_sync: no_host_sync.into(),
             verdict,

@@ -90,7 +90,7 @@ __device__ TY_COLD u32 text_word(const Common& c, u32 verdict, u32 word, const G
   }
   u64 problem = c.state->problem, token = problem >> 16, k = problem >> 8 & 0xff;
   bool too_many = (problem & 0xff) == kTooMany;
-  i64 found = too_many ? c.brought : topk_idx[token * c.topk + k];
+  i64 found = too_many ? c.input_rows : topk_idx[token * c.topk + k];
   u32 words[] = {(u32)token, (u32)(problem & 0xffff), (u32)found, (u32)((u64)found >> 32)};
   return word < 4 ? words[word] : 0;
 }
@@ -313,11 +313,11 @@ __device__ TY_INLINED void arrive(const Arrival& a, const Up& up, Guard& guard) 
     if (!waits) continue;
     // No kernel waits for these stores. This rank has raised its signals at all ranks as it has at
     // itself.
-    PeerCounters& told = a.state->told[s * a.state->counters_step];
-    if constexpr (Up::kLoadStore) store_relaxed(&told.raised, own);
-    store_relaxed(&told.expected, all);
+    PeerCounters& counters = a.state->counters[s * a.state->counters_step];
+    if constexpr (Up::kLoadStore) store_relaxed(&counters.raised, own);
+    store_relaxed(&counters.expected, all);
     if (wait_queues(*a.state, up, {a.phase, s, a.first + s, total}, guard))
-      store_relaxed(&told.received, all);
+      store_relaxed(&counters.received, all);
   }
 }
 

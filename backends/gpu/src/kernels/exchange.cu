@@ -22,7 +22,7 @@ namespace up {
 #include "staged_dispatch.cuh"
 
 using Up = up::DeviceApi;
-static_assert(Up::kLoadStore == !TY_PUTS, "the device API loads and stores, or it puts, as the host was told");
+static_assert(Up::kLoadStore == !TY_PUTS, "the device API loads and stores, or it puts, as the host defines");
 static_assert(Up::kSharedQueues, "blocks share queues");
 static_assert(TY_DEVICE_API_VERSION == TY_HOST_DEVICE_API_VERSION, "the device API's contract is of another version");
 static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 8,

@@ -125,8 +125,9 @@ mod tests {
             let error = check(max_tokens).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             let text = error.to_string();
-            let said = format!("found domains * max_tokens = {found}; expected at most 16777216");
-            assert!(text.contains(&said), "{text}");
+            let expected =
+                format!("found domains * max_tokens = {found}; expected at most 16777216");
+            assert!(text.contains(&expected), "{text}");
             assert!(error.fix().is_some_and(|fix| fix.contains("fewer domains")), "{text}");
         }
     }

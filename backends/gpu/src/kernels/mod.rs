@@ -304,7 +304,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         // Dropped behind the engines, whatever fails.
         let counters = Counters::new(&self.context, self.shape.ranks)?;
         let mut engines = Vec::new();
-        // SAFETY: the host's list of windows, valid for the call; they are as many as `needs` said.
+        // SAFETY: the host's list of windows, valid for the call; they are as many as `needs` returned.
         let windows = unsafe { std::slice::from_raw_parts(plan.windows, plan.window_count) };
         for (index, (exchange, sizes)) in self.exchanges.iter().enumerate() {
             let address = |id: usize| self.address_of(&windows[WINDOWS * index + id]);

@@ -83,7 +83,7 @@ impl Refusal {
     }
 
     /// Whether other ranks receive it; otherwise this rank cannot report it to them.
-    pub(super) fn can_be_told(kind: ErrorKind) -> bool {
+    pub(super) fn can_be_sent(kind: ErrorKind) -> bool {
         use ErrorKind::{Full, Mismatch, Protocol, Refused};
         matches!(kind, Refused | Full | Mismatch | Protocol)
     }
@@ -157,12 +157,12 @@ pub(super) fn reported_late(error: &Error) -> Error {
         other => other,
     };
     let message = format!("an operation that no call waited for failed: {}", error.message());
-    let told = Error::new(kind, "enter operation", message).with_fix(
+    let late = Error::new(kind, "enter operation", message).with_fix(
         "call it with synchronisation, which tells at once and leaves the communicator usable",
     );
     match error.rank() {
-        Some(rank) => told.with_rank(rank),
-        None => told,
+        Some(rank) => late.with_rank(rank),
+        None => late,
     }
 }
 
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_routing_is_told_with_row_column_and_value() {
+    fn a_bad_routing_is_reported_with_row_column_and_value() {
         let mut bad = Outcome { code: REFUSED, verdict: REFUSE_ROUTE, ..OUTCOME };
         for (i, word) in [7_u32, 2 << 8 | 1, 9, 0].into_iter().enumerate() {
             bad.text[4 * i..][..4].copy_from_slice(&word.to_le_bytes());
@@ -291,19 +291,19 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_room_on_a_rail_is_told_by_its_world_rank_and_comes_after_refusals() {
+    fn a_rank_without_room_on_a_rail_is_named_by_its_world_rank_and_comes_after_refusals() {
         let rail = Called { rank: 1, team: Team { first: 1, step: 4 }, steps: 2, ..OURS };
         let full = Outcome { code: FULL, rank: 2, needed: 9, capacity: 8, ..OUTCOME };
         let refusal = Refusal::of(&full, &rail, &SHAPE).unwrap();
         assert_eq!((refusal.rank(), refusal.verdict()), (9, REFUSE_FULL));
         assert!(refusal.objector > Refusal::new(ErrorKind::Refused, 11, "").objector);
         // Others receive it from a forwarder, with the same words.
-        let mut told = Outcome { code: REFUSED, verdict: REFUSE_FULL, ..OUTCOME };
-        told.objector = refusal.objector;
-        told.text_bytes = refusal.why.len() as u32;
-        told.text[..refusal.why.len()].copy_from_slice(refusal.why.as_bytes());
+        let mut passed_on = Outcome { code: REFUSED, verdict: REFUSE_FULL, ..OUTCOME };
+        passed_on.objector = refusal.objector;
+        passed_on.text_bytes = refusal.why.len() as u32;
+        passed_on.text[..refusal.why.len()].copy_from_slice(refusal.why.as_bytes());
         let [first, second] =
-            [&refusal, &Refusal::of(&told, &OURS, &SHAPE).unwrap()].map(Refusal::error);
+            [&refusal, &Refusal::of(&passed_on, &OURS, &SHAPE).unwrap()].map(Refusal::error);
         assert_eq!(first.to_string(), second.to_string());
         assert_eq!((second.kind(), second.rank()), (ErrorKind::Full, Some(9)));
     }
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_that_is_told_late_closes_the_communicator_and_names_the_rank() {
+    fn a_refusal_that_is_reported_late_closes_the_communicator_and_names_the_rank() {
         let refused = Error::new(ErrorKind::Refused, "enter", "rank 2 refused").with_rank(2);
         let late = reported_late(&refused);
         assert_eq!((late.kind(), late.rank()), (ErrorKind::Protocol, Some(2)));

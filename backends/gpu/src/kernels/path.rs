@@ -218,7 +218,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn calls_that_nobody_waits_for_are_taken_over_one_level_of_loads_and_stores_alone() {
+    fn calls_that_no_caller_waits_for_are_taken_over_one_level_of_loads_and_stores_alone() {
         let no_sync = |paths: &[Path]| Path::call_flags(paths) & abi::TY_NEEDS_NO_SYNC != 0;
         let (ring, put) = (ring(1 << 20), of(DEVICE_API, CUDA, 1 << 20).unwrap());
         assert!(no_sync(&[Path::STORE]));

@@ -193,7 +193,7 @@ __device__ void push_units(const CombineArgs& a, const Up& up, const CombineTabl
   publish_barriers();
   publish_places();
   PushWalk ahead(a, t), walk(ahead);
-  u64* told = nullptr;
+  u64* done_flag = nullptr;
   u32 fill = 0, slot = 0, parity = 0, loaded = 0;
   auto load = [&] {
     if (!ahead.open()) return;
@@ -208,19 +208,19 @@ __device__ void push_units(const CombineArgs& a, const Up& up, const CombineTabl
     bulk_store(walk.to(), rows + slot * a.push_bytes, walk.piece());
     close_stores();
     slot = slot + 1 == kPushStages ? 0 : slot + 1, loaded--;
-    if (told) {
+    if (done_flag) {
       stores_done_but_one();
       fence_system();
-      store_relaxed(told, a.c.epoch());
+      store_relaxed(done_flag, a.c.epoch());
     }
     u64* flag = flag_of(a, up, walk.unit());
-    told = walk.step() ? flag : nullptr;
+    done_flag = walk.step() ? flag : nullptr;
     stores_read_but_one();
     load();
   }
   stores_done();
   fence_system();
-  if (told) store_relaxed(told, a.c.epoch());
+  if (done_flag) store_relaxed(done_flag, a.c.epoch());
 }
 
 #else

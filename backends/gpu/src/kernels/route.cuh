@@ -68,9 +68,9 @@ struct Tally {
   }
 };
 
-// Some pairs (token, k) from `first` on as `Tally::picks`: an expert, kNobody, or `experts` for an
+// Some pairs (token, k) from `first` on as `Tally::picks`: an expert, kNone, or `experts` for an
 // expert that does not exist. One warp.
-constexpr u32 kNobody = ~0u;
+constexpr u32 kNone = ~0u;
 __device__ inline void load_picks(const DispatchArgs& a, const Tally& t, u64 first, u32 pairs) {
   constexpr u32 kAtOnce = 8;
 #pragma unroll 1
@@ -82,7 +82,7 @@ __device__ inline void load_picks(const DispatchArgs& a, const Tally& t, u64 fir
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++)
       if (turn + kWave * i < pairs)
-        t.picks[turn + kWave * i] = found[i] < 0 ? kNobody : (u32)min(found[i], (i64)a.c.experts);
+        t.picks[turn + kWave * i] = found[i] < 0 ? kNone : (u32)min(found[i], (i64)a.c.experts);
   }
   sync_wave();
 }
@@ -108,13 +108,13 @@ __device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 first, 
   for (u32 turn = 0; turn < count; turn += look.each) {
     u32 token = turn + look.own, at = turn * a.c.topk + look.lane, mine = 1u << token % kTallied;
     bool counts = look.own < look.each && token < count;
-    u32 expert = counts ? t.picks[at] : kNobody, problem = 0;
-    if (expert == a.c.experts) problem = kNoExpert, expert = kNobody;
+    u32 expert = counts ? t.picks[at] : kNone, problem = 0;
+    if (expert == a.c.experts) problem = kNoExpert, expert = kNone;
     // Of the selections of the same expert the first one counts.
-    if ((look.like(expert != kNobody, expert) & lanes_before(look.lane)) != 0)
-      problem = kTwice, expert = kNobody;
+    if ((look.like(expert != kNone, expert) & lanes_before(look.lane)) != 0)
+      problem = kTwice, expert = kNone;
     if (problem != 0) note_problem(a, first + token, look.k, problem);
-    bool valid = expert != kNobody;
+    bool valid = expert != kNone;
     u32 rank = valid ? a.c.rank_of(expert) : 0, column = a.c.ranks + expert;
     // The last selection of a rank represents the rank.
     bool last = look.like(valid, rank) >> look.lane == 1 && valid;
@@ -181,9 +181,9 @@ __device__ inline u32 scan_column(u32* table, u32 columns, bool wanted) {
   return sum;
 }
 
-// One block, after all have counted, or for a routing that was counted before: `said` then holds
+// One block, after all have counted, or for a routing that was counted before: `totals` then holds
 // rows for ranks and experts, in shared memory.
-__device__ inline void scan(const DispatchArgs& a, u32* said, bool counted) {
+__device__ inline void scan(const DispatchArgs& a, u32* totals, bool counted) {
   u32 ranks = a.c.ranks, experts = a.c.experts;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < ranks + experts && a.c.verdict == kEnter; i += blockDim.x) {
@@ -192,7 +192,7 @@ __device__ inline void scan(const DispatchArgs& a, u32* said, bool counted) {
     u32* counts = (is_rank ? a.r.counts : a.r.expert_counts) + column;
     u32* table = (is_rank ? a.r.block_ranks : a.r.block_experts) + column;
     if (counted) *counts = scan_column(table, width, is_rank || a.layout != kFlat);
-    said[i] = *counts;
+    totals[i] = *counts;
   }
   sync_block();
 }

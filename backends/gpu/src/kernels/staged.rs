@@ -76,7 +76,7 @@ impl Engine {
     ) -> Result<()> {
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
         let (slot, phases) = (self.routing.slot(operation), Self::phases(mode));
-        let launch = self.staged_launch(&sizes, dispatch.common.brought);
+        let launch = self.staged_launch(&sizes, dispatch.common.input_rows);
         let apart = phases == SENDS;
         let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
         let staging = sizes.arguments(phases, by_role);
@@ -182,7 +182,7 @@ impl Engine {
             match half {
                 StagedHalf::None => Ok(()),
                 StagedHalf::Dispatch(arguments) => {
-                    let launch = self.staged_launch(&sizes, arguments.dispatch.common.brought);
+                    let launch = self.staged_launch(&sizes, arguments.dispatch.common.input_rows);
                     self.launch(&kernels.dispatch, launch, &arguments, slot)
                 }
                 StagedHalf::Combine(arguments, kernel) => {

@@ -49,7 +49,7 @@ struct FirstPicks {
   i64 ids[kCount];
 
   __device__ FirstPicks(const DispatchArgs& a, bool sends) {
-    u32 most = sends ? a.c.brought * a.c.topk : 0;
+    u32 most = sends ? a.c.input_rows * a.c.topk : 0;
 #pragma unroll
     for (u32 n = 0; n < kCount; n++) ids[n] = at(n) < most ? given_pick(a, at(n)) : -1;
   }
@@ -79,7 +79,7 @@ __device__ TY_INLINED u64 read_routing(const DispatchArgs& a, const SentTables& 
   u32 columns = a.c.experts + a.c.ranks, topk = a.c.topk, pairs = tokens * topk;
   if (threadIdx.x == 0) {
     u32 found = a.tokens && !a.replay ? *a.tokens : 0;
-    problem = found > a.c.brought ? (u64)found << 16 | kTooMany : ~0ull;
+    problem = found > a.c.input_rows ? (u64)found << 16 | kTooMany : ~0ull;
   }
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < columns * t.words; i += blockDim.x) t.sets[i] = 0;
@@ -232,7 +232,7 @@ __device__ TY_INLINED void load_first_row(const DispatchArgs& a, const Part& par
   // A zero behind the last scale stays.
   for (u32 i = threadIdx.x; a.cast != 0 && i < a.scale_words; i += blockDim.x) t.scales[i] = 0;
   sync_block();
-  if (part.sending.first < a.c.brought) load_row(a, part.sending.first, t, row);
+  if (part.sending.first < a.c.input_rows) load_row(a, part.sending.first, t, row);
 }
 
 // Sends what begins with the row that `load_first_row` has loaded. The whole block.
@@ -270,7 +270,7 @@ __device__ TY_INLINED void send_rows(const StagedDispatchArgs& args, const Up& u
 // The tables of a receiving block about all ranks, in shared memory.
 struct ComingTables {
   u32* heard;   // [R, kHead]
-  u32* said;    // [R, token_words + El]: as received
+  u32* reports; // [R, token_words + El]: as received
   u32* base;    // [R, El]: rows of an expert from the ranks before
   u32* first;   // [R + 1]: first of each source's rows here, then N
   u32 words, local, token_words;
@@ -278,9 +278,9 @@ struct ComingTables {
   __device__ ComingTables(const Common& c, const Staging& s, u8* shared)
       : words(report_words(c, s)), local(c.local_experts()), token_words(s.token_words) {
     heard = reinterpret_cast<u32*>(shared);
-    said = heard + c.ranks * kHead, base = said + c.ranks * words, first = base + c.ranks * local;
+    reports = heard + c.ranks * kHead, base = reports + c.ranks * words, first = base + c.ranks * local;
   }
-  __device__ u32 rows(u32 source, u32 expert) const { return said[source * words + token_words + expert]; }
+  __device__ u32 rows(u32 source, u32 expert) const { return reports[source * words + token_words + expert]; }
 };
 
 // One of the rows that arrive.
@@ -290,7 +290,7 @@ struct ComingRow {
   // The row that is `row`-th in order of sources, then of tokens.
   __device__ ComingRow(const ComingTables& t, u32 row) : source(0) {
     while (row >= t.first[source + 1]) source++;
-    const u32* set = t.said + source * t.words;
+    const u32* set = t.reports + source * t.words;
     u32 left = row - t.first[source], w = 0;
     for (u32 count; left >= (count = popc(set[w])); w++) left -= count;
     token = w * kTallied + nth_bit(set[w], left);
@@ -317,7 +317,7 @@ __device__ TY_INLINED bool poll_counts(const StagedDispatchArgs& args, const Up&
   for (u32 i = threadIdx.x; i < all; i += blockDim.x, seen = 0) {
     u32 source = i / t.words, w = i - source * t.words;
     const u64* at = staged_word(c, args.staging, up, c.rank, source, w);
-    t.said[i] = poll_seen(at, seen, {kPhaseEntry, source, w, epoch}, guard);
+    t.reports[i] = poll_seen(at, seen, {kPhaseEntry, source, w, epoch}, guard);
   }
   if (!sync_block_and(!guard.ended())) return false;
 #pragma unroll 1
@@ -326,7 +326,7 @@ __device__ TY_INLINED bool poll_counts(const StagedDispatchArgs& args, const Up&
 #pragma unroll 1
   for (u32 s = threadIdx.x; s < c.ranks; s += blockDim.x) {
     u32 rows = 0;
-    for (u32 w = 0; w < t.token_words; w++) rows += popc(t.said[s * t.words + w]);
+    for (u32 w = 0; w < t.token_words; w++) rows += popc(t.reports[s * t.words + w]);
     t.first[s + 1] = rows;
   }
   sync_block();
@@ -500,7 +500,7 @@ __device__ TY_INLINED void exchange_rows(const StagedDispatchArgs& args, const U
   FirstPicks first(a, part.sends);
   SentTables t(a, args.staging, shared);
   uint4 row[N];
-  u32 tokens = a.replay ? 0 : a.tokens ? min(load_device(a.tokens), a.c.brought) : a.c.brought;
+  u32 tokens = a.replay ? 0 : a.tokens ? min(load_device(a.tokens), a.c.input_rows) : a.c.input_rows;
   bool runs = begin_staged(a.c, args.staging, a.r.note, !a.replay, tokens,
                            [&] { load_first_row(a, part, t, row); });
   if (!runs) return;

@@ -77,7 +77,7 @@ impl StagingSizes {
         let Shape { ranks, topk, hidden, max_tokens, .. } = exchange.shape;
         let align = |bytes: u64| bytes.next_multiple_of(REGION_ALIGN);
         let token_words = max_tokens.div_ceil(SET_BITS);
-        let said = u64::from(token_words + exchange.shape.local_experts());
+        let reported = u64::from(token_words + exchange.shape.local_experts());
         let record_pitch = 16 * (1 + topk);
         // fp32 with as many scale bytes as channels, as in `Sizes`.
         let widest = 4 * u64::from(hidden) + u64::from(hidden.max(4)).next_multiple_of(16);
@@ -85,7 +85,7 @@ impl StagingSizes {
         let writers = u64::from(exchange.slots()) * u64::from(ranks);
         let places = writers * u64::from(max_tokens);
         let words = align(at);
-        let records = words + align(8 * writers * said);
+        let records = words + align(8 * writers * reported);
         let rows = records + align(places * u64::from(record_pitch));
         let end = rows + places * row_pitch;
         Self { words, records, rows, row_pitch, record_pitch, token_words, end }

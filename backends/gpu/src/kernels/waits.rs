@@ -180,11 +180,11 @@ impl Waits {
             self.look_on(wait, done, is_over)
         };
         waited.map_err(|error| {
-            let told = self.wind_up(error, wait, is_over);
+            let ended = self.wind_up(error, wait, is_over);
             // The failure of the transport is the cause; the wait shows where the ranks are.
             match self.posting.explain() {
-                Err(cause) => cause.with_context("meanwhile", told.message()),
-                Ok(()) => told,
+                Err(cause) => cause.with_context("meanwhile", ended.message()),
+                Ok(()) => ended,
             }
         })
     }
@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_of_one_launch_of_a_graph_are_told_from_those_of_the_next() {
+    fn waits_of_one_launch_of_a_graph_are_distinguished_from_those_of_the_next() {
         let rows = WaitFor {
             phase: abi::TY_PHASE_ROWS,
             peer: 1,

@@ -63,7 +63,7 @@ void cast_row(const RawRow& row, unsigned how, unsigned char* codes, unsigned* s
 
 // Gives a rank rows of a type, among them NaNs of either sign and infinities; its `x` and `scales` become what
 // is expected of their cast. Returns the rows.
-std::vector<unsigned> bring_raw(Brought& r, unsigned how, unsigned dtype, std::mt19937& random) {
+std::vector<unsigned> bring_raw(Inputs& r, unsigned how, unsigned dtype, std::mt19937& random) {
   std::vector<unsigned> raw;
   unsigned long long hidden = r.s.row_bytes, all = r.s.max_tokens * hidden;
   // Narrow types read a prefix of it.

@@ -30,13 +30,13 @@ namespace ty = up_level::ty;
 constexpr u64 kYAt = up_level::kYAt, kWeightsAt = kYAt + (512 << 10);
 
 // A rank of the world, in both of its teams.
-struct Rank : Brought {
+struct Rank : Inputs {
   u32 domain, index;
   out_level::Rank* out;
   up_level::Rank* in;
   u64 came = 0;  // received rows, from all domains
   up_level::DispatchArgs handed{};
-  ty::Outcome told{};
+  ty::Outcome outcome{};
   std::vector<float> sums, weights_back;
 };
 
@@ -68,7 +68,7 @@ struct World {
       inside.push_back(std::make_unique<up_level::Fabric>(team));
     }
   }
-  std::vector<Brought*> brought() { return {ranks.begin(), ranks.end()}; }
+  std::vector<Inputs*> inputs() { return {ranks.begin(), ranks.end()}; }
   template <class Each>
   void all(Each each) {
     std::vector<std::thread> running;
@@ -94,7 +94,7 @@ struct Wish {
 // One rank of a dispatch: between domains, inside, and the agreement of all. Returns the objecting
 // rank, or -1.
 i64 dispatch(Rank& r, u32 layout, bool replay, Wish wish) {
-  static_cast<Brought&>(*r.out) = {r.out->s, r.domain, r.tokens, r.topk, r.weights, r.x, r.scales};
+  static_cast<Inputs&>(*r.out) = {r.out->s, r.domain, r.tokens, r.topk, r.weights, r.x, r.scales};
   auto first = out_level::dispatch_args(*r.out, kFlat, replay);
   first.source_first = r.me * r.s.max_tokens;
   first.c.objector = r.me, first.c.verdict = wish.verdict;
@@ -118,10 +118,10 @@ i64 dispatch(Rank& r, u32 layout, bool replay, Wish wish) {
     model::launch(1, ty::kWarps * ty::kWave, [=, &r] { up_level::ty_group(g, r.in->params()); });
   }
   up_level::dispatch_on(*r.in, second);
-  r.told = *r.in->outcome;
+  r.outcome = *r.in->outcome;
   auto last = r.out->common(first.c.signature);
-  if (r.told.code == ty::kFull) carry(last, r.told, 1u << 31 | (r.domain * r.in->s.ranks + r.told.rank));
-  if (r.told.code == ty::kRefused) carry(last, r.told, r.told.objector);
+  if (r.outcome.code == ty::kFull) carry(last, r.outcome, 1u << 31 | (r.domain * r.in->s.ranks + r.outcome.rank));
+  if (r.outcome.code == ty::kRefused) carry(last, r.outcome, r.outcome.objector);
   model::launch(1, ty::kWarps * ty::kWave, [=, &r] { out_level::ty_agree(last, r.out->params()); });
   same("an ended wait", r.out->report->ended, 0u);
   if (r.out->outcome->code == ty::kGo) return -1;
@@ -132,7 +132,7 @@ i64 dispatch(Rank& r, u32 layout, bool replay, Wish wish) {
 void check_sums(World& world, bool weights) {
   Shape s = world.s;
   u32 columns = s.row_bytes / 4;
-  Rows row = received_rows(world.brought());
+  Rows row = received_rows(world.inputs());
   auto y = [&](u32 d) { return (const float*)(world.ranks[d]->in->arena + kYAt); };
   for (Rank* r : world.ranks)
     for (u32 t = 0; t < r->tokens; t++) {
@@ -170,8 +170,8 @@ void combine(World& world, bool weights) {
   u32 columns = world.s.row_bytes / 4, topk = world.s.topk;
   for (Rank* r : world.ranks) {
     float *y = (float*)(r->in->arena + kYAt), *back = (float*)(r->in->arena + kWeightsAt);
-    for (u64 i = 0; i < r->told.tokens * columns; i++) y[i] = (float)((i * 31 + r->me * 1001) % 4099) / 3;
-    for (u64 i = 0; i < r->told.tokens * topk; i++) back[i] = (float)(i + r->me * 100000);
+    for (u64 i = 0; i < r->outcome.tokens * columns; i++) y[i] = (float)((i * 31 + r->me * 1001) % 4099) / 3;
+    for (u64 i = 0; i < r->outcome.tokens * topk; i++) back[i] = (float)(i + r->me * 100000);
     r->sums.assign(r->tokens * columns + 4, -1);
     r->weights_back.assign(r->tokens * topk + 1, -1);
   }
@@ -215,7 +215,7 @@ void run(const Shape& shape, u32 domains, std::vector<u32> tokens) {
       }
       world.all([=](Rank& r) { same("dispatch", dispatch(r, layout, replay, {}), (i64)-1); });
       for (Rank* r : world.ranks)
-        up_level::check_received(world.brought(), r->me, r->handed, r->in->arena, r->told);
+        up_level::check_received(world.inputs(), r->me, r->handed, r->in->arena, r->outcome);
       combine(world, replay);
     }
     if (layout == kFlat) refusals(world);

@@ -4,8 +4,8 @@
 #include "level.h"
 #include "casts.h"
 
-std::vector<Brought*> brought(const std::vector<Rank*>& ranks) {
-  return std::vector<Brought*>(ranks.begin(), ranks.end());
+std::vector<Inputs*> inputs_of(const std::vector<Rank*>& ranks) {
+  return std::vector<Inputs*>(ranks.begin(), ranks.end());
 }
 
 std::vector<Rank*> all_ranks(const Shape& shape) {
@@ -17,11 +17,11 @@ std::vector<Rank*> all_ranks(const Shape& shape) {
 // The outcome that a rank received, or the outcome in its region where no caller waits.
 Outcome reported_to(Rank& r, const DispatchArgs& a) {
   if (!a.c.no_host_sync) return *r.outcome;
-  Outcome told{};
-  const u64* totals = (u64*)(r.arena + a.region + region_of(a, told).totals);
-  told.code = a.c.cell->code, told.tokens = totals[0];
-  told.rows = a.layout == kPacked ? a.c.local_experts() * a.most_tokens() : totals[1];
-  return told;
+  Outcome outcome{};
+  const u64* totals = (u64*)(r.arena + a.region + region_of(a, outcome).totals);
+  outcome.code = a.c.cell->code, outcome.tokens = totals[0];
+  outcome.rows = a.layout == kPacked ? a.c.local_experts() * a.most_tokens() : totals[1];
+  return outcome;
 }
 
 // Runs on all ranks at once; returns the outcome of each.
@@ -32,13 +32,13 @@ std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArg
       dispatch_on(*ranks[i], args[i]);
     });
   for (auto& t : running) t.join();
-  std::vector<Outcome> told;
-  for (u32 i = 0; i < ranks.size(); i++) told.push_back(reported_to(*ranks[i], args[i]));
-  return told;
+  std::vector<Outcome> outcomes;
+  for (u32 i = 0; i < ranks.size(); i++) outcomes.push_back(reported_to(*ranks[i], args[i]));
+  return outcomes;
 }
 
 // Every owner returns rows of its own content; sources sum them. f32.
-void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool weights,
+void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& outcomes, bool weights,
              std::vector<Combine> how = {}) {
   std::vector<std::thread> running;
   std::vector<std::vector<float>> outs(ranks.size()), out_weights(ranks.size());
@@ -46,11 +46,11 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
   how.resize(ranks.size());
   for (u32 d = 0; d < ranks.size(); d++) {
     Rank& r = *ranks[d];
-    u64 values = told[d].tokens * r.s.row_bytes / 4;
+    u64 values = outcomes[d].tokens * r.s.row_bytes / 4;
     for (u64 i = 0; i < values; i++)
       ((float*)(r.arena + kYAt))[i] = (float)((i * 31 + d * 1001) % 4099) / 3;
     float* back = (float*)(r.arena + kYAt + (512 << 10));
-    for (u64 i = 0; i < told[d].tokens * r.s.topk; i++) back[i] = (float)(i + d * 100000);
+    for (u64 i = 0; i < outcomes[d].tokens * r.s.topk; i++) back[i] = (float)(i + d * 100000);
     given.emplace_back(r.arena + kYAt, r.arena + kYAt + (1 << 20));
     outs[d].assign(r.tokens * r.s.row_bytes / 4 + 4, -1);
     out_weights[d].assign(r.tokens * r.s.topk + 1, -1);
@@ -63,7 +63,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
       if (TY_PUTS) memset(ranks[i]->arena + kYAt, 0xdd, 1 << 20);
     });
   for (auto& t : running) t.join();
-  Rows row = received_rows(brought(ranks));
+  Rows row = received_rows(inputs_of(ranks));
   for (Rank* s : ranks)
     for (u32 t = 0; t < s->tokens; t++) {
       for (u32 k = 0; k < s->s.topk && weights; k++) {
@@ -86,7 +86,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
 }
 
 // Some or all ranks push their rows; of those, some or all have memory for pushed rows.
-void push_back(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, std::mt19937& random) {
+void push_back(std::vector<Rank*>& ranks, const std::vector<Outcome>& outcomes, std::mt19937& random) {
   if (TY_PUTS) return;
   for (u32 turn = 0; turn < 4; turn++) {
     std::vector<Combine> how(ranks.size());
@@ -97,7 +97,7 @@ void push_back(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, std:
     // Leftovers of an earlier operation must not be taken for rows.
     for (Rank* r : ranks)
       for (u64 at : {kStagingAt, kLandingAt}) memset(r->arena + at, 0xee, 1 << 20);
-    combine(ranks, told, turn % 2, how);
+    combine(ranks, outcomes, turn % 2, how);
   }
 }
 
@@ -119,8 +119,8 @@ void many_ranks(Shape shape) {
   Fabric fabric(ranks);
   std::vector<DispatchArgs> args;
   for (Rank* r : ranks) bring(*r, r->me % 3 * 4, random), args.push_back(dispatch_args(*r, kFlat, false));
-  auto told = dispatch(ranks, args);
-  combine(ranks, told, false, std::vector<Combine>(ranks.size(), {.pushes = true, .lands = true}));
+  auto outcomes = dispatch(ranks, args);
+  combine(ranks, outcomes, false, std::vector<Combine>(ranks.size(), {.pushes = true, .lands = true}));
 }
 
 // Where one rank refuses, no rank pushes; where one does not push, the ranks that wait for it
@@ -165,20 +165,20 @@ void two_at_once(std::vector<Rank*>& ranks) {
     first.back().capacity = second.back().capacity = 2 << 20;
     first.back().at_once = second.back().at_once = 0;
   }
-  std::vector<Outcome> told(ranks.size());
+  std::vector<Outcome> outcomes(ranks.size());
   std::vector<std::thread> running;
   for (u32 i = 0; i < ranks.size(); i++)
     running.emplace_back([&, i] {
       Rank& r = *ranks[i];
       for (DispatchArgs a : {first[i], second[i]})
         model::launch(kBlocks, kWarps * kWave, [=, &r] { ty_dispatch(a, r.params()); });
-      told[i] = *r.outcome;
+      outcomes[i] = *r.outcome;
       r.arrive(first[i].c, true);
       r.arrive(second[i].c, true);
     });
   for (auto& t : running) t.join();
   for (u32 d = 0; d < ranks.size(); d++)
-    for (const auto* args : {&first, &second}) check_received(brought(ranks), d, (*args)[d], ranks[d]->arena + (*args)[d].region, told[d]);
+    for (const auto* args : {&first, &second}) check_received(inputs_of(ranks), d, (*args)[d], ranks[d]->arena + (*args)[d].region, outcomes[d]);
 }
 
 void refusals(std::vector<Rank*>& ranks) {
@@ -210,9 +210,9 @@ void refusals(std::vector<Rank*>& ranks) {
 }
 
 void check_all(std::vector<Rank*>& ranks, const std::vector<DispatchArgs>& args,
-               const std::vector<Outcome>& told) {
+               const std::vector<Outcome>& outcomes) {
   for (u32 d = 0; d < ranks.size(); d++) {
-    check_received(brought(ranks), d, args[d], ranks[d]->arena + args[d].region, told[d]);
+    check_received(inputs_of(ranks), d, args[d], ranks[d]->arena + args[d].region, outcomes[d]);
     const u64* tiles = (const u64*)(ranks[d]->control + args[d].tiles);
     u32 count = args[d].tile_rows ? ranks.size() * args[d].tiles_of_source() : 0;
     for (u32 i = 0; i < count; i++) same("count of a tile", tiles[i], 0u);
@@ -233,14 +233,14 @@ void run(const Shape& shape, std::vector<u32> tokens) {
         memset(r->arena, 0xee, kArenaBytes);
         args.push_back(dispatch_args(*r, layout, replay));
       }
-      auto told = dispatch(ranks, args);
-      for (u32 d = 0; d < shape.ranks; d++) same("dispatch", told[d].code, kGo);
-      check_all(ranks, args, told);
-      combine(ranks, told, replay);
-      if (layout == kFlat) push_back(ranks, told, random);
+      auto outcomes = dispatch(ranks, args);
+      for (u32 d = 0; d < shape.ranks; d++) same("dispatch", outcomes[d].code, kGo);
+      check_all(ranks, args, outcomes);
+      combine(ranks, outcomes, replay);
+      if (layout == kFlat) push_back(ranks, outcomes, random);
     }
     // Before records of refused operations are sent.
-    if (layout == kFlat) check_told(ranks);
+    if (layout == kFlat) check_counters(ranks);
     if (layout == kFlat && ranks.size() > 1) refusals(ranks);
     if (layout == kFlat) two_at_once(ranks);
     // Where a model of it is not too slow.
@@ -264,9 +264,9 @@ void cast(const Shape& shape, u32 how, u32 dtype) {
         args.push_back(dispatch_args(*r, layout, replay));
         cast_from(args.back(), raw[r->me], how, dtype);
       }
-      auto told = dispatch(ranks, args);
-      for (u32 d = 0; d < shape.ranks; d++) same("dispatch", told[d].code, kGo);
-      check_all(ranks, args, told);
+      auto outcomes = dispatch(ranks, args);
+      for (u32 d = 0; d < shape.ranks; d++) same("dispatch", outcomes[d].code, kGo);
+      check_all(ranks, args, outcomes);
     }
 }
 
@@ -297,9 +297,9 @@ void run_once(const Shape& shape, std::vector<u32> tokens) {
       memset(r->arena, 0xee, kArenaBytes);
       args.push_back(dispatch_args(*r, layout, false));
     }
-    auto told = dispatch(ranks, args);
-    check_all(ranks, args, told);
-    combine(ranks, told, layout == kFlat);
+    auto outcomes = dispatch(ranks, args);
+    check_all(ranks, args, outcomes);
+    combine(ranks, outcomes, layout == kFlat);
   }
 }
 

@@ -31,7 +31,7 @@ T* room(unsigned long long count, unsigned long long align = 128) {
 }
 
 // The input of a rank to a dispatch.
-struct Brought {
+struct Inputs {
   Shape s;
   unsigned me, tokens = 0;
   std::vector<long long> topk;
@@ -40,7 +40,7 @@ struct Brought {
   std::vector<unsigned> scales;
 };
 
-void bring(Brought& r, unsigned tokens, std::mt19937& random) {
+void bring(Inputs& r, unsigned tokens, std::mt19937& random) {
   r.tokens = tokens;
   r.topk.assign(r.s.max_tokens * r.s.topk + 1, -1);
   r.weights.assign(r.s.max_tokens * r.s.topk + 1, 0);
@@ -61,7 +61,7 @@ void bring(Brought& r, unsigned tokens, std::mt19937& random) {
 }
 
 // The experts of rank `d` that a token selects, by k; -1 elsewhere.
-std::vector<int> local_ids(const Brought& s, unsigned token, unsigned d) {
+std::vector<int> local_ids(const Inputs& s, unsigned token, unsigned d) {
   std::vector<int> ids(s.s.topk, -1);
   for (unsigned k = 0; k < s.s.topk; k++) {
     long long e = s.topk[token * s.s.topk + k];
@@ -82,13 +82,13 @@ void same_bytes(const std::string& what, const void* found, const void* expected
 // The row of each of a source's tokens at each rank, where rows are in order of source ranks, then of
 // tokens: [source][token][rank], -1 where it does not go.
 using Rows = std::vector<std::vector<std::vector<long long>>>;
-Rows received_rows(const std::vector<Brought*>& ranks) {
+Rows received_rows(const std::vector<Inputs*>& ranks) {
   Rows row(ranks.size());
-  for (Brought* source : ranks)
+  for (Inputs* source : ranks)
     row[source->me].assign(source->tokens, std::vector<long long>(ranks.size(), -1));
   for (unsigned d = 0; d < ranks.size(); d++) {
     long long n = 0;
-    for (Brought* source : ranks)
+    for (Inputs* source : ranks)
       for (unsigned t = 0; t < source->tokens; t++)
         if (goes(local_ids(*source, t, d))) row[source->me][t][d] = n++;
   }
@@ -96,7 +96,7 @@ Rows received_rows(const std::vector<Brought*>& ranks) {
 }
 
 // The ranks that a token goes to, in the order of their highest selecting k.
-std::vector<unsigned> owners_of(const Brought& source, unsigned token) {
+std::vector<unsigned> owners_of(const Inputs& source, unsigned token) {
   std::vector<unsigned> order;
   for (unsigned k = source.s.topk; k-- > 0;) {
     long long e = source.topk[token * source.s.topk + k];

@@ -21,10 +21,10 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
       u32 tokens = random() % (r->s.max_tokens + 1);
       bring(*r, turn == 2 ? 0 : tokens, random), *r->tokens_word = r->tokens;
     }
-    auto told = launch(args);
-    check_all(ranks, args, told);
+    auto outcomes = launch(args);
+    check_all(ranks, args, outcomes);
     bool no_host_sync = turn % 3 != 0, pushes = layout == kFlat && !TY_PUTS && turn == 1;
-    combine(ranks, told, turn % 2, std::vector<Combine>(ranks.size(), {no_host_sync, pushes, pushes}));
+    combine(ranks, outcomes, turn % 2, std::vector<Combine>(ranks.size(), {no_host_sync, pushes, pushes}));
     // A replay has the T of its handle, whatever value the word has by now.
     std::vector<DispatchArgs> again;
     for (u32 d = 0; d < ranks.size(); d++) {
@@ -32,8 +32,8 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
       again.push_back(args[d]);
       again[d].c = ranks[d]->common(signature(2, layout)), again[d].replay = 1;
     }
-    told = launch(again);
-    check_all(ranks, again, told);
+    outcomes = launch(again);
+    check_all(ranks, again, outcomes);
   }
   // A failed operation is reported by itself, and no later one is entered: no rank's memory is
   // touched.

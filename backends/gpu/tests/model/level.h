@@ -30,7 +30,7 @@ inline Fault fault = Fault::kNone;
 #include MODEL_FABRIC
 #endif
 
-struct Rank : Brought {
+struct Rank : Inputs {
   u8 *control = room<u8>(kControlBytes), *arena = room<u8>(kArenaBytes);
   // Signals are a word apart.
   u64 *totals = room<u64>(1024), *abort = room<u64>(1);
@@ -74,17 +74,17 @@ struct Rank : Brought {
   Cell* cells[kSlots];
   Routing r{};
   // The counters that reports read for each rank.
-  PeerCounters* told = room<PeerCounters>(s.ranks);
+  PeerCounters* counters = room<PeerCounters>(s.ranks);
   u64 operations = 0;
 
-  Rank(const Shape& shape, u32 rank) : Brought{shape, rank} {
+  Rank(const Shape& shape, u32 rank) : Inputs{shape, rank} {
     u64 entries = 8ull * kSlots * s.ranks * entry_words();
     u64 units = 8ull * s.ranks * s.max_tokens + (16 << 10);
     for (Cell*& cell : cells) cell = (Cell*)room<u64>(128);
     if (entries + std::max(entries, units) > kStagedAt) fail("the control window is too small");
     *state = State{0, 0, 1, 0, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.largest_put, kQueues, 2ull * s.ranks * kSlots,
-                   {control, arena}, room<u64>(s.ranks), told, 1};
+                   {control, arena}, room<u64>(s.ranks), counters, 1};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
     r = Routing{room<i32>(pairs), room<u32>(pairs), room<u32>(pairs), room<u32>(spans * s.ranks),
                 room<u32>(spans * s.experts), room<u32>(kBlocks * s.ranks),
@@ -105,7 +105,7 @@ struct Rank : Brought {
     c.cap_ns = ends ? 3'000'000'000ull : 300'000'000'000ull;
     c.signature = signature;
     c.rank = me, c.ranks = s.ranks, c.experts = s.experts, c.topk = s.topk;
-    c.max_tokens = s.max_tokens, c.brought = tokens, c.slots = kSlots;
+    c.max_tokens = s.max_tokens, c.input_rows = tokens, c.slots = kSlots;
     c.objector = me, c.group_count = s.groups;
     // The host's own numbers, which differ from the device's.
     c.ticket = (u32)operations++ + 77;
@@ -120,10 +120,10 @@ struct Rank : Brought {
 
 // The counters of ranks about each other once no kernel runs. Where kernels put, the host counts
 // the commands.
-void check_told(const std::vector<Rank*>& ranks) {
+void check_counters(const std::vector<Rank*>& ranks) {
   for (const Rank* r : ranks)
     for (const Rank* peer : ranks) {
-      const PeerCounters &to = r->told[peer->me], &from = peer->told[r->me];
+      const PeerCounters &to = r->counters[peer->me], &from = peer->counters[r->me];
       std::string who = " of rank " + std::to_string(r->me) + " by " + std::to_string(peer->me);
       same("what is expected" + who, from.expected, from.received);
       // A rank puts no record at itself.
@@ -310,8 +310,8 @@ void cast_from(DispatchArgs& a, const std::vector<u32>& raw, u32 how, u32 dtype)
   share_out(a);
 }
 
-Region region_of(const DispatchArgs& a, const Outcome& told) {
-  u64 tokens = told.tokens, rows = told.rows, places = a.c.local_experts() * a.most_tokens();
+Region region_of(const DispatchArgs& a, const Outcome& outcome) {
+  u64 tokens = outcome.tokens, rows = outcome.rows, places = a.c.local_experts() * a.most_tokens();
   if (a.layout == kPacked || a.worst) tokens = a.most_tokens();
   if (a.layout == kPacked) rows = places;
   if (a.layout == kExpertMajor && a.worst) rows = a.worst_experts;
@@ -342,10 +342,10 @@ void dispatch_on(Rank& r, const DispatchArgs& a) {
 }
 
 // Whether a packed output gives the places of the rows of each source.
-void check_ranges(const std::vector<Brought*>& ranks, u32 d, const u64* ranges) {
+void check_ranges(const std::vector<Inputs*>& ranks, u32 d, const u64* ranges) {
   for (u32 e = 0; e < ranks[d]->s.local(); e++) {
     u64 begin = 0;
-    for (const Brought* source : ranks) {
+    for (const Inputs* source : ranks) {
       u64 count = 0;
       for (u32 t = 0; t < source->tokens; t++)
         for (int id : local_ids(*source, t, d)) count += id == (int)e;
@@ -356,13 +356,13 @@ void check_ranges(const std::vector<Brought*>& ranks, u32 d, const u64* ranges) 
 }
 
 // Compares the received rows of a rank with the inputs of all.
-void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArgs& a, u8* base,
-                    const Outcome& told) {
+void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs& a, u8* base,
+                    const Outcome& outcome) {
   Shape s = ranks[d]->s;
   u32 local = s.local();
   // Rows of each expert, and where they start.
   std::vector<u64> starts(local + 1), next(local), counts(local);
-  for (Brought* source : ranks)
+  for (Inputs* source : ranks)
     for (u32 t = 0; t < source->tokens; t++)
       for (i32 id : local_ids(*source, t, d))
         if (id >= 0) counts[id]++;
@@ -371,10 +371,10 @@ void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArg
     starts[e + 1] = starts[e] + place;
     next[e] = starts[e];
   }
-  Region region = region_of(a, told);
-  if (a.layout != kFlat) same("rows", told.rows, starts[local]);
+  Region region = region_of(a, outcome);
+  if (a.layout != kFlat) same("rows", outcome.rows, starts[local]);
   u64 n = 0, scale_bytes = 4ull * s.scale_words;
-  for (Brought* source : ranks) {
+  for (Inputs* source : ranks) {
     u64 before = n;
     for (u32 t = 0; t < source->tokens; t++) {
       auto ids = local_ids(*source, t, d);
@@ -412,7 +412,7 @@ void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArg
     same("rows of a source", ((u32*)(base + region.rank_counts))[source->me], n - before);
     same("the end of a source's rows", ((u32*)(base + region.rank_ends))[source->me], n);
   }
-  same("tokens", told.tokens, n);
+  same("tokens", outcome.tokens, n);
   std::vector<u8> zeros(s.row_bytes);
   for (u32 e = 0; e < local && a.zero_padding; e++)
     for (u64 row = starts[e] + counts[e]; row < starts[e + 1]; row++)

@@ -9,7 +9,7 @@
 
 using Ranks = std::vector<Rank*>;
 
-std::vector<Brought*> brought(const Ranks& ranks) { return std::vector<Brought*>(ranks.begin(), ranks.end()); }
+std::vector<Inputs*> inputs_of(const Ranks& ranks) { return std::vector<Inputs*>(ranks.begin(), ranks.end()); }
 
 Ranks all_ranks(const Shape& shape) {
   Ranks ranks;
@@ -90,21 +90,21 @@ void no_ended_wait(const Rank& r) { same("an ended wait of rank " + std::to_stri
 
 // Where the host does not wait: the outcome in the region.
 Outcome reported_to(Rank& r, const DispatchArgs& a) {
-  Outcome told = *r.outcome;
-  if (!a.c.no_host_sync) same("ticket of the outcome", told.epoch, a.c.ticket);
-  told.code = a.c.cell->code, told.rows = a.c.local_experts() * a.most_tokens();
-  told.tokens = *(u64*)(r.arena + a.region + region_of(a, told).totals);
-  return told;
+  Outcome outcome = *r.outcome;
+  if (!a.c.no_host_sync) same("ticket of the outcome", outcome.epoch, a.c.ticket);
+  outcome.code = a.c.cell->code, outcome.rows = a.c.local_experts() * a.most_tokens();
+  outcome.tokens = *(u64*)(r.arena + a.region + region_of(a, outcome).totals);
+  return outcome;
 }
 
 void check_packed(const Ranks& ranks, const std::vector<StagedDispatchArgs>& args) {
   for (u32 d = 0; d < ranks.size(); d++) {
     const DispatchArgs& a = args[d].dispatch;
     no_ended_wait(*ranks[d]);
-    Outcome told = reported_to(*ranks[d], a);
-    same("dispatch", told.code, kGo);
-    check_received(brought(ranks), d, a, ranks[d]->arena + a.region, told);
-    Region region = region_of(a, told);
+    Outcome outcome = reported_to(*ranks[d], a);
+    same("dispatch", outcome.code, kGo);
+    check_received(inputs_of(ranks), d, a, ranks[d]->arena + a.region, outcome);
+    Region region = region_of(a, outcome);
     const u32 *counts = (u32*)(ranks[d]->arena + a.region + region.rank_counts),
               *ends = (u32*)(ranks[d]->arena + a.region + region.rank_ends);
     for (u32 s = 0, sum = 0; s < ranks.size(); s++) same("rows up to a source", ends[s], sum += counts[s]);
@@ -313,15 +313,15 @@ void two_at_once(const Ranks& ranks, std::mt19937& random) {
   }
   for (u32 i = 0; i < ranks.size(); i++)
     for (auto* args : {&first, &second}) launch_staged(*ranks[i], (*args)[i], kSends);
-  std::vector<Outcome> told(ranks.size());
+  std::vector<Outcome> outcomes(ranks.size());
   on_all(ranks, random, [&](Rank& r, u32 i) {
     launch_staged(r, first[i], kReceives);
-    told[i] = reported_to(r, first[i].dispatch);
+    outcomes[i] = reported_to(r, first[i].dispatch);
     launch_staged(r, second[i], kReceives);
   });
   for (u32 d = 0; d < ranks.size(); d++)
     for (auto* args : {&first, &second})
-      check_received(brought(ranks), d, (*args)[d].dispatch, ranks[d]->arena + (*args)[d].dispatch.region, told[d]);
+      check_received(inputs_of(ranks), d, (*args)[d].dispatch, ranks[d]->arena + (*args)[d].dispatch.region, outcomes[d]);
 }
 
 // Rows are cast as they leave.
@@ -400,7 +400,7 @@ void flat_between(const Ranks& ranks, std::mt19937& random) {
   }
   on_all(ranks, random, [&](Rank& r, u32 i) { dispatch_on(r, args[i]); });
   for (u32 d = 0; d < ranks.size(); d++)
-    check_received(brought(ranks), d, args[d], ranks[d]->arena + args[d].region, *ranks[d]->outcome);
+    check_received(inputs_of(ranks), d, args[d], ranks[d]->arena + args[d].region, *ranks[d]->outcome);
 }
 
 // A rank does not send: the waits of the others are ended, and received data is no row of a later

@@ -116,15 +116,15 @@ void report(const Rank& r) {
 
 // Whether a queue pair of a rank has an error completion. The host looks at all queue pairs, because kernels look only
 // at those that they wait for (INV-7). Reports it once for each rank.
-bool is_broken(const Rank& r, std::vector<bool>& told) {
+bool is_broken(const Rank& r, std::vector<bool>& reported) {
   for (u32 peer = 0; peer < r.ranks; peer++) {
     const Up::Queue& q = r.links.params.queues[peer];
     auto word = [&](int at) { return model::at((u32*)q.completion + at).load(std::memory_order_acquire); };
     if (word(0) >> 28 != 13) continue;
-    if (!told[r.me])
+    if (!reported[r.me])
       fprintf(stderr, "rank %u: peer %u, queue pair %#x: the host finds syndrome %#x (%s)\n", r.me, peer, q.number,
               word(-2) >> 24, hca_syndrome(word(-2) >> 24));
-    told[r.me] = true;
+    reported[r.me] = true;
     return true;
   }
   return false;
@@ -132,10 +132,10 @@ bool is_broken(const Rank& r, std::vector<bool>& told) {
 
 // The first rank whose wait ends, or whose queue pair breaks, ends the waits of all.
 void watch(std::vector<Rank>& ranks, const std::atomic<bool>& over) {
-  std::vector<bool> told(ranks.size());
+  std::vector<bool> reported(ranks.size());
   while (!over) {
     for (Rank& r : ranks)
-      if (is_broken(r, told) || model::at(&r.report->ended).load() == 2)
+      if (is_broken(r, reported) || model::at(&r.report->ended).load() == 2)
         for (Rank& other : ranks) model::at(other.abort).store(1);
     model::rest(1000);
   }

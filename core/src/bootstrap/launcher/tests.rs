@@ -67,14 +67,14 @@ fn slurm_gives_the_first_host_of_the_step_and_a_port_of_the_job() {
     assert_eq!(resolved("env", &[SLURM]).1, at);
     assert_ne!(resolved("env", &[SLURM, &[("SLURM_STEP_ID", "1")]]).1, at);
     assert_ne!(resolved("env", &[SLURM, &[("SLURM_JOB_ID", "123457")]]).1, at);
-    let told = resolved("env", &[SLURM, &[("TOKENYARD_PORT", "7000")]]);
-    assert_eq!(told.1, "tcp://gpu003:7000");
+    let given = resolved("env", &[SLURM, &[("TOKENYARD_PORT", "7000")]]);
+    assert_eq!(given.1, "tcp://gpu003:7000");
     let of_job = resolved("env", &[SLURM, &[("SLURM_STEP_NODELIST", "")]]);
     assert!(of_job.1.starts_with("tcp://other1:"));
 }
 
 #[test]
-fn open_mpi_needs_to_be_told_where_rank_0_is() {
+fn open_mpi_needs_the_address_of_rank_0() {
     let text = refused("env", &[OPEN_MPI]);
     assert!(text.contains("MASTER_ADDR is not set") && text.contains("Open MPI"), "{text}");
     assert!(text.contains("set TOKENYARD_BOOTSTRAP=tcp://"), "{text}");
@@ -82,8 +82,8 @@ fn open_mpi_needs_to_be_told_where_rank_0_is() {
     let (place, at, source) = resolved("env", &[OPEN_MPI, master]);
     assert_eq!((place, at.as_str()), ((2, 4, 0), "tcp://n0:7000"));
     assert_eq!(source, "Open MPI");
-    let told = resolved("env", &[OPEN_MPI, &[("TOKENYARD_BOOTSTRAP", "file:///s/job")]]);
-    assert_eq!((told.0, told.1.as_str()), ((2, 4, 0), "file:///s/job"));
+    let given = resolved("env", &[OPEN_MPI, &[("TOKENYARD_BOOTSTRAP", "file:///s/job")]]);
+    assert_eq!((given.0, given.1.as_str()), ((2, 4, 0), "file:///s/job"));
 }
 
 #[test]

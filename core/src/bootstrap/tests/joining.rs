@@ -55,7 +55,7 @@ fn several_worlds_of_one_process_share_an_address_one_after_the_other() {
 }
 
 #[test]
-fn a_world_of_one_rank_needs_nobody() {
+fn a_world_of_one_rank_needs_no_peer() {
     let nowhere = Rendezvous::Tcp { host: "no.such.host.invalid".into(), port: 1 };
     let world = World::join(options(0, 1, nowhere)).unwrap();
     assert_eq!(world.all_gather("alone", b"me").unwrap(), [b"me"]);
@@ -256,7 +256,7 @@ fn a_rank_0_of_another_version_is_named_with_the_way_out() {
 }
 
 #[test]
-fn two_processes_with_one_rank_are_told_of_each_other() {
+fn two_processes_with_one_rank_are_named_to_each_other() {
     let meeting = Meeting::new();
     on_threads(3, |thread| match thread {
         0 => drop(meeting.join(0, 3).unwrap()),

@@ -116,7 +116,7 @@ fn a_stopped_rank_is_known_to_all_after_the_deadline() {
 }
 
 #[test]
-fn a_rank_0_that_hears_nobody_says_that_it_may_be_cut_off_itself() {
+fn a_rank_0_that_hears_no_rank_says_that_it_may_be_cut_off_itself() {
     let meeting = Meeting::new();
     let done = Gate::new(3);
     on_threads(3, |rank| {

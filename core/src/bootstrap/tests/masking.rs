@@ -60,7 +60,7 @@ fn a_barrier_under_way_ends_when_the_missing_rank_is_lost() {
 }
 
 #[test]
-fn a_rank_that_leaves_or_fails_ends_the_collectives_of_nobody_else() {
+fn a_rank_that_leaves_or_fails_ends_the_collectives_of_no_other_rank() {
     for fails in [false, true] {
         let meeting = Meeting::masking();
         on_threads(3, |rank| {
@@ -89,7 +89,7 @@ fn a_lost_rank_comes_back_when_the_others_admit_it() {
     };
     without_rank_1(|meeting, world| {
         assert!(world.admit(Ask::First).unwrap().has(1), "all had joined");
-        assert!(!world.admit(Ask::Again).unwrap().has(1), "nobody has come back yet");
+        assert!(!world.admit(Ask::Again).unwrap().has(1), "no rank has come back yet");
         world.barrier("met once without it").unwrap();
         std::thread::scope(|scope| {
             if world.rank() == 0 {
@@ -148,7 +148,7 @@ fn a_process_that_gives_up_waiting_is_not_let_in() {
 }
 
 #[test]
-fn nobody_comes_as_a_rank_that_lives() {
+fn no_process_comes_as_a_rank_that_lives() {
     let meeting = Meeting::masking();
     let done = Gate::new(2);
     on_threads(2, |rank| {
@@ -357,7 +357,7 @@ fn a_rank_lost_between_the_join_and_the_first_communicator_is_a_member_to_all_un
         died.wait();
         wait_for("the loss", LATE, || *liveness.state(1) != PeerState::Alive);
         let members = early.unwrap_or_else(|| world.admit(Ask::First).unwrap());
-        assert!(members.has(1), "the join said that all are there");
+        assert!(members.has(1), "the join reported that all are there");
         begun.wait();
         let error = members.agree("communicator", &[]).unwrap_err();
         assert!(matches!(members.after(&error, LATE), Next::Anew(Ask::Again)), "{error}");

@@ -63,7 +63,7 @@ fn claim(meeting: &Meeting, proof: &[u8]) -> (Refusal, String) {
 }
 
 #[test]
-fn a_process_whose_proof_cannot_be_read_is_told_why_and_its_rank_stays_free_for_another() {
+fn a_process_whose_proof_cannot_be_read_learns_why_and_its_rank_stays_free_for_another() {
     without_rank_1(|meeting, world| {
         world.admit(Ask::First).unwrap();
         std::thread::scope(|scope| {

@@ -196,8 +196,8 @@ impl FlightRecorder {
                 PeerState::Left => ("left", ""),
                 PeerState::Lost { why } => ("lost", why.as_str()),
             };
-            let told = self.meeting.get().and_then(|m| m.ranks.get(rank as usize)?.clone());
-            let (host, pid) = told.unwrap_or_default();
+            let known = self.meeting.get().and_then(|m| m.ranks.get(rank as usize)?.clone());
+            let (host, pid) = known.unwrap_or_default();
             Peer {
                 rank,
                 host,

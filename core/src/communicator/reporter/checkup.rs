@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_told_with_the_rank_that_it_is_about() {
+    fn an_answer_is_reported_with_the_rank_that_it_is_about() {
         let checkup = Arc::new(Checkup::default());
         checkup.ask(|| Ok(()));
         while !checkup.has_ended() {}

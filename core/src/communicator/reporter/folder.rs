@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_somebody_planted_is_not_followed() {
+    fn a_planted_link_is_not_followed() {
         let (temp, folder) = folder();
         folder.make().unwrap();
         let victim = temp.path().join("victim");

@@ -129,7 +129,7 @@ pub(super) struct FlightRecorder {
     is_retired: AtomicBool,
     /// True once an error was reported; only the first error counts.
     is_claimed: AtomicBool,
-    told: Mutex<Written>,
+    outcome: Mutex<Written>,
     written: Condvar,
 }
 
@@ -165,7 +165,7 @@ impl FlightRecorder {
             writers: AtomicU32::new(0),
             is_retired: AtomicBool::new(false),
             is_claimed: AtomicBool::new(false),
-            told: Mutex::default(),
+            outcome: Mutex::default(),
             written: Condvar::new(),
         });
         let witness: Arc<dyn Witness> = Arc::clone(&recorder) as _;
@@ -186,8 +186,8 @@ impl FlightRecorder {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn told(&self) -> std::sync::MutexGuard<'_, Written> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    fn outcome(&self) -> std::sync::MutexGuard<'_, Written> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_retired(&self) -> bool {
@@ -214,11 +214,11 @@ impl FlightRecorder {
                 .with_fix(format!("name a folder in {REPORTS_VARIABLE}")));
         };
         let draft = self.capture(reason);
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let file = folder.clone();
         // The requesting thread may have ended its wait.
-        self.beside(move |recorder| drop(tell.send(file.write(&recorder.finish(draft)))))?;
-        told.recv_timeout(WRITTEN_WITHIN).unwrap_or_else(|_| {
+        self.beside(move |recorder| drop(sender.send(file.write(&recorder.finish(draft)))))?;
+        receiver.recv_timeout(WRITTEN_WITHIN).unwrap_or_else(|_| {
             let seconds = WRITTEN_WITHIN.as_secs();
             let text = format!("{} has not taken it after {seconds} s", folder.path().display());
             Err(Error::new(ErrorKind::System, "write report", text).with_fix(format!(
@@ -258,7 +258,7 @@ impl FlightRecorder {
             return;
         }
         // Before anything else: another thread may end the same communicator, and wait for the report.
-        *self.told() = Written::Soon;
+        *self.outcome() = Written::Soon;
         let draft = self.capture(Reason {
             kind: error.kind().name().to_owned(),
             text: error.to_string(),
@@ -298,8 +298,8 @@ impl FlightRecorder {
         }
     }
 
-    fn tell(&self, told: Written) {
-        *self.told() = told;
+    fn tell(&self, outcome: Written) {
+        *self.outcome() = outcome;
         self.written.notify_all();
     }
 
@@ -308,16 +308,16 @@ impl FlightRecorder {
     #[cold]
     pub(super) fn point_to_report(&self, error: Error) -> Error {
         let Some(folder) = &self.folder else { return error };
-        let writes = |told: &mut Written| matches!(told, Written::Soon);
-        let told = self.written.wait_timeout_while(self.told(), PATIENCE, writes);
-        let (told, _) = told.unwrap_or_else(PoisonError::into_inner);
-        if let Written::Failed(why) = &*told {
+        let writes = |outcome: &mut Written| matches!(outcome, Written::Soon);
+        let outcome = self.written.wait_timeout_while(self.outcome(), PATIENCE, writes);
+        let (outcome, _) = outcome.unwrap_or_else(PoisonError::into_inner);
+        if let Written::Failed(why) = &*outcome {
             return error.with_context("report", format!("none, {why}"));
         }
-        if matches!(&*told, Written::Nothing) {
+        if matches!(&*outcome, Written::Nothing) {
             return error;
         }
-        let error = match &*told {
+        let error = match &*outcome {
             Written::Soon => {
                 let text = format!(
                     "not written within {} s: its folder is slow, or hangs",

@@ -155,7 +155,7 @@ fn every_mistake_in_a_table_is_explained() {
 }
 
 #[test]
-fn a_component_without_a_table_is_told_the_file() {
+fn the_error_about_a_component_without_a_table_names_the_file() {
     let error = table_of("").parse::<Efa>("efa").unwrap_err();
     let expected = "read config: a.toml: missing key `threads` in the table of component `efa`";
     assert_eq!(error.to_string(), expected);

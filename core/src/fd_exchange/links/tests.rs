@@ -82,7 +82,7 @@ impl Stranger {
             match socket::dial(&endpoint.name).unwrap() {
                 Dialled::Connected(socket) => return Self { socket },
                 Dialled::Busy => thread::sleep(BUSY_PAUSE),
-                Dialled::Nobody => panic!("nobody listens"),
+                Dialled::NoListener => panic!("found no listener"),
             }
         }
     }
@@ -147,10 +147,10 @@ fn a_good_introduction_is_admitted() {
 
 #[test]
 fn memory_that_cannot_be_mapped_is_refused_on_both_sides() {
-    let (error, told) = met_with(|_, fds| fds[0] = memory(BYTES - 1));
+    let (error, refusal) = met_with(|_, fds| fds[0] = memory(BYTES - 1));
     assert_eq!((error.kind(), error.rank()), (ErrorKind::Protocol, Some(1)));
     assert!(error.to_string().contains("found 4095 bytes of memory"), "{error}");
-    assert!(told.contains("found 4095 bytes of memory"), "{told}");
+    assert!(refusal.contains("found 4095 bytes of memory"), "{refusal}");
     let (error, _) = met_with(|it, _| it.windows[0].offset = u64::MAX - 8);
     assert!(error.to_string().contains("offset"), "{error}");
 }
@@ -158,9 +158,9 @@ fn memory_that_cannot_be_mapped_is_refused_on_both_sides() {
 #[test]
 fn numbers_that_differ_between_ranks_are_named() {
     let says = |change: fn(&mut Introduction), text: &str| {
-        let (error, told) = met_with(|it, _| change(it));
+        let (error, refusal) = met_with(|it, _| change(it));
         assert!(error.to_string().contains(text), "{error}");
-        assert!(told.contains(text), "{told}");
+        assert!(refusal.contains(text), "{refusal}");
     };
     says(|it| it.ranks = 3, "ranks in the team: found 3; expected 2");
     says(|it| it.signals = 9, "signals: found 9; expected 8");
@@ -212,7 +212,7 @@ fn a_peer_that_is_not_whom_the_bootstrap_named_is_refused() {
 }
 
 #[test]
-fn a_wrong_token_is_refused_by_the_peer_and_said_here() {
+fn a_wrong_token_is_refused_by_the_peer_and_reported_here() {
     let (mut zero, mut one) = (Rank::new(0, 2), Rank::new(1, 2));
     let forged = Endpoint { token: [9; 16], ..one.endpoint() };
     let good = zero.endpoint();
@@ -236,7 +236,7 @@ fn a_peer_that_never_answers_ends_at_the_deadline() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_told_long_before_the_deadline() {
+fn a_peer_that_is_gone_is_reported_long_before_the_deadline() {
     let start = Instant::now();
     let (mut zero, one) = (Rank::new(0, 2), Rank::new(1, 2));
     let endpoint = one.endpoint();

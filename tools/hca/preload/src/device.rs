@@ -97,7 +97,7 @@ pub(crate) struct Device {
     pages: BTreeMap<i64, Page>,
     events: VecDeque<Pending>,
     /// Events of each queue pair that the program has read.
-    told: BTreeMap<u64, u32>,
+    events_read: BTreeMap<u64, u32>,
     event_fd: OwnedFd,
 }
 
@@ -218,7 +218,7 @@ impl Device {
             objects: BTreeMap::new(),
             pages: BTreeMap::new(),
             events: VecDeque::new(),
-            told: BTreeMap::new(),
+            events_read: BTreeMap::new(),
             event_fd,
         })
     }
@@ -319,7 +319,7 @@ impl Device {
     /// The next asynchronous event, as the kernel gives it.
     pub(crate) fn next_event(&mut self) -> Option<[u8; 16]> {
         let Pending { element, kind } = self.events.pop_front()?;
-        *self.told.entry(element).or_default() += 1;
+        *self.events_read.entry(element).or_default() += 1;
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&element.to_ne_bytes());
         bytes[8..12].copy_from_slice(&kind.to_ne_bytes());
@@ -329,7 +329,7 @@ impl Device {
     /// A queue pair ends, and gets no more events. Returns the number of its events that the program has read.
     pub(crate) fn forget_events(&mut self, element: u64) -> u32 {
         self.events.retain(|event| event.element != element);
-        self.told.remove(&element).unwrap_or(0)
+        self.events_read.remove(&element).unwrap_or(0)
     }
 }
 

@@ -30,19 +30,19 @@ fn main() {
         ("requests_of_libmlx5_and_of_rust_are_the_same_64_bytes", golden as fn(&World)),
         ("two_processes_write_add_and_send_over_libibverbs", ping),
         ("queues_of_our_own_run_over_devx", |world| {
-            let said = world.guest("devx");
-            assert!(said.contains("standin0: 1000 puts, total 1000"), "{said}");
+            let printed = world.guest("devx");
+            assert!(printed.contains("standin0: 1000 puts, total 1000"), "{printed}");
         }),
         ("a_thread_of_the_host_rings_for_kernels", |world| {
-            let said = world.guest("rings");
-            assert!(said.contains("standin0: rung 200 times, total 200"), "{said}");
+            let printed = world.guest("rings");
+            assert!(printed.contains("standin0: rung 200 times, total 200"), "{printed}");
         }),
         ("queues_of_kernels_take_what_a_kernel_posts_on_a_stand_in_of_a_gpu", |world| {
-            let said = world.guest("kernels");
-            assert!(said.contains("doorbell gpu, queues gpu: 64 rounds"), "{said}");
-            assert!(said.contains("doorbell cpu, queues cpu: 64 rounds"), "{said}");
-            assert!(said.contains("completions gpu: 64 rounds"), "{said}");
-            assert!(said.contains("doorbell gpu: refused"), "{said}");
+            let printed = world.guest("kernels");
+            assert!(printed.contains("doorbell gpu, queues gpu: 64 rounds"), "{printed}");
+            assert!(printed.contains("doorbell cpu, queues cpu: 64 rounds"), "{printed}");
+            assert!(printed.contains("completions gpu: 64 rounds"), "{printed}");
+            assert!(printed.contains("doorbell gpu: refused"), "{printed}");
         }),
         ("a_request_that_fails_names_queue_pair_and_syndrome", |world| {
             let faults = world.path("faults.toml");
@@ -50,14 +50,14 @@ fn main() {
             std::fs::write(&faults, plan).unwrap();
             let mut command = world.command(&this());
             let command = command.env(GUEST, "failure").env("TOKENYARD_HCA_FAULTS", &faults);
-            let said = success(&world.run(command));
-            assert!(said.contains("syndrome 0x15 (the peer does not answer)"), "{said}");
+            let printed = success(&world.run(command));
+            assert!(printed.contains("syndrome 0x15 (the peer does not answer)"), "{printed}");
         }),
         ("a_driver_that_breaks_a_rule_is_ended_with_a_dump", |world| {
             let output = world.run(world.command(&this()).env(GUEST, "violation"));
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(!output.status.success(), "{said}");
-            assert!(said.contains("stand-in of mlx5: rule 3 (Request)"), "{said}");
+            let printed = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success(), "{printed}");
+            assert!(printed.contains("stand-in of mlx5: rule 3 (Request)"), "{printed}");
         }),
         ("without_a_world_there_is_no_device", |world| {
             let mut command = world.command(&this());
@@ -124,15 +124,18 @@ impl World {
         let mut gcc = Command::new("gcc");
         gcc.args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"]).arg(&binary).arg(source);
         let compiled = gcc.args(["-libverbs", "-lmlx5"]).output().expect("apt-get install gcc");
-        let said = String::from_utf8_lossy(&compiled.stderr);
-        assert!(compiled.status.success(), "apt-get install libibverbs-dev, if it is that: {said}");
+        let printed = String::from_utf8_lossy(&compiled.stderr);
+        assert!(
+            compiled.status.success(),
+            "apt-get install libibverbs-dev, if it is that: {printed}"
+        );
         binary
     }
 }
 
 fn success(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {said}", output.status);
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {printed}", output.status);
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -200,8 +203,8 @@ fn golden(world: &World) {
     let mut child = world.command(&program).env("TOKENYARD_HCA_FAULTS", &faults).spawn().unwrap();
     let lines: String = posted.iter().map(Posted::line).collect();
     child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-    let said = success(&child.wait_with_output().unwrap());
-    let mut lines = said.lines();
+    let printed = success(&child.wait_with_output().unwrap());
+    let mut lines = printed.lines();
     let qpn = u32::from_str_radix(lines.next().unwrap(), 16).unwrap();
     let mut compared = 0;
     for (index, (posted, line)) in posted.iter().zip(lines).enumerate() {
@@ -222,7 +225,7 @@ fn ping(world: &World) {
     let ranks = ["0", "1"]
         .map(|rank| world.command(&program).arg(world.folder.path()).arg(rank).spawn().unwrap());
     for (rank, child) in ranks.into_iter().enumerate() {
-        let said = success(&child.wait_with_output().unwrap());
-        assert_eq!(said, format!("standin0: rank {rank} done\n"));
+        let printed = success(&child.wait_with_output().unwrap());
+        assert_eq!(printed, format!("standin0: rank {rank} done\n"));
     }
 }

@@ -97,7 +97,7 @@ fn an_observer_without_work_sleeps_and_wakes_for_the_next_operation() {
 }
 
 #[test]
-fn an_operation_that_failed_is_told_on_every_call_after_it() {
+fn an_operation_that_failed_is_reported_on_every_call_after_it() {
     let device = Arc::new(Numbers::default());
     device.failed.store(2, Ordering::Release);
     let mut watching = Watching::new(&device);
@@ -143,7 +143,7 @@ fn many_short_operations_need_no_more_room_than_there_is() {
 }
 
 #[test]
-fn kernels_that_no_call_launched_are_watched_between_operations_and_their_end_is_told() {
+fn kernels_that_no_call_launched_are_watched_between_operations_and_their_end_is_reported() {
     let device = Arc::new(Numbers::default());
     let mut watching = Watching::new(&device);
     watching.stand().unwrap();
