@@ -1,6 +1,7 @@
 """Bad input of one rank is an exception on all of them, before a byte moves, and the communicator goes on."""
 
 import pickle
+import types
 
 import numpy as np
 import pytest
@@ -28,6 +29,20 @@ class OnGpu:
         return (self.shape[1], 1)
 
 
+class LikeCupy:
+    """An array of CuPy on a device that is not there: it has CUDA's interface alone."""
+
+    def __init__(self, array):
+        self.device = types.SimpleNamespace(id=3)
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": array.shape,
+            "typestr": "<f4",
+            "data": (4096, False),
+            "strides": array.strides,
+        }
+
+
 class Broken:
     """A tensor whose library fails."""
 
@@ -36,6 +51,11 @@ class Broken:
 
     def __dlpack__(self, **options):
         raise RuntimeError("the library failed")
+
+
+def with_interface(array, **changes):
+    array.__cuda_array_interface__ |= changes
+    return array
 
 
 def read_only(array):
@@ -61,6 +81,17 @@ DISPATCHES = {
         "found address",
     ),
     "a device": ("x", OnGpu, "found memory of device 1; expected host memory"),
+    "a device of CuPy": ("x", LikeCupy, "found memory of device 3; expected host memory"),
+    "a type of CuPy": (
+        "x",
+        lambda a: with_interface(LikeCupy(a), typestr="<f8"),
+        "found type <f8; expected one of",
+    ),
+    "strides of CuPy": (
+        "x",
+        lambda a: with_interface(LikeCupy(a), strides=(254, 4)),
+        "expected whole elements",
+    ),
     "a broken library": ("x", lambda a: Broken(), "the library failed"),
     "an expert": ("topk_idx", lambda a: a + 100, "expert"),
     "K": ("topk_idx", lambda a: a[:, :2].copy(), "found shape [7, 2]; expected [7, 3]"),
