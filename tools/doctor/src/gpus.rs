@@ -17,7 +17,7 @@ static RANKS: Rule = Rule {
           Where the config names the GPU (`device`), several ranks may share one.",
     impact: "the ranks without a GPU do not start, and the others wait for them in vain",
     fix: "start one rank for each GPU (--nproc-per-node, --ntasks-per-node), or give the container more GPUs",
-    source: "docs/config.md (kernels.cuda.device, kernels.rocm.device); docs/topology.md (which GPU a rank drives)",
+    source: "backends/cuda/docs.md and backends/rocm/docs.md (device); docs/topology.md (which GPU a rank drives)",
 };
 
 static MISSING: Rule = Rule {

@@ -46,7 +46,7 @@ static NVSHMEM: Rule = Rule {
           work requests itself, and needs the same driver options.",
     impact: "none",
     fix: "nothing",
-    source: "docs/architecture.md",
+    source: "backends/ibgda/docs.md",
 };
 
 const NOT_FOUND: &str = "not in the usual folders";

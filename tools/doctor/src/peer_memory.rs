@@ -34,7 +34,7 @@ static AMD: Rule = Rule {
     why: "A NIC reads and writes memory of an AMD GPU by dmabuf, which needs Linux 5.12 and a kernel with \
           peer-to-peer DMA and notices of moved buffers, or by the older interface ib_peer_mem of amdgpu-dkms and \
           the NIC vendor's driver. The file /boot/config-RELEASE has the options of a kernel; containers often lack \
-          it. No part of today registers memory of AMD GPUs.",
+          it. The transports verbs and efa register such memory; this never ran on an AMD GPU.",
     impact: "registration of GPU memory fails: every row takes the way through host memory",
     fix: "boot a kernel with CONFIG_PCI_P2PDMA=y and CONFIG_DMABUF_MOVE_NOTIFY=y, \
           or install amdgpu-dkms beside the NIC's driver and modprobe ib_peer_mem; in a container, mount \

@@ -55,7 +55,7 @@ static RCCL: Rule = Rule {
     why: "No component uses RCCL; frameworks do.",
     impact: "none",
     fix: "nothing",
-    source: "docs/architecture.md",
+    source: "backends/rocm/docs.md (components)",
 };
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {

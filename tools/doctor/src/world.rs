@@ -53,7 +53,7 @@ static RANKS: Rule = Rule {
           every domain.",
     impact: "the ranks do not form domains of one size: the job does not start where it has a scale-up transport",
     fix: "start equally many on each node (--ntasks-per-node, --nproc-per-node, --map-by ppr:N:node)",
-    source: "docs/topology.md (domains, rails); counted: gathered from all ranks",
+    source: "docs/config.md (topology.domains); counted: gathered from all ranks",
 };
 
 static NICS: Rule = Rule {
