@@ -196,6 +196,17 @@ fn shape(line: &str) -> String {
 }
 
 #[test]
+fn the_readme_shows_what_the_doctor_prints_for_a_recorded_node() {
+    let readme = std::fs::read_to_string(repository("README.md")).unwrap();
+    let shown = readme.split("roce-port-down.tree`) it prints:\n\n```\n").nth(1).unwrap();
+    let shown = shown.split("\n```\n").next().unwrap();
+    let words = ["doctor", "--quiet", "--root", "tools/machine/trees/roce-port-down.tree"];
+    let output = tokenyard().current_dir(repository(".")).args(words).output().unwrap();
+    expect_code(&output, 1);
+    assert_eq!(stdout(&output).trim_end(), shown);
+}
+
+#[test]
 fn the_readme_shows_what_its_first_command_prints() {
     let readme = std::fs::read_to_string(repository("README.md")).unwrap();
     let shown = readme.split("ten times with fresh data:\n\n```\n").nth(1).unwrap();

@@ -78,6 +78,17 @@ def test_a_linked_library_of_another_kind_fails_the_audit(tmp_path):
     assert (ended.returncode, ended.stderr) == (1, "changed.so: needs liba.so.6\n")
 
 
+def test_the_readme_shows_the_components_that_are_built_in():
+    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    shown = readme.split("\ntokenyard 0.1.0\n\n")[1].split("\n```")[0].splitlines()
+    of_plugins = {part["name"] for part in tokenyard.components() if part["file"]}
+    printed = [line for line in run("-m", "tokenyard").splitlines()[2:] if "plugin: " not in line]
+    # Columns are as wide as their longest word, which may be a plugin's.
+    lines = [line.replace("kernel set", "kernels").split() for line in printed]
+    built_in = [line for line in lines if line[1] not in of_plugins]
+    assert built_in == [line.replace("kernel set", "kernels").split() for line in shown]
+
+
 def test_the_plugins_of_the_wheel_are_found_without_a_path():
     plugins = {part["name"]: part["file"] for part in tokenyard.components() if part["file"]}
     assert set(plugins) == {"verbs", "libfabric", "efa"}
