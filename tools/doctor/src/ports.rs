@@ -97,7 +97,7 @@ static ERRORS: Rule = Rule {
 };
 
 /// Counters of the physical link, and from where on they are worth a look. They count since the driver
-/// was loaded: links flap when switches are restarted, and one reading shows no fault of today.
+/// was loaded: links flap when switches are restarted, and one reading does not show that a fault is present now.
 const LINK_ERRORS: [(&str, u64); 4] = [
     ("symbol_error", 100),
     ("link_downed", 1),
