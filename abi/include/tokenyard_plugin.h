@@ -522,7 +522,7 @@ struct TyTransportTable;
 #define TY_OP_PUT 1
 
 /**
- * The same, then add `add` to `signal` of `peer`: payload before signal (INV-1).
+ * Copy as `TY_OP_PUT` does, then add `add` to `signal` of `peer`: payload before signal (INV-1).
  */
 #define TY_OP_PUT_SIGNAL 2
 
@@ -743,7 +743,7 @@ typedef struct TyCombine {
    */
   struct TyTensor bias0;
   /**
-   * The same.
+   * As `bias0`.
    */
   struct TyTensor bias1;
   /**

@@ -187,7 +187,7 @@ pub struct TyCombine {
     pub beside: TyTensor,
     /// `[T, H]` of the type of `x`; may be absent.
     pub bias0: TyTensor,
-    /// The same.
+    /// As `bias0`.
     pub bias1: TyTensor,
     /// `[T, H]` of the type of `x`, written by `combine_recv`.
     pub out: TyTensor,

@@ -105,7 +105,7 @@ pub struct TyTeam {
 
 /// Copy `bytes` from the source window to the destination window of `peer`.
 pub const TY_OP_PUT: u8 = 1;
-/// The same, then add `add` to `signal` of `peer`: payload before signal (INV-1).
+/// Copy as `TY_OP_PUT` does, then add `add` to `signal` of `peer`: payload before signal (INV-1).
 pub const TY_OP_PUT_SIGNAL: u8 = 2;
 /// Store the 8 bytes of `value` at the destination, which is 8-byte aligned (INV-3).
 pub const TY_OP_PUT_VALUE: u8 = 3;

@@ -42,7 +42,7 @@ pub struct ExchangeTask {
 pub enum Variant {
     /// bf16 rows, flat layout: the one with a requirement.
     Flat,
-    /// The same with `load_store = false`: rows are staged and put.
+    /// As `Flat`, with `load_store = false`: rows are staged and put.
     Put,
     /// Cast to FP8 e4m3 on the way; dispatch only.
     Fp8,

@@ -115,7 +115,7 @@ struct ShapeDocument<'a> {
     /// With several domains.
     #[serde(skip_serializing_if = "Option::is_none")]
     traffic: Option<&'a [Traffic]>,
-    /// Of each rank, with several domains and a recorded routing.
+    /// The traffic of each rank, with several domains and a recorded routing.
     #[serde(skip_serializing_if = "Option::is_none")]
     recorded: Option<&'a [RankTraffic]>,
 }

@@ -49,7 +49,7 @@ impl Files {
         self.check(name, path, false)
     }
 
-    /// The same, in a folder that is made if necessary.
+    /// Checks a file that the command is to write, in a folder that is made if necessary.
     ///
     /// # Errors
     /// As [`writes`](Self::writes); no such folder can be made.

@@ -45,7 +45,7 @@ const DOCUMENTED: &[Documented] = &[
         arguments: "doctor --topology --root tools/machine/trees/hgx-cx7.tree --json",
         codes: &[0, 1, 2],
     },
-    // Of this machine: there is what only a running process can find out.
+    // The report of this machine has facts that only a running process can find out.
     Documented { section: "doctor", arguments: "doctor --json", codes: &[0, 1, 2] },
     Documented { section: "explain", arguments: RECORDED, codes: &[1] },
     Documented {

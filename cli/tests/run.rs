@@ -128,7 +128,7 @@ fn the_traffic_of_a_recorded_routing_is_that_of_its_run_among_domains() {
         assert_eq!(3.0 * 256.0 * rows, ran["bytes_received"].as_f64().unwrap());
         assert_eq!(modelled["tokens"].as_f64(), ran["tokens"].as_f64());
     }
-    // Of the rows that all ranks received, some stayed; each other one was moved once inside a domain.
+    // Some of the rows that all ranks received stayed; each other one was moved once inside a domain.
     let sum = |of: fn(&Value) -> &Value| {
         modelled.iter().map(|rank| of(rank).as_f64().unwrap()).sum::<f64>()
     };

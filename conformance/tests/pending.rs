@@ -25,7 +25,7 @@ fn with_handles(handles: u32, case: &Case, body: impl Fn(Communicator) -> Result
     with_world("", handles, case, body);
 }
 
-/// The same, with more of the config's `[world]`.
+/// Runs `body` as [`with_handles`] does, with more of the config's `[world]`.
 fn with_world(
     world: &str,
     handles: u32,

@@ -101,7 +101,7 @@ impl<'a> TransportOpen<'a> {
         Self { team, needs, device: None, exchange: &NoExchange }
     }
 
-    /// The same, with an exchange among the team's ranks.
+    /// These arguments, with an exchange among the team's ranks.
     pub fn among(self, exchange: &'a dyn Exchange) -> Self {
         Self { exchange, ..self }
     }

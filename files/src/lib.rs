@@ -42,7 +42,7 @@ pub fn open(path: &Path) -> Result<(File, Metadata), FileError> {
 /// Reads the whole of a regular file of at most `most` bytes.
 ///
 /// # Errors
-/// Those of [`open`], a failing read, or a larger file.
+/// The errors of [`open`], a failing read, or a larger file.
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     let (file, about) = open(path)?;
     let too_large = |found| Err(FileError::new(path, Problem::TooLarge { found, most }));
@@ -62,7 +62,7 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
 /// Reads the whole of a regular UTF-8 file of at most `most` bytes.
 ///
 /// # Errors
-/// Those of [`read`], or bytes that are not UTF-8.
+/// The errors of [`read`], or bytes that are not UTF-8.
 pub fn read_text(path: &Path, most: u64) -> Result<String, FileError> {
     String::from_utf8(read(path, most)?).map_err(|error| {
         let at = error.utf8_error().valid_up_to();

@@ -16,7 +16,7 @@ import numpy as np
 import tokenyard
 
 CALLS = 20_000
-# Of every call, over those from Rust.
+# The limit for the median of each call, which is an upper bound of what Python adds to a call from Rust.
 MOST_US = 30.0
 
 CONFIG = """

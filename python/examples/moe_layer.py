@@ -88,14 +88,14 @@ class MoeLayer(nn.Module):
         return x + Combine.apply(self.buffer, out, *handle)
 
     def dense(self, x, experts):
-        """The same with all experts here."""
+        """The layer with all experts here."""
         weights, idx = F.softmax(self.router(x), dim=-1).topk(TOPK, dim=-1)
         shares = [torch.where(idx == e, weights, 0).sum(1, keepdim=True) for e in range(EXPERTS)]
         return x + sum(share * expert(x) for share, expert in zip(shares, experts, strict=True))
 
 
 def loss_of(layers, x, target, experts=None):
-    """Of the layers, recomputed in the backward pass; with all `experts` of each layer, of dense ones."""
+    """The loss of the layers, recomputed in the backward pass; with all `experts` of each, of dense layers."""
     for n, layer in enumerate(layers):
         x = layer.dense(x, experts[n]) if experts else checkpoint(layer, x, use_reentrant=False)
     return F.mse_loss(x, target)

@@ -170,12 +170,12 @@ impl Array {
         PyTuple::new(py, dlpack::contiguous(&self.shape))
     }
 
-    /// Of DLPack: the kind of memory and the number of the device.
+    /// DLPack's device: the kind of memory and the number of the device.
     fn __dlpack_device__(&self) -> (i32, i32) {
         self.device_pair()
     }
 
-    /// Of DLPack: a capsule that keeps the memory. Nothing is copied, so `copy=True` is a BufferError, as is another
+    /// DLPack's capsule, which keeps the memory. Nothing is copied, so `copy=True` is a BufferError, as is another
     /// device. Values of a call on a stream are in the order of that stream: it is a BufferError to take them on
     /// another one, but for `stream=-1`, which asks for no order.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
@@ -207,7 +207,7 @@ impl Array {
         leaving.capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
     }
 
-    /// Of numpy: where an array of the host lies. AttributeError for memory of a device.
+    /// Numpy's description of an array of the host: where it lies. AttributeError for memory of a device.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if self.device.is_some() {

@@ -91,9 +91,9 @@ impl DataType {
 
 /// A tensor that another library lent. Its drop gives it back.
 pub(crate) enum Lent {
-    /// Of a capsule of the first version.
+    /// The tensor of a capsule of the first version.
     Plain(LentPlain),
-    /// Of a versioned capsule.
+    /// The tensor of a versioned capsule.
     Versioned(LentVersioned),
 }
 
@@ -135,7 +135,7 @@ pub(crate) struct Description {
     pub(crate) data: *mut u8,
     pub(crate) dtype: Option<DType>,
     pub(crate) shape: Vec<i64>,
-    /// In elements.
+    /// The strides, in elements.
     pub(crate) strides: Vec<i64>,
     pub(crate) device: (i32, i32),
     pub(crate) is_read_only: bool,

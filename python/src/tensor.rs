@@ -29,7 +29,7 @@ pub(crate) struct Tensor {
     data: *mut u8,
     dtype: DType,
     shape: Vec<i64>,
-    /// In elements.
+    /// The strides, in elements.
     strides: Vec<i64>,
     device: Option<i32>,
     is_read_only: bool,

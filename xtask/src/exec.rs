@@ -335,7 +335,7 @@ pub(crate) fn kill(child: &mut Child) -> io::Result<()> {
 }
 
 /// A process and all its descendants. The command stays in this process's group, so that Ctrl-C reaches it.
-/// So it has no group of its own that one call could kill.
+/// The command therefore has no group of its own that one call could kill.
 fn family(root: i32) -> Vec<i32> {
     let pairs: Vec<(i32, i32)> = fs::read_dir("/proc")
         .into_iter()

@@ -20,7 +20,7 @@ use crate::exec::{self, HangLimits, Line, Output};
 /// A form of the library that can be built and installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// For use: optimised.
+    /// The build for use: optimised.
     Release,
     /// The build of the tests, so that they build everything once.
     Dev,

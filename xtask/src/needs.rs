@@ -19,7 +19,7 @@ const APT_LIMITS: HangLimits =
 pub(crate) enum Need {
     /// A program of a Debian package. It is installed where that is allowed.
     Package { program: &'static str, package: &'static str },
-    /// The same for a file that is not a program.
+    /// A file of a Debian package that is not a program. It is installed where that is allowed.
     PackageFile { path: &'static str, package: &'static str },
     /// Any other program in `PATH`.
     Program { program: &'static str, fix: &'static str },

@@ -62,7 +62,7 @@ impl Queue {
         }
     }
 
-    /// The same for the only owner.
+    /// The state, for the only owner.
     pub(crate) fn state_mut(&mut self) -> &mut State {
         self.0.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

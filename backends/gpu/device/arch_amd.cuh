@@ -197,7 +197,7 @@ __device__ inline void store_16(uint4* at, const uint4& value) {
   *(__attribute__((address_space(1))) Vector*)at = Vector{value.x, value.y, value.z, value.w};
 }
 
-// The same for memory that another device writes: each 4 bytes are whole.
+// 16 bytes of memory that another device writes: each 4 bytes are whole.
 __device__ inline uint4 load_16_relaxed(const uint4* at) {
   const u64* halves = reinterpret_cast<const u64*>(at);
   u64 low = load_relaxed(halves), high = load_relaxed(halves + 1);

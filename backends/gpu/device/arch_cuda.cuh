@@ -11,7 +11,7 @@ constexpr Lanes kAllLanes = ~Lanes(0);
 
 // A kernel with at most this many threads a block.
 #define TY_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
-// The same for a kernel of which one block has a multiprocessor for itself.
+// A kernel of which one block, with at most this many threads, has a multiprocessor for itself.
 #define TY_KERNEL_ALONE(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 // Arguments of a kernel: read in place, not copied.
 #define TY_ARGUMENT const __grid_constant__
@@ -108,7 +108,7 @@ __device__ inline void add_release(u64* at, u64 value) {
 // than fence_system_all, which also orders stores before loads.
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 __device__ inline void fence_system_all() { __threadfence_system(); }
-// The same for this device alone; also orders stores before loads.
+// A fence for this device alone; it also orders stores before loads.
 __device__ inline void fence_device() { __threadfence(); }
 // A load past the nearest cache, of what other blocks have written.
 __device__ inline u32 load_device(const u32* at) { return __ldcg(at); }
@@ -119,7 +119,7 @@ __device__ inline i64 load_device(const i64* at) { return __ldcg(at); }
 __device__ inline uint4 load_16(const uint4* at) { return *at; }
 __device__ inline void store_16(uint4* at, const uint4& value) { *at = value; }
 
-// The same for memory that another device writes: each 4 bytes are whole.
+// 16 bytes of memory that another device writes: each 4 bytes are whole.
 __device__ inline uint4 load_16_relaxed(const uint4* at) {
   uint4 v;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"

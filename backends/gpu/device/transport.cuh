@@ -158,7 +158,7 @@ class Guard {
     u64 since, found;
   };
 
-  // Of the waits that last, the report names the one with the lowest phase and peer: the other
+  // The report names the wait with the lowest phase and peer of those that last: the other
   // peers may wait for a rank that itself waits for that peer.
   __device__ static void claim(WaitReport* report, u64 mine) {
     u64 named = load_relaxed(&report->waiting);

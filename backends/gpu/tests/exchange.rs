@@ -87,7 +87,7 @@ fn write_all(to: &Path, device_api: DeviceApi, rows: Rows, level: &str) {
 /// A model of `tests/model`, compiled.
 struct Model {
     program: PathBuf,
-    /// Where it lies.
+    /// The folder of the program.
     _folder: TempDir,
 }
 
@@ -120,7 +120,7 @@ impl Model {
         Self::compile(folder, "exchange.cpp", &defines(device_api, rows))
     }
 
-    /// The same on waves of 64 that run in lockstep, with each source as `change` returns it.
+    /// The ranks of one level on waves of 64 that run in lockstep, with each source as `change` returns it.
     fn in_lockstep(device_api: DeviceApi, model: &str, change: impl Fn(&str) -> String) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         write_all(folder.path(), device_api, Rows::Vector, "in lockstep");
@@ -138,7 +138,7 @@ impl Model {
         Self::compile(folder, model, &all)
     }
 
-    /// On waves of 64, each lane by itself.
+    /// The ranks of one level on waves of 64, each lane by itself.
     fn of_wave_64(device_api: DeviceApi) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         write_all(folder.path(), device_api, Rows::Vector, "waves of 64");

@@ -83,7 +83,7 @@ impl Ringer {
 }
 
 /// # Safety
-/// That of [`Ringer::start`].
+/// As for [`Ringer::start`].
 unsafe fn serve(bells: &[KernelBell], ends: &AtomicBool) {
     let mut rung = vec![0; bells.len()];
     let (mut last, mut turns) = (Instant::now(), 0_u32);

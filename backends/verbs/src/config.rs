@@ -200,7 +200,7 @@ where
     })
 }
 
-/// The same, for a key that may be absent.
+/// A number between `LO` and `HI`, for a key that may be absent.
 ///
 /// # Errors
 /// The number is outside.

@@ -86,7 +86,7 @@ pub struct Endpoint {
     pub signals: SignalArea,
     /// One per queue, 1 to 64.
     pub queue_pairs: Vec<RemoteQp>,
-    /// In order of registration, at most 64.
+    /// The windows in order of registration, at most 64.
     pub windows: Vec<RemoteWindow>,
 }
 

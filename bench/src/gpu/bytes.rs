@@ -55,7 +55,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// From the number of pairs that each rank sends to each.
+    /// The traffic, from the number of pairs that each rank sends to each.
     pub fn new(sends: &[Vec<u64>]) -> Self {
         let ranks = sends.len();
         let at = |from: usize, to: usize| sends[from].get(to).copied().unwrap_or(0);

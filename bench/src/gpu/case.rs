@@ -69,7 +69,7 @@ pub enum Layout {
 pub enum Routing {
     /// K at random.
     Uniform,
-    /// The same, but every token selects one and the same expert too.
+    /// As `Uniform`, but every token selects one and the same expert too.
     Skewed,
     /// The routing that a framework recorded: `topk_idx` of the file. Rows are generated.
     Recorded(PathBuf),

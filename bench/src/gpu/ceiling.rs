@@ -76,7 +76,7 @@ pub struct Launches {
 pub struct CeilingFigures {
     /// Bytes that each launch moves from this rank to all others.
     pub bytes: u64,
-    /// In the order in which they were measured.
+    /// The launches in the order in which they were measured.
     pub launches: Vec<Launches>,
     /// The time of a barrier of all ranks.
     pub barrier_us: f64,

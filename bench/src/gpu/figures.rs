@@ -84,7 +84,7 @@ pub struct GpuRow {
     pub breakdown: Option<Breakdown>,
     /// Bytes through the busiest port of any rank, in its busier direction.
     pub link_bytes: u64,
-    /// The same per second.
+    /// GB per second through the busiest port of any rank, in its busier direction.
     pub link_gb_s: f64,
     /// The fraction of the ceiling.
     pub ratio: f64,

@@ -23,7 +23,7 @@ impl GpuBench {
         })
     }
 
-    /// The same of a combine.
+    /// The time of each send of a combine, in microseconds. Collective.
     pub(super) fn time_combine_sends(
         &mut self,
         handle: &Handle,

@@ -180,7 +180,7 @@ impl Room {
 }
 
 impl Rooms {
-    /// For outputs of the same sizes as `received`.
+    /// Room for outputs of the same sizes as `received`.
     pub(super) fn new(comm: &Communicator, received: &Received) -> Result<Self> {
         let of = |tensor: Option<TensorRef<'_>>| {
             tensor.map(|tensor| Room::new(comm, &tensor)).transpose()

@@ -43,9 +43,9 @@ pub struct LevelCost {
 /// One operation of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OperationCost {
-    /// Between domains.
+    /// The cost between domains.
     pub out: LevelCost,
-    /// Inside the domain.
+    /// The cost inside the domain.
     pub inside: LevelCost,
     /// Bytes that the rank's SMs write in a dispatch, or load in a combine.
     pub sm_bytes: f64,

@@ -93,7 +93,7 @@ mod tests {
     }
 
     proptest! {
-        /// By a sum over all sets of groups and experts.
+        /// The expected value is a sum over all sets of groups and experts.
         #[test]
         fn the_expectation_is_that_of_all_choices(
             sizes in (0_u32..3, 0_u32..3, 1_u32..3), chosen in 1_u32..4, topk in 1_u32..5,

@@ -108,7 +108,7 @@ pub const PUBLISHED: [Published; 20] = [
 pub struct Modelled {
     /// GB/s, both levels at once.
     pub gb_per_s: f64,
-    /// The same with one level after the other.
+    /// GB/s, one level after the other.
     pub in_turn: f64,
     /// Whether the link between nodes is the slower one.
     pub is_out: bool,

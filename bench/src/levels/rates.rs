@@ -5,11 +5,11 @@ use super::OperationCost;
 /// GB/s, in one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Of a rank to other domains.
+    /// Rate of a rank to other domains.
     pub out: f64,
-    /// Of a rank to the others of its domain.
+    /// Rate of a rank to the others of its domain.
     pub inside: f64,
-    /// Of one SM that copies or sums rows.
+    /// Rate of one SM that copies or sums rows.
     pub sm: f64,
 }
 

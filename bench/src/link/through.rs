@@ -1,4 +1,4 @@
-//! The same puts through the transport: its hot calls, without a communicator.
+//! Puts through the transport: its hot calls, without a communicator.
 
 use std::time::{Duration, Instant};
 

@@ -37,7 +37,7 @@ struct NicKeys {
 enum Names {
     One(String),
     Many(Vec<String>),
-    /// By local rank.
+    /// Names for each local rank.
     ByRank(BTreeMap<String, Vec<String>>),
     /// The first so many that the component finds.
     Count(u32),
@@ -123,7 +123,7 @@ fn add_transport(asks: &mut Asks, choice: &ComponentChoice) {
     asks.add_component("transport", &choice.name, provider.as_deref());
 }
 
-/// Of a topology `rails` is no list of NICs, but says which reach each other.
+/// The key `rails` of a topology is a rule, not a list of NICs: it says which NICs reach each other.
 fn add_topology(asks: &mut Asks, choice: &ComponentChoice) {
     // A table that is wrong is a finding of its own, as above.
     let Ok(keys) = choice.table.parse::<NicKeys>(&choice.name) else { return };

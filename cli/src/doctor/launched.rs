@@ -11,7 +11,7 @@ const COUNTS: [&str; 4] = [
 const SLURM: [&str; 3] =
     ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"];
 
-/// Ranks of a node, and who says so.
+/// Ranks of a node, and the source of that number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NodeRanks {
     pub(super) count: u32,

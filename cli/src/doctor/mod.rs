@@ -33,9 +33,9 @@ use launched::NodeRanks;
 /// How long to wait for what a driver answers.
 #[derive(Clone, Copy)]
 struct Patience {
-    /// For nvidia-smi and the like.
+    /// The wait for nvidia-smi and the like.
     commands: Duration,
-    /// For the probes of all components together, which ask the drivers in this process.
+    /// The wait for the probes of all components together, which ask the drivers in this process.
     components: Duration,
 }
 
@@ -106,7 +106,7 @@ struct DoctorDocument<'a> {
     findings: &'a [Finding],
     /// The facts of the node, by which it was judged.
     machine: &'a Machine,
-    /// From each NIC to each GPU.
+    /// The distances from each NIC to each GPU.
     distances: Vec<distances::Pair<'a>>,
     /// How all devices are linked, with `--topology`.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -161,7 +161,7 @@ fn subjects(group: &[&Finding]) -> String {
     runs.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
-/// Which of its numbers is one more in the second name, where all else is the same.
+/// The place of the number that is one more in the second name, where all else is the same.
 fn step(a: &str, b: &str) -> Option<usize> {
     let (a, b) = (parts(a), parts(b));
     let differ: Vec<usize> = (0..a.len().max(b.len())).filter(|i| a.get(*i) != b.get(*i)).collect();

@@ -122,8 +122,8 @@ fn node_name(args: &DoctorArgs, rank: u32) -> String {
     }
 }
 
-/// The facts that the others need. Whether ranks can meet shows by itself: they have met. Of what is not
-/// known that counts which says that a driver does not answer: much else is unknown then.
+/// The facts that the others need. Whether ranks can meet shows by itself: they have met. An unknown fact counts
+/// where it shows that a driver does not answer: much else is unknown then.
 fn fault(finding: &Finding) -> Option<(Fault, String, String)> {
     let met = matches!(finding.id, "rendezvous" | "job-secret" | "processors");
     let fault = match finding.verdict {

@@ -20,7 +20,7 @@ pub(crate) struct Summary<'a> {
     config: &'a Config,
     case: &'a Case,
     pub(crate) opened: Option<Opened>,
-    /// By rank; those that did not finish are missing.
+    /// The results by rank; those of ranks that did not finish are missing.
     pub(crate) ranks: Vec<RankResult>,
     /// Ranks without which the others went on.
     pub(crate) lost: Vec<Lost>,

@@ -32,7 +32,7 @@ struct Timed {
 /// An operation by the device's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DeviceTime {
-    /// From the first kernel's begin until the last row was there.
+    /// The time from the first kernel's begin until the last row was there.
     whole: Duration,
     /// The part of it in which this rank waited for the records of all ranks.
     waited: Duration,

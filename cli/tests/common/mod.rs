@@ -19,7 +19,7 @@ impl Config {
         Self::with("")
     }
 
-    /// With more lines at its end.
+    /// A config with more lines at its end.
     pub(crate) fn with(more: &str) -> Self {
         Self::of_world("deadline_ms = 2000\nlate_ms = 10000", more)
     }

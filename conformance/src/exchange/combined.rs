@@ -66,7 +66,7 @@ impl Buffers {
         self.arguments_but(tensors, handle, |_| Ok(()))
     }
 
-    /// The same, changed by `change` while they are in host memory.
+    /// The arguments, changed by `change` while they are in host memory.
     ///
     /// # Errors
     /// As [`arguments`](Self::arguments), and the error of `change`.

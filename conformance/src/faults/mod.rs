@@ -103,7 +103,7 @@ pub struct Fault {
     pub about: String,
     /// The number of ranks.
     pub ranks: u32,
-    /// Which of them is the victim.
+    /// The rank that is the victim.
     pub victim: u32,
     /// The phase.
     pub phase: Phase,

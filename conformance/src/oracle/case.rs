@@ -39,7 +39,7 @@ pub struct Case {
     pub weights: bool,
     /// How expert outputs are summed.
     pub combine: Combine,
-    /// Which experts the tokens select.
+    /// The experts that the tokens select.
     pub routing: Routing,
     /// Some values of generated rows are NaN, infinite, subnormal, the largest or -0.
     pub odd_values: bool,
@@ -141,7 +141,7 @@ impl Sums {
     }
 }
 
-/// Which experts the tokens select. Selections of one token are distinct.
+/// The experts that the tokens select. Selections of one token are distinct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
     /// K experts at random.

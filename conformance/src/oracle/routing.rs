@@ -1,4 +1,4 @@
-//! Which rank gets which token, and at which row.
+//! The ranks that get each token, and its row there.
 
 use std::collections::BTreeMap;
 

@@ -72,10 +72,10 @@ impl Settings {
         Self::at(Pace::USUAL, config)
     }
 
-    /// The same on a slower machine, where waits are longer.
+    /// Probes as [`new`](Self::new) does, for a slower machine, where waits are longer.
     ///
     /// # Errors
-    /// Those of [`Settings::new`].
+    /// The errors of [`Settings::new`].
     pub fn at(pace: Pace, mut config: Config) -> Result<Self> {
         config.world.deadline = config.world.deadline.min(pace.stretch(MOST_DEADLINE));
         config.world.late = config.world.late.min(pace.stretch(MOST_LATE));

@@ -22,7 +22,7 @@ const END_LIMIT: Duration = Duration::from_secs(25);
 const FAULT_LIMIT: Duration = Duration::from_secs(30);
 /// Faults that run at the same time, on a machine of the usual pace.
 const FAULTS_AT_ONCE: usize = 4;
-/// The same on a slow machine.
+/// Faults that run at the same time, on a slow machine.
 const SLOW_FAULTS_AT_ONCE: usize = 2;
 /// The time that a process has to end after its last answer, and the system to clean up after it.
 const CLEAN_UP: Duration = Duration::from_secs(3);

@@ -65,9 +65,9 @@ impl TransportCase {
 /// The body that each rank runs.
 #[derive(Clone, Copy)]
 enum Body {
-    /// On connected ranks.
+    /// A body for connected ranks.
     Connected(fn(&mut Rig<'_>) -> Result<()>),
-    /// On connected ranks; it leaves the transport unhealthy.
+    /// A body for connected ranks; it leaves the transport unhealthy.
     Breaking(fn(&mut Rig<'_>) -> Result<()>),
     /// It does the bring-up itself.
     Alone(fn(&Rank<'_>, &Needs) -> Result<()>),

@@ -266,7 +266,7 @@ impl<'a> Rig<'a> {
         Self::bring_up_within(rank, needs, rank.config.world.deadline)
     }
 
-    /// The same with a deadline of its own.
+    /// Connects the whole team within `deadline`. Collective.
     pub(super) fn bring_up_within(
         rank: &Rank<'a>,
         needs: &Needs,

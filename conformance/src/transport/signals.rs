@@ -128,10 +128,10 @@ fn signals_of_many_ids(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// So many adds of almost 65,535 exceed 32 bits in total, even with the second rank's add, which is one
+/// This many adds of almost 65,535 exceed 32 bits in total, even with the second rank's add, which is one
 /// less.
 const MANY: u64 = (1 << 32) / 65_500 + 8;
-/// Those that are raised before all ranks have received as many.
+/// Adds that are raised before all ranks have received as many.
 const STEP: u64 = 4096;
 
 fn totals_have_64_bits(rig: &mut Rig<'_>) -> Result<()> {

@@ -30,7 +30,7 @@ pub(crate) enum Phase {
     DispatchReceive,
     CombineSend,
     CombineReceive,
-    /// The same, and the others receive the combine only after they know of the loss.
+    /// As `CombineReceive`, and the others receive the combine only after they know of the loss.
     LateReceive,
     /// Between the sends of two dispatches and their receives; or, among several domains, between the sends.
     Overlap,
@@ -109,7 +109,7 @@ pub(crate) enum Path {
     Puts,
     /// `libfabric` over a network interface.
     Tcp,
-    /// The same, posted by a proxy thread.
+    /// As `Tcp`, posted by a proxy thread.
     TcpProxied,
     /// `shm` in which a rank is killed at a step of a bring-up.
     Mortal,

@@ -26,7 +26,7 @@ fn config(kernels: &str, transport: &str) -> Config {
     config_within(5000, kernels, transport)
 }
 
-/// The same with this deadline in milliseconds.
+/// A config with these components, and this deadline in milliseconds.
 fn config_within(deadline: u32, kernels: &str, transport: &str) -> Config {
     let late = 2 * deadline;
     let text = format!(

@@ -39,7 +39,7 @@ pub(super) struct Hub {
     member: Member,
     peers: Vec<Option<JoinedRank>>,
     events: mpsc::Receiver<Event>,
-    /// For the readers of later links.
+    /// The sender that readers of later links get a copy of.
     event_sender: mpsc::Sender<Event>,
     /// Connections so far.
     links: u64,

@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// communicator's source on the state of its ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Membership {
-    /// By rank; nothing for an absent rank.
+    /// The present life of each rank; nothing for an absent rank.
     pub(crate) lives: Vec<Option<u32>>,
     /// The consequence of the end of a member.
     pub(crate) on_failure: OnFailure,

@@ -253,7 +253,7 @@ pub(super) struct Admitted {
 }
 
 impl Admitted {
-    /// From the items of an outcome.
+    /// Decodes the items of an outcome.
     pub(super) fn decode(items: &[Vec<u8>]) -> Result<Self> {
         decode(items.first().map_or(&[], Vec::as_slice))
     }

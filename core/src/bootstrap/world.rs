@@ -262,7 +262,7 @@ impl World {
     /// `[world] bootstrap`, the secret from `TOKENYARD_SECRET` or `TOKENYARD_SECRET_FILE`.
     ///
     /// # Errors
-    /// Those of [`Identity::resolve`], [`Secret::from_env`] and [`World::join`].
+    /// The errors of [`Identity::resolve`], [`Secret::from_env`] and [`World::join`].
     pub fn from_config(config: &WorldConfig) -> Result<Self> {
         let identity = Identity::resolve(&config.bootstrap, &environment)?;
         let secret = Secret::from_env(&environment)?;

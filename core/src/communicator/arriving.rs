@@ -70,7 +70,7 @@ impl Communicator {
         self.output_of(&pending.sent)
     }
 
-    /// The same for a replay.
+    /// The place of the output of a replay that was sent, as for a dispatch.
     ///
     /// # Errors
     /// As [`dispatch_output`](Self::dispatch_output).

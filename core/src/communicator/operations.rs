@@ -107,7 +107,7 @@ pub(super) fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi
     }
 }
 
-/// The same for a combine.
+/// A combine without tensors: the whole of a refused combine, and the start of every other.
 pub(super) fn blank_combine(operation: u64, handle: u32) -> abi::TyCombine {
     abi::TyCombine {
         size: size_of::<abi::TyCombine>(),

@@ -17,7 +17,7 @@ pub struct Communicator {
     pub(super) recorder: OpenDesk,
     pub(super) components: Arc<Components>,
     pub(super) world: Arc<World>,
-    /// For the next communicator, by [`renew`](Self::renew).
+    /// The config for the next communicator, by [`renew`](Self::renew).
     pub(super) config: Config,
     pub(super) shape: Shape,
     pub(super) options: CommunicatorOptions,

@@ -274,7 +274,7 @@ impl Communicator {
 }
 
 impl<'y> OnStream<'y> {
-    /// The same, with calls that the host does not wait for: it queues them and continues at once, so
+    /// This stream, with calls that the host does not wait for: it queues them and continues at once, so
     /// they can also be captured in a CUDA graph.
     ///
     /// - A dispatch has worst-case [`Sizes`]; the true sizes stay on the device

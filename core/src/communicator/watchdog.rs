@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// The bounds of a wait (INV-6).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// From a peer's arrival to the end of a wait on it.
+    /// Most time from a peer's arrival to the end of a wait on it.
     pub(super) deadline: Duration,
     /// Most time for a live peer to arrive at all.
     pub(super) late: Duration,
@@ -83,7 +83,7 @@ pub(super) struct Watchdog {
 
 struct WatchdogState {
     board: WaitBoard,
-    /// By rank, the time of waits on it; the board points there.
+    /// The time of waits on each rank; the board points there.
     waited_ns: Arc<[AtomicU64]>,
     liveness: Arc<Liveness>,
     headway: Arc<Headway>,
@@ -107,7 +107,7 @@ struct WatchdogState {
 
 /// The links from this rank to others.
 pub(super) struct WatchedLinks {
-    /// By level and world rank.
+    /// The names of the links, by level and world rank.
     pub(super) names: [Vec<(u32, String)>; 2],
     /// Domains among which rows are forwarded; 1 where one link reaches every rank.
     pub(super) domains: u32,
@@ -251,7 +251,7 @@ impl Watchdog {
 
     /// Checks that the result of an operation is valid, where losses are masked. The others may have
     /// declared a stopped process lost, and it may then have read memory that they had already changed.
-    /// So after a stop this call waits until the report of such a loss would have arrived.
+    /// This call therefore waits, after a stop, until the report of such a loss would have arrived.
     pub(super) fn confirm(&self) -> Result<()> {
         if self.shared.lost.is_empty() {
             return Ok(());

@@ -41,7 +41,7 @@ pub(super) struct RingWorker<F> {
     /// The total of each signal that was published last.
     totals: Vec<u64>,
     tally: Tally,
-    /// By slot: the peer of its command.
+    /// The peer of each slot's command.
     peers: Box<[u32]>,
 }
 

@@ -64,7 +64,7 @@ pub struct BufferSize {
 /// the caller still holds; regions that are not worst-case are smaller.
 ///
 /// # Errors
-/// Those of [`RegionLayout::worst`], for the first layout that does not fit.
+/// The errors of [`RegionLayout::worst`], for the first layout that does not fit.
 pub fn buffers(
     shape: &Shape,
     row: RowFormat,

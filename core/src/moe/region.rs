@@ -219,7 +219,7 @@ impl RegionLayout {
     /// The layout for the most rows that can arrive, for captured graphs and for sizing the arena.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new) and [`RegionRows::worst`].
+    /// The errors of [`new`](Self::new) and [`RegionRows::worst`].
     pub fn worst(spec: &RegionSpec) -> Result<Self> {
         Self::new(spec, RegionRows::worst(spec)?)
     }

@@ -178,7 +178,7 @@ fn blank<T>() -> T {
     unsafe { std::mem::zeroed() }
 }
 
-/// The same with its first field, the size, filled.
+/// A structure of the ABI with nothing in it but its first field, the size.
 fn sized<T>() -> T {
     let mut value = blank::<T>();
     // SAFETY: every structure that this is used for starts with its size.

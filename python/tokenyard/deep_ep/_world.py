@@ -39,7 +39,7 @@ class Openings:
 
     def __init__(self) -> None:
         self.count = 0
-        # Those without users here, by their place in that order.
+        # Communicators without users here, by their place in that order.
         self.parked: dict[int, tokenyard.Communicator] = {}
 
     def park(self, number: int, communicator: tokenyard.Communicator) -> None:

@@ -14,9 +14,9 @@ pub mod layout {
     pub const IMM: usize = 36;
     /// Bytes that were received or read.
     pub const BYTE_COUNT: usize = 44;
-    /// Of a failure: the vendor's code.
+    /// Error code of the vendor, in an error completion.
     pub const VENDOR: usize = 54;
-    /// Of a failure: one of [`super::syndrome`].
+    /// Syndrome of an error completion: one of [`super::syndrome`].
     pub const SYNDROME: usize = 55;
     /// Opcode of the request (8 bits), number of the queue pair (24 bits).
     pub const OPCODE_QPN: usize = 56;
@@ -170,9 +170,9 @@ pub struct Cqe {
     pub imm: [u8; 4],
     /// Bytes that were received or read.
     pub byte_count: u32,
-    /// Of a failure: one of [`syndrome`].
+    /// Syndrome of an error completion: one of [`syndrome`].
     pub syndrome: u8,
-    /// Of a failure: the vendor's code.
+    /// Error code of the vendor, in an error completion.
     pub vendor: u8,
 }
 

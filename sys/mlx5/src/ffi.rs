@@ -22,7 +22,7 @@ pub const UMEM_MASK_DMABUF: u64 = 1;
 pub const UAR_ALLOC_TYPE_BF: u32 = 0;
 /// A page of registers that is not cached.
 pub const UAR_ALLOC_TYPE_NC: u32 = 1;
-/// The same, for this caller alone: rdma-core 44 refuses it, newer ones have it.
+/// A page of registers that is not cached, for this caller alone: rdma-core 44 refuses it, newer ones have it.
 pub const UAR_ALLOC_TYPE_NC_DEDICATED: u32 = 1 << 31;
 
 /// The input of `mlx5dv_open_device`.

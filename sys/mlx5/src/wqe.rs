@@ -28,7 +28,7 @@ pub mod opcode {
     pub const RDMA_WRITE_IMM: u8 = 0x09;
     /// Sends to a receive of the peer.
     pub const SEND: u8 = 0x0a;
-    /// The same with 32 bits.
+    /// Sends to a receive of the peer, which gets 32 bits too.
     pub const SEND_IMM: u8 = 0x0b;
     /// Reads.
     pub const RDMA_READ: u8 = 0x10;

@@ -36,7 +36,7 @@ pub struct Config {
     pub net_name: *const c_char,
     pub split_share: c_int,
     pub traffic_class: c_int,
-    /// For NCCL's own log.
+    /// The name of the communicator in NCCL's own log.
     pub comm_name: *const c_char,
     pub collnet_enable: c_int,
     pub cta_policy: c_int,

@@ -50,7 +50,7 @@ impl Devices {
     /// Opens the device named `name` by a call of its provider; `None` if there is none.
     ///
     /// # Errors
-    /// Those of `open`.
+    /// The errors of `open`.
     ///
     /// # Safety
     /// `open` returns a context of the device that it gets, which belongs to no other owner. `ibv_close_device` closes

@@ -16,7 +16,7 @@ use crate::ring::{CAPACITY, Rings};
 
 /// The delay of the wrong half of a command, where a fault splits it in two.
 const LATE: Duration = Duration::from_millis(5);
-/// Of this many puts one is lost.
+/// One of this many puts is lost.
 const LOST_OF: u64 = 64;
 /// A thread without work sleeps for this long.
 const NAP: Duration = Duration::from_micros(20);

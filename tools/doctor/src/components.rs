@@ -37,7 +37,7 @@ pub struct MissingComponent {
     pub kind: String,
     /// The name in the config.
     pub name: String,
-    /// Which components there are, and where its plugin was looked for.
+    /// The components that are there, and the places where its plugin was looked for.
     pub found: String,
     /// How to get it.
     pub fix: String,

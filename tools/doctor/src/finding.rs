@@ -21,7 +21,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// In one word.
+    /// The verdict in one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -128,7 +128,7 @@ pub struct DoctorReport<'a> {
 }
 
 impl<'a> DoctorReport<'a> {
-    /// With nothing found yet.
+    /// A report with nothing found yet.
     pub fn new(machine: &'a Machine, job: &'a Job) -> Self {
         Self { machine, job, findings: Vec::new() }
     }

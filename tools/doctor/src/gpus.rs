@@ -62,7 +62,7 @@ fn served(machine: &Machine, ranks: u64) -> Option<u64> {
         match machine.gpu_of_rank(rank) {
             Ok(Some(_)) => count += 1,
             Ok(None) => break,
-            // Which one a rank drives is not known, but how many there are is.
+            // The GPU that a rank drives is not known, but the number of GPUs is.
             Err(_) => return Some(ranks.min(machine.given_gpus().len() as u64)),
         }
     }

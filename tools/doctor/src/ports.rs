@@ -45,8 +45,8 @@ static STATE: Rule = Rule {
           Disabled means switched off by software. Where no NIC next to a GPU can be used, and more than half of the \
           GPUs have one that can (or no GPU has, and NICs for storage can be used), the topology refuses the node where a transport goes by its NICs, unless the \
           config names those to use: the port is broken. Where another port of the card or another NIC as near \
-          serves instead, or NICs of all names reach each other (rails = \"any\", EFA), it is slow. Where so every GPU has \
-          equally many ports next to it that can carry, as where one port of each card is cabled, it is not known whether it is meant so.",
+          serves instead, or NICs of all names reach each other (rails = \"any\", EFA), it is slow. If every GPU still has \
+          equally many working ports next to it (for example, one port of each card is cabled), the verdict is unknown: the node may be built so.",
     impact: "its rail is missing: ranks that would use it share others, so they get half of the \
            bandwidth or less",
     fix: "look at cable and switch port; then `ip link set IFACE up` (Ethernet) or `ibportstate` \
@@ -85,8 +85,8 @@ static ERRORS: Rule = Rule {
     title: "Errors that a port counted",
     expected: "few since the driver was loaded, and none now",
     why: "On the running system the counters are read twice, as far apart as nvidia-smi and the like take \
-          (a quarter of a second and more where a port has counted something); what grows between is of \
-          today. Symbol errors and links that went down point at a cable or transceiver. Packets out of \
+          (a quarter of a second and more where a port has counted something); a counter that grows between \
+          the two readings shows a fault that is present now. Symbol errors and links that went down point at a cable or transceiver. Packets out of \
           sequence and timeouts point at losses in the network, which RoCE repairs by sending again: \
           a lossless class that is not lossless.",
     impact: "retransmissions: bandwidth falls and single operations take milliseconds",
@@ -97,7 +97,7 @@ static ERRORS: Rule = Rule {
 };
 
 /// Counters of the physical link, and from where on they are worth a look. They count since the driver
-/// was loaded: links flap when switches are restarted, and one reading shows no fault of today.
+/// was loaded: links flap when switches are restarted, and one reading does not show that a fault is present now.
 const LINK_ERRORS: [(&str, u64); 4] = [
     ("symbol_error", 100),
     ("link_downed", 1),

@@ -60,7 +60,7 @@ const GO_ON: &str = "to go on with the NICs that can be used, name them in `nics
                      node, or set rails = \"any\" there";
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
-    // Those without a link too: their ports have findings of their own, and distance is another matter.
+    // NICs without a link count too: their ports have findings of their own, and distance is another matter.
     // In a container `sys` shows GPUs and cards that others were given.
     let shares = report.machine.rail_shares();
     // One GPU has nothing to be compared with.

@@ -168,8 +168,8 @@ fn entry(text: &mut String, rule: &Rule) {
 
 fn rendered() -> String {
     let mut text = "# Findings of `tokenyard doctor`\n\n\
-        For operators: one entry for each check. The tool prints the entry's anchor, and in the numbers of the node what it \
-        found and what it expected. The meaning of the verdicts, and the way from a node to a running job: \
+        For operators: one entry for each check. The tool prints the anchor of the entry, the state that it \
+        found on the node, and the state that it expected. The meaning of the verdicts, and the way from a node to a running job: \
         [operator-guide.md](operator-guide.md).\n\n\
         This page is made of the rules themselves (`tools/doctor/src`); a test keeps them equal.\n\n\
         ## By symptom\n\n| symptom | look at |\n|---|---|\n"

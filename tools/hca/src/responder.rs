@@ -14,7 +14,7 @@ const NUMBERS: u32 = 0x00ff_ffff;
 const ANSWERS: usize = 1024;
 /// Bytes of a write that land at once where the fabric reorders.
 const PIECE: usize = 64;
-/// For each so many pieces that wait, one more lands at once.
+/// One more piece lands at once for each this many that wait.
 const MANY: usize = 1024;
 /// The end of a receive's list of memory.
 const NO_KEY: u32 = 0x100;

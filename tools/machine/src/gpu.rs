@@ -151,9 +151,9 @@ pub(crate) fn read(tree: &Tree, functions: &[PciFunction], facts: &CommandFacts)
 
 /// Facts about NVIDIA's GPUs from commands.
 pub(crate) struct CommandFacts {
-    /// Of `nvidia-smi -q`.
+    /// The GPUs that `nvidia-smi -q` lists.
     pub(crate) smi: Fact<Vec<SmiGpu>>,
-    /// Of `nvidia-smi nvlink -s`: links by the GPU's unique name.
+    /// The links that `nvidia-smi nvlink -s` lists, by the GPU's unique name.
     pub(crate) nvlinks: Fact<BTreeMap<String, Vec<NvLink>>>,
 }
 

@@ -190,7 +190,7 @@ impl Machine {
         near
     }
 
-    /// Those of `nics` that are nearest to `seat`, all equally near; InfiniBand is preferred to
+    /// The NICs of `nics` that are nearest to `seat`, all equally near; InfiniBand is preferred to
     /// others. In the order of `nics`.
     pub fn nearest<'a>(&self, nics: &[&'a Nic], seat: Seat) -> Vec<&'a Nic> {
         let least = nics.iter().map(|nic| self.nic_distance(seat, nic)).min();

@@ -94,7 +94,7 @@ pub struct Port {
 pub struct Growth {
     /// Milliseconds between the readings.
     pub milliseconds: u64,
-    /// Those that grew, by the kernel's name.
+    /// The counters that grew, by the kernel's name.
     pub counters: BTreeMap<String, u64>,
 }
 

@@ -173,7 +173,7 @@ fn are_linked_by_xgmi(a: &Gpu, b: &Gpu) -> bool {
 
 /// NVLinks of pairs, by PCI function.
 struct NvLinks {
-    /// In the order of `nvidia-smi`, which is that of the addresses.
+    /// The GPUs in the order of `nvidia-smi`, which is that of the addresses.
     gpus: Vec<PciAddress>,
     matrix: Matrix,
 }

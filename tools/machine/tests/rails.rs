@@ -66,12 +66,12 @@ fn node(switches: &[(u8, u8)], given: u32) -> Machine {
     Machine::read_places(&Tree::recorded(&recorded(switches, given)).unwrap())
 }
 
-/// The same with changes.
+/// The node with changes.
 fn changed(switches: &[(u8, u8)], changes: &str) -> Machine {
     Machine::read_places(&Tree::changed(&recorded(switches, 16), changes).unwrap())
 }
 
-/// The same with these NICs without a link.
+/// The node with these NICs without a link.
 fn down(switches: &[(u8, u8)], nics: &[u32]) -> Machine {
     let line = |nic: &u32| {
         let port = format!("sys/class/infiniband/mlx5_{nic}/ports/1");

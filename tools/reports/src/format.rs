@@ -86,9 +86,9 @@ pub struct ConfigName {
 pub struct Components {
     /// The kernel set.
     pub kernels: String,
-    /// Inside a domain.
+    /// The transport inside a domain.
     pub scale_up: Option<String>,
-    /// Between domains.
+    /// The transport between domains.
     pub scale_out: Option<String>,
     /// The topology.
     pub topology: String,
@@ -120,7 +120,7 @@ pub enum State {
 pub struct Activity {
     /// Where it is.
     pub state: State,
-    /// For how long.
+    /// How long it has been there.
     pub since_ms: u64,
     /// Operations that it has begun: the number of the next one.
     pub begun: u64,
@@ -157,7 +157,7 @@ pub struct Collective {
     pub name: String,
     /// Its topic.
     pub topic: String,
-    /// For how long the rank is in it.
+    /// How long the rank has been in it.
     pub since_ms: u64,
 }
 
@@ -238,7 +238,7 @@ pub struct Counts {
     pub expected: u64,
     /// Commands to the peer that the transport accepted.
     pub posted: u64,
-    /// Those that have ended.
+    /// Commands to the peer that have ended.
     pub done: u64,
 }
 
@@ -253,9 +253,9 @@ pub struct Queue {
     pub queue: u32,
     /// Commands that were accepted.
     pub posted: u64,
-    /// Those that have ended.
+    /// Commands that have ended.
     pub done: u64,
-    /// Those that have not.
+    /// Commands that were accepted and have not ended.
     pub in_flight: u64,
     /// The most that may be in flight.
     pub depth: u32,

@@ -1,4 +1,4 @@
-//! Which files of the kernel's modules to load, and in which order.
+//! The files of the kernel's modules to load, and their order.
 
 use std::collections::HashMap;
 

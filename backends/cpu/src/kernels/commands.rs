@@ -11,7 +11,7 @@ use super::control::Signal;
 use super::moves::{Move, Via};
 use super::order::{Order, QUEUE, broken};
 
-/// Which signal of a peer is raised how far, and for which operation.
+/// A signal of a peer, how far it is raised, and for which operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Raise {
     pub(super) operation: u64,

@@ -93,7 +93,7 @@ impl Header {
         (self.0[6] & 0xffff_ffff).min(RECORD_TEXT) as usize
     }
 
-    /// The same with a text of so many bytes.
+    /// This header, for a text of `bytes` bytes.
     pub(super) fn with_text(mut self, bytes: u64) -> Self {
         self.0[6] = self.0[6] >> 32 << 32 | bytes;
         self

@@ -93,12 +93,12 @@ impl Counters {
         add(&self.peer(at).done, 1);
     }
 
-    /// A wait for so much more has begun.
+    /// A wait for a rise by this much has begun.
     pub(super) fn expects(&self, at: LevelPeer, by: u64) {
         add(&self.peer(at).expected, by);
     }
 
-    /// So much more was seen.
+    /// A rise by this much was seen.
     pub(super) fn received(&self, at: LevelPeer, by: u64) {
         add(&self.peer(at).received, by);
     }
@@ -109,7 +109,7 @@ impl Counters {
         self.received(at, by);
     }
 
-    /// As it crosses the ABI.
+    /// The counters as they cross the ABI.
     pub(super) fn as_abi(&self) -> abi::TyCounters {
         abi::TyCounters {
             size: size_of::<abi::TyCounters>(),

@@ -101,7 +101,7 @@ fn sum_rows_of(engine: &Engine, op: &CombineOp, domain: u32, here: Offsets) -> R
         shape: engine.world.inside,
         partials: &engine.routing.partials[first..][..engine.world.domains.size as usize],
         biases: [std::ptr::null(); 2],
-        // Of this rank's own tokens, those that have business in this domain.
+        // This rank's tokens that have an expert in this domain.
         tokens: own.map(|outward| outward.send.tokens_for(domain)),
         out: engine.places.arena_area.at(here.x),
         out_weights: weights,

@@ -16,11 +16,11 @@ pub(super) struct Entry {
     /// Replay: offset of the peer's region. Combine: where rows are read or written.
     pub(super) base_x: u64,
     pub(super) base_weights: u64,
-    /// The source is lost, as its forwarder says.
+    /// The source is lost, as its forwarder reports.
     pub(super) gone: bool,
 }
 
-/// That of a source that does not take part.
+/// The entry of a source that takes no part.
 pub(super) const NO_ENTRY: Entry =
     Entry { rows: 0, arrays: 0, base_x: 0, base_weights: 0, gone: false };
 
@@ -53,7 +53,7 @@ impl Gathered {
 pub(super) struct Enter<'a> {
     pub(super) operation: u64,
     pub(super) signature: Signature,
-    /// Which dispatch made the handle that is used; nothing where the source refuses.
+    /// The dispatch that made the handle; 0 where the source refuses.
     pub(super) origin: u64,
     /// Why it does not take part.
     pub(super) refusal: Option<(Verdict, &'a [u8])>,
@@ -68,12 +68,12 @@ pub(super) struct Terms<'a> {
 }
 
 impl<'a> Terms<'a> {
-    /// So many rows, and nothing else to say.
+    /// Terms with a number of rows and no further content.
     pub(super) fn rows(rows: u32) -> Self {
         Self { rows: rows.into(), base_x: 0, base_weights: 0, body: Body::Nothing }
     }
 
-    /// The record that says so.
+    /// The record of an entry with these terms.
     pub(super) fn record(
         self,
         operation: u64,
@@ -109,7 +109,7 @@ impl Enter<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Agreed(pub(super) Option<Refusal>);
 
-/// That a rank refuses, or has no room, as it reported.
+/// A rank's report that it refuses, or has no room.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refusal {
     pub(super) rank: u32,

@@ -80,8 +80,8 @@ fn forward(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<()> {
     Ok(())
 }
 
-/// The same for packed rows, which are announced when they are here. Where not both take part in
-/// the same way no rank will use them, so they are counted and given up.
+/// Forwards packed rows, which are announced when they are here. Where not both take part in the
+/// same way no rank will use them, so they are counted and given up.
 fn forward_packed(engine: &mut Engine, slot: usize, op: &DispatchOp) -> Result<()> {
     let handle = op.handle;
     for domain in engine.world.domains.others() {

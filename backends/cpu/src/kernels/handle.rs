@@ -25,7 +25,7 @@ pub(super) struct OwnerBlock {
 /// this rank itself. All memory is allocated when the communicator is planned.
 #[derive(Debug)]
 pub(super) struct Leg {
-    /// Which row goes to which peer of this domain. Its tokens are rows of the landing places, or
+    /// The peers of this domain that each row goes to. Its tokens are rows of the landing places, or
     /// this rank's own tokens.
     pub(super) send: SendPlan,
     /// `[rows, K]`: experts of this domain, counted from its first, or -1.
@@ -61,7 +61,7 @@ fn keep(topk: &mut Vec<i32>, topk_idx: &[i64]) {
 /// Where this rank's tokens go among several domains.
 #[derive(Debug)]
 pub(super) struct Outward {
-    /// Which token goes to which domain, the own one included.
+    /// The domains that each token goes to, the own one included.
     pub(super) send: SendPlan,
     /// `[T, K]`: experts of the world, or -1.
     pub(super) topk: Vec<i32>,
@@ -105,7 +105,7 @@ pub(super) struct HandleState {
     pub(super) origin: u64,
     /// `[D]`, by the domain that the rows come from.
     pub(super) legs: Vec<Leg>,
-    /// Where there are several domains.
+    /// The way to other domains, where there are several.
     pub(super) outward: Option<Outward>,
     pub(super) recv: RecvPlan,
     pub(super) arrangement: Arrangement,

@@ -21,8 +21,8 @@ pub(super) struct Losses {
     /// By rank, written by the host; none where a lost rank ends the communicator.
     lost: Option<&'static [AtomicU8]>,
     given_up: Vec<Cell<Option<MayKnow>>>,
-    /// By source of another domain: the first operation to which it adds nothing, as its forwarder
-    /// here says, which lives.
+    /// By source of another domain: the first operation to which it adds nothing, as reported by its
+    /// forwarder here, which is alive.
     gone: Vec<Cell<Option<u64>>>,
     /// The last operation that this rank has begun.
     begun: Cell<u64>,

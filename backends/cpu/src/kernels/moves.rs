@@ -15,7 +15,7 @@ pub(super) struct Spot {
     pub(super) source: u64,
 }
 
-/// Which rows move, and over which link.
+/// The rows that move, and the link that they move over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Via {
     /// Rows that come from a domain, to the peers of this one.

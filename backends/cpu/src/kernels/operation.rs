@@ -51,7 +51,7 @@ pub(super) struct Offsets {
 }
 
 impl Offsets {
-    /// Those of a row further on.
+    /// The offsets of a row further on.
     pub(super) fn row(self, row: u64, widths: Widths) -> Self {
         Self { x: self.x + row * widths.x, weights: self.weights + row * widths.weights }
     }

@@ -69,9 +69,9 @@ impl Wait {
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) world: World,
-    /// To the peers of this rank's domain.
+    /// The channel to the peers of this rank's domain.
     pub(super) channel: Channel,
-    /// To the other domains; none where there is one domain.
+    /// The channel to the other domains; none where there is one domain.
     pub(super) rail: Option<Channel>,
     pub(super) waiter: Waiter<'static>,
     pub(super) losses: Losses,
@@ -80,7 +80,7 @@ pub(super) struct Order {
     pub(super) operations: Vec<Operation>,
     /// By slot, how this rank left its last operation; none once all others are known to have left.
     pub(super) ends: Vec<Option<End>>,
-    /// Of the operation that is being entered or received.
+    /// The memory that the current operation exposes to its peers.
     pub(super) exposed: Option<Exposed>,
     /// The slot whose operation this rank still has to serve as a forwarder.
     pub(super) pending_forward: Option<usize>,
@@ -226,7 +226,7 @@ impl Order {
         self.until(&self.channel, what, Wait { rank: writer, ..wait })
     }
 
-    /// The same for the rail's rank in `domain`, which is `wait.rank`.
+    /// As [`wait`](Self::wait), for the rail's rank in `domain`, which is `wait.rank`.
     pub(super) fn wait_rail(
         &mut self,
         signal: Signal,

@@ -9,9 +9,9 @@ use super::losses::Losses;
 pub(super) struct Outstanding {
     ranks: usize,
     counts: Vec<Cell<u32>>,
-    /// By slot, for a quick look.
+    /// The sum of each slot's counts, for a quick look.
     totals: Vec<Cell<u32>>,
-    /// By world rank.
+    /// The sum of each world rank's counts.
     to: Vec<Cell<u32>>,
 }
 

@@ -196,7 +196,7 @@ pub(super) unsafe fn push(
     for place in engine.world.domains.places().filter(|place| !is_own(place)) {
         let forwarder_is_lost =
             engine.order.losses.is_given_up(engine.world.domains.forwarder(place));
-        // Of rows whose source is lost, their forwarder needs no partials.
+        // The forwarder needs no partials of rows whose source is lost.
         if forwarder_is_lost || engine.routing.gathered.entries[place as usize].gone {
             continue;
         }

@@ -162,7 +162,7 @@ impl RoutingTable {
         self.rail.as_ref().map(|rail| rail.heard[domain as usize]).ok_or_else(no_rail)
     }
 
-    /// Whether the source of another domain is lost that this rank is the forwarder of.
+    /// Whether the source in another domain, for which this rank forwards, is lost.
     pub(super) fn is_source_gone(&self, domain: u32) -> bool {
         let rail = self.rail.as_ref().filter(|_| domain != self.world.domains.mine);
         rail.is_some_and(|rail| rail.heard[domain as usize].gone)

@@ -32,12 +32,12 @@ impl Default for Partial {
 
 /// Rows that are summed from partial rows.
 pub(super) struct Sum<'a> {
-    /// Which peers a token went to, as which of their rows.
+    /// The peers that a token went to, and its row at each of them.
     pub(super) send: &'a SendPlan,
     /// `[tokens, K]`, and which peer has which expert.
     pub(super) topk: &'a [i32],
     pub(super) shape: Shape,
-    /// By peer.
+    /// The partial rows of each peer.
     pub(super) partials: &'a [Partial],
     /// `[tokens, H]`; null where there is none.
     pub(super) biases: [*const u8; 2],

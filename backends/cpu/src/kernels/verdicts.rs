@@ -127,7 +127,7 @@ pub(super) fn settle_verdict(
     share_verdict(&mut engine.order, slot, operation, signal, refused)
 }
 
-/// The same over the rail.
+/// Exchanges refusals over the rail.
 fn exchange_verdicts(
     engine: &mut Engine,
     slot: usize,
@@ -160,8 +160,8 @@ fn exchange_verdicts(
     Ok(refused)
 }
 
-/// The same in the domain, by how far a signal rises: the records of the operation are in use. So whom it
-/// reaches first here gets no text.
+/// Exchanges refusals in the domain, by how far a signal rises: the records of the operation are in use. So a
+/// rank that first learns of the refusal here gets no text.
 fn share_verdict(
     order: &mut Order,
     slot: usize,
@@ -207,7 +207,8 @@ fn refusal_in(
         return Ok(None);
     }
     let rank = u32::try_from(header.0[5]).unwrap_or(u32::MAX);
-    // Of its own domain, unless it knows of more than this rank.
+    // The refusing rank is in the writer's own domain. With masked losses among several domains it may be in
+    // any: the writer may know of more refusals than this rank.
     let is_known = match order.masks_domains() {
         true => rank < order.world.shape.ranks,
         false => rank / order.world.domains.size == writer / order.world.domains.size,

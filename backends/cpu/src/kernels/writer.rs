@@ -16,7 +16,7 @@ pub(super) struct RowSource {
     pub(super) sources: *const i32,
 }
 
-/// The same as addresses: at the peer, or in the stage.
+/// The addresses that rows go to, one for each array: at the peer, or in the stage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) x: *mut u8,

@@ -12,7 +12,7 @@ use super::signals::Signals;
 /// A rank whose memory can be reached: another one, or this one itself.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// In order of registration.
+    /// Its windows, in order of registration.
     pub(super) windows: Vec<Span>,
     pub(super) signals: Signals,
     /// Keeps the spans above mapped; nothing for this rank itself.

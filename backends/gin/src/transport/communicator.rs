@@ -231,7 +231,7 @@ impl Communicator {
         self.gin_type
     }
 
-    /// The same type, and the parts that kernels need.
+    /// The type by which kernels post, and the parts that they need.
     pub(super) fn device_parts(&self) -> Option<(GinType, DeviceParts)> {
         let held = self.held();
         let held = held.as_ref()?;

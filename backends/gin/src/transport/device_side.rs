@@ -84,14 +84,15 @@ impl DeviceSide {
         Self { params: Some(params), ..Self::source_only(include, choice) }
     }
 
-    /// Without parameters, for a caller that only compiles: with NCCL's headers in the folder `include`.
+    /// The device side without parameters, for a caller that only compiles: with NCCL's headers in the folder
+    /// `include`.
     pub fn source_only(include: String, choice: GinType) -> Self {
         let folders = vec![text(&include)];
         let defines = std::iter::once(PRELUDE).chain(choice.switches()).map(text).collect();
         Self { _include: include, folders, defines, params: None }
     }
 
-    /// In the form of the plugin ABI.
+    /// This device API in the form of the plugin ABI.
     pub fn device_api(&self) -> abi::TyDeviceApi {
         let params = self.params.as_ref();
         abi::TyDeviceApi {

@@ -146,7 +146,7 @@ pub(crate) fn kernels(
     image_of(platform, config, compiler, &Program::new(target, device_api, role))
 }
 
-/// The same for the kernels that measure, with the fastest way to move rows.
+/// The image of the kernels that measure, with the fastest way to move rows.
 pub(crate) fn probe(
     platform: &Platform,
     config: &GpuConfig,

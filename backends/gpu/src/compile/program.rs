@@ -129,7 +129,7 @@ pub(crate) struct DeviceApiSource<'a> {
     pub(crate) by_host: bool,
 }
 
-/// Which of a platform's compilers a device API needs.
+/// The compiler of a platform that a device API needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needed {
     /// The compiler that is a library, or the other one.
@@ -138,7 +138,7 @@ pub(crate) enum Needed {
     Program,
 }
 
-/// Which rows the kernels move.
+/// The rows that the kernels move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The rows of this rank, straight to their owners; or, with several domains, to their domains.

@@ -44,7 +44,7 @@ impl Tool {
         Self { name, path, first: Vec::new(), longest: LONGEST }
     }
 
-    /// The same, with arguments before all others: some programs combine several tools.
+    /// This program, with arguments before all others: some programs combine several tools.
     #[must_use]
     pub fn with_first(mut self, first: &[&str]) -> Self {
         self.first.extend(first.iter().map(|&argument| argument.to_owned()));

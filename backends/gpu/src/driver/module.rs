@@ -35,7 +35,7 @@ impl Module {
         Ok(Function { module: Arc::clone(self), raw })
     }
 
-    /// The same for a kernel whose blocks wait for each other: all blocks are resident at once.
+    /// One kernel whose blocks wait for each other: all blocks are resident at once.
     pub(crate) fn cooperative(self: &Arc<Self>, name: &str) -> Result<Function> {
         let mut function = self.function(name)?;
         function.raw.cooperative = true;

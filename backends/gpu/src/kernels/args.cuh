@@ -404,7 +404,7 @@ struct StagedDispatchArgs {
   Staging staging;
 };
 
-// The same for the return path: see staged_combine.cuh. No field of `combine` names rows in an
+// Low latency, the return path: see staged_combine.cuh. No field of `combine` names rows in an
 // arena.
 struct StagedCombineArgs {
   CombineArgs combine;

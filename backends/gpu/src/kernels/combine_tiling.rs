@@ -26,7 +26,7 @@ pub(super) struct CombineTiling {
 }
 
 impl CombineTiling {
-    /// For rows of `row_bytes` on a device.
+    /// The tiling for rows of `row_bytes` on a device.
     pub(super) fn new(exchange: &Exchange, row_bytes: u64, block: BlockLimits) -> Self {
         let (ranks, groups) = (exchange.shape.ranks, exchange.groups);
         // Where kernels put, records count each group; they are read before the other tables are

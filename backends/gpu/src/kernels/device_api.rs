@@ -73,7 +73,7 @@ impl DeviceApi {
         Ok(Self { params: bytes.chunks(8).map(word).collect(), ..without })
     }
 
-    /// The same without the value of the parameters, for callers that only compile.
+    /// Reads a device API without the value of its parameters, for callers that only compile.
     ///
     /// # Errors
     /// As [`read`](Self::read).

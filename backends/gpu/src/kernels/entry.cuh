@@ -38,7 +38,7 @@ __device__ inline void pass_turn(const Common& c) {
   c.state->turn = (epoch == 0 ? 1 : epoch) | (u64)(slot == c.slots ? 0 : slot) << 32;
 }
 
-// The same for blocks that share no barrier: the last of them passes the turn. One thread of each
+// Passes the turn where blocks share no barrier: the last of them does so. One thread of each
 // block.
 __device__ inline void leave_turn(const Common& c) {
   if (atomic_inc(&c.state->arrived, gridDim.x - 1) == gridDim.x - 1) pass_turn(c);

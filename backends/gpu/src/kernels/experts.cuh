@@ -40,7 +40,7 @@ class VectorCopier {
   __device__ void finish() {}
 };
 
-// The same by bulk copies, several of which are in flight.
+// Copies rows of one warp by bulk copies, several of which are in flight.
 #if TY_ROWS_TMA
 class BulkCopier {
  public:

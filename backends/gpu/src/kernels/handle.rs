@@ -63,7 +63,7 @@ impl HandleState {
         self.routing.span = span(tokens, self.warps);
     }
 
-    /// A handle for counts by this many blocks, of so many warps each.
+    /// A handle for counts by `blocks` blocks of `warps` warps each.
     pub(super) fn new(
         context: &Arc<Context>,
         exchange: &Exchange,

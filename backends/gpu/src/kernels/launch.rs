@@ -37,9 +37,9 @@ pub(super) struct DeviceState {
 /// The blocks of kernels, one to a multiprocessor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocks {
-    /// Of kernels that exchange rows.
+    /// Blocks of kernels that exchange rows.
     pub(super) exchange: u32,
-    /// Of kernels that touch no other rank.
+    /// Blocks of kernels that touch no other rank.
     pub(super) local: u32,
     /// The config's number for low-latency operations.
     pub(super) decode: Sms,
@@ -48,7 +48,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Of a low-latency operation of this many tokens.
+    /// Blocks of a low-latency operation of this many tokens.
     pub(super) fn of_decode(self, tokens: u32) -> u32 {
         self.decode.decode_blocks(self.all, tokens)
     }

@@ -102,7 +102,7 @@ mod tests {
     const AMPERE: BlockLimits = BlockLimits { shared: 166_912, wave: 32 };
     const SMALL: BlockLimits = BlockLimits { shared: 101_376, wave: 32 };
     const GFX942: BlockLimits = BlockLimits { shared: 65_536, wave: 64 };
-    /// Of a stand-in for HIP over CUDA.
+    /// Blocks of a stand-in for HIP over CUDA.
     const GFX942_OF_32: BlockLimits = BlockLimits { shared: 65_536, wave: 32 };
     const ROW: RowFormat = RowFormat { x_bytes: 14_336, scale_bytes: 224, weights: true };
 

@@ -15,9 +15,9 @@ use crate::driver::{Context, DeviceFacts, Function, Module};
 #[derive(Debug)]
 pub(super) struct StagedKernels {
     pub(super) dispatch: Function,
-    /// By type, as in [`Kernels`].
+    /// The kernel for each type, as in [`Kernels`].
     pub(super) combine: [Function; 3],
-    /// Where this rank does not take part.
+    /// The kernel of a rank that does not take part.
     pub(super) refuse: Function,
 }
 
@@ -43,18 +43,18 @@ impl StagedKernels {
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub(super) dispatch: Function,
-    /// By type: bf16, fp16, fp32. Where kernels put, the kernel that sums the returned rows.
+    /// The kernel for each type: bf16, fp16, fp32. Where kernels put, it sums the returned rows.
     pub(super) combine: [Function; 3],
     /// Where kernels put: enters a combine, and puts rows back to their sources.
     pub(super) combine_put: Option<Function>,
     pub(super) arrive: Function,
     pub(super) spread: Function,
-    /// By type, as `combine`.
+    /// The kernel for each type, as in `combine`.
     pub(super) merge: [Function; 3],
     pub(super) agree: Function,
     /// Inside one of several domains: finds the group of each token.
     pub(super) group: Option<Function>,
-    /// Where rows of the packed layout are staged.
+    /// The kernels of low-latency operations, where rows of the packed layout are staged.
     pub(super) staged: Option<StagedKernels>,
     /// How they move rows.
     pub(super) rows: Rows,

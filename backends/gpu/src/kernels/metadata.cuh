@@ -107,7 +107,7 @@ __device__ inline void gather_scales(const DispatchArgs& a, u32 first, u32 count
   }
 }
 
-// The same from memory to memory, for scales that are too wide.
+// Moves the scales of `count` tokens from memory to memory, for scales that are too wide.
 __device__ inline void move_scales(const DispatchArgs& a, u64 to, u32 first, u32 count,
                                    const MetadataRoom& room) {
   u32* scales = reinterpret_cast<u32*>(to);

@@ -4,8 +4,8 @@ use tokenyard_core::moe::{REGION_ALIGN, RowFormat};
 
 /// A longer row moves in pieces.
 pub(super) const LONGEST_PIECE: u64 = 16_384;
-/// The same of a row that is cast as it moves, before the cast: a warp has two stages of bf16, one
-/// of which fills while the other is cast.
+/// A row that is cast as it moves, and is longer before the cast, moves in pieces of at most this many
+/// bytes: a warp has two stages of bf16, one of which fills while the other is cast.
 const LONGEST_CAST: u64 = 8192;
 /// Channels of a piece of such a row are a multiple of this, so that words of scales belong to one piece:
 /// four UE8M0 scales of 128 channels.

@@ -165,7 +165,7 @@ struct Shared<S> {
 
 #[derive(Debug)]
 struct ObserverState {
-    /// In the order of the device's stream.
+    /// Operations in the order of the device's stream.
     outstanding: VecDeque<Outstanding>,
     /// Stored as data: every later call makes a fresh error of it.
     failure: Option<(ErrorKind, Option<u32>, String)>,

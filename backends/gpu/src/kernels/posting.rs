@@ -32,7 +32,7 @@ impl Posting {
         }
     }
 
-    /// The same in the transport's own words, asked now. Only while an operation is open.
+    /// Asks the transport now, and returns the failure in its own words. Only while an operation is open.
     ///
     /// # Errors
     /// As [`check`](Self::check).

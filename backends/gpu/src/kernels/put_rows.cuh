@@ -27,8 +27,8 @@ struct Staged {
       end += align_128(rows * width[i]);
     }
   }
-  // Of an array that is known late. By comparisons: an index that is no constant would force the whole
-  // table into memory.
+  // The offset and the width of an array that is known late. Comparisons find them: an index that is no
+  // constant would force the whole table into memory.
   __device__ u64 at_of(u32 array) const { return pick(at, array); }
   __device__ u64 width_of(u32 array) const { return pick(width, array); }
 

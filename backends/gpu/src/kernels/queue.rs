@@ -92,7 +92,7 @@ impl Engine {
         unsafe { self.launch(&launcher.kernels.arrive, launch, &arguments, slot) }
     }
 
-    /// The same, unless the operation's own kernel has waited.
+    /// As [`arrive`](Self::arrive), unless the operation's own kernel has waited.
     pub(super) fn arrive_unless(&self, at_once: bool, operation: u64, phase: u64) -> Result<()> {
         if at_once { Ok(()) } else { self.arrive(operation, phase) }
     }

@@ -35,7 +35,7 @@ struct Region {
   unsigned long long ranges, landed_scales, landed_weights, landed_source, totals, lost, bytes;
 
   Region() = default;
-  // For N tokens and X expert rows.
+  // The region for N tokens and X expert rows.
   TY_DEVICE Region(const RegionShape& s, unsigned long long tokens,
                    unsigned long long expert_rows) {
     bool flat = s.layout == kFlat, major = s.layout == kExpertMajor, packed = s.layout == kPacked;

@@ -83,7 +83,7 @@ pub(super) struct RegionOrder {
     is_used: bool,
     /// Regions that were returned while their stream captured a graph, where no mark can be made.
     late: Vec<u64>,
-    /// For one stream to wait for another; free again at once.
+    /// An event by which one stream waits for another; it is free again at once.
     mark: Event,
     /// The longest that the host waits for a caller's stream.
     cap: Duration,

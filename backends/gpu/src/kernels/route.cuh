@@ -110,7 +110,7 @@ __device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 first, 
     bool counts = look.own < look.each && token < count;
     u32 expert = counts ? t.picks[at] : kNone, problem = 0;
     if (expert == a.c.experts) problem = kNoExpert, expert = kNone;
-    // Of the selections of the same expert the first one counts.
+    // The first of the selections of the same expert counts.
     if ((look.like(expert != kNone, expert) & lanes_before(look.lane)) != 0)
       problem = kTwice, expert = kNone;
     if (problem != 0) note_problem(a, first + token, look.k, problem);

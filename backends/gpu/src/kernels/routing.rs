@@ -23,7 +23,7 @@ pub(super) struct RoutingTable {
 }
 
 impl RoutingTable {
-    /// For this many handles, whose tokens this many blocks count, of so many warps each.
+    /// A table for this many handles, whose tokens are counted by `blocks` blocks of `warps` warps each.
     pub(super) fn new(
         context: &Arc<Context>,
         exchange: &Exchange,

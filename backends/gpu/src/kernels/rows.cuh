@@ -433,7 +433,7 @@ class Mover {
     u64* count = lane < a_.c.topk ? count_of_row(a_, up_, token, lane) : nullptr;
     if (count) add_relaxed(count, 1);
   }
-  // The same for a piece that is cast, whose channels start at `from`.
+  // Copies and casts a piece, whose channels start at `from`.
   __device__ TY_INLINED void cast_piece(const Places& to, u64 from, u32 piece) const {
     u32 lane = lane_id(), length = piece_length(a_, piece), groups = (length + kGroup - 1) / kGroup;
     Lanes rows = ballot(to.row != nullptr), scales = ballot(to.scales != nullptr);

@@ -39,7 +39,7 @@ pub(super) const DECLARED: u32 = 2048;
 pub(super) const KEPT: u32 = DECLARED + 1024;
 /// Most bytes of an arena for two outputs of any layout, unless the config sets its size.
 const ARENA_LIMIT: u64 = 16 << 30;
-/// The same in host memory, which all ranks of a machine share, and which is pinned at once.
+/// The limit for an arena in host memory, which all ranks of a machine share, and which is pinned at once.
 const HOST_ARENA_LIMIT: u64 = 4 << 30;
 
 /// Sizes and offsets of both windows; equal on all ranks.
@@ -236,7 +236,7 @@ impl Tables {
 }
 
 impl DispatchTiling {
-    /// For rows on a device.
+    /// The tiling for rows on a device.
     pub(super) fn new(
         exchange: &Exchange,
         row: &RowFormat,

@@ -102,7 +102,7 @@ __device__ TY_INLINED u64 read_routing(const DispatchArgs& a, const SentTables& 
   bool any_twice = sync_block_or(twice) != 0;
   join_sets(a.c, t);
   if (!any_twice) return problem;
-  // Of the selections of the same expert the first one counts.
+  // The first of the selections of the same expert counts.
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < pairs; i += blockDim.x) {
     u32 token = i / topk, k = i - token * topk;

@@ -137,7 +137,7 @@ impl Waits {
         unsafe { self.report.at(0).read_volatile() }
     }
 
-    /// The same, once a wait that lasts has reported its subject: its name comes first.
+    /// The present report, once a wait that lasts has reported its subject: its name comes first.
     fn whole_report(&self) -> WaitReport {
         let start = Instant::now();
         let mut report = self.report();

@@ -97,7 +97,7 @@ impl Choice {
 #[derive(Debug)]
 pub(super) struct Kernels {
     ringer: Option<Ringer>,
-    /// By peer and queue, with the first packet number of each.
+    /// The queue pairs by peer and queue, with the first packet number of each.
     pairs: Vec<(Pair, u32)>,
     registers: Option<IoPage>,
     uar: Arc<Uar>,

@@ -241,7 +241,7 @@ fn own_nics(provider: &str, nics: &Nics, domains: &[ListedNic]) -> Result<Vec<us
     })
 }
 
-/// Those of `found` that have these indices, in this order.
+/// The entries of `found` that have these indices, in this order.
 fn pick(found: Vec<Info>, indices: Vec<usize>) -> Vec<Info> {
     let mut found: Vec<_> = found.into_iter().map(Some).collect();
     indices.into_iter().filter_map(|index| found[index].take()).collect()

@@ -79,7 +79,7 @@ impl Sharing {
         Ok(sharing)
     }
 
-    /// In HIP's words.
+    /// The name of this way, in HIP's words.
     pub(super) fn words(self) -> &'static str {
         match self {
             Self::Vmm => "VMM, uncached",

@@ -91,7 +91,7 @@ impl Peer {
     /// Posts a list.
     ///
     /// # Safety
-    /// That of [`Qp::post`].
+    /// As for [`Qp::post`].
     pub(super) unsafe fn post(&self, first: *mut SendWr) -> Result<(), (CallError, *mut SendWr)> {
         let Stage::Connected(qp, _) = &self.stage else { return Ok(()) };
         // SAFETY: by this function's contract.

@@ -103,7 +103,7 @@ impl QueuePairs {
     /// Accepts as many commands as the depth allows, and rings one doorbell per peer and batch.
     ///
     /// # Safety
-    /// That of [`Transport::post`](tokenyard_core::transport::Transport::post).
+    /// As for [`Transport::post`](tokenyard_core::transport::Transport::post).
     pub(super) unsafe fn post(&mut self, shared: &Shared, commands: &[Command]) -> usize {
         let room = self.depth - self.under_way - self.events.len();
         let accepted = &commands[..commands.len().min(room)];

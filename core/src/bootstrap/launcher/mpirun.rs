@@ -92,7 +92,7 @@ fn file_name(job: &str) -> String {
     job.chars().take(200).map(|c| if is_plain(c) { c } else { '_' }).collect()
 }
 
-/// The same on all hosts of the job.
+/// A port for the job, equal on all its hosts.
 fn port_of(job: &str) -> u16 {
     // FNV-1a.
     let number = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

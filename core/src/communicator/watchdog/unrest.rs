@@ -9,7 +9,7 @@ const SPANS: usize = 1024;
 /// Spans of time in which bounds were suspended.
 #[derive(Debug)]
 pub(super) struct Unrest {
-    /// From, to; in order, apart from each other.
+    /// The beginning and the end of each span; in order, apart from each other.
     spans: VecDeque<(Instant, Instant)>,
     /// Most time that is subtracted from a wait in total (INV-6).
     most: Duration,

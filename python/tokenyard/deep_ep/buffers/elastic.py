@@ -123,7 +123,7 @@ class ElasticBuffer:
         return self._engine.domains, self._engine.ranks // self._engine.domains
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """The same, or one domain of all ranks without `allow_hybrid_mode`."""
+        """Domains, and ranks in each; one domain of all ranks without `allow_hybrid_mode`."""
         return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
 
     def get_theoretical_num_sms(self, *arguments: Any, **keywords: Any) -> int:
@@ -262,6 +262,6 @@ def get_physical_domain_size(group: Any) -> tuple[int, int]:
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """The same, or one domain of all ranks. Collective."""
+    """Domains of a group, and ranks in each; one domain of all ranks without `allow_hybrid_mode`. Collective."""
     domains, size = get_physical_domain_size(group)
     return (domains, size) if allow_hybrid_mode else (1, domains * size)

@@ -29,7 +29,7 @@ mailbox! {
         remote_atomic: bool => Field::new(QPC + 0x92, 2, 1);
         /// Entry of the partition key table.
         pkey_index: u16 => Field::new(PATH + 2, 0, 16);
-        /// From 1.
+        /// The number of the port, from 1.
         port: u8 => Field::new(PATH + 0x25, 0, 8);
     }
 }
@@ -65,19 +65,19 @@ mailbox! {
         source_gid_index: u8 => Field::new(PATH + 9, 0, 8);
         /// The hop limit of packets.
         hop_limit: u8 => Field::new(PATH + 0xb, 0, 8);
-        /// Of the global header.
+        /// Traffic class of the global header.
         traffic_class: u8 => Field::new(PATH + 0xc, 4, 8);
         /// The peer's GID.
         remote_gid: [u8; 16] => Field::new(PATH + 0x10, 0, 128);
-        /// RoCE: of the IP header.
+        /// RoCE: the DSCP of the IP header.
         dscp: u8 => Field::new(PATH + 0x21, 2, 6);
         /// RoCE version 2: 0xc000 or above.
         udp_source_port: u16 => Field::new(PATH + 0x22, 0, 16);
-        /// RoCE: of the Ethernet frame.
+        /// RoCE: the priority of the Ethernet frame.
         ethernet_priority: u8 => Field::new(PATH + 0x24, 1, 3);
         /// The service level of InfiniBand.
         service_level: u8 => Field::new(PATH + 0x24, 4, 4);
-        /// From 1.
+        /// The number of the port, from 1.
         port: u8 => Field::new(PATH + 0x25, 0, 8);
         /// RoCE: the peer's MAC address.
         remote_mac: [u8; 6] => Field::new(PATH + 0x26, 0, 48);

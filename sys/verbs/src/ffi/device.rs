@@ -49,7 +49,7 @@ pub const EVENT_PORT_ERR: c_int = 10;
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gid {
-    /// In network order.
+    /// The bytes in network order.
     pub raw: [u8; 16],
 }
 

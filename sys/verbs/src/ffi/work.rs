@@ -144,7 +144,7 @@ pub struct SendWr {
     pub imm_data: u32,
     /// The target.
     pub wr: WrTarget,
-    /// For other kinds of queue pairs and requests.
+    /// Fields of other kinds of queue pairs and requests.
     pub unused: [u64; 7],
 }
 

@@ -40,7 +40,7 @@ unsafe fn is_device(path: *const c_char) -> bool {
 }
 
 /// # Safety
-/// That of open(2).
+/// As for open(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_int) -> c_int {
     // SAFETY: by this function's contract.
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_int) ->
 }
 
 /// # Safety
-/// That of open(2).
+/// As for open(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: c_int) -> c_int {
     // SAFETY: by this function's contract; both are one on 64-bit machines.
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: c_int) 
 }
 
 /// # Safety
-/// That of stat(2).
+/// As for stat(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stat(path: *const c_char, to: *mut libc::stat) -> c_int {
     // SAFETY: by this function's contract. The device is a character device with null's numbers.
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn stat(path: *const c_char, to: *mut libc::stat) -> c_int
 }
 
 /// # Safety
-/// That of stat(2).
+/// As for stat(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stat64(path: *const c_char, to: *mut libc::stat) -> c_int {
     // SAFETY: by this function's contract; both are one on 64-bit machines.
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn stat64(path: *const c_char, to: *mut libc::stat) -> c_i
 }
 
 /// # Safety
-/// That of close(2).
+/// As for close(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     device::forget(fd);
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 }
 
 /// # Safety
-/// That of socket(2).
+/// As for socket(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // Refused, because libibverbs would else use the kernel's own list of devices, which is empty.
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 }
 
 /// # Safety
-/// That of ioctl(2).
+/// As for ioctl(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if !is_ours(fd) {
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 }
 
 /// # Safety
-/// That of write(2).
+/// As for write(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, count: usize) -> isize {
     if !is_ours(fd) {
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, count: usize) -> 
 }
 
 /// # Safety
-/// That of read(2).
+/// As for read(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, to: *mut c_void, count: usize) -> isize {
     if !is_async(fd) || count < 16 {
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn read(fd: c_int, to: *mut c_void, count: usize) -> isize
 }
 
 /// # Safety
-/// That of mmap(2).
+/// As for mmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     at: *mut c_void,
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn mmap(
 }
 
 /// # Safety
-/// That of mmap(2).
+/// As for mmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
     at: *mut c_void,

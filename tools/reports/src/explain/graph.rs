@@ -131,7 +131,7 @@ impl<'a> Graph<'a> {
                 waiting.entry(end).or_default().push(*from);
             }
         }
-        // Of several, the one with the lowest number.
+        // If several have equally many, the one with the lowest number.
         waiting.into_iter().rev().max_by_key(|(_, ranks)| ranks.len())
     }
 

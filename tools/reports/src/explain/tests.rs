@@ -26,7 +26,7 @@ fn idle(rank: u32) -> Report {
     }
 }
 
-/// The same, of a rank that waits for the entry of another.
+/// A report of a rank that waits for the entry of another.
 fn waiting(rank: u32, peer: u32, age_ms: u64) -> Report {
     let mut report = idle(rank);
     report.activity.state = State::Receive;
@@ -237,7 +237,7 @@ fn of_several_jobs_the_latest_counts_and_the_others_are_mentioned() {
     assert!(explanation.notes[1].starts_with(other), "{:?}", explanation.notes);
 }
 
-/// The same, of a rank that has not met the others, `before_ms` milliseconds earlier.
+/// The report, changed into that of a rank that has not met the others, `before_ms` milliseconds earlier.
 fn opening(mut report: Report, before_ms: u64) -> Report {
     (report.job, report.unix_ms) = (String::new(), report.unix_ms - before_ms);
     report.activity.state = State::Opening;

@@ -24,7 +24,7 @@ pub(crate) static PLATFORM: Platform = Platform {
     memory: abi::TY_MEMORY_CUDA,
 };
 
-/// The same, with a driver that maps no registers.
+/// The platform, with a driver that maps no registers.
 pub(crate) static WITHOUT_REGISTERS: Platform = Platform {
     driver: &HostDriver { maps_registers: false },
     compiler: &Nvrtc,
