@@ -44,7 +44,7 @@ pub(crate) fn run(root: &Path, filter: &[&str]) -> Result<()> {
     ended.sort_by_key(|one| std::cmp::Reverse(one.time));
     print!("{}", slowest(&ended));
     let failures: Vec<&str> = ended.iter().filter_map(|one| one.failure.as_deref()).collect();
-    ensure!(failures.is_empty(), "{} programs failed:\n{}", failures.len(), failures.join("\n"));
+    ensure!(failures.is_empty(), "failed programs: {}\n{}", failures.len(), failures.join("\n"));
     Ok(())
 }
 

@@ -281,10 +281,10 @@ fn a_rank_that_expects_another_world_ends_the_join_of_all() {
     let size = |meeting: &Meeting| meeting.options(1, 4);
     let time = |meeting: &Meeting| WorldOptions { deadline: 2 * DEADLINE, ..meeting.options(1, 3) };
     type Options<'a> = &'a (dyn Fn(&Meeting) -> WorldOptions + Sync);
-    let cases: [(Options<'_>, &str); 2] = [
-        (&size, "found a world of 4 ranks, rank 0 expects 3"),
-        (&time, "1000 and 5000 ms, rank 0 has 500 and 5000"),
-    ];
+    let [deadline, late] = [DEADLINE, LATE].map(|time| time.as_millis());
+    let times = format!("{} and {late} ms, rank 0 has {deadline} and {late}", 2 * deadline);
+    let cases: [(Options<'_>, &str); 2] =
+        [(&size, "found a world of 4 ranks, rank 0 expects 3"), (&time, &times)];
     for (odd, says) in cases {
         let meeting = Meeting::new();
         let errors = on_threads(3, |rank| {
