@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::exec::{self, HangLimits, Line, Output};
 
-/// A form of the library that can be built and installed.
+/// The build that is installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// The build for use: optimised.
@@ -27,17 +27,16 @@ pub(crate) enum Profile {
 }
 
 impl Profile {
-    /// Builds all installed files. It is one command, so that cargo unites the features of shared crates and builds
-    /// each of them once.
-    fn build(self) -> &'static str {
+    /// The command that builds all installed files; none where the step `build` has built them. It is one command, so
+    /// that cargo unites the features of shared crates and builds each of them once.
+    fn build(self) -> Option<&'static str> {
         match self {
-            Self::Release => {
+            Self::Release => Some(
                 "cargo build --release --package tokenyard-cli --package tokenyard-plugin-libfabric \
                  --package tokenyard-plugin-verbs --package tokenyard-plugin-gin \
-                 --package tokenyard-plugin-ibgda"
-            }
-            // The step `build` has built them, with the features of the whole workspace.
-            Self::Dev => "true",
+                 --package tokenyard-plugin-ibgda",
+            ),
+            Self::Dev => None,
         }
     }
 
@@ -86,7 +85,9 @@ pub(crate) fn run(root: &Path, target: &Path, profile: Profile, prefix: &str) ->
         let folder = prefix.join(folder);
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     }
-    build(root, target, profile)?;
+    if let Some(command) = profile.build() {
+        build(root, target, command)?;
+    }
     let places = places(root, &target.join(profile.folder()))?;
     places.iter().try_for_each(|place| put(place, &prefix))?;
     let prefix = prefix.display();
@@ -95,8 +96,8 @@ pub(crate) fn run(root: &Path, target: &Path, profile: Profile, prefix: &str) ->
     Ok(())
 }
 
-fn build(root: &Path, target: &Path, profile: Profile) -> Result<()> {
-    let mut words: Vec<String> = profile.build().split_whitespace().map(str::to_owned).collect();
+fn build(root: &Path, target: &Path, command: &str) -> Result<()> {
+    let mut words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
     words.extend(["--target-dir".to_owned(), target.display().to_string()]);
     let line = Line { words, env: &[], folder: root };
     match exec::run(&line, BUILD_LIMITS, &mut Output::Shown).failure {

@@ -316,18 +316,11 @@ mod tests {
 
     fn fitting() -> Endpoint {
         Endpoint {
-            sender: 1,
-            receiver: 0,
-            ranks: 2,
-            link_layer: 2,
-            mtu: 3,
-            reads: 16,
-            lid: 0,
-            gid: [7; 16],
             signal_count: 4,
             signals: SignalArea::Immediate,
             queue_pairs: vec![RemoteQp { number: 17, psn: 1 }],
             windows: vec![RemoteWindow { address: 4096, bytes: 8192, key: Key(1) }],
+            ..sample(1, 1)
         }
     }
 

@@ -14,26 +14,22 @@ use tokenyard_gpu::driver::{
 use tokenyard_gpu::{Names, Platform};
 
 /// GPUs that are memory of the host.
-pub(crate) static PLATFORM: Platform = Platform {
-    driver: &HostDriver { maps_registers: true },
-    compiler: &Nvrtc,
-    program_compiler: |named| Ok(Box::new(Nvcc::find(named)?)),
-    named_compiles_all: false,
-    dialect: tokenyard_cuda::PLATFORM.dialect,
-    names: NAMES,
-    memory: abi::TY_MEMORY_CUDA,
-};
+pub(crate) static PLATFORM: Platform = platform(&HostDriver { maps_registers: true });
 
 /// The platform, with a driver that maps no registers.
-pub(crate) static WITHOUT_REGISTERS: Platform = Platform {
-    driver: &HostDriver { maps_registers: false },
-    compiler: &Nvrtc,
-    program_compiler: |named| Ok(Box::new(Nvcc::find(named)?)),
-    named_compiles_all: false,
-    dialect: tokenyard_cuda::PLATFORM.dialect,
-    names: NAMES,
-    memory: abi::TY_MEMORY_CUDA,
-};
+pub(crate) static WITHOUT_REGISTERS: Platform = platform(&HostDriver { maps_registers: false });
+
+const fn platform(driver: &'static HostDriver) -> Platform {
+    Platform {
+        driver,
+        compiler: &Nvrtc,
+        program_compiler: |named| Ok(Box::new(Nvcc::find(named)?)),
+        named_compiles_all: false,
+        dialect: tokenyard_cuda::PLATFORM.dialect,
+        names: NAMES,
+        memory: abi::TY_MEMORY_CUDA,
+    }
+}
 
 const NAMES: Names = Names {
     kernels: "stand-in",
