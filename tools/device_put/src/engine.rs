@@ -15,7 +15,7 @@ use crate::config::Fault;
 use crate::ring::{CAPACITY, Rings};
 
 /// The delay of the wrong half of a command, where a fault splits it in two.
-const LATE: Duration = Duration::from_millis(5);
+const LATE: Duration = Duration::from_millis(100);
 /// One of this many puts is lost.
 const LOST_OF: u64 = 64;
 /// A thread without work sleeps for this long.
