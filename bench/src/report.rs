@@ -11,7 +11,7 @@ use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 
 /// Version of the JSON format; it grows with every incompatible change.
-pub const SCHEMA_VERSION: u32 = 2;
+pub const SCHEMA_VERSION: u32 = 3;
 
 /// The sizes to which requirements apply, and the defaults (E is free).
 pub const NAMED_SIZES: Sizes = Sizes { tokens: 1024, hidden: 4096, topk: 4, experts: 32 };

@@ -117,14 +117,14 @@ Examples:
 
 Latency is half of a put and its answer, 8 bytes each; bandwidth is of 1 MiB puts with both ranks
 sending at once. Everything is measured turn by turn in one run. On GPUs (kernels `cuda` over
-`nvlink`): copies between all GPUs by SM count, barriers, exchanges of counts; sizes are fixed, and of
+`nvlink`, or `rocm` over `xgmi`): copies between all GPUs by SM count, barriers, exchanges of counts; sizes are fixed, and of
 the options only --ranks, --as-rank, --json, --out and --plot count. Exit code as for `bench`.";
 
 /// Arguments of `tokenyard bench link`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = LINK_EXAMPLE)]
 struct LinkArgs {
-    /// The config: its scale-out transport (`libfabric`, `efa` or `verbs`) is measured, or `nvlink`
+    /// The config: its scale-out transport (`libfabric`, `efa` or `verbs`) is measured, or `nvlink` or `xgmi`
     config: PathBuf,
     /// T: tokens per rank of the dispatch
     #[arg(long, default_value_t = NAMED_SIZES.tokens)]
@@ -272,9 +272,8 @@ fn ring(args: &RingArgs) -> Result<ExitCode> {
         &config,
         [("--out", args.output.out.as_deref()), ("", None), ("", None)],
     )?;
-    let kernels = tokenyard_bench::gpu::gpu_kernels(&config)?;
     print_head(&config, "commands of kernels through the ring of the host", args.output.json);
-    judge(&args.output, &tokenyard_bench::gpu::ring::measure(&config, &kernels)?)
+    judge(&args.output, &tokenyard_bench::gpu::ring::measure(&config)?)
 }
 
 fn link(args: &LinkArgs) -> Result<ExitCode> {

@@ -3,7 +3,6 @@
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
-use tokenyard_cuda::Cuda;
 use tokenyard_gpu::probe::{About, Copies, CopyMethod, Probe};
 
 use super::Components;
@@ -94,7 +93,7 @@ fn counts(wanted: &[u32], processors: u32) -> Vec<u32> {
 }
 
 /// The work of one rank.
-pub(crate) fn measure(
+pub(crate) fn measure<C: tokenyard_gpu::Components>(
     world: &World,
     components: &Components,
     sms: &[u32],
@@ -102,7 +101,7 @@ pub(crate) fn measure(
 ) -> Result<(About, CeilingFigures)> {
     let peers = u64::from(world.ranks().saturating_sub(1).max(1));
     let room = (BYTES / peers).next_multiple_of(u64::from(ROW_BYTES));
-    let mut probe = Probe::<Cuda>::open(world, &components.kernels, &components.link, room)?;
+    let mut probe = Probe::<C>::open(world, &components.kernels, &components.link, room)?;
     let about = probe.about().clone();
     let sms = counts(sms, fewest(world, about.processors)?);
     let mut plan = vec![(Copy::PushEngines, 0)];

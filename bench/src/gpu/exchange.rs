@@ -111,7 +111,7 @@ pub(super) fn measure(
             world: Arc::clone(world),
             comm,
             timer: Timer::new(
-                &tokenyard_cuda::PLATFORM,
+                components.backend.platform(),
                 &components.kernels,
                 // Sends take two marks each.
                 (2 * (WARM_UP + task.samples) + 1) as usize,

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokenyard_gpu::probe::About;
 
+use super::backend::Backend;
+
 /// How long `nvidia-smi` may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 const QUERY: &str = "--query-gpu=name,clocks.sm,clocks.max.sm,clocks.mem,power.limit";
@@ -22,10 +24,10 @@ pub struct Machine {
     pub architecture: String,
     /// Version of the driver, if known.
     pub driver: Option<String>,
-    /// Version of CUDA that the driver supports.
-    pub cuda: String,
+    /// The driver's interface and its version, such as `CUDA 13.0` or `HIP 7.0`.
+    pub interface: String,
     /// Clocks right after the measurements in MHz, and the power limit in W; none without
-    /// `nvidia-smi`.
+    /// `nvidia-smi`, and of AMD's GPUs.
     pub clocks: Option<Clocks>,
 }
 
@@ -43,15 +45,25 @@ pub struct Clocks {
 }
 
 impl Machine {
-    pub(super) fn new(about: &About, asks_clocks: bool) -> Self {
-        let driver = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
-        let text = if asks_clocks { nvidia_smi() } else { None };
+    pub(super) fn new(backend: Backend, about: &About, asks_clocks: bool) -> Self {
+        let names = &backend.platform().names;
+        let (driver, text) = match backend {
+            Backend::Cuda => {
+                let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+                (text.as_deref().and_then(driver_version), if asks_clocks { nvidia_smi() } else { None })
+            }
+            // Not there for a driver that is part of the Linux kernel.
+            Backend::Rocm => {
+                let text = std::fs::read_to_string("/sys/module/amdgpu/version").ok();
+                (text.map(|text| text.trim().to_owned()), None)
+            }
+        };
         Self {
             gpu: about.name.clone(),
             sms: about.processors,
             architecture: about.architecture.clone(),
-            driver: driver.as_deref().and_then(driver_version),
-            cuda: about.interface.clone(),
+            driver,
+            interface: format!("{} {}", names.interface, about.interface),
             clocks: text.and_then(|text| clocks(&text, &about.name)),
         }
     }
@@ -64,11 +76,11 @@ impl Machine {
             format!(" · SM clock {sm} of {most_sm}, memory {memory}, power limit {power}")
         });
         format!(
-            "{ranks} x {} ({} SMs, {}) · driver {driver}, CUDA {}{}",
+            "{ranks} x {} ({} SMs, {}) · driver {driver}, {}{}",
             self.gpu,
             self.sms,
             self.architecture,
-            self.cuda,
+            self.interface,
             clocks.unwrap_or_default()
         )
     }
@@ -138,7 +150,7 @@ mod tests {
     #[test]
     fn a_value_that_is_unknown_is_marked_or_left_out() {
         let machine =
-            Machine { gpu: "G".into(), sms: 132, cuda: "13.0".into(), ..Machine::default() };
+            Machine { gpu: "G".into(), sms: 132, interface: "CUDA 13.0".into(), ..Machine::default() };
         let line = machine.line(2);
         assert!(line.contains("2 x G (132 SMs") && line.contains("driver unknown"), "{line}");
         assert!(!line.contains("clock"), "{line}");

@@ -5,6 +5,7 @@
 //! exchange, rows, scales, ids, weights, drain. [`figures`] turns both into lines: bytes and floors come
 //! from [`bytes`]. [`mod@plot`] draws them. Only the first two need a GPU.
 
+mod backend;
 pub mod bytes;
 pub mod case;
 pub mod ceiling;
@@ -26,11 +27,10 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::files;
 use tokenyard_core::host::Registry;
-use tokenyard_core::transport::Transport;
-use tokenyard_cuda::Nvlink;
 use tokenyard_gpu::{GpuConfig, PeersConfig};
 
 use crate::ranks::Speaker;
+use backend::Backend;
 use machine::Machine;
 
 /// The largest report that is read, in bytes.
@@ -77,39 +77,28 @@ pub struct GpuReport {
 /// The components that a config must name for this measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Components {
+    pub(crate) backend: Backend,
     pub(crate) kernels: GpuConfig,
     pub(crate) link: PeersConfig,
 }
 
 /// Whether a config names GPUs for its kernels.
 pub fn is_gpu(config: &Config) -> bool {
-    config.kernels.name == "cuda"
-}
-
-/// The table of a config for its GPU kernels.
-///
-/// # Errors
-/// The config names no GPUs, or its table has mistakes.
-pub fn gpu_kernels(config: &Config) -> Result<GpuConfig> {
-    let kernels = &config.kernels.name;
-    ensure!(
-        is_gpu(config),
-        "found kernels.use = {kernels:?}; expected \"cuda\". For CPUs: `tokenyard bench CONFIG \
-         --scenario exchange`"
-    );
-    Ok(config.kernels.table.parse("cuda")?)
+    Backend::of(config).is_some()
 }
 
 impl Components {
     pub(crate) fn of(config: &Config) -> Result<Self> {
-        let kernels = gpu_kernels(config)?;
+        let backend = Backend::named(config)?;
+        let names = &backend.platform().names;
+        let kernels = config.kernels.table.parse(names.kernels)?;
         // These times are compared to the ceiling of this transport's links.
-        let link = config.scale_up.as_ref().filter(|choice| choice.name == Nvlink::NAME);
+        let link = config.scale_up.as_ref().filter(|choice| choice.name == names.link);
         let Some(link) = link else {
             let found = config.scale_up.as_ref().map(|choice| &choice.name);
-            bail!("found transport.scale_up.use = {found:?}; expected {:?}", Nvlink::NAME);
+            bail!("found transport.scale_up.use = {found:?}; expected {:?}", names.link);
         };
-        Ok(Self { kernels, link: link.table.parse(Nvlink::NAME)? })
+        Ok(Self { backend, kernels, link: link.table.parse(names.link)? })
     }
 }
 
@@ -118,22 +107,22 @@ impl Components {
 /// # Errors
 /// A component cannot run here: no driver, no GPU, no compiler, no link between GPUs.
 pub fn ranks_here(config: &Config) -> Result<u32> {
-    Components::of(config)?;
+    let components = Components::of(config)?;
     let registry = Registry::for_config(config)?;
-    registry.kernels("cuda")?.probe(&config.kernels.table)?;
+    registry.kernels(&config.kernels.name)?.probe(&config.kernels.table)?;
     if let Some(link) = &config.scale_up {
         registry.transport(&link.name)?.probe(&link.table)?;
     }
-    Ok(tokenyard_gpu::probe::devices(&tokenyard_cuda::PLATFORM)?)
+    Ok(tokenyard_gpu::probe::devices(components.backend.platform())?)
 }
 
 /// The config with another number of multiprocessors.
 fn with_sms(config: &Config, sms: u32) -> Result<Config> {
     let mut config = config.clone();
     let mut table: toml::Table =
-        toml::from_str(config.kernels.table.text()).context("read [kernels.cuda]")?;
+        toml::from_str(config.kernels.table.text()).with_context(|| format!("read [kernels.{}]", config.kernels.name))?;
     table.insert("sms".to_owned(), toml::Value::Integer(sms.into()));
-    let text = toml::to_string(&table).context("write [kernels.cuda]")?;
+    let text = toml::to_string(&table).with_context(|| format!("write [kernels.{}]", config.kernels.name))?;
     config.kernels.table = ComponentTable::from_text(&text, &config.name);
     Ok(config)
 }
@@ -147,13 +136,14 @@ pub(crate) fn measure(
 ) -> Result<GpuFigures> {
     let components = Components::of(config)?;
     say.progress(0, 1)?;
+    let backend = components.backend;
     let (about, ceiling) =
-        ceiling::measure(world, &components, &task.link_sms, say).context("measure the link")?;
+        backend.ceiling(world, &components, &task.link_sms, say).context("measure the link")?;
     let exchange = match &task.exchange {
         Some(exchange) => exchange::measure(world, config, exchange, about.processors, say)?,
         None => Vec::new(),
     };
-    let machine = Machine::new(&about, world.rank() == 0);
+    let machine = Machine::new(backend, &about, world.rank() == 0);
     Ok(GpuFigures { machine, ceiling, exchange })
 }
 
@@ -233,20 +223,22 @@ mod tests {
     }
 
     #[test]
-    fn configs_without_gpus_or_nvlink_are_refused_with_what_was_found() {
+    fn configs_without_gpus_or_their_link_are_refused_with_what_was_found() {
         let cpu = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
         let text = Components::of(&config(cpu)).unwrap_err().to_string();
-        assert!(text.contains("found kernels.use = \"cpu\"; expected \"cuda\""), "{text}");
+        assert!(text.contains("found kernels.use = \"cpu\"; expected \"cuda\" or \"rocm\""), "{text}");
         let text = Components::of(&config(&GPU.replace("nvlink", "shm"))).unwrap_err().to_string();
         assert!(text.contains("Some(\"shm\"); expected \"nvlink\""), "{text}");
+        let text = Components::of(&config(&GPU.replace("cuda", "rocm"))).unwrap_err().to_string();
+        assert!(text.contains("Some(\"nvlink\"); expected \"xgmi\""), "{text}");
     }
 
     #[test]
     fn reports_of_another_schema_or_without_gpus_are_refused() {
         let text = GpuReport::parse("{\"schema_version\": 99}").unwrap_err().to_string();
-        assert!(text.contains("found schema_version Some(99); expected 2"), "{text}");
+        assert!(text.contains("found schema_version Some(99); expected 3"), "{text}");
         let text =
-            GpuReport::parse("{\"schema_version\": 2, \"gpu\": null}").unwrap_err().to_string();
+            GpuReport::parse("{\"schema_version\": 3, \"gpu\": null}").unwrap_err().to_string();
         assert!(text.contains("found no figures of GPUs"), "{text}");
     }
 }

@@ -10,9 +10,9 @@ use tokenyard_core::abi;
 use tokenyard_core::config::Config;
 use tokenyard_core::gpu_ring::Fabric;
 use tokenyard_core::transport::{Command, Event, NO_EVENT};
-use tokenyard_gpu::GpuConfig;
 use tokenyard_gpu::probe::{Posters, RingProbe};
 
+use super::backend::Backend;
 use super::machine::Machine;
 use crate::report::{BenchReport, heading};
 use crate::spread::Spread;
@@ -156,10 +156,13 @@ impl Fabric for CountingFabric {
 ///
 /// # Errors
 /// The program does not count allocations, the driver reports an error, or a command is lost.
-pub fn measure(config: &Config, kernels: &GpuConfig) -> Result<BenchReport> {
+pub fn measure(config: &Config) -> Result<BenchReport> {
+    let backend = Backend::named(config)?;
+    let platform = backend.platform();
+    let kernels = config.kernels.table.parse(platform.names.kernels)?;
     ensure!(are_counted(), "ring: this program does not use the counting allocator");
     let fabric = CountingFabric { in_flight: VecDeque::with_capacity(DEPTH), raised: 0 };
-    let mut probe = RingProbe::open(&tokenyard_cuda::PLATFORM, kernels, fabric)?;
+    let mut probe = RingProbe::open(platform, &kernels, fabric)?;
     let mut posted = 0;
     let rates = WARPS.map(|warps| {
         let posters = Posters { blocks: BLOCKS, warps, commands: COMMANDS / (BLOCKS * warps) };
@@ -175,7 +178,7 @@ pub fn measure(config: &Config, kernels: &GpuConfig) -> Result<BenchReport> {
     posted += u64::from(COUNTED) * few.all();
     ensure!(probe.counted() == posted, "found {} commands; expected {posted}", probe.counted());
     let report = RingReport {
-        machine: Machine::new(probe.about(), true),
+        machine: Machine::new(backend, probe.about(), true),
         rates: rates.into_iter().collect::<Result<_>>()?,
         trip_us,
         counted_launches: COUNTED,

@@ -39,7 +39,7 @@ The method and the columns are explained in docs/performance.md.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct OperationArgs {
-    /// The config: kernels `cuda` over `nvlink`
+    /// The config: kernels `cuda` over `nvlink`, or `rocm` over `xgmi`
     config: PathBuf,
     /// T: tokens per rank, one or several
     #[arg(long, value_delimiter = ',', default_values_t = [4096], conflicts_with = "input",
