@@ -170,7 +170,8 @@ impl Engine {
             Err(error) => {
                 let refusal = self.objection(ErrorKind::Full, error.detail());
                 let refused = self.refuse_dispatch(call, &refusal);
-                // Its own reason says more than the text that the other ranks receive.
+                // Its own reason says more than the text that the other ranks receive, which names the rank.
+                let error = error.with_rank(self.exchange.world_rank());
                 return refused.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
         };
