@@ -136,7 +136,6 @@ fn new_combine(engine: &Engine, call: &CombineCall<'_>) -> Result<CombineOp> {
     let hidden = engine.exchange.shape.hidden as usize;
     let row = |float: FloatType| RowType { float, bytes: hidden * float.bytes() };
     let partial = if call.round_once { FloatType::F32 } else { float };
-    let is_rail = !engine.routing.left_out.is_empty();
     Ok(CombineOp {
         operation: call.operation,
         handle: call.handle as usize,
@@ -148,7 +147,7 @@ fn new_combine(engine: &Engine, call: &CombineCall<'_>) -> Result<CombineOp> {
         staging: None,
         partials: Offsets::default(),
         landing: Offsets::default(),
-        says_left_out: is_rail && engine.order.losses().are_masked(),
+        says_left_out: engine.exchange.is_rail() && engine.order.losses().are_masked(),
         sums: None,
         out: call.out,
         out_weights: call.out_weights,

@@ -5,7 +5,7 @@
 //! and needs no grant. No row moves before every rank has reported that it takes part.
 
 use tokenyard_core::call::DispatchCall;
-use tokenyard_core::moe::Layout;
+use tokenyard_core::moe::{Layout, validate_topk};
 use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
@@ -87,7 +87,7 @@ fn route(
     call: &DispatchCall<'_>,
     upstream: Option<&Upstream<'_>>,
 ) -> Result<()> {
-    let RoutingTable { handles, topk, .. } = &mut engine.routing;
+    let RoutingTable { handles, topk, check, exchange, .. } = &mut engine.routing;
     let state = &mut handles[call.handle as usize];
     let arrangement = Arrangement { layout: call.layout, worst_case: call.worst_case };
     state.begin(call.operation, arrangement, call.max_tokens);
@@ -99,6 +99,10 @@ fn route(
     for (leg, group) in state.legs.iter_mut().zip(0..) {
         topk.clear();
         topk.extend(upstream.ids(group)?.iter().map(|id| i64::from(*id)));
+        let source = exchange.domains.place(group, exchange.domains.index);
+        // A copy: the source could change what it wrote.
+        validate_topk(&exchange.shape, topk, check)
+            .map_err(|error| bad_record(source, error.detail()))?;
         leg.route(topk);
     }
     Ok(())

@@ -73,9 +73,9 @@ impl Exchange {
         if self.has_groups() { place } else { self.rank_of(place) }
     }
 
-    /// The shape of one owner's experts alone.
-    pub(super) fn of_owner(&self) -> Shape {
-        Shape { ranks: 1, experts: self.shape.local_experts(), ..self.shape }
+    /// Whether it is that on the rail: its ranks are one of each domain.
+    pub(super) fn is_rail(&self) -> bool {
+        self.team.1 > 1
     }
 
     /// Whether rows come in groups: over the rail.
@@ -114,6 +114,7 @@ mod tests {
         assert_eq!((rail.shape.ranks, rail.shape.local_experts()), (3, 4));
         let (whole, none) = Exchange::of(&KernelShape { domains: 1, ..shape }, 0);
         assert!(none.is_none() && !whole.has_groups());
+        assert_eq!([whole, owners, rail].map(|exchange| exchange.is_rail()), [false, false, true]);
         assert_eq!((whole.rank_of(5), whole.source(5)), (5, 5));
     }
 }

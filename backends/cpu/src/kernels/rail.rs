@@ -6,7 +6,7 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::call::{AgreeCall, DispatchCall};
-use tokenyard_core::moe::{Layout, validate_topk};
+use tokenyard_core::moe::Layout;
 
 use super::agree::{announce, poll_entries, post_refusal};
 use super::engine::Engine;
@@ -96,21 +96,16 @@ fn check_rows(engine: &Engine, handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Learns which experts of this domain the rows select: a combine brings back one row for each.
+/// Learns how many rows came of each source: a combine brings back one for each. The owners' exchange checks the
+/// experts that they name.
 fn learn(engine: &mut Engine, slot: usize, call: &DispatchCall<'_>) -> Result<()> {
     let local = engine.exchange.regions.local_experts() as usize;
-    let domain = engine.exchange.of_owner();
     for source in engine.exchange.domains.places() {
         let ids = landed_ids(engine, slot, &call.format, source)?;
-        let routing = &mut engine.routing;
-        routing.topk.clear();
-        routing.topk.extend(ids.iter().map(|id| i64::from(*id)));
-        validate_topk(&domain, &routing.topk, &mut routing.check)
-            .map_err(|error| bad_record(engine.exchange.source(source), error.detail()))?;
-        let counts = &mut routing.gathered.counts[source as usize * local..][..local];
+        let counts = &mut engine.routing.gathered.counts[source as usize * local..][..local];
         counts.fill(0);
         for id in ids.iter().filter_map(|id| usize::try_from(*id).ok()) {
-            counts[id] += 1;
+            counts.get_mut(id).into_iter().for_each(|count| *count += 1);
         }
     }
     let routing = &mut engine.routing;

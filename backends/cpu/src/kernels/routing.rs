@@ -31,16 +31,14 @@ pub(super) struct RoutingTable {
     pub(super) gone: Vec<bool>,
     /// On the rail, by world rank: whether combine found it left out of its domain's rows, which came.
     pub(super) left_out: Vec<u8>,
-    /// Working memory for a routing: `[M, K]`.
+    /// Working memory for a routing, `[M, K]`, and for its check.
     pub(super) topk: Vec<i64>,
-    /// Working memory to check one among an owner's experts.
     pub(super) check: TopkScratch,
 }
 
 impl RoutingTable {
     pub(super) fn new(exchange: Exchange, shape: &KernelShape) -> Self {
         let Exchange { regions, domains, shape: team, .. } = exchange;
-        let is_rail = team.ranks < shape.ranks && !exchange.has_groups();
         Self {
             exchange,
             handles: Vec::new(),
@@ -49,9 +47,9 @@ impl RoutingTable {
             agreed: vec![None; shape.in_flight as usize],
             partials: vec![Partial::default(); regions.ranks as usize],
             gone: vec![false; domains.count as usize],
-            left_out: vec![0; if is_rail { shape.ranks as usize } else { 0 }],
+            left_out: vec![0; if exchange.is_rail() { shape.ranks as usize } else { 0 }],
             topk: Vec::with_capacity(team.max_tokens as usize * team.topk as usize),
-            check: TopkScratch::new(&exchange.of_owner()),
+            check: TopkScratch::new(&team),
         }
     }
 

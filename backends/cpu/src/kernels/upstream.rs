@@ -43,7 +43,7 @@ impl Upstream<'_> {
         self.engine.routing.gathered.rows[group as usize]
     }
 
-    /// `[rows, K]` experts of this domain, counted from its first, or -1. They were validated.
+    /// `[rows, K]` experts of this domain, counted from its first, or -1, as their source wrote them.
     pub(super) fn ids(&self, group: u32) -> Result<&[i32]> {
         landed_ids(self.engine, self.slot, &self.format, group)
     }

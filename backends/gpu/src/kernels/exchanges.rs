@@ -14,6 +14,7 @@ use super::dispatch::Grouped;
 use super::engine::Engine;
 use super::loaded::summable;
 use super::outcome::Refusal;
+use crate::driver::RelaxedCapture;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -146,6 +147,8 @@ impl Exchanges {
         let (ExchangeKind::Rail, Some(rail)) = (call.exchange, &mut self.rail) else {
             return internal("a round without rows is for the rail");
         };
+        // The caller's stream may capture a graph, in which case the operation was refused.
+        let _relaxed = RelaxedCapture::enter(rail.between.order.context())?;
         let number = Rail::number(call.operation) + u64::from(!call.is_combine);
         let refusal = call.refusal.as_ref().map(Refusal::passed_on);
         let agreed = rail.between.agree(number, call.signature(), refusal.as_ref());
