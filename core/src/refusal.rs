@@ -126,11 +126,9 @@ mod tests {
         // SAFETY: an empty text.
         assert_eq!(unsafe { CallRefusal::from_abi(&CallRefusal::NONE) }, None);
         let text = abi::TyStr { data: b"\xff".as_ptr(), bytes: 1 };
+        let odd = abi::TyRefusal { text, ..CallRefusal::NONE };
         // SAFETY: the text is static.
-        assert!(
-            unsafe { CallRefusal::from_abi(&abi::TyRefusal { text, ..CallRefusal::NONE }) }
-                .is_some()
-        );
+        assert!(unsafe { CallRefusal::from_abi(&odd) }.is_some());
         let nothing = CallRefusal { why: "", ..BAD }.as_abi();
         // SAFETY: as above.
         assert!(unsafe { CallRefusal::from_abi(&nothing) }.is_some());
