@@ -179,7 +179,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 9
+#define TY_KERNELS_MINOR 10
 
 /**
  * Most windows a kernel set may ask for.
@@ -355,6 +355,16 @@ struct TyTransportTable;
 #define TY_DISPATCH_AT_ONCE 32
 
 /**
+ * In `exchange`: with the owners of experts, which are the ranks of this domain where there are several.
+ */
+#define TY_EXCHANGE_OWNERS 0
+
+/**
+ * In `exchange`: with the ranks of other domains that have this rank's index there.
+ */
+#define TY_EXCHANGE_RAIL 1
+
+/**
  * Multiply each expert's row by its weight before summing (expert-major and packed).
  */
 #define TY_COMBINE_WEIGHTED 1
@@ -399,7 +409,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 12488530958962841827ull
+#define TY_KERNELS_LAYOUT 3834852706960838848
 
 /**
  * Major version of the topology ABI.
@@ -619,6 +629,65 @@ struct TyTransportTable;
 #define TY_OPEN_ANY_RAILS 1
 
 /**
+ * A string, borrowed for the duration of a call: UTF-8, not terminated.
+ */
+typedef struct TyStr {
+  /**
+   * First byte; may be null if `bytes` is 0.
+   */
+  const uint8_t *data;
+  /**
+   * Length in bytes.
+   */
+  size_t bytes;
+} TyStr;
+
+/**
+ * Why a rank takes no part in an operation.
+ */
+typedef struct TyRefusal {
+  /**
+   * Empty: it takes part.
+   */
+  struct TyStr text;
+  /**
+   * The world rank whose refusal it is: the calling one, or another that the caller has it from.
+   */
+  uint32_t rank;
+  /**
+   * 1 where that rank has no room, 0 where it refuses its input.
+   */
+  uint32_t is_full;
+} TyRefusal;
+
+/**
+ * A round of an operation without rows: ranks of an exchange learn whether one of them knows of a refusal.
+ */
+typedef struct TyAgree {
+  /**
+   * `sizeof(TyAgree)`.
+   */
+  size_t size;
+  /**
+   * Operation number.
+   */
+  uint64_t operation;
+  /**
+   * One of `TY_EXCHANGE_*`.
+   */
+  uint32_t exchange;
+  /**
+   * 1 where the operation is a combine, which begins on the rail with this round; 0 where it is a
+   * dispatch, which ends there with it.
+   */
+  uint32_t is_combine;
+  /**
+   * The refusal that this rank knows.
+   */
+  struct TyRefusal refusal;
+} TyAgree;
+
+/**
  * The capabilities of a transport on this machine. The transport declares them, and the conformance
  * suite tests exactly these.
  */
@@ -689,20 +758,6 @@ typedef struct TyTensor {
 } TyTensor;
 
 /**
- * A string, borrowed for the duration of a call: UTF-8, not terminated.
- */
-typedef struct TyStr {
-  /**
-   * First byte; may be null if `bytes` is 0.
-   */
-  const uint8_t *data;
-  /**
-   * Length in bytes.
-   */
-  size_t bytes;
-} TyStr;
-
-/**
  * One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
  * stream has passed the work that `combine_recv` queued there.
  */
@@ -723,6 +778,14 @@ typedef struct TyCombine {
    * Bits `TY_COMBINE_*`.
    */
   uint32_t flags;
+  /**
+   * As in [`TyDispatch`].
+   */
+  uint32_t exchange;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
   /**
    * Expert outputs: as many rows as the dispatch returned, `[rows, H]`, contiguous.
    */
@@ -762,7 +825,7 @@ typedef struct TyCombine {
   /**
    * As in [`TyDispatch`].
    */
-  struct TyStr refusal;
+  struct TyRefusal refusal;
   /**
    * As in [`TyDispatch`].
    */
@@ -1140,6 +1203,14 @@ typedef struct TyDispatch {
    */
   uint32_t max_tokens;
   /**
+   * One of `TY_EXCHANGE_*`: [`TyKernelsTable`](crate::TyKernelsTable) says when which is called.
+   */
+  uint32_t exchange;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+  /**
    * `[T, H]`, rows contiguous. In a replay `[T, any]`: rows of another width may take the same routes.
    */
   struct TyTensor x;
@@ -1156,9 +1227,9 @@ typedef struct TyDispatch {
    */
   struct TyTensor topk_weights;
   /**
-   * Not empty: this rank refuses its input. Nothing moves; all ranks receive the text.
+   * With a text: no part is taken. Nothing moves, tensors are not read; all ranks receive the text.
    */
-  struct TyStr refusal;
+  struct TyRefusal refusal;
   /**
    * With `TY_DISPATCH_ON_STREAM`: a stream of the device. Null there is CUDA's legacy default
    * stream. It lives until the region of the output was released and `flush` or `close` called.
@@ -2148,6 +2219,14 @@ typedef struct TyTrace {
  * Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
  * same order on all ranks, then `close`. Operation n may be sent only when operation
  * n - in_flight has been received.
+ *
+ * With several domains of several ranks an operation is two exchanges. The host calls, for a dispatch:
+ * `dispatch_send` for the rail, which returns when the rows of the rail are here; `dispatch_send` for the owners,
+ * whose rows are those; `agree` on the rail; and `dispatch_recv`. For a combine: `combine_send` for the owners,
+ * which returns when there is a sum for each row that had come over the rail in the dispatch; `agree` on the
+ * rail; `combine_send` for the rail, whose rows are those sums; and `combine_recv`. Where losses are masked,
+ * `agree` on the owners' exchange follows each `agree` on the rail. A refusal in one of these calls is passed to
+ * the next ones: the first that this rank knows of.
  */
 typedef struct TyKernelsTable {
   /**
@@ -2234,6 +2313,11 @@ typedef struct TyKernelsTable {
    * Required. Ends the combine with this operation number.
    */
   int32_t (*combine_recv)(void *instance, uint64_t operation, struct TyError *error);
+  /**
+   * Optional, of a set that takes several domains of several ranks. Passes on the refusal that this rank
+   * knows, and learns those of others. An error is the first of them, in order of ranks.
+   */
+  int32_t (*agree)(void *instance, const struct TyAgree *call, struct TyError *error);
   /**
    * Required. Waits until all commands that the set posted are done (INV-4), so that the transports
    * may be closed once all ranks have returned from it. Waits also for operations that were received

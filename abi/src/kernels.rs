@@ -7,20 +7,28 @@ use crate::counters::{TyCounters, TyTrace};
 use crate::device::TyDeviceTable;
 use crate::gpu_ring::TyGpuRing;
 use crate::host::TyHost;
-use crate::operations::{TyCombine, TyDispatch, TyReceived, TyTensor};
+use crate::operations::{TyAgree, TyCombine, TyDispatch, TyReceived, TyTensor};
 use crate::plan::{TyKernelNeeds, TyLimits, TyPlan, TyShape};
 use crate::transport::TyConfig;
 
 /// Major version of the kernel set ABI.
 pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
-pub const TY_KERNELS_MINOR: u32 = 9;
+pub const TY_KERNELS_MINOR: u32 = 10;
 
 /// A kernel set. All slots of one instance are called by one thread at a time.
 ///
 /// Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
 /// same order on all ranks, then `close`. Operation n may be sent only when operation
 /// n - in_flight has been received.
+///
+/// With several domains of several ranks an operation is two exchanges. The host calls, for a dispatch:
+/// `dispatch_send` for the rail, which returns when the rows of the rail are here; `dispatch_send` for the owners,
+/// whose rows are those; `agree` on the rail; and `dispatch_recv`. For a combine: `combine_send` for the owners,
+/// which returns when there is a sum for each row that had come over the rail in the dispatch; `agree` on the
+/// rail; `combine_send` for the rail, whose rows are those sums; and `combine_recv`. Where losses are masked,
+/// `agree` on the owners' exchange follows each `agree` on the rail. A refusal in one of these calls is passed to
+/// the next ones: the first that this rank knows of.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyKernelsTable {
@@ -121,6 +129,15 @@ pub struct TyKernelsTable {
     /// Required. Ends the combine with this operation number.
     pub combine_recv: Option<
         unsafe extern "C" fn(instance: *mut c_void, operation: u64, error: *mut TyError) -> i32,
+    >,
+    /// Optional, of a set that takes several domains of several ranks. Passes on the refusal that this rank
+    /// knows, and learns those of others. An error is the first of them, in order of ranks.
+    pub agree: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            call: *const TyAgree,
+            error: *mut TyError,
+        ) -> i32,
     >,
     /// Required. Waits until all commands that the set posted are done (INV-4), so that the transports
     /// may be closed once all ranks have returned from it. Waits also for operations that were received

@@ -62,6 +62,23 @@ pub const TY_DISPATCH_NO_SYNC: u32 = 16;
 /// `dispatch_recv` follows at once: the caller queues and computes nothing between the two.
 pub const TY_DISPATCH_AT_ONCE: u32 = 32;
 
+/// In `exchange`: with the owners of experts, which are the ranks of this domain where there are several.
+pub const TY_EXCHANGE_OWNERS: u32 = 0;
+/// In `exchange`: with the ranks of other domains that have this rank's index there.
+pub const TY_EXCHANGE_RAIL: u32 = 1;
+
+/// Why a rank takes no part in an operation.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyRefusal {
+    /// Empty: it takes part.
+    pub text: TyStr,
+    /// The world rank whose refusal it is: the calling one, or another that the caller has it from.
+    pub rank: u32,
+    /// 1 where that rank has no room, 0 where it refuses its input.
+    pub is_full: u32,
+}
+
 /// One dispatch. Tensors are valid until `dispatch_recv` returns; with `TY_DISPATCH_ON_STREAM` until
 /// the stream has passed the work that `dispatch_recv` queued there.
 #[repr(C)]
@@ -85,6 +102,10 @@ pub struct TyDispatch {
     /// factor in `source`. At most M of the shape; equal to it unless the set declares
     /// `TY_NEEDS_CALL_TOKENS`; equal on all ranks. Zero in a replay, which takes M of its dispatch.
     pub max_tokens: u32,
+    /// One of `TY_EXCHANGE_*`: [`TyKernelsTable`](crate::TyKernelsTable) says when which is called.
+    pub exchange: u32,
+    /// Zero.
+    pub reserved: u32,
     /// `[T, H]`, rows contiguous. In a replay `[T, any]`: rows of another width may take the same routes.
     pub x: TyTensor,
     /// `[T, S]` of 4-byte elements, any strides; absent unless the caller has quantised the rows.
@@ -93,8 +114,8 @@ pub struct TyDispatch {
     pub topk_idx: TyTensor,
     /// `[T, K]` f32, contiguous; may be absent.
     pub topk_weights: TyTensor,
-    /// Not empty: this rank refuses its input. Nothing moves; all ranks receive the text.
-    pub refusal: TyStr,
+    /// With a text: no part is taken. Nothing moves, tensors are not read; all ranks receive the text.
+    pub refusal: TyRefusal,
     /// With `TY_DISPATCH_ON_STREAM`: a stream of the device. Null there is CUDA's legacy default
     /// stream. It lives until the region of the output was released and `flush` or `close` called.
     pub stream: *mut c_void,
@@ -176,6 +197,10 @@ pub struct TyCombine {
     pub handle: u32,
     /// Bits `TY_COMBINE_*`.
     pub flags: u32,
+    /// As in [`TyDispatch`].
+    pub exchange: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Expert outputs: as many rows as the dispatch returned, `[rows, H]`, contiguous.
     pub x: TyTensor,
     /// f32, of the shape of the dispatch's `weights`; may be absent.
@@ -197,7 +222,24 @@ pub struct TyCombine {
     /// that are left out of its sum because their rank was lost.
     pub missing: TyTensor,
     /// As in [`TyDispatch`].
-    pub refusal: TyStr,
+    pub refusal: TyRefusal,
     /// As in [`TyDispatch`].
     pub stream: *mut c_void,
+}
+
+/// A round of an operation without rows: ranks of an exchange learn whether one of them knows of a refusal.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyAgree {
+    /// `sizeof(TyAgree)`.
+    pub size: usize,
+    /// Operation number.
+    pub operation: u64,
+    /// One of `TY_EXCHANGE_*`.
+    pub exchange: u32,
+    /// 1 where the operation is a combine, which begins on the rail with this round; 0 where it is a
+    /// dispatch, which ends there with it.
+    pub is_combine: u32,
+    /// The refusal that this rank knows.
+    pub refusal: TyRefusal,
 }

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use tokenyard_bench::levels::TwoLevels;
 use tokenyard_core::abi;
-use tokenyard_core::moe::{Layout, RowFormat, SendPlan, Shape, buffers};
+use tokenyard_core::moe::{Layout, RecvPlan, RowFormat, SendPlan, Shape, buffers};
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes, handle_bytes};
 use tokenyard_doctor::bytes;
@@ -249,7 +249,7 @@ fn list(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
 }
 
 /// The plans that replace the send plan where there are several domains.
-fn domain_plans(domains: u32, shape: &Shape) -> [Buffer; 2] {
+fn domain_plans(domains: u32, shape: &Shape) -> [Buffer; 3] {
     let ranks = shape.ranks / domains;
     let inside = Shape { ranks, experts: shape.experts / domains, ..*shape };
     let rail = Shape { ranks: domains, ..*shape };
@@ -263,13 +263,17 @@ fn domain_plans(domains: u32, shape: &Shape) -> [Buffer; 2] {
     [
         plan("send plans inside the domain", bytes, "D send plans for S = R/D ranks, E/D experts"),
         plan("send plan between domains", SendPlan::bytes_for(&rail), "one for D ranks, E experts"),
+        plan("receive plan between domains", RecvPlan::bytes_for(&rail), "for D ranks, E experts"),
     ]
 }
 
 /// The routing that handles store.
 fn handles(args: &ShapeArgs, shape: &Shape) -> Buffer {
     let routing = "4 * M*K of routing, 24 * S of places, 4 * E/D of bases";
-    let of_domains = if args.domains > 1 { "; and 4 * M*K + 8 * R once more" } else { "" };
+    let of_domains = match args.domains {
+        1 => "",
+        _ => "; and 4 * M*K, 24 * D and 4 * E between domains",
+    };
     Buffer {
         name: "handles".to_owned(),
         bytes: u64::from(args.handles) * handle_bytes(shape, args.domains),
@@ -309,13 +313,13 @@ fn windows(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
             part(
                 "rail records",
                 2 * sizes.rail_records.bytes,
-                "2 * D * 2 records of 64 bytes and 4 * (S + E/D), at least 256, per operation",
+                "2 * D * 2 records of 256 bytes, per operation",
                 false,
             ),
             part(
                 "rail staging",
                 sizes.rail_stage_bytes,
-                "M * min(K, D) rows of fp32 with their side arrays, per operation",
+                "M * min(K, D) rows of fp32 with their side arrays, at least R, per operation",
                 false,
             ),
             part(

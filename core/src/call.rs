@@ -7,6 +7,7 @@ use std::ffi::c_void;
 
 use crate::abi;
 use crate::moe::{Cast, DType, Layout, RowFormat};
+use crate::refusal::CallRefusal;
 use crate::signature::Signature;
 use crate::{Error, ErrorKind, Result};
 
@@ -39,6 +40,25 @@ pub struct CallOrder {
     pub at_once: bool,
 }
 
+/// The exchange that a call is about. With one domain, or domains of one rank, there is that with owners alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExchangeKind {
+    /// With the owners of experts: all ranks, or those of this domain.
+    Owners,
+    /// With the ranks of other domains that have this rank's index there.
+    Rail,
+}
+
+impl ExchangeKind {
+    fn of(code: u32) -> Result<Self> {
+        match code {
+            abi::TY_EXCHANGE_OWNERS => Ok(Self::Owners),
+            abi::TY_EXCHANGE_RAIL => Ok(Self::Rail),
+            other => unknown("exchange", other, "that of owners (0) or that on the rail (1)"),
+        }
+    }
+}
+
 /// A dispatch, or a replay with the routing of a handle.
 #[derive(Clone, Copy, Debug)]
 pub struct DispatchCall<'a> {
@@ -58,6 +78,9 @@ pub struct DispatchCall<'a> {
     pub format: WireFormat,
     /// M of the call.
     pub max_tokens: u32,
+    /// The exchange. With several domains of several ranks, the rows of that with owners are those that came
+    /// over the rail, and not those of the tensors.
+    pub exchange: ExchangeKind,
     /// `[T, H]`, or of another width in a replay.
     pub x: abi::TyTensor,
     /// `[T, S]`, absent unless the caller has quantised the rows.
@@ -70,9 +93,9 @@ pub struct DispatchCall<'a> {
     pub tokens: *const u32,
     /// Its place among the device's work.
     pub order: CallOrder,
-    /// Why this rank does not take part: then there are no tensors.
-    pub refusal: Option<&'a str>,
-    /// The signature of the call, which ranks compare. It stays that of the caller's call where a set makes another call of it.
+    /// Why this rank does not take part: then no tensor is read.
+    pub refusal: Option<CallRefusal<'a>>,
+    /// The signature of the call, which ranks compare. It is that of the caller's call in both exchanges.
     pub signature: Signature,
 }
 
@@ -85,6 +108,9 @@ pub struct CombineCall<'a> {
     pub handle: u32,
     /// Each row is multiplied by its weight.
     pub weighted: bool,
+    /// The exchange. With several domains of several ranks, the sums of that with owners are the rows of that on
+    /// the rail.
+    pub exchange: ExchangeKind,
     /// Sums are rounded once, on the rank of their token.
     pub round_once: bool,
     /// Returned weights are sums over ranks.
@@ -106,9 +132,22 @@ pub struct CombineCall<'a> {
     /// Its place among the device's work.
     pub order: CallOrder,
     /// As in [`DispatchCall`].
-    pub refusal: Option<&'a str>,
+    pub refusal: Option<CallRefusal<'a>>,
     /// As in [`DispatchCall`].
     pub signature: Signature,
+}
+
+/// A round without rows, in which ranks pass on refusals.
+#[derive(Clone, Copy, Debug)]
+pub struct AgreeCall<'a> {
+    /// The operation's number.
+    pub operation: u64,
+    /// The exchange.
+    pub exchange: ExchangeKind,
+    /// Whether the operation is a combine, which begins on the rail with this round. A dispatch ends with it.
+    pub is_combine: bool,
+    /// The refusal that this rank knows.
+    pub refusal: Option<CallRefusal<'a>>,
 }
 
 impl Layout {
@@ -144,18 +183,6 @@ fn cast_of(code: u32) -> Result<Cast> {
     let all = [Cast::None, Cast::Fp8, Cast::Fp8Round, Cast::Fp8Ue8m0];
     let known = all.into_iter().find(|cast| cast.code() == code);
     known.map_or_else(|| unknown("cast", code, "0 to 3"), Ok)
-}
-
-/// # Safety
-/// `text` is valid for `'a`, or empty.
-unsafe fn refusal_of<'a>(text: abi::TyStr) -> Option<&'a str> {
-    if text.bytes == 0 {
-        return None;
-    }
-    // SAFETY: by this function's contract.
-    let bytes = unsafe { std::slice::from_raw_parts(text.data, text.bytes) };
-    // The host cuts texts between characters; another one refuses all the same.
-    Some(std::str::from_utf8(bytes).unwrap_or("for a reason that is not UTF-8"))
 }
 
 impl WireFormat {
@@ -214,6 +241,7 @@ impl<'a> DispatchCall<'a> {
             cast,
             format: WireFormat::of(call, cast),
             max_tokens: call.max_tokens,
+            exchange: ExchangeKind::of(call.exchange)?,
             x: call.x,
             scales: call.scales,
             topk_idx: call.topk_idx,
@@ -221,7 +249,7 @@ impl<'a> DispatchCall<'a> {
             tokens: call.tokens,
             order: CallOrder::of(call.flags, flags, call.stream),
             // SAFETY: by this function's contract.
-            refusal: unsafe { refusal_of(call.refusal) },
+            refusal: unsafe { CallRefusal::from_abi(&call.refusal) },
             signature: Signature::dispatch(call),
         })
     }
@@ -230,14 +258,18 @@ impl<'a> DispatchCall<'a> {
 impl<'a> CombineCall<'a> {
     /// The typed call.
     ///
+    /// # Errors
+    /// As [`DispatchCall::from_abi`].
+    ///
     /// # Safety
     /// The refusal is valid for `'a`.
-    pub unsafe fn from_abi(call: &abi::TyCombine) -> Self {
+    pub unsafe fn from_abi(call: &abi::TyCombine) -> Result<Self> {
         let is_set = |flag: u32| call.flags & flag != 0;
         let flags = [abi::TY_COMBINE_ON_STREAM, abi::TY_COMBINE_NO_SYNC, abi::TY_COMBINE_AT_ONCE];
-        Self {
+        Ok(Self {
             operation: call.operation,
             handle: call.handle,
+            exchange: ExchangeKind::of(call.exchange)?,
             weighted: is_set(abi::TY_COMBINE_WEIGHTED),
             round_once: is_set(abi::TY_COMBINE_ROUND_ONCE),
             sum_weights: is_set(abi::TY_COMBINE_SUM_WEIGHTS),
@@ -250,14 +282,38 @@ impl<'a> CombineCall<'a> {
             missing: call.missing,
             order: CallOrder::of(call.flags, flags, call.stream),
             // SAFETY: by this function's contract.
-            refusal: unsafe { refusal_of(call.refusal) },
+            refusal: unsafe { CallRefusal::from_abi(&call.refusal) },
             signature: Signature::combine(call),
-        }
+        })
     }
 
     /// Whether weights return with the rows.
     pub fn returns_weights(&self) -> bool {
         !self.weights.data.is_null()
+    }
+}
+
+impl AgreeCall<'_> {
+    /// The signature of the round, for sets whose ranks compare one in each.
+    pub fn signature(&self) -> Signature {
+        Signature::round(self.is_combine)
+    }
+
+    /// The typed call.
+    ///
+    /// # Errors
+    /// As [`DispatchCall::from_abi`].
+    ///
+    /// # Safety
+    /// The refusal is valid for the life of the call.
+    pub unsafe fn from_abi(call: &abi::TyAgree) -> Result<Self> {
+        Ok(Self {
+            operation: call.operation,
+            exchange: ExchangeKind::of(call.exchange)?,
+            is_combine: call.is_combine != 0,
+            // SAFETY: by this function's contract.
+            refusal: unsafe { CallRefusal::from_abi(&call.refusal) },
+        })
     }
 }
 
@@ -275,11 +331,13 @@ mod tests {
         alignment: 1,
         cast: abi::TY_CAST_NONE,
         max_tokens: 8,
+        exchange: abi::TY_EXCHANGE_OWNERS,
+        reserved: 0,
         x: abi::TyTensor { dtype: 1, shape: [4, 384], ..NO_TENSOR },
         scales: NO_TENSOR,
         topk_idx: NO_TENSOR,
         topk_weights: NO_TENSOR,
-        refusal: abi::TyStr { data: std::ptr::null(), bytes: 0 },
+        refusal: CallRefusal::NONE,
         stream: std::ptr::null_mut(),
         tokens: std::ptr::null(),
     };
@@ -315,6 +373,7 @@ mod tests {
         let text = |call| typed(&call).unwrap_err().to_string();
         assert!(text(abi::TyDispatch { layout: 9, ..BLANK }).contains("found layout 9"));
         assert!(text(abi::TyDispatch { cast: 4, ..BLANK }).contains("found cast 4"));
+        assert!(text(abi::TyDispatch { exchange: 2, ..BLANK }).contains("found exchange 2"));
     }
 
     #[test]
@@ -324,16 +383,5 @@ mod tests {
         let ahead = order(abi::TY_DISPATCH_ON_STREAM | abi::TY_DISPATCH_NO_SYNC);
         assert_eq!((ahead.stream, ahead.no_sync), (Some(std::ptr::null_mut()), true));
         assert_eq!(ahead.waiting(), order(abi::TY_DISPATCH_ON_STREAM));
-    }
-
-    #[test]
-    fn a_refusal_is_a_text_and_an_empty_one_is_none() {
-        assert_eq!(typed(&BLANK).unwrap().refusal, None);
-        let of = |text: &'static [u8]| {
-            let refusal = abi::TyStr { data: text.as_ptr(), bytes: text.len() };
-            typed(&abi::TyDispatch { refusal, ..BLANK }).unwrap().refusal
-        };
-        assert_eq!(of(b"no room"), Some("no room"));
-        assert!(of(b"\xff").is_some());
     }
 }

@@ -8,7 +8,7 @@ use crate::moe::Shape;
 ///
 /// A *place* is a number below R for a pair of a domain and a peer of this rank's own domain. As
 /// the name of a source it is its world rank, and the peer is its *forwarder* here: the rank of this
-/// domain that is on the source's rail, takes its rows and hands them on.
+/// domain that is on the source's rail, and dispatches its rows inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Domains {
     /// D.
@@ -60,11 +60,6 @@ impl Domains {
         place % self.size
     }
 
-    /// The world rank of the forwarder here that stands for a source: in the own domain itself.
-    pub fn forwarder(&self, source: u32) -> u32 {
-        self.place(self.mine, self.peer_of(source))
-    }
-
     /// Peers of this domain, this rank first: so that not all ranks turn to peer 0 at once.
     pub fn peers(&self) -> impl Iterator<Item = u32> + use<> {
         let (index, size) = (self.index, self.size);
@@ -113,12 +108,6 @@ mod tests {
         places.sort_unstable();
         assert_eq!(places, [0, 1, 2, 3, 4, 5]);
         assert_eq!(DOMAINS.others().collect::<Vec<_>>(), [2, 0]);
-    }
-
-    #[test]
-    fn the_forwarder_of_a_source_is_in_this_domain_and_on_its_rail() {
-        let forwarders: Vec<u32> = (0..6).map(|source| DOMAINS.forwarder(source)).collect();
-        assert_eq!(forwarders, [2, 3, 2, 3, 2, 3]);
     }
 
     #[test]

@@ -5,8 +5,7 @@
 //!
 //! Core promises: shapes, types, strides and lengths of tensors fit the shape that the set was opened
 //! for; `topk_idx` is valid; handles are in range and hold a dispatch where one is needed; operation
-//! numbers count up by one; at most `in_flight` operations are open; a call with a `refusal` carries no
-//! tensors. Where a rank's input is bad, core passes the refusal instead, and the kernel set sends it
+//! numbers count up by one; at most `in_flight` operations are open. Where a rank's input is bad, core passes the refusal instead, and the kernel set sends it
 //! to the other ranks, so that all of them end the operation together before rows move and the
 //! communicator stays usable.
 //!
@@ -15,7 +14,7 @@
 //! memory touched outside windows, tensors and its own state.
 
 use crate::abi;
-use crate::call::{CombineCall, DispatchCall};
+use crate::call::{AgreeCall, CombineCall, DispatchCall};
 use crate::moe::Shape;
 use crate::transport::{MemoryNeeds, Window};
 use crate::{Error, ErrorKind, Result};
@@ -136,6 +135,17 @@ pub trait KernelSet: Sized + Send + 'static {
     /// # Errors
     /// As `dispatch_send`.
     fn combine_recv(&mut self, operation: u64) -> Result<()>;
+
+    /// Passes on the refusal that this rank knows in an exchange, and learns those of others. Only with several
+    /// domains of several ranks: [`abi::TyKernelsTable`] has the order of calls.
+    ///
+    /// # Errors
+    /// The first refusal, in order of ranks. Anything else closes the communicator.
+    fn agree(&mut self, call: &AgreeCall<'_>) -> Result<()> {
+        let text =
+            format!("{:?} of operation {}: there is one exchange", call.exchange, call.operation);
+        Err(Error::new(ErrorKind::Unsupported, "agree", text))
+    }
 
     /// Waits until all commands that the set posted are done (INV-4), so that transports may be closed
     /// once all ranks have returned from it. No operation is open.

@@ -31,6 +31,7 @@ pub mod machine;
 pub mod moe;
 pub mod nics;
 pub mod proxy;
+pub mod refusal;
 pub mod signature;
 pub mod sparse_log;
 pub mod topology;

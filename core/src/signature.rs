@@ -45,6 +45,11 @@ impl Signature {
         Self { word, extent: 0 }
     }
 
+    /// The signature of a round without rows, in a dispatch or in a combine.
+    pub fn round(is_combine: bool) -> Self {
+        Self { word: if is_combine { COMBINE } else { DISPATCH }, extent: 0 }
+    }
+
     /// Kind and layout of the operation. They decide its steps, so they must be equal even where a rank
     /// refuses, and so has no rows to describe.
     pub fn sort(self) -> u64 {

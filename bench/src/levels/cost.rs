@@ -105,38 +105,38 @@ impl CostModel {
         x + (self.arrays() - 1.0) * steps(rows, LARGEST_ADD)
     }
 
+    /// Ranks of a rail: none where there is one domain.
+    fn rail_ranks(&self) -> f64 {
+        if self.levels.domains > 1 { f64::from(self.levels.domains) } else { 0.0 }
+    }
+
     /// A dispatch with its own routing.
     pub fn dispatch(&self, rows: &RankRows) -> OperationCost {
-        let (others, size) = (self.levels.domains - 1, self.levels.domain_ranks);
-        let (others, ranks) = (f64::from(others), f64::from(self.levels.ranks()));
-        let header = RECORD_HEADER as f64;
+        let (rail, size) = (self.rail_ranks(), self.levels.domain_ranks);
+        let (ranks, header) = (f64::from(self.levels.ranks()), RECORD_HEADER as f64);
         let local = f64::from(self.levels.local_experts());
-        let counts = f64::from(size) * (1.0 + local);
         // A packed dispatch counts nothing: there are no grants.
-        let (out_records, inside_records) = if self.layout == Layout::Packed {
-            (LevelCost::records(others, header), LevelCost::records(ranks, header))
-        } else {
-            (
-                LevelCost {
-                    record_bytes: others * (2.0 * header + 4.0 * counts),
-                    puts: 2.0 * others,
-                    ..LevelCost::default()
-                },
-                LevelCost::records(2.0 * ranks, header + 4.0 * local),
-            )
+        let inside_records = match self.layout {
+            Layout::Packed => LevelCost::records(ranks, header),
+            _ => LevelCost::records(2.0 * ranks, header + 4.0 * local),
         };
+        // An entry, and whether the domains go on.
+        let out_records = LevelCost::records(2.0 * rail, header);
+        let signals_of = |n: f64| steps(self.arrays() * n, LARGEST_ADD);
+        // Rows that stay in the domain are announced like the others.
+        let stay = if rail > 0.0 { rows.to_domains[rows.domain as usize] } else { 0.0 };
         let out = LevelCost {
             rows: rows.crossing(),
             row_bytes: rows.crossing() * self.row_bytes(),
             puts: out_records.puts
                 + rows.others(&rows.to_domains).map(|n| self.puts(n, false)).sum::<f64>(),
-            signals: others,
+            signals: rail + signals_of(stay),
             ..out_records
         };
         let [to_others, own] = rows.split(&rows.to_peers);
-        let signals_of = |n: &&f64| steps(self.arrays() * **n, LARGEST_ADD);
+        let all_of = |list: &[&f64]| list.iter().map(|n| signals_of(**n)).sum::<f64>();
         let (puts, signals) = if self.stores {
-            (0.0, to_others.iter().map(signals_of).sum::<f64>())
+            (0.0, all_of(&to_others))
         } else {
             (to_others.iter().map(|n| self.puts(**n, true)).sum(), 0.0)
         };
@@ -144,7 +144,7 @@ impl CostModel {
             rows: rows.moved_inside(),
             row_bytes: rows.moved_inside() * self.row_bytes(),
             puts: inside_records.puts + puts,
-            signals: f64::from(size) + signals + own.iter().map(signals_of).sum::<f64>(),
+            signals: f64::from(size) + signals + all_of(&own),
             ..inside_records
         };
         let written = rows.crossing() + rows.to_peers.iter().sum::<f64>();
@@ -153,17 +153,18 @@ impl CostModel {
 
     /// A combine of rows that lie in the arena.
     pub fn combine(&self, rows: &RankRows) -> OperationCost {
-        let (others, size) = (f64::from(self.levels.domains - 1), self.levels.domain_ranks);
+        let (rail, size) = (self.rail_ranks(), self.levels.domain_ranks);
         let (ranks, header) = (f64::from(self.levels.ranks()), RECORD_HEADER as f64);
         let weights = f64::from(u8::from(self.back.weights));
         let puts = |n: f64| (1.0 + weights) * steps(n, LARGEST_ADD);
         let came: f64 = rows.others(&rows.from_domains).sum();
-        let entries = LevelCost::records(others, header);
+        // Whether the domains go on, and an entry.
+        let entries = LevelCost::records(2.0 * rail, header);
         let out = LevelCost {
             rows: came,
             row_bytes: came * self.back_bytes(),
             puts: entries.puts + rows.others(&rows.from_domains).map(puts).sum::<f64>(),
-            signals: others,
+            signals: rail,
             ..entries
         };
         // Flat rows lie there; others are summed per token first, and put as they are made.

@@ -44,6 +44,11 @@ impl Spread {
         self.domains == 2 && !self.has_rails()
     }
 
+    /// Whether a rank is in the domain of a victim.
+    pub(crate) fn is_beside_victim(&self, rank: usize) -> bool {
+        self.victims.iter().any(|victim| victim / self.size == rank / self.size)
+    }
+
     pub(crate) fn ranks(&self) -> usize {
         self.domains * self.size
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
-use tokenyard_core::call::{CombineCall, DispatchCall};
+use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall};
 use tokenyard_core::export::{Exported, KERNELS_HEADER, KernelsComponent};
 use tokenyard_core::host::BuiltIn;
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits};
@@ -195,6 +195,10 @@ impl KernelSet for Losing {
 
     fn combine_recv(&mut self, operation: u64) -> Result<()> {
         self.0.combine_recv(operation)
+    }
+
+    fn agree(&mut self, call: &AgreeCall<'_>) -> Result<()> {
+        self.0.agree(call)
     }
 
     fn flush(&mut self) -> Result<()> {

@@ -228,11 +228,11 @@ pub(crate) fn watch(order: &Order) -> Result<()> {
     }
     if order.phase == Phase::Entered && order.layout != 2 {
         let torn = order.survivors().filter(|rank| order.marker("torn", *rank).exists());
-        // The outputs of a survivor lack rows, except where it is alone in its domain with the victim. The
-        // victim's proxy thread may end with the victim's entry to the other domains still in the ring:
-        // then the rows have no places.
-        let all = order.spread.is_some() && order.path != Path::TcpProxied;
-        let expected = if all { order.survivors().count() } else { 1 };
+        // The outputs of a survivor lack rows where the victim was to write them itself. Rows that went to
+        // another domain were there before the victim granted places.
+        let beside = |rank: &usize| order.spread.as_ref().is_none_or(|s| s.is_beside_victim(*rank));
+        let among_domains = order.spread.is_some();
+        let expected = if among_domains { order.survivors().filter(beside).count() } else { 1 };
         let torn = torn.count();
         ensure!(torn >= expected, "{torn} outputs lack rows; expected {expected}");
     }

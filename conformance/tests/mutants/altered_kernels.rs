@@ -2,7 +2,7 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::abi;
-use tokenyard_core::call::{CombineCall, DispatchCall};
+use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall};
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::export::{Exported, KERNELS_HEADER, KernelsComponent};
 use tokenyard_core::host::BuiltIn;
@@ -91,6 +91,10 @@ impl<A: Alteration> KernelSet for Altered<A> {
         self.cpu.combine_recv(operation)?;
         self.alteration.combined();
         Ok(())
+    }
+
+    fn agree(&mut self, call: &AgreeCall<'_>) -> Result<()> {
+        self.cpu.agree(call)
     }
 
     fn flush(&mut self) -> Result<()> {

@@ -186,6 +186,9 @@ fn bring_up(
     let needs = kernels.needs(&levels.limits())?;
     check_masking(&levels, &kernels, world.on_failure(), &needs)?;
     check_device(kinds, &needs)?;
+    if levels.domains > 1 {
+        kernels.compose(world.rank(), world.on_failure() == OnFailure::Mask);
+    }
     levels.agree(members, &needs)?;
     let mut transports =
         stuck.keep(levels.open(&OpenWith { members, needs: &needs, deadline: bounds.deadline })?);

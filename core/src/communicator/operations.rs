@@ -14,6 +14,7 @@ use super::tensor::{TensorMut, TensorRef, raw_or_none};
 use crate::abi;
 use crate::host::NO_TENSOR;
 use crate::moe::{DType, Layout};
+use crate::refusal::CallRefusal;
 use crate::{Error, ErrorKind, Result};
 
 /// A dispatch that was sent. Finish it with [`Communicator::dispatch_recv`]; until then its inputs stay
@@ -70,10 +71,6 @@ macro_rules! keeping {
 
 keeping!(PendingDispatch, PendingReplay, PendingCombine);
 
-pub(super) fn text(refusal: &str) -> abi::TyStr {
-    abi::TyStr { data: refusal.as_ptr(), bytes: refusal.len() }
-}
-
 fn layout_code(layout: Layout) -> (u32, u32, u32) {
     match layout {
         Layout::Flat => (abi::TY_LAYOUT_FLAT, 1, 0),
@@ -97,11 +94,13 @@ pub(super) fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi
         alignment,
         cast: abi::TY_CAST_NONE,
         max_tokens: 0,
+        exchange: abi::TY_EXCHANGE_OWNERS,
+        reserved: 0,
         x: NO_TENSOR,
         scales: NO_TENSOR,
         topk_idx: NO_TENSOR,
         topk_weights: NO_TENSOR,
-        refusal: text(""),
+        refusal: CallRefusal::NONE,
         stream: std::ptr::null_mut(),
         tokens: std::ptr::null(),
     }
@@ -114,6 +113,8 @@ pub(super) fn blank_combine(operation: u64, handle: u32) -> abi::TyCombine {
         operation,
         handle,
         flags: 0,
+        exchange: abi::TY_EXCHANGE_OWNERS,
+        reserved: 0,
         x: NO_TENSOR,
         weights: NO_TENSOR,
         beside: NO_TENSOR,
@@ -122,7 +123,7 @@ pub(super) fn blank_combine(operation: u64, handle: u32) -> abi::TyCombine {
         out: NO_TENSOR,
         out_weights: NO_TENSOR,
         missing: NO_TENSOR,
-        refusal: text(""),
+        refusal: CallRefusal::NONE,
         stream: std::ptr::null_mut(),
     }
 }

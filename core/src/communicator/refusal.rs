@@ -2,10 +2,11 @@
 //! failed.
 
 use super::Communicator;
-use super::operations::{blank_combine, blank_dispatch, text};
+use super::operations::{blank_combine, blank_dispatch};
 use super::reporter::Sort;
 use crate::abi;
 use crate::moe::Layout;
+use crate::refusal::CallRefusal;
 use crate::{Error, ErrorKind, Result};
 
 /// An operation whose arguments this rank refuses before the call. The layout must be that of the other
@@ -54,7 +55,7 @@ impl Communicator {
     #[cold]
     pub(super) fn refuse_with(&mut self, mut call: abi::TyDispatch, why: Error) -> Error {
         let detail = why.detail();
-        call.refusal = text(&detail);
+        call.refusal = self.own_refusal(&detail).as_abi();
         // SAFETY: a refused call carries no tensors.
         let sent = unsafe { self.components.kernels().dispatch_send(&call) };
         let end = sent.and_then(|()| {
@@ -65,10 +66,15 @@ impl Communicator {
         self.end_refused(call.operation, end, why)
     }
 
+    /// This rank's refusal of its input.
+    fn own_refusal<'a>(&self, why: &'a str) -> CallRefusal<'a> {
+        CallRefusal { rank: self.rank(), is_full: false, why }
+    }
+
     #[cold]
     pub(super) fn refuse_combine(&mut self, mut call: abi::TyCombine, why: Error) -> Error {
         let detail = why.detail();
-        call.refusal = text(&detail);
+        call.refusal = self.own_refusal(&detail).as_abi();
         // SAFETY: a refused call carries no tensors.
         let sent = unsafe { self.components.kernels().combine_send(&call) };
         let end = sent.and_then(|()| self.components.kernels().combine_recv(call.operation));

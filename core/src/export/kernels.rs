@@ -5,7 +5,7 @@ use super::call::{Instance, check_size, close, guarded, slots};
 use super::transport::read_table;
 use super::{host, static_str};
 use crate::abi;
-use crate::call::{CombineCall, DispatchCall};
+use crate::call::{AgreeCall, CombineCall, DispatchCall};
 use crate::kernels::KernelSet;
 
 /// The C table of a [`KernelSet`].
@@ -30,6 +30,7 @@ impl<K: KernelSet> KernelsComponent<K> {
         combine_input: Some(Self::combine_input),
         combine_send: Some(Self::combine_send),
         combine_recv: Some(Self::combine_recv),
+        agree: Some(Self::agree),
         flush: Some(Self::flush),
         release: Some(Self::release),
         device: match K::DEVICE {
@@ -112,9 +113,12 @@ impl<K: KernelSet> KernelsComponent<K> {
             Ok(())
         };
         combine_send(combine: *const abi::TyCombine) [combine] |component| {
-            component.combine_send(&CombineCall::from_abi(&*combine))
+            component.combine_send(&CombineCall::from_abi(&*combine)?)
         };
         combine_recv(operation: u64) |component| component.combine_recv(operation);
+        agree(call: *const abi::TyAgree) [call] |component| {
+            component.agree(&AgreeCall::from_abi(&*call)?)
+        };
         flush() |component| component.flush();
         gpu_ring(ring: *mut abi::TyGpuRing) [ring] |component| {
             component.gpu_ring((*ring).level)?.into_iter().for_each(|given| *ring = given);

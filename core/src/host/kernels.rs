@@ -1,7 +1,8 @@
 //! An open kernel set: the calls of each operation. `needs`: checks its needs · `tools`: its memory,
-//! streams and graphs for tools · `counters`: its counters for reports.
+//! streams and graphs for tools · `counters`: its counters for reports · `levels`: operations over two levels.
 
 mod counters;
+mod levels;
 mod needs;
 mod tools;
 
@@ -47,7 +48,7 @@ impl KernelsRef {
             unsafe { open(services(), &config_as_ty(config), shape, &mut instance, &mut error) };
         check("open", status, &error)
             .map_err(|e| config.locate(e).with_context("component", self.name()))?;
-        Ok(OpenKernels { component: *self, instance, close })
+        Ok(OpenKernels { component: *self, instance, close, levels: None })
     }
 }
 
@@ -79,6 +80,8 @@ pub struct OpenKernels {
     component: KernelsRef,
     instance: *mut c_void,
     close: unsafe extern "C" fn(*mut c_void),
+    /// Where operations are two exchanges.
+    levels: Option<levels::TwoLevels>,
 }
 
 // SAFETY: the ABI allows an instance to be used from any thread, one at a time; `OpenKernels` has no
@@ -128,19 +131,6 @@ impl OpenKernels {
         self.call("plan", |t, i, e| unsafe { t.plan.map(|f| f(i, plan, e)) })
     }
 
-    /// Starts a dispatch.
-    ///
-    /// # Errors
-    /// Errors of the component.
-    ///
-    /// # Safety
-    /// Tensors stay valid and unchanged until the operation was received, and a stream that is named
-    /// has passed it.
-    pub unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
-        // SAFETY: as in `allocate`, and by this function's contract.
-        self.call("dispatch_send", |t, i, e| unsafe { t.dispatch_send.map(|f| f(i, dispatch, e)) })
-    }
-
     /// Ends a dispatch.
     ///
     /// # Errors
@@ -181,18 +171,6 @@ impl OpenKernels {
             t.combine_input.map(|f| f(i, handle, dtype, &mut region, &mut tensor, e))
         })?;
         Ok((region, tensor))
-    }
-
-    /// Starts a combine.
-    ///
-    /// # Errors
-    /// Errors of the component.
-    ///
-    /// # Safety
-    /// Tensors stay valid until the operation was received, and a stream that is named has passed it.
-    pub unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
-        // SAFETY: as in `allocate`, and by this function's contract.
-        self.call("combine_send", |t, i, e| unsafe { t.combine_send.map(|f| f(i, combine, e)) })
     }
 
     /// Ends a combine.

@@ -1,26 +1,23 @@
 //! How ranks enter an operation together, and leave it together when one of them refuses.
 //!
-//! A source enters with a record to each peer of its domain and one over the rail to each other
-//! domain; the forwarder there hands it on. So every rank receives all R entries, and all draw the same
-//! conclusion from them. Where losses are masked they do not all receive the same: see `verdicts`.
+//! A rank enters with a record to each peer for each group of its rows. So every rank receives an entry for each
+//! source, and all draw the same conclusion from them. Where losses are masked among domains they do not all
+//! receive the same: see `verdicts`.
 
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::channel::no_rail;
 use super::control::{Header, Signal, Verdict};
 use super::engine::Engine;
-use super::entry::{Enter, Entry, NO_ENTRY, Refusal, Terms};
+use super::entry::{Enter, Entry, Heard, NO_ENTRY, Terms};
+use super::losses::Losses;
 use super::order::{Order, Wait};
 use super::record::{Record, bad_record, checked, verdict_of};
 use super::routing::RoutingTable;
-use super::sending::{send_rail_record, send_record};
+use super::sending::send_record;
 
-/// The terms that a peer of this domain gets about the rows of the source in a domain: `(domain, peer)`.
+/// The terms that a peer gets about the rows of a group: `(group, peer)`.
 pub(super) type ToPeer<'f> = dyn for<'a> Fn(&'a RoutingTable, u32, u32) -> Terms<'a> + 'f;
-
-/// The terms that the forwarder in a domain gets about this rank's rows.
-pub(super) type ToDomain<'f> = dyn for<'a> Fn(&'a RoutingTable, u32) -> Terms<'a> + 'f;
 
 #[cold]
 fn mismatch(peer: u32, header: &Header, rank: u32, enter: &Enter<'_>) -> Error {
@@ -41,84 +38,32 @@ fn mismatch(peer: u32, header: &Header, rank: u32, enter: &Enter<'_>) -> Error {
     .with_fix("all ranks must call the same operations in the same order with the same types")
 }
 
-/// Announces to every rank how this one enters: the forwarders of the other domains, and the peers.
-pub(super) fn announce_to_all(
+/// Announces to every peer how this rank enters, for each group of its rows; or that the group's source is lost.
+pub(super) fn announce(
     engine: &Engine,
     slot: usize,
     enter: &Enter<'_>,
-    to_domain: &ToDomain<'_>,
     to_peer: &ToPeer<'_>,
 ) -> Result<()> {
-    for domain in engine.world.domains.others() {
-        let record = enter.record(|| to_domain(&engine.routing, domain));
-        send_rail_record(engine, Signal::Entry, slot, domain, record)?;
-    }
-    announce(engine, slot, engine.world.domains.mine, enter, to_peer)
-}
-
-/// Announces to the peers how the source of a domain enters.
-fn announce(
-    engine: &Engine,
-    slot: usize,
-    domain: u32,
-    enter: &Enter<'_>,
-    to_peer: &ToPeer<'_>,
-) -> Result<()> {
-    for peer in engine.world.domains.peers() {
-        let record = enter.record(|| to_peer(&engine.routing, domain, peer));
-        let source = engine.world.domains.place(domain, peer);
-        send_record(engine, Signal::Entry, slot, source, record)?;
-    }
-    Ok(())
-}
-
-/// Receives the entries of the sources at the other ends of the rail, and hands on to the peers how they enter.
-pub(super) fn relay(
-    engine: &mut Engine,
-    slot: usize,
-    operation: u64,
-    to_peer: &ToPeer<'_>,
-) -> Result<()> {
-    for domain in engine.world.domains.others() {
-        poll_entry(engine, slot, domain, operation)?;
-        hand_on(engine, slot, domain, operation, to_peer)?;
-    }
-    Ok(())
-}
-
-/// Hands on how the source of a domain enters, which has arrived; or that it is lost.
-pub(super) fn hand_on(
-    engine: &Engine,
-    slot: usize,
-    domain: u32,
-    operation: u64,
-    to_peer: &ToPeer<'_>,
-) -> Result<()> {
-    if engine.routing.heard(domain)?.gone {
-        for peer in engine.world.domains.peers() {
-            let terms = to_peer(&engine.routing, domain, peer);
-            let record = terms.record(operation, Verdict::Gone, Signature::default(), 0);
-            let source = engine.world.domains.place(domain, peer);
-            send_record(engine, Signal::Entry, slot, source, record)?;
+    for group in engine.exchange.domains.all() {
+        let is_gone = engine.routing.is_source_gone(group) && enter.refusal.is_none();
+        for peer in engine.exchange.domains.peers() {
+            let terms = || to_peer(&engine.routing, group, peer);
+            let record = if is_gone {
+                terms().record(enter.operation, Verdict::Gone, Signature::default(), 0)
+            } else {
+                enter.record(terms)
+            };
+            let place = engine.exchange.domains.place(group, peer);
+            send_record(engine, Signal::Entry, slot, place, record)?;
         }
-        return Ok(());
     }
-    let record = engine.places.rail_record_from(Signal::Entry, slot, domain);
-    let header = record.header();
-    let refusal = header.verdict().filter(|verdict| *verdict != Verdict::Go);
-    let enter = Enter {
-        operation,
-        signature: header.signature(),
-        origin: header.0[7],
-        refusal: refusal.map(|verdict| (verdict, record.text())),
-    };
-    announce(engine, slot, domain, &enter, to_peer)
+    Ok(())
 }
 
-/// Announces to every rank that this one refuses, and hands on what others say.
-pub(super) fn post_refusal(engine: &mut Engine, slot: usize, enter: &Enter<'_>) -> Result<()> {
-    announce_to_all(engine, slot, enter, &|_, _| Terms::rows(0), &|_, _, _| Terms::rows(0))?;
-    relay(engine, slot, enter.operation, &|_, _, _| Terms::rows(0))
+/// Announces to every peer that this rank refuses.
+pub(super) fn post_refusal(engine: &Engine, slot: usize, enter: &Enter<'_>) -> Result<()> {
+    announce(engine, slot, enter, &|_, _, _| Terms::rows(0))
 }
 
 /// Receives every source's entry, or reads it again, and returns the first refusal. All are received,
@@ -128,13 +73,13 @@ pub(super) fn poll_entries(
     engine: &mut Engine,
     slot: usize,
     enter: &Enter<'_>,
-) -> Result<Option<Refusal>> {
+) -> Result<Option<Heard>> {
     let mut refused = None;
-    for source in engine.world.domains.places() {
+    for source in engine.exchange.domains.places() {
         let (operation, phase) = (enter.operation, abi::TY_PHASE_ENTRY);
-        let wait = Wait { operation, add: 1, phase, rank: source };
+        let wait = Wait { operation, add: 1, phase, rank: engine.exchange.source(source) };
         let came = match engine.routing.agreed[slot] {
-            Some(_) => !engine.order.losses.is_given_up(engine.world.domains.forwarder(source)),
+            Some(_) => !engine.order.losses().is_given_up(engine.exchange.forwarder(source)),
             None => engine.order.wait(Signal::Entry, slot, source, wait)?,
         };
         if !came {
@@ -142,35 +87,38 @@ pub(super) fn poll_entries(
             continue;
         }
         let record = engine.places.record_from(Signal::Entry, slot, source);
-        let header = checked(record, source, operation)?;
-        let is_own = engine.world.domains.domain_of(source) == engine.world.domains.mine;
-        let may_be_gone = !is_own && engine.order.losses.are_masked();
+        let rank = engine.exchange.source(source);
+        let header = checked(record, rank, operation)?;
+        let is_own = engine.exchange.domains.domain_of(source) == engine.exchange.domains.mine;
+        let may_be_gone = !is_own && engine.order.losses().are_masked();
         if may_be_gone && header.verdict() == Some(Verdict::Gone) {
             note_gone(&mut engine.routing, &engine.order, source, &header);
             continue;
         }
-        if !engine.order.losses.is_handed_on(source, operation) {
+        let is_new = |losses: &Losses| losses.is_handed_on(source, operation);
+        let verdict = verdict_of(&header, rank)?;
+        if engine.exchange.has_groups() && verdict == Verdict::Go && !is_new(engine.order.losses())
+        {
             return Err(bad_record(
-                source,
+                rank,
                 "an entry, after its forwarder had reported it lost".into(),
             ));
         }
         let theirs = header.signature();
-        let verdict = verdict_of(&header, source)?;
         let equal = if verdict == Verdict::Go && enter.refusal.is_none() {
             theirs == enter.signature && header.0[7] == enter.origin
         } else {
             theirs.sort() == enter.signature.sort()
         };
         if !equal {
-            return Err(mismatch(source, &header, engine.world.rank, enter));
+            return Err(mismatch(rank, &header, engine.exchange.rank, enter));
         }
         if verdict == Verdict::Go {
             accept_entry(&mut engine.routing, source, &header, record)?;
         } else {
             engine.routing.forget_entry(source);
-            let record = Some(record);
-            refused = Refusal::first(refused, Refusal { rank: source, verdict, record });
+            let ranks = engine.order.ranks();
+            refused = Heard::first(refused, Heard::of(record, rank, ranks)?);
         }
     }
     Ok(refused)
@@ -179,7 +127,7 @@ pub(super) fn poll_entries(
 /// A source that its forwarder says is lost; what the record says of the forwarder itself stays.
 #[cold]
 fn note_gone(routing: &mut RoutingTable, order: &Order, source: u32, header: &Header) {
-    order.losses.note_gone(source, header.operation());
+    order.losses().note_gone(source, header.operation());
     routing.forget_entry(source);
     let [.., rows, base_x, base_weights, _, _] = header.0;
     let entry = Entry { rows, base_x, base_weights, gone: true, ..NO_ENTRY };
@@ -193,11 +141,9 @@ fn accept_entry(
     record: Record,
 ) -> Result<()> {
     let rows = header.0[3];
-    if rows > u64::from(routing.world.shape.max_tokens) {
-        return Err(bad_record(
-            source,
-            format!("{rows} rows of {}", routing.world.shape.max_tokens),
-        ));
+    if rows > u64::from(routing.exchange.regions.max_tokens) {
+        let text = format!("{rows} rows of {}", routing.exchange.regions.max_tokens);
+        return Err(bad_record(routing.exchange.source(source), text));
     }
     let signature = header.signature();
     let arrays = signature.arrays();
@@ -205,39 +151,9 @@ fn accept_entry(
     routing.gathered.entries[source as usize] = entry;
     routing.gathered.rows[source as usize] = rows as u32;
     if signature.carries_counts() {
-        let local = routing.world.shape.local_experts() as usize;
+        let local = routing.exchange.regions.local_experts() as usize;
         let counts = &mut routing.gathered.counts[source as usize * local..][..local];
         record.copy_counts(0, counts);
     }
-    Ok(())
-}
-
-/// Receives how the source of a domain enters, or that it is lost.
-pub(super) fn poll_entry(
-    engine: &mut Engine,
-    slot: usize,
-    domain: u32,
-    operation: u64,
-) -> Result<()> {
-    let source = engine.world.domains.place(domain, engine.world.domains.index);
-    let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_ENTRY, rank: source };
-    if !engine.order.wait_rail(Signal::Entry, slot, domain, wait)? {
-        if let Some(rail) = &mut engine.routing.rail {
-            rail.forget(domain);
-        }
-        return Ok(());
-    }
-    let record = engine.places.rail_record_from(Signal::Entry, slot, domain);
-    let header = checked(record, source, operation)?;
-    let goes = verdict_of(&header, source)? == Verdict::Go;
-    let rows = header.0[3];
-    if rows > u64::from(engine.world.shape.max_tokens) {
-        return Err(bad_record(
-            source,
-            format!("{rows} rows of {}", engine.world.shape.max_tokens),
-        ));
-    }
-    let Some(rail) = &mut engine.routing.rail else { return Err(no_rail()) };
-    rail.accept(domain, &header, record, goes);
     Ok(())
 }

@@ -1,8 +1,10 @@
 //! One link as the engine uses it: its signals, and who is behind its peer numbers.
 
+use std::cell::Cell;
+
 use tokenyard_core::link::Link;
 use tokenyard_core::transport::Capabilities;
-use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_core::{Error, Result, abi};
 
 use super::control::{Ids, Signal};
 use super::losses::Losses;
@@ -20,7 +22,7 @@ pub(super) struct Channel {
     numbers: Vec<Option<u32>>,
     pub(super) ids: Ids,
     /// Totals expected so far, by signal id (INV-2: counted, never reset).
-    expected: Vec<u64>,
+    expected: Vec<Cell<u64>>,
     pub(super) largest_put: u64,
     /// Most commands to one peer that may be under way where losses are masked: a lost one may keep
     /// its own for ever, and must leave room for the others'.
@@ -70,7 +72,7 @@ impl Channel {
             ranks: (team.first, team.step),
             numbers: team.numbers(),
             ids,
-            expected: vec![0; ids.count() as usize],
+            expected: vec![Cell::new(0); ids.count() as usize],
             largest_put: link.capabilities().largest_put.min(LARGEST_PUT),
             share: (queue_depth(link.capabilities()) / team.peers).max(1),
         })
@@ -113,23 +115,12 @@ impl Channel {
     }
 
     /// Expects a signal `add` more times than before; returns its id and the total that says so.
-    pub(super) fn expect(
-        &mut self,
-        signal: Signal,
-        slot: usize,
-        writer: u32,
-        add: u64,
-    ) -> (u32, u64) {
+    pub(super) fn expect(&self, signal: Signal, slot: usize, writer: u32, add: u64) -> (u32, u64) {
         let id = self.ids.id(signal, slot, writer);
-        let expected = &mut self.expected[id as usize];
-        *expected = expected.wrapping_add(add);
-        (id, *expected)
+        let expected = &self.expected[id as usize];
+        expected.set(expected.get().wrapping_add(add));
+        (id, expected.get())
     }
-}
-
-#[cold]
-pub(super) fn no_rail() -> Error {
-    Error::new(ErrorKind::Internal, "use rail", "there is one domain")
 }
 
 #[cfg(test)]

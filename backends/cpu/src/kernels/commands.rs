@@ -8,7 +8,7 @@ use tokenyard_core::{Result, abi};
 
 use super::channel::Channel;
 use super::control::Signal;
-use super::moves::{Move, Via};
+use super::moves::Move;
 use super::order::{Order, QUEUE, broken};
 
 /// A signal of a peer, how far it is raised, and for which operation.
@@ -35,21 +35,16 @@ pub(super) struct Block {
 
 impl Order {
     /// Posts one command of a slot; waits while the queue is full. One to a lost rank goes nowhere.
-    pub(super) fn post(
-        &self,
-        channel: &Channel,
-        slot: usize,
-        command: &Command,
-        operation: u64,
-    ) -> Result<()> {
+    pub(super) fn post(&self, slot: usize, command: &Command, operation: u64) -> Result<()> {
+        let channel = &*self.channel;
         let rank = channel.rank_of(command.peer);
-        let number = channel.number_of(command.peer).filter(|_| !self.losses.is_lost(rank));
+        let number = channel.number_of(command.peer).filter(|_| !self.losses().is_lost(rank));
         let Some(peer) = number else { return Ok(()) };
-        let tag = self.outstanding.tag(slot, rank);
+        let tag = self.tag(slot, rank);
         let command = Command { flags: abi::TY_FLAG_NOTIFY, tag, peer, ..*command };
-        let most = if self.losses.are_masked() { channel.share } else { u32::MAX };
+        let most = if self.losses().are_masked() { channel.share } else { u32::MAX };
         let try_post = || {
-            if self.outstanding.to(rank) >= most {
+            if self.outstanding().to(rank) >= most {
                 return Ok(0);
             }
             // SAFETY: offsets were laid out inside the windows; sources stay until the slot is
@@ -62,7 +57,7 @@ impl Order {
                 return Ok(());
             }
             Ok(_) => {}
-            Err(status) => return self.losses.suspect(rank, broken(channel, status)),
+            Err(status) => return self.losses().suspect(rank, broken(channel, status)),
         }
         let what = WaitFor {
             phase: abi::TY_PHASE_QUEUE,
@@ -75,45 +70,45 @@ impl Order {
         let end = Cell::new(None);
         let turn = || {
             end.set(match try_post() {
-                Ok(0) if self.losses.is_lost(rank) => Some(Ok(false)),
+                Ok(0) if self.losses().is_lost(rank) => Some(Ok(false)),
                 Ok(0) => None,
                 Ok(_) => Some(Ok(true)),
                 Err(status) => Some(Err(status)),
             });
             u64::from(end.get().is_some())
         };
-        let waited = self.waiter.until(&what, turn, || self.progress());
-        waited.map_err(|error| self.losses.explain(error))?;
+        let waited = self.waiter().until(&what, turn, || self.progress());
+        waited.map_err(|error| self.losses().explain(error))?;
         match end.get() {
             Some(Ok(true)) => self.note_posted(channel, rank, &command),
-            Some(Err(status)) => return self.losses.suspect(rank, broken(channel, status)),
+            Some(Err(status)) => return self.losses().suspect(rank, broken(channel, status)),
             _ => {}
         }
         Ok(())
     }
 
     fn note_posted(&self, channel: &Channel, rank: u32, command: &Command) {
-        self.outstanding.posted(command.tag);
-        self.counters.posted(channel, rank, command);
+        self.outstanding().posted(command.tag);
+        self.counters().posted(channel, rank, command);
     }
 
     /// Raises a signal of a peer, in as many steps as its width demands.
-    pub(super) fn raise(&self, channel: &Channel, slot: usize, raise: Raise) -> Result<()> {
+    pub(super) fn raise(&self, slot: usize, raise: Raise) -> Result<()> {
         let Raise { operation, peer, signal, add: mut left } = raise;
         while left > 0 {
             let add = left.min(0xffff);
             left -= add;
             let add = add as u32;
             let command = Command { op: abi::TY_OP_SIGNAL, peer, signal, add, ..NO_COMMAND };
-            self.post(channel, slot, &command, operation)?;
+            self.post(slot, &command, operation)?;
         }
         Ok(())
     }
 
     /// Puts `rows` rows of `width` bytes to a peer; each piece raises the signal by its rows,
     /// because only a piece's own signal says that it is there (INV-1, INV-2).
-    pub(super) fn put_rows(&self, channel: &Channel, slot: usize, block: &Block) -> Result<()> {
-        let most = (channel.largest_put / block.width).clamp(1, 0xffff);
+    pub(super) fn put_rows(&self, slot: usize, block: &Block) -> Result<()> {
+        let most = (self.channel.largest_put / block.width).clamp(1, 0xffff);
         let mut done = 0;
         while done < block.rows {
             let rows = most.min(block.rows - done);
@@ -129,29 +124,20 @@ impl Order {
                 bytes: rows * block.width,
                 ..NO_COMMAND
             };
-            self.post(channel, slot, &command, block.operation)?;
+            self.post(slot, &command, block.operation)?;
             done += rows;
         }
         Ok(())
     }
 
-    /// The link of a move, and the signal that counts its rows there.
-    pub(super) fn link_of(&self, m: &Move) -> (&Channel, u32) {
-        match (m.via, &self.rail) {
-            (Via::Rail, Some(rail)) => {
-                (rail, rail.ids.id(Signal::Rows, m.slot, self.world.domains.mine))
-            }
-            (Via::Leg(domain), _) => {
-                let place = self.world.domains.place(domain, self.world.domains.index);
-                (&self.channel, self.channel.ids.id(Signal::Rows, m.slot, place))
-            }
-            // Moves over the rail are made where there is one.
-            (Via::Rail, None) => (&self.channel, 0),
-        }
+    /// The signal that counts the rows of a move at its peers.
+    pub(super) fn signal_of(&self, m: &Move) -> u32 {
+        let place = self.exchange.domains.place(m.group, self.exchange.domains.index);
+        self.channel.ids.id(Signal::Rows, m.slot, place)
     }
 
     /// Whether nothing goes to a peer any more.
-    pub(super) fn is_left_out(&self, m: &Move, peer: u32) -> bool {
-        self.losses.is_given_up(self.link_of(m).0.rank_of(peer))
+    pub(super) fn is_left_out(&self, peer: u32) -> bool {
+        self.losses().is_given_up(self.exchange.rank_of(peer))
     }
 }

@@ -1,17 +1,17 @@
-//! Records and signals, of a domain and of a rail.
+//! Records and signals.
 
 use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
+use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::signature::Signature;
 
-/// The signals of one operation slot and place. In a domain there are R places: that of `(domain,
-/// peer)` is raised by `peer`, on its queue 0, for what concerns the source of `domain` on a rail. On
-/// a rail there are D: that of `domain` is raised by the rail's rank there. Where losses are masked among
-/// domains, peers say by one more raise which refusals they know: see `verdicts`.
+/// The signals of one operation slot and place: raised by the place's peer, on its queue 0, for what concerns the
+/// place's source. Where losses are masked among domains, peers say by one more raise which refusals they
+/// know: see `verdicts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
     /// A source entered the operation; its entry record is here.
     Entry = 0,
-    /// An owner granted places; its grant record is here. On a rail: all owners of a domain did.
+    /// An owner granted places; its grant record is here. On a rail: the verdict of a domain is.
     Grant = 1,
     /// Counts rows, once per array of a row that has arrived.
     Rows = 2,
@@ -25,7 +25,7 @@ pub(super) const KINDS: u32 = 4;
 /// Signal ids of one link, equal on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ids {
-    /// R in a domain, D on a rail.
+    /// Places of the exchange.
     pub(super) places: u32,
     pub(super) in_flight: u32,
 }
@@ -53,14 +53,20 @@ pub(super) enum Verdict {
     Gone = 3,
 }
 
+impl Verdict {
+    /// The verdict of a rank that passes on a refusal.
+    pub(super) fn of(refusal: &CallRefusal<'_>) -> Self {
+        if refusal.is_full { Self::Full } else { Self::Refused }
+    }
+}
+
 /// The header of a record: eight words, then counts or a text.
 ///
 /// Entry: operation, verdict, signature, rows, base of x, base of weights, text bytes and above them the
-/// extent of the signature, number of the dispatch that made the handle; then u32 `[El]`, rows per expert. On a rail the rows are those that
-/// go to the domain, and u32 `[S]`, rows per rank, and u32 `[S * El]` follow.
+/// extent of the signature, number of the dispatch that made the handle; then u32 `[El]`, rows per expert.
 /// Grant: operation, verdict, region offset, N, X, first flat row, text bytes, zero; then u32 `[El]`,
-/// the first row of each expert. Where it is a refusal, and on a rail, only the verdict counts, and word 5 is
-/// the rank whose it is.
+/// the first row of each expert. In a round without rows only the verdict counts. In a refusal word 5 is the
+/// rank whose it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Header(pub(super) [u64; 8]);

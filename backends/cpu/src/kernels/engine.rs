@@ -1,53 +1,86 @@
-//! The planned kernel set: everything is allocated, operations only move bytes.
+//! A planned exchange: everything is allocated, operations only move bytes.
+
+use std::rc::Rc;
+use std::sync::Arc;
 
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::{Result, abi};
 
+use super::exchange::Exchange;
 use super::launch::Launcher;
-use super::order::Order;
-use super::places::Places;
+use super::operation::Sums;
+use super::order::{Order, Traffic};
+use super::places::{Places, Windows};
 use super::routing::RoutingTable;
 use super::windows::WindowSizes;
-use super::world::World;
 use crate::pool::Pool;
 
-/// The state that the operations of a communicator work with.
+/// The state that the operations of one exchange work with.
 #[derive(Debug)]
 pub(super) struct Engine {
-    pub(super) world: World,
+    pub(super) exchange: Exchange,
     pub(super) routing: RoutingTable,
     pub(super) places: Places,
     pub(super) order: Order,
     pub(super) launcher: Launcher,
 }
 
-// SAFETY: the areas are mappings that live as long as the communicator; the engine is used by one thread at a
-// time (thread rule of the kernel set ABI).
-unsafe impl Send for Engine {}
+/// The exchange on the rail, with what passes between it and that with the owners.
+#[derive(Debug)]
+pub(super) struct Rail {
+    pub(super) engine: Engine,
+    /// The sums of the combine that is being sent.
+    pub(super) sums: Option<Sums>,
+}
 
-impl Engine {
+/// The exchanges of a communicator. They share windows, arena, worker threads, and what is known of their links.
+#[derive(Debug)]
+pub(super) struct Engines {
+    pub(super) owners: Engine,
+    pub(super) rail: Option<Rail>,
+}
+
+// SAFETY: the areas are mappings that live as long as the communicator; what engines share is shared by no other
+// value, so it moves with them; they are used by one thread at a time (thread rule of the kernel set ABI).
+unsafe impl Send for Engines {}
+
+impl Engines {
     /// # Safety
-    /// Everything that the plan points to (but for the list of windows) outlives the engine.
+    /// Everything that the plan points to (but for the list of windows) outlives the engines.
     pub(super) unsafe fn new(
         shape: &KernelShape,
         sizes: WindowSizes,
         plan: &abi::TyPlan,
         pool: Pool,
     ) -> Result<Self> {
-        let world = World::new(shape);
+        let level = match plan.scale_up.table.is_null() {
+            true => abi::TY_LEVEL_SCALE_OUT,
+            false => abi::TY_LEVEL_SCALE_UP,
+        };
+        let (owners, rail) = Exchange::of(shape, level);
+        let exchanges = [Some(owners), rail];
         // SAFETY: by this function's contract; the host passes judged tables.
-        let (order, windows) = unsafe {
+        let (traffic, windows) = unsafe {
             (
-                Order::new(world, shape, plan)?,
+                Traffic::new(shape, exchanges.iter().flatten(), plan)?,
                 std::slice::from_raw_parts(plan.windows, plan.window_count),
             )
         };
-        Ok(Self {
-            world,
-            routing: RoutingTable::new(world, shape),
-            places: Places::new(world, sizes, windows, &order.channel)?,
-            order,
-            launcher: Launcher::new(world, pool),
-        })
+        let (traffic, pool) = (Rc::new(traffic), Arc::new(pool));
+        let windows = Windows::new(windows, &sizes)?;
+        let engine = |exchange: Exchange, number: usize| -> Result<Engine> {
+            let order = Order::new(exchange, &traffic, shape.in_flight, number);
+            let slots = if number == 0 { sizes.owners() } else { sizes.rail() };
+            Ok(Engine {
+                exchange,
+                routing: RoutingTable::new(exchange, shape),
+                places: Places::new(exchange, slots, &windows, &order.channel)?,
+                order,
+                launcher: Launcher::new(exchange, Arc::clone(&pool)),
+            })
+        };
+        let rail = rail.map(|rail| engine(rail, 1)).transpose()?;
+        let rail = rail.map(|engine| Rail { engine, sums: None });
+        Ok(Self { owners: engine(owners, 0)?, rail })
     }
 }

@@ -1,11 +1,12 @@
 //! The entries of ranks into an operation.
 
 use tokenyard_core::moe::Shape;
+use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::signature::Signature;
-use tokenyard_core::{Error, ErrorKind};
+use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::control::{Header, Verdict};
-use super::record::{Body, NewRecord, Record};
+use super::record::{Body, NewRecord, Record, bad_record};
 
 /// The contents of the entry in one place.
 #[derive(Clone, Copy, Debug)]
@@ -48,15 +49,15 @@ impl Gathered {
     }
 }
 
-/// How a source enters.
+/// How this rank enters.
 #[derive(Clone, Copy)]
 pub(super) struct Enter<'a> {
     pub(super) operation: u64,
     pub(super) signature: Signature,
-    /// The dispatch that made the handle; 0 where the source refuses.
+    /// The dispatch that made the handle; 0 where the rank refuses.
     pub(super) origin: u64,
     /// Why it does not take part.
-    pub(super) refusal: Option<(Verdict, &'a [u8])>,
+    pub(super) refusal: Option<CallRefusal<'a>>,
 }
 
 /// The part of an entry about rows.
@@ -90,15 +91,16 @@ impl<'a> Terms<'a> {
 }
 
 impl Enter<'_> {
-    /// The record; a source that refuses has no terms.
+    /// The record; a rank that refuses has no terms.
     pub(super) fn record<'a>(&'a self, terms: impl FnOnce() -> Terms<'a>) -> NewRecord<'a> {
         let Self { operation, signature, origin, refusal } = *self;
         match refusal {
-            Some((verdict, text)) => {
+            Some(refusal) => {
                 let Signature { word, extent } = signature;
-                let extent = u64::from(extent) << 32;
-                let header = [operation, verdict as u64, word, 0, 0, 0, extent, origin];
-                NewRecord { header: Header(header), body: Body::Text(text) }
+                let (extent, verdict) = (u64::from(extent) << 32, Verdict::of(&refusal) as u64);
+                let rank = refusal.rank.into();
+                let header = [operation, verdict, word, 0, 0, rank, extent, origin];
+                NewRecord { header: Header(header), body: Body::Text(refusal.why.as_bytes()) }
             }
             None => terms().record(operation, Verdict::Go, signature, origin),
         }
@@ -107,42 +109,46 @@ impl Enter<'_> {
 
 /// Whether some rank refuses, as all know.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Agreed(pub(super) Option<Refusal>);
+pub(super) struct Agreed(pub(super) Option<Heard>);
 
-/// A rank's report that it refuses, or has no room.
+/// A refusal that this rank has heard of.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Refusal {
+pub(super) struct Heard {
     pub(super) rank: u32,
-    pub(super) verdict: Verdict,
+    pub(super) is_full: bool,
     /// It says why; none where this rank only knows that there is one.
     pub(super) record: Option<Record>,
 }
 
-impl Refusal {
+impl Heard {
+    /// The refusal that a record is.
+    pub(super) fn of(record: Record, writer: u32, ranks: u32) -> Result<Self> {
+        let header = record.header();
+        let is_full = header.verdict() == Some(Verdict::Full);
+        match u32::try_from(header.0[5]).ok().filter(|rank| *rank < ranks) {
+            Some(rank) => Ok(Self { rank, is_full, record: Some(record) }),
+            None => Err(bad_record(writer, format!("a refusal of rank {}", header.0[5]))),
+        }
+    }
+
     /// The first refusal, in order of ranks, is the answer of all ranks.
     pub(super) fn first(known: Option<Self>, other: Self) -> Option<Self> {
         known.filter(|known| known.rank <= other.rank).or(Some(other))
     }
 
-    /// The reason, as it reported it.
-    pub(super) fn text(&self) -> &[u8] {
-        self.record.as_ref().map_or(&[], Record::text)
+    /// With its reason, as its rank gave it.
+    pub(super) fn refusal(&self) -> CallRefusal<'_> {
+        let text = self.record.as_ref().map(Record::text);
+        let why = text
+            .map_or("the ranks that know why are cut off from this one by a loss", |text| {
+                text.utf8_chunks().next().map_or("", |chunk| chunk.valid())
+            });
+        CallRefusal { rank: self.rank, is_full: self.is_full, why }
     }
 
     #[cold]
     pub(super) fn error(self) -> Error {
-        let (kind, word) = match self.verdict {
-            Verdict::Full => (ErrorKind::Full, "has no room"),
-            Verdict::Refused | Verdict::Go | Verdict::Gone => {
-                (ErrorKind::Refused, "refused its input")
-            }
-        };
-        let text = match self.record {
-            Some(_) => String::from_utf8_lossy(self.text()),
-            None => "the ranks that know why are cut off from this one by a loss".into(),
-        };
-        let message = format!("rank {} {word}: {text}", self.rank);
-        Error::new(kind, "enter operation", message).with_rank(self.rank)
+        self.refusal().error()
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) fn spread_copies(
 ) -> Result<()> {
     let state = &routing.handles[op.handle];
     let layout = &output.layout;
-    let topk = routing.world.shape.topk as usize;
+    let topk = routing.exchange.regions.topk as usize;
     let (x_bytes, scale_bytes) =
         (op.format.row.x_bytes as usize, op.format.row.scale_bytes as usize);
     let (x, slots) = (places.array(output, layout.x), places.array(output, layout.slots));

@@ -1,10 +1,11 @@
 //! How loops over rows run: on the worker pool, in chunks.
 
-use tokenyard_core::moe::Shape;
+use std::sync::Arc;
+
 use tokenyard_core::{Error, ErrorKind};
 
+use super::exchange::Exchange;
 use super::moves::Spot;
-use super::world::World;
 use super::writer::Target;
 use crate::pool::Pool;
 
@@ -39,19 +40,20 @@ pub(super) struct RowScratch {
     pub(super) slot_of: Vec<u32>,
     /// `[S * El]`: next row in each expert's block.
     pub(super) next: Vec<u32>,
-    /// `[R]`, enough for the peers of a domain and for those of a rail.
+    /// By peer.
     pub(super) spots: Vec<Spot>,
     pub(super) targets: Vec<Target>,
 }
 
 impl RowScratch {
-    pub(super) fn new(shape: &Shape, inside: &Shape) -> Self {
+    fn new(exchange: &Exchange) -> Self {
+        let Exchange { shape, .. } = exchange;
         let tokens = shape.max_tokens as usize;
         Self {
             cast_rows: vec![0; tokens * shape.hidden as usize],
             cast_scales: vec![0; tokens * shape.hidden.div_ceil(128) as usize * 4],
             slot_of: vec![0; tokens * shape.topk as usize],
-            next: vec![0; inside.experts as usize],
+            next: vec![0; shape.experts as usize],
             spots: vec![Spot::default(); shape.ranks as usize],
             targets: vec![Target::default(); shape.ranks as usize],
         }
@@ -66,14 +68,14 @@ pub(super) fn pool_failed(operation: &'static str) -> Error {
 /// The pool that runs the loops over rows, and their working memory.
 #[derive(Debug)]
 pub(super) struct Launcher {
-    pub(super) world: World,
+    pub(super) exchange: Exchange,
     pub(super) scratch: RowScratch,
-    pub(super) pool: Pool,
+    pub(super) pool: Arc<Pool>,
 }
 
 impl Launcher {
-    pub(super) fn new(world: World, pool: Pool) -> Self {
-        Self { world, scratch: RowScratch::new(&world.shape, &world.inside), pool }
+    pub(super) fn new(exchange: Exchange, pool: Arc<Pool>) -> Self {
+        Self { exchange, scratch: RowScratch::new(&exchange), pool }
     }
 
     /// Rows of a piece, where a row has so many bytes.

@@ -14,14 +14,14 @@ use super::routing::RoutingTable;
 /// of use (INV-8).
 #[cold]
 pub(super) fn mend(engine: &mut Engine, op: &DispatchOp, output: Output) -> Result<Output> {
-    let sources = 0..engine.world.shape.ranks;
+    let sources = 0..engine.exchange.regions.ranks;
     let still_written = sources
         .clone()
         .filter(|source| lacks(&engine.routing, &engine.order, op, *source))
         .any(|source| {
-            engine.order.losses.may_write(engine.world.domains.forwarder(source), op.operation)
+            engine.order.losses().may_write(engine.exchange.forwarder(source), op.operation)
         });
-    let whole = if still_written { move_away(&mut engine.places, op, &output)? } else { output };
+    let whole = if still_written { move_away(&engine.places, op, &output)? } else { output };
     for source in sources {
         if lacks(&engine.routing, &engine.order, op, source) {
             clear_rows(&engine.routing, &engine.places, op, &whole, source);
@@ -47,7 +47,7 @@ pub(super) fn unpack_lost(
     source: u32,
 ) -> u32 {
     let (recv, layout) = (&routing.handles[op.handle].recv, &output.layout);
-    let (shape, state) = (&routing.world.shape, &routing.handles[op.handle]);
+    let (shape, state) = (&routing.exchange.regions, &routing.handles[op.handle]);
     if !state.is_made {
         return 0;
     }
@@ -78,9 +78,9 @@ pub(super) fn unpack_lost(
     recv.rows_from(source)
 }
 
-fn move_away(places: &mut Places, op: &DispatchOp, output: &Output) -> Result<Output> {
+fn move_away(places: &Places, op: &DispatchOp, output: &Output) -> Result<Output> {
     let holder = Holder::Dispatch(op.operation);
-    let region = places.arena.allocate(output.region.bytes, holder).map_err(|full| {
+    let region = places.arena().allocate(output.region.bytes, holder).map_err(|full| {
         // The others go on, so this is not an answer that all get: this rank cannot.
         Error::new(
             ErrorKind::Unsupported,
@@ -100,7 +100,7 @@ fn move_away(places: &mut Places, op: &DispatchOp, output: &Output) -> Result<Ou
             output.layout.bytes as usize,
         );
     }
-    places.arena.quarantine(output.region.id);
+    places.arena().quarantine(output.region.id);
     Ok(Output { region, ..*output })
 }
 
@@ -123,7 +123,7 @@ fn clear_rows(
         // receive plan laid out.
         unsafe { start.write_bytes(byte, (u64::from(rows) * width) as usize) };
     };
-    let k4 = 4 * u64::from(routing.world.shape.topk);
+    let k4 = 4 * u64::from(routing.exchange.regions.topk);
     let (x_bytes, scale_bytes) = (u64::from(row.x_bytes), u64::from(row.scale_bytes));
     let tokens = (recv.row_base(source), recv.rows_from(source));
     fill(layout.source, 4, tokens, 0xff);
@@ -135,9 +135,9 @@ fn clear_rows(
         return;
     }
     fill(layout.slots, k4, tokens, 0xff);
-    for expert in 0..routing.world.shape.local_experts() {
+    for expert in 0..routing.exchange.regions.local_experts() {
         let first = recv.expert_base(expert, source);
-        let end = if source + 1 < routing.world.shape.ranks {
+        let end = if source + 1 < routing.exchange.regions.ranks {
             recv.expert_base(expert, source + 1)
         } else {
             let expert = expert as usize;

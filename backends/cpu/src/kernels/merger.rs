@@ -21,9 +21,8 @@ pub(super) struct Staged {
     pub(super) partials: Offsets,
     pub(super) copies_x: bool,
     pub(super) copies_weights: bool,
+    /// Where partials from other owners arrive, if they are put.
     pub(super) landing: Offsets,
-    pub(super) returned: Offsets,
-    pub(super) outgoing: Offsets,
 }
 
 /// Sums the experts of one rank into partial rows.
@@ -177,7 +176,7 @@ pub(super) fn merger(
         copy_weights: call.weighted.then_some(copy_weights),
         slots: state.slots.as_ptr(),
         flat: state.arrangement.layout == Layout::Flat,
-        topk: routing.world.shape.topk as usize,
+        topk: routing.exchange.regions.topk as usize,
         row: op.row,
         partial: op.partial,
     })

@@ -19,11 +19,11 @@ mod config;
 mod control;
 mod counters;
 mod dispatch;
-mod domain_rows;
 mod engine;
 mod entry;
+mod exchange;
 mod expert_major;
-mod forward;
+mod forwarded;
 mod handle;
 mod launch;
 mod left_out;
@@ -49,10 +49,9 @@ mod slots;
 mod source;
 mod sums;
 mod transfer;
+mod upstream;
 mod verdicts;
-mod void;
 mod windows;
-mod world;
 mod writer;
 
 pub use config::CpuConfig;
@@ -61,7 +60,7 @@ pub use launch::PIECE_BYTES;
 pub use windows::{Spread, WindowSizes};
 
 use tokenyard_core::abi;
-use tokenyard_core::call::{CombineCall, DispatchCall};
+use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
 use tokenyard_core::kernels::{
     KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS,
 };
@@ -72,8 +71,9 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use crate::pool::Pool;
 use channel::queue_depth;
 use control::Ids;
-use engine::Engine;
+use engine::Engines;
 use memory::Memory;
+use upstream::Upstream;
 
 /// The kernel set. See the [module](self).
 #[derive(Debug)]
@@ -83,7 +83,7 @@ pub struct CpuKernels {
     /// Set by `needs`.
     sizes: Option<WindowSizes>,
     /// Set by `plan`. Dropped before the memory it points to.
-    engine: Option<Engine>,
+    engines: Option<Engines>,
     memory: Vec<Memory>,
 }
 
@@ -98,8 +98,8 @@ fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
 }
 
 impl CpuKernels {
-    fn engine(&mut self) -> Result<&mut Engine> {
-        self.engine.as_mut().ok_or_else(|| {
+    fn engines(&mut self) -> Result<&mut Engines> {
+        self.engines.as_mut().ok_or_else(|| {
             Error::new(ErrorKind::Internal, "run kernels", "an operation came before `plan`")
         })
     }
@@ -117,7 +117,7 @@ impl KernelSet for CpuKernels {
 
     fn open(config: CpuConfig, shape: &KernelShape) -> Result<Self> {
         config.check()?;
-        Ok(Self { config, shape: *shape, sizes: None, engine: None, memory: Vec::new() })
+        Ok(Self { config, shape: *shape, sizes: None, engines: None, memory: Vec::new() })
     }
 
     fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
@@ -169,48 +169,89 @@ impl KernelSet for CpuKernels {
         let pool = Pool::new(self.config.threads as usize)?;
         // SAFETY: links stay valid while there are operations, and the board until the engine is
         // dropped, by this function's contract; the engine uses links in operations only.
-        self.engine = Some(unsafe { Engine::new(&self.shape, sizes, plan, pool)? });
+        self.engines = Some(unsafe { Engines::new(&self.shape, sizes, plan, pool)? });
         Ok(())
     }
 
     unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
+        let Engines { owners, rail } = self.engines()?;
         // SAFETY: by this function's contract.
-        unsafe { dispatch::dispatch_send(self.engine()?, dispatch) }
+        unsafe {
+            match (dispatch.exchange, rail) {
+                (ExchangeKind::Rail, Some(rail)) => rail::cross(&mut rail.engine, dispatch),
+                (ExchangeKind::Owners, Some(rail)) => {
+                    let slot = rail.engine.order.slot(dispatch.operation);
+                    let upstream = Upstream { engine: &rail.engine, slot, format: dispatch.format };
+                    let upstream = dispatch.refusal.is_none().then_some(&upstream);
+                    dispatch::dispatch_send(owners, dispatch, upstream)
+                }
+                (ExchangeKind::Owners, None) => dispatch::dispatch_send(owners, dispatch, None),
+                (ExchangeKind::Rail, None) => Err(no_rail()),
+            }
+        }
     }
 
     fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        dispatch::dispatch_recv(self.engine()?, operation)
+        dispatch::dispatch_recv(&mut self.engines()?.owners, operation)
     }
 
     fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
-        dispatch::dispatch_output(self.engine()?, operation)
+        dispatch::dispatch_output(&mut self.engines()?.owners, operation)
     }
 
     fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
-        let engine = self.engine()?;
-        combine::combine_input(&engine.routing, &mut engine.places, handle, dtype)
+        let owners = &self.engines()?.owners;
+        combine::combine_input(&owners.routing, &owners.places, handle, dtype)
     }
 
     unsafe fn combine_send(&mut self, combine: &CombineCall<'_>) -> Result<()> {
+        let Engines { owners, rail } = self.engines()?;
         // SAFETY: by this function's contract.
-        unsafe { combine::combine_send(self.engine()?, combine) }
+        unsafe {
+            match (combine.exchange, rail) {
+                (ExchangeKind::Owners, Some(rail)) => {
+                    forwarded::combine_inside(owners, rail, combine)
+                }
+                (ExchangeKind::Rail, Some(rail)) => forwarded::combine_on_rail(rail, combine),
+                (ExchangeKind::Owners, None) => combine::combine_send(owners, combine),
+                (ExchangeKind::Rail, None) => Err(no_rail()),
+            }
+        }
     }
 
     fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        combine::combine_recv(self.engine()?, operation)
+        let Engines { owners, rail } = self.engines()?;
+        let engine = rail.as_mut().map_or(owners, |rail| &mut rail.engine);
+        combine::combine_recv(engine, operation)
+    }
+
+    fn agree(&mut self, call: &AgreeCall<'_>) -> Result<()> {
+        let Engines { owners, rail } = self.engines()?;
+        match (call.exchange, rail) {
+            (ExchangeKind::Rail, Some(rail)) => rail::agree(&mut rail.engine, call),
+            (ExchangeKind::Owners, Some(_)) => verdicts::agree_inside(owners, call),
+            (_, None) => Err(no_rail()),
+        }
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.engine()?.order.flush()
+        let Engines { owners, rail } = self.engines()?;
+        owners.order.flush()?;
+        rail.as_ref().map_or(Ok(()), |rail| rail.engine.order.flush())
     }
 
     fn counters(&mut self) -> Option<abi::TyCounters> {
-        self.engine.as_ref().map(|engine| engine.order.counters.as_abi())
+        self.engines.as_ref().map(|engines| engines.owners.order.counters().as_abi())
     }
 
     fn release(&mut self, region: u64) {
-        if let Some(engine) = &mut self.engine {
-            engine.places.arena.release(region);
+        if let Some(engines) = &mut self.engines {
+            engines.owners.places.arena().release(region);
         }
     }
+}
+
+#[cold]
+fn no_rail() -> Error {
+    Error::new(ErrorKind::Internal, "use rail", "there is one domain")
 }

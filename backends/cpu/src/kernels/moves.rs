@@ -1,7 +1,6 @@
-//! A move of rows: which rows, over which link, and where they go.
+//! A move of rows: which rows, and where they go.
 
 use tokenyard_core::call::WireFormat;
-use tokenyard_core::domains::Domains;
 use tokenyard_core::moe::SendPlan;
 
 /// Offsets of the first row in each array at one peer.
@@ -15,32 +14,14 @@ pub(super) struct Spot {
     pub(super) source: u64,
 }
 
-/// The rows that move, and the link that they move over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Via {
-    /// Rows that come from a domain, to the peers of this one.
-    Leg(u32),
-    /// This rank's rows, to the other domains.
-    Rail,
-}
-
-impl Via {
-    /// This rank's number among the peers of a move, and how many there are.
-    pub(super) fn turn(self, domains: &Domains) -> (u32, u32) {
-        match self {
-            Self::Leg(_) => (domains.index, domains.size),
-            Self::Rail => (domains.mine, domains.count),
-        }
-    }
-}
-
 /// One move of rows.
 #[derive(Clone, Copy)]
 pub(super) struct Move {
     pub(super) operation: u64,
     pub(super) slot: usize,
     pub(super) handle: usize,
-    pub(super) via: Via,
+    /// The group that the rows belong to.
+    pub(super) group: u32,
     pub(super) format: WireFormat,
     /// How often the row signal rises for each row.
     pub(super) arrays: u64,

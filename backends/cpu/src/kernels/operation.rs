@@ -5,7 +5,7 @@ use tokenyard_core::call::WireFormat;
 use tokenyard_core::moe::{Region, RegionLayout, RegionRows};
 use tokenyard_core::signature::Signature;
 
-use super::moves::{Move, Via};
+use super::moves::Move;
 use crate::convert::FloatType;
 
 /// The type of a row of a combine.
@@ -33,10 +33,10 @@ pub(super) struct CombineOp {
     pub(super) partials: Offsets,
     /// Where partials from other owners arrive, if they are put.
     pub(super) landing: Offsets,
-    /// Several domains: one row per (token, domain) of this rank's tokens.
-    pub(super) returned: Offsets,
-    /// Several domains: such rows on their way to other domains.
-    pub(super) outgoing: Offsets,
+    /// On the rail: a row says who is left out of its peer's rows.
+    pub(super) says_left_out: bool,
+    /// On the rail: the sums that are its rows.
+    pub(super) sums: Option<Region>,
     pub(super) out: abi::TyTensor,
     pub(super) out_weights: abi::TyTensor,
     pub(super) missing: abi::TyTensor,
@@ -55,6 +55,13 @@ impl Offsets {
     pub(super) fn row(self, row: u64, widths: Widths) -> Self {
         Self { x: self.x + row * widths.x, weights: self.weights + row * widths.weights }
     }
+}
+
+/// The sums that a combine inside the domain made for the rows of the rail.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sums {
+    pub(super) region: Option<Region>,
+    pub(super) at: Offsets,
 }
 
 /// Bytes of a row, and of its K weights.
@@ -88,13 +95,13 @@ pub(super) struct DispatchOp {
 }
 
 impl DispatchOp {
-    /// The move of its rows; this rank's own, unless stated otherwise.
+    /// The move of its rows; those of group 0, unless stated otherwise.
     pub(super) fn carry(&self, slot: usize) -> Move {
         Move {
             operation: self.operation,
             slot,
             handle: self.handle,
-            via: Via::Rail,
+            group: 0,
             format: self.format,
             arrays: self.signature.arrays(),
         }

@@ -1,6 +1,7 @@
 //! The order of operations, and the waits that keep it.
 
 use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
 
 use tokenyard_core::kernels::KernelShape;
@@ -8,13 +9,13 @@ use tokenyard_core::transport::{Event, NO_EVENT};
 use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter, reached};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::channel::{Channel, Team, no_rail, queue_depth};
+use super::channel::{Channel, Team, queue_depth};
 use super::control::{Ids, Signal};
 use super::counters::{Counters, LevelPeer};
+use super::exchange::Exchange;
 use super::losses::Losses;
 use super::operation::{End, Exposed, Operation};
 use super::outstanding::Outstanding;
-use super::world::World;
 
 /// The only queue: one thread drives a communicator.
 pub(super) const QUEUE: u32 = 0;
@@ -64,101 +65,122 @@ impl Wait {
     }
 }
 
-/// The order of operations and of what they post: slots, queues, outstanding commands, progress and
-/// signals.
+/// The links of a communicator, and what is known of them. Whatever exchange waits, events of all are collected.
+#[derive(Debug)]
+pub(super) struct Traffic {
+    /// By exchange: that with owners, then the rail.
+    channels: Vec<Rc<Channel>>,
+    waiter: Waiter<'static>,
+    pub(super) losses: Losses,
+    outstanding: Outstanding,
+    pub(super) counters: Counters,
+    ranks: u32,
+}
+
+impl Traffic {
+    /// # Safety
+    /// Everything that the plan points to (but for the list of windows) outlives this.
+    pub(super) unsafe fn new<'a>(
+        shape: &KernelShape,
+        exchanges: impl Iterator<Item = &'a Exchange>,
+        plan: &abi::TyPlan,
+    ) -> Result<Self> {
+        let KernelShape { ranks, domains, in_flight, .. } = *shape;
+        // SAFETY: by this function's contract.
+        let losses = unsafe { Losses::new(shape, plan) };
+        let mut channels = Vec::new();
+        for exchange in exchanges {
+            let is_up = exchange.level == abi::TY_LEVEL_SCALE_UP;
+            let raw = if is_up { &plan.scale_up } else { &plan.scale_out };
+            let ids = Ids { places: exchange.regions.ranks, in_flight };
+            let ((first, step), peers) = (exchange.team, exchange.shape.ranks);
+            let team = Team { first, step, peers, losses: &losses };
+            // SAFETY: by this function's contract; the host passes judged tables.
+            channels.push(Rc::new(unsafe { Channel::new(raw, exchange.level, &team, ids)? }));
+        }
+        let slots = channels.len() * in_flight as usize;
+        let depths = [&plan.scale_up, &plan.scale_out].map(|l| queue_depth(&l.capabilities));
+        Ok(Self {
+            channels,
+            // SAFETY: by this function's contract.
+            waiter: Waiter::new(
+                unsafe { WaitBoard::from_abi(plan.board) },
+                Duration::from_nanos(plan.cap_ns),
+            ),
+            losses,
+            outstanding: Outstanding::new(slots, ranks as usize),
+            counters: Counters::new(ranks, in_flight, domains, depths),
+            ranks,
+        })
+    }
+}
+
+/// The order of an exchange's operations and of what they post: slots, outstanding commands, progress and signals.
 #[derive(Debug)]
 pub(super) struct Order {
-    pub(super) world: World,
-    /// The channel to the peers of this rank's domain.
-    pub(super) channel: Channel,
-    /// The channel to the other domains; none where there is one domain.
-    pub(super) rail: Option<Channel>,
-    pub(super) waiter: Waiter<'static>,
-    pub(super) losses: Losses,
-    pub(super) outstanding: Outstanding,
-    pub(super) counters: Counters,
+    pub(super) exchange: Exchange,
+    /// The channel to the peers of this exchange.
+    pub(super) channel: Rc<Channel>,
+    traffic: Rc<Traffic>,
+    /// The number of its first slot among those of all exchanges.
+    first_slot: usize,
     pub(super) operations: Vec<Operation>,
     /// By slot, how this rank left its last operation; none once all others are known to have left.
     pub(super) ends: Vec<Option<End>>,
     /// The memory that the current operation exposes to its peers.
     pub(super) exposed: Option<Exposed>,
-    /// The slot whose operation this rank still has to serve as a forwarder.
-    pub(super) pending_forward: Option<usize>,
-}
-
-/// The link to the other domains, where there are any.
-///
-/// # Safety
-/// As [`Channel::new`].
-unsafe fn rail_channel(
-    world: &World,
-    in_flight: u32,
-    plan: &abi::TyPlan,
-    losses: &Losses,
-) -> Result<Option<Channel>> {
-    let domains = &world.domains;
-    if domains.count == 1 {
-        return Ok(None);
-    }
-    let ids = Ids { places: domains.count, in_flight };
-    let level = abi::TY_LEVEL_SCALE_OUT;
-    let team = Team { first: domains.index, step: domains.size, peers: domains.count, losses };
-    // SAFETY: by this function's contract.
-    unsafe { Channel::new(&plan.scale_out, level, &team, ids).map(Some) }
 }
 
 impl Order {
-    /// # Safety
-    /// Everything that the plan points to (but for the list of windows) outlives this.
-    pub(super) unsafe fn new(
-        world: World,
-        shape: &KernelShape,
-        plan: &abi::TyPlan,
-    ) -> Result<Self> {
-        let (raw, level) = if plan.scale_up.table.is_null() {
-            (&plan.scale_out, abi::TY_LEVEL_SCALE_OUT)
-        } else {
-            (&plan.scale_up, abi::TY_LEVEL_SCALE_UP)
-        };
-        let KernelShape { ranks, in_flight, .. } = *shape;
-        let ids = Ids { places: ranks, in_flight };
-        // SAFETY: by this function's contract.
-        let losses = unsafe { Losses::new(shape, plan) };
-        let first = world.domains.place(world.domains.mine, 0);
-        let team = Team { first, step: 1, peers: world.domains.size, losses: &losses };
-        // SAFETY: by this function's contract; the host passes judged tables.
-        let (channel, rail, board) = unsafe {
-            (
-                Channel::new(raw, level, &team, ids)?,
-                rail_channel(&world, in_flight, plan, &losses)?,
-                WaitBoard::from_abi(plan.board),
-            )
-        };
+    /// The order of the exchange with this number among those of the traffic.
+    pub(super) fn new(
+        exchange: Exchange,
+        traffic: &Rc<Traffic>,
+        in_flight: u32,
+        number: usize,
+    ) -> Self {
         let slots = in_flight as usize;
-        Ok(Self {
-            world,
-            channel,
-            rail,
-            waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
-            losses,
-            outstanding: Outstanding::new(slots, ranks as usize),
-            counters: Counters::new(
-                ranks,
-                in_flight,
-                world.domains.count,
-                [&plan.scale_up, &plan.scale_out].map(|l| queue_depth(&l.capabilities)),
-            ),
+        Self {
+            exchange,
+            channel: Rc::clone(&traffic.channels[number]),
+            traffic: Rc::clone(traffic),
+            first_slot: number * slots,
             operations: vec![Operation::None; slots],
             ends: vec![None; slots],
             exposed: None,
-            pending_forward: None,
-        })
+        }
+    }
+
+    /// R.
+    pub(super) fn ranks(&self) -> u32 {
+        self.traffic.ranks
+    }
+
+    pub(super) fn waiter(&self) -> &Waiter<'static> {
+        &self.traffic.waiter
+    }
+
+    pub(super) fn losses(&self) -> &Losses {
+        &self.traffic.losses
+    }
+
+    pub(super) fn outstanding(&self) -> &Outstanding {
+        &self.traffic.outstanding
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        &self.traffic.counters
+    }
+
+    /// The load of a command of a slot to a world rank, so that its end is counted right.
+    pub(super) fn tag(&self, slot: usize, rank: u32) -> u64 {
+        self.traffic.outstanding.tag(self.first_slot + slot, rank)
     }
 
     /// Waits until the row signal of a source has risen so often. Says whether it has: not so where
     /// the source was given up.
     pub(super) fn wait_rows(
-        &mut self,
+        &self,
         slot: usize,
         source: u32,
         operation: u64,
@@ -167,9 +189,7 @@ impl Order {
         if add == 0 {
             return Ok(true);
         }
-        // Sources send before any rank receives; a forwarder hands on when it receives.
-        let rank =
-            self.world.domains.place(self.world.domains.mine, source % self.world.domains.size);
+        let rank = self.exchange.forwarder(source);
         let wait = Wait { operation, add, phase: abi::TY_PHASE_ROWS, rank };
         self.wait(Signal::Rows, slot, source, wait)
     }
@@ -183,16 +203,18 @@ impl Order {
     pub(super) fn wait_posted(&self, slot: usize, operation: u64) -> Result<()> {
         let what = WaitFor {
             phase: abi::TY_PHASE_QUEUE,
-            peer: self.losses.suspected().unwrap_or(self.world.rank),
+            peer: self.losses().suspected().unwrap_or(self.exchange.rank),
             signal: 0,
             expected: 1,
             operation,
             level: self.channel.level,
         };
-        let is_done =
-            || self.outstanding.is_done(slot, &self.losses) && self.losses.suspected().is_none();
-        let waited = self.waiter.until(&what, || u64::from(is_done()), || self.progress());
-        waited.map_err(|error| self.losses.explain(error))
+        let is_done = || {
+            self.outstanding().is_done(self.first_slot + slot, self.losses())
+                && self.losses().suspected().is_none()
+        };
+        let waited = self.waiter().until(&what, || u64::from(is_done()), || self.progress());
+        waited.map_err(|error| self.losses().explain(error))
     }
 
     /// Waits until everything that was posted is done.
@@ -200,81 +222,62 @@ impl Order {
         (0..self.operations.len()).try_for_each(|slot| self.wait_posted(slot, 0))
     }
 
-    /// Whether nothing of a source counts any more: it was given up, or its forwarder here, or that one
+    /// Whether nothing of a place's source counts any more: it was given up, or its forwarder here, or that one
     /// says that it is lost.
     pub(super) fn is_gone(&self, source: u32) -> bool {
-        self.losses.is_given_up(self.world.domains.forwarder(source)) || self.losses.is_gone(source)
+        self.losses().is_given_up(self.exchange.forwarder(source))
+            || self.exchange.has_groups() && self.losses().is_gone(source)
     }
 
-    /// Waits until the writer of a place in this domain has raised a signal `wait.add` more times
-    /// than were waited for before. Says whether it has: not so where the writer was given up. It
-    /// may be the forwarder of `wait.rank`, and then has to say so itself if that one is lost.
-    pub(super) fn wait(
-        &mut self,
-        signal: Signal,
-        slot: usize,
-        place: u32,
-        wait: Wait,
-    ) -> Result<bool> {
-        let writer = self.world.domains.forwarder(place);
-        if self.losses.is_given_up(writer) {
+    /// Waits until the writer of a place has raised a signal `wait.add` more times than were waited for before.
+    /// Says whether it has: not so where the writer was given up. It may be the forwarder of `wait.rank`,
+    /// and then has to say so itself if that one is lost.
+    pub(super) fn wait(&self, signal: Signal, slot: usize, place: u32, wait: Wait) -> Result<bool> {
+        let writer = self.exchange.forwarder(place);
+        if self.losses().is_given_up(writer) {
             return Ok(false);
         }
         let (id, expected) = self.channel.expect(signal, slot, place, wait.add);
-        let rank = if self.losses.is_lost(wait.rank) { writer } else { wait.rank };
+        let rank = if self.losses().is_lost(wait.rank) { writer } else { wait.rank };
         let what = Wait { rank, ..wait }.what(id, expected, self.channel.level);
-        self.until(&self.channel, what, Wait { rank: writer, ..wait })
-    }
-
-    /// As [`wait`](Self::wait), for the rail's rank in `domain`, which is `wait.rank`.
-    pub(super) fn wait_rail(
-        &mut self,
-        signal: Signal,
-        slot: usize,
-        domain: u32,
-        wait: Wait,
-    ) -> Result<bool> {
-        if self.losses.is_given_up(wait.rank) {
-            return Ok(false);
-        }
-        let Some(rail) = &mut self.rail else { return Err(no_rail()) };
-        let (id, expected) = rail.expect(signal, slot, domain, wait.add);
-        let what = wait.what(id, expected, rail.level);
-        match &self.rail {
-            Some(rail) => self.until(rail, what, wait),
-            None => Err(no_rail()),
-        }
+        self.until(what, Wait { rank: writer, ..wait })
     }
 
     /// Whether the signal rose so far; else its writer, which is `wait.rank`, is lost, and given up.
-    fn until(&self, channel: &Channel, what: WaitFor, wait: Wait) -> Result<bool> {
+    fn until(&self, what: WaitFor, wait: Wait) -> Result<bool> {
         let Wait { rank: writer, add, .. } = wait;
-        let at = LevelPeer { level: channel.level, rank: writer };
-        self.counters.expects(at, add);
+        let at = LevelPeer { level: self.channel.level, rank: writer };
+        self.counters().expects(at, add);
         let gone = Cell::new(false);
         let read = || {
             // In this order: what a rank had raised before its loss was known counts.
-            let is_lost = self.losses.is_lost(writer);
-            let found = channel.link.read_signal(QUEUE, what.signal);
+            let is_lost = self.losses().is_lost(writer);
+            let found = self.channel.link.read_signal(QUEUE, what.signal);
             gone.set(is_lost && !reached(found, what.expected));
             if gone.get() { what.expected } else { found }
         };
-        let waited = self.waiter.until(&what, read, || self.progress());
-        waited.map_err(|error| self.losses.explain(error))?;
+        let waited = self.waiter().until(&what, read, || self.progress());
+        waited.map_err(|error| self.losses().explain(error))?;
         if gone.get() {
-            self.losses.give_up(writer);
+            self.losses().give_up(writer);
         } else {
-            self.counters.received(at, add);
+            self.counters().received(at, add);
         }
         Ok(!gone.get())
     }
 
-    /// Collects events of both links; an error completion ends whatever waits (INV-7).
+    /// Collects events of all links; an error completion ends whatever waits (INV-7).
     pub(super) fn progress(&self) -> Result<()> {
-        self.collect(&self.channel)?;
-        self.rail.as_ref().map_or(Ok(()), |rail| self.collect(rail))
+        self.traffic.channels.iter().try_for_each(|channel| self.traffic.collect(channel))
     }
 
+    /// Whether rows come over a rail, and losses are masked: then not every rank receives from every other.
+    pub(super) fn masks_domains(&self) -> bool {
+        self.exchange.has_groups() && self.losses().are_masked()
+    }
+}
+
+impl Traffic {
     fn collect(&self, channel: &Channel) -> Result<()> {
         let mut events = [NO_EVENT; 64];
         let count = match channel.link.poll(QUEUE, &mut events) {
@@ -306,13 +309,8 @@ impl Order {
     #[cold]
     fn blame(&self, error: Error) -> Result<()> {
         match error.rank() {
-            Some(rank) if rank < self.world.shape.ranks => self.losses.suspect(rank, error),
+            Some(rank) if rank < self.ranks => self.losses.suspect(rank, error),
             _ => Err(error),
         }
-    }
-
-    /// Whether there are several domains, and losses are masked: then not every rank receives from every other.
-    pub(super) fn masks_domains(&self) -> bool {
-        self.rail.is_some() && self.losses.are_masked()
     }
 }

@@ -19,18 +19,18 @@ unsafe fn copy_u32(values: &[u32], target: *mut u8) {
 
 pub(super) fn allocate_output(
     routing: &RoutingTable,
-    places: &mut Places,
+    places: &Places,
     op: &DispatchOp,
 ) -> Result<Output> {
     let state = &routing.handles[op.handle];
     let spec = RegionSpec {
-        shape: state.shape_of(&routing.world.shape),
+        shape: state.shape_of(&routing.exchange.regions),
         layout: state.arrangement.layout,
         row: op.format.row,
     };
     let rows = state.region_rows(&spec)?;
     let layout = RegionLayout::new(&spec, rows)?;
-    let region = places.arena.allocate(layout.bytes, Holder::Dispatch(op.operation))?;
+    let region = places.arena().allocate(layout.bytes, Holder::Dispatch(op.operation))?;
     Ok(Output { region, layout, rows })
 }
 
@@ -60,7 +60,7 @@ pub(super) fn write_counts(
         }
         let counts = places.array(output, layout.rank_counts).cast::<u32>();
         let ends = places.array(output, layout.rank_ends).cast::<u32>();
-        for peer in 0..routing.world.shape.ranks {
+        for peer in 0..routing.exchange.regions.ranks {
             let rows = state.recv.rows_from(peer);
             counts.add(peer as usize).write(rows);
             ends.add(peer as usize).write(state.recv.row_base(peer) + rows);
@@ -73,7 +73,7 @@ pub(super) fn write_counts(
 
 /// No expert is named behind the last token, where there is room for more.
 pub(super) fn clear_ids(routing: &RoutingTable, places: &Places, op: &DispatchOp, output: &Output) {
-    let width = 4 * u64::from(routing.world.shape.topk);
+    let width = 4 * u64::from(routing.exchange.regions.topk);
     let tokens = routing.handles[op.handle].tokens;
     let behind = (output.rows.tokens.saturating_sub(tokens) * width) as usize;
     for span in [output.layout.ids, output.layout.slots].iter().filter(|span| span.bytes > 0) {
@@ -95,7 +95,7 @@ pub(super) fn keep_copies(
     if !op.signature.is_fresh() || layout.slots.bytes == 0 {
         return;
     }
-    let entries = (state.tokens * u64::from(routing.world.shape.topk)) as usize;
+    let entries = (state.tokens * u64::from(routing.exchange.regions.topk)) as usize;
     state.slots.clear();
     state.weights.clear();
     // SAFETY: `[N, K]` slots in this rank's region, complete and aligned.
@@ -117,7 +117,7 @@ pub(super) fn keep_copies(
 /// Marks the sources of which nothing counts any more.
 fn write_lost(places: &Places, order: &Order, output: &Output) {
     let lost = places.array(output, output.layout.lost);
-    for source in 0..places.world.shape.ranks {
+    for source in 0..places.exchange.regions.ranks {
         let flag = u8::from(order.is_gone(source));
         // SAFETY: R flags of this rank's region, which no other thread writes.
         unsafe { lost.add(source as usize).write(flag) };
@@ -128,7 +128,7 @@ fn write_lost(places: &Places, order: &Order, output: &Output) {
 pub(super) fn describe(engine: &Engine, op: &DispatchOp, output: &Output) -> abi::TyReceived {
     write_lost(&engine.places, &engine.order, output);
     let state = &engine.routing.handles[op.handle];
-    let shape = &engine.world.shape;
+    let shape = &engine.exchange.regions;
     let packed_exact = op.packed && !state.arrangement.worst_case;
     ArenaOutput {
         region: output.region.id,

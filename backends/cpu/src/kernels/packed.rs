@@ -1,25 +1,23 @@
 //! The packed layout (decoding): no counting round. Rows land in places that are fixed per source,
 //! one copy per (token, rank); the entry carries how many there are. The owner then spreads them
-//! over its experts. Landing places are free again when their owner has sent `Done`. Over the rail it
-//! is the same: rows and an entry at once, which the forwarder hands on.
+//! over its experts. Landing places are free again when their owner has sent `Done`.
 
-use tokenyard_core::call::DispatchCall;
 use tokenyard_core::moe::RegionLayout;
+use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::{Result, abi};
 
-use super::agree::{announce_to_all, poll_entries};
-use super::control::Verdict;
+use super::agree::{announce, poll_entries};
 use super::engine::Engine;
 use super::entry::{Agreed, Enter, missing_refusal};
 use super::mend::unpack_lost;
-use super::moves::{Move, Via};
 use super::operation::{DispatchOp, End, Operation, Output};
 use super::output::{allocate_output, clear_ids, describe, keep_copies};
 use super::places::Places;
 use super::record::bad_record;
 use super::routing::RoutingTable;
 use super::slots::was_refused;
-use super::transfer::{move_to_landing, send_out};
+use super::upstream::Rows;
+use super::verdicts::share;
 
 /// A row in its landing place.
 struct Landed<'a> {
@@ -35,44 +33,44 @@ struct Landed<'a> {
 /// The call's tensors are valid until the operation is received.
 pub(super) unsafe fn packed_send(
     engine: &mut Engine,
-    call: &DispatchCall<'_>,
+    rows: &Rows<'_>,
     slot: usize,
     mut op: DispatchOp,
     enter: &Enter<'_>,
 ) -> Result<()> {
-    if enter.refusal.is_some() {
-        engine.order.operations[slot] = Operation::Dispatch(op);
-        return announce_rows(engine, slot, op.handle, enter);
-    }
-    match allocate_output(&engine.routing, &mut engine.places, &op) {
-        Ok(output) => op.output = Some(output),
-        Err(error) => {
-            let text = error.detail();
-            let refusal = Some((Verdict::Full, text.as_bytes()));
-            engine.order.operations[slot] = Operation::Dispatch(op);
-            return announce_rows(engine, slot, op.handle, &Enter { refusal, ..*enter });
+    let mut enter = *enter;
+    let mut text = String::new();
+    if enter.refusal.is_none() {
+        match allocate_output(&engine.routing, &engine.places, &op) {
+            Ok(output) => op.output = Some(output),
+            Err(error) => text = error.detail(),
         }
     }
-    engine.order.operations[slot] = Operation::Dispatch(op);
-    let m = Move { via: Via::Leg(engine.world.domains.mine), ..op.carry(slot) };
-    // SAFETY: by this function's contract.
-    unsafe {
-        let source = engine.launcher.row_source(call, &op.format)?;
-        send_out(engine, slot, &op, &source)?;
-        move_to_landing(engine, &m, &source)?;
+    if !text.is_empty() {
+        let rank = engine.exchange.rank;
+        enter.refusal = Some(CallRefusal { rank, is_full: true, why: &text });
     }
-    announce_rows(engine, slot, op.handle, enter)
-}
-
-/// Announces to each rank how many rows this one has sent it, or that it refuses.
-fn announce_rows(engine: &Engine, slot: usize, handle: usize, enter: &Enter<'_>) -> Result<()> {
-    announce_to_all(
-        engine,
-        slot,
-        enter,
-        &|routing, domain| routing.rows_of_domain(handle, domain),
-        &|routing, domain, peer| routing.rows_of_leg(handle, domain, peer),
-    )
+    engine.order.operations[slot] = Operation::Dispatch(op);
+    if enter.refusal.is_none() {
+        // SAFETY: by this function's contract.
+        unsafe { rows.move_all(engine, slot, &op)? };
+    }
+    let handle = op.handle;
+    announce(engine, slot, &enter, &|routing, group, peer| {
+        routing.rows_of_leg(handle, group, peer)
+    })?;
+    if !engine.exchange.has_groups() {
+        return Ok(());
+    }
+    // Other domains wait to hear whether this one goes on.
+    let refused = poll_entries(engine, slot, &enter)?;
+    let refused = share(engine, slot, &enter, refused)?;
+    engine.routing.agreed[slot] = Some(Agreed(refused));
+    if refused.is_none() {
+        return Ok(());
+    }
+    engine.order.operations[slot] = Operation::None;
+    packed_recv(engine, slot, &op).map(drop)
 }
 
 pub(super) fn packed_recv(
@@ -86,11 +84,11 @@ pub(super) fn packed_recv(
     let verdict = refused.map_or(Ok(()), |refusal| Err(refusal.error()));
     // Rows of those that took part are on their way even where some rank refused: they are
     // counted, so that the totals stay right, and given up.
-    for source in engine.world.domains.places() {
+    for source in engine.exchange.domains.places() {
         let entry = engine.routing.gathered.entries[source as usize];
         engine.order.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
     }
-    for source in 0..engine.world.shape.ranks {
+    for source in 0..engine.exchange.regions.ranks {
         if engine.order.is_gone(source) {
             engine.routing.forget_entry(source);
         }
@@ -101,7 +99,7 @@ pub(super) fn packed_recv(
         }
         (verdict, output) => {
             if let Some(output) = output {
-                engine.places.arena.release(output.region.id);
+                engine.places.arena().release(output.region.id);
             }
             verdict.and_then(|()| Err(missing_refusal()))
         }
@@ -119,7 +117,7 @@ pub(super) fn packed_recv(
 /// Spreads landed rows over the experts, by source rank, then source token.
 fn unpack(engine: &mut Engine, slot: usize, op: &DispatchOp, output: &Output) -> Result<()> {
     let landing = engine.places.landing_layout(&op.format)?;
-    let shape = engine.world.shape;
+    let shape = engine.exchange.regions;
     let local = shape.local_experts() as usize;
     let room = (shape.ranks * engine.routing.handles[op.handle].max_tokens) as usize;
     let counts = engine.places.array(output, output.layout.expert_counts).cast::<i32>();
@@ -141,7 +139,7 @@ fn unpack(engine: &mut Engine, slot: usize, op: &DispatchOp, output: &Output) ->
                 unpack_lost(&engine.routing, &engine.places, op, output, source);
             tokens += engine.routing.gathered.rows[source as usize] as usize;
         }
-        let base = engine.places.sizes.landing(slot, source);
+        let base = engine.places.slots.landing(slot, source);
         for row in 0..rows {
             let from = Landed { base, layout: &landing, row, source, room };
             unpack_row(&engine.places, op, output, &from, tokens)?;
@@ -167,7 +165,7 @@ fn unpack_row(
     from: &Landed<'_>,
     token: usize,
 ) -> Result<()> {
-    let shape = &places.world.shape;
+    let shape = &places.exchange.regions;
     let topk = shape.topk as usize;
     let room = from.room;
     let (x_bytes, scale_bytes) =
@@ -234,8 +232,8 @@ fn finish_packed(
     tokens: usize,
 ) -> Result<()> {
     let layout = &output.layout;
-    let local = routing.world.shape.local_experts() as usize;
-    let ranks = routing.world.shape.ranks as usize;
+    let local = routing.exchange.regions.local_experts() as usize;
+    let ranks = routing.exchange.regions.ranks as usize;
     let ranges = places.array(output, layout.ranges).cast::<i64>();
     // SAFETY: the region is this rank's until it is released; all ranges were just written.
     unsafe {
@@ -258,7 +256,7 @@ fn finish_packed(
         totals.write(tokens as i64);
         totals.add(1).write(routing.handles[op.handle].rows as i64);
         let ends = places.array(output, layout.rank_ends).cast::<u32>();
-        for source in 0..routing.world.shape.ranks {
+        for source in 0..routing.exchange.regions.ranks {
             let recv = &routing.handles[op.handle].recv;
             ends.add(source as usize).write(recv.row_base(source) + recv.rows_from(source));
         }

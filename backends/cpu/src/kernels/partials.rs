@@ -7,6 +7,7 @@ use super::control::Signal;
 use super::engine::Engine;
 use super::entry::{Enter, Entry};
 use super::launch::Launcher;
+use super::left_out::take_left_out;
 use super::moves::Carried;
 use super::operation::{CombineOp, Offsets};
 use super::order::{Order, Wait};
@@ -43,10 +44,10 @@ pub(super) fn check_rows(
 /// The terms of the entry in a place about `rows` rows in the arena of its peer.
 pub(super) fn entry_at(engine: &Engine, op: &CombineOp, place: u32, rows: u64) -> Result<Offsets> {
     let entry = &engine.routing.gathered.entries[place as usize];
-    check_rows(engine, op, engine.world.domains.forwarder(place), entry, rows)
+    check_rows(engine, op, engine.exchange.forwarder(place), entry, rows)
 }
 
-/// One domain: biases, then one partial per rank.
+/// The sums of this rank's own tokens: biases, then one partial per peer.
 pub(super) fn sum_ranks(engine: &mut Engine, slot: usize, op: &CombineOp) -> Result<()> {
     if engine.places.stores() {
         let (operation, origin) = (op.operation, engine.routing.origin(op.handle, false));
@@ -55,6 +56,9 @@ pub(super) fn sum_ranks(engine: &mut Engine, slot: usize, op: &CombineOp) -> Res
     }
     find_partials(engine, op)?;
     wait_partials(engine, slot, op, 0)?;
+    if op.says_left_out {
+        take_all_left_out(engine, slot, op);
+    }
     // SAFETY: the partials were checked against their arena and are complete: their entry, or their
     // signals, were seen.
     unsafe { sum(&engine.routing, &engine.launcher, op)? };
@@ -65,16 +69,26 @@ pub(super) fn sum_ranks(engine: &mut Engine, slot: usize, op: &CombineOp) -> Res
     Ok(())
 }
 
-/// Leaves out partials of a domain's rows that were read in the memory of a rank that may have
+/// Takes note of who is left out of the rows that came from other domains.
+fn take_all_left_out(engine: &mut Engine, slot: usize, op: &CombineOp) {
+    for peer in engine.exchange.domains.peers() {
+        let rows = engine.routing.handles[op.handle].legs[0].send.rank_counts()[peer as usize];
+        if rows > 0 && !engine.routing.partials[peer as usize].x.is_null() {
+            take_left_out(engine, slot, peer);
+        }
+    }
+}
+
+/// Leaves out partials of a group's rows that were read in the memory of a rank that may have
 /// changed them meanwhile: it keeps them only until it knows itself that it was given up, and for a
 /// while (INV-8). Says whether there are such.
-pub(super) fn forget_lost_partials(engine: &mut Engine, domain: u32) -> bool {
+pub(super) fn forget_lost_partials(engine: &mut Engine, group: u32) -> bool {
     if !engine.places.stores() {
         return false;
     }
     let mut found = false;
-    for peer in engine.world.domains.peers() {
-        let place = engine.world.domains.place(domain, peer) as usize;
+    for peer in engine.exchange.domains.peers() {
+        let place = engine.exchange.domains.place(group, peer) as usize;
         if !engine.routing.partials[place].x.is_null()
             && is_unread(&engine.places, &engine.order, peer)
         {
@@ -90,7 +104,8 @@ pub(super) fn forget_lost_partials(engine: &mut Engine, domain: u32) -> bool {
 unsafe fn sum(routing: &RoutingTable, launcher: &Launcher, op: &CombineOp) -> Result<()> {
     let leg = &routing.handles[op.handle].legs[0];
     let carried = Carried { send: &leg.send, topk: &leg.topk };
-    let sum = Sum::of_own_tokens(op, carried, routing.world.inside, &routing.partials);
+    let sum = Sum::of_own_tokens(op, carried, routing.exchange.shape, &routing.partials);
+    let sum = Sum { left_out: &routing.left_out, ..sum };
     // SAFETY: biases and outputs are `[T, H]` and `[T, K]` as the host validated; the rest is this
     // function's contract.
     unsafe { sum.run(&launcher.pool) }
@@ -99,15 +114,15 @@ unsafe fn sum(routing: &RoutingTable, launcher: &Launcher, op: &CombineOp) -> Re
 /// Whether the partial rows of a peer are left out. Those that it has put here are this rank's;
 /// those that lie with it are not to be trusted once it is lost.
 fn is_unread(places: &Places, order: &Order, peer: u32) -> bool {
-    let rank = places.world.domains.place(places.world.domains.mine, peer);
-    order.losses.is_given_up(rank) || places.stores() && order.losses.is_lost(rank)
+    let rank = places.exchange.rank_of(peer);
+    order.losses().is_given_up(rank) || places.stores() && order.losses().is_lost(rank)
 }
 
 /// Notes where the partial rows of each place are, or will be.
 pub(super) fn find_partials(engine: &mut Engine, op: &CombineOp) -> Result<()> {
     let widths = engine.routing.widths(op);
-    for place in engine.world.domains.places() {
-        let domains = &engine.world.domains;
+    for place in engine.exchange.domains.places() {
+        let domains = &engine.exchange.domains;
         let (domain, peer) = (domains.domain_of(place), domains.peer_of(place));
         let send = &engine.routing.handles[op.handle].legs[domain as usize].send;
         if is_unread(&engine.places, &engine.order, peer) || engine.routing.is_source_gone(domain) {
@@ -124,7 +139,7 @@ pub(super) fn find_partials(engine: &mut Engine, op: &CombineOp) -> Result<()> {
             let area = &engine.places.peers[peer as usize][usize::from(ARENA)];
             (area.at(at.x), if op.has_weights { area.at(at.weights) } else { area.at(0) })
         } else {
-            let at = if peer == engine.world.domains.index {
+            let at = if peer == engine.exchange.domains.index {
                 op.partials.row(engine.routing.partials_of(op, place).start as u64, widths)
             } else {
                 let first = u64::from(send.rank_offsets()[peer as usize]);
@@ -138,26 +153,27 @@ pub(super) fn find_partials(engine: &mut Engine, op: &CombineOp) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the partials of a domain's rows, where owners put them.
+/// Waits for the partials of a group's rows, where owners put them.
 pub(super) fn wait_partials(
     engine: &mut Engine,
     slot: usize,
     op: &CombineOp,
-    domain: u32,
+    group: u32,
 ) -> Result<()> {
     if engine.places.stores() {
         return Ok(());
     }
-    for peer in engine.world.domains.peers() {
-        let send = &engine.routing.handles[op.handle].legs[domain as usize].send;
+    for peer in engine.exchange.domains.peers() {
+        let send = &engine.routing.handles[op.handle].legs[group as usize].send;
         let rows = u64::from(send.rank_counts()[peer as usize]);
-        if rows == 0 || peer == engine.world.domains.index {
+        if rows == 0 || peer == engine.exchange.domains.index {
             continue;
         }
-        let rank = engine.world.domains.place(engine.world.domains.mine, peer);
+        let rank = engine.exchange.rank_of(peer);
         let (operation, phase) = (op.operation, abi::TY_PHASE_COMBINE_ROWS);
-        let wait = Wait { operation, add: rows * op.arrays(), phase, rank };
-        let place = engine.world.domains.place(domain, peer);
+        let add = rows * op.arrays() + u64::from(op.says_left_out);
+        let wait = Wait { operation, add, phase, rank };
+        let place = engine.exchange.domains.place(group, peer);
         if !engine.order.wait(Signal::Rows, slot, place, wait)? {
             engine.routing.partials[place as usize] = Partial::default();
         }

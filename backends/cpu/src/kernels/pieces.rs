@@ -13,8 +13,9 @@ use super::commands::Block;
 use super::control::Signal;
 use super::engine::Engine;
 use super::launch::Launcher;
+use super::left_out::put_left_out;
 use super::merger::{Staged, make_partials};
-use super::moves::{Move, Spot, Via};
+use super::moves::{Move, Spot};
 use super::operation::{CombineOp, Offsets};
 use super::partials::entry_at;
 use super::places::Places;
@@ -40,10 +41,10 @@ pub(super) unsafe fn put_in_pieces(
     source: &RowSource,
     stage: &Spot,
 ) -> Result<()> {
-    let (me, peers) = m.via.turn(&engine.world.domains);
-    let own = if m.via == Via::Rail { 0..0 } else { engine.routing.rows_for(m, me) };
+    let me = engine.exchange.domains.index;
+    let own = engine.routing.rows_for(m, me);
     let others =
-        || (1..peers).map(|i| (me + i) % peers).filter(|p| !engine.order.is_left_out(m, *p));
+        || engine.exchange.domains.peers().skip(1).filter(|p| !engine.order.is_left_out(*p));
     let leaving: usize = others().map(|peer| engine.routing.rows_for(m, peer).len()).sum();
     let most = engine.launcher.piece_rows(m.format.row.x_bytes.into());
     let (mut left, mut stored) = (0, 0);
@@ -82,11 +83,8 @@ pub(super) unsafe fn put_in_pieces(
 /// Offsets of the arrays of all rows that leave, in the stage of the slot.
 pub(super) fn stage_offsets(routing: &RoutingTable, places: &Places, m: &Move) -> Spot {
     let rows = routing.plan(m).send.tokens().len() as u64;
-    let k4 = 4 * u64::from(routing.world.shape.topk);
-    let mut end = match m.via {
-        Via::Leg(domain) => places.sizes.stage(m.slot, domain),
-        Via::Rail => places.sizes.rail_stage(m.slot),
-    };
+    let k4 = 4 * u64::from(routing.exchange.regions.topk);
+    let mut end = places.slots.stage(m.slot, m.group);
     let mut next = |width: u64| {
         let start = end;
         end += (rows * width).next_multiple_of(REGION_ALIGN);
@@ -114,7 +112,7 @@ fn put_rows_of(
     let width = u64::from(m.format.row.x_bytes);
     let from = |row: usize| stage.x + row as u64 * width;
     let layout = engine.routing.handles[m.handle].arrangement.layout;
-    if matches!(layout, Layout::ExpertMajor { .. }) && m.via != Via::Rail {
+    if matches!(layout, Layout::ExpertMajor { .. }) {
         let tokens = &engine.routing.plan(m).send.tokens()[piece.clone()];
         return piece.zip(tokens).try_for_each(|(row, token)| {
             let slot =
@@ -137,7 +135,7 @@ fn put_sides(engine: &Engine, m: &Move, stage: &Spot, peer: u32) -> Result<()> {
     let first = u64::from(send.rank_offsets()[peer as usize]);
     let rows = u64::from(send.rank_counts()[peer as usize]);
     let row = m.format.row;
-    let k4 = 4 * u64::from(engine.world.shape.topk);
+    let k4 = 4 * u64::from(engine.exchange.regions.topk);
     let sides = [
         (u64::from(row.scale_bytes), stage.scales, spot.scales),
         (k4, stage.ids, spot.ids),
@@ -160,10 +158,10 @@ struct StagedArray {
 
 fn put_array(engine: &Engine, m: &Move, peer: u32, array: &StagedArray) -> Result<()> {
     let StagedArray { from, to, rows, width } = *array;
-    let (channel, signal) = engine.order.link_of(m);
+    let signal = engine.order.signal_of(m);
     let (src, dst) = ((CONTROL, from), (engine.launcher.scratch.spots[peer as usize].window, to));
     let block = Block { operation: m.operation, peer, signal, rows, width, src, dst };
-    engine.order.put_rows(channel, m.slot, &block)
+    engine.order.put_rows(m.slot, &block)
 }
 
 /// Expert-major row of a token's first selected expert on `peer`: there the row crosses to.
@@ -174,9 +172,9 @@ fn first_copy(
     peer: u32,
     token: usize,
 ) -> u32 {
-    let topk = routing.world.shape.topk as usize;
+    let topk = routing.exchange.regions.topk as usize;
     let row = token * topk..(token + 1) * topk;
-    first_local(&routing.world.inside, &routing.plan(m).topk[row.clone()], peer)
+    first_local(&routing.exchange.shape, &routing.plan(m).topk[row.clone()], peer)
         .map_or(0, |k| launcher.scratch.slot_of[row][k])
 }
 
@@ -191,11 +189,10 @@ pub(super) unsafe fn push(
     op: &CombineOp,
     staged: &Staged,
 ) -> Result<()> {
-    let own = engine.world.domains.index;
-    let is_own = |place: &u32| engine.world.domains.peer_of(*place) == own;
-    for place in engine.world.domains.places().filter(|place| !is_own(place)) {
-        let forwarder_is_lost =
-            engine.order.losses.is_given_up(engine.world.domains.forwarder(place));
+    let own = engine.exchange.domains.index;
+    let is_own = |place: &u32| engine.exchange.domains.peer_of(*place) == own;
+    for place in engine.exchange.domains.places().filter(|place| !is_own(place)) {
+        let forwarder_is_lost = engine.order.losses().is_given_up(engine.exchange.forwarder(place));
         // The forwarder needs no partials of rows whose source is lost.
         if forwarder_is_lost || engine.routing.gathered.entries[place as usize].gone {
             continue;
@@ -203,8 +200,8 @@ pub(super) unsafe fn push(
         // SAFETY: by this function's contract.
         unsafe { push_to(engine, slot, op, staged, place)? };
     }
-    for domain in engine.world.domains.all() {
-        let rows = engine.routing.partials_of(op, engine.world.domains.place(domain, own));
+    for domain in engine.exchange.domains.all() {
+        let rows = engine.routing.partials_of(op, engine.exchange.domains.place(domain, own));
         // SAFETY: by this function's contract.
         unsafe { make_partials(&engine.places, &engine.launcher, staged, rows)? };
     }
@@ -221,7 +218,7 @@ unsafe fn push_to(
     place: u32,
 ) -> Result<()> {
     let (operation, widths) = (op.operation, engine.routing.widths(op));
-    let domains = &engine.world.domains;
+    let domains = &engine.exchange.domains;
     let peer = domains.peer_of(place);
     let rows = engine.routing.partials_of(op, place);
     let there = entry_at(engine, op, place, rows.len() as u64)?;
@@ -230,7 +227,7 @@ unsafe fn push_to(
     let put = |rows: usize, width: u64, from: u64, to: u64| {
         let (rows, src, dst) = (rows as u64, (ARENA, from), (ARENA, to));
         let block = Block { operation, peer, signal, rows, width, src, dst };
-        engine.order.put_rows(&engine.order.channel, slot, &block)
+        engine.order.put_rows(slot, &block)
     };
     let at = |area: Offsets, row: usize| area.row(row as u64, widths);
     let most =
@@ -248,6 +245,9 @@ unsafe fn push_to(
     if op.has_weights {
         let from = at(staged.partials, rows.start).weights;
         put(rows.len(), widths.weights, from, there.weights)?;
+    }
+    if op.says_left_out && !rows.is_empty() {
+        put_left_out(engine, slot, op.operation, peer)?;
     }
     Ok(())
 }

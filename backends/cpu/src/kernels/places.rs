@@ -1,5 +1,8 @@
 //! Where things lie: windows, records, landing places and the arena.
 
+use std::cell::{RefCell, RefMut};
+use std::rc::Rc;
+
 use tokenyard_core::call::WireFormat;
 use tokenyard_core::moe::{Arena, Layout, RegionLayout, RegionRows, RegionSpec};
 use tokenyard_core::transport::Window;
@@ -7,10 +10,9 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::channel::Channel;
 use super::control::Signal;
-use super::moves::{Move, Via};
+use super::exchange::Exchange;
 use super::record::{Record, span_of};
-use super::windows::{ARENA, CONTROL, WindowSizes};
-use super::world::World;
+use super::windows::{ARENA, CONTROL, SlotLayout, WindowSizes};
 
 /// Window memory that is mapped here: this rank's, or a peer's.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +45,25 @@ fn own_area(windows: &[Window], id: u16) -> Result<Area> {
     })
 }
 
+/// This rank's windows, and its arena: one for all exchanges.
+#[derive(Debug)]
+pub(super) struct Windows {
+    control: Area,
+    arena_area: Area,
+    arena: Rc<RefCell<Arena>>,
+}
+
+impl Windows {
+    pub(super) fn new(windows: &[Window], sizes: &WindowSizes) -> Result<Self> {
+        let arena = Arena::new(sizes.arena_bytes, "[kernels.cpu] arena_mib");
+        Ok(Self {
+            control: own_area(windows, CONTROL)?,
+            arena_area: own_area(windows, ARENA)?,
+            arena: Rc::new(RefCell::new(arena)),
+        })
+    }
+}
+
 /// Where the windows of the peers are mapped; nothing where they cannot be.
 fn map_peers(channel: &Channel, peers: u32, own: [Area; 2]) -> Result<Vec<[Area; 2]>> {
     if !channel.link.is_load_store() {
@@ -59,49 +80,47 @@ fn map_peers(channel: &Channel, peers: u32, own: [Area; 2]) -> Result<Vec<[Area;
     (0..peers).map(|peer| Ok([map(CONTROL, peer)?, map(ARENA, peer)?])).collect()
 }
 
-/// Where things lie: this rank's windows, those of its peers, and the arena of outputs.
+/// Where the things of an exchange lie: in this rank's windows, and in those of its peers.
 #[derive(Debug)]
 pub(super) struct Places {
-    pub(super) world: World,
-    pub(super) sizes: WindowSizes,
+    pub(super) exchange: Exchange,
+    pub(super) slots: SlotLayout,
     pub(super) control: Area,
     pub(super) arena_area: Area,
     /// Every peer's control window and arena, where peers can be loaded from and stored to.
     pub(super) peers: Vec<[Area; 2]>,
-    pub(super) arena: Arena,
+    arena: Rc<RefCell<Arena>>,
 }
 
 impl Places {
     pub(super) fn new(
-        world: World,
-        sizes: WindowSizes,
-        windows: &[Window],
+        exchange: Exchange,
+        slots: SlotLayout,
+        windows: &Windows,
         channel: &Channel,
     ) -> Result<Self> {
-        let own = [own_area(windows, CONTROL)?, own_area(windows, ARENA)?];
-        let [control, arena_area] = own;
+        let Windows { control, arena_area, arena } = windows;
+        let (control, arena_area) = (*control, *arena_area);
         Ok(Self {
-            world,
-            sizes,
+            exchange,
+            slots,
             control,
             arena_area,
-            peers: map_peers(channel, world.domains.size, own)?,
-            arena: Arena::new(sizes.arena_bytes, "[kernels.cpu] arena_mib"),
+            peers: map_peers(channel, exchange.shape.ranks, [control, arena_area])?,
+            arena: Rc::clone(arena),
         })
+    }
+
+    /// The arena of outputs.
+    pub(super) fn arena(&self) -> RefMut<'_, Arena> {
+        self.arena.borrow_mut()
     }
 
     /// The record that arrived in a place. Read it only after its signal was seen.
     pub(super) fn record_from(&self, signal: Signal, slot: usize, place: u32) -> Record {
-        let records = &self.sizes.records;
-        let start = self.sizes.records_in(slot) + span_of(records, signal);
+        let records = &self.slots.records;
+        let start = self.slots.records_in(slot) + span_of(records, signal);
         Record::at(self.control.at(start + records.pitch * u64::from(place)))
-    }
-
-    /// The record that arrived from the rail's rank in `domain`. As above.
-    pub(super) fn rail_record_from(&self, signal: Signal, slot: usize, domain: u32) -> Record {
-        let records = &self.sizes.rail_records;
-        let start = self.sizes.rail_records_in(slot) + span_of(records, signal);
-        Record::at(self.control.at(start + records.pitch * u64::from(domain)))
     }
 
     /// Whether rows are stored straight into the arenas of this rank's domain.
@@ -111,19 +130,17 @@ impl Places {
 
     /// The layout of one source's landing places: flat, room for M rows.
     pub(super) fn landing_layout(&self, format: &WireFormat) -> Result<RegionLayout> {
-        let spec = RegionSpec { shape: self.world.shape, layout: Layout::Flat, row: format.row };
-        let rows = RegionRows { tokens: self.world.shape.max_tokens.into(), experts: 0 };
+        let spec =
+            RegionSpec { shape: self.exchange.regions, layout: Layout::Flat, row: format.row };
+        let rows = RegionRows { tokens: self.exchange.regions.max_tokens.into(), experts: 0 };
         let region = RegionLayout::new(&spec, rows)?;
-        debug_assert!(region.bytes <= self.sizes.landing_pitch);
+        debug_assert!(region.bytes <= self.slots.landing_pitch);
         Ok(region)
     }
 
     /// The windows of a peer that rows are stored to: of every peer or of none but this rank.
-    pub(super) fn reachable(&self, m: &Move, peer: u32) -> Option<[Area; 2]> {
-        if m.via == Via::Rail {
-            return None;
-        }
-        let own = peer == self.world.domains.index;
+    pub(super) fn reachable(&self, peer: u32) -> Option<[Area; 2]> {
+        let own = peer == self.exchange.domains.index;
         self.peers
             .get(peer as usize)
             .copied()

@@ -1,126 +1,135 @@
-//! The rail: messages between ranks with the same index in different domains.
+//! The exchange on the rail, with the ranks of other domains that have this rank's index there.
 //!
-//! A source enters over the rail too, and each *forwarder*, the rank at the other end, hands on to the
-//! peers of its own domain what concerns them. It stores what it received until its pending forward is done.
+//! Rows land in places that are fixed per source, as packed ones do, and the entry follows with their number: so
+//! nothing is granted. The rank at the other end, the *forwarder*, dispatches them inside its domain from where they
+//! landed. Landing places are free again when the round without rows is over that ends a dispatch here.
 
 use tokenyard_core::Result;
-use tokenyard_core::moe::{Shape, TopkScratch, validate_topk};
-use tokenyard_core::signature::Signature;
+use tokenyard_core::call::{AgreeCall, DispatchCall};
+use tokenyard_core::moe::Layout;
 
-use super::control::Header;
-use super::handle::Leg;
-use super::record::{Record, bad_record};
-use super::sums::Partial;
-use super::world::World;
+use super::agree::{announce, poll_entries, post_refusal};
+use super::engine::Engine;
+use super::entry::Enter;
+use super::handle::Arrangement;
+use super::moves::Move;
+use super::operation::End;
+use super::record::bad_record;
+use super::slots::was_refused;
+use super::source::i64_slice;
+use super::transfer::move_to_landing;
+use super::upstream::landed_ids;
+use super::verdicts::agree_on_rail;
 
-/// The entry of the source at the other end.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Heard {
-    /// Rows that it sends to this domain; none where it refuses.
-    pub(super) rows: u32,
-    pub(super) signature: Signature,
-    /// Combine: where it wants this domain's rows.
-    pub(super) base_x: u64,
-    pub(super) base_weights: u64,
-    /// It is lost, and sent nothing, or not all that it had announced.
-    pub(super) gone: bool,
+const FLAT: Arrangement = Arrangement { layout: Layout::Flat, worst_case: false };
+
+/// Sends this rank's rows, and waits for those of other domains.
+///
+/// # Safety
+/// The call's tensors are valid until the operation is received.
+pub(super) unsafe fn cross(engine: &mut Engine, call: &DispatchCall<'_>) -> Result<()> {
+    let (operation, handle) = (call.operation, call.handle as usize);
+    let slot = engine.order.open_slot(operation)?;
+    engine.routing.open_handle(call.handle);
+    if !call.is_replay && call.refusal.is_none() {
+        let state = &mut engine.routing.handles[handle];
+        state.begin(operation, FLAT, call.max_tokens);
+        // SAFETY: `[T, K]` i64, contiguous and validated by the host.
+        state.legs[0].route(unsafe { i64_slice(&call.topk_idx) });
+    }
+    let enter = Enter {
+        operation,
+        signature: call.signature,
+        origin: engine.routing.origin(handle, call.refusal.is_some()),
+        refusal: call.refusal,
+    };
+    if enter.refusal.is_some() {
+        post_refusal(engine, slot, &enter)?;
+    } else {
+        let (format, arrays) = (call.format, call.signature.arrays());
+        let m = Move { operation, slot, handle, group: 0, format, arrays };
+        // SAFETY: by this function's contract.
+        unsafe {
+            let source = engine.launcher.row_source(call, &format)?;
+            move_to_landing(engine, &m, &source)?;
+        }
+        announce(engine, slot, &enter, &|routing, group, peer| {
+            routing.rows_of_leg(handle, group, peer)
+        })?;
+    }
+    let refused = poll_entries(engine, slot, &enter)?;
+    wait_landed(engine, slot, operation)?;
+    if let Some(refusal) = refused {
+        return Err(refusal.error());
+    }
+    match call.is_replay {
+        true => check_rows(engine, handle),
+        false => learn(engine, slot, call),
+    }
 }
 
-/// A forwarder's state of an operation.
-#[derive(Debug)]
-pub(super) struct Rail {
-    /// One rank per domain.
-    pub(super) shape: Shape,
-    /// `[D]`.
-    pub(super) heard: Vec<Heard>,
-    /// `[D, S]` and `[D, S * El]`: rows per rank and per expert of this domain, as announced.
-    rows: Vec<u32>,
-    experts: Vec<u32>,
-    /// The shape of this domain, and working memory for routings within it: `[M, K]`.
-    inside: Shape,
-    topk: Vec<i64>,
-    check: TopkScratch,
-    /// `[D]`: where combine finds the rows of each domain.
-    pub(super) returned: Vec<Partial>,
-    /// `[R]`: whether combine found the rank left out of its domain's rows, which came.
-    pub(super) left_out: Vec<u8>,
+/// Waits for the rows that were announced. They are counted even where some rank refused, so that the totals
+/// stay right.
+fn wait_landed(engine: &mut Engine, slot: usize, operation: u64) -> Result<()> {
+    for source in engine.exchange.domains.places() {
+        let entry = engine.routing.gathered.entries[source as usize];
+        let came = engine.order.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
+        if !came || engine.order.is_gone(source) {
+            engine.routing.forget_entry(source);
+            engine.routing.gathered.entries[source as usize].gone = true;
+        }
+    }
+    Ok(())
 }
 
-impl Rail {
-    /// A forwarder's state, where there are several domains.
-    pub(super) fn new(world: &World) -> Option<Self> {
-        let World { shape, domains, inside, .. } = *world;
-        let count = domains.count as usize;
-        (count > 1).then(|| Self {
-            shape: domains.rail(&shape),
-            heard: vec![Heard::default(); count],
-            rows: vec![0; count * inside.ranks as usize],
-            experts: vec![0; count * inside.experts as usize],
-            inside,
-            topk: Vec::with_capacity(shape.max_tokens as usize * shape.topk as usize),
-            check: TopkScratch::new(&inside),
-            returned: vec![Partial::default(); count],
-            left_out: vec![0; shape.ranks as usize],
-        })
-    }
-
-    /// Rows that a domain's source sends to a peer, and how many each of the peer's experts gets.
-    pub(super) fn announced(&self, domain: u32, peer: u32) -> (u32, &[u32]) {
-        let place = (domain * self.inside.ranks + peer) as usize;
-        let local = self.inside.local_experts() as usize;
-        (self.rows[place], &self.experts[place * local..][..local])
-    }
-
-    /// Takes what a domain's source sent when it entered: the header of its record, which was checked,
-    /// and, where the source goes along, the counts behind it.
-    pub(super) fn accept(&mut self, domain: u32, header: &Header, record: Record, goes: bool) {
-        let signature = header.signature();
-        self.heard[domain as usize] = Heard {
-            rows: header.0[3] as u32,
-            signature,
-            base_x: header.0[4],
-            base_weights: header.0[5],
-            gone: false,
-        };
-        if goes && signature.carries_counts() {
-            let (ranks, experts) = (self.inside.ranks as usize, self.inside.experts as usize);
-            record.copy_counts(0, &mut self.rows[domain as usize * ranks..][..ranks]);
-            record.copy_counts(ranks, &mut self.experts[domain as usize * experts..][..experts]);
+/// A replay brings as many rows as its dispatch did.
+fn check_rows(engine: &Engine, handle: usize) -> Result<()> {
+    let recv = &engine.routing.handles[handle].recv;
+    for source in engine.exchange.domains.places() {
+        let entry = &engine.routing.gathered.entries[source as usize];
+        let expected = u64::from(recv.rows_from(source));
+        if !entry.gone && entry.rows != expected {
+            let text = format!("{} rows in a replay of {expected}", entry.rows);
+            return Err(bad_record(engine.exchange.source(source), text));
         }
     }
+    Ok(())
+}
 
-    /// Takes it that a domain's source sends nothing.
-    pub(super) fn forget(&mut self, domain: u32) {
-        let (ranks, experts) = (self.inside.ranks as usize, self.inside.experts as usize);
-        self.rows[domain as usize * ranks..][..ranks].fill(0);
-        self.experts[domain as usize * experts..][..experts].fill(0);
-        self.heard[domain as usize] = Heard { gone: true, ..Heard::default() };
-    }
-
-    /// Room for a routing within this domain, `[M, K]`.
-    pub(super) fn routing(&mut self) -> &mut Vec<i64> {
-        &mut self.topk
-    }
-
-    /// Takes the routing of the rows that a source sent to this domain: local ids, `[rows, K]`.
-    pub(super) fn learn(&mut self, ids: &[i32], source: u32, leg: &mut Leg) -> Result<()> {
-        self.topk.clear();
-        self.topk.extend(ids.iter().map(|id| i64::from(*id)));
-        validate_topk(&self.inside, &self.topk, &mut self.check)
-            .map_err(|error| bad_record(source, error.detail()))?;
-        leg.route(&self.topk);
-        Ok(())
-    }
-
-    /// Compares the routing that a domain's source sent with the counts that it announced.
-    pub(super) fn compare(&self, domain: u32, source: u32, leg: &Leg) -> Result<()> {
-        let (ranks, experts) = (self.inside.ranks as usize, self.inside.experts as usize);
-        let domain = domain as usize;
-        if leg.send.rank_counts() == &self.rows[domain * ranks..][..ranks]
-            && leg.send.expert_counts() == &self.experts[domain * experts..][..experts]
-        {
-            return Ok(());
+/// Learns how many rows came of each source: a combine brings back one for each. The owners' exchange checks the
+/// experts that they name.
+fn learn(engine: &mut Engine, slot: usize, call: &DispatchCall<'_>) -> Result<()> {
+    let local = engine.exchange.regions.local_experts() as usize;
+    for source in engine.exchange.domains.places() {
+        let ids = landed_ids(engine, slot, &call.format, source)?;
+        let counts = &mut engine.routing.gathered.counts[source as usize * local..][..local];
+        counts.fill(0);
+        for id in ids.iter().filter_map(|id| usize::try_from(*id).ok()) {
+            counts.get_mut(id).into_iter().for_each(|count| *count += 1);
         }
-        Err(bad_record(source, "other counts than those of its rows".into()))
     }
+    let routing = &mut engine.routing;
+    let state = &mut routing.handles[call.handle as usize];
+    state.recv.build(1, &routing.gathered.rows, &routing.gathered.counts)?;
+    (state.tokens, state.is_made) = (state.recv.num_rows().into(), true);
+    state.output_rows = state.tokens;
+    Ok(())
+}
+
+/// A round without rows: the last of a dispatch, or the first of a combine.
+pub(super) fn agree(engine: &mut Engine, call: &AgreeCall<'_>) -> Result<()> {
+    if call.is_combine {
+        let slot = engine.order.open_slot(call.operation)?;
+        return agree_on_rail(engine, slot, call);
+    }
+    let slot = engine.order.slot(call.operation);
+    let agreed = agree_on_rail(engine, slot, call);
+    match &agreed {
+        Ok(()) => engine.order.leave(slot, call.operation, End::Done)?,
+        Err(error) if was_refused(error) => {
+            engine.order.leave(slot, call.operation, End::Refused)?;
+        }
+        Err(_) => {}
+    }
+    agreed
 }

@@ -1,6 +1,7 @@
 //! Records: what ranks write into each other's control windows.
 
 use tokenyard_core::moe::{ControlLayout, RECORD_HEADER};
+use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::control::{Header, Signal, Verdict};
@@ -34,8 +35,8 @@ pub(super) fn bad_record(peer: u32, found: String) -> Error {
 /// The body behind a record's header.
 #[derive(Clone, Copy)]
 pub(super) enum Body<'a> {
-    /// Numbers, one list after the other.
-    Counts([&'a [u32]; 2]),
+    /// Numbers.
+    Counts(&'a [u32]),
     /// Why a rank refuses.
     Text(&'a [u8]),
     Nothing,
@@ -91,13 +92,9 @@ impl Record {
     }
 }
 
-/// The record that a rank refuses, or has no room.
-pub(super) fn refusal_record(
-    operation: u64,
-    verdict: Verdict,
-    rank: u32,
-    text: &[u8],
-) -> NewRecord<'_> {
-    let header = Header([operation, verdict as u64, 0, 0, 0, rank.into(), 0, 0]);
-    NewRecord { header, body: Body::Text(text) }
+/// The record that a rank passes on a refusal.
+pub(super) fn refusal_record<'a>(operation: u64, refusal: &CallRefusal<'a>) -> NewRecord<'a> {
+    let (verdict, rank) = (Verdict::of(refusal) as u64, refusal.rank.into());
+    let header = Header([operation, verdict, 0, 0, 0, rank, 0, 0]);
+    NewRecord { header, body: Body::Text(refusal.why.as_bytes()) }
 }

@@ -1,15 +1,14 @@
-//! Rows on their way to their places, once each: from this rank's tensors to the peers of its domain
-//! and to the rail, and from the rail's landing places to the peers.
+//! Rows on their way to their places at the peers, once each.
 
 use std::ops::Range;
 
 use tokenyard_core::Result;
-use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec, Shape};
+use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec};
 
 use super::commands::Raise;
 use super::engine::Engine;
 use super::launch::{CHUNK, Launcher, Shared, pool_failed};
-use super::moves::{Carried, Move, Spot, Via};
+use super::moves::{Carried, Move, Spot};
 use super::order::Order;
 use super::record::bad_record;
 use super::routing::RoutingTable;
@@ -18,8 +17,8 @@ use super::writer::{RowSource, RowWriter, Target};
 
 /// Decides the expert-major row of every copy: the owner's grant says where the source's rows of
 /// each expert start, and they follow in token order. The grants were checked.
-pub(super) fn place_copies(routing: &RoutingTable, launcher: &mut Launcher, m: &Move, domain: u32) {
-    let leg = &routing.handles[m.handle].legs[domain as usize];
+pub(super) fn place_copies(routing: &RoutingTable, launcher: &mut Launcher, m: &Move) {
+    let leg = &routing.handles[m.handle].legs[m.group as usize];
     let scratch = &mut launcher.scratch;
     scratch.next.copy_from_slice(&leg.expert_bases);
     for (slot, expert) in scratch.slot_of.iter_mut().zip(&leg.topk) {
@@ -31,18 +30,19 @@ pub(super) fn place_copies(routing: &RoutingTable, launcher: &mut Launcher, m: &
     }
 }
 
-/// Where the rows of a domain's source go in an owner's granted region.
-pub(super) fn spot_in_region(engine: &Engine, m: &Move, domain: u32, peer: u32) -> Result<Spot> {
+/// Where the rows of a move go in an owner's granted region.
+pub(super) fn spot_in_region(engine: &Engine, m: &Move, peer: u32) -> Result<Spot> {
     let state = &engine.routing.handles[m.handle];
-    let leg = &state.legs[domain as usize];
+    let leg = &state.legs[m.group as usize];
     let place = leg.places[peer as usize];
-    let owner = engine.world.domains.place(engine.world.domains.mine, peer);
-    if engine.order.losses.is_given_up(owner) {
+    let owner = engine.exchange.rank_of(peer);
+    if engine.order.losses().is_given_up(owner) {
         return Ok(Spot::default());
     }
     let layout = state.arrangement.layout;
-    let spec = RegionSpec { shape: engine.world.shape, layout, row: m.format.row };
-    let base = engine.routing.gathered.regions[engine.world.domains.place(domain, peer) as usize];
+    let spec = RegionSpec { shape: engine.exchange.regions, layout, row: m.format.row };
+    let base =
+        engine.routing.gathered.regions[engine.exchange.domains.place(m.group, peer) as usize];
     let rows = RegionRows { tokens: place.tokens, experts: place.rows };
     let region =
         RegionLayout::new(&spec, rows).map_err(|error| bad_record(owner, error.detail()))?;
@@ -50,7 +50,7 @@ pub(super) fn spot_in_region(engine: &Engine, m: &Move, domain: u32, peer: u32) 
         && base
             .checked_add(region.bytes)
             .is_some_and(|end| end <= engine.places.arena_area.bytes());
-    let local = engine.world.shape.local_experts() as usize;
+    let local = engine.exchange.regions.local_experts() as usize;
     let experts = peer as usize * local..(peer as usize + 1) * local;
     let bases = &leg.expert_bases[experts.clone()];
     let sent = u64::from(leg.send.rank_counts()[peer as usize]);
@@ -63,7 +63,7 @@ pub(super) fn spot_in_region(engine: &Engine, m: &Move, domain: u32, peer: u32) 
         return Err(bad_record(owner, found));
     }
     let width = m.format.row;
-    let k4 = 4 * u64::from(engine.world.shape.topk);
+    let k4 = 4 * u64::from(engine.exchange.regions.topk);
     let first = place.first;
     let expert_major = layout != Layout::Flat;
     let (ids, scales, weights) = if expert_major {
@@ -92,19 +92,18 @@ pub(super) fn report_stored(
     peer: u32,
 ) -> Result<()> {
     let rows = u64::from(routing.plan(m).send.rank_counts()[peer as usize]);
-    let (channel, signal) = order.link_of(m);
-    let raise = Raise { operation: m.operation, peer, signal, add: rows * m.arrays };
-    order.raise(channel, m.slot, raise)
+    let signal = order.signal_of(m);
+    order.raise(m.slot, Raise { operation: m.operation, peer, signal, add: rows * m.arrays })
 }
 
 /// Turns spots into addresses where this rank can store, and else into those in the stage.
 pub(super) fn aim(engine: &mut Engine, m: &Move, stage: &Spot) {
-    let k4 = 4 * u64::from(engine.world.shape.topk);
+    let k4 = 4 * u64::from(engine.exchange.regions.topk);
     let row = m.format.row;
-    for peer in 0..m.via.turn(&engine.world.domains).1 {
-        let target = match engine.places.reachable(m, peer) {
+    for peer in 0..engine.exchange.shape.ranks {
+        let target = match engine.places.reachable(peer) {
             // No place: nothing is written.
-            Some(_) if engine.order.is_left_out(m, peer) => Target::default(),
+            Some(_) if engine.order.is_left_out(peer) => Target::default(),
             Some(areas) => {
                 let spot = engine.launcher.scratch.spots[peer as usize];
                 let area = areas[spot.window as usize];
@@ -147,16 +146,11 @@ pub(super) unsafe fn write_rows(
 ) -> Result<()> {
     let state = &routing.handles[m.handle];
     let Carried { send, topk } = routing.plan(m);
-    let (me, peers) = m.via.turn(&routing.world.domains);
-    let by_expert =
-        m.via != Via::Rail && matches!(state.arrangement.layout, Layout::ExpertMajor { .. });
+    let me = routing.exchange.domains.index;
+    let by_expert = matches!(state.arrangement.layout, Layout::ExpertMajor { .. });
     let writer = Shared(RowWriter {
-        shape: Shape {
-            ranks: peers,
-            experts: send.expert_counts().len() as u32,
-            ..routing.world.shape
-        },
-        first_source: routing.world.rank * state.max_tokens,
+        shape: routing.exchange.shape,
+        first_source: routing.exchange.rank * state.max_tokens,
         source: *source,
         format: m.format,
         topk,

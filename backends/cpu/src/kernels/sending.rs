@@ -4,7 +4,6 @@ use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
 use tokenyard_core::transport::{Command, NO_COMMAND};
 use tokenyard_core::{Result, abi};
 
-use super::channel::{Channel, no_rail};
 use super::control::{Header, Signal};
 use super::engine::Engine;
 use super::record::{Body, NewRecord, as_bytes, span_of};
@@ -18,7 +17,7 @@ struct Sending {
     to: u64,
 }
 
-/// Sends a record to the peer of a place, into this rank's place for the same domain there.
+/// Sends a record to the peer of a place, into this rank's place for the same group there.
 pub(super) fn send_record(
     engine: &Engine,
     signal: Signal,
@@ -26,46 +25,23 @@ pub(super) fn send_record(
     place: u32,
     record: NewRecord<'_>,
 ) -> Result<()> {
-    let records = &engine.places.sizes.records;
-    let domains = &engine.world.domains;
+    let slots = &engine.places.slots;
+    let domains = &engine.exchange.domains;
     let here = domains.place(domains.domain_of(place), domains.index);
     let at = |start: u64, place: u32| {
-        start + span_of(records, signal) + records.pitch * u64::from(place)
+        start + span_of(&slots.records, signal) + slots.records.pitch * u64::from(place)
     };
     let sending = Sending {
         peer: domains.peer_of(place),
         signal: engine.order.channel.ids.id(signal, slot, here),
-        from: at(engine.places.sizes.records_out(slot), place),
-        to: at(engine.places.sizes.records_in(slot), here),
+        from: at(slots.records_out(slot), place),
+        to: at(slots.records_in(slot), here),
     };
-    put_record(engine, &engine.order.channel, slot, &sending, record)
-}
-
-/// Sends a record to the rail's rank in `domain`.
-pub(super) fn send_rail_record(
-    engine: &Engine,
-    signal: Signal,
-    slot: usize,
-    domain: u32,
-    record: NewRecord<'_>,
-) -> Result<()> {
-    let Some(rail) = &engine.order.rail else { return Err(no_rail()) };
-    let records = &engine.places.sizes.rail_records;
-    let place = |start: u64, place: u32| {
-        start + span_of(records, signal) + records.pitch * u64::from(place)
-    };
-    let sending = Sending {
-        peer: domain,
-        signal: rail.ids.id(signal, slot, engine.world.domains.mine),
-        from: place(engine.places.sizes.rail_records_out(slot), domain),
-        to: place(engine.places.sizes.rail_records_in(slot), engine.world.domains.mine),
-    };
-    put_record(engine, rail, slot, &sending, record)
+    put_record(engine, slot, &sending, record)
 }
 
 fn put_record(
     engine: &Engine,
-    channel: &Channel,
     slot: usize,
     sending: &Sending,
     record: NewRecord<'_>,
@@ -84,7 +60,7 @@ fn put_record(
         bytes += data.len() as u64;
     };
     match body {
-        Body::Counts(lists) => lists.iter().for_each(|list| add(as_bytes(list))),
+        Body::Counts(counts) => add(as_bytes(counts)),
         Body::Text(text) => {
             let text = &text[..text.len().min(RECORD_TEXT as usize)];
             add(text);
@@ -106,5 +82,5 @@ fn put_record(
         bytes,
         ..NO_COMMAND
     };
-    engine.order.post(channel, slot, &command, header.operation())
+    engine.order.post(slot, &command, header.operation())
 }

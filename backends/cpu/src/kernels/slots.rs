@@ -1,6 +1,5 @@
 //! Entering and leaving the slots of operations (INV-5): a slot is entered again when all peers are
-//! through with its last operation. All peers: those of the domain and of the rail. No other rank
-//! writes to this rank.
+//! through with its last operation. No other rank writes to this rank in the exchange.
 
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
@@ -14,7 +13,7 @@ use super::places::Places;
 
 /// Whether an operation ended for the rank behind a place as it did here. Its `Done` was seen to rise:
 /// one command raised it, and the next comes after this rank has entered the slot again.
-fn check_end(channel: &mut Channel, slot: usize, place: u32, rank: u32, end: End) -> Result<()> {
+fn check_end(channel: &Channel, slot: usize, place: u32, rank: u32, end: End) -> Result<()> {
     let (id, expected) = channel.expect(Signal::Done, slot, place, end as u64 - 1);
     if channel.link.read_signal(QUEUE, id) == expected {
         Ok(())
@@ -45,7 +44,7 @@ impl Order {
     /// peer that is not has not arrived yet, and may be as late as for an entry.
     pub(super) fn open_slot(&mut self, operation: u64) -> Result<usize> {
         let slot = self.slot(operation);
-        self.losses.begin(operation);
+        self.losses().begin(operation);
         self.wait_posted(slot, operation)?;
         self.wait_done(slot, operation, abi::TY_PHASE_ENTRY)?;
         Ok(slot)
@@ -54,16 +53,11 @@ impl Order {
     /// Announces to all peers that this rank is through with the operation of a slot. Every operation that
     /// does not close the communicator ends so, once, on every rank.
     pub(super) fn leave(&mut self, slot: usize, operation: u64, end: End) -> Result<()> {
-        let place = self.world.domains.place(self.world.domains.mine, self.world.domains.index);
+        let place =
+            self.exchange.domains.place(self.exchange.domains.mine, self.exchange.domains.index);
         let (add, signal) = (end as u64, self.channel.ids.id(Signal::Done, slot, place));
-        for peer in self.world.domains.peers() {
-            self.raise(&self.channel, slot, Raise { operation, peer, signal, add })?;
-        }
-        if let Some(rail) = &self.rail {
-            let signal = rail.ids.id(Signal::Done, slot, self.world.domains.mine);
-            for peer in self.world.domains.others() {
-                self.raise(rail, slot, Raise { operation, peer, signal, add })?;
-            }
+        for peer in self.exchange.domains.peers() {
+            self.raise(slot, Raise { operation, peer, signal, add })?;
         }
         self.ends[slot] = Some(end);
         Ok(())
@@ -73,23 +67,16 @@ impl Order {
     /// is not known yet that they are; and checks that it ended for them as it did here.
     pub(super) fn wait_done(&mut self, slot: usize, operation: u64, phase: u64) -> Result<()> {
         let Some(end) = self.ends[slot] else { return Ok(()) };
-        for peer in self.world.domains.peers() {
-            let rank = self.world.domains.place(self.world.domains.mine, peer);
+        for peer in self.exchange.domains.peers() {
+            let (place, rank) = (
+                self.exchange.domains.place(self.exchange.domains.mine, peer),
+                self.exchange.rank_of(peer),
+            );
             let wait = Wait { operation, add: 1, phase, rank };
-            if self.wait(Signal::Done, slot, rank, wait)? {
-                check_end(&mut self.channel, slot, rank, rank, end)?;
-                self.counters
-                    .add_seen(LevelPeer { level: self.channel.level, rank }, end as u64 - 1);
-            }
-        }
-        for domain in self.world.domains.others() {
-            let rank = self.world.domains.place(domain, self.world.domains.index);
-            let wait = Wait { operation, add: 1, phase, rank };
-            if self.wait_rail(Signal::Done, slot, domain, wait)?
-                && let Some(rail) = &mut self.rail
-            {
-                check_end(rail, slot, domain, rank, end)?;
-                self.counters.add_seen(LevelPeer { level: rail.level, rank }, end as u64 - 1);
+            if self.wait(Signal::Done, slot, place, wait)? {
+                check_end(&self.channel, slot, place, rank, end)?;
+                let at = LevelPeer { level: self.channel.level, rank };
+                self.counters().add_seen(at, end as u64 - 1);
             }
         }
         self.ends[slot] = None;
@@ -99,7 +86,7 @@ impl Order {
 
 /// Leaves the slot where an operation ended on all ranks alike: refused, or without room.
 pub(super) fn leave_if_refused<T>(
-    places: &mut Places,
+    places: &Places,
     order: &mut Order,
     slot: usize,
     operation: u64,
@@ -120,20 +107,21 @@ pub(super) fn leave_if_refused<T>(
 /// reported how it ended for them. None of them is elsewhere by then: they learned of the refusal in the same
 /// call as this rank, or wait for this rank in it.
 fn take_back(
-    places: &mut Places,
+    places: &Places,
     order: &mut Order,
     slot: usize,
     operation: u64,
     exposed: Exposed,
 ) -> Result<()> {
-    if order.losses.are_masked() {
+    if order.losses().are_masked() {
         order.wait_done(slot, operation, abi::TY_PHASE_DONE)?;
     }
     let Some(region) = exposed.region else { return Ok(()) };
-    if (0..places.world.shape.ranks).any(|rank| order.losses.may_write(rank, operation)) {
-        places.arena.quarantine(region.id);
+    let may_write = |peer| order.losses().may_write(order.exchange.rank_of(peer), operation);
+    if order.exchange.domains.peers().any(may_write) {
+        places.arena().quarantine(region.id);
     } else {
-        places.arena.release(region.id);
+        places.arena().release(region.id);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use tokenyard_core::call::{DispatchCall, WireFormat};
 use tokenyard_core::moe::Cast;
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::launch::{CHUNK, Launcher, Shared, pool_failed};
 use super::writer::RowSource;
@@ -15,6 +15,17 @@ pub(super) fn float_type(dtype: u32) -> Option<FloatType> {
         3 => Some(FloatType::F32),
         _ => None,
     }
+}
+
+/// # Safety
+/// The tensor is contiguous i64 and valid for `'a`.
+pub(super) unsafe fn i64_slice<'a>(tensor: &abi::TyTensor) -> &'a [i64] {
+    let count = (tensor.shape[0] * tensor.shape[1]) as usize;
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: by this function's contract.
+    unsafe { std::slice::from_raw_parts(tensor.data.cast(), count) }
 }
 
 impl Launcher {
@@ -41,7 +52,7 @@ impl Launcher {
         unsafe { self.cast_rows(call, x_pitch, format.row.scale_bytes as usize)? };
         Ok(RowSource {
             x: self.scratch.cast_rows.as_ptr(),
-            x_pitch: self.world.shape.hidden as usize,
+            x_pitch: self.exchange.regions.hidden as usize,
             scales: self.scratch.cast_scales.as_ptr(),
             scale_pitch: [format.row.scale_bytes as isize, 4],
             weights,
@@ -65,7 +76,7 @@ impl Launcher {
         let float = float_type(call.x.dtype).ok_or_else(|| {
             Error::new(ErrorKind::Internal, "cast rows", format!("type {}", call.x.dtype))
         })?;
-        let (tokens, hidden) = (call.x.shape[0] as usize, self.world.shape.hidden as usize);
+        let (tokens, hidden) = (call.x.shape[0] as usize, self.exchange.regions.hidden as usize);
         let from = Shared(call.x.data.cast_const());
         let rows = Shared(self.scratch.cast_rows.as_mut_ptr());
         let scales = Shared(self.scratch.cast_scales.as_mut_ptr());

@@ -41,8 +41,6 @@ pub(super) struct Sum<'a> {
     pub(super) partials: &'a [Partial],
     /// `[tokens, H]`; null where there is none.
     pub(super) biases: [*const u8; 2],
-    /// The token of each row; absent where every token has a row.
-    pub(super) tokens: Option<&'a [u32]>,
     /// `[rows, H]`, and `[rows, K]`; null where no weights travel.
     pub(super) out: *mut u8,
     pub(super) out_weights: *mut f32,
@@ -73,7 +71,6 @@ impl<'a> Sum<'a> {
             shape,
             partials,
             biases: op.biases(),
-            tokens: None,
             out: op.out.data,
             out_weights: op.out_weights.data.cast(),
             missing: op.missing.data,
@@ -89,7 +86,7 @@ impl<'a> Sum<'a> {
     /// # Safety
     /// All addresses are valid for the rows that the plan names, and the partials are complete.
     pub(super) unsafe fn run(&self, pool: &Pool) -> Result<()> {
-        let rows = self.tokens.map_or(self.send.num_tokens() as usize, <[u32]>::len);
+        let rows = self.send.num_tokens() as usize;
         let sum = Shared(self);
         let task = |chunk: usize| {
             let sum = sum.get();
@@ -104,7 +101,7 @@ impl<'a> Sum<'a> {
     /// # Safety
     /// As [`run`](Self::run); no other thread writes the row.
     unsafe fn row(&self, row: usize) {
-        let token = self.tokens.map_or(row, |tokens| tokens[row] as usize);
+        let token = row;
         let mut terms: [&[u8]; MOST_TERMS] = [&[]; MOST_TERMS];
         let biases = self.biases.iter().filter(|bias| !bias.is_null());
         let biases = biases.map(|bias| bias.wrapping_add(token * self.row.bytes));

@@ -5,53 +5,33 @@ use tokenyard_core::Result;
 use tokenyard_core::moe::Layout;
 
 use super::engine::Engine;
-use super::moves::{Move, Spot, Via};
-use super::operation::DispatchOp;
+use super::moves::{Move, Spot};
 use super::pieces::{put_in_pieces, stage_offsets};
 use super::rows::{aim, place_copies, report_stored, spot_in_region, write_rows};
 use super::windows::CONTROL;
 use super::writer::RowSource;
 
-/// Sends rows over the rail, where there are other domains: they have the longer way.
-///
-/// # Safety
-/// `source` is valid until this operation is received.
-pub(super) unsafe fn send_out(
-    engine: &mut Engine,
-    slot: usize,
-    op: &DispatchOp,
-    source: &RowSource,
-) -> Result<()> {
-    if engine.order.rail.is_none() {
-        return Ok(());
-    }
-    let m = Move { via: Via::Rail, ..op.carry(slot) };
-    // SAFETY: by this function's contract.
-    unsafe { move_to_landing(engine, &m, source) }
-}
-
-/// Moves the rows of a domain to their final places in the owners' granted regions.
+/// Moves the rows of a group to their final places in the owners' granted regions.
 ///
 /// # Safety
 /// As `move_rows`.
 pub(super) unsafe fn move_to_regions(
     engine: &mut Engine,
     m: &Move,
-    domain: u32,
     source: &RowSource,
 ) -> Result<()> {
-    for peer in 0..engine.world.domains.size {
-        engine.launcher.scratch.spots[peer as usize] = spot_in_region(engine, m, domain, peer)?;
+    for peer in 0..engine.exchange.shape.ranks {
+        engine.launcher.scratch.spots[peer as usize] = spot_in_region(engine, m, peer)?;
     }
     if engine.routing.handles[m.handle].arrangement.layout != Layout::Flat {
-        place_copies(&engine.routing, &mut engine.launcher, m, domain);
+        place_copies(&engine.routing, &mut engine.launcher, m);
     }
     // SAFETY: by this function's contract.
     unsafe { move_rows(engine, m, source) }
 }
 
-/// Moves rows to the landing places that are fixed for this source: those of the packed layout,
-/// or those of the rail.
+/// Moves rows to the landing places that are fixed for their source: those of the packed layout,
+/// or on the rail.
 ///
 /// # Safety
 /// As `move_rows`.
@@ -61,13 +41,8 @@ pub(super) unsafe fn move_to_landing(
     source: &RowSource,
 ) -> Result<()> {
     let region = engine.places.landing_layout(&m.format)?;
-    let base = match m.via {
-        Via::Leg(domain) => engine
-            .places
-            .sizes
-            .landing(m.slot, engine.world.domains.place(domain, engine.world.domains.index)),
-        Via::Rail => engine.places.sizes.rail_landing(m.slot, engine.world.domains.mine),
-    };
+    let here = engine.exchange.domains.place(m.group, engine.exchange.domains.index);
+    let base = engine.places.slots.landing(m.slot, here);
     let spot = Spot {
         window: CONTROL,
         x: base + region.x.offset,
@@ -90,7 +65,7 @@ unsafe fn move_rows(engine: &mut Engine, m: &Move, source: &RowSource) -> Result
     aim(engine, m, &stage);
     // SAFETY: by this function's contract.
     unsafe {
-        if engine.places.stores() && m.via != Via::Rail {
+        if engine.places.stores() {
             store_rows(engine, m, source)
         } else {
             put_in_pieces(engine, m, source, &stage)
@@ -106,9 +81,8 @@ unsafe fn store_rows(engine: &Engine, m: &Move, source: &RowSource) -> Result<()
     let rows = 0..engine.routing.plan(m).send.tokens().len();
     // SAFETY: by this function's contract.
     unsafe { write_rows(&engine.routing, &engine.launcher, m, source, rows)? };
-    let (me, peers) = m.via.turn(&engine.world.domains);
-    (0..peers)
-        .map(|i| (me + i) % peers)
-        .filter(|peer| !engine.order.is_left_out(m, *peer))
+    let peers = engine.exchange.domains.peers();
+    peers
+        .filter(|peer| !engine.order.is_left_out(*peer))
         .try_for_each(|peer| report_stored(&engine.routing, &engine.order, m, peer))
 }

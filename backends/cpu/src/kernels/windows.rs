@@ -22,8 +22,8 @@ const ARENA_LIMIT: u64 = 16 << 30;
 /// the transports' kinds decide.
 ///
 /// Control window, per operation slot: records that arrive and that leave, rows that wait to be put
-/// in the domain (only for transports without load and store), landing places of the packed layout;
-/// and, with several domains, the same for the rail.
+/// (only for transports without load and store), landing places of the packed layout; and, with several
+/// domains, the same for the rail, whose rows land whatever the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowSizes {
     /// Layout of the records of one slot.
@@ -84,12 +84,7 @@ impl WindowSizes {
         let row = widest_row(shape);
         let inside = Shape { ranks: shape.ranks / domains, ..*shape };
         let records = ControlLayout::new(shape);
-        let rail_records = if several {
-            // Rows per rank and per expert of the domain.
-            ControlLayout::of(domains, inside.ranks + shape.experts / domains)
-        } else {
-            NO_RECORDS
-        };
+        let rail_records = if several { ControlLayout::of(domains, 0) } else { NO_RECORDS };
         let pitches = [records.pitch, rail_records.pitch];
         for (limits, pitch) in limits.into_iter().zip(pitches).filter(|(_, pitch)| *pitch > 0) {
             check_put(limits, pitch.max(row.x_bytes.into()))?;
@@ -97,7 +92,9 @@ impl WindowSizes {
         let stores = limits[0].flags & abi::TY_CAP_LOAD_STORE != 0;
         let stage = |ranks: u32| stage_bytes(&Shape { ranks, ..*shape }, row);
         let stage_bytes = if stores { 0 } else { stage(inside.ranks) };
-        let rail_stage_bytes = if several { stage(domains) } else { 0 };
+        // A combine has no rows to stage, and announces from there who is left out: a byte per rank.
+        let ranks = u64::from(shape.ranks).next_multiple_of(REGION_ALIGN);
+        let rail_stage_bytes = if several { stage(domains).max(ranks) } else { 0 };
         let landing = RegionSpec { shape: *shape, layout: Layout::Flat, row };
         let most = u64::from(shape.max_tokens);
         let landing_pitch =
@@ -115,15 +112,56 @@ impl WindowSizes {
             arena_bytes: arena_bytes(shape, several, config)?,
         };
         // At most four areas of R*M rows, each less than 2^62 bytes by the limits of a shape.
-        sizes.slot_bytes = sizes.rail_landing(0, if several { domains } else { 0 });
+        sizes.slot_bytes = if several { sizes.rail().end() } else { sizes.owners().end() };
         let control = sizes.slot_bytes.checked_mul(in_flight.into());
         sizes.control_bytes = control.ok_or_else(too_large)?;
         Ok(sizes)
     }
 
+    /// The areas of the exchange with owners.
+    pub(super) fn owners(&self) -> SlotLayout {
+        SlotLayout {
+            records: self.records,
+            first: 0,
+            groups: self.domains,
+            sources: self.ranks,
+            stage_bytes: self.stage_bytes,
+            landing_pitch: self.landing_pitch,
+            slot_bytes: self.slot_bytes,
+        }
+    }
+
+    /// The areas of the exchange on the rail, behind those of the other one.
+    pub(super) fn rail(&self) -> SlotLayout {
+        SlotLayout {
+            records: self.rail_records,
+            first: self.owners().end(),
+            groups: 1,
+            sources: self.domains,
+            stage_bytes: self.rail_stage_bytes,
+            landing_pitch: self.landing_pitch,
+            slot_bytes: self.slot_bytes,
+        }
+    }
+}
+
+/// The areas of one exchange in the control window: they repeat with each slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SlotLayout {
+    pub(super) records: ControlLayout,
+    /// Where the areas start in slot 0.
+    first: u64,
+    groups: u32,
+    sources: u32,
+    stage_bytes: u64,
+    pub(super) landing_pitch: u64,
+    slot_bytes: u64,
+}
+
+impl SlotLayout {
     /// Where the records from peers of a slot start.
     pub(super) fn records_in(&self, slot: usize) -> u64 {
-        self.slot_bytes * slot as u64
+        self.first + self.slot_bytes * slot as u64
     }
 
     /// Where the records to peers of a slot start.
@@ -131,34 +169,19 @@ impl WindowSizes {
         self.records_in(slot) + self.records.bytes
     }
 
-    /// Where the rows of a slot that came from `domain` wait to be put.
-    pub(super) fn stage(&self, slot: usize, domain: u32) -> u64 {
-        self.records_out(slot) + self.records.bytes + self.stage_bytes * u64::from(domain)
+    /// Where the rows of a group of a slot wait to be put.
+    pub(super) fn stage(&self, slot: usize, group: u32) -> u64 {
+        self.records_out(slot) + self.records.bytes + self.stage_bytes * u64::from(group)
     }
 
-    /// Where the rows of `source` land in the packed layout.
-    pub(super) fn landing(&self, slot: usize, source: u32) -> u64 {
-        self.stage(slot, self.domains) + self.landing_pitch * u64::from(source)
+    /// Where the rows of a place land: packed rows, or those that go on.
+    pub(super) fn landing(&self, slot: usize, place: u32) -> u64 {
+        self.stage(slot, self.groups) + self.landing_pitch * u64::from(place)
     }
 
-    /// Where the records from the rail start.
-    pub(super) fn rail_records_in(&self, slot: usize) -> u64 {
-        self.landing(slot, self.ranks)
-    }
-
-    /// Where the records to the rail start.
-    pub(super) fn rail_records_out(&self, slot: usize) -> u64 {
-        self.rail_records_in(slot) + self.rail_records.bytes
-    }
-
-    /// Where rows wait to be put over the rail.
-    pub(super) fn rail_stage(&self, slot: usize) -> u64 {
-        self.rail_records_out(slot) + self.rail_records.bytes
-    }
-
-    /// Where the rows of the rail's rank in `domain` land.
-    pub(super) fn rail_landing(&self, slot: usize, domain: u32) -> u64 {
-        self.rail_stage(slot) + self.rail_stage_bytes + self.landing_pitch * u64::from(domain)
+    /// The first byte behind the areas of slot 0.
+    fn end(&self) -> u64 {
+        self.landing(0, self.sources)
     }
 }
 
@@ -232,32 +255,23 @@ mod tests {
             let sizes = sizes(domains, 1 << 20).expect("fits");
             assert!(sizes.stage_bytes > 0);
             assert_eq!(sizes.rail_stage_bytes > 0, domains > 1);
+            let (owners, rail) = (sizes.owners(), sizes.rail());
             for slot in 0..2 {
-                let ends = [
-                    sizes.records_in(slot),
-                    sizes.records_out(slot) - sizes.records.bytes,
-                    sizes.stage(slot, 0) - sizes.records.bytes,
-                    sizes.landing(slot, 0) - u64::from(domains) * sizes.stage_bytes,
-                    sizes.rail_records_in(slot) - 4 * sizes.landing_pitch,
-                    sizes.rail_records_out(slot) - sizes.rail_records.bytes,
-                    sizes.rail_stage(slot) - sizes.rail_records.bytes,
-                    sizes.rail_landing(slot, 0) - sizes.rail_stage_bytes,
-                ];
-                let starts = [
-                    sizes.records_in(slot),
-                    sizes.records_in(slot),
-                    sizes.records_out(slot),
-                    sizes.stage(slot, 0),
-                    sizes.landing(slot, 0),
-                    sizes.rail_records_in(slot),
-                    sizes.rail_records_out(slot),
-                    sizes.rail_stage(slot),
-                ];
-                assert_eq!(ends, starts);
-                let rails = if domains > 1 { domains } else { 0 };
-                assert_eq!(sizes.rail_landing(slot, rails), sizes.records_in(slot + 1));
+                let mut end = slot as u64 * sizes.slot_bytes;
+                for (areas, groups, sources) in [(owners, domains, 4), (rail, 1, domains)] {
+                    if areas.records.bytes == 0 {
+                        continue;
+                    }
+                    assert_eq!(areas.records_in(slot), end);
+                    assert_eq!(areas.records_out(slot), end + areas.records.bytes);
+                    assert_eq!(areas.stage(slot, 0), end + 2 * areas.records.bytes);
+                    let staged = areas.stage(slot, 0) + u64::from(groups) * areas.stage_bytes;
+                    assert_eq!(areas.landing(slot, 0), staged);
+                    end = areas.landing(slot, sources);
+                }
+                assert_eq!(end, (slot as u64 + 1) * sizes.slot_bytes);
             }
-            assert_eq!(sizes.control_bytes, sizes.records_in(2));
+            assert_eq!(sizes.control_bytes, 2 * sizes.slot_bytes);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The values that ranks compare when they enter, and their objections.
 
 use tokenyard_core::signature::Signature;
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{ErrorKind, Result};
 
 use super::args::{Common, ENTER, HEAD, THREADS};
 use super::engine::Engine;
@@ -36,14 +36,6 @@ impl Engine {
     /// An objection of this rank itself.
     pub(super) fn objection(&self, kind: ErrorKind, why: impl Into<String>) -> Refusal {
         Refusal::new(kind, self.exchange.world_rank(), why)
-    }
-
-    /// The refusal that an operation ended with, if all ranks of the team know it and it is to be
-    /// passed on.
-    pub(super) fn take_refusal(&mut self, error: &Error) -> Option<Refusal> {
-        let refusal =
-            self.launcher.refusal.take().filter(|_| Refusal::can_be_sent(error.kind()))?;
-        Refusal::can_be_sent(refusal.kind).then_some(refusal)
     }
 
     /// An operation without rows: this rank states what it knows, and learns what the others know.

@@ -76,12 +76,12 @@ impl Engine {
         if mode.no_host_sync {
             self.watch_no_host_sync()?;
         }
-        let why = match call.refusal {
-            Some(text) => Some(text.to_owned()),
-            None => self
-                .too_long_to_return(call)
-                .or_else(|| (mode.captured && !mode.no_host_sync).then(|| CAPTURED.to_owned())),
-        };
+        if let Some(refusal) = &call.refusal {
+            return self.refuse_combine(call, &Refusal::passed_on(refusal));
+        }
+        let is_captured = mode.captured && !mode.no_host_sync;
+        let why =
+            self.too_long_to_return(call).or_else(|| is_captured.then(|| CAPTURED.to_owned()));
         if let Some(why) = why {
             let refusal = self.objection(ErrorKind::Refused, why);
             return self.refuse_combine(call, &refusal);

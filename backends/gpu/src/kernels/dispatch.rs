@@ -96,10 +96,12 @@ impl Engine {
         if mode.no_host_sync {
             self.watch_no_host_sync()?;
         }
-        let why = match call.refusal {
-            Some(text) => text.to_owned(),
-            None if mode.captured && !mode.no_host_sync => CAPTURED.to_owned(),
-            None => match Wanted::of(call, &self.exchange.regions, mode) {
+        if let Some(refusal) = &call.refusal {
+            return self.refuse_dispatch(call, &Refusal::passed_on(refusal));
+        }
+        let why = match mode.captured {
+            true if !mode.no_host_sync => CAPTURED.to_owned(),
+            _ => match Wanted::of(call, &self.exchange.regions, mode) {
                 Ok(wanted) => match self.too_long_to_send(&wanted) {
                     Some(why) => why,
                     // SAFETY: by this function's contract.

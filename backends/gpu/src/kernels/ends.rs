@@ -44,8 +44,8 @@ impl Engine {
         // Kernels enter no more operations once one has failed that no caller waited for.
         waited.map_err(|error| self.check().err().unwrap_or(error))?;
         let outcome = self.launcher.outcome(slot);
-        self.launcher.refusal = Refusal::of(&outcome, ours, &self.exchange.shape);
-        self.launcher.refusal.as_ref().map_or(Ok(outcome), |refusal| Err(refusal.error()))
+        let refusal = Refusal::of(&outcome, ours, &self.exchange.shape);
+        refusal.map_or(Ok(outcome), |refusal| Err(refusal.error()))
     }
 
     /// Waits until all launched work of an operation has ended well.

@@ -160,7 +160,6 @@ impl Engine {
                     all: processors,
                 },
                 block,
-                refusal: None,
             },
             routing: RoutingTable::new(context, &exchange, handles, blocks, block.warps())?,
             places: Places::new(

@@ -11,7 +11,6 @@ use super::args::{Outcome, Trace};
 use super::exchange::Exchange;
 use super::limits::BlockLimits;
 use super::loaded::Kernels;
-use super::outcome::Refusal;
 use super::waits::Waits;
 use crate::config::Sms;
 use crate::driver::{Buffer, Context, Function, Launch, Pinned, RawStream, copy};
@@ -71,8 +70,6 @@ pub(super) struct Launcher {
     pub(super) blocks: Blocks,
     /// The memory and the warps of each block.
     pub(super) block: BlockLimits,
-    /// The reason why the last operation that was refused did not continue.
-    pub(super) refusal: Option<Refusal>,
 }
 
 impl Launcher {

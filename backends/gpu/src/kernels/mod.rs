@@ -20,10 +20,10 @@ mod combine_tiling;
 mod counters;
 mod device_api;
 mod dispatch;
-mod domains;
 mod ends;
 mod engine;
 mod exchange;
+mod exchanges;
 mod gpu_ring;
 mod handle;
 mod launch;
@@ -56,7 +56,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use tokenyard_core::abi;
-use tokenyard_core::call::{CombineCall, DispatchCall};
+use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall};
 use tokenyard_core::device::Device as DeviceTools;
 use tokenyard_core::export::DeviceComponent;
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits, NO_LINK_NEEDS};
@@ -68,9 +68,9 @@ use crate::config::GpuConfig;
 use crate::driver::{self, Context, Device, Graph, Pooled, RawStream, Stream};
 use crate::platform::Components;
 use counters::Counters;
-use domains::{Exchanges, Rail};
 use engine::{Engine, Planned};
 use exchange::Exchange;
+use exchanges::{Exchanges, Rail};
 use limits::{BlockLimits, check, unsupported};
 use path::{Path, WindowMemory};
 use sizes::{ARENA, CONTROL, Sizes};
@@ -353,6 +353,10 @@ impl<C: Components> KernelSet for GpuKernels<C> {
 
     fn combine_recv(&mut self, operation: u64) -> Result<()> {
         self.planned()?.combine_recv(operation)
+    }
+
+    fn agree(&mut self, call: &AgreeCall<'_>) -> Result<()> {
+        self.planned()?.agree(call)
     }
 
     fn flush(&mut self) -> Result<()> {

@@ -1,6 +1,7 @@
 //! The outcome of an operation, in words.
 
 use tokenyard_core::moe::Shape;
+use tokenyard_core::refusal;
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind};
 
@@ -69,6 +70,15 @@ impl Refusal {
         Self { kind, objector: rank, why: why.into() }
     }
 
+    /// A refusal that this rank has from its caller: its own, or another's.
+    pub(super) fn passed_on(refusal: &refusal::CallRefusal<'_>) -> Self {
+        let (kind, late) = match refusal.is_full {
+            true => (ErrorKind::Full, LATE),
+            false => (ErrorKind::Refused, 0),
+        };
+        Self { kind, objector: refusal.rank | late, why: refusal.why.to_owned() }
+    }
+
     pub(super) fn rank(&self) -> u32 {
         self.objector & !LATE
     }
@@ -80,12 +90,6 @@ impl Refusal {
             ErrorKind::Refused => REFUSE_TEXT,
             _ => REFUSE_BROKEN,
         }
-    }
-
-    /// Whether other ranks receive it; otherwise this rank cannot report it to them.
-    pub(super) fn can_be_sent(kind: ErrorKind) -> bool {
-        use ErrorKind::{Full, Mismatch, Protocol, Refused};
-        matches!(kind, Refused | Full | Mismatch | Protocol)
     }
 
     /// The refusal of an outcome, if not all ranks continue.

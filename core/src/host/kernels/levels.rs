@@ -1,0 +1,176 @@
+//! Operations over two levels: each is composed of two direct exchanges of the kernel set.
+//!
+//! A dispatch goes over the *rail* first: every row crosses to its forwarder in each domain that wants it, the rank
+//! there with its source's index. These rows are dispatched to the *owners* inside the domain, with the source
+//! domains as groups, so that the order of received rows is that of one domain. A combine goes the other way:
+//! inside, each forwarder gets the sums for the rows that it had forwarded; over the rail, sources sum one
+//! row per domain.
+//!
+//! A refusal in one exchange is passed to the next, and a round without rows on the rail carries it from domain to
+//! domain. Where losses are masked a rail may be cut, so another round inside tells all ranks of a domain what one
+//! of them has learned. So all ranks that still have a path to each other end an operation alike.
+
+use super::OpenKernels;
+use crate::refusal::{CallRefusal, Objection};
+use crate::{Error, ErrorKind, Result, abi};
+
+/// This rank, and whether losses are masked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TwoLevels {
+    rank: u32,
+    masked: bool,
+}
+
+fn internal<T>(text: &str) -> Result<T> {
+    Err(Error::new(ErrorKind::Internal, "agree among domains", text))
+}
+
+fn refusal_of(objection: Option<&Objection>) -> abi::TyRefusal {
+    objection.map_or(CallRefusal::NONE, |objection| objection.refusal().as_abi())
+}
+
+impl OpenKernels {
+    /// From now on, operations are composed of an exchange on the rail and one inside the domain. `masked`: ranks
+    /// go on without lost ones.
+    pub fn compose(&mut self, rank: u32, masked: bool) {
+        self.levels = Some(TwoLevels { rank, masked });
+    }
+
+    /// Starts a dispatch.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// Tensors stay valid and unchanged until the operation was received, and a stream that is named
+    /// has passed it.
+    pub unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe {
+            match self.levels {
+                None => self.dispatch_one(dispatch),
+                Some(levels) => self.dispatch_both(levels, dispatch),
+            }
+        }
+    }
+
+    /// Starts a combine.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// Tensors stay valid until the operation was received, and a stream that is named has passed it.
+    pub unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe {
+            match self.levels {
+                None => self.combine_one(combine),
+                Some(levels) => self.combine_both(levels, combine),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`dispatch_send`](Self::dispatch_send).
+    unsafe fn dispatch_one(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
+        // SAFETY: an open instance of a judged table; the structures are valid for the call; the rest by this
+        // function's contract.
+        self.call("dispatch_send", |t, i, e| unsafe { t.dispatch_send.map(|f| f(i, dispatch, e)) })
+    }
+
+    /// # Safety
+    /// As [`combine_send`](Self::combine_send).
+    unsafe fn combine_one(&mut self, combine: &abi::TyCombine) -> Result<()> {
+        // SAFETY: as in `dispatch_one`.
+        self.call("combine_send", |t, i, e| unsafe { t.combine_send.map(|f| f(i, combine, e)) })
+    }
+
+    /// # Safety
+    /// As [`dispatch_send`](Self::dispatch_send).
+    unsafe fn dispatch_both(&mut self, levels: TwoLevels, call: &abi::TyDispatch) -> Result<()> {
+        let rail = abi::TyDispatch { exchange: abi::TY_EXCHANGE_RAIL, ..*call };
+        // SAFETY: by this function's contract.
+        let outer = levels.objection(unsafe { self.dispatch_one(&rail) })?;
+        let owners = abi::TyDispatch { refusal: refusal_of(outer.as_ref()), ..*call };
+        // SAFETY: by this function's contract.
+        let inner = levels.objection(unsafe { self.dispatch_one(&owners) })?;
+        if outer.is_some() && inner.is_none() {
+            return internal("ranks of a domain went on after a refusal on a rail");
+        }
+        let operation = call.operation;
+        let Some(agreed) = self.agree_on_both(levels, round(operation, inner.as_ref()))? else {
+            return match inner {
+                None => Ok(()),
+                Some(_) => internal("ranks of other domains went on after a refusal"),
+            };
+        };
+        if inner.is_none() {
+            // Inside this domain rows are on their way. They arrive, and are delivered to no caller.
+            let received = self.dispatch_recv(operation)?;
+            self.release(received.region);
+        }
+        Err(agreed.into_error(outer.or(inner)))
+    }
+
+    /// # Safety
+    /// As [`combine_send`](Self::combine_send).
+    unsafe fn combine_both(&mut self, levels: TwoLevels, call: &abi::TyCombine) -> Result<()> {
+        // SAFETY: by this function's contract.
+        let inner = levels.objection(unsafe { self.combine_one(call) })?;
+        let agree = abi::TyAgree { is_combine: 1, ..round(call.operation, inner.as_ref()) };
+        let agreed = self.agree_on_both(levels, agree)?;
+        let refusal = refusal_of(agreed.as_ref());
+        let rail = abi::TyCombine { exchange: abi::TY_EXCHANGE_RAIL, refusal, ..*call };
+        // SAFETY: by this function's contract.
+        match levels.objection(unsafe { self.combine_one(&rail) })? {
+            Some(outer) => Err(outer.into_error(inner)),
+            None if inner.is_none() && agreed.is_none() => Ok(()),
+            None => internal("ranks of a rail went on after a refusal"),
+        }
+    }
+
+    /// Passes on a refusal, and learns those of others: between domains, and where a rail may be cut, inside.
+    fn agree_on_both(
+        &mut self,
+        levels: TwoLevels,
+        round: abi::TyAgree,
+    ) -> Result<Option<Objection>> {
+        let between = self.agree(levels, &round)?;
+        if !levels.masked {
+            return Ok(between);
+        }
+        let (exchange, refusal) = (abi::TY_EXCHANGE_OWNERS, refusal_of(between.as_ref()));
+        self.agree(levels, &abi::TyAgree { exchange, refusal, ..round })
+    }
+
+    fn agree(&mut self, levels: TwoLevels, round: &abi::TyAgree) -> Result<Option<Objection>> {
+        // SAFETY: as in `dispatch_one`; the refusal's text outlives the call.
+        let agreed = self.call("agree", |t, i, e| unsafe { t.agree.map(|f| f(i, round, e)) });
+        levels.objection(agreed)
+    }
+}
+
+/// A round on the rail.
+fn round(operation: u64, known: Option<&Objection>) -> abi::TyAgree {
+    abi::TyAgree {
+        size: size_of::<abi::TyAgree>(),
+        operation,
+        exchange: abi::TY_EXCHANGE_RAIL,
+        is_combine: 0,
+        refusal: refusal_of(known),
+    }
+}
+
+impl TwoLevels {
+    /// The objection that an exchange ended with, if it did.
+    ///
+    /// # Errors
+    /// An error that closes the communicator.
+    fn objection(&self, end: Result<()>) -> Result<Option<Objection>> {
+        match end {
+            Ok(()) => Ok(None),
+            Err(error) => Objection::of(error, self.rank).map(Some),
+        }
+    }
+}
