@@ -9,7 +9,7 @@ use tokenyard_core::communicator::{CallerMemory, TensorMut, TensorRef};
 use tokenyard_core::moe::DType;
 
 use crate::array::{Array, Claim};
-use crate::dlpack::{self, Description, Lent};
+use crate::dlpack::{self, Description, Leaving, Lent};
 use crate::dtype;
 use crate::errors::invalid;
 use crate::owned::Owned;
@@ -213,6 +213,14 @@ impl Tensor {
         let (shape, strides) = (shape.to_vec(), dlpack::contiguous(shape));
         let keeper = Keeper::Claim(claim);
         Self { name, data, dtype, shape, strides, device, is_read_only: false, _keeper: keeper }
+    }
+
+    /// The tensor, to leave with another owner of its memory.
+    pub(crate) fn leaving(self, owner: Py<PyAny>) -> Leaving {
+        let device = self.device.map_or((dlpack::CPU, 0), |device| (dlpack::CUDA, device));
+        let (data, dtype) = (self.data, self.dtype);
+        let (shape, strides) = (self.shape.clone(), self.strides.clone());
+        Leaving { data, dtype, shape, strides, device, _claim: Box::new((self, owner)) }
     }
 
     pub(crate) fn dtype(&self) -> DType {

@@ -181,18 +181,21 @@ impl Communicator {
         self.components.takes(abi::TY_NEEDS_NO_SYNC)
     }
 
-    /// Outputs, handles and expert inputs that were dropped before become free only once `streams`, too, have
+    /// Outputs, handles and expert inputs that were dropped since the last call become free only once `streams`, too, have
     /// passed the work that is queued on them now: for values that were used on other streams than that of
-    /// their operation. Drop them, then call this, and then operations. Local: no other rank takes part.
+    /// their operation. Drop them, then call this, and then operations. Nothing waits where none was dropped.
+    /// Local: no other rank takes part.
     ///
     /// # Errors
     /// `InvalidInput` where the kernel set has no streams, and for a stream that is captured; errors of the
     /// device.
     pub fn release_after(&mut self, streams: &[Stream]) -> Result<()> {
         self.check_open()?;
-        self.take_back_regions();
+        streams.iter().try_for_each(|stream| self.check_stream(Some(*stream)))?;
+        if !self.take_back_regions() {
+            return Ok(());
+        }
         for stream in streams {
-            self.check_stream(Some(*stream))?;
             // SAFETY: a stream of the device, by the contract of `Stream::new`.
             unsafe { self.components.kernels().release_after(stream.raw())? };
         }
