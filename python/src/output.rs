@@ -251,7 +251,9 @@ impl Received {
                 let tokens = core.tokens();
                 format!("tokenyard.Received(layout={layout}, tokens={tokens}, rows={rows})")
             }
-            Source::Arriving(_) => format!("tokenyard.Received(layout={layout}, rows={rows}, arriving)"),
+            Source::Arriving(_) => {
+                format!("tokenyard.Received(layout={layout}, rows={rows}, arriving)")
+            }
         }
     }
 }

@@ -290,12 +290,13 @@ impl<'y> OnStream<'y> {
     ///   synchronisation, and that ends it on the ranks that wait, too.
     ///
     /// **In a capture** (`cudaStreamBeginCapture` on the stream) nothing runs: a fault of this rank's
-    /// own arguments is an error of the call, and is reported to no other rank. Then, for as long as
+    /// own arguments is an error of the call, and is reported to no other rank. Outputs, handles and expert
+    /// inputs of captured calls may be dropped at any time, also inside the capture: their memory is used again by
+    /// captured operations only, until the communicator is dropped. What a later captured operation got again, it
+    /// overwrites in each launch: an output that is read after the launch must live. Then, for as long as
     /// the graph may be launched:
     ///
-    /// - The [`Received`](super::Received), the [`Handle`](super::Handle), each
-    ///   [`CombineInput`](super::CombineInput) and all tensors of its calls live. A handle also holds
-    ///   the staging of its captured operations.
+    /// - All other tensors of its calls live, and handles and outputs of calls outside the capture.
     /// - Send and receive of an operation are in one capture.
     /// - All ranks launch the same graphs, in the same order with all other operations, and never while
     ///   an operation is open. On the device, each launch comes after all operations before it: on the

@@ -88,6 +88,7 @@ impl Engine {
         }
         let entered = self.enter(call.operation, &mode);
         self.abort_on_fatal(entered)?;
+        self.routing.use_handle(call.handle, &mode);
         if self.stages(self.routing.handles[call.handle as usize].layout) {
             // SAFETY: by this function's contract.
             return unsafe { self.send_staged_combine(call, &mode) };
@@ -210,7 +211,7 @@ impl Engine {
         };
         let region = match room[0] + room[1] + landing[0] + landing[1] {
             0 => None,
-            bytes => Some(self.places.arena.allocate(bytes, Holder::Combine(call.operation))?),
+            bytes => Some(self.places.allocate(bytes, Holder::Combine(call.operation), mode)?),
         };
         let base = region.map_or(0, |r| r.offset);
         let starts = [base, base + room[0]];

@@ -38,6 +38,8 @@ pub(super) struct HandleState {
     pub(super) stream: Option<RawStream>,
     /// The staging of captured operations: theirs until the slot is used again.
     pub(super) kept: Vec<Region>,
+    /// Whether a graph writes or reads its memory.
+    pub(super) is_captured: bool,
     _memory: Buffer,
 }
 
@@ -146,6 +148,7 @@ impl HandleState {
             landed_sources: 0,
             stream: None,
             kept: Vec::new(),
+            is_captured: false,
             _memory: memory,
         })
     }
