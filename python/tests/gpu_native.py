@@ -146,6 +146,8 @@ def by_jax(x):
 
     if not any(device.platform == "gpu" for device in jax.devices()):
         raise ImportError("JAX has no GPU")
+    # JAX leaves the last of its devices as the current one of the thread.
+    torch.cuda.set_device(x.device)
     array = jax.dlpack.from_dlpack(x)
     return array.block_until_ready()
 

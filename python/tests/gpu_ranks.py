@@ -8,12 +8,16 @@ It needs torch and numpy; the exit code is 1 where a check failed.
 import sys
 import time
 
+import gpu_graphs
+import gpu_kill
 import gpu_native
+import gpu_streams
 import gpu_v1
 import gpu_v2
 from pool import Pool
 
-MODULES = [gpu_native, gpu_v1, gpu_v2]
+MODULES = [gpu_native, gpu_v1, gpu_v2, gpu_streams, gpu_graphs]
+KILL = "kill."
 RANKS = 2
 
 
@@ -49,12 +53,16 @@ def main(wanted):
         return 1
     failed = []
     pool = Pool(RANKS)
-    for name in names(on_host=not gpus):
+    every = names(on_host=not gpus) + [KILL + phase for phase in gpu_kill.phases()]
+    for name in every:
         if wanted and not any(word in name for word in wanted):
             continue
         start = time.monotonic()
         try:
-            notes = [note for note in pool.run(RANKS, run, name) if note]
+            if name.startswith(KILL):
+                notes = [gpu_kill.killed(name.removeprefix(KILL))]
+            else:
+                notes = [note for note in pool.run(RANKS, run, name) if note]
             print(f"ok     {name} ({time.monotonic() - start:.1f} s)", flush=True)
             for note in notes[:1]:
                 print(f"       {note}", flush=True)
