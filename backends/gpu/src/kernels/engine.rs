@@ -162,7 +162,7 @@ impl Engine {
                 block,
                 refusal: None,
             },
-            routing: RoutingTable::new(context, &exchange, handles, blocks, block.warps())?,
+            routing: RoutingTable::new(&exchange, handles, blocks, block.warps()),
             places: Places::new(
                 windows[1],
                 sizes.arena_bytes,

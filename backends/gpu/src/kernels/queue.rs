@@ -162,12 +162,8 @@ impl Engine {
         for region in std::mem::take(&mut self.routing.handle(handle).kept) {
             self.release(region.id);
         }
-        let (context, exchange) = (self.order.context_arc(), &self.exchange);
         let (blocks, warps) = (self.launcher.blocks.exchange, self.launcher.block.warps());
-        self.routing.renew(handle, is_recorded, || {
-            // Other threads may capture graphs meanwhile.
-            let _relaxed = RelaxedCapture::enter(context)?;
-            HandleState::new(context, exchange, blocks, warps)
-        })
+        let state = self.routing.renew(handle, is_recorded, || HandleState::new(blocks, warps));
+        state.allocate(self.order.context_arc(), &self.exchange)
     }
 }

@@ -1,7 +1,5 @@
 //! The routings that handles hold, and the operations that are open.
 
-use std::sync::Arc;
-
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::exchange::Exchange;
@@ -9,7 +7,7 @@ use super::handle::HandleState;
 use super::mode::Mode;
 use super::operation::{DispatchOp, Operation};
 use super::staged::StagedHalf;
-use crate::driver::{Context, RawStream};
+use crate::driver::RawStream;
 
 /// States that no handle has. The memory of captured ones belongs to graphs, which write it whenever they are
 /// launched: so only recorded operations use it again. Those run one after the other.
@@ -26,12 +24,12 @@ impl<T> Spares<T> {
         &mut self,
         is_captured: bool,
         is_recorded: bool,
-        make: impl FnOnce() -> Result<T>,
-    ) -> Result<Option<T>> {
+        make: impl FnOnce() -> T,
+    ) -> Option<T> {
         match (is_captured, is_recorded) {
-            (false, true) => Ok(self.captured.pop()),
-            (true, false) => self.eager.pop().map_or_else(make, Ok).map(Some),
-            _ => Ok(None),
+            (false, true) => self.captured.pop(),
+            (true, false) => Some(self.eager.pop().unwrap_or_else(make)),
+            _ => None,
         }
     }
 
@@ -55,21 +53,14 @@ pub(super) struct RoutingTable {
 
 impl RoutingTable {
     /// A table for this many handles, whose tokens are counted by `blocks` blocks of `warps` warps each.
-    pub(super) fn new(
-        context: &Arc<Context>,
-        exchange: &Exchange,
-        handles: u32,
-        blocks: u32,
-        warps: u32,
-    ) -> Result<Self> {
-        let handle = |_| HandleState::new(context, exchange, blocks, warps);
-        Ok(Self {
-            handles: (0..handles).map(handle).collect::<Result<_>>()?,
+    pub(super) fn new(exchange: &Exchange, handles: u32, blocks: u32, warps: u32) -> Self {
+        Self {
+            handles: (0..handles).map(|_| HandleState::new(blocks, warps)).collect(),
             spares: Spares { eager: Vec::new(), captured: Vec::new() },
             operations: vec![Operation::None; exchange.slots() as usize],
             halves: vec![StagedHalf::None; exchange.slots() as usize],
             latest: 0,
-        })
+        }
     }
 
     /// The slot of an operation.
@@ -86,15 +77,15 @@ impl RoutingTable {
         &mut self,
         handle: u32,
         is_recorded: bool,
-        make: impl FnOnce() -> Result<HandleState>,
-    ) -> Result<()> {
+        make: impl FnOnce() -> HandleState,
+    ) -> &mut HandleState {
         let state = &mut self.handles[handle as usize];
         let is_captured = state.is_captured;
-        if let Some(other) = self.spares.other(is_captured, is_recorded, make)? {
+        if let Some(other) = self.spares.other(is_captured, is_recorded, make) {
             let last = std::mem::replace(state, other);
             self.spares.keep(last, is_captured);
         }
-        Ok(())
+        state
     }
 
     /// An operation uses a handle: if it is recorded, its graph will, as often as it is launched.
@@ -160,10 +151,10 @@ mod tests {
     fn renew(slot: &mut Slot, spares: &mut Spares<Slot>, is_recorded: bool, made: &mut u32) -> u32 {
         let make = || {
             *made += 1;
-            Ok(Slot { state: 100 + *made, is_captured: false })
+            Slot { state: 100 + *made, is_captured: false }
         };
         let was = slot.is_captured;
-        if let Some(other) = spares.other(was, is_recorded, make).unwrap() {
+        if let Some(other) = spares.other(was, is_recorded, make) {
             let last = std::mem::replace(slot, other);
             spares.keep(last, was);
         }
