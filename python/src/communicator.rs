@@ -201,7 +201,7 @@ impl Communicator {
     ///   `Received.source` counts by it. On the CPU backend.
     ///
     /// - `without_sync`: with a stream and `worst_case`, the host waits for nothing, and the call can be captured in a
-    ///   CUDA graph. What fails is raised by a later call, and closes the communicator. It need not be equal on all
+    ///   CUDA graph. A failure is raised by a later call, and closes the communicator. It need not be equal on all
     ///   ranks.
     ///
     /// `layout`, `cast`, `worst_case` and `max_tokens` are equal on all ranks. Raises InvalidInputError, RefusedError, FullError: nothing
@@ -459,7 +459,7 @@ impl Communicator {
         self.shared.call(py, |comm| Ok(comm.lost_ranks()))
     }
 
-    /// What calls it takes of those that not every kernel set takes: `"streams"`, `"without_sync"`, `"max_tokens"`,
+    /// The calls that it takes of those that not every kernel set takes: `"streams"`, `"without_sync"`, `"max_tokens"`,
     /// `"round_once"` (with it `topk_weights` of a combine), `"sum_weights"`.
     #[getter]
     fn forms(&self) -> Vec<&'static str> {

@@ -186,7 +186,8 @@ impl PendingDispatch {
             let layout = pending.layout();
             Ok(comm.dispatch_output(pending)?.map(|place| (place, layout)))
         })?;
-        Ok(place.map(|place| Received::arriving(place, &self.0.shared, self.0.stream.raw)))
+        let Waiting { shared, stream, .. } = &self.0;
+        Ok(place.map(|(place, layout)| Received::arriving(place, layout, shared, stream.raw)))
     }
 }
 
@@ -208,7 +209,8 @@ impl PendingReplay {
             let layout = pending.layout();
             Ok(comm.replay_output(pending)?.map(|place| (place, layout)))
         })?;
-        Ok(place.map(|place| Received::arriving(place, &self.0.shared, self.0.stream.raw)))
+        let Waiting { shared, stream, .. } = &self.0;
+        Ok(place.map(|(place, layout)| Received::arriving(place, layout, shared, stream.raw)))
     }
 }
 

@@ -81,7 +81,8 @@ impl Received {
 
     /// The places of an output that was not received.
     pub(crate) fn arriving(
-        (place, layout): (Arriving, Layout),
+        place: Arriving,
+        layout: Layout,
         shared: &Shared,
         stream: Option<usize>,
     ) -> Self {

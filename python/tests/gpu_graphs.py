@@ -9,7 +9,7 @@ NEEDS_GPUS = True
 
 
 def decode_step(buffer, x, idx, weights, out):
-    """A layer in low latency: the experts double. What it makes is dropped, but for `out`."""
+    """A layer in low latency: the experts double. Its tensors are dropped, but for `out`."""
     rows, _, handle, _, _ = buffer.low_latency_dispatch(
         x, idx, CASE.max_tokens, CASE.experts, use_fp8=False
     )

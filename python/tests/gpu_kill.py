@@ -62,7 +62,7 @@ def die(world, phase):
 
 
 def begin(buffer, phase, given):
-    """What the dying rank has done before it dies, on both ranks."""
+    """The calls of both ranks before one dies."""
     x, idx, options = given
     if phase in ("dispatch_halves", "combine"):
         *_, hook = buffer.low_latency_dispatch(

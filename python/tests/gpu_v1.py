@@ -235,7 +235,7 @@ def check_combine(world, buffer, case, dispatched, has_hook):
     me = world.rank
     x, idx, weights = inputs(world, case)
     if not isinstance(packed, torch.Tensor):
-        # What the experts make of it matters not: rows that are known.
+        # Rows that are known, in place of the experts'.
         rows = torch.zeros(rows.shape, dtype=torch.bfloat16, device=x.device)
         for expert in range(case.local):
             wanted = case.expert_rows(me, expert)

@@ -96,7 +96,8 @@ fn version() -> Result<(i32, i32)> {
 }
 
 /// Refuses a compiler that the kernels are not written for.
-fn expect_version((major, minor): (i32, i32)) -> Result<()> {
+fn expect_version(version: (i32, i32)) -> Result<()> {
+    let (major, minor) = version;
     if major >= OLDEST_MAJOR {
         return Ok(());
     }

@@ -292,8 +292,8 @@ impl<'y> OnStream<'y> {
     /// **In a capture** (`cudaStreamBeginCapture` on the stream) nothing runs: a fault of this rank's
     /// own arguments is an error of the call, and is reported to no other rank. Outputs, handles and expert
     /// inputs of captured calls may be dropped at any time, also inside the capture: their memory is used again by
-    /// captured operations only, until the communicator is dropped. What a later captured operation got again, it
-    /// overwrites in each launch: an output that is read after the launch must live. Then, for as long as
+    /// captured operations only, until the communicator is dropped. A later captured operation overwrites in each
+    /// launch the memory that it got again: an output that is read after the launch must live. Then, for as long as
     /// the graph may be launched:
     ///
     /// - All other tensors of its calls live, and handles and outputs of calls outside the capture.

@@ -235,7 +235,7 @@ def _give(
 
 
 class Places:
-    """What is computed of a dispatch where its handle is read first, from copies of what arrived."""
+    """Fields of a handle that are computed where they are read first, from copies of what arrived."""
 
     def __init__(self, record: Record, received: Any, stream: CallStream) -> None:
         name = "slots" if record.is_expanded else "ids"

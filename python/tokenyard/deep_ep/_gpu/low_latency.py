@@ -184,15 +184,15 @@ def _weigh(record: Record, stream: CallStream, rows: Any, ids: Any, weights: Any
     """
     communicator, native = record.opened.communicator, record.native
     wanted = torch.where(ids >= 0, weights, torch.nan)
-    brought: Any = communicator.replay(
+    arrived: Any = communicator.replay(
         native,
         rows.new_empty((len(ids), rows.shape[2])),
         wanted,
         stream=stream.raw,
         without_sync=record.opened.takes("without_sync"),
     )
-    factors = take(brought.weights)[:, :, None]
-    # What is left out may hold anything.
+    factors = take(arrived.weights)[:, :, None]
+    # Rows that are left out may hold anything.
     return torch.where(factors.isnan(), 0, rows * factors).to(rows.dtype)
 
 

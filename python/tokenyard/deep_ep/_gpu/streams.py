@@ -21,7 +21,7 @@ def communication_stream(device: Any) -> Any:
 
 @dataclass(frozen=True)
 class Timing:
-    """What a call asks for: an event to wait for, and whether it gives one.
+    """The event that a call waits for, and whether it gives one.
 
     Whether outputs are allocated on the communication stream follows from the call being asynchronous: the allocator
     knows both streams in any case.

@@ -18,7 +18,7 @@ class EventHandle:
             self._event.record(stream)
 
     def current_stream_wait(self) -> None:
-        """What is queued next on the current stream runs behind the event."""
+        """Work that is queued next on the current stream runs behind the event."""
         if self._event is not None:
             self._event.wait()
 
