@@ -1,4 +1,4 @@
-"""The common part of the checks on tensors of torch. They run on GPUs (`gpu_ranks.py`) and, without streams, in host memory."""
+"""The common part of the checks on tensors of torch, on GPUs (`gpu_ranks.py`) or, without streams, in host memory."""
 
 import os
 import pathlib

@@ -1,6 +1,9 @@
 """DeepEP V1 on tensors of torch: the assertions of its own tests, in our words."""
 
+import socket
+
 import torch
+import torch.distributed as dist
 from gpu_common import (
     CASE,
     EMPTY,
@@ -9,7 +12,10 @@ from gpu_common import (
     difference,
     flat_of,
     inputs,
+    is_gpu,
     layout_of,
+    on_device,
+    prepare,
     raised,
     rows_of,
     same,
@@ -17,6 +23,7 @@ from gpu_common import (
     v1,
 )
 
+from tokenyard.deep_ep import Buffer
 from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
 
 
@@ -346,6 +353,29 @@ def gradients(world, case=SMALL):
     buffer.destroy()
 
 
+def process_group(world):
+    """The ranks of a process group of torch, NCCL's on GPUs."""
+    prepare(world)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1]).encode()
+    port = int(world.all_gather("port", port)[0])
+    backend = "nccl" if is_gpu() else "gloo"
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group(backend, init_method=address, rank=world.rank, world_size=world.ranks)
+    try:
+        for _ in range(2):
+            buffer = on_device(Buffer(dist.group.WORLD, 1 << 20, 0, explicitly_destroy=True))
+            assert (buffer.group, buffer.rank, buffer.group_size) == (
+                dist.group.WORLD,
+                world.rank,
+                world.ranks,
+            )
+            check_normal(world, buffer, SMALL, torch.bfloat16)
+            buffer.destroy()
+    finally:
+        dist.destroy_process_group()
+
+
 def local_memory(world):
     buffer = v1(world, num_rdma_bytes=1024, enable_shrink=True)
     memory = buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True).zero_()
@@ -365,4 +395,5 @@ CHECKS = [
     gradients,
     low_latency,
     local_memory,
+    process_group,
 ]

@@ -70,12 +70,14 @@ class Opened:
     # The engine of the buffer that opened it; handles may outlive that.
     owner: "weakref.ref[Engine]"
     arena_bytes: int
+    # Calls that it takes of those that not every kernel set takes.
+    forms: frozenset[str]
     # Streams of torch on which calls were made.
     streams: set[int] = field(default_factory=set)
 
     def takes(self, form: str) -> bool:
         """Whether it takes a form of calls that not every kernel set takes."""
-        return form in self.communicator.forms
+        return form in self.forms
 
 
 # Reads the arguments, and sends them: both may find that they cannot.
@@ -335,7 +337,8 @@ class Engine:
             handles=handles,
         )
         arena = max(communicator.report()["window_bytes"])
-        opened = Opened(communicator, sizes, self.world, weakref.ref(self), arena)
+        forms = frozenset(communicator.forms)
+        opened = Opened(communicator, sizes, self.world, weakref.ref(self), arena, forms)
         _world.park_after(opened, self.world, communicator)
         return opened
 

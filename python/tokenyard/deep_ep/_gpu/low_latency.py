@@ -209,11 +209,13 @@ def combine(
             opened = record.opened
             rows, ids, weights, out = _read_combine(call, record)
         except Refusal as refusal:
-            engine.refuse(opened, "replay", refusal, "packed")
+            # Weights that are sent beside the rows come with them, others come before, by a replay.
+            is_one = opened is not None and opened.takes("packed_sums")
+            engine.refuse(opened, "combine" if is_one else "replay", refusal, "packed")
         name_stream(opened, stream)
         options: dict[str, Any] = {"out": out, "stream": stream.raw}
         options["without_sync"] = opened.takes("without_sync")
-        if opened.takes("round_once"):
+        if opened.takes("packed_sums") or opened.takes("round_once"):
             options |= {"topk_weights": weights, "topk_idx": ids}
             options |= {"weighted": True, "round_once": True}
         else:

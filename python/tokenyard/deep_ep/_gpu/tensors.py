@@ -6,7 +6,7 @@ from typing import Any
 import tokenyard
 from tokenyard import errors
 
-from .._arrays import Refusal, is_torch
+from .._arrays import Refusal
 from .._engine import Opened
 from .._torch import torch
 from .streams import CallStream
@@ -22,15 +22,17 @@ def floats() -> tuple[Any, ...]:
 
 def read(name: str, tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]) -> Any:
     """The tensor, if it has one of the types and the shape; None stands for any length. Raises Refusal."""
-    if not is_torch(tensor):
+    if not isinstance(tensor, torch.Tensor):
         raise Refusal(f"{name}: found {type(tensor).__name__}; expected a tensor of torch")
     if tensor.dtype not in dtypes:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise Refusal(f"{name}: found type {tensor.dtype}; expected {names}")
-    same = len(tensor.shape) == len(shape) and all(
-        wanted is None or found == wanted for found, wanted in zip(tensor.shape, shape, strict=True)
-    )
-    if not same:
+    found = tensor.shape
+    is_other = len(found) != len(shape)
+    for length, wanted_length in zip(found, shape, strict=False):
+        if wanted_length is not None and length != wanted_length:
+            is_other = True
+    if is_other:
         wanted = ", ".join("any" if length is None else str(length) for length in shape)
         raise Refusal(f"{name}: found shape {list(tensor.shape)}; expected [{wanted}]")
     return tensor.detach() if tensor.requires_grad else tensor
