@@ -1,5 +1,6 @@
 """The common part of the checks on tensors of torch, on GPUs (`gpu_ranks.py`) or, without streams, in host memory."""
 
+import contextlib
 import os
 import pathlib
 import tempfile
@@ -99,6 +100,15 @@ def difference(found, expected):
     found, expected = found.double() + 1, expected.double() + 1
     total = (found * found + expected * expected).sum()
     return float(1 - 2 * (found * expected).sum() / total) if found.numel() else 0.0
+
+
+@contextlib.contextmanager
+def output_mode(mode):
+    os.environ["TOKENYARD_OUTPUT"] = mode
+    try:
+        yield
+    finally:
+        del os.environ["TOKENYARD_OUTPUT"]
 
 
 def times(case, me):

@@ -1,27 +1,28 @@
 """Streams, events, lifetimes of outputs, and threads, on GPUs."""
 
-import contextlib
 import gc
-import os
 import threading
 
 import torch
-from gpu_common import CASE, SMALL, device_of, inputs, layout_of, rows_of, same, times, v1, v2
+from gpu_common import (
+    CASE,
+    SMALL,
+    device_of,
+    inputs,
+    layout_of,
+    output_mode,
+    rows_of,
+    same,
+    times,
+    v1,
+    v2,
+)
 from gpu_v1 import check_normal
 
 NEEDS_GPUS = True
 
 # About 10 ms.
 LONG = 20_000_000
-
-
-@contextlib.contextmanager
-def output_mode(mode):
-    os.environ["TOKENYARD_OUTPUT"] = mode
-    try:
-        yield
-    finally:
-        del os.environ["TOKENYARD_OUTPUT"]
 
 
 def asynchronous(world):

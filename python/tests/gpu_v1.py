@@ -15,6 +15,7 @@ from gpu_common import (
     is_gpu,
     layout_of,
     on_device,
+    output_mode,
     prepare,
     raised,
     rows_of,
@@ -353,6 +354,35 @@ def gradients(world, case=SMALL):
     buffer.destroy()
 
 
+def outputs_of_every_mode(world):
+    """In the arena or in memory of torch; the arena's are counted while they live."""
+    buffer = v1(world)
+    opened = None
+    for mode in ("copy", "arena", "auto"):
+        with output_mode(mode):
+            _, recv_x, handle = check_normal(world, buffer, CASE, torch.float32)
+            opened = buffer._engine.current
+            assert (opened.communicator.held_bytes > 0) == (mode != "copy")
+            del recv_x, handle
+            assert opened.communicator.held_bytes == 0
+    with output_mode("elsewhere"):
+        error = raised(lambda: check_normal(world, buffer, CASE, torch.float32))
+        assert "expected auto, arena or copy" in str(error), error
+    # Enough are alive: the next go to memory of torch.
+    alive = []
+    x, idx, weights = inputs(world, CASE, torch.float32)
+    options = {**layout_of(buffer, idx, CASE.experts), "topk_idx": idx, "topk_weights": weights}
+    worst = CASE.ranks * opened.sizes.tokens * CASE.hidden * 4
+    while opened.arena_bytes - opened.communicator.held_bytes >= 2 * worst and len(alive) < 200:
+        alive.append(buffer.dispatch(x, **options)[0])
+    before = opened.communicator.held_bytes
+    alive.append(buffer.dispatch(x, **options)[0])
+    assert opened.communicator.held_bytes == before or len(alive) > 200
+    for recv_x in alive:
+        same(recv_x, rows_of(world, CASE, CASE.sources(world.rank), torch.float32))
+    buffer.destroy()
+
+
 def process_group(world):
     """The ranks of a process group of torch, NCCL's on GPUs."""
     prepare(world)
@@ -396,4 +426,5 @@ CHECKS = [
     low_latency,
     local_memory,
     process_group,
+    outputs_of_every_mode,
 ]
