@@ -38,9 +38,9 @@ def asynchronous(world):
                     buffer,
                     CASE,
                     dtype,
+                    captures=True,
                     async_finish=True,
                     allocate_on_comm_stream=True,
-                    previous_event=buffer.capture(),
                 )
     buffer.destroy()
 

@@ -51,11 +51,15 @@ def layout_counts(world):
     buffer.destroy()
 
 
-def check_normal(world, buffer, case, dtype, **options):
+def check_normal(world, buffer, case, dtype, captures=False, **options):
+    """`captures`: each call waits for an event that is captured just before it."""
     me = world.rank
     x, idx, weights = inputs(world, case, dtype)
+    layout = layout_of(buffer, idx, case.experts)
+    if captures:
+        options["previous_event"] = buffer.capture()
     recv_x, recv_idx, recv_weights, per_expert, handle, event = buffer.dispatch(
-        x, topk_idx=idx, topk_weights=weights, **layout_of(buffer, idx, case.experts), **options
+        x, topk_idx=idx, topk_weights=weights, **layout, **options
     )
     if options.get("async_finish"):
         event.current_stream_wait()
@@ -67,6 +71,8 @@ def check_normal(world, buffer, case, dtype, **options):
     ends = torch.tensor(case.source_counts(me)).cumsum(0)
     assert handle[0][:, me].tolist() == ends.tolist()
     assert handle[3].tolist() == [token for _, token in case.sources(me)]
+    if captures:
+        options["previous_event"] = buffer.capture()
     combined, back, event = buffer.combine(recv_x, handle, topk_weights=recv_weights, **options)
     if options.get("async_finish"):
         event.current_stream_wait()
