@@ -389,6 +389,24 @@ def outputs_of_every_mode(world):
     buffer.destroy()
 
 
+def more_tokens_than_before(world):
+    """One rank brings more tokens than any call had: all open a larger communicator, and old handles stay usable."""
+    buffer = v1(world)
+    _, recv_x, handle = check_normal(world, buffer, SMALL, torch.bfloat16)
+    for tokens in (1500, 100):
+        count = tokens if world.rank == 0 else 7
+        x = torch.randn(count, SMALL.hidden, device=device_of(world)).bfloat16()
+        idx = torch.rand(count, SMALL.experts, device=x.device).topk(SMALL.topk).indices
+        weights = torch.rand(count, SMALL.topk, device=x.device)
+        layout = layout_of(buffer, idx, SMALL.experts)
+        rows, _, _, _, new, _ = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **layout)
+        combined, *_ = buffer.combine(rows, new)
+        factors = layout["is_token_in_rank"].sum(1, keepdim=True)
+        assert difference(combined, x * factors) < 5e-6
+    buffer.combine(recv_x, handle)
+    buffer.destroy()
+
+
 def process_group(world):
     """The ranks of a process group of torch, NCCL's on GPUs."""
     prepare(world)
@@ -431,6 +449,7 @@ CHECKS = [
     gradients,
     low_latency,
     local_memory,
+    more_tokens_than_before,
     process_group,
     outputs_of_every_mode,
 ]
