@@ -56,17 +56,19 @@ impl Config {
     }
 
     /// A config of the package for the ranks of one host: `"cpu"` (shared memory) or `"nvlink"` (NVIDIA GPUs).
-    /// `deadline_ms` and `late_ms` are those of its world; `decode` is that of the kernel set `cuda`.
+    /// `deadline_ms` and `late_ms` are those of its world; `decode` and `sms` are those of the kernel set `cuda`.
     ///
     /// Raises ConfigError for another name, or another `decode`.
     #[staticmethod]
-    #[pyo3(signature = (name, *, deadline_ms=30_000, late_ms=1_800_000, decode="direct"))]
+    #[pyo3(signature = (name, *, deadline_ms=30_000, late_ms=1_800_000, decode="direct", sms=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn built_in(
         py: Python<'_>,
         name: &str,
         deadline_ms: u64,
         late_ms: u64,
         decode: &str,
+        sms: Option<u32>,
     ) -> PyResult<Self> {
         let (kernels, transport) = match name {
             "cpu" => ("cpu", "shm"),
@@ -76,10 +78,16 @@ impl Config {
                 return Err(raise(py, &Error::new(ErrorKind::Config, "read config", text)));
             }
         };
-        let table = match decode {
-            "direct" => String::new(),
-            other => format!("[kernels.{kernels}]\ndecode = {other:?}\n"),
-        };
+        let mut table = String::new();
+        if decode != "direct" {
+            table += &format!("decode = {decode:?}\n");
+        }
+        if let Some(sms) = sms {
+            table += &format!("sms = {sms}\n");
+        }
+        if !table.is_empty() {
+            table = format!("[kernels.{kernels}]\n{table}");
+        }
         let text = format!(
             "[world]\ndeadline_ms = {deadline_ms}\nlate_ms = {late_ms}\n[kernels]\nuse = \"{kernels}\"\n{table}\
              [transport.scale_up]\nuse = \"{transport}\"\n"

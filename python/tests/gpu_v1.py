@@ -407,6 +407,22 @@ def more_tokens_than_before(world):
     buffer.destroy()
 
 
+def multiprocessors(world):
+    """Each number of multiprocessors has a communicator, and combines go back over that of their handle."""
+    buffer = v1(world)
+    try:
+        first = check_normal(world, buffer, SMALL, torch.bfloat16)
+        for sms in (8, 24, 8):
+            Buffer.set_num_sms(sms)
+            check_normal(world, buffer, SMALL, torch.bfloat16)
+            assert buffer._engine.current.sizes.sms == sms
+        buffer.combine(first[1], first[2])
+    finally:
+        Buffer.num_sms, Buffer._has_chosen_sms = 20, False
+    assert len(buffer._engine._opened) == 3
+    buffer.destroy()
+
+
 def process_group(world):
     """The ranks of a process group of torch, NCCL's on GPUs."""
     prepare(world)
@@ -450,6 +466,7 @@ CHECKS = [
     low_latency,
     local_memory,
     more_tokens_than_before,
+    multiprocessors,
     process_group,
     outputs_of_every_mode,
 ]

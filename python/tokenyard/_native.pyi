@@ -71,6 +71,7 @@ class Config:
         deadline_ms: int = 30_000,
         late_ms: int = 1_800_000,
         decode: Literal["direct", "low_latency"] = "direct",
+        sms: int | None = None,
     ) -> Config: ...
     @property
     def name(self) -> str: ...

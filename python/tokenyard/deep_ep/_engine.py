@@ -43,10 +43,12 @@ class Sizes:
     max_tokens: int | None = None
     # Whether it is for few tokens, of which each counts.
     decodes: bool = False
+    # Multiprocessors that an operation takes, where the caller has said how many.
+    sms: int | None = None
 
     @property
-    def key(self) -> tuple[int, int, int]:
-        return self.experts, self.topk, self.hidden
+    def key(self) -> tuple[int, int, int, int]:
+        return self.experts, self.topk, self.hidden, self.sms or 0
 
     @property
     def named_key(self) -> tuple[int, ...]:
@@ -118,7 +120,7 @@ class Engine:
         self, group: Any, comm: Any = None, waits: _world.Waits = _world.DEFAULT_WAITS
     ) -> None:
         self.config = _world.load_config(waits)
-        self._decode_config = _world.load_config(waits, decodes=True)
+        self._waits = waits
         self.world = _world.world_of(group, comm, self.config)
         self.rank, self.ranks = self.world.rank, self.world.ranks
         _world.drop_parked(self.world)
@@ -280,7 +282,7 @@ class Engine:
         wanted = [Sizes(**view["sizes"]) for view in views]
         first = wanted[0]
         for rank, other in enumerate(wanted):
-            for name in ("experts", "topk", "hidden", "max_tokens", "decodes"):
+            for name in ("experts", "topk", "hidden", "max_tokens", "decodes", "sms"):
                 if getattr(other, name) != getattr(first, name):
                     raise errors.InvalidInputError(
                         f"dispatch: found {name} = {getattr(other, name)} on rank {rank}; expected "
@@ -293,7 +295,15 @@ class Engine:
         tokens = max(sizes.tokens for sizes in wanted)
         named = first.max_tokens if self.on_device else None
         self.current = self._open(
-            Sizes(*first.key, named or tokens, named, first.decodes and named is not None)
+            Sizes(
+                first.experts,
+                first.topk,
+                first.hidden,
+                named or tokens,
+                named,
+                first.decodes and named is not None,
+                first.sms,
+            )
         )
 
     def is_capturing(self) -> bool:
@@ -328,7 +338,7 @@ class Engine:
         _world.drop_parked(self.world)
         communicator = tokenyard.Communicator(
             self.world,
-            self._decode_config if sizes.decodes and self.domains == 1 else self.config,
+            _world.load_config(self._waits, sizes.decodes and self.domains == 1, sizes.sms),
             experts=sizes.experts,
             topk=sizes.topk,
             hidden=sizes.hidden,

@@ -67,10 +67,11 @@ def drop_parked(world: tokenyard.World) -> None:
 _worlds: dict[int, tuple[object, tokenyard.World]] = {}
 
 
-def load_config(waits: Waits, decodes: bool = False) -> tokenyard.Config:
+def load_config(waits: Waits, decodes: bool = False, sms: int | None = None) -> tokenyard.Config:
     """The config of the environment, which says itself how long to wait; or the one of GPUs where torch has some.
 
-    `decodes`: for calls of few tokens. A config of the environment is the same for all calls.
+    `decodes`: for calls of few tokens. `sms`: multiprocessors of an operation on GPUs. A config of the environment is
+    the same for all calls.
     """
     path = os.environ.get(CONFIG_VARIABLE)
     if path:
@@ -82,6 +83,7 @@ def load_config(waits: Waits, decodes: bool = False) -> tokenyard.Config:
         deadline_ms=1000 * waits.deadline,
         late_ms=1000 * waits.late,
         decode="low_latency" if has_gpu and decodes else "direct",
+        sms=sms if has_gpu else None,
     )
 
 

@@ -40,6 +40,8 @@ class Buffer:
     """
 
     num_sms: int = 20
+    # Whether the caller has chosen it.
+    _has_chosen_sms: bool = False
 
     def __init__(
         self,
@@ -77,9 +79,13 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Stores an attribute. No call takes SMs on the CPU."""
+        """Multiprocessors of normal dispatches on GPUs, and of the combines of their handles; even, equal on all ranks.
+
+        Without it the kernel set chooses. Each number in use has a communicator of its own.
+        """
         assert new_num_sms % 2 == 0, "The SM count must be even"
         Buffer.num_sms = new_num_sms
+        Buffer._has_chosen_sms = True
 
     @staticmethod
     def capture() -> EventOverlap:
@@ -167,6 +173,7 @@ class Buffer:
             num_tokens_per_expert=num_tokens_per_expert,
             expert_alignment=expert_alignment,
             num_worst_tokens=num_worst_tokens,
+            sms=Buffer.num_sms if Buffer._has_chosen_sms and self._engine.on_device else None,
         )
         if self._engine.on_device:
             from .._gpu import normal, streams
