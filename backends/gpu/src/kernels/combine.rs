@@ -5,7 +5,7 @@ use tokenyard_core::call::CombineCall;
 use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, THREADS};
+use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, THREADS, WEIGHTS_OF_ALL};
 use super::combine_tiling::CombineTiling;
 use super::engine::Engine;
 use super::loaded::summable;
@@ -304,7 +304,11 @@ impl Engine {
             out_weights: call.out_weights.data as u64,
             x: staged.x,
             weights: staged.weights,
-            returns_weights: call.returns_weights().into(),
+            returns_weights: match (call.returns_weights(), call.sum_weights) {
+                (false, _) => 0,
+                (true, false) => 1,
+                (true, true) => WEIGHTS_OF_ALL,
+            },
             at_once: mode.at_once.into(),
             landing: staged.landing[0],
             landing_weights: staged.landing[1],

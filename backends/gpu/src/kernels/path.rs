@@ -126,7 +126,9 @@ impl Path {
     /// written again (INV-4).
     pub(super) fn call_flags(paths: &[Self]) -> u32 {
         let no_sync = matches!(paths, [path] if !path.puts());
-        abi::TY_NEEDS_STREAMS | if no_sync { abi::TY_NEEDS_NO_SYNC } else { 0 }
+        // Between domains each forwarder would have to sum first.
+        let sums = if paths.len() == 1 { abi::TY_NEEDS_SUM_WEIGHTS } else { 0 };
+        abi::TY_NEEDS_STREAMS | sums | if no_sync { abi::TY_NEEDS_NO_SYNC } else { 0 }
     }
 
     /// Whether kernels fill a ring that the host serves.
