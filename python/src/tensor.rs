@@ -175,7 +175,7 @@ impl Tensor {
     fn from_dlpack(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Result<Self>> {
         let (kind, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         let ask = PyDict::new(object.py());
-        if kind == dlpack::CUDA {
+        if kind == dlpack::CUDA && !is_of_jax(object) {
             // No synchronisation: the order is the caller's, as for every other tensor.
             ask.set_item("stream", -1)?;
         }
@@ -353,6 +353,12 @@ impl Tensor {
     fn named(&self, error: &tokenyard_core::Error) -> tokenyard_core::Error {
         invalid(format!("{}: {}", self.name, error.message()))
     }
+}
+
+/// JAX takes -1 for a stream, and asks the driver for it.
+fn is_of_jax(object: &Bound<'_, PyAny>) -> bool {
+    let module = object.get_type().getattr("__module__").and_then(|name| name.extract::<String>());
+    module.is_ok_and(|name| name.starts_with("jax"))
 }
 
 fn unknown_type(name: &str, found: &str) -> Result<Tensor> {

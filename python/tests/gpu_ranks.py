@@ -13,10 +13,11 @@ import gpu_kill
 import gpu_native
 import gpu_streams
 import gpu_v1
+import gpu_v1_more
 import gpu_v2
 from pool import Pool
 
-MODULES = [gpu_native, gpu_v1, gpu_v2, gpu_streams, gpu_graphs]
+MODULES = [gpu_native, gpu_v1, gpu_v1_more, gpu_v2, gpu_streams, gpu_graphs]
 KILL = "kill."
 RANKS = 2
 

@@ -62,7 +62,7 @@ def align(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Opened:
     """A communicator, and what it was opened for. Buffers and handles share it; behind the last it is parked."""
 
@@ -74,8 +74,9 @@ class Opened:
     arena_bytes: int
     # Calls that it takes of those that not every kernel set takes.
     forms: frozenset[str]
-    # Streams of torch on which calls were made.
+    # Streams of torch on which calls were made, and whether callers have got outputs that lie in the arena.
     streams: set[int] = field(default_factory=set)
+    lends: bool = False
 
     def takes(self, form: str) -> bool:
         """Whether it takes a form of calls that not every kernel set takes."""

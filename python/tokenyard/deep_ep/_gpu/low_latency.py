@@ -128,6 +128,7 @@ def dispatch(
         if output is None:
             # Its place is fixed with the receive alone, so it is received now.
             received, native = sent.recv()
+        opened.lends |= blocks.stays
         blocks.make(received or output)
         record = Record(call, opened, tuple(blocks.x.shape), ids, native)
         source = _handles.anchored_tensor(blocks.source, record)
@@ -240,6 +241,7 @@ def combine_buffer(handle: Any) -> Any:
     if record.buffer is None:
         try:
             memory = record.opened.communicator.combine_input(record.native, "bfloat16")
+            record.opened.lends = True
             record.buffer = take(memory).view(record.blocks)
         except errors.FullError:
             # The others do not know, so it is no error. The combine copies it.

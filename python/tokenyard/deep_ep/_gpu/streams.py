@@ -40,6 +40,7 @@ class CallStream:
     def __init__(self, device: Any, timing: Timing) -> None:
         self.is_async = timing.is_async
         self.raw: int | None = None
+        self.current_raw: int = 0
         self.stream: Any = None
         self.is_captured = False
         if device.type != "cuda":
@@ -52,6 +53,7 @@ class CallStream:
         elif timing.is_async:
             self.stream.wait_stream(self._current)
         self.raw = self.stream.cuda_stream
+        self.current_raw = self._current.cuda_stream if timing.is_async else self.raw
         self.is_captured = torch.cuda.is_current_stream_capturing()
 
     def inside(self) -> Any:

@@ -84,21 +84,27 @@ def stays_in_arena(opened: Opened, call: CallStream, x: Any, worst_bytes: int) -
     """
     mode = output_mode()
     if mode != "auto":
-        return mode == "arena"
-    if call.is_captured:
-        return True
-    if call.is_async or x.requires_grad:
-        return False
-    return opened.arena_bytes - opened.communicator.held_bytes >= 2 * worst_bytes
+        stays = mode == "arena"
+    elif call.is_captured:
+        stays = True
+    elif call.is_async or x.requires_grad:
+        stays = False
+    else:
+        stays = opened.arena_bytes - opened.communicator.held_bytes >= 2 * worst_bytes
+    opened.lends |= stays
+    return stays
 
 
 def name_stream(opened: Opened, call: CallStream) -> None:
-    """Regions that were dropped are used again behind all streams that calls were made on: readers may be on any."""
+    """Regions that were dropped are used again behind all streams that calls were made on: readers may be on any.
+
+    An asynchronous call is made on the current stream, too: there its caller goes on.
+    """
     if call.raw is None:
         return
+    opened.streams.update((call.raw, call.current_raw))
     others = opened.streams - {call.raw}
-    opened.streams.add(call.raw)
-    if others and not call.is_captured:
+    if others and opened.lends and not call.is_captured:
         opened.communicator.release_after(list(others))
 
 
