@@ -313,8 +313,8 @@ impl Communicator {
     ///   operations, so `in_flight` counts it twice. Given on all ranks or on none; on the CPU backend.
     /// - `round_once`: round each sum once, at its token, and not that of each rank's experts too (not for flat rows).
     ///   On the CPU backend.
-    /// - `sum_weights`: each of `out_weights` is the sum of the weights of all ranks that got the token (flat rows). On the
-    ///   CPU backend.
+    /// - `sum_weights`: each of `out_weights` is the sum of the weights of all ranks that got the token (flat rows). On
+    ///   GPUs within one domain.
     /// - `out`: `[T, H]` of the type of `x`; `out_weights`: `[T, K]` float32; `missing`: `[T]` uint8, how many of a
     ///   token's experts are left out because their rank was lost. They are written. On the host `out` and
     ///   `out_weights` are made where they are not given.

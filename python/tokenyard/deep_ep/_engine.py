@@ -43,7 +43,7 @@ class Sizes:
     max_tokens: int | None = None
     # Whether it is for few tokens, of which each counts.
     decodes: bool = False
-    # Multiprocessors that an operation takes, where the caller has said how many.
+    # Multiprocessors that an operation takes, where the caller has chosen their number.
     sms: int | None = None
 
     @property

@@ -231,6 +231,14 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn returned_weights_are_summed_over_one_level_alone() {
+        let sums = |paths: &[Path]| Path::call_flags(paths) & abi::TY_NEEDS_SUM_WEIGHTS != 0;
+        let ring = ring(1 << 20);
+        assert!(sums(&[Path::STORE]) && sums(&[ring]));
+        assert!(!sums(&[Path::STORE, ring]) && !sums(&[Path::STORE, Path::STORE]));
+    }
+
+    #[test]
     fn no_path_is_an_error_that_says_what_was_found_and_what_would_do() {
         for (flags, kinds, largest) in
             [(0, CUDA, 15), (0, HOST, 15), (0, 0, 1 << 40), (DEVICE_API, HOST, 1 << 40)]
