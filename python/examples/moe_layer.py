@@ -2,9 +2,12 @@
 
     torchrun --nproc-per-node 2 python/examples/moe_layer.py
 
-On CPUs. Every rank hosts EXPERTS / R small networks, tokens go to TOPK of them. First gradients are compared with
-those of dense layers, which have all experts on every rank.
+On GPUs where torch has one for each rank, else on CPUs. Every rank hosts EXPERTS / R small networks, tokens go to TOPK
+of them. First gradients are compared with those of dense layers, which have all experts on every rank.
 """
+
+import copy
+import os
 
 import torch
 import torch.distributed as dist
@@ -103,7 +106,8 @@ def loss_of(layers, x, target, experts=None):
 
 def check_gradients(layers, x, target):
     everywhere = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, [layer.experts for layer in layers])
+    dist.all_gather_object(everywhere, [copy.deepcopy(layer.experts).cpu() for layer in layers])
+    everywhere = [[experts.to(x.device) for experts in rank] for rank in everywhere]
     experts = [[expert for rank in everywhere for expert in rank[n]] for n in range(len(layers))]
     pairs = zip(layers, everywhere[dist.get_rank()], strict=True)
     x = x.clone().requires_grad_()
@@ -111,12 +115,21 @@ def check_gradients(layers, x, target):
     theirs = [x, *(p for layer, own in pairs for m in (layer.router, own) for p in m.parameters())]
     found = torch.autograd.grad(loss_of(layers, x, target), mine)
     loss_of(layers, x, target, experts).backward()
-    for copy in (p for rank in everywhere for layer in rank for p in layer.parameters()):
-        dist.all_reduce(copy.grad)  # each rank has seen its own tokens alone
+    for parameter in (p for rank in everywhere for layer in rank for p in layer.parameters()):
+        dist.all_reduce(parameter.grad)  # each rank has seen its own tokens alone
     torch.testing.assert_close(found, tuple(p.grad for p in theirs), rtol=1e-3, atol=1e-6)
 
 
+def choose_device():
+    """A GPU for each rank of this host, or none."""
+    rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if ranks <= torch.cuda.device_count():
+        torch.cuda.set_device(rank)
+        torch.set_default_device(f"cuda:{rank}")
+
+
 def main():
+    choose_device()
     dist.init_process_group("gloo")
     buffer = Buffer(dist.group.WORLD, explicitly_destroy=True)
     torch.manual_seed(0)

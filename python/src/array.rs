@@ -1,11 +1,12 @@
 //! Arrays that this package gives: views of memory that a claim keeps.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use tokenyard_core::communicator::{CombineInput, Received, TensorRef};
+use tokenyard_core::communicator::{Arriving, CombineInput, Received, TensorRef};
 use tokenyard_core::moe::DType;
 
 use crate::dlpack::{self, Leaving};
@@ -17,11 +18,32 @@ use crate::tensor::{Contiguous, Tensor};
 #[expect(dead_code, reason = "held for their drop")]
 pub(crate) enum Claim {
     /// An output in the arena.
-    Received(Arc<Received>),
+    Received(Arc<Received>, Held),
+    /// The place of an output that is not received yet.
+    Arriving(Arc<Arriving>),
     /// Arena memory for the experts' rows.
     Input(CombineInput),
     /// Memory of the host.
     Host(HostMemory),
+}
+
+/// Bytes of an output, counted while it lives.
+pub(crate) struct Held {
+    all: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Held {
+    pub(crate) fn new(all: &Arc<AtomicU64>, bytes: u64) -> Self {
+        all.fetch_add(bytes, Ordering::Relaxed);
+        Self { all: Arc::clone(all), bytes }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// Zeroed memory of the host, aligned for every vector.
@@ -132,6 +154,18 @@ impl Array {
              on that stream, and let others wait for it"
         )))
     }
+}
+
+/// A capsule over the memory of a tensor, which also keeps `owner` for as long as the memory is used. `owner` may be dropped
+/// late: with the next call of this package.
+#[pyfunction]
+pub(crate) fn _view(
+    py: Python<'_>,
+    tensor: &Bound<'_, PyAny>,
+    owner: Py<PyAny>,
+) -> PyResult<Py<PyAny>> {
+    let read = Tensor::read("tensor", tensor).map_err(|error| crate::errors::raise(py, &error))?;
+    read.leaving(owner).capsule(py, false)
 }
 
 #[pymethods]

@@ -1,11 +1,12 @@
 //! The communicator as Python sees it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use pyo3::prelude::*;
 use tokenyard_core::bootstrap::World as CoreWorld;
 use tokenyard_core::communicator::{
-    BringUpReport, Communicator as CoreCommunicator, CommunicatorOptions, Stream,
+    BringUpReport, CallForm, Communicator as CoreCommunicator, CommunicatorOptions, Stream,
 };
 use tokenyard_core::moe::Shape;
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -16,7 +17,7 @@ use crate::dtype;
 use crate::errors::{invalid, raise, to_python};
 use crate::exit;
 use crate::operations::{
-    self, CombineArguments, DispatchArguments, Order, PendingCombine, PendingDispatch,
+    self, CallStream, CombineArguments, DispatchArguments, Order, PendingCombine, PendingDispatch,
     PendingReplay, ReplayArguments, Sums,
 };
 use crate::options;
@@ -32,11 +33,18 @@ pub(crate) struct Shared {
     shape: Shape,
     report: BringUpReport,
     works_on_device: bool,
+    forms: Vec<&'static str>,
+    /// Bytes of outputs that live.
+    held: Arc<AtomicU64>,
 }
 
 impl Shared {
     pub(crate) fn shape(&self) -> Shape {
         self.shape
+    }
+
+    pub(crate) fn held(&self) -> &Arc<AtomicU64> {
+        &self.held
     }
 
     /// Calls the communicator, without the GIL.
@@ -96,6 +104,18 @@ fn closed() -> Error {
         .with_fix("open a new one")
 }
 
+/// The words of the calls that a communicator takes.
+fn forms(comm: &CoreCommunicator) -> Vec<&'static str> {
+    let all = [
+        ("streams", comm.has_streams()),
+        ("without_sync", comm.has_graphs()),
+        ("max_tokens", comm.takes(CallForm::CallTokens)),
+        ("round_once", comm.takes(CallForm::RoundOnce)),
+        ("sum_weights", comm.takes(CallForm::SumWeights)),
+    ];
+    all.into_iter().filter(|(_, takes)| *takes).map(|(word, _)| word).collect()
+}
+
 /// The stream that a caller names.
 pub(crate) fn stream(raw: Option<usize>) -> Option<Stream> {
     // SAFETY: the docs of the calls that take a stream ask this of the caller: a stream of the communicator's device,
@@ -147,6 +167,10 @@ impl Communicator {
         handles: u32,
     ) -> PyResult<Self> {
         let config = Config::read(config)?;
+        if config.kernels.name == "cuda" {
+            // The loader does not look where pip puts CUDA's compiler.
+            py.import("tokenyard._nvrtc")?.call_method0("preload")?;
+        }
         let world = world.core().map_err(|error| raise(py, &error))?;
         let options = CommunicatorOptions { experts, topk, hidden, max_tokens, in_flight, handles };
         let opened = py.detach(|| CoreCommunicator::open(world.get()?, &config, options));
@@ -155,6 +179,8 @@ impl Communicator {
             shape: *comm.shape(),
             report: comm.report().clone(),
             works_on_device: comm.works_on_device(),
+            forms: forms(&comm),
+            held: Arc::default(),
             comm: Owned::new(Mutex::new(Some(comm))),
             world,
         });
@@ -174,10 +200,15 @@ impl Communicator {
     /// - `max_tokens`: M of this call, 1 to the communicator's: it bounds worst-case sizes and packed blocks, and
     ///   `Received.source` counts by it. On the CPU backend.
     ///
-    /// `layout` and what follows it are equal on all ranks. Raises InvalidInputError, RefusedError, FullError: nothing
+    /// - `without_sync`: with a stream and `worst_case`, the host waits for nothing, and the call can be captured in a
+    ///   CUDA graph. A failure is raised by a later call, and closes the communicator. It need not be equal on all
+    ///   ranks.
+    ///
+    /// `layout`, `cast`, `worst_case` and `max_tokens` are equal on all ranks. Raises InvalidInputError, RefusedError, FullError: nothing
     /// was moved. DeadlineError, PeerLostError, TransportError: the communicator is closed.
     #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
-                        zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None))]
+                        zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None,
+                        without_sync=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn dispatch(
         &self,
@@ -193,7 +224,9 @@ impl Communicator {
         worst_case: bool,
         max_tokens: Option<u32>,
         stream: Option<usize>,
+        without_sync: bool,
     ) -> PyResult<(Received, Handle)> {
+        let stream = CallStream { raw: stream, without_sync };
         let order = Order { alignment, zero_padding, worst_case, max_tokens };
         let arguments =
             DispatchArguments { x, topk_idx, topk_weights, scales, layout, cast, order, stream };
@@ -202,7 +235,8 @@ impl Communicator {
 
     /// The first half of `dispatch`, with its arguments: compute, then call `recv()` of the result.
     #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
-                        zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None))]
+                        zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None,
+                        without_sync=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn dispatch_send(
         &self,
@@ -218,7 +252,9 @@ impl Communicator {
         worst_case: bool,
         max_tokens: Option<u32>,
         stream: Option<usize>,
+        without_sync: bool,
     ) -> PyResult<PendingDispatch> {
+        let stream = CallStream { raw: stream, without_sync };
         let order = Order { alignment, zero_padding, worst_case, max_tokens };
         let arguments =
             DispatchArguments { x, topk_idx, topk_weights, scales, layout, cast, order, stream };
@@ -227,7 +263,8 @@ impl Communicator {
 
     /// Sends new rows with the routing of `handle`: nothing is counted, and rows arrive in the places of the first
     /// dispatch, in memory of their own. Arguments and errors are those of `dispatch`; T is that of the handle.
-    #[pyo3(signature = (handle, x, topk_weights=None, *, scales=None, cast=None, stream=None))]
+    #[pyo3(signature = (handle, x, topk_weights=None, *, scales=None, cast=None, stream=None,
+                        without_sync=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn replay(
         &self,
@@ -238,13 +275,16 @@ impl Communicator {
         scales: Option<&Bound<'_, PyAny>>,
         cast: Option<&str>,
         stream: Option<usize>,
+        without_sync: bool,
     ) -> PyResult<Received> {
+        let stream = CallStream { raw: stream, without_sync };
         let arguments = ReplayArguments { handle, x, topk_weights, scales, cast, stream };
         operations::replay(py, &self.shared, &arguments)
     }
 
     /// The first half of `replay`, with its arguments: compute, then call `recv()` of the result.
-    #[pyo3(signature = (handle, x, topk_weights=None, *, scales=None, cast=None, stream=None))]
+    #[pyo3(signature = (handle, x, topk_weights=None, *, scales=None, cast=None, stream=None,
+                        without_sync=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn replay_send(
         &self,
@@ -255,7 +295,9 @@ impl Communicator {
         scales: Option<&Bound<'_, PyAny>>,
         cast: Option<&str>,
         stream: Option<usize>,
+        without_sync: bool,
     ) -> PyResult<PendingReplay> {
+        let stream = CallStream { raw: stream, without_sync };
         let arguments = ReplayArguments { handle, x, topk_weights, scales, cast, stream };
         operations::replay_send(py, &self.shared, &arguments)
     }
@@ -271,8 +313,8 @@ impl Communicator {
     ///   operations, so `in_flight` counts it twice. Given on all ranks or on none; on the CPU backend.
     /// - `round_once`: round each sum once, at its token, and not that of each rank's experts too (not for flat rows).
     ///   On the CPU backend.
-    /// - `sum_weights`: each of `out_weights` is the sum of the weights of all ranks that got the token (flat rows). On the
-    ///   CPU backend.
+    /// - `sum_weights`: each of `out_weights` is the sum of the weights of all ranks that got the token (flat rows). On
+    ///   GPUs within one domain.
     /// - `out`: `[T, H]` of the type of `x`; `out_weights`: `[T, K]` float32; `missing`: `[T]` uint8, how many of a
     ///   token's experts are left out because their rank was lost. They are written. On the host `out` and
     ///   `out_weights` are made where they are not given.
@@ -280,7 +322,7 @@ impl Communicator {
     /// Sums are made in float32, in an order that depends on the routing alone. Errors are those of `dispatch`.
     #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, topk_weights=None, topk_idx=None,
                         round_once=false, sum_weights=false, out=None, out_weights=None,
-                        missing=None, stream=None))]
+                        missing=None, stream=None, without_sync=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn combine(
         &self,
@@ -298,7 +340,9 @@ impl Communicator {
         out_weights: Option<&Bound<'_, PyAny>>,
         missing: Option<&Bound<'_, PyAny>>,
         stream: Option<usize>,
+        without_sync: bool,
     ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
+        let stream = CallStream { raw: stream, without_sync };
         let outputs = [out, out_weights, missing];
         let sums = Sums { weighted, topk_weights, topk_idx, round_once, sum_weights };
         let arguments = CombineArguments { handle, x, weights, bias, sums, outputs, stream };
@@ -308,7 +352,7 @@ impl Communicator {
     /// The first half of `combine`, with its arguments: compute, then call `recv()` of the result.
     #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, topk_weights=None, topk_idx=None,
                         round_once=false, sum_weights=false, out=None, out_weights=None,
-                        missing=None, stream=None))]
+                        missing=None, stream=None, without_sync=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn combine_send(
         &self,
@@ -326,7 +370,9 @@ impl Communicator {
         out_weights: Option<&Bound<'_, PyAny>>,
         missing: Option<&Bound<'_, PyAny>>,
         stream: Option<usize>,
+        without_sync: bool,
     ) -> PyResult<PendingCombine> {
+        let stream = CallStream { raw: stream, without_sync };
         let outputs = [out, out_weights, missing];
         let sums = Sums { weighted, topk_weights, topk_idx, round_once, sum_weights };
         let arguments = CombineArguments { handle, x, weights, bias, sums, outputs, stream };
@@ -411,6 +457,19 @@ impl Communicator {
     /// Ranks that this communicator goes on without, in order. Empty where a loss stops it.
     fn lost_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         self.shared.call(py, |comm| Ok(comm.lost_ranks()))
+    }
+
+    /// The calls that it takes of those that not every kernel set takes: `"streams"`, `"without_sync"`, `"max_tokens"`,
+    /// `"round_once"` (with it `topk_weights` of a combine), `"sum_weights"`.
+    #[getter]
+    fn forms(&self) -> Vec<&'static str> {
+        self.shared.forms.clone()
+    }
+
+    /// Bytes of outputs of this communicator that live.
+    #[getter]
+    fn held_bytes(&self) -> u64 {
+        self.shared.held.load(Ordering::Relaxed)
     }
 
     /// This rank.

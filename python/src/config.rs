@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use tokenyard_core::config::Config as CoreConfig;
+use tokenyard_core::{Error, ErrorKind};
 
 use crate::errors::{invalid, raise};
 
@@ -51,6 +52,48 @@ impl Config {
     #[pyo3(signature = (text, name="config"))]
     fn parse(py: Python<'_>, text: &str, name: &str) -> PyResult<Self> {
         let core = CoreConfig::parse(text, name).map_err(|error| raise(py, &error))?;
+        Ok(Self { core })
+    }
+
+    /// A config of the package for the ranks of one host: `"cpu"` (shared memory) or `"nvlink"` (NVIDIA GPUs).
+    /// `deadline_ms` and `late_ms` are those of its world; `decode` and `sms` are those of the kernel set `cuda`.
+    ///
+    /// Raises ConfigError for another name, or another `decode`.
+    #[staticmethod]
+    #[pyo3(signature = (name, *, deadline_ms=30_000, late_ms=1_800_000, decode="direct", sms=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+    fn built_in(
+        py: Python<'_>,
+        name: &str,
+        deadline_ms: u64,
+        late_ms: u64,
+        decode: &str,
+        sms: Option<u32>,
+    ) -> PyResult<Self> {
+        let (kernels, transport) = match name {
+            "cpu" => ("cpu", "shm"),
+            "nvlink" => ("cuda", "nvlink"),
+            _ => {
+                let text = format!("found {name:?}; expected \"cpu\" or \"nvlink\"");
+                return Err(raise(py, &Error::new(ErrorKind::Config, "read config", text)));
+            }
+        };
+        let mut table = String::new();
+        if decode != "direct" {
+            table += &format!("decode = {decode:?}\n");
+        }
+        if let Some(sms) = sms {
+            table += &format!("sms = {sms}\n");
+        }
+        if !table.is_empty() {
+            table = format!("[kernels.{kernels}]\n{table}");
+        }
+        let text = format!(
+            "[world]\ndeadline_ms = {deadline_ms}\nlate_ms = {late_ms}\n[kernels]\nuse = \"{kernels}\"\n{table}\
+             [transport.scale_up]\nuse = \"{transport}\"\n"
+        );
+        let core = CoreConfig::parse(&text, &format!("the built-in config {name}"))
+            .map_err(|error| raise(py, &error))?;
         Ok(Self { core })
     }
 

@@ -65,6 +65,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(counts::routing_counts, module)?)?;
     module.add_function(wrap_pyfunction!(memory::memory_needed, module)?)?;
     module.add_function(wrap_pyfunction!(_set_plugin_folder, module)?)?;
+    module.add_function(wrap_pyfunction!(array::_view, module)?)?;
     module.add_class::<config::Config>()?;
     module.add_class::<world::World>()?;
     module.add_class::<communicator::Communicator>()?;

@@ -74,12 +74,38 @@ fn read_handle(object: Object<'_, '_>) -> Result<KeptHandle> {
     Err(invalid(format!("handle: found {found}; expected a tokenyard.Handle")))
 }
 
+/// The stream of a call, and whether the host waits there.
+#[derive(Clone, Copy)]
+pub(crate) struct CallStream {
+    pub(crate) raw: Option<usize>,
+    pub(crate) without_sync: bool,
+}
+
+impl CallStream {
+    fn check(self) -> Result<()> {
+        match self {
+            Self { raw: None, without_sync: true } => {
+                Err(invalid("without_sync: found True without a stream; expected both"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn on(self, comm: &mut Communicator) -> Option<OnStream<'_>> {
+        let on = comm.on(stream(self.raw)?);
+        Some(if self.without_sync { on.without_sync() } else { on })
+    }
+}
+
 /// In the order of a stream, or of none.
 macro_rules! in_order {
     ($comm:expr, $stream:expr, $call:ident($($argument:expr),*)) => {
-        match stream($stream) {
+        match $stream.raw {
             None => Communicator::$call($comm, $($argument),*),
-            Some(stream) => OnStream::$call(&mut $comm.on(stream), $($argument),*),
+            Some(_) => match $stream.on($comm) {
+                Some(mut on) => OnStream::$call(&mut on, $($argument),*),
+                None => Communicator::$call($comm, $($argument),*),
+            },
         }
     };
 }
@@ -87,12 +113,12 @@ macro_rules! in_order {
 /// An operation between its halves.
 struct Waiting<P: Send> {
     shared: Arc<Shared>,
-    stream: Option<usize>,
+    stream: CallStream,
     pending: Mutex<Option<P>>,
 }
 
 impl<P: Send> Waiting<P> {
-    fn new(shared: &Arc<Shared>, stream: Option<usize>, pending: P) -> Self {
+    fn new(shared: &Arc<Shared>, stream: CallStream, pending: P) -> Self {
         Self { shared: Arc::clone(shared), stream, pending: Mutex::new(Some(pending)) }
     }
 
@@ -107,11 +133,28 @@ impl<P: Send> Waiting<P> {
         call: impl FnOnce(&mut Communicator, P) -> Result<R> + Send,
     ) -> PyResult<R> {
         let Some(pending) = self.take() else {
-            let text = "the operation was received before; expected one that was not";
-            return Err(raise(py, &Error::new(ErrorKind::InvalidInput, "receive operation", text)));
+            return Err(raise(py, &received_before("receive operation")));
         };
         self.shared.call(py, |comm| call(comm, pending))
     }
+
+    /// Asks something of it before it is received.
+    fn look<R: Send>(
+        &self,
+        py: Python<'_>,
+        ask: impl FnOnce(&mut Communicator, &P) -> Result<R> + Send,
+    ) -> PyResult<R> {
+        self.shared.call(py, |comm| {
+            let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+            let pending = pending.as_ref().ok_or_else(|| received_before("see output"))?;
+            ask(comm, pending)
+        })
+    }
+}
+
+fn received_before(operation: &'static str) -> Error {
+    let text = "the operation was received before; expected one that was not";
+    Error::new(ErrorKind::InvalidInput, operation, text)
 }
 
 impl<P: Send> Drop for Waiting<P> {
@@ -133,7 +176,18 @@ impl PendingDispatch {
     /// The second half of `dispatch`: returns what it returns. Once.
     fn recv(&self, py: Python<'_>) -> PyResult<(Received, Handle)> {
         let (received, handle) = self.0.recv(py, Communicator::dispatch_recv)?;
-        Ok((Received::new(received, self.0.shared.shape(), self.0.stream), Handle::new(handle)))
+        Ok((Received::new(received, &self.0.shared, self.0.stream.raw), Handle::new(handle)))
+    }
+
+    /// The arrays of what `recv()` will return, which exist already: their addresses may be passed on, their contents
+    /// come with `recv()`. None where their places are not fixed before. Local.
+    fn output(&self, py: Python<'_>) -> PyResult<Option<Received>> {
+        let place = self.0.look(py, |comm, pending| {
+            let layout = pending.layout();
+            Ok(comm.dispatch_output(pending)?.map(|place| (place, layout)))
+        })?;
+        let Waiting { shared, stream, .. } = &self.0;
+        Ok(place.map(|(place, layout)| Received::arriving(place, layout, shared, stream.raw)))
     }
 }
 
@@ -146,7 +200,17 @@ impl PendingReplay {
     /// The second half of `replay`: returns what it returns. Once.
     fn recv(&self, py: Python<'_>) -> PyResult<Received> {
         let received = self.0.recv(py, Communicator::replay_recv)?;
-        Ok(Received::new(received, self.0.shared.shape(), self.0.stream))
+        Ok(Received::new(received, &self.0.shared, self.0.stream.raw))
+    }
+
+    /// As `PendingDispatch.output`.
+    fn output(&self, py: Python<'_>) -> PyResult<Option<Received>> {
+        let place = self.0.look(py, |comm, pending| {
+            let layout = pending.layout();
+            Ok(comm.replay_output(pending)?.map(|place| (place, layout)))
+        })?;
+        let Waiting { shared, stream, .. } = &self.0;
+        Ok(place.map(|(place, layout)| Received::arriving(place, layout, shared, stream.raw)))
     }
 }
 
@@ -184,7 +248,7 @@ pub(crate) struct DispatchArguments<'a, 'py> {
     pub(crate) layout: &'a str,
     pub(crate) cast: Option<&'a str>,
     pub(crate) order: Order,
-    pub(crate) stream: Option<usize>,
+    pub(crate) stream: CallStream,
 }
 
 impl DispatchArguments<'_, '_> {
@@ -194,6 +258,7 @@ impl DispatchArguments<'_, '_> {
     }
 
     fn read(&self) -> Result<(Dispatch<'static>, Inputs)> {
+        self.stream.check()?;
         let mut kept = Inputs::default();
         let dispatch = Dispatch {
             x: kept.keep(Tensor::read("x", self.x)?)?,
@@ -229,7 +294,7 @@ pub(crate) fn dispatch(
     let (call, _kept) =
         arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
     let (received, handle) = shared.call(py, |comm| in_order!(comm, stream, dispatch(&call)))?;
-    Ok((Received::new(received, shared.shape(), stream), Handle::new(handle)))
+    Ok((Received::new(received, shared, stream.raw), Handle::new(handle)))
 }
 
 pub(crate) fn dispatch_send(
@@ -251,11 +316,12 @@ pub(crate) struct ReplayArguments<'a, 'py> {
     pub(crate) topk_weights: Maybe<'a, 'py>,
     pub(crate) scales: Maybe<'a, 'py>,
     pub(crate) cast: Option<&'a str>,
-    pub(crate) stream: Option<usize>,
+    pub(crate) stream: CallStream,
 }
 
 impl ReplayArguments<'_, '_> {
     fn read(&self) -> Result<(KeptHandle, Replay<'static>, Inputs)> {
+        self.stream.check()?;
         let handle = read_handle(self.handle)?;
         let mut kept = Inputs::default();
         let replay = Replay {
@@ -284,7 +350,7 @@ pub(crate) fn replay(
     let (handle, call, _kept) =
         arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
     let received = shared.call(py, |comm| in_order!(comm, stream, replay(handle.get()?, &call)))?;
-    Ok(Received::new(received, shared.shape(), stream))
+    Ok(Received::new(received, shared, stream.raw))
 }
 
 pub(crate) fn replay_send(
@@ -319,7 +385,7 @@ pub(crate) struct CombineArguments<'a, 'py> {
     pub(crate) sums: Sums<'a, 'py>,
     /// `out`, `out_weights`, `missing`.
     pub(crate) outputs: [Maybe<'a, 'py>; 3],
-    pub(crate) stream: Option<usize>,
+    pub(crate) stream: CallStream,
 }
 
 /// The outputs of a combine: the caller's objects, or arrays that were made for it.
@@ -344,6 +410,7 @@ struct ReadyCombine {
 
 impl CombineArguments<'_, '_> {
     fn read(&self, shared: &Shared) -> Result<ReadyCombine> {
+        self.stream.check()?;
         let handle = read_handle(self.handle)?;
         let mut kept = Inputs::default();
         let core = handle.get()?;
@@ -512,8 +579,9 @@ pub(crate) fn copy_out(
     given: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
     let mut kept = Inputs::default();
+    let stream = CallStream { raw: stream, without_sync: false };
     let mut outputs = read_outputs(given, &mut kept).map_err(|error| raise(py, &error))?;
-    let received = received.core();
+    let received = received.core().map_err(|error| raise(py, &error))?;
     shared.call(py, |comm| in_order!(comm, stream, copy_out(&received, &mut outputs)))
 }
 

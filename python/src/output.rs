@@ -3,10 +3,15 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tokenyard_core::communicator::{Handle as CoreHandle, Received as CoreReceived, TensorRef};
+use tokenyard_core::Result;
+use tokenyard_core::communicator::{
+    Arriving, CallerMemory, Handle as CoreHandle, Received as CoreReceived, TensorRef,
+};
 use tokenyard_core::moe::{Layout, Shape};
 
-use crate::array::{Array, Claim};
+use crate::array::{Array, Claim, Held};
+use crate::communicator::Shared;
+use crate::errors::{invalid, raise};
 use crate::options;
 use crate::owned::Owned;
 
@@ -18,21 +23,82 @@ use crate::owned::Owned;
 /// the E / R local experts, of which the first `expert_counts` are filled.
 #[pyclass(frozen, module = "tokenyard")]
 pub(crate) struct Received {
-    core: Arc<CoreReceived>,
+    core: Source,
+    layout: Layout,
     claim: Arc<Owned<Claim>>,
     shape: Shape,
     stream: Option<usize>,
 }
 
-impl Received {
-    pub(crate) fn new(received: CoreReceived, shape: Shape, stream: Option<usize>) -> Self {
-        let core = Arc::new(received);
-        let claim = Arc::new(Owned::new(Claim::Received(Arc::clone(&core))));
-        Self { core, claim, shape, stream }
+/// An output, received or not.
+enum Source {
+    Received(Arc<CoreReceived>),
+    Arriving(Arc<Arriving>),
+}
+
+macro_rules! arrays {
+    ($($name:ident),+ $(,)?) => {
+        impl Source {$(
+            fn $name(&self) -> Option<TensorRef<'_>> {
+                match self {
+                    Self::Received(received) => received.$name(),
+                    Self::Arriving(place) => place.$name().and_then(|memory| self.named(&memory)),
+                }
+            }
+        )+}
+    };
+}
+
+arrays! {
+    scales, ids, weights, source, slots, expert_counts, expert_starts, expert_ends, source_counts, source_ends, ranges,
+    totals,
+}
+
+impl Source {
+    fn x(&self) -> Option<TensorRef<'_>> {
+        match self {
+            Self::Received(received) => Some(received.x()),
+            Self::Arriving(place) => place.x().and_then(|memory| self.named(&memory)),
+        }
     }
 
-    pub(crate) fn core(&self) -> Arc<CoreReceived> {
-        Arc::clone(&self.core)
+    fn named(&self, memory: &CallerMemory) -> Option<TensorRef<'_>> {
+        // SAFETY: a name for memory that `self` claims; it is only passed on as an address.
+        unsafe { TensorRef::from_memory(memory).ok() }
+    }
+}
+
+impl Received {
+    pub(crate) fn new(received: CoreReceived, shared: &Shared, stream: Option<usize>) -> Self {
+        let layout = received.layout();
+        let core = Arc::new(received);
+        let x = core.x();
+        let bytes = x.rows() * x.cols() * x.dtype().map_or(1, tokenyard_core::moe::DType::bytes);
+        let held = Held::new(shared.held(), bytes as u64);
+        let claim = Arc::new(Owned::new(Claim::Received(Arc::clone(&core), held)));
+        Self { core: Source::Received(core), layout, claim, shape: shared.shape(), stream }
+    }
+
+    /// The places of an output that was not received.
+    pub(crate) fn arriving(
+        place: Arriving,
+        layout: Layout,
+        shared: &Shared,
+        stream: Option<usize>,
+    ) -> Self {
+        let place = Arc::new(place);
+        let claim = Arc::new(Owned::new(Claim::Arriving(Arc::clone(&place))));
+        Self { core: Source::Arriving(place), layout, claim, shape: shared.shape(), stream }
+    }
+
+    /// The output, if it was received.
+    pub(crate) fn core(&self) -> Result<Arc<CoreReceived>> {
+        match &self.core {
+            Source::Received(received) => Ok(Arc::clone(received)),
+            Source::Arriving(_) => Err(invalid(
+                "received: found one that is not received yet; expected what recv() returns",
+            )),
+        }
     }
 
     /// An array with the rows and columns that core gave it.
@@ -52,7 +118,7 @@ impl Received {
     /// An array with something for each row: by blocks where the layout has blocks.
     fn by_row(&self, tensor: Option<TensorRef<'_>>, is_list: bool) -> Option<Array> {
         let tensor = tensor?;
-        let mut shape = match self.core.layout() {
+        let mut shape = match self.layout {
             Layout::Packed => {
                 let blocks = i64::from(self.shape.experts / self.shape.ranks);
                 vec![blocks, tensor.rows() as i64 / blocks]
@@ -66,7 +132,7 @@ impl Received {
     }
 
     fn is_flat(&self) -> bool {
-        self.core.layout() == Layout::Flat
+        self.layout == Layout::Flat
     }
 }
 
@@ -75,25 +141,25 @@ impl Received {
     /// How the rows are arranged: `"flat"`, `"expert_major"` or `"packed"`.
     #[getter]
     fn layout(&self) -> &'static str {
-        options::layout_name(self.core.layout())
+        options::layout_name(self.layout)
     }
 
     /// N: tokens received; with worst-case sizes the most that can arrive.
     #[getter]
-    fn tokens(&self) -> usize {
-        self.core.tokens()
+    fn tokens(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.core().map_err(|error| raise(py, &error))?.tokens())
     }
 
     /// Rows of `x`, all blocks together; with worst-case sizes the most.
     #[getter]
     fn rows(&self) -> usize {
-        self.core.rows()
+        self.core.x().map_or(0, |x| x.rows())
     }
 
     /// `[rows, H]`, packed `[E / R, R * M, H]`: the rows. They may be changed in place.
     #[getter]
     fn x(&self) -> Option<Array> {
-        self.by_row(Some(self.core.x()), false)
+        self.by_row(self.core.x(), false)
     }
 
     /// `[rows, S]`, packed `[E / R, R * M, S]`: float32, or int32 of four UE8M0 exponents; as the sender gave them
@@ -120,7 +186,7 @@ impl Received {
     #[getter]
     fn source(&self) -> Option<Array> {
         let source = self.core.source();
-        match self.core.layout() {
+        match self.layout {
             Layout::Packed => self.by_row(source, true),
             Layout::Flat | Layout::ExpertMajor { .. } => self.list(source),
         }
@@ -175,13 +241,21 @@ impl Received {
     }
 
     /// The source ranks of which rows are left out because they were lost, in order.
-    fn lost_ranks(&self) -> Vec<u32> {
-        self.core.lost_ranks()
+    fn lost_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        Ok(self.core().map_err(|error| raise(py, &error))?.lost_ranks())
     }
 
     fn __repr__(&self) -> String {
-        let (layout, tokens, rows) = (self.layout(), self.tokens(), self.rows());
-        format!("tokenyard.Received(layout={layout}, tokens={tokens}, rows={rows})")
+        let (layout, rows) = (self.layout(), self.rows());
+        match &self.core {
+            Source::Received(core) => {
+                let tokens = core.tokens();
+                format!("tokenyard.Received(layout={layout}, tokens={tokens}, rows={rows})")
+            }
+            Source::Arriving(_) => {
+                format!("tokenyard.Received(layout={layout}, rows={rows}, arriving)")
+            }
+        }
     }
 }
 

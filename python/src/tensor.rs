@@ -9,7 +9,7 @@ use tokenyard_core::communicator::{CallerMemory, TensorMut, TensorRef};
 use tokenyard_core::moe::DType;
 
 use crate::array::{Array, Claim};
-use crate::dlpack::{self, Description, Lent};
+use crate::dlpack::{self, Description, Leaving, Lent};
 use crate::dtype;
 use crate::errors::invalid;
 use crate::owned::Owned;
@@ -175,7 +175,7 @@ impl Tensor {
     fn from_dlpack(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Result<Self>> {
         let (kind, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         let ask = PyDict::new(object.py());
-        if kind == dlpack::CUDA {
+        if kind == dlpack::CUDA && !is_of_jax(object) {
             // No synchronisation: the order is the caller's, as for every other tensor.
             ask.set_item("stream", -1)?;
         }
@@ -213,6 +213,14 @@ impl Tensor {
         let (shape, strides) = (shape.to_vec(), dlpack::contiguous(shape));
         let keeper = Keeper::Claim(claim);
         Self { name, data, dtype, shape, strides, device, is_read_only: false, _keeper: keeper }
+    }
+
+    /// The tensor, to leave with another owner of its memory.
+    pub(crate) fn leaving(self, owner: Py<PyAny>) -> Leaving {
+        let device = self.device.map_or((dlpack::CPU, 0), |device| (dlpack::CUDA, device));
+        let (data, dtype) = (self.data, self.dtype);
+        let (shape, strides) = (self.shape.clone(), self.strides.clone());
+        Leaving { data, dtype, shape, strides, device, _claim: Box::new((self, owner)) }
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -345,6 +353,12 @@ impl Tensor {
     fn named(&self, error: &tokenyard_core::Error) -> tokenyard_core::Error {
         invalid(format!("{}: {}", self.name, error.message()))
     }
+}
+
+/// JAX takes -1 for a stream, and asks the driver for it.
+fn is_of_jax(object: &Bound<'_, PyAny>) -> bool {
+    let module = object.get_type().getattr("__module__").and_then(|name| name.extract::<String>());
+    module.is_ok_and(|name| name.starts_with("jax"))
 }
 
 fn unknown_type(name: &str, found: &str) -> Result<Tensor> {

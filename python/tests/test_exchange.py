@@ -309,3 +309,30 @@ def describe(world, case):
 
 def test_a_communicator_says_what_it_is(ranks):
     assert ranks(2, describe, Case(2)) == [[b"0", b"1"]] * 2
+
+
+def seen_before_the_rows(world):
+    me = world.rank
+    with opened(world, CASES[1]) as comm:
+        x, idx, weights = CASES[1].x[me], CASES[1].idx[me], CASES[1].weights[me]
+        pending = comm.dispatch_send(x, idx, weights)
+        place = pending.output()
+        received, _ = pending.recv()
+        with pytest.raises(ValueError, match="received before"):
+            pending.output()
+        if place is not None:
+            assert place.x.data_ptr() == received.x.data_ptr()
+            with pytest.raises(ValueError, match="not received yet"):
+                comm.copy_out(place, x=np.zeros_like(x))
+            same(place.x, np.asarray(received.x))
+        held = comm.held_bytes
+        assert held == received.x.nbytes
+        assert set(comm.forms) == {"max_tokens", "round_once", "sum_weights"}
+        with pytest.raises(ValueError, match="without_sync: found True without a stream"):
+            comm.dispatch(x, idx, weights, without_sync=True)
+        del place, received
+        assert comm.held_bytes == 0
+
+
+def test_an_output_has_a_place_before_it_is_received(ranks):
+    ranks(2, seen_before_the_rows)

@@ -18,6 +18,7 @@ __all__ = [
     "World",
     "__version__",
     "_set_plugin_folder",
+    "_view",
     "components",
     "memory_needed",
     "routing_counts",
@@ -55,6 +56,7 @@ def memory_needed(
 ) -> dict[str, int]: ...
 def routing_counts(topk_idx: _Tensor, experts: int, ranks: int) -> tuple[Array, Array, Array]: ...
 def _set_plugin_folder(folder: _Path) -> None: ...
+def _view(tensor: _Tensor, owner: object) -> Any: ...
 
 @final
 class Config:
@@ -62,6 +64,15 @@ class Config:
     def load(path: _Path) -> Config: ...
     @staticmethod
     def parse(text: str, name: str = "config") -> Config: ...
+    @staticmethod
+    def built_in(
+        name: Literal["cpu", "nvlink"],
+        *,
+        deadline_ms: int = 30_000,
+        late_ms: int = 1_800_000,
+        decode: Literal["direct", "low_latency"] = "direct",
+        sms: int | None = None,
+    ) -> Config: ...
     @property
     def name(self) -> str: ...
 
@@ -127,6 +138,7 @@ class Communicator:
         worst_case: bool = False,
         max_tokens: int | None = None,
         stream: int | None = None,
+        without_sync: bool = False,
     ) -> tuple[Received, Handle]: ...
     def dispatch_send(
         self,
@@ -142,6 +154,7 @@ class Communicator:
         worst_case: bool = False,
         max_tokens: int | None = None,
         stream: int | None = None,
+        without_sync: bool = False,
     ) -> PendingDispatch: ...
     def replay(
         self,
@@ -152,6 +165,7 @@ class Communicator:
         scales: _Tensor | None = None,
         cast: _Cast | None = None,
         stream: int | None = None,
+        without_sync: bool = False,
     ) -> Received: ...
     def replay_send(
         self,
@@ -162,6 +176,7 @@ class Communicator:
         scales: _Tensor | None = None,
         cast: _Cast | None = None,
         stream: int | None = None,
+        without_sync: bool = False,
     ) -> PendingReplay: ...
     def combine(
         self,
@@ -179,6 +194,7 @@ class Communicator:
         out_weights: _Tensor | None = None,
         missing: _Tensor | None = None,
         stream: int | None = None,
+        without_sync: bool = False,
     ) -> tuple[Any, Any | None]: ...
     def combine_send(
         self,
@@ -196,6 +212,7 @@ class Communicator:
         out_weights: _Tensor | None = None,
         missing: _Tensor | None = None,
         stream: int | None = None,
+        without_sync: bool = False,
     ) -> PendingCombine: ...
     def refuse(
         self,
@@ -229,6 +246,10 @@ class Communicator:
     @property
     def works_on_device(self) -> bool: ...
     @property
+    def forms(self) -> list[str]: ...
+    @property
+    def held_bytes(self) -> int: ...
+    @property
     def closed(self) -> bool: ...
     def close(self) -> None: ...
     def __enter__(self) -> Communicator: ...
@@ -242,10 +263,12 @@ class Communicator:
 @final
 class PendingDispatch:
     def recv(self) -> tuple[Received, Handle]: ...
+    def output(self) -> Received | None: ...
 
 @final
 class PendingReplay:
     def recv(self) -> Received: ...
+    def output(self) -> Received | None: ...
 
 @final
 class PendingCombine:

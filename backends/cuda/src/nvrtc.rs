@@ -12,6 +12,9 @@ use crate::driver::refuse_folder;
 /// The beginning of its file's name.
 pub(crate) const LIBRARY: &str = "libnvrtc.so";
 
+/// The first release of the compiler that the kernels are compiled with: CUDA 13.
+const OLDEST_MAJOR: i32 = 13;
+
 /// NVRTC.
 #[derive(Debug)]
 pub struct Nvrtc;
@@ -21,7 +24,7 @@ impl Compiler for Nvrtc {
         refuse_folder(folder)?;
         // SAFETY: opening the library runs its constructors only.
         if unsafe { sys::is_culib_present() } {
-            return Ok(());
+            return expect_version(version()?);
         }
         let message = "found no libnvrtc.so; expected the run-time compiler of CUDA 13";
         Err(Error::new(ErrorKind::Unavailable, "load compiler", message).with_fix(
@@ -85,11 +88,29 @@ impl Compiler for Nvrtc {
     }
 }
 
-/// The version, which many releases share, and the size and time of the library's file.
-fn identity() -> Result<String> {
+fn version() -> Result<(i32, i32)> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the compiler is loaded; both numbers are ours.
     check("ask compiler", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
+    Ok((major, minor))
+}
+
+/// Refuses a compiler that the kernels are not written for.
+fn expect_version(version: (i32, i32)) -> Result<()> {
+    let (major, minor) = version;
+    if major >= OLDEST_MAJOR {
+        return Ok(());
+    }
+    let message = format!("found NVRTC {major}.{minor}; expected {OLDEST_MAJOR}.0 or later");
+    Err(Error::new(ErrorKind::Unavailable, "load compiler", message).with_fix(
+        "install it (`pip install nvidia-cuda-nvrtc==13.*`, or the package cuda-nvrtc-13-0) and put its \
+         folder first into LD_LIBRARY_PATH",
+    ))
+}
+
+/// The version, which many releases share, and the size and time of the library's file.
+fn identity() -> Result<String> {
+    let (major, minor) = version()?;
     let file = mapped_identity(LIBRARY)?;
     Ok(format!("nvrtc {major}.{minor}, {file}"))
 }
@@ -139,4 +160,16 @@ fn check(operation: &'static str, status: sys::nvrtcResult) -> Result<()> {
     let text = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(status)) };
     let message = format!("NVRTC says {}", text.to_string_lossy());
     Err(Error::new(ErrorKind::System, operation, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_compiler_of_cuda_12_is_refused_with_its_version() {
+        assert!(expect_version((13, 0)).is_ok() && expect_version((14, 1)).is_ok());
+        let text = expect_version((12, 8)).unwrap_err().to_string();
+        assert!(text.contains("found NVRTC 12.8; expected 13.0 or later"), "{text}");
+    }
 }

@@ -3,6 +3,7 @@
 //! poisons the memory that the launch writes. After the launch the stream copies the received and the
 //! combined rows, and the test compares the copies.
 
+mod dropped;
 mod fixed_memory;
 
 use anyhow::{Context, Result};
@@ -25,7 +26,7 @@ use crate::suite::{Level, Outcome, Rank, Test};
 type OnCommunicator = fn(&Case, &mut Communicator) -> Result<bool>;
 
 pub(super) fn tests() -> Vec<Test> {
-    let every: [(&str, &str, OnCommunicator); 8] = [
+    let every: [(&str, &str, OnCommunicator); 9] = [
         ("without_sync", "eager calls that no call waits for, on a stream that is behind", eager),
         (
             "thousand",
@@ -40,6 +41,11 @@ pub(super) fn tests() -> Vec<Test> {
             replays,
         ),
         ("refused", "a later call reports a bad routing inside a graph, by name", refused),
+        (
+            "dropped",
+            "outputs and handles that are dropped in the capture: launches harm no other operation",
+            dropped::dropped,
+        ),
         (
             "full",
             "an arena that is full in a capture is an error there, and the graph is whole",
@@ -342,6 +348,9 @@ fn full(case: &Case, comm: &mut Communicator) -> Result<bool> {
     let place = FixedMemory::new(comm, case)?;
     let track = Track::new(comm)?;
     let mut given = Vec::new();
+    // Memory for the dispatch at the end: what a capture has had serves no other operation again.
+    let round = Round::new(case, comm.rank());
+    let room: Vec<_> = (0..2).map(|_| round.dispatch(comm)).collect::<Result<_>>()?;
     track.stream.begin_capture()?;
     let refused = loop {
         let mut calls = comm.on(track.name).without_sync();
@@ -354,7 +363,7 @@ fn full(case: &Case, comm: &mut Communicator) -> Result<bool> {
     expect_error::<()>(Err(refused), &[ErrorKind::Full], &[])?;
     drop(graph.context("what was captured before")?);
     anyhow::ensure!(!given.is_empty(), "found no room at all");
-    drop(given);
+    drop((given, room));
     comm.flush()?;
     Ok(true)
 }

@@ -71,6 +71,19 @@ macro_rules! keeping {
 
 keeping!(PendingDispatch, PendingReplay, PendingCombine);
 
+macro_rules! layout {
+    ($($pending:ident),+) => {$(
+        impl $pending<'_> {
+            /// The layout of the rows that arrive.
+            pub fn layout(&self) -> Layout {
+                self.layout
+            }
+        }
+    )+};
+}
+
+layout!(PendingDispatch, PendingReplay);
+
 fn layout_code(layout: Layout) -> (u32, u32, u32) {
     match layout {
         Layout::Flat => (abi::TY_LAYOUT_FLAT, 1, 0),
@@ -450,10 +463,14 @@ impl Communicator {
         Ok((sent.operation, InCall::new(&self.recorder)))
     }
 
-    pub(super) fn take_back_regions(&self) {
+    /// Returns dropped regions to the kernel set; whether there were any.
+    pub(super) fn take_back_regions(&self) -> bool {
+        let mut any = false;
         while let Some(region) = self.components.claims.next_returned() {
             self.components.kernels().release(region);
+            any = true;
         }
+        any
     }
 
     fn take_handle(&self) -> Result<u32> {

@@ -181,18 +181,21 @@ impl Communicator {
         self.components.takes(abi::TY_NEEDS_NO_SYNC)
     }
 
-    /// Outputs, handles and expert inputs that were dropped before become free only once `streams`, too, have
+    /// Outputs, handles and expert inputs that were dropped since the last call become free only once `streams`, too, have
     /// passed the work that is queued on them now: for values that were used on other streams than that of
-    /// their operation. Drop them, then call this, and then operations. Local: no other rank takes part.
+    /// their operation. Drop them, then call this, and then operations. Nothing waits where none was dropped.
+    /// Local: no other rank takes part.
     ///
     /// # Errors
     /// `InvalidInput` where the kernel set has no streams, and for a stream that is captured; errors of the
     /// device.
     pub fn release_after(&mut self, streams: &[Stream]) -> Result<()> {
         self.check_open()?;
-        self.take_back_regions();
+        streams.iter().try_for_each(|stream| self.check_stream(Some(*stream)))?;
+        if !self.take_back_regions() {
+            return Ok(());
+        }
         for stream in streams {
-            self.check_stream(Some(*stream))?;
             // SAFETY: a stream of the device, by the contract of `Stream::new`.
             unsafe { self.components.kernels().release_after(stream.raw())? };
         }
@@ -287,12 +290,13 @@ impl<'y> OnStream<'y> {
     ///   synchronisation, and that ends it on the ranks that wait, too.
     ///
     /// **In a capture** (`cudaStreamBeginCapture` on the stream) nothing runs: a fault of this rank's
-    /// own arguments is an error of the call, and is reported to no other rank. Then, for as long as
+    /// own arguments is an error of the call, and is reported to no other rank. Outputs, handles and expert
+    /// inputs of captured calls may be dropped at any time, also inside the capture: their memory is used again by
+    /// captured operations only, until the communicator is dropped. A later captured operation overwrites in each
+    /// launch the memory that it got again: an output that is read after the launch must live. Then, for as long as
     /// the graph may be launched:
     ///
-    /// - The [`Received`](super::Received), the [`Handle`](super::Handle), each
-    ///   [`CombineInput`](super::CombineInput) and all tensors of its calls live. A handle also holds
-    ///   the staging of its captured operations.
+    /// - All other tensors of its calls live, and handles and outputs of calls outside the capture.
     /// - Send and receive of an operation are in one capture.
     /// - All ranks launch the same graphs, in the same order with all other operations, and never while
     ///   an operation is open. On the device, each launch comes after all operations before it: on the

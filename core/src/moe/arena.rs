@@ -12,6 +12,8 @@ pub enum Holder {
     Combine(u64),
     /// Memory that a lost rank may still write.
     Lost,
+    /// Memory that captured graphs write when they are launched: for captured operations only.
+    Graphs,
 }
 
 /// A piece of the arena.
@@ -24,6 +26,8 @@ pub struct Region {
     /// Length in bytes; a multiple of [`REGION_ALIGN`].
     pub bytes: u64,
     holder: Holder,
+    /// Whether graphs write it, also after it was released.
+    is_captured: bool,
 }
 
 /// Gives out pieces of the arena window, first fit. Its lists have their room from the start.
@@ -65,10 +69,46 @@ impl Arena {
         if self.bytes.saturating_sub(start) < bytes || self.regions.len() == MOST_REGIONS {
             return Err(self.full(bytes));
         }
-        let region = Region { id: self.next_id, offset: start, bytes, holder };
+        let region = Region { id: self.next_id, offset: start, bytes, holder, is_captured: false };
         self.next_id += 1;
         self.regions.insert(index, region);
         Ok(region)
+    }
+
+    /// A region for an operation that a graph records: of what earlier ones have released, else of the rest of the
+    /// arena. When it is released, only such operations get it again: each launch of the graph writes there.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    pub fn allocate_captured(&mut self, bytes: u64, holder: Holder) -> Result<Region> {
+        let wanted = bytes.max(1).next_multiple_of(REGION_ALIGN);
+        let fits = |r: &Region| r.holder == Holder::Graphs && r.bytes >= wanted;
+        let Some(index) = self.regions.iter().position(fits) else {
+            let id = self.allocate(bytes, holder)?.id;
+            return self.mark_captured(id).ok_or_else(|| self.full(wanted));
+        };
+        let free = self.regions[index];
+        let has_rest = free.bytes > wanted && self.regions.len() < MOST_REGIONS;
+        let bytes = if has_rest { wanted } else { free.bytes };
+        let region = Region { id: self.next_id, holder, bytes, ..free };
+        self.next_id += 1;
+        self.regions[index] = region;
+        if has_rest {
+            let (offset, bytes) = (free.offset + bytes, free.bytes - bytes);
+            self.regions.insert(index + 1, Region { offset, bytes, ..free });
+        }
+        Ok(region)
+    }
+
+    fn mark_captured(&mut self, id: u64) -> Option<Region> {
+        let region = self.regions.iter_mut().find(|r| r.id == id)?;
+        region.is_captured = true;
+        Some(*region)
+    }
+
+    /// Whether graphs write a region that is held.
+    pub fn is_captured(&self, id: u64) -> bool {
+        self.regions.iter().any(|r| r.id == id && r.is_captured)
     }
 
     /// A region for rows that are not counted yet: the first gap of `most` bytes, else the largest gap.
@@ -94,15 +134,36 @@ impl Arena {
 
     /// Frees the end of a region. A region that is not held is ignored.
     pub fn shrink(&mut self, id: u64, bytes: u64) {
-        if let Some(region) = self.regions.iter_mut().find(|r| r.id == id) {
+        // Of a captured one, the end may belong to graphs as well.
+        if let Some(region) = self.regions.iter_mut().find(|r| r.id == id && !r.is_captured) {
             region.bytes = region.bytes.min(bytes.max(1).next_multiple_of(REGION_ALIGN));
         }
     }
 
-    /// Frees a region; a region that is not held is ignored.
+    /// Frees a region; a region that is not held is ignored. A captured one is free for captured operations only.
     pub fn release(&mut self, id: u64) {
-        let held = |r: &Region| r.id == id && r.holder != Holder::Lost;
-        if let Some(index) = self.regions.iter().position(held) {
+        let held = |r: &Region| r.id == id && !matches!(r.holder, Holder::Lost | Holder::Graphs);
+        let Some(index) = self.regions.iter().position(held) else { return };
+        if !self.regions[index].is_captured {
+            self.regions.remove(index);
+            return;
+        }
+        (self.regions[index].holder, self.regions[index].id) = (Holder::Graphs, 0);
+        self.join(index + 1);
+        self.join(index);
+    }
+
+    /// Makes one of a region that captured operations may have and the one before it, if both are and touch.
+    fn join(&mut self, index: usize) {
+        let Some([before, region]) = index
+            .checked_sub(1)
+            .and_then(|first| self.regions.get_mut(first..)?.first_chunk_mut::<2>())
+        else {
+            return;
+        };
+        let both = before.holder == Holder::Graphs && region.holder == Holder::Graphs;
+        if both && before.offset + before.bytes == region.offset {
+            before.bytes += region.bytes;
             self.regions.remove(index);
         }
     }
@@ -149,6 +210,7 @@ fn describe(region: &Region) -> String {
         Holder::CombineInput(h) => format!("combine input of handle {h} ({} bytes)", region.bytes),
         Holder::Combine(n) => format!("combine {n} ({} bytes)", region.bytes),
         Holder::Lost => format!("what a lost rank may still write to ({} bytes)", region.bytes),
+        Holder::Graphs => format!("captured graphs ({} bytes)", region.bytes),
     }
 }
 
@@ -180,6 +242,48 @@ mod tests {
         assert_eq!(arena.allocate(128, Holder::Combine(8)).expect("room").offset, 256);
         let error = arena.allocate(256, Holder::Combine(9)).expect_err("full");
         assert!(error.to_string().contains("what a lost rank may still write to (256 bytes)"));
+    }
+
+    #[test]
+    fn what_captured_operations_release_serves_captured_operations_only() {
+        let mut arena = Arena::new(1024, "");
+        let first = arena.allocate_captured(256, Holder::Dispatch(0)).expect("room");
+        assert!(arena.is_captured(first.id));
+        arena.release(first.id);
+        arena.release(first.id);
+        assert!(!arena.is_captured(first.id));
+        assert_eq!(arena.allocate(128, Holder::Dispatch(1)).expect("room").offset, 256);
+        let again = arena.allocate_captured(256, Holder::Dispatch(2)).expect("room");
+        assert_eq!((again.offset, again.bytes), (0, 256));
+        assert_ne!(again.id, first.id);
+        // Its end belongs to graphs, so it does not become free.
+        arena.shrink(again.id, 128);
+        assert_eq!(arena.largest_gap(), 1024 - 384);
+        let text = arena.allocate(2048, Holder::Dispatch(3)).expect_err("full").to_string();
+        assert!(text.contains("dispatch 2 (256 bytes)"), "{text}");
+        arena.release(again.id);
+        let text = arena.allocate(2048, Holder::Dispatch(3)).expect_err("full").to_string();
+        assert!(text.contains("captured graphs (256 bytes)"), "{text}");
+    }
+
+    #[test]
+    fn thousands_of_captured_operations_of_all_sizes_take_the_memory_of_the_largest_few() {
+        let mut arena = Arena::new(1 << 20, "");
+        let eager = arena.allocate(REGION_ALIGN, Holder::Dispatch(0)).expect("room");
+        let mut held = std::collections::VecDeque::new();
+        for operation in 0..10_000 {
+            // Two outputs live at a time, of 1 to 24 KiB.
+            let bytes = 1024 * (1 + operation % 24);
+            let region = arena.allocate_captured(bytes, Holder::Dispatch(operation)).expect("room");
+            assert!(region.offset > eager.offset);
+            held.push_back(region.id);
+            if held.len() > 2 {
+                arena.release(held.pop_front().expect("three"));
+            }
+        }
+        held.into_iter().for_each(|id| arena.release(id));
+        assert!(arena.regions.len() <= 2, "free neighbours are one: {:?}", arena.regions);
+        assert!(arena.largest_gap() >= (1 << 20) - 128 * 1024, "{}", arena.largest_gap());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-"""Tensors of the caller as numpy arrays, and results as tensors of the caller's library. Nothing is copied."""
+"""Tensors of the caller as numpy arrays, and results as tensors of its library. Nothing of the host is copied."""
 
 import sys
 from typing import Any, TypeAlias
@@ -45,16 +45,24 @@ def to_numpy(name: str, tensor: Tensor) -> Array:
     return np.asarray(tensor.numpy())
 
 
+def to_host(name: str, tensor: Tensor) -> Array:
+    """As `to_numpy`; a tensor of a GPU is copied."""
+    is_on_gpu = is_torch(tensor) and tensor.device.type == "cuda"
+    return to_numpy(name, tensor.cpu() if is_on_gpu else tensor)
+
+
 def like(reference: Tensor, array: Array) -> Tensor:
-    """The array as a tensor of the library that `reference` is of."""
+    """The array as a tensor of the library that `reference` is of, on its device."""
     if not is_torch(reference):
         return array
     torch = sys.modules["torch"]
     if array.dtype == BF16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    if array.dtype == FP8:
-        return torch.from_numpy(array.view(np.uint8)).view(torch.float8_e4m3fn)
-    return torch.from_numpy(array)
+        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    elif array.dtype == FP8:
+        tensor = torch.from_numpy(array.view(np.uint8)).view(torch.float8_e4m3fn)
+    else:
+        tensor = torch.from_numpy(array)
+    return tensor.to(reference.device)
 
 
 def like_type(dtype: Any, memory: Array, shape: Any) -> Tensor:

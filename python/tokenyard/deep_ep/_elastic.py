@@ -200,8 +200,9 @@ def record_of(engine: Engine, handle: object) -> Record:
     """The record of a handle. Raises Refusal for what is none of this buffer."""
     if not isinstance(handle, EPHandle):
         raise Refusal(f"handle: found {type(handle).__name__}; expected an EPHandle")
-    engine.expect_own(handle._record.opened)
-    return handle._record
+    record: Record = handle._record
+    engine.expect_own(record.opened)
+    return record
 
 
 def _give(

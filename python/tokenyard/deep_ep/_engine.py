@@ -9,7 +9,7 @@ costs no message.
 import json
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from tokenyard import errors
 
 from . import _world
 from ._arrays import Array, Refusal
+from ._torch import torch
 
 T = TypeVar("T")
 
@@ -40,17 +41,28 @@ class Sizes:
     hidden: int
     tokens: int
     max_tokens: int | None = None
+    # Whether it is for few tokens, of which each counts.
+    decodes: bool = False
+    # Multiprocessors that an operation takes, where the caller has chosen their number.
+    sms: int | None = None
+
+    @property
+    def key(self) -> tuple[int, int, int, int]:
+        return self.experts, self.topk, self.hidden, self.sms or 0
+
+    @property
+    def named_key(self) -> tuple[int, ...]:
+        return (*self.key, self.max_tokens or 0, int(self.decodes))
 
     def fits(self, other: "Sizes") -> bool:
-        same = (self.experts, self.topk, self.hidden) == (other.experts, other.topk, other.hidden)
-        return same and other.tokens <= self.tokens
+        return self.key == other.key and other.tokens <= self.tokens
 
 
 def align(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Opened:
     """A communicator, and what it was opened for. Buffers and handles share it; behind the last it is parked."""
 
@@ -59,11 +71,31 @@ class Opened:
     world: tokenyard.World
     # The engine of the buffer that opened it; handles may outlive that.
     owner: "weakref.ref[Engine]"
+    arena_bytes: int
+    # Calls that it takes of those that not every kernel set takes.
+    forms: frozenset[str]
+    # Streams of torch on which calls were made, and whether callers have got outputs that lie in the arena.
+    streams: set[int] = field(default_factory=set)
+    lends: bool = False
+
+    def takes(self, form: str) -> bool:
+        """Whether it takes a form of calls that not every kernel set takes."""
+        return form in self.forms
 
 
 # Reads the arguments, and sends them: both may find that they cannot.
 Read: TypeAlias = Callable[[], tuple[Sizes, T]]
-Send: TypeAlias = Callable[[Opened, T], tokenyard.PendingDispatch]
+Send: TypeAlias = Callable[[Opened, T], Any]
+
+
+@dataclass
+class Received:
+    """The result of a call that did both halves."""
+
+    result: Any
+
+    def recv(self) -> Any:
+        return self.result
 
 
 @dataclass
@@ -73,7 +105,7 @@ class Attempt:
     opened: Opened
     refused: str | None
     is_full: bool = False
-    pending: tokenyard.PendingDispatch | None = None
+    pending: Any = None
 
     def take(self, error: errors.Error) -> None:
         """The reason why this rank refused an operation; none where another rank refused it."""
@@ -89,6 +121,7 @@ class Engine:
         self, group: Any, comm: Any = None, waits: _world.Waits = _world.DEFAULT_WAITS
     ) -> None:
         self.config = _world.load_config(waits)
+        self._waits = waits
         self.world = _world.world_of(group, comm, self.config)
         self.rank, self.ranks = self.world.rank, self.world.ranks
         _world.drop_parked(self.world)
@@ -96,13 +129,11 @@ class Engine:
         with tokenyard.Communicator(
             self.world, self.config, experts=self.ranks, topk=1, hidden=8, max_tokens=1, handles=1
         ) as communicator:
-            if communicator.works_on_device:
-                raise errors.UnsupportedError(
-                    'open buffer: found a config for GPUs; expected [kernels] use = "cpu": the drop-in for '
-                    "deep_ep runs on the CPU backend"
-                )
+            # Whether calls take tensors of torch, whose values the host does not read.
+            self.on_device = communicator.works_on_device
             self.domains = int(communicator.report()["domains"])
-        self._opened: dict[tuple[int, int, int], Opened] = {}
+        # By sizes; by M as well where calls that name M have communicators of their own.
+        self._opened: dict[tuple[int, ...], Opened] = {}
         self._counts: Opened | None = None
         # M of calls so far, which ranks have agreed on. A new one is agreed on before it is used.
         self._agreed_tokens: set[int | None] = set()
@@ -130,7 +161,7 @@ class Engine:
         except Refusal as refusal:
             refused = str(refusal)
 
-        def send_it(opened: Opened) -> tokenyard.PendingDispatch:
+        def send_it(opened: Opened) -> Any:
             if call is None:
                 raise AssertionError("what was refused is not sent")
             return send(opened, call)
@@ -153,15 +184,38 @@ class Engine:
 
         return finish
 
+    def dispatch_sent(
+        self, read: Read[T], send: Send[T], layout: Literal["flat", "expert_major", "packed"]
+    ) -> tuple[Opened, Any]:
+        """Sends, and returns what `send` gave: ranks agree on sizes before it returns. It is received by the caller."""
+        self._expect_usable()
+        sizes, refused = None, None
+        call: T | None = None
+        try:
+            sizes, call = read()
+        except Refusal as refusal:
+            refused = str(refusal)
+
+        def send_it(opened: Opened) -> Any:
+            if call is None:
+                raise AssertionError("what was refused is not sent")
+            return send(opened, call)
+
+        while True:
+            attempt = self._enter(sizes, refused, send_it, layout)
+            if attempt.pending is not None:
+                return attempt.opened, attempt.pending
+            self._agree(sizes, attempt.refused, attempt.is_full)
+
     def _enter(
         self,
         sizes: Sizes | None,
         refused: str | None,
-        send: Callable[[Opened], tokenyard.PendingDispatch],
+        send: Callable[[Opened], Any],
         layout: Literal["flat", "expert_major", "packed"],
     ) -> Attempt:
         """Sends, or refuses: then the attempt says why."""
-        opened = self._usable()
+        opened = self._named(sizes) or self._usable()
         if opened is None:
             # No rank has one, so no rank can refuse.
             self._agree(sizes, refused, False)
@@ -182,7 +236,16 @@ class Engine:
     def _fits(self, opened: Opened, sizes: Sizes | None) -> bool:
         if sizes is None:
             return False
+        if self.on_device and sizes.max_tokens is not None:
+            return opened.sizes == sizes
         return opened.sizes.fits(sizes) and sizes.max_tokens in self._agreed_tokens
+
+    def _named(self, sizes: Sizes | None) -> Opened | None:
+        """On GPUs: the communicator of calls with this M. All ranks name the same, so all have it or none has."""
+        if sizes is None or sizes.max_tokens is None or not self.on_device:
+            return None
+        found = self._opened.get(sizes.named_key)
+        return found if found is not None and not found.communicator.closed else None
 
     def _expect_opened(self) -> Opened:
         if self.current is None:
@@ -202,6 +265,14 @@ class Engine:
 
     def _agree(self, sizes: Sizes | None, refused: str | None, is_full: bool) -> None:
         """Gathers what every rank wants. Opens it, or raises on all ranks. Collective."""
+        if self.is_capturing():
+            raise errors.InvalidInputError(
+                f"capture graph: found sizes that no call had before, {sizes}; expected a call of each kind before "
+                "the capture",
+                kind="invalid_input",
+                operation="capture graph",
+                fix="warm up: make the same calls once without a capture",
+            )
         mine = {"sizes": sizes and vars(sizes), "refused": refused, "full": is_full}
         gathered = self.world.all_gather("agree on sizes", json.dumps(mine).encode())
         views = [json.loads(view) for view in gathered]
@@ -212,7 +283,7 @@ class Engine:
         wanted = [Sizes(**view["sizes"]) for view in views]
         first = wanted[0]
         for rank, other in enumerate(wanted):
-            for name in ("experts", "topk", "hidden", "max_tokens"):
+            for name in ("experts", "topk", "hidden", "max_tokens", "decodes", "sms"):
                 if getattr(other, name) != getattr(first, name):
                     raise errors.InvalidInputError(
                         f"dispatch: found {name} = {getattr(other, name)} on rank {rank}; expected "
@@ -223,7 +294,24 @@ class Engine:
                     )
         self._agreed_tokens.add(first.max_tokens)
         tokens = max(sizes.tokens for sizes in wanted)
-        self.current = self._open(Sizes(first.experts, first.topk, first.hidden, tokens))
+        named = first.max_tokens if self.on_device else None
+        self.current = self._open(
+            Sizes(
+                first.experts,
+                first.topk,
+                first.hidden,
+                named or tokens,
+                named,
+                first.decodes and named is not None,
+                first.sms,
+            )
+        )
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream captures a graph: nothing can be agreed on then."""
+        return self.on_device and bool(
+            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        )
 
     def _raise_refused(self, rank: int, text: str, is_full: bool) -> NoReturn:
         if is_full:
@@ -240,7 +328,7 @@ class Engine:
         )
 
     def _open(self, sizes: Sizes) -> Opened:
-        key = (sizes.experts, sizes.topk, sizes.hidden)
+        key = sizes.key if sizes.max_tokens is None else sizes.named_key
         found = self._opened.get(key)
         if found is None or found.communicator.closed or not found.sizes.fits(sizes):
             # The old one lives on while handles of it do.
@@ -251,7 +339,7 @@ class Engine:
         _world.drop_parked(self.world)
         communicator = tokenyard.Communicator(
             self.world,
-            self.config,
+            _world.load_config(self._waits, sizes.decodes and self.domains == 1, sizes.sms),
             experts=sizes.experts,
             topk=sizes.topk,
             hidden=sizes.hidden,
@@ -259,7 +347,9 @@ class Engine:
             in_flight=IN_FLIGHT,
             handles=handles,
         )
-        opened = Opened(communicator, sizes, self.world, weakref.ref(self))
+        arena = max(communicator.report()["window_bytes"])
+        forms = frozenset(communicator.forms)
+        opened = Opened(communicator, sizes, self.world, weakref.ref(self), arena, forms)
         _world.park_after(opened, self.world, communicator)
         return opened
 
@@ -291,13 +381,18 @@ class Engine:
         opened.communicator.refuse(operation, str(why), layout=layout)
         raise AssertionError("a refusal always raises")
 
-    def sum_over_sources(self, counts: Array) -> Array:
-        """Gives row r of `counts` (`[R, n]` int32) to rank r; returns the sum of what came here. Collective."""
-        width = align(counts.shape[1], 4)
+    def open_counts(self, numbers: int) -> Opened:
+        """A communicator for rows of this many numbers, one from each rank to each. Collective."""
+        width = align(numbers, 8)
         opened = self._counts
         if opened is None or opened.communicator.closed or opened.sizes.hidden < width:
-            opened = self._open_new(Sizes(self.ranks, 1, width, self.ranks), handles=1)
+            opened = self._open_new(Sizes(self.ranks, 1, width, self.ranks), handles=4)
             self._counts = opened
+        return opened
+
+    def sum_over_sources(self, counts: Array) -> Array:
+        """Gives row r of `counts` (`[R, n]` int32) to rank r; returns the sum of what came here. Collective."""
+        opened = self.open_counts(counts.shape[1])
         rows = np.zeros((self.ranks, opened.sizes.hidden), np.int32)
         rows[:, : counts.shape[1]] = counts
         ranks = np.arange(self.ranks, dtype=np.int64)[:, None]

@@ -10,17 +10,27 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tokenyard._native import _view
+
 from ._arrays import Array, Refusal, Tensor, address, is_torch, like
+from ._torch import torch
 
 T = TypeVar("T")
 
 
 class Anchor:
+    """A record that hangs on the memory of a tensor."""
+
+    def __init__(self, record: object) -> None:
+        self.record = record
+
+
+class HostAnchor(Anchor):
     """Memory of an array that is not empty, with a record on it."""
 
     def __init__(self, array: Array, record: object) -> None:
+        super().__init__(record)
         self.memory = np.ascontiguousarray(array)
-        self.record = record
         self.__array_interface__ = self.memory.__array_interface__
 
 
@@ -29,9 +39,16 @@ _anchors: "weakref.WeakValueDictionary[int, Anchor]" = weakref.WeakValueDictiona
 
 def anchored(reference: Tensor, array: Array, record: object) -> Tensor:
     """A tensor with the content of `array`, by which `record_of` finds the record."""
-    anchor = Anchor(array, record)
+    anchor = HostAnchor(array, record)
     _anchors[address(anchor.memory)] = anchor
     return like(reference, np.asarray(anchor))
+
+
+def anchored_tensor(tensor: Tensor, record: object) -> Tensor:
+    """A tensor of torch over the same memory, which is not empty, by which `record_of` finds the record."""
+    anchor = Anchor(record)
+    _anchors[address(tensor)] = anchor
+    return torch.utils.dlpack.from_dlpack(_view(tensor, anchor))
 
 
 def record_of(handle: Iterable[Any], kind: type[T]) -> T:

@@ -28,6 +28,8 @@ class DispatchCall:
     num_tokens_per_expert: Tensor | None = None
     expert_alignment: int = 1
     num_worst_tokens: int = 0
+    # Multiprocessors that the caller has asked for, on GPUs.
+    sms: int | None = None
 
     @property
     def reference(self) -> Tensor:

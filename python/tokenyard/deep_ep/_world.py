@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import sys
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -22,16 +23,6 @@ class Waits:
 
 # DeepEP waits 100 s for a peer's rows, and ranks may be late by half an hour (compilation, checkpoints).
 DEFAULT_WAITS = Waits(deadline=100, late=1800)
-
-DEFAULT_CONFIG = """
-[world]
-deadline_ms = {deadline}000
-late_ms = {late}000
-[kernels]
-use = "cpu"
-[transport.scale_up]
-use = "shm"
-"""
 
 
 class Openings:
@@ -76,13 +67,24 @@ def drop_parked(world: tokenyard.World) -> None:
 _worlds: dict[int, tuple[object, tokenyard.World]] = {}
 
 
-def load_config(waits: Waits) -> tokenyard.Config:
-    """The config of the environment, which says itself how long to wait, or the default one."""
+def load_config(waits: Waits, decodes: bool = False, sms: int | None = None) -> tokenyard.Config:
+    """The config of the environment, which says itself how long to wait; or the one of GPUs where torch has some.
+
+    `decodes`: for calls of few tokens. `sms`: multiprocessors of an operation on GPUs. A config of the environment is
+    the same for all calls.
+    """
     path = os.environ.get(CONFIG_VARIABLE)
     if path:
         return tokenyard.Config.load(path)
-    text = DEFAULT_CONFIG.format(deadline=waits.deadline, late=waits.late)
-    return tokenyard.Config.parse(text, f"the default config ({CONFIG_VARIABLE} names another)")
+    torch = sys.modules.get("torch")
+    has_gpu = torch is not None and torch.cuda.is_available()
+    return tokenyard.Config.built_in(
+        "nvlink" if has_gpu else "cpu",
+        deadline_ms=1000 * waits.deadline,
+        late_ms=1000 * waits.late,
+        decode="low_latency" if has_gpu and decodes else "direct",
+        sms=sms if has_gpu else None,
+    )
 
 
 def world_of(group: Any, comm: Any, config: tokenyard.Config) -> tokenyard.World:

@@ -54,6 +54,8 @@ constexpr u32 kRefuseBroken = 4; // ranks that it met before are out of step: a 
 constexpr u32 kNoExpert = 1, kTwice = 2, kTooMany = 3;
 
 // How an operation continues: the same answer on all ranks except for the last two.
+// Each returned weight is the sum of the entries of all ranks that have a row of the token.
+constexpr u32 kWeightsOfAll = 2;
 constexpr u32 kGo = 1, kRefused = 2, kFull = 3, kMismatch = 4, kOrigin = 5, kBadRows = 6;
 
 // The report to the host while rows move: in pinned memory, one per slot.
@@ -383,7 +385,7 @@ struct CombineArgs {
   u32 stages;          // pieces in flight of a ring
   u32 stage_bytes;
   u32 table_bytes;     // shared memory before the stages
-  u32 returns_weights; // weights are returned too
+  u32 returns_weights; // weights are returned too: 1, or kWeightsOfAll
   // Where the device API only puts: arena offsets of the returned rows, those of rank 0 first, and of their
   // weights. Where rows are pushed: of [R, M] rows, or 0 where there is no memory for them.
   u64 landing;

@@ -35,6 +35,9 @@ pub(crate) const MOST_PIECES: u32 = 4;
 /// An error of a routing: more tokens than the call has rows.
 pub(crate) const TOO_MANY: u32 = 3;
 
+/// Each returned weight is the sum of the entries of all ranks that have a row of the token.
+pub(crate) const WEIGHTS_OF_ALL: u32 = 2;
+
 /// How an operation continues.
 pub(crate) const GO: u32 = 1;
 pub(crate) const REFUSED: u32 = 2;
@@ -250,6 +253,7 @@ pub(crate) struct CombineArgs {
     pub(crate) stages: u32,
     pub(crate) stage_bytes: u32,
     pub(crate) table_bytes: u32,
+    /// 1, or [`WEIGHTS_OF_ALL`].
     pub(crate) returns_weights: u32,
     pub(crate) landing: u64,
     pub(crate) landing_weights: u64,

@@ -64,21 +64,26 @@ struct Partials {
   __device__ u64 bias(u32 i) const { return (u64)(i == 0 ? a.bias0 : a.bias1); }
 };
 
-// The returned weight of lane k's selection, from the owner's row of this token.
+// The returned weight of lane k's selection: the entry of the owner's row of this token, or the sum of the entries of
+// all ranks that have a row of it, in the order in which rows are summed.
 __device__ inline void fetch_weight(const CombineArgs& a, const Returned& from, u32 token) {
   u32 lane = lane_id(), owner = 0;
   i64 row = row_at(a.c, a.r, from.row_base, token, packed_row(a.c, a.r, token), &owner);
   i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
   u32 rank = expert >= 0 ? a.c.rank_of(expert) : ~0u;
   i64 owners = -1;
+  bool sums = a.returns_weights == kWeightsOfAll;
+  float weight = 0.0f;
   for (u32 k = 0; k < a.c.topk; k++) {
-    u32 other = shfl(rank, k);
+    u32 other = shfl(rank, k), holder = shfl(owner, k);
     i64 at = shfl(row, k);
     if (other == rank && at >= 0) owners = at;
+    // The last selection of a rank has its row.
+    if (sums && at >= 0 && lane < a.c.topk)
+      weight += reinterpret_cast<const float*>(from.weights[holder])[(u64)at * a.c.topk + lane];
   }
   if (lane >= a.c.topk) return;
-  float weight = 0.0f;
-  if (expert >= 0)
+  if (!sums && expert >= 0)
     weight = reinterpret_cast<const float*>(from.weights[rank])[(u64)owners * a.c.topk + lane];
   a.out_weights[(u64)token * a.c.topk + lane] = weight;
 }

@@ -5,7 +5,7 @@ use tokenyard_core::call::CombineCall;
 use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, THREADS};
+use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, THREADS, WEIGHTS_OF_ALL};
 use super::combine_tiling::CombineTiling;
 use super::engine::Engine;
 use super::loaded::summable;
@@ -88,6 +88,7 @@ impl Engine {
         }
         let entered = self.enter(call.operation, &mode);
         self.abort_on_fatal(entered)?;
+        self.routing.use_handle(call.handle, &mode);
         if self.stages(self.routing.handles[call.handle as usize].layout) {
             // SAFETY: by this function's contract.
             return unsafe { self.send_staged_combine(call, &mode) };
@@ -210,7 +211,7 @@ impl Engine {
         };
         let region = match room[0] + room[1] + landing[0] + landing[1] {
             0 => None,
-            bytes => Some(self.places.arena.allocate(bytes, Holder::Combine(call.operation))?),
+            bytes => Some(self.places.allocate(bytes, Holder::Combine(call.operation), mode)?),
         };
         let base = region.map_or(0, |r| r.offset);
         let starts = [base, base + room[0]];
@@ -303,7 +304,11 @@ impl Engine {
             out_weights: call.out_weights.data as u64,
             x: staged.x,
             weights: staged.weights,
-            returns_weights: call.returns_weights().into(),
+            returns_weights: match (call.returns_weights(), call.sum_weights) {
+                (false, _) => 0,
+                (true, false) => 1,
+                (true, true) => WEIGHTS_OF_ALL,
+            },
             at_once: mode.at_once.into(),
             landing: staged.landing[0],
             landing_weights: staged.landing[1],

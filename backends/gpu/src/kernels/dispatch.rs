@@ -161,9 +161,12 @@ impl Engine {
     ) -> Result<()> {
         let entered = self.enter(call.operation, &wanted.mode);
         self.abort_on_fatal(entered)?;
-        if !wanted.replay {
-            self.renew(call.handle);
-        }
+        let renewed = match wanted.replay {
+            true => Ok(()),
+            false => self.renew(call.handle, wanted.mode.is_recorded()),
+        };
+        self.abort_on_fatal(renewed)?;
+        self.routing.use_handle(call.handle, &wanted.mode);
         let room = self
             .stage_dispatch(call, wanted)
             .and_then(|staging| self.make_room(call, wanted, staging).map(|r| [r, staging]));
@@ -236,7 +239,7 @@ impl Engine {
             false => call.topk_idx.shape[0] as u32,
         };
         let bytes = staged_bytes(&self.exchange.shape, &wanted.format.row, tokens);
-        self.places.arena.allocate(bytes, Holder::Dispatch(call.operation)).map(Some)
+        self.places.allocate(bytes, Holder::Dispatch(call.operation), &wanted.mode).map(Some)
     }
 
     /// Memory for the rows that arrive. The kernel detects a full arena, because it knows the needed
@@ -253,7 +256,7 @@ impl Engine {
         }
         let rows = wanted.rows(self.routing.handles[call.handle as usize].exact);
         let bytes = RegionLayout::new(&wanted.spec, rows)?.bytes;
-        let region = self.places.arena.allocate(bytes, holder);
+        let region = self.places.allocate(bytes, holder, &wanted.mode);
         if region.is_err() {
             self.places.release(&staging);
         }

@@ -161,7 +161,7 @@ impl Engine {
                 },
                 block,
             },
-            routing: RoutingTable::new(context, &exchange, handles, blocks, block.warps())?,
+            routing: RoutingTable::new(&exchange, handles, blocks, block.warps()),
             places: Places::new(
                 windows[1],
                 sizes.arena_bytes,
@@ -262,8 +262,13 @@ impl Engine {
         let (rows, stream) = (state.rows, state.stream);
         let element = DType::from_code(dtype).map_or(4, DType::bytes) as u64;
         let columns = u64::from(self.exchange.shape.hidden);
-        let region =
-            self.places.arena.allocate(rows * columns * element, Holder::CombineInput(handle))?;
+        let is_captured =
+            stream.map_or(Ok(false), |stream| stream.is_captured(self.order.context()))?;
+        let (bytes, holder) = (rows * columns * element, Holder::CombineInput(handle));
+        let region = match is_captured {
+            true => self.places.arena.allocate_captured(bytes, holder)?,
+            false => self.places.arena.allocate(bytes, holder)?,
+        };
         if let Err(error) = self.order.regions.lend(region.id, stream) {
             self.places.arena.release(region.id);
             return Err(error);

@@ -8,9 +8,9 @@ use tokenyard_core::moe::{Layout, Region, RegionLayout, RegionRows, RegionSpec, 
 
 use super::args::Routing;
 use super::exchange::Exchange;
-use crate::driver::{Buffer, Context, RawStream};
+use crate::driver::{Context, Pooled, RawStream, RelaxedCapture};
 
-/// One handle slot. Its memory is allocated when the communicator is planned.
+/// One handle slot. Its memory is allocated when it is used first: callers ask for many, and use few at once.
 #[derive(Debug)]
 pub(super) struct HandleState {
     pub(super) routing: Routing,
@@ -38,7 +38,9 @@ pub(super) struct HandleState {
     pub(super) stream: Option<RawStream>,
     /// The staging of captured operations: theirs until the slot is used again.
     pub(super) kept: Vec<Region>,
-    _memory: Buffer,
+    /// Whether a graph writes or reads its memory.
+    pub(super) is_captured: bool,
+    memory: Option<Pooled>,
 }
 
 /// Bytes of the device's note: T and origin, then N.
@@ -63,18 +65,41 @@ impl HandleState {
         self.routing.span = span(tokens, self.warps);
     }
 
-    /// A handle for counts by `blocks` blocks of `warps` warps each.
-    pub(super) fn new(
-        context: &Arc<Context>,
-        exchange: &Exchange,
-        blocks: u32,
-        warps: u32,
-    ) -> Result<Self> {
+    /// A handle without memory, for counts by `blocks` blocks of `warps` warps each.
+    pub(super) fn new(blocks: u32, warps: u32) -> Self {
+        Self {
+            routing: Routing { span: SPAN, blocks, ..Routing::default() },
+            warps: blocks * warps,
+            tokens: 0,
+            received: 0,
+            is_open: false,
+            exact: RegionRows { tokens: 0, experts: 0 },
+            rows: 0,
+            worst: false,
+            layout: Layout::Flat,
+            slots: 0,
+            weights: 0,
+            landed_sources: 0,
+            stream: None,
+            kept: Vec::new(),
+            is_captured: false,
+            memory: None,
+        }
+    }
+
+    /// Allocates its memory, unless it has some.
+    pub(super) fn allocate(&mut self, context: &Arc<Context>, exchange: &Exchange) -> Result<()> {
+        if self.memory.is_some() {
+            return Ok(());
+        }
+        // Other threads, or this call, may capture graphs meanwhile.
+        let _relaxed = RelaxedCapture::enter(context)?;
+        let blocks = self.routing.blocks;
         let (shape, groups) = (&exchange.shape, u64::from(exchange.groups));
         let (ranks, most) = (u64::from(shape.ranks), u64::from(shape.max_tokens));
         let pairs = 4 * most * u64::from(shape.topk);
         let (of_ranks, of_experts) = (4 * ranks, 4 * u64::from(shape.experts));
-        let spans = u64::from(blocks * warps);
+        let spans = u64::from(self.warps);
         let lengths = [
             pairs,
             pairs,
@@ -97,7 +122,7 @@ impl HandleState {
             end += bytes.next_multiple_of(256);
             start
         });
-        let memory = Buffer::new(context, end)?;
+        let memory = Pooled::new(context, end)?;
         let [
             topk,
             rows,
@@ -114,40 +139,26 @@ impl HandleState {
             group_counts,
             note,
         ] = starts.map(|start| memory.address() + start);
-        Ok(Self {
-            routing: Routing {
-                topk,
-                rows,
-                places,
-                span_ranks,
-                span_experts,
-                block_ranks,
-                block_experts,
-                counts,
-                expert_counts,
-                row_base,
-                source_rows,
-                group_starts,
-                group_counts,
-                note,
-                span: SPAN,
-                blocks,
-            },
-            warps: blocks * warps,
-            tokens: 0,
-            received: 0,
-            is_open: false,
-            exact: RegionRows { tokens: 0, experts: 0 },
-            rows: 0,
-            worst: false,
-            layout: Layout::Flat,
-            slots: 0,
-            weights: 0,
-            landed_sources: 0,
-            stream: None,
-            kept: Vec::new(),
-            _memory: memory,
-        })
+        self.routing = Routing {
+            topk,
+            rows,
+            places,
+            span_ranks,
+            span_experts,
+            block_ranks,
+            block_experts,
+            counts,
+            expert_counts,
+            row_base,
+            source_rows,
+            group_starts,
+            group_counts,
+            note,
+            span: SPAN,
+            blocks,
+        };
+        self.memory = Some(memory);
+        Ok(())
     }
 
     /// Stores the facts that a combine needs of the output that the routing made first.

@@ -52,6 +52,10 @@ impl StreamOrder {
         self.stream.context()
     }
 
+    pub(super) fn context_arc(&self) -> &Arc<Context> {
+        self.stream.context()
+    }
+
     /// The stream on which the kernels of the current operation are queued.
     pub(super) fn work(&self) -> RawStream {
         let own = if self.is_recording { &self.recorded } else { &self.stream };

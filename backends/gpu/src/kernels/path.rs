@@ -126,7 +126,9 @@ impl Path {
     /// written again (INV-4).
     pub(super) fn call_flags(paths: &[Self]) -> u32 {
         let no_sync = matches!(paths, [path] if !path.puts());
-        abi::TY_NEEDS_STREAMS | if no_sync { abi::TY_NEEDS_NO_SYNC } else { 0 }
+        // Between domains each forwarder would have to sum first.
+        let sums = if paths.len() == 1 { abi::TY_NEEDS_SUM_WEIGHTS } else { 0 };
+        abi::TY_NEEDS_STREAMS | sums | if no_sync { abi::TY_NEEDS_NO_SYNC } else { 0 }
     }
 
     /// Whether kernels fill a ring that the host serves.
@@ -226,6 +228,14 @@ pub(super) mod tests {
             assert!(!no_sync(refused), "{refused:?}");
             assert_ne!(Path::call_flags(refused) & abi::TY_NEEDS_STREAMS, 0);
         }
+    }
+
+    #[test]
+    fn returned_weights_are_summed_over_one_level_alone() {
+        let sums = |paths: &[Path]| Path::call_flags(paths) & abi::TY_NEEDS_SUM_WEIGHTS != 0;
+        let ring = ring(1 << 20);
+        assert!(sums(&[Path::STORE]) && sums(&[ring]));
+        assert!(!sums(&[Path::STORE, ring]) && !sums(&[Path::STORE, Path::STORE]));
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Where rows lie: regions of the arena.
 
-use tokenyard_core::moe::{Arena, Region};
+use tokenyard_core::Result;
+use tokenyard_core::moe::{Arena, Holder, Region};
 
+use super::mode::Mode;
 use crate::config::Outside;
 
 /// The arena, which is a window that peers read or write.
@@ -32,6 +34,14 @@ impl Places {
         let offset = address.checked_sub(self.arena_at)?;
         let end = offset.checked_add(bytes)?;
         (end <= self.bytes && offset.is_multiple_of(16)).then_some(offset)
+    }
+
+    /// A region for an operation: of the memory of graphs, if it is recorded.
+    pub(super) fn allocate(&mut self, bytes: u64, holder: Holder, mode: &Mode) -> Result<Region> {
+        match mode.is_recorded() {
+            true => self.arena.allocate_captured(bytes, holder),
+            false => self.arena.allocate(bytes, holder),
+        }
     }
 
     /// Returns regions that no operation received.

@@ -7,6 +7,7 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use super::args::{ArriveArgs, THREADS};
 use super::engine::Engine;
 use super::exchange::Scope;
+use super::handle::HandleState;
 use super::mode::Mode;
 use super::outcome::Refusal;
 use crate::driver::{Function, Launch, RelaxedCapture};
@@ -122,6 +123,12 @@ impl Engine {
 
     /// Takes a region back.
     pub(super) fn release(&mut self, region: u64) {
+        if self.places.arena.is_captured(region) {
+            // Nothing outside of graphs writes there again, and those run one after the other.
+            self.order.regions.forget_region(region);
+            self.places.arena.release(region);
+            return;
+        }
         match self.order.regions.take_back(region) {
             Ok(true) => self.places.arena.release(region),
             Ok(false) => {}
@@ -149,10 +156,14 @@ impl Engine {
         }
     }
 
-    /// A handle slot is used for another dispatch, so graphs of the last one no longer run.
-    pub(super) fn renew(&mut self, handle: u32) {
+    /// A handle slot is used for another dispatch, so its caller has dropped the last one. Graphs may still launch
+    /// that: its staging is theirs, and so is the memory of its routing.
+    pub(super) fn renew(&mut self, handle: u32, is_recorded: bool) -> Result<()> {
         for region in std::mem::take(&mut self.routing.handle(handle).kept) {
             self.release(region.id);
         }
+        let (blocks, warps) = (self.launcher.blocks.exchange, self.launcher.block.warps());
+        let state = self.routing.renew(handle, is_recorded, || HandleState::new(blocks, warps));
+        state.allocate(self.order.context_arc(), &self.exchange)
     }
 }

@@ -195,6 +195,11 @@ impl RegionOrder {
         std::mem::take(&mut self.late)
     }
 
+    /// A region belongs to no stream any more.
+    pub(super) fn forget_region(&mut self, region: u64) {
+        self.owners.take(region);
+    }
+
     /// A stream has ended: its regions belong to the host from now on.
     pub(super) fn forget(&mut self, stream: RawStream) {
         self.owners.forget(stream);

@@ -70,6 +70,11 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& outcomes, bo
         i64 e = s->topk[t * s->s.topk + k], owner = e < 0 ? 0 : e / s->s.local();
         float* back = (float*)(given[owner].data() + (512 << 10));
         float expected = e < 0 ? 0 : back[row[s->me][t][owner] * s->s.topk + k];
+        if (how[s->me].sums) {
+          expected = 0;
+          for (u32 d : owners_of(*s, t))
+            expected += ((float*)(given[d].data() + (512 << 10)))[row[s->me][t][d] * s->s.topk + k];
+        }
         same("returned weight", out_weights[s->me][t * s->s.topk + k], expected);
       }
       std::vector<u32> order = owners_of(*s, t);
@@ -93,6 +98,7 @@ void push_back(std::vector<Rank*>& ranks, const std::vector<Outcome>& outcomes, 
     for (Combine& c : how) {
       c.pushes = turn == 0 || random() % 4 != 0;
       c.lands = c.pushes && (turn == 0 || random() % 3 != 0);
+      c.sums = turn == 3;
     }
     // Leftovers of an earlier operation must not be taken for rows.
     for (Rank* r : ranks)
@@ -300,6 +306,9 @@ void run_once(const Shape& shape, std::vector<u32> tokens) {
     auto outcomes = dispatch(ranks, args);
     check_all(ranks, args, outcomes);
     combine(ranks, outcomes, layout == kFlat);
+    std::vector<Combine> sums(ranks.size());
+    for (Combine& how : sums) how.sums = true;
+    if (layout == kFlat) combine(ranks, outcomes, true, sums);
   }
 }
 

@@ -431,6 +431,8 @@ struct Combine {
   // It refuses; or it does not push the rows that it announces, so that others give up.
   bool refuses = false, silent = false;
   u32 expected = kGo;
+  // Returned weights are sums over all ranks that have a row of the token.
+  bool sums = false;
 };
 
 // One rank of a combine of f32, until its sums are made. Its rows lie at kYAt, their weights 512 KiB
@@ -443,6 +445,7 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   a.out = (u8*)out, a.out_weights = out_weights;
   a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1;
   a.stage_bytes = r.s.row_bytes, a.table_bytes = 8 << 10, a.returns_weights = out_weights != nullptr;
+  if (how.sums && out_weights) a.returns_weights = kWeightsOfAll;
   a.at_once = kAtOnce && r.operations % 2;
   a.landing = kLandingAt, a.landing_weights = kLandingAt + (1 << 20);
   // Units of 1, 2 or 4 rows, behind the counts of tiles.

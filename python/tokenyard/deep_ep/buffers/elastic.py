@@ -7,8 +7,10 @@ from .. import _C, _elastic
 from .._arrays import Tensor
 from .._engine import Engine, align
 from .._missing import missing, refuse_missing
+from .._torch import torch
 from .._world import DEFAULT_WAITS, Waits
 from ..utils.event import EventHandle, EventOverlap, finished
+from ._device import gpu_device, gpu_stream
 from .handle import EPHandle as EPHandle
 
 _SMS = 20
@@ -115,8 +117,9 @@ class ElasticBuffer:
         """An event behind everything that was called."""
         return EventHandle()
 
-    def get_comm_stream(self) -> None:
-        """None: there are no streams on the CPU."""
+    def get_comm_stream(self) -> Any:
+        """The stream of asynchronous calls; None on the CPU, where there are no streams."""
+        return gpu_stream(self._engine)
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """Domains, and ranks in each."""
@@ -138,8 +141,24 @@ class ElasticBuffer:
     def barrier(
         self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True
     ) -> None:
-        """Returns once all ranks have called it. Collective."""
-        self._engine.barrier()
+        """Returns once all ranks have called it. Collective.
+
+        On GPUs it is in the order of a stream, that of asynchronous calls or the current one, and returns at once
+        without `with_cpu_sync`.
+        """
+        if not self._engine.on_device:
+            self._engine.barrier()
+            return
+        from .._gpu import elastic, streams
+
+        device = gpu_device()
+        stream = elastic.barrier(self._engine, device, streams.Timing(is_async=use_comm_stream))
+        if stream.stream is None:
+            return
+        if sequential:
+            torch.cuda.current_stream(device).wait_stream(stream.stream)
+        if with_cpu_sync:
+            stream.stream.synchronize()
 
     def dispatch(
         self,
@@ -198,6 +217,11 @@ class ElasticBuffer:
             is_expanded=do_expand,
             is_column_major=use_tma_aligned_col_major_sf,
         )
+        if self._engine.on_device:
+            from .._gpu import elastic, streams
+
+            timing = streams.Timing(previous_event, async_with_compute_stream)
+            return elastic.dispatch(self._engine, call, timing, previous_event_before_epilogue)
         return (*_elastic.dispatch(self._engine, call), finished(async_with_compute_stream))
 
     def combine(
@@ -224,6 +248,11 @@ class ElasticBuffer:
         """
         refuse_missing("ElasticBuffer.combine", others, ())
         call = _elastic.CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
+        if self._engine.on_device:
+            from .._gpu import elastic, streams
+
+            timing = streams.Timing(previous_event, async_with_compute_stream)
+            return elastic.combine(self._engine, call, timing)
         combined = _elastic.combine(self._engine, call)
         return (*combined, finished(async_with_compute_stream))
 

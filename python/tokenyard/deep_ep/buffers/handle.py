@@ -1,11 +1,19 @@
 """The handle that a dispatch of V2 leaves behind."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from .._arrays import Tensor
 
-if TYPE_CHECKING:
-    from .._elastic import Record
+_COMPUTED = {
+    # [ranks of a domain] int32: tokens from those up to each, inclusive.
+    "psum_num_recv_tokens_per_scaleup_rank": "scaleup_psum",
+    # [E / R] int32: sums of aligned counts, inclusive; expanded: the end of each expert's rows.
+    "psum_num_recv_tokens_per_expert": "expert_psum",
+    # [N, K + 2] int32: source rank * M + token; source rank * K + last k here; expanded rows, or -1.
+    "recv_src_metadata": "metadata",
+    "dst_buffer_slot_idx": "dummy",
+}
 
 
 class EPHandle:
@@ -15,8 +23,16 @@ class EPHandle:
     be. Tensors that only DeepEP's kernels read are dummies.
     """
 
-    def __init__(self, record: "Record", **fields: Any) -> None:
+    psum_num_recv_tokens_per_scaleup_rank: Tensor
+    psum_num_recv_tokens_per_expert: Tensor
+    recv_src_metadata: Tensor
+    dst_buffer_slot_idx: Tensor
+
+    def __init__(self, record: Any, **fields: Any) -> None:
         self._record = record
+        # On GPUs: fields that are computed where they are read first, and the memory that they are computed from.
+        self._lazy: dict[str, Callable[[], Any]] = fields.get("lazy", {})
+        self._arrays: tuple[Tensor, ...] = ()
         self.do_expand: bool = fields["do_expand"]
         self.num_experts: int = fields["num_experts"]
         self.expert_alignment: int = fields["expert_alignment"]
@@ -28,14 +44,18 @@ class EPHandle:
         self.num_expanded_tokens: int = fields["num_expanded_tokens"]
         # Aligned counts; empty without CPU sync.
         self.num_recv_tokens_per_expert_list: list[int] = fields["per_expert"]
-        # [ranks of a domain] int32: tokens from those up to each, inclusive.
-        self.psum_num_recv_tokens_per_scaleup_rank: Tensor = fields["scaleup_psum"]
-        # [E / R] int32: sums of aligned counts, inclusive; expanded: the end of each expert's rows.
-        self.psum_num_recv_tokens_per_expert: Tensor = fields["expert_psum"]
         self.num_unaligned_recv_tokens_per_expert: Tensor = fields["unaligned"]
-        # [N, K + 2] int32: source rank * M + token; source rank * K + last k here; expanded rows, or -1.
-        self.recv_src_metadata: Tensor = fields["metadata"]
-        self.dst_buffer_slot_idx: Tensor = fields["dummy"]
+        for name, key in _COMPUTED.items():
+            if key in fields:
+                setattr(self, name, fields[key])
         self.token_metadata_at_forward: Tensor | None = None
         self.channel_linked_list: Tensor | None = None
         self.cached_recv_src_metadata_before_sort: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        make = vars(self).get("_lazy", {}).get(name)
+        if make is None:
+            raise AttributeError(f"EPHandle has no {name}")
+        value = make()
+        setattr(self, name, value)
+        return value

@@ -10,7 +10,9 @@ from .._arrays import Tensor, like_type, to_numpy
 from .._engine import Engine
 from .._missing import missing, refuse_missing
 from .._tables import chunk_config
+from .._torch import torch
 from ..utils.event import EventHandle, EventOverlap
+from ._device import gpu_device, gpu_stream
 
 
 class Runtime:
@@ -38,6 +40,8 @@ class Buffer:
     """
 
     num_sms: int = 20
+    # Whether the caller has chosen it.
+    _has_chosen_sms: bool = False
 
     def __init__(
         self,
@@ -75,9 +79,13 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Stores an attribute. No call takes SMs on the CPU."""
+        """Multiprocessors of normal dispatches on GPUs, and of the combines of their handles; even, equal on all ranks.
+
+        Without it the kernel set chooses. Each number in use has a communicator of its own.
+        """
         assert new_num_sms % 2 == 0, "The SM count must be even"
         Buffer.num_sms = new_num_sms
+        Buffer._has_chosen_sms = True
 
     @staticmethod
     def capture() -> EventOverlap:
@@ -103,8 +111,9 @@ class Buffer:
         """A Config for combine. Any number of ranks has one."""
         return chunk_config("combine", num_ranks, Buffer.num_sms)
 
-    def get_comm_stream(self) -> None:
-        """None: there are no streams on the CPU."""
+    def get_comm_stream(self) -> Any:
+        """The stream of asynchronous calls; None on the CPU, where there are no streams."""
+        return gpu_stream(self._engine)
 
     def get_dispatch_layout(
         self,
@@ -118,6 +127,11 @@ class Buffer:
 
         Local. Raises InvalidInputError.
         """
+        if self._engine.on_device:
+            from .._gpu import normal, streams
+
+            timing = streams.Timing(previous_event, async_finish)
+            return normal.layout(self._engine, topk_idx, num_experts, timing)
         layout = _normal.layout(self._engine, topk_idx, num_experts)
         return (*layout, _normal.finished(async_finish))
 
@@ -159,7 +173,19 @@ class Buffer:
             num_tokens_per_expert=num_tokens_per_expert,
             expert_alignment=expert_alignment,
             num_worst_tokens=num_worst_tokens,
+            sms=Buffer.num_sms if Buffer._has_chosen_sms and self._engine.on_device else None,
         )
+        if self._engine.on_device:
+            from .._gpu import normal, streams
+
+            timing = streams.Timing(previous_event, async_finish)
+            if handle is None:
+                recv_x, ids, weights, counts, made, event = normal.dispatch(
+                    self._engine, call, timing
+                )
+                return recv_x, ids, weights, counts, made, event
+            recv_x, event = normal.replay(self._engine, call, handle, timing)
+            return recv_x, None, None, None, None, event
         if handle is not None:
             recv_x = _normal.replay(self._engine, call, handle)
             return recv_x, None, None, None, None, _normal.finished(async_finish)
@@ -185,6 +211,11 @@ class Buffer:
         Collective. Errors are those of `dispatch`.
         """
         refuse_missing("Buffer.combine", others, ())
+        if self._engine.on_device:
+            from .._gpu import normal, streams
+
+            call = normal.CombineCall(x, handle, topk_weights, bias)
+            return normal.combine(self._engine, call, streams.Timing(previous_event, async_finish))
         combined = _normal.combine(self._engine, x, handle, topk_weights, bias)
         return (*combined, _normal.finished(async_finish))
 
@@ -195,6 +226,8 @@ class Buffer:
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
     ) -> None:
         """A barrier. No call here leaves anything that another would have to clean. Collective."""
+        if self._engine.on_device and torch.cuda.is_available():
+            torch.cuda.synchronize()
         self._engine.barrier()
 
     def low_latency_dispatch(
@@ -236,6 +269,10 @@ class Buffer:
             round_scale=round_scale,
             use_ue8m0=use_ue8m0,
         )
+        if self._engine.on_device:
+            from .._gpu import low_latency
+
+            return low_latency.dispatch(self._engine, call, return_recv_hook, async_finish)
         packed, counts, handle, hook = _low_latency.dispatch(self._engine, call)
         if not return_recv_hook:
             hook()
@@ -278,6 +315,10 @@ class Buffer:
             out=out,
             has_hook=return_recv_hook,
         )
+        if self._engine.on_device:
+            from .._gpu import low_latency
+
+            return low_latency.combine(self._engine, call, async_finish)
         combined, hook = _low_latency.combine(self._engine, call)
         if not return_recv_hook:
             hook()
@@ -285,6 +326,10 @@ class Buffer:
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         """`[E / R, R * M, H]` bfloat16: rows written there are what a combine with `zero_copy` reads."""
+        if self._engine.on_device:
+            from .._gpu import low_latency
+
+            return low_latency.combine_buffer(handle)
         return _low_latency.combine_buffer(handle)
 
     def get_local_buffer_tensor(
@@ -296,12 +341,19 @@ class Buffer:
     ) -> Tensor:
         """Memory of `num_rdma_bytes` or `num_nvl_bytes`, as elements of `dtype`. No call reads or writes it."""
         most = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        if self._engine.on_device:
+            memory = torch.zeros(most - offset, dtype=torch.uint8, device=gpu_device()).view(dtype)
+            return memory if size is None else memory[: size.numel()].view(size)
         return like_type(dtype, np.zeros(most - offset, np.uint8), size)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes 1 for each rank that is lost and left out, else 0, to `[R]` int32."""
         assert self.enable_shrink, "enable_shrink must be set"
         lost = self._engine.current.communicator.lost_ranks() if self._engine.current else []
+        if self._engine.on_device:
+            mask_status.zero_()
+            mask_status[lost] = 1
+            return
         status = to_numpy("mask_status", mask_status)
         status[:] = 0
         status[lost] = 1

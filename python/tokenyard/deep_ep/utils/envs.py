@@ -30,8 +30,11 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int
     """Joins torch's default group over gloo: `(rank, ranks, group of all)`.
 
     `MASTER_ADDR`, `MASTER_PORT` (8361), `WORLD_SIZE` (nodes, 1) and `RANK` (this node, 0) say where. Default type and
-    device of torch stay.
+    device of torch stay; the current GPU is that of the local rank.
     """
+    cuda = importlib.import_module("torch").cuda
+    if cuda.is_available():
+        cuda.set_device(local_rank % cuda.device_count())
     distributed = importlib.import_module("torch.distributed")
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = int(os.environ.get("MASTER_PORT", "8361"))

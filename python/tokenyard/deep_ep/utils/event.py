@@ -1,18 +1,31 @@
 """Events. On the CPU a call has ended when it returns, so there is nothing to wait for."""
 
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 
 class EventHandle:
-    """A point in the order of this process. All calls before it have ended."""
+    """A point in the order of the current stream of torch; on the CPU all calls before it have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: Any = None) -> None:
         self.tensors_to_record: tuple[Any, ...] | None = None
+        self._event: Any = None
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            self._event = torch.cuda.Event()
+            self._event.record(stream)
 
     def current_stream_wait(self) -> None:
-        """Returns at once."""
+        """Work that is queued next on the current stream runs behind the event."""
+        if self._event is not None:
+            self._event.wait()
+
+    def wait_on(self, stream: Any) -> None:
+        """As `current_stream_wait`, for another stream."""
+        if self._event is not None:
+            self._event.wait(stream)
 
 
 class EventOverlap:

@@ -29,7 +29,8 @@ def get_unbalanced_scores(
     sizes = (num_tokens, num_experts, num_ranks, num_topk)
     scores = _precise(*sizes, ratio) if precise else _random(*sizes, ratio)
     with contextlib.suppress(ImportError):
-        return importlib.import_module("torch").from_numpy(scores)
+        torch = importlib.import_module("torch")
+        return torch.from_numpy(scores).to(torch.get_default_device())
     return scores
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .._arrays import BF16, FP8, Array, Tensor, is_torch, like, to_numpy
+from .._arrays import BF16, FP8, Array, Tensor, is_torch, like, to_host
 
 _CHANNELS = 128
 _LARGEST = 448.0  # of e4m3
@@ -28,8 +28,8 @@ def safe_div(a: float, b: float) -> float:
 
 def calc_diff(x: Tensor, y: Tensor) -> float:
     """How far two tensors are apart: 0 for equal ones. Both are shifted by 1, so that zeros count."""
-    a = to_numpy("x", x).astype(np.float64) + 1
-    b = to_numpy("y", y).astype(np.float64) + 1
+    a = to_host("x", x).astype(np.float64) + 1
+    b = to_host("y", y).astype(np.float64) + 1
     squares = float((a * a).sum() + (b * b).sum())
     return 1 - 2 * float((a * b).sum()) / squares
 
@@ -44,7 +44,7 @@ def _groups(rows: Array) -> Array:
 
 def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """`[T, H]` as FP8 e4m3, and a float32 scale for each 128 channels that brings the values back."""
-    rows = to_numpy("x", x)
+    rows = to_host("x", x)
     groups = _groups(rows)
     largest = np.maximum(np.abs(groups).max(axis=2, keepdims=True, initial=0), np.float32(_LEAST))
     cast = (groups * (np.float32(_LARGEST) / largest)).astype(FP8)
@@ -54,7 +54,7 @@ def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
     """bfloat16 of rows in FP8 and their scales: float32, or int32 with four exponents (UE8M0) each."""
-    rows, scales = to_numpy("x_fp8", x_fp8), to_numpy("x_scales", x_scales)
+    rows, scales = to_host("x_fp8", x_fp8), to_host("x_scales", x_scales)
     groups = _groups(rows)
     if scales.dtype == np.int32:
         exponents = np.ascontiguousarray(scales).view(np.uint8).astype(np.uint32)
@@ -69,18 +69,20 @@ def inplace_unique(x: Tensor, num_slots: int) -> None:
 
     The rest of a row is -1.
     """
-    rows = to_numpy("x", x)
+    rows = to_host("x", x)
     for row in rows:
         values, counts = np.unique(row[row >= 0], return_counts=True)
         order = np.lexsort((values, -counts))[: min(num_slots, len(row))]
         kept = np.sort(values[order])[::-1]
         row[:] = -1
         row[: len(kept)] = kept
+    if is_torch(x) and x.device.type == "cuda":
+        x.copy_(like(x, rows))
 
 
 def create_grouped_scores(scores: Tensor, group_idx: Tensor, num_groups: int) -> Tensor:
     """Scores `[T, E]`, zero outside of the groups `[T, n]` of experts."""
-    array, groups = to_numpy("scores", scores), to_numpy("group_idx", group_idx)
+    array, groups = to_host("scores", scores), to_host("group_idx", group_idx)
     is_in = np.zeros((len(array), num_groups), bool)
     np.put_along_axis(is_in, groups, True, axis=1)
     is_kept = np.repeat(is_in, array.shape[1] // num_groups, axis=1)
@@ -89,7 +91,7 @@ def create_grouped_scores(scores: Tensor, group_idx: Tensor, num_groups: int) ->
 
 def hash_tensor(t: Tensor) -> int:
     """The sum of the memory's words of 4 bytes, or of its bytes where they do not divide it."""
-    memory = np.ascontiguousarray(to_numpy("t", t)).reshape(-1).view(np.uint8)
+    memory = np.ascontiguousarray(to_host("t", t)).reshape(-1).view(np.uint8)
     words = memory.view(np.int32) if memory.size % 4 == 0 else memory
     return int(words.sum(dtype=np.int64))
 
@@ -115,4 +117,4 @@ def hash_tensors(*tensors: Any) -> int:
 
 def count_bytes(*tensors: Any) -> int:
     """Bytes of all tensors."""
-    return sum(int(to_numpy("tensor", tensor).nbytes) for tensor in _tensors(tensors))
+    return sum(int(to_host("tensor", tensor).nbytes) for tensor in _tensors(tensors))

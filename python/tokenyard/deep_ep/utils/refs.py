@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .._arrays import BF16, Array, Tensor, like, to_numpy
+from .._arrays import BF16, Array, Tensor, like, to_host
 
 Rows: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
@@ -24,8 +24,8 @@ def dispatch(
     """
     distributed = importlib.import_module("torch.distributed")
     parts = x if isinstance(x, tuple) else (x,)
-    mine = [np.ascontiguousarray(to_numpy("x", part)) for part in parts]
-    mine += [to_numpy("topk_idx", topk_idx), to_numpy("topk_weights", topk_weights)]
+    mine = [np.ascontiguousarray(to_host("x", part)) for part in parts]
+    mine += [to_host("topk_idx", topk_idx), to_host("topk_weights", topk_weights)]
     ranks = distributed.get_world_size()
     gathered: list[list[Array]] = [[] for _ in range(ranks)]
     distributed.all_gather_object(gathered, mine)
@@ -63,7 +63,7 @@ def generate_pre_combine_data(
     Numbers of -1 to 1, which depend on the token's number `[n]`, on k and on the column, and on nothing else: so they
     are made by integers.
     """
-    token = to_numpy("src_token_global_idx", src_token_global_idx).astype(np.int64)
+    token = to_host("src_token_global_idx", src_token_global_idx).astype(np.int64)
     row = token[:, None] * num_topk + np.arange(num_topk)
     mixed = row[:, :, None] * 7919 + np.arange(hidden) * 104_729 + (row[:, :, None] >> 3) * 31
     return like(src_token_global_idx, (mixed % 2039 / 1019.0 - 1).astype(BF16))
@@ -71,10 +71,10 @@ def generate_pre_combine_data(
 
 def ordered_accumulate(data: Tensor, initial_value: Tensor | None = None) -> Tensor:
     """`[n, H]` of `[n, K, H]`: the sum over k, in order, in float32, rounded once."""
-    array = to_numpy("data", data)
+    array = to_host("data", data)
     first = np.zeros((len(array), array.shape[2]), np.float32)
     if initial_value is not None:
-        first = first + to_numpy("initial_value", initial_value).astype(np.float32)
+        first = first + to_host("initial_value", initial_value).astype(np.float32)
     return like(data, _sum(array.astype(np.float32), first).astype(array.dtype))
 
 
@@ -93,8 +93,8 @@ def combine(
     With `reduce_in_local` copies on one rank are summed and rounded first, with `reduce_in_scaleup` then those in one
     domain; each sum takes the place of its last k. The rest is summed from the biases on, in k order.
     """
-    array = to_numpy("y", y)
-    ids = to_numpy("topk_idx", topk_idx)
+    array = to_host("y", y)
+    ids = to_host("topk_idx", topk_idx)
     ranks = num_scaleout_ranks * num_scaleup_ranks
     owner = np.where(ids >= 0, ids // (num_experts // ranks), -1)
     if reduce_in_local:
@@ -104,7 +104,7 @@ def combine(
     first = np.zeros((len(array), array.shape[2]), np.float32)
     for one in bias if isinstance(bias, (tuple, list)) else (bias,):
         if one is not None:
-            first = first + to_numpy("bias", one).astype(np.float32)
+            first = first + to_host("bias", one).astype(np.float32)
     return like(y, _sum(array.astype(np.float32), first).astype(array.dtype))
 
 

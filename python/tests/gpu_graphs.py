@@ -1,0 +1,266 @@
+"""CUDA graphs of torch whose outputs were dropped in the capture, and what is beside them."""
+
+import time
+
+import torch
+from gpu_common import CASE, inputs, layout_of, raised, rows_of, same, v1, v2
+
+NEEDS_GPUS = True
+
+
+def decode_step(buffer, x, idx, weights, out):
+    """A layer in low latency: the experts double. Its tensors are dropped, but for `out`."""
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(
+        x, idx, CASE.max_tokens, CASE.experts, use_fp8=False
+    )
+    buffer.low_latency_combine(rows * 2, idx, weights, handle, out=out)
+
+
+def expected(x, idx, weights):
+    return 2 * x.float() * torch.where(idx >= 0, weights, 0).sum(1, keepdim=True)
+
+
+def close(found, wanted):
+    torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.05)
+
+
+def beside(world, buffer):
+    """An output and a handle that live while graphs are launched, and the check of both."""
+    x, idx, weights = inputs(world, CASE)
+    options = layout_of(buffer, idx, CASE.experts)
+    recv_x, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
+
+    def check():
+        same(recv_x, rows_of(world, CASE, CASE.sources(world.rank)))
+        again, *_ = buffer.dispatch(x, handle=handle)
+        same(again, recv_x)
+
+    return check
+
+
+def decode_loop(world):
+    """A captured step of several layers, launched with other inputs, and eager calls of all kinds between."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, CASE)
+    outs = [torch.zeros_like(x) for _ in range(8)]
+
+    def step():
+        for out in outs:
+            decode_step(buffer, x, idx, weights, out)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for launch in range(30):
+        check = beside(world, buffer)
+        x.normal_()
+        weights.uniform_()
+        for out in outs:
+            out.fill_(torch.nan)
+        eager = torch.empty_like(x)
+        graph.replay()
+        decode_step(buffer, x, idx, weights, eager)
+        for out in (*outs, eager):
+            close(out, expected(x, idx, weights))
+        if launch % 3 == 0:
+            check()
+    buffer.destroy()
+
+
+def many_captures(world):
+    """Thousands of captured dispatches, in graphs that live at once, fit where a few eager ones do."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, CASE)
+    out = torch.zeros_like(x)
+    decode_step(buffer, x, idx, weights, out)
+    torch.cuda.synchronize()
+    graphs, pool = [], None
+    for _ in range(10):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            for _ in range(200):
+                decode_step(buffer, x, idx, weights, out)
+        pool = pool or graph.pool()
+        graphs.append(graph)
+    for graph in graphs:
+        x.normal_()
+        out.zero_()
+        graph.replay()
+        close(out, expected(x, idx, weights))
+    buffer.destroy()
+
+
+def elastic_step(world):
+    """V2 without CPU sync, flat and expanded, with the handle's counts read on the device in the graph."""
+    for is_expanded in (False, True):
+        buffer = v2(world, CASE)
+        x, idx, _ = inputs(world, CASE)
+        outs = [torch.zeros_like(x) for _ in range(3)]
+        counted = torch.zeros(3, dtype=torch.int32, device=x.device)
+
+        def step(buffer=buffer, outs=outs, counted=counted, is_expanded=is_expanded, x=x, idx=idx):
+            for n, out in enumerate(outs):
+                recv_x, _, _, handle, _ = buffer.dispatch(
+                    x,
+                    topk_idx=idx,
+                    num_experts=CASE.experts,
+                    do_cpu_sync=False,
+                    do_expand=is_expanded,
+                )
+                counted[n] = handle.psum_num_recv_tokens_per_scaleup_rank[-1]
+                combined, *_ = buffer.combine(recv_x * 2, handle)
+                out.copy_(combined)
+
+        step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        ranks = (idx // CASE.local).masked_fill(idx < 0, -1)
+        copies = [
+            (ranks == rank).sum(1) if is_expanded else (ranks == rank).any(1) for rank in (0, 1)
+        ]
+        factor = 2 * sum(copy.float() for copy in copies)[:, None]
+        for _ in range(10):
+            x.normal_()
+            counted.zero_()
+            graph.replay()
+            for out in outs:
+                close(out, x.float() * factor)
+            assert counted.tolist() == [len(CASE.sources(world.rank))] * 3
+        buffer.destroy()
+
+
+def worst_tokens_step(world):
+    """V1 with `num_worst_tokens` in a graph."""
+    buffer = v1(world)
+    x, idx, weights = inputs(world, CASE)
+    options = layout_of(buffer, idx, CASE.experts)
+    options |= {"topk_idx": idx, "topk_weights": weights, "num_worst_tokens": 128}
+    out = torch.zeros_like(x)
+
+    def step():
+        recv_x, _, _, _, handle, _ = buffer.dispatch(x, **options)
+        out.copy_(buffer.combine(recv_x, handle)[0])
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    factor = sum(options["is_token_in_rank"][:, rank].float() for rank in (0, 1))[:, None]
+    for _ in range(10):
+        x.normal_()
+        graph.replay()
+        close(out, x.float() * factor)
+    buffer.destroy()
+
+
+def not_warm(world):
+    """A capture of sizes that no call had before is refused, and no rank waits."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, CASE)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        error = raised(lambda: decode_step(buffer, x, idx, weights, torch.empty_like(x)))
+    assert "before the capture" in str(error), error
+    decode_step(buffer, x, idx, weights, torch.empty_like(x))
+    buffer.destroy()
+
+
+def medians(calls, count=300):
+    """Median host time of each call, in microseconds; the device is waited for between steps."""
+    taken = {name: [] for name, _ in calls}
+    for _ in range(count):
+        torch.cuda.synchronize()
+        for name, call in calls:
+            start = time.perf_counter()
+            call()
+            taken[name].append(1e6 * (time.perf_counter() - start))
+    return ", ".join(f"{name} {sorted(all_)[count // 2]:.1f} us" for name, all_ in taken.items())
+
+
+def host_time(world):
+    """The host's time of calls that the host does not wait in. A figure, not a limit."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, CASE)
+    out = torch.empty_like(x)
+    state = {}
+
+    def dispatch():
+        state["result"] = buffer.low_latency_dispatch(
+            x, idx, CASE.max_tokens, CASE.experts, use_fp8=False
+        )
+
+    def combine():
+        rows, _, handle, _, _ = state["result"]
+        buffer.low_latency_combine(rows, idx, weights, handle, out=out)
+
+    options = layout_of(buffer, idx, CASE.experts)
+
+    def normal():
+        state["normal"] = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
+
+    def cached():
+        buffer.dispatch(x, handle=state["normal"][4])
+
+    def back():
+        recv_x, _, _, _, handle, _ = state["normal"]
+        buffer.combine(recv_x, handle)
+
+    calls = [("low latency dispatch", dispatch), ("combine", combine)]
+    calls += [("normal dispatch (waits)", normal), ("cached", cached), ("combine normal", back)]
+    for _, call in calls * 3:
+        call()
+    text = medians(calls)
+    calls, steps = natively(buffer, x, idx, out)
+    text += "\n       without the drop-in: " + medians(calls)
+    steps = [("a step of low latency", lambda: (dispatch(), combine())), *steps]
+    for name, step in steps:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(300):
+            step()
+        queued = 1e6 * (time.perf_counter() - start) / 300
+        torch.cuda.synchronize()
+        taken = 1e6 * (time.perf_counter() - start) / 300
+        text += f"\n       {name}, 300 in a row: {queued:.1f} us of the host, {taken:.1f} us with the GPU"
+    buffer.destroy()
+    return text
+
+
+def natively(buffer, x, idx, out):
+    """The package's own calls, and one of torch, for comparison."""
+    opened = next(one for one in buffer._engine._opened.values() if one.sizes.decodes)
+    comm, raw = opened.communicator, torch.cuda.current_stream().cuda_stream
+    state = {}
+
+    def dispatch():
+        state["result"] = comm.dispatch(
+            x, idx, layout="packed", worst_case=True, stream=raw, without_sync=True
+        )
+
+    def combine():
+        received, handle = state["result"]
+        comm.combine(handle, received.x, out=out, stream=raw, without_sync=True)
+
+    def torch_call():
+        torch.add(x, 1, out=out)
+
+    calls = [("dispatch", dispatch), ("combine", combine), ("torch.add", torch_call)]
+    for _, call in calls * 3:
+        call()
+    steps = [("a native step", lambda: (dispatch(), combine())), ("torch.add", torch_call)]
+    return calls, steps
+
+
+CHECKS = [
+    decode_loop,
+    many_captures,
+    elastic_step,
+    worst_tokens_step,
+    not_warm,
+    host_time,
+]

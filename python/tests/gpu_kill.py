@@ -1,0 +1,119 @@
+"""`kill -9` of a rank in each phase: the other raises an exception of Python, and its process and GPU live."""
+
+import multiprocessing.connection
+import os
+import signal
+import time
+
+import torch
+from gpu_common import CASE, inputs, is_gpu, layout_of, synchronize, v1
+from pool import Pool
+
+import tokenyard
+
+PHASES = ["idle", "dispatch", "dispatch_halves", "combine", "normal", "normal_combine", "graph"]
+# Longer than any deadline of the ranks.
+LIMIT_S = 150
+
+
+def die(world, phase):
+    """Rank 1 dies in a phase; rank 0 returns the error that it got."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, CASE)
+    options = {**layout_of(buffer, idx, CASE.experts), "topk_idx": idx, "topk_weights": weights}
+
+    def low_latency():
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(
+            x, idx, CASE.max_tokens, CASE.experts, use_fp8=False
+        )
+        buffer.low_latency_combine(rows, idx, weights, handle)
+
+    def normal():
+        recv_x, _, _, _, handle, _ = buffer.dispatch(x, **options)
+        buffer.combine(recv_x, handle)
+
+    low_latency()
+    normal()
+    synchronize()
+    graph = None
+    if phase == "graph":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            low_latency()
+    end = time.monotonic() + LIMIT_S
+    is_begun = False
+    while time.monotonic() < end:
+        try:
+            if not is_begun:
+                is_begun = True
+                begin(buffer, phase, (x, idx, options))
+                if world.rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            if graph is not None:
+                graph.replay()
+                synchronize()
+            (normal if "normal" in phase else low_latency)()
+            synchronize()
+        except tokenyard.Error as error:
+            # The context is alive.
+            assert float(torch.ones(8, device=x.device).sum()) == 8
+            return f"{type(error).__name__}: {error}"
+    raise AssertionError("no error came")
+
+
+def begin(buffer, phase, given):
+    """The calls of both ranks before one dies."""
+    x, idx, options = given
+    if phase in ("dispatch_halves", "combine"):
+        *_, hook = buffer.low_latency_dispatch(
+            x, idx, CASE.max_tokens, CASE.experts, use_fp8=False, return_recv_hook=True
+        )
+        if phase == "combine":
+            hook()
+    elif phase == "normal_combine":
+        buffer.dispatch(x, **options)
+    elif phase == "dispatch" and buffer.rank == 0:
+        # This rank is in the call when the other dies.
+        buffer.low_latency_dispatch(x, idx, CASE.max_tokens, CASE.experts, use_fp8=False)
+
+
+def killed(phase):
+    """Runs the phase with ranks of its own. Returns the error of rank 0."""
+    pool = Pool(2)
+    pool._start()
+    pipes = [pipe for _, pipe in pool.workers]
+    for rank, pipe in enumerate(pipes):
+        pipe.send((rank, 2, die, (phase,)))
+    try:
+        return answer_of_first(pipes)
+    finally:
+        pool.close()
+
+
+def answer_of_first(pipes):
+    gathered, alive = {}, list(pipes)
+    end = time.monotonic() + 2 * LIMIT_S
+    while time.monotonic() < end:
+        for pipe in multiprocessing.connection.wait(alive, 1):
+            try:
+                kind, value = pipe.recv()
+            except EOFError:
+                alive.remove(pipe)
+                assert pipe is pipes[1], "rank 0 died, too"
+                continue
+            if kind == "gather":
+                gathered[pipe] = value
+            elif pipe is pipes[0]:
+                assert kind == "returned", value
+                return value
+            else:
+                raise AssertionError(f"rank 1 did not die: {value}")
+        if len(gathered) == 2:
+            for pipe in pipes:
+                pipe.send([gathered[other] for other in pipes])
+            gathered = {}
+    raise AssertionError("rank 0 does not end")
+
+
+def phases():
+    return [phase for phase in PHASES if is_gpu() or phase != "graph"]

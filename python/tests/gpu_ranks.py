@@ -1,0 +1,83 @@
+"""Checks on tensors of torch, on two ranks: each is named, and prints ok or FAILED.
+
+    python gpu_ranks.py [NAME...]       on two GPUs, of which each rank has one; without GPUs in host memory
+
+It needs torch and numpy; the exit code is 1 where a check failed.
+"""
+
+import sys
+import time
+
+import gpu_graphs
+import gpu_kill
+import gpu_native
+import gpu_streams
+import gpu_v1
+import gpu_v1_more
+import gpu_v2
+from pool import Pool
+
+MODULES = [gpu_native, gpu_v1, gpu_v1_more, gpu_v2, gpu_streams, gpu_graphs]
+KILL = "kill."
+RANKS = 2
+
+
+def names(on_host=False):
+    """All checks, or those that need no GPU."""
+    return [
+        f"{module.__name__.removeprefix('gpu_')}.{check.__name__}"
+        for module in MODULES
+        if not on_host or not getattr(module, "NEEDS_GPUS", False)
+        for check in module.CHECKS
+    ]
+
+
+def find(name):
+    """The check of a name."""
+    group, _, function = name.partition(".")
+    module = sys.modules[f"gpu_{group}"]
+    return next(check for check in module.CHECKS if check.__name__ == function)
+
+
+def run(world, name):
+    return find(name)(world)
+
+
+def main(wanted):
+    import torch
+
+    gpus = torch.cuda.device_count()
+    place = f"{gpus} GPUs: {torch.cuda.get_device_name(0)}" if gpus else "host memory, no GPU"
+    print(f"{place}; torch {torch.__version__}, Python {sys.version.split()[0]}", flush=True)
+    if gpus == 1:
+        print("found one GPU; expected two")
+        return 1
+    failed = []
+    pool = Pool(RANKS)
+    every = names(on_host=not gpus) + [KILL + phase for phase in gpu_kill.phases()]
+    for name in every:
+        if wanted and not any(word in name for word in wanted):
+            continue
+        start = time.monotonic()
+        try:
+            if name.startswith(KILL):
+                notes = [gpu_kill.killed(name.removeprefix(KILL))]
+            else:
+                notes = [note for note in pool.run(RANKS, run, name) if note]
+            print(f"ok     {name} ({time.monotonic() - start:.1f} s)", flush=True)
+            for note in notes[:1]:
+                print(f"       {note}", flush=True)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            failed.append(name)
+            print(f"FAILED {name}\n{error}", flush=True)
+            pool.close()
+            pool = Pool(RANKS)
+    pool.close()
+    print(f"{len(failed)} failed: {', '.join(failed)}" if failed else "all ok", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

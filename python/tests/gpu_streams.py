@@ -1,0 +1,253 @@
+"""Streams, events, lifetimes of outputs, and threads, on GPUs."""
+
+import gc
+import threading
+
+import torch
+from gpu_common import (
+    CASE,
+    SMALL,
+    device_of,
+    inputs,
+    layout_of,
+    output_mode,
+    rows_of,
+    same,
+    times,
+    v1,
+    v2,
+)
+from gpu_v1 import check_normal
+
+NEEDS_GPUS = True
+
+# About 10 ms.
+LONG = 20_000_000
+
+
+def asynchronous(world):
+    """The communication stream waits for the current one, and that for the event."""
+    buffer = v1(world)
+    for mode in ("auto", "arena", "copy"):
+        with output_mode(mode):
+            for dtype in (torch.bfloat16, torch.float32):
+                torch.cuda._sleep(LONG)
+                check_normal(world, buffer, CASE, dtype, async_finish=True)
+                check_normal(
+                    world,
+                    buffer,
+                    CASE,
+                    dtype,
+                    captures=True,
+                    async_finish=True,
+                    allocate_on_comm_stream=True,
+                )
+    buffer.destroy()
+
+
+def previous_event(world):
+    """A call waits for the given event, behind which its input is written on another stream."""
+    buffer, elastic = v1(world), None
+    x, idx, weights = inputs(world, CASE)
+    options = layout_of(buffer, idx, CASE.experts)
+    expected = rows_of(world, CASE, CASE.sources(world.rank)) + 1
+    side = torch.cuda.Stream()
+    for is_async in (True, False):
+        y = torch.zeros_like(x)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(LONG)
+            torch.add(x, 1, out=y)
+            event = buffer.capture()
+        recv_x, _, _, _, _, done = buffer.dispatch(
+            y,
+            topk_idx=idx,
+            topk_weights=weights,
+            previous_event=event,
+            async_finish=is_async,
+            **options,
+        )
+        if is_async:
+            done.current_stream_wait()
+        same(recv_x, expected)
+    buffer.destroy()
+    elastic = v2(world, CASE)
+    for late in (None, elastic.capture()):
+        recv_x, _, _, handle, done = elastic.dispatch(
+            x + 1,
+            topk_idx=idx,
+            num_experts=CASE.experts,
+            previous_event=elastic.capture(),
+            previous_event_before_epilogue=late,
+            async_with_compute_stream=True,
+            allocate_on_comm_stream=True,
+        )
+        with done:
+            pass
+        same(recv_x, expected)
+        combined, _, done = elastic.combine(recv_x, handle, async_with_compute_stream=True)
+        done.current_stream_wait()
+        factors = torch.from_numpy(times(CASE, world.rank)).to(x.device)[:, None]
+        torch.testing.assert_close(combined, (x + 1) * factors, rtol=0.02, atol=0.02)
+    elastic.destroy()
+
+
+def poisoned_arena(world):
+    """Outputs in the arena that a side stream still reads when they are dropped, and the next dispatch comes."""
+    with output_mode("arena"):
+        for is_async in (False, True):
+            check_poisoned(world, is_async)
+
+
+def check_poisoned(world, is_async):
+    buffer = v1(world)
+    x, idx, weights = inputs(world, CASE)
+    options = layout_of(buffer, idx, CASE.experts)
+    options |= {"topk_idx": idx, "topk_weights": weights, "async_finish": is_async}
+    side = torch.cuda.Stream()
+
+    def dispatch(value):
+        recv_x, *_, event = buffer.dispatch(x + value, **options)
+        if is_async:
+            event.current_stream_wait()
+        return recv_x
+
+    # The buffer learns of the stream by a call on it.
+    with torch.cuda.stream(side):
+        dispatch(0)
+    torch.cuda.synchronize()
+    copies = []
+    for value in range(1, 20):
+        recv_x = dispatch(value)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(LONG // 4)
+            copies.append((value, recv_x.clone()))
+        del recv_x
+        # Poison, in the same place if that were free.
+        dispatch(-1000)
+    torch.cuda.synchronize()
+    expected = rows_of(world, CASE, CASE.sources(world.rank))
+    wrong = [value for value, copy in copies if not torch.equal(copy, expected + value)]
+    assert not wrong, f"asynchronous: {is_async}; overwritten before they were read: {wrong}"
+    buffer.destroy()
+
+
+def hook_on_the_stream_of_the_send(world):
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, CASE)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LONG)
+        rows, counts, handle, _, hook = buffer.low_latency_dispatch(
+            x, idx, CASE.max_tokens, CASE.experts, use_fp8=False, return_recv_hook=True
+        )
+    hook()
+    # It is in the order of `side`, wherever it was called.
+    side.synchronize()
+    assert counts.tolist() == CASE.expert_counts(world.rank)
+    with torch.cuda.stream(side):
+        out, _, hook = buffer.low_latency_combine(rows, idx, weights, handle, return_recv_hook=True)
+    hook()
+    side.synchronize()
+    factor = torch.where(idx >= 0, weights, 0).sum(1, keepdim=True)
+    torch.testing.assert_close(out.float(), x.float() * factor, rtol=0.05, atol=0.05)
+    for _ in range(2):
+        *_, event, hook = buffer.low_latency_dispatch(
+            x, idx, CASE.max_tokens, CASE.experts, async_finish=True
+        )
+        assert hook is None
+        event.current_stream_wait()
+    buffer.destroy()
+
+
+def two_threads(world):
+    """Two micro-batches, a thread and a stream each, whose calls alternate."""
+    buffer = v1(world)
+    turns = [threading.Semaphore(1), threading.Semaphore(0)]
+    errors = []
+
+    def work(number):
+        try:
+            torch.cuda.set_device(device_of(world))
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(10):
+                    steps(number)
+        except BaseException as error:
+            errors.append(error)
+            turns[1 - number].release()
+
+    def in_turn(number, call):
+        turns[number].acquire()
+        assert not errors
+        try:
+            return call()
+        finally:
+            turns[1 - number].release()
+
+    def steps(number):
+        case = (CASE, SMALL)[0]
+        x, idx, weights = inputs(world, case)
+        x = x + number
+        options = layout_of(buffer, idx, case.experts)
+        recv_x, _, _, _, handle, event = in_turn(
+            number,
+            lambda: buffer.dispatch(
+                x, topk_idx=idx, topk_weights=weights, async_finish=True, **options
+            ),
+        )
+        event.current_stream_wait()
+        same(recv_x, rows_of(world, case, case.sources(world.rank)) + number)
+        combined, _, event = in_turn(
+            number, lambda: buffer.combine(recv_x, handle, async_finish=True)
+        )
+        event.current_stream_wait()
+        factors = torch.from_numpy(times(case, world.rank)).to(x.device)[:, None]
+        torch.testing.assert_close(combined, x * factors, rtol=0.02, atol=0.02)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    buffer.destroy()
+
+
+def steady(world):
+    """10,000 steps allocate nothing that stays: neither memory of torch nor of the arena."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, CASE)
+
+    def step():
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(
+            x, idx, CASE.max_tokens, CASE.experts, use_fp8=False
+        )
+        buffer.low_latency_combine(rows, idx, weights, handle)
+
+    def measure():
+        gc.collect()
+        torch.cuda.synchronize()
+        opened = list(buffer._engine._opened.values())
+        return torch.cuda.memory_allocated(), sum(one.communicator.held_bytes for one in opened)
+
+    for _ in range(100):
+        step()
+    before = measure()
+    for _ in range(10_000):
+        step()
+    after = measure()
+    assert after == before, (before, after)
+    buffer.destroy()
+
+
+CHECKS = [
+    asynchronous,
+    previous_event,
+    poisoned_arena,
+    hook_on_the_stream_of_the_send,
+    two_threads,
+    steady,
+]

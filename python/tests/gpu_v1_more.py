@@ -1,0 +1,147 @@
+"""More of DeepEP V1 on tensors of torch: sums of weights, sizes that change, and the ways to the ranks."""
+
+import socket
+
+import torch
+import torch.distributed as dist
+from gpu_common import (
+    CASE,
+    SMALL,
+    device_of,
+    difference,
+    inputs,
+    is_gpu,
+    layout_of,
+    on_device,
+    output_mode,
+    prepare,
+    raised,
+    rows_of,
+    same,
+    times,
+    v1,
+)
+from gpu_v1 import check_normal
+
+from tokenyard.deep_ep import Buffer
+
+
+def weights_of_all_ranks(world):
+    """As DeepEP's test has it: the places without an id are filled, and every rank with the token counts."""
+    buffer = v1(world)
+    me = world.rank
+    for case in (SMALL, CASE):
+        x, idx, weights = inputs(world, case)
+        weights = torch.full_like(weights, me + 1)
+        recv_x, recv_idx, recv_weights, _, handle, _ = buffer.dispatch(
+            x, topk_idx=idx, topk_weights=weights, **layout_of(buffer, idx, case.experts)
+        )
+        largest = recv_weights.amax(dim=1, keepdim=True).expand_as(recv_weights)
+        filled = torch.where(recv_idx < 0, largest, recv_weights)
+        _, back, _ = buffer.combine(recv_x, handle, topk_weights=filled)
+        ranks = torch.from_numpy(times(case, me)).to(x.device)[:, None]
+        same(back, (ranks * (me + 1)).float().expand_as(weights).contiguous())
+    buffer.destroy()
+
+
+def more_tokens_than_before(world):
+    """One rank brings more tokens than any call had: all open a larger communicator, and old handles stay usable."""
+    buffer = v1(world)
+    _, recv_x, handle = check_normal(world, buffer, SMALL, torch.bfloat16)
+    for tokens in (1500, 100):
+        count = tokens if world.rank == 0 else 7
+        x = torch.randn(count, SMALL.hidden, device=device_of(world)).bfloat16()
+        idx = torch.rand(count, SMALL.experts, device=x.device).topk(SMALL.topk).indices
+        weights = torch.rand(count, SMALL.topk, device=x.device)
+        layout = layout_of(buffer, idx, SMALL.experts)
+        rows, _, _, _, new, _ = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **layout)
+        combined, *_ = buffer.combine(rows, new)
+        factors = layout["is_token_in_rank"].sum(1, keepdim=True)
+        assert difference(combined, x * factors) < 5e-6
+    buffer.combine(recv_x, handle)
+    buffer.destroy()
+
+
+def multiprocessors(world):
+    """Each number of multiprocessors has a communicator, and combines go back over that of their handle."""
+    buffer = v1(world)
+    try:
+        first = check_normal(world, buffer, SMALL, torch.bfloat16)
+        for sms in (8, 24, 8):
+            Buffer.set_num_sms(sms)
+            check_normal(world, buffer, SMALL, torch.bfloat16)
+            assert buffer._engine.current.sizes.sms == sms
+        buffer.combine(first[1], first[2])
+    finally:
+        Buffer.num_sms, Buffer._has_chosen_sms = 20, False
+    assert len(buffer._engine._opened) == 3
+    buffer.destroy()
+
+
+def process_group(world):
+    """The ranks of a process group of torch, NCCL's on GPUs."""
+    prepare(world)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1]).encode()
+    port = int(world.all_gather("port", port)[0])
+    backend = "nccl" if is_gpu() else "gloo"
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group(backend, init_method=address, rank=world.rank, world_size=world.ranks)
+    try:
+        for _ in range(2):
+            buffer = on_device(Buffer(dist.group.WORLD, 1 << 20, 0, explicitly_destroy=True))
+            assert (buffer.group, buffer.rank, buffer.group_size) == (
+                dist.group.WORLD,
+                world.rank,
+                world.ranks,
+            )
+            check_normal(world, buffer, SMALL, torch.bfloat16)
+            buffer.destroy()
+    finally:
+        dist.destroy_process_group()
+
+
+def local_memory(world):
+    buffer = v1(world, num_rdma_bytes=1024, enable_shrink=True)
+    memory = buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True).zero_()
+    assert (memory.numel(), memory.device) == (1024, device_of(world))
+    buffer.destroy()
+
+
+def outputs_of_every_mode(world):
+    """In the arena or in memory of torch; the arena's are counted while they live."""
+    buffer = v1(world)
+    opened = None
+    for mode in ("copy", "arena", "auto"):
+        with output_mode(mode):
+            _, recv_x, handle = check_normal(world, buffer, CASE, torch.float32)
+            opened = buffer._engine.current
+            assert (opened.communicator.held_bytes > 0) == (mode != "copy")
+            del recv_x, handle
+            assert opened.communicator.held_bytes == 0
+    with output_mode("elsewhere"):
+        error = raised(lambda: check_normal(world, buffer, CASE, torch.float32))
+        assert "expected auto, arena or copy" in str(error), error
+    # Enough are alive: the next go to memory of torch.
+    alive = []
+    x, idx, weights = inputs(world, CASE, torch.float32)
+    options = {**layout_of(buffer, idx, CASE.experts), "topk_idx": idx, "topk_weights": weights}
+    worst = CASE.ranks * opened.sizes.tokens * CASE.hidden * 4
+    while opened.arena_bytes - opened.communicator.held_bytes >= 2 * worst and len(alive) < 200:
+        alive.append(buffer.dispatch(x, **options)[0])
+    before = opened.communicator.held_bytes
+    alive.append(buffer.dispatch(x, **options)[0])
+    assert opened.communicator.held_bytes == before or len(alive) > 200
+    for recv_x in alive:
+        same(recv_x, rows_of(world, CASE, CASE.sources(world.rank), torch.float32))
+    buffer.destroy()
+
+
+CHECKS = [
+    weights_of_all_ranks,
+    more_tokens_than_before,
+    multiprocessors,
+    process_group,
+    outputs_of_every_mode,
+    local_memory,
+]

@@ -1,0 +1,251 @@
+"""The low latency calls of V1 on tensors of torch. The host waits for nothing where the kernel set allows it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tokenyard import errors
+
+from .. import _handles
+from .._arrays import Refusal
+from .._engine import Engine, Opened, Received, Sizes
+from .._low_latency import CombineCall, DispatchCall, Hook, _once
+from .._routing import check_experts
+from .._torch import torch
+from ..utils.event import EventOverlap
+from .streams import CallStream, Timing
+from .tensors import expect_device, floats, name_stream, output_mode, read, take
+
+# Above it, rows of the packed layout are not staged.
+_MOST_DECODE_TOKENS = 1024
+
+
+class Blocks:
+    """The outputs of a dispatch. They exist before rows arrive."""
+
+    def __init__(self, call: DispatchCall, output: Any, stream: CallStream) -> None:
+        mode = output_mode()
+        # The handle keeps the place in the arena in any case.
+        self.stays = output is not None and (mode != "copy" or stream.is_captured)
+        self.output = output
+        self._call = call
+
+    def make(self, received: Any) -> None:
+        """Allocates, or takes from the arena, what the caller gets. `received` may be on its way."""
+        call = self._call
+        x = take(received.x, torch.float8_e4m3fn if call.use_fp8 else call.x.dtype)
+        self.x = x if self.stays else torch.empty_like(x)
+        counts = take(received.expert_counts)
+        self.counts = counts if self.stays else torch.empty_like(counts)
+        ranges = take(received.ranges)
+        self.ranges = ranges if self.stays else torch.empty_like(ranges)
+        self.source = torch.empty(x.shape[:2], dtype=torch.int32, device=x.device)
+        self.scales = None
+        if call.use_fp8:
+            # Column-major, as DeepEP's GEMMs read them.
+            scales = take(received.scales)
+            physical = scales.new_empty((scales.shape[0], scales.shape[2], scales.shape[1]))
+            self.scales = physical.transpose(1, 2)
+
+    def fill(self, opened: Opened, received: Any, stream: CallStream) -> None:
+        """Copies what does not stay where it arrived."""
+        call = self._call
+        if not self.stays:
+            opened.communicator.copy_out(
+                received,
+                x=self.x,
+                expert_counts=self.counts,
+                ranges=self.ranges,
+                stream=stream.raw,
+            )
+        torch.remainder(take(received.source), call.tokens, out=self.source)
+        if self.scales is not None:
+            self.scales.copy_(take(received.scales))
+        if call.stats is not None:
+            call.stats.add_(self.counts)
+
+
+@dataclass
+class Record:
+    """The dispatch that a handle stands for. `native` comes with the rows."""
+
+    call: DispatchCall
+    opened: Opened
+    blocks: tuple[int, ...]
+    ids: Any
+    native: Any = None
+    # The input of a combine with `zero_copy`.
+    buffer: Any = None
+
+
+def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
+    x = read("x", call.x, floats(), (None, None)).contiguous()
+    tokens, hidden = x.shape
+    ids = read("topk_idx", call.topk_idx, (torch.int64,), (tokens, None)).contiguous()
+    if not call.tokens > 0 or tokens > call.tokens:
+        raise Refusal(
+            f"x: found {tokens} tokens; expected at most num_max_dispatch_tokens_per_rank = {call.tokens}"
+        )
+    check_experts(call.experts, engine.ranks)
+    if call.use_ue8m0 and not call.round_scale:
+        raise Refusal("use_ue8m0: found True without round_scale; expected both")
+    if call.stats is not None:
+        local = call.experts // engine.ranks
+        read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
+    expect_device(x, topk_idx=ids, cumulative_local_expert_recv_stats=call.stats)
+    decodes = call.tokens <= _MOST_DECODE_TOKENS
+    return Sizes(call.experts, ids.shape[1], hidden, call.tokens, call.tokens, decodes), (x, ids)
+
+
+def dispatch(
+    engine: Engine, call: DispatchCall, has_hook: bool, is_async: bool
+) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
+    """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
+    stream = CallStream(call.x.device, Timing(is_async=is_async))
+
+    def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
+        name_stream(opened, stream)
+        no_sync = opened.takes("without_sync")
+        act = opened.communicator.dispatch_send if has_hook else opened.communicator.dispatch
+        sent: Any = act(
+            *arrays,
+            layout="packed",
+            cast=call.cast,
+            worst_case=no_sync,
+            stream=stream.raw,
+            without_sync=no_sync,
+        )
+        sent = sent if has_hook else Received(sent)
+        return arrays, sent
+
+    with stream.inside():
+        opened, ((x, ids), sent) = engine.dispatch_sent(
+            lambda: _read_dispatch(engine, call), send, "packed"
+        )
+        received, native = (None, None) if has_hook else sent.recv()
+        output = sent.output() if has_hook else received
+        blocks = Blocks(call, output, stream)
+        if output is None:
+            # Its place is fixed with the receive alone, so it is received now.
+            received, native = sent.recv()
+        opened.lends |= blocks.stays
+        blocks.make(received or output)
+        record = Record(call, opened, tuple(blocks.x.shape), ids, native)
+        source = _handles.anchored_tensor(blocks.source, record)
+
+        def receive() -> None:
+            arrived = received
+            if arrived is None:
+                arrived, record.native = sent.recv()
+            with stream.resumed():
+                blocks.fill(opened, arrived, stream)
+
+        hook = _once(receive)
+        if not has_hook:
+            hook()
+    packed = blocks.x if blocks.scales is None else (blocks.x, blocks.scales)
+    handle = (source, blocks.ranges, call.tokens, blocks.x.shape[2], call.experts)
+    outputs = (blocks.x, blocks.scales, blocks.counts, blocks.ranges, blocks.source)
+    event = stream.finish((call.x, call.topk_idx, x, ids), outputs)
+    return packed, blocks.counts, handle, event, hook if has_hook else None
+
+
+def _arrived(handle: Any) -> Record:
+    """The dispatch that a handle stands for. Refuses one whose rows are not there."""
+    record = _handles.record_of(handle, Record)
+    if record.native is None:
+        raise Refusal("handle: found one whose hook was not called; expected its rows")
+    return record
+
+
+def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any]:
+    shape = tuple(record.ids.shape)
+    ids = read("topk_idx", call.topk_idx, (torch.int64,), shape).contiguous()
+    weights = read("topk_weights", call.topk_weights, (torch.float32,), shape).contiguous()
+    if call.zero_copy:
+        if record.buffer is None:
+            raise Refusal(
+                "zero_copy: found no buffer; expected get_next_low_latency_combine_buffer before it"
+            )
+        rows = record.buffer
+    else:
+        rows = read("x", call.x, floats(), record.blocks).contiguous()
+    out_shape = (shape[0], record.blocks[2])
+    out = rows.new_empty(out_shape)
+    if call.out is not None:
+        out = read("out", call.out, (rows.dtype,), out_shape)
+    expect_device(rows, topk_idx=ids, topk_weights=weights, out=out)
+    return rows, ids, weights, out
+
+
+def _weigh(record: Record, stream: CallStream, rows: Any, ids: Any, weights: Any) -> Any:
+    """Rows times their weights, at the owner: for kernel sets whose combine takes no weights itself.
+
+    A replay brings the weights; the rows that it brings with them are of no use.
+    """
+    communicator, native = record.opened.communicator, record.native
+    wanted = torch.where(ids >= 0, weights, torch.nan)
+    arrived: Any = communicator.replay(
+        native,
+        rows.new_empty((len(ids), rows.shape[2])),
+        wanted,
+        stream=stream.raw,
+        without_sync=record.opened.takes("without_sync"),
+    )
+    factors = take(arrived.weights)[:, :, None]
+    # Rows that are left out may hold anything.
+    return torch.where(factors.isnan(), 0, rows * factors).to(rows.dtype)
+
+
+def combine(
+    engine: Engine, call: CombineCall, is_async: bool
+) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
+    """The output, filled in the order of the stream: at once, or when the hook was called."""
+    stream = CallStream(call.x.device, Timing(is_async=is_async))
+    opened = None
+    with stream.inside():
+        try:
+            record = _arrived(call.handle)
+            engine.expect_own(record.opened)
+            opened = record.opened
+            rows, ids, weights, out = _read_combine(call, record)
+        except Refusal as refusal:
+            # Weights that are sent beside the rows come with them, others come before, by a replay.
+            is_one = opened is not None and opened.takes("packed_sums")
+            engine.refuse(opened, "combine" if is_one else "replay", refusal, "packed")
+        name_stream(opened, stream)
+        options: dict[str, Any] = {"out": out, "stream": stream.raw}
+        options["without_sync"] = opened.takes("without_sync")
+        if opened.takes("packed_sums") or opened.takes("round_once"):
+            options |= {"topk_weights": weights, "topk_idx": ids}
+            options |= {"weighted": True, "round_once": True}
+        else:
+            rows = _weigh(record, stream, rows, ids, weights)
+        if not call.has_hook:
+            opened.communicator.combine(record.native, rows, **options)
+            hook = None
+        else:
+            hook = _once(opened.communicator.combine_send(record.native, rows, **options).recv)
+    event = stream.finish((call.x, call.topk_idx, call.topk_weights, rows, ids, weights), (out,))
+    return (out if call.out is None else call.out), event, hook
+
+
+def combine_buffer(handle: Any) -> Any:
+    """`[El, R*M, H]` bfloat16 that a combine with `zero_copy` reads where it lies: in the arena, if that has room."""
+    try:
+        record = _arrived(handle)
+    except Refusal as refusal:
+        raise errors.InvalidInputError(
+            str(refusal), kind="invalid_input", operation="get_next_low_latency_combine_buffer"
+        ) from None
+    if record.buffer is None:
+        try:
+            memory = record.opened.communicator.combine_input(record.native, "bfloat16")
+            record.opened.lends = True
+            record.buffer = take(memory).view(record.blocks)
+        except errors.FullError:
+            # The others do not know, so it is no error. The combine copies it.
+            record.buffer = torch.empty(
+                record.blocks, dtype=torch.bfloat16, device=record.ids.device
+            )
+    return record.buffer
