@@ -354,7 +354,7 @@ struct MergeArgs {
   const float* weights;           // [rows], or null: weights to return
   const float* dispatch_weights;  // [rows], or null: rows are multiplied by them
   const i32* slots;               // [N, K]
-  u8* out;                        // [N, row_bytes]
+  u8* out;                        // [N, row_bytes], or null: only weights are returned
   float* out_weights;             // [N, K]
   const u64* received;            // N, where only the device knows it; or null
   u64 tokens;                     // N
@@ -396,6 +396,13 @@ struct CombineArgs {
   u32 push_warps;      // push warps of each such block
   u32 push_bytes;      // a unit moves in pieces of this many bytes
   u32 at_once;         // it also waits until all have read
+};
+
+// One kernel merges expert rows, pushes them and sums: see fused_combine.cuh. `own` of `combine` are the
+// expert rows.
+struct FusedCombineArgs {
+  CombineArgs combine;
+  MergeArgs merge;     // the sum that is made here; `out` and `out_weights` are not written
 };
 
 // Low latency, packed: see staged_dispatch.cuh.
@@ -450,7 +457,8 @@ static_assert(sizeof(WaitReport) == kHostBytes[0] && sizeof(Outcome) == kHostByt
               sizeof(SpreadArgs) == kHostBytes[6] && sizeof(MergeArgs) == kHostBytes[7] &&
               sizeof(Trace) == kHostBytes[8] && sizeof(GroupArgs) == kHostBytes[9] &&
               sizeof(Common) == kHostBytes[10] && sizeof(StagedDispatchArgs) == kHostBytes[11] &&
-              sizeof(StagedCombineArgs) == kHostBytes[12] && sizeof(StagedRefusalArgs) == kHostBytes[13],
+              sizeof(StagedCombineArgs) == kHostBytes[12] && sizeof(StagedRefusalArgs) == kHostBytes[13] &&
+              sizeof(FusedCombineArgs) == kHostBytes[14],
               "args.rs and args.cuh differ");
 #endif
 

@@ -60,6 +60,7 @@ pub(crate) fn bytes() -> String {
         size_of::<StagedDispatchArgs>(),
         size_of::<StagedCombineArgs>(),
         size_of::<StagedRefusalArgs>(),
+        size_of::<FusedCombineArgs>(),
     ]
     .map(|bytes| bytes.to_string())
     .join(",")
@@ -261,6 +262,13 @@ pub(crate) struct CombineArgs {
     pub(crate) push_warps: u32,
     pub(crate) push_bytes: u32,
     pub(crate) at_once: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FusedCombineArgs {
+    pub(crate) combine: CombineArgs,
+    pub(crate) merge: MergeArgs,
 }
 
 #[repr(C)]

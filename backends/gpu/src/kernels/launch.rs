@@ -41,6 +41,8 @@ pub(super) struct Blocks {
     pub(super) exchange: u32,
     /// Blocks of kernels that touch no other rank.
     pub(super) local: u32,
+    /// Whether the config sets their number.
+    pub(super) local_is_set: bool,
     /// The config's number for low-latency operations.
     pub(super) decode: Sms,
     /// The multiprocessors of the device.
@@ -48,6 +50,14 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
+    /// Blocks of a kernel that merges this many rows and sums, and exchanges them: those of local work, where
+    /// each has rows. None where a caller may overlap what it waits for, unless the config sets a number.
+    pub(super) fn of_fused(self, at_once: bool, rows: u64) -> Option<u32> {
+        let most = self.local.max(1);
+        let needed = rows.div_ceil(2).clamp(1, most.into()) as u32;
+        (at_once || self.local_is_set).then(|| needed.max(self.exchange.min(most)))
+    }
+
     /// Blocks of a low-latency operation of this many tokens.
     pub(super) fn of_decode(self, tokens: u32) -> u32 {
         self.decode.decode_blocks(self.all, tokens)
@@ -162,5 +172,22 @@ impl Launcher {
                 self.waits.end_all();
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCKS: Blocks =
+        Blocks { exchange: 16, local: 132, local_is_set: false, decode: Sms::Auto, all: 132 };
+
+    #[test]
+    fn rows_are_merged_by_as_many_blocks_as_have_some_and_apart_where_a_caller_may_overlap() {
+        let of = |rows| BLOCKS.of_fused(true, rows);
+        assert_eq!([8000, 200, 1, 0].map(of), [Some(132), Some(100), Some(16), Some(16)]);
+        assert_eq!(BLOCKS.of_fused(false, 8000), None);
+        let set = Blocks { local: 8, local_is_set: true, ..BLOCKS };
+        assert_eq!([false, true].map(|at_once| set.of_fused(at_once, 8000)), [Some(8); 2]);
     }
 }

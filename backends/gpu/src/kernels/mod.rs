@@ -24,6 +24,7 @@ mod domains;
 mod ends;
 mod engine;
 mod exchange;
+mod fused;
 mod gpu_ring;
 mod handle;
 mod launch;

@@ -398,9 +398,9 @@ pub(super) mod tests {
         let (stores, puts) = (sizes(Path::STORE), sizes(ring(1024)));
         let records = puts.entries(puts.slots);
         assert_eq!(puts.control_bytes(), 2 * records);
-        // A tile and two units from each rank.
+        // A tile and eight units from each rank.
         assert_eq!([stores.tiles(), stores.flags()], [records, records + 2 * 8]);
-        assert_eq!(stores.control_bytes(), records + 2 * 8 + 2 * 2 * 8);
+        assert_eq!(stores.control_bytes(), records + 2 * 8 + 2 * 8 * 8);
         assert_eq!([stores.signals(), puts.signals()], [8, 12]);
         let row = RowFormat { x_bytes: 128, scale_bytes: 4, weights: true };
         // One row per token and rank: 2 ranks, though a token selects 4 experts.
