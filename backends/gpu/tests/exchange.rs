@@ -14,8 +14,8 @@ use tempfile::TempDir;
 use tokenyard_core::abi;
 use tokenyard_gpu::compile::Rows;
 
-#[path = "exchange/fused.rs"]
-mod fused;
+#[path = "exchange/local.rs"]
+mod local;
 
 /// The file as the model has it: the dialect's words are the model's own, everything else is the
 /// product's.

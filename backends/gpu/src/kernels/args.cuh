@@ -296,6 +296,9 @@ struct DispatchArgs {
   u32 tally_tokens;     // tokens that a warp counts at once: at most 32
   u32 stage_bytes;      // shared memory of one stage
   u32 stage_scales;     // where in a stage the scales of a piece lie that is cast
+  u32 pushers;          // of rows in tiles: the first blocks, which move rows to other ranks, while the others
+                        // move this rank's own; 0: each block moves both
+  u32 part_rows;        // rows of a share of a tile, which one warp spreads
 
   __device__ bool is_flat() const { return layout == kFlat; }
   // Each of these three is known when kernels are compiled, except for a kernel that moves groups.

@@ -232,6 +232,8 @@ pub(crate) struct DispatchArgs {
     pub(crate) tally_tokens: u32,
     pub(crate) stage_bytes: u32,
     pub(crate) stage_scales: u32,
+    pub(crate) pushers: u32,
+    pub(crate) part_rows: u32,
 }
 
 #[repr(C)]

@@ -49,7 +49,39 @@ pub(super) struct Blocks {
     pub(super) all: u32,
 }
 
+/// The blocks of a dispatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Roles {
+    pub(super) blocks: u32,
+    /// The first ones, which move rows to other ranks; 0: all blocks do all.
+    pub(super) pushers: u32,
+}
+
+impl Roles {
+    /// Rows of a share of a tile: few where there are many warps to spread them.
+    pub(super) fn part_rows(self) -> u32 {
+        if self.pushers > 0 { 2 } else { 8 }
+    }
+}
+
+/// With fewer tokens of a rank, unless the config sets a number of blocks, or with fewer blocks, all blocks of a
+/// dispatch do all.
+const LEAST_TOKENS: u32 = 512;
+const LEAST_BLOCKS: u32 = 24;
+
 impl Blocks {
+    /// Blocks of a dispatch whose rows are spread over experts as they arrive. Local work has its own number where
+    /// no caller overlaps what it waits for, or where the config sets it. A quarter of them fills the link, or as
+    /// many as an exchange has.
+    pub(super) fn of_tiles(self, at_once: bool, max_tokens: u32) -> Roles {
+        let Self { exchange, local, .. } = self;
+        let wanted = self.local_is_set || (at_once && max_tokens >= LEAST_TOKENS);
+        match wanted && local >= LEAST_BLOCKS && local > exchange {
+            true => Roles { blocks: local, pushers: exchange.min(local / 4) },
+            false => Roles { blocks: exchange, pushers: 0 },
+        }
+    }
+
     /// Blocks of a kernel that merges this many rows and sums, and exchanges them: those of local work, where
     /// each has rows. None where a caller may overlap what it waits for, unless the config sets a number.
     pub(super) fn of_fused(self, at_once: bool, rows: u64) -> Option<u32> {
@@ -181,6 +213,24 @@ mod tests {
 
     const BLOCKS: Blocks =
         Blocks { exchange: 16, local: 132, local_is_set: false, decode: Sms::Auto, all: 132 };
+
+    #[test]
+    fn a_quarter_of_the_blocks_pushes_rows_that_the_others_spread_unless_there_is_too_little_of_both()
+     {
+        let of = |blocks: Blocks| blocks.of_tiles(true, 4096);
+        let all = Roles { blocks: 16, pushers: 0 };
+        assert_eq!(of(BLOCKS), Roles { blocks: 132, pushers: 16 });
+        assert_eq!(of(Blocks { local: 32, ..BLOCKS }), Roles { blocks: 32, pushers: 8 });
+        assert_eq!(of(Blocks { local: 16, ..BLOCKS }), all);
+        assert_eq!([BLOCKS.of_tiles(false, 4096), BLOCKS.of_tiles(true, 128)], [all; 2]);
+        let set = Blocks { local: 64, local_is_set: true, ..BLOCKS };
+        assert_eq!(set.of_tiles(false, 16), Roles { blocks: 64, pushers: 16 });
+        // As many as count tokens, at least.
+        assert_eq!(
+            of(Blocks { exchange: 32, local: 30, ..BLOCKS }),
+            Roles { blocks: 32, pushers: 0 }
+        );
+    }
 
     #[test]
     fn rows_are_merged_by_as_many_blocks_as_have_some_and_apart_where_a_caller_may_overlap() {

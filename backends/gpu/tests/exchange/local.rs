@@ -1,4 +1,5 @@
-//! The combine that merges expert rows as it pushes them.
+//! Local work beside the exchange: the combine that merges expert rows as it pushes them, and the spreading of
+//! tiles.
 
 use super::*;
 
@@ -113,4 +114,18 @@ fn every_wait_of_a_fused_combine_that_is_taken_out_is_noticed() {
             }
         }
     }
+}
+
+#[test]
+fn a_tile_that_is_spread_before_it_has_arrived_is_noticed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_all(folder.path(), NVLINK, Rows::Vector, "tiles");
+    let path = folder.path().join("tiles.cuh");
+    let text = std::fs::read_to_string(&path).expect("a source");
+    let wait = "[&](u64 found) { return (u32)found == p.expected; });";
+    assert_eq!(text.matches(wait).count(), 1, "the kernels have another form");
+    let none = "[&](u64 found) { return (u32)found == p.expected || model::mutant == 1; });";
+    std::fs::write(&path, text.replace(wait, none)).expect("written");
+    let model = Model::compile(folder, "exchange.cpp", &defines(NVLINK, Rows::Vector));
+    model.notices(&["mutant"]);
 }
