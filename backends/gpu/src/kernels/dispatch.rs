@@ -302,7 +302,7 @@ impl Engine {
             Cast::None => self.dispatch_tiling(&format.row, wanted.spec.layout),
             _ => self.cast_tiling(&format.row, call.x.dtype),
         };
-        let (roles, shared) = (self.roles(wanted), dispatch_tiling.shared);
+        let (roles, shared) = (self.roles(wanted, call.cast), dispatch_tiling.shared);
         let (x, raw) = match call.cast {
             Cast::None => (call.x.data as u64, 0),
             _ => (0, call.x.data as u64),
@@ -420,11 +420,16 @@ impl Engine {
     }
 
     /// The blocks of a dispatch, and what each of them does.
-    fn roles(&self, wanted: &Wanted) -> Roles {
+    fn roles(&self, wanted: &Wanted, cast: Cast) -> Roles {
         let (blocks, max_tokens) = (self.launcher.blocks, self.exchange.shape.max_tokens);
-        match wanted.in_tiles(self.has_tiles()) && !self.stages(wanted.spec.layout) {
-            true => blocks.of_tiles(wanted.mode.at_once, max_tokens),
-            false => Roles { blocks: blocks.exchange, pushers: 0 },
+        let (at_once, casts) = (wanted.mode.at_once, !matches!(cast, Cast::None));
+        match wanted.spec.layout {
+            // Among several domains a block moves its own share of rows; staged rows have other kernels.
+            layout if !self.has_tiles() || self.stages(layout) => {
+                Roles { blocks: blocks.exchange, pushers: 0 }
+            }
+            Layout::Flat => blocks.of_flat(at_once, casts, max_tokens),
+            _ => blocks.of_tiles(at_once, casts, max_tokens),
         }
     }
 

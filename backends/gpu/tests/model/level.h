@@ -320,9 +320,9 @@ Region region_of(const DispatchArgs& a, const Outcome& outcome) {
   return Region(a.region_shape(), tokens, a.layout == kFlat ? 0 : rows);
 }
 
-// One rank of a dispatch, until its rows have arrived. Where blocks push, there are more than count.
+// One rank of a dispatch, until its rows have arrived. Where blocks push, or cast, there are more than count.
 void dispatch_on(Rank& r, const DispatchArgs& a) {
-  model::launch(kBlocks + (a.pushers > 0), kWarps * kWave, [=, &r] { ty_dispatch(a, r.params()); });
+  model::launch(kBlocks + (a.pushers > 0 || (a.cast != 0 && !TY_PUTS)), kWarps * kWave, [=, &r] { ty_dispatch(a, r.params()); });
   same("an ended wait", r.report->ended, 0u);
   if (!a.c.no_host_sync) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
   if (!a.c.no_host_sync && r.outcome->code != kGo) return;
