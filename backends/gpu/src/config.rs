@@ -163,8 +163,7 @@ pub struct GpuConfig {
     pub decode: Decode,
     /// Multiprocessors that a low-latency operation occupies: "auto" (all, or fewer for few tokens), or 1 to 1024.
     pub decode_sms: Sms,
-    /// Multiprocessors of kernels that touch no other rank, such as the merge of expert rows before a combine:
-    /// "auto" (all), or 1 to 1024.
+    /// Multiprocessors for local work, such as the merge of expert rows in a combine: "auto" (all), or 1 to 1024.
     pub local_sms: Sms,
     /// Where windows lie whose rows a host thread puts: "auto" (in host memory where the transport accepts
     /// it) or "device".

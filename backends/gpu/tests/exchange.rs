@@ -14,6 +14,9 @@ use tempfile::TempDir;
 use tokenyard_core::abi;
 use tokenyard_gpu::compile::Rows;
 
+#[path = "exchange/local.rs"]
+mod local;
+
 /// The file as the model has it: the dialect's words are the model's own, everything else is the
 /// product's.
 fn for_the_host(name: &str, text: &str, rows: Rows) -> String {

@@ -13,7 +13,7 @@ use crate::kernels::args;
 const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange, and those that measure a link: name and text.
 const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
-const HEADERS: [(&str, &str); 25] = [
+const HEADERS: [(&str, &str); 27] = [
     ("arch.cuh", include_str!("../../device/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/arch_cuda.cuh")),
     ("arch_amd.cuh", include_str!("../../device/arch_amd.cuh")),
@@ -35,6 +35,8 @@ const HEADERS: [(&str, &str); 25] = [
     ("puts.cuh", include_str!("../kernels/puts.cuh")),
     ("put_rows.cuh", include_str!("../kernels/put_rows.cuh")),
     ("push_combine.cuh", include_str!("../kernels/push_combine.cuh")),
+    ("fused_plan.cuh", include_str!("../kernels/fused_plan.cuh")),
+    ("fused_combine.cuh", include_str!("../kernels/fused_combine.cuh")),
     ("put_combine.cuh", include_str!("../kernels/put_combine.cuh")),
     ("staging.cuh", include_str!("../kernels/staging.cuh")),
     ("staged_dispatch.cuh", include_str!("../kernels/staged_dispatch.cuh")),

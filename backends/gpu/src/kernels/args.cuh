@@ -298,6 +298,9 @@ struct DispatchArgs {
   u32 tally_tokens;     // tokens that a warp counts at once: at most 32
   u32 stage_bytes;      // shared memory of one stage
   u32 stage_scales;     // where in a stage the scales of a piece lie that is cast
+  u32 pushers;          // of rows in tiles: the first blocks, which move rows to other ranks, while the others
+                        // move this rank's own; 0: each block moves both
+  u32 part_rows;        // rows of a share of a tile, which one warp spreads
 
   __device__ bool is_flat() const { return layout == kFlat; }
   // Each of these three is known when kernels are compiled, except for a kernel that moves groups.
@@ -356,7 +359,7 @@ struct MergeArgs {
   const float* weights;           // [rows], or null: weights to return
   const float* dispatch_weights;  // [rows], or null: rows are multiplied by them
   const i32* slots;               // [N, K]
-  u8* out;                        // [N, row_bytes]
+  u8* out;                        // [N, row_bytes], or null: only weights are returned
   float* out_weights;             // [N, K]
   const u64* received;            // N, where only the device knows it; or null
   u64 tokens;                     // N
@@ -398,6 +401,13 @@ struct CombineArgs {
   u32 push_warps;      // push warps of each such block
   u32 push_bytes;      // a unit moves in pieces of this many bytes
   u32 at_once;         // it also waits until all have read
+};
+
+// One kernel merges expert rows, pushes them and sums: see fused_combine.cuh. `own` of `combine` are the
+// expert rows.
+struct FusedCombineArgs {
+  CombineArgs combine;
+  MergeArgs merge;     // the sum that is made here; `out` and `out_weights` are not written
 };
 
 // Low latency, packed: see staged_dispatch.cuh.
@@ -452,7 +462,8 @@ static_assert(sizeof(WaitReport) == kHostBytes[0] && sizeof(Outcome) == kHostByt
               sizeof(SpreadArgs) == kHostBytes[6] && sizeof(MergeArgs) == kHostBytes[7] &&
               sizeof(Trace) == kHostBytes[8] && sizeof(GroupArgs) == kHostBytes[9] &&
               sizeof(Common) == kHostBytes[10] && sizeof(StagedDispatchArgs) == kHostBytes[11] &&
-              sizeof(StagedCombineArgs) == kHostBytes[12] && sizeof(StagedRefusalArgs) == kHostBytes[13],
+              sizeof(StagedCombineArgs) == kHostBytes[12] && sizeof(StagedRefusalArgs) == kHostBytes[13] &&
+              sizeof(FusedCombineArgs) == kHostBytes[14],
               "args.rs and args.cuh differ");
 #endif
 

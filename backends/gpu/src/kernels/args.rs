@@ -63,6 +63,7 @@ pub(crate) fn bytes() -> String {
         size_of::<StagedDispatchArgs>(),
         size_of::<StagedCombineArgs>(),
         size_of::<StagedRefusalArgs>(),
+        size_of::<FusedCombineArgs>(),
     ]
     .map(|bytes| bytes.to_string())
     .join(",")
@@ -234,6 +235,8 @@ pub(crate) struct DispatchArgs {
     pub(crate) tally_tokens: u32,
     pub(crate) stage_bytes: u32,
     pub(crate) stage_scales: u32,
+    pub(crate) pushers: u32,
+    pub(crate) part_rows: u32,
 }
 
 #[repr(C)]
@@ -265,6 +268,13 @@ pub(crate) struct CombineArgs {
     pub(crate) push_warps: u32,
     pub(crate) push_bytes: u32,
     pub(crate) at_once: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FusedCombineArgs {
+    pub(crate) combine: CombineArgs,
+    pub(crate) merge: MergeArgs,
 }
 
 #[repr(C)]

@@ -141,12 +141,10 @@ __device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTable
   return sync_block_or(waits);
 }
 
-template <class Type, class Up>
-__device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
+// Enters a combine; false if this block has no more to do. The whole block.
+template <class Up>
+__device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, const CombineTables& t, Guard& guard) {
   __shared__ Decision decision;
-  u64 begun = now_ns();
-  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
-  CombineTables t(shared, a.c.ranks);
   LaunchState found(a.c, a.r.note);
   // As in `dispatch`.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
@@ -154,7 +152,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   sync_block();
   if (a.c.epoch() == 0) {
     if (blockIdx.x == 0) skip_operation(a.c);
-    return;
+    return false;
   }
   // A warp that has no other work until records arrive.
   if (threadIdx.x == blockDim.x - kWave) leave_turn(a.c);
@@ -179,7 +177,10 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
           // A read of host memory takes longer than all else before records leave.
           [&] { return !sync_block_or(given_up != 0); });
   }
-  if (!poll_entries(a.c, up, kHead, t.heard, guard)) return stop_all(a.c);
+  if (!poll_entries(a.c, up, kHead, t.heard, guard)) {
+    stop_all(a.c);
+    return false;
+  }
   if (threadIdx.x < kWave) {
     Decision found = decide(a.c, t.heard, kHead);
     // A rank that refuses may have no routing.
@@ -200,13 +201,12 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
       a.c.trace->heard = now;
     }
   }
-  if (d.code != kGo) return;
-  bool waits = place_all(a, up, t);
-  u8* stages = shared + a.table_bytes;
-  if constexpr (kMayPush)
-    if (a.own && blockIdx.x < a.pushers) push_rows(a, up, t, stages);
-  Partials terms{a, {t.first, t.weights, a.r.row_base}, waits ? Units(a, t) : Units(), &guard, a.out};
-  sum_partials<Type>(terms, a.c.tokens(), stages);
+  return d.code == kGo;
+}
+
+// This block reads no more rows. The whole block.
+template <class Up>
+__device__ TY_INLINED void end_combine(const CombineArgs& a, const Up& up, u64 begun, Guard& guard) {
   if (!raise_all(a.c, up, a.c.done_signal(), guard)) return stop_all(a.c);
   if (blockIdx.x != 0) return;
   if (threadIdx.x == 0) {
@@ -214,6 +214,21 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
     a.c.trace->moved = now_ns();
   }
   if (a.at_once) end_at_once(a.c, up, a.c.done_signal() - a.c.rank, kPhaseDone, guard);
+}
+
+template <class Type, class Up>
+__device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
+  u64 begun = now_ns();
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  CombineTables t(shared, a.c.ranks);
+  if (!begin_combine(a, up, t, guard)) return;
+  bool waits = place_all(a, up, t);
+  u8* stages = shared + a.table_bytes;
+  if constexpr (kMayPush)
+    if (a.own && blockIdx.x < a.pushers) push_rows(a, up, t, stages);
+  Partials terms{a, {t.first, t.weights, a.r.row_base}, waits ? Units(a, t) : Units(), &guard, a.out};
+  sum_partials<Type>(terms, a.c.tokens(), stages);
+  end_combine(a, up, begun, guard);
 }
 
 }  // namespace ty

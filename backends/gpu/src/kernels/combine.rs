@@ -13,7 +13,7 @@ use super::mode::{CAPTURED, Mode};
 use super::operation::{CombineOp, Operation};
 use super::outcome::Refusal;
 use super::path::Transfer;
-use super::push::{Push, Work, unit_shift};
+use super::push::{Push, Work, merged_unit_shift, unit_shift};
 use super::sizes::landing_bytes;
 use crate::driver::Launch;
 
@@ -28,6 +28,8 @@ struct Staged {
     landing: [u64; 2],
     /// How this rank's rows are pushed.
     push: Option<Push>,
+    /// The blocks of the kernel that merges the rows and pushes them, if one does.
+    fused: Option<u32>,
 }
 
 /// The arguments of a combine without rows.
@@ -203,11 +205,12 @@ impl Engine {
             Some(_) => 0,
         });
         let push = if flat && room[0] > 0 { self.push(rows, widths[0]) } else { None };
-        let landing = match push {
+        let fused = if flat { None } else { self.fused_blocks(call, mode) };
+        let landing = match push.is_some() || fused.is_some() {
             // A graph holds its memory as long as its handle.
-            Some(_) if mode.is_recorded() => [0; 2],
-            Some(_) => [self.landing_of_pushed(room[0] + room[1], widths[0]), 0],
-            None => self.landing(call),
+            true if mode.is_recorded() => [0; 2],
+            true => [self.landing_of_pushed(room[0] + room[1], widths[0]), 0],
+            false => self.landing(call),
         };
         let region = match room[0] + room[1] + landing[0] + landing[1] {
             0 => None,
@@ -218,9 +221,10 @@ impl Engine {
         let [x, weights] = [0, 1].map(|i| inside[i].unwrap_or(starts[i]));
         let landing_at = if landing[0] > 0 { base + room[0] + room[1] } else { 0 };
         let landing = [landing_at, landing_at + landing[0]];
-        let staged = Staged { region, x, weights, landing, push };
+        let staged = Staged { region, x, weights, landing, push, fused };
         let copies = |i: &usize| room[*i] > 0 && (*i == 1 || push.is_none());
         let copied = match flat {
+            false if fused.is_some() && !call.returns_weights() => Ok(()),
             false => self.merge(call, &staged),
             true => [0, 1].into_iter().filter(copies).try_for_each(|i| {
                 let (to, bytes) = (self.places.arena_at + starts[i], rows * widths[i]);
@@ -243,21 +247,18 @@ impl Engine {
         if spares { bytes } else { 0 }
     }
 
-    /// Expert-major and packed: sums the copies of each received token.
-    fn merge(&self, call: &CombineCall<'_>, staged: &Staged) -> Result<()> {
+    /// The merge of expert rows, to places that the caller adds.
+    pub(super) fn merge_arguments(&self, call: &CombineCall<'_>) -> MergeArgs {
         let state = &self.routing.handles[call.handle as usize];
-        let (kernel, element) = summable(call.x.dtype);
-        let row_bytes = u64::from(self.exchange.shape.hidden) * element;
+        let [row_bytes, _] = self.combine_widths(call);
         let combine_tiling = self.combine_tiling(row_bytes);
-        let shared = RINGS * combine_tiling.stages * combine_tiling.stage_bytes;
-        let size = Launch::of_threads(self.launcher.blocks.local, THREADS, shared);
-        let arguments = MergeArgs {
+        MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,
             dispatch_weights: if call.weighted { state.weights } else { 0 },
             slots: state.slots,
-            out: self.places.arena_at + staged.x,
-            out_weights: self.places.arena_at + staged.weights,
+            out: 0,
+            out_weights: 0,
             received: if state.is_open { state.received_at() } else { 0 },
             tokens: state.received,
             rows: state.rows,
@@ -268,7 +269,20 @@ impl Engine {
             stages: combine_tiling.stages,
             stage_bytes: combine_tiling.stage_bytes,
             reserved: 0,
+        }
+    }
+
+    /// Expert-major and packed: sums the copies of each received token, unless a kernel behind does; returns
+    /// the weights.
+    fn merge(&self, call: &CombineCall<'_>, staged: &Staged) -> Result<()> {
+        let (kernel, _) = summable(call.x.dtype);
+        let arguments = MergeArgs {
+            out: if staged.fused.is_some() { 0 } else { self.places.arena_at + staged.x },
+            out_weights: self.places.arena_at + staged.weights,
+            ..self.merge_arguments(call)
         };
+        let shared = RINGS * arguments.stages * arguments.stage_bytes;
+        let size = Launch::of_threads(self.launcher.blocks.local, THREADS, shared);
         let slot = self.routing.slot(call.operation);
         // SAFETY: the kernel's type; the tensors are valid by the contract of `combine_send`, the
         // rest is held by the handle and the operation.
@@ -291,12 +305,14 @@ impl Engine {
         let (_, element) = summable(call.x.dtype);
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         let combine_tiling = self.combine_tiling(row_bytes);
+        let max_tokens = self.exchange.shape.max_tokens;
         if !call.missing.data.is_null() {
             // A lost rank ends the communicator, so no expert is left out of a sum.
             let (at, bytes) = (call.missing.data as u64, state.tokens.into());
             self.order.work().zero(self.order.context(), at, bytes)?;
         }
         let push = staged.push.unwrap_or(Push { blocks: 0, warps: 0 });
+        let pushes = staged.push.is_some() || staged.fused.is_some();
         let arguments = CombineArgs {
             bias0: call.bias[0].data as u64,
             bias1: call.bias[1].data as u64,
@@ -312,16 +328,24 @@ impl Engine {
             at_once: mode.at_once.into(),
             landing: staged.landing[0],
             landing_weights: staged.landing[1],
-            own: staged.push.map_or(0, |_| call.x.data as u64),
+            own: if pushes { call.x.data as u64 } else { 0 },
             flags: self.sizes.flags(),
             most_units: self.sizes.units,
-            unit_shift: unit_shift(row_bytes, self.exchange.shape.max_tokens),
+            unit_shift: match state.layout {
+                Layout::Flat => unit_shift(row_bytes, max_tokens),
+                _ => merged_unit_shift(max_tokens),
+            },
             pushers: push.blocks,
             push_warps: push.warps,
             ..arguments(common, state.routing, row_bytes, &combine_tiling)
         };
         // SAFETY: the tensors are valid by this function's contract.
-        unsafe { self.launch_combine(call, &arguments, &combine_tiling)? };
+        unsafe {
+            match staged.fused {
+                Some(blocks) => self.launch_fused(call, &arguments, blocks)?,
+                None => self.launch_combine(call, &arguments, &combine_tiling)?,
+            }
+        }
         if !mode.no_host_sync {
             self.wait_outcome(call.operation, &called)?;
         }

@@ -11,6 +11,11 @@ use super::sizes::KEPT;
 /// Rows that a ring reads at once; `Ring::kMost` of the kernels.
 const RING_STAGES: u32 = 16;
 
+/// Rows that a ring reads at once where they are merged as they are pushed; `FusedRing::kMost` of the kernels.
+const FUSED_STAGES: u32 = 8;
+/// Rows of such a ring that are being stored; `kFusedOut` of the kernels.
+const FUSED_OUT: u32 = 2;
+
 /// How a combine reads rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CombineTiling {
@@ -23,6 +28,9 @@ pub(super) struct CombineTiling {
     /// Pushed units move in pieces of this many bytes.
     pub(super) push_bytes: u32,
     pub(super) shared: u32,
+    /// Pieces in flight of a ring where rows are merged as they are pushed, and shared memory of a block.
+    pub(super) fused_stages: u32,
+    pub(super) fused_shared: u32,
 }
 
 impl CombineTiling {
@@ -38,6 +46,7 @@ impl CombineTiling {
         let room = block.shared.saturating_sub(KEPT + table_bytes) / stage_bytes;
         let stages = (room / RINGS).clamp(1, RING_STAGES);
         let stages_bytes = RINGS * stages * stage_bytes;
+        let fused_stages = (room / RINGS).saturating_sub(FUSED_OUT).clamp(1, FUSED_STAGES);
         // Each piece is waited for, so short rows travel together.
         let push_bytes = stages_bytes / (PUSH_WARPS * PUSH_STAGES) / 128 * 128;
         Self {
@@ -48,6 +57,8 @@ impl CombineTiling {
             table_bytes,
             push_bytes: push_bytes.clamp(128, LONGEST_PIECE as u32),
             shared: table_bytes + stages_bytes.max(PUSH_WARPS * PUSH_STAGES * 128),
+            fused_stages,
+            fused_shared: table_bytes + RINGS * (fused_stages + FUSED_OUT) * stage_bytes,
         }
     }
 }
@@ -75,6 +86,7 @@ mod tests {
                         && combine_tiling.stages <= RING_STAGES,
                     "{combine_tiling:?}"
                 );
+                assert!(combine_tiling.fused_shared + KEPT <= HOPPER.shared, "{combine_tiling:?}");
                 // All threads but those of one warp take five vectors of 16 bytes each.
                 assert!(combine_tiling.piece_bytes <= (THREADS / RINGS - HOPPER.wave) * 5 * 16);
                 let pushed = PUSH_WARPS * PUSH_STAGES * combine_tiling.push_bytes;
@@ -90,6 +102,15 @@ mod tests {
     fn kernels_push_by_as_many_pieces_as_they_have_room_for() {
         let line = format!("constexpr u32 kPushStages = {PUSH_STAGES};");
         assert!(include_str!("push_combine.cuh").contains(&line), "the kernels have other stages");
+        for line in [
+            format!("static constexpr u32 kMost = {FUSED_STAGES};"),
+            format!("constexpr u32 kFusedOut = {FUSED_OUT};"),
+        ] {
+            assert!(
+                include_str!("fused_combine.cuh").contains(&line),
+                "the kernels differ: {line}"
+            );
+        }
     }
 
     #[test]

@@ -296,10 +296,10 @@ __device__ inline u32 tokens_of(const DispatchArgs& a) {
   return a.tokens ? min(load_device(a.tokens), a.c.input_rows) : a.c.input_rows;
 }
 
-// Counts the share of this block.
+// Counts the share of this block, if it has one.
 __device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
   if (a.c.verdict != kEnter) return;
-  if (!a.replay) count(a, tokens, shared);
+  if (!a.replay && blockIdx.x < a.r.blocks) count(a, tokens, shared);
   u32 found = a.tokens && blockIdx.x + threadIdx.x == 0 ? *a.tokens : 0;
   if (found > a.c.input_rows) note_problem(a, found, 0, kTooMany);
 }
@@ -341,7 +341,8 @@ template <bool kTiles, class Up>
 __device__ TY_INLINED void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, Stages& stages,
                          u8* shared, Guard& guard) {
   move_metadata<kTiles>(a, up, t, shared + a.metadata_at);
-  Targets to{named_from(a, t), t.expert_base, t.x, t.scales, 0};
+  Role role(a);
+  Targets to{named_from(a, t), t.expert_base, t.x, t.scales, 0, role.own, role.others};
   if constexpr (kTiles) to.own_scales = t.x[a.c.rank] + own_region().scales;
   Mover<kTiles, Up> mover(a, up, to, stages);
   if constexpr (kTiles) {

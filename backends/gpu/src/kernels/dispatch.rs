@@ -10,6 +10,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, SpreadArgs, THREADS};
 use super::engine::Engine;
 use super::handle::Output;
+use super::launch::Roles;
 use super::mode::CAPTURED;
 use super::operation::{DispatchOp, Operation};
 use super::outcome::Refusal;
@@ -79,6 +80,8 @@ fn arguments(
         tally_tokens: dispatch_tiling.tally_tokens,
         stage_bytes: dispatch_tiling.pitch,
         stage_scales: dispatch_tiling.stage_scales,
+        pushers: 0,
+        part_rows: 1,
     }
 }
 
@@ -142,7 +145,10 @@ impl Engine {
         let sent = self.refuse_staged(call.operation, &common).and_then(|refused| match refused {
             true => Ok(()),
             // SAFETY: the arguments name no tensors.
-            false => unsafe { self.launch_dispatch(call.operation, &arguments, &dispatch_tiling) },
+            false => unsafe {
+                let blocks = self.launcher.blocks.exchange;
+                self.launch_dispatch(call.operation, &arguments, [blocks, dispatch_tiling.shared])
+            },
         });
         let outcome = sent.and_then(|()| self.wait_outcome(call.operation, &called));
         self.order.order_refused(self.routing.slot(call.operation), &mode);
@@ -302,6 +308,7 @@ impl Engine {
             Cast::None => self.dispatch_tiling(&format.row, wanted.spec.layout),
             _ => self.cast_tiling(&format.row, call.x.dtype),
         };
+        let (roles, shared) = (self.roles(wanted, call.cast), dispatch_tiling.shared);
         let (x, raw) = match call.cast {
             Cast::None => (call.x.data as u64, 0),
             _ => (0, call.x.data as u64),
@@ -330,6 +337,8 @@ impl Engine {
             source_first: self.exchange.world_rank() * self.exchange.shape.max_tokens,
             sources: grouped.map_or(0, |grouped| grouped.sources),
             at_once: wanted.mode.at_once.into(),
+            pushers: roles.pushers,
+            part_rows: roles.part_rows(),
             tiles: self.sizes.tiles(),
             tile_rows: if wanted.in_tiles(self.has_tiles()) { self.sizes.tile_rows } else { 0 },
             zero_padding: matches!(
@@ -343,7 +352,9 @@ impl Engine {
         unsafe {
             match self.stages(wanted.spec.layout) {
                 true => self.launch_staged_dispatch(call.operation, &arguments, &wanted.mode)?,
-                false => self.launch_dispatch(call.operation, &arguments, &dispatch_tiling)?,
+                false => {
+                    self.launch_dispatch(call.operation, &arguments, [roles.blocks, shared])?
+                }
             }
         }
         if no_host_sync {
@@ -377,10 +388,9 @@ impl Engine {
         &self,
         operation: u64,
         arguments: &DispatchArgs,
-        dispatch_tiling: &DispatchTiling,
+        [blocks, shared]: [u32; 2],
     ) -> Result<()> {
-        let size =
-            Launch::of_threads(self.launcher.blocks.exchange, THREADS, dispatch_tiling.shared);
+        let size = Launch::of_threads(blocks, THREADS, shared);
         let slot = self.routing.slot(operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.launcher.kernels.dispatch, size, arguments, slot) }
@@ -413,6 +423,20 @@ impl Engine {
         self.abort_on_fatal(arrived)?;
         let lost = self.launcher.memory.lost.address();
         Ok(describe(&op, &self.exchange.regions, lost))
+    }
+
+    /// The blocks of a dispatch, and what each of them does.
+    fn roles(&self, wanted: &Wanted, cast: Cast) -> Roles {
+        let (blocks, max_tokens) = (self.launcher.blocks, self.exchange.shape.max_tokens);
+        let (at_once, casts) = (wanted.mode.at_once, !matches!(cast, Cast::None));
+        match wanted.spec.layout {
+            // Among several domains a block moves its own share of rows; staged rows have other kernels.
+            layout if !self.has_tiles() || self.stages(layout) => {
+                Roles { blocks: blocks.exchange, pushers: 0 }
+            }
+            Layout::Flat => blocks.of_flat(at_once, casts, max_tokens),
+            _ => blocks.of_tiles(at_once, casts, max_tokens),
+        }
     }
 
     /// Whether rows are spread over experts while others arrive. Tiles number the rows of a source

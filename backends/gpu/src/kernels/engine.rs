@@ -28,7 +28,7 @@ use super::routing::RoutingTable;
 use super::sizes::{DispatchTiling, Sizes};
 use super::waits::{Turn, Waits};
 use crate::compile::Rows;
-use crate::config::GpuConfig;
+use crate::config::{GpuConfig, Sms};
 use crate::driver::{Buffer, Context, Pinned, RawStream};
 
 /// Epoch 1 in slot 0.
@@ -156,6 +156,7 @@ impl Engine {
                 blocks: Blocks {
                     exchange: blocks,
                     local: config.local_sms.local_blocks(processors),
+                    local_is_set: config.local_sms != Sms::Auto,
                     decode: config.decode_sms,
                     all: processors,
                 },

@@ -17,6 +17,7 @@ namespace up {
 #include "combine.cuh"
 #include "dispatch.cuh"
 #include "experts.cuh"
+#include "fused_combine.cuh"
 #include "put_combine.cuh"
 #include "staged_combine.cuh"
 #include "staged_dispatch.cuh"
@@ -71,6 +72,19 @@ TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
 #endif
 
 #if !TY_PUTS && !TY_GROUPED
+
+TY_KERNEL_ALONE(ty::kFusedWarps * ty::kWave)
+    ty_combine_fused_bf16(TY_ARGUMENT ty::FusedCombineArgs a, TY_ARGUMENT Up::Params p) {
+  ty::combine_fused<ty::Bf16>(ty::in_place(a), Up(p), shared);
+}
+TY_KERNEL_ALONE(ty::kFusedWarps * ty::kWave)
+    ty_combine_fused_f16(TY_ARGUMENT ty::FusedCombineArgs a, TY_ARGUMENT Up::Params p) {
+  ty::combine_fused<ty::F16>(ty::in_place(a), Up(p), shared);
+}
+TY_KERNEL_ALONE(ty::kFusedWarps * ty::kWave)
+    ty_combine_fused_f32(TY_ARGUMENT ty::FusedCombineArgs a, TY_ARGUMENT Up::Params p) {
+  ty::combine_fused<ty::F32>(ty::in_place(a), Up(p), shared);
+}
 
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_dispatch_staged(TY_ARGUMENT ty::StagedDispatchArgs a, TY_ARGUMENT Up::Params p) {

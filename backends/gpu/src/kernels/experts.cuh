@@ -224,6 +224,8 @@ template <class Type>
 __device__ void merge(const MergeArgs& a, u8* shared) {
   u64 tokens = a.received ? *a.received : a.tokens;
   if (a.weights) merge_weights(a, tokens);
+  // A kernel behind this one merges the rows.
+  if (!a.out) return;
   Summing s{{a.piece_bytes, a.pieces}, (u32)tokens, a.row_bytes, a.stages, a.stage_bytes, nullptr};
   if (a.dispatch_weights)
     sum_rows<Type>(Copies<true>{a, a.out}, s, shared);

@@ -39,6 +39,10 @@ impl StagedKernels {
     }
 }
 
+/// The kernel for each type that merges expert rows, pushes them and sums, as in [`Kernels`]: see
+/// `fused_combine.cuh`.
+type FusedKernels = [Function; 3];
+
 /// The kernels.
 #[derive(Debug)]
 pub(super) struct Kernels {
@@ -52,6 +56,8 @@ pub(super) struct Kernels {
     /// The kernel for each type, as in `combine`.
     pub(super) merge: [Function; 3],
     pub(super) agree: Function,
+    /// Where kernels load and store, in one domain.
+    pub(super) fused: Option<FusedKernels>,
     /// Inside one of several domains: finds the group of each token.
     pub(super) group: Option<Function>,
     /// The kernels of low-latency operations, where rows of the packed layout are staged.
@@ -101,6 +107,7 @@ impl Kernels {
         let group =
             if role == Role::IntraDomain { Some(module.function("ty_group")?) } else { None };
         let is_whole = role == Role::Direct && !puts;
+        let fused = is_whole.then(|| fused(&module, most_shared)).transpose()?;
         let staged = match config.decode {
             Decode::LowLatency if is_whole => Some(StagedKernels::load(&module, most_shared)?),
             _ => None,
@@ -113,11 +120,24 @@ impl Kernels {
             spread,
             merge,
             agree,
+            fused,
             group,
             staged,
             rows,
         })
     }
+}
+
+fn fused(module: &Arc<Module>, most_shared: u32) -> Result<FusedKernels> {
+    let kernels = [
+        module.cooperative("ty_combine_fused_bf16")?,
+        module.cooperative("ty_combine_fused_f16")?,
+        module.cooperative("ty_combine_fused_f32")?,
+    ];
+    for kernel in &kernels {
+        kernel.allow_shared(most_shared.saturating_sub(DECLARED))?;
+    }
+    Ok(kernels)
 }
 
 /// The index of a type's kernel, and the bytes of an element.

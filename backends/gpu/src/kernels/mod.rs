@@ -24,6 +24,7 @@ mod ends;
 mod engine;
 mod exchange;
 mod exchanges;
+mod fused;
 mod gpu_ring;
 mod handle;
 mod launch;

@@ -5,8 +5,11 @@ use super::args::{PUSH_WARPS, RINGS};
 use crate::compile::Rows;
 use crate::config::Outside;
 
-/// Rows of a unit, at least: each unit is reported by a word of its own.
-const LEAST_ROWS: u32 = 8;
+/// Rows of a unit, at least: each unit is reported by a word of its own. As many has a unit of rows that are
+/// merged as they are pushed, which a source waits for soon after they are made.
+const LEAST_ROWS: u32 = 2;
+/// The same of rows that are only moved.
+const LEAST_MOVED: u32 = 8;
 /// Units of the rows that one owner has for a source, at most.
 const MOST_UNITS: u32 = 4096;
 /// Bytes of a unit, about: a report of a unit takes as long as a move of some of its rows.
@@ -15,7 +18,12 @@ const UNIT_BYTES: u64 = 112 << 10;
 /// The logarithm (base 2) of the rows of a unit, for rows of `row_bytes`; equal on all ranks.
 pub(super) fn unit_shift(row_bytes: u64, max_tokens: u32) -> u32 {
     let wanted = (UNIT_BYTES / row_bytes.max(1)).clamp(1, 1 << 20) as u32;
-    least_rows(max_tokens).max(1 << wanted.ilog2()).ilog2()
+    least_rows(max_tokens).max(LEAST_MOVED).max(1 << wanted.ilog2()).ilog2()
+}
+
+/// The same for rows that are merged as they are pushed.
+pub(super) fn merged_unit_shift(max_tokens: u32) -> u32 {
+    least_rows(max_tokens).ilog2()
 }
 
 /// Units of one owner's rows for a source, for any rows.
@@ -165,7 +173,10 @@ mod tests {
                 let units = max_tokens.div_ceil(1 << unit_shift(row_bytes, max_tokens));
                 assert!(units <= most_units(max_tokens) && units <= MOST_UNITS);
             }
+            let units = max_tokens.div_ceil(1 << merged_unit_shift(max_tokens));
+            assert!(units <= most_units(max_tokens) && units <= MOST_UNITS);
         }
         assert_eq!([14_336, 4096, 28_672].map(|bytes| unit_shift(bytes, 4096)), [3, 4, 3]);
+        assert_eq!([4096, 32_768].map(merged_unit_shift), [1, 3]);
     }
 }

@@ -151,7 +151,7 @@ __device__ inline void close_block(const DispatchArgs& a, const Tally& t) {
   }
 }
 
-// All blocks: each warp counts a span.
+// The first blocks, as many as the routing says: each warp counts a span.
 __device__ inline void count(const DispatchArgs& a, u32 tokens, u8* shared) {
   Tally t(shared, a.c, a.tally_tokens);
   u32 first = (blockIdx.x * kWarps + wave_id()) * a.r.span;
@@ -163,11 +163,11 @@ __device__ inline void count(const DispatchArgs& a, u32 tokens, u8* shared) {
 }
 
 // Counts of blocks become first rows, if `wanted`; returns the sum of a column.
-__device__ inline u32 scan_column(u32* table, u32 columns, bool wanted) {
+__device__ inline u32 scan_column(u32* table, u32 columns, u32 blocks, bool wanted) {
   constexpr u32 kAtOnce = 16;
   u32 sum = 0;
 #pragma unroll 1
-  for (u32 left = gridDim.x; left > 0;) {
+  for (u32 left = blocks; left > 0;) {
     u32 rows[kAtOnce], some = min(left, kAtOnce);
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++) rows[i] = i < some ? load_device(&table[i * columns]) : 0;
@@ -191,7 +191,7 @@ __device__ inline void scan(const DispatchArgs& a, u32* totals, bool counted) {
     u32 width = is_rank ? ranks : experts, column = is_rank ? i : i - ranks;
     u32* counts = (is_rank ? a.r.counts : a.r.expert_counts) + column;
     u32* table = (is_rank ? a.r.block_ranks : a.r.block_experts) + column;
-    if (counted) *counts = scan_column(table, width, is_rank || a.layout != kFlat);
+    if (counted) *counts = scan_column(table, width, a.r.blocks, is_rank || a.layout != kFlat);
     totals[i] = *counts;
   }
   sync_block();

@@ -16,6 +16,21 @@ struct Targets {
   const u64* x;            // [R]: address of the first received row
   const u64* scales;       // [R]: the same of scales, in the order of received tokens
   u64 own_scales;          // of this rank's own expert rows, where other ranks' rows arrive in tiles
+  bool own, others;        // as in Role
+};
+
+// The rows that a block moves. Where some blocks push, they move all rows to other ranks, and the others move
+// this rank's own.
+struct Role {
+  u32 index, blocks;  // of this block among those that move the same rows
+  bool own, others;
+
+  __device__ explicit Role(const DispatchArgs& a) {
+    bool all = !kMayTile || a.pushers == 0;
+    own = all || blockIdx.x >= a.pushers, others = all || !own;
+    index = all || others ? blockIdx.x : blockIdx.x - a.pushers;
+    blocks = all ? gridDim.x : others ? a.pushers : gridDim.x - a.pushers;
+  }
 };
 
 // Where a lane stores a piece of a row, and its scales if it is cast; or null.
@@ -51,7 +66,7 @@ __device__ inline u64 scales_target(const DispatchArgs& a, const Targets& to, u3
   u64 bytes = 4 * (u64)a.scale_words;
   if (kTiles && row >= 0 && rank == a.c.rank) return to.own_scales + row * bytes;
   if (!by_token) row = row_at(a.c, a.r, to.row_base, token, packed, &rank);
-  bool none = row < 0 || (kTiles && rank == a.c.rank);
+  bool none = row < 0 || (kTiles && (rank == a.c.rank || !to.others));
   return none ? 0 : to.scales[rank] + row * bytes;
 }
 
@@ -64,6 +79,7 @@ __device__ inline Places target(const DispatchArgs& a, const Targets& to, u32 to
   bool by_token = kMayTile ? !kTiles : a.by_token();
   i64 row = by_token ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
                          : first_expert_row(a, to.expert_base, token, (i32)aimed, &rank);
+  if (kTiles && row >= 0 && !(rank == a.c.rank ? to.own : to.others)) row = -1;
   Places places{nullptr, nullptr};
   if (row >= 0)
     places.row = reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
@@ -81,17 +97,19 @@ __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
 
 // The pieces of rows that a warp moves without asking: where rows are staged, all of its share of its
 // block's tokens, so that the staged data of a block lies together; else the first ones, before
-// others are dealt.
+// others are dealt. Rows that this rank has for itself take all warps equally long, so they are not dealt.
 struct Share {
   u32 first, end, step;
+  bool dealt = !kPuts;
 
   __device__ explicit Share(const DispatchArgs& a) {
     if constexpr (kPuts) {
       BlockTokens own(a);
       first = own.first * a.pieces + wave_id(), end = own.end * a.pieces, step = a.movers;
     } else {
-      first = blockIdx.x * a.movers + wave_id(), end = a.c.tokens() * a.pieces;
-      step = gridDim.x * a.movers;
+      Role role(a);
+      first = role.index * a.movers + wave_id(), end = a.c.tokens() * a.pieces;
+      step = role.blocks * a.movers, dealt = role.others;
     }
   }
 };
@@ -140,7 +158,7 @@ class Stages {
     for (u32 s = 0; s < primed_; s++) wait_barrier(barriers_ + 8 * s, 0);
   }
   __device__ void deal() {
-    if constexpr (kPuts)
+    if (!share_.dealt)
       dealt_ = share_.first + share_.step * (ahead() + taken_++);
     else
       dealt_ = lane() == 0 ? (u32)atomic_add(&a_.c.state->dealt, 1ull) + share_.step * ahead() : 0;
@@ -348,7 +366,7 @@ class Mover {
         sync_wave();
         loaded += load();
       });
-      if constexpr (kTiles) note(token);
+      if (kTiles && to_.others) note(token);
       if (early || !more_) continue;
       if (a_.stages > 1)
         stores_read_but_one();
@@ -357,7 +375,7 @@ class Mover {
       sync_wave();
       loaded += load();
     }
-    if constexpr (kTiles) uncounted_.count(a_, up_, 0, [] { stores_done(); });
+    if (kTiles && to_.others) uncounted_.count(a_, up_, 0, [] { stores_done(); });
     stores_done();
   }
 
@@ -409,7 +427,7 @@ class Mover {
 
  private:
   __device__ TY_INLINED void deal() {
-    if constexpr (kPuts) {
+    if (!share_.dealt) {
       dealt_ = share_.first + (u64)share_.step * taken_++;
     } else {
       dealt_ = lane_id() == 0 ? atomic_add(&a_.c.state->dealt, 1ull) : 0;
@@ -427,7 +445,7 @@ class Mover {
       cast_piece(there, from, piece);
     else
       VectorCopier().copy(there.row, a_.x + from, piece_length(a_, piece));
-    if (!kTiles) return;
+    if (!kTiles || !to_.others) return;
     sync_wave();
     fence_system();
     u64* count = lane < a_.c.topk ? count_of_row(a_, up_, token, lane) : nullptr;

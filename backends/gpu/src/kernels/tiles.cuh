@@ -6,7 +6,8 @@
 // shares of tiles in the order of arrival, wait for them, and spread them: first the warps that move no
 // rows, then all. A warp that has rows to move waits for no rank, so no two ranks wait for each other.
 // While rows are moved, others are spread by loads and stores: bulk copies of a block queue behind those
-// that the link delays.
+// that the link delays. Where all multiprocessors take part, as many blocks as the link needs move rows to
+// other ranks, and the others move this rank's own and spread.
 //
 // The rows that a rank has for itself are in no tile: the warp that loads them stores them to all
 // their places.
@@ -16,8 +17,6 @@
 #include "tables.cuh"
 
 namespace ty {
-
-constexpr u32 kPartRows = 8;   // rows of a share of a tile, which one warp spreads
 
 // The count of a tile of `source` at `rank`: in the lower half the pieces and the metadata of rows that are
 // complete, in the upper half the shares that are spread. Zero between operations.
@@ -40,10 +39,10 @@ __device__ u64* count_of_row(const DispatchArgs& a, const Up& up, u32 token, u32
 template <class Up>
 __device__ void count_metadata(const DispatchArgs& a, const Up& up, u32 rank, u32 first, u32 rows) {
   sync_wave();
-  // A unit has no more rows than a tile, so it spans two at most.
+  // A unit has fewer rows than as many tiles as there are lanes.
   u32 tile = first / a.tile_rows + lane_id();
   u32 begin = max(first, tile * a.tile_rows), end = min(first + rows, (tile + 1) * a.tile_rows);
-  if (lane_id() < 2 && begin < end)
+  if (begin < end)
     add_release(tile_count(a, up, rank, a.c.rank, tile), end - begin);
 }
 
@@ -54,15 +53,15 @@ struct TilePart {
 
   // Number `unit` in the order in which shares are taken: other ranks in turn, from this one on.
   __device__ TilePart(const DispatchArgs& a, const DispatchTables& t, u32 unit) {
-    u32 ranks = a.c.ranks, each = a.tile_rows / kPartRows, turn = unit / (ranks - 1);
+    u32 ranks = a.c.ranks, each = a.tile_rows / a.part_rows, turn = unit / (ranks - 1);
     source = (a.c.rank + 1 + unit % (ranks - 1)) % ranks;
     tile = turn / each;
-    first = turn * kPartRows;
+    first = turn * a.part_rows;
     u32 all = t.heard[source * (kHead + ranks) + kHead + a.c.rank];
     u32 begin = tile * a.tile_rows, length = all > begin ? min(a.tile_rows, all - begin) : 0;
-    rows = all > first ? min(kPartRows, all - first) : 0;
+    rows = all > first ? min(a.part_rows, all - first) : 0;
     expected = length * (a.pieces + 1);
-    parts = (length + kPartRows - 1) / kPartRows;
+    parts = (length + a.part_rows - 1) / a.part_rows;
   }
 };
 
@@ -72,7 +71,7 @@ __device__ inline u32 parts_of(const DispatchArgs& a, const DispatchTables& t) {
 #pragma unroll 1
   for (u32 s = 0; s < a.c.ranks; s++)
     if (s != a.c.rank) most = max(most, t.heard[s * words + kHead + a.c.rank]);
-  return (most + kPartRows - 1) / kPartRows * (a.c.ranks - 1);
+  return (most + a.part_rows - 1) / a.part_rows * (a.c.ranks - 1);
 }
 
 // The arguments of `spread` for this rank's region.

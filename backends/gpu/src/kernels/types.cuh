@@ -95,6 +95,12 @@ struct Sums {
         sum[i].add(term[i]);
     }
   }
+  // Adds another sum, rounded.
+  __device__ void take(const Sums& other, i64 left) {
+#pragma unroll
+    for (u32 i = 0; i < kCount; i++)
+      if (left > (i64)i * kApart) sum[i].add(other.sum[i].result());
+  }
   __device__ void store(u8* to, i64 left) const {
 #pragma unroll
     for (u32 i = 0; i < kCount; i++)

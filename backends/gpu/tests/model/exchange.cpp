@@ -338,6 +338,13 @@ int main(int count, char** arguments) {
     puts("all is well");
     return 0;
   }
+  // A change to the kernels is switched on.
+  if (what == "mutant") {
+    model::mutant = 1;
+    run({2, 8, 3, 64, 0, 72, 1 << 20}, {70, 33});
+    puts("nothing was noticed");
+    return 0;
+  }
   // Rows that shared memory holds fewer stages of.
   if (what == "long") {
     run_once({2, 8, 3, 1040, 1, 40, 1 << 20}, {40, 33});

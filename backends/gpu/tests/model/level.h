@@ -294,7 +294,9 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.metadata_scales = r.operations % 3 != 0;
   if (layout != kFlat && !TY_PUTS && !kGrouped) {
     // Small tiles, so that there are several.
-    a.tiles = r.state->outbox, a.tile_rows = 32;
+    a.tiles = r.state->outbox, a.tile_rows = r.operations % 2 ? 32 : 8;
+    // Some ranks have blocks that push.
+    a.pushers = (r.operations / 2 + r.me) % 3 == 0 ? 0 : 1, a.part_rows = a.pushers > 0 ? 2 : 8;
     a.zero_padding = layout == kExpertMajor;
   }
   return a;
@@ -318,9 +320,9 @@ Region region_of(const DispatchArgs& a, const Outcome& outcome) {
   return Region(a.region_shape(), tokens, a.layout == kFlat ? 0 : rows);
 }
 
-// One rank of a dispatch, until its rows have arrived.
+// One rank of a dispatch, until its rows have arrived. Where blocks push, or cast, there are more than count.
 void dispatch_on(Rank& r, const DispatchArgs& a) {
-  model::launch(kBlocks, kWarps * kWave, [=, &r] { ty_dispatch(a, r.params()); });
+  model::launch(kBlocks + (a.pushers > 0 || (a.cast != 0 && !TY_PUTS)), kWarps * kWave, [=, &r] { ty_dispatch(a, r.params()); });
   same("an ended wait", r.report->ended, 0u);
   if (!a.c.no_host_sync) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
   if (!a.c.no_host_sync && r.outcome->code != kGo) return;

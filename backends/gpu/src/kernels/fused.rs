@@ -1,0 +1,58 @@
+//! Combine from expert-major and packed rows in one kernel, where kernels load and store in one domain: it
+//! merges expert rows, pushes partial rows and sums. See `fused_combine.cuh`.
+
+use tokenyard_core::call::CombineCall;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{CombineArgs, FusedCombineArgs, RINGS, THREADS};
+use super::engine::Engine;
+use super::loaded::summable;
+use super::mode::Mode;
+use crate::compile::Rows;
+use crate::driver::Launch;
+
+/// Warps of a block that store rows: one for each ring.
+const STORING_WARPS: u32 = RINGS;
+
+impl Engine {
+    /// The blocks of the kernel that merges the rows of a call as it pushes them; none where a kernel of its
+    /// own merges them first.
+    pub(super) fn fused_blocks(&self, call: &CombineCall<'_>, mode: &Mode) -> Option<u32> {
+        self.launcher.kernels.fused.as_ref()?;
+        let state = &self.routing.handles[call.handle as usize];
+        let rows = state.received + u64::from(state.tokens);
+        self.launcher.blocks.of_fused(mode.at_once, rows)
+    }
+
+    /// Launches that kernel.
+    ///
+    /// # Safety
+    /// As [`combine_send`](Self::combine_send).
+    pub(super) unsafe fn launch_fused(
+        &self,
+        call: &CombineCall<'_>,
+        combine: &CombineArgs,
+        blocks: u32,
+    ) -> Result<()> {
+        let Some(kernels) = &self.launcher.kernels.fused else {
+            return Err(Error::new(ErrorKind::Internal, "combine", "there is no such kernel"));
+        };
+        let (kernel, _) = summable(call.x.dtype);
+        let [row_bytes, _] = self.combine_widths(call);
+        let tiling = self.combine_tiling(row_bytes);
+        let launch = match self.launcher.kernels.rows {
+            Rows::Tma => {
+                let threads = THREADS + STORING_WARPS * self.launcher.block.wave;
+                Launch::of_threads(blocks, threads, tiling.fused_shared)
+            }
+            Rows::Vector => Launch::of_threads(blocks, THREADS, tiling.table_bytes),
+        };
+        let arguments = FusedCombineArgs {
+            combine: CombineArgs { stages: tiling.fused_stages, ..*combine },
+            merge: self.merge_arguments(call),
+        };
+        let slot = self.routing.slot(call.operation);
+        // SAFETY: the kernel's type; the rest by this function's contract.
+        unsafe { self.launch(&kernels[kernel], launch, &arguments, slot) }
+    }
+}
