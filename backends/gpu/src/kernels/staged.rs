@@ -57,10 +57,10 @@ impl Engine {
         if mode.at_once || !mode.no_host_sync { SENDS | RECEIVES } else { SENDS }
     }
 
-    /// Blocks of an operation of this many tokens of this rank, and a block's shared memory.
-    fn staged_launch(&self, sizes: &StagingSizes, tokens: u32) -> Launch {
+    /// Blocks of this many threads for an operation of this many tokens of this rank, and a block's shared memory.
+    fn staged_launch(&self, sizes: &StagingSizes, threads: u32, tokens: u32) -> Launch {
         let blocks = self.launcher.blocks.of_decode(tokens);
-        Launch::of_threads(blocks, THREADS, sizes.shared(&self.exchange.shape))
+        Launch::of_threads(blocks, threads, sizes.shared(&self.exchange.shape))
     }
 
     /// Launches a dispatch.
@@ -76,13 +76,14 @@ impl Engine {
     ) -> Result<()> {
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
         let (slot, phases) = (self.routing.slot(operation), Self::phases(mode));
-        let launch = self.staged_launch(&sizes, dispatch.common.input_rows);
+        let (kernel, threads) = kernels.dispatch(dispatch);
+        let launch = self.staged_launch(&sizes, threads, dispatch.common.input_rows);
         let apart = phases == SENDS;
         let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
         let staging = sizes.arguments(phases, by_role);
         let arguments = StagedDispatchArgs { dispatch: *dispatch, staging };
         // SAFETY: the kernel's type; the rest by this function's contract.
-        unsafe { self.launch(&kernels.dispatch, launch, &arguments, slot)? };
+        unsafe { self.launch(kernel, launch, &arguments, slot)? };
         let staging = sizes.arguments(RECEIVES, 0);
         self.routing.halves[slot] = match apart {
             true => StagedHalf::Dispatch(StagedDispatchArgs { staging, ..arguments }),
@@ -152,13 +153,14 @@ impl Engine {
             ..super::combine::arguments(common, state.routing, row_bytes, &self.combine_tiling(16))
         };
         let (slot, phases) = (self.routing.slot(call.operation), Self::phases(mode));
-        let launch = self.staged_launch(&sizes, state.tokens);
+        let (function, threads) = kernels.combine(&combine, kernel);
+        let launch = self.staged_launch(&sizes, threads, state.tokens);
         let staging = sizes.arguments(phases, 0);
         let arguments =
             StagedCombineArgs { combine, merge, staging, sources: state.landed_sources };
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest is held by
         // the handle.
-        unsafe { self.launch(&kernels.combine[kernel], launch, &arguments, slot)? };
+        unsafe { self.launch(function, launch, &arguments, slot)? };
         let staging = sizes.arguments(RECEIVES, 0);
         self.routing.halves[slot] = match phases {
             SENDS => StagedHalf::Combine(StagedCombineArgs { staging, ..arguments }, kernel),
@@ -182,13 +184,17 @@ impl Engine {
             match half {
                 StagedHalf::None => Ok(()),
                 StagedHalf::Dispatch(arguments) => {
-                    let launch = self.staged_launch(&sizes, arguments.dispatch.common.input_rows);
-                    self.launch(&kernels.dispatch, launch, &arguments, slot)
+                    let dispatch = &arguments.dispatch;
+                    let (kernel, threads) = kernels.dispatch(dispatch);
+                    let launch = self.staged_launch(&sizes, threads, dispatch.common.input_rows);
+                    self.launch(kernel, launch, &arguments, slot)
                 }
-                StagedHalf::Combine(arguments, kernel) => {
+                StagedHalf::Combine(arguments, of_type) => {
+                    let (kernel, threads) = kernels.combine(&arguments.combine, of_type);
                     // T may be known only to the device.
-                    let launch = self.staged_launch(&sizes, self.exchange.shape.max_tokens);
-                    self.launch(&kernels.combine[kernel], launch, &arguments, slot)
+                    let most = self.exchange.shape.max_tokens;
+                    let launch = self.staged_launch(&sizes, threads, most);
+                    self.launch(kernel, launch, &arguments, slot)
                 }
             }
         }

@@ -80,10 +80,26 @@ StagedDispatchArgs staged_dispatch(Rank& r, bool replay, Way way) {
   return a;
 }
 
-void launch_staged(Rank& r, const StagedDispatchArgs& a, u32 phases) {
+// The threads of a block that has one piece of a row a thread, as the host chooses them.
+u32 threads_for(u32 pieces) { return std::max((pieces + 63) / 64 * 64, kWarps * kWave); }
+
+void run_staged(const StagedDispatchArgs& a, const Up::Params& params, bool is_long) {
+  if (a.dispatch.cast != 0)
+    is_long ? ty_cast_staged_long(a, params) : ty_cast_staged(a, params);
+  else
+    is_long ? ty_dispatch_staged_long(a, params) : ty_dispatch_staged(a, params);
+}
+
+// `late`: a block that starts later than the others.
+void launch_staged(Rank& r, const StagedDispatchArgs& a, u32 phases, u32 late = ~0u) {
   StagedDispatchArgs part = a;
   part.staging.phases = phases;
-  model::launch(kBlocks, kWarps * kWave, [=, &r] { ty_dispatch_staged(part, r.params()); });
+  u32 threads = threads_for(sent_pieces(a.dispatch));
+  bool is_long = threads > (a.dispatch.cast != 0 ? kWarps * kWave : kWideThreads);
+  model::launch(kBlocks, is_long ? kWarps * kWave : threads, [=, &r] {
+    if (blockIdx.x == late && threadIdx.x == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    run_staged(part, r.params(), is_long);
+  });
 }
 
 void no_ended_wait(const Rank& r) { same("an ended wait of rank " + std::to_string(r.me), r.report->ended, 0u); }
@@ -199,11 +215,13 @@ StagedCombineArgs staged_combine(Rank& r, const DispatchArgs& d, Given& mine, co
 void launch_combine(Rank& r, const StagedCombineArgs& a, const Call& call, u32 phases) {
   StagedCombineArgs part = a;
   part.staging.phases = phases;
-  model::launch(kBlocks, kWarps * kWave, [=, &r] {
+  u32 threads = threads_for(r.s.row_bytes / 16);
+  bool is_long = threads > kWideThreads;
+  model::launch(kBlocks, is_long ? kWarps * kWave : threads, [=, &r] {
     if (call.narrow)
-      ty_combine_staged_bf16(part, r.params());
+      is_long ? ty_combine_staged_bf16_long(part, r.params()) : ty_combine_staged_bf16(part, r.params());
     else
-      ty_combine_staged_f32(part, r.params());
+      is_long ? ty_combine_staged_f32_long(part, r.params()) : ty_combine_staged_f32(part, r.params());
   });
 }
 
@@ -299,6 +317,20 @@ void rounds(const Ranks& ranks, std::mt19937& random, std::vector<u32> tokens, W
     args = dispatch_all(ranks, random, true, way, no_host_sync);
     check_packed(ranks, args);
   }
+}
+
+// A block of one rank starts late: all its heads come before the reports of that block.
+void late_blocks(const Ranks& ranks, std::mt19937& random) {
+  std::vector<StagedDispatchArgs> args;
+  for (Rank* r : ranks) {
+    bring(*r, r->s.max_tokens, random);
+    memset(r->arena, 0xee, kArenaBytes);
+    args.push_back(staged_dispatch(*r, false, Way::kAtOnce));
+  }
+  on_all(ranks, random, [&](Rank& r, u32 i) {
+    launch_staged(r, args[i], kSends | kReceives, i == 0 ? 0 : ~0u);
+  });
+  check_packed(ranks, args);
 }
 
 // Two operations are open at once.
@@ -449,6 +481,7 @@ void run(const Shape& shape, std::vector<u32> tokens, bool all) {
   rounds(ranks, random, tokens, Way::kHalves, true);
   if (!all) return;
   rounds(ranks, random, tokens, Way::kByRole, false);
+  late_blocks(ranks, random);
   two_at_once(ranks, random);
   flat_between(ranks, random);
   rounds(ranks, random, tokens, Way::kAtOnce, true);
@@ -495,7 +528,7 @@ int main(int count, char** arguments) {
     return 0;
   }
   run({8, 32, 4, 48, 1, 12, 1 << 20}, {12, 9, 0}, true);
-  // More pieces than a block has threads, twice and four times as many; the maximum of selections.
+  // More pieces than the least threads of a block, and than a wide block has; the maximum of selections.
   run({2, 4, 2, 8240, 2, 4, 1 << 20}, {4, 2}, false);
   run({2, 4, 2, 20000, 1, 3, 1 << 20}, {3, 1}, false);
   run({2, 64, 32, 16, 1, 9, 1 << 20}, {9, 8}, false);
