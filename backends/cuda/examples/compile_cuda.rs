@@ -23,7 +23,7 @@ fn programs() -> Result<[(Over, Role, usize); 5]> {
     let puts = unsafe { Over::transport(&PLATFORM.dialect, "device-put", Some(&given))? };
     let ring = Over::gpu_ring();
     Ok([
-        (nvlink.clone(), Role::Direct, 21),
+        (nvlink.clone(), Role::Direct, 23),
         (ring.clone(), Role::Direct, 11),
         (puts, Role::Direct, 11),
         (nvlink, Role::IntraDomain, 11),

@@ -338,7 +338,7 @@ fn among_domains_rows_are_stored_at_both_levels() {
 
 /// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
 /// description, the text that occurs once, and its replacement.
-const MUTANTS: [(&str, &str, &str); 10] = [
+const MUTANTS: [(&str, &str, &str); 12] = [
     (
         "a row is taken before it has come",
         "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (!has_come(seen))",
@@ -385,9 +385,19 @@ const MUTANTS: [(&str, &str, &str); 10] = [
         "  if (!there && model::mutant != 9) {\n    guard = poll_reports(",
     ),
     (
+        "weights and selections of a combine are read before they have come",
+        "    u32 bits = poll_seen(second_half(given), 0, what, guard);\n    if (lane < m.topk) weight =",
+        "    u32 bits = model::mutant == 10 ? (u32)load_relaxed(second_half(given)) : poll_seen(second_half(given), 0, what, guard);\n    if (lane < m.topk && model::mutant == 10) weight = float_of((u32)load_relaxed(second_half(given + 1 + lane)));\n    if (lane < m.topk && model::mutant != 10) weight =",
+    ),
+    (
+        "owners wait for weights before they know that their ranks take part",
+        "  send_weights(args, up, part);\n",
+        "  send_weights(args, up, part);\n  if (model::mutant == 11) return true;\n",
+    ),
+    (
         "the key of a row is read before it has come",
         "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen >> 32 != what.expected)",
-        "  if (model::mutant != 10 || what.phase == kPhaseEntry) guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen >> 32 != what.expected)",
+        "  if (model::mutant != 12 || what.phase == kPhaseEntry) guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen >> 32 != what.expected)",
     ),
 ];
 

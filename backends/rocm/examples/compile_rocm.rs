@@ -147,7 +147,7 @@ fn main() -> Result<()> {
     // Over puts there is one more kernel for a combine; inside one of several domains there is one
     // more for a dispatch.
     let programs = [
-        (&xgmi, Role::Direct, 21),
+        (&xgmi, Role::Direct, 23),
         (&ring, Role::Direct, 11),
         (&xgmi, Role::IntraDomain, 11),
         (&ring, Role::IntraDomain, 12),

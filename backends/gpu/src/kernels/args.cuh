@@ -412,6 +412,11 @@ struct StagedCombineArgs {
   MergeArgs merge;         // the sum that is made here; `out` and `out_weights` are not written
   Staging staging;
   const u32* sources;      // [N]: source rank * M + source token
+  // [T, K]: weights of this call instead of the dispatch's, and ids, of which negative ones drop a term; or null.
+  const float* topk_weights;
+  const i64* topk_idx;
+
+  __device__ bool weighted() const { return topk_weights || merge.dispatch_weights; }
 };
 
 // This rank does not take part: see `refuse_staged`.

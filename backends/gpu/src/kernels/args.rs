@@ -293,6 +293,8 @@ pub(crate) struct StagedCombineArgs {
     pub(crate) merge: MergeArgs,
     pub(crate) staging: Staging,
     pub(crate) sources: u64,
+    pub(crate) topk_weights: u64,
+    pub(crate) topk_idx: u64,
 }
 
 #[repr(C)]

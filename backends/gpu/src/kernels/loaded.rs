@@ -21,6 +21,8 @@ pub(super) struct StagedKernels {
     cast: ByLength,
     /// The kernel for each type, as in [`Kernels`].
     combine: [ByLength; 3],
+    /// Of bf16 and fp16, where sums are rounded once.
+    once: [Function; 2],
     /// The kernel of a rank that does not take part.
     pub(super) refuse: Function,
 }
@@ -36,23 +38,40 @@ struct ByLength {
 }
 
 impl ByLength {
-    /// Where kernels may start early, they do. Their blocks wait for each other, and they are all resident soon:
-    /// a multiprocessor has memory for one, there are no more blocks than multiprocessors, and kernels that hold
-    /// those wait for none of these blocks. Elsewhere the driver ensures it.
     fn load(module: &Arc<Module>, name: &str, most: u32, facts: &DeviceFacts) -> Result<Self> {
-        let find = |name: &str| {
-            let kernel =
-                if facts.starts_early { module.early(name) } else { module.cooperative(name) }?;
-            kernel.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
-            Ok(kernel)
-        };
-        Ok(Self { short: find(name)?, most, long: find(&format!("{name}_long"))? })
+        let long = staged_kernel(module, &format!("{name}_long"), facts)?;
+        Ok(Self { short: staged_kernel(module, name, facts)?, most, long })
     }
 
     /// The kernel for rows of this many pieces, and the threads of its blocks.
     fn of(&self, pieces: u32) -> (&Function, u32) {
         let threads = threads_for(pieces);
         if threads <= self.most { (&self.short, threads) } else { (&self.long, THREADS) }
+    }
+}
+
+/// A kernel whose blocks wait for each other. Where kernels may start early, it does, and all blocks are resident
+/// soon: a multiprocessor has memory for one, there are no more blocks than multiprocessors, and kernels that hold
+/// those wait for none of these blocks. Elsewhere the driver ensures it.
+fn staged_kernel(module: &Arc<Module>, name: &str, facts: &DeviceFacts) -> Result<Function> {
+    let kernel = if facts.starts_early { module.early(name) } else { module.cooperative(name) }?;
+    kernel.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
+    Ok(kernel)
+}
+
+/// The kind of a low-latency sum.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SumKind {
+    /// The index of the type, as in [`Kernels`].
+    pub(super) of_type: usize,
+    /// It is rounded once.
+    pub(super) once: bool,
+}
+
+impl SumKind {
+    /// Bytes of a partial row for a row of this many numbers.
+    pub(super) fn partial_bytes(self, hidden: u32) -> u64 {
+        u64::from(hidden) * if self.once || self.of_type == 2 { 4 } else { 2 }
     }
 }
 
@@ -75,6 +94,10 @@ impl StagedKernels {
                 find("ty_combine_staged_f16", WIDE_THREADS)?,
                 find("ty_combine_staged_f32", WIDE_THREADS)?,
             ],
+            once: [
+                staged_kernel(module, "ty_combine_staged_bf16_once", facts)?,
+                staged_kernel(module, "ty_combine_staged_f16_once", facts)?,
+            ],
             refuse,
         })
     }
@@ -85,9 +108,14 @@ impl StagedKernels {
         kernels.of((dispatch.row_bytes / 16) as u32 + dispatch.scale_words.div_ceil(4))
     }
 
-    /// The kernel of a combine of this type, by its index, and the threads of its blocks.
-    pub(super) fn combine(&self, combine: &CombineArgs, of_type: usize) -> (&Function, u32) {
-        self.combine[of_type].of((combine.row_bytes / 16) as u32)
+    /// The kernel of a combine, and the threads of its blocks.
+    pub(super) fn combine(&self, combine: &CombineArgs, kind: SumKind) -> (&Function, u32) {
+        let pieces = (combine.row_bytes / 16) as u32;
+        // Sums of fp32 are rounded once in any case.
+        match self.once.get(kind.of_type).filter(|_| kind.once) {
+            Some(kernel) => (kernel, threads_for(pieces)),
+            None => self.combine[kind.of_type].of(pieces),
+        }
     }
 }
 

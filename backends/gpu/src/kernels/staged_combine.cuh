@@ -4,12 +4,20 @@
 // Sums in f32, in the order of `combine`: experts of one rank in k order, rounded; then the biases and
 // ranks in the order of their highest selecting k, rounded. No rank reads rows of another, so no rank waits
 // until all have read. Where one kernel sends and receives, this rank's partial rows of its own tokens are made
-// where they are needed, and not staged.
+// where they are needed, and not staged. Partial rows are of the type of the rows, or, where sums are rounded once,
+// f32: then a row has two parts, of the first and of the second half of each 16 bytes.
+//
+// Where a call has weights and ids of its own, sources send them to the owners first. A rank that refuses sends none,
+// so owners wait for the heads before.
 #pragma once
 #include "combine.cuh"
 #include "staging.cuh"
 
 namespace ty {
+
+// Parts of a partial row.
+template <class Type, class Partial>
+constexpr u32 kParts = Type::kLanes / Partial::kLanes;
 
 // Sums of a thread's pieces of a row.
 template <class Type, u32 N>
@@ -26,9 +34,30 @@ struct RowSum {
         sum[j].add(term[j]);
     }
   }
-  __device__ TY_INLINED void round(uint4 (&row)[N]) const {
+  // A partial row, which has no weight.
+  template <class Partial, u32 M>
+  __device__ TY_INLINED void add_partial(const uint4 (&term)[M]) {
+    constexpr u32 kLanes = Partial::kLanes;
 #pragma unroll
-    for (u32 j = 0; j < N; j++) row[j] = sum[j].result();
+    for (u32 j = 0; j < N; j++) {
+#pragma unroll
+      for (u32 part = 0; part < M / N; part++) {
+        float f[kLanes];
+        Partial::widen(term[j + part * N], f);
+        float* value = sum[j].value + part * kLanes;
+#pragma unroll
+        for (u32 i = 0; i < kLanes; i++) value[i] = sum[j].empty ? f[i] : add_rn(value[i], f[i]);
+      }
+      sum[j].empty = false;
+    }
+  }
+  template <class Partial, u32 M>
+  __device__ TY_INLINED void round(uint4 (&row)[M]) const {
+#pragma unroll
+    for (u32 j = 0; j < M; j++) {
+      const Sum<Type>& from = sum[j % N];
+      row[j] = from.empty ? make_uint4(0, 0, 0, 0) : Partial::narrow(from.value + j / N * Partial::kLanes);
+    }
   }
 };
 
@@ -39,18 +68,19 @@ __device__ TY_INLINED void load_pieces(const u8* from, uint4 (&row)[N], u32 piec
     if (piece_at(j) < pieces) row[j] = load_16(reinterpret_cast<const uint4*>(from) + piece_at(j));
 }
 
-// Rows of one token that are loaded together, as registers allow.
+// Rows of one token that are loaded together, as registers allow: a wide block of wavefronts of 64 lanes has
+// fewer for each of them.
 template <u32 N>
-constexpr u32 kTermsAtOnce = N == 1 ? 4 : 1;
+constexpr u32 kTermsAtOnce = N > 1 ? 1 : kWave == 64 ? 2 : 4;
 
-// The sum of a token's rows here, rounded: this lane names the row of selection k, or none. Weights are used once
-// the rows are on their way. The whole block, each warp by itself.
-template <class Type, u32 N>
-__device__ TY_INLINED void sum_rows(const MergeArgs& m, i32 slot, uint4 (&row)[N]) {
+// The sum of a token's rows here, rounded: this lane names the row of selection k and its weight, or none. Weights
+// are used once the rows are on their way. The whole block, each warp by itself.
+template <class Type, class Partial, u32 N, u32 M>
+__device__ TY_INLINED void sum_rows(const StagedCombineArgs& args, i32 slot, float weight, uint4 (&row)[M]) {
   constexpr u32 kAtOnce = kTermsAtOnce<N>;
+  const MergeArgs& m = args.merge;
   u32 pieces = (u32)(m.row_bytes / 16);
-  bool weighted = m.dispatch_weights != nullptr;
-  float weight = weighted && slot >= 0 ? m.dispatch_weights[slot] : 0.0f;
+  bool weighted = args.weighted();
   RowSum<Type, N> total;
 #pragma unroll 1
   for (Lanes left = ballot(slot >= 0); left != 0;) {
@@ -67,7 +97,50 @@ __device__ TY_INLINED void sum_rows(const MergeArgs& m, i32 slot, uint4 (&row)[N
       these &= these - 1;
     }
   }
-  total.round(row);
+  total.template round<Partial>(row);
+}
+
+// The weight that came with a row in its dispatch.
+__device__ inline float dispatched_weight(const StagedCombineArgs& args, i32 slot) {
+  return args.merge.dispatch_weights && slot >= 0 ? args.merge.dispatch_weights[slot] : 0.0f;
+}
+
+// This lane's selection of a token of this rank in a call that has weights and ids of its own.
+struct GivenTerm {
+  float weight = 0.0f;
+  bool counts = false;
+
+  __device__ GivenTerm(const StagedCombineArgs& args, u32 token) {
+    const Common& c = args.combine.c;
+    u64 at = (u64)token * c.topk + lane_id();
+    if (token >= c.tokens() || lane_id() >= c.topk) return;
+    weight = args.topk_weights[at];
+    counts = !args.topk_idx || args.topk_idx[at] >= 0;
+  }
+};
+
+// Sends the weights of this call, and the selections that count, to the owners of this rank's tokens. The whole
+// block, each warp a token.
+template <class Up>
+__device__ TY_INLINED void send_weights(const StagedCombineArgs& args, const Up& up, const Part& part) {
+  const Common& c = args.combine.c;
+  u32 lane = lane_id(), step = part.sending.step;
+  u64 epoch = (u64)c.epoch() << 32;
+#pragma unroll 1
+  for (u32 token = part.sending.first + wave_id() * step; token < c.tokens(); token += block_waves() * step) {
+    i32 expert = lane < c.topk ? args.combine.r.topk[(u64)token * c.topk + lane] : -1;
+    u32 owner = expert >= 0 ? c.rank_of(expert) : 0;
+    GivenTerm term(args, token);
+    u32 bits = (u32)ballot(term.counts);
+    bool staged = expert >= 0 && !(part.keeps_own() && owner == c.rank);
+#pragma unroll 1
+    for (Lanes left = ballot(stands_for(staged, owner)); left != 0; left &= left - 1) {
+      u32 d = shfl(owner, first_of(left));
+      uint4* record = staged_record(c, args.staging, up, d, place_of(c, c.rank, token));
+      if (lane == 0) store_relaxed(second_half(record), epoch | bits);
+      if (lane < c.topk) store_relaxed(second_half(record + 1 + lane), epoch | bits_of(term.weight));
+    }
+  }
 }
 
 // The rows that this rank has received and sums for their sources, in order of sources from the next rank on;
@@ -99,37 +172,45 @@ struct OwedRow {
 };
 
 // Stages the sum of a received token's rows for its source. The whole block.
-template <class Type, u32 N, class Up>
-__device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up& up, const OwedRow& owed) {
+template <class Type, class Partial, u32 N, class Up>
+__device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up& up, const OwedRow& owed,
+                                        Guard& guard) {
+  constexpr u32 P = kParts<Type, Partial>;
   const Common& c = args.combine.c;
   const MergeArgs& m = args.merge;
   u32 lane = lane_id(), pieces = (u32)(m.row_bytes / 16);
   u32 source = owed.from / c.max_tokens, token = owed.from - source * c.max_tokens;
   if (source >= c.ranks) return;
-  uint4 row[N];
-  sum_rows<Type, N>(m, owed.slot, row);
-  u32 key = key_of(row, pieces);
-  u64 place = place_of(c, c.rank, token);
-  store_staged(staged_row(c, args.staging, up, source, place), row, pieces, key);
+  i32 slot = owed.slot;
+  float weight = dispatched_weight(args, slot);
+  if (args.topk_weights) {
+    uint4* given = staged_record(c, args.staging, up, c.rank, place_of(c, source, token));
+    What what{kPhaseCombineRows, source, token, c.epoch()};
+    u32 bits = poll_seen(second_half(given), 0, what, guard);
+    if (lane < m.topk) weight = float_of(poll_seen(second_half(given + 1 + lane), 0, what, guard));
+    if (lane >= m.topk || !(bits >> lane & 1)) slot = -1;
+  }
+  uint4 row[N * P];
+  sum_rows<Type, Partial, N>(args, slot, weight, row);
+  u32 key = key_of<P>(row, pieces);
+  u64 place = place_of(c, c.rank, token), epoch = (u64)c.epoch() << 32;
+  store_staged<P>(staged_row(c, args.staging, up, source, place), row, pieces, key);
   if (wave_id() != block_waves() - 1) return;
   uint4* record = staged_record(c, args.staging, up, source, place);
-  if (lane == 0) store_entry(record, c.epoch(), key, 0);
+  if (lane == 0) store_relaxed(first_half(record), epoch | key);
   if (!m.weights || lane >= m.topk) return;
-  store_entry(record + 1 + lane, c.epoch(), owed.slot >= 0 ? bits_of(m.weights[owed.slot]) : 0, 0);
+  store_relaxed(first_half(record + 1 + lane), epoch | (owed.slot >= 0 ? bits_of(m.weights[owed.slot]) : 0));
 }
 
 // The whole block. `owed`: the first of them.
-template <class Type, u32 N, class Up>
+template <class Type, class Partial, u32 N, class Up>
 __device__ TY_INLINED void send_partials(const StagedCombineArgs& args, const Up& up, const SumRange& range,
-                                         const u32* staged, const Part& part, const Heads& heads, OwedRow owed) {
-  const Common& c = args.combine.c;
-  if (heads.posts())
-    heads.post(c, up, {c.verdict, (u32)(args.merge.row_bytes / 16)}, nullptr, [&](u32 peer) { return staged[peer]; });
+                                         const Part& part, OwedRow owed, Guard& guard) {
 #pragma unroll 1
   for (u32 i = part.sending.first; i < range.rows; i += part.sending.step) {
     OwedRow next;
     next.load(args, range, i + part.sending.step);
-    send_partial<Type, N>(args, up, owed);
+    send_partial<Type, Partial, N>(args, up, owed, guard);
     owed = next;
   }
 }
@@ -147,11 +228,12 @@ struct OwnSelection {
   }
 };
 
-// Partial rows of a token that are loaded together, with the first reads of them and of their keys.
-template <u32 N>
+// Partial rows of a token that are loaded together, with the first reads of them and of their keys. A thread has
+// N pieces of each of the P parts of a row.
+template <u32 N, u32 P>
 struct Arriving {
-  static constexpr u32 kAtOnce = N == 1 ? 4 : 1;
-  uint4 seen[kAtOnce][N];
+  static constexpr u32 kAtOnce = kTermsAtOnce<N> / P > 0 ? kTermsAtOnce<N> / P : 1;
+  uint4 seen[kAtOnce][N * P];
   u64 key[kAtOnce];
 
   // Of the first of the `left` lanes' owners; those of this rank are not staged if it `keeps` them.
@@ -164,8 +246,8 @@ struct Arriving {
       u32 rank = shfl(owner, left != 0 ? first_of(left) : 0);
       u64 place = place_of(c, rank, token);
       if (left != 0 && !(keeps && rank == c.rank)) {
-        key[i] = load_relaxed(reinterpret_cast<const u64*>(staged_record(c, args.staging, up, c.rank, place)));
-        look_at_row(staged_row(c, args.staging, up, c.rank, place), seen[i], (u32)(args.combine.row_bytes / 16));
+        key[i] = load_relaxed(first_half(staged_record(c, args.staging, up, c.rank, place)));
+        look_at_row<P>(staged_row(c, args.staging, up, c.rank, place), seen[i], (u32)(args.combine.row_bytes / 16));
       }
       left &= left - 1;
     }
@@ -173,9 +255,9 @@ struct Arriving {
 };
 
 // Sums one token of this rank; `own` is its partial row here. The whole block, each warp by itself.
-template <class Type, u32 N, class Up>
+template <class Type, class Partial, u32 N, u32 P, class Up>
 __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up& up, u32 token, u32 owner,
-                                         Lanes owners, bool keeps, const uint4 (&own)[N], Arriving<N>& coming,
+                                         Lanes owners, bool keeps, const uint4 (&own)[N * P], Arriving<N, P>& coming,
                                          Guard& guard) {
   const CombineArgs& a = args.combine;
   const Common& c = a.c;
@@ -193,29 +275,31 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
 #pragma unroll 1
   for (Lanes left = owners; left != 0;) {
 #pragma unroll
-    for (u32 i = 0; i < Arriving<N>::kAtOnce; i++) {
+    for (u32 i = 0; i < Arriving<N, P>::kAtOnce; i++) {
       if (left == 0) break;
       u32 rank = shfl(owner, first_of(left));
       left &= left - 1;
       if (keeps && rank == c.rank) {
-        total.add(own, pieces, false, 0.0f);
+        total.template add_partial<Partial>(own);
         continue;
       }
       What what{kPhaseCombineRows, rank, token, c.epoch()};
       u64 place = place_of(c, rank, token);
-      const uint4* record = staged_record(c, args.staging, up, c.rank, place);
+      uint4* record = staged_record(c, args.staging, up, c.rank, place);
       uint4* row = staged_row(c, args.staging, up, c.rank, place);
-      u32 key = poll_seen(reinterpret_cast<const u64*>(record), coming.key[i], what, guard);
+      u32 key = poll_seen(first_half(record), coming.key[i], what, guard);
 #pragma unroll
-      for (u32 j = 0; j < N; j++)
-        if (piece_at(j) < pieces)
-          coming.seen[i][j] = take_piece(row + piece_at(j), coming.seen[i][j], key, what, guard);
-      total.add(coming.seen[i], pieces, false, 0.0f);
+      for (u32 j = 0; j < N * P; j++) {
+        uint4& piece = coming.seen[i][j];
+        if (is_inside<P, N * P>(j, pieces))
+          piece = take_piece(row + place_in<P, N * P>(j, pieces), piece, key, what, guard);
+      }
+      total.template add_partial<Partial>(coming.seen[i]);
     }
     if (left != 0) coming.look(args, up, token, owner, left, keeps);
   }
   uint4 row[N];
-  total.round(row);
+  total.template round<Type>(row);
   uint4* out = reinterpret_cast<uint4*>(a.out + at);
 #pragma unroll
   for (u32 j = 0; j < N; j++)
@@ -234,20 +318,44 @@ __device__ TY_INLINED void receive_weights(const StagedCombineArgs& args, const 
   if (mine.expert >= 0 && keeps && owner == c.rank) {
     weight = args.merge.weights[mine.slot];
   } else if (mine.expert >= 0) {
-    const uint4* record = staged_record(c, args.staging, up, c.rank, place_of(c, owner, token));
+    uint4* record = staged_record(c, args.staging, up, c.rank, place_of(c, owner, token));
     What what{kPhaseCombineRows, owner, token, c.epoch()};
-    weight = float_of(poll_record(record + 1 + lane, make_uint4(0, 0, 0, 0), what, guard).x);
+    weight = float_of(poll_seen(first_half(record + 1 + lane), 0, what, guard));
   }
   if (!guard.ended()) a.out_weights[(u64)token * c.topk + lane] = weight;
 }
 
-// The whole block. `mine`: of its first token. The partial row that this rank makes itself is made while the
-// heads come.
-template <class Type, u32 N, class Up>
-__device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const Up& up, u32* heard, const Part& part,
-                                            OwnSelection mine, Guard& guard) {
+// Receives all heads. False if the operation does not continue: then it is ended here, if this block receives. The
+// whole block.
+template <class Up>
+__device__ TY_INLINED bool enter(const StagedCombineArgs& args, const Up& up, u64 seen, u32* heard, const Part& part,
+                                 Guard& guard) {
   const Common& c = args.combine.c;
-  bool keeps = part.keeps_own(), entered = false;
+  Decision d{};
+  if (!poll_heads(c, up, seen, heard, d, guard)) {
+    mend_staging(c, args.staging, up, guard);
+    return false;
+  }
+  if (d.code != kGo) {
+    if (part.receives) end_refused(c, args.staging, up, heard, d, part, guard);
+    return false;
+  }
+  if (part.tells() && threadIdx.x == 0) {
+    u64 now = now_ns();
+    tell(c, up, d, &heard[d.rank * kHead], guard);
+    c.trace->heard = now;
+  }
+  return true;
+}
+
+// The whole block. `mine`: of its first token; `entered`: it has received the heads. The partial row that this rank
+// makes itself is made while they come.
+template <class Type, class Partial, u32 N, class Up>
+__device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const Up& up, u32* heard, const Part& part,
+                                            OwnSelection mine, bool entered, Guard& guard) {
+  constexpr u32 P = kParts<Type, Partial>;
+  const Common& c = args.combine.c;
+  bool keeps = part.keeps_own();
   u64 seen = look_at_heads(c, up);
 #pragma unroll 1
   for (u32 token = part.receiving.first;; token += part.receiving.step) {
@@ -256,31 +364,45 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
     Lanes owners = ballot(stands_for(has && mine.expert >= 0, owner));
     OwnSelection next;
     next.load(args.combine, token + part.receiving.step);
-    uint4 own[N];
+    uint4 own[N * P];
     bool here = keeps && has && mine.expert >= 0 && owner == c.rank && (u64)(u32)mine.slot < args.merge.rows;
-    if (keeps) sum_rows<Type, N>(args.merge, here ? mine.slot : -1, own);
-    Arriving<N> coming;
-    coming.look(args, up, token, owner, owners, keeps);
-    if (!entered) {
-      Decision d{};
-      if (!poll_heads(c, up, seen, heard, d, guard)) return mend_staging(c, args.staging, up, guard);
-      if (d.code != kGo) return end_refused(c, args.staging, up, heard, d, part, guard);
-      if (part.tells() && threadIdx.x == 0) {
-        u64 now = now_ns();
-        tell(c, up, d, &heard[d.rank * kHead], guard);
-        c.trace->heard = now;
+    if (keeps) {
+      i32 slot = here ? mine.slot : -1;
+      float weight = dispatched_weight(args, slot);
+      if (args.topk_weights) {
+        GivenTerm term(args, token);
+        weight = term.weight;
+        if (!term.counts) slot = -1;
       }
-      entered = true;
+      sum_rows<Type, Partial, N>(args, slot, weight, own);
     }
+    Arriving<N, P> coming;
+    coming.look(args, up, token, owner, owners, keeps);
+    if (!entered && !enter(args, up, seen, heard, part, guard)) return;
+    entered = true;
     if (!has) break;
-    receive_token<Type, N>(args, up, token, owner, owners, keeps, own, coming, guard);
+    receive_token<Type, Partial, N, P>(args, up, token, owner, owners, keeps, own, coming, guard);
     if (args.combine.out_weights && wave_id() == 0) receive_weights(args, up, token, mine, owner, keeps, guard);
     mine = next;
   }
   mend_staging(c, args.staging, up, guard);
 }
 
-template <class Type, u32 N, class Up>
+// Posts heads and, where the call has weights of its own, sends them and waits for the heads of all. False if the
+// operation does not continue. The whole block.
+template <class Type, class Partial, class Up>
+__device__ TY_INLINED bool begin_sums(const StagedCombineArgs& args, const Up& up, u32* heard, const u32* staged,
+                                      const Part& part, const Heads& heads, Guard& guard) {
+  const Common& c = args.combine.c;
+  u32 pieces = (u32)(args.merge.row_bytes / 16) * kParts<Type, Partial>;
+  if (heads.posts())
+    heads.post(c, up, {c.verdict, pieces}, nullptr, [&](u32 peer) { return staged[peer]; });
+  if (!args.topk_weights) return true;
+  send_weights(args, up, part);
+  return enter(args, up, look_at_heads(c, up), heard, part, guard);
+}
+
+template <class Type, class Partial, u32 N, class Up>
 __device__ TY_INLINED void combine_staged(const StagedCombineArgs& args, const Up& far, u8* shared) {
   const CombineArgs& a = args.combine;
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
@@ -298,16 +420,24 @@ __device__ TY_INLINED void combine_staged(const StagedCombineArgs& args, const U
   OwnSelection mine;
   StagedTurn turn(a.c, args.staging, a.r.note, false, 0, [&] {
     if (part.receives) mine.load(a, part.receiving.first);
+    // A head announces the rows that are staged even if the operation is refused.
 #pragma unroll 1
-    for (u32 d = threadIdx.x; part.posts() && d < a.c.ranks; d += blockDim.x)
-      staged[d] = d == a.c.rank && part.keeps_own() ? 0 : a.r.source_rows[d + 1] - a.r.source_rows[d];
+    for (u32 d = threadIdx.x; part.posts() && d < a.c.ranks; d += blockDim.x) {
+      bool none = args.topk_weights || (d == a.c.rank && part.keeps_own());
+      staged[d] = none ? 0 : a.r.source_rows[d + 1] - a.r.source_rows[d];
+    }
     if (part.sends) owed.load(args, range, part.sending.first);
   });
   if (!StagedTurn::runs(a.c)) return;
   heads.open(a.c);
-  if (part.sends) send_partials<Type, N>(args, up, range, staged, part, heads, owed);
+  bool goes = !part.sends || begin_sums<Type, Partial>(args, up, heard, staged, part, heads, guard);
+  if (goes && part.sends) send_partials<Type, Partial, N>(args, up, range, part, owed, guard);
   if (part.posts() && threadIdx.x == 0) trace.moved = now_ns();
-  if (part.receives) receive_partials<Type, N>(args, up, heard, part, mine, guard);
+  bool entered = part.sends && args.topk_weights;
+  if (goes && part.receives)
+    receive_partials<Type, Partial, N>(args, up, heard, part, mine, entered, guard);
+  else if (goes && entered)
+    mend_staging(a.c, args.staging, up, guard);
   turn.leave(a.c);
   if (part.tells() && threadIdx.x == 0) trace.arrived = now_ns();
 }

@@ -228,8 +228,8 @@ struct SeenRow {
     const Common& c = args.dispatch.c;
     from = coming_row(t, number);
     u64 place = place_of(c, from.source, from.token);
-    const uint4* record = staged_record(c, args.staging, up, c.rank, place);
-    key = load_relaxed(reinterpret_cast<const u64*>(record));
+    uint4* record = staged_record(c, args.staging, up, c.rank, place);
+    key = load_relaxed(first_half(record));
     entry = lane_id() < c.topk ? load_16_relaxed(record + 1 + lane_id()) : make_uint4(0, 0, 0, 0);
     look_at_row(staged_row(c, args.staging, up, c.rank, place), row, sent_pieces(args.dispatch));
   }
@@ -240,9 +240,9 @@ struct SeenRow {
     const DispatchArgs& a = args.dispatch;
     u64 place = place_of(a.c, from.source, from.token);
     uint4* at = staged_row(a.c, args.staging, up, a.c.rank, place);
-    const uint4* record = staged_record(a.c, args.staging, up, a.c.rank, place);
+    uint4* record = staged_record(a.c, args.staging, up, a.c.rank, place);
     What what{kPhaseRows, from.source, from.token, a.c.epoch()};
-    u32 word = poll_seen(reinterpret_cast<const u64*>(record), key, what, guard);
+    u32 word = poll_seen(first_half(record), key, what, guard);
     uint2 found = make_uint2(~0u, 0);
     if (lane_id() < a.c.topk) found = poll_record(record + 1 + lane_id(), entry, what, guard);
 #pragma unroll

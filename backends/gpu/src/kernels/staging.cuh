@@ -125,33 +125,39 @@ __device__ inline uint4 with_key(const uint4& v, u32 key) {
   return make_uint4(v.x ^ key, v.y ^ key, v.z ^ key, v.w ^ key);
 }
 
+// The place of a thread's piece `j`, of M, in a row of P parts of `pieces` each.
+template <u32 P, u32 M>
+__device__ inline u32 place_in(u32 j, u32 pieces) { return piece_at(j % (M / P)) + j / (M / P) * pieces; }
+template <u32 P, u32 M>
+__device__ inline bool is_inside(u32 j, u32 pieces) { return piece_at(j % (M / P)) < pieces; }
+
 // A word that the row does not have. The whole block. The keys that are tried all differ, so it takes at
 // most one more try than the row has words, and usually one.
-template <u32 N>
-__device__ TY_INLINED u32 key_of(const uint4 (&row)[N], u32 pieces) {
+template <u32 P = 1, u32 M>
+__device__ TY_INLINED u32 key_of(const uint4 (&row)[M], u32 pieces) {
   for (u32 attempt = 0;; attempt++) {
     u32 key = ~(attempt * 0x9e3779b9u);
     bool taken = false;
 #pragma unroll
-    for (u32 j = 0; j < N; j++)
-      if (piece_at(j) < pieces) taken |= has_word(row[j], key);
+    for (u32 j = 0; j < M; j++)
+      if (is_inside<P, M>(j, pieces)) taken |= has_word(row[j], key);
     if (!sync_block_or(taken)) return key;
   }
 }
 
-template <u32 N>
-__device__ TY_INLINED void store_staged(uint4* to, const uint4 (&row)[N], u32 pieces, u32 key) {
+template <u32 P = 1, u32 M>
+__device__ TY_INLINED void store_staged(uint4* to, const uint4 (&row)[M], u32 pieces, u32 key) {
 #pragma unroll
-  for (u32 j = 0; j < N; j++)
-    if (piece_at(j) < pieces) store_16_relaxed(to + piece_at(j), with_key(row[j], key));
+  for (u32 j = 0; j < M; j++)
+    if (is_inside<P, M>(j, pieces)) store_16_relaxed(to + place_in<P, M>(j, pieces), with_key(row[j], key));
 }
 
 // A first read of a row, which may not have arrived.
-template <u32 N>
-__device__ TY_INLINED void look_at_row(const uint4* from, uint4 (&seen)[N], u32 pieces) {
+template <u32 P = 1, u32 M>
+__device__ TY_INLINED void look_at_row(const uint4* from, uint4 (&seen)[M], u32 pieces) {
 #pragma unroll
-  for (u32 j = 0; j < N; j++)
-    if (piece_at(j) < pieces) seen[j] = load_16_relaxed(from + piece_at(j));
+  for (u32 j = 0; j < M; j++)
+    if (is_inside<P, M>(j, pieces)) seen[j] = load_16_relaxed(from + place_in<P, M>(j, pieces));
 }
 
 // Takes a piece out of staging, of which the last read saw `seen`. Its place is free then, also where the
@@ -176,11 +182,14 @@ __device__ TY_INLINED bool stands_for(bool selects, u32 rank) {
 }
 
 // --- Records: of each entry two values and their epochs, 16 bytes. Entry 0 has the key in its first half, entry
-// 1 + k the metadata of selection k.
+// 1 + k the metadata of selection k. In a combine owners write the first halves, and sources the second ones: the
+// selections that count, as bits, and the weights, where the call has its own.
 
 __device__ inline void store_entry(uint4* at, u32 epoch, u32 first, u32 second) {
   store_16_relaxed(at, make_uint4(first, epoch, second, epoch));
 }
+__device__ inline u64* first_half(uint4* at) { return reinterpret_cast<u64*>(at); }
+__device__ inline u64* second_half(uint4* at) { return reinterpret_cast<u64*>(at) + 1; }
 // `seen`: a first read of the entry, which may not have arrived.
 __device__ TY_INLINED uint2 poll_record(const uint4* at, uint4 seen, const What& what, Guard& guard) {
   u32 epoch = (u32)what.expected;
