@@ -234,6 +234,11 @@ struct TyTransportTable;
 #define TY_NEEDS_NO_REGION 64
 
 /**
+ * In [`TyKernelNeeds`]: combines of the packed layout take `TY_COMBINE_ROUND_ONCE`, `topk_weights` and `topk_idx`.
+ */
+#define TY_NEEDS_PACKED_SUMS 128
+
+/**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
  */
 #define TY_RANK_LOST 1
@@ -386,7 +391,7 @@ struct TyTransportTable;
 
 /**
  * Round each sum once, on the rank of its token, and not the sum of each rank's experts before (expert-major
- * and packed). Only with `TY_NEEDS_ROUND_ONCE`.
+ * and packed). Only with `TY_NEEDS_ROUND_ONCE`, or, for the packed layout, `TY_NEEDS_PACKED_SUMS`.
  */
 #define TY_COMBINE_ROUND_ONCE 16
 
@@ -830,6 +835,16 @@ typedef struct TyCombine {
    * As in [`TyDispatch`].
    */
   void *stream;
+  /**
+   * `[T, K]` f32: weights of this call instead of the dispatch's; absent unless the set declares
+   * `TY_NEEDS_PACKED_SUMS`, the layout is packed, and `TY_COMBINE_WEIGHTED` is set.
+   */
+  struct TyTensor topk_weights;
+  /**
+   * `[T, K]` i64, may be absent: a negative id leaves the expert's row out of the sum. Only with
+   * `topk_weights`.
+   */
+  struct TyTensor topk_idx;
 } TyCombine;
 
 /**

@@ -93,7 +93,7 @@ const fn kernels_layout() -> u64 {
         TyReceived { size, region, tokens, rows, x, scales, ids, weights, source, slots,
             expert_counts, expert_starts, expert_ends, source_counts, source_ends, ranges, totals, lost }
         TyCombine { size, operation, handle, flags, exchange, reserved, x, weights, beside, bias0, bias1,
-            out, out_weights, missing, refusal, stream }
+            out, out_weights, missing, refusal, stream, topk_weights, topk_idx }
         TyAgree { size, operation, exchange, is_combine, refusal }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
             dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, agree, flush,
@@ -113,7 +113,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x51e1_d782_0a0f_b43a;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x3538_2238_1458_90c0;
+pub const TY_KERNELS_LAYOUT: u64 = 0xc133_2ec8_0309_b8e1;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

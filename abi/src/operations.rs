@@ -178,7 +178,7 @@ pub const TY_COMBINE_NO_SYNC: u32 = 4;
 /// As `TY_DISPATCH_AT_ONCE`, for `combine_recv`.
 pub const TY_COMBINE_AT_ONCE: u32 = 8;
 /// Round each sum once, on the rank of its token, and not the sum of each rank's experts before (expert-major
-/// and packed). Only with `TY_NEEDS_ROUND_ONCE`.
+/// and packed). Only with `TY_NEEDS_ROUND_ONCE`, or, for the packed layout, `TY_NEEDS_PACKED_SUMS`.
 pub const TY_COMBINE_ROUND_ONCE: u32 = 16;
 /// Each entry of `out_weights` is the sum of the `weights` of all ranks that received the token, not only the
 /// entry of the expert's rank (flat). Only with `TY_NEEDS_SUM_WEIGHTS`.
@@ -225,6 +225,12 @@ pub struct TyCombine {
     pub refusal: TyRefusal,
     /// As in [`TyDispatch`].
     pub stream: *mut c_void,
+    /// `[T, K]` f32: weights of this call instead of the dispatch's; absent unless the set declares
+    /// `TY_NEEDS_PACKED_SUMS`, the layout is packed, and `TY_COMBINE_WEIGHTED` is set.
+    pub topk_weights: TyTensor,
+    /// `[T, K]` i64, may be absent: a negative id leaves the expert's row out of the sum. Only with
+    /// `topk_weights`.
+    pub topk_idx: TyTensor,
 }
 
 /// A round of an operation without rows: ranks of an exchange learn whether one of them knows of a refusal.

@@ -91,6 +91,8 @@ pub const TY_NEEDS_ROUND_ONCE: u32 = 16;
 pub const TY_NEEDS_SUM_WEIGHTS: u32 = 32;
 /// In [`TyKernelNeeds`]: a handle needs nothing of the region of its dispatch, in any layout.
 pub const TY_NEEDS_NO_REGION: u32 = 64;
+/// In [`TyKernelNeeds`]: combines of the packed layout take `TY_COMBINE_ROUND_ONCE`, `topk_weights` and `topk_idx`.
+pub const TY_NEEDS_PACKED_SUMS: u32 = 128;
 
 /// In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
 pub const TY_RANK_LOST: u8 = 1;

@@ -367,7 +367,10 @@ fn form_of(case: &Case, way: ExchangeWay) -> Option<CallForm> {
     match case.combine.sums {
         _ if way == ExchangeWay::CallTokens => Some(CallForm::CallTokens),
         Sums::ByRank => None,
-        Sums::Once | Sums::LateWeights | Sums::LateWeightsOnce => Some(CallForm::RoundOnce),
+        Sums::Once | Sums::LateWeights | Sums::LateWeightsOnce => Some(match case.layout {
+            Layout::Packed => CallForm::PackedSums,
+            Layout::Flat | Layout::ExpertMajor { .. } => CallForm::RoundOnce,
+        }),
         Sums::WeightsOfAllRanks => Some(CallForm::SumWeights),
     }
 }

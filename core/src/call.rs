@@ -129,6 +129,10 @@ pub struct CombineCall<'a> {
     pub out_weights: abi::TyTensor,
     /// `[T, 1]` u8, or absent.
     pub missing: abi::TyTensor,
+    /// Weights of this call, `[T, K]` f32, or absent.
+    pub topk_weights: abi::TyTensor,
+    /// `[T, K]` i64 beside them, or absent: negative ids leave rows out.
+    pub topk_idx: abi::TyTensor,
     /// Its place among the device's work.
     pub order: CallOrder,
     /// As in [`DispatchCall`].
@@ -280,6 +284,8 @@ impl<'a> CombineCall<'a> {
             out: call.out,
             out_weights: call.out_weights,
             missing: call.missing,
+            topk_weights: call.topk_weights,
+            topk_idx: call.topk_idx,
             order: CallOrder::of(call.flags, flags, call.stream),
             // SAFETY: by this function's contract.
             refusal: unsafe { CallRefusal::from_abi(&call.refusal) },

@@ -41,7 +41,8 @@ impl Signature {
             | flag(abi::TY_COMBINE_WEIGHTED) << 17
             | flag(abi::TY_COMBINE_ROUND_ONCE) << 18
             | flag(abi::TY_COMBINE_SUM_WEIGHTS) << 19
-            | u64::from(!call.beside.data.is_null()) << 20;
+            | u64::from(!call.beside.data.is_null()) << 20
+            | u64::from(!call.topk_weights.data.is_null()) << 21;
         Self { word, extent: 0 }
     }
 

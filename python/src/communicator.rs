@@ -112,6 +112,7 @@ fn forms(comm: &CoreCommunicator) -> Vec<&'static str> {
         ("max_tokens", comm.takes(CallForm::CallTokens)),
         ("round_once", comm.takes(CallForm::RoundOnce)),
         ("sum_weights", comm.takes(CallForm::SumWeights)),
+        ("packed_sums", comm.takes(CallForm::PackedSums)),
     ];
     all.into_iter().filter(|(_, takes)| *takes).map(|(word, _)| word).collect()
 }
@@ -310,9 +311,10 @@ impl Communicator {
     /// - `weighted`: multiply each expert's row by its weight (not for flat rows): that of `topk_weights`, `[T, K]`
     ///   float32, or else the one of its dispatch. With `topk_weights`, `topk_idx` may be given: the ids of
     ///   the dispatch, where a negative one leaves its expert's row out, whatever that holds. Such a combine is two
-    ///   operations, so `in_flight` counts it twice. Given on all ranks or on none; on the CPU backend.
+    ///   operations on the CPU backend, so `in_flight` counts it twice. Given on all ranks or on none; on GPUs for packed
+    ///   rows with `decode = "low_latency"`.
     /// - `round_once`: round each sum once, at its token, and not that of each rank's experts too (not for flat rows).
-    ///   On the CPU backend.
+    ///   On the CPU backend, and on GPUs for packed rows with `decode = "low_latency"`.
     /// - `sum_weights`: each of `out_weights` is the sum of the weights of all ranks that got the token (flat rows). On
     ///   GPUs within one domain.
     /// - `out`: `[T, H]` of the type of `x`; `out_weights`: `[T, K]` float32; `missing`: `[T]` uint8, how many of a

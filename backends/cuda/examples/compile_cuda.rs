@@ -23,7 +23,7 @@ fn programs() -> Result<[(Over, Role, usize); 5]> {
     let puts = unsafe { Over::transport(&PLATFORM.dialect, "device-put", Some(&given))? };
     let ring = Over::gpu_ring();
     Ok([
-        (nvlink.clone(), Role::Direct, 18),
+        (nvlink.clone(), Role::Direct, 26),
         (ring.clone(), Role::Direct, 11),
         (puts, Role::Direct, 11),
         (nvlink, Role::IntraDomain, 11),
@@ -92,7 +92,7 @@ fn show(capability: u32, rows: Rows, up: &str, compiled: &Compiled, kernels: usi
     let rows = format!("{rows:?}").to_lowercase();
     for Usage { kernel, registers, stack, spills, shared } in &usages {
         println!(
-            "{target:<9} {rows:<7} {up:<15} {kernel:<22} {registers:>9} {stack:>6} {spills:>8} {shared:>7}"
+            "{target:<9} {rows:<7} {up:<15} {kernel:<27} {registers:>9} {stack:>6} {spills:>8} {shared:>7}"
         );
     }
     usages.iter().filter(|usage| !usage.fits()).count()
@@ -100,7 +100,7 @@ fn show(capability: u32, rows: Rows, up: &str, compiled: &Compiled, kernels: usi
 
 fn main() -> Result<()> {
     println!(
-        "{:<9} {:<7} {:<15} {:<22} registers  stack  spilled  shared",
+        "{:<9} {:<7} {:<15} {:<27} registers  stack  spilled  shared",
         "target", "rows", "device API", "kernel"
     );
     let mut too_much = 0;

@@ -52,9 +52,10 @@ constexpr Lanes kAllLanes = ~Lanes(0);
 
 #define TY_KERNEL(threads) \
   extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(1, threads)))
-// Two waves on each of the four processors of a unit: 512 threads may then have 256 registers each.
+// A unit has four processors: with two waves on each, 512 threads may have 256 registers each.
 #define TY_KERNEL_ALONE(threads) \
-  extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(1, threads), amdgpu_waves_per_eu(1, 2)))
+  extern "C" __global__ void __attribute__(( \
+      amdgpu_flat_work_group_size(1, threads), amdgpu_waves_per_eu(1, (threads) / (4 * ty::kWave))))
 #define TY_ARGUMENT const
 template <class T>
 __device__ inline const T& in_place(const T&) {
@@ -227,6 +228,11 @@ __device__ inline T atomic_cas(T* at, T from, T to) {
                                        __HIP_MEMORY_SCOPE_AGENT);
   return from;
 }
+
+// --- A kernel starts when the kernel ahead of it has ended
+
+__device__ inline void wait_for_kernel_ahead() {}
+__device__ inline void let_kernel_behind_start() {}
 
 // --- Time
 

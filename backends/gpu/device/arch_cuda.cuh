@@ -142,6 +142,21 @@ __device__ inline u32 atomic_inc(u32* at, u32 most) { return atomicInc(at, most)
 template <class T>
 __device__ inline T atomic_cas(T* at, T from, T to) { return atomicCAS(at, from, to); }
 
+// --- Kernels that start before the kernel ahead of them in their stream has ended, where the host launches them so
+
+// Waits until the kernel ahead has ended, and what it has stored is there.
+__device__ inline void wait_for_kernel_ahead() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the kernel behind this one start, once all blocks of this one have come here.
+__device__ inline void let_kernel_behind_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // --- Time
 
 __device__ inline u64 now_ns() {

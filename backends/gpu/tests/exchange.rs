@@ -341,7 +341,7 @@ fn among_domains_rows_are_stored_at_both_levels() {
 
 /// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
 /// description, the text that occurs once, and its replacement.
-const MUTANTS: [(&str, &str, &str); 8] = [
+const MUTANTS: [(&str, &str, &str); 12] = [
     (
         "a row is taken before it has come",
         "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (!has_come(seen))",
@@ -354,8 +354,8 @@ const MUTANTS: [(&str, &str, &str); 8] = [
     ),
     (
         "counts are read before they have come",
-        "    t.reports[i] = poll_seen(at, seen, {kPhaseEntry, source, w, epoch}, guard);",
-        "    t.reports[i] = model::mutant == 3 ? (u32)load_relaxed(at) : poll_seen(at, seen, {kPhaseEntry, source, w, epoch}, guard);",
+        "    there &= seen >> 32 == epoch;",
+        "    there &= model::mutant == 3 || seen >> 32 == epoch;",
     ),
     (
         "heads are not waited for",
@@ -382,6 +382,26 @@ const MUTANTS: [(&str, &str, &str); 8] = [
         "    if (!sync_block_or(taken)) return key;",
         "    if (!sync_block_or(taken) || model::mutant == 8) return key;",
     ),
+    (
+        "counts that come behind heads are not waited for",
+        "  if (!there) {\n    guard = poll_reports(",
+        "  if (!there && model::mutant != 9) {\n    guard = poll_reports(",
+    ),
+    (
+        "weights and selections of a combine are read before they have come",
+        "    u32 bits = poll_seen(second_half(given), 0, what, guard);\n    if (lane < m.topk) weight =",
+        "    u32 bits = model::mutant == 10 ? (u32)load_relaxed(second_half(given)) : poll_seen(second_half(given), 0, what, guard);\n    if (lane < m.topk && model::mutant == 10) weight = float_of((u32)load_relaxed(second_half(given + 1 + lane)));\n    if (lane < m.topk && model::mutant != 10) weight =",
+    ),
+    (
+        "owners wait for weights before they know that their ranks take part",
+        "  send_weights(args, up, part);\n",
+        "  send_weights(args, up, part);\n  if (model::mutant == 11) return true;\n",
+    ),
+    (
+        "the key of a row is read before it has come",
+        "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen >> 32 != what.expected)",
+        "  if (model::mutant != 12 || what.phase == kPhaseEntry) guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen >> 32 != what.expected)",
+    ),
 ];
 
 /// Low-latency kernels with every mutant, each of which a run may switch on.
@@ -390,7 +410,8 @@ fn staged_mutants() -> Model {
     write_all(folder.path(), NVLINK, Rows::Vector, "mutants");
     for (what, from, to) in MUTANTS {
         let mut changed = 0;
-        for name in ["staging.cuh", "staged_dispatch.cuh", "staged_combine.cuh"] {
+        for name in ["staging.cuh", "staged_send.cuh", "staged_dispatch.cuh", "staged_combine.cuh"]
+        {
             let path = folder.path().join(name);
             let text = std::fs::read_to_string(&path).expect("a source");
             changed += text.matches(from).count();

@@ -28,15 +28,11 @@ const DECLARED: u32 = 2048;
 const REGISTERS: u32 = 256;
 
 /// Bytes of private memory that a lane may have: none, except for the rows that `VectorCopier` has in
-/// flight, where the compiler calls it, for rows that are cast on their way, and for the pieces of rows that
-/// low-latency kernels have in flight, of two rows at once.
+/// flight, where the compiler calls it, and for rows that are cast on their way.
 fn most_scratch(program: &str, kernel: &str) -> u32 {
     match (program, kernel) {
         // Of rows that move, and of rows that are spread.
         ("xgmi direct", "ty_dispatch") => 17 * 16,
-        ("xgmi direct", "ty_dispatch_staged") => 30 * 16,
-        ("xgmi direct", "ty_combine_staged_bf16" | "ty_combine_staged_f16") => 22 * 16,
-        ("xgmi direct", "ty_combine_staged_f32") => 18 * 16,
         _ => 0,
     }
 }
@@ -152,7 +148,7 @@ fn main() -> Result<()> {
     // Over puts there is one more kernel for a combine; inside one of several domains there is one
     // more for a dispatch.
     let programs = [
-        (&xgmi, Role::Direct, 18),
+        (&xgmi, Role::Direct, 26),
         (&ring, Role::Direct, 11),
         (&xgmi, Role::IntraDomain, 11),
         (&ring, Role::IntraDomain, 12),

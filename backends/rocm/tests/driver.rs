@@ -73,6 +73,7 @@ fn facts_of_a_device_are_read_and_each_shares_memory_as_it_can() {
         processors: 304,
         most_shared: 65_536,
         shares_by: Some("VMM, uncached"),
+        starts_early: false,
     };
     assert_eq!(facts(BY_FD), expected);
     let gfx950 = Architecture::Gfx(0x950);

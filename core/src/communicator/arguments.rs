@@ -71,8 +71,9 @@ pub struct Combine<'a> {
     /// of each rank's experts is rounded too. Not for flat rows: the caller has summed the experts of each
     /// rank already. Equal on all ranks.
     pub round_once: bool,
-    /// `[T, K]`, host memory, contiguous: weights for a weighted combine, known only now. Given on all ranks
-    /// or on none. The combine is two operations then: the first sends the weights to the experts' ranks.
+    /// `[T, K]`, contiguous: weights for a weighted combine, known only now. Given on all ranks or on none. The
+    /// combine is two operations then, of which the first sends the weights to the experts' ranks, unless the
+    /// kernel set sends them itself ([`PackedSums`](super::CallForm::PackedSums) on a device).
     pub topk: Option<LateTopk<'a>>,
     /// `[T, H]` of the type of `x`.
     pub out: TensorMut<'a>,

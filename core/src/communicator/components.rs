@@ -20,6 +20,8 @@ pub enum CallForm {
     /// [`Combine::round_once`](super::Combine::round_once), [`Combine::topk`](super::Combine::topk), and a
     /// [`Replay`](super::Replay) of rows of another width.
     RoundOnce,
+    /// The first two of these, of the packed layout.
+    PackedSums,
     /// [`Combine::sum_weights`](super::Combine::sum_weights).
     SumWeights,
 }
@@ -29,16 +31,19 @@ impl std::fmt::Display for CallForm {
         f.write_str(match self {
             Self::CallTokens => "max_tokens of a dispatch",
             Self::RoundOnce => "round_once and topk of a combine",
+            Self::PackedSums => "round_once and topk of a combine of the packed layout",
             Self::SumWeights => "sum_weights of a combine",
         })
     }
 }
 
 impl CallForm {
-    pub(super) fn bit(self) -> u32 {
+    /// Bits `TY_NEEDS_*`, each of which includes it.
+    pub(super) fn bits(self) -> u32 {
         match self {
             Self::CallTokens => abi::TY_NEEDS_CALL_TOKENS,
             Self::RoundOnce => abi::TY_NEEDS_ROUND_ONCE,
+            Self::PackedSums => abi::TY_NEEDS_ROUND_ONCE | abi::TY_NEEDS_PACKED_SUMS,
             Self::SumWeights => abi::TY_NEEDS_SUM_WEIGHTS,
         }
     }

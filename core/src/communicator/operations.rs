@@ -138,6 +138,8 @@ pub(super) fn blank_combine(operation: u64, handle: u32) -> abi::TyCombine {
         missing: NO_TENSOR,
         refusal: CallRefusal::NONE,
         stream: std::ptr::null_mut(),
+        topk_weights: NO_TENSOR,
+        topk_idx: NO_TENSOR,
     }
 }
 
@@ -350,9 +352,14 @@ impl Communicator {
             .check_mode(&mode)
             .and_then(|()| check_memory(&combine.arguments(), self.components.device))
             .and_then(|()| self.check_handle(handle))
-            .and_then(|()| self.check_combine_form(&combine))
+            .and_then(|()| self.check_combine_form(&combine, handle.layout))
             .and_then(|()| combine.check(&self.shape, handle));
-        let late_weights = match (checked, &combine.topk) {
+        // The kernel set sends weights of a call itself, or a replay carries them.
+        let (own, carried) = match self.sends_weights(handle.layout) {
+            true => (combine.topk, None),
+            false => (None, combine.topk),
+        };
+        let late_weights = match (checked, &carried) {
             (Ok(()), None) => None,
             (Ok(()), Some(topk)) => Some(self.bring_weights(handle, topk)?),
             (Err(why), None) => return Err(self.refuse(RefusedCall::Combine, why)),
@@ -370,6 +377,8 @@ impl Communicator {
             | flag(combine.sum_weights, abi::TY_COMBINE_SUM_WEIGHTS);
         call.beside =
             late_weights.as_ref().map_or(NO_TENSOR, |late_weights| late_weights.x().raw());
+        call.topk_weights = own.map_or(NO_TENSOR, |topk| topk.weights.raw());
+        call.topk_idx = own.map_or(NO_TENSOR, |topk| raw_or_none(topk.ids.as_ref()));
         call.x = combine.x.raw();
         call.weights = raw_or_none(combine.weights.as_ref());
         call.bias0 = raw_or_none(combine.bias[0].as_ref());
@@ -490,9 +499,18 @@ impl Communicator {
         self.check_form(is_own, CallForm::CallTokens, "max_tokens of a call")
     }
 
-    fn check_combine_form(&self, combine: &Combine<'_>) -> Result<()> {
-        self.check_beside(combine.topk.is_some(), "topk of a combine")?;
-        self.check_form(combine.round_once, CallForm::RoundOnce, "round_once")?;
+    /// Whether the kernel set takes the weights of a combine itself.
+    fn sends_weights(&self, layout: Layout) -> bool {
+        layout == Layout::Packed && self.components.takes(abi::TY_NEEDS_PACKED_SUMS)
+    }
+
+    fn check_combine_form(&self, combine: &Combine<'_>, layout: Layout) -> Result<()> {
+        let form = match layout {
+            Layout::Packed => CallForm::PackedSums,
+            Layout::Flat | Layout::ExpertMajor { .. } => CallForm::RoundOnce,
+        };
+        self.check_form(combine.topk.is_some(), form, "topk of a combine")?;
+        self.check_form(combine.round_once, form, "round_once")?;
         self.check_form(combine.sum_weights, CallForm::SumWeights, "sum_weights")
     }
 

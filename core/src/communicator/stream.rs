@@ -167,7 +167,7 @@ impl Communicator {
 
     /// True if the kernel set takes an optional form of calls.
     pub fn takes(&self, form: CallForm) -> bool {
-        self.components.takes(form.bit())
+        self.components.takes(form.bits())
     }
 
     /// True if the kernel set takes calls in the order of a stream.

@@ -55,6 +55,8 @@ pub(super) fn facts(device: RawDevice) -> Result<DeviceFacts> {
         processors: ask(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
         most_shared: ask(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
         shares_by: (vmm != 0 && fds != 0).then_some("VMM"),
+        // Kernels of compute capability 9.0 have the instruction that waits.
+        starts_early: major >= 9,
     })
 }
 

@@ -422,7 +422,7 @@ impl Driver for CudaDriver {
         check("find kernel", found)?;
         // SAFETY: the kernel was found just above.
         check("load kernel", unsafe { sys::cuFuncLoad(raw) })?;
-        Ok(RawFunction { raw: raw.cast(), cooperative: false })
+        Ok(RawFunction { raw: raw.cast(), cooperative: false, early: false })
     }
 
     unsafe fn function_allow_shared(&self, function: RawFunction, bytes: u32) -> Result<()> {
@@ -442,10 +442,29 @@ impl Driver for CudaDriver {
     ) -> Result<()> {
         let Launch { blocks, threads, shared } = launch;
         let (kernel, stream) = (function.raw.cast(), stream.0.cast());
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: stream,
+            attrs: &raw mut early,
+            numAttrs: 1,
+        };
         let (arguments, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
         // SAFETY: by this function's contract; the driver refuses sizes that do not fit.
         let status = unsafe {
-            if function.cooperative {
+            if function.early {
+                sys::cuLaunchKernelEx(&raw const config, kernel, arguments, none)
+            } else if function.cooperative {
                 sys::cuLaunchCooperativeKernel(
                     kernel, blocks, 1, 1, threads, 1, 1, shared, stream, arguments,
                 )

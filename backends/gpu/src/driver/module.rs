@@ -41,6 +41,14 @@ impl Module {
         function.raw.cooperative = true;
         Ok(function)
     }
+
+    /// One kernel that waits for the kernel ahead of it by itself, so that it may start before that has ended.
+    /// Only where [`DeviceFacts::starts_early`](super::DeviceFacts::starts_early).
+    pub(crate) fn early(self: &Arc<Self>, name: &str) -> Result<Function> {
+        let mut function = self.function(name)?;
+        function.raw.early = true;
+        Ok(function)
+    }
 }
 
 impl Drop for Module {

@@ -48,6 +48,9 @@ pub struct RawFunction {
     pub raw: *mut c_void,
     /// Whether blocks wait for each other: all are resident at once, or the launch fails.
     pub cooperative: bool,
+    /// Whether the kernel may start before the kernel ahead of it in its stream has ended: it waits for that
+    /// itself. Only where [`DeviceFacts::starts_early`].
+    pub early: bool,
 }
 
 // SAFETY: as for the handles above.
@@ -82,6 +85,8 @@ pub struct DeviceFacts {
     pub most_shared: u32,
     /// How the device shares its memory with other processes, in its maker's words; none if it cannot.
     pub shares_by: Option<&'static str>,
+    /// Whether kernels may start before the kernel ahead of them in their stream has ended.
+    pub starts_early: bool,
 }
 
 /// The size of a launch.

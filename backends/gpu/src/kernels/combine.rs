@@ -8,7 +8,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, THREADS, WEIGHTS_OF_ALL};
 use super::combine_tiling::CombineTiling;
 use super::engine::Engine;
-use super::loaded::summable;
+use super::loaded::{SumKind, summable};
 use super::mode::{CAPTURED, Mode};
 use super::operation::{CombineOp, Operation};
 use super::outcome::Refusal;
@@ -124,7 +124,8 @@ impl Engine {
 
     fn too_long_to_return(&self, call: &CombineCall<'_>) -> Option<String> {
         let layout = self.routing.handles.get(call.handle as usize)?.layout;
-        self.too_long(layout, self.combine_widths(call)[0], 0)
+        let kind = SumKind { of_type: summable(call.x.dtype).0, once: call.round_once };
+        self.too_long(layout, kind.partial_bytes(self.exchange.shape.hidden), 0)
     }
 
     /// Enters without rows, so that all ranks learn the reason: no caller may wait for this

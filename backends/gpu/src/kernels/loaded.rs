@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokenyard_core::Result;
 use tokenyard_core::moe::DType;
 
+use super::args::{CombineArgs, DispatchArgs, THREADS, WIDE_THREADS};
 use super::device_api::DeviceApi;
 use super::sizes::DECLARED;
 use crate::compile::{self, Role, Rows};
@@ -14,28 +15,107 @@ use crate::driver::{Context, DeviceFacts, Function, Module};
 /// Kernels of low-latency operations: see `staging.cuh`.
 #[derive(Debug)]
 pub(super) struct StagedKernels {
-    pub(super) dispatch: Function,
+    /// Of rows that are sent as they are given.
+    dispatch: ByLength,
+    /// Of rows that are cast.
+    cast: ByLength,
     /// The kernel for each type, as in [`Kernels`].
-    pub(super) combine: [Function; 3],
+    combine: [ByLength; 3],
+    /// Of bf16 and fp16, where sums are rounded once.
+    once: [Function; 2],
     /// The kernel of a rank that does not take part.
     pub(super) refuse: Function,
 }
 
+/// A kernel for rows of which each thread has one piece of 16 bytes, and one for longer rows. Each has the code for
+/// its length alone: blocks wait for instructions, too.
+#[derive(Debug)]
+struct ByLength {
+    short: Function,
+    /// Most threads of a block of the first.
+    most: u32,
+    long: Function,
+}
+
+impl ByLength {
+    fn load(module: &Arc<Module>, name: &str, most: u32, facts: &DeviceFacts) -> Result<Self> {
+        let long = staged_kernel(module, &format!("{name}_long"), facts)?;
+        Ok(Self { short: staged_kernel(module, name, facts)?, most, long })
+    }
+
+    /// The kernel for rows of this many pieces, and the threads of its blocks.
+    fn of(&self, pieces: u32) -> (&Function, u32) {
+        let threads = threads_for(pieces);
+        if threads <= self.most { (&self.short, threads) } else { (&self.long, THREADS) }
+    }
+}
+
+/// A kernel whose blocks wait for each other. Where kernels may start early, it does, and all blocks are resident
+/// soon: a multiprocessor has memory for one, there are no more blocks than multiprocessors, and kernels that hold
+/// those wait for none of these blocks. Elsewhere the driver ensures it.
+fn staged_kernel(module: &Arc<Module>, name: &str, facts: &DeviceFacts) -> Result<Function> {
+    let kernel = if facts.starts_early { module.early(name) } else { module.cooperative(name) }?;
+    kernel.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
+    Ok(kernel)
+}
+
+/// The kind of a low-latency sum.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SumKind {
+    /// The index of the type, as in [`Kernels`].
+    pub(super) of_type: usize,
+    /// It is rounded once.
+    pub(super) once: bool,
+}
+
+impl SumKind {
+    /// Bytes of a partial row for a row of this many numbers.
+    pub(super) fn partial_bytes(self, hidden: u32) -> u64 {
+        u64::from(hidden) * if self.once || self.of_type == 2 { 4 } else { 2 }
+    }
+}
+
+/// Threads of a block that has one piece of a row a thread: whole warps of any device, and enough for all else that a
+/// block does.
+fn threads_for(pieces: u32) -> u32 {
+    pieces.next_multiple_of(64).max(THREADS)
+}
+
 impl StagedKernels {
-    fn load(module: &Arc<Module>, most_shared: u32) -> Result<Self> {
-        let kernels = Self {
-            dispatch: module.cooperative("ty_dispatch_staged")?,
+    fn load(module: &Arc<Module>, facts: &DeviceFacts) -> Result<Self> {
+        let find = |name: &str, most| ByLength::load(module, name, most, facts);
+        let refuse = module.function("ty_refuse_staged")?;
+        refuse.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
+        Ok(Self {
+            dispatch: find("ty_dispatch_staged", WIDE_THREADS)?,
+            cast: find("ty_cast_staged", THREADS)?,
             combine: [
-                module.cooperative("ty_combine_staged_bf16")?,
-                module.cooperative("ty_combine_staged_f16")?,
-                module.cooperative("ty_combine_staged_f32")?,
+                find("ty_combine_staged_bf16", WIDE_THREADS)?,
+                find("ty_combine_staged_f16", WIDE_THREADS)?,
+                find("ty_combine_staged_f32", WIDE_THREADS)?,
             ],
-            refuse: module.function("ty_refuse_staged")?,
-        };
-        for kernel in kernels.combine.iter().chain([&kernels.dispatch, &kernels.refuse]) {
-            kernel.allow_shared(most_shared.saturating_sub(DECLARED))?;
+            once: [
+                staged_kernel(module, "ty_combine_staged_bf16_once", facts)?,
+                staged_kernel(module, "ty_combine_staged_f16_once", facts)?,
+            ],
+            refuse,
+        })
+    }
+
+    /// The kernel of a dispatch, and the threads of its blocks.
+    pub(super) fn dispatch(&self, dispatch: &DispatchArgs) -> (&Function, u32) {
+        let kernels = if dispatch.cast != 0 { &self.cast } else { &self.dispatch };
+        kernels.of((dispatch.row_bytes / 16) as u32 + dispatch.scale_words.div_ceil(4))
+    }
+
+    /// The kernel of a combine, and the threads of its blocks.
+    pub(super) fn combine(&self, combine: &CombineArgs, kind: SumKind) -> (&Function, u32) {
+        let pieces = (combine.row_bytes / 16) as u32;
+        // Sums of fp32 are rounded once in any case.
+        match self.once.get(kind.of_type).filter(|_| kind.once) {
+            Some(kernel) => (kernel, threads_for(pieces)),
+            None => self.combine[kind.of_type].of(pieces),
         }
-        Ok(kernels)
     }
 }
 
@@ -75,7 +155,8 @@ impl Kernels {
         device_api: &DeviceApi,
         role: Role,
     ) -> Result<Self> {
-        let DeviceFacts { architecture, most_shared, .. } = context.device.facts()?;
+        let facts = context.device.facts()?;
+        let DeviceFacts { architecture, most_shared, .. } = facts;
         let rows = compile::rows_of(config, architecture, device_api.source().by_host)?;
         let (image, _) = compile::kernels(
             context.device.platform,
@@ -109,7 +190,7 @@ impl Kernels {
         let is_whole = role == Role::Direct && !puts;
         let fused = is_whole.then(|| fused(&module, most_shared)).transpose()?;
         let staged = match config.decode {
-            Decode::LowLatency if is_whole => Some(StagedKernels::load(&module, most_shared)?),
+            Decode::LowLatency if is_whole => Some(StagedKernels::load(&module, &facts)?),
             _ => None,
         };
         Ok(Self {
@@ -146,5 +227,18 @@ pub(super) fn summable(dtype: u32) -> (usize, u64) {
         Some(DType::F16) => (1, 2),
         Some(DType::F32) => (2, 4),
         _ => (0, 2),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_has_a_thread_for_each_piece_of_a_row_and_whole_warps() {
+        assert_eq!(
+            [1, 462, 512, 513, 896, 1024, 1025].map(threads_for),
+            [512, 512, 512, 576, 896, 1024, 1088]
+        );
     }
 }

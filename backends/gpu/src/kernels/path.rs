@@ -123,12 +123,15 @@ impl Path {
     /// The kinds of calls that a communicator over these paths accepts, one path for each level: bits
     /// `TY_NEEDS_*`. Calls that no caller waits for need one level of loads and stores: among several
     /// domains the host waits between levels, and where rows are put, it waits until the staging may be
-    /// written again (INV-4).
-    pub(super) fn call_flags(paths: &[Self]) -> u32 {
+    /// written again (INV-4). `stages`: rows of the packed layout are staged.
+    pub(super) fn call_flags(paths: &[Self], stages: bool) -> u32 {
         let no_sync = matches!(paths, [path] if !path.puts());
         // Between domains each forwarder would have to sum first.
         let sums = if paths.len() == 1 { abi::TY_NEEDS_SUM_WEIGHTS } else { 0 };
-        abi::TY_NEEDS_STREAMS | sums | if no_sync { abi::TY_NEEDS_NO_SYNC } else { 0 }
+        abi::TY_NEEDS_STREAMS
+            | sums
+            | if no_sync { abi::TY_NEEDS_NO_SYNC } else { 0 }
+            | if stages { abi::TY_NEEDS_PACKED_SUMS } else { 0 }
     }
 
     /// Whether kernels fill a ring that the host serves.
@@ -221,18 +224,18 @@ pub(super) mod tests {
 
     #[test]
     fn calls_that_no_caller_waits_for_are_taken_over_one_level_of_loads_and_stores_alone() {
-        let no_sync = |paths: &[Path]| Path::call_flags(paths) & abi::TY_NEEDS_NO_SYNC != 0;
+        let no_sync = |paths: &[Path]| Path::call_flags(paths, false) & abi::TY_NEEDS_NO_SYNC != 0;
         let (ring, put) = (ring(1 << 20), of(DEVICE_API, CUDA, 1 << 20).unwrap());
         assert!(no_sync(&[Path::STORE]));
         for refused in [&[ring][..], &[put], &[Path::STORE, ring], &[Path::STORE, Path::STORE]] {
             assert!(!no_sync(refused), "{refused:?}");
-            assert_ne!(Path::call_flags(refused) & abi::TY_NEEDS_STREAMS, 0);
+            assert_ne!(Path::call_flags(refused, false) & abi::TY_NEEDS_STREAMS, 0);
         }
     }
 
     #[test]
     fn returned_weights_are_summed_over_one_level_alone() {
-        let sums = |paths: &[Path]| Path::call_flags(paths) & abi::TY_NEEDS_SUM_WEIGHTS != 0;
+        let sums = |paths: &[Path]| Path::call_flags(paths, false) & abi::TY_NEEDS_SUM_WEIGHTS != 0;
         let ring = ring(1 << 20);
         assert!(sums(&[Path::STORE]) && sums(&[ring]));
         assert!(!sums(&[Path::STORE, ring]) && !sums(&[Path::STORE, Path::STORE]));

@@ -13,7 +13,7 @@ use super::args::{
     StagedDispatchArgs, StagedRefusalArgs, THREADS,
 };
 use super::engine::Engine;
-use super::loaded::{StagedKernels, summable};
+use super::loaded::{StagedKernels, SumKind, summable};
 use super::mode::Mode;
 use super::operation::{CombineOp, Operation};
 use super::staging::{StagingSizes, not_packed, senders};
@@ -25,8 +25,7 @@ use crate::driver::Launch;
 pub(super) enum StagedHalf {
     None,
     Dispatch(StagedDispatchArgs),
-    /// And the index of the kernel of its type.
-    Combine(StagedCombineArgs, usize),
+    Combine(StagedCombineArgs, SumKind),
 }
 
 impl Engine {
@@ -57,10 +56,10 @@ impl Engine {
         if mode.at_once || !mode.no_host_sync { SENDS | RECEIVES } else { SENDS }
     }
 
-    /// Blocks of an operation of this many tokens of this rank, and a block's shared memory.
-    fn staged_launch(&self, sizes: &StagingSizes, tokens: u32) -> Launch {
+    /// Blocks of this many threads for an operation of this many tokens of this rank, and a block's shared memory.
+    fn staged_launch(&self, sizes: &StagingSizes, threads: u32, tokens: u32) -> Launch {
         let blocks = self.launcher.blocks.of_decode(tokens);
-        Launch::of_threads(blocks, THREADS, sizes.shared(&self.exchange.shape))
+        Launch::of_threads(blocks, threads, sizes.shared(&self.exchange.shape))
     }
 
     /// Launches a dispatch.
@@ -76,13 +75,14 @@ impl Engine {
     ) -> Result<()> {
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
         let (slot, phases) = (self.routing.slot(operation), Self::phases(mode));
-        let launch = self.staged_launch(&sizes, dispatch.common.input_rows);
+        let (kernel, threads) = kernels.dispatch(dispatch);
+        let launch = self.staged_launch(&sizes, threads, dispatch.common.input_rows);
         let apart = phases == SENDS;
         let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
         let staging = sizes.arguments(phases, by_role);
         let arguments = StagedDispatchArgs { dispatch: *dispatch, staging };
         // SAFETY: the kernel's type; the rest by this function's contract.
-        unsafe { self.launch(&kernels.dispatch, launch, &arguments, slot)? };
+        unsafe { self.launch(kernel, launch, &arguments, slot)? };
         let staging = sizes.arguments(RECEIVES, 0);
         self.routing.halves[slot] = match apart {
             true => StagedHalf::Dispatch(StagedDispatchArgs { staging, ..arguments }),
@@ -119,17 +119,19 @@ impl Engine {
         let called = self.sign(call.operation, &mut common, call.signature);
         let state = &self.routing.handles[call.handle as usize];
         let Some((kernels, sizes)) = self.staged(state.layout) else { return Err(not_packed()) };
-        let (kernel, element) = summable(call.x.dtype);
+        let (of_type, element) = summable(call.x.dtype);
+        let kind = SumKind { of_type, once: call.round_once };
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         if !call.missing.data.is_null() {
             // A lost rank ends the communicator, so no expert is left out of a sum.
             let (at, bytes) = (call.missing.data as u64, state.tokens.into());
             self.order.work().zero(self.order.context(), at, bytes)?;
         }
+        let own_weights = call.topk_weights.data as u64;
         let merge = MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,
-            dispatch_weights: if call.weighted { state.weights } else { 0 },
+            dispatch_weights: if call.weighted && own_weights == 0 { state.weights } else { 0 },
             slots: state.slots,
             out: 0,
             out_weights: 0,
@@ -152,16 +154,23 @@ impl Engine {
             ..super::combine::arguments(common, state.routing, row_bytes, &self.combine_tiling(16))
         };
         let (slot, phases) = (self.routing.slot(call.operation), Self::phases(mode));
-        let launch = self.staged_launch(&sizes, state.tokens);
+        let (function, threads) = kernels.combine(&combine, kind);
+        let launch = self.staged_launch(&sizes, threads, state.tokens);
         let staging = sizes.arguments(phases, 0);
-        let arguments =
-            StagedCombineArgs { combine, merge, staging, sources: state.landed_sources };
+        let arguments = StagedCombineArgs {
+            combine,
+            merge,
+            staging,
+            sources: state.landed_sources,
+            topk_weights: own_weights,
+            topk_idx: call.topk_idx.data as u64,
+        };
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest is held by
         // the handle.
-        unsafe { self.launch(&kernels.combine[kernel], launch, &arguments, slot)? };
+        unsafe { self.launch(function, launch, &arguments, slot)? };
         let staging = sizes.arguments(RECEIVES, 0);
         self.routing.halves[slot] = match phases {
-            SENDS => StagedHalf::Combine(StagedCombineArgs { staging, ..arguments }, kernel),
+            SENDS => StagedHalf::Combine(StagedCombineArgs { staging, ..arguments }, kind),
             _ => StagedHalf::None,
         };
         if mode.no_host_sync {
@@ -182,13 +191,17 @@ impl Engine {
             match half {
                 StagedHalf::None => Ok(()),
                 StagedHalf::Dispatch(arguments) => {
-                    let launch = self.staged_launch(&sizes, arguments.dispatch.common.input_rows);
-                    self.launch(&kernels.dispatch, launch, &arguments, slot)
+                    let dispatch = &arguments.dispatch;
+                    let (kernel, threads) = kernels.dispatch(dispatch);
+                    let launch = self.staged_launch(&sizes, threads, dispatch.common.input_rows);
+                    self.launch(kernel, launch, &arguments, slot)
                 }
-                StagedHalf::Combine(arguments, kernel) => {
+                StagedHalf::Combine(arguments, kind) => {
+                    let (kernel, threads) = kernels.combine(&arguments.combine, kind);
                     // T may be known only to the device.
-                    let launch = self.staged_launch(&sizes, self.exchange.shape.max_tokens);
-                    self.launch(&kernels.combine[kernel], launch, &arguments, slot)
+                    let most = self.exchange.shape.max_tokens;
+                    let launch = self.staged_launch(&sizes, threads, most);
+                    self.launch(kernel, launch, &arguments, slot)
                 }
             }
         }

@@ -3,12 +3,21 @@
 //
 // Sums in f32, in the order of `combine`: experts of one rank in k order, rounded; then the biases and
 // ranks in the order of their highest selecting k, rounded. No rank reads rows of another, so no rank waits
-// until all have read.
+// until all have read. Where one kernel sends and receives, this rank's partial rows of its own tokens are made
+// where they are needed, and not staged. Partial rows are of the type of the rows, or, where sums are rounded once,
+// f32: then a row has two parts, of the first and of the second half of each 16 bytes.
+//
+// Where a call has weights and ids of its own, sources send them to the owners first. A rank that refuses sends none,
+// so owners wait for the heads before.
 #pragma once
 #include "combine.cuh"
 #include "staging.cuh"
 
 namespace ty {
+
+// Parts of a partial row.
+template <class Type, class Partial>
+constexpr u32 kParts = Type::kLanes / Partial::kLanes;
 
 // Sums of a thread's pieces of a row.
 template <class Type, u32 N>
@@ -25,6 +34,31 @@ struct RowSum {
         sum[j].add(term[j]);
     }
   }
+  // A partial row, which has no weight.
+  template <class Partial, u32 M>
+  __device__ TY_INLINED void add_partial(const uint4 (&term)[M]) {
+    constexpr u32 kLanes = Partial::kLanes;
+#pragma unroll
+    for (u32 j = 0; j < N; j++) {
+#pragma unroll
+      for (u32 part = 0; part < M / N; part++) {
+        float f[kLanes];
+        Partial::widen(term[j + part * N], f);
+        float* value = sum[j].value + part * kLanes;
+#pragma unroll
+        for (u32 i = 0; i < kLanes; i++) value[i] = sum[j].empty ? f[i] : add_rn(value[i], f[i]);
+      }
+      sum[j].empty = false;
+    }
+  }
+  template <class Partial, u32 M>
+  __device__ TY_INLINED void round(uint4 (&row)[M]) const {
+#pragma unroll
+    for (u32 j = 0; j < M; j++) {
+      const Sum<Type>& from = sum[j % N];
+      row[j] = from.empty ? make_uint4(0, 0, 0, 0) : Partial::narrow(from.value + j / N * Partial::kLanes);
+    }
+  }
 };
 
 template <u32 N>
@@ -34,95 +68,201 @@ __device__ TY_INLINED void load_pieces(const u8* from, uint4 (&row)[N], u32 piec
     if (piece_at(j) < pieces) row[j] = load_16(reinterpret_cast<const uint4*>(from) + piece_at(j));
 }
 
-// Rows of one token that are loaded together: two, where registers allow it. Four were no faster: they spill.
+// Rows of one token that are loaded together, as registers allow: a wide block of wavefronts of 64 lanes has
+// fewer for each of them.
 template <u32 N>
-constexpr u32 kTermsAtOnce = N < kMostPieces ? 2 : 1;
+constexpr u32 kTermsAtOnce = N > 1 ? 1 : kWave == 64 ? 2 : 4;
 
-// Stages the sum of a received token's rows for its source. The whole block.
-template <class Type, u32 N, class Up>
-__device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up& up, u32 number) {
-  const Common& c = args.combine.c;
+// The sum of a token's rows here, rounded: this lane names the row of selection k and its weight, or none. Weights
+// are used once the rows are on their way. The whole block, each warp by itself.
+template <class Type, class Partial, u32 N, u32 M>
+__device__ TY_INLINED void sum_rows(const StagedCombineArgs& args, i32 slot, float weight, uint4 (&row)[M]) {
+  constexpr u32 kAtOnce = kTermsAtOnce<N>;
   const MergeArgs& m = args.merge;
-  u32 lane = lane_id(), pieces = (u32)(m.row_bytes / 16), from = args.sources[number];
-  u32 source = from / c.max_tokens, token = from - source * c.max_tokens;
-  i32 slot = slot_of(m.slots, number, m.topk, m.rows);
-  if (source >= c.ranks) return;
-  bool weighted = m.dispatch_weights != nullptr;
-  float weight = weighted && slot >= 0 ? m.dispatch_weights[slot] : 0.0f;
+  u32 pieces = (u32)(m.row_bytes / 16);
+  bool weighted = args.weighted();
   RowSum<Type, N> total;
 #pragma unroll 1
   for (Lanes left = ballot(slot >= 0); left != 0;) {
-    constexpr u32 kAtOnce = kTermsAtOnce<N>;
     uint4 term[kAtOnce][N];
-    float by[kAtOnce];
-    bool there[kAtOnce];
+    Lanes these = left;
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++) {
-      there[i] = left != 0;
-      u32 k = there[i] ? first_of(left) : 0;
-      u64 row = (u64)shfl(slot, k);
-      by[i] = shfl(weight, k);
-      if (there[i]) load_pieces(m.x + row * m.row_bytes, term[i], pieces);
+      if (left != 0) load_pieces(m.x + (u64)shfl(slot, first_of(left)) * m.row_bytes, term[i], pieces);
       left &= left - 1;
     }
 #pragma unroll
-    for (u32 i = 0; i < kAtOnce; i++)
-      if (there[i]) total.add(term[i], pieces, weighted, by[i]);
+    for (u32 i = 0; i < kAtOnce; i++) {
+      if (these != 0) total.add(term[i], pieces, weighted, shfl(weight, first_of(these)));
+      these &= these - 1;
+    }
   }
-  uint4 row[N];
-#pragma unroll
-  for (u32 j = 0; j < N; j++) row[j] = total.sum[j].result();
-  u32 key = key_of(row, pieces);
-  u64 place = place_of(c, c.rank, token);
-  store_staged(staged_row(c, args.staging, up, source, place), row, pieces, key);
-  if (wave_id() != block_waves() - 1) return;
-  uint4* record = staged_record(c, args.staging, up, source, place);
-  if (lane == 0) store_entry(record, c.epoch(), key, 0);
-  if (!m.weights || lane >= m.topk) return;
-  store_entry(record + 1 + lane, c.epoch(), slot >= 0 ? bits_of(m.weights[slot]) : 0, 0);
+  total.template round<Partial>(row);
 }
 
-// The rows that this rank has received for each source, in order of sources.
-struct SumRange {
-  u32 rows;   // of all
-  u32 start;  // the first of the next rank: sums of this rank's own tokens come last
+// The weight that came with a row in its dispatch.
+__device__ inline float dispatched_weight(const StagedCombineArgs& args, i32 slot) {
+  return args.merge.dispatch_weights && slot >= 0 ? args.merge.dispatch_weights[slot] : 0.0f;
+}
 
-  __device__ explicit SumRange(const CombineArgs& a)
-      : rows(a.r.source_rows[a.c.ranks]), start(a.r.source_rows[a.c.rank + 1]) {}
+// This lane's selection of a token of this rank in a call that has weights and ids of its own.
+struct GivenTerm {
+  float weight = 0.0f;
+  bool counts = false;
+
+  __device__ GivenTerm(const StagedCombineArgs& args, u32 token) {
+    const Common& c = args.combine.c;
+    u64 at = (u64)token * c.topk + lane_id();
+    if (token >= c.tokens() || lane_id() >= c.topk) return;
+    weight = args.topk_weights[at];
+    counts = !args.topk_idx || args.topk_idx[at] >= 0;
+  }
 };
 
-// The whole block.
-template <class Type, u32 N, class Up>
-__device__ TY_INLINED void send_partials(const StagedCombineArgs& args, const Up& up, const SumRange& range,
-                                         const Part& part, const Heads& heads) {
+// Sends the weights of this call, and the selections that count, to the owners of this rank's tokens. The whole
+// block, each warp a token.
+template <class Up>
+__device__ TY_INLINED void send_weights(const StagedCombineArgs& args, const Up& up, const Part& part) {
   const Common& c = args.combine.c;
-  const u32* first = args.combine.r.source_rows;
-  if (heads.posts())
-    heads.post(c, up, {c.verdict, (u32)(args.merge.row_bytes / 16)}, nullptr,
-               [&](u32 peer) { return first[peer + 1] - first[peer]; });
+  u32 lane = lane_id(), step = part.sending.step;
+  u64 epoch = (u64)c.epoch() << 32;
 #pragma unroll 1
-  for (u32 i = part.sending.first; i < range.rows; i += part.sending.step) {
-    u32 number = range.start + i < range.rows ? range.start + i : range.start + i - range.rows;
-    send_partial<Type, N>(args, up, number);
+  for (u32 token = part.sending.first + wave_id() * step; token < c.tokens(); token += block_waves() * step) {
+    i32 expert = lane < c.topk ? args.combine.r.topk[(u64)token * c.topk + lane] : -1;
+    u32 owner = expert >= 0 ? c.rank_of(expert) : 0;
+    GivenTerm term(args, token);
+    u32 bits = (u32)ballot(term.counts);
+    bool staged = expert >= 0 && !(part.keeps_own() && owner == c.rank);
+#pragma unroll 1
+    for (Lanes left = ballot(stands_for(staged, owner)); left != 0; left &= left - 1) {
+      u32 d = shfl(owner, first_of(left));
+      uint4* record = staged_record(c, args.staging, up, d, place_of(c, c.rank, token));
+      if (lane == 0) store_relaxed(second_half(record), epoch | bits);
+      if (lane < c.topk) store_relaxed(second_half(record + 1 + lane), epoch | bits_of(term.weight));
+    }
   }
 }
 
-// A selection of a token, where this lane has one.
-__device__ inline i32 selected(const CombineArgs& a, u32 token) {
-  bool has = token < a.c.tokens() && lane_id() < a.c.topk;
-  return has ? a.r.topk[(u64)token * a.c.topk + lane_id()] : -1;
+// The rows that this rank has received and sums for their sources, in order of sources from the next rank on;
+// rows of its own tokens come last, or, if they are not staged, not at all.
+struct SumRange {
+  u32 all, rows;
+  u32 start;  // the first of the next rank
+
+  __device__ SumRange(const CombineArgs& a, bool keeps_own)
+      : all(a.r.source_rows[a.c.ranks]), rows(all), start(a.r.source_rows[a.c.rank + 1]) {
+    if (keeps_own) rows -= start - a.r.source_rows[a.c.rank];
+  }
+  __device__ u32 number(u32 i) const { return start + i < all ? start + i : start + i - all; }
+};
+
+// A received token, and this lane's row of it.
+struct OwedRow {
+  u32 from = ~0u;  // source * M + token
+  i32 slot = -1;
+
+  // A handle of a dispatch that failed has any numbers: they are not used, but they may be loaded.
+  __device__ void load(const StagedCombineArgs& args, const SumRange& range, u32 i) {
+    const Common& c = args.combine.c;
+    u32 number = range.number(i);
+    if (i >= range.rows || number >= c.ranks * c.max_tokens) return;
+    from = args.sources[number];
+    slot = slot_of(args.merge.slots, number, args.merge.topk, args.merge.rows);
+  }
+};
+
+// Stages the sum of a received token's rows for its source. The whole block.
+template <class Type, class Partial, u32 N, class Up>
+__device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up& up, const OwedRow& owed,
+                                        Guard& guard) {
+  constexpr u32 P = kParts<Type, Partial>;
+  const Common& c = args.combine.c;
+  const MergeArgs& m = args.merge;
+  u32 lane = lane_id(), pieces = (u32)(m.row_bytes / 16);
+  u32 source = owed.from / c.max_tokens, token = owed.from - source * c.max_tokens;
+  if (source >= c.ranks) return;
+  i32 slot = owed.slot;
+  float weight = dispatched_weight(args, slot);
+  if (args.topk_weights) {
+    uint4* given = staged_record(c, args.staging, up, c.rank, place_of(c, source, token));
+    What what{kPhaseCombineRows, source, token, c.epoch()};
+    u32 bits = poll_seen(second_half(given), 0, what, guard);
+    if (lane < m.topk) weight = float_of(poll_seen(second_half(given + 1 + lane), 0, what, guard));
+    if (lane >= m.topk || !(bits >> lane & 1)) slot = -1;
+  }
+  uint4 row[N * P];
+  sum_rows<Type, Partial, N>(args, slot, weight, row);
+  u32 key = key_of<P>(row, pieces);
+  u64 place = place_of(c, c.rank, token), epoch = (u64)c.epoch() << 32;
+  store_staged<P>(staged_row(c, args.staging, up, source, place), row, pieces, key);
+  if (wave_id() != block_waves() - 1) return;
+  uint4* record = staged_record(c, args.staging, up, source, place);
+  if (lane == 0) store_relaxed(first_half(record), epoch | key);
+  if (!m.weights || lane >= m.topk) return;
+  store_relaxed(first_half(record + 1 + lane), epoch | (owed.slot >= 0 ? bits_of(m.weights[owed.slot]) : 0));
 }
 
-// Sums one token of this rank. The whole block, each warp by itself.
-template <class Type, u32 N, class Up>
-__device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up& up, u32 token, i32 expert,
+// The whole block. `owed`: the first of them.
+template <class Type, class Partial, u32 N, class Up>
+__device__ TY_INLINED void send_partials(const StagedCombineArgs& args, const Up& up, const SumRange& range,
+                                         const Part& part, OwedRow owed, Guard& guard) {
+#pragma unroll 1
+  for (u32 i = part.sending.first; i < range.rows; i += part.sending.step) {
+    OwedRow next;
+    next.load(args, range, i + part.sending.step);
+    send_partial<Type, Partial, N>(args, up, owed, guard);
+    owed = next;
+  }
+}
+
+// This lane's selection of a token of this rank, and the row that it has here.
+struct OwnSelection {
+  i32 expert = -1, slot = -1;
+
+  // Before T is known, the most that it may be.
+  __device__ void load(const CombineArgs& a, u32 token) {
+    u32 lane = lane_id();
+    if (token >= a.c.max_tokens || lane >= a.c.topk) return;
+    expert = a.r.topk[(u64)token * a.c.topk + lane];
+    slot = (i32)a.r.places[(u64)token * a.c.topk + lane];
+  }
+};
+
+// Partial rows of a token that are loaded together, with the first reads of them and of their keys. A thread has
+// N pieces of each of the P parts of a row.
+template <u32 N, u32 P>
+struct Arriving {
+  static constexpr u32 kAtOnce = kTermsAtOnce<N> / P > 0 ? kTermsAtOnce<N> / P : 1;
+  uint4 seen[kAtOnce][N * P];
+  u64 key[kAtOnce];
+
+  // Of the first of the `left` lanes' owners; those of this rank are not staged if it `keeps` them.
+  template <class Up>
+  __device__ TY_INLINED void look(const StagedCombineArgs& args, const Up& up, u32 token, u32 owner, Lanes left,
+                                  bool keeps) {
+    const Common& c = args.combine.c;
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++) {
+      u32 rank = shfl(owner, left != 0 ? first_of(left) : 0);
+      u64 place = place_of(c, rank, token);
+      if (left != 0 && !(keeps && rank == c.rank)) {
+        key[i] = load_relaxed(first_half(staged_record(c, args.staging, up, c.rank, place)));
+        look_at_row<P>(staged_row(c, args.staging, up, c.rank, place), seen[i], (u32)(args.combine.row_bytes / 16));
+      }
+      left &= left - 1;
+    }
+  }
+};
+
+// Sums one token of this rank; `own` is its partial row here. The whole block, each warp by itself.
+template <class Type, class Partial, u32 N, u32 P, class Up>
+__device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up& up, u32 token, u32 owner,
+                                         Lanes owners, bool keeps, const uint4 (&own)[N * P], Arriving<N, P>& coming,
                                          Guard& guard) {
   const CombineArgs& a = args.combine;
   const Common& c = a.c;
-  u32 lane = lane_id(), pieces = (u32)(a.row_bytes / 16);
+  u32 pieces = (u32)(a.row_bytes / 16);
   u64 at = (u64)token * a.row_bytes;
-  u32 owner = expert >= 0 ? c.rank_of(expert) : 0;
-  Lanes owners = ballot(stands_for(expert >= 0, owner));
   RowSum<Type, N> total;
   const u8* biases[] = {a.bias0, a.bias1};
 #pragma unroll
@@ -134,100 +274,172 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
   }
 #pragma unroll 1
   for (Lanes left = owners; left != 0;) {
-    constexpr u32 kAtOnce = kTermsAtOnce<N>;
-    uint4* row[kAtOnce];
-    uint4 seen[kAtOnce][N], look[kAtOnce];
-    u32 rank[kAtOnce];
-    bool there[kAtOnce];
 #pragma unroll
-    for (u32 i = 0; i < kAtOnce; i++) {
-      there[i] = left != 0;
-      rank[i] = shfl(owner, there[i] ? first_of(left) : 0);
-      u64 place = place_of(c, rank[i], token);
-      row[i] = staged_row(c, args.staging, up, c.rank, place);
-      if (there[i]) look[i] = load_16_relaxed(staged_record(c, args.staging, up, c.rank, place));
-      if (there[i]) look_at_row(row[i], seen[i], pieces);
+    for (u32 i = 0; i < Arriving<N, P>::kAtOnce; i++) {
+      if (left == 0) break;
+      u32 rank = shfl(owner, first_of(left));
       left &= left - 1;
-    }
+      if (keeps && rank == c.rank) {
+        total.template add_partial<Partial>(own);
+        continue;
+      }
+      What what{kPhaseCombineRows, rank, token, c.epoch()};
+      u64 place = place_of(c, rank, token);
+      uint4* record = staged_record(c, args.staging, up, c.rank, place);
+      uint4* row = staged_row(c, args.staging, up, c.rank, place);
+      u32 key = poll_seen(first_half(record), coming.key[i], what, guard);
 #pragma unroll
-    for (u32 i = 0; i < kAtOnce; i++) {
-      if (!there[i]) continue;
-      What what{kPhaseCombineRows, rank[i], token, c.epoch()};
-      const uint4* record = staged_record(c, args.staging, up, c.rank, place_of(c, rank[i], token));
-      u32 key = poll_record(record, look[i], what, guard).x;
-#pragma unroll
-      for (u32 j = 0; j < N; j++)
-        if (piece_at(j) < pieces) seen[i][j] = take_piece(row[i] + piece_at(j), seen[i][j], key, what, guard);
-      total.add(seen[i], pieces, false, 0.0f);
+      for (u32 j = 0; j < N * P; j++) {
+        uint4& piece = coming.seen[i][j];
+        if (is_inside<P, N * P>(j, pieces))
+          piece = take_piece(row + place_in<P, N * P>(j, pieces), piece, key, what, guard);
+      }
+      total.template add_partial<Partial>(coming.seen[i]);
     }
+    if (left != 0) coming.look(args, up, token, owner, left, keeps);
   }
+  uint4 row[N];
+  total.template round<Type>(row);
   uint4* out = reinterpret_cast<uint4*>(a.out + at);
 #pragma unroll
   for (u32 j = 0; j < N; j++)
-    if (piece_at(j) < pieces && !guard.ended()) store_16(out + piece_at(j), total.sum[j].result());
-  if (!a.out_weights || wave_id() != 0 || lane >= c.topk) return;
+    if (piece_at(j) < pieces && !guard.ended()) store_16(out + piece_at(j), row[j]);
+}
+
+// The weights that come back with a token's rows. One warp.
+template <class Up>
+__device__ TY_INLINED void receive_weights(const StagedCombineArgs& args, const Up& up, u32 token,
+                                           const OwnSelection& mine, u32 owner, bool keeps, Guard& guard) {
+  const CombineArgs& a = args.combine;
+  const Common& c = a.c;
+  u32 lane = lane_id();
+  if (lane >= c.topk) return;
   float weight = 0.0f;
-  if (expert >= 0) {
-    const uint4* record = staged_record(c, args.staging, up, c.rank, place_of(c, owner, token));
+  if (mine.expert >= 0 && keeps && owner == c.rank) {
+    weight = args.merge.weights[mine.slot];
+  } else if (mine.expert >= 0) {
+    uint4* record = staged_record(c, args.staging, up, c.rank, place_of(c, owner, token));
     What what{kPhaseCombineRows, owner, token, c.epoch()};
-    weight = float_of(poll_record(record + 1 + lane, make_uint4(0, 0, 0, 0), what, guard).x);
+    weight = float_of(poll_seen(first_half(record + 1 + lane), 0, what, guard));
   }
   if (!guard.ended()) a.out_weights[(u64)token * c.topk + lane] = weight;
 }
 
-// The whole block.
-template <class Type, u32 N, class Up>
-__device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const Up& up, u8* shared,
-                                            const Part& part, Guard& guard) {
+// Receives all heads. False if the operation does not continue: then it is ended here, if this block receives. The
+// whole block.
+template <class Up>
+__device__ TY_INLINED bool enter(const StagedCombineArgs& args, const Up& up, u64 seen, u32* heard, const Part& part,
+                                 Guard& guard) {
   const Common& c = args.combine.c;
-  u32* heard = reinterpret_cast<u32*>(shared);
-  u32 step = part.receiving.step, token = part.receiving.first;
-  i32 expert = selected(args.combine, token);
-  u64 seen = look_at_heads(c, up);
   Decision d{};
-  if (!poll_heads(c, up, seen, heard, d, guard)) return mend_staging(c, args.staging, up, guard);
-  if (d.code != kGo) return end_refused(c, args.staging, up, heard, d, part, guard);
+  if (!poll_heads(c, up, seen, heard, d, guard)) {
+    mend_staging(c, args.staging, up, guard);
+    return false;
+  }
+  if (d.code != kGo) {
+    if (part.receives) end_refused(c, args.staging, up, heard, d, part, guard);
+    return false;
+  }
   if (part.tells() && threadIdx.x == 0) {
     u64 now = now_ns();
     tell(c, up, d, &heard[d.rank * kHead], guard);
     c.trace->heard = now;
   }
+  return true;
+}
+
+// The whole block. `mine`: of its first token; `entered`: it has received the heads. The partial row that this rank
+// makes itself is made while they come.
+template <class Type, class Partial, u32 N, class Up>
+__device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const Up& up, u32* heard, const Part& part,
+                                            OwnSelection mine, bool entered, Guard& guard) {
+  constexpr u32 P = kParts<Type, Partial>;
+  const Common& c = args.combine.c;
+  bool keeps = part.keeps_own();
+  u64 seen = look_at_heads(c, up);
 #pragma unroll 1
-  for (; token < c.tokens(); token += step) {
-    i32 next = selected(args.combine, token + step);
-    receive_token<Type, N>(args, up, token, expert, guard);
-    expert = next;
+  for (u32 token = part.receiving.first;; token += part.receiving.step) {
+    bool has = token < c.tokens();
+    u32 owner = has && mine.expert >= 0 ? c.rank_of(mine.expert) : 0;
+    Lanes owners = ballot(stands_for(has && mine.expert >= 0, owner));
+    OwnSelection next;
+    next.load(args.combine, token + part.receiving.step);
+    uint4 own[N * P];
+    bool here = keeps && has && mine.expert >= 0 && owner == c.rank && (u64)(u32)mine.slot < args.merge.rows;
+    if (keeps) {
+      i32 slot = here ? mine.slot : -1;
+      float weight = dispatched_weight(args, slot);
+      if (args.topk_weights) {
+        GivenTerm term(args, token);
+        weight = term.weight;
+        if (!term.counts) slot = -1;
+      }
+      sum_rows<Type, Partial, N>(args, slot, weight, own);
+    }
+    Arriving<N, P> coming;
+    coming.look(args, up, token, owner, owners, keeps);
+    if (!entered && !enter(args, up, seen, heard, part, guard)) return;
+    entered = true;
+    if (!has) break;
+    receive_token<Type, Partial, N, P>(args, up, token, owner, owners, keeps, own, coming, guard);
+    if (args.combine.out_weights && wave_id() == 0) receive_weights(args, up, token, mine, owner, keeps, guard);
+    mine = next;
   }
   mend_staging(c, args.staging, up, guard);
 }
 
-template <class Type, u32 N, class Up>
-__device__ TY_INLINED void exchange_partials(const StagedCombineArgs& args, const Up& up, u8* shared) {
+// Posts heads and, where the call has weights of its own, sends them and waits for the heads of all. False if the
+// operation does not continue. The whole block.
+template <class Type, class Partial, class Up>
+__device__ TY_INLINED bool begin_sums(const StagedCombineArgs& args, const Up& up, u32* heard, const u32* staged,
+                                      const Part& part, const Heads& heads, Guard& guard) {
+  const Common& c = args.combine.c;
+  u32 pieces = (u32)(args.merge.row_bytes / 16) * kParts<Type, Partial>;
+  if (heads.posts())
+    heads.post(c, up, {c.verdict, pieces}, nullptr, [&](u32 peer) { return staged[peer]; });
+  if (!args.topk_weights) return true;
+  send_weights(args, up, part);
+  return enter(args, up, look_at_heads(c, up), heard, part, guard);
+}
+
+template <class Type, class Partial, u32 N, class Up>
+__device__ TY_INLINED void combine_staged(const StagedCombineArgs& args, const Up& far, u8* shared) {
   const CombineArgs& a = args.combine;
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   Part part(args.staging);
   Trace& trace = *a.c.trace;
-  if (part.posts() && threadIdx.x == 0) trace.begun = trace.counted = now_ns();
   Heads heads(a.c, part);
+  NearWindows<Up> up(a.c, far, shared);
+  u32 *heard = reinterpret_cast<u32*>(up.end()), *staged = heard + a.c.ranks * kHead;
   warm(args);
-  SumRange range(a);
-  if (!begin_staged(a.c, args.staging, a.r.note, false, 0, [] {})) return;
+  wait_for_kernel_ahead();
+  let_kernel_behind_start();
+  if (part.posts() && threadIdx.x == 0) trace.begun = trace.counted = now_ns();
+  SumRange range(a, part.keeps_own());
+  OwedRow owed;
+  OwnSelection mine;
+  StagedTurn turn(a.c, args.staging, a.r.note, false, 0, [&] {
+    if (part.receives) mine.load(a, part.receiving.first);
+    // A head announces the rows that are staged even if the operation is refused.
+#pragma unroll 1
+    for (u32 d = threadIdx.x; part.posts() && d < a.c.ranks; d += blockDim.x) {
+      bool none = args.topk_weights || (d == a.c.rank && part.keeps_own());
+      staged[d] = none ? 0 : a.r.source_rows[d + 1] - a.r.source_rows[d];
+    }
+    if (part.sends) owed.load(args, range, part.sending.first);
+  });
+  if (!StagedTurn::runs(a.c)) return;
   heads.open(a.c);
-  if (part.sends) send_partials<Type, N>(args, up, range, part, heads);
+  bool goes = !part.sends || begin_sums<Type, Partial>(args, up, heard, staged, part, heads, guard);
+  if (goes && part.sends) send_partials<Type, Partial, N>(args, up, range, part, owed, guard);
   if (part.posts() && threadIdx.x == 0) trace.moved = now_ns();
-  if (part.receives) receive_partials<Type, N>(args, up, shared, part, guard);
+  bool entered = part.sends && args.topk_weights;
+  if (goes && part.receives)
+    receive_partials<Type, Partial, N>(args, up, heard, part, mine, entered, guard);
+  else if (goes && entered)
+    mend_staging(a.c, args.staging, up, guard);
+  turn.leave(a.c);
   if (part.tells() && threadIdx.x == 0) trace.arrived = now_ns();
-}
-
-template <class Type, class Up>
-__device__ TY_INLINED void combine_staged(const StagedCombineArgs& args, const Up& up, u8* shared) {
-  u32 each = (u32)(args.combine.row_bytes / 16 + blockDim.x - 1) / blockDim.x;
-  if (each <= 1)
-    exchange_partials<Type, 1>(args, up, shared);
-  else if (each == 2)
-    exchange_partials<Type, 2>(args, up, shared);
-  else
-    exchange_partials<Type, kMostPieces>(args, up, shared);
 }
 
 }  // namespace ty

@@ -20,7 +20,8 @@ constexpr u32 kSends = 1, kReceives = 2;
 // In the first word of a head: this rank has staged rows. Words 4 and 5 hold the pieces of a row, and the
 // rows for the rank that reads it.
 constexpr u32 kStages = 1u << 30;
-// Pieces of 16 bytes of a row that a thread has.
+// Pieces of 16 bytes of a row that a thread of a block of kWarps warps has, where the row is longer than a wide
+// block has threads.
 constexpr u32 kMostPieces = 4;
 
 // The portion of a kernel's work that one block does: items `first`, `first + step` and so on.
@@ -47,6 +48,36 @@ struct Part {
   // kind, which has the least to do.
   __device__ bool posts() const { return sends && sending.first == sending.step - 1; }
   __device__ bool tells() const { return receives && receiving.first == receiving.step - 1; }
+  // Whether rows of this rank for itself need no staging: the block that has them in registers finishes them.
+  // Equal in all blocks.
+  __device__ bool keeps_own() const { return sends && receives; }
+};
+
+// The windows of all ranks, with their addresses in shared memory: the first use of each in the table of the
+// device API would take as long as a load from memory. They are there behind the next barrier.
+template <class Up>
+class NearWindows {
+ public:
+  static constexpr bool kLoadStore = true;
+
+  __device__ NearWindows(const Common& c, const Up& far, u8* shared)
+      : far_(far), first_(reinterpret_cast<u64*>(shared)), ranks_(c.ranks) {
+#pragma unroll 1
+    for (u32 d = threadIdx.x; d < c.ranks; d += blockDim.x) first_[d] = (u64)far.peer_ptr(kControl, d, 0);
+    if (threadIdx.x == blockDim.x - 1) first_[c.ranks] = (u64)far.peer_ptr(kArena, c.rank, 0);
+  }
+  __device__ u8* peer_ptr(u32 window, u32 peer, u64 offset) const {
+    return window == kControl ? reinterpret_cast<u8*>(first_[peer]) + offset : far_.peer_ptr(window, peer, offset);
+  }
+  // A place in the arena of this rank.
+  __device__ u8* own_arena(u64 offset) const { return reinterpret_cast<u8*>(first_[ranks_]) + offset; }
+  // The shared memory behind the addresses.
+  __device__ u8* end() const { return reinterpret_cast<u8*>(first_ + ranks_ + 1); }
+
+ private:
+  const Up& far_;
+  u64* first_;  // [R]: of control windows, then this rank's arena
+  u32 ranks_;
 };
 
 // The place of the rows and records of one writer and token.
@@ -94,33 +125,39 @@ __device__ inline uint4 with_key(const uint4& v, u32 key) {
   return make_uint4(v.x ^ key, v.y ^ key, v.z ^ key, v.w ^ key);
 }
 
+// The place of a thread's piece `j`, of M, in a row of P parts of `pieces` each.
+template <u32 P, u32 M>
+__device__ inline u32 place_in(u32 j, u32 pieces) { return piece_at(j % (M / P)) + j / (M / P) * pieces; }
+template <u32 P, u32 M>
+__device__ inline bool is_inside(u32 j, u32 pieces) { return piece_at(j % (M / P)) < pieces; }
+
 // A word that the row does not have. The whole block. The keys that are tried all differ, so it takes at
 // most one more try than the row has words, and usually one.
-template <u32 N>
-__device__ TY_INLINED u32 key_of(const uint4 (&row)[N], u32 pieces) {
+template <u32 P = 1, u32 M>
+__device__ TY_INLINED u32 key_of(const uint4 (&row)[M], u32 pieces) {
   for (u32 attempt = 0;; attempt++) {
     u32 key = ~(attempt * 0x9e3779b9u);
     bool taken = false;
 #pragma unroll
-    for (u32 j = 0; j < N; j++)
-      if (piece_at(j) < pieces) taken |= has_word(row[j], key);
+    for (u32 j = 0; j < M; j++)
+      if (is_inside<P, M>(j, pieces)) taken |= has_word(row[j], key);
     if (!sync_block_or(taken)) return key;
   }
 }
 
-template <u32 N>
-__device__ TY_INLINED void store_staged(uint4* to, const uint4 (&row)[N], u32 pieces, u32 key) {
+template <u32 P = 1, u32 M>
+__device__ TY_INLINED void store_staged(uint4* to, const uint4 (&row)[M], u32 pieces, u32 key) {
 #pragma unroll
-  for (u32 j = 0; j < N; j++)
-    if (piece_at(j) < pieces) store_16_relaxed(to + piece_at(j), with_key(row[j], key));
+  for (u32 j = 0; j < M; j++)
+    if (is_inside<P, M>(j, pieces)) store_16_relaxed(to + place_in<P, M>(j, pieces), with_key(row[j], key));
 }
 
 // A first read of a row, which may not have arrived.
-template <u32 N>
-__device__ TY_INLINED void look_at_row(const uint4* from, uint4 (&seen)[N], u32 pieces) {
+template <u32 P = 1, u32 M>
+__device__ TY_INLINED void look_at_row(const uint4* from, uint4 (&seen)[M], u32 pieces) {
 #pragma unroll
-  for (u32 j = 0; j < N; j++)
-    if (piece_at(j) < pieces) seen[j] = load_16_relaxed(from + piece_at(j));
+  for (u32 j = 0; j < M; j++)
+    if (is_inside<P, M>(j, pieces)) seen[j] = load_16_relaxed(from + place_in<P, M>(j, pieces));
 }
 
 // Takes a piece out of staging, of which the last read saw `seen`. Its place is free then, also where the
@@ -144,12 +181,15 @@ __device__ TY_INLINED bool stands_for(bool selects, u32 rank) {
   return selects && like >> lane_id() == 1;
 }
 
-// --- Records: of each entry two values and their epochs, 16 bytes. Entry 0 has the key, entry 1 + k the
-// metadata of selection k.
+// --- Records: of each entry two values and their epochs, 16 bytes. Entry 0 has the key in its first half, entry
+// 1 + k the metadata of selection k. In a combine owners write the first halves, and sources the second ones: the
+// selections that count, as bits, and the weights, where the call has its own.
 
 __device__ inline void store_entry(uint4* at, u32 epoch, u32 first, u32 second) {
   store_16_relaxed(at, make_uint4(first, epoch, second, epoch));
 }
+__device__ inline u64* first_half(uint4* at) { return reinterpret_cast<u64*>(at); }
+__device__ inline u64* second_half(uint4* at) { return reinterpret_cast<u64*>(at) + 1; }
 // `seen`: a first read of the entry, which may not have arrived.
 __device__ TY_INLINED uint2 poll_record(const uint4* at, uint4 seen, const What& what, Guard& guard) {
   u32 epoch = (u32)what.expected;
@@ -175,31 +215,48 @@ __device__ inline void warm(const Arguments& arguments) {
   for (u32 at = wave_id() * kLine; at < sizeof(Arguments); at += block_waves() * kLine) use(words[at / 4]);
 }
 
-// Learns the operation's turn, or, where it was sent before, its identity. False if there is no work. The
-// whole block. `makes`: it makes its handle, of `tokens`. `meanwhile` runs while the turn is loaded.
-template <class Meanwhile>
-__device__ TY_INLINED bool begin_staged(const Common& c, const Staging& s, const Note* note, bool makes,
-                                        u32 tokens, Meanwhile meanwhile) {
-  bool sends = s.phases & kSends;
-  if (sends) {
-    LaunchState found(c, makes ? nullptr : note);
-    meanwhile();
-    makes ? found.publish(true, tokens) : found.publish();
-  } else if (threadIdx.x == 0) {
-    u64 made = load_relaxed(&note->made);
-    operation() = {(u32)c.cell->epoch, c.cell->slot, (u32)(made >> 32), (u32)made, load_relaxed(&note->rows)};
+// This block's part in the turn of an operation.
+class StagedTurn {
+ public:
+  // Learns the turn, or, where the operation was sent before, its identity. The whole block, with a barrier.
+  // `makes`: the operation makes its handle, of `tokens`. `meanwhile` runs while the turn is loaded.
+  template <class Meanwhile>
+  __device__ TY_INLINED StagedTurn(const Common& c, const Staging& s, const Note* note, bool makes, u32 tokens,
+                             Meanwhile meanwhile)
+      : came_(~0u) {
+    bool sends = s.phases & kSends;
+    if (sends) {
+      LaunchState found(c, makes ? nullptr : note);
+      meanwhile();
+      makes ? found.publish(true, tokens) : found.publish();
+    } else {
+      meanwhile();
+      if (threadIdx.x == 0) {
+        u64 made = load_relaxed(&note->made);
+        operation() = {(u32)c.cell->epoch, c.cell->slot, (u32)(made >> 32), (u32)made, load_relaxed(&note->rows)};
+      }
+    }
+    sync_block();
+    if (!runs(c)) skip(c, sends);
+    // No barrier waits for the answer.
+    if (runs(c) && sends && threadIdx.x == blockDim.x - kWave) came_ = atomic_inc(&c.state->arrived, gridDim.x - 1);
   }
-  sync_block();
-  if (c.epoch() != 0) {
-    if (sends && threadIdx.x == blockDim.x - kWave) leave_turn(c);
-    return true;
+  // Whether there is work.
+  __device__ static bool runs(const Common& c) { return c.epoch() != 0; }
+  // At the end of the kernel: the last of the blocks to have read the turn passes it.
+  __device__ void leave(const Common& c) const {
+    if (came_ == gridDim.x - 1) pass_turn(c);
   }
-  if (sends && blockIdx.x == 0) {
+
+ private:
+  __device__ static void skip(const Common& c, bool sends) {
+    if (!sends || blockIdx.x != 0) return;
     skip_operation(c);
     if (threadIdx.x == 0) c.cell->epoch = 0;
   }
-  return false;
-}
+
+  u32 came_;  // in one thread: the blocks that had read the turn before
+};
 
 // --- Heads
 
@@ -214,7 +271,8 @@ struct StagedHead {
 // visible to every observer before the next kernel of its stream begins (INV-8).
 class Heads {
  public:
-  // At the start of the kernel: a read of host memory takes longer than all else. The last thread waits for it.
+  // At the start of the kernel, and before the kernel ahead of it has ended: a read of host memory takes longer
+  // than all else. The last thread waits for it.
   __device__ Heads(const Common& c, const Part& part) : part_(part), given_up_(0) {
     if (part.posts() && last()) given_up_ = load_relaxed(c.abort);
   }
@@ -354,12 +412,24 @@ __device__ u64 look_at_heads(const Common& c, const Up& up) {
   return source < c.ranks ? load_relaxed(entry_word(c, up, c.rank, source, word)) : 0;
 }
 
-// Receives the heads of all ranks; `seen` is from `look_at_heads`; all threads hold `decision`. False if a wait
-// was ended. The whole block. Later kernels do what a head allows, so these loads order nothing.
+// The decision, once all heads are in the table and a barrier has followed; all threads hold it. The whole block.
+__device__ TY_INLINED Decision decide_together(const Common& c, const u32* heard) {
+  __shared__ Decision found;
+  bool against = false;
+#pragma unroll 1
+  for (u32 s = lane_id(); s < c.ranks; s += kWave) against |= objects(c, &heard[s * kHead]);
+  // Every warp has read the same heads.
+  if (all(!against)) return {kGo, c.rank};
+  if (threadIdx.x == 0) found = first_objection(c, heard, kHead);
+  sync_block();
+  return found;
+}
+
+// Receives the heads of all ranks; `seen` is from `look_at_heads`. False if a wait was ended. The whole block.
+// Later kernels do what a head allows, so these loads order nothing.
 template <class Up>
 __device__ TY_INLINED bool poll_heads(const Common& c, const Up& up, u64 seen, u32* heard, Decision& decision,
                                       Guard& guard) {
-  __shared__ Decision found;
   u64 epoch = c.epoch();
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < c.ranks * kHead; i += blockDim.x, seen = 0) {
@@ -368,12 +438,7 @@ __device__ TY_INLINED bool poll_heads(const Common& c, const Up& up, u64 seen, u
     heard[i] = poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);
   }
   if (!sync_block_and(!guard.ended())) return false;
-  if (threadIdx.x < kWave) {
-    Decision mine = decide(c, heard, kHead);
-    if (threadIdx.x == 0) found = mine;
-  }
-  sync_block();
-  decision = found;
+  decision = decide_together(c, heard);
   return true;
 }
 

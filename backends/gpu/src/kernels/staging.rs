@@ -105,15 +105,15 @@ impl StagingSizes {
         }
     }
 
-    /// Shared memory of a block: the routing of this rank, then the reports of all ranks about
-    /// their rows.
+    /// Shared memory of a block: addresses, the routing of this rank, the reports of all ranks about their rows.
     pub(super) fn shared(&self, shape: &Shape) -> u32 {
         let Shape { ranks, topk, hidden, max_tokens, .. } = *shape;
         let local = shape.local_experts();
         let sent =
             (shape.experts + ranks) * self.token_words + max_tokens * topk + hidden.div_ceil(128);
-        let coming = ranks * (HEAD + self.token_words + 2 * local + 1) + 1;
-        4 * sent.max(coming)
+        let coming = ranks * (HEAD + self.token_words + 2 * local + 1) + 2;
+        // Windows, and a problem of the routing.
+        8 * (ranks + 2) + 4 * (sent + coming)
     }
 
     /// Whether a block of a device that gives it `most_shared` bytes has memory for that.

@@ -38,7 +38,8 @@ Staging staging_of(const Rank& r, Way way) {
   u32 ranks = r.s.ranks, most = r.s.max_tokens;
   s.token_words = (most + 31) / 32;
   s.record_pitch = 16 * (1 + r.s.topk);
-  s.row_pitch = align_128(r.s.row_bytes + 4 * r.s.scale_words + 16);
+  // Sums that are rounded once are staged as f32.
+  s.row_pitch = align_128(2 * r.s.row_bytes + 4 * r.s.scale_words + 16);
   s.words = kStagedAt;
   s.records = s.words + align_128(8ull * kSlots * ranks * (s.token_words + r.s.local()));
   s.rows = s.records + align_128((u64)kSlots * ranks * most * s.record_pitch);
@@ -80,10 +81,26 @@ StagedDispatchArgs staged_dispatch(Rank& r, bool replay, Way way) {
   return a;
 }
 
-void launch_staged(Rank& r, const StagedDispatchArgs& a, u32 phases) {
+// The threads of a block that has one piece of a row a thread, as the host chooses them.
+u32 threads_for(u32 pieces) { return std::max((pieces + 63) / 64 * 64, kWarps * kWave); }
+
+void run_staged(const StagedDispatchArgs& a, const Up::Params& params, bool is_long) {
+  if (a.dispatch.cast != 0)
+    is_long ? ty_cast_staged_long(a, params) : ty_cast_staged(a, params);
+  else
+    is_long ? ty_dispatch_staged_long(a, params) : ty_dispatch_staged(a, params);
+}
+
+// `late`: a block that starts later than the others.
+void launch_staged(Rank& r, const StagedDispatchArgs& a, u32 phases, u32 late = ~0u) {
   StagedDispatchArgs part = a;
   part.staging.phases = phases;
-  model::launch(kBlocks, kWarps * kWave, [=, &r] { ty_dispatch_staged(part, r.params()); });
+  u32 threads = threads_for(sent_pieces(a.dispatch));
+  bool is_long = threads > (a.dispatch.cast != 0 ? kWarps * kWave : kWideThreads);
+  model::launch(kBlocks, is_long ? kWarps * kWave : threads, [=, &r] {
+    if (blockIdx.x == late && threadIdx.x == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    run_staged(part, r.params(), is_long);
+  });
 }
 
 void no_ended_wait(const Rank& r) { same("an ended wait of rank " + std::to_string(r.me), r.report->ended, 0u); }
@@ -168,12 +185,15 @@ struct Elements {
 struct Call {
   Way way = Way::kAtOnce;
   bool narrow = false, weighted = false, returns = false, biased = false, no_host_sync = false;
+  // Sums are rounded once; the call has weights of its own, and ids of which some drop a term.
+  bool once = false, late = false;
 };
 
 // The inputs of a rank to a combine, and its results.
 struct Given {
   std::vector<u8> y, bias, out;
-  std::vector<float> back, weights;
+  std::vector<float> back, weights, late;
+  std::vector<i64> ids;
 };
 
 StagedCombineArgs staged_combine(Rank& r, const DispatchArgs& d, Given& mine, const Call& call) {
@@ -188,7 +208,9 @@ StagedCombineArgs staged_combine(Rank& r, const DispatchArgs& d, Given& mine, co
   c.out_weights = call.returns ? mine.weights.data() : nullptr;
   MergeArgs& m = a.merge;
   m.x = mine.y.data(), m.weights = call.returns ? mine.back.data() : nullptr;
-  m.dispatch_weights = call.weighted ? (float*)(base + at.weights) : nullptr;
+  m.dispatch_weights = call.weighted && !call.late ? (float*)(base + at.weights) : nullptr;
+  a.topk_weights = call.late ? mine.late.data() : nullptr;
+  a.topk_idx = call.late && r.me % 2 == 0 ? mine.ids.data() : nullptr;
   m.slots = (i32*)(base + at.slots), m.rows = d.c.local_experts() * d.most_tokens();
   m.row_bytes = r.s.row_bytes, m.topk = r.s.topk;
   a.sources = (u32*)(base + at.landed_source);
@@ -199,11 +221,15 @@ StagedCombineArgs staged_combine(Rank& r, const DispatchArgs& d, Given& mine, co
 void launch_combine(Rank& r, const StagedCombineArgs& a, const Call& call, u32 phases) {
   StagedCombineArgs part = a;
   part.staging.phases = phases;
-  model::launch(kBlocks, kWarps * kWave, [=, &r] {
-    if (call.narrow)
-      ty_combine_staged_bf16(part, r.params());
+  u32 threads = threads_for(r.s.row_bytes / 16);
+  bool is_long = threads > kWideThreads;
+  model::launch(kBlocks, is_long ? kWarps * kWave : threads, [=, &r] {
+    if (call.narrow && call.once)
+      ty_combine_staged_bf16_once(part, r.params());
+    else if (call.narrow)
+      is_long ? ty_combine_staged_bf16_long(part, r.params()) : ty_combine_staged_bf16(part, r.params());
     else
-      ty_combine_staged_f32(part, r.params());
+      is_long ? ty_combine_staged_f32_long(part, r.params()) : ty_combine_staged_f32(part, r.params());
   });
 }
 
@@ -222,11 +248,12 @@ float expected_sum(const Rank& s, u32 t, u64 i, const Slots& slots, const std::v
       i64 e = s.topk[t * s.s.topk + k];
       if (e < 0 || e / s.s.local() != owner) continue;
       float y = values.get(given[owner].y.data(), slots[s.me][t][k] * width + i);
-      float w = s.weights[t * s.s.topk + k];
-      partial = !call.weighted ? (first ? y : partial + y) : first ? w * y : std::fma(w, y, partial);
+      if (call.late && s.me % 2 == 0 && given[s.me].ids[t * s.s.topk + k] < 0) continue;
+      float w = call.late ? given[s.me].late[t * s.s.topk + k] : s.weights[t * s.s.topk + k];
+      partial = !(call.weighted || call.late) ? (first ? y : partial + y) : first ? w * y : std::fma(w, y, partial);
       first = false;
     }
-    partial = values.round(partial);
+    if (!call.once) partial = values.round(partial);
     sum = empty ? partial : sum + partial, empty = false;
   }
   return values.round(sum);
@@ -248,11 +275,16 @@ void combine_all(const Ranks& ranks, std::mt19937& random, const std::vector<Sta
     for (u64 i = 0; i < rows * width; i++) values.set(mine.y.data(), i, (float)(int)(random() % 4099) / 3 - 600);
     for (u64 i = 0; i < (u64)s.max_tokens * width; i++) values.set(mine.bias.data(), i, (float)(random() % 77));
     for (float& w : mine.back) w = (float)(random() % 9999);
+    mine.late.resize((u64)s.max_tokens * s.topk), mine.ids.assign(r->topk.begin(), r->topk.end());
+    for (float& w : mine.late) w = (float)(int)(random() % 199) / 8 - 12;
+    for (i64& id : mine.ids) id = random() % 3 == 0 ? -1 : id;
     args.push_back(staged_combine(*r, dispatched[r->me].dispatch, mine, call));
   }
   if (call.way == Way::kHalves) {
+    // Weights of the call come from all ranks before sums are made.
+    if (call.late) on_all(ranks, random, [&](Rank& r, u32 i) { launch_combine(r, args[i], call, kSends); });
     for (u32 i = 0; i < ranks.size(); i++) {
-      launch_combine(*ranks[i], args[i], call, kSends);
+      if (!call.late) launch_combine(*ranks[i], args[i], call, kSends);
       // The sent rows may be overwritten.
       std::vector<u8> kept = given[i].y;
       std::fill(given[i].y.begin(), given[i].y.end(), 0x5a);
@@ -296,9 +328,26 @@ void rounds(const Ranks& ranks, std::mt19937& random, std::vector<u32> tokens, W
     check_packed(ranks, args);
     bool odd = turn % 2;
     combine_all(ranks, random, args, {way, odd, !odd, turn != 1, odd, no_host_sync});
+    Call late{way, odd, true, odd, turn == 2, no_host_sync};
+    late.once = ranks[0]->s.row_bytes <= 16 * kWideThreads, late.late = true;
+    combine_all(ranks, random, args, late);
     args = dispatch_all(ranks, random, true, way, no_host_sync);
     check_packed(ranks, args);
   }
+}
+
+// A block of one rank starts late: all its heads come before the reports of that block.
+void late_blocks(const Ranks& ranks, std::mt19937& random) {
+  std::vector<StagedDispatchArgs> args;
+  for (Rank* r : ranks) {
+    bring(*r, r->s.max_tokens, random);
+    memset(r->arena, 0xee, kArenaBytes);
+    args.push_back(staged_dispatch(*r, false, Way::kAtOnce));
+  }
+  on_all(ranks, random, [&](Rank& r, u32 i) {
+    launch_staged(r, args[i], kSends | kReceives, i == 0 ? 0 : ~0u);
+  });
+  check_packed(ranks, args);
 }
 
 // Two operations are open at once.
@@ -340,6 +389,33 @@ void cast(const Ranks& ranks, std::mt19937& random, u32 how, u32 dtype) {
   check_packed(ranks, args);
 }
 
+// One rank refuses a combine, of which the others may have weights to send.
+void refused_combine(const Ranks& ranks, std::mt19937& random, bool late) {
+  auto args = dispatch_all(ranks, random, false, Way::kAtOnce);
+  check_packed(ranks, args);
+  std::vector<Given> given(ranks.size());
+  Call call;
+  call.late = late;
+  std::vector<StagedCombineArgs> combines;
+  for (Rank* r : ranks) {
+    given[r->me].y.resize((u64)r->s.local() * r->s.ranks * r->s.max_tokens * r->s.row_bytes, 1);
+    given[r->me].out.resize((u64)r->s.max_tokens * r->s.row_bytes);
+    given[r->me].late.resize((u64)r->s.max_tokens * r->s.topk);
+    given[r->me].ids.resize((u64)r->s.max_tokens * r->s.topk);
+    combines.push_back(staged_combine(*r, args[r->me].dispatch, given[r->me], call));
+  }
+  on_all(ranks, random, [&](Rank& r, u32 i) {
+    if (i != 1) return launch_combine(r, combines[i], call, kSends | kReceives);
+    StagedRefusalArgs a{combines[i].combine.c, combines[i].staging};
+    a.c.verdict = kRefuseText;
+    model::launch(1, kWarps * kWave, [=, &r] { ty_refuse_staged(a, r.params()); });
+  });
+  for (Rank* r : ranks) {
+    same("refused combine", r->outcome->code, kRefused);
+    check_clean(*r, "behind a combine that was refused");
+  }
+}
+
 // One rank refuses, or its routing is bad: all ranks learn the reason, and the next operations find
 // free staging.
 void refusals(const Ranks& ranks, std::mt19937& random) {
@@ -369,25 +445,7 @@ void refusals(const Ranks& ranks, std::mt19937& random) {
     }
     ranks[0]->topk[0] = -1, ranks[0]->topk[1] = kind == kTwice ? -1 : kept;
   }
-  auto args = dispatch_all(ranks, random, false, Way::kAtOnce);
-  check_packed(ranks, args);
-  std::vector<Given> given(ranks.size());
-  std::vector<StagedCombineArgs> combines;
-  for (Rank* r : ranks) {
-    given[r->me].y.resize((u64)r->s.local() * r->s.ranks * r->s.max_tokens * r->s.row_bytes, 1);
-    given[r->me].out.resize((u64)r->s.max_tokens * r->s.row_bytes);
-    combines.push_back(staged_combine(*r, args[r->me].dispatch, given[r->me], {}));
-  }
-  on_all(ranks, random, [&](Rank& r, u32 i) {
-    if (i != 1) return launch_combine(r, combines[i], {}, kSends | kReceives);
-    StagedRefusalArgs a{combines[i].combine.c, combines[i].staging};
-    a.c.verdict = kRefuseText;
-    model::launch(1, kWarps * kWave, [=, &r] { ty_refuse_staged(a, r.params()); });
-  });
-  for (Rank* r : ranks) {
-    same("refused combine", r->outcome->code, kRefused);
-    check_clean(*r, "behind a combine that was refused");
-  }
+  for (bool late : {false, true}) refused_combine(ranks, random, late);
 }
 
 // Other operations take their turns between them.
@@ -449,6 +507,7 @@ void run(const Shape& shape, std::vector<u32> tokens, bool all) {
   rounds(ranks, random, tokens, Way::kHalves, true);
   if (!all) return;
   rounds(ranks, random, tokens, Way::kByRole, false);
+  late_blocks(ranks, random);
   two_at_once(ranks, random);
   flat_between(ranks, random);
   rounds(ranks, random, tokens, Way::kAtOnce, true);
@@ -495,7 +554,7 @@ int main(int count, char** arguments) {
     return 0;
   }
   run({8, 32, 4, 48, 1, 12, 1 << 20}, {12, 9, 0}, true);
-  // More pieces than a block has threads, twice and four times as many; the maximum of selections.
+  // More pieces than the least threads of a block, and than a wide block has; the maximum of selections.
   run({2, 4, 2, 8240, 2, 4, 1 << 20}, {4, 2}, false);
   run({2, 4, 2, 20000, 1, 3, 1 << 20}, {3, 1}, false);
   run({2, 64, 32, 16, 1, 9, 1 << 20}, {9, 8}, false);

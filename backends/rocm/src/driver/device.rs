@@ -64,6 +64,7 @@ pub(super) fn facts(device: RawDevice) -> Result<DeviceFacts> {
         processors: number(consts::ATTRIBUTE_PROCESSORS)?,
         most_shared: number(consts::ATTRIBUTE_SHARED_PER_BLOCK)?,
         shares_by: Some(Sharing::of(device)?.words()),
+        starts_early: false,
     })
 }
 

@@ -323,7 +323,7 @@ impl Driver for HipDriver {
     unsafe fn module_function(&self, module: RawModule, name: &CStr) -> Result<RawFunction> {
         let mut raw = std::ptr::null_mut();
         call!("find kernel", module_get_function(&mut raw, module.0, name.as_ptr()))?;
-        Ok(RawFunction { raw, cooperative: false })
+        Ok(RawFunction { raw, cooperative: false, early: false })
     }
 
     unsafe fn function_allow_shared(&self, _: RawFunction, _: u32) -> Result<()> {
