@@ -97,6 +97,8 @@ def process_group(world):
             )
             check_normal(world, buffer, SMALL, torch.bfloat16)
             buffer.destroy()
+        # The world of the group, whose threads would go on.
+        buffer._engine.world.close()
     finally:
         dist.destroy_process_group()
 
