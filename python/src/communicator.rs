@@ -39,6 +39,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Whether combines of packed rows take weights and ids themselves, without a replay.
+    pub(crate) fn takes_packed_sums(&self) -> bool {
+        self.forms.contains(&"packed_sums")
+    }
+
     pub(crate) fn shape(&self) -> Shape {
         self.shape
     }

@@ -491,14 +491,17 @@ impl CombineArguments<'_, '_> {
     }
 
     /// The refusal that the others get where the arguments cannot be read.
-    fn refused(&self) -> RefusedCall {
-        // Weights come first, by a replay.
+    fn refused(&self, shared: &Shared) -> RefusedCall {
         if self.sums.topk_weights.is_none_or(|weights| weights.is_none()) {
             return RefusedCall::Combine;
         }
         let handle = read_handle(self.handle).ok();
         let layout = handle.and_then(|handle| handle.get().ok().map(CoreHandle::layout));
-        RefusedCall::Replay(layout.unwrap_or(Layout::Flat))
+        match layout.unwrap_or(Layout::Flat) {
+            Layout::Packed if shared.takes_packed_sums() => RefusedCall::Combine,
+            // Weights come first, by a replay.
+            layout => RefusedCall::Replay(layout),
+        }
     }
 
     fn bias(&self, kept: &mut Inputs) -> Result<[Option<TensorRef<'static>>; 2]> {
@@ -527,7 +530,7 @@ pub(crate) fn combine(
 ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
     let stream = arguments.stream;
     let ReadyCombine { handle, call, kept: _kept, outputs } =
-        arguments.read(shared).map_err(|why| refuse(py, shared, arguments.refused(), why))?;
+        arguments.read(shared).map_err(|why| refuse(py, shared, arguments.refused(shared), why))?;
     shared.call(py, |comm| in_order!(comm, stream, combine(handle.get()?, call)))?;
     Ok(outputs.clone_ref(py))
 }
@@ -539,7 +542,7 @@ pub(crate) fn combine_send(
 ) -> PyResult<PendingCombine> {
     let stream = arguments.stream;
     let ReadyCombine { handle, call, kept, outputs } =
-        arguments.read(shared).map_err(|why| refuse(py, shared, arguments.refused(), why))?;
+        arguments.read(shared).map_err(|why| refuse(py, shared, arguments.refused(shared), why))?;
     let pending =
         shared.call(py, |comm| in_order!(comm, stream, combine_send(handle.get()?, call)))?;
     Ok(PendingCombine { waiting: Waiting::new(shared, stream, pending.keeping(kept)), outputs })
