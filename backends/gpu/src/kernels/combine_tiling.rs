@@ -15,6 +15,8 @@ const RING_STAGES: u32 = 16;
 const FUSED_STAGES: u32 = 8;
 /// Rows of such a ring that are being stored; `kFusedOut` of the kernels.
 const FUSED_OUT: u32 = 2;
+/// The longest piece of such a row: five vectors of 16 bytes for each thread of six warps. Six do not fit registers.
+pub(super) const LONGEST_FUSED: u32 = 5 * 16 * 6 * 32;
 
 /// How a combine reads rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,21 +4,24 @@
 use tokenyard_core::call::CombineCall;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{CombineArgs, FusedCombineArgs, RINGS, THREADS};
+use super::args::{CombineArgs, FusedCombineArgs, THREADS};
+use super::combine_tiling::LONGEST_FUSED;
 use super::engine::Engine;
 use super::loaded::summable;
 use super::mode::Mode;
 use crate::compile::Rows;
 use crate::driver::Launch;
 
-/// Warps of a block that store rows: one for each ring.
-const STORING_WARPS: u32 = RINGS;
-
 impl Engine {
     /// The blocks of the kernel that merges the rows of a call as it pushes them; none where a kernel of its
     /// own merges them first.
     pub(super) fn fused_blocks(&self, call: &CombineCall<'_>, mode: &Mode) -> Option<u32> {
         self.launcher.kernels.fused.as_ref()?;
+        let [row_bytes, _] = self.combine_widths(call);
+        let is_tma = self.launcher.kernels.rows == Rows::Tma;
+        if is_tma && self.combine_tiling(row_bytes).piece_bytes > LONGEST_FUSED {
+            return None;
+        }
         let state = &self.routing.handles[call.handle as usize];
         let rows = state.received + u64::from(state.tokens);
         self.launcher.blocks.of_fused(mode.at_once, rows)
@@ -40,13 +43,11 @@ impl Engine {
         let (kernel, _) = summable(call.x.dtype);
         let [row_bytes, _] = self.combine_widths(call);
         let tiling = self.combine_tiling(row_bytes);
-        let launch = match self.launcher.kernels.rows {
-            Rows::Tma => {
-                let threads = THREADS + STORING_WARPS * self.launcher.block.wave;
-                Launch::of_threads(blocks, threads, tiling.fused_shared)
-            }
-            Rows::Vector => Launch::of_threads(blocks, THREADS, tiling.table_bytes),
+        let shared = match self.launcher.kernels.rows {
+            Rows::Tma => tiling.fused_shared,
+            Rows::Vector => tiling.table_bytes,
         };
+        let launch = Launch::of_threads(blocks, THREADS, shared);
         let arguments = FusedCombineArgs {
             combine: CombineArgs { stages: tiling.fused_stages, ..*combine },
             merge: self.merge_arguments(call),

@@ -13,9 +13,9 @@ namespace ty {
 
 #if TY_ROWS_TMA
 
-// Of a ring: one warp loads, kRingWarps - 1 sum, one stores what is pushed.
-constexpr u32 kFusedRingWarps = kRingWarps + 1;
-constexpr u32 kFusedWarps = kRings * kFusedRingWarps;
+// Of a ring: one warp loads, these sum, one stores what is pushed.
+constexpr u32 kFusedSummers = kRingWarps - 2;
+constexpr u32 kFusedWarps = kRings * kRingWarps;
 constexpr u32 kFusedOut = 2;  // rows of a ring that are being stored
 
 // A ring of rows, and the rows that leave.
@@ -23,14 +23,16 @@ struct FusedRing {
   static constexpr u32 kMost = 8;
   // With the first piece of a row.
   struct Made {
-    u64 to, flag;
+    u64 to;
+    u32 source, unit;       // as in MadeRow
     u32 bytes;              // 0: no more rows
     u32 experts, partials;  // terms: this rank's rows of experts, then biases and partial rows of ranks
     u32 place;              // of this rank's partial row among the latter, or kNoPlace
     u32 pushed;
   };
   struct Left {
-    u64 to, flag;
+    u64 to;
+    u32 source, unit;
     u32 bytes;  // 0: no more rows
   };
   u64 full[kMost], empty[kMost], out_full[kFusedOut], out_empty[kFusedOut];
@@ -76,29 +78,28 @@ __device__ inline void mark(const FusedView& v, Turn& turn, const FusedRing::Mad
 }
 
 // One warp.
-template <class Up>
-__device__ TY_INLINED void load_made(const FusedCombineArgs& f, FusedPlan<Up>& plan, const FusedView& v,
+__device__ inline void load_made(const FusedCombineArgs& f, FusedPlan& plan, const FusedView& v,
                                      Guard& guard) {
   const CombineArgs& a = f.combine;
-  u64 bias[2] = {reinterpret_cast<u64>(a.bias0 ? a.bias0 : a.bias1),
-                 reinterpret_cast<u64>(a.bias0 ? a.bias1 : nullptr)};
+  u64 bias0 = reinterpret_cast<u64>(a.bias0 ? a.bias0 : a.bias1), bias1 = reinterpret_cast<u64>(a.bias0 ? a.bias1 : nullptr);
   u32 lane = lane_id();
   Turn turn;
   // The rows were written by other means than bulk copies.
   publish_places();
   MadeRow row;
   while (plan.next(row, guard)) {
-    u32 biases = row.pushed ? 0 : (bias[0] != 0) + (bias[1] != 0);
+    u32 biases = row.pushed ? 0 : (bias0 != 0) + (bias1 != 0);
     u32 experts = popc(row.experts), total = experts + biases + popc(row.partials);
     bool expert = row.experts >> lane & 1;
     u32 place = expert ? popc(row.experts & lanes_before(lane)) : experts + biases + popc(row.partials & lanes_before(lane));
-    u64 beside = lane < biases ? bias[lane & 1] + row.token * a.row_bytes : 0;
+    u64 beside = lane < biases ? (lane == 0 ? bias0 : bias1) + row.token * a.row_bytes : 0;
 #pragma unroll 1
     for (u32 piece = 0; piece < a.pieces; piece++) {
       u32 at = piece * a.piece_bytes, own = row.place == kNoPlace ? kNoPlace : biases + row.place;
       bool last = piece + 1 == a.pieces;
       FusedRing::Made made{row.to + at,
-                           last ? row.flag : 0,
+                           row.source,
+                           last ? row.unit : kNotLast,
                            min(a.piece_bytes, (u32)a.row_bytes - at),
                            experts,
                            total - experts + (own != kNoPlace),
@@ -114,12 +115,12 @@ __device__ TY_INLINED void load_made(const FusedCombineArgs& f, FusedPlan<Up>& p
       }
     }
   }
-  mark(v, turn, {0, 0, 0, 0, 0, kNoPlace, 0});
+  mark(v, turn, {0, 0, kNotLast, 0, 0, 0, kNoPlace, 0});
 }
 
 // The summing threads of a ring.
 struct FusedSummer {
-  u32 thread = threadIdx.x % (kFusedRingWarps * kWave) - kWave, threads = (kRingWarps - 1) * kWave;
+  u32 thread = threadIdx.x % (kRingWarps * kWave) - kWave, threads = kFusedSummers * kWave;
   Turn turn, out;
 
   // This warp has finished with the piece of its turn.
@@ -142,6 +143,22 @@ struct FusedSummer {
   }
 };
 
+// Adds the next row that arrives to a thread's N vectors, one after the other: all at once take too many
+// registers. `last`: the place of the last one.
+template <u32 N, class Type, class Add>
+__device__ TY_INLINED void take_row(const FusedView& v, FusedSummer& me, u32 last, Add add) {
+  wait_barrier(shared_address(&v.ring.full[me.turn.slot]), me.turn.parity);
+  const uint4* row = reinterpret_cast<const uint4*>(v.stage(me.turn.slot));
+  float weight = v.ring.weight[me.turn.slot];
+#pragma unroll
+  for (u32 i = 0; i < N; i++) {
+    float f[Type::kLanes];
+    Type::widen(load_shared(row + (i + 1 < N ? me.thread + i * me.threads : last)), f);
+    add(i, f, weight);
+  }
+  me.pass(v);
+}
+
 // One piece of one row: N vectors of each thread, of `vectors` in all. A thread that has one less sums its
 // last one twice and stores it once.
 template <u32 N, class Type>
@@ -153,52 +170,37 @@ __device__ TY_INLINED void make_piece(const FusedView& v, FusedSummer& me, const
     for (u32 i = 0; i < N; i++)
       if (me.thread + i * me.threads < vectors) to[at(i)] = row[i];
   };
-  auto load = [&](uint4 (&term)[N]) {
-    wait_barrier(shared_address(&v.ring.full[me.turn.slot]), me.turn.parity);
-    const uint4* row = reinterpret_cast<const uint4*>(v.stage(me.turn.slot));
-#pragma unroll
-    for (u32 i = 0; i < N; i++) term[i] = load_shared(row + at(i));
-    float weight = v.ring.weight[me.turn.slot];
-    me.pass(v);
-    return weight;
-  };
   float sum[N][Type::kLanes] = {};
   uint4 partial[N];
 #pragma unroll 1
-  for (u32 r = 0; r < made.experts; r++) {
-    uint4 term[N];
-    float weight = load(term);
-#pragma unroll
-    for (u32 i = 0; i < N; i++) {
-      float f[Type::kLanes];
-      Type::widen(term[i], f);
+  for (u32 r = 0; r < made.experts; r++)
+    take_row<N, Type>(v, me, last, [&](u32 i, const float* f, float weight) {
       // A product by 1 is exact.
 #pragma unroll
       for (u32 l = 0; l < Type::kLanes; l++)
         sum[i][l] = r > 0 ? fma_rn(weight, f[l], sum[i][l]) : weighted ? mul_rn(weight, f[l]) : f[l];
-    }
-  }
+    });
 #pragma unroll
   for (u32 i = 0; i < N; i++) partial[i] = Type::narrow(sum[i]);
   if (made.pushed) {
     store(reinterpret_cast<uint4*>(me.open(v)), partial);
-    return me.close(v, {made.to, made.flag, made.bytes});
+    return me.close(v, {made.to, made.source, made.unit, made.bytes});
   }
 #pragma unroll 1
   for (u32 r = 0; r < made.partials; r++) {
-    uint4 term[N];
-    if (r == made.place) {
+    auto add = [&](u32 i, const float* f, float) {
 #pragma unroll
-      for (u32 i = 0; i < N; i++) term[i] = partial[i];
-    } else {
-      load(term);
+      for (u32 l = 0; l < Type::kLanes; l++) sum[i][l] = r > 0 ? add_rn(sum[i][l], f[l]) : f[l];
+    };
+    if (r != made.place) {
+      take_row<N, Type>(v, me, last, add);
+      continue;
     }
 #pragma unroll
     for (u32 i = 0; i < N; i++) {
       float f[Type::kLanes];
-      Type::widen(term[i], f);
-#pragma unroll
-      for (u32 l = 0; l < Type::kLanes; l++) sum[i][l] = r > 0 ? add_rn(sum[i][l], f[l]) : f[l];
+      Type::widen(partial[i], f);
+      add(i, f, 1.0f);
     }
   }
 #pragma unroll
@@ -228,11 +230,12 @@ __device__ TY_INLINED void make_rows(const FusedView& v, bool weighted) {
     }
   }
   me.open(v);
-  me.close(v, {0, 0, 0});
+  me.close(v, {0, 0, kNotLast, 0});
 }
 
 // One thread: stores rows to their sources, and reports each unit once it is there.
-__device__ inline void store_left(const FusedView& v, u64 epoch) {
+template <class Up>
+__device__ void store_left(const FusedView& v, const CombineArgs& a, const Up& up) {
   Turn turn;
   publish_places();
   while (true) {
@@ -244,10 +247,10 @@ __device__ inline void store_left(const FusedView& v, u64 epoch) {
     stores_read();
     arrive(shared_address(&v.ring.out_empty[turn.slot]));
     turn = turn.plus(1, kFusedOut);
-    if (left.flag == 0) continue;
+    if (left.unit == kNotLast) continue;
     stores_done();
     fence_system();
-    store_relaxed(reinterpret_cast<u64*>(left.flag), epoch);
+    store_relaxed(unit_flags(a, up, left.source, a.c.rank) + left.unit, a.c.epoch());
   }
   stores_done();
 }
@@ -258,28 +261,28 @@ __device__ TY_INLINED void fuse_rows(const FusedCombineArgs& f, const Up& up, co
                                      Guard& guard) {
   __shared__ FusedRing rings[kRings];
   const CombineArgs& a = f.combine;
-  constexpr u32 kThreads = kFusedRingWarps * kWave;
+  constexpr u32 kThreads = kRingWarps * kWave;
   u32 mine = threadIdx.x / kThreads, warp = threadIdx.x % kThreads / kWave;
   FusedView v{rings[mine], stages + mine * (a.stages + kFusedOut) * a.stage_bytes, a.stages, a.stage_bytes};
   if (threadIdx.x % kThreads == 0) {
     for (u32 i = 0; i < a.stages; i++) {
       init_barrier(shared_address(&v.ring.full[i]), 1);
-      init_barrier(shared_address(&v.ring.empty[i]), kRingWarps - 1);
+      init_barrier(shared_address(&v.ring.empty[i]), kFusedSummers);
     }
     for (u32 i = 0; i < kFusedOut; i++) {
-      init_barrier(shared_address(&v.ring.out_full[i]), kRingWarps - 1);
+      init_barrier(shared_address(&v.ring.out_full[i]), kFusedSummers);
       init_barrier(shared_address(&v.ring.out_empty[i]), 1);
     }
     publish_barriers();
   }
   sync_block();
   if (warp == 0) {
-    FusedPlan<Up> plan(f, up, t, blockIdx.x * kRings + mine, gridDim.x * kRings);
+    FusedPlan plan(f, t, blockIdx.x * kRings + mine, gridDim.x * kRings);
     load_made(f, plan, v, guard);
-  } else if (warp < kRingWarps) {
+  } else if (warp <= kFusedSummers) {
     make_rows<Type>(v, f.merge.dispatch_weights != nullptr);
   } else if (lane_id() == 0) {
-    store_left(v, a.c.epoch());
+    store_left(v, a, up);
   }
   sync_block();
 }
@@ -327,15 +330,15 @@ __device__ TY_INLINED void make_row(const FusedCombineArgs& f, const MadeRow& ro
 // All rows of this block: each of its warps makes some.
 template <class Type, class Up>
 __device__ TY_INLINED void fuse_rows(const FusedCombineArgs& f, const Up& up, const CombineTables& t, u8*, Guard& guard) {
-  u64 epoch = f.combine.c.epoch();
-  FusedPlan<Up> plan(f, up, t, blockIdx.x * kFusedWarps + wave_id(), gridDim.x * kFusedWarps);
+  const CombineArgs& a = f.combine;
+  FusedPlan plan(f, t, blockIdx.x * kFusedWarps + wave_id(), gridDim.x * kFusedWarps);
   MadeRow row;
   while (plan.next(row, guard)) {
     make_row<Type>(f, row);
-    if (row.flag == 0) continue;
+    if (row.unit == kNotLast) continue;
     sync_wave();
     fence_system();
-    if (lane_id() == 0) store_relaxed(reinterpret_cast<u64*>(row.flag), epoch);
+    if (lane_id() == 0) store_relaxed(unit_flags(a, up, row.source, a.c.rank) + row.unit, a.c.epoch());
   }
 }
 

@@ -7,8 +7,9 @@ namespace ty {
 // A row that is made.
 struct MadeRow {
   u64 to;          // where it goes
-  u64 flag;        // the word of the unit that is complete with it, or 0
   bool pushed;     // a partial row for another rank; else the sum of a token of this rank
+  u32 source;      // that rank
+  u32 unit;        // the unit of its rows that is complete with this one, or kNotLast
   u32 token;       // of a sum
   // Lane k has at most one term: this rank's row of an expert, or the partial row of another rank.
   u64 from;
@@ -16,7 +17,14 @@ struct MadeRow {
   Lanes experts, partials;  // the lanes that have one
   u32 place;       // of this rank's partial row among the ranks' partial rows of a sum; kNoPlace: it has none
 };
-constexpr u32 kNoPlace = ~0u;
+constexpr u32 kNoPlace = ~0u, kNotLast = ~0u;
+
+// Lane k's slot of a received token, as a peer wrote it: loaded ahead of its use, so not looked at yet.
+__device__ inline i32 given_slot(const MergeArgs& m, u64 token) {
+  return lane_id() < m.topk ? m.slots[token * m.topk + lane_id()] : -1;
+}
+// The same, if it names a row.
+__device__ inline i32 valid_slot(const MergeArgs& m, i32 slot) { return slot >= 0 && (u64)slot < m.rows ? slot : -1; }
 
 // The partial rows that one worker makes for other ranks: units in rounds over the sources, every row two
 // rows before it is needed, because memory accesses take longer than a row.
@@ -53,11 +61,12 @@ class PushedRows {
   __device__ void take() {
     const MergeArgs& m = f_.merge;
     next_ = then_;
+    next_.slot = valid_slot(m, next_.slot);
     if (m.dispatch_weights) next_.weight = next_.slot >= 0 ? m.dispatch_weights[next_.slot] : 0.0f;
     then_ = Row();
     if (ahead_.rows == 0) return;
     then_.source = ahead_.source, then_.row = ahead_.first;
-    then_.slot = slot_of(m.slots, t_.start[ahead_.source] + ahead_.first, m.topk, m.rows);
+    then_.slot = given_slot(m, t_.start[ahead_.source] + ahead_.first);
     ahead_.first++;
     then_.last = --ahead_.rows == 0;
     if (!then_.last) return;
@@ -99,6 +108,8 @@ class SummedTokens {
   };
   __device__ u32 token() const { return token_; }
   __device__ const Token& now() const { return now_; }
+  // The one behind it, except for its slot.
+  __device__ const Token& next() const { return next_; }
   __device__ void pop() {
     token_ += workers_;
     shift();
@@ -109,11 +120,12 @@ class SummedTokens {
     const CombineArgs& a = f_.combine;
     const MergeArgs& m = f_.merge;
     now_ = next_;
+    now_.slot = valid_slot(m, now_.slot);
     if (m.dispatch_weights) now_.weight = now_.slot >= 0 ? m.dispatch_weights[now_.slot] : 0.0f;
     next_ = then_;
     Lanes own = ballot(next_.there() && next_.rank() == a.c.rank);
     u32 row = shfl(next_.row(), own != 0 ? first_of(own) : 0);
-    next_.slot = own != 0 ? slot_of(m.slots, t_.start[a.c.rank] + row, m.topk, m.rows) : -1;
+    next_.slot = own != 0 ? given_slot(m, t_.start[a.c.rank] + row) : -1;
     then_ = last_;
     if (then_.there()) {
       u32 span = span_of(a.r, ahead_ - workers_);
@@ -134,11 +146,10 @@ class SummedTokens {
 // The rows of one worker, a warp: partial rows for others and sums in turn, in proportion to their numbers.
 // A sum whose partial rows have not arrived gives way to the next unit for others. So a worker waits only
 // when it has nothing left to push, and no two ranks wait for each other.
-template <class Up>
 class FusedPlan {
  public:
-  __device__ FusedPlan(const FusedCombineArgs& f, const Up& up, const CombineTables& t, u32 worker, u32 workers)
-      : f_(f), up_(up), t_(t), pushed_(f, t, worker, workers), summed_(f, t, worker, workers),
+  __device__ FusedPlan(const FusedCombineArgs& f, const CombineTables& t, u32 worker, u32 workers)
+      : f_(f), t_(t), pushed_(f, t, worker, workers), summed_(f, t, worker, workers),
         units_(pushed_.units()), tokens_(summed_.tokens()) {}
 
   // The next row; false behind the last, and where a wait was ended. The whole warp.
@@ -160,18 +171,32 @@ class FusedPlan {
   }
   // Whether the other ranks' partial rows of the next token have arrived; if it `waits`, false only if the
   // wait was ended.
-  __device__ TY_INLINED bool come(bool waits, Guard& guard) const {
+  __device__ TY_INLINED bool come(bool waits, Guard& guard) {
+    // A look takes longer than most of what a row takes, so it is for two tokens, if lanes are enough.
+    if (known_) {
+      known_ = false;
+      return true;
+    }
     const CombineArgs& a = f_.combine;
-    const SummedTokens::Token& token = summed_.now();
-    u32 owner = token.there() ? token.rank() : a.c.rank, row = token.row();
+    constexpr u32 kHalf = kWave / 2;
+    bool two = a.c.topk <= kHalf, second = two && lane_id() >= kHalf;
+    auto owner_of = [&](const SummedTokens::Token& token) { return token.there() ? token.rank() : a.c.rank; };
+    u32 owner = owner_of(summed_.now()), row = summed_.now().row();
+    u32 its_owner = shfl(owner_of(summed_.next()), lane_id() % kHalf), its_row = shfl(summed_.next().row(), lane_id() % kHalf);
+    if (second) owner = its_owner, row = its_row;
     bool due = owner != a.c.rank && t_.flags[owner] != 0;
     u64 epoch = a.c.epoch();
     bool ok = !due || load_acquire(flag(owner, row)) == epoch;
-    if (!all(ok) && waits)
-      ok = ok || guard.until({kPhaseCombineRows, owner, row >> a.unit_shift, epoch},
-                             [&] { return load_acquire(flag(owner, row)); },
-                             [&](u64 found) { return found == epoch; });
-    if (!all(ok)) return false;
+    Lanes late = ballot(!ok), first = two ? lanes_before(kHalf) : kAllLanes;
+    if ((late & first) != 0) {
+      if (!waits) return false;
+      ok = ok || second ||
+           guard.until({kPhaseCombineRows, owner, row >> a.unit_shift, epoch},
+                       [&] { return load_acquire(flag(owner, row)); },
+                       [&](u64 found) { return found == epoch; });
+      if (!all(ok)) return false;
+    }
+    known_ = two && late == 0;
     // An observation of one lane holds for all, and for bulk copies.
     sync_wave();
     publish_places();
@@ -186,8 +211,7 @@ class FusedPlan {
     open_ = !row.last;
     units_made_ += row.last;
     made.to = t_.to[row.source] + row.row * a.row_bytes;
-    u64* flags = unit_flags(a, up_, row.source, a.c.rank);
-    made.flag = row.last ? reinterpret_cast<u64>(flags + (row.row >> a.unit_shift)) : 0;
+    made.source = row.source, made.unit = row.last ? row.row >> a.unit_shift : kNotLast;
     made.pushed = true, made.token = 0, made.place = kNoPlace;
     made.from = expert_row(row.slot), made.weight = row.weight;
     made.experts = ballot(row.slot >= 0), made.partials = 0;
@@ -199,7 +223,7 @@ class FusedPlan {
     Lanes own = ballot(token.there() && !other);
     made.token = summed_.token();
     made.to = reinterpret_cast<u64>(a.out) + made.token * a.row_bytes;
-    made.flag = 0, made.pushed = false;
+    made.source = 0, made.unit = kNotLast, made.pushed = false;
     // Whatever slots a peer wrote, a lane has one term at most.
     made.experts = ballot(token.slot >= 0 && !other), made.partials = ballot(other);
     made.from = other ? t_.first[token.rank()] + token.row() * a.row_bytes : expert_row(token.slot);
@@ -210,12 +234,12 @@ class FusedPlan {
   }
 
   const FusedCombineArgs& f_;
-  const Up& up_;
   const CombineTables& t_;
   PushedRows pushed_;
   SummedTokens summed_;
   u32 units_, tokens_, units_made_ = 0, sums_made_ = 0;
-  bool open_ = false;  // a unit is begun
+  bool open_ = false;   // a unit is begun
+  bool known_ = false;  // the rows of the next token have arrived
 };
 
 }  // namespace ty

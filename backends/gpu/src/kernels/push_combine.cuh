@@ -115,6 +115,13 @@ struct PushUnit {
   // those behind this rank first.
   __device__ PushUnit(const CombineArgs& a, const CombineTables& t, u32 at) {
     u32 ranks = a.c.ranks, begin = 0;
+    if (ranks == 2) {
+      // All rounds hold the other rank.
+      source = 1 - a.c.rank, first = at << a.unit_shift;
+      u32 all = t.rows_of(source);
+      rows = all > first ? min(1u << a.unit_shift, all - first) : 0;
+      return;
+    }
     auto units = [&](u32 s) { return (t.rows_of(s) + (1u << a.unit_shift) - 1) >> a.unit_shift; };
     while (true) {
       // Rounds that hold the same sources.
