@@ -70,6 +70,10 @@ fn usages(log: &str) -> Vec<Usage> {
             all.push(Usage { kernel, ..Usage::default() });
         }
         let Some(last) = all.last_mut() else { continue };
+        // Functions that are called have lines of their own behind it.
+        if !last.stack.is_empty() && !line.contains(" registers") {
+            continue;
+        }
         if let Some(stack) = before(line, " bytes stack frame") {
             last.stack = stack;
             last.spills = before(line, " bytes spill stores").unwrap_or_default();

@@ -36,7 +36,6 @@ constexpr u32 kHead = 8;        // words of an entry's head
 constexpr u32 kTextBytes = 192; // longest text of a refusal
 constexpr u32 kTextWords = 1 + kTextBytes / 4;
 constexpr u32 kWarps = 512 / kWave;  // of a block
-constexpr u32 kWideThreads = 1024;   // most of a block that has one piece of a staged row a thread
 constexpr u32 kMetadataWarps = kWarps / 4;  // of them that move row metadata
 constexpr u32 kRings = 2;       // of a block that sums, each with its own share of the tokens
 constexpr u32 kRingWarps = 256 / kWave;  // few, so that each has much of a row

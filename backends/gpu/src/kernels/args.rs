@@ -9,8 +9,6 @@ pub(crate) const HEAD: u32 = 8;
 pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
 /// Threads of a block: `kWarps * kWave` of the kernels, and `kSummingWarps * kWave`.
 pub(crate) const THREADS: u32 = 512;
-/// Most threads of a block that has one piece of a staged row a thread: `kWideThreads` of the kernels.
-pub(crate) const WIDE_THREADS: u32 = 1024;
 /// Bits of a place among the rows that one warp counts.
 pub(crate) const PLACE_BITS: u32 = 20;
 /// Rings of a block that sums.
@@ -31,8 +29,7 @@ pub(crate) const REFUSE_BROKEN: u32 = 4;
 /// The phases that a kernel of staged rows runs: `kSends`, `kReceives` of the kernels.
 pub(crate) const SENDS: u32 = 1;
 pub(crate) const RECEIVES: u32 = 2;
-/// Pieces of 16 bytes of a staged row that a thread of a block of `THREADS` may have: `kMostPieces` of the
-/// kernels.
+/// Pieces of 16 bytes of a staged row that a thread may have: `kMostPieces` of the kernels.
 pub(crate) const MOST_PIECES: u32 = 4;
 
 /// An error of a routing: more tokens than the call has rows.

@@ -86,28 +86,28 @@ TY_KERNEL_ALONE(ty::kFusedWarps * ty::kWave)
   ty::combine_fused<ty::F32>(ty::in_place(a), Up(p), shared);
 }
 
-// A kernel for each length of rows: with one piece a thread, and with more. Rows that are cast have half as many pieces.
-#define TY_STAGED_DISPATCH(name, threads, pieces, is_cast) \
-  TY_KERNEL_ALONE(threads) name(TY_ARGUMENT ty::StagedDispatchArgs a, TY_ARGUMENT Up::Params p) { \
+// A kernel for each length of rows. Rows that are cast have half as many pieces.
+#define TY_STAGED_DISPATCH(name, pieces, is_cast) \
+  TY_KERNEL_ALONE(ty::kWarps * ty::kWave) name(TY_ARGUMENT ty::StagedDispatchArgs a, TY_ARGUMENT Up::Params p) { \
     ty::dispatch_staged<pieces, is_cast>(ty::in_place(a), Up(p), shared); \
   }
-#define TY_STAGED_COMBINE(name, threads, pieces, Type, Partial) \
-  TY_KERNEL_ALONE(threads) name(TY_ARGUMENT ty::StagedCombineArgs a, TY_ARGUMENT Up::Params p) { \
+#define TY_STAGED_COMBINE(name, pieces, Type, Partial) \
+  TY_KERNEL_ALONE(ty::kWarps * ty::kWave) name(TY_ARGUMENT ty::StagedCombineArgs a, TY_ARGUMENT Up::Params p) { \
     ty::combine_staged<ty::Type, ty::Partial, pieces>(ty::in_place(a), Up(p), shared); \
   }
-TY_STAGED_DISPATCH(ty_dispatch_staged, ty::kWideThreads, 1, false)
-TY_STAGED_DISPATCH(ty_dispatch_staged_long, ty::kWarps * ty::kWave, ty::kMostPieces, false)
-TY_STAGED_DISPATCH(ty_cast_staged, ty::kWarps * ty::kWave, 1, true)
-TY_STAGED_DISPATCH(ty_cast_staged_long, ty::kWarps * ty::kWave, ty::kMostPieces, true)
-TY_STAGED_COMBINE(ty_combine_staged_bf16, ty::kWideThreads, 1, Bf16, Bf16)
-TY_STAGED_COMBINE(ty_combine_staged_bf16_long, ty::kWarps * ty::kWave, ty::kMostPieces, Bf16, Bf16)
-TY_STAGED_COMBINE(ty_combine_staged_f16, ty::kWideThreads, 1, F16, F16)
-TY_STAGED_COMBINE(ty_combine_staged_f16_long, ty::kWarps * ty::kWave, ty::kMostPieces, F16, F16)
-TY_STAGED_COMBINE(ty_combine_staged_f32, ty::kWideThreads, 1, F32, F32)
-TY_STAGED_COMBINE(ty_combine_staged_f32_long, ty::kWarps * ty::kWave, ty::kMostPieces, F32, F32)
+TY_STAGED_DISPATCH(ty_dispatch_staged, 2, false)
+TY_STAGED_DISPATCH(ty_dispatch_staged_long, ty::kMostPieces, false)
+TY_STAGED_DISPATCH(ty_cast_staged, 1, true)
+TY_STAGED_DISPATCH(ty_cast_staged_long, ty::kMostPieces, true)
+TY_STAGED_COMBINE(ty_combine_staged_bf16, 2, Bf16, Bf16)
+TY_STAGED_COMBINE(ty_combine_staged_bf16_long, ty::kMostPieces, Bf16, Bf16)
+TY_STAGED_COMBINE(ty_combine_staged_f16, 2, F16, F16)
+TY_STAGED_COMBINE(ty_combine_staged_f16_long, ty::kMostPieces, F16, F16)
+TY_STAGED_COMBINE(ty_combine_staged_f32, 2, F32, F32)
+TY_STAGED_COMBINE(ty_combine_staged_f32_long, ty::kMostPieces, F32, F32)
 // Sums that are rounded once: no longer rows can be staged as f32.
-TY_STAGED_COMBINE(ty_combine_staged_bf16_once, ty::kWideThreads, 1, Bf16, F32)
-TY_STAGED_COMBINE(ty_combine_staged_f16_once, ty::kWideThreads, 1, F16, F32)
+TY_STAGED_COMBINE(ty_combine_staged_bf16_once, 2, Bf16, F32)
+TY_STAGED_COMBINE(ty_combine_staged_f16_once, 2, F16, F32)
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_refuse_staged(TY_ARGUMENT ty::StagedRefusalArgs a, TY_ARGUMENT Up::Params p) {
   ty::refuse_staged(ty::in_place(a), Up(p), shared);

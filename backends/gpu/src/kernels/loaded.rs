@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokenyard_core::Result;
 use tokenyard_core::moe::DType;
 
-use super::args::{CombineArgs, DispatchArgs, THREADS, WIDE_THREADS};
+use super::args::{CombineArgs, DispatchArgs, THREADS};
 use super::device_api::DeviceApi;
 use super::sizes::DECLARED;
 use crate::compile::{self, Role, Rows};
@@ -27,26 +27,26 @@ pub(super) struct StagedKernels {
     pub(super) refuse: Function,
 }
 
-/// A kernel for rows of which each thread has one piece of 16 bytes, and one for longer rows. Each has the code for
+/// A kernel for rows of which each thread has few pieces of 16 bytes, and one for longer rows. Each has the code for
 /// its length alone: blocks wait for instructions, too.
 #[derive(Debug)]
 struct ByLength {
     short: Function,
-    /// Most threads of a block of the first.
+    /// Most pieces of a row of the first.
     most: u32,
     long: Function,
 }
 
 impl ByLength {
-    fn load(module: &Arc<Module>, name: &str, most: u32, facts: &DeviceFacts) -> Result<Self> {
+    /// `each`: the pieces of a thread in the first.
+    fn load(module: &Arc<Module>, name: &str, each: u32, facts: &DeviceFacts) -> Result<Self> {
         let long = staged_kernel(module, &format!("{name}_long"), facts)?;
-        Ok(Self { short: staged_kernel(module, name, facts)?, most, long })
+        Ok(Self { short: staged_kernel(module, name, facts)?, most: each * THREADS, long })
     }
 
-    /// The kernel for rows of this many pieces, and the threads of its blocks.
-    fn of(&self, pieces: u32) -> (&Function, u32) {
-        let threads = threads_for(pieces);
-        if threads <= self.most { (&self.short, threads) } else { (&self.long, THREADS) }
+    /// The kernel for rows of this many pieces.
+    fn of(&self, pieces: u32) -> &Function {
+        if pieces <= self.most { &self.short } else { &self.long }
     }
 }
 
@@ -75,24 +75,18 @@ impl SumKind {
     }
 }
 
-/// Threads of a block that has one piece of a row a thread: whole warps of any device, and enough for all else that a
-/// block does.
-fn threads_for(pieces: u32) -> u32 {
-    pieces.next_multiple_of(64).max(THREADS)
-}
-
 impl StagedKernels {
     fn load(module: &Arc<Module>, facts: &DeviceFacts) -> Result<Self> {
-        let find = |name: &str, most| ByLength::load(module, name, most, facts);
+        let find = |name: &str, each| ByLength::load(module, name, each, facts);
         let refuse = module.function("ty_refuse_staged")?;
         refuse.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
         Ok(Self {
-            dispatch: find("ty_dispatch_staged", WIDE_THREADS)?,
-            cast: find("ty_cast_staged", THREADS)?,
+            dispatch: find("ty_dispatch_staged", 2)?,
+            cast: find("ty_cast_staged", 1)?,
             combine: [
-                find("ty_combine_staged_bf16", WIDE_THREADS)?,
-                find("ty_combine_staged_f16", WIDE_THREADS)?,
-                find("ty_combine_staged_f32", WIDE_THREADS)?,
+                find("ty_combine_staged_bf16", 2)?,
+                find("ty_combine_staged_f16", 2)?,
+                find("ty_combine_staged_f32", 2)?,
             ],
             once: [
                 staged_kernel(module, "ty_combine_staged_bf16_once", facts)?,
@@ -102,18 +96,18 @@ impl StagedKernels {
         })
     }
 
-    /// The kernel of a dispatch, and the threads of its blocks.
-    pub(super) fn dispatch(&self, dispatch: &DispatchArgs) -> (&Function, u32) {
+    /// The kernel of a dispatch.
+    pub(super) fn dispatch(&self, dispatch: &DispatchArgs) -> &Function {
         let kernels = if dispatch.cast != 0 { &self.cast } else { &self.dispatch };
         kernels.of((dispatch.row_bytes / 16) as u32 + dispatch.scale_words.div_ceil(4))
     }
 
-    /// The kernel of a combine, and the threads of its blocks.
-    pub(super) fn combine(&self, combine: &CombineArgs, kind: SumKind) -> (&Function, u32) {
+    /// The kernel of a combine.
+    pub(super) fn combine(&self, combine: &CombineArgs, kind: SumKind) -> &Function {
         let pieces = (combine.row_bytes / 16) as u32;
         // Sums of fp32 are rounded once in any case.
         match self.once.get(kind.of_type).filter(|_| kind.once) {
-            Some(kernel) => (kernel, threads_for(pieces)),
+            Some(kernel) => kernel,
             None => self.combine[kind.of_type].of(pieces),
         }
     }
@@ -227,18 +221,5 @@ pub(super) fn summable(dtype: u32) -> (usize, u64) {
         Some(DType::F16) => (1, 2),
         Some(DType::F32) => (2, 4),
         _ => (0, 2),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_block_has_a_thread_for_each_piece_of_a_row_and_whole_warps() {
-        assert_eq!(
-            [1, 462, 512, 513, 896, 1024, 1025].map(threads_for),
-            [512, 512, 512, 576, 896, 1024, 1088]
-        );
     }
 }

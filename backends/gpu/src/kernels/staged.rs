@@ -56,10 +56,10 @@ impl Engine {
         if mode.at_once || !mode.no_host_sync { SENDS | RECEIVES } else { SENDS }
     }
 
-    /// Blocks of this many threads for an operation of this many tokens of this rank, and a block's shared memory.
-    fn staged_launch(&self, sizes: &StagingSizes, threads: u32, tokens: u32) -> Launch {
+    /// Blocks of an operation of this many tokens of this rank, and a block's shared memory.
+    fn staged_launch(&self, sizes: &StagingSizes, tokens: u32) -> Launch {
         let blocks = self.launcher.blocks.of_decode(tokens);
-        Launch::of_threads(blocks, threads, sizes.shared(&self.exchange.shape))
+        Launch::of_threads(blocks, THREADS, sizes.shared(&self.exchange.shape))
     }
 
     /// Launches a dispatch.
@@ -75,8 +75,8 @@ impl Engine {
     ) -> Result<()> {
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
         let (slot, phases) = (self.routing.slot(operation), Self::phases(mode));
-        let (kernel, threads) = kernels.dispatch(dispatch);
-        let launch = self.staged_launch(&sizes, threads, dispatch.common.input_rows);
+        let kernel = kernels.dispatch(dispatch);
+        let launch = self.staged_launch(&sizes, dispatch.common.input_rows);
         let apart = phases == SENDS;
         let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
         let staging = sizes.arguments(phases, by_role);
@@ -154,8 +154,8 @@ impl Engine {
             ..super::combine::arguments(common, state.routing, row_bytes, &self.combine_tiling(16))
         };
         let (slot, phases) = (self.routing.slot(call.operation), Self::phases(mode));
-        let (function, threads) = kernels.combine(&combine, kind);
-        let launch = self.staged_launch(&sizes, threads, state.tokens);
+        let function = kernels.combine(&combine, kind);
+        let launch = self.staged_launch(&sizes, state.tokens);
         let staging = sizes.arguments(phases, 0);
         let arguments = StagedCombineArgs {
             combine,
@@ -192,15 +192,15 @@ impl Engine {
                 StagedHalf::None => Ok(()),
                 StagedHalf::Dispatch(arguments) => {
                     let dispatch = &arguments.dispatch;
-                    let (kernel, threads) = kernels.dispatch(dispatch);
-                    let launch = self.staged_launch(&sizes, threads, dispatch.common.input_rows);
+                    let kernel = kernels.dispatch(dispatch);
+                    let launch = self.staged_launch(&sizes, dispatch.common.input_rows);
                     self.launch(kernel, launch, &arguments, slot)
                 }
                 StagedHalf::Combine(arguments, kind) => {
-                    let (kernel, threads) = kernels.combine(&arguments.combine, kind);
+                    let kernel = kernels.combine(&arguments.combine, kind);
                     // T may be known only to the device.
                     let most = self.exchange.shape.max_tokens;
-                    let launch = self.staged_launch(&sizes, threads, most);
+                    let launch = self.staged_launch(&sizes, most);
                     self.launch(kernel, launch, &arguments, slot)
                 }
             }

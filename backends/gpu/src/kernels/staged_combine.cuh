@@ -68,10 +68,9 @@ __device__ TY_INLINED void load_pieces(const u8* from, uint4 (&row)[N], u32 piec
     if (piece_at(j) < pieces) row[j] = load_16(reinterpret_cast<const uint4*>(from) + piece_at(j));
 }
 
-// Rows of one token that are loaded together, as registers allow: a wide block of wavefronts of 64 lanes has
-// fewer for each of them.
+// Rows of one token that are loaded together, as registers allow.
 template <u32 N>
-constexpr u32 kTermsAtOnce = N > 1 ? 1 : kWave == 64 ? 2 : 4;
+constexpr u32 kTermsAtOnce = N < kMostPieces ? 2 : 1;
 
 // The sum of a token's rows here, rounded: this lane names the row of selection k and its weight, or none. Weights
 // are used once the rows are on their way. The whole block, each warp by itself.

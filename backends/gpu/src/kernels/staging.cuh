@@ -20,8 +20,7 @@ constexpr u32 kSends = 1, kReceives = 2;
 // In the first word of a head: this rank has staged rows. Words 4 and 5 hold the pieces of a row, and the
 // rows for the rank that reads it.
 constexpr u32 kStages = 1u << 30;
-// Pieces of 16 bytes of a row that a thread of a block of kWarps warps has, where the row is longer than a wide
-// block has threads.
+// Most pieces of 16 bytes of a row that a thread has.
 constexpr u32 kMostPieces = 4;
 
 // The portion of a kernel's work that one block does: items `first`, `first + step` and so on.

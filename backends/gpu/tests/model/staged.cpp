@@ -81,8 +81,8 @@ StagedDispatchArgs staged_dispatch(Rank& r, bool replay, Way way) {
   return a;
 }
 
-// The threads of a block that has one piece of a row a thread, as the host chooses them.
-u32 threads_for(u32 pieces) { return std::max((pieces + 63) / 64 * 64, kWarps * kWave); }
+// The kernel for longer rows, as the host chooses it.
+bool is_long_for(u32 pieces, u32 each) { return pieces > each * kWarps * kWave; }
 
 void run_staged(const StagedDispatchArgs& a, const Up::Params& params, bool is_long) {
   if (a.dispatch.cast != 0)
@@ -95,9 +95,8 @@ void run_staged(const StagedDispatchArgs& a, const Up::Params& params, bool is_l
 void launch_staged(Rank& r, const StagedDispatchArgs& a, u32 phases, u32 late = ~0u) {
   StagedDispatchArgs part = a;
   part.staging.phases = phases;
-  u32 threads = threads_for(sent_pieces(a.dispatch));
-  bool is_long = threads > (a.dispatch.cast != 0 ? kWarps * kWave : kWideThreads);
-  model::launch(kBlocks, is_long ? kWarps * kWave : threads, [=, &r] {
+  bool is_long = is_long_for(sent_pieces(a.dispatch), a.dispatch.cast != 0 ? 1 : 2);
+  model::launch(kBlocks, kWarps * kWave, [=, &r] {
     if (blockIdx.x == late && threadIdx.x == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     run_staged(part, r.params(), is_long);
   });
@@ -221,9 +220,8 @@ StagedCombineArgs staged_combine(Rank& r, const DispatchArgs& d, Given& mine, co
 void launch_combine(Rank& r, const StagedCombineArgs& a, const Call& call, u32 phases) {
   StagedCombineArgs part = a;
   part.staging.phases = phases;
-  u32 threads = threads_for(r.s.row_bytes / 16);
-  bool is_long = threads > kWideThreads;
-  model::launch(kBlocks, is_long ? kWarps * kWave : threads, [=, &r] {
+  bool is_long = is_long_for(r.s.row_bytes / 16, 2);
+  model::launch(kBlocks, kWarps * kWave, [=, &r] {
     if (call.narrow && call.once)
       ty_combine_staged_bf16_once(part, r.params());
     else if (call.narrow)
@@ -329,7 +327,7 @@ void rounds(const Ranks& ranks, std::mt19937& random, std::vector<u32> tokens, W
     bool odd = turn % 2;
     combine_all(ranks, random, args, {way, odd, !odd, turn != 1, odd, no_host_sync});
     Call late{way, odd, true, odd, turn == 2, no_host_sync};
-    late.once = ranks[0]->s.row_bytes <= 16 * kWideThreads, late.late = true;
+    late.once = !is_long_for(ranks[0]->s.row_bytes / 16, 2), late.late = true;
     combine_all(ranks, random, args, late);
     args = dispatch_all(ranks, random, true, way, no_host_sync);
     check_packed(ranks, args);
@@ -554,7 +552,7 @@ int main(int count, char** arguments) {
     return 0;
   }
   run({8, 32, 4, 48, 1, 12, 1 << 20}, {12, 9, 0}, true);
-  // More pieces than the least threads of a block, and than a wide block has; the maximum of selections.
+  // More pieces than a block has threads, and more than two a thread; the maximum of selections.
   run({2, 4, 2, 8240, 2, 4, 1 << 20}, {4, 2}, false);
   run({2, 4, 2, 20000, 1, 3, 1 << 20}, {3, 1}, false);
   run({2, 64, 32, 16, 1, 9, 1 << 20}, {9, 8}, false);
