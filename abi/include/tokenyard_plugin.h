@@ -414,7 +414,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 3834852706960838848
+#define TY_KERNELS_LAYOUT 13921522309711640801ull
 
 /**
  * Major version of the topology ABI.

@@ -50,7 +50,10 @@ impl Machine {
         let (driver, text) = match backend {
             Backend::Cuda => {
                 let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
-                (text.as_deref().and_then(driver_version), if asks_clocks { nvidia_smi() } else { None })
+                (
+                    text.as_deref().and_then(driver_version),
+                    if asks_clocks { nvidia_smi() } else { None },
+                )
             }
             // Not there for a driver that is part of the Linux kernel.
             Backend::Rocm => {
@@ -149,8 +152,12 @@ mod tests {
 
     #[test]
     fn a_value_that_is_unknown_is_marked_or_left_out() {
-        let machine =
-            Machine { gpu: "G".into(), sms: 132, interface: "CUDA 13.0".into(), ..Machine::default() };
+        let machine = Machine {
+            gpu: "G".into(),
+            sms: 132,
+            interface: "CUDA 13.0".into(),
+            ..Machine::default()
+        };
         let line = machine.line(2);
         assert!(line.contains("2 x G (132 SMs") && line.contains("driver unknown"), "{line}");
         assert!(!line.contains("clock"), "{line}");

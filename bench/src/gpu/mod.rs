@@ -119,10 +119,11 @@ pub fn ranks_here(config: &Config) -> Result<u32> {
 /// The config with another number of multiprocessors.
 fn with_sms(config: &Config, sms: u32) -> Result<Config> {
     let mut config = config.clone();
-    let mut table: toml::Table =
-        toml::from_str(config.kernels.table.text()).with_context(|| format!("read [kernels.{}]", config.kernels.name))?;
+    let mut table: toml::Table = toml::from_str(config.kernels.table.text())
+        .with_context(|| format!("read [kernels.{}]", config.kernels.name))?;
     table.insert("sms".to_owned(), toml::Value::Integer(sms.into()));
-    let text = toml::to_string(&table).with_context(|| format!("write [kernels.{}]", config.kernels.name))?;
+    let text = toml::to_string(&table)
+        .with_context(|| format!("write [kernels.{}]", config.kernels.name))?;
     config.kernels.table = ComponentTable::from_text(&text, &config.name);
     Ok(config)
 }
@@ -226,7 +227,10 @@ mod tests {
     fn configs_without_gpus_or_their_link_are_refused_with_what_was_found() {
         let cpu = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
         let text = Components::of(&config(cpu)).unwrap_err().to_string();
-        assert!(text.contains("found kernels.use = \"cpu\"; expected \"cuda\" or \"rocm\""), "{text}");
+        assert!(
+            text.contains("found kernels.use = \"cpu\"; expected \"cuda\" or \"rocm\""),
+            "{text}"
+        );
         let text = Components::of(&config(&GPU.replace("nvlink", "shm"))).unwrap_err().to_string();
         assert!(text.contains("Some(\"shm\"); expected \"nvlink\""), "{text}");
         let text = Components::of(&config(&GPU.replace("cuda", "rocm"))).unwrap_err().to_string();
