@@ -46,6 +46,8 @@ namespace ty {
 
 // --- Threads
 
+// A lane of a block of kWarps waves has 256 registers.
+#define TY_MANY_REGISTERS 1
 constexpr u32 kWave = 64;
 using Lanes = u64;
 constexpr Lanes kAllLanes = ~Lanes(0);

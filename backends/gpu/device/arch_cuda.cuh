@@ -9,6 +9,9 @@ constexpr u32 kWave = 32;
 using Lanes = u32;
 constexpr Lanes kAllLanes = ~Lanes(0);
 
+// A thread of a block of kWarps warps has 128 registers.
+#define TY_MANY_REGISTERS 0
+
 // A kernel with at most this many threads a block.
 #define TY_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 // A kernel of which one block, with at most this many threads, has a multiprocessor for itself.

@@ -71,7 +71,8 @@ TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
 
 #endif
 
-#if !TY_PUTS && !TY_GROUPED
+// Without bulk copies rows wait in registers, and 128 are too few for rows and sums: 860 bytes of a thread would spill.
+#if !TY_PUTS && !TY_GROUPED && (TY_ROWS_TMA || TY_MANY_REGISTERS)
 
 TY_KERNEL_ALONE(ty::kFusedWarps * ty::kWave)
     ty_combine_fused_bf16(TY_ARGUMENT ty::FusedCombineArgs a, TY_ARGUMENT Up::Params p) {
@@ -85,6 +86,10 @@ TY_KERNEL_ALONE(ty::kFusedWarps * ty::kWave)
     ty_combine_fused_f32(TY_ARGUMENT ty::FusedCombineArgs a, TY_ARGUMENT Up::Params p) {
   ty::combine_fused<ty::F32>(ty::in_place(a), Up(p), shared);
 }
+
+#endif
+
+#if !TY_PUTS && !TY_GROUPED
 
 // A kernel for each length of rows. Rows that are cast have half as many pieces.
 #define TY_STAGED_DISPATCH(name, pieces, is_cast) \

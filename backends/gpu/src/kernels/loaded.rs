@@ -182,7 +182,9 @@ impl Kernels {
         let group =
             if role == Role::IntraDomain { Some(module.function("ty_group")?) } else { None };
         let is_whole = role == Role::Direct && !puts;
-        let fused = is_whole.then(|| fused(&module, most_shared)).transpose()?;
+        // As in `exchange.cu`: bulk copies, or more than 128 registers for a thread.
+        let has_fused = is_whole && (rows == Rows::Tma || facts.wave == 64);
+        let fused = has_fused.then(|| fused(&module, most_shared)).transpose()?;
         let staged = match config.decode {
             Decode::LowLatency if is_whole => Some(StagedKernels::load(&module, &facts)?),
             _ => None,

@@ -179,5 +179,6 @@ inline u32 to_bf16x2(float low, float high) { return model::bf16x2(low, high); }
 inline u32 to_f16x2(float low, float high) { return model::f16x2(low, high); }
 inline float from_f16(u16 half) { return model::from_f16(half); }
 #define TY_HAS_E4M3 0
+#define TY_MANY_REGISTERS 1
 
 }  // namespace ty
