@@ -64,7 +64,9 @@ fn ranks_that_all_end_with_0_and_no_result_are_no_success_of_any_command() {
     assert!(ended, "{output:?}");
     let output = call(&["bench", path, "--scenario", "steady", "--ranks", "2"]);
     expect_code(&output, 2);
-    assert!(stderr(&output).contains("exit code 0 and gave no figures"), "{output:?}");
+    // Here, too, a rank may see the end of the other one first.
+    let seen = ["exit code 0 and gave no figures", "closed its connection without a goodbye"];
+    assert!(seen.iter().any(|text| stderr(&output).contains(text)), "{output:?}");
     let output = call(&["conformance", path, "--filter", "l0/puts_reach_the_right_place/r2"]);
     expect_code(&output, 1);
     assert!(stdout(&output).contains("ended (exit code 0) without a result"), "{output:?}");
