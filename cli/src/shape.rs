@@ -436,12 +436,16 @@ mod tests {
             buffer("", "send plan").unwrap().bytes + buffer("", "receive plan").unwrap().bytes;
         // Routing, places of 24 bytes, first rows.
         assert_eq!(bytes("--handles 1"), plans + 4 * 8 * 2 + 24 * 4 + 4 * 16);
-        let plans: u64 =
-            ["send plans inside the domain", "send plan between domains", "receive plan"]
-                .map(|name| buffer("--domains 2", name).unwrap().bytes)
-                .iter()
-                .sum();
-        let routing = 2 * (4 * 8 * 2 + 24 * 2 + 4 * 8) + 4 * 8 * 2 + 8 * 4;
+        let plans: u64 = [
+            "send plans inside the domain",
+            "send plan between domains",
+            "receive plan between domains",
+            "receive plan",
+        ]
+        .map(|name| buffer("--domains 2", name).unwrap().bytes)
+        .iter()
+        .sum();
+        let routing = 2 * (4 * 8 * 2 + 24 * 2 + 4 * 8) + 4 * 8 * 2 + 24 * 2 + 4 * 16;
         assert_eq!(bytes("--domains 2 --handles 1"), plans + routing);
     }
 
