@@ -8,7 +8,7 @@ use tokenyard_core::bootstrap::World as CoreWorld;
 use tokenyard_core::communicator::{
     BringUpReport, CallForm, Communicator as CoreCommunicator, CommunicatorOptions, Stream,
 };
-use tokenyard_core::moe::Shape;
+use tokenyard_core::moe::{Layout, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::array::Array;
@@ -117,7 +117,7 @@ fn forms(comm: &CoreCommunicator) -> Vec<&'static str> {
         ("max_tokens", comm.takes(CallForm::CallTokens)),
         ("round_once", comm.takes(CallForm::RoundOnce)),
         ("sum_weights", comm.takes(CallForm::SumWeights)),
-        ("packed_sums", comm.takes(CallForm::PackedSums)),
+        ("packed_sums", comm.sends_weights(Layout::Packed)),
     ];
     all.into_iter().filter(|(_, takes)| *takes).map(|(word, _)| word).collect()
 }

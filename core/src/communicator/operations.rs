@@ -499,8 +499,9 @@ impl Communicator {
         self.check_form(is_own, CallForm::CallTokens, "max_tokens of a call")
     }
 
-    /// Whether the kernel set takes the weights of a combine itself.
-    fn sends_weights(&self, layout: Layout) -> bool {
+    /// Whether a combine of this layout takes weights and ids of its own in one operation. Where it does not, a replay
+    /// carries them first.
+    pub fn sends_weights(&self, layout: Layout) -> bool {
         layout == Layout::Packed && self.components.takes(abi::TY_NEEDS_PACKED_SUMS)
     }
 
