@@ -19,6 +19,16 @@ use super::order::{Order, QUEUE, Wait};
 use super::record::{Body, NewRecord, Record, bad_record, checked, refusal_record, verdict_of};
 use super::sending::send_record;
 
+/// How much a signal rises for each step of a verdict's number. A peer that has left the round may enter the next
+/// operation, whose entry raises the same signal by 1, before this rank reads the verdict.
+const STEP: u64 = 4;
+
+/// The number of a verdict, and how much of a signal's rise is its part.
+fn verdict_in(rise: u64) -> (u64, u64) {
+    let steps = rise / STEP;
+    (steps.saturating_sub(1), steps * STEP)
+}
+
 /// A number for a refusal, above 0; room for 2 R. 0 is none.
 fn code_of(refusal: Option<&CallRefusal<'_>>) -> u64 {
     refusal.map_or(0, |refusal| 1 + 2 * u64::from(refusal.rank) + u64::from(refusal.is_full))
@@ -173,22 +183,23 @@ fn share_verdict(
 ) -> Result<Option<Heard>> {
     let domains = &order.exchange.domains;
     let id = order.channel.ids.id(signal, slot, domains.place(domains.mine, domains.index));
-    let add = 1 + code_of(known);
+    let add = STEP * (1 + code_of(known));
     for peer in domains.peers() {
         order.raise(slot, Raise { operation, peer, signal: id, add })?;
     }
     let mut refused = None;
     for peer in domains.peers() {
         let (place, rank) = (domains.place(domains.mine, peer), order.exchange.rank_of(peer));
-        let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_ENTRY, rank };
+        let wait = Wait { operation, add: STEP, phase: abi::TY_PHASE_ENTRY, rank };
         if !order.wait(signal, slot, place, wait)? {
             continue;
         }
         let (id, expected) = order.channel.expect(signal, slot, place, 0);
-        // One command raised it, and nothing raises it again before this rank has left the operation.
-        let code = order.channel.link.read_signal(QUEUE, id).wrapping_sub(expected);
-        order.channel.expect(signal, slot, place, code);
-        order.counters().add_seen(LevelPeer { level: order.channel.level, rank }, code);
+        // One command raised it.
+        let rise = order.channel.link.read_signal(QUEUE, id).wrapping_sub(expected);
+        let (code, part) = verdict_in(rise.saturating_add(STEP));
+        order.channel.expect(signal, slot, place, part - STEP);
+        order.counters().add_seen(LevelPeer { level: order.channel.level, rank }, part - STEP);
         if code > 2 * u64::from(order.ranks()) {
             return Err(bad_record(rank, format!("verdict {code}")));
         }
@@ -209,6 +220,18 @@ fn refusal_in(order: &Order, record: Record, writer: u32, operation: u64) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_verdict_is_the_same_where_its_rank_has_entered_the_next_operation() {
+        for code in 0..=8 {
+            let rise = STEP * (1 + code);
+            for entries in [0, 1] {
+                assert_eq!(verdict_in(rise + entries), (code, rise));
+            }
+        }
+        // The entry may come first: it is no verdict, and the wait goes on.
+        assert_eq!(verdict_in(1), (0, 0));
+    }
 
     #[test]
     fn a_refusal_is_distinguished_by_how_far_a_signal_rises() {
