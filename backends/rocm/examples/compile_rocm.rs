@@ -33,6 +33,8 @@ fn most_scratch(program: &str, kernel: &str) -> u32 {
     match (program, kernel) {
         // Of rows that move, and of rows that are spread.
         ("xgmi direct", "ty_dispatch") => 17 * 16,
+        // Of the warp that plans.
+        ("xgmi direct", "ty_combine_fused_bf16" | "ty_combine_fused_f16") => 20,
         _ => 0,
     }
 }
