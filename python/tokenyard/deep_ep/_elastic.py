@@ -1,7 +1,7 @@
 """Dispatch and combine of V2: flat rows, or expanded ones, a row per (token, local expert)."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -42,6 +42,15 @@ class DispatchCall:
     @property
     def layout(self) -> Literal["flat", "expert_major", "packed"]:
         return "expert_major" if self.is_expanded else "flat"
+
+
+class Shaped(Protocol):
+    """A record of a dispatch, with the arguments that a cached call may repeat."""
+
+    experts: int
+    alignment: int
+    tokens: int
+    is_expanded: bool
 
 
 @dataclass
@@ -165,7 +174,7 @@ def _replay(engine: Engine, call: DispatchCall, handle: EPHandle) -> Result:
     try:
         record = record_of(engine, handle)
         opened, layout = record.opened, record.native.layout
-        _expect_equal(call, record)
+        expect_equal(call, record)
         tokens, topk = record.native.tokens, opened.sizes.topk
         rows = read_rows(call.x, tokens, opened.sizes.hidden)
         weights = None
@@ -178,7 +187,7 @@ def _replay(engine: Engine, call: DispatchCall, handle: EPHandle) -> Result:
     return (*_give(call, record, received, rows), handle)
 
 
-def _expect_equal(call: DispatchCall, record: Record) -> None:
+def expect_equal(call: DispatchCall, record: Shaped) -> None:
     """Arguments that a cached call may repeat must equal those of the handle."""
     for name, found, expected in (
         ("num_experts", call.experts, record.experts),

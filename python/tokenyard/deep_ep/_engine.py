@@ -153,18 +153,7 @@ class Engine:
 
         The tensors of the call must not be written until then. `layout` is that of the rows on all ranks.
         """
-        self._expect_usable()
-        sizes, refused = None, None
-        call: T | None = None
-        try:
-            sizes, call = read()
-        except Refusal as refusal:
-            refused = str(refusal)
-
-        def send_it(opened: Opened) -> Any:
-            if call is None:
-                raise AssertionError("what was refused is not sent")
-            return send(opened, call)
+        sizes, refused, send_it = self._prepared(read, send)
 
         def enter() -> Attempt:
             return self._enter(sizes, refused, send_it, layout)
@@ -188,6 +177,18 @@ class Engine:
         self, read: Read[T], send: Send[T], layout: Literal["flat", "expert_major", "packed"]
     ) -> tuple[Opened, Any]:
         """Sends, and returns what `send` gave: ranks agree on sizes before it returns. It is received by the caller."""
+        sizes, refused, send_it = self._prepared(read, send)
+
+        while True:
+            attempt = self._enter(sizes, refused, send_it, layout)
+            if attempt.pending is not None:
+                return attempt.opened, attempt.pending
+            self._agree(sizes, attempt.refused, attempt.is_full)
+
+    def _prepared(
+        self, read: Read[T], send: Send[T]
+    ) -> tuple[Sizes | None, str | None, Callable[[Opened], Any]]:
+        """The sizes that `read` gives, or why it refuses; and `send` with its call."""
         self._expect_usable()
         sizes, refused = None, None
         call: T | None = None
@@ -201,11 +202,7 @@ class Engine:
                 raise AssertionError("what was refused is not sent")
             return send(opened, call)
 
-        while True:
-            attempt = self._enter(sizes, refused, send_it, layout)
-            if attempt.pending is not None:
-                return attempt.opened, attempt.pending
-            self._agree(sizes, attempt.refused, attempt.is_full)
+        return sizes, refused, send_it
 
     def _enter(
         self,

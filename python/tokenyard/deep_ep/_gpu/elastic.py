@@ -7,7 +7,7 @@ from typing import Any
 from tokenyard import errors
 
 from .._arrays import Refusal
-from .._elastic import CombineCall, DispatchCall
+from .._elastic import CombineCall, DispatchCall, expect_equal
 from .._engine import Engine, Opened, Received, Sizes, align
 from .._low_latency import warn_once
 from .._routing import check_experts
@@ -16,17 +16,16 @@ from ..buffers.handle import EPHandle
 from ..utils.event import EventOverlap
 from .normal import read_bias
 from .streams import CallStream, Timing
-from .tensors import expect_device, floats, name_stream, read, read_rows, stays_in_arena, take
-
-
-@dataclass
-class Routed:
-    """The arguments of a dispatch, checked."""
-
-    x: Any
-    scales: Any
-    ids: Any
-    weights: Any
+from .tensors import (
+    Routed,
+    expect_device,
+    floats,
+    name_stream,
+    read,
+    read_rows,
+    stays_in_arena,
+    take,
+)
 
 
 @dataclass
@@ -156,7 +155,7 @@ def _replay(engine: Engine, call: DispatchCall, handle: EPHandle, stream: CallSt
         try:
             record = record_of(engine, handle)
             opened, layout = record.opened, record.native.layout
-            _expect_equal(call, record)
+            expect_equal(call, record)
             tokens, topk = record.native.tokens, opened.sizes.topk
             x, scales = read_rows(call.x, tokens, opened.sizes.hidden)
             weights = call.topk_weights
@@ -174,24 +173,6 @@ def _replay(engine: Engine, call: DispatchCall, handle: EPHandle, stream: CallSt
         routed = Routed(x, scales, None, weights)
         outputs = _give(call, record, received, routed, stream)
     return _finish(call, routed, outputs, handle, stream)
-
-
-def _expect_equal(call: DispatchCall, record: Record) -> None:
-    """Arguments that a cached call may repeat must equal those of the handle."""
-    for name, found, expected in (
-        ("num_experts", call.experts, record.experts),
-        ("expert_alignment", call.alignment, record.alignment),
-        ("num_max_tokens_per_rank", call.tokens, record.tokens),
-        ("do_expand", call.is_expanded, record.is_expanded),
-    ):
-        if found is not None and found != expected:
-            raise Refusal(f"{name}: found {found}; expected {expected}, that of the handle")
-    for name, given in (
-        ("topk_idx", call.topk_idx),
-        ("cumulative_local_expert_recv_stats", call.stats),
-    ):
-        if given is not None:
-            raise Refusal(f"{name}: found some with a handle; expected None")
 
 
 def record_of(engine: Engine, handle: object) -> Record:

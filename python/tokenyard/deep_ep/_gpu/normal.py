@@ -13,17 +13,17 @@ from .._routing import check_experts
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import CallStream, Timing
-from .tensors import expect_device, fit, floats, name_stream, read, read_rows, stays_in_arena, take
-
-
-@dataclass
-class Routed:
-    """The arguments of a dispatch, checked."""
-
-    x: Any
-    scales: Any
-    ids: Any
-    weights: Any
+from .tensors import (
+    Routed,
+    expect_device,
+    fit,
+    floats,
+    name_stream,
+    read,
+    read_rows,
+    stays_in_arena,
+    take,
+)
 
 
 @dataclass

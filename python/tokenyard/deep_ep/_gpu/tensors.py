@@ -1,6 +1,7 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import tokenyard
@@ -13,6 +14,16 @@ from .streams import CallStream
 
 OUTPUT_VARIABLE = "TOKENYARD_OUTPUT"
 OUTPUTS = ("auto", "arena", "copy")
+
+
+@dataclass
+class Routed:
+    """The arguments of a dispatch, checked."""
+
+    x: Any
+    scales: Any
+    ids: Any
+    weights: Any
 
 
 def floats() -> tuple[Any, ...]:
