@@ -35,6 +35,7 @@ pub fn rank_main(order: &Path) -> Result<()> {
 fn run_tests(config: &Path, pace: Pace, names: &[String]) -> Result<()> {
     let settings = Settings::at(pace, Config::load(config)?)?;
     let world = Arc::new(World::from_config(&settings.config().world)?);
+    let _device = settings.hold_device(&world)?;
     let tests = suite::tests(settings.capabilities(), settings.domains());
     for name in names {
         let test = find(&tests, name)?;
