@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow, ensure};
 use tokenyard_core::communicator::{
-    Combine, CombineInput, Communicator, Handle, Received, TensorMut, TensorRef,
+    Combine, CombineInput, Communicator, Handle, LateTopk, Received, TensorMut, TensorRef,
 };
 
 use super::{Aligned, InputTensors, row_dtype};
@@ -35,9 +35,9 @@ pub struct Buffers {
     rows: Aligned,
     weights: Option<Vec<f32>>,
     got: Got,
-    /// Where the communicator works on a device: copies of x, weights, both biases, out, out_weights,
-    /// missing.
-    copies: [Option<Copied>; 7],
+    /// Where the communicator works on a device: copies of the weights and ids of the call, x, weights,
+    /// both biases, out, out_weights, missing.
+    copies: [Option<Copied>; 9],
 }
 
 impl Buffers {
@@ -124,9 +124,11 @@ impl Buffers {
 fn on_device<'a>(
     host: Combine<'a>,
     handle: &Handle,
-    copies: &'a mut [Option<Copied>; 7],
+    copies: &'a mut [Option<Copied>; 9],
 ) -> Result<Combine<'a>> {
     let tensors = [
+        host.topk.map(|topk| topk.weights),
+        host.topk.and_then(|topk| topk.ids),
         Some(host.x),
         host.weights,
         host.bias[0],
@@ -138,7 +140,7 @@ fn on_device<'a>(
     for (copy, tensor) in copies.iter_mut().zip(tensors) {
         *copy = tensor.map(|tensor| Copied::beside(handle, &tensor)).transpose()?;
     }
-    let [x, weights, bias0, bias1, out, out_weights, missing] = copies;
+    let [late_weights, late_ids, x, weights, bias0, bias1, out, out_weights, missing] = copies;
     let there = |copy: &'a Option<Copied>| copy.as_ref().map(Copied::tensor).transpose();
     let out = out.as_mut().context("the output has a copy")?.tensor_mut()?;
     Ok(Combine {
@@ -147,7 +149,10 @@ fn on_device<'a>(
         bias: [there(bias0)?, there(bias1)?],
         weighted: host.weighted,
         round_once: host.round_once,
-        topk: host.topk,
+        topk: match there(late_weights)? {
+            Some(weights) => Some(LateTopk { weights, ids: there(late_ids)? }),
+            None => None,
+        },
         sum_weights: host.sum_weights,
         out,
         out_weights: out_weights.as_mut().map(Copied::tensor_mut).transpose()?,
