@@ -15,6 +15,7 @@
 #define __device__ __attribute__((device))
 #define __global__ __attribute__((global))
 #define __shared__ __attribute__((shared))
+#define __constant__ __attribute__((constant))
 
 struct uint2 { unsigned x, y; };
 struct __attribute__((aligned(16))) uint4 { unsigned x, y, z, w; };
@@ -58,6 +59,7 @@ constexpr Lanes kAllLanes = ~Lanes(0);
 #define TY_KERNEL_ALONE(threads) \
   extern "C" __global__ void __attribute__(( \
       amdgpu_flat_work_group_size(1, threads), amdgpu_waves_per_eu(1, (threads) / (4 * ty::kWave))))
+#define TY_CONSTANT __constant__ __attribute__((used))
 #define TY_ARGUMENT const
 template <class T>
 __device__ inline const T& in_place(const T&) {
