@@ -145,6 +145,12 @@ __device__ inline bool in_turn(Body body) {
     if (lane_id() == first_of(left)) well = body();
   return well;
 }
+// A lane in its turn is alone.
+__device__ inline Lanes lanes_with(const void*) { return Lanes(1) << lane_id(); }
+template <class T>
+__device__ inline T from_lane(Lanes, T value, u32) { return value; }
+__device__ inline Lanes ballot_of(Lanes lanes, int yes) { return yes ? lanes : 0; }
+__device__ inline void sync_lanes(Lanes) {}
 
 // --- Memory that others see: system scope, aligned words
 
@@ -159,6 +165,10 @@ __device__ inline void store_relaxed(u64* at, u64 value) {
 }
 __device__ inline void store_release(u64* at, u64 value) {
   __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+// For threads of this device alone.
+__device__ inline void store_release_device(u64* at, u64 value) {
+  __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
 }
 __device__ inline u32 load_relaxed(const u32* at) {
   return __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);

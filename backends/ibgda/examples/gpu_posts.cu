@@ -36,3 +36,15 @@ TY_KERNEL(512) ty_posts(Up::Params p, Posting a, ty::u64* abort, ty::WaitReport*
   ty::u32 queue = a.own_queues != 0 ? blockIdx.x : 0;
   for (ty::u32 n = 0; n < a.each; n++) up.put(ty::Thread(), queue, 0, ty::At{0, n * 64}, ty::At{0, n * 64}, 14336, guard);
 }
+
+// Lanes of each warp post one request or two, on one queue: each third lane adds its number, plus 1, behind its row.
+TY_KERNEL(512) ty_mixed(Up::Params p, Posting a, ty::u64* abort, ty::WaitReport* report) {
+  Up up(p);
+  ty::Guard guard(abort, 5'000'000'000, report);
+  ty::u32 lane = ty::lane_id();
+  ty::At at{0, lane * 64};
+  for (ty::u32 n = 0; n < a.each; n++) {
+    if (lane % 3 == 0) up.put_signal(ty::Thread(), 0, 0, at, at, 64, ty::Raise{0, lane + 1}, guard);
+    else up.put(ty::Thread(), 0, 0, at, at, 64, guard);
+  }
+}

@@ -35,6 +35,8 @@ const BLOCKS_OF_CALLS: usize = 200;
 const DEPTH_OF_CALLS: u32 = 64;
 /// The largest number of requests that may be under way.
 const DEPTH: u32 = 32_768;
+/// The number of the queue pairs that are measured.
+const NUMBER: u32 = 0x1234;
 /// Each row of rates is measured this many times.
 const TIMES: usize = 5;
 
@@ -63,6 +65,7 @@ struct Gpu {
     stream: RawStream,
     call: RawFunction,
     posts: RawFunction,
+    mixed: RawFunction,
     abort: Pinned<u64>,
     report: Pinned<[u64; 32]>,
 }
@@ -81,7 +84,7 @@ impl Gpu {
         let source =
             Source { main: KERNELS, headers: headers.into(), options, include_folders: Vec::new() };
         let image = Nvrtc.compile(&source)?.image;
-        let (stream, [call, posts]) = {
+        let (stream, [call, posts, mixed]) = {
             let _entered = context.enter()?;
             // SAFETY: an image of the compiler, whose module is never unloaded.
             let module = unsafe { driver.module_load(&image)? };
@@ -89,10 +92,11 @@ impl Gpu {
                 // SAFETY: a module that lives.
                 unsafe { driver.module_function(module, name) }
             };
-            (driver.stream_create()?, [find(c"ty_call")?, find(c"ty_posts")?])
+            (driver.stream_create()?, [c"ty_call", c"ty_posts", c"ty_mixed"].map(find))
         };
+        let (call, posts, mixed) = (call?, posts?, mixed?);
         let (abort, report) = (Pinned::new(&context, 1)?, Pinned::new(&context, 1)?);
-        Ok(Self { context, stream, call, posts, abort, report })
+        Ok(Self { context, stream, call, posts, mixed, abort, report })
     }
 
     /// Runs a kernel to its end; the arguments are parameters, an argument of its own, abort word and report.
@@ -189,7 +193,7 @@ impl<'a> Queues<'a> {
                 completion: words.wrapping_add(8) as u64,
                 number,
                 mask: self.depth - 1,
-                counts: [index; 4],
+                counts: [index, index, 2 * index, index],
                 ..DeviceQueue::default()
             }
         };
@@ -270,6 +274,52 @@ fn compare(gpu: &Gpu, on_gpu: bool) -> Result<()> {
     Ok(())
 }
 
+/// The requests of a queue, as far as they are looked at: opcode, offset of the peer's memory, and the value that is
+/// added. Checks that each has its own index, that the last asks for a completion, and what was rung.
+fn posted(queues: &Queues<'_>, queue: u32, count: u32) -> Result<Vec<(u8, u64, u64)>> {
+    let bytes = BLOCK * count as usize;
+    let at = queues.memory.address() + BLOCK as u64 * u64::from(queue * queues.depth);
+    let all = read(queues.gpu, at, bytes)?;
+    let word = |block: &[u8], at: usize| u64::from_be_bytes(block[at..at + 8].try_into().unwrap());
+    let look = |(index, block): (usize, &[u8])| {
+        let [high, low] = (index as u16).to_be_bytes();
+        assert_eq!(block[..3], [0, high, low], "request {index}: {}", hex(block));
+        assert!(block[11] == 8 || block[11] == 0 && index + 1 < count as usize, "request {index}");
+        (block[3], word(block, 16), word(block, 32))
+    };
+    let found = all.chunks_exact(BLOCK).enumerate().map(look).collect();
+    let (record, rung) = (queues.record(queue) + 4, queues.words.at(queue as usize) as u64);
+    assert_eq!(read(queues.gpu, record, 4)?, record_word(count as u16), "the record");
+    let ring = Ring::NextIndex { next: count as u16, qpn: NUMBER };
+    assert_eq!(read(queues.gpu, rung, 8)?, ring.to_bytes(), "the last ring");
+    Ok(found)
+}
+
+/// Lanes of warps that post one request or two together: an addition comes right behind its own row.
+fn mixed(gpu: &Gpu) -> Result<()> {
+    const ROUNDS: u32 = 64;
+    const WARPS: u32 = 4;
+    let queues = Queues::new(gpu, false, 1, DEPTH)?;
+    queues.reset(NUMBER, 0, u32::MAX)?;
+    let params = queues.params(MemoryKey::new(0, 7), MemoryKey::new(0, 5), false)?;
+    let own = Posting { each: ROUNDS, lanes: 32, own_queues: 0, unused: 0 };
+    gpu.run(gpu.mixed, Launch::of_threads(2, 32 * WARPS, 0), params, own)?;
+    // Of 32 lanes, 11 make two requests.
+    let count = 2 * WARPS * ROUNDS * (32 + 11);
+    let found = posted(&queues, 0, count)?;
+    let mut rows = [0; 32];
+    for (at, (opcode, offset, added)) in found.iter().enumerate() {
+        match opcode {
+            0x08 => rows[(offset / 64) as usize] += 1,
+            0x12 => assert_eq!(found[at - 1], (0x08, 64 * (added - 1), found[at - 1].2), "{at}"),
+            other => panic!("request {at} has opcode {other:#x}"),
+        }
+    }
+    assert_eq!(rows, [2 * WARPS * ROUNDS; 32]);
+    println!("{count} requests of lanes that post together: each where it belongs");
+    Ok(())
+}
+
 /// A row of rates: blocks, warps of each, lanes of each warp that post, a queue for each block; and the rates of a
 /// kernel written for this alone on an H200, in millions a second, with queues in memory of the host and of the GPU.
 #[derive(Clone, Copy)]
@@ -304,11 +354,18 @@ fn rate(gpu: &Gpu, row: &Row, on_gpu: bool) -> Result<f64> {
     let mut rates = Vec::new();
     // The first run warms up.
     for _ in 0..=TIMES {
-        queues.reset(0x1234, 0, u32::MAX)?;
+        queues.reset(NUMBER, 0, u32::MAX)?;
         let began = Instant::now();
         gpu.run(gpu.posts, Launch::of_threads(row.blocks, 32 * row.warps, 0), params, own)?;
         let posted = f64::from(each * row.warps * row.lanes * row.blocks);
         rates.push(posted / began.elapsed().as_secs_f64() / 1e6);
+    }
+    // Every thread has put each of its rows once.
+    for queue in 0..count {
+        let mut rows = vec![0; each as usize];
+        let found = posted(&queues, queue, each * threads_of_queue)?;
+        found.iter().for_each(|(_, offset, _)| rows[(offset / 64) as usize] += 1);
+        assert!(rows.iter().all(|times| *times == threads_of_queue), "queue {queue}");
     }
     let mut rates = rates.split_off(1);
     rates.sort_by(f64::total_cmp);
@@ -320,6 +377,7 @@ fn main() -> Result<()> {
     for on_gpu in [false, true] {
         compare(&gpu, on_gpu)?;
     }
+    mixed(&gpu)?;
     println!("millions of requests a second; in brackets what a kernel by hand did on an H200");
     for row in &ROWS {
         let [host, device] = [false, true].map(|on_gpu| rate(&gpu, row, on_gpu));

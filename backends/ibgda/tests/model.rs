@@ -34,10 +34,13 @@ fn with_switches(source: &str) -> String {
     for line in source.lines() {
         let code = line.trim();
         let fence = letter.take().filter(|letter| SHOWN.contains(letter));
-        match (fence, code.strip_prefix("ty::store_release(")) {
+        let released = ["ty::store_release(", "ty::store_release_device("]
+            .into_iter()
+            .find_map(|word| Some((word, code.strip_prefix(word)?)));
+        match (fence, released) {
             (None, _) => lines.push(line.to_owned()),
-            (Some(fence), Some(rest)) => {
-                let release = format!("if (model::keeps('{fence}')) ty::store_release({rest}");
+            (Some(fence), Some((word, rest))) => {
+                let release = format!("if (model::keeps('{fence}')) {word}{rest}");
                 lines.push(format!("{release} else ty::store_relaxed({rest}"));
                 found.push(fence);
             }

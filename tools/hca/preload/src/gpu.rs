@@ -58,29 +58,62 @@ fn gpu_at(address: u64) -> Option<&'static Gpu> {
 
 /// The ordinal of the GPU at whose memory an address points.
 fn device_of(address: u64) -> Option<c_int> {
-    use sys::CUpointer_attribute_enum::{
-        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as KIND,
-    };
     // SAFETY: a terminated name; nothing is loaded.
     let loaded =
         unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if loaded.is_null() {
         return None;
     }
-    let (mut kind, mut ordinal) = (0_u32, 0);
+    let found = match facts(address) {
+        // The thread that registers need not have a context; the program has made one.
+        Err(sys::CUresult::CUDA_ERROR_INVALID_CONTEXT) => {
+            let _entered = Entered::new(active_context()?).ok()?;
+            facts(address)
+        }
+        found => found,
+    };
+    let (kind, ordinal) = found.ok()?;
+    (kind == sys::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE as u32).then_some(ordinal)
+}
+
+/// The kind of memory at an address, and the ordinal of its device.
+fn facts(address: u64) -> Result<(u32, c_int), sys::CUresult> {
+    use sys::CUpointer_attribute_enum::{
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as KIND,
+    };
+    let (mut kind, mut ordinal) = (0, 0);
     for (attribute, value) in
         [(KIND, (&raw mut kind).cast::<c_void>()), (ORDINAL, (&raw mut ordinal).cast())]
     {
         // SAFETY: the driver is loaded; both attributes are 4 bytes.
         let status = unsafe { sys::cuPointerGetAttribute(value, attribute, address) };
         if status != sys::CUresult::CUDA_SUCCESS {
-            return None;
+            return Err(status);
         }
     }
-    (kind == sys::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE as u32).then_some(ordinal)
+    Ok((kind, ordinal))
 }
 
-/// What copies need on one GPU. It stays for the life of the process.
+/// The primary context of the first device that has one in this process.
+fn active_context() -> Option<sys::CUcontext> {
+    let mut count = 0;
+    // SAFETY: the driver is loaded; a place for the result.
+    let _ = unsafe { sys::cuDeviceGetCount(&mut count) };
+    (0..count).find_map(|device| {
+        let (mut flags, mut active, mut context) = (0, 0, std::ptr::null_mut());
+        // SAFETY: as above; devices of the driver are numbered from 0 on.
+        let status = unsafe {
+            sys::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active);
+            if active == 0 {
+                return None;
+            }
+            sys::cuDevicePrimaryCtxRetain(&mut context, device)
+        };
+        (status == sys::CUresult::CUDA_SUCCESS).then_some(context)
+    })
+}
+
+/// The resources of copies on one GPU. They stay for the life of the process.
 struct Gpu {
     context: sys::CUcontext,
     stream: sys::CUstream,
