@@ -8,7 +8,7 @@ use tokenyard_core::config::ComponentTable;
 use tokenyard_sys_nccl::consts;
 
 pub(crate) const COMPONENT: &str = "gin";
-const DEPTHS: std::ops::RangeInclusive<u32> = 4..=16_384;
+const DEPTHS: std::ops::RangeInclusive<u32> = 2..=16_384;
 
 /// The table `[transport.scale_out.gin]` (or `scale_up`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -22,7 +22,7 @@ pub struct GinConfig {
     /// How commands are posted; equal on all ranks. Default: `auto`, NCCL's choice.
     #[serde(rename = "type")]
     pub gin_type: GinType,
-    /// Commands to one peer that are under way, 4 to 16,384, equal on all ranks. Default: 32 where a thread of NCCL's
+    /// Commands to one peer that are under way, 2 to 16,384, equal on all ranks. Default: 32 where a thread of NCCL's
     /// posts, else 256.
     pub queue_depth: Option<u32>,
 }
@@ -140,8 +140,8 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused_with_its_line_and_what_was_expected() {
         for (line, expected) in [
-            ("queue_depth = 3", "4 to 16384"),
-            ("queue_depth = 16385", "4 to 16384"),
+            ("queue_depth = 1", "2 to 16384"),
+            ("queue_depth = 16385", "2 to 16384"),
             ("nccl_library = \"libnccl.so.2\"", "absolute path"),
             ("nccl_include = \"include\"", "absolute path"),
             ("type = \"socket\"", "`proxy`"),

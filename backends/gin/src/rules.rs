@@ -129,6 +129,6 @@ mod tests {
         assert_eq!(depth(&config(None), GinType::Proxy), 32);
         assert_eq!(depth(&config(None), GinType::Gdaki), 256);
         assert_eq!(depth(&config(Some(4)), GinType::Gdaki), 4);
-        assert_eq!([4, 33].map(credits), [2, 16]);
+        assert_eq!([2, 4, 33].map(credits), [1, 2, 16]);
     }
 }

@@ -27,6 +27,12 @@ using i64 = long long;
 #include "arch_cuda.cuh"
 #endif
 
+// The size of a warp that this program was compiled for. The host compares it with the device's when it loads
+// the program: waves of another size would hang, or leave rows behind.
+extern "C" {
+TY_CONSTANT ty::u32 ty_wave = ty::kWave;
+}
+
 namespace ty {
 
 // The lanes before a given lane.

@@ -15,6 +15,7 @@
 #define __device__ __attribute__((device))
 #define __global__ __attribute__((global))
 #define __shared__ __attribute__((shared))
+#define __constant__ __attribute__((constant))
 
 struct uint2 { unsigned x, y; };
 struct __attribute__((aligned(16))) uint4 { unsigned x, y, z, w; };
@@ -58,6 +59,7 @@ constexpr Lanes kAllLanes = ~Lanes(0);
 #define TY_KERNEL_ALONE(threads) \
   extern "C" __global__ void __attribute__(( \
       amdgpu_flat_work_group_size(1, threads), amdgpu_waves_per_eu(1, (threads) / (4 * ty::kWave))))
+#define TY_CONSTANT __constant__ __attribute__((used))
 #define TY_ARGUMENT const
 template <class T>
 __device__ inline const T& in_place(const T&) {
@@ -143,6 +145,12 @@ __device__ inline bool in_turn(Body body) {
     if (lane_id() == first_of(left)) well = body();
   return well;
 }
+// A lane in its turn is alone.
+__device__ inline Lanes lanes_with(const void*) { return Lanes(1) << lane_id(); }
+template <class T>
+__device__ inline T from_lane(Lanes, T value, u32) { return value; }
+__device__ inline Lanes ballot_of(Lanes lanes, int yes) { return yes ? lanes : 0; }
+__device__ inline void sync_lanes(Lanes) {}
 
 // --- Memory that others see: system scope, aligned words
 
@@ -157,6 +165,10 @@ __device__ inline void store_relaxed(u64* at, u64 value) {
 }
 __device__ inline void store_release(u64* at, u64 value) {
   __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+// For threads of this device alone.
+__device__ inline void store_release_device(u64* at, u64 value) {
+  __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
 }
 __device__ inline u32 load_relaxed(const u32* at) {
   return __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);

@@ -16,6 +16,8 @@ constexpr Lanes kAllLanes = ~Lanes(0);
 #define TY_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 // A kernel of which one block, with at most this many threads, has a multiprocessor for itself.
 #define TY_KERNEL_ALONE(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+// A constant that the host finds by its name.
+#define TY_CONSTANT __constant__
 // Arguments of a kernel: read in place, not copied.
 #define TY_ARGUMENT const __grid_constant__
 // The first argument of a kernel, in place.
@@ -62,6 +64,13 @@ __device__ inline u32 first_of(Lanes lanes) { return __ffs(lanes) - 1; }
 // action of another.
 template <class Body>
 __device__ inline bool in_turn(Body body) { return body(); }
+// The lanes that call this together with this one, with the same key. All of them call the three words below, with
+// these lanes: the value of one, the lanes whose condition holds, and a barrier.
+__device__ inline Lanes lanes_with(const void* key) { return __match_any_sync(__activemask(), (u64)key); }
+template <class T>
+__device__ inline T from_lane(Lanes lanes, T value, u32 lane) { return __shfl_sync(lanes, value, lane); }
+__device__ inline Lanes ballot_of(Lanes lanes, int yes) { return __ballot_sync(lanes, yes); }
+__device__ inline void sync_lanes(Lanes lanes) { __syncwarp(lanes); }
 
 // --- Memory that others see: system scope, aligned words
 
@@ -80,6 +89,10 @@ __device__ inline void store_relaxed(u64* at, u64 value) {
 }
 __device__ inline void store_release(u64* at, u64 value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+// For threads of this device alone.
+__device__ inline void store_release_device(u64* at, u64 value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 __device__ inline u32 load_relaxed(const u32* at) {
   u32 value;

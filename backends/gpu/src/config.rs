@@ -7,6 +7,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use crate::driver::local_rank;
 use crate::platform::Names;
 
 /// Most bytes of an arena: a combine names places in it by 32-bit numbers of 16-byte units.
@@ -16,11 +17,50 @@ pub(crate) const MOST_ARENA: u64 = 64 << 30;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PeersConfig {
-    /// Ordinal of the device that this rank drives. Default: the device of the calling thread's
-    /// current context, else the rank's index on its machine.
-    pub device: Option<u32>,
+    /// The device that this rank drives. Default: the device of the calling thread's current context, else the
+    /// rank's index on its machine.
+    pub device: Option<Devices>,
     /// Folder of the driver's library, where the loader finds none or the wrong one: for AMD's GPUs.
     pub libraries: Option<PathBuf>,
+}
+
+/// Ordinals of devices: one, or a list, of which the rank with index i on its machine takes number i, and again the
+/// first after the last.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "OneOrMore")]
+pub struct Devices(Vec<u32>);
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "an ordinal, or a list of ordinals")]
+enum OneOrMore {
+    One(u32),
+    More(Vec<u32>),
+}
+
+impl TryFrom<OneOrMore> for Devices {
+    type Error = &'static str;
+
+    fn try_from(named: OneOrMore) -> std::result::Result<Self, &'static str> {
+        match named {
+            OneOrMore::One(ordinal) => Ok(Self(vec![ordinal])),
+            OneOrMore::More(ordinals) if ordinals.is_empty() => {
+                Err("found an empty list; expected one ordinal or more")
+            }
+            OneOrMore::More(ordinals) => Ok(Self(ordinals)),
+        }
+    }
+}
+
+impl Devices {
+    /// The ordinal for the rank of this process.
+    pub fn mine(&self) -> u32 {
+        self.of(local_rank())
+    }
+
+    fn of(&self, index: u32) -> u32 {
+        // Never empty: see `try_from`.
+        self.0[index as usize % self.0.len()]
+    }
 }
 
 /// How rows are moved.
@@ -151,7 +191,7 @@ impl Visitor<'_> for SmsVisitor {
 #[serde(default, deny_unknown_fields)]
 pub struct GpuConfig {
     /// As in the transport's table; must name the same device.
-    pub device: Option<u32>,
+    pub device: Option<Devices>,
     /// Multiprocessors that an operation occupies: "auto" or 1 to 1024. At most the number that the
     /// device has.
     pub sms: Sms,
@@ -201,7 +241,19 @@ impl Default for GpuConfig {
     }
 }
 
+impl PeersConfig {
+    /// The ordinal of this rank's device, where it is named.
+    pub(crate) fn ordinal(&self) -> Option<u32> {
+        self.device.as_ref().map(Devices::mine)
+    }
+}
+
 impl GpuConfig {
+    /// The ordinal of this rank's device, where it is named.
+    pub(crate) fn ordinal(&self) -> Option<u32> {
+        self.device.as_ref().map(Devices::mine)
+    }
+
     pub(crate) fn check(&self, names: &Names) -> Result<()> {
         let refuse = |key: &str, found: String, expected: &str| {
             Err(Error::new(
@@ -245,6 +297,23 @@ mod tests {
         for wrong in ["sms = 0", "sms = 1025", "sms = -1", "sms = \"all\"", "sms = 1.5"] {
             let text = parse(wrong).unwrap_err();
             assert!(text.contains("\"auto\" or a number from 1 to 1024"), "{wrong}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_device_is_named_for_all_ranks_or_for_each() {
+        let of =
+            |text: &str| [0, 1, 2, 5].map(|index| parse(text).unwrap().device.unwrap().of(index));
+        assert_eq!(of("device = 3"), [3; 4]);
+        assert_eq!(of("device = [0, 1]"), [0, 1, 0, 1]);
+        assert_eq!(of("device = [4, 2, 7]"), [4, 2, 7, 7]);
+        for (wrong, expected) in [
+            ("device = []", "found an empty list; expected one ordinal or more"),
+            ("device = \"first\"", "an ordinal, or a list of ordinals"),
+            ("device = [-1]", "an ordinal, or a list of ordinals"),
+        ] {
+            let text = parse(wrong).unwrap_err();
+            assert!(text.contains(expected), "{wrong}: {text}");
         }
     }
 

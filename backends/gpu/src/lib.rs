@@ -16,7 +16,7 @@ pub mod probe;
 mod transport;
 pub mod warm;
 
-pub use config::{GpuConfig, Outside, PeersConfig, RowCopy, Sms};
+pub use config::{Devices, GpuConfig, Outside, PeersConfig, RowCopy, Sms};
 pub use kernels::GpuKernels;
 pub use platform::{Components, Dialect, Names, Platform};
 pub use transport::Peers;

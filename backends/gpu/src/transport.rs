@@ -91,7 +91,7 @@ impl<C: Components> Transport for Peers<C> {
 
     fn probe(config: &PeersConfig) -> Result<Capabilities> {
         C::PLATFORM.driver.load(config.libraries.as_deref())?;
-        let device = Device::choose(C::PLATFORM, config.device)?;
+        let device = Device::choose(C::PLATFORM, config.ordinal())?;
         check_device(device)?;
         tokenyard_core::fd_exchange::probe()?;
         Ok(Capabilities {
@@ -113,7 +113,7 @@ impl<C: Components> Transport for Peers<C> {
 
     fn open(config: PeersConfig, open: &TransportOpen<'_>) -> Result<Self> {
         let TransportOpen { team, needs, .. } = *open;
-        let device = device_of(config.device, open.device)?;
+        let device = device_of(config.ordinal(), open.device)?;
         C::PLATFORM.driver.load(config.libraries.as_deref())?;
         let context = Context::retain(Device::choose(C::PLATFORM, device)?)?;
         let (local, memory) = Local::new(&context, needs.signals)?;

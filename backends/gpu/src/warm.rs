@@ -130,7 +130,7 @@ pub fn warm(
         Some(architecture) => architecture,
         None => {
             platform.driver.load(config.libraries.as_deref())?;
-            Device::choose(platform, config.device)?.facts()?.architecture
+            Device::choose(platform, config.ordinal())?.facts()?.architecture
         }
     };
     let folder = compile::folder(platform, config)?;

@@ -3,7 +3,8 @@
 // transport.cuh, and `docs.md` beside this crate for the format's sources.
 // Compiled inside a namespace of its level; no include guard.
 //
-// A post has five steps. Several threads, also of several blocks, post on one queue pair at once.
+// A post has five steps. Several threads, also of several blocks, post on one queue pair at once. Where lanes of a
+// warp proceed independently, those that post on one queue pair together take steps 1, 2, 4 and 5 once for all.
 //   1. reserve: `reserved` numbers requests. Number modulo 2^16 is the index, modulo the depth the slot.
 //   2. room: wait until the slot's last request is done, as the completion queue shows.
 //   3. write: stores of 16 bytes into the slot.
@@ -14,12 +15,14 @@
 //
 // Fences, each with the stores that it orders. The NIC reads, in this order, the register (as it is
 // stored), the record, the request, the payload.
-//   A. `post_all`: payload stores of each thread of the group, before the barrier behind which one thread posts.
-//   B. `publish`: the request's stores, and payload stores of the posting thread, before `ready`. The thread that
-//      rings reads `ready` with acquire order, so its fence C covers requests that others have written.
+//   A. `post_all`: payload stores of each thread of the group, before the barrier behind which one thread posts. A
+//      thread that posts for itself needs none: B comes behind its stores.
+//   B. `publish`: the requests' stores, and payload stores of the posting threads, before `ready`. Stores of other
+//      lanes come before it, because those lanes meet in front of it. It also orders the load of `ready` before the
+//      store of `ready`. So the thread that rings has seen the requests of all others that it rings for.
 //   C. `ring`: the record, and all that B covers, before the register.
 //   D. `ring`: the register, before the lock is free. So rings of a queue pair come in order, and no ring
-//      meets the record of a later one.
+//      meets the record of a later one. Only threads of this GPU take the lock.
 //   E. `advance`: the load of the completion, before the store of `done`. Others read `done` with acquire order:
 //      then slots and sources of requests that are done may be written again (INV-4, INV-5).
 
@@ -32,10 +35,11 @@ struct DeviceApi {
     const ty::u32* completion;     // the last 4 bytes of the collapsed completion
     ty::u32 number, mask;
     ty::u64 unused[3];
-    ty::u64 reserved, ready, posted, done;
-    ty::u64 lock;                  // 1 while a thread rings
+    ty::u64 reserved, ready;
+    ty::u64 rung;                  // requests that were rung for, times 2; and 1 while a thread rings
+    ty::u64 done;
     ty::u64 failed;                // 1 once a thread has seen an error completion
-    ty::u64 unused_too[2];
+    ty::u64 unused_too[3];
   };
   static_assert(sizeof(Queue) == 128, "the host makes queues of another size");
   // Memory, as requests name it; `MemoryKey` of device_api.rs. The key is big-endian.
@@ -174,36 +178,54 @@ struct DeviceApi {
   template <class Coop>
   __device__ TY_INLINED bool post_all(Coop coop, To to, const Request& first, const Request& second,
                                       ty::Guard& guard) const {
-    // A.
-    ty::fence_system_all();
-    coop.sync();
+    if (coop.size() > 1) {
+      // A.
+      ty::fence_system_all();
+      coop.sync();
+    }
     return coop.index() != 0 || post(to, first, second, guard);
   }
 
   // In turn, because a request waits for those with lower numbers.
   __device__ TY_INLINED bool post(To to, const Request& first, const Request& second, ty::Guard& guard) const {
-    return ty::in_turn([&] { return post_both(to, first, second, guard); });
+    return ty::in_turn([&] { return post_together(to, first, second, guard); });
   }
 
   // A wait that the guard ends leaves a hole in the numbers, and no later request is ever published: the
   // communicator is closed then.
-  __device__ TY_INLINED bool post_both(To to, const Request& first, const Request& second,
-                                       ty::Guard& guard) const {
-    Queue& q = at(to);
-    ty::u64 count = (first.segments != 0) + (second.segments != 0);
+  __device__ TY_INLINED bool post_together(To to, const Request& first, const Request& second,
+                                           ty::Guard& guard) const {
+    ty::u32 count = (first.segments != 0) + (second.segments != 0);
     if (count == 0) return true;
-    ty::u64 number = ty::atomic_add(&q.reserved, count), end = number + count, depth = q.mask + 1ull;
-    if (end > depth && !wait_done(to, end - depth, guard)) return false;
-    if (first.segments != 0) store(q, number, first, count == 1);
-    if (second.segments != 0) store(q, end - 1, second, true);
-    if (!publish(to, number, end, guard)) return false;
-    // If another thread has reserved later, that thread rings.
-    bool others = ty::load_relaxed(&q.reserved) != end;
-    if (!others || end - ty::load_relaxed(&q.posted) > kWaitForRing) ring(q);
-    return true;
+    Queue& q = at(to);
+    ty::Lanes lanes = ty::lanes_with(&q), twos = ty::ballot_of(lanes, count == 2);
+    ty::Lanes earlier = lanes & ty::lanes_before(ty::lane_id());
+    ty::u32 before = ty::popc(earlier) + ty::popc(earlier & twos), total = ty::popc(lanes) + ty::popc(twos);
+    const bool leads = earlier == 0;
+    const ty::u32 leader = ty::first_of(lanes);
+    ty::u64 number = 0, ready = 0;
+    bool ok = true;
+    if (leads) {
+      // Both are under way at once.
+      ready = ty::load_relaxed(&q.ready);
+      number = ty::atomic_add(&q.reserved, (ty::u64)total);
+      ok = has_room(to, number + total, guard);
+    }
+    if (ty::from_lane(lanes, (ty::u32)ok, leader) == 0) return false;
+    const ty::u64 begin = ty::from_lane(lanes, number, leader);
+    if (first.segments != 0) store(q, begin + before, first, before + 1 == total);
+    if (second.segments != 0) store(q, begin + before + count - 1, second, before + count == total);
+    ty::sync_lanes(lanes);
+    if (leads) ok = publish(to, {number, number + total, ready}, guard);
+    return ty::from_lane(lanes, (ty::u32)ok, leader) != 0;
   }
 
-  // The last request of a call asks for a completion, so that everything before it is known to be done.
+  __device__ bool has_room(To to, ty::u64 end, ty::Guard& guard) const {
+    ty::u64 depth = at(to).mask + 1ull;
+    return end <= depth || wait_done(to, end - depth, guard);
+  }
+
+  // The last request asks for a completion, so that everything before it is known to be done.
   __device__ void store(Queue& q, ty::u64 number, const Request& r, bool completes) const {
     uint4* slot = q.requests + 4 * (number & q.mask);
     ty::u32 flags = completes ? kCompletes : 0;
@@ -216,46 +238,65 @@ struct DeviceApi {
     if (r.segments == 4) ty::store_16_relaxed(slot + 3, r.third);
   }
 
-  __device__ bool publish(To to, ty::u64 number, ty::u64 end, ty::Guard& guard) const {
+  // Requests of one post: their numbers, and what `ready` was before they had them.
+  struct Posted {
+    ty::u64 begin, end, ready;
+  };
+
+  // Publishes requests in order of numbers, and rings, unless another thread will.
+  __device__ TY_INLINED bool publish(To to, Posted posted, ty::Guard& guard) const {
+    Queue& q = at(to);
+    if (posted.ready != posted.begin && !wait_turn(to, posted.begin, guard)) return false;
+    // A thread that has reserved later rings, too.
+    bool others = ty::load_relaxed(&q.reserved) != posted.end;
+    // B.
+    ty::fence_system();
+    ty::store_relaxed(&q.ready, posted.end);
+    if (!others || posted.end - (ty::load_relaxed(&q.rung) >> 1) > kWaitForRing) ring(q, posted.end);
+    return true;
+  }
+
+  // Waits until all requests with lower numbers are published.
+  __device__ bool wait_turn(To to, ty::u64 number, ty::Guard& guard) const {
     Queue& q = at(to);
     ty::What what{kQueue, to.peer, to.queue, number};
     bool failed = false;
-    bool ok = guard.until(what, [&] { return ty::load_acquire(&q.ready); }, [&](ty::u64 ready) {
+    bool ok = guard.until(what, [&] { return ty::load_relaxed(&q.ready); }, [&](ty::u64 ready) {
       return ready == number || (failed = ty::load_relaxed(&q.failed) != 0);
     });
     // The thread that saw the failure first has written its cause.
     if (failed) guard.fail(what, number);
-    if (!ok || failed) return false;
-    // B.
-    ty::store_release(&q.ready, end);
-    return true;
+    return ok && !failed;
   }
 
   __device__ void ring_if_ready(Queue& q) const {
-    if (ty::load_relaxed(&q.ready) != ty::load_relaxed(&q.posted)) ring(q);
+    ty::u64 ready = ty::load_acquire(&q.ready);
+    if (ready != ty::load_relaxed(&q.rung) >> 1) ring(q, ready);
   }
 
-  // A thread that has the lock only stores, so no thread waits for the lock without end. One thread of a warp at a
-  // time.
-  __device__ void ring(Queue& q) const {
-    while (ty::load_relaxed(&q.lock) != 0 || ty::atomic_cas(&q.lock, 0ull, 1ull) != 0) {
-    }
-    ty::u64 ready = ty::load_acquire(&q.ready);
-    if (ready != ty::load_relaxed(&q.posted)) {
-      if (p.flags & kHostRings) {
-        // The thread of the host reads the word with acquire order, and does the rest.
-        ty::store_release(q.doorbell, ready);
-      } else {
-        ty::u32 index = (ty::u32)ready & 0xffff;
-        ty::store_relaxed(q.record + 1, big(index));
-        // C.
-        ty::fence_system();
-        ty::store_mmio(q.doorbell, (ty::u64)big(q.number << 8) << 32 | big(index << 8));
+  // Rings for the requests before `end`, which are published. A thread that has the lock only stores, so no thread
+  // waits for the lock without end. One thread of a warp at a time.
+  __device__ void ring(Queue& q, ty::u64 end) const {
+    ty::u64 rung = ty::atomic_or(&q.rung, 1ull);
+    while ((rung & 1) != 0) {
+      while ((ty::load_relaxed(&q.rung) & 1) != 0) {
       }
-      ty::store_relaxed(&q.posted, ready);
+      rung = ty::atomic_or(&q.rung, 1ull);
+    }
+    // Another thread may have rung for these, too.
+    const bool rings = (ty::i64)((rung >> 1) - end) < 0;
+    if (rings && (p.flags & kHostRings)) {
+      // The thread of the host reads the word with acquire order, and does the rest.
+      ty::store_release(q.doorbell, end);
+    } else if (rings) {
+      ty::u32 index = (ty::u32)end & 0xffff;
+      ty::store_relaxed(q.record + 1, big(index));
+      // C.
+      ty::fence_system();
+      ty::store_mmio(q.doorbell, (ty::u64)big(q.number << 8) << 32 | big(index << 8));
     }
     // D.
-    ty::store_release(&q.lock, 0);
+    ty::store_release_device(&q.rung, rings ? end << 1 : rung);
   }
 
   // Waits until `count` requests of a queue pair are done.

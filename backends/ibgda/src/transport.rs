@@ -97,8 +97,11 @@ impl Transport for Ibgda {
 
     fn memory_needs(&self) -> MemoryNeeds {
         // Signals lie where windows lie, so all windows are of one kind (INV-1).
-        let kinds = if self.gpu.is_some() { abi::TY_MEMORY_CUDA } else { abi::TY_MEMORY_HOST };
-        MemoryNeeds { size: size_of::<MemoryNeeds>(), kinds, handles: 0, alignment: 64 }
+        let (kinds, handles) = match &self.gpu {
+            Some(_) => (abi::TY_MEMORY_CUDA, abi::TY_HANDLE_DMABUF),
+            None => (abi::TY_MEMORY_HOST, 0),
+        };
+        MemoryNeeds { size: size_of::<MemoryNeeds>(), kinds, handles, alignment: 64 }
     }
 
     unsafe fn register(&mut self, window: &Window) -> Result<()> {

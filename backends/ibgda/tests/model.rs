@@ -8,18 +8,20 @@
 // Helpers of a test may panic as a test may.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod calls;
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
+use calls::{Call, hex};
 use tempfile::TempDir;
 use tokenyard_abi::TY_DEVICE_API_VERSION;
 use tokenyard_hca::Random;
 use tokenyard_ibgda::device_api::{Params, SOURCE};
 use tokenyard_sys_mlx5::cqe::syndrome;
 use tokenyard_sys_mlx5::doorbell::{Ring, record_word};
-use tokenyard_sys_mlx5::wqe::{BLOCK, Control, InlineData, Local, Remote, Request};
 
 /// Fences whose absence the model shows, by the letters of the comments in the source.
 const SHOWN: [char; 4] = ['A', 'B', 'C', 'D'];
@@ -32,10 +34,13 @@ fn with_switches(source: &str) -> String {
     for line in source.lines() {
         let code = line.trim();
         let fence = letter.take().filter(|letter| SHOWN.contains(letter));
-        match (fence, code.strip_prefix("ty::store_release(")) {
+        let released = ["ty::store_release(", "ty::store_release_device("]
+            .into_iter()
+            .find_map(|word| Some((word, code.strip_prefix(word)?)));
+        match (fence, released) {
             (None, _) => lines.push(line.to_owned()),
-            (Some(fence), Some(rest)) => {
-                let release = format!("if (model::keeps('{fence}')) ty::store_release({rest}");
+            (Some(fence), Some((word, rest))) => {
+                let release = format!("if (model::keeps('{fence}')) {word}{rest}");
                 lines.push(format!("{release} else ty::store_relaxed({rest}"));
                 found.push(fence);
             }
@@ -305,40 +310,6 @@ fn rows_reach_their_places_and_come_back_over_a_software_connectx() {
     model.is_well(&["eight"]);
 }
 
-/// One call of the device API, and the requests that it must write.
-struct Call {
-    line: String,
-    requests: Vec<(Request, bool)>,
-    fence: bool,
-}
-
-impl Call {
-    fn random(random: &mut Random, qpn: u32, index: u16) -> Self {
-        let to = Remote { address: random.bits(), key: random.bits() as u32 };
-        let bytes = 1 + random.below(1 << 30) as u32;
-        let from = Local { address: random.bits(), key: random.bits() as u32, bytes };
-        let (what, add) = (random.below(6), 1 + random.below(65_535));
-        let value = if what == 1 { random.bits() } else { add };
-        let sink = Local { bytes: 8, ..from };
-        let data = InlineData::new(&value.to_ne_bytes()).unwrap();
-        let requests = match what {
-            0 => vec![(Request::Write { to, from }, true)],
-            1 => vec![(Request::WriteInline { to, data }, true)],
-            3 => vec![(Request::Read { from: to, to: from }, true)],
-            4 => vec![
-                (Request::Write { to, from }, false),
-                (Request::FetchAdd { to, add, sink }, true),
-            ],
-            _ => vec![(Request::FetchAdd { to, add, sink }, true)],
-        };
-        let line = format!(
-            "{what} {qpn:x} {index:x} {:x} {:x} {:x} {:x} {bytes:x} {value:x}\n",
-            to.address, to.key, from.address, from.key
-        );
-        Self { line, requests, fence: what == 5 }
-    }
-}
-
 /// `tools/hca/preload/tests` compares the same writer in Rust with libmlx5's.
 #[test]
 fn two_hundred_random_requests_are_the_64_bytes_that_rust_writes() {
@@ -351,19 +322,17 @@ fn two_hundred_random_requests_are_the_64_bytes_that_rust_writes() {
     let mut random = Random::new(23);
     let (mut input, mut expected, mut blocks) = (String::new(), String::new(), 0);
     while blocks < 200 {
-        let (qpn, mut index) = (1 + random.below(0x00ff_fffe) as u32, random.bits() as u16);
-        let call = Call::random(&mut random, qpn, index);
-        input.push_str(&call.line);
-        for (request, signaled) in call.requests {
-            let block: [u8; BLOCK] =
-                request.to_block(Control { index, qpn, signaled, fence: call.fence });
-            expected.push_str(&hex(&block));
+        let call = Call::random(&mut random);
+        input.push_str(&call.line());
+        let written = call.blocks();
+        for block in &written {
+            expected.push_str(&hex(block));
             expected.push('\n');
-            index = index.wrapping_add(1);
-            blocks += 1;
         }
-        let ring = Ring::NextIndex { next: index, qpn };
-        expected.push_str(&format!("{} {}\n", hex(&record_word(index)), hex(&ring.to_bytes())));
+        blocks += written.len();
+        let next = call.index.wrapping_add(written.len() as u16);
+        let ring = Ring::NextIndex { next, qpn: call.qpn };
+        expected.push_str(&format!("{} {}\n", hex(&record_word(next)), hex(&ring.to_bytes())));
     }
     child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("it reads");
     let output = child.wait_with_output().expect("it ends");
@@ -373,8 +342,4 @@ fn two_hundred_random_requests_are_the_64_bytes_that_rust_writes() {
         assert_eq!(found, expected, "line {at}");
     }
     assert_eq!(found.lines().count(), expected.lines().count());
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use tokenyard_core::ErrorKind;
 use tokenyard_gpu::compile::Architecture;
-use tokenyard_gpu::driver::{DeviceFacts, Driver, RawDevice, RawMemory, Reach};
+use tokenyard_gpu::driver::{DeviceFacts, Driver, RawDevice, RawMemory, RawModule, Reach};
 use tokenyard_rocm::HipDriver;
 use tokenyard_sys_hip::Hip;
 
@@ -158,6 +158,18 @@ fn a_failure_is_named_in_hip_s_words_and_taken_back_from_the_thread() {
     assert!(error.to_string().contains("hipErrorNotSupported (801)"), "{error}");
     // SAFETY: as above.
     assert_eq!(unsafe { last() }, 0);
+}
+
+#[test]
+fn a_constant_of_a_module_is_found_by_its_name() {
+    loaded();
+    let none = RawModule(std::ptr::null_mut());
+    // SAFETY: the library looks at the name alone.
+    let [wave, other] =
+        [c"ty_wave", c"ty_other"].map(|name| unsafe { DRIVER.module_word(none, name) });
+    // SAFETY: memory of the library, 4 bytes.
+    assert_eq!(unsafe { (wave.unwrap() as *const u32).read() }, 64);
+    assert!(other.unwrap_err().to_string().contains("find constant"));
 }
 
 #[test]

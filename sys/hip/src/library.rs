@@ -199,6 +199,7 @@ functions! {
     module_load_data: "hipModuleLoadData" fn(*mut *mut c_void, *const c_void) -> c_uint;
     module_unload: "hipModuleUnload" fn(*mut c_void) -> c_uint;
     module_get_function: "hipModuleGetFunction" fn(*mut *mut c_void, *mut c_void, *const c_char) -> c_uint;
+    module_get_global: "hipModuleGetGlobal" fn(*mut *mut c_void, *mut usize, *mut c_void, *const c_char) -> c_uint;
     module_launch_kernel: "hipModuleLaunchKernel" fn(*mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void, *mut *mut c_void, *mut *mut c_void) -> c_uint;
     module_launch_cooperative_kernel: "hipModuleLaunchCooperativeKernel" fn(*mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void, *mut *mut c_void) -> c_uint;
     } later {

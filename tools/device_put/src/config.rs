@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use tokenyard_core::Result;
 use tokenyard_core::config::ComponentTable;
+use tokenyard_gpu::Devices;
 
 pub(crate) const COMPONENT: &str = "device-put";
 const MOST_HOLD_US: u32 = 100_000;
@@ -33,7 +34,7 @@ pub struct DevicePutConfig {
     pub hold_us: u32,
     /// The device that this rank drives; several ranks may share one. Default: as `nvlink` chooses.
     #[serde(default)]
-    pub device: Option<u32>,
+    pub device: Option<Devices>,
     /// The one promise that is broken.
     #[serde(default)]
     pub fault: Option<Fault>,

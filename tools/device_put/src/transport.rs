@@ -9,8 +9,8 @@ use tokenyard_core::transport::{
 };
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_cuda::Nvlink;
-use tokenyard_gpu::PeersConfig;
 use tokenyard_gpu::driver::{Context, Device};
+use tokenyard_gpu::{Devices, PeersConfig};
 
 use crate::config::{COMPONENT, DevicePutConfig};
 use crate::engine::{Engine, Habits};
@@ -34,7 +34,7 @@ pub struct DevicePut {
 }
 
 fn inner_config(config: &DevicePutConfig) -> PeersConfig {
-    PeersConfig { device: config.device, ..PeersConfig::default() }
+    PeersConfig { device: config.device.clone(), ..PeersConfig::default() }
 }
 
 /// The device API of `nvlink` in a namespace, then that of this transport.
@@ -108,7 +108,7 @@ impl Transport for DevicePut {
     fn open(config: DevicePutConfig, open: &TransportOpen<'_>) -> Result<Self> {
         let TransportOpen { team, needs, .. } = *open;
         let inner = inner_config(&config);
-        let device = inner.device.or(open.device);
+        let device = inner.device.as_ref().map(Devices::mine).or(open.device);
         let context = Context::retain(Device::choose(&tokenyard_cuda::PLATFORM, device)?)?;
         let below = TransportNeeds {
             queues: needs.queues + 1,

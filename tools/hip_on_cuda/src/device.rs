@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 use sys::CUdevice_attribute as A;
 use tokenyard_sys_hip::{DeviceProp, Uuid, consts};
 
+use crate::knobs;
 use crate::status::{Answer, Failed, INSUFFICIENT_DRIVER, INVALID_VALUE, NOT_INITIALIZED, of_cuda};
 
 /// The most bytes of shared memory that a block of gfx942 has.
@@ -90,7 +91,11 @@ pub(crate) unsafe fn attribute(value: *mut c_int, which: c_uint, device: c_int) 
         // SAFETY: by this function's contract.
         consts::ATTRIBUTE_SHARED_PER_BLOCK => return unsafe { set(value, SHARED) },
         consts::ATTRIBUTE_PROCESSORS => A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-        consts::ATTRIBUTE_WAVE => A::CU_DEVICE_ATTRIBUTE_WARP_SIZE,
+        consts::ATTRIBUTE_WAVE => match knobs::wave() {
+            // SAFETY: as above.
+            Some(wave) => return unsafe { set(value, wave) },
+            None => A::CU_DEVICE_ATTRIBUTE_WARP_SIZE,
+        },
         consts::ATTRIBUTE_VMM => A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
         _ => return Err(INVALID_VALUE),
     };

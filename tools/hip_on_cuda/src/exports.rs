@@ -345,6 +345,8 @@ cuda {
     hipGraphDestroy(graph: Pointer) => cuGraphDestroy(graph.cast());
     hipGraphExecDestroy(graph: Pointer) => cuGraphExecDestroy(graph.cast());
     hipModuleLoadData(module: *mut Pointer, image: *const c_void) => cuModuleLoadData(module.cast(), image);
+    hipModuleGetGlobal(at: *mut Pointer, bytes: *mut usize, module: Pointer, name: *const c_char) =>
+        cuModuleGetGlobal_v2(at.cast(), bytes, module.cast(), name);
     hipModuleUnload(module: Pointer) => cuModuleUnload(module.cast());
 }
 }

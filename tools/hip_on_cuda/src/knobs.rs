@@ -9,6 +9,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 const VARIABLE: &str = "TOKENYARD_HIP_FAIL";
 /// The variable with the version that `hipRuntimeGetVersion` reports.
 const VERSION: &str = "TOKENYARD_HIP_VERSION";
+/// The variable with the threads of a warp that devices report.
+const WAVE: &str = "TOKENYARD_HIP_WAVE";
 /// Later than HIP 7.0, so that memory is shared by descriptors.
 const DEFAULT_VERSION: i32 = 71_460_850;
 
@@ -61,6 +63,15 @@ pub(crate) fn failure(function: &str) -> Option<c_uint> {
 /// The version that the stand-in claims to be.
 pub(crate) fn version() -> i32 {
     std::env::var(VERSION).ok().and_then(|text| text.parse().ok()).unwrap_or(DEFAULT_VERSION)
+}
+
+/// The threads of a warp that devices claim to have, where that is to differ from what they have.
+pub(crate) fn wave() -> Option<i32> {
+    let text = std::env::var(WAVE).ok()?;
+    Some(text.parse().unwrap_or_else(|_| {
+        eprintln!("stand-in for HIP: {WAVE}: found {text:?}; expected a number");
+        std::process::abort()
+    }))
 }
 
 #[cfg(test)]

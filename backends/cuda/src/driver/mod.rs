@@ -425,6 +425,17 @@ impl Driver for CudaDriver {
         Ok(RawFunction { raw: raw.cast(), cooperative: false, early: false })
     }
 
+    unsafe fn module_word(&self, module: RawModule, name: &CStr) -> Result<u64> {
+        let (mut address, mut bytes) = (0, 0);
+        // SAFETY: see above; both numbers are ours.
+        let found = unsafe {
+            sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, module.0.cast(), name.as_ptr())
+        };
+        check("find constant", found)?;
+        debug_assert_eq!(bytes, 4, "a constant of 4 bytes");
+        Ok(address)
+    }
+
     unsafe fn function_allow_shared(&self, function: RawFunction, bytes: u32) -> Result<()> {
         let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: see above.

@@ -33,7 +33,7 @@ impl Device {
                     let mut all = Self::all(platform, count)?.into_iter();
                     return all.find(|device| device.raw == raw).ok_or_else(|| none(platform));
                 }
-                None => ordinal_of(launched_as(&environment), count),
+                None => ordinal_of(local_rank(), count),
             },
         };
         if ordinal >= count {
@@ -133,6 +133,11 @@ const LOCAL_RANKS: [&str; 5] = [
     "MPI_LOCALRANKID",
     "SLURM_LOCALID",
 ];
+
+/// The index on its machine of the rank of this process.
+pub(crate) fn local_rank() -> u32 {
+    launched_as(&environment)
+}
 
 /// The rank's index on its machine, as launchers state it; 0 where no launcher does.
 fn launched_as(env: &dyn Fn(&str) -> Option<String>) -> u32 {

@@ -11,6 +11,7 @@ mod module;
 mod raw;
 mod stream;
 
+pub(crate) use device::local_rank;
 pub use device::{Context, Device, Entered};
 pub(crate) use graph::Graph;
 pub(crate) use host::HostWindow;

@@ -407,6 +407,12 @@ pub trait Driver: Debug + Send + Sync {
     /// As for all calls.
     unsafe fn module_function(&self, module: RawModule, name: &CStr) -> Result<RawFunction>;
 
+    /// The address of a constant of a module, which has 4 bytes.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn module_word(&self, module: RawModule, name: &CStr) -> Result<u64>;
+
     /// Allows a kernel this many bytes of dynamic shared memory.
     ///
     /// # Safety

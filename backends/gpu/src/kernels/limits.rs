@@ -10,6 +10,9 @@ use crate::driver::DeviceFacts;
 /// Most ranks that all receive each other's counts; more ranks need counting in two half rounds.
 const MOST_RANKS: u32 = 72;
 
+/// Threads of a warp: NVIDIA's, and a wavefront of AMD's. Sizes are counted in them.
+const WAVES: [u32; 2] = [32, 64];
+
 /// Most shared memory that one gathering of row metadata takes, except for its list of tokens.
 const METADATA_ROOM: u32 = 12 << 10;
 
@@ -57,6 +60,12 @@ impl BlockLimits {
 /// Whether this device can do an exchange at all. Equal on equal devices.
 pub(super) fn check(exchange: &Exchange, block: BlockLimits) -> Result<()> {
     let (ranks, max_tokens) = (exchange.shape.ranks, exchange.shape.max_tokens);
+    if !WAVES.contains(&block.wave) {
+        return unsupported(format!(
+            "found a GPU with {} threads in a warp; expected {} or {}",
+            block.wave, WAVES[0], WAVES[1]
+        ));
+    }
     if ranks > MOST_RANKS {
         let what = match exchange.scope {
             Scope::Flat => "ranks in one domain",

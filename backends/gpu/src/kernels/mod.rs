@@ -203,7 +203,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     fn probe(config: &GpuConfig) -> Result<u32> {
         config.check(&C::PLATFORM.names)?;
         C::PLATFORM.driver.load(config.libraries.as_deref())?;
-        Device::choose(C::PLATFORM, config.device)?;
+        Device::choose(C::PLATFORM, config.ordinal())?;
         compile::load_compiler(C::PLATFORM, config)?;
         Ok(C::PLATFORM.memory)
     }
@@ -211,7 +211,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     fn open(config: GpuConfig, shape: &KernelShape) -> Result<Self> {
         config.check(&C::PLATFORM.names)?;
         C::PLATFORM.driver.load(config.libraries.as_deref())?;
-        let context = Context::retain(Device::choose(C::PLATFORM, config.device)?)?;
+        let context = Context::retain(Device::choose(C::PLATFORM, config.ordinal())?)?;
         Ok(Self {
             config,
             shape: *shape,
@@ -278,7 +278,11 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         }
         let exported = match lies_in {
             WindowMemory::Host => abi::TY_HANDLE_MEMFD,
-            WindowMemory::Device if self.is_for_nic(id) => abi::TY_HANDLE_DMABUF,
+            WindowMemory::Device
+                if self.is_for_nic(id) || needs.handles & abi::TY_HANDLE_DMABUF != 0 =>
+            {
+                abi::TY_HANDLE_DMABUF
+            }
             WindowMemory::Device => abi::TY_HANDLE_POSIX,
         };
         let missing = needs.handles & handles_of(kind) & !exported;

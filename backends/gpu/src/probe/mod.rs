@@ -178,7 +178,7 @@ impl<C: Components> Probe<C> {
             let message = format!("found {ranks} rank; expected at least 2: a link has two ends");
             return Err(Error::new(ErrorKind::InvalidInput, "open probe", message));
         }
-        let context = Context::retain(Device::choose(C::PLATFORM, kernels.device)?)?;
+        let context = Context::retain(Device::choose(C::PLATFORM, kernels.ordinal())?)?;
         let links = Links::open(world, &context, link, HEAD_BYTES + u64::from(ranks) * room_bytes)?;
         let device_api = links.device_api()?;
         let facts = context.device.facts()?;

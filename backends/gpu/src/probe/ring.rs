@@ -97,7 +97,7 @@ impl RingProbe {
         kernels: &GpuConfig,
         fabric: impl Fabric,
     ) -> Result<Self> {
-        let context = Context::retain(Device::choose(platform, kernels.device)?)?;
+        let context = Context::retain(Device::choose(platform, kernels.ordinal())?)?;
         let DeviceFacts { architecture, wave, .. } = context.device.facts()?;
         let (image, _) =
             compile::probe(platform, kernels, architecture, gpu_ring_api(), &RING_PROBE)?;

@@ -23,7 +23,7 @@ impl Timer {
     /// # Errors
     /// No driver, or no such GPU.
     pub fn new(platform: &'static Platform, config: &GpuConfig, most: usize) -> Result<Self> {
-        let context = Context::retain(Device::choose(platform, config.device)?)?;
+        let context = Context::retain(Device::choose(platform, config.ordinal())?)?;
         let marks = (0..most).map(|_| Event::timed(&context)).collect::<Result<_>>()?;
         Ok(Self { marks, used: 0 })
     }

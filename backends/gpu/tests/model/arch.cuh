@@ -73,6 +73,12 @@ inline u32 popc(Lanes lanes) { return (u32)std::popcount(lanes); }
 inline u32 first_of(Lanes lanes) { return (u32)std::countr_zero(lanes); }
 template <class Body>
 bool in_turn(Body body) { return model::in_turn(body); }
+// A lane in its turn is alone.
+inline Lanes lanes_with(const void*) { return Lanes(1) << lane_id(); }
+template <class T>
+T from_lane(Lanes, T value, u32) { return value; }
+inline Lanes ballot_of(Lanes lanes, int yes) { return yes ? lanes : 0; }
+inline void sync_lanes(Lanes) {}
 inline Lanes lanes_before(u32 lane) { return (Lanes(1) << lane) - 1; }
 
 inline u64 load_acquire(const u64* at) {
@@ -108,6 +114,7 @@ inline void store_release(u64* at, u64 value) {
   model::drain();
   model::seen(at).store(value, std::memory_order_release);
 }
+inline void store_release_device(u64* at, u64 value) { store_release(at, value); }
 inline void add_relaxed(u64* at, u64 value) {
   model::seen(at).fetch_add(value, std::memory_order_relaxed);
 }

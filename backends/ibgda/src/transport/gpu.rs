@@ -16,7 +16,7 @@ pub(super) fn context(ordinal: Option<u32>) -> Result<Option<Arc<Context>>> {
 
 /// Whether this process sees a GPU whose kernels could post.
 pub(super) fn is_there() -> bool {
-    Device::choose(&tokenyard_cuda::PLATFORM, None).is_ok()
+    Device::choose(&tokenyard_cuda::PLATFORM, Some(0)).is_ok()
 }
 
 const FIX: &str = "use a driver that makes dmabufs (open kernel modules, kernel 5.12, rdma-core 34 for windows and newer for \

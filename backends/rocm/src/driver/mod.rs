@@ -326,6 +326,16 @@ impl Driver for HipDriver {
         Ok(RawFunction { raw, cooperative: false, early: false })
     }
 
+    unsafe fn module_word(&self, module: RawModule, name: &CStr) -> Result<u64> {
+        let (mut address, mut bytes) = (std::ptr::null_mut(), 0);
+        call!(
+            "find constant",
+            module_get_global(&mut address, &mut bytes, module.0, name.as_ptr())
+        )?;
+        debug_assert_eq!(bytes, 4, "a constant of 4 bytes");
+        Ok(address as u64)
+    }
+
     unsafe fn function_allow_shared(&self, _: RawFunction, _: u32) -> Result<()> {
         // A kernel may have all that a block of the device has.
         Ok(())

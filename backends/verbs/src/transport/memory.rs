@@ -34,18 +34,20 @@ impl Region {
         let bytes = usize::try_from(window.bytes).unwrap_or(usize::MAX);
         let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
         let host = window.kind == abi::TY_MEMORY_HOST;
-        // Memory without a dmabuf is registered by its address: host memory, and device memory
-        // through a kernel module.
+        // SAFETY: by this function's contract; core tolerates writes of peers to windows.
+        let by_address = || unsafe { Mr::new(pd, window.pointer, bytes, access) };
+        // Memory without a dmabuf, or with one that the device does not take, is registered by its address: host
+        // memory, and device memory through a kernel module.
         let registered = if window.handle != abi::TY_HANDLE_DMABUF || window.fd < 0 {
-            // SAFETY: by this function's contract; core tolerates writes of peers to windows.
-            unsafe { Mr::new(pd, window.pointer, bytes, access) }
+            by_address()
         } else {
             // SAFETY: as above; the descriptor is open.
-            unsafe {
+            let by_dmabuf = unsafe {
                 let fd = BorrowedFd::borrow_raw(window.fd);
                 let range = DmabufRange { fd, offset: window.fd_offset, bytes };
                 Mr::of_dmabuf(pd, &range, window.pointer, access)
-            }
+            };
+            by_dmabuf.or_else(|refused| by_address().map_err(|_| refused))
         };
         let mr = registered.map_err(|e| {
             let error = refused(e, window.bytes).with_context("window", window.id);

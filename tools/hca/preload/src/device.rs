@@ -11,6 +11,7 @@ use std::{env, fs};
 use tokenyard_hca::{Config, Event, FaultPlan, Hca, HostMemory, Order, Profile};
 use tokenyard_sys_mlx5::doorbell::PAGE;
 
+use crate::gpu::ProcessMemory;
 use crate::link::Wires;
 use crate::{real, sysfs};
 
@@ -18,7 +19,7 @@ use crate::{real, sysfs};
 const FAULTS: &str = "TOKENYARD_HCA_FAULTS";
 /// `in-order`, which is the default, or `adaptive`.
 const ORDER: &str = "TOKENYARD_HCA_ORDER";
-/// A feature that the device does not have: `devx`.
+/// Features that device and driver do not have, with commas between them: `devx`, `registers`, `dmabuf`, `peermem`.
 const LACKS: &str = "TOKENYARD_HCA_LACKS";
 /// After this many turns without work, the thread naps.
 const IDLE_TURNS: u32 = 20;
@@ -210,7 +211,7 @@ impl Device {
             OwnedFd::from_raw_fd(fd)
         };
         Ok(Self {
-            hca: Hca::new(config, memory),
+            hca: Hca::new(config, ProcessMemory(memory)),
             lid,
             wires,
             began: Instant::now(),
@@ -339,9 +340,9 @@ fn faults() -> Result<FaultPlan, String> {
     FaultPlan::parse(&text).map_err(|e| format!("{FAULTS}: {e}"))
 }
 
-/// Whether the device takes no commands of programs.
-pub(crate) fn lacks_devx() -> bool {
-    env::var_os(LACKS).is_some_and(|lacks| lacks == "devx")
+/// Whether a feature is missing.
+pub(crate) fn lacks(feature: &str) -> bool {
+    env::var(LACKS).is_ok_and(|lacks| lacks.split(',').any(|missing| missing == feature))
 }
 
 fn order() -> Result<Order, String> {

@@ -4,14 +4,20 @@
 
 use std::ffi::c_int;
 
+use tokenyard_hca::{Access, Region};
 use tokenyard_sys_mlx5::mailbox::{OPCODE, STATUS};
 
 use crate::bytes::Input;
 use crate::device::{Device, Object};
+use crate::write::by_address;
+use crate::{gpu, hooks};
 
 const HEADER: usize = 24;
 const ATTRIBUTE: usize = 16;
 
+/// `UVERBS_OBJECT_MR` and `UVERBS_METHOD_REG_DMABUF_MR`: their attributes begin at 0.
+const OBJECT_MR: u16 = 7;
+const REG_DMABUF_MR: u16 = 4;
 const OBJECT_DEVX: u16 = 0x1000;
 const OBJECT_DEVX_OBJ: u16 = 0x1001;
 const OBJECT_DEVX_UMEM: u16 = 0x1002;
@@ -23,6 +29,7 @@ const SECOND: u16 = 0x1001;
 const THIRD: u16 = 0x1002;
 const FOURTH: u16 = 0x1003;
 const FIFTH: u16 = 0x1004;
+const SEVENTH: u16 = 0x1006;
 
 /// A request: its attributes, in the memory of the library.
 struct Request {
@@ -115,7 +122,12 @@ pub(crate) unsafe fn answer(device: &mut Device, header: *mut u8) -> Result<(), 
             other => put_back(device, request.handle(FIRST)?, other),
         },
         (OBJECT_DEVX_UMEM, FIRST) => {
-            let (address, bytes) = (request.number(SECOND)?, request.number(THIRD)?);
+            let (mut address, bytes) = (request.number(SECOND)?, request.number(THIRD)?);
+            if request.attribute(SEVENTH).is_ok() {
+                address = by_dmabuf(&request, SEVENTH, [address, bytes])?;
+            } else {
+                by_address(address, bytes)?;
+            }
             let id = device.hca.register_umem(address, bytes);
             let handle = device.add(Object::Umem(id));
             request.set_handle(FIRST, handle)?;
@@ -128,11 +140,38 @@ pub(crate) unsafe fn answer(device: &mut Device, header: *mut u8) -> Result<(), 
             }
             other => put_back(device, request.handle(FIRST)?, other),
         },
+        (OBJECT_MR, REG_DMABUF_MR) => register_dmabuf(device, &request),
         (OBJECT_DEVX, THIRD) => request.output(SECOND, &5_u32.to_ne_bytes()),
         (OBJECT_DEVX, FIRST) => command(device, &request, FIRST, SECOND).map(drop),
         (OBJECT_DEVX_OBJ, method) => devx_object(device, &request, method),
         _ => Err(libc::EPROTONOSUPPORT),
     }
+}
+
+/// The address of the range of a dmabuf, which is memory of a GPU: its offset and its length.
+fn by_dmabuf(request: &Request, fd: u16, [offset, bytes]: [u64; 2]) -> Result<u64, c_int> {
+    let (address, room) = hooks::behind(request.data(fd)? as c_int).ok_or(libc::EINVAL)?;
+    let inside = offset.checked_add(bytes).is_some_and(|end| end <= room);
+    let address = address + offset;
+    if inside && gpu::prepare(address, bytes) { Ok(address) } else { Err(libc::EINVAL) }
+}
+
+/// Attributes: handle, domain, offset, length, address, descriptor, rights, and the two keys.
+fn register_dmabuf(device: &mut Device, request: &Request) -> Result<(), c_int> {
+    let pd = match device.objects.get(&request.handle(1)?) {
+        Some(Object::Pd(pd)) => *pd,
+        _ => return Err(libc::EINVAL),
+    };
+    let [offset, bytes, address] = [2, 3, 4].map(|id| request.number(id));
+    let (offset, bytes, address) = (offset?, bytes?, address?);
+    let memory = by_dmabuf(request, 5, [offset, bytes])?;
+    let access = Access(Input(&request.input(6)?).u32(0) & Access::ALL.0);
+    let region = Region { pd, address, bytes, memory, access };
+    let key = device.hca.register(region).map_err(|_| libc::EINVAL)?;
+    let handle = device.add(Object::Region(key));
+    request.set_handle(0, handle)?;
+    request.output(7, &key.to_ne_bytes())?;
+    request.output(8, &key.to_ne_bytes())
 }
 
 fn devx_object(device: &mut Device, request: &Request, method: u16) -> Result<(), c_int> {

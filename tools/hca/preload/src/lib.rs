@@ -8,6 +8,8 @@
 
 mod bytes;
 mod device;
+mod gpu;
+mod hooks;
 mod ioctl;
 mod link;
 mod real;
@@ -160,8 +162,12 @@ pub unsafe extern "C" fn mmap(
         return unsafe { real::mmap()(at, bytes, rights, flags, fd, offset) };
     }
     match with(|device| device.page_file(offset)) {
-        // SAFETY: a new mapping of a file that is as long.
-        Ok(file) => unsafe { real::mmap()(at, bytes, rights, flags, file, 0) },
+        Ok(file) => {
+            // SAFETY: a new mapping of a file that is as long.
+            let mapped = unsafe { real::mmap()(at, bytes, rights, flags, file, 0) };
+            hooks::note_page(mapped);
+            mapped
+        }
         Err(errno) => {
             fail(errno);
             libc::MAP_FAILED

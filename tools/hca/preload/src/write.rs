@@ -8,7 +8,8 @@ use tokenyard_hca::{
 };
 
 use crate::bytes::{Input, Output};
-use crate::device::{Device, Object, Qp, lacks_devx};
+use crate::device::{Device, Object, Qp, lacks};
+use crate::gpu;
 
 const GET_CONTEXT: u8 = 0;
 const QUERY_DEVICE: u8 = 1;
@@ -103,7 +104,7 @@ fn sizes(command: u8, extended: bool) -> (usize, usize) {
 fn execute(device: &mut Device, command: u8, call: &mut Command<'_>) -> Result<(), c_int> {
     match command {
         // As the kernel answers where firmware has no such contexts.
-        GET_CONTEXT if call.driver.u32(8) & WITH_DEVX != 0 && lacks_devx() => {
+        GET_CONTEXT if call.driver.u32(8) & WITH_DEVX != 0 && lacks("devx") => {
             return Err(libc::EINVAL);
         }
         GET_CONTEXT => get_context(device, call),
@@ -221,6 +222,7 @@ fn register(device: &mut Device, call: &mut Command<'_>) -> Result<(), c_int> {
     let pd = pd(device, input.u32(32))?;
     let access = Access(input.u32(36) & Access::ALL.0);
     let (memory, bytes, address) = (input.u64(8), input.u64(16), input.u64(24));
+    by_address(memory, bytes)?;
     let region = Region { pd, address, bytes, memory, access };
     let key = device.hca.register(region).map_err(|_| libc::EINVAL)?;
     let handle = device.add(Object::Region(key));
@@ -228,6 +230,11 @@ fn register(device: &mut Device, call: &mut Command<'_>) -> Result<(), c_int> {
         call.output.u32(at, value);
     }
     Ok(())
+}
+
+/// Prepares for accesses to memory that is given by its address. The kernel reaches a GPU's only with a module.
+pub(crate) fn by_address(memory: u64, bytes: u64) -> Result<(), c_int> {
+    if gpu::prepare(memory, bytes) && lacks("peermem") { Err(libc::EFAULT) } else { Ok(()) }
 }
 
 /// The entries of a queue with room for more than `asked`; at most `most`.

@@ -29,6 +29,7 @@ fn main() {
     let trials = [
         ("requests_of_libmlx5_and_of_rust_are_the_same_64_bytes", golden as fn(&World)),
         ("two_processes_write_add_and_send_over_libibverbs", ping),
+        ("memory_of_a_gpu_is_reached_by_address_and_by_dmabuf_unless_that_is_missing", gpu_memory),
         ("queues_of_our_own_run_over_devx", |world| {
             let printed = world.guest("devx");
             assert!(printed.contains("standin0: 1000 puts, total 1000"), "{printed}");
@@ -119,11 +120,15 @@ impl World {
     }
 
     fn compile(&self, source: &str) -> PathBuf {
-        let binary = self.path("program");
+        self.build("program", source, &["-libverbs", "-lmlx5"])
+    }
+
+    fn build(&self, binary: &str, source: &str, options: &[&str]) -> PathBuf {
+        let binary = self.path(binary);
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
         let mut gcc = Command::new("gcc");
         gcc.args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"]).arg(&binary).arg(source);
-        let compiled = gcc.args(["-libverbs", "-lmlx5"]).output().expect("apt-get install gcc");
+        let compiled = gcc.args(options).output().expect("apt-get install gcc");
         let printed = String::from_utf8_lossy(&compiled.stderr);
         assert!(
             compiled.status.success(),
@@ -218,6 +223,21 @@ fn golden(world: &World) {
         compared += 1;
     }
     assert_eq!(compared, 200);
+}
+
+/// NVIDIA's driver is one of the tests, whose memory only its own copies reach.
+fn gpu_memory(world: &World) {
+    let driver = world.build("libcuda.so.1", "fake_cuda.c", &["-shared", "-fPIC"]);
+    std::os::unix::fs::symlink(driver, world.path("libcuda.so")).unwrap();
+    let program = world.compile("gpu_memory.c");
+    let run = |command: &mut Command| {
+        success(&world.run(command.env("LD_LIBRARY_PATH", world.folder.path())))
+    };
+    let printed = run(&mut world.command(&program));
+    assert!(printed.contains("standin0: memory of a GPU"), "{printed}");
+    let mut without = world.command(&program);
+    without.arg("lacks").env("TOKENYARD_HCA_LACKS", "peermem,dmabuf,registers");
+    assert!(run(&mut without).contains("refused: "));
 }
 
 fn ping(world: &World) {

@@ -230,6 +230,9 @@ impl Driver for HostDriver {
     unsafe fn module_function(&self, _: RawModule, _: &CStr) -> Result<RawFunction> {
         refused("module_function")
     }
+    unsafe fn module_word(&self, _: RawModule, _: &CStr) -> Result<u64> {
+        refused("module_word")
+    }
     unsafe fn function_allow_shared(&self, _: RawFunction, _: u32) -> Result<()> {
         refused("function_allow_shared")
     }
