@@ -6,6 +6,7 @@ use tokenyard_core::{ErrorKind, Result};
 use super::args::{Common, ENTER, HEAD, THREADS};
 use super::engine::Engine;
 use super::outcome::{Called, Refusal};
+use super::step::Step;
 use crate::driver::Launch;
 
 impl Engine {
@@ -41,17 +42,19 @@ impl Engine {
     /// An operation without rows: this rank states what it knows, and learns what the others know.
     ///
     /// # Errors
-    /// The first refusal.
+    /// The first refusal, unless the host waits for it later.
     pub(super) fn agree(
         &mut self,
         operation: u64,
         signature: Signature,
         refusal: Option<&Refusal>,
+        step: &Step,
     ) -> Result<()> {
         let mut common = match refusal {
             Some(refusal) => self.refused(operation, refusal, false),
             None => self.common(operation, ENTER, &[], false),
         };
+        step.follow(&mut common);
         self.routing.latest = operation;
         let called = self.sign(operation, &mut common, signature);
         let shared = 4 * HEAD * self.exchange.shape.ranks;
@@ -59,7 +62,10 @@ impl Engine {
         let slot = self.routing.slot(operation);
         // SAFETY: the kernel's type; it names memory of the engine only.
         let sent = unsafe { self.launch(&self.launcher.kernels.agree, launch, &common, slot) };
-        let heard = sent.and_then(|()| self.wait_outcome(operation, &called));
-        self.abort_on_fatal(heard).map(drop)
+        let heard = match step.deferred {
+            true => sent,
+            false => sent.and_then(|()| self.wait_outcome(operation, &called).map(drop)),
+        };
+        self.abort_on_fatal(heard)
     }
 }

@@ -127,6 +127,7 @@ struct Operation {
   u32 tokens;  // T
   u32 origin;  // epoch of the dispatch that made the handle
   u64 rows;    // N of that dispatch; only a combine asks
+  u32 verdict; // how this rank enters
 };
 
 // The operation of this block's kernel: one thread writes it, and a barrier follows.
@@ -158,6 +159,11 @@ struct Common {
   Outcome* outcome;
   Trace* trace;
   Cell* cell;
+  // Among several domains: the exchange before this one in its operation, whose outcome no host has seen yet. This
+  // rank enters with its refusal, if there is one. Null where there is no such exchange.
+  const Cell* former;
+  const Outcome* former_outcome;
+  const u64* former_stopped;  // `State::stopped` of that exchange
   u64 cap_ns;
   u64 signature;        // equal on all ranks; the low byte even where one refuses
   u32 rank, ranks, experts, topk;
@@ -184,6 +190,10 @@ struct Common {
   __device__ u32 slot() const { return operation().slot; }
   __device__ u32 tokens() const { return operation().tokens; }
   __device__ u32 origin() const { return operation().origin; }
+  // How this rank enters, once its operation is known: as its host says, or with the refusal of the former exchange.
+  __device__ bool enters() const { return operation().verdict == kEnter; }
+  __device__ bool passes_on() const { return verdict == kEnter && !enters(); }
+  __device__ u32 objector_now() const { return passes_on() ? former_outcome->objector : objector; }
   // Offset of the slot's entry records in the control window.
   __device__ u64 entries() const { return 8 * (u64)slot() * ranks * entry_words; }
 

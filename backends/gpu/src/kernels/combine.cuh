@@ -158,9 +158,10 @@ __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, con
   if (threadIdx.x == blockDim.x - kWave) leave_turn(a.c);
   if (blockIdx.x + threadIdx.x == 0) begin(a);
   if (blockIdx.x == 0) {
-    u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
+    u32 verdict = operation().verdict;
+    u32 place = verdict == kEnter ? (u32)(a.x / 16) : a.c.objector_now();
     bool pushes = kMayPush && a.own;
-    u32 head[kHead] = {a.c.verdict | gridDim.x << 8 | (pushes ? kPushes : 0),
+    u32 head[kHead] = {verdict | gridDim.x << 8 | (pushes ? kPushes : 0),
                        (u32)a.c.signature,
                        a.c.origin(),
                        place,
@@ -172,7 +173,7 @@ __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, con
     fence_system();
     // As many words as a dispatch, so that ranks that run a dispatch see the mismatch and do not
     // wait.
-    post_entry(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
+    post_entry(a.c, up, kHead + a.c.ranks * a.c.groups(), verdict, nullptr, guard,
           [&](u32, u32 w) { return w < kHead ? head[w] : 0; },
           // A read of host memory takes longer than all else before records leave.
           [&] { return !sync_block_or(given_up != 0); });
@@ -184,7 +185,7 @@ __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, con
   if (threadIdx.x < kWave) {
     Decision found = decide(a.c, t.heard, kHead);
     // A rank that refuses may have no routing.
-    Decision rows = a.c.verdict == kEnter ? check_owners(a, t.heard) : found;
+    Decision rows = a.c.enters() ? check_owners(a, t.heard) : found;
     if (threadIdx.x == 0) decision = found.code == kGo ? rows : found;
   }
   sync_block();

@@ -15,6 +15,7 @@ use super::outcome::Refusal;
 use super::path::Transfer;
 use super::push::{Push, Work, merged_unit_shift, unit_shift};
 use super::sizes::landing_bytes;
+use super::step::Step;
 use crate::driver::Launch;
 
 /// Arena offsets of rows and of their weights, for peers to read.
@@ -71,9 +72,13 @@ pub(super) fn arguments(
 impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
-    pub(super) unsafe fn combine_send(&mut self, call: &CombineCall<'_>) -> Result<()> {
+    pub(super) unsafe fn combine_send(
+        &mut self,
+        call: &CombineCall<'_>,
+        step: &Step,
+    ) -> Result<()> {
         self.check()?;
-        let mode = self.mode(call.order)?;
+        let mode = Mode { deferred: step.deferred, ..self.mode(call.order)? };
         let _relaxed = mode.relax(self.order.context())?;
         if mode.no_host_sync {
             self.watch_no_host_sync()?;
@@ -106,7 +111,7 @@ impl Engine {
             Err(error) => return self.abort_on_fatal(Err(error)),
         };
         // SAFETY: by this function's contract.
-        let sent = unsafe { self.sum_rows(call, &mode, &staged) };
+        let sent = unsafe { self.sum_rows(call, &mode, &staged, step) };
         if let Err(error) = self.abort_on_fatal(sent) {
             self.order.order_refused(self.routing.slot(call.operation), &mode);
             self.places.release(&staged.region);
@@ -290,7 +295,7 @@ impl Engine {
         unsafe { self.launch(&self.launcher.kernels.merge[kernel], size, &arguments, slot) }
     }
 
-    /// Launches the kernel, and waits until it reports how the operation continues.
+    /// Launches the kernel, and waits until it reports how the operation continues, unless the host does so later.
     ///
     /// # Safety
     /// As [`combine_send`](Self::combine_send).
@@ -299,9 +304,11 @@ impl Engine {
         call: &CombineCall<'_>,
         mode: &Mode,
         staged: &Staged,
+        step: &Step,
     ) -> Result<()> {
         let state = &self.routing.handles[call.handle as usize];
         let mut common = self.common(call.operation, ENTER, &[], mode.no_host_sync);
+        step.follow(&mut common);
         let called = self.sign(call.operation, &mut common, call.signature);
         let (_, element) = summable(call.x.dtype);
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
@@ -347,7 +354,7 @@ impl Engine {
                 None => self.launch_combine(call, &arguments, &combine_tiling)?,
             }
         }
-        if !mode.no_host_sync {
+        if mode.waits() {
             self.wait_outcome(call.operation, &called)?;
         }
         if self.exchange.path.puts() {
@@ -406,13 +413,17 @@ impl Engine {
         unsafe { self.launch(kernel, size, arguments, slot) }
     }
 
-    pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        self.check()?;
-        let of = |op: &Operation| match op {
+    /// Removes the combine with this number from those that were sent.
+    pub(super) fn take_combine(&mut self, operation: u64) -> Option<CombineOp> {
+        self.routing.take(operation, |op| match op {
             Operation::Combine(op) if op.operation == operation => Some(*op),
             _ => None,
-        };
-        let Some(op) = self.routing.take(operation, of) else {
+        })
+    }
+
+    pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        self.check()?;
+        let Some(op) = self.take_combine(operation) else {
             return Err(Error::new(
                 ErrorKind::Internal,
                 "receive combine",

@@ -11,21 +11,26 @@ use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, Spre
 use super::engine::Engine;
 use super::handle::Output;
 use super::launch::Roles;
-use super::mode::CAPTURED;
+use super::mode::{CAPTURED, Mode};
 use super::operation::{DispatchOp, Operation};
-use super::outcome::Refusal;
+use super::outcome::{Called, Refusal};
 use super::received::describe;
 use super::sizes::{DispatchTiling, staged_bytes};
+use super::step::Step;
 use super::wanted::Wanted;
 use crate::driver::Launch;
 
-/// The data that a forwarder hands on inside a domain: device addresses.
+/// A dispatch whose kernel was launched.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Grouped {
-    /// i32 `source rank * M + source token` of each token.
-    pub(super) sources: u64,
-    /// i32, tokens of each group.
-    pub(super) counts: u64,
+pub(super) struct Launched {
+    operation: u64,
+    handle: u32,
+    wanted: Wanted,
+    region: Option<Region>,
+    staging: Option<Region>,
+    called: Called,
+    /// The rows that arrive, as far as they are known before the outcome.
+    known: RegionRows,
 }
 
 /// The arguments of a dispatch without rows.
@@ -91,10 +96,27 @@ impl Engine {
     pub(super) unsafe fn dispatch_send(
         &mut self,
         call: &DispatchCall<'_>,
-        grouped: Option<Grouped>,
+        step: &Step,
     ) -> Result<()> {
+        // SAFETY: by this function's contract.
+        let launched = unsafe { self.dispatch_launch(call, step)? };
+        self.dispatch_settle(launched)
+    }
+
+    /// The first part of [`dispatch_send`](Self::dispatch_send): its kernel is launched.
+    ///
+    /// # Errors
+    /// A refusal of this rank, once all ranks have received it.
+    ///
+    /// # Safety
+    /// As `dispatch_send`.
+    pub(super) unsafe fn dispatch_launch(
+        &mut self,
+        call: &DispatchCall<'_>,
+        step: &Step,
+    ) -> Result<Launched> {
         self.check()?;
-        let mode = self.mode(call.order)?;
+        let mode = Mode { deferred: step.deferred, ..self.mode(call.order)? };
         let _relaxed = mode.relax(self.order.context())?;
         if mode.no_host_sync {
             self.watch_no_host_sync()?;
@@ -108,7 +130,7 @@ impl Engine {
                 Ok(wanted) => match self.too_long_to_send(&wanted) {
                     Some(why) => why,
                     // SAFETY: by this function's contract.
-                    None => return unsafe { self.send_rows(call, grouped, &wanted) },
+                    None => return unsafe { self.send_rows(call, step, &wanted) },
                 },
                 Err(why) => why.detail(),
             },
@@ -124,11 +146,7 @@ impl Engine {
 
     /// Enters without rows, so that all ranks learn the reason: no caller may wait for this
     /// operation.
-    pub(super) fn refuse_dispatch(
-        &mut self,
-        call: &DispatchCall<'_>,
-        refusal: &Refusal,
-    ) -> Result<()> {
+    fn refuse_dispatch<T>(&mut self, call: &DispatchCall<'_>, refusal: &Refusal) -> Result<T> {
         let mode = self.mode(call.order)?;
         if mode.is_recorded() {
             return Err(self.refuse_recorded(&mode, refusal));
@@ -162,9 +180,9 @@ impl Engine {
     unsafe fn send_rows(
         &mut self,
         call: &DispatchCall<'_>,
-        grouped: Option<Grouped>,
+        step: &Step,
         wanted: &Wanted,
-    ) -> Result<()> {
+    ) -> Result<Launched> {
         let entered = self.enter(call.operation, &wanted.mode);
         self.abort_on_fatal(entered)?;
         let renewed = match wanted.replay {
@@ -176,7 +194,7 @@ impl Engine {
         let room = self
             .stage_dispatch(call, wanted)
             .and_then(|staging| self.make_room(call, wanted, staging).map(|r| [r, staging]));
-        let [region, staging] = match room {
+        let room = match room {
             Ok(room) => room,
             Err(error) => {
                 let refusal = self.objection(ErrorKind::Full, error.detail());
@@ -187,15 +205,34 @@ impl Engine {
             }
         };
         // SAFETY: by this function's contract.
-        let counted =
-            unsafe { self.post_entry_with_rows(call, grouped, wanted, [region, staging]) };
+        let launched = unsafe { self.launch_rows(call, step, wanted, room) };
+        match self.abort_on_fatal(launched) {
+            Ok(launched) => Ok(launched),
+            Err(error) => {
+                self.order.order_refused(self.routing.slot(call.operation), &wanted.mode);
+                self.places.release(room.iter().flatten());
+                Err(error)
+            }
+        }
+    }
+
+    /// The second part of [`dispatch_send`](Self::dispatch_send): waits until the kernel reports how the operation
+    /// continues, unless no caller waits for that, or the host does so later.
+    pub(super) fn dispatch_settle(&mut self, launched: Launched) -> Result<()> {
+        let Launched { operation, handle, wanted, region, staging, called, known } = launched;
+        let counted = match wanted.mode.waits() {
+            true => self
+                .wait_outcome(operation, &called)
+                .map(|Outcome { tokens, rows, .. }| RegionRows { tokens, experts: rows }),
+            false => Ok(known),
+        };
         let (counted, region) = match (self.abort_on_fatal(counted), region) {
             (Ok(counted), Some(region)) => (counted, region),
             (Ok(_), None) => {
                 return Err(Error::new(ErrorKind::Internal, "dispatch", "rows go nowhere"));
             }
             (Err(error), region) => {
-                self.order.order_refused(self.routing.slot(call.operation), &wanted.mode);
+                self.order.order_refused(self.routing.slot(operation), &wanted.mode);
                 self.places.release(region.iter().chain(&staging));
                 return Err(error);
             }
@@ -208,7 +245,7 @@ impl Engine {
             Output { region: region.id, address: self.places.address(&region), layout, rows };
         let received = counted.tokens;
         self.order.regions.give(region.id, wanted.mode.stream);
-        let state = self.routing.handle(call.handle);
+        let state = self.routing.handle(handle);
         if !wanted.replay {
             state.note_output(&output, received, &wanted.spec);
             state.is_open = wanted.mode.no_host_sync;
@@ -216,18 +253,18 @@ impl Engine {
         }
         let is_open = state.is_open;
         let op = DispatchOp {
-            operation: call.operation,
+            operation,
             format: wanted.format,
             output,
             arrangement,
             mode: wanted.mode,
-            handle: call.handle,
+            handle,
             worst: wanted.worst,
             received,
             is_open,
             staging,
         };
-        self.routing.begin(call.operation, Operation::Dispatch(op));
+        self.routing.begin(operation, Operation::Dispatch(op));
         Ok(())
     }
 
@@ -249,7 +286,7 @@ impl Engine {
     }
 
     /// Memory for the rows that arrive. The kernel detects a full arena, because it knows the needed
-    /// size; if no caller waits for the operation, this function detects it beforehand.
+    /// size; if the call does not wait for the outcome, this function detects it beforehand.
     fn make_room(
         &mut self,
         call: &DispatchCall<'_>,
@@ -257,7 +294,7 @@ impl Engine {
         staging: Option<Region>,
     ) -> Result<Option<Region>> {
         let holder = Holder::Dispatch(call.operation);
-        if !wanted.mode.no_host_sync && !self.stages(wanted.spec.layout) {
+        if wanted.mode.waits() && !self.stages(wanted.spec.layout) {
             return Ok(self.places.arena.reserve(wanted.room.bytes, holder).ok());
         }
         let rows = wanted.rows(self.routing.handles[call.handle as usize].exact);
@@ -269,24 +306,25 @@ impl Engine {
         region.map(Some)
     }
 
-    /// Launches the kernel, and waits until it reports how the operation continues; then reports N and
-    /// X. Where no caller waits, reports what is known of them.
+    /// Launches the kernel. `[region, staging]`: memory for the rows that arrive, and for the sources of puts.
     ///
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
-    unsafe fn post_entry_with_rows(
+    unsafe fn launch_rows(
         &mut self,
         call: &DispatchCall<'_>,
-        grouped: Option<Grouped>,
+        step: &Step,
         wanted: &Wanted,
-        [region, staging]: [Option<Region>; 2],
-    ) -> Result<RegionRows> {
-        let (region, capacity) = region.map_or((0, 0), |r| (r.offset, r.bytes));
+        room: [Option<Region>; 2],
+    ) -> Result<Launched> {
+        let [region, staging] = room;
+        let (place, capacity) = region.map_or((0, 0), |r| (r.offset, r.bytes));
         // The holders of the arena, in case it turns out to be too full.
         let scarce = capacity < wanted.room.bytes;
         let holders = if scarce { self.places.arena.holders() } else { String::new() };
         let no_host_sync = wanted.mode.no_host_sync;
         let mut common = self.common(call.operation, ENTER, holders.as_bytes(), no_host_sync);
+        step.follow(&mut common);
         let state = self.routing.handle(call.handle);
         if !wanted.replay {
             state.count(call.topk_idx.shape[0] as u32);
@@ -300,7 +338,7 @@ impl Engine {
             false => wanted.most,
         };
         let called = self.sign(call.operation, &mut common, call.signature);
-        if let Some(grouped) = grouped.filter(|_| !wanted.replay) {
+        if let Some(grouped) = step.grouped.filter(|_| !wanted.replay) {
             self.group(self.routing.slot(call.operation), &routing, grouped.counts)?;
         }
         let format = &wanted.format;
@@ -320,7 +358,7 @@ impl Engine {
             scales: call.scales.data as u64,
             weights: call.topk_weights.data as u64,
             scale_stride: call.scales.stride,
-            region,
+            region: place,
             capacity,
             row_bytes: format.row.x_bytes.into(),
             scale_words: format.scale_cols as u32,
@@ -335,7 +373,7 @@ impl Engine {
             dtype: call.x.dtype,
             hidden: self.exchange.shape.hidden,
             source_first: self.exchange.world_rank() * self.exchange.shape.max_tokens,
-            sources: grouped.map_or(0, |grouped| grouped.sources),
+            sources: step.grouped.map_or(0, |grouped| grouped.sources),
             at_once: wanted.mode.at_once.into(),
             pushers: roles.pushers,
             part_rows: roles.part_rows(),
@@ -357,11 +395,8 @@ impl Engine {
                 }
             }
         }
-        if no_host_sync {
-            return Ok(known);
-        }
-        let Outcome { tokens, rows, .. } = self.wait_outcome(call.operation, &called)?;
-        Ok(RegionRows { tokens, experts: rows })
+        let (operation, handle, wanted) = (call.operation, call.handle, *wanted);
+        Ok(Launched { operation, handle, wanted, region, staging, called, known })
     }
 
     /// Inside one of several domains: finds the group of each token, before tokens are counted.

@@ -29,7 +29,7 @@ impl Engine {
         self.observer.check()?;
         let Some(outcome) = self.launcher.late_outcome() else { return Ok(()) };
         let called = self.called(numbered(outcome.epoch, self.routing.latest));
-        let refusal = Refusal::of(&outcome, &called, &self.exchange.shape);
+        let refusal = Refusal::of(&outcome, &called, &self.exchange.regions);
         self.abort_on_fatal(refusal.map_or(Ok(()), |refusal| Err(reported_late(&refusal.error()))))
     }
 
@@ -44,8 +44,15 @@ impl Engine {
         // Kernels enter no more operations once one has failed that no caller waited for.
         waited.map_err(|error| self.check().err().unwrap_or(error))?;
         let outcome = self.launcher.outcome(slot);
-        let refusal = Refusal::of(&outcome, ours, &self.exchange.shape);
+        // A routing may be another rank's, which a forwarder passes on: its experts are those of the world.
+        let refusal = Refusal::of(&outcome, ours, &self.exchange.regions);
         refusal.map_or(Ok(outcome), |refusal| Err(refusal.error()))
+    }
+
+    /// Waits for the outcome of an operation that another one was queued behind.
+    pub(super) fn outcome_of(&mut self, operation: u64) -> Result<Outcome> {
+        let called = self.called(operation);
+        self.wait_outcome(operation, &called)
     }
 
     /// Waits until all launched work of an operation has ended well.

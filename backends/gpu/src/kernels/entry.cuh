@@ -14,11 +14,13 @@ namespace ty {
 // is needed.
 struct LaunchState {
   u64 turn = 0, stopped = 0, made = 0, rows = 0;
+  u32 verdict = kEnter;
 
-  __device__ LaunchState(const Common& c, const Note* note) {
+  __device__ LaunchState(const Common& c, const Note* note) : verdict(c.verdict) {
     if (threadIdx.x != 0) return;
     turn = load_relaxed(&c.state->turn);
     stopped = load_relaxed(&c.state->stopped);
+    if (c.former) follow(c);
     if (!note) return;
     made = load_relaxed(&note->made);
     rows = load_relaxed(&note->rows);
@@ -27,9 +29,20 @@ struct LaunchState {
   __device__ void publish(bool makes, u32 tokens) const {
     if (threadIdx.x != 0) return;
     u32 epoch = stopped ? 0 : (u32)turn;
-    operation() = {epoch, (u32)(turn >> 32), tokens, makes ? epoch : (u32)made, rows};
+    operation() = {epoch, (u32)(turn >> 32), tokens, makes ? epoch : (u32)made, rows, verdict};
   }
   __device__ void publish() const { publish(false, (u32)(made >> 32)); }
+
+ private:
+  // Takes over the outcome of the former exchange. Where that has failed in another way than by a refusal, ranks are out
+  // of step: this operation is not entered.
+  __device__ TY_COLD void follow(const Common& c) {
+    u32 code = c.former->code;
+    if (load_relaxed(c.former_stopped) != 0 || (code != kGo && code != kRefused))
+      stopped = 1;
+    else if (code == kRefused)
+      verdict = c.former_outcome->verdict;
+  }
 };
 
 // Passes the turn to the next operation, once all blocks have read this one's. One thread.
@@ -80,8 +93,16 @@ __device__ u64* entry_word(const Common& c, const Up& up, u32 peer, u32 source, 
   return reinterpret_cast<u64*>(reach(c, up, kControl, peer, offset));
 }
 
+// Word `word` of a text that this rank passes on, as `poll_text` has stored it.
+__device__ TY_COLD u32 passed_word(const Outcome& from, u32 word) {
+  const u32* words = reinterpret_cast<const u32*>(from.text);
+  if (from.verdict == kRefuseRoute) return word < 4 ? words[word] : 0;
+  return word == 0 ? from.text_bytes : words[word - 1];
+}
+
 // Word `word` of the text of a refusal.
 __device__ TY_COLD u32 text_word(const Common& c, u32 verdict, u32 word, const GivenId* topk_idx) {
+  if (c.passes_on()) return passed_word(*c.former_outcome, word);
   if (verdict != kRefuseRoute) {
     if (word == 0) return c.text_bytes;
     u32 value = 0;
@@ -281,13 +302,16 @@ __device__ void agree(const Common& c, const Up& up, u8* shared) {
   u32* heard = reinterpret_cast<u32*>(shared);
   LaunchState(c, nullptr).publish();
   sync_block();
+  // An exchange may follow before any host knows the outcome of this one.
+  if (threadIdx.x == 0) c.cell->code = 0;
   if (c.epoch() == 0) return;
   if (threadIdx.x == 0) pass_turn(c);
-  u32 head[kHead] = {c.verdict, (u32)c.signature, 0, c.objector,
-                     0,         0,                (u32)(c.signature >> 32), 0};
+  u32 verdict = operation().verdict;
+  u32 head[kHead] = {verdict, (u32)c.signature, 0, c.objector_now(),
+                     0,       0,                (u32)(c.signature >> 32), 0};
   // As many words as a dispatch, so that ranks that run a dispatch see the mismatch and do not
   // wait.
-  post_entry(c, up, kHead + c.ranks * c.groups(), c.verdict, nullptr, guard,
+  post_entry(c, up, kHead + c.ranks * c.groups(), verdict, nullptr, guard,
         [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
   if (!poll_entries(c, up, kHead, heard, guard)) return stop_all(c);
   if (threadIdx.x != 0) return;

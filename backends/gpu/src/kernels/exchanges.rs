@@ -2,7 +2,7 @@
 //!
 //! The host composes operations of both, see `tokenyard_core::host`. Here rows pass between them: what a dispatch
 //! received on the rail is dispatched inside, with the source domains as groups, and the sums of a
-//! combine inside are the rows of the combine on the rail.
+//! combine inside are the rows of the combine on the rail. The host waits for nothing between the two: see `step.rs`.
 
 use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
@@ -10,10 +10,10 @@ use tokenyard_core::host::NO_TENSOR;
 use tokenyard_core::moe::{Cast, DType, Holder, Layout, REGION_ALIGN};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::dispatch::Grouped;
 use super::engine::Engine;
 use super::loaded::summable;
 use super::outcome::Refusal;
+use super::step::{Grouped, Step, is_refusal};
 use crate::driver::RelaxedCapture;
 
 /// See the [module](self).
@@ -37,9 +37,9 @@ pub(super) struct Rail {
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::large_enum_variant, reason = "one per slot, and an operation allocates nothing")]
 enum Held {
-    /// Those that a dispatch received.
+    /// Those that a dispatch receives, with room for the most that may come.
     Received(abi::TyReceived),
-    /// The sums of a combine inside, and their weights.
+    /// The sums of a combine inside, and their weights. Until the combine on the rail, the host has not waited for it.
     Sums { region: u64, x: abi::TyTensor, weights: abi::TyTensor },
 }
 
@@ -85,7 +85,9 @@ impl Exchanges {
         // SAFETY: by this function's contract.
         let sent = unsafe {
             match (call.exchange, rail) {
-                (ExchangeKind::Owners, None) => return owners.dispatch_send(call, None),
+                (ExchangeKind::Owners, None) => {
+                    return owners.dispatch_send(call, &Step::default());
+                }
                 (ExchangeKind::Rail, None) => return internal("there is one domain"),
                 (ExchangeKind::Owners, Some(rail)) => {
                     let _relaxed = owners.relax(call.order)?;
@@ -120,7 +122,7 @@ impl Exchanges {
         // SAFETY: by this function's contract.
         let sent = unsafe {
             match (call.exchange, rail) {
-                (ExchangeKind::Owners, None) => return owners.combine_send(call),
+                (ExchangeKind::Owners, None) => return owners.combine_send(call, &Step::default()),
                 (ExchangeKind::Rail, None) => return internal("there is one domain"),
                 (ExchangeKind::Owners, Some(rail)) => {
                     let _relaxed = owners.relax(call.order)?;
@@ -128,7 +130,7 @@ impl Exchanges {
                 }
                 (ExchangeKind::Rail, Some(rail)) => {
                     let _relaxed = owners.relax(call.order)?;
-                    return_sums(rail, call)
+                    return_sums(owners, rail, call)
                 }
             }
         };
@@ -144,14 +146,16 @@ impl Exchanges {
 
     /// A round without rows.
     pub(super) fn agree(&mut self, call: &AgreeCall<'_>) -> Result<()> {
-        let (ExchangeKind::Rail, Some(rail)) = (call.exchange, &mut self.rail) else {
+        let Self { owners, rail } = self;
+        let (ExchangeKind::Rail, Some(rail)) = (call.exchange, rail) else {
             return internal("a round without rows is for the rail");
         };
         // The caller's stream may capture a graph, in which case the operation was refused.
         let _relaxed = RelaxedCapture::enter(rail.between.order.context())?;
         let number = Rail::number(call.operation) + u64::from(!call.is_combine);
         let refusal = call.refusal.as_ref().map(Refusal::passed_on);
-        let agreed = rail.between.agree(number, call.signature(), refusal.as_ref());
+        let agreed = follow_sums(owners, rail, call)
+            .and_then(|step| rail.between.agree(number, call.signature(), refusal.as_ref(), &step));
         self.abort_on_fatal(agreed)
     }
 
@@ -191,7 +195,8 @@ impl Exchanges {
     }
 }
 
-/// Between domains: rows go to their forwarders, in the order of tokens whatever the caller's layout.
+/// Between domains: rows go to their forwarders, in the order of tokens whatever the caller's layout. The exchange is
+/// queued, in regions for the most rows that may come, so that their number decides no place.
 ///
 /// # Safety
 /// As [`Exchanges::dispatch_send`].
@@ -199,25 +204,26 @@ unsafe fn cross(rail: &mut Rail, call: &DispatchCall<'_>) -> Result<()> {
     let operation = Rail::number(call.operation);
     let order = call.order.waiting();
     let crossing =
-        DispatchCall { operation, layout: Layout::Flat, worst_case: false, order, ..*call };
+        DispatchCall { operation, layout: Layout::Flat, worst_case: true, order, ..*call };
     // SAFETY: by this function's contract.
-    unsafe { rail.between.dispatch_send(&crossing, None)? };
-    let received = rail.between.dispatch_recv(operation)?;
+    unsafe { rail.between.dispatch_send(&crossing, &Step::DEFERRED)? };
+    let received = rail.between.dispatch_arrives(operation)?;
     *rail.slot(call.operation) = Some(Held::Received(received));
     Ok(())
 }
 
-/// Inside a domain: the dispatch of the rows that arrived over the rail.
+/// Inside a domain: the dispatch of the rows that arrive over the rail. Then the host waits for both.
 ///
 /// # Safety
 /// As [`Exchanges::dispatch_send`].
 unsafe fn forward(owners: &mut Engine, rail: &mut Rail, call: &DispatchCall<'_>) -> Result<()> {
     if call.refusal.is_some() {
         // SAFETY: by this function's contract.
-        return unsafe { owners.dispatch_send(call, None) };
+        return unsafe { owners.dispatch_send(call, &Step::default()) };
     }
+    let number = Rail::number(call.operation);
     let Some(Held::Received(received)) = *rail.slot(call.operation) else {
-        return internal("no rows came over the rail");
+        return internal("no rows come over the rail");
     };
     let grouped = Grouped {
         sources: received.source.data as u64,
@@ -229,24 +235,36 @@ unsafe fn forward(owners: &mut Engine, rail: &mut Rail, call: &DispatchCall<'_>)
         scales: received.scales,
         topk_idx: received.ids,
         topk_weights: received.weights,
+        // N of the rail is T here. Its high half is zero.
+        tokens: received.totals.data as *const u32,
         ..*call
     };
+    let step =
+        Step { former: rail.between.former(number), deferred: false, grouped: Some(grouped) };
+    owners.queue_behind(&rail.between, number)?;
     // SAFETY: the received rows are held until the operation is received.
-    let sent = unsafe { owners.dispatch_send(&forwarded, Some(grouped)) };
-    if sent.is_err() {
-        rail.release(call.operation);
+    let launched = unsafe { owners.dispatch_launch(&forwarded, &step) };
+    let came = unless_refused(rail.between.dispatch_concluded(number))?;
+    let sent = launched.and_then(|launched| owners.dispatch_settle(launched));
+    match (came, &sent) {
+        (Some(tokens), Ok(())) if !call.is_replay => {
+            owners.routing.handle(call.handle).tokens = tokens as u32;
+        }
+        (None, Ok(())) => return internal("ranks of a domain went on after a refusal on a rail"),
+        (_, Err(_)) => rail.release(call.operation),
+        _ => {}
     }
     sent
 }
 
-/// Inside a domain: the sums for the rows that this forwarder had forwarded.
+/// Inside a domain: the sums for the rows that this forwarder had forwarded. The exchange is queued.
 ///
 /// # Safety
 /// As [`Exchanges::combine_send`].
 unsafe fn sum_inside(owners: &mut Engine, rail: &mut Rail, call: &CombineCall<'_>) -> Result<()> {
     if call.refusal.is_some() {
         // SAFETY: by this function's contract.
-        return unsafe { owners.combine_send(call) };
+        return unsafe { owners.combine_send(call, &Step::default()) };
     }
     let (out, out_weights) = match make_room(rail, call) {
         Ok(Held::Sums { x, weights, .. }) => (x, weights),
@@ -261,25 +279,37 @@ unsafe fn sum_inside(owners: &mut Engine, rail: &mut Rail, call: &CombineCall<'_
     let (bias, missing) = ([NO_TENSOR; 2], NO_TENSOR);
     let inner = CombineCall { bias, out, out_weights, missing, ..*call };
     // SAFETY: by this function's contract; the sums are held until the operation is received.
-    let sent = unsafe { owners.combine_send(&inner) };
-    let summed = sent.and_then(|()| owners.combine_recv(call.operation));
+    let sent = unsafe { owners.combine_send(&inner, &Step::DEFERRED) };
+    let summed = sent.and_then(|()| owners.combine_ends(call.operation));
     if summed.is_err() {
         rail.release(call.operation);
     }
     summed
 }
 
-/// Between domains: the sums return to the sources of their rows.
+/// The place of the round between the two exchanges of a combine: behind the sums inside, if they are queued.
+fn follow_sums(owners: &Engine, rail: &mut Rail, call: &AgreeCall<'_>) -> Result<Step> {
+    let sums = matches!(rail.slot(call.operation), Some(Held::Sums { .. }));
+    if !call.is_combine || !sums || call.refusal.is_some() {
+        return Ok(Step::default());
+    }
+    rail.between.queue_behind(owners, call.operation)?;
+    Ok(Step { former: owners.former(call.operation), ..Step::DEFERRED })
+}
+
+/// Between domains: the sums return to the sources of their rows. Then the host waits for both exchanges, and for the
+/// round between them.
 ///
 /// # Safety
 /// As [`Exchanges::combine_send`].
-unsafe fn return_sums(rail: &mut Rail, call: &CombineCall<'_>) -> Result<()> {
+unsafe fn return_sums(owners: &mut Engine, rail: &mut Rail, call: &CombineCall<'_>) -> Result<()> {
     let (x, weights) = match *rail.slot(call.operation) {
         Some(Held::Sums { x, weights, .. }) => (x, weights),
         _ => (NO_TENSOR, NO_TENSOR),
     };
+    let round = Rail::number(call.operation);
     let outer = CombineCall {
-        operation: Rail::number(call.operation) + 1,
+        operation: round + 1,
         weighted: false,
         round_once: false,
         sum_weights: false,
@@ -288,12 +318,34 @@ unsafe fn return_sums(rail: &mut Rail, call: &CombineCall<'_>) -> Result<()> {
         weights,
         ..*call
     };
-    // SAFETY: by this function's contract; the sums are held until the operation is received.
-    let sent = unsafe { rail.between.combine_send(&outer) };
-    if sent.is_err() {
-        rail.release(call.operation);
+    if call.refusal.is_some() {
+        // SAFETY: by this function's contract.
+        return unsafe { rail.between.combine_send(&outer, &Step::default()) };
     }
-    sent
+    let step = Step { former: rail.between.former(round), ..Step::DEFERRED };
+    // SAFETY: by this function's contract; the sums are held until the operation is received.
+    let sent = unsafe { rail.between.combine_send(&outer, &step) };
+    let summed = unless_refused(owners.combine_concluded(call.operation))?;
+    let agreed = unless_refused(rail.between.round_agreed(round))?;
+    let returned = sent.and_then(|()| rail.between.combine_agreed(outer.operation));
+    if returned.is_err() {
+        rail.release(call.operation);
+    } else if summed.is_none() || agreed.is_none() {
+        return internal("ranks of a rail went on after a refusal");
+    }
+    returned
+}
+
+/// The result of an exchange, unless it was refused: the next one has passed that on.
+///
+/// # Errors
+/// One that is no refusal.
+fn unless_refused<T>(ended: Result<T>) -> Result<Option<T>> {
+    match ended {
+        Ok(result) => Ok(Some(result)),
+        Err(error) if is_refusal(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Memory for the sums of the rows that this forwarder had forwarded, and for the rows that return to

@@ -47,6 +47,7 @@ mod routing;
 mod sizes;
 mod staged;
 mod staging;
+mod step;
 mod waits;
 mod wanted;
 mod window;

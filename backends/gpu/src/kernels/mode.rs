@@ -18,6 +18,8 @@ pub(super) struct Mode {
     /// queued on the caller's stream itself, which saves the time that streams take to wait for
     /// each other.
     pub(super) at_once: bool,
+    /// Another exchange of the operation is queued behind this one before the host waits for its outcome.
+    pub(super) deferred: bool,
 }
 
 impl Mode {
@@ -25,12 +27,23 @@ impl Mode {
     pub(super) fn of(order: CallOrder, context: &Context) -> Result<Self> {
         let stream = order.stream.map(RawStream::of);
         let captured = stream.map_or(Ok(false), |stream| stream.is_captured(context))?;
-        Ok(Self { stream, no_host_sync: order.no_sync, captured, at_once: order.at_once })
+        Ok(Self {
+            stream,
+            no_host_sync: order.no_sync,
+            captured,
+            at_once: order.at_once,
+            deferred: false,
+        })
     }
 
     /// While the result lives, the driver answers queries about streams that capture no graph.
     pub(super) fn relax(&self, context: &Context) -> Result<Option<RelaxedCapture>> {
         self.captured.then(|| RelaxedCapture::enter(context)).transpose()
+    }
+
+    /// Whether the call that sends waits for the outcome.
+    pub(super) fn waits(&self) -> bool {
+        !self.no_host_sync && !self.deferred
     }
 
     /// Whether the call is recorded, and does not run.

@@ -46,17 +46,18 @@ __device__ inline u64 weight_bytes(const CombineArgs& a) {
 
 template <class Up>
 __device__ void post_returning_entry(const CombineArgs& a, const Up& up, Guard& guard) {
-  u32 place = a.c.verdict == kEnter ? (u32)(a.landing / 16) : a.c.objector;
-  u32 head[kHead] = {a.c.verdict,       (u32)a.c.signature,
+  u32 verdict = operation().verdict;
+  u32 place = verdict == kEnter ? (u32)(a.landing / 16) : a.c.objector_now();
+  u32 head[kHead] = {verdict,           (u32)a.c.signature,
                      a.c.origin(),      place,
                      (u32)(a.landing_weights / 16), (u32)operation().rows,
                      (u32)(a.c.signature >> 32),    0};
   // At least as many words as a dispatch, so that ranks that run a dispatch see the mismatch and do
   // not wait.
   u32 groups = a.c.groups(), words = kHead + max(a.c.ranks * groups, groups + 1);
-  post_entry(a.c, up, words, a.c.verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
+  post_entry(a.c, up, words, verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return head[w];
-    if (a.c.verdict != kEnter || w >= return_words(a)) return 0;
+    if (!a.c.enters() || w >= return_words(a)) return 0;
     if (w == kHead) return rows_before(a, peer);
     return kGrouped ? a.r.group_counts[peer * groups + w - kHead - 1] : a.r.counts[peer];
   });

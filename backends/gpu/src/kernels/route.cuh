@@ -186,7 +186,7 @@ __device__ inline u32 scan_column(u32* table, u32 columns, u32 blocks, bool want
 __device__ inline void scan(const DispatchArgs& a, u32* totals, bool counted) {
   u32 ranks = a.c.ranks, experts = a.c.experts;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < ranks + experts && a.c.verdict == kEnter; i += blockDim.x) {
+  for (u32 i = threadIdx.x; i < ranks + experts && a.c.enters(); i += blockDim.x) {
     bool is_rank = i < ranks;
     u32 width = is_rank ? ranks : experts, column = is_rank ? i : i - ranks;
     u32* counts = (is_rank ? a.r.counts : a.r.expert_counts) + column;

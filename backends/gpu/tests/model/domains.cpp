@@ -1,5 +1,6 @@
-// Several domains on the model of a GPU: two exchanges, each over a device API of its own, composed as
-// in `domains.rs`. This program stands in for that file.
+// Several domains on the model of a GPU: two exchanges, each over a device API of its own, queued one behind the
+// other as in `exchanges.rs`. This program stands in for that file: between the two it reads nothing that the first has
+// left.
 #include "helpers.h"
 
 #define TY_PUTS OUT_PUTS
@@ -34,7 +35,6 @@ struct Rank : Inputs {
   u32 domain, index;
   out_level::Rank* out;
   up_level::Rank* in;
-  u64 came = 0;  // received rows, from all domains
   up_level::DispatchArgs handed{};
   ty::Outcome outcome{};
   std::vector<float> sums, weights_back;
@@ -77,10 +77,10 @@ struct World {
   }
 };
 
-// Enters with the objection that was received.
+// Enters with the objection that the host has received, in its words.
 template <class Common, class Outcome>
 void carry(Common& c, const Outcome& heard, u32 objector) {
-  c.verdict = heard.code == ty::kFull ? ty::kRefuseFull : heard.verdict;
+  c.verdict = heard.code == ty::kFull ? ty::kRefuseFull : ty::kRefuseText;
   c.objector = objector, c.text_bytes = heard.text_bytes;
   memcpy(c.text, heard.text, sizeof c.text);
 }
@@ -89,29 +89,44 @@ void carry(Common& c, const Outcome& heard, u32 objector) {
 struct Wish {
   u32 verdict = 0;    // it refuses
   u64 capacity = 0;   // else its memory for rows, if that is small
+  bool bad = false;   // a token selects an expert that does not exist
 };
+
+// The last exchange of a rank in a team, for the one behind it.
+template <class Team, class Former>
+void last_of(const Team& team, Former& former) {
+  former = {team.cells[(team.operations - 1) % std::size(team.cells)], team.outcome, &team.state->stopped};
+}
 
 // One rank of a dispatch: between domains, inside, and the agreement of all. Returns the objecting
 // rank, or -1.
 i64 dispatch(Rank& r, u32 layout, bool replay, Wish wish) {
   static_cast<Inputs&>(*r.out) = {r.out->s, r.domain, r.tokens, r.topk, r.weights, r.x, r.scales};
+  if (wish.bad) r.out->topk[1] = r.s.experts + 5;
   auto first = out_level::dispatch_args(*r.out, kFlat, replay);
-  first.source_first = r.me * r.s.max_tokens;
+  first.source_first = r.me * r.s.max_tokens, first.worst = 1;
   first.c.objector = r.me, first.c.verdict = wish.verdict;
   out_level::dispatch_on(*r.out, first);
-  bool refused = r.out->outcome->code != ty::kGo;
-  r.came = refused ? 0 : r.out->outcome->tokens;
-  out_level::Region region(first.region_shape(), r.came, 0);
+  // Does nothing if the dispatch was refused.
+  if (r.out->outcome->code != ty::kGo) r.out->arrive(first.c, true);
+  out_level::Region region(first.region_shape(), first.most_tokens(), 0);
   u8* at = r.out->arena;
-  r.in->tokens = (u32)r.came;
+  // The most that may come.
+  r.in->tokens = r.in->s.max_tokens;
   auto& second = r.handed = up_level::dispatch_args(*r.in, layout, replay);
   second.topk_idx = (const ty::GivenId*)(at + region.ids), second.x = at;
   second.scales = (const u32*)(at + region.scales);
   second.weights = (const float*)(at + region.weights);
-  second.sources = (const u32*)(at + region.source);
+  second.sources = (const u32*)(at + region.source), second.tokens = (const u32*)(at + region.totals);
   if (wish.capacity != 0) second.capacity = wish.capacity;
-  if (refused) carry(second.c, *r.out->outcome, r.out->outcome->objector);
-  if (!refused && !replay) {
+  // A rank that has refused knows that itself.
+  up_level::Former former;
+  last_of(*r.out, former);
+  if (wish.verdict != 0)
+    carry(second.c, *r.out->outcome, r.out->outcome->objector);
+  else
+    up_level::follow(second.c, former);
+  if (!replay) {
     u32 words = (r.in->s.ranks + r.in->s.experts) * r.in->s.groups;
     ty::GroupArgs g{(const u32*)(at + region.rank_counts), r.in->r.group_starts,
                     r.in->r.group_counts, r.in->s.groups, words};
@@ -166,6 +181,28 @@ void check_sums(World& world, bool weights) {
     }
 }
 
+// One rank of a combine: inside, the agreement of all, and between domains. `refuses`: this rank does; `expected` by
+// all, inside this domain and then everywhere.
+void combine_one(Rank& r, bool weights, bool refuses, std::pair<u32, u32> expected) {
+  float *partials = (float*)(r.out->arena + kYAt), *back = (float*)(r.out->arena + kWeightsAt);
+  up_level::Combine inner;
+  inner.refuses = refuses, inner.expected = expected.first, inner.objector = r.me;
+  up_level::combine_on(*r.in, partials, weights ? back : nullptr, inner);
+  auto c = r.out->common(out_level::signature(3, 0));
+  out_level::Former former;
+  last_of(*r.in, former);
+  if (refuses)
+    carry(c, *r.in->outcome, r.me);
+  else
+    out_level::follow(c, former);
+  model::launch(1, ty::kWarps * ty::kWave, [=, &r] { out_level::ty_agree(c, r.out->params()); });
+  same("what all agree on", r.out->outcome->code, expected.second);
+  out_level::Combine outer;
+  outer.expected = expected.second, outer.refuses = refuses, outer.objector = r.me;
+  if (!refuses) last_of(*r.out, outer.former);
+  out_level::combine_on(*r.out, r.sums.data(), weights ? r.weights_back.data() : nullptr, outer);
+}
+
 void combine(World& world, bool weights) {
   u32 columns = world.s.row_bytes / 4, topk = world.s.topk;
   for (Rank* r : world.ranks) {
@@ -175,14 +212,7 @@ void combine(World& world, bool weights) {
     r->sums.assign(r->tokens * columns + 4, -1);
     r->weights_back.assign(r->tokens * topk + 1, -1);
   }
-  world.all([=](Rank& r) {
-    float *partials = (float*)(r.out->arena + kYAt), *back = (float*)(r.out->arena + kWeightsAt);
-    auto c = r.out->common(out_level::signature(3, 0));
-    model::launch(1, ty::kWarps * ty::kWave, [=, &r] { out_level::ty_agree(c, r.out->params()); });
-    same("all take part", r.out->outcome->code, ty::kGo);
-    up_level::combine_on(*r.in, partials, weights ? back : nullptr);
-    out_level::combine_on(*r.out, r.sums.data(), weights ? r.weights_back.data() : nullptr);
-  });
+  world.all([=](Rank& r) { combine_one(r, weights, false, {ty::kGo, ty::kGo}); });
   check_sums(world, weights);
 }
 
@@ -201,6 +231,47 @@ void refusals(World& world) {
   objector({{last, {0, 128}}}, last);
   // A refusal comes before a full arena.
   objector({{last, {ty::kRefuseText}}, {0, {0, 128}}}, last);
+  // No host passes on what a kernel has found.
+  u32 source = 0;
+  while (world.ranks[source]->tokens == 0) source++;
+  objector({{source, {0, 0, true}}}, source);
+  for (Rank* r : world.ranks) {
+    if (r->domain != source / world.size && world.domains > 1 && r->index != source % world.size) continue;
+    same("how the refusal is passed on", r->outcome.verdict, ty::kRefuseRoute);
+    const u32* words = (const u32*)r->outcome.text;
+    same("the token", words[0], 0u), same("its selection", words[1], 1u << 8 | ty::kNoExpert);
+    same("the expert", words[2], world.s.experts + 5);
+  }
+}
+
+// A combine that one rank refuses inside its domain: nobody's sums are made.
+void refused_combine(World& world) {
+  u32 last = world.s.ranks - 1;
+  for (Rank* r : world.ranks) r->sums.assign(r->sums.size(), -1);
+  world.all([=](Rank& r) {
+    u32 inside = r.domain == last / r.in->s.ranks ? ty::kRefused : ty::kGo;
+    combine_one(r, false, r.me == last, {inside, ty::kRefused});
+  });
+  for (Rank* r : world.ranks) {
+    same("who objects to a combine", r->out->outcome->objector, last);
+    for (float sum : r->sums) same("a sum that is not made", sum, -1.0f);
+  }
+}
+
+// An exchange behind one that failed is not entered, and ends.
+void broken(World& world) {
+  for (u32 code : {0u, ty::kMismatch, ty::kGo})
+    world.all([=](Rank& r) {
+      ty::Cell* cell = (ty::Cell*)room<u64>(128);
+      u64* stopped = room<u64>(1);
+      cell->code = code, *stopped = code == ty::kGo;
+      ty::DispatchArgs a = r.handed;
+      a.c.ticket = 5;
+      up_level::follow(a.c, {cell, r.out->outcome, stopped});
+      model::launch(up_level::kBlocks, ty::kWarps * ty::kWave, [=, &r] { up_level::ty_dispatch(a, r.in->params()); });
+      same("a skipped dispatch", a.c.cell->code, 0u);
+      same("its outcome", r.in->outcome->epoch == 5, false);
+    });
 }
 
 void run(const Shape& shape, u32 domains, std::vector<u32> tokens) {
@@ -218,8 +289,9 @@ void run(const Shape& shape, u32 domains, std::vector<u32> tokens) {
         up_level::check_received(world.inputs(), r->me, r->handed, r->in->arena, r->outcome);
       combine(world, replay);
     }
-    if (layout == kFlat) refusals(world);
+    if (layout == kFlat) refused_combine(world), refusals(world);
   }
+  broken(world);
 }
 
 int main() {

@@ -424,6 +424,17 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
   if (a.layout == kPacked) check_ranges(ranks, d, (u64*)(base + region.ranges));
 }
 
+// What an exchange is queued behind, of either level.
+struct Former {
+  const void *cell = nullptr, *outcome = nullptr;
+  const u64* stopped = nullptr;
+};
+
+inline void follow(Common& c, const Former& former) {
+  c.former = (const Cell*)former.cell, c.former_outcome = (const Outcome*)former.outcome;
+  c.former_stopped = former.stopped;
+}
+
 // How a rank passes the rows of a combine.
 struct Combine {
   bool no_host_sync = false;
@@ -432,9 +443,12 @@ struct Combine {
   bool pushes = false, lands = false;
   // It refuses; or it does not push the rows that it announces, so that others give up.
   bool refuses = false, silent = false;
+  u32 objector = ~0u;  // the number of a rank that refuses, if that is not the one in its team
   u32 expected = kGo;
   // Returned weights are sums over all ranks that have a row of the token.
   bool sums = false;
+  // Among domains: the exchange that it is queued behind.
+  Former former{};
 };
 
 // One rank of a combine of f32, until its sums are made. Its rows lie at kYAt, their weights 512 KiB
@@ -442,6 +456,7 @@ struct Combine {
 void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   CombineArgs a{};
   a.c = r.common(signature(3, 0));
+  follow(a.c, how.former);
   a.c.no_host_sync = how.no_host_sync, a.c.outcome = how.no_host_sync ? r.late : r.outcome;
   a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10);
   a.out = (u8*)out, a.out_weights = out_weights;
@@ -455,6 +470,7 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   a.push_bytes = 128, a.push_warps = 2 + r.operations % 3, a.pushers = 1 + r.operations % kBlocks;
   std::vector<u8> outside;
   if (how.refuses) a.c.verdict = kRefuseText, a.r = Routing{};
+  if (how.objector != ~0u) a.c.objector = how.objector;
   if (how.pushes) {
     if (how.silent) a.pushers = 0;
     if (!how.lands) a.landing = 0;
@@ -466,7 +482,8 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
 #if TY_PUTS
   model::launch(1, kWarps * kWave, [=, &r] { ty_combine_put(a, r.params()); });
   same("an ended wait of rank " + std::to_string(r.me), r.report->ended, 0u);
-  same("combine", a.c.cell->code, kGo);
+  same("combine", a.c.cell->code, how.expected);
+  // Both do nothing if it was refused.
   r.arrive(a.c, false);
   model::launch(kBlocks, kSummingWarps * 32, sum);
 #else
