@@ -9,6 +9,7 @@ import sys
 import time
 
 import gpu_graphs
+import gpu_host_time
 import gpu_kill
 import gpu_native
 import gpu_streams
@@ -17,7 +18,7 @@ import gpu_v1_more
 import gpu_v2
 from pool import Pool
 
-MODULES = [gpu_native, gpu_v1, gpu_v1_more, gpu_v2, gpu_streams, gpu_graphs]
+MODULES = [gpu_native, gpu_v1, gpu_v1_more, gpu_v2, gpu_streams, gpu_graphs, gpu_host_time]
 KILL = "kill."
 RANKS = 2
 

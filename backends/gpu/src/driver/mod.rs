@@ -10,6 +10,7 @@ mod memory;
 mod module;
 mod raw;
 mod stream;
+mod times;
 
 pub use device::{Context, Device, Entered};
 pub(crate) use graph::Graph;
@@ -23,3 +24,4 @@ pub use raw::{
     RawModule, RawStream, Reach, Uuid,
 };
 pub(crate) use stream::{Event, RelaxedCapture, Stream};
+pub use times::{CallTimes, measure};
