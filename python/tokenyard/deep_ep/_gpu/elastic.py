@@ -8,7 +8,7 @@ from tokenyard import errors
 
 from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
-from .._engine import Engine, Opened, Received, Sizes, align
+from .._engine import Engine, Opened, Received, Sizes, align, sizes_of
 from .._low_latency import warn_once
 from .._routing import check_experts
 from .._torch import torch
@@ -52,11 +52,11 @@ class Between:
     """A dispatch that was sent, of which the stream waits for an event before it receives."""
 
     def __init__(self, pending: Any, event: Any, stream: CallStream) -> None:
-        self._pending, self._event, self._stream = pending, event, stream
+        self._pending, self._event, self._stream = pending, event, stream.stream
 
     def recv(self) -> Any:
-        if self._stream.stream is not None:
-            self._event.wait_on(self._stream.stream)
+        if self._stream is not None:
+            self._event.wait_on(self._stream)
         return self._pending.recv()
 
 
@@ -145,7 +145,7 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
         local = call.experts // engine.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
     expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights)
-    sizes = Sizes(call.experts, ids.shape[1], hidden, call.tokens, call.tokens)
+    sizes = sizes_of(call.experts, ids.shape[1], hidden, call.tokens, call.tokens)
     return sizes, Routed(x, scales, ids, weights)
 
 

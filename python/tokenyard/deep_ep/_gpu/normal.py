@@ -7,7 +7,7 @@ from tokenyard import errors
 
 from .. import _handles
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Received, Sizes
+from .._engine import Engine, Opened, Received, Sizes, sizes_of
 from .._normal import FIRST_TOKENS, DispatchCall
 from .._routing import check_experts
 from .._torch import torch
@@ -108,7 +108,7 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
             )
         ranks = torch.arange(engine.ranks, device=x.device)
         ids = torch.where(is_in, ranks, -1)
-        sizes = Sizes(engine.ranks, engine.ranks, hidden, most, sms=call.sms)
+        sizes = sizes_of(engine.ranks, engine.ranks, hidden, most, sms=call.sms)
         expect_device(x, scales=scales, is_token_in_rank=is_in)
         return sizes, Routed(x, scales, ids, None)
     ids = read("topk_idx", call.topk_idx, (torch.int64,), (tokens, None)).contiguous()
@@ -116,7 +116,7 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
         raise Refusal("topk_weights: found None with topk_idx; expected both or neither")
     weights = read("topk_weights", call.topk_weights, (torch.float32,), tuple(ids.shape))
     expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights)
-    sizes = Sizes(experts, ids.shape[1], hidden, most, named, sms=call.sms)
+    sizes = sizes_of(experts, ids.shape[1], hidden, most, named, sms=call.sms)
     return sizes, Routed(x, scales, ids, weights.contiguous())
 
 

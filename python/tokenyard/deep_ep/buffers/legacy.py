@@ -8,6 +8,7 @@ import numpy as np
 from .. import _C, _low_latency, _normal
 from .._arrays import Tensor, like_type, to_numpy
 from .._engine import Engine
+from .._gpu import low_latency, normal, streams
 from .._missing import missing, refuse_missing
 from .._tables import chunk_config
 from .._torch import torch
@@ -128,8 +129,6 @@ class Buffer:
         Local. Raises InvalidInputError.
         """
         if self._engine.on_device:
-            from .._gpu import normal, streams
-
             timing = streams.Timing(previous_event, async_finish)
             return normal.layout(self._engine, topk_idx, num_experts, timing)
         layout = _normal.layout(self._engine, topk_idx, num_experts)
@@ -176,8 +175,6 @@ class Buffer:
             sms=Buffer.num_sms if Buffer._has_chosen_sms and self._engine.on_device else None,
         )
         if self._engine.on_device:
-            from .._gpu import normal, streams
-
             timing = streams.Timing(previous_event, async_finish)
             if handle is None:
                 recv_x, ids, weights, counts, made, event = normal.dispatch(
@@ -212,8 +209,6 @@ class Buffer:
         """
         refuse_missing("Buffer.combine", others, ())
         if self._engine.on_device:
-            from .._gpu import normal, streams
-
             call = normal.CombineCall(x, handle, topk_weights, bias)
             return normal.combine(self._engine, call, streams.Timing(previous_event, async_finish))
         combined = _normal.combine(self._engine, x, handle, topk_weights, bias)
@@ -270,8 +265,6 @@ class Buffer:
             use_ue8m0=use_ue8m0,
         )
         if self._engine.on_device:
-            from .._gpu import low_latency
-
             return low_latency.dispatch(self._engine, call, return_recv_hook, async_finish)
         packed, counts, handle, hook = _low_latency.dispatch(self._engine, call)
         if not return_recv_hook:
@@ -316,8 +309,6 @@ class Buffer:
             has_hook=return_recv_hook,
         )
         if self._engine.on_device:
-            from .._gpu import low_latency
-
             return low_latency.combine(self._engine, call, async_finish)
         combined, hook = _low_latency.combine(self._engine, call)
         if not return_recv_hook:
@@ -327,8 +318,6 @@ class Buffer:
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         """`[E / R, R * M, H]` bfloat16: rows written there are what a combine with `zero_copy` reads."""
         if self._engine.on_device:
-            from .._gpu import low_latency
-
             return low_latency.combine_buffer(handle)
         return _low_latency.combine_buffer(handle)
 
