@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenyard import errors
 
+from .._arguments import read_bias, read_rows
 from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
 from .._engine import Engine, Opened, Received, Sizes, align, sizes_of
@@ -14,15 +15,14 @@ from .._routing import check_experts
 from .._torch import torch
 from ..buffers.handle import EPHandle
 from ..utils.event import EventOverlap
-from .normal import read_bias
 from .streams import CallStream, Timing
 from .tensors import (
     Routed,
     expect_device,
     floats,
+    library,
     name_stream,
     read,
-    read_rows,
     stays_in_arena,
     take,
 )
@@ -124,7 +124,7 @@ def _finish(
 
 
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
-    x, scales = read_rows(call.x, None, None)
+    x, scales = read_rows(library(), call.x, None, None)
     tokens, hidden = x.shape
     if call.topk_idx is None or call.experts is None:
         raise Refusal(
@@ -157,7 +157,7 @@ def _replay(engine: Engine, call: DispatchCall, handle: EPHandle, stream: CallSt
             opened, layout = record.opened, record.native.layout
             expect_equal(call, record)
             tokens, topk = record.native.tokens, opened.sizes.topk
-            x, scales = read_rows(call.x, tokens, opened.sizes.hidden)
+            x, scales = read_rows(library(), call.x, tokens, opened.sizes.hidden)
             weights = call.topk_weights
             if weights is not None:
                 weights = read("topk_weights", weights, (torch.float32,), (tokens, topk))
@@ -275,7 +275,9 @@ def _make_handle(
     places = Places(record, received, stream)
     if call.stats is not None:
         call.stats.add_(places.counts)
-    per_expert: list[int] = places.aligned().tolist() if record.is_exact else []
+    per_expert: list[int] = []
+    if record.is_exact:
+        per_expert = [align(count, record.alignment) for count in places.counts.tolist()]
     ranks, local = engine.ranks, record.experts // engine.ranks
     expanded = sum(per_expert)
     if not record.is_exact:
@@ -347,7 +349,7 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
 def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, list[Any]]:
     given, hidden, topk = record.native.rows, record.opened.sizes.hidden, record.opened.sizes.topk
     rows = read("x", call.x, floats(), (given, hidden)).contiguous()
-    biases = read_bias(call.bias, rows.dtype, (record.native.tokens, hidden))
+    biases = read_bias(library(), call.bias, rows.dtype, (record.native.tokens, hidden))
     weights = call.topk_weights
     if weights is None:
         return rows, None, biases

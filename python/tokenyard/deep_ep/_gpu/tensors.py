@@ -1,5 +1,6 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
+import functools
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import tokenyard
 from tokenyard import errors
 
+from .._arguments import Library
 from .._arrays import Refusal
 from .._engine import Opened
 from .._torch import torch
@@ -49,15 +51,20 @@ def read(name: str, tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | Non
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def read_rows(x: Any, tokens: int | None, hidden: int | None) -> tuple[Any, Any]:
-    """Rows that travel as they are, and their scales or None."""
-    if isinstance(x, tuple):
-        if len(x) != 2:
-            raise Refusal(f"x: found {len(x)} tensors; expected one, or rows and their scales")
-        rows = read("x", x[0], (torch.float8_e4m3fn, torch.uint8), (tokens, hidden))
-        scales = read("scales", x[1], (torch.float32, torch.int32), (len(rows), None))
-        return rows.contiguous(), scales
-    return read("x", x, floats(), (tokens, hidden)).contiguous(), None
+@functools.cache
+def library() -> Library:
+    """torch, as arguments are read with it."""
+    return Library(
+        read=read,
+        contiguous=lambda tensor: tensor.contiguous(),
+        bool=torch.bool,
+        uint8=torch.uint8,
+        int32=torch.int32,
+        int64=torch.int64,
+        float32=torch.float32,
+        fp8=torch.float8_e4m3fn,
+        floats=floats(),
+    )
 
 
 def expect_device(reference: Any, **tensors: Any) -> None:
@@ -117,6 +124,12 @@ def name_stream(opened: Opened, call: CallStream) -> None:
     others = opened.streams - {call.raw}
     if others and opened.lends and not call.is_captured:
         opened.communicator.release_after(list(others))
+
+
+@functools.cache
+def nothing(device: Any) -> Any:
+    """An element that is neither read nor written, for tensors of which only the shape counts."""
+    return torch.zeros(1, dtype=torch.int32, device=device)
 
 
 def fit(rows: Any, count: int) -> Any:
