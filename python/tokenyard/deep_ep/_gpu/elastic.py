@@ -18,6 +18,8 @@ from ..utils.event import EventOverlap
 from .streams import CallStream, Timing
 from .tensors import (
     Routed,
+    adopt,
+    device_of,
     expect_device,
     floats,
     library,
@@ -62,7 +64,7 @@ class Between:
 
 def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue: Any) -> Result:
     """A dispatch, or one by the routing of a handle."""
-    stream = CallStream(call.reference.device, timing)
+    stream = CallStream(device_of(adopt(call).reference), timing)
     if call.handle is not None:
         return _replay(engine, call, call.handle, stream)
     if stream.is_captured and call.has_cpu_sync:
@@ -312,7 +314,7 @@ def _make_handle(
 
 def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
-    stream = CallStream(call.x.device, timing)
+    stream = CallStream(device_of(adopt(call).x), timing)
     opened, out_weights = None, None
     with stream.inside():
         try:

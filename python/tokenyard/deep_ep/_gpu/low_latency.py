@@ -14,7 +14,7 @@ from .._routing import check_experts
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import ASYNC, AT_ONCE, CallStream
-from .tensors import expect_device, floats, name_stream, output_mode, read, take
+from .tensors import adopt, device_of, expect_device, floats, name_stream, output_mode, read, take
 
 # The place of the handle's tensor that has the record.
 _RANGES = 1
@@ -109,7 +109,7 @@ def dispatch(
     engine: Engine, call: DispatchCall, has_hook: bool, is_async: bool
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
-    stream = CallStream(call.x.device, ASYNC if is_async else AT_ONCE)
+    stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
     # The hook goes on there, wherever it is called.
     _ = stream.stream if has_hook else None
 
@@ -210,7 +210,7 @@ def combine(
     engine: Engine, call: CombineCall, is_async: bool
 ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     """The output, filled in the order of the stream: at once, or when the hook was called."""
-    stream = CallStream(call.x.device, ASYNC if is_async else AT_ONCE)
+    stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
     opened = None
     with stream.inside():
         try:

@@ -15,6 +15,9 @@ from ..utils.event import EventOverlap
 from .streams import CallStream, Timing
 from .tensors import (
     Routed,
+    adopt,
+    adopted,
+    device_of,
     expect_device,
     fit,
     floats,
@@ -44,7 +47,7 @@ def layout(
 ) -> tuple[Any, Any, Any, Any, EventOverlap]:
     """Counts per rank, domain and expert, the map of ranks, and the event."""
     try:
-        ids = read("topk_idx", topk_idx, (torch.int64,), (None, None))
+        ids = read("topk_idx", adopted(topk_idx), (torch.int64,), (None, None))
         check_experts(experts, engine.ranks)
     except Refusal as refusal:
         # It is local: the others cannot be informed here.
@@ -54,7 +57,7 @@ def layout(
     call = CallStream(ids.device, timing)
     with call.inside():
         counts = _count(engine, ids, experts)
-    event = call.finish((topk_idx,), counts)
+    event = call.finish((ids,), counts)
     return (*counts, event)
 
 
@@ -97,7 +100,7 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
 
 def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
     """A dispatch without a handle; the last item is its event."""
-    stream = CallStream(call.reference.device, timing)
+    stream = CallStream(device_of(adopt(call).reference), timing)
     kept: list[tuple[Routed, bool]] = []
 
     def send(opened: Opened, routed: Routed) -> Received:
@@ -258,7 +261,7 @@ def _own_record(engine: Engine, handle: Any) -> Record:
 
 def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> tuple[Any, Any]:
     """A dispatch by the routing of a handle, and its event."""
-    stream = CallStream(call.reference.device, timing)
+    stream = CallStream(device_of(adopt(call).reference), timing)
     opened = None
     with stream.inside():
         try:
@@ -295,7 +298,7 @@ class CombineCall:
 
 def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
-    stream = CallStream(call.x.device, timing)
+    stream = CallStream(device_of(adopt(call).x), timing)
     opened, weights, out_weights = None, None, None
     with stream.inside():
         try:

@@ -1,9 +1,10 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
+import contextlib
 import functools
 import os
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import tokenyard
 from tokenyard import errors
@@ -13,6 +14,8 @@ from .._arrays import Refusal
 from .._engine import Opened
 from .._torch import torch
 from .streams import CallStream
+
+Call = TypeVar("Call", bound=Any)
 
 OUTPUT_VARIABLE = "TOKENYARD_OUTPUT"
 OUTPUTS = ("auto", "arena", "copy")
@@ -65,6 +68,36 @@ def library() -> Library:
         fp8=torch.float8_e4m3fn,
         floats=floats(),
     )
+
+
+def device_of(tensor: Any) -> Any:
+    """Where a tensor of torch lies; for anything else, which is refused in the operation, the host's memory."""
+    return tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
+
+
+def adopt(call: Call) -> Call:
+    """The arguments of a call, a dataclass: where `x` is no tensor of torch, arrays are taken over as such, without a
+    copy. An array that cannot be is left, and refused in the operation."""
+    x = call.x[0] if isinstance(call.x, tuple) and call.x else call.x
+    if not isinstance(x, torch.Tensor):
+        for field in fields(call):
+            setattr(call, field.name, adopted(getattr(call, field.name)))
+    return call
+
+
+def adopted(value: Any) -> Any:
+    """An array of another library as a tensor of torch, and the members of a tuple so; all else as it is."""
+    if isinstance(value, (tuple, list)):
+        return tuple(adopted(one) for one in value)
+    if isinstance(value, torch.Tensor):
+        return value
+    with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):
+        if hasattr(value, "__dlpack__"):
+            # torch lets its current stream wait for the array's.
+            return torch.from_dlpack(value)
+        if hasattr(value, "__cuda_array_interface__"):
+            return torch.as_tensor(value, device="cuda")
+    return value
 
 
 def expect_device(reference: Any, **tensors: Any) -> None:
