@@ -20,7 +20,7 @@ EMPTY = Case(2, seed=3, hidden=256, tokens=(0, 7))
 
 
 class Skipped(str):
-    """What a check returns that did not run: why not."""
+    """The reason why a check did not run, as its result."""
 
 
 def is_gpu():

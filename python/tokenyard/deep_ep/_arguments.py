@@ -104,7 +104,7 @@ class Routing:
 
 
 def read_routing(library: Library, call: DispatchCall, tokens: int, ranks: int) -> Routing:
-    """What is known of the routing without its values."""
+    """The tensors of the routing, of the right types and shapes."""
     for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
         if getattr(call, name) is None:
             raise Refusal(f"{name}: found None without a handle; expected get_dispatch_layout's")
