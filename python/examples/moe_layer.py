@@ -12,6 +12,7 @@ import os
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from moe_autograd import Combine, Dispatch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,50 +22,6 @@ tokenyard.alias_deep_ep()  # not needed where the distribution tokenyard-deep-ep
 from deep_ep import Buffer  # noqa: E402
 
 TOKENS, HIDDEN, EXPERTS, TOPK, STEPS = 64, 32, 8, 2, 20
-
-
-class Dispatch(torch.autograd.Function):
-    """Tokens to the ranks of their experts. Backward: a combine."""
-
-    @staticmethod
-    def forward(ctx, buffer, x, idx, weights):
-        per_rank, per_domain, per_expert, is_in, _ = buffer.get_dispatch_layout(idx, EXPERTS)
-        recv_x, recv_idx, recv_weights, _, handle, _ = buffer.dispatch(
-            x,
-            num_tokens_per_rank=per_rank,
-            num_tokens_per_rdma_rank=per_domain,
-            is_token_in_rank=is_in,
-            num_tokens_per_expert=per_expert,
-            topk_idx=idx,
-            topk_weights=weights,
-        )
-        ctx.buffer = buffer
-        ctx.save_for_backward(*handle)
-        ctx.mark_non_differentiable(recv_idx, *handle)
-        return recv_x, recv_idx, recv_weights, *handle
-
-    @staticmethod
-    def backward(ctx, x_grad, _, weights_grad, *__):
-        x_grad, weights_grad, _ = ctx.buffer.combine(
-            x_grad.contiguous(), ctx.saved_tensors, topk_weights=weights_grad.contiguous()
-        )
-        return None, x_grad, None, weights_grad
-
-
-class Combine(torch.autograd.Function):
-    """Experts' outputs to their tokens, summed. Backward: a dispatch with the same routing."""
-
-    @staticmethod
-    def forward(ctx, buffer, x, *handle):
-        ctx.buffer = buffer
-        ctx.save_for_backward(*handle)
-        return buffer.combine(x, handle)[0]
-
-    @staticmethod
-    def backward(ctx, grad):
-        handle = ctx.saved_tensors  # once: checkpointing recomputes them
-        x_grad, *_ = ctx.buffer.dispatch(grad.contiguous(), handle=handle)
-        return None, x_grad, *[None] * len(handle)
 
 
 class MoeLayer(nn.Module):
@@ -82,7 +39,9 @@ class MoeLayer(nn.Module):
 
     def forward(self, x):
         weights, idx = F.softmax(self.router(x), dim=-1).topk(TOPK, dim=-1)
-        recv_x, recv_idx, recv_weights, *handle = Dispatch.apply(self.buffer, x, idx, weights)
+        recv_x, recv_idx, recv_weights, *handle = Dispatch.apply(
+            self.buffer, x, idx, weights, EXPERTS
+        )
         # A zero times every parameter: each rank's gradients are there, also where no token came.
         out = recv_x * 0 + sum(p.sum() for p in self.experts.parameters()) * 0
         for local, expert in enumerate(self.experts):

@@ -53,6 +53,14 @@ fn _set_plugin_folder(py: Python<'_>, folder: PathBuf) -> PyResult<()> {
     Ok(())
 }
 
+/// The calls of a GPU's driver that this thread has made since it was asked last, as a list of kind, number and
+/// nanoseconds; from now on they are measured, or not. For tests that look for the cost of a call.
+#[pyfunction]
+fn _driver_times(is_measured: bool) -> Vec<(&'static str, u64, u64)> {
+    let times = tokenyard_gpu::driver::measure(is_measured).into_iter();
+    times.map(|of| (of.name, of.calls, of.ns)).collect()
+}
+
 /// The native module of `tokenyard`. Use the package.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -66,6 +74,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(memory::memory_needed, module)?)?;
     module.add_function(wrap_pyfunction!(_set_plugin_folder, module)?)?;
     module.add_function(wrap_pyfunction!(array::_view, module)?)?;
+    module.add_function(wrap_pyfunction!(_driver_times, module)?)?;
     module.add_class::<config::Config>()?;
     module.add_class::<world::World>()?;
     module.add_class::<communicator::Communicator>()?;

@@ -19,6 +19,10 @@ SMALL = Case(2, seed=2, hidden=256)
 EMPTY = Case(2, seed=3, hidden=256, tokens=(0, 7))
 
 
+class Skipped(str):
+    """The reason why a check did not run, as its result."""
+
+
 def is_gpu():
     return torch.cuda.is_available()
 

@@ -1,7 +1,5 @@
 """CUDA graphs of torch whose outputs were dropped in the capture, and what is beside them."""
 
-import time
-
 import torch
 from gpu_common import CASE, inputs, layout_of, raised, rows_of, same, v1, v2
 
@@ -170,97 +168,10 @@ def not_warm(world):
     buffer.destroy()
 
 
-def medians(calls, count=300):
-    """Median host time of each call, in microseconds; the device is waited for between steps."""
-    taken = {name: [] for name, _ in calls}
-    for _ in range(count):
-        torch.cuda.synchronize()
-        for name, call in calls:
-            start = time.perf_counter()
-            call()
-            taken[name].append(1e6 * (time.perf_counter() - start))
-    return ", ".join(f"{name} {sorted(all_)[count // 2]:.1f} us" for name, all_ in taken.items())
-
-
-def host_time(world):
-    """The host's time of calls that the host does not wait in. A figure, not a limit."""
-    buffer = v1(world, low_latency_mode=True)
-    x, idx, weights = inputs(world, CASE)
-    out = torch.empty_like(x)
-    state = {}
-
-    def dispatch():
-        state["result"] = buffer.low_latency_dispatch(
-            x, idx, CASE.max_tokens, CASE.experts, use_fp8=False
-        )
-
-    def combine():
-        rows, _, handle, _, _ = state["result"]
-        buffer.low_latency_combine(rows, idx, weights, handle, out=out)
-
-    options = layout_of(buffer, idx, CASE.experts)
-
-    def normal():
-        state["normal"] = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
-
-    def cached():
-        buffer.dispatch(x, handle=state["normal"][4])
-
-    def back():
-        recv_x, _, _, _, handle, _ = state["normal"]
-        buffer.combine(recv_x, handle)
-
-    calls = [("low latency dispatch", dispatch), ("combine", combine)]
-    calls += [("normal dispatch (waits)", normal), ("cached", cached), ("combine normal", back)]
-    for _, call in calls * 3:
-        call()
-    text = medians(calls)
-    calls, steps = natively(buffer, x, idx, out)
-    text += "\n       without the drop-in: " + medians(calls)
-    steps = [("a step of low latency", lambda: (dispatch(), combine())), *steps]
-    for name, step in steps:
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(300):
-            step()
-        queued = 1e6 * (time.perf_counter() - start) / 300
-        torch.cuda.synchronize()
-        taken = 1e6 * (time.perf_counter() - start) / 300
-        text += f"\n       {name}, 300 in a row: {queued:.1f} us of the host, {taken:.1f} us with the GPU"
-    buffer.destroy()
-    return text
-
-
-def natively(buffer, x, idx, out):
-    """The package's own calls, and one of torch, for comparison."""
-    opened = next(one for one in buffer._engine._opened.values() if one.sizes.decodes)
-    comm, raw = opened.communicator, torch.cuda.current_stream().cuda_stream
-    state = {}
-
-    def dispatch():
-        state["result"] = comm.dispatch(
-            x, idx, layout="packed", worst_case=True, stream=raw, without_sync=True
-        )
-
-    def combine():
-        received, handle = state["result"]
-        comm.combine(handle, received.x, out=out, stream=raw, without_sync=True)
-
-    def torch_call():
-        torch.add(x, 1, out=out)
-
-    calls = [("dispatch", dispatch), ("combine", combine), ("torch.add", torch_call)]
-    for _, call in calls * 3:
-        call()
-    steps = [("a native step", lambda: (dispatch(), combine())), ("torch.add", torch_call)]
-    return calls, steps
-
-
 CHECKS = [
     decode_loop,
     many_captures,
     elastic_step,
     worst_tokens_step,
     not_warm,
-    host_time,
 ]

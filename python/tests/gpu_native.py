@@ -1,7 +1,7 @@
 """The package's own calls on tensors of GPUs, without the drop-in."""
 
 import torch
-from gpu_common import SMALL, device_of, flat_of, prepare, raised, rows_of, same
+from gpu_common import SMALL, Skipped, device_of, flat_of, prepare, raised, rows_of, same
 
 import tokenyard
 
@@ -112,33 +112,63 @@ def refused_places(world):
         comm.dispatch(x, idx, weights)
 
 
-def other_libraries(world):
-    """CuPy and JAX by DLPack, where they are installed."""
-    ran = []
+class Bare:
+    """An array of which only CUDA's array interface is known."""
+
+    def __init__(self, array):
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
+        self._array = array
+
+
+def arrays_of_cupy(world):
+    """CuPy's arrays go in by DLPack and by CUDA's array interface, come out, and are written by a combine."""
+    try:
+        import cupy
+    except ImportError:
+        return Skipped("CuPy is not installed")
+    me = world.rank
+    with opened(world) as comm, cupy.cuda.Device(me):
+        x, idx, weights = (cupy.asarray(a[me]) for a in (SMALL.x, SMALL.idx, SMALL.weights))
+        assert x.dtype == cupy.float32
+        times = [len(SMALL.ranks_of(me, t)) for t in range(len(x))]
+        for given in ((x, idx, weights), [Bare(array) for array in (x, idx, weights)]):
+            cupy.cuda.Device().synchronize()
+            received, handle = comm.dispatch(*given)
+            rows = cupy.from_dlpack(received.x)
+            assert rows.data.ptr == received.x.data_ptr()
+            assert cupy.array_equal(rows, cupy.asarray(SMALL.rows(SMALL.sources(me))))
+            ids = cupy.from_dlpack(received.ids)
+            assert cupy.array_equal(ids, cupy.asarray(SMALL.flat(me)[0]))
+            out = cupy.zeros_like(x)
+            doubled = rows * 2
+            cupy.cuda.Device().synchronize()
+            comm.combine(handle, doubled, out=out)
+            cupy.testing.assert_allclose(out, 2 * x * cupy.asarray(times)[:, None], rtol=1e-5)
+        # In the order of a stream of CuPy's.
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            received, _ = comm.dispatch(x + 1, idx, stream=stream.ptr)
+            rows = cupy.from_dlpack(received.x)
+            assert cupy.array_equal(rows, cupy.asarray(SMALL.rows(SMALL.sources(me))) + 1)
+        comm.flush()
+    return f"CuPy {cupy.__version__}"
+
+
+def arrays_of_jax(world):
+    """JAX's arrays by DLPack."""
+    try:
+        take = by_jax()
+    except ImportError as missing:
+        return Skipped(str(missing))
     with opened(world) as comm:
         x, idx, weights = tensors(world)
         torch.cuda.synchronize()
-        for name, take in (("cupy", by_cupy), ("jax", by_jax)):
-            try:
-                given = take(x)
-            except ImportError:
-                continue
-            received, _ = comm.dispatch(given, idx, weights)
-            same(taken(received.x), rows_of(world, SMALL, SMALL.sources(world.rank), x.dtype))
-            ran.append(name)
-    return f"ran with: {', '.join(ran) or 'neither, as none is installed'}"
+        received, _ = comm.dispatch(take(x), idx, weights)
+        same(taken(received.x), rows_of(world, SMALL, SMALL.sources(world.rank), x.dtype))
 
 
-def by_cupy(x):
-    import cupy
-
-    with cupy.cuda.Device(x.device.index):
-        array = cupy.from_dlpack(x) + 0
-        cupy.cuda.Device().synchronize()
-    return array
-
-
-def by_jax(x):
+def by_jax():
+    """A tensor of torch as an array of JAX."""
     import os
 
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -146,10 +176,13 @@ def by_jax(x):
 
     if not any(device.platform == "gpu" for device in jax.devices()):
         raise ImportError("JAX has no GPU")
-    # JAX leaves the last of its devices as the current one of the thread.
-    torch.cuda.set_device(x.device)
-    array = jax.dlpack.from_dlpack(x)
-    return array.block_until_ready()
+
+    def take(x):
+        # JAX leaves the last of its devices as the current one of the thread.
+        torch.cuda.set_device(x.device)
+        return jax.dlpack.from_dlpack(x).block_until_ready()
+
+    return take
 
 
 CHECKS = [
@@ -158,5 +191,6 @@ CHECKS = [
     halves_and_their_output,
     without_sync,
     refused_places,
-    other_libraries,
+    arrays_of_cupy,
+    arrays_of_jax,
 ]

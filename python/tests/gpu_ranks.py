@@ -9,15 +9,17 @@ import sys
 import time
 
 import gpu_graphs
+import gpu_host_time
 import gpu_kill
 import gpu_native
 import gpu_streams
 import gpu_v1
 import gpu_v1_more
 import gpu_v2
+from gpu_common import Skipped
 from pool import Pool
 
-MODULES = [gpu_native, gpu_v1, gpu_v1_more, gpu_v2, gpu_streams, gpu_graphs]
+MODULES = [gpu_native, gpu_v1, gpu_v1_more, gpu_v2, gpu_streams, gpu_graphs, gpu_host_time]
 KILL = "kill."
 RANKS = 2
 
@@ -64,7 +66,9 @@ def main(wanted):
                 notes = [gpu_kill.killed(name.removeprefix(KILL))]
             else:
                 notes = [note for note in pool.run(RANKS, run, name) if note]
-            print(f"ok     {name} ({time.monotonic() - start:.1f} s)", flush=True)
+            is_skipped = any(isinstance(note, Skipped) for note in notes)
+            word = "SKIPPED" if is_skipped else "ok"
+            print(f"{word:<6} {name} ({time.monotonic() - start:.1f} s)", flush=True)
             for note in notes[:1]:
                 print(f"       {note}", flush=True)
         except BaseException as error:

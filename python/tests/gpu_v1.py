@@ -15,6 +15,7 @@ from gpu_common import (
     times,
     v1,
 )
+from gradients import check_gradients
 
 from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
 
@@ -272,82 +273,11 @@ def check_combine(world, buffer, case, dispatched, has_hook):
     assert difference(out, x.float() * selected.sum(1, keepdim=True)) < 1e-5
 
 
-class Dispatch(torch.autograd.Function):
-    """Tokens to experts; backward is a combine. Only tensors are saved, and the tuple is made anew of them."""
-
-    @staticmethod
-    def forward(ctx, buffer, x, idx, weights, experts):
-        options = layout_of(buffer, idx, experts)
-        recv_x, recv_idx, recv_weights, _, handle, event = buffer.dispatch(
-            x, topk_idx=idx, topk_weights=weights, async_finish=True, **options
-        )
-        event.current_stream_wait()
-        ctx.buffer = buffer
-        ctx.save_for_backward(*handle)
-        ctx.mark_non_differentiable(recv_idx)
-        return recv_x, recv_idx, recv_weights, *handle
-
-    @staticmethod
-    def backward(ctx, x_grad, _, weights_grad, *__):
-        grad, weights_grad, event = ctx.buffer.combine(
-            x_grad.contiguous(),
-            ctx.saved_tensors,
-            topk_weights=weights_grad.float().contiguous(),
-            async_finish=True,
-        )
-        event.current_stream_wait()
-        return None, grad, None, weights_grad, None
-
-
-class Combine(torch.autograd.Function):
-    """Experts' outputs to tokens; backward is a cached dispatch."""
-
-    @staticmethod
-    def forward(ctx, buffer, x, *handle):
-        ctx.buffer = buffer
-        ctx.save_for_backward(*handle)
-        return buffer.combine(x, handle)[0]
-
-    @staticmethod
-    def backward(ctx, grad):
-        handle = ctx.saved_tensors
-        back, *_ = ctx.buffer.dispatch(grad.contiguous(), handle=handle)
-        return None, back, *[None] * len(handle)
-
-
 def gradients(world, case=SMALL):
     """Forward and backward, plain and with checkpoints, against a dense layer. Backward runs on autograd's thread."""
-    me, buffer = world.rank, v1(world)
-    x, idx, weights = inputs(world, case, torch.float32)
-
-    def layer(x, weights):
-        recv_x, recv_idx, recv_weights, *handle = Dispatch.apply(
-            buffer, x, idx, weights, case.experts
-        )
-        # Expert e of this rank multiplies by 1 + e.
-        factors = torch.where(recv_idx >= 0, 1 + me * case.local + recv_idx, 0)
-        scaled = recv_x * (recv_weights * factors).sum(1, keepdim=True)
-        return Combine.apply(buffer, scaled, *handle)
-
-    def dense(x, weights):
-        factors = torch.where(idx >= 0, 1 + idx, 0)
-        return x * (weights * factors).sum(1, keepdim=True)
-
-    for is_checked in (False, True):
-        results = []
-        for function in (layer, dense):
-            a, w = x.clone().requires_grad_(), weights.clone().requires_grad_()
-            y = a
-            for _ in range(3):
-                if is_checked and function is layer:
-                    y = torch.utils.checkpoint.checkpoint(function, y, w, use_reentrant=False)
-                else:
-                    y = function(y, w)
-            y.square().mean().backward()
-            results.append((y.detach(), a.grad, w.grad))
-        for found, expected in zip(*results, strict=True):
-            scale = float(expected.abs().max())
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * scale)
+    buffer = v1(world)
+    for with_checkpoint in (False, True):
+        check_gradients(buffer, case, inputs(world, case, torch.float32), with_checkpoint)
     buffer.destroy()
 
 

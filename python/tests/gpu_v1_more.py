@@ -7,6 +7,7 @@ import torch.distributed as dist
 from gpu_common import (
     CASE,
     SMALL,
+    Skipped,
     device_of,
     difference,
     inputs,
@@ -139,6 +140,49 @@ def outputs_of_every_mode(world):
     buffer.destroy()
 
 
+def arrays_of_another_library(world):
+    """Arrays of CuPy, in host memory those of numpy, in place of torch's tensors: outputs are torch's."""
+    take = torch.Tensor.numpy
+    if is_gpu():
+        try:
+            import cupy
+        except ImportError:
+            return Skipped("CuPy is not installed")
+        take = cupy.from_dlpack
+    buffer = v1(world, low_latency_mode=True)
+    me, case = world.rank, SMALL
+    x, idx, weights = inputs(world, case, torch.float32)
+    given, ids, factors = take(x), take(idx), take(weights)
+    options = layout_of(buffer, ids, case.experts)
+    recv_x, _, recv_weights, _, handle, _ = buffer.dispatch(
+        given, topk_idx=ids, topk_weights=factors, **options
+    )
+    same(recv_x, rows_of(world, case, case.sources(me), torch.float32))
+    bias = torch.ones_like(x)
+    combined, back, _ = buffer.combine(
+        take(recv_x), handle, topk_weights=take(recv_weights), bias=(take(bias), take(bias))
+    )
+    ranks = torch.from_numpy(times(case, me)).to(x.device)[:, None]
+    assert difference(combined, x * ranks + 2) < 5e-6
+    same(back, torch.where(idx >= 0, weights, 0))
+    rows, counts, packed, _, _ = buffer.low_latency_dispatch(
+        given, ids, case.max_tokens, case.experts, use_fp8=False
+    )
+    assert counts.tolist() == case.expert_counts(me)
+    out = torch.zeros_like(x)
+    found, *_ = buffer.low_latency_combine(take(rows), ids, factors, packed, out=take(out))
+    total = torch.where(idx >= 0, weights, 0).sum(1, keepdim=True)
+    for sums in (found, out):
+        torch.testing.assert_close(sums, x * total, rtol=1e-4, atol=1e-4)
+    # An object that is no array is refused on all ranks, and the buffer goes on.
+    wrong = object() if me == 1 else given
+    error = raised(lambda: buffer.dispatch(wrong, topk_idx=ids, topk_weights=factors, **options))
+    assert "x: found object" in str(error), error
+    check_normal(world, buffer, case, torch.bfloat16)
+    buffer.destroy()
+    return None
+
+
 CHECKS = [
     weights_of_all_ranks,
     more_tokens_than_before,
@@ -146,4 +190,5 @@ CHECKS = [
     process_group,
     outputs_of_every_mode,
     local_memory,
+    arrays_of_another_library,
 ]

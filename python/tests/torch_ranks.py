@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
+from gradients import check_gradients
 from oracle import Case
 from test_deep_ep_normal import buffer_of, times
-from torch.utils.checkpoint import checkpoint
 
 from tokenyard.deep_ep import Buffer, ElasticBuffer
 from tokenyard.deep_ep.utils import refs
@@ -57,73 +57,9 @@ def normal(world, case):
     buffer.destroy()
 
 
-class Dispatch(torch.autograd.Function):
-    """Tokens to experts; backward is a combine. Only tensors are saved, and the tuple is made anew of them."""
-
-    @staticmethod
-    def forward(ctx, buffer, x, idx, weights, experts):
-        options = layout_of(buffer, idx, experts)
-        recv_x, recv_idx, recv_weights, _, handle, _ = buffer.dispatch(
-            x, topk_idx=idx, topk_weights=weights, async_finish=True, **options
-        )
-        ctx.buffer = buffer
-        ctx.save_for_backward(*handle)
-        ctx.mark_non_differentiable(recv_idx)
-        return recv_x, recv_idx, recv_weights, *handle
-
-    @staticmethod
-    def backward(ctx, x_grad, _, weights_grad, *__):
-        grad, weights_grad, _ = ctx.buffer.combine(
-            x_grad.contiguous(), ctx.saved_tensors, topk_weights=weights_grad.float()
-        )
-        return None, grad, None, weights_grad, None
-
-
-class Combine(torch.autograd.Function):
-    """Experts' outputs to tokens; backward is a cached dispatch."""
-
-    @staticmethod
-    def forward(ctx, buffer, x, *handle):
-        ctx.buffer = buffer
-        ctx.save_for_backward(*handle)
-        return buffer.combine(x, handle)[0]
-
-    @staticmethod
-    def backward(ctx, grad):
-        handle = ctx.saved_tensors
-        back, *_ = ctx.buffer.dispatch(grad.contiguous(), handle=handle)
-        return None, back, *[None] * len(handle)
-
-
 def gradients(world, with_checkpoint, case):
-    me, buffer = world.rank, buffer_of(world)
-    x, idx, weights = tensors(case, me)
-
-    def layer(x, weights):
-        recv_x, recv_idx, recv_weights, *handle = Dispatch.apply(
-            buffer, x, idx, weights, case.experts
-        )
-        # Expert e of this rank multiplies by 1 + e.
-        factors = torch.where(recv_idx >= 0, 1 + me * case.local + recv_idx, 0)
-        return Combine.apply(
-            buffer, recv_x * (recv_weights * factors).sum(1, keepdim=True), *handle
-        )
-
-    def reference(x, weights):
-        factors = torch.where(idx >= 0, 1 + idx, 0)
-        return x * (weights * factors).sum(1, keepdim=True)
-
-    found, expected = [], []
-    for function, results in ((layer, found), (reference, expected)):
-        a, w = x.clone().requires_grad_(), weights.clone().requires_grad_()
-        y = a
-        for _ in range(3):
-            is_checked = with_checkpoint and function is layer
-            y = checkpoint(function, y, w, use_reentrant=False) if is_checked else function(y, w)
-        y.square().mean().backward()
-        results += [y.detach(), a.grad, w.grad]
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+    buffer = buffer_of(world)
+    check_gradients(buffer, case, tensors(case, world.rank), with_checkpoint)
     buffer.destroy()
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import tokenyard
 
 from . import _routing
+from ._arguments import NUMPY, read_bias
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read
 from ._engine import Engine, Opened, Sizes, align
-from ._normal import Rows, read_bias, read_rows
+from ._normal import Rows, read_rows
 from .buffers.handle import EPHandle
 
 
@@ -309,7 +310,7 @@ class Terms:
 def _read_combine(call: CombineCall, record: Record) -> Terms:
     given, hidden, topk = record.given, record.opened.sizes.hidden, record.opened.sizes.topk
     rows = np.ascontiguousarray(read("x", call.x, FLOATS, (given, hidden)))
-    biases = read_bias(call.bias, rows.dtype, (record.native.tokens, hidden))
+    biases = read_bias(NUMPY, call.bias, rows.dtype, (record.native.tokens, hidden))
     if call.topk_weights is None:
         return Terms(rows, None, biases)
     if record.is_expanded and not call.rounds_per_rank:

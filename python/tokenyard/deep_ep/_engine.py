@@ -6,10 +6,11 @@ call does not fit, or is wrong, refuses there, so every rank learns it and gives
 costs no message.
 """
 
+import functools
 import json
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
@@ -46,16 +47,30 @@ class Sizes:
     # Multiprocessors that an operation takes, where the caller has chosen their number.
     sms: int | None = None
 
-    @property
+    @functools.cached_property
     def key(self) -> tuple[int, int, int, int]:
         return self.experts, self.topk, self.hidden, self.sms or 0
 
-    @property
+    @functools.cached_property
     def named_key(self) -> tuple[int, ...]:
         return (*self.key, self.max_tokens or 0, int(self.decodes))
 
     def fits(self, other: "Sizes") -> bool:
         return self.key == other.key and other.tokens <= self.tokens
+
+
+@functools.lru_cache(maxsize=256)
+def sizes_of(
+    experts: int,
+    topk: int,
+    hidden: int,
+    tokens: int,
+    max_tokens: int | None = None,
+    decodes: bool = False,
+    sms: int | None = None,
+) -> Sizes:
+    """The same object for the same sizes: a call then computes no key of them again."""
+    return Sizes(experts, topk, hidden, tokens, max_tokens, decodes, sms)
 
 
 def align(value: int, unit: int) -> int:
@@ -234,7 +249,7 @@ class Engine:
         if sizes is None:
             return False
         if self.on_device and sizes.max_tokens is not None:
-            return opened.sizes == sizes
+            return opened.sizes is sizes or opened.sizes == sizes
         return opened.sizes.fits(sizes) and sizes.max_tokens in self._agreed_tokens
 
     def _named(self, sizes: Sizes | None) -> Opened | None:
@@ -270,7 +285,7 @@ class Engine:
                 operation="capture graph",
                 fix="warm up: make the same calls once without a capture",
             )
-        mine = {"sizes": sizes and vars(sizes), "refused": refused, "full": is_full}
+        mine = {"sizes": sizes and asdict(sizes), "refused": refused, "full": is_full}
         gathered = self.world.all_gather("agree on sizes", json.dumps(mine).encode())
         views = [json.loads(view) for view in gathered]
         for full in (True, False):

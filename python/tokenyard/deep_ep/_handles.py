@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+import tokenyard
 from tokenyard._native import _view
 
 from ._arrays import Array, Refusal, Tensor, address, is_torch, like
@@ -51,11 +52,18 @@ def anchored_tensor(tensor: Tensor, record: object) -> Tensor:
     return torch.utils.dlpack.from_dlpack(_view(tensor, anchor))
 
 
-def record_of(handle: Iterable[Any], kind: type[T]) -> T:
-    """The record of a handle. Raises Refusal for what is none."""
+def anchored_output(array: tokenyard.Array, record: object) -> Tensor:
+    """A tensor of torch over an output in the arena, by which `record_of` finds the record."""
+    anchor = Anchor(record)
+    _anchors[array.data_ptr()] = anchor
+    return torch.utils.dlpack.from_dlpack(_view(array, anchor))
+
+
+def record_of(handle: Iterable[Any], kind: type[T], place: int = 0) -> T:
+    """The record of a handle: on its tensor at `place`, or else on another. Raises Refusal for what is none."""
     if not isinstance(handle, (tuple, list)):
         raise Refusal(f"handle: found {type(handle).__name__}; expected what a dispatch returned")
-    for tensor in handle:
+    for tensor in (*handle[place:], *handle[:place]):
         if isinstance(tensor, np.ndarray) or is_torch(tensor):
             anchor = _anchors.get(address(tensor))
             if anchor is not None and isinstance(anchor.record, kind):

@@ -8,33 +8,10 @@ import numpy as np
 import tokenyard
 from tokenyard import errors
 
-from . import _handles, _routing
-from ._arrays import FLOATS, FP8, Array, Refusal, Tensor, like, read, to_numpy
+from . import _arguments, _handles, _routing
+from ._arguments import NUMPY, DispatchCall, first_tokens
+from ._arrays import FLOATS, Array, Refusal, Tensor, like, read, to_numpy
 from ._engine import Engine, Opened, Sizes
-from .utils.event import finished as finished
-
-FIRST_TOKENS = 1024
-
-
-@dataclass
-class DispatchCall:
-    """The arguments of a dispatch, as they were given."""
-
-    x: Tensor | tuple[Tensor, Tensor]
-    topk_idx: Tensor | None = None
-    topk_weights: Tensor | None = None
-    num_tokens_per_rank: Tensor | None = None
-    is_token_in_rank: Tensor | None = None
-    num_tokens_per_expert: Tensor | None = None
-    expert_alignment: int = 1
-    num_worst_tokens: int = 0
-    # Multiprocessors that the caller has asked for, on GPUs.
-    sms: int | None = None
-
-    @property
-    def reference(self) -> Tensor:
-        """A tensor of the library that results are of."""
-        return self.x[0] if isinstance(self.x, tuple) else self.x
 
 
 @dataclass
@@ -70,13 +47,7 @@ class Record:
 
 def read_rows(x: Tensor | tuple[Tensor, Tensor], tokens: int | None, hidden: int | None) -> Rows:
     """Rows that travel as they are."""
-    if isinstance(x, tuple):
-        if len(x) != 2:
-            raise Refusal(f"x: found {len(x)} tensors; expected one, or rows and their scales")
-        rows = read("x", x[0], (FP8, np.uint8), (tokens, hidden))
-        scales = read("scales", x[1], (np.float32, np.int32), (len(rows), None))
-        return Rows(np.ascontiguousarray(rows), scales)
-    return Rows(np.ascontiguousarray(read("x", x, FLOATS, (tokens, hidden))), None)
+    return Rows(*_arguments.read_rows(NUMPY, x, tokens, hidden))
 
 
 def layout(
@@ -109,55 +80,25 @@ def layout(
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
     rows = read_rows(call.x, None, None)
     tokens, hidden = rows.x.shape
-    for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
-        if getattr(call, name) is None:
-            raise Refusal(f"{name}: found None without a handle; expected get_dispatch_layout's")
-    is_in = read("is_token_in_rank", call.is_token_in_rank, (np.bool_,), (tokens, engine.ranks))
+    routing = _arguments.read_routing(NUMPY, call, tokens, engine.ranks)
+    sums = routing.is_in.sum(axis=0)
     per_rank = read("num_tokens_per_rank", call.num_tokens_per_rank, (np.int32,), (engine.ranks,))
-    if not np.array_equal(per_rank, is_in.sum(axis=0)):
+    if not np.array_equal(per_rank, sums):
         raise Refusal(
             f"num_tokens_per_rank: found {per_rank.tolist()}; expected the columns' sums of is_token_in_rank, "
-            f"{is_in.sum(axis=0).tolist()}"
+            f"{sums.tolist()}"
         )
-    counts = read("num_tokens_per_expert", call.num_tokens_per_expert, (np.int32,), (None,))
-    experts = len(counts)
-    if experts == 0 or experts % engine.ranks:
-        raise Refusal(
-            f"num_tokens_per_expert: found {experts} experts; expected a multiple of the {engine.ranks} ranks"
-        )
-    if call.expert_alignment < 1:
-        raise Refusal(f"expert_alignment: found {call.expert_alignment}; expected at least 1")
-    _check_worst(engine, call, tokens)
-    if call.topk_idx is None:
-        if call.topk_weights is not None:
-            raise Refusal("topk_weights: found some without topk_idx; expected both or neither")
-        if call.num_worst_tokens:
-            raise Refusal("num_worst_tokens: found some without topk_idx; expected ids with it")
-        ids = _routing.ids_of_map(is_in, engine.ranks)
-        sizes = Sizes(engine.ranks, engine.ranks, hidden, _most(tokens))
-        return sizes, Routed(rows, ids, None, False, counts)
-    ids = read("topk_idx", call.topk_idx, (np.int64,), (tokens, None))
-    if call.topk_weights is None:
-        raise Refusal("topk_weights: found None with topk_idx; expected both or neither")
-    weights = read("topk_weights", call.topk_weights, (np.float32,), ids.shape)
+    most = first_tokens(tokens)
+    if routing.ids is None:
+        ids = _routing.ids_of_map(routing.is_in, engine.ranks)
+        sizes = Sizes(engine.ranks, engine.ranks, hidden, most)
+        return sizes, Routed(rows, ids, None, False, routing.expert_counts)
+    ids, experts = routing.ids, routing.experts
     _, _, routes = _routing.counts_of(ids, experts, engine.ranks)
-    if not np.array_equal(is_in, routes):
+    if not np.array_equal(routing.is_in, routes):
         raise Refusal("is_token_in_rank: found another routing than that of topk_idx")
-    routed = Routed(rows, np.ascontiguousarray(ids), np.ascontiguousarray(weights), True, counts)
-    return Sizes(experts, ids.shape[1], hidden, _most(tokens)), routed
-
-
-def _most(tokens: int) -> int:
-    """M to open a communicator with: callers of normal mode name none, and bring other numbers in every step."""
-    return 1 << (max(tokens, FIRST_TOKENS) - 1).bit_length()
-
-
-def _check_worst(engine: Engine, call: DispatchCall, tokens: int) -> None:
-    least = engine.ranks * tokens
-    if call.num_worst_tokens < 0 or 0 < call.num_worst_tokens < least:
-        raise Refusal(
-            f"num_worst_tokens: found {call.num_worst_tokens}; expected 0, or at least ranks * tokens = {least}"
-        )
+    routed = Routed(rows, ids, routing.weights, True, routing.expert_counts)
+    return Sizes(experts, ids.shape[1], hidden, most), routed
 
 
 def dispatch(
@@ -283,17 +224,6 @@ def replay(engine: Engine, call: DispatchCall, handle: Any) -> Any:
     return give_rows(call, received, rows, record.given_rows)
 
 
-def read_bias(bias: Any, dtype: Any, shape: tuple[int, int]) -> list[Array]:
-    """None, one or two biases."""
-    if bias is None:
-        return []
-    listed = list(bias) if isinstance(bias, (tuple, list)) else [bias]
-    if len(listed) > 2:
-        raise Refusal(f"bias: found {len(listed)} tensors; expected at most 2")
-    arrays = [read("bias", one, (dtype,), shape) for one in listed if one is not None]
-    return [np.ascontiguousarray(array) for array in arrays]
-
-
 def read_combine_rows(x: Tensor, record: Record) -> Array:
     """Rows for a combine: as many as arrived, or as were given."""
     rows = read("x", x, FLOATS, (None, record.opened.sizes.hidden))
@@ -318,7 +248,7 @@ def combine(
             shape = (len(to_numpy("x", x)), sizes.topk)
             weights = read("topk_weights", topk_weights, (np.float32,), shape)
             weights = np.ascontiguousarray(weights[: record.rows])
-        biases = read_bias(bias, rows.dtype, (record.native.tokens, sizes.hidden))
+        biases = _arguments.read_bias(NUMPY, bias, rows.dtype, (record.native.tokens, sizes.hidden))
     except Refusal as refusal:
         engine.refuse(opened, "combine", refusal)
     out, summed = opened.communicator.combine(

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokenyard_core::Result;
 
+use super::times::{CallKind, timed};
 use super::{Context, Device, RawMemory, RawStream};
 
 /// The unit of shareable memory: addresses and lengths are multiples of it.
@@ -179,6 +180,10 @@ pub(crate) struct Pooled {
 
 impl Pooled {
     pub(crate) fn new(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+        timed(CallKind::Allocate, || Self::zeroed(context, bytes))
+    }
+
+    fn zeroed(context: &Arc<Context>, bytes: u64) -> Result<Self> {
         let _entered = context.enter()?;
         let bytes = bytes.max(1) as usize;
         // In the order of the default stream, which `zero` waits for.

@@ -10,6 +10,7 @@ mod memory;
 mod module;
 mod raw;
 mod stream;
+mod times;
 
 pub(crate) use device::local_rank;
 pub use device::{Context, Device, Entered};
@@ -24,3 +25,4 @@ pub use raw::{
     RawModule, RawStream, Reach, Uuid,
 };
 pub(crate) use stream::{Event, RelaxedCapture, Stream};
+pub use times::{CallTimes, measure};

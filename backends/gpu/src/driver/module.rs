@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use super::times::{CallKind, timed};
 use super::{Context, DeviceFacts, Launch, RawFunction, RawModule, RawStream, copy};
 
 /// The constant in which the kernels state the size of their warps: see `arch.cuh`.
@@ -119,9 +120,12 @@ impl Function {
         launch: Launch,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        let _entered = self.module.context.enter()?;
-        // SAFETY: by this function's contract.
-        unsafe { self.module.context.driver().function_launch(self.raw, launch, stream, arguments) }
+        let context = &self.module.context;
+        timed(CallKind::Launch, || {
+            let _entered = context.enter()?;
+            // SAFETY: by this function's contract.
+            unsafe { context.driver().function_launch(self.raw, launch, stream, arguments) }
+        })
     }
 }
 

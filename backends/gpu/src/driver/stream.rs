@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokenyard_core::Result;
 
+use super::times::{CallKind, timed};
 use super::{Context, Driver, RawEvent, RawStream};
 
 /// Every stream of this process, with its device.
@@ -22,9 +23,11 @@ impl RawStream {
 
     /// Whether work that is queued on the stream is recorded into a graph and does not run.
     pub(crate) fn is_captured(self, context: &Context) -> Result<bool> {
-        let _entered = context.enter()?;
-        // SAFETY: a stream of this crate, or one whose owner promised that it lives.
-        unsafe { context.driver().stream_is_captured(self) }
+        timed(CallKind::AskCapture, || {
+            let _entered = context.enter()?;
+            // SAFETY: a stream of this crate, or one whose owner promised that it lives.
+            unsafe { context.driver().stream_is_captured(self) }
+        })
     }
 
     /// Copies in stream order.
@@ -32,10 +35,12 @@ impl RawStream {
         if bytes == 0 {
             return Ok(());
         }
-        let _entered = context.enter()?;
-        // SAFETY: the caller names memory and a stream that are valid until the stream has passed
-        // the copy.
-        unsafe { context.driver().copy_async(self, to, from, bytes as usize) }
+        timed(CallKind::Move, || {
+            let _entered = context.enter()?;
+            // SAFETY: the caller names memory and a stream that are valid until the stream has passed
+            // the copy.
+            unsafe { context.driver().copy_async(self, to, from, bytes as usize) }
+        })
     }
 
     /// Zeroes bytes in stream order.
@@ -43,9 +48,11 @@ impl RawStream {
         if bytes == 0 {
             return Ok(());
         }
-        let _entered = context.enter()?;
-        // SAFETY: as in `copy`.
-        unsafe { context.driver().zero_async(self, at, bytes as usize) }
+        timed(CallKind::Move, || {
+            let _entered = context.enter()?;
+            // SAFETY: as in `copy`.
+            unsafe { context.driver().zero_async(self, at, bytes as usize) }
+        })
     }
 
     /// The pointer that the ABI passes.
@@ -80,9 +87,11 @@ impl Stream {
 
     /// Whether everything in the stream has ended. Errors of kernels show here.
     pub(crate) fn is_idle(&self) -> Result<bool> {
-        let _entered = self.context.enter()?;
-        // SAFETY: a stream that lives.
-        unsafe { self.context.driver().stream_query(self.raw) }
+        timed(CallKind::AskEnd, || {
+            let _entered = self.context.enter()?;
+            // SAFETY: a stream that lives.
+            unsafe { self.context.driver().stream_query(self.raw) }
+        })
     }
 
     /// Waits for everything in the stream. Kernels of this crate end by themselves (INV-6).
@@ -115,9 +124,11 @@ impl Stream {
 
     /// Stores 8 bytes, whole, after everything before it in the stream.
     pub(crate) fn write(&self, at: u64, value: u64) -> Result<()> {
-        let _entered = self.context.enter()?;
-        // SAFETY: as in `copy`.
-        unsafe { self.context.driver().stream_write(self.raw, at, value) }
+        timed(CallKind::Write, || {
+            let _entered = self.context.enter()?;
+            // SAFETY: as in `copy`.
+            unsafe { self.context.driver().stream_write(self.raw, at, value) }
+        })
     }
 }
 
@@ -164,23 +175,29 @@ impl Event {
     /// Marks the present end of the stream. The event may be recorded again at once: a stream that
     /// already waits for the event waits for the earlier mark.
     pub(crate) fn record(&self, stream: RawStream) -> Result<()> {
-        let _entered = self.context.enter()?;
-        // SAFETY: an event that lives, and a stream of this crate or one whose owner promised so.
-        unsafe { self.context.driver().event_record(self.raw, stream) }
+        timed(CallKind::Record, || {
+            let _entered = self.context.enter()?;
+            // SAFETY: an event that lives, and a stream of this crate or one whose owner promised so.
+            unsafe { self.context.driver().event_record(self.raw, stream) }
+        })
     }
 
     /// Makes work that is queued in the stream from now on run behind the mark.
     pub(crate) fn hold(&self, stream: RawStream) -> Result<()> {
-        let _entered = self.context.enter()?;
-        // SAFETY: as in `record`.
-        unsafe { self.context.driver().stream_wait(stream, self.raw) }
+        timed(CallKind::Wait, || {
+            let _entered = self.context.enter()?;
+            // SAFETY: as in `record`.
+            unsafe { self.context.driver().stream_wait(stream, self.raw) }
+        })
     }
 
     /// Whether everything before the mark has ended. Errors of kernels show here.
     pub(crate) fn is_done(&self) -> Result<bool> {
-        let _entered = self.context.enter()?;
-        // SAFETY: an event that lives.
-        unsafe { self.context.driver().event_query(self.raw) }
+        timed(CallKind::AskEnd, || {
+            let _entered = self.context.enter()?;
+            // SAFETY: an event that lives.
+            unsafe { self.context.driver().event_query(self.raw) }
+        })
     }
 }
 

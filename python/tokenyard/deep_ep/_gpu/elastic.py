@@ -6,23 +6,25 @@ from typing import Any
 
 from tokenyard import errors
 
+from .._arguments import read_bias, read_rows
 from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
-from .._engine import Engine, Opened, Received, Sizes, align
+from .._engine import Engine, Opened, Received, Sizes, align, sizes_of
 from .._low_latency import warn_once
 from .._routing import check_experts
 from .._torch import torch
 from ..buffers.handle import EPHandle
 from ..utils.event import EventOverlap
-from .normal import read_bias
 from .streams import CallStream, Timing
 from .tensors import (
     Routed,
+    adopt,
+    device_of,
     expect_device,
     floats,
+    library,
     name_stream,
     read,
-    read_rows,
     stays_in_arena,
     take,
 )
@@ -52,17 +54,17 @@ class Between:
     """A dispatch that was sent, of which the stream waits for an event before it receives."""
 
     def __init__(self, pending: Any, event: Any, stream: CallStream) -> None:
-        self._pending, self._event, self._stream = pending, event, stream
+        self._pending, self._event, self._stream = pending, event, stream.stream
 
     def recv(self) -> Any:
-        if self._stream.stream is not None:
-            self._event.wait_on(self._stream.stream)
+        if self._stream is not None:
+            self._event.wait_on(self._stream)
         return self._pending.recv()
 
 
 def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue: Any) -> Result:
     """A dispatch, or one by the routing of a handle."""
-    stream = CallStream(call.reference.device, timing)
+    stream = CallStream(device_of(adopt(call).reference), timing)
     if call.handle is not None:
         return _replay(engine, call, call.handle, stream)
     if stream.is_captured and call.has_cpu_sync:
@@ -124,7 +126,7 @@ def _finish(
 
 
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
-    x, scales = read_rows(call.x, None, None)
+    x, scales = read_rows(library(), call.x, None, None)
     tokens, hidden = x.shape
     if call.topk_idx is None or call.experts is None:
         raise Refusal(
@@ -145,7 +147,7 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
         local = call.experts // engine.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
     expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights)
-    sizes = Sizes(call.experts, ids.shape[1], hidden, call.tokens, call.tokens)
+    sizes = sizes_of(call.experts, ids.shape[1], hidden, call.tokens, call.tokens)
     return sizes, Routed(x, scales, ids, weights)
 
 
@@ -157,7 +159,7 @@ def _replay(engine: Engine, call: DispatchCall, handle: EPHandle, stream: CallSt
             opened, layout = record.opened, record.native.layout
             expect_equal(call, record)
             tokens, topk = record.native.tokens, opened.sizes.topk
-            x, scales = read_rows(call.x, tokens, opened.sizes.hidden)
+            x, scales = read_rows(library(), call.x, tokens, opened.sizes.hidden)
             weights = call.topk_weights
             if weights is not None:
                 weights = read("topk_weights", weights, (torch.float32,), (tokens, topk))
@@ -275,7 +277,9 @@ def _make_handle(
     places = Places(record, received, stream)
     if call.stats is not None:
         call.stats.add_(places.counts)
-    per_expert: list[int] = places.aligned().tolist() if record.is_exact else []
+    per_expert: list[int] = []
+    if record.is_exact:
+        per_expert = [align(count, record.alignment) for count in places.counts.tolist()]
     ranks, local = engine.ranks, record.experts // engine.ranks
     expanded = sum(per_expert)
     if not record.is_exact:
@@ -310,7 +314,7 @@ def _make_handle(
 
 def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
-    stream = CallStream(call.x.device, timing)
+    stream = CallStream(device_of(adopt(call).x), timing)
     opened, out_weights = None, None
     with stream.inside():
         try:
@@ -347,7 +351,7 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
 def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, list[Any]]:
     given, hidden, topk = record.native.rows, record.opened.sizes.hidden, record.opened.sizes.topk
     rows = read("x", call.x, floats(), (given, hidden)).contiguous()
-    biases = read_bias(call.bias, rows.dtype, (record.native.tokens, hidden))
+    biases = read_bias(library(), call.bias, rows.dtype, (record.native.tokens, hidden))
     weights = call.topk_weights
     if weights is None:
         return rows, None, biases

@@ -8,13 +8,16 @@ from tokenyard import errors
 
 from .. import _handles
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Received, Sizes
+from .._engine import Engine, Opened, Received, Sizes, sizes_of
 from .._low_latency import CombineCall, DispatchCall, Hook, _once
 from .._routing import check_experts
 from .._torch import torch
 from ..utils.event import EventOverlap
-from .streams import CallStream, Timing
-from .tensors import expect_device, floats, name_stream, output_mode, read, take
+from .streams import ASYNC, AT_ONCE, CallStream
+from .tensors import adopt, device_of, expect_device, floats, name_stream, output_mode, read, take
+
+# The place of the handle's tensor that has the record.
+_RANGES = 1
 
 # Above it, rows of the packed layout are not staged.
 _MOST_DECODE_TOKENS = 1024
@@ -30,15 +33,19 @@ class Blocks:
         self.output = output
         self._call = call
 
-    def make(self, received: Any) -> None:
+    def make(self, received: Any, record: "Record") -> None:
         """Allocates, or takes from the arena, what the caller gets. `received` may be on its way."""
         call = self._call
         x = take(received.x, torch.float8_e4m3fn if call.use_fp8 else call.x.dtype)
         self.x = x if self.stays else torch.empty_like(x)
         counts = take(received.expert_counts)
         self.counts = counts if self.stays else torch.empty_like(counts)
-        ranges = take(received.ranges)
-        self.ranges = ranges if self.stays else torch.empty_like(ranges)
+        if self.stays:
+            self.ranges = _handles.anchored_output(received.ranges, record)
+        else:
+            ranges = torch.empty_like(take(received.ranges))
+            self.ranges = _handles.anchored_tensor(ranges, record)
+        record.blocks = x.shape
         self.source = torch.empty(x.shape[:2], dtype=torch.int32, device=x.device)
         self.scales = None
         if call.use_fp8:
@@ -69,11 +76,11 @@ class Blocks:
 class Record:
     """The dispatch that a handle stands for. `native` comes with the rows."""
 
-    call: DispatchCall
     opened: Opened
-    blocks: tuple[int, ...]
     ids: Any
-    native: Any = None
+    native: Any
+    # The shape of the rows.
+    blocks: tuple[int, ...] = ()
     # The input of a combine with `zero_copy`.
     buffer: Any = None
 
@@ -94,14 +101,17 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
     expect_device(x, topk_idx=ids, cumulative_local_expert_recv_stats=call.stats)
     decodes = call.tokens <= _MOST_DECODE_TOKENS
-    return Sizes(call.experts, ids.shape[1], hidden, call.tokens, call.tokens, decodes), (x, ids)
+    sizes = sizes_of(call.experts, ids.shape[1], hidden, call.tokens, call.tokens, decodes)
+    return sizes, (x, ids)
 
 
 def dispatch(
     engine: Engine, call: DispatchCall, has_hook: bool, is_async: bool
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
-    stream = CallStream(call.x.device, Timing(is_async=is_async))
+    stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
+    # The hook goes on there, wherever it is called.
+    _ = stream.stream if has_hook else None
 
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
@@ -129,9 +139,8 @@ def dispatch(
             # Its place is fixed with the receive alone, so it is received now.
             received, native = sent.recv()
         opened.lends |= blocks.stays
-        blocks.make(received or output)
-        record = Record(call, opened, tuple(blocks.x.shape), ids, native)
-        source = _handles.anchored_tensor(blocks.source, record)
+        record = Record(opened, ids, native)
+        blocks.make(received or output, record)
 
         def receive() -> None:
             arrived = received
@@ -144,7 +153,7 @@ def dispatch(
         if not has_hook:
             hook()
     packed = blocks.x if blocks.scales is None else (blocks.x, blocks.scales)
-    handle = (source, blocks.ranges, call.tokens, blocks.x.shape[2], call.experts)
+    handle = (blocks.source, blocks.ranges, call.tokens, blocks.x.shape[2], call.experts)
     outputs = (blocks.x, blocks.scales, blocks.counts, blocks.ranges, blocks.source)
     event = stream.finish((call.x, call.topk_idx, x, ids), outputs)
     return packed, blocks.counts, handle, event, hook if has_hook else None
@@ -152,7 +161,7 @@ def dispatch(
 
 def _arrived(handle: Any) -> Record:
     """The dispatch that a handle stands for. Refuses one whose rows are not there."""
-    record = _handles.record_of(handle, Record)
+    record = _handles.record_of(handle, Record, _RANGES)
     if record.native is None:
         raise Refusal("handle: found one whose hook was not called; expected its rows")
     return record
@@ -201,7 +210,7 @@ def combine(
     engine: Engine, call: CombineCall, is_async: bool
 ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     """The output, filled in the order of the stream: at once, or when the hook was called."""
-    stream = CallStream(call.x.device, Timing(is_async=is_async))
+    stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
     opened = None
     with stream.inside():
         try:

@@ -6,21 +6,25 @@ from typing import Any
 from tokenyard import errors
 
 from .. import _handles
+from .._arguments import DispatchCall, first_tokens, read_bias, read_routing, read_rows
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Received, Sizes
-from .._normal import FIRST_TOKENS, DispatchCall
+from .._engine import Engine, Opened, Received, Sizes, sizes_of
 from .._routing import check_experts
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import CallStream, Timing
 from .tensors import (
     Routed,
+    adopt,
+    adopted,
+    device_of,
     expect_device,
     fit,
     floats,
+    library,
     name_stream,
+    nothing,
     read,
-    read_rows,
     stays_in_arena,
     take,
 )
@@ -43,7 +47,7 @@ def layout(
 ) -> tuple[Any, Any, Any, Any, EventOverlap]:
     """Counts per rank, domain and expert, the map of ranks, and the event."""
     try:
-        ids = read("topk_idx", topk_idx, (torch.int64,), (None, None))
+        ids = read("topk_idx", adopted(topk_idx), (torch.int64,), (None, None))
         check_experts(experts, engine.ranks)
     except Refusal as refusal:
         # It is local: the others cannot be informed here.
@@ -53,7 +57,7 @@ def layout(
     call = CallStream(ids.device, timing)
     with call.inside():
         counts = _count(engine, ids, experts)
-    event = call.finish((topk_idx,), counts)
+    event = call.finish((ids,), counts)
     return (*counts, event)
 
 
@@ -75,54 +79,28 @@ def _count(engine: Engine, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
 
 
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
-    x, scales = read_rows(call.x, None, None)
+    x, scales = read_rows(library(), call.x, None, None)
     tokens, hidden = x.shape
-    for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
-        if getattr(call, name) is None:
-            raise Refusal(f"{name}: found None without a handle; expected get_dispatch_layout's")
-    is_in = read("is_token_in_rank", call.is_token_in_rank, (torch.bool,), (tokens, engine.ranks))
-    counts = read("num_tokens_per_expert", call.num_tokens_per_expert, (torch.int32,), (None,))
-    experts = len(counts)
-    if experts == 0 or experts % engine.ranks:
-        raise Refusal(
-            f"num_tokens_per_expert: found {experts} experts; expected a multiple of the {engine.ranks} ranks"
-        )
-    if call.expert_alignment < 1:
-        raise Refusal(f"expert_alignment: found {call.expert_alignment}; expected at least 1")
-    worst, least = call.num_worst_tokens, engine.ranks * tokens
-    if worst < 0 or 0 < worst < least:
-        raise Refusal(
-            f"num_worst_tokens: found {worst}; expected 0, or at least ranks * tokens = {least}"
-        )
-    # The output has room for R * M rows, so M follows from it.
+    routing = read_routing(library(), call, tokens, engine.ranks)
+    # With worst-case sizes the output has room for R * M rows, so M follows from it.
+    worst = call.num_worst_tokens
     named = -(-worst // engine.ranks) if worst else None
-    most = named or 1 << (max(tokens, FIRST_TOKENS) - 1).bit_length()
-    if call.topk_idx is None:
-        if call.topk_weights is not None:
-            raise Refusal("topk_weights: found some without topk_idx; expected both or neither")
-        if worst:
-            raise Refusal("num_worst_tokens: found some without topk_idx; expected ids with it")
-        if engine.ranks > 32:
-            raise Refusal(
-                f"topk_idx: found None with {engine.ranks} ranks; expected ids above 32 ranks"
-            )
+    most = named or first_tokens(tokens)
+    if routing.ids is None:
         ranks = torch.arange(engine.ranks, device=x.device)
-        ids = torch.where(is_in, ranks, -1)
-        sizes = Sizes(engine.ranks, engine.ranks, hidden, most, sms=call.sms)
-        expect_device(x, scales=scales, is_token_in_rank=is_in)
+        ids = torch.where(routing.is_in, ranks, -1)
+        sizes = sizes_of(engine.ranks, engine.ranks, hidden, most, sms=call.sms)
+        expect_device(x, scales=scales, is_token_in_rank=routing.is_in)
         return sizes, Routed(x, scales, ids, None)
-    ids = read("topk_idx", call.topk_idx, (torch.int64,), (tokens, None)).contiguous()
-    if call.topk_weights is None:
-        raise Refusal("topk_weights: found None with topk_idx; expected both or neither")
-    weights = read("topk_weights", call.topk_weights, (torch.float32,), tuple(ids.shape))
+    ids, weights = routing.ids, routing.weights
     expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights)
-    sizes = Sizes(experts, ids.shape[1], hidden, most, named, sms=call.sms)
-    return sizes, Routed(x, scales, ids, weights.contiguous())
+    sizes = sizes_of(routing.experts, ids.shape[1], hidden, most, named, sms=call.sms)
+    return sizes, Routed(x, scales, ids, weights)
 
 
 def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
     """A dispatch without a handle; the last item is its event."""
-    stream = CallStream(call.reference.device, timing)
+    stream = CallStream(device_of(adopt(call).reference), timing)
     kept: list[tuple[Routed, bool]] = []
 
     def send(opened: Opened, routed: Routed) -> Received:
@@ -257,20 +235,20 @@ def _make_handle(
     is_in = call.is_token_in_rank
 
     def dummy(*shape: int) -> Any:
-        return ends.new_zeros((1,) * len(shape)).expand(shape)
+        return nothing(ends.device).expand(shape)
 
+    # A copy: a handle may live for long, and holds no rows.
+    ends = ends.clone()
     if engine.domains == 1:
-        # Only this rank's column is known without another exchange.
-        prefix = ends.new_zeros((ranks, ranks))
-        prefix[:, engine.rank] = ends
-        anchor = _handles.anchored_tensor(prefix, record)
+        # Only this rank's column is known without another exchange, so all are this one.
+        anchor = _handles.anchored_tensor(ends[:, None].expand(ranks, ranks), record)
         channel = dummy(ranks, 1)
         return anchor, channel, channel, source, is_in, dummy(tokens, ranks)
     domains = engine.domains
     per_domain, per_rank = dummy(domains, 1), dummy(ranks, 1)
     domain_ends = ends.view(domains, -1)[:, -1].contiguous()
     before = (is_in, per_domain, per_rank, per_domain, domain_ends, per_rank)
-    anchor = _handles.anchored_tensor(ends.clone(), record)
+    anchor = _handles.anchored_tensor(ends, record)
     meta = torch.zeros((record.given, 8), dtype=torch.uint8, device=ends.device)
     return (*before, anchor, meta, dummy(tokens, domains), dummy(0, ranks // domains))
 
@@ -283,7 +261,7 @@ def _own_record(engine: Engine, handle: Any) -> Record:
 
 def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> tuple[Any, Any]:
     """A dispatch by the routing of a handle, and its event."""
-    stream = CallStream(call.reference.device, timing)
+    stream = CallStream(device_of(adopt(call).reference), timing)
     opened = None
     with stream.inside():
         try:
@@ -292,7 +270,7 @@ def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> t
             for name in ("topk_idx", "topk_weights"):
                 if getattr(call, name) is not None:
                     raise Refusal(f"{name}: found some with a handle; expected None")
-            x, scales = read_rows(call.x, record.native.tokens, opened.sizes.hidden)
+            x, scales = read_rows(library(), call.x, record.native.tokens, opened.sizes.hidden)
             expect_device(x, scales=scales)
         except Refusal as refusal:
             engine.refuse(opened, "replay", refusal)
@@ -308,15 +286,6 @@ def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> t
     return rows, stream.finish((*_tensors(call), x, scales), given)
 
 
-def read_bias(bias: Any, dtype: Any, shape: tuple[int, int]) -> list[Any]:
-    """None, one or two biases."""
-    listed = list(bias) if isinstance(bias, (tuple, list)) else [bias]
-    if len(listed) > 2:
-        raise Refusal(f"bias: found {len(listed)} tensors; expected at most 2")
-    found = [read("bias", one, (dtype,), shape) for one in listed if one is not None]
-    return [one.contiguous() for one in found]
-
-
 @dataclass
 class CombineCall:
     """The arguments of a combine, as they were given."""
@@ -329,7 +298,7 @@ class CombineCall:
 
 def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
-    stream = CallStream(call.x.device, timing)
+    stream = CallStream(device_of(adopt(call).x), timing)
     opened, weights, out_weights = None, None, None
     with stream.inside():
         try:
@@ -342,7 +311,7 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
                 shape = (record.given, sizes.topk)
                 weights = read("topk_weights", call.topk_weights, (torch.float32,), shape)
                 weights = fit(weights.contiguous(), native.rows)
-            biases = read_bias(call.bias, rows.dtype, (native.tokens, sizes.hidden))
+            biases = read_bias(library(), call.bias, rows.dtype, (native.tokens, sizes.hidden))
             expect_device(call.x, topk_weights=weights)
         except Refusal as refusal:
             engine.refuse(opened, "combine", refusal)

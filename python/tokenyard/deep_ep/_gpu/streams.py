@@ -32,6 +32,12 @@ class Timing:
 
 
 AT_ONCE = Timing()
+ASYNC = Timing(is_async=True)
+
+
+def _raw_current(device: Any) -> int:
+    """torch's current stream of a device, as an integer: without an object, which takes the host some microseconds."""
+    return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
 class CallStream:
@@ -41,36 +47,48 @@ class CallStream:
         self.is_async = timing.is_async
         self.raw: int | None = None
         self.current_raw: int = 0
-        self.stream: Any = None
         self.is_captured = False
+        self._device: Any = None
+        self._stream: Any = None
         if device.type != "cuda":
             return
-        self._current = torch.cuda.current_stream(device)
-        self.stream = communication_stream(device) if timing.is_async else self._current
+        self._device = device
         event = getattr(timing.previous_event, "event", timing.previous_event)
+        if timing.is_async:
+            self._current = torch.cuda.current_stream(device)
+            self._stream = communication_stream(device)
+            self.raw, self.current_raw = self._stream.cuda_stream, self._current.cuda_stream
+        else:
+            self.raw = self.current_raw = _raw_current(device)
         if event is not None:
             event.wait_on(self.stream)
         elif timing.is_async:
-            self.stream.wait_stream(self._current)
-        self.raw = self.stream.cuda_stream
-        self.current_raw = self._current.cuda_stream if timing.is_async else self.raw
+            self._stream.wait_stream(self._current)
         self.is_captured = torch.cuda.is_current_stream_capturing()
+
+    @property
+    def stream(self) -> Any:
+        """torch's object of it, made when it is asked for first: while it is the current one, if it is that. None in
+        host memory."""
+        if self._stream is None and self._device is not None:
+            self._stream = torch.cuda.current_stream(self._device)
+        return self._stream
 
     def inside(self) -> Any:
         """Work that is queued, and memory that is allocated, inside of it is the stream's."""
-        if self.stream is None or not self.is_async:
+        if self._device is None or not self.is_async:
             return contextlib.nullcontext()
         return torch.cuda.stream(self.stream)
 
     def resumed(self) -> Any:
-        """As `inside`, where the current stream may have changed since."""
-        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        """As `inside`, where the current stream may have changed since `stream` was asked for."""
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
         """The event behind the call. The allocator learns that both streams use its tensors."""
         if not self.is_async:
             return EventOverlap()
-        if self.stream is None:
+        if self._device is None:
             return EventOverlap(EventHandle())
         for tensors, stream in ((inputs, self.stream), (outputs, self._current)):
             for tensor in tensors:

@@ -1,16 +1,21 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
+import contextlib
+import functools
 import os
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import tokenyard
 from tokenyard import errors
 
+from .._arguments import Library
 from .._arrays import Refusal
 from .._engine import Opened
 from .._torch import torch
 from .streams import CallStream
+
+Call = TypeVar("Call", bound=Any)
 
 OUTPUT_VARIABLE = "TOKENYARD_OUTPUT"
 OUTPUTS = ("auto", "arena", "copy")
@@ -49,15 +54,50 @@ def read(name: str, tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | Non
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def read_rows(x: Any, tokens: int | None, hidden: int | None) -> tuple[Any, Any]:
-    """Rows that travel as they are, and their scales or None."""
-    if isinstance(x, tuple):
-        if len(x) != 2:
-            raise Refusal(f"x: found {len(x)} tensors; expected one, or rows and their scales")
-        rows = read("x", x[0], (torch.float8_e4m3fn, torch.uint8), (tokens, hidden))
-        scales = read("scales", x[1], (torch.float32, torch.int32), (len(rows), None))
-        return rows.contiguous(), scales
-    return read("x", x, floats(), (tokens, hidden)).contiguous(), None
+@functools.cache
+def library() -> Library:
+    """torch, as arguments are read with it."""
+    return Library(
+        read=read,
+        contiguous=lambda tensor: tensor.contiguous(),
+        bool=torch.bool,
+        uint8=torch.uint8,
+        int32=torch.int32,
+        int64=torch.int64,
+        float32=torch.float32,
+        fp8=torch.float8_e4m3fn,
+        floats=floats(),
+    )
+
+
+def device_of(tensor: Any) -> Any:
+    """Where a tensor of torch lies; for anything else, which is refused in the operation, the host's memory."""
+    return tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
+
+
+def adopt(call: Call) -> Call:
+    """The arguments of a call, a dataclass: where `x` is no tensor of torch, arrays are taken over as such, without a
+    copy. An array that cannot be is left, and refused in the operation."""
+    x = call.x[0] if isinstance(call.x, tuple) and call.x else call.x
+    if not isinstance(x, torch.Tensor):
+        for field in fields(call):
+            setattr(call, field.name, adopted(getattr(call, field.name)))
+    return call
+
+
+def adopted(value: Any) -> Any:
+    """An array of another library as a tensor of torch, and the members of a tuple so; all else as it is."""
+    if isinstance(value, (tuple, list)):
+        return tuple(adopted(one) for one in value)
+    if isinstance(value, torch.Tensor):
+        return value
+    with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):
+        if hasattr(value, "__dlpack__"):
+            # torch lets its current stream wait for the array's.
+            return torch.from_dlpack(value)
+        if hasattr(value, "__cuda_array_interface__"):
+            return torch.as_tensor(value, device="cuda")
+    return value
 
 
 def expect_device(reference: Any, **tensors: Any) -> None:
@@ -117,6 +157,12 @@ def name_stream(opened: Opened, call: CallStream) -> None:
     others = opened.streams - {call.raw}
     if others and opened.lends and not call.is_captured:
         opened.communicator.release_after(list(others))
+
+
+@functools.cache
+def nothing(device: Any) -> Any:
+    """An element that is neither read nor written, for tensors of which only the shape counts."""
+    return torch.zeros(1, dtype=torch.int32, device=device)
 
 
 def fit(rows: Any, count: int) -> Any:

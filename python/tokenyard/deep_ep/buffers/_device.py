@@ -3,6 +3,7 @@
 from typing import Any
 
 from .._engine import Engine
+from .._gpu import streams
 from .._torch import torch
 
 
@@ -17,6 +18,4 @@ def gpu_stream(engine: Engine) -> Any:
     """The stream of asynchronous calls on GPUs."""
     if not engine.on_device or not torch.cuda.is_available():
         return None
-    from .._gpu import streams
-
     return streams.communication_stream(gpu_device())

@@ -6,6 +6,7 @@ from typing import Any
 from .. import _C, _elastic
 from .._arrays import Tensor
 from .._engine import Engine, align
+from .._gpu import elastic, streams
 from .._missing import missing, refuse_missing
 from .._torch import torch
 from .._world import DEFAULT_WAITS, Waits
@@ -149,8 +150,6 @@ class ElasticBuffer:
         if not self._engine.on_device:
             self._engine.barrier()
             return
-        from .._gpu import elastic, streams
-
         device = gpu_device()
         stream = elastic.barrier(self._engine, device, streams.Timing(is_async=use_comm_stream))
         if stream.stream is None:
@@ -218,8 +217,6 @@ class ElasticBuffer:
             is_column_major=use_tma_aligned_col_major_sf,
         )
         if self._engine.on_device:
-            from .._gpu import elastic, streams
-
             timing = streams.Timing(previous_event, async_with_compute_stream)
             return elastic.dispatch(self._engine, call, timing, previous_event_before_epilogue)
         return (*_elastic.dispatch(self._engine, call), finished(async_with_compute_stream))
@@ -249,8 +246,6 @@ class ElasticBuffer:
         refuse_missing("ElasticBuffer.combine", others, ())
         call = _elastic.CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
         if self._engine.on_device:
-            from .._gpu import elastic, streams
-
             timing = streams.Timing(previous_event, async_with_compute_stream)
             return elastic.combine(self._engine, call, timing)
         combined = _elastic.combine(self._engine, call)

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 
 from .. import _C, _low_latency, _normal
+from .._arguments import DispatchCall
 from .._arrays import Tensor, like_type, to_numpy
 from .._engine import Engine
+from .._gpu import low_latency, normal, streams
 from .._missing import missing, refuse_missing
 from .._tables import chunk_config
 from .._torch import torch
-from ..utils.event import EventHandle, EventOverlap
+from ..utils.event import EventHandle, EventOverlap, finished
 from ._device import gpu_device, gpu_stream
 
 
@@ -128,12 +130,10 @@ class Buffer:
         Local. Raises InvalidInputError.
         """
         if self._engine.on_device:
-            from .._gpu import normal, streams
-
             timing = streams.Timing(previous_event, async_finish)
             return normal.layout(self._engine, topk_idx, num_experts, timing)
         layout = _normal.layout(self._engine, topk_idx, num_experts)
-        return (*layout, _normal.finished(async_finish))
+        return (*layout, finished(async_finish))
 
     def dispatch(
         self,
@@ -164,7 +164,7 @@ class Buffer:
         event are None. Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing moved.
         """
         refuse_missing("Buffer.dispatch", others, ())
-        call = _normal.DispatchCall(
+        call = DispatchCall(
             x=x,
             topk_idx=topk_idx,
             topk_weights=topk_weights,
@@ -176,8 +176,6 @@ class Buffer:
             sms=Buffer.num_sms if Buffer._has_chosen_sms and self._engine.on_device else None,
         )
         if self._engine.on_device:
-            from .._gpu import normal, streams
-
             timing = streams.Timing(previous_event, async_finish)
             if handle is None:
                 recv_x, ids, weights, counts, made, event = normal.dispatch(
@@ -188,8 +186,8 @@ class Buffer:
             return recv_x, None, None, None, None, event
         if handle is not None:
             recv_x = _normal.replay(self._engine, call, handle)
-            return recv_x, None, None, None, None, _normal.finished(async_finish)
-        return (*_normal.dispatch(self._engine, call), _normal.finished(async_finish))
+            return recv_x, None, None, None, None, finished(async_finish)
+        return (*_normal.dispatch(self._engine, call), finished(async_finish))
 
     def combine(
         self,
@@ -212,12 +210,10 @@ class Buffer:
         """
         refuse_missing("Buffer.combine", others, ())
         if self._engine.on_device:
-            from .._gpu import normal, streams
-
             call = normal.CombineCall(x, handle, topk_weights, bias)
             return normal.combine(self._engine, call, streams.Timing(previous_event, async_finish))
         combined = _normal.combine(self._engine, x, handle, topk_weights, bias)
-        return (*combined, _normal.finished(async_finish))
+        return (*combined, finished(async_finish))
 
     internode_dispatch = dispatch
     internode_combine = combine
@@ -270,13 +266,11 @@ class Buffer:
             use_ue8m0=use_ue8m0,
         )
         if self._engine.on_device:
-            from .._gpu import low_latency
-
             return low_latency.dispatch(self._engine, call, return_recv_hook, async_finish)
         packed, counts, handle, hook = _low_latency.dispatch(self._engine, call)
         if not return_recv_hook:
             hook()
-        event = _normal.finished(async_finish)
+        event = finished(async_finish)
         return packed, counts, handle, event, hook if return_recv_hook else None
 
     def low_latency_combine(
@@ -316,19 +310,15 @@ class Buffer:
             has_hook=return_recv_hook,
         )
         if self._engine.on_device:
-            from .._gpu import low_latency
-
             return low_latency.combine(self._engine, call, async_finish)
         combined, hook = _low_latency.combine(self._engine, call)
         if not return_recv_hook:
             hook()
-        return combined, _normal.finished(async_finish), hook if return_recv_hook else None
+        return combined, finished(async_finish), hook if return_recv_hook else None
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         """`[E / R, R * M, H]` bfloat16: rows written there are what a combine with `zero_copy` reads."""
         if self._engine.on_device:
-            from .._gpu import low_latency
-
             return low_latency.combine_buffer(handle)
         return _low_latency.combine_buffer(handle)
 

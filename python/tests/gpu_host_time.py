@@ -1,0 +1,213 @@
+"""The host's time of calls in parts: of the drop-in and torch, of the package, of the driver. Figures, no limits."""
+
+import contextlib
+import time
+
+import torch
+from gpu_common import CASE, inputs, is_gpu, layout_of, synchronize, v1
+
+from tokenyard._native import _driver_times
+
+
+class Watched:
+    """A communicator, and the nanoseconds that its calls took."""
+
+    def __init__(self, inner):
+        self._inner, self.ns = inner, 0
+
+    def __getattr__(self, name):
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+
+        def call(*args, **keywords):
+            start = time.perf_counter_ns()
+            try:
+                return found(*args, **keywords)
+            finally:
+                self.ns += time.perf_counter_ns() - start
+
+        return call
+
+
+def watch(buffer):
+    """Watches the communicators that the buffer has."""
+    for opened in buffer._engine._opened.values():
+        if not isinstance(opened.communicator, Watched):
+            opened.communicator = Watched(opened.communicator)
+    return [opened.communicator for opened in buffer._engine._opened.values()]
+
+
+class Spent:
+    """The parts of the time of a call, sample by sample, in microseconds."""
+
+    def __init__(self):
+        self.all, self.inside, self.driver = [], [], []
+        self.kinds = {}
+
+    def measure(self, call, watched):
+        before = sum(comm.ns for comm in watched)
+        _driver_times(True)
+        start = time.perf_counter_ns()
+        call()
+        self.all.append((time.perf_counter_ns() - start) / 1e3)
+        times = _driver_times(False)
+        self.inside.append((sum(comm.ns for comm in watched) - before) / 1e3)
+        self.driver.append(sum(ns for _, _, ns in times) / 1e3)
+        for kind, calls, ns in times:
+            self.kinds.setdefault(kind, []).append((calls, ns / 1e3))
+
+    def __str__(self):
+        beside = median([a - b for a, b in zip(self.all, self.inside, strict=True)])
+        package = median([a - b for a, b in zip(self.inside, self.driver, strict=True)])
+        text = f"{median(self.all):.1f} us: drop-in and torch {beside:.1f}, package {package:.1f}"
+        text += f", driver {median(self.driver):.1f}"
+        kinds = [
+            f"{kind} {sum(calls for calls, _ in found) / len(self.all):.1f} x "
+            f"{sum(us for _, us in found) / max(1, sum(calls for calls, _ in found)):.1f}"
+            for kind, found in self.kinds.items()
+        ]
+        return f"{text} ({', '.join(kinds)})" if kinds else text
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def on_streams():
+    """The current stream of torch, which is CUDA's default one, and another."""
+    yield "default stream", contextlib.nullcontext()
+    if is_gpu():
+        yield "another stream", torch.cuda.stream(torch.cuda.Stream())
+
+
+def calls_of(buffer, x, idx, weights):
+    """The calls of the drop-in, by name; each may use what those before it have left."""
+    out, state = torch.empty_like(x), {}
+    options = layout_of(buffer, idx, CASE.experts)
+
+    def dispatch():
+        state["result"] = buffer.low_latency_dispatch(
+            x, idx, CASE.max_tokens, CASE.experts, use_fp8=False
+        )
+
+    def cast():
+        state["cast"] = buffer.low_latency_dispatch(x, idx, CASE.max_tokens, CASE.experts)
+
+    def combine():
+        rows, _, handle, _, _ = state["result"]
+        buffer.low_latency_combine(rows, idx, weights, handle, out=out)
+
+    def normal():
+        state["normal"] = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
+
+    def cached():
+        buffer.dispatch(x, handle=state["normal"][4])
+
+    def back():
+        recv_x, _, _, _, handle, _ = state["normal"]
+        buffer.combine(recv_x, handle)
+
+    return {
+        "low latency dispatch": dispatch,
+        "low latency dispatch to FP8": cast,
+        "low latency combine": combine,
+        "normal dispatch (waits)": normal,
+        "cached dispatch (waits)": cached,
+        "combine (waits)": back,
+    }
+
+
+def native_calls(buffer, x, idx):
+    """The package's own calls, and one of torch, for comparison."""
+    watch(buffer)
+    opened = next(one for one in buffer._engine._opened.values() if one.sizes.decodes)
+    comm, state, out = opened.communicator, {}, torch.empty_like(x)
+    options = {}
+    if is_gpu():
+        options = {"stream": torch.cuda.current_stream().cuda_stream, "without_sync": True}
+
+    def dispatch():
+        state["result"] = comm.dispatch(x, idx, layout="packed", worst_case=is_gpu(), **options)
+
+    def combine():
+        received, handle = state["result"]
+        comm.combine(handle, received.x, out=out, **options)
+
+    return {
+        "the package's dispatch": dispatch,
+        "the package's combine": combine,
+        "torch.add": lambda: torch.add(x, 1, out=out),
+    }
+
+
+def of_each_call(world):
+    """Each call behind a wait for the device."""
+    samples = 300 if is_gpu() else 20
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, CASE)
+    lines = []
+    for name, stream in on_streams():
+        with stream:
+            calls = calls_of(buffer, x, idx, weights)
+            for call in list(calls.values()) * 3:
+                call()
+            calls |= native_calls(buffer, x, idx)
+            spent = {called: Spent() for called in calls}
+            for _ in range(samples):
+                for called, call in calls.items():
+                    synchronize()
+                    # Ranks come at one time.
+                    world.barrier("measure")
+                    spent[called].measure(call, watch(buffer))
+        lines += [f"{name}: {called} {times}" for called, times in spent.items()]
+    buffer.destroy()
+    return "\n       ".join(lines)
+
+
+def of_steps_in_a_row(world):
+    """A low latency dispatch and its combine, many times without a wait: whether calls become slower, and where."""
+    steps = 3000 if is_gpu() else 60
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, CASE)
+    lines = []
+    for name, stream in on_streams():
+        with stream:
+            calls = calls_of(buffer, x, idx, weights)
+            dispatch, combine = calls["low latency dispatch"], calls["low latency combine"]
+            dispatch()
+            native = native_calls(buffer, x, idx)
+            of_package = native["the package's dispatch"], native["the package's combine"]
+            for what, pair in (("drop-in", (dispatch, combine)), ("package", of_package)):
+                lines += in_a_row(world, f"{name}, {what}", pair, watch(buffer), steps)
+    buffer.destroy()
+    return "\n       ".join(lines)
+
+
+def in_a_row(world, name, pair, watched, steps):
+    synchronize()
+    world.barrier("measure")
+    begun = time.perf_counter()
+    thirds = []
+    for _ in range(3):
+        spent = [Spent(), Spent()]
+        for _ in range(steps // 3):
+            for one, call in zip(spent, pair, strict=True):
+                one.measure(call, watched)
+        thirds.append(spent)
+    queued = time.perf_counter() - begun
+    synchronize()
+    taken = time.perf_counter() - begun
+    medians = [" + ".join(f"{median(one.all):.1f}" for one in spent) for spent in thirds]
+    lines = [
+        f"{name}: a step {1e6 * queued / steps:.1f} us of the host, {1e6 * taken / steps:.1f} us with the device; "
+        f"medians by thirds {', '.join(medians)} us"
+    ]
+    lines += [
+        f"  {which} of the last third {one}"
+        for which, one in zip(("dispatch", "combine"), thirds[-1], strict=True)
+    ]
+    return lines
+
+
+CHECKS = [of_each_call, of_steps_in_a_row]

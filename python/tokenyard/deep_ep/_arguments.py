@@ -1,0 +1,149 @@
+"""Arguments of normal calls, judged alike whichever library their tensors are of. Values are looked at elsewhere: the
+host reads none of a GPU."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ._arrays import FLOATS, FP8, Array, Refusal, Tensor, read
+
+FIRST_TOKENS = 1024
+# Above it, a map of ranks cannot route: its ranks are the choices of a token.
+MOST_CHOICES = 32
+
+
+@dataclass
+class DispatchCall:
+    """The arguments of a dispatch, as they were given."""
+
+    x: Tensor | tuple[Tensor, Tensor]
+    topk_idx: Tensor | None = None
+    topk_weights: Tensor | None = None
+    num_tokens_per_rank: Tensor | None = None
+    is_token_in_rank: Tensor | None = None
+    num_tokens_per_expert: Tensor | None = None
+    expert_alignment: int = 1
+    num_worst_tokens: int = 0
+    # Multiprocessors that the caller has asked for, on GPUs.
+    sms: int | None = None
+
+    @property
+    def reference(self) -> Tensor:
+        """A tensor of the library that results are of."""
+        return self.x[0] if isinstance(self.x, tuple) else self.x
+
+
+@dataclass(frozen=True)
+class Library:
+    """How tensors of a library are read, and its types."""
+
+    # Name, tensor, types, shape: the tensor or array, or a Refusal.
+    read: Callable[[str, Tensor, tuple[Any, ...], tuple[int | None, ...]], Any]
+    contiguous: Callable[[Any], Any]
+    bool: Any
+    uint8: Any
+    int32: Any
+    int64: Any
+    float32: Any
+    fp8: Any
+    floats: tuple[Any, ...]
+
+
+def _contiguous(array: Array) -> Array:
+    return np.ascontiguousarray(array)
+
+
+NUMPY = Library(
+    read=read,
+    contiguous=_contiguous,
+    bool=np.bool_,
+    uint8=np.uint8,
+    int32=np.int32,
+    int64=np.int64,
+    float32=np.float32,
+    fp8=FP8,
+    floats=FLOATS,
+)
+
+
+def read_rows(
+    library: Library, x: Tensor | tuple[Tensor, Tensor], tokens: int | None, hidden: int | None
+) -> tuple[Any, Any]:
+    """Rows that travel as they are, and their scales or None."""
+    if isinstance(x, tuple):
+        if len(x) != 2:
+            raise Refusal(f"x: found {len(x)} tensors; expected one, or rows and their scales")
+        rows = library.read("x", x[0], (library.fp8, library.uint8), (tokens, hidden))
+        types = (library.float32, library.int32)
+        scales = library.read("scales", x[1], types, (rows.shape[0], None))
+        return library.contiguous(rows), scales
+    return library.contiguous(library.read("x", x, library.floats, (tokens, hidden))), None
+
+
+def read_bias(library: Library, bias: Any, dtype: Any, shape: tuple[int, int]) -> list[Any]:
+    """None, one or two biases."""
+    listed = list(bias) if isinstance(bias, (tuple, list)) else [bias]
+    if len(listed) > 2:
+        raise Refusal(f"bias: found {len(listed)} tensors; expected at most 2")
+    found = [library.read("bias", one, (dtype,), shape) for one in listed if one is not None]
+    return [library.contiguous(one) for one in found]
+
+
+@dataclass
+class Routing:
+    """The tensors of a dispatch that say where its tokens go."""
+
+    is_in: Any
+    expert_counts: Any
+    experts: int
+    # Without ids, `is_in` routes.
+    ids: Any
+    weights: Any
+
+
+def read_routing(library: Library, call: DispatchCall, tokens: int, ranks: int) -> Routing:
+    """The tensors of the routing, of the right types and shapes."""
+    for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
+        if getattr(call, name) is None:
+            raise Refusal(f"{name}: found None without a handle; expected get_dispatch_layout's")
+    shape = (tokens, ranks)
+    is_in = library.read("is_token_in_rank", call.is_token_in_rank, (library.bool,), shape)
+    counts = library.read(
+        "num_tokens_per_expert", call.num_tokens_per_expert, (library.int32,), (None,)
+    )
+    experts = counts.shape[0]
+    if experts == 0 or experts % ranks:
+        raise Refusal(
+            f"num_tokens_per_expert: found {experts} experts; expected a multiple of the {ranks} ranks"
+        )
+    if call.expert_alignment < 1:
+        raise Refusal(f"expert_alignment: found {call.expert_alignment}; expected at least 1")
+    worst, least = call.num_worst_tokens, ranks * tokens
+    if worst < 0 or 0 < worst < least:
+        raise Refusal(
+            f"num_worst_tokens: found {worst}; expected 0, or at least ranks * tokens = {least}"
+        )
+    if call.topk_idx is None:
+        if call.topk_weights is not None:
+            raise Refusal("topk_weights: found some without topk_idx; expected both or neither")
+        if worst:
+            raise Refusal("num_worst_tokens: found some without topk_idx; expected ids with it")
+        if ranks > MOST_CHOICES:
+            raise Refusal(
+                f"topk_idx: found None with {ranks} ranks; expected ids above {MOST_CHOICES} ranks"
+            )
+        return Routing(is_in, counts, experts, None, None)
+    ids = library.read("topk_idx", call.topk_idx, (library.int64,), (tokens, None))
+    if call.topk_weights is None:
+        raise Refusal("topk_weights: found None with topk_idx; expected both or neither")
+    shape = (tokens, ids.shape[1])
+    weights = library.read("topk_weights", call.topk_weights, (library.float32,), shape)
+    ids, weights = library.contiguous(ids), library.contiguous(weights)
+    return Routing(is_in, counts, experts, ids, weights)
+
+
+def first_tokens(tokens: int) -> int:
+    """M to open a communicator with: callers of normal mode name none, and bring other numbers in every step."""
+    return 1 << (max(tokens, FIRST_TOKENS) - 1).bit_length()
