@@ -114,15 +114,36 @@ struct What {
   u64 expected;
 };
 
-// Ends waits (INV-6): when the host raises the abort word, or after the cap.
+// Where an operation goes on without ranks that do not come: see masking.cuh. In device memory, except for
+// `lost`.
+struct Masking {
+  u32* masks;       // [R]: bit 0: the rank is left out; above it, the waits that ended without the rank. Or null
+  const u64* lost;  // [R], in pinned memory: not 0 once the host says that a rank is lost
+  u64* settled;     // [slots, 3, R]: what the blocks of an operation have settled about each rank
+  u32* leaving;     // blocks that have received all of an operation's rows
+  u64 after_ns;     // a wait for a rank lasts no longer; all ones: only the host ends it
+  u32 rank;         // this one, which is always there
+  u32 reserved;
+};
+
+// Ends waits (INV-6): when the host raises the abort word, or after the cap. Where ranks are masked, also waits
+// for a rank that is, or is to be, left out: those alone.
 class Guard {
  public:
-  __device__ Guard(const u64* abort, u64 cap_ns, WaitReport* report)
-      : abort_(abort), cap_(cap_ns), report_(report), since_(0), looks_(0), ended_(false) {}
+  __device__ Guard(const u64* abort, u64 cap_ns, WaitReport* report, const Masking* masking = nullptr)
+      : bounds_{abort, cap_ns, report, masking}, since_(0), looks_(0), ended_(false), left_out_(false) {}
 
   __device__ bool ended() const { return ended_; }
 
-  // Returns true once `ready(found)` is true of a value from `read`; false if the wait was ended.
+  // Whether a wait has ended because its rank is left out, since the last call.
+  __device__ bool takes_left_out() {
+    bool was = left_out_;
+    left_out_ = false;
+    return was;
+  }
+
+  // Returns true once `ready(found)` is true of a value from `read`; false if the wait was ended, or its rank is
+  // left out.
   template <class Read, class Ready>
   __device__ bool until(const What& what, Read read, Ready ready) {
     if (ended_) return false;
@@ -131,15 +152,16 @@ class Guard {
     u64 found = read();
     while (!ready(found)) {
       if (++looks_ % 1024 == 0) {
-        Lasting wait = look_up(abort_, cap_, report_, what, {since_, found});
+        Lasting wait = look_up(bounds_, what, {since_, found});
         since_ = wait.since;
-        ended_ = wait.found != 0;
-        if (ended_) return false;
+        ended_ = wait.found == kEnded;
+        left_out_ |= wait.found == kLeftOut;
+        if (wait.found != 0) return false;
       }
       between_looks();
       found = read();
     }
-    if (since_ != 0) atomic_cas(&report_->waiting, tag(what), 0ull);
+    if (since_ != 0) atomic_cas(&bounds_.report->waiting, tag(what), 0ull);
     return true;
   }
 
@@ -147,16 +169,24 @@ class Guard {
   // the first failure the host reads the subject of the wait, and the value that was found.
   __device__ void fail(const What& what, u64 found) {
     ended_ = true;
-    report_end(report_, what, found);
+    report_end(bounds_.report, what, found);
   }
 
  private:
   __device__ static u64 tag(const What& what) { return (u64)what.phase << 32 | (what.peer + 1); }
 
+  struct Bounds {
+    const u64* abort;
+    u64 cap;
+    WaitReport* report;
+    const Masking* masking;
+  };
+
   // A wait that lasts: since when, and the value that was found; or as the result, whether it was ended.
   struct Lasting {
     u64 since, found;
   };
+  static constexpr u64 kEnded = 1, kLeftOut = 2;
 
   // The report names the wait with the lowest phase and peer of those that last: the other
   // peers may wait for a rank that itself waits for that peer.
@@ -177,7 +207,20 @@ class Guard {
     store_release(&report->ended, 2);
   }
 
-  __device__ TY_COLD static Lasting look_up(const u64* abort, u64 cap, WaitReport* report, What what, Lasting wait) {
+  // Whether a wait for a rank goes on without it. The first such wait masks the rank for all later ones.
+  __device__ TY_COLD static bool leaves_out(const Masking* masking, u32 peer, u64 lasted) {
+    if (!masking || !masking->masks || peer == masking->rank) return false;
+    u32* mask = masking->masks + peer;
+    bool is_masked = (load_relaxed(mask) & 1) != 0;
+    if (!is_masked && load_relaxed(masking->lost + peer) == 0 && lasted < masking->after_ns) return false;
+    atomic_or(mask, 1u);
+    atomic_add(mask, 2u);
+    return true;
+  }
+
+  __device__ TY_COLD static Lasting look_up(Bounds bounds, What what, Lasting wait) {
+    const u64* abort = bounds.abort;
+    WaitReport* report = bounds.report;
     u64 now = now_ns(), since = wait.since == 0 ? now : wait.since;
     claim(report, tag(what));
     if (load_relaxed(&report->waiting) == tag(what)) {
@@ -185,17 +228,20 @@ class Guard {
       store_relaxed(&report->wait_expected, what.expected);
       store_relaxed(&report->wait_found, wait.found);
     }
-    if (load_relaxed(abort) == 0 && now - since < cap) return {since, 0};
+    bool ends = load_relaxed(abort) != 0 || now - since >= bounds.cap;
+    if (!ends && leaves_out(bounds.masking, what.peer, now - since)) {
+      atomic_cas(&report->waiting, tag(what), 0ull);
+      return {since, kLeftOut};
+    }
+    if (!ends) return {since, 0};
     report_end(report, what, wait.found);
-    return {since, 1};
+    return {since, kEnded};
   }
 
-  const u64* abort_;
-  u64 cap_;
-  WaitReport* report_;
+  Bounds bounds_;
   u64 since_;
   u32 looks_;
-  bool ended_;
+  bool ended_, left_out_;
 };
 
 // Waits for a total; totals compare rolling.

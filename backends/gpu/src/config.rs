@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -203,6 +204,9 @@ pub struct GpuConfig {
     pub decode: Decode,
     /// Multiprocessors that a low-latency operation occupies: "auto" (all, or fewer for few tokens), or 1 to 1024.
     pub decode_sms: Sms,
+    /// With `on_failure = "mask"`: milliseconds after which a low-latency operation goes on without a rank that has
+    /// not come, although it lives. Absent: only a lost rank is left out.
+    pub mask_after_ms: Option<u64>,
     /// Multiprocessors for local work, such as the merge of expert rows in a combine: "auto" (all), or 1 to 1024.
     pub local_sms: Sms,
     /// Where windows lie whose rows a host thread puts: "auto" (in host memory where the transport accepts
@@ -231,6 +235,7 @@ impl Default for GpuConfig {
             outside: Outside::Auto,
             decode: Decode::Direct,
             decode_sms: Sms::Auto,
+            mask_after_ms: None,
             local_sms: Sms::Auto,
             windows: Windows::Auto,
             arena_mib: None,
@@ -240,6 +245,9 @@ impl Default for GpuConfig {
         }
     }
 }
+
+/// The longest time that may be set, a day.
+const MOST_MASK_AFTER: u64 = 86_400_000;
 
 impl PeersConfig {
     /// The ordinal of this rank's device, where it is named.
@@ -254,6 +262,10 @@ impl GpuConfig {
         self.device.as_ref().map(Devices::mine)
     }
 
+    pub(crate) fn mask_after(&self) -> Option<Duration> {
+        self.mask_after_ms.map(Duration::from_millis)
+    }
+
     pub(crate) fn check(&self, names: &Names) -> Result<()> {
         let refuse = |key: &str, found: String, expected: &str| {
             Err(Error::new(
@@ -266,6 +278,13 @@ impl GpuConfig {
         };
         if let (Decode::Direct, Sms::Count(count)) = (self.decode, self.decode_sms) {
             return refuse("decode_sms", count.to_string(), "decode = \"low_latency\" beside it");
+        }
+        if let Some(found) = self.mask_after_ms {
+            let low_latency = self.decode == Decode::LowLatency;
+            if !low_latency || !(1..=MOST_MASK_AFTER).contains(&found) {
+                let expected = "1 to 86400000 (a day), with decode = \"low_latency\" beside it";
+                return refuse("mask_after_ms", found.to_string(), expected);
+            }
         }
         match self.arena_mib {
             Some(mib) if mib == 0 || mib > MOST_ARENA >> 20 => {
@@ -334,6 +353,17 @@ mod tests {
         assert!(text.contains("`direct` or `low_latency`"), "{text}");
         let text = parse("decode_sms = 24").unwrap_err();
         assert!(text.contains("`decode_sms`: found 24") && text.contains("low_latency"), "{text}");
+    }
+
+    #[test]
+    fn a_rank_that_lives_is_left_out_only_where_the_config_says_when() {
+        assert_eq!(parse("").unwrap().mask_after(), None);
+        let set = parse("decode = \"low_latency\"\nmask_after_ms = 250").unwrap();
+        assert_eq!(set.mask_after(), Some(Duration::from_millis(250)));
+        for wrong in ["mask_after_ms = 9", "decode = \"low_latency\"\nmask_after_ms = 0"] {
+            let text = parse(wrong).unwrap_err();
+            assert!(text.contains("1 to 86400000 (a day)"), "{text}");
+        }
     }
 
     #[test]

@@ -99,7 +99,8 @@ impl<C: Components> Transport for Peers<C> {
                 | abi::TY_CAP_GET
                 | abi::TY_CAP_ORDERED
                 | abi::TY_CAP_BOUNDED_PUT
-                | abi::TY_CAP_DEVICE_API,
+                | abi::TY_CAP_DEVICE_API
+                | abi::TY_CAP_MASKING,
             memory_kinds: C::PLATFORM.memory,
             max_peers: 72,
             max_queues: 64,

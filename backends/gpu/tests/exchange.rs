@@ -404,14 +404,54 @@ const MUTANTS: [(&str, &str, &str); 12] = [
     ),
 ];
 
-/// Low-latency kernels with every mutant, each of which a run may switch on.
-fn staged_mutants() -> Model {
+/// The same for what masks do.
+const MASKING_MUTANTS: [(&str, &str, &str); 6] = [
+    (
+        "a rank that is lost is waited for",
+        "    if (!masking || !masking->masks",
+        "    if (model::mutant == 1 || !masking || !masking->masks",
+    ),
+    (
+        "each block settles by itself who takes part",
+        "    out.ranks[rank] = old & 1;",
+        "    out.ranks[rank] = (model::mutant == 2 ? mine : old) & 1;",
+    ),
+    (
+        "the places of rows that have not come stay as they are",
+        "    if (load_relaxed(settled_word(args.dispatch.c, args.staging, kGaps, s)) ==",
+        "    if (model::mutant != 3 && load_relaxed(settled_word(args.dispatch.c, args.staging, kGaps, s)) ==",
+    ),
+    (
+        "a row of which some pieces have come counts",
+        "  return !masks(s) || !sync_block_or(guard.takes_left_out());",
+        "  return !masks(s) || !sync_block_or(guard.takes_left_out()) || model::mutant == 4;",
+    ),
+    (
+        "rows are sent to a rank that is left out",
+        "    if (expert >= 0 && is_left_out(s, expert / t.local))",
+        "    if (model::mutant != 5 && expert >= 0 && is_left_out(s, expert / t.local))",
+    ),
+    (
+        "sums wait for a rank that is left out",
+        "    bool is_owed = has && mine.expert >= 0 && !is_left_out(",
+        "    bool is_owed = has && mine.expert >= 0 && model::mutant == 6 || has && mine.expert >= 0 && !is_left_out(",
+    ),
+];
+
+/// Low-latency kernels with every mutant, each of which a run of the model may switch on.
+fn staged_mutants(model: &str, mutants: &[(&str, &str, &str)]) -> Model {
     let folder = tempfile::tempdir().expect("a folder");
     write_all(folder.path(), NVLINK, Rows::Vector, "mutants");
-    for (what, from, to) in MUTANTS {
+    for (what, from, to) in mutants {
         let mut changed = 0;
-        for name in ["staging.cuh", "staged_send.cuh", "staged_dispatch.cuh", "staged_combine.cuh"]
-        {
+        for name in [
+            "transport.cuh",
+            "masking.cuh",
+            "staging.cuh",
+            "staged_send.cuh",
+            "staged_dispatch.cuh",
+            "staged_combine.cuh",
+        ] {
             let path = folder.path().join(name);
             let text = std::fs::read_to_string(&path).expect("a source");
             changed += text.matches(from).count();
@@ -419,7 +459,7 @@ fn staged_mutants() -> Model {
         }
         assert_eq!(changed, 1, "{what}: the kernels have another form");
     }
-    Model::compile(folder, "staged.cpp", &defines(NVLINK, Rows::Vector))
+    Model::compile(folder, model, &defines(NVLINK, Rows::Vector))
 }
 
 #[test]
@@ -440,8 +480,23 @@ fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back_on_waves_of_64
 
 #[test]
 fn every_low_latency_wait_that_is_taken_out_is_noticed() {
-    let model = staged_mutants();
+    let model = staged_mutants("staged.cpp", &MUTANTS);
     for number in 1..=MUTANTS.len() {
+        model.notices(&[&number.to_string()]);
+    }
+}
+
+#[test]
+fn low_latency_operations_go_on_without_a_rank_that_stops_in_any_phase() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_all(folder.path(), NVLINK, Rows::Vector, "masked");
+    Model::compile(folder, "masked.cpp", &defines(NVLINK, Rows::Vector)).is_well();
+}
+
+#[test]
+fn what_masks_do_is_noticed_where_it_is_taken_out() {
+    let model = staged_mutants("masked.cpp", &MASKING_MUTANTS);
+    for number in 1..=MASKING_MUTANTS.len() {
         model.notices(&[&number.to_string()]);
     }
 }

@@ -13,7 +13,7 @@ use crate::kernels::args;
 const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange, and those that measure a link: name and text.
 const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
-const HEADERS: [(&str, &str); 28] = [
+const HEADERS: [(&str, &str); 29] = [
     ("arch.cuh", include_str!("../../device/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/arch_cuda.cuh")),
     ("arch_amd.cuh", include_str!("../../device/arch_amd.cuh")),
@@ -38,6 +38,7 @@ const HEADERS: [(&str, &str); 28] = [
     ("fused_plan.cuh", include_str!("../kernels/fused_plan.cuh")),
     ("fused_combine.cuh", include_str!("../kernels/fused_combine.cuh")),
     ("put_combine.cuh", include_str!("../kernels/put_combine.cuh")),
+    ("masking.cuh", include_str!("../kernels/masking.cuh")),
     ("staging.cuh", include_str!("../kernels/staging.cuh")),
     ("staged_send.cuh", include_str!("../kernels/staged_send.cuh")),
     ("staged_dispatch.cuh", include_str!("../kernels/staged_dispatch.cuh")),

@@ -251,6 +251,7 @@ struct Staging {
   u32 token_words;   // 32-bit words of a set of a rank's tokens
   u32 phases;        // the phases that the kernel runs: kSends, kReceives
   u32 senders;       // blocks that only send, while the others only receive; 0: each does both
+  Masking masking;
 };
 
 // The group of a token.
@@ -436,6 +437,8 @@ struct StagedCombineArgs {
   // [T, K]: weights of this call instead of the dispatch's, and ids, of which negative ones drop a term; or null.
   const float* topk_weights;
   const i64* topk_idx;
+  // [T]: selections of each token that are left out of its sum, with their ranks; or null.
+  u8* missing;
 
   __device__ bool weighted() const { return topk_weights || merge.dispatch_weights; }
 };

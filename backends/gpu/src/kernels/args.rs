@@ -291,6 +291,19 @@ pub(crate) struct Staging {
     pub(crate) token_words: u32,
     pub(crate) phases: u32,
     pub(crate) senders: u32,
+    pub(crate) masking: Masking,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Masking {
+    pub(crate) masks: u64,
+    pub(crate) lost: u64,
+    pub(crate) settled: u64,
+    pub(crate) leaving: u64,
+    pub(crate) after_ns: u64,
+    pub(crate) rank: u32,
+    pub(crate) reserved: u32,
 }
 
 #[repr(C)]
@@ -309,6 +322,7 @@ pub(crate) struct StagedCombineArgs {
     pub(crate) sources: u64,
     pub(crate) topk_weights: u64,
     pub(crate) topk_idx: u64,
+    pub(crate) missing: u64,
 }
 
 #[repr(C)]

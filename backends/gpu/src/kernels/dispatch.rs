@@ -127,7 +127,7 @@ impl Engine {
         let why = match mode.captured {
             true if !mode.no_host_sync => CAPTURED.to_owned(),
             _ => match Wanted::of(call, &self.exchange.regions, mode) {
-                Ok(wanted) => match self.too_long_to_send(&wanted) {
+                Ok(wanted) => match self.cannot_send(&wanted) {
                     Some(why) => why,
                     // SAFETY: by this function's contract.
                     None => return unsafe { self.send_rows(call, step, &wanted) },
@@ -139,7 +139,12 @@ impl Engine {
         self.refuse_dispatch(call, &refusal)
     }
 
-    fn too_long_to_send(&self, wanted: &Wanted) -> Option<String> {
+    fn cannot_send(&self, wanted: &Wanted) -> Option<String> {
+        if self.launcher.waits.masks.is_some() && !self.stages(wanted.spec.layout) {
+            let why = "layout: found one that is not packed; expected packed, because on_failure = \"mask\" on GPUs \
+                       covers low-latency operations alone";
+            return Some(why.to_owned());
+        }
         let RowFormat { x_bytes, scale_bytes, .. } = wanted.format.row;
         self.too_long(wanted.spec.layout, x_bytes.into(), scale_bytes.into())
     }
@@ -434,8 +439,7 @@ impl Engine {
     /// The place where the output of a dispatch that was sent will lie.
     pub(super) fn dispatch_output(&self, operation: u64) -> Result<abi::TyReceived> {
         let op = self.routing.dispatch(operation).ok_or_else(|| not_sent(operation))?;
-        let lost = self.launcher.memory.lost.address();
-        Ok(describe(op, &self.exchange.regions, lost))
+        Ok(describe(op, &self.exchange.regions, self.lost_of(op)))
     }
 
     pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
@@ -456,8 +460,15 @@ impl Engine {
             .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, &op.mode));
         self.unstage(op.staging, op.handle, &op.mode);
         self.abort_on_fatal(arrived)?;
-        let lost = self.launcher.memory.lost.address();
-        Ok(describe(&op, &self.exchange.regions, lost))
+        Ok(describe(&op, &self.exchange.regions, self.lost_of(&op)))
+    }
+
+    /// The list of ranks that an output leaves out.
+    fn lost_of(&self, op: &DispatchOp) -> u64 {
+        match self.launcher.waits.masks {
+            Some(_) => op.output.address + op.output.layout.lost.offset,
+            None => self.launcher.memory.lost.address(),
+        }
     }
 
     /// The blocks of a dispatch, and what each of them does.

@@ -18,6 +18,7 @@ use super::gpu_ring::Ring;
 use super::launch::{Blocks, DeviceState, Launcher};
 use super::limits::BlockLimits;
 use super::loaded::Kernels;
+use super::masking::Masks;
 use super::moving::Moving;
 use super::observer::Observer;
 use super::order::StreamOrder;
@@ -80,11 +81,9 @@ impl Engine {
         let raw = if is_up { &plan.scale_up } else { &plan.scale_out };
         // SAFETY: by this function's contract; the host passes judged tables.
         let (link, board) = unsafe { (Link::from_abi(raw)?, WaitBoard::from_abi(plan.board)) };
-        if !plan.lost.is_null() {
-            let message = "a lost rank cannot be left out on GPUs yet";
-            return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message)
-                .with_fix("let a lost rank end the communicator, or use kernels = \"cpu\""));
-        }
+        // SAFETY: the plan's table outlives the engine, by this function's contract.
+        let masks = unsafe { Masks::new(context, &exchange, plan, config.mask_after())? };
+        let is_masked = masks.is_some();
         let (posting, device_api) = if exchange.path.has_ring() {
             let ring = Ring::new(context, level, sizes.signals())?;
             let device_api = ring.device_api(exchange.rank);
@@ -138,11 +137,17 @@ impl Engine {
             abort: Pinned::new(context, 1)?,
             ranks: exchange.world_ranks(),
             posting,
+            masks,
             turn: Turn::default(),
         });
         let order = StreamOrder::new(context, slots, Duration::from_nanos(plan.cap_ns))?;
+        let mut observer = Observer::new(context, &order.stream, &waits, level)?;
+        if is_masked {
+            // It passes losses on to kernels.
+            observer.stand()?;
+        }
         Ok(Self {
-            observer: Observer::new(context, &order.stream, &waits, level)?,
+            observer,
             order,
             launcher: Launcher {
                 kernels,

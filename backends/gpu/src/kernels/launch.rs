@@ -25,7 +25,7 @@ pub(super) struct DeviceState {
     pub(super) _entered: Buffer,
     /// `[R]`: sums of `_expected` of each rank.
     pub(super) _tallies: Buffer,
-    /// `[R]` zeros: the ranks that an output leaves out.
+    /// `[R]` zeros: the ranks that an output leaves out where a lost rank ends the communicator.
     pub(super) lost: Buffer,
     /// Per slot: the state that its first kernel leaves for the kernels behind it.
     pub(super) cells: Buffer,

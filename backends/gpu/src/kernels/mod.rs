@@ -30,6 +30,7 @@ mod handle;
 mod launch;
 mod limits;
 mod loaded;
+mod masking;
 mod mode;
 mod moving;
 mod observer;

@@ -76,6 +76,7 @@ impl Sight for DeviceLooks {
     }
 
     fn look(&self, wait: Wait, seen: &mut Seen) -> Result<()> {
+        self.waits.pass_on_losses();
         self.waits.look_at(wait, seen)?;
         self.stream.is_idle().map(|_| ())
     }
@@ -92,6 +93,7 @@ impl Sight for DeviceLooks {
     }
 
     fn look_around(&self, seen: &mut Seen) -> Result<()> {
+        self.waits.pass_on_losses();
         self.waits.look_around(self.level, seen)
     }
 }

@@ -7,7 +7,7 @@ use tokenyard_core::moe::{Layout, Shape};
 use super::operation::DispatchOp;
 
 /// The received tokens of a dispatch in regions of a shape. `lost`: the address of the list of ranks that are
-/// left out; a lost rank ends a communicator on GPUs, so none is.
+/// left out.
 pub(super) fn describe(op: &DispatchOp, shape: &Shape, lost: u64) -> abi::TyReceived {
     let output = &op.output;
     let exact = op.arrangement == Layout::Packed && !op.worst;

@@ -9,11 +9,12 @@ use tokenyard_core::call::CombineCall;
 use tokenyard_core::moe::Layout;
 
 use super::args::{
-    CombineArgs, Common, DispatchArgs, ENTER, MergeArgs, RECEIVES, SENDS, StagedCombineArgs,
-    StagedDispatchArgs, StagedRefusalArgs, THREADS,
+    CombineArgs, Common, DispatchArgs, ENTER, Masking, MergeArgs, RECEIVES, SENDS,
+    StagedCombineArgs, StagedDispatchArgs, StagedRefusalArgs, THREADS,
 };
 use super::engine::Engine;
 use super::loaded::{StagedKernels, SumKind, summable};
+use super::masking::Masks;
 use super::mode::Mode;
 use super::operation::{CombineOp, Operation};
 use super::staging::{StagingSizes, not_packed, senders};
@@ -51,6 +52,11 @@ impl Engine {
         self.staged(layout).and_then(|(_, sizes)| sizes.refuses(row_bytes, scale_bytes))
     }
 
+    /// The masks for kernels; empty where a lost rank ends the communicator.
+    fn masking(&self) -> Masking {
+        self.launcher.waits.masks.as_ref().map_or_else(Masking::default, Masks::arguments)
+    }
+
     /// The phases of a kernel that sends.
     fn phases(mode: &Mode) -> u32 {
         if mode.at_once || !mode.no_host_sync { SENDS | RECEIVES } else { SENDS }
@@ -79,11 +85,12 @@ impl Engine {
         let launch = self.staged_launch(&sizes, dispatch.common.input_rows);
         let apart = phases == SENDS;
         let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
-        let staging = sizes.arguments(phases, by_role);
+        let masking = self.masking();
+        let staging = sizes.arguments(phases, by_role, masking);
         let arguments = StagedDispatchArgs { dispatch: *dispatch, staging };
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(kernel, launch, &arguments, slot)? };
-        let staging = sizes.arguments(RECEIVES, 0);
+        let staging = sizes.arguments(RECEIVES, 0, masking);
         self.routing.halves[slot] = match apart {
             true => StagedHalf::Dispatch(StagedDispatchArgs { staging, ..arguments }),
             false => StagedHalf::None,
@@ -123,7 +130,7 @@ impl Engine {
         let kind = SumKind { of_type, once: call.round_once };
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         if !call.missing.data.is_null() {
-            // A lost rank ends the communicator, so no expert is left out of a sum.
+            // The kernel writes what lacks an expert, if it may.
             let (at, bytes) = (call.missing.data as u64, state.tokens.into());
             self.order.work().zero(self.order.context(), at, bytes)?;
         }
@@ -156,7 +163,8 @@ impl Engine {
         let (slot, phases) = (self.routing.slot(call.operation), Self::phases(mode));
         let function = kernels.combine(&combine, kind);
         let launch = self.staged_launch(&sizes, state.tokens);
-        let staging = sizes.arguments(phases, 0);
+        let masking = self.masking();
+        let staging = sizes.arguments(phases, 0, masking);
         let arguments = StagedCombineArgs {
             combine,
             merge,
@@ -164,11 +172,12 @@ impl Engine {
             sources: state.landed_sources,
             topk_weights: own_weights,
             topk_idx: call.topk_idx.data as u64,
+            missing: if masking.masks == 0 { 0 } else { call.missing.data as u64 },
         };
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest is held by
         // the handle.
         unsafe { self.launch(function, launch, &arguments, slot)? };
-        let staging = sizes.arguments(RECEIVES, 0);
+        let staging = sizes.arguments(RECEIVES, 0, masking);
         self.routing.halves[slot] = match phases {
             SENDS => StagedHalf::Combine(StagedCombineArgs { staging, ..arguments }, kind),
             _ => StagedHalf::None,
@@ -211,7 +220,7 @@ impl Engine {
     /// rows are staged.
     pub(super) fn refuse_staged(&self, operation: u64, common: &Common) -> Result<bool> {
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Ok(false) };
-        let staging = sizes.arguments(SENDS | RECEIVES, 0);
+        let staging = sizes.arguments(SENDS | RECEIVES, 0, self.masking());
         let launch = Launch::of_threads(1, THREADS, sizes.shared(&self.exchange.shape));
         let slot = self.routing.slot(operation);
         let arguments = StagedRefusalArgs { common: *common, staging };

@@ -131,7 +131,7 @@ __device__ TY_INLINED void send_weights(const StagedCombineArgs& args, const Up&
     u32 owner = expert >= 0 ? c.rank_of(expert) : 0;
     GivenTerm term(args, token);
     u32 bits = (u32)ballot(term.counts);
-    bool staged = expert >= 0 && !(part.keeps_own() && owner == c.rank);
+    bool staged = expert >= 0 && !(part.keeps_own() && owner == c.rank) && !is_left_out(args.staging, owner);
 #pragma unroll 1
     for (Lanes left = ballot(stands_for(staged, owner)); left != 0; left &= left - 1) {
       u32 d = shfl(owner, first_of(left));
@@ -179,7 +179,7 @@ __device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up&
   const MergeArgs& m = args.merge;
   u32 lane = lane_id(), pieces = (u32)(m.row_bytes / 16);
   u32 source = owed.from / c.max_tokens, token = owed.from - source * c.max_tokens;
-  if (source >= c.ranks) return;
+  if (source >= c.ranks || is_left_out(args.staging, source)) return;
   i32 slot = owed.slot;
   float weight = dispatched_weight(args, slot);
   if (args.topk_weights) {
@@ -188,6 +188,7 @@ __device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up&
     u32 bits = poll_seen(second_half(given), 0, what, guard);
     if (lane < m.topk) weight = float_of(poll_seen(second_half(given + 1 + lane), 0, what, guard));
     if (lane >= m.topk || !(bits >> lane & 1)) slot = -1;
+    if (!has_row(args.staging, guard)) return leave_out(source);
   }
   uint4 row[N * P];
   sum_rows<Type, Partial, N>(args, slot, weight, row);
@@ -284,7 +285,10 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
         if (is_inside<P, N * P>(j, pieces))
           piece = take_piece(row + place_in<P, N * P>(j, pieces), piece, key, what, guard);
       }
-      total.template add_partial<Partial>(coming.seen);
+      if (has_row(args.staging, guard))
+        total.template add_partial<Partial>(coming.seen);
+      else
+        leave_out(rank);
     }
     coming.look(args, up, token, owner, left, keeps);
   }
@@ -307,12 +311,20 @@ __device__ TY_INLINED void receive_weights(const StagedCombineArgs& args, const 
   float weight = 0.0f;
   if (mine.expert >= 0 && keeps && owner == c.rank) {
     weight = args.merge.weights[mine.slot];
-  } else if (mine.expert >= 0) {
+  } else if (mine.expert >= 0 && !is_left_out(args.staging, owner)) {
     uint4* record = staged_record(c, args.staging, up, c.rank, place_of(c, owner, token));
     What what{kPhaseCombineRows, owner, token, c.epoch()};
     weight = float_of(poll_seen(first_half(record + 1 + lane), 0, what, guard));
+    if (guard.takes_left_out()) weight = 0.0f;
   }
   if (!guard.ended()) a.out_weights[(u64)token * c.topk + lane] = weight;
+}
+
+// Notes how many selections of a token are left out of its sum. One warp.
+__device__ TY_INLINED void note_missing(const StagedCombineArgs& args, u32 token, i32 expert, u32 owner) {
+  bool is_missing = expert < -1 || (expert >= 0 && is_left_out(args.staging, owner));
+  u32 count = popc(ballot(is_missing));
+  if (lane_id() == 0) args.missing[token] = (u8)count;
 }
 
 // Receives all heads. False if the operation does not continue: then it is ended here, if this block receives. The
@@ -322,7 +334,7 @@ __device__ TY_INLINED bool enter(const StagedCombineArgs& args, const Up& up, u6
                                  Guard& guard) {
   const Common& c = args.combine.c;
   Decision d{};
-  if (!poll_heads(c, up, seen, heard, d, guard)) {
+  if (!poll_heads(c, args.staging, up, seen, heard, d, guard)) {
     mend_staging(c, args.staging, up, guard);
     return false;
   }
@@ -351,7 +363,8 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
   for (u32 token = part.receiving.first;; token += part.receiving.step) {
     bool has = token < c.tokens();
     u32 owner = has && mine.expert >= 0 ? c.rank_of(mine.expert) : 0;
-    Lanes owners = ballot(stands_for(has && mine.expert >= 0, owner));
+    bool is_owed = has && mine.expert >= 0 && !is_left_out(args.staging, owner);
+    Lanes owners = ballot(stands_for(is_owed, owner));
     OwnSelection next;
     next.load(args.combine, token + part.receiving.step);
     uint4 own[N * P];
@@ -373,6 +386,7 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
     if (!has) break;
     receive_token<Type, Partial, N, P>(args, up, token, owner, owners, keeps, own, coming, guard);
     if (args.combine.out_weights && wave_id() == 0) receive_weights(args, up, token, mine, owner, keeps, guard);
+    if (args.missing && wave_id() == 0) note_missing(args, token, mine.expert, owner);
     mine = next;
   }
   mend_staging(c, args.staging, up, guard);
@@ -395,16 +409,17 @@ __device__ TY_INLINED bool begin_sums(const StagedCombineArgs& args, const Up& u
 template <class Type, class Partial, u32 N, class Up>
 __device__ TY_INLINED void combine_staged(const StagedCombineArgs& args, const Up& far, u8* shared) {
   const CombineArgs& a = args.combine;
-  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report, &args.staging.masking);
   Part part(args.staging);
   Trace& trace = *a.c.trace;
-  Heads heads(a.c, part);
+  Heads heads(a.c, args.staging, part);
   NearWindows<Up> up(a.c, far, shared);
   u32 *heard = reinterpret_cast<u32*>(up.end()), *staged = heard + a.c.ranks * kHead;
   warm(args);
   wait_for_kernel_ahead();
   let_kernel_behind_start();
   if (part.posts() && threadIdx.x == 0) trace.begun = trace.counted = now_ns();
+  learn_masks(a.c, args.staging);
   SumRange range(a, part.keeps_own());
   OwedRow owed;
   OwnSelection mine;

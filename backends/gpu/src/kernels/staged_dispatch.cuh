@@ -93,12 +93,14 @@ __device__ TY_INLINED bool look_at_entries(const StagedDispatchArgs& args, const
 template <class Up>
 __device__ TY_COLD Guard poll_reports(const StagedDispatchArgs& args, Up up, ComingTables t, Guard guard) {
   const Common& c = args.dispatch.c;
-#pragma unroll 1
-  for (u32 i = threadIdx.x; i < c.ranks * t.words; i += blockDim.x) {
-    u32 source = i / t.words, w = i - source * t.words;
+  auto ask = [&](u32 source, u32 w, bool is_there) -> u32 {
     const u64* at = staged_word(c, args.staging, up, c.rank, source, w);
-    t.reports[i] = poll_seen(at, 0, {kPhaseEntry, source, w, c.epoch()}, guard);
-  }
+    return is_there ? poll_seen(at, 0, {kPhaseEntry, source, w, c.epoch()}, guard) : 0;
+  };
+  if (masks(args.staging)) poll_present(c, args.staging, {kByReports, t.words, t.reports}, guard, ask);
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < c.ranks * t.words && !masks(args.staging); i += blockDim.x)
+    t.reports[i] = ask(i / t.words, i % t.words, true);
   return guard;
 }
 
@@ -138,8 +140,9 @@ struct PackedOutput {
 // Writes the counts into this rank's region, and the facts for its handle; then reports to the host. One
 // block.
 template <class Up>
-__device__ void note_coming(const DispatchArgs& a, const Up& up, const ComingTables& t, const PackedOutput& out,
+__device__ void note_coming(const StagedDispatchArgs& args, const Up& up, const ComingTables& t, const PackedOutput& out,
                             const Decision& d, Guard& guard) {
+  const DispatchArgs& a = args.dispatch;
   u32 ranks = t.ranks, tokens = t.first[ranks];
   u64* totals = out.array<u64>(out.at.totals);
   u32* counts = out.array<u32>(out.at.expert_counts);
@@ -148,6 +151,7 @@ __device__ void note_coming(const DispatchArgs& a, const Up& up, const ComingTab
   for (u32 s = threadIdx.x; s < ranks; s += blockDim.x) {
     out.array<u32>(out.at.rank_counts)[s] = t.first[s + 1] - t.first[s];
     out.array<u32>(out.at.rank_ends)[s] = t.first[s + 1];
+    if (masks(args.staging)) out.array<u8>(out.at.lost)[s] = is_left_out(args.staging, s);
     a.r.source_rows[s] = t.first[s];
   }
 #pragma unroll 1
@@ -216,6 +220,50 @@ __device__ TY_INLINED void spread_row(const DispatchArgs& a, const ComingTables&
   if (a.weights) out.array<float>(out.at.weights)[slot] = entry.weight;
 }
 
+// A row of a source that has stopped midway, and is left out. Its places are not known. The whole block.
+__device__ TY_COLD void miss_row(const StagedDispatchArgs& args, PackedOutput out, ComingRow from) {
+  const Common& c = args.dispatch.c;
+  if (threadIdx.x < c.topk) out.array<i32>(out.at.slots)[(u64)from.number * c.topk + threadIdx.x] = -1;
+  if (threadIdx.x != 0) return;
+  out.array<u32>(out.at.landed_source)[from.number] = from.source * c.max_tokens + from.token;
+  store_relaxed(settled_word(c, args.staging, kGaps, from.source), (u64)c.epoch());
+}
+
+// Fills the places of a source's rows that have not come with zeros. One block, behind all others.
+__device__ TY_COLD void fill_gaps(const StagedDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
+                                  u32 source) {
+  const DispatchArgs& a = args.dispatch;
+  u32 most = (u32)a.most_tokens(), all = (t.first[source + 1] - t.first[source]) * a.c.topk;
+  const u32* slots = out.array<u32>(out.at.slots) + (u64)t.first[source] * a.c.topk;
+#pragma unroll 1
+  for (u32 e = 0; e < t.local; e++) {
+    u32 from = e * most + t.base[source * t.local + e], end = from + t.rows(source, e);
+#pragma unroll 1
+    for (u32 slot = from; slot < end; slot++) {
+      bool has_come = false;
+      for (u32 i = threadIdx.x; i < all; i += blockDim.x) has_come |= load_device(slots + i) == slot;
+      if (sync_block_or(has_come)) continue;
+      uint4* x = reinterpret_cast<uint4*>(out.base + (u64)slot * a.row_bytes);
+      for (u32 i = threadIdx.x; i < row_pieces(a); i += blockDim.x) store_16(x + i, make_uint4(0, 0, 0, 0));
+      u32* scales = out.array<u32>(out.at.scales) + (u64)slot * a.scale_words;
+      for (u32 i = threadIdx.x; i < a.scale_words; i += blockDim.x) scales[i] = 0;
+      if (threadIdx.x != 0) continue;
+      out.array<u32>(out.at.source)[slot] = ~0u;
+      if (a.weights) out.array<float>(out.at.weights)[slot] = 0.0f;
+    }
+  }
+  if (threadIdx.x == 0) out.array<u8>(out.at.lost)[source] = 1;
+}
+
+// The last block looks for sources that have stopped midway. The whole block.
+__device__ TY_COLD void mend_output(const StagedDispatchArgs& args, ComingTables t, PackedOutput out, u32 blocks) {
+  if (!last_to_receive(args.staging, blocks)) return;
+#pragma unroll 1
+  for (u32 s = 0; s < t.ranks; s++)
+    if (load_relaxed(settled_word(args.dispatch.c, args.staging, kGaps, s)) == args.dispatch.c.epoch())
+      fill_gaps(args, t, out, s);
+}
+
 // A row that arrives, with the first reads of it and of its record.
 template <u32 N>
 struct SeenRow {
@@ -248,6 +296,7 @@ struct SeenRow {
 #pragma unroll
     for (u32 j = 0; j < N; j++)
       if (piece_at(j) < sent_pieces(a)) row[j] = take_piece(at + piece_at(j), row[j], word, what, guard);
+    if (!has_row(args.staging, guard)) return miss_row(args, out, from);
     if (all(!guard.ended())) spread_row(a, t, out, from, {found.x, float_of(found.y)}, row);
   }
 };
@@ -296,7 +345,11 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
                                         Guard& guard) {
   const DispatchArgs& a = args.dispatch;
   const Common& c = a.c;
-  bool there = look_at_entries(args, up, t, guard);
+  bool there = false;
+  if (masks(args.staging))
+    guard = poll_masked_heads(c, args.staging, up, t.heard, guard);
+  else
+    there = look_at_entries(args, up, t, guard);
   there = sync_block_and(there && !guard.ended());
   if (!there && sync_block_or(guard.ended())) return mend_staging(c, args.staging, up, guard);
   Decision d = decide_together(c, t.heard);
@@ -307,7 +360,7 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
   }
   place_rows(t);
   PackedOutput out(a, up);
-  if (part.tells()) note_coming(a, up, t, out, d, guard);
+  if (part.tells()) note_coming(args, up, t, out, d, guard);
   KeptTokens kept(part, c.tokens());
   StagedNumbers numbers(t, kept, c.rank);
   u32 step = part.receiving.step, mine = kept.first + (part.receiving.first + step - kept.first % step) % step;
@@ -325,16 +378,17 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
     for (u32 n = 0; n < kAtOnce; n++)
       if (i + n * step < numbers.rows) coming[n].receive(args, up, t, out, guard);
   }
+  if (masks(args.staging)) mend_output(args, t, out, part.receiving.step);
   mend_staging(c, args.staging, up, guard);
 }
 
 template <u32 N, bool kCast, class Up>
 __device__ TY_INLINED void dispatch_staged(const StagedDispatchArgs& args, const Up& far, u8* shared) {
   const DispatchArgs& a = args.dispatch;
-  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report, &args.staging.masking);
   Part part(args.staging);
   Trace& trace = *a.c.trace;
-  Heads heads(a.c, part);
+  Heads heads(a.c, args.staging, part);
   NearWindows<Up> up(a.c, far, shared);
   SentTables sent(a, args.staging, up.end());
   ComingTables coming(sent, sent.end(a));
@@ -344,6 +398,7 @@ __device__ TY_INLINED void dispatch_staged(const StagedDispatchArgs& args, const
   wait_for_kernel_ahead();
   let_kernel_behind_start();
   if (part.posts() && threadIdx.x == 0) trace.begun = now_ns();
+  learn_masks(a.c, args.staging);
   FirstPicks first(a, part.sends);
   SentRow<N, kCast> row;
   u32 found = a.tokens && !a.replay ? load_device(a.tokens) : a.c.input_rows;

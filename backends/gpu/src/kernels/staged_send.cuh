@@ -100,8 +100,10 @@ __device__ TY_COLD void find_twice(const SentTables& t, u32 topk, u32 pairs) {
 }
 
 // Reads all routing, behind a barrier; returns the first problem. The whole block.
-__device__ TY_INLINED u64 read_routing(const DispatchArgs& a, const SentTables& t, const FirstPicks& first,
+__device__ TY_INLINED u64 read_routing(const StagedDispatchArgs& args, const SentTables& t, const FirstPicks& first,
                                        u32 tokens) {
+  const DispatchArgs& a = args.dispatch;
+  const Staging& s = args.staging;
   u32 topk = a.c.topk, pairs = tokens * topk;
   bool twice = false;
   auto take = [&](u32 i, i64 found) {
@@ -109,6 +111,8 @@ __device__ TY_INLINED u64 read_routing(const DispatchArgs& a, const SentTables& 
     bool none = found >= (i64)t.experts;
     if (none) atomic_min(t.problem, (u64)token << 16 | (i - token * topk) << 8 | kNoExpert);
     i32 expert = none || found < 0 ? -1 : (i32)found;
+    // An expert that a mask leaves out: the combine counts it as missing.
+    if (expert >= 0 && is_left_out(s, expert / t.local)) expert = -2 - expert;
     t.picks[i] = expert;
     if (expert < 0) return;
     twice |= (atomic_or(&t.sets[expert * t.words + word], mine) & mine) != 0;
@@ -258,6 +262,7 @@ __device__ TY_INLINED void report_counts(const StagedDispatchArgs& args, const U
   const Common& c = args.dispatch.c;
   u64 epoch = (u64)c.epoch() << 32;
   auto report = [&](u32 d, u32 word, u32 value) {
+    if (is_left_out(args.staging, d)) return;
     store_relaxed(staged_word(c, args.staging, up, d, c.rank, word), epoch | value);
   };
 #pragma unroll 1
@@ -303,7 +308,7 @@ __device__ TY_INLINED bool send_rows(const StagedDispatchArgs& args, const Up& u
   const DispatchArgs& a = args.dispatch;
   u32 tokens = a.c.tokens();
   KeptTokens kept(part, tokens);
-  u64 problem = read_routing(a, t, first, tokens);
+  u64 problem = read_routing(args, t, first, tokens);
   if (heads.posts()) post_heads(a, up, t, heads, kept, tokens, problem);
   if (problem != ~0ull) return false;
   report_counts(args, up, t, part.sending);

@@ -11,7 +11,7 @@
 // then received half as many before, so it has received the head that each rank posted behind its receipt
 // of this slot (INV-2, INV-8).
 #pragma once
-#include "entry.cuh"
+#include "masking.cuh"
 
 namespace ty {
 
@@ -272,7 +272,7 @@ class Heads {
  public:
   // At the start of the kernel, and before the kernel ahead of it has ended: a read of host memory takes longer
   // than all else. The last thread waits for it.
-  __device__ Heads(const Common& c, const Part& part) : part_(part), given_up_(0) {
+  __device__ Heads(const Common& c, const Staging& s, const Part& part) : staging_(s), part_(part), given_up_(0) {
     if (part.posts() && last()) given_up_ = load_relaxed(c.abort);
   }
 
@@ -305,6 +305,7 @@ class Heads {
       u32 next = i / all, w = i - next * all, peer = (c.rank + 1 + next) % c.ranks;
       u32 value = w < words ? head_word(c, h, w, peer, rows_for) : text_word(c, h.verdict, w - words, topk_idx);
       u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
+      if (is_left_out(staging_, peer)) continue;
       if (peer != c.rank || w != 0) store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
     }
     if (last() && given_up_ == 0)
@@ -329,6 +330,7 @@ class Heads {
 
   __device__ static bool last() { return threadIdx.x == blockDim.x - 1; }
 
+  const Staging& staging_;
   Part part_;
   u64 given_up_;
 };
@@ -366,7 +368,7 @@ __device__ TY_COLD Guard drain(const Common& c, const Staging& s, Up up, const u
       if (threadIdx.x == 0) found = find_row(c, s, up, source, guard);
       sync_block();
       u32 token = found;
-      if (token == ~0u) return guard;
+      if (token == ~0u) break;
       uint4* row = staged_row(c, s, up, c.rank, place_of(c, source, token));
 #pragma unroll 1
       for (u32 piece = threadIdx.x; piece < pieces; piece += blockDim.x)
@@ -424,14 +426,33 @@ __device__ TY_INLINED Decision decide_together(const Common& c, const u32* heard
   return found;
 }
 
+// Receives the heads of all ranks that take part; those of the others agree with everything. The whole block; the
+// result is `guard` after it.
+template <class Up>
+__device__ TY_COLD Guard poll_masked_heads(const Common& c, const Staging& s, Up up, u32* heard, Guard guard) {
+  poll_present(c, s, {kByHeads, kHead, heard}, guard, [&](u32 source, u32 word, bool is_there) -> u32 {
+    What what{kPhaseEntry, source, word, c.epoch()};
+    if (is_there) return poll_seen(entry_word(c, up, c.rank, source, word), 0, what, guard);
+    switch (word) {
+      case 0: return kEnter;
+      case 1: return (u32)c.signature;
+      case 2: return c.origin();
+      case 6: return (u32)(c.signature >> 32);
+      default: return 0;
+    }
+  });
+  return guard;
+}
+
 // Receives the heads of all ranks; `seen` is from `look_at_heads`. False if a wait was ended. The whole block.
 // Later kernels do what a head allows, so these loads order nothing.
 template <class Up>
-__device__ TY_INLINED bool poll_heads(const Common& c, const Up& up, u64 seen, u32* heard, Decision& decision,
-                                      Guard& guard) {
+__device__ TY_INLINED bool poll_heads(const Common& c, const Staging& s, const Up& up, u64 seen, u32* heard,
+                                      Decision& decision, Guard& guard) {
   u64 epoch = c.epoch();
+  if (masks(s)) guard = poll_masked_heads(c, s, up, heard, guard);
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < c.ranks * kHead; i += blockDim.x, seen = 0) {
+  for (u32 i = threadIdx.x; i < c.ranks * kHead && !masks(s); i += blockDim.x, seen = 0) {
     u32 source = i / kHead, word = i % kHead;
     const u64* at = entry_word(c, up, c.rank, source, word);
     heard[i] = poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);
@@ -454,10 +475,11 @@ __device__ void end_refused(const Common& c, const Staging& s, const Up& up, con
 // This rank refuses. One block.
 template <class Up>
 __device__ void refuse_staged(const StagedRefusalArgs& a, const Up& up, u8* shared) {
-  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report, &a.staging.masking);
   u32* heard = reinterpret_cast<u32*>(shared);
   Part part(a.staging);
-  Heads heads(a.c, part);
+  Heads heads(a.c, a.staging, part);
+  learn_masks(a.c, a.staging);
   LaunchState(a.c, nullptr).publish();
   sync_block();
   if (a.c.epoch() == 0) return;
@@ -465,7 +487,7 @@ __device__ void refuse_staged(const StagedRefusalArgs& a, const Up& up, u8* shar
   heads.open(a.c);
   heads.post(a.c, up, {a.c.verdict, 0}, nullptr, [](u32) { return 0; });
   Decision d{};
-  if (!poll_heads(a.c, up, 0, heard, d, guard)) return mend_staging(a.c, a.staging, up, guard);
+  if (!poll_heads(a.c, a.staging, up, 0, heard, d, guard)) return mend_staging(a.c, a.staging, up, guard);
   end_refused(a.c, a.staging, up, heard, d, part, guard);
 }
 

@@ -3,7 +3,7 @@
 use tokenyard_core::moe::{REGION_ALIGN, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{HEAD, MOST_PIECES, Staging, THREADS};
+use super::args::{HEAD, MOST_PIECES, Masking, Staging, THREADS};
 use super::exchange::{Exchange, Scope};
 use super::limits::unsupported;
 use super::sizes::KEPT;
@@ -92,7 +92,7 @@ impl StagingSizes {
     }
 
     /// The arguments of a kernel.
-    pub(super) fn arguments(&self, phases: u32, senders: u32) -> Staging {
+    pub(super) fn arguments(&self, phases: u32, senders: u32, masking: Masking) -> Staging {
         Staging {
             words: self.words,
             records: self.records,
@@ -102,6 +102,7 @@ impl StagingSizes {
             token_words: self.token_words,
             phases,
             senders,
+            masking,
         }
     }
 

@@ -7,6 +7,7 @@ use tokenyard_core::wait::{WaitFor, Waiter, expired, monotonic_ns};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::args::WaitReport;
+use super::masking::Masks;
 use super::posting::Posting;
 use crate::driver::Pinned;
 
@@ -55,6 +56,8 @@ pub(super) struct Waits {
     /// World rank of each index in the team.
     pub(super) ranks: Vec<u32>,
     pub(super) posting: Posting,
+    /// None where a lost rank ends the communicator.
+    pub(super) masks: Option<Masks>,
     pub(super) turn: Turn,
 }
 
@@ -129,6 +132,13 @@ impl Waits {
     pub(super) fn end_all(&self) {
         // SAFETY: pinned memory that lives as long as `self`; an aligned word.
         unsafe { self.abort.at(0).write_volatile(1) }
+    }
+
+    /// Passes losses on to kernels, where they go on without a rank.
+    pub(super) fn pass_on_losses(&self) {
+        if let Some(masks) = &self.masks {
+            masks.pass_on();
+        }
     }
 
     /// The present report of kernels. They write it at any time, and each field is read whole.

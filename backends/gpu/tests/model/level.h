@@ -76,6 +76,8 @@ struct Rank : Inputs {
   // The counters that reports read for each rank.
   PeerCounters* counters = room<PeerCounters>(s.ranks);
   u64 operations = 0;
+  // Where ranks are masked; else empty.
+  Masking masking{};
 
   Rank(const Shape& shape, u32 rank) : Inputs{shape, rank} {
     u64 entries = 8ull * kSlots * s.ranks * entry_words();

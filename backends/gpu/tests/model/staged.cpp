@@ -46,6 +46,7 @@ Staging staging_of(const Rank& r, Way way) {
   if (s.rows + (u64)kSlots * ranks * most * s.row_pitch > kControlBytes) fail("staging is too small");
   s.phases = kSends | kReceives;
   s.senders = way == Way::kByRole ? 1 : 0;
+  s.masking = r.masking;
   return s;
 }
 
@@ -528,6 +529,7 @@ void casts(u32 ranks) {
     }
 }
 
+#ifndef MODEL_MASKED
 int main(int count, char** arguments) {
   std::string what = count > 1 ? arguments[1] : "";
   if (what == "least") {
@@ -560,3 +562,4 @@ int main(int count, char** arguments) {
   casts(2);
   puts("all is well");
 }
+#endif
