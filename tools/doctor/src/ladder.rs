@@ -15,9 +15,10 @@ static ALTERNATIVE: Rule = Rule {
     title: "A transport of several",
     expected: "the first of the list that works on all ranks",
     why: "Where `use` lists several transports, the ranks take the first whose probe works on all of \
-          them. Each is judged on its own; what keeps one of them from working is no fault as long as another \
-          works. One that probes and would fail later is taken all the same, so that is a fault. Of a \
-          recorded node no component can be probed: there a transport works if nothing that it needs is broken.",
+          them. Each is judged on its own. A transport that cannot work is no fault as long as another one \
+          works. But a transport whose probe works is taken even if it fails later, so that is a fault. On \
+          a recorded node nothing can be probed: there a transport counts as working if nothing that it \
+          needs is broken.",
     impact: "no rank starts: none of the transports works",
     fix: "mend what is broken for one of them, or add one that works here to `use`",
     source: "docs/config.md (transport.scale_out)",

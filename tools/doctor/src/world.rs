@@ -38,10 +38,11 @@ static TRANSPORT: Rule = Rule {
     id: "world-transport",
     title: "The transport that each node would take",
     expected: "one for all",
-    why: "Of several transports all ranks take the first that works on every node. Where one node lacks it, \
-          all fall to the next of the list, and no node by itself shows that.",
+    why: "Of several transports all ranks take the first that works on every node. Where one node lacks \
+          it, all fall to the next of the list, and no node by itself shows that.",
     impact: "all nodes use the transport that the odd node can use, though most could use a better one",
-    fix: "run `tokenyard doctor CONFIG` on the node that cannot use the first: the finding `alternative` says why",
+    fix: "run `tokenyard doctor CONFIG` on the node that cannot use the first: the finding `alternative` \
+          says why",
     source: "docs/config.md (transport.scale_out)",
 };
 
@@ -49,9 +50,10 @@ static RANKS: Rule = Rule {
     id: "world-ranks",
     title: "Ranks of all nodes",
     expected: "equally many",
-    why: "A scale-up domain is the ranks of a node, and all domains have equally many, so that each rail has a rank of \
-          every domain.",
-    impact: "the ranks do not form domains of one size: the job does not start where it has a scale-up transport",
+    why: "A scale-up domain is the ranks of a node, and all domains have equally many, so that each rail \
+          has a rank of every domain.",
+    impact: "the ranks do not form domains of one size: the job does not start where it has a scale-up \
+             transport",
     fix: "start equally many on each node (--ntasks-per-node, --nproc-per-node, --map-by ppr:N:node)",
     source: "docs/config.md (topology.domains); counted: gathered from all ranks",
 };
@@ -92,14 +94,14 @@ static CLOCK: Rule = Rule {
     id: "world-clock",
     title: "Clocks of all nodes",
     expected: "within 100 ms of most",
-    why: "Waits use each node's own steady clock, so a skew makes nothing slow and breaks nothing: it is shown \
-          as unknown, and the node named. Logs and reports of different nodes are put in order by their times. \
-          Two nodes alone do not show whose clock is wrong.",
-    impact: "no job is slower; but logs of several nodes are read in the wrong order, and `tokenyard explain` may \
-           name the wrong rank as the first that failed, or take reports for those of another moment (half a \
-           second does for the one, two for the other)",
-    fix: "on that node: `timedatectl` says whether its clock is synchronised, `chronyc tracking` by how much it \
-          is off; systemctl enable --now chronyd (or systemd-timesyncd), then chronyc makestep",
+    why: "Waits use each node's own steady clock, so a skew makes nothing slow and breaks nothing: it is \
+          shown as unknown, and the node named. Logs and reports of different nodes are put in order by \
+          their times. Two nodes alone do not show whose clock is wrong.",
+    impact: "no job is slower; but logs of several nodes are read in the wrong order, and `tokenyard \
+             explain` may name the wrong rank as the first that failed (a skew of half a second is \
+             enough), or take reports of one moment for reports of two (from two seconds on)",
+    fix: "on that node: `timedatectl` says whether its clock is synchronised, `chronyc tracking` by how \
+          much it is off; systemctl enable --now chronyd (or systemd-timesyncd), then chronyc makestep",
     source: "measured: stamps of rank 0 between two collectives, with the bound that they give",
 };
 
