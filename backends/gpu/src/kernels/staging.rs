@@ -62,7 +62,8 @@ pub(super) fn stages(decode: Decode, exchange: &Exchange) -> Result<bool> {
         }
         _ => return Ok(true),
     };
-    let expected = "one domain whose ranks reach each other by loads and stores, and fewer than 65536 experts of a rank";
+    let expected = "one domain whose ranks reach each other by loads and stores, and fewer than 65536 \
+                    experts of a rank";
     unsupported(format!("decode = \"low_latency\": found {found}; expected {expected}"))
         .map_err(with_fix)
 }
