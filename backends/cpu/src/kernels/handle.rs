@@ -56,7 +56,8 @@ fn keep(topk: &mut Vec<i32>, topk_idx: &[i64]) {
     topk.extend(topk_idx.iter().map(|e| i32::try_from(*e).unwrap_or(-1).max(-1)));
 }
 
-/// The remains of a dispatch: the routing of all rows that this rank sends, and the places on both sides. All memory is allocated when the handle's slot is first used.
+/// The remains of a dispatch: the routing of all rows that this rank sends, and the places on both sides. All
+/// memory is allocated when the handle's slot is first used.
 #[derive(Debug)]
 pub(super) struct HandleState {
     /// Number of the dispatch that made the handle: the same on all ranks.

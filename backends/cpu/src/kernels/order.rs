@@ -65,7 +65,7 @@ impl Wait {
     }
 }
 
-/// The links of a communicator, and what is known of them. Whatever exchange waits, events of all are collected.
+/// The links of a communicator, and their state. A wait of one exchange collects the events of all exchanges.
 #[derive(Debug)]
 pub(super) struct Traffic {
     /// By exchange: that with owners, then the rail.
