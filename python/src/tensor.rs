@@ -244,7 +244,7 @@ impl Tensor {
             return Err(invalid(text).with_fix("convert it, as by .to(torch.int64)"));
         }
         let memory = self.matrix()?;
-        // SAFETY: the caller's tensor, kept by `self`, with elements where its strides say.
+        // SAFETY: `self` holds the caller's tensor, and its elements lie where its strides say.
         let tensor = unsafe { TensorRef::from_memory(&memory)? };
         let [row, column] = tensor.strides();
         let bytes = tensor.memory();

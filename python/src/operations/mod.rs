@@ -35,8 +35,8 @@ struct Inputs {
 impl Inputs {
     /// Keeps a tensor, and gives it to core.
     fn keep(&mut self, tensor: Tensor) -> Result<TensorRef<'static>> {
-        // SAFETY: `self` keeps the tensor's memory, and outlives the operation, which keeps it. That no thread writes the
-        // memory until then is asked of the caller.
+        // SAFETY: `self` keeps the tensor's memory, and outlives the operation, which keeps it. That no thread
+        // writes the memory until then is asked of the caller.
         let reference = unsafe { tensor.get()? };
         self.tensors.push(tensor);
         Ok(reference)
