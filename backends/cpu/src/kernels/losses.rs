@@ -28,12 +28,12 @@ pub(super) struct Losses {
     begun: Cell<u64>,
     /// The first failure of a command to each rank that is not lost so far.
     suspects: RefCell<Vec<(u32, String)>>,
-    /// Looks at the links' health that are left out before the next.
+    /// Checks of the links' health that are skipped before the next one.
     rest: Cell<u32>,
 }
 
-/// A link stays unhealthy once a rank was lost, and words for it cost memory: it is asked so seldom
-/// then. Its reports of others are sticky too, so they arrive all the same.
+/// A link stays unhealthy once a rank was lost, and its error text costs memory. So its health is
+/// queried seldom then. Its reports about other ranks are sticky too, so none is missed.
 const REST: u32 = 64;
 
 /// Knowledge that a rank that was given up may still have.
