@@ -159,9 +159,9 @@ fn is_given(report: &DoctorReport<'_>, nic: &Nic) -> bool {
     node.and_then(|node| report.machine.devices.nodes.get(&node)) == Some(&Access::Granted)
 }
 
-/// Whether a NIC that this process was not given may be another container's: no GPU that it was given has
-/// fewer NICs for that than its other GPUs have. A container with all GPUs should have all NICs with a link;
-/// of virtual functions there may be more than are needed.
+/// Whether a NIC that this process cannot use may belong to another container. That is so if no GPU of this
+/// process has fewer NICs than the node's other GPUs have. A container with all GPUs should have all NICs
+/// with a link; of virtual functions a node may have more than it needs.
 fn is_anothers(report: &DoctorReport<'_>, rails: &[&Nic], nic: &Nic) -> bool {
     let machine = report.machine;
     let far = |gpu: &Gpu, nic: &Nic| nic.pci.get().map(|at| machine.distance(gpu.pci, at));

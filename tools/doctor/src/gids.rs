@@ -75,7 +75,7 @@ fn entry(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port, index: u8) {
     }
 }
 
-/// A RoCE port that has no address: the topology passes over it, as over one without a link.
+/// A RoCE port without an address. The topology skips it, as it skips a port without a link.
 fn empty(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let (verdict, refused) = of_unusable(report, nic);
     let subject = port_name(nic, port);
@@ -103,7 +103,8 @@ fn address(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let chosen = choose(LinkLayer::Ethernet, &port.gids);
     let (verdict, found) = match chosen {
         Some(gid) => match Preference::of(&gid.address) {
-            // Within one segment they do, and which nodes are in it this one does not know.
+            // Link-local addresses reach each other within one segment. This node does not know
+            // which nodes share its segment.
             preference if preference.is_link_local() => {
                 (Verdict::Unknown, format!("{}: reaches its own segment only", shown(gid)))
             }

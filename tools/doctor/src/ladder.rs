@@ -74,8 +74,8 @@ fn probed(components: &Components, name: &str) -> Option<String> {
     }
 }
 
-/// The components as if of the `alternatives` only the one of this name were chosen. A name that no component has
-/// stays one: the communicator does not open, whatever else the list has.
+/// The components, with only this one of the `alternatives` chosen. A name that no component has stays in the
+/// result: the communicator does not open with it, whatever else the list has.
 fn taking(
     components: &Components,
     alternatives: &BTreeSet<&str>,
@@ -92,7 +92,7 @@ fn taking(
     components
 }
 
-/// Faults that are broken with it and not without it.
+/// Findings that are broken with this transport and not without it.
 fn broken(findings: &[Finding], common: &[Finding]) -> Option<String> {
     let is_common = |finding: &Finding| {
         common.iter().any(|other| {
@@ -108,7 +108,7 @@ fn broken(findings: &[Finding], common: &[Finding]) -> Option<String> {
     (!own.is_empty()).then(|| first_names(own))
 }
 
-/// The findings of each of them, the worst of each thing.
+/// The findings of all transports; for each thing, the worst one.
 fn all_of(rungs: &[Rung]) -> Vec<Finding> {
     let mut all: Vec<Finding> = Vec::new();
     for finding in rungs.iter().flat_map(|rung| &rung.findings) {

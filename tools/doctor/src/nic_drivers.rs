@@ -47,7 +47,7 @@ fn modules(family: NicFamily) -> &'static [&'static str] {
     match family {
         NicFamily::Mlx5 => &["mlx5_core", "mlx5_ib", "ib_core", "ib_uverbs"],
         NicFamily::Ionic => &["ionic", "ionic_rdma"],
-        // Its RDMA module counts in another way.
+        // The version numbers of its RDMA module follow another scheme.
         NicFamily::Broadcom => &["bnxt_en"],
         NicFamily::Efa => &["efa"],
         _ => &[],
@@ -84,7 +84,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     }
 }
 
-/// Beside rails of another family Thor NICs may be for anything.
+/// Thor NICs beside rails of another family may serve any purpose.
 fn bnxt(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let is_thor = |card: &&PciFunction| {

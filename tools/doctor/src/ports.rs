@@ -141,7 +141,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     }
 }
 
-/// Only where a config asks for NICs: a node without any is a node too.
+/// Judged only if a config needs NICs: a node without NICs is no fault by itself.
 fn presence(report: &mut DoctorReport<'_>) {
     for (facility, name) in [(Facility::Verbs, "verbs"), (Facility::Efa, "efa")] {
         if !report.job.asks(facility) {
@@ -208,7 +208,7 @@ fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         return;
     };
     let same = model(report, nic);
-    // Storage may have NICs of the rails' board, at a rate of its own.
+    // NICs for storage may be of the rails' board and have another rate.
     let serves = |nic: &Nic| rails(report).iter().any(|rail| rail.name == nic.name);
     let is_rail = serves(nic);
     let rates: Vec<u64> = hardware(report)
@@ -216,11 +216,11 @@ fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         .filter(|other| same.is_some() && model(report, other) == same)
         .filter(|other| serves(other) == is_rail)
         .flat_map(|other| other.ports.iter().filter(|port| is_active(port)))
-        // A card that speaks both may have a rate for each.
+        // The rate of a card may depend on its link layer.
         .filter(|other| other.link_layer == port.link_layer)
         .filter_map(|port| Some(port.rate.known()?.megabits))
         .collect();
-    // Where no rate has most ports, the fastest shows what the model can.
+    // If no rate has a majority, the fastest shows what the model can do.
     let usual = majority(&rates).or(rates.iter().max().copied()).unwrap_or(found.megabits);
     let lanes = found.lanes.map_or(String::new(), |lanes| format!(", {lanes} lanes"));
     let text = format!("{}{lanes}", rate(found.megabits));
@@ -229,7 +229,7 @@ fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         _ if found.megabits < usual => {
             (Verdict::Slow, format!("{}, as the others of its model", rate(usual)))
         }
-        // All may have the same fault, or the switch has no more.
+        // All ports may have the same fault, or the switch may be no faster.
         Some(slot) => {
             (Verdict::Unknown, format!("more: its slot carries {}", rate(slot / 1000 * 1000)))
         }

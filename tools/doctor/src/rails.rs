@@ -61,10 +61,10 @@ const GO_ON: &str = "to go on with the NICs that can be used, name them in `nics
                      every node, or set rails = \"any\" there";
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
-    // NICs without a link count too: their ports have findings of their own, and distance is another matter.
-    // In a container `sys` shows GPUs and cards that others were given.
+    // NICs without a link count too: other findings cover their ports, and distance does not depend on
+    // links. In a container, `sys` also shows GPUs and cards of other containers.
     let shares = report.machine.rail_shares();
-    // One GPU has nothing to be compared with.
+    // A single GPU cannot be compared with others.
     if shares.len() < 2 {
         return;
     }
@@ -113,7 +113,7 @@ pub(crate) fn of_unusable(
         Facility::of(other) == Facility::of(nic) && other.ports.iter().any(Port::can_carry)
     };
     let named = &report.job.asks.nics;
-    // Where no rail serves, the topology may take what is for something else.
+    // If no rail NIC can be used, the topology may choose NICs for other purposes.
     let others = if named.is_empty() { report.machine.serving_nics() } else { Vec::new() };
     if named.contains(&nic.name) {
         return (Verdict::Broken, None);
@@ -122,7 +122,7 @@ pub(crate) fn of_unusable(
         (Some(refused), _) => (Verdict::Broken, Some(refused)),
         // No GPU has less than another: nodes whose cards have a port to spare are cabled so.
         (None, true) if report.machine.has_even_links() => (Verdict::Unknown, None),
-        // Another port of it, of its card or of the node goes on.
+        // Another port of the NIC, of its card or of the node is used instead.
         (None, true) => (Verdict::Slow, None),
         (None, false) => (Verdict::Broken, None),
     }
@@ -162,7 +162,7 @@ fn words(distance: Distance) -> &'static str {
     }
 }
 
-/// Notes what it found of a rail, which matters to jobs that use both GPUs and NICs of these kinds.
+/// Notes a finding about a rail. It matters to jobs that use both GPUs and NICs of these kinds.
 fn note<'r>(
     report: &'r mut DoctorReport<'_>,
     rule: &'static Rule,
@@ -190,7 +190,7 @@ fn distances(report: &mut DoctorReport<'_>, all: &[RailShare<'_>], missing: &[Mi
         let none = missing.iter().find(|missing| {
             missing.gpu.pci == one.gpu.pci && matches!(missing.lack, Lack::NoNic { .. })
         });
-        // A card for a display is no rank's.
+        // A display card belongs to no rank.
         let is_odd =
             all.iter().all(|near| near.distance > best || near.gpu.device_id != one.gpu.device_id);
         let is_near = |card| machine.distance(one.gpu.pci, card) <= best;

@@ -103,7 +103,7 @@ pub(crate) fn kernel(release: &str) -> Vec<u32> {
     numbers(release.split(['-', '+']).next().unwrap_or(release))
 }
 
-/// Whether a version is that old or newer. One without numbers is not.
+/// Whether a version is `floor` or newer. A version without numbers is not.
 pub(crate) fn at_least(version: &[u32], floor: &[u32]) -> bool {
     !version.is_empty() && version >= floor
 }

@@ -165,7 +165,7 @@ pub struct Summary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fault {
-    /// [`Verdict::Unknown`], where that hides what may be broken.
+    /// [`Verdict::Unknown`], if the unknown facts may hide a broken thing.
     Unknown,
     /// [`Verdict::Slow`].
     Slow,
@@ -183,11 +183,11 @@ pub struct Skew {
 }
 
 impl Skew {
-    /// From a stamp of the other clock, taken at a moment that lies between two of this one's.
-    /// All in microseconds.
+    /// The skew from one stamp of the other clock, which was taken between two stamps of this
+    /// clock. All values are in microseconds.
     pub fn of(stamp: i64, before: i64, after: i64) -> Self {
         let half = after.saturating_sub(before) / 2;
-        // One more for what the division cut off.
+        // One is added for the half that the division drops.
         Self { ahead: before.saturating_add(half).saturating_sub(stamp), error: half + 1 }
     }
 
@@ -259,7 +259,7 @@ impl Summary {
     }
 
     fn with_nics(mut self, machine: &Machine) -> Self {
-        // Nodes may differ in what serves storage.
+        // Nodes may differ in their NICs for storage.
         let nics: Vec<&Nic> = machine.rail_nics();
         let working = nics.iter().filter(|nic| has_link(nic)).count();
         self.put("NICs with a link", working.to_string());
@@ -349,8 +349,8 @@ fn rule(item: &str) -> (&'static Rule, Verdict) {
     }
 }
 
-/// Compares the summaries of all ranks, in order of rank. An item is decided by the majority of the ranks;
-/// where none has one, or there are two hosts only, all who differ are named.
+/// Compares the summaries of all ranks, in order of rank. The majority of the ranks decides each item.
+/// Without a majority, or with two hosts only, all ranks that differ are named.
 pub fn compare(summaries: &[Summary]) -> Vec<Finding> {
     let (machine, job) = (Machine::default(), Job::default());
     let mut report = DoctorReport::new(&machine, &job);
@@ -428,8 +428,9 @@ fn runs(ranks: &[usize]) -> Vec<String> {
     runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect()
 }
 
-/// The clock of each host against that of most: of three hosts and more the middle one. The rank whose
-/// look was the sharpest speaks for its host, and rank 0 measures nothing against itself.
+/// Compares the clock of each host with the clocks of most hosts; with three hosts or more, with the
+/// clock in the middle. Of the ranks of a host, the one with the smallest error counts. Rank 0 is not
+/// measured against itself.
 fn clocks(report: &mut DoctorReport<'_>, summaries: &[Summary]) {
     let mut hosts = BTreeMap::<&str, (Skew, Vec<usize>)>::new();
     for (rank, summary) in summaries.iter().enumerate() {
@@ -471,7 +472,7 @@ fn clocks(report: &mut DoctorReport<'_>, summaries: &[Summary]) {
 
 type FaultText = (Fault, String, String);
 
-/// Each fault once, with all who have it.
+/// Each fault once, with all nodes that have it.
 fn faults(summaries: &[Summary]) -> Vec<(FaultText, String)> {
     let mut found: Vec<(FaultText, Vec<usize>)> = Vec::new();
     for (rank, summary) in summaries.iter().enumerate() {
