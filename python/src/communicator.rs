@@ -89,7 +89,8 @@ impl Shared {
         let Ok(comm) = self.comm.get() else { return true };
         match comm.try_lock() {
             Ok(comm) => comm.as_ref().is_none_or(CoreCommunicator::is_closed),
-            // A call is under way. Where an error ends it, a later look finds that.
+            // A call is under way. If an error ends it, a later check finds the communicator
+            // closed.
             Err(_) => false,
         }
     }

@@ -164,7 +164,7 @@ fn received_before(operation: &'static str) -> Error {
 
 impl<P: Send> Drop for Waiting<P> {
     fn drop(&mut self) {
-        // The locks of a forked child's copy may be taken for ever.
+        // In a forked child, the copies of the locks may be locked for ever.
         if !self.shared.is_mine() {
             std::mem::forget(self.take());
         }
