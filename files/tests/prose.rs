@@ -1,5 +1,5 @@
 //! Pages and comments are plain English: no sentence begins with a relative, no person stands for a technical
-//! thing, and pages are short. The files that a page names exist.
+//! thing, and pages are short.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 mod paragraphs;
@@ -208,52 +208,6 @@ fn a_page_says_in_its_first_lines_for_whom_it_is() {
     assert!(found.is_empty(), "begin with `For operators`, or another reader: {found:#?}");
 }
 
-/// The names of sources between backticks: `a/b.rs`, and `a/{b,c}.rs` as two.
-fn sources_named(page: &str) -> Vec<String> {
-    let kinds = [".rs", ".cuh", ".cu", ".py", ".toml"];
-    let is_name = |code: &&str| {
-        let plain = |c: char| c.is_ascii_alphanumeric() || "_-./{},".contains(c);
-        kinds.iter().any(|kind| code.ends_with(kind) && code.len() > kind.len())
-            && code.chars().all(plain)
-            && !code.starts_with('/')
-    };
-    let codes = page.split('`').skip(1).step_by(2).filter(is_name);
-    codes
-        .flat_map(|code| match (code.split_once('{'), code.split_once('}')) {
-            (Some((before, _)), Some((inside, after))) => {
-                let inside = inside.split_once('{').map_or("", |(_, names)| names);
-                inside.split(',').map(|name| format!("{before}{name}{after}")).collect()
-            }
-            _ => vec![code.to_owned()],
-        })
-        .collect()
-}
-
-/// Files of other projects that pages name.
-const NOT_OURS: [&str; 5] = [
-    "setup.py",
-    "test_intranode.py",
-    "test_low_latency.py",
-    "tests/elastic/test_ep.py",
-    "test_hybrid_ep.py",
-];
-
-#[test]
-fn sources_that_a_page_names_exist() {
-    let sources: Vec<String> = files(&["rs", "cuh", "cu", "py", "toml"])
-        .into_iter()
-        .map(|(path, _)| format!("/{path}"))
-        .collect();
-    let exists = |name: &str| sources.iter().any(|path| path.ends_with(&format!("/{name}")));
-    let mut found = Vec::new();
-    for (path, text) in files(&["md"]) {
-        let names = sources_named(&text).into_iter();
-        let missing = names.filter(|name| !exists(name) && !NOT_OURS.contains(&name.as_str()));
-        found.extend(missing.map(|name| format!("{path}: no file `{name}`")));
-    }
-    assert!(found.is_empty(), "{}", found.join("\n"));
-}
-
 #[test]
 fn relatives_are_distinguished_from_questions() {
     assert_eq!(relatives("What waits, spins. Who waits? A thread."), ["What waits, spins."]);
@@ -287,6 +241,4 @@ fn comments_of_each_kind_are_seen() {
     let python = of_docstrings("\"\"\"A.\n\nB\n\"\"\"\nx = 1\ndef f():\n    \"\"\"C.\"\"\"\n");
     let text: Vec<_> = python.iter().map(|p| (p.line, p.text.as_str())).collect();
     assert_eq!(text, [(1, "A."), (3, "B"), (7, "C.")]);
-    let names = sources_named("`a/{b,c}.rs`, `d.cuh`, `f()`, `.toml`");
-    assert_eq!(names, ["a/b.rs", "a/c.rs", "d.cuh"]);
 }
