@@ -3,14 +3,14 @@ use tokenyard_core::moe::{Layout, RecvPlan, RegionRows, RegionSpec, SendPlan, Sh
 
 use super::exchange::Exchange;
 
-/// How received rows are arranged, as a dispatch asked for it.
+/// The arrangement of received rows that a dispatch requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arrangement {
     pub(super) layout: Layout,
     pub(super) worst_case: bool,
 }
 
-/// Where a source's rows go at one owner, and how large the owner's region is.
+/// The places of a source's rows at one owner, and the size of the owner's region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct OwnerBlock {
     /// N and X that the owner's region was laid out for.
