@@ -116,9 +116,9 @@ Examples:
     tokenyard bench link fabric.toml --as-rank      (and RANK=1 on the other host)
 
 Latency is half of a put and its answer, 8 bytes each; bandwidth is of 1 MiB puts with both ranks
-sending at once. Everything is measured turn by turn in one run. On GPUs (kernels `cuda` over
-`nvlink`, or `rocm` over `xgmi`): copies between all GPUs by SM count, barriers, exchanges of counts; sizes are fixed, and of
-the options only --ranks, --as-rank, --json, --out and --plot count. Exit code as for `bench`.";
+sending at once. All of it is measured in turn in one run. On GPUs (kernels `cuda` over `nvlink`, or
+`rocm` over `xgmi`): copies between all GPUs by SM count, barriers, exchanges of counts. There sizes are
+fixed, and only the options --ranks, --as-rank, --json, --out and --plot count. Exit code as for `bench`.";
 
 /// Arguments of `tokenyard bench link`.
 #[derive(Debug, clap::Args)]

@@ -37,7 +37,7 @@ impl<'a> CallRefusal<'a> {
         }
         // SAFETY: by this function's contract.
         let bytes = unsafe { std::slice::from_raw_parts(raw.text.data, raw.text.bytes) };
-        // The host cuts texts between characters; another one refuses all the same.
+        // The host cuts texts between characters. Another host may not, and its refusal counts too.
         let why = std::str::from_utf8(bytes).unwrap_or("for a reason that is not UTF-8");
         Some(Self { rank: raw.rank, is_full: raw.is_full != 0, why })
     }

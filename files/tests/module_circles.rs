@@ -37,8 +37,8 @@ type Name = Vec<String>;
 #[derive(Default)]
 struct Module {
     file: PathBuf,
-    /// Names that a `use` line defines, and the path of each; `*` stands for all names of a module. The name of a path in
-    /// code is empty.
+    /// Names that a `use` line defines, and the path of each; `*` stands for all names of a module. The name of
+    /// a path in code is empty.
     names: Vec<(String, Name)>,
 }
 

@@ -156,8 +156,8 @@ impl Array {
     }
 }
 
-/// A capsule over the memory of a tensor, which also keeps `owner` for as long as the memory is used. `owner` may be dropped
-/// late: with the next call of this package.
+/// A capsule over the memory of a tensor, which also keeps `owner` for as long as the memory is used. `owner`
+/// may be dropped late: with the next call of this package.
 #[pyfunction]
 pub(crate) fn _view(
     py: Python<'_>,

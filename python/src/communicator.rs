@@ -89,7 +89,8 @@ impl Shared {
         let Ok(comm) = self.comm.get() else { return true };
         match comm.try_lock() {
             Ok(comm) => comm.as_ref().is_none_or(CoreCommunicator::is_closed),
-            // A call is under way. Where an error ends it, a later look finds that.
+            // A call is under way. If an error ends it, a later check finds the communicator
+            // closed.
             Err(_) => false,
         }
     }
@@ -210,8 +211,9 @@ impl Communicator {
     ///   CUDA graph. A failure is raised by a later call, and closes the communicator. It need not be equal on all
     ///   ranks.
     ///
-    /// `layout`, `cast`, `worst_case` and `max_tokens` are equal on all ranks. Raises InvalidInputError, RefusedError, FullError: nothing
-    /// was moved. DeadlineError, PeerLostError, TransportError: the communicator is closed.
+    /// `layout`, `cast`, `worst_case` and `max_tokens` are equal on all ranks. Raises InvalidInputError,
+    /// RefusedError, FullError: nothing was moved. DeadlineError, PeerLostError, TransportError: the
+    /// communicator is closed.
     #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
                         zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None,
                         without_sync=false))]
@@ -313,11 +315,11 @@ impl Communicator {
     /// - `x`: the experts' outputs, of the shape of `Received.x`; bfloat16, float16 or float32.
     /// - `weights`: float32, of the shape of `Received.weights`: they travel back to their tokens.
     /// - `bias`: `[T, H]` of the type of `x`, or two of them; added first.
-    /// - `weighted`: multiply each expert's row by its weight (not for flat rows): that of `topk_weights`, `[T, K]`
-    ///   float32, or else the one of its dispatch. With `topk_weights`, `topk_idx` may be given: the ids of
-    ///   the dispatch, where a negative one leaves its expert's row out, whatever that holds. Such a combine is two
-    ///   operations on the CPU backend, so `in_flight` counts it twice. Given on all ranks or on none; on GPUs for packed
-    ///   rows with `decode = "low_latency"`.
+    /// - `weighted`: multiply each expert's row by its weight (not for flat rows): that of `topk_weights`,
+    ///   `[T, K]` float32, or else the one of its dispatch. With `topk_weights`, `topk_idx` may be given: the
+    ///   ids of the dispatch, where a negative one leaves its expert's row out, whatever that holds. Such a
+    ///   combine is two operations on the CPU backend, so `in_flight` counts it twice. Given on all ranks or on
+    ///   none; on GPUs for packed rows with `decode = "low_latency"`.
     /// - `round_once`: round each sum once, at its token, and not that of each rank's experts too (not for flat rows).
     ///   On the CPU backend, and on GPUs for packed rows with `decode = "low_latency"`.
     /// - `sum_weights`: each of `out_weights` is the sum of the weights of all ranks that got the token (flat rows). On
@@ -456,7 +458,8 @@ impl Communicator {
         self.shared.call(py, CoreCommunicator::flush)
     }
 
-    /// The choices and their reasons, as a dictionary: kernel set, transports, domains, places of all ranks, window bytes.
+    /// The choices and their reasons, as a dictionary: kernel set, transports, domains, places of all ranks,
+    /// window bytes.
     fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         to_python(py, &self.shared.report)
     }

@@ -82,7 +82,7 @@ impl DataType {
     fn dtype(self) -> Option<DType> {
         /// `kDLFloat8_e4m3fn` of DLPack 1.1.
         const FP8_E4M3: DataType = DataType { code: 10, bits: 8, lanes: 1 };
-        // Bytes are bytes: FP8 is what says that it is.
+        // U8 stands for bytes. Only its own code means FP8.
         let plain = [DType::U8, DType::I32, DType::I64, DType::F16, DType::F32, DType::Bf16];
         let known = plain.into_iter().find(|dtype| Self::of(*dtype) == self);
         known.or((self == FP8_E4M3).then_some(DType::Fp8E4m3))
@@ -113,7 +113,7 @@ unsafe impl Sync for LentVersioned {}
 
 impl Drop for LentPlain {
     fn drop(&mut self) {
-        // A deleter of Python's own libraries wants the GIL, or takes it.
+        // A deleter of a Python library needs the GIL, or takes it itself.
         Python::try_attach(|_| {
             // SAFETY: taken from a capsule once, so it is ours to give back once.
             unsafe { (*self.0).deleter.map(|delete| delete(self.0)) }

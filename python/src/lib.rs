@@ -1,6 +1,7 @@
 //! The native module of the Python package `tokenyard`.
 //!
-//! It turns Python's objects into what core takes and core's answers into Python's objects, and adds no rule of its own.
+//! It turns Python's objects into what core takes and core's answers into Python's objects, and adds no rule of
+//! its own.
 //! - **The GIL** is released before anything waits, and before any lock is taken that another thread may hold
 //!   while it waits.
 //! - **Arguments** are judged inside of the operation that they are for: what only this module can see (an object
@@ -30,8 +31,8 @@ use std::sync::OnceLock;
 use pyo3::prelude::*;
 use tokenyard_core::host::{Registry, add_plugin_folder};
 
-/// The components that a config can name, as a list of dictionaries: `name`, `kind`, `version`, `about`, and `file`, the
-/// plugin's, or None for what is built in. Plugins are those of the package.
+/// The components that a config can name, as a list of dictionaries: `name`, `kind`, `version`, `about`, and
+/// `file`, the plugin's, or None for what is built in. Plugins are those of the package.
 ///
 /// It opens no device: what each component needs of this machine is looked for when a communicator is opened. Raises
 /// PluginError for a plugin of another version.

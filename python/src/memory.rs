@@ -11,7 +11,7 @@ use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes, handle_bytes};
 use crate::config::Config;
 use crate::errors::raise;
 
-/// A put that no row exceeds: only its being large enough counts here.
+/// The longest put: larger than any row, so that no row is split. Its exact value does not matter.
 const LARGEST_PUT: u64 = 1 << 40;
 
 /// Bytes that a communicator of the kernel set `cpu` takes on each rank, before it is opened: `{"control": ...,

@@ -109,7 +109,7 @@ impl Tensor {
         }))
     }
 
-    /// An array of numpy. DLPack would not say that it is of `ml_dtypes`' types.
+    /// An array of numpy. DLPack does not pass on that its type is one of `ml_dtypes`.
     fn like_numpy(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Result<Self>> {
         let about = object.getattr("__array_interface__")?;
         let typestr: String = about.get_item("typestr")?.extract()?;
@@ -244,7 +244,7 @@ impl Tensor {
             return Err(invalid(text).with_fix("convert it, as by .to(torch.int64)"));
         }
         let memory = self.matrix()?;
-        // SAFETY: the caller's tensor, kept by `self`, with elements where its strides say.
+        // SAFETY: `self` holds the caller's tensor, and its elements lie where its strides say.
         let tensor = unsafe { TensorRef::from_memory(&memory)? };
         let [row, column] = tensor.strides();
         let bytes = tensor.memory();
@@ -287,7 +287,7 @@ impl Tensor {
             return wrong("strides that are not negative");
         }
         let (shape, mut stride) = (shape.map(|n| n as usize), stride.map(|n| n as usize));
-        // A stride that leads nowhere may be anything.
+        // The stride of a dimension with one element is never used, so it may have any value.
         if shape[1] <= 1 || shape[0] == 0 {
             stride[1] = 1;
         }

@@ -220,8 +220,8 @@ impl World {
         self.place.local_rank
     }
 
-    /// Gives `mine` to all ranks and returns those of all ranks, by rank. Collective; together at most 64 MiB. For set-up: no
-    /// token should pass here. `topic` names the call in messages, and is the same on all ranks.
+    /// Gives `mine` to all ranks and returns those of all ranks, by rank. Collective; together at most 64 MiB.
+    /// For set-up: no token should pass here. `topic` names the call in messages, and is the same on all ranks.
     fn all_gather<'py>(
         &self,
         py: Python<'py>,

@@ -159,7 +159,7 @@ def fp8(world):
 
 
 def handle_tensors(world):
-    """Tensors of the handle can be taken out and put back; the caller's ids are kept as asked for."""
+    """Tensors of the handle can be taken out and put back. The caller's ids stay where the call asks so."""
     case = SMALL
     buffer = v2(world, case)
     x, idx, _ = inputs(world, case)

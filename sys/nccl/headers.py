@@ -2,7 +2,8 @@
 
     python3 sys/nccl/headers.py FOLDER VERSION...
 
-The headers are in FOLDER/VERSION afterwards. A wheel is a zip file, and its server answers requests for ranges of bytes.
+The headers are in FOLDER/VERSION afterwards. A wheel is a zip file, and its server answers requests for ranges of
+bytes.
 """
 
 import io

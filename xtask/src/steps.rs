@@ -231,7 +231,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "cuda-compile",
-        about: "every CUDA kernel compiles for sm_80, sm_90a and sm_100a, without a GPU; registers, spills; nvcc; NCCL's headers",
+        about: "CUDA kernels compile for sm_80, sm_90a and sm_100a without a GPU; registers; nvcc; NCCL's headers",
         // The step `build` builds the program.
         after: &["build"],
         needs: &[PIP, GXX],

@@ -16,8 +16,8 @@ const DEPTHS: std::ops::RangeInclusive<u32> = 2..=16_384;
 pub struct GinConfig {
     /// The library, an absolute path; may differ per rank. Default: `libnccl.so.2`, where the loader finds it.
     pub nccl_library: Option<PathBuf>,
-    /// The folder with `nccl.h` and `nccl_device.h` of the same version, an absolute path; may differ per rank. Default:
-    /// beside the library.
+    /// The folder with `nccl.h` and `nccl_device.h` of the same version, an absolute path; may differ per rank.
+    /// Default: beside the library.
     pub nccl_include: Option<PathBuf>,
     /// How commands are posted; equal on all ranks. Default: `auto`, NCCL's choice.
     #[serde(rename = "type")]

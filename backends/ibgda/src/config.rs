@@ -117,8 +117,9 @@ pub enum SignalChoice {
 }
 
 /// The reason why totals are not written.
-const NO_WRITES: &str = "found \"write\"; expected \"auto\" or \"atomic\": two writes of a connection may reach memory in \
-     either order, above all with adaptive routing, so a total could be seen before its payload (INV-1)";
+const NO_WRITES: &str = "found \"write\"; expected \"auto\" or \"atomic\": two writes of a connection \
+                         may reach memory in either order, above all with adaptive routing, so a total \
+                         could be seen before its payload (INV-1)";
 
 impl IbgdaConfig {
     /// Reads and checks the table.
@@ -137,8 +138,8 @@ impl IbgdaConfig {
             return Err(table.invalid(COMPONENT, "depth", &found));
         }
         if config.doorbell == Doorbell::Cpu && config.queues == Placement::Gpu {
-            let found = "found \"gpu\" with doorbell = \"cpu\"; expected \"auto\" or \"host\": the host writes the record \
-                         of each ring beside the queue";
+            let found = "found \"gpu\" with doorbell = \"cpu\"; expected \"auto\" or \"host\": the host \
+                         writes the record of each ring beside the queue";
             return Err(table.invalid(COMPONENT, "queues", found));
         }
         Ok(config)

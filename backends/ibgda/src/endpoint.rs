@@ -1,5 +1,5 @@
-//! The endpoint, by which a peer reaches this rank: that of `verbs`, with another name. Its queue pairs are those of the
-//! host, one for each queue, and then those of kernels.
+//! The endpoint, by which a peer reaches this rank: that of `verbs`, with another name. Its queue pairs are
+//! those of the host, one for each queue, and then those of kernels.
 
 use tokenyard_core::Result;
 use tokenyard_core::wire::Wire;

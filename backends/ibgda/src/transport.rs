@@ -436,7 +436,7 @@ fn refused(error: CallError, adapter: &Adapter) -> Error {
         .with_context("device", adapter.name())
         .with_source(error.source)
         .with_fix(
-            "raise the limit on locked memory (`ulimit -l`), lower `queue_pairs` or `depth`, or see the kernel's log for \
-             the device",
+            "raise the limit on locked memory (`ulimit -l`), lower `queue_pairs` or `depth`, or see the \
+             kernel's log for the device",
         )
 }

@@ -31,9 +31,9 @@ const REGISTERS: u32 = 256;
 /// flight, where the compiler calls it, and for rows that are cast on their way.
 fn most_scratch(program: &str, kernel: &str) -> u32 {
     match (program, kernel) {
-        // Of rows that move, and of rows that are spread.
+        // The pieces of rows that move, and of rows that are spread.
         ("xgmi direct", "ty_dispatch") => 17 * 16,
-        // Of the warp that plans.
+        // Values of the warp that plans.
         ("xgmi direct", "ty_combine_fused_bf16" | "ty_combine_fused_f16") => 20,
         _ => 0,
     }

@@ -1,7 +1,7 @@
 //! The backend for AMD GPUs: the `xgmi` transport between the GPUs of one machine, and the `rocm` kernel
 //! set.
 //!
-//! **Nothing here has run on an AMD GPU.** `docs.md` in this folder says what shows it all the same.
+//! **Nothing here has run on an AMD GPU.** `docs.md` in this folder lists the evidence so far.
 //!
 //! The kernels and the host code are those of `tokenyard-gpu`. This crate adds the driver over HIP, the
 //! compilers hiprtc and clang, and the names. Nothing of ROCm is linked: its libraries are loaded at run

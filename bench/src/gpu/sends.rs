@@ -1,7 +1,7 @@
 //! Times of the sending halves of operations that no call waits for.
 //!
-//! Marks of the device's clock stand before and behind each send, and its receive follows the second one. So the time is
-//! that of a launch and of the kernel that sends; the kernel that receives is not in it.
+//! Marks of the device's clock stand before and behind each send, and its receive follows the second one. So
+//! the time is that of a launch and of the kernel that sends; the kernel that receives is not in it.
 
 use anyhow::Result;
 use tokenyard_core::communicator::{

@@ -18,7 +18,8 @@ pub struct CostModel {
     pub row: RowFormat,
     /// A row of the combine; it has no scales.
     pub back: RowFormat,
-    /// Whether ranks of a domain store into each other's memory. Else they put, as between domains.
+    /// Whether ranks of a domain store into each other's memory. Otherwise they put, as between
+    /// domains.
     pub stores: bool,
     /// Bytes of rows that one put carries at most.
     pub piece_bytes: u64,

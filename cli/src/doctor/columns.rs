@@ -41,7 +41,8 @@ pub(super) fn wrapped_row(table: &mut Table, first: Vec<Cell>, last: [Wrapped<'_
     }
 }
 
-/// The contents of a matrix: a line for each of `rows`, whose first cells are theirs, and a column for each of `columns`.
+/// The contents of a matrix: a line for each of `rows`, whose first cells are theirs, and a column for each of
+/// `columns`.
 pub(super) struct Matrix<'a> {
     /// Titles of the cells that stand before the matrix.
     pub(super) heads: &'a [&'a str],

@@ -1,8 +1,9 @@
 //! `tokenyard doctor`: what is slow or broken on this node for a job, what it costs, and the fix.
 //!
-//! `tokenyard-machine` reads, `tokenyard-doctor` judges; here are the arguments, what only a running
-//! process can try (`tried`), what a config asks for (`asked`), what its launcher starts (`launched`), the text (`text`, `columns`),
-//! how far NICs are from GPUs (`distances`), how all devices are linked (`matrix`), and the comparison of all ranks (`worldwide`).
+//! `tokenyard-machine` reads, `tokenyard-doctor` judges; here are the arguments, what only a running process
+//! can try (`tried`), what a config asks for (`asked`), what its launcher starts (`launched`), the text
+//! (`text`, `columns`), how far NICs are from GPUs (`distances`), how all devices are linked (`matrix`), and
+//! the comparison of all ranks (`worldwide`).
 
 mod asked;
 mod columns;

@@ -51,7 +51,8 @@ fn wrong(fault: &Fault, seen: &Seen, all: &[Seen], limit: Duration) -> Option<St
             format!("rank {rank}: its process did not end after the error `{error}` (INV-6)")
         }),
         Some(took) => Some(format!(
-            "rank {rank}: its error came {:.2} s after the fault; expected at most {:.2} s (INV-6); its error is `{error}`",
+            "rank {rank}: its error came {:.2} s after the fault; expected at most {:.2} s (INV-6); its error \
+             is `{error}`",
             took.as_secs_f64(),
             limit.as_secs_f64()
         )),

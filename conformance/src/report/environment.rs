@@ -30,8 +30,9 @@ pub struct Environment {
 }
 
 /// The note for a config that masks losses.
-const PLAYED_WITHOUT_MASKING: &str = "L3 is played with on_failure = \"stop\": its cases are about an end that comes in \
-     time. That the others go on is not a case of this suite; l0/*_holds_up_no_other are what a transport owes for it";
+const PLAYED_WITHOUT_MASKING: &str = "L3 runs with on_failure = \"stop\": its cases check that each rank ends in \
+                                      time. No case of this suite checks that other ranks go on; the cases \
+                                      l0/*_holds_up_no_other check what a transport does for that";
 
 impl Environment {
     /// The environment of this machine, now. `components` are all that exist; the report names those that

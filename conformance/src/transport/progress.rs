@@ -169,7 +169,8 @@ fn ordered_puts_arrive_in_order(rig: &mut Rig<'_>) -> Result<()> {
         rig.post(0, &[long, short])?;
         rig.wait_signal(0, rig.signal(0, 0, previous), round)?;
         let what = format!(
-            "round {round}: put of {bytes} bytes of rank {previous}, which was posted before the one whose signal was seen"
+            "round {round}: put of {bytes} bytes of rank {previous}, which was posted before the one whose \
+             signal was seen"
         );
         compare(&what, &rig.windows[1].read(word, bytes), &pattern(seed(previous, round), bytes))?;
         rig.barrier("an ordered round is over")?;

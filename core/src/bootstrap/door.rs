@@ -3,7 +3,7 @@
 //! A connection has no place of its own until its first message proves the job secret. Until then it is
 //! one of a bounded crowd. When a new connection arrives at a full crowd, the oldest connection of the
 //! address with the most connections is closed. A rank sends its first message as it connects, so it
-//! leaves the crowd at once; a rank whose connection was closed all the same tries again.
+//! leaves the crowd at once. A rank whose connection was closed connects again.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};

@@ -56,7 +56,8 @@ impl Arriving {
     }
 
     optional! {
-        x, scales, ids, weights, source, slots, expert_counts, expert_starts, expert_ends, source_counts, source_ends, ranges, totals, lost,
+        x, scales, ids, weights, source, slots, expert_counts, expert_starts, expert_ends,
+        source_counts, source_ends, ranges, totals, lost,
     }
 }
 

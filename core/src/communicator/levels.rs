@@ -123,21 +123,21 @@ impl<'a> Levels<'a> {
         }
         let me = members.rank();
         let ranks = members.ranks();
-        let everybody = members.team();
+        let all_ranks = members.team();
         let out = |team| first_that_probes(members, registry, &config.scale_out, team);
         let Some(up) = &config.scale_up else {
-            return Ok(Self { domains: 1, scale_up: None, scale_out: Some(out(everybody)?) });
+            return Ok(Self { domains: 1, scale_up: None, scale_out: Some(out(all_ranks)?) });
         };
         let up = std::slice::from_ref(up);
         if domains == 1 {
-            let level = first_that_probes(members, registry, up, everybody)?;
+            let level = first_that_probes(members, registry, up, all_ranks)?;
             return Ok(Self { domains: 1, scale_up: Some(level), scale_out: None });
         }
         if config.scale_out.is_empty() {
             return Err(no_way_out(domains, &up[0].name));
         }
         if ranks == domains {
-            return Ok(Self { domains: 1, scale_up: None, scale_out: Some(out(everybody)?) });
+            return Ok(Self { domains: 1, scale_up: None, scale_out: Some(out(all_ranks)?) });
         }
         let places = Domains::of(me, ranks, domains);
         let domain = team_of(members, places.domain_ranks());

@@ -46,7 +46,9 @@ macro_rules! optional {
         $(#[$doc])*
         pub fn $name(&self) -> Option<TensorRef<'_>> {
             // SAFETY: the region is claimed for as long as `self` lives.
-            (!self.raw.$name.data.is_null()).then(|| unsafe { TensorRef::from_raw(self.raw.$name, &self._claim.components) })
+            (!self.raw.$name.data.is_null()).then(|| unsafe {
+                TensorRef::from_raw(self.raw.$name, &self._claim.components)
+            })
         }
     )+};
 }

@@ -181,10 +181,10 @@ impl Communicator {
         self.components.takes(abi::TY_NEEDS_NO_SYNC)
     }
 
-    /// Outputs, handles and expert inputs that were dropped since the last call become free only once `streams`, too, have
-    /// passed the work that is queued on them now: for values that were used on other streams than that of
-    /// their operation. Drop them, then call this, and then operations. Nothing waits where none was dropped.
-    /// Local: no other rank takes part.
+    /// Outputs, handles and expert inputs that were dropped since the last call become free only once
+    /// `streams`, too, have passed the work that is queued on them now: for values that were used on other
+    /// streams than that of their operation. Drop them, then call this, and then operations. Nothing waits
+    /// where none was dropped. Local: no other rank takes part.
     ///
     /// # Errors
     /// `InvalidInput` where the kernel set has no streams, and for a stream that is captured; errors of the

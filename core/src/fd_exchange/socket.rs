@@ -207,8 +207,8 @@ fn address(name: &Secret) -> Result<SocketAddrUnix, Errno> {
 }
 
 /// The fix where descriptors run out.
-pub const DESCRIPTOR_FIX: &str = "raise the limit on open files: `ulimit -n`, LimitNOFILE= of the service, --ulimit nofile= of \
-     the container";
+pub const DESCRIPTOR_FIX: &str = "raise the limit on open files: `ulimit -n`, LimitNOFILE= of the service, \
+                                  --ulimit nofile= of the container";
 
 fn failed(operation: &'static str, errno: Errno) -> Error {
     let error = Error::system(operation, "the system refused", errno);

@@ -134,7 +134,7 @@ impl Arena {
 
     /// Frees the end of a region. A region that is not held is ignored.
     pub fn shrink(&mut self, id: u64, bytes: u64) {
-        // Of a captured one, the end may belong to graphs as well.
+        // The end of a captured region may belong to graphs as well.
         if let Some(region) = self.regions.iter_mut().find(|r| r.id == id && !r.is_captured) {
             region.bytes = region.bytes.min(bytes.max(1).next_multiple_of(REGION_ALIGN));
         }

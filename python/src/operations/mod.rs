@@ -35,8 +35,8 @@ struct Inputs {
 impl Inputs {
     /// Keeps a tensor, and gives it to core.
     fn keep(&mut self, tensor: Tensor) -> Result<TensorRef<'static>> {
-        // SAFETY: `self` keeps the tensor's memory, and outlives the operation, which keeps it. That no thread writes the
-        // memory until then is asked of the caller.
+        // SAFETY: `self` keeps the tensor's memory, and outlives the operation, which keeps it. That no thread
+        // writes the memory until then is asked of the caller.
         let reference = unsafe { tensor.get()? };
         self.tensors.push(tensor);
         Ok(reference)
@@ -164,7 +164,7 @@ fn received_before(operation: &'static str) -> Error {
 
 impl<P: Send> Drop for Waiting<P> {
     fn drop(&mut self) {
-        // The locks of a forked child's copy may be taken for ever.
+        // In a forked child, the copies of the locks may be locked for ever.
         if !self.shared.is_mine() {
             std::mem::forget(self.take());
         }

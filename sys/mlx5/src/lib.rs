@@ -6,7 +6,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | [`mailbox`] | commands to the device: one table of fields serves the writer (a driver) and the strict reader (a software device) |
+//! | [`mailbox`] | commands to the device: one table of fields for a driver that writes and a device that reads |
 //! | [`wqe`] | work requests of one block of 64 bytes |
 //! | [`cqe`] | completions |
 //! | [`doorbell`] | doorbell records, and the two ways to ring |

@@ -6,8 +6,8 @@
 //! not among them: it changes with every release, and device code fits only the library of its own version. So its
 //! memory has the size [`CommProperties::dev_comm_runtime_version_size`], and only kernels look into it.
 //!
-//! Types and numbers are NCCL's, from `nccl.h` and `nccl_device/core.h` (`host.h` from 2.32 on). A test compares them with
-//! the headers of 2.31.2 and 2.32.3.
+//! Types and numbers are NCCL's, from `nccl.h` and `nccl_device/core.h` (`host.h` from 2.32 on). A test
+//! compares them with the headers of 2.31.2 and 2.32.3.
 
 pub mod consts;
 mod library;

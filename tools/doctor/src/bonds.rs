@@ -11,8 +11,8 @@ static MEMBERS: Rule = Rule {
     id: "bond-members",
     title: "Members of a bond",
     expected: "all members up",
-    why: "A bond goes on when a member loses its link, and says so nowhere but in its own file. An RDMA \
-          device on a bond (mlx5_bond_0) is one rail with the ports of all members.",
+    why: "A bond continues when a member loses its link, and only its own file in /proc/net/bonding shows \
+          the loss. An RDMA device on a bond (mlx5_bond_0) is one rail with the ports of all members.",
     impact: "the rail has the bandwidth of the members that are left: half of it with two ports",
     fix: "look at the member's cable and switch port; cat /proc/net/bonding/BOND",
     source: "Linux kernel, Documentation/networking/bonding.rst",

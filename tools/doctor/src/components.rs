@@ -30,7 +30,7 @@ pub struct Component {
     pub why_not: Option<String>,
 }
 
-/// A choice of the config that no component has the name of.
+/// A choice of the config that is the name of no component.
 #[derive(Clone, Debug, Serialize)]
 pub struct MissingComponent {
     /// `transport`, `kernel set` or `topology`.

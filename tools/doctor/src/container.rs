@@ -15,9 +15,9 @@ static UVERBS: Rule = Rule {
     why: "libibverbs opens a NIC by its device node. /sys shows the host's NICs in a container too, so a \
           NIC can be seen and not be used.",
     impact: "the transport finds no device",
-    fix: "where it is missing: docker run --device /dev/infiniband, Kubernetes: an RDMA device plugin, on the \
-          host: modprobe ib_uverbs; where it is refused: chmod 0666 /dev/infiniband/uverbs*, lasting by a rule of \
-          udev (KERNEL==\"uverbs*\", MODE=\"0666\"), or run as a user of the node's group",
+    fix: "where it is missing: docker run --device /dev/infiniband, Kubernetes: an RDMA device plugin, on \
+          the host: modprobe ib_uverbs; where it is refused: chmod 0666 /dev/infiniband/uverbs*, lasting \
+          by a rule of udev (KERNEL==\"uverbs*\", MODE=\"0666\"), or run as a user of the node's group",
     source: "linux-rdma/rdma-core, Documentation/udev.md; Linux kernel, \
              Documentation/infiniband/user_verbs.rst",
 };
@@ -26,8 +26,8 @@ static RDMA_CM: Rule = Rule {
     id: "rdma-cm-node",
     title: "Device node of the connection manager",
     expected: "/dev/infiniband/rdma_cm",
-    why: "libfabric's verbs provider connects through the connection manager. The component verbs does not: it \
-          exchanges addresses by itself.",
+    why: "libfabric's verbs provider connects through the connection manager. The component verbs does \
+          not: it exchanges addresses by itself.",
     impact: "libfabric's provider verbs does not open",
     fix: "modprobe rdma_ucm on the host, and docker run --device /dev/infiniband/rdma_cm",
     source: "linux-rdma/rdma-core, rdma_cm(7)",
@@ -61,7 +61,8 @@ static SECCOMP: Rule = Rule {
     why: "Container runtimes filter system calls. No file shows what a filter allows; what matters to the \
           components compiled in is tried on a running node.",
     impact: "calls fail with EPERM",
-    fix: "docker run --security-opt seccomp=unconfined shows whether it is the filter",
+    fix: "run once with docker run --security-opt seccomp=unconfined: if the calls then work, the filter \
+          is the cause",
     source: "Linux, seccomp(2)",
 };
 
@@ -87,7 +88,8 @@ const GIVE: &str = "docker run --device /dev/infiniband; Kubernetes: ask for one
 
 /// The fix for a device node that may not be opened.
 const OPEN_UP: &str = "chmod 0666 /dev/infiniband/uverbs*; lasting: KERNEL==\"uverbs*\", MODE=\"0666\" in \
-                       /etc/udev/rules.d, or run as a user of the nodes' group (in a container: --group-add)";
+                       /etc/udev/rules.d, or run as a user of the nodes' group (in a container: \
+                       --group-add)";
 
 fn uverbs(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
@@ -157,9 +159,9 @@ fn is_given(report: &DoctorReport<'_>, nic: &Nic) -> bool {
     node.and_then(|node| report.machine.devices.nodes.get(&node)) == Some(&Access::Granted)
 }
 
-/// Whether a NIC that this process was not given may be another container's: no GPU that it was given has
-/// fewer NICs for that than its other GPUs have. A container with all GPUs should have all NICs with a link;
-/// of virtual functions there may be more than are needed.
+/// Whether a NIC that this process cannot use may belong to another container. That is so if no GPU of this
+/// process has fewer NICs than the node's other GPUs have. A container with all GPUs should have all NICs
+/// with a link; of virtual functions a node may have more than it needs.
 fn is_anothers(report: &DoctorReport<'_>, rails: &[&Nic], nic: &Nic) -> bool {
     let machine = report.machine;
     let far = |gpu: &Gpu, nic: &Nic| nic.pci.get().map(|at| machine.distance(gpu.pci, at));

@@ -133,7 +133,7 @@ impl<'a> DoctorReport<'a> {
         Self { machine, job, findings: Vec::new() }
     }
 
-    /// Notes how `rule` judges a thing that only who uses the `facility` needs.
+    /// Notes how `rule` judges a thing that only users of `facility` need.
     pub(crate) fn note(
         &mut self,
         rule: &'static Rule,

@@ -13,18 +13,19 @@ static GID: Rule = Rule {
     id: "gid",
     title: "The address of a RoCE port",
     expected: "an entry of RoCE v2 with an IPv4 address",
-    why: "A RoCE port is addressed by an entry of its GID table. The transport verbs takes, of the entries \
-          of RoCE v2, the first with an IPv4 address, then one with a routable IPv6 address, then a \
-          link-local one; the entry that `gid_index` names it takes as it is, on InfiniBand too. libfabric \
-          asks the connection manager, which goes by the interface's IP address. A port whose table is empty \
-          carries nothing: the topology passes over it, or refuses the node, as with a port without a link. Version 1 has no IP header and \
-          crosses no router; link-local addresses cross none either.",
+    why: "A RoCE port is addressed by an entry of its GID table. The transport verbs prefers, among the \
+          entries of RoCE v2, the first with an IPv4 address, then one with a routable IPv6 address, then \
+          a link-local one. If `gid_index` names an entry, the transport uses that entry as it is, on \
+          InfiniBand too. libfabric asks the connection manager, which goes by the interface's IP address. \
+          A port whose table is empty carries nothing: the topology passes over it, or refuses the node, \
+          as with a port without a link. Version 1 has no IP header and crosses no router; link-local \
+          addresses cross none either.",
     impact: "queue pairs do not connect, or connect and every packet is lost: operations end with \
            «retry exceeded» after 17 s",
     fix: "give the port's network interface an IPv4 address (ip addr add ADDRESS/LENGTH dev IFACE), or \
           set `gid_index` of [transport.scale_out.verbs]",
-    source: "backends/verbs/docs.md (the rule of this project); rdma_cm(7), rdma-core; NVIDIA, RoCE: GID table; Linux kernel, \
-             Documentation/ABI/stable/sysfs-class-infiniband (gids, gid_attrs)",
+    source: "backends/verbs/docs.md (the rule of this project); rdma_cm(7), rdma-core; NVIDIA, RoCE: GID \
+             table; Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband (gids, gid_attrs)",
 };
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
@@ -74,7 +75,7 @@ fn entry(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port, index: u8) {
     }
 }
 
-/// A RoCE port that has no address: the topology passes over it, as over one without a link.
+/// A RoCE port without an address. The topology skips it, as it skips a port without a link.
 fn empty(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let (verdict, refused) = of_unusable(report, nic);
     let subject = port_name(nic, port);
@@ -102,7 +103,8 @@ fn address(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let chosen = choose(LinkLayer::Ethernet, &port.gids);
     let (verdict, found) = match chosen {
         Some(gid) => match Preference::of(&gid.address) {
-            // Within one segment they do, and which nodes are in it this one does not know.
+            // Link-local addresses reach each other within one segment. This node does not know
+            // which nodes share its segment.
             preference if preference.is_link_local() => {
                 (Verdict::Unknown, format!("{}: reaches its own segment only", shown(gid)))
             }

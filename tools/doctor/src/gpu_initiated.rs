@@ -11,9 +11,10 @@ static OPTIONS: Rule = Rule {
     id: "driver-options",
     title: "Driver options for GPU-initiated RDMA",
     expected: "PeerMappingOverride=1 and EnableStreamMemOPs=1",
-    why: "The components that need it are gin and ibgda. A GPU that rings the NIC's doorbell needs the NIC's registers mapped on the GPU, which NVIDIA's \
-          driver refuses to all but root unless PeerMappingOverride is 1. Without it the processor rings \
-          the doorbell for the GPU (CPU-assisted mode), which needs no option.",
+    why: "The components that need it are gin and ibgda. A GPU that rings the NIC's doorbell needs the \
+          NIC's registers mapped on the GPU, which NVIDIA's driver refuses to all but root unless \
+          PeerMappingOverride is 1. Without it the processor rings the doorbell for the GPU (CPU-assisted \
+          mode), which needs no option.",
     impact: "GPU-initiated RDMA falls back to CPU-assisted mode: a thread of the processor per GPU, and some \
            microseconds more per batch",
     fix: "write to /etc/modprobe.d/nvidia.conf: options nvidia NVreg_EnableStreamMemOPs=1 \

@@ -1,4 +1,4 @@
-//! GPUs: as many as the ranks need, and as many below each switch as below the others.
+//! GPUs: enough for the ranks, and equally many below each switch.
 
 use tokenyard_machine::{GpuPlace, GpuVendor, Machine};
 

@@ -15,9 +15,10 @@ static ALTERNATIVE: Rule = Rule {
     title: "A transport of several",
     expected: "the first of the list that works on all ranks",
     why: "Where `use` lists several transports, the ranks take the first whose probe works on all of \
-          them. Each is judged on its own; what keeps one of them from working is no fault as long as another \
-          works. One that probes and would fail later is taken all the same, so that is a fault. Of a \
-          recorded node no component can be probed: there a transport works if nothing that it needs is broken.",
+          them. Each is judged on its own. A transport that cannot work is no fault as long as another one \
+          works. But a transport whose probe works is taken even if it fails later, so that is a fault. On \
+          a recorded node nothing can be probed: there a transport counts as working if nothing that it \
+          needs is broken.",
     impact: "no rank starts: none of the transports works",
     fix: "mend what is broken for one of them, or add one that works here to `use`",
     source: "docs/config.md (transport.scale_out)",
@@ -73,8 +74,8 @@ fn probed(components: &Components, name: &str) -> Option<String> {
     }
 }
 
-/// The components as if of the `alternatives` only the one of this name were chosen. A name that no component has
-/// stays one: the communicator does not open, whatever else the list has.
+/// The components, with only this one of the `alternatives` chosen. A name that no component has stays in the
+/// result: the communicator does not open with it, whatever else the list has.
 fn taking(
     components: &Components,
     alternatives: &BTreeSet<&str>,
@@ -91,7 +92,7 @@ fn taking(
     components
 }
 
-/// Faults that are broken with it and not without it.
+/// Findings that are broken with this transport and not without it.
 fn broken(findings: &[Finding], common: &[Finding]) -> Option<String> {
     let is_common = |finding: &Finding| {
         common.iter().any(|other| {
@@ -107,7 +108,7 @@ fn broken(findings: &[Finding], common: &[Finding]) -> Option<String> {
     (!own.is_empty()).then(|| first_names(own))
 }
 
-/// The findings of each of them, the worst of each thing.
+/// The findings of all transports; for each thing, the worst one.
 fn all_of(rungs: &[Rung]) -> Vec<Finding> {
     let mut all: Vec<Finding> = Vec::new();
     for finding in rungs.iter().flat_map(|rung| &rung.findings) {

@@ -28,8 +28,8 @@ static BNXT: Rule = Rule {
     title: "RDMA driver of Broadcom's Thor NICs",
     expected: "bnxt_re beside bnxt_en",
     why: "The module bnxt_en drives the Ethernet side of a BCM575xx (Thor) or BCM576xx (Thor2), bnxt_re adds \
-          RDMA to it. With the first alone there are interfaces and no RDMA device. bnxt_re makes none for a card whose \
-          RDMA is switched off in its memory; the kernel's log says so.",
+          RDMA to it. With the first alone there are interfaces and no RDMA device. bnxt_re makes none for \
+          a card whose RDMA is switched off in its memory; the kernel's log says so.",
     impact: "no RDMA over these NICs",
     fix: "modprobe bnxt_re; lasting: bnxt_re in /etc/modules-load.d; where dmesg says «RoCE is not supported on this \
           device», switch RDMA on in the card's memory (niccli) and restart the node",
@@ -47,7 +47,7 @@ fn modules(family: NicFamily) -> &'static [&'static str] {
     match family {
         NicFamily::Mlx5 => &["mlx5_core", "mlx5_ib", "ib_core", "ib_uverbs"],
         NicFamily::Ionic => &["ionic", "ionic_rdma"],
-        // Its RDMA module counts in another way.
+        // The version numbers of its RDMA module follow another scheme.
         NicFamily::Broadcom => &["bnxt_en"],
         NicFamily::Efa => &["efa"],
         _ => &[],
@@ -84,7 +84,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     }
 }
 
-/// Beside rails of another family Thor NICs may be for anything.
+/// Thor NICs beside rails of another family may serve any purpose.
 fn bnxt(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let is_thor = |card: &&PciFunction| {

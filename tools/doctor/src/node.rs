@@ -34,8 +34,8 @@ pub(crate) static COMPONENT: Rule = Rule {
     id: "component",
     title: "A part of the program",
     expected: "chosen",
-    why: "Every component is probed: whether its libraries and devices are here. Only what the config chooses \
-          must work.",
+    why: "Every component is probed: whether its libraries and devices are here. Only what the config \
+          chooses must work.",
     impact: "no rank starts",
     fix: "mend what the component names, or choose another component in the config",
     source: "docs/plugin-contract.md (probe)",
@@ -107,8 +107,8 @@ static MEMORY: Rule = Rule {
     id: "memory",
     title: "Memory for windows",
     expected: "room for the windows of all ranks",
-    why: "Windows take memory only where they are touched, so less may do. A process that touches memory \
-          that is not there is killed.",
+    why: "A window takes memory only for the pages that are written, so a job may run with less. If memory \
+          runs out while a process writes a page, the kernel kills the process.",
     impact: "in the worst case the kernel kills a rank",
     fix: "choose a smaller max_tokens, or set arena_mib in the kernel set's table",
     source: "`tokenyard shape` (the formulas); Linux kernel, Documentation/admin-guide/cgroup-v2.rst",

@@ -64,8 +64,9 @@ static IMEX: Rule = Rule {
           creates; it does not outlive a restart of the node. The service nvidia-imex must run on all nodes.",
     impact: "memory cannot be shared between trays: traffic between them takes the NICs, a tenth of NVLink",
     fix: "write to /etc/modprobe.d/nvidia.conf: options nvidia NVreg_CreateImexChannel0=1 — then load the \
-          module anew or restart the node; or mkdir -p /dev/nvidia-caps-imex-channels and mknod /dev/nvidia-caps-imex-channels/channel0 c \
-          MAJOR 0 (MAJOR of nvidia-caps-imex-channels in /proc/devices); give the container that device",
+          module anew or restart the node; or mkdir -p /dev/nvidia-caps-imex-channels and mknod \
+          /dev/nvidia-caps-imex-channels/channel0 c MAJOR 0 (MAJOR of nvidia-caps-imex-channels in \
+          /proc/devices); give the container that device",
     source: "NVIDIA IMEX Service for NVLink Networks, IMEX Channels: \
              https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/imexchannels.html",
 };

@@ -1,4 +1,4 @@
-//! PCI Express: speed, width, what stands between NIC and GPU.
+//! PCI Express: speed, width, and the bridges between NIC and GPU.
 
 use std::collections::BTreeSet;
 
@@ -309,7 +309,8 @@ fn translation(report: &mut DoctorReport<'_>) {
     if rails(report).is_empty() {
         return;
     }
-    // Arm's translate by design, and peer-to-peer traffic does not cross them less well.
+    // Arm's IOMMUs translate by design, and peer-to-peer traffic crosses them as well as without
+    // translation.
     let smmu = report.machine.iommu.units.iter().any(|unit| unit.starts_with("smmu"));
     let (verdict, found) = match (units, translated.len()) {
         (0, _) => (Verdict::Ok, "off".to_owned()),

@@ -19,8 +19,8 @@ static NO_NIC: Rule = Rule {
           /sys/class/infiniband. Where none is there, the NIC's driver is not loaded, or the container \
           sees no device.",
     impact: "the transport does not open: no rank starts",
-    fix: "load the NIC's driver (modprobe mlx5_ib, efa, bnxt_re, ionic_rdma or irdma) on the host; lspci says which \
-          cards there are",
+    fix: "load the NIC's driver (modprobe mlx5_ib, efa, bnxt_re, ionic_rdma or irdma) on the host; lspci \
+          says which cards there are",
     source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband",
 };
 
@@ -28,8 +28,8 @@ static NAMED: Rule = Rule {
     id: "nic-named",
     title: "A NIC that the config names",
     expected: "there",
-    why: "`device` and `rails` of a transport's table and `nics` of the topology's name NICs. Names change with kernels and slots \
-          (mlx5_0, rocep9s0, rdmap85s0), and nodes may differ in them.",
+    why: "`device` and `rails` of a transport's table and `nics` of the topology's name NICs. Names change \
+          with kernels and slots (mlx5_0, rocep9s0, rdmap85s0), and nodes may differ in them.",
     impact: "the ranks that it is for do not start",
     fix: "correct the name in the config, or write \"auto\"",
     source: "backends/verbs/docs.md (device); backends/libfabric/docs.md (rails); linux-rdma/rdma-core, \
@@ -41,12 +41,14 @@ static STATE: Rule = Rule {
     title: "State of a port",
     expected: "active, LinkUp",
     why: "A port carries traffic only while its logical state is active and its physical state is \
-          LinkUp. Down and Polling mean no link; Init and Armed mean a link that no subnet manager has set up; \
-          Disabled means switched off by software. Where no NIC next to a GPU can be used, and more than half of the \
-          GPUs have one that can (or no GPU has, and NICs for storage can be used), the topology refuses the node where a transport goes by its NICs, unless the \
-          config names those to use: the port is broken. Where another port of the card or another NIC as near \
-          serves instead, or NICs of all names reach each other (rails = \"any\", EFA), it is slow. If every GPU still has \
-          equally many working ports next to it (for example, one port of each card is cabled), the verdict is unknown: the node may be built so.",
+          LinkUp. Down and Polling mean no link; Init and Armed mean a link that no subnet manager has set \
+          up; Disabled means switched off by software. The verdict depends on the other NICs. Broken: no \
+          NIC next to a GPU can be used, while more than half of the GPUs have one that can (or no GPU has \
+          one, and NICs for storage can be used). The topology then refuses the node for a transport that \
+          uses its NICs, unless the config names those to use. Slow: another port of the card or another \
+          NIC as near serves instead, or NICs of all names reach each other (rails = \"any\", EFA). \
+          Unknown: every GPU still has equally many working ports next to it (for example, one port of \
+          each card is cabled), so the node may be built so.",
     impact: "its rail is missing: ranks that would use it share others, so they get half of the \
            bandwidth or less",
     fix: "look at cable and switch port; then `ip link set IFACE up` (Ethernet) or `ibportstate` \
@@ -59,9 +61,9 @@ static RATE: Rule = Rule {
     title: "Speed of a port",
     expected: "what most NICs of its model have",
     why: "A bad cable, a wrong transceiver or a switch port set by hand trains a link slower or \
-          narrower than its neighbours. Where all ports of a model have a quarter of what their slots carry \
-          or less, this node cannot show whether the network has no more. Every exchange waits for the slowest rail, so one slow port \
-          slows all ranks.",
+          narrower than its neighbours. Where all ports of a model have a quarter of what their slots \
+          carry or less, this node cannot show whether the network has no more. Every exchange waits for \
+          the slowest rail, so one slow port slows all ranks.",
     impact: "all ranks run at the speed of this port",
     fix: "replace the cable or transceiver; `mlxlink -d DEVICE -m` (NVIDIA) or `ethtool IFACE` says what \
           both ends offer",
@@ -85,10 +87,10 @@ static ERRORS: Rule = Rule {
     title: "Errors that a port counted",
     expected: "few since the driver was loaded, and none now",
     why: "On the running system the counters are read twice, as far apart as nvidia-smi and the like take \
-          (a quarter of a second and more where a port has counted something); a counter that grows between \
-          the two readings shows a fault that is present now. Symbol errors and links that went down point at a cable or transceiver. Packets out of \
-          sequence and timeouts point at losses in the network, which RoCE repairs by sending again: \
-          a lossless class that is not lossless.",
+          (a quarter of a second and more where a port has counted something); a counter that grows \
+          between the two readings shows a fault that is present now. Symbol errors and links that went \
+          down point at a cable or transceiver. Packets out of sequence and timeouts point at losses in \
+          the network, which RoCE repairs by sending again: a lossless class that is not lossless.",
     impact: "retransmissions: bandwidth falls and single operations take milliseconds",
     fix: "read the counters twice, a minute apart; where they grow, replace the cable, or check PFC, ECN \
           and the traffic class on NIC and switch",
@@ -139,7 +141,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     }
 }
 
-/// Only where a config asks for NICs: a node without any is a node too.
+/// Judged only if a config needs NICs: a node without NICs is no fault by itself.
 fn presence(report: &mut DoctorReport<'_>) {
     for (facility, name) in [(Facility::Verbs, "verbs"), (Facility::Efa, "efa")] {
         if !report.job.asks(facility) {
@@ -206,7 +208,7 @@ fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         return;
     };
     let same = model(report, nic);
-    // Storage may have NICs of the rails' board, at a rate of its own.
+    // NICs for storage may be of the rails' board and have another rate.
     let serves = |nic: &Nic| rails(report).iter().any(|rail| rail.name == nic.name);
     let is_rail = serves(nic);
     let rates: Vec<u64> = hardware(report)
@@ -214,11 +216,11 @@ fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         .filter(|other| same.is_some() && model(report, other) == same)
         .filter(|other| serves(other) == is_rail)
         .flat_map(|other| other.ports.iter().filter(|port| is_active(port)))
-        // A card that speaks both may have a rate for each.
+        // The rate of a card may depend on its link layer.
         .filter(|other| other.link_layer == port.link_layer)
         .filter_map(|port| Some(port.rate.known()?.megabits))
         .collect();
-    // Where no rate has most ports, the fastest shows what the model can.
+    // If no rate has a majority, the fastest shows what the model can do.
     let usual = majority(&rates).or(rates.iter().max().copied()).unwrap_or(found.megabits);
     let lanes = found.lanes.map_or(String::new(), |lanes| format!(", {lanes} lanes"));
     let text = format!("{}{lanes}", rate(found.megabits));
@@ -227,7 +229,7 @@ fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         _ if found.megabits < usual => {
             (Verdict::Slow, format!("{}, as the others of its model", rate(usual)))
         }
-        // All may have the same fault, or the switch has no more.
+        // All ports may have the same fault, or the switch may be no faster.
         Some(slot) => {
             (Verdict::Unknown, format!("more: its slot carries {}", rate(slot / 1000 * 1000)))
         }
@@ -290,7 +292,10 @@ fn packet(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         finding
             .fix(format!("ip link set {name} mtu 9000, on all nodes and switches of the fabric"));
     } else if !roce {
-        finding.fix("ibv_devinfo shows max_mtu and active_mtu: look for the port or switch of a smaller one");
+        finding.fix(
+            "ibv_devinfo shows max_mtu and active_mtu: look for the port or switch of a smaller \
+                     one",
+        );
     }
 }
 

@@ -17,14 +17,15 @@ static NEAR: Rule = Rule {
     id: "rail-distance",
     title: "How far a GPU's NIC is",
     expected: "as near as that of the other GPUs",
-    why: "Rows go from GPU memory to the NIC over PCI Express. Under one switch they cross nothing else; \
-          through the root complex, or from socket to socket, they share the way with everything. Where a \
-          card is near and no RDMA device of it is there, its driver did not take it. Where no NIC is next to a \
-          GPU, and most GPUs have one, it is missing: the topology refuses the node where a transport goes by \
-          its NICs, unless the config names those to use. Where few have one, the node may be wired so.",
+    why: "Rows go from GPU memory to the NIC over PCI Express. Below one switch they cross nothing else. \
+          Through the root complex, or between sockets, they share the path with all other traffic. If a \
+          card is near and has no RDMA device, no driver has claimed the card. Where no NIC is next to a \
+          GPU, and most GPUs have one, it is missing: the topology refuses the node where a transport goes \
+          by its NICs, unless the config names those to use. Where few have one, the node may be wired \
+          so.",
     impact: "this GPU's rail is slower than the others, and all ranks wait for it",
-    fix: "lspci -s BUS for the card under the GPU's switch; if it is listed: its driver (modprobe mlx5_ib, bnxt_re, ionic_rdma or irdma, dmesg); \
-          if not: reseat or replace it",
+    fix: "lspci -s BUS for the card under the GPU's switch; if it is listed: its driver (modprobe mlx5_ib, \
+          bnxt_re, ionic_rdma or irdma, dmesg); if not: reseat or replace it",
     source: "NVIDIA, GPUDirect RDMA documentation, Supported Systems (distance between devices)",
 };
 
@@ -33,8 +34,8 @@ static EQUAL: Rule = Rule {
     title: "NICs of each GPU",
     expected: "equally many for all GPUs",
     why: "A rail is the ranks with the same index in their domains. Ranks whose GPUs have no NIC of \
-          their own share one with a neighbour. Where there are too few NICs to divide evenly among GPUs (7 for 8), one is \
-          missing: the topology refuses the node, as above.",
+          their own share one with a neighbour. Where there are too few NICs to divide evenly among GPUs \
+          (7 for 8), one is missing: the topology refuses the node, as above.",
     impact: "two ranks on one NIC get half of the bandwidth each, and all ranks wait for them",
     fix: "bring up the port of the missing NIC, or give the container that device",
     source: "docs/topology.md (the rule of this project); NVIDIA DGX H100 User Guide (one ConnectX-7 \
@@ -47,23 +48,23 @@ static LAYER: Rule = Rule {
     expected: "InfiniBand on all, or Ethernet on all",
     why: "A ConnectX port can be set to either. A queue pair connects ports of one kind only.",
     impact: "ranks of that rail do not connect to ranks of the others: the job does not start",
-    fix: "mlxconfig -d DEVICE set LINK_TYPE_P1=1 (InfiniBand) or =2 (Ethernet), then restart the node (NVIDIA); cards of \
-          others speak Ethernet only: look which cards the node has",
+    fix: "mlxconfig -d DEVICE set LINK_TYPE_P1=1 (InfiniBand) or =2 (Ethernet), then restart the node \
+          (NVIDIA); cards of others speak Ethernet only: look which cards the node has",
     source: "NVIDIA MFT, mlxconfig (LINK_TYPE_P1)",
 };
 
 /// The impact of a missing rail where the topology refuses it.
-pub(crate) const REFUSED: &str = "the job does not start where its transport goes by the topology's NICs: the topology refuses \
-                       this node (docs/topology.md)";
+pub(crate) const REFUSED: &str = "the job does not start where its transport goes by the topology's NICs: \
+                                  the topology refuses this node (docs/topology.md)";
 /// How to go on with the NICs that are there.
-const GO_ON: &str = "to go on with the NICs that can be used, name them in `nics` of [topology.auto] on every \
-                     node, or set rails = \"any\" there";
+const GO_ON: &str = "to go on with the NICs that can be used, name them in `nics` of [topology.auto] on \
+                     every node, or set rails = \"any\" there";
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
-    // NICs without a link count too: their ports have findings of their own, and distance is another matter.
-    // In a container `sys` shows GPUs and cards that others were given.
+    // NICs without a link count too: other findings cover their ports, and distance does not depend on
+    // links. In a container, `sys` also shows GPUs and cards of other containers.
     let shares = report.machine.rail_shares();
-    // One GPU has nothing to be compared with.
+    // A single GPU cannot be compared with others.
     if shares.len() < 2 {
         return;
     }
@@ -99,8 +100,8 @@ pub(crate) fn refused_for(report: &DoctorReport<'_>, nic: &Nic) -> Option<(Strin
 }
 
 /// The impact of a port that cannot carry where all GPUs have equally many that can.
-pub(crate) const SPARE: &str = "nothing, if the node is cabled so: all GPUs have equally many ports that can carry; else what the \
-                     port could carry, on each of them";
+pub(crate) const SPARE: &str = "nothing, if the node is cabled so: all GPUs have equally many ports that \
+                                can carry; else what the port could carry, on each of them";
 
 /// The verdict on a NIC that ranks would use and that cannot be used; and how the topology refuses the node
 /// for it, where it does.
@@ -112,7 +113,7 @@ pub(crate) fn of_unusable(
         Facility::of(other) == Facility::of(nic) && other.ports.iter().any(Port::can_carry)
     };
     let named = &report.job.asks.nics;
-    // Where no rail serves, the topology may take what is for something else.
+    // If no rail NIC can be used, the topology may choose NICs for other purposes.
     let others = if named.is_empty() { report.machine.serving_nics() } else { Vec::new() };
     if named.contains(&nic.name) {
         return (Verdict::Broken, None);
@@ -121,7 +122,7 @@ pub(crate) fn of_unusable(
         (Some(refused), _) => (Verdict::Broken, Some(refused)),
         // No GPU has less than another: nodes whose cards have a port to spare are cabled so.
         (None, true) if report.machine.has_even_links() => (Verdict::Unknown, None),
-        // Another port of it, of its card or of the node goes on.
+        // Another port of the NIC, of its card or of the node is used instead.
         (None, true) => (Verdict::Slow, None),
         (None, false) => (Verdict::Broken, None),
     }
@@ -161,7 +162,7 @@ fn words(distance: Distance) -> &'static str {
     }
 }
 
-/// Notes what it found of a rail, which matters to jobs that use both GPUs and NICs of these kinds.
+/// Notes a finding about a rail. It matters to jobs that use both GPUs and NICs of these kinds.
 fn note<'r>(
     report: &'r mut DoctorReport<'_>,
     rule: &'static Rule,
@@ -189,7 +190,7 @@ fn distances(report: &mut DoctorReport<'_>, all: &[RailShare<'_>], missing: &[Mi
         let none = missing.iter().find(|missing| {
             missing.gpu.pci == one.gpu.pci && matches!(missing.lack, Lack::NoNic { .. })
         });
-        // A card for a display is no rank's.
+        // A display card belongs to no rank.
         let is_odd =
             all.iter().all(|near| near.distance > best || near.gpu.device_id != one.gpu.device_id);
         let is_near = |card| machine.distance(one.gpu.pci, card) <= best;

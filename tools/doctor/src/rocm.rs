@@ -30,8 +30,8 @@ static HIPRTC: Rule = Rule {
     id: "hiprtc",
     title: "ROCm's run-time compiler",
     expected: "libhiprtc beside libamdhip64",
-    why: "Kernels are compiled on the node, once, and stored. Where the config names a clang (`compiler`), that program \
-          compiles them.",
+    why: "Kernels are compiled on the node, once, and stored. Where the config names a clang (`compiler`), \
+          that program compiles them.",
     impact: "kernels that are not in the cache already do not compile: no rank starts",
     fix: "install hiprtc (it comes with hip-runtime-amd or hip-devel), or set `compiler` in [kernels.rocm] to ROCm's \
           clang",

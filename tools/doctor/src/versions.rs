@@ -79,9 +79,10 @@ static FIRMWARE: Rule = Rule {
     id: "nic-firmware",
     title: "Firmware of NICs",
     expected: "one version for all NICs of a model",
-    why: "NICs of one model with different firmware differ in features and bugs; it is usually one that an \
-          update missed. No floor is judged: no source of this project names a firmware of ConnectX, BlueField \
-          or Pollara below which something that it uses does not work, and that of EFA adapters is AWS' own.",
+    why: "NICs of one model with different firmware differ in features and bugs. Usually an update has \
+          missed one of them. The doctor requires no minimum: no source of this project names a firmware \
+          of ConnectX, BlueField or Pollara that is too old for it, and AWS alone maintains the firmware \
+          of EFA adapters.",
     impact: "one rail that behaves differently from the others, now or after the next update",
     fix: "mlxfwmanager --online -u -d DEVICE (NVIDIA), niccli (Broadcom), nicctl (AMD Pollara), then \
           restart the node; EFA: the cloud keeps it",
@@ -102,7 +103,7 @@ pub(crate) fn kernel(release: &str) -> Vec<u32> {
     numbers(release.split(['-', '+']).next().unwrap_or(release))
 }
 
-/// Whether a version is that old or newer. One without numbers is not.
+/// Whether a version is `floor` or newer. A version without numbers is not.
 pub(crate) fn at_least(version: &[u32], floor: &[u32]) -> bool {
     !version.is_empty() && version >= floor
 }

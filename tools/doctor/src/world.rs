@@ -38,10 +38,11 @@ static TRANSPORT: Rule = Rule {
     id: "world-transport",
     title: "The transport that each node would take",
     expected: "one for all",
-    why: "Of several transports all ranks take the first that works on every node. Where one node lacks it, \
-          all fall to the next of the list, and no node by itself shows that.",
+    why: "Of several transports all ranks take the first that works on every node. Where one node lacks \
+          it, all fall to the next of the list, and no node by itself shows that.",
     impact: "all nodes use the transport that the odd node can use, though most could use a better one",
-    fix: "run `tokenyard doctor CONFIG` on the node that cannot use the first: the finding `alternative` says why",
+    fix: "run `tokenyard doctor CONFIG` on the node that cannot use the first: the finding `alternative` \
+          says why",
     source: "docs/config.md (transport.scale_out)",
 };
 
@@ -49,9 +50,10 @@ static RANKS: Rule = Rule {
     id: "world-ranks",
     title: "Ranks of all nodes",
     expected: "equally many",
-    why: "A scale-up domain is the ranks of a node, and all domains have equally many, so that each rail has a rank of \
-          every domain.",
-    impact: "the ranks do not form domains of one size: the job does not start where it has a scale-up transport",
+    why: "A scale-up domain is the ranks of a node, and all domains have equally many, so that each rail \
+          has a rank of every domain.",
+    impact: "the ranks do not form domains of one size: the job does not start where it has a scale-up \
+             transport",
     fix: "start equally many on each node (--ntasks-per-node, --nproc-per-node, --map-by ppr:N:node)",
     source: "docs/config.md (topology.domains); counted: gathered from all ranks",
 };
@@ -92,14 +94,14 @@ static CLOCK: Rule = Rule {
     id: "world-clock",
     title: "Clocks of all nodes",
     expected: "within 100 ms of most",
-    why: "Waits use each node's own steady clock, so a skew makes nothing slow and breaks nothing: it is shown \
-          as unknown, and the node named. Logs and reports of different nodes are put in order by their times. \
-          Two nodes alone do not show whose clock is wrong.",
-    impact: "no job is slower; but logs of several nodes are read in the wrong order, and `tokenyard explain` may \
-           name the wrong rank as the first that failed, or take reports for those of another moment (half a \
-           second does for the one, two for the other)",
-    fix: "on that node: `timedatectl` says whether its clock is synchronised, `chronyc tracking` by how much it \
-          is off; systemctl enable --now chronyd (or systemd-timesyncd), then chronyc makestep",
+    why: "Waits use each node's own steady clock, so a skew makes nothing slow and breaks nothing: it is \
+          shown as unknown, and the node named. Logs and reports of different nodes are put in order by \
+          their times. Two nodes alone do not show whose clock is wrong.",
+    impact: "no job is slower; but logs of several nodes are read in the wrong order, and `tokenyard \
+             explain` may name the wrong rank as the first that failed (a skew of half a second is \
+             enough), or take reports of one moment for reports of two (from two seconds on)",
+    fix: "on that node: `timedatectl` says whether its clock is synchronised, `chronyc tracking` by how \
+          much it is off; systemctl enable --now chronyd (or systemd-timesyncd), then chronyc makestep",
     source: "measured: stamps of rank 0 between two collectives, with the bound that they give",
 };
 
@@ -163,7 +165,7 @@ pub struct Summary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fault {
-    /// [`Verdict::Unknown`], where that hides what may be broken.
+    /// [`Verdict::Unknown`], if the unknown facts may hide a broken thing.
     Unknown,
     /// [`Verdict::Slow`].
     Slow,
@@ -181,11 +183,11 @@ pub struct Skew {
 }
 
 impl Skew {
-    /// From a stamp of the other clock, taken at a moment that lies between two of this one's.
-    /// All in microseconds.
+    /// The skew from one stamp of the other clock, which was taken between two stamps of this
+    /// clock. All values are in microseconds.
     pub fn of(stamp: i64, before: i64, after: i64) -> Self {
         let half = after.saturating_sub(before) / 2;
-        // One more for what the division cut off.
+        // One is added for the half that the division drops.
         Self { ahead: before.saturating_add(half).saturating_sub(stamp), error: half + 1 }
     }
 
@@ -257,7 +259,7 @@ impl Summary {
     }
 
     fn with_nics(mut self, machine: &Machine) -> Self {
-        // Nodes may differ in what serves storage.
+        // Nodes may differ in their NICs for storage.
         let nics: Vec<&Nic> = machine.rail_nics();
         let working = nics.iter().filter(|nic| has_link(nic)).count();
         self.put("NICs with a link", working.to_string());
@@ -347,8 +349,8 @@ fn rule(item: &str) -> (&'static Rule, Verdict) {
     }
 }
 
-/// Compares the summaries of all ranks, in order of rank. An item is decided by the majority of the ranks;
-/// where none has one, or there are two hosts only, all who differ are named.
+/// Compares the summaries of all ranks, in order of rank. The majority of the ranks decides each item.
+/// Without a majority, or with two hosts only, all ranks that differ are named.
 pub fn compare(summaries: &[Summary]) -> Vec<Finding> {
     let (machine, job) = (Machine::default(), Job::default());
     let mut report = DoctorReport::new(&machine, &job);
@@ -426,8 +428,9 @@ fn runs(ranks: &[usize]) -> Vec<String> {
     runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect()
 }
 
-/// The clock of each host against that of most: of three hosts and more the middle one. The rank whose
-/// look was the sharpest speaks for its host, and rank 0 measures nothing against itself.
+/// Compares the clock of each host with the clocks of most hosts; with three hosts or more, with the
+/// clock in the middle. Of the ranks of a host, the one with the smallest error counts. Rank 0 is not
+/// measured against itself.
 fn clocks(report: &mut DoctorReport<'_>, summaries: &[Summary]) {
     let mut hosts = BTreeMap::<&str, (Skew, Vec<usize>)>::new();
     for (rank, summary) in summaries.iter().enumerate() {
@@ -469,7 +472,7 @@ fn clocks(report: &mut DoctorReport<'_>, summaries: &[Summary]) {
 
 type FaultText = (Fault, String, String);
 
-/// Each fault once, with all who have it.
+/// Each fault once, with all nodes that have it.
 fn faults(summaries: &[Summary]) -> Vec<(FaultText, String)> {
     let mut found: Vec<(FaultText, Vec<usize>)> = Vec::new();
     for (rank, summary) in summaries.iter().enumerate() {

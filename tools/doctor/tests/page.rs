@@ -156,24 +156,60 @@ const SYMPTOMS: &[(&str, &[&str])] = &[
     ("logs and reports are in the wrong order", &["world-clock"]),
 ];
 
+/// The width of a page's lines.
+const WIDTH: usize = 140;
+
+/// The paragraph in lines of the page's width; lines after the first begin with `indent`. Code stays in one piece.
+fn wrapped(paragraph: &str, indent: &str) -> String {
+    let mut is_code = false;
+    let mut pieces = vec![String::new()];
+    for c in paragraph.chars() {
+        is_code ^= c == '`';
+        match c {
+            ' ' if !is_code => pieces.push(String::new()),
+            _ => pieces.last_mut().unwrap().push(c),
+        }
+    }
+    let mut text = String::new();
+    let mut length = 0;
+    for piece in pieces {
+        let more = piece.chars().count();
+        if length > 0 && length + 1 + more > WIDTH {
+            write!(text, "\n{indent}").unwrap();
+            length = indent.len();
+        } else if length > 0 {
+            text.push(' ');
+            length += 1;
+        }
+        text += &piece;
+        length += more;
+    }
+    text
+}
+
 fn entry(text: &mut String, rule: &Rule) {
     let Rule { id, title, expected, why, impact, fix, source } = rule;
-    write!(
-        text,
-        "\n### `{id}`\n<a id=\"{id}\"></a>\n\n**{title}.** {why}\n\n\
-         - **Expected:** {expected}.\n- **Impact:** {impact}.\n- **Fix:** {fix}.\n- **Source:** {source}.\n"
-    )
-    .unwrap();
+    let about = wrapped(&format!("**{title}.** {why}"), "");
+    write!(text, "\n### `{id}`\n<a id=\"{id}\"></a>\n\n{about}\n\n").unwrap();
+    for (name, value) in
+        [("Expected", expected), ("Impact", impact), ("Fix", fix), ("Source", source)]
+    {
+        let line = wrapped(&format!("- **{name}:** {value}."), "  ");
+        writeln!(text, "{line}").unwrap();
+    }
 }
 
 fn rendered() -> String {
-    let mut text = "# Findings of `tokenyard doctor`\n\n\
-        For operators: one entry for each check. The tool prints the anchor of the entry, the state that it \
-        found on the node, and the state that it expected. The meaning of the verdicts, and the way from a node to a running job: \
-        [operator-guide.md](operator-guide.md).\n\n\
-        This page is made of the rules themselves (`tools/doctor/src`); a test keeps them equal.\n\n\
-        ## By symptom\n\n| symptom | look at |\n|---|---|\n"
-        .to_owned();
+    let about = "For operators: one entry for each check. The tool prints the anchor of the entry, the \
+                 state that it found on the node, and the state that it expected. The meaning of the \
+                 verdicts, and the way from a node to a running job: \
+                 [operator-guide.md](operator-guide.md).";
+    let mut text = format!(
+        "# Findings of `tokenyard doctor`\n\n{}\n\n\
+         This page is made of the rules themselves (`tools/doctor/src`); a test keeps them equal.\n\n\
+         ## By symptom\n\n| symptom | look at |\n|---|---|\n",
+        wrapped(about, "")
+    );
     for (symptom, ids) in SYMPTOMS {
         let links: Vec<String> = ids.iter().map(|id| format!("[{id}](#{id})")).collect();
         writeln!(text, "| {symptom} | {} |", links.join(", ")).unwrap();

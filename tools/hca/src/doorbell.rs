@@ -186,7 +186,8 @@ impl Hca {
         let ahead = u32::from(taken.wrapping_sub(reported));
         ensure(posted <= room && posted >= ahead, Rule::Record, || {
             format!(
-                "found index {next:#x} in the record; {taken:#x} was taken and {reported:#x} reported, of a queue of {room} blocks"
+                "found index {next:#x} in the record; {taken:#x} was taken and {reported:#x} reported, \
+                 of a queue of {room} blocks"
             )
         })?;
         while let Some(qp) = self.qps.get(&qpn) {

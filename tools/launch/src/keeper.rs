@@ -63,8 +63,8 @@ pub(crate) fn start(starts: Vec<Start>, stderr: Stderr) -> Result<Kept> {
         .name("tokenyard-launch".into())
         .spawn(move || match start_all(starts, stderr) {
             Ok(ranks) => {
-                // This send and those below fail if the receiver is gone; the ranks are reaped all
-                // the same.
+                // This send and those below fail if the receiver is gone. The ranks are reaped then
+                // too.
                 let _ = started_in.send(Ok(ranks.iter().map(RankProcess::handle).collect()));
                 keep(ranks, &events_in);
             }

@@ -263,8 +263,8 @@ impl Nic {
         let interface = self.interfaces.first().map_or("IFACE", String::as_str);
         match (port.state.get(), port.link_layer.get()) {
             (Some(PortState::Init | PortState::Armed), _) => {
-                "no subnet manager has set the port up: wait some seconds where the link has just come up, else start the \
-                 subnet manager (opensm, or the switch's own)"
+                "no subnet manager has set the port up: wait some seconds where the link has just come up, \
+                 else start the subnet manager (opensm, or the switch's own)"
                     .to_owned()
             }
             (_, Some(LinkLayer::Ethernet)) => format!(

@@ -1,4 +1,4 @@
-//! The kernel and the initramfs of the machine, built once from Debian's packages and kept.
+//! The kernel and the initramfs of the machine, built once from Debian's packages and stored.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -124,7 +124,8 @@ pub(super) fn poll_entries(
     Ok(refused)
 }
 
-/// A source that its forwarder says is lost; what the record says of the forwarder itself stays.
+/// A source that its forwarder reports as lost. The rest of the record is about the forwarder
+/// itself, and counts.
 #[cold]
 fn note_gone(routing: &mut RoutingTable, order: &Order, source: u32, header: &Header) {
     order.losses().note_gone(source, header.operation());

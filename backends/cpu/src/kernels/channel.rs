@@ -24,8 +24,8 @@ pub(super) struct Channel {
     /// Totals expected so far, by signal id (INV-2: counted, never reset).
     expected: Vec<Cell<u64>>,
     pub(super) largest_put: u64,
-    /// Most commands to one peer that may be under way where losses are masked: a lost one may keep
-    /// its own for ever, and must leave room for the others'.
+    /// Most commands to one peer that may be under way where losses are masked. A lost peer may
+    /// hold its commands for ever, and must leave room for those to other peers.
     pub(super) share: u32,
 }
 
@@ -43,8 +43,8 @@ pub(super) struct Team<'a> {
 }
 
 impl Team<'_> {
-    /// By peer, its number in the team that the transport knows. Before the first operation only
-    /// those are given up who are absent.
+    /// By peer, its number in the team that the transport knows. Before the first operation, only
+    /// absent ranks are given up.
     fn numbers(&self) -> Vec<Option<u32>> {
         let mut next = 0..;
         let number = |peer| {
@@ -101,7 +101,8 @@ impl Channel {
         ((signal / places) * (places / peers) + (signal % places) / peers) as usize
     }
 
-    /// The link's failure of a rank: it reports those of several in turn. Else its failure of another.
+    /// The link's failure about a rank; the link reports those of several ranks in turn. If there is
+    /// none, its failure about another rank.
     #[cold]
     pub(super) fn health_of(&self, rank: u32) -> Option<Error> {
         let first = self.link.health().err()?;
@@ -114,7 +115,7 @@ impl Channel {
         found.or(Some(first))
     }
 
-    /// Expects a signal `add` more times than before; returns its id and the total that says so.
+    /// Expects `add` more raises of a signal. Returns its id and the total that shows them.
     pub(super) fn expect(&self, signal: Signal, slot: usize, writer: u32, add: u64) -> (u32, u64) {
         let id = self.ids.id(signal, slot, writer);
         let expected = &self.expected[id as usize];

@@ -1,7 +1,7 @@
 //! Combine: owners make one partial row per (token, rank), sources sum the partials.
 //!
-//! Where peers can be loaded from, sources read the partials in the owner's arena and then say
-//! `Done`; otherwise owners put them into a region that the source names in its entry.
+//! Where peers can be loaded from, sources read the partial rows in the owner's arena and then
+//! raise `Done`. Otherwise owners put the rows into a region that the source names in its entry.
 
 use tokenyard_core::call::CombineCall;
 use tokenyard_core::moe::{DType, Holder, Layout, REGION_ALIGN, Region};
@@ -76,8 +76,8 @@ pub(super) unsafe fn send_sums(
     leave_if_refused(&engine.places, &mut engine.order, slot, call.operation, sent)
 }
 
-/// Enters a combine, and goes as far as this rank can without rows of others. `make_room` takes what else the
-/// operation needs: without room, this rank refuses.
+/// Enters a combine, and runs all steps that need no rows of other ranks. `make_room` allocates the rest of
+/// the operation's memory; if there is none, this rank refuses.
 ///
 /// # Safety
 /// As `combine_send`.
@@ -198,7 +198,8 @@ pub(super) fn unstage(engine: &Engine, op: &CombineOp) {
     }
 }
 
-/// Owners put partials into the region of a combine. One that was given up may still be about to (INV-8).
+/// Owners put partial rows into the region of a combine. An owner that was given up may still do so later
+/// (INV-8).
 fn is_still_written(engine: &Engine, op: &CombineOp) -> bool {
     let state = &engine.routing.handles[op.handle];
     let from_owner = |peer: u32| {
@@ -313,15 +314,15 @@ pub(super) fn combine_recv(engine: &mut Engine, operation: u64) -> Result<()> {
     leave_if_refused(&engine.places, &mut engine.order, slot, operation, result)
 }
 
-/// Sums the partials, and lets their owners go.
+/// Sums the partial rows, and raises `Done` at their owners.
 fn finish_combine(engine: &mut Engine, slot: usize, op: &CombineOp) -> Result<()> {
     sum_ranks(engine, slot, op)?;
     end_combine(engine, slot, op)
 }
 
-/// Lets the owners of partials go, and waits until no peer reads this rank's.
+/// Raises `Done` at the owners of partial rows, and waits until no peer reads those of this rank.
 pub(super) fn end_combine(engine: &mut Engine, slot: usize, op: &CombineOp) -> Result<()> {
-    // Puts of this rank must have left before its region goes.
+    // The puts of this rank must have ended before its region is freed.
     engine.order.wait_posted(slot, op.operation)?;
     engine.order.leave(slot, op.operation, End::Done)?;
     if engine.places.stores() {

@@ -15,8 +15,8 @@ pub(super) enum Signal {
     Grant = 1,
     /// Counts rows, once per array of a row that has arrived.
     Rows = 2,
-    /// The writer is through with the operation: it has read what this rank wrote for it. How far it
-    /// rises says how the operation ended there ([`End`](super::operation::End)).
+    /// The writer has left the operation: it has read all that this rank wrote for it. The amount of
+    /// the rise says how the operation ended there ([`End`](super::operation::End)).
     Done = 3,
 }
 
@@ -48,8 +48,8 @@ pub(super) enum Verdict {
     Go = 0,
     Refused = 1,
     Full = 2,
-    /// A forwarder reports that the source that it stands for is lost, where losses are masked. The rest of
-    /// the record is the forwarder's own, and holds.
+    /// A forwarder reports that the source which it represents is lost, where losses are masked. The rest
+    /// of the record is the forwarder's own, and counts.
     Gone = 3,
 }
 

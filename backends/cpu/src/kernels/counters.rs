@@ -103,7 +103,7 @@ impl Counters {
         add(&self.peer(at).received, by);
     }
 
-    /// A signal rose by so much more than was waited for, as its writer chose.
+    /// A signal rose by more than was waited for, as its writer chose.
     pub(super) fn add_seen(&self, at: LevelPeer, by: u64) {
         self.expects(at, by);
         self.received(at, by);

@@ -53,7 +53,7 @@ pub(super) unsafe fn dispatch_send(
     leave_if_refused(&engine.places, &mut engine.order, slot, call.operation, sent)
 }
 
-/// Takes the routing of a fresh dispatch, and learns of which groups nothing came.
+/// Takes the routing of a fresh dispatch, and finds the groups of which no rows came.
 fn open_dispatch(
     engine: &mut Engine,
     call: &DispatchCall<'_>,
@@ -100,7 +100,7 @@ fn route(
         topk.clear();
         topk.extend(upstream.ids(group)?.iter().map(|id| i64::from(*id)));
         let source = exchange.domains.place(group, exchange.domains.index);
-        // A copy: the source could change what it wrote.
+        // This is a copy, because the source could change what it wrote.
         validate_topk(&exchange.shape, topk, check)
             .map_err(|error| bad_record(source, error.detail()))?;
         leg.route(topk);
@@ -178,7 +178,7 @@ fn post_counting_entry(
             engine.order.exposed = Some(Exposed { region: Some(output.region) });
             return Err(error);
         }
-        // A peer whose counts contradict each other is out of step, not short of room.
+        // A peer whose counts contradict each other is out of step. It is not short of room.
         (_, Err(own)) if own.kind() == ErrorKind::Protocol => return Err(own),
         (Err(error), Err(_)) | (Ok(()), Err(error)) => return Err(error),
     };
@@ -186,7 +186,8 @@ fn post_counting_entry(
     Ok(output)
 }
 
-/// Announces to each rank that moves rows where those of each source go, or why there is no room.
+/// Announces the places of each source's rows to the rank that moves them, or the reason why there
+/// is no room.
 fn send_grants(
     engine: &Engine,
     slot: usize,
@@ -271,7 +272,8 @@ fn check_replay(routing: &mut RoutingTable, order: &Order, handle: usize) -> Res
     Ok(())
 }
 
-/// Where the output of a dispatch that was sent will lie. Where ranks may be left out, it may still move.
+/// The place of the output of a dispatch that was sent. If ranks may be left out, the output may still
+/// move.
 pub(super) fn dispatch_output(
     engine: &mut Engine,
     operation: u64,

@@ -107,16 +107,16 @@ impl Enter<'_> {
     }
 }
 
-/// Whether some rank refuses, as all know.
+/// Whether a rank refuses. All ranks know this.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Agreed(pub(super) Option<Heard>);
 
-/// A refusal that this rank has heard of.
+/// A refusal that this rank has received.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heard {
     pub(super) rank: u32,
     pub(super) is_full: bool,
-    /// It says why; none where this rank only knows that there is one.
+    /// The reason; none if this rank only knows that there is a refusal.
     pub(super) record: Option<Record>,
 }
 
@@ -136,7 +136,7 @@ impl Heard {
         known.filter(|known| known.rank <= other.rank).or(Some(other))
     }
 
-    /// With its reason, as its rank gave it.
+    /// The reason, as the refusing rank gave it.
     pub(super) fn refusal(&self) -> CallRefusal<'_> {
         let text = self.record.as_ref().map(Record::text);
         let why = text

@@ -16,8 +16,8 @@ pub(super) struct Exchange {
     pub(super) shape: Shape,
     /// The shape that outputs are laid out for. Its ranks are the sources: one for each *place*.
     pub(super) regions: Shape,
-    /// Places: a peer of the team, and the group that the rows of the source belong to. Groups are the domains
-    /// that rows come from, inside one of several; else there is one.
+    /// The number of places. A place is a peer of the team together with the group of a source's rows. Inside
+    /// one of several domains, groups are the domains that rows come from; otherwise there is one group.
     pub(super) domains: Domains,
     /// World rank of peer 0, and from one peer to the next.
     pub(super) team: (u32, u32),
@@ -37,7 +37,8 @@ impl Exchange {
         }
     }
 
-    /// The exchange with owners; and that on the rail, where there are several domains. `level`: that of the owners.
+    /// The exchange with owners, and the exchange on the rail if there are several domains. `level`: the level of
+    /// the first.
     pub(super) fn of(shape: &KernelShape, level: u64) -> (Self, Option<Self>) {
         let (world, domains) = (Shape::from(shape), Domains::new(shape));
         if domains.count == 1 {
@@ -73,7 +74,7 @@ impl Exchange {
         if self.has_groups() { place } else { self.rank_of(place) }
     }
 
-    /// Whether it is that on the rail: its ranks are one of each domain.
+    /// Whether this is the exchange on the rail, whose ranks are one of each domain.
     pub(super) fn is_rail(&self) -> bool {
         self.team.1 > 1
     }

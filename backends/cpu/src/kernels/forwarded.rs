@@ -1,7 +1,7 @@
 //! A combine inside one of several domains: the sums for the rows that this rank had forwarded.
 //!
-//! Where the direct exchange sums what its own tokens get, this one makes a row for each that came over the rail,
-//! in their order; the combine on the rail then returns them.
+//! The direct exchange sums the rows of its own tokens. This one makes a row for each row that came over the
+//! rail, in the same order. The combine on the rail then returns these rows.
 
 use tokenyard_core::call::CombineCall;
 use tokenyard_core::host::NO_TENSOR;
@@ -52,8 +52,8 @@ pub(super) unsafe fn combine_inside(
     leave_if_refused(&owners.places, &mut owners.order, slot, call.operation, summed)
 }
 
-/// Memory for the sums; and it must be certain that there is some for what comes back over the rail, because ranks
-/// of other rails would not learn of a rank without.
+/// Allocates memory for the sums. It also ensures that there is memory for the rows that return over the rail,
+/// because ranks of other rails would not learn of a rank without memory.
 fn make_room(rail: &Engine, op: &CombineOp) -> Result<Sums> {
     let widths = rail.routing.widths(op);
     let bytes = |rows: u64| {
@@ -85,7 +85,7 @@ fn sum_all(
     op: &CombineOp,
     at: Offsets,
 ) -> Result<()> {
-    // The rows of other domains first, because others wait for them.
+    // The rows of other domains come first, because other ranks wait for them.
     let domains = owners.exchange.domains;
     for group in domains.others().chain([domains.mine]) {
         if owners.routing.is_source_gone(group) {

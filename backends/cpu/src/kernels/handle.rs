@@ -3,14 +3,14 @@ use tokenyard_core::moe::{Layout, RecvPlan, RegionRows, RegionSpec, SendPlan, Sh
 
 use super::exchange::Exchange;
 
-/// How received rows are arranged, as a dispatch asked for it.
+/// The arrangement of received rows that a dispatch requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arrangement {
     pub(super) layout: Layout,
     pub(super) worst_case: bool,
 }
 
-/// Where a source's rows go at one owner, and how large the owner's region is.
+/// The places of a source's rows at one owner, and the size of the owner's region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct OwnerBlock {
     /// N and X that the owner's region was laid out for.
@@ -56,7 +56,8 @@ fn keep(topk: &mut Vec<i32>, topk_idx: &[i64]) {
     topk.extend(topk_idx.iter().map(|e| i32::try_from(*e).unwrap_or(-1).max(-1)));
 }
 
-/// The remains of a dispatch: the routing of all rows that this rank sends, and the places on both sides. All memory is allocated when the handle's slot is first used.
+/// The remains of a dispatch: the routing of all rows that this rank sends, and the places on both sides. All
+/// memory is allocated when the handle's slot is first used.
 #[derive(Debug)]
 pub(super) struct HandleState {
     /// Number of the dispatch that made the handle: the same on all ranks.

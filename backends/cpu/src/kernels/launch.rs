@@ -16,7 +16,7 @@ pub const PIECE_BYTES: u64 = 256 << 10;
 /// Rows that one task of the pool handles.
 pub(super) const CHUNK: usize = 32;
 
-/// Lets raw addresses into the pool's tasks.
+/// Lets tasks of the pool use raw addresses.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<T>(pub(super) T);
 

@@ -1,7 +1,7 @@
 //! Ranks that are left out of the rows that a combine gets from a domain, where losses are masked.
 //!
-//! The forwarder says so with the rows: one more row, of a byte per rank of its domain. It leaves from the stage of
-//! the slot, and arrives in landing places; a combine has no other use for both.
+//! The forwarder reports them with the rows, in one more row of a byte per rank of its domain. That row leaves from
+//! the stage of the slot and arrives in landing places, which a combine does not use otherwise.
 
 use tokenyard_core::Result;
 
@@ -15,12 +15,13 @@ fn size(rail: &Engine) -> u64 {
     u64::from(rail.order.ranks() / rail.exchange.shape.ranks)
 }
 
-/// Where this rank notes who of its domain is left out of the sums of a group's rows.
+/// The memory where this rank notes which ranks of its domain are left out of the sums of a group's
+/// rows.
 fn left_out_here(rail: &Engine, slot: usize, group: u32) -> u64 {
     rail.places.slots.stage(slot, 0) + u64::from(group) * size(rail)
 }
 
-/// Notes who of this domain is left out of the sums of a group's rows, which are made.
+/// Notes which ranks of this domain are left out of the sums of a group's rows. The sums are made.
 pub(super) fn write_left_out(owners: &Engine, rail: &Engine, slot: usize, group: u32) {
     let first = owners.exchange.domains.place(group, 0) as usize;
     let size = size(rail) as usize;
@@ -47,7 +48,7 @@ pub(super) fn put_left_out(rail: &Engine, slot: usize, operation: u64, group: u3
     rail.order.put_rows(slot, &block)
 }
 
-/// Takes note of who is left out of the rows of a domain, which came.
+/// Notes which ranks are left out of the rows of a domain. The rows have arrived.
 pub(super) fn take_left_out(rail: &mut Engine, slot: usize, domain: u32) {
     let size = size(rail) as usize;
     let from = match domain == rail.exchange.domains.index {

@@ -1,8 +1,8 @@
 //! Ranks that this one goes on without, where losses are masked.
 //!
-//! The host says who is *lost*. This rank *gives up* on a lost one when it waits for it in vain: from
-//! then on nothing of it counts, whatever it still writes (INV-8). Before that, what it had done in
-//! full counts as it does of any rank. Nothing is sent to a lost rank.
+//! The host says which ranks are *lost*. This rank *gives up* on a lost rank when a wait for it
+//! cannot end otherwise. From then on nothing of that rank counts, whatever it still writes (INV-8).
+//! Work that it had completed before counts as that of any rank. Nothing is sent to a lost rank.
 //!
 //! A command to a rank may fail before its loss is known. That is no error yet, but a suspicion,
 //! which must be resolved before the slot is used again: the rank is lost, or the failure is an error
@@ -21,22 +21,22 @@ pub(super) struct Losses {
     /// By rank, written by the host; none where a lost rank ends the communicator.
     lost: Option<&'static [AtomicU8]>,
     given_up: Vec<Cell<Option<MayKnow>>>,
-    /// By source of another domain: the first operation to which it adds nothing, as reported by its
-    /// forwarder here, which is alive.
+    /// By source of another domain: the first operation in which it takes no part, as reported by
+    /// its forwarder here, which is alive.
     gone: Vec<Cell<Option<u64>>>,
     /// The last operation that this rank has begun.
     begun: Cell<u64>,
     /// The first failure of a command to each rank that is not lost so far.
     suspects: RefCell<Vec<(u32, String)>>,
-    /// Looks at the links' health that are left out before the next.
+    /// Checks of the links' health that are skipped before the next one.
     rest: Cell<u32>,
 }
 
-/// A link stays unhealthy once a rank was lost, and words for it cost memory: it is asked so seldom
-/// then. Its reports of others are sticky too, so they arrive all the same.
+/// A link stays unhealthy once a rank was lost, and its error text costs memory. So its health is
+/// queried seldom then. Its reports about other ranks are sticky too, so none is missed.
 const REST: u32 = 64;
 
-/// Knowledge that a rank that was given up may still have.
+/// Facts that a rank which was given up may still know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MayKnow {
     /// It was never there.
@@ -59,7 +59,7 @@ impl Losses {
     }
 
     pub(super) fn of(lost: Option<&'static [AtomicU8]>, ranks: usize) -> Self {
-        // A rank that was lost since the teams were made has its number in them.
+        // A rank that was lost after the teams were made still has its number in them.
         let is_absent =
             |rank: usize| lost.is_some_and(|l| l[rank].load(Ordering::Acquire) == TY_RANK_ABSENT);
         let known = |rank| Cell::new(is_absent(rank).then_some(MayKnow::Nothing));
@@ -101,7 +101,7 @@ impl Losses {
         }
     }
 
-    /// Notes that a source of another domain adds nothing from an operation on.
+    /// Notes that a source of another domain takes no part from an operation on.
     pub(super) fn note_gone(&self, source: u32, operation: u64) {
         let gone = &self.gone[source as usize];
         gone.set(Some(gone.get().map_or(operation, |first| first.min(operation))));
@@ -112,7 +112,8 @@ impl Losses {
         self.gone[source as usize].get().is_some()
     }
 
-    /// Whether the forwarder of a source hands on its rows of an operation, or says that they are void.
+    /// Whether the forwarder of a source forwards its rows of an operation, or reports that they do not
+    /// count.
     pub(super) fn is_handed_on(&self, source: u32, operation: u64) -> bool {
         self.gone[source as usize].get().is_none_or(|first| operation < first)
     }
@@ -122,7 +123,7 @@ impl Losses {
         matches!(self.given_up[rank as usize].get(), Some(MayKnow::Until(last)) if operation <= last)
     }
 
-    /// Takes note of the failure of a command to `rank`; returns it where it is an error at once.
+    /// Stores the failure of a command to `rank`; returns it if it is an error at once.
     #[cold]
     pub(super) fn suspect(&self, rank: u32, error: Error) -> Result<(), Error> {
         if self.lost.is_none() {
@@ -148,7 +149,7 @@ impl Losses {
         self.rest.set(REST);
     }
 
-    /// A rank that is suspected and not lost.
+    /// A rank that is suspected and is not lost.
     pub(super) fn suspected(&self) -> Option<u32> {
         self.forget_lost();
         self.suspects.borrow().first().map(|(rank, _)| *rank)

@@ -35,9 +35,9 @@ pub(super) fn lacks(routing: &RoutingTable, order: &Order, op: &DispatchOp, sour
     order.is_gone(source) && routing.handles[op.handle].recv.rows_from(source) > 0
 }
 
-/// A replay keeps the places of its dispatch: in the packed layout too, those of a source that
-/// was given up are there, and hold zeros. Returns how many tokens that are. Rows are spread by
-/// source, so all before `source` are done.
+/// A replay has the places of its dispatch. In the packed layout this includes the places of a
+/// source that was given up, which hold zeros. Returns their number. Rows are spread by source, so
+/// all sources before `source` are done.
 #[cold]
 pub(super) fn unpack_lost(
     routing: &RoutingTable,
@@ -81,7 +81,8 @@ pub(super) fn unpack_lost(
 fn move_away(places: &Places, op: &DispatchOp, output: &Output) -> Result<Output> {
     let holder = Holder::Dispatch(op.operation);
     let region = places.arena().allocate(output.region.bytes, holder).map_err(|full| {
-        // The others go on, so this is not an answer that all get: this rank cannot.
+        // The other ranks go on, so this is no answer that all ranks get. Only this rank cannot go
+        // on.
         Error::new(
             ErrorKind::Unsupported,
             "receive dispatch",
@@ -104,7 +105,7 @@ fn move_away(places: &Places, op: &DispatchOp, output: &Output) -> Result<Output
     Ok(Output { region, ..*output })
 }
 
-/// Zeroes the rows of a source, and says that they come from nowhere and go to no expert.
+/// Zeroes the rows of a source, and marks that they have no source and no expert.
 fn clear_rows(
     routing: &RoutingTable,
     places: &Places,

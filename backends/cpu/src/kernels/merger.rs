@@ -182,7 +182,7 @@ pub(super) fn merger(
     })
 }
 
-/// Makes some of the `[N, H]` partial rows and of the `[N, K]` weights, where they are not there
+/// Makes some of the `[N, H]` partial rows and of the `[N, K]` weights, unless they are there
 /// already.
 ///
 /// # Safety

@@ -8,8 +8,8 @@
 //! and `put` where they cannot. Receivers count (INV-2): per operation slot and place there are four
 //! signals, see `control`.
 //!
-//! With several domains each rank is also a *forwarder*: for the sources of other domains on its rail it
-//! does inside its domain what they would do if they were here. One domain is the case without them.
+//! With several domains each rank is also a *forwarder*: inside its domain it acts for the sources of
+//! other domains on its rail. The case of one domain has no forwarders.
 
 mod agree;
 mod channel;

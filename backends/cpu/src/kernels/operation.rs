@@ -33,7 +33,7 @@ pub(super) struct CombineOp {
     pub(super) partials: Offsets,
     /// Where partials from other owners arrive, if they are put.
     pub(super) landing: Offsets,
-    /// On the rail: a row says who is left out of its peer's rows.
+    /// On the rail: one more row names the ranks that are left out of its peer's rows.
     pub(super) says_left_out: bool,
     /// On the rail: the sums that are its rows.
     pub(super) sums: Option<Region>,
@@ -131,8 +131,8 @@ pub(super) enum End {
     Done = 2,
 }
 
-/// Memory that others may read, or write to, in an operation that they do not know to be refused: that
-/// of this rank's caller, and a region.
+/// Memory that other ranks may read or write, because they do not know yet that the operation is
+/// refused: memory of this rank's caller, and a region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exposed {
     pub(super) region: Option<Region>,

@@ -65,7 +65,7 @@ impl Wait {
     }
 }
 
-/// The links of a communicator, and what is known of them. Whatever exchange waits, events of all are collected.
+/// The links of a communicator, and their state. A wait of one exchange collects the events of all exchanges.
 #[derive(Debug)]
 pub(super) struct Traffic {
     /// By exchange: that with owners, then the rail.
@@ -125,7 +125,8 @@ pub(super) struct Order {
     /// The number of its first slot among those of all exchanges.
     first_slot: usize,
     pub(super) operations: Vec<Operation>,
-    /// By slot, how this rank left its last operation; none once all others are known to have left.
+    /// By slot, how this rank left its last operation; none once all other ranks are known to have
+    /// left it.
     pub(super) ends: Vec<Option<End>>,
     /// The memory that the current operation exposes to its peers.
     pub(super) exposed: Option<Exposed>,
@@ -177,8 +178,8 @@ impl Order {
         self.traffic.outstanding.tag(self.first_slot + slot, rank)
     }
 
-    /// Waits until the row signal of a source has risen so often. Says whether it has: not so where
-    /// the source was given up.
+    /// Waits until the row signal of a source has risen so often. Returns false if the source was
+    /// given up.
     pub(super) fn wait_rows(
         &self,
         slot: usize,
@@ -198,8 +199,8 @@ impl Order {
         (operation % self.operations.len() as u64) as usize
     }
 
-    /// Waits until everything that was posted for a slot is done, and it is known of all whose
-    /// commands failed that they are lost.
+    /// Waits until all commands of a slot are done, and until every rank whose command failed is
+    /// known to be lost.
     pub(super) fn wait_posted(&self, slot: usize, operation: u64) -> Result<()> {
         let what = WaitFor {
             phase: abi::TY_PHASE_QUEUE,
@@ -222,16 +223,16 @@ impl Order {
         (0..self.operations.len()).try_for_each(|slot| self.wait_posted(slot, 0))
     }
 
-    /// Whether nothing of a place's source counts any more: it was given up, or its forwarder here, or that one
-    /// says that it is lost.
+    /// Whether a place counts no more: its source was given up, or the source's forwarder here was, or the
+    /// forwarder reports the source as lost.
     pub(super) fn is_gone(&self, source: u32) -> bool {
         self.losses().is_given_up(self.exchange.forwarder(source))
             || self.exchange.has_groups() && self.losses().is_gone(source)
     }
 
     /// Waits until the writer of a place has raised a signal `wait.add` more times than were waited for before.
-    /// Says whether it has: not so where the writer was given up. It may be the forwarder of `wait.rank`,
-    /// and then has to say so itself if that one is lost.
+    /// Returns false if the writer was given up. The writer may be the forwarder of `wait.rank`. It then
+    /// reports itself if that rank is lost.
     pub(super) fn wait(&self, signal: Signal, slot: usize, place: u32, wait: Wait) -> Result<bool> {
         let writer = self.exchange.forwarder(place);
         if self.losses().is_given_up(writer) {
@@ -243,14 +244,16 @@ impl Order {
         self.until(what, Wait { rank: writer, ..wait })
     }
 
-    /// Whether the signal rose so far; else its writer, which is `wait.rank`, is lost, and given up.
+    /// Whether the signal rose so far. If not, its writer, which is `wait.rank`, is lost and given
+    /// up.
     fn until(&self, what: WaitFor, wait: Wait) -> Result<bool> {
         let Wait { rank: writer, add, .. } = wait;
         let at = LevelPeer { level: self.channel.level, rank: writer };
         self.counters().expects(at, add);
         let gone = Cell::new(false);
         let read = || {
-            // In this order: what a rank had raised before its loss was known counts.
+            // The order of these two checks matters: signals that a rank had raised before its loss
+            // was known count.
             let is_lost = self.losses().is_lost(writer);
             let found = self.channel.link.read_signal(QUEUE, what.signal);
             gone.set(is_lost && !reached(found, what.expected));
@@ -271,7 +274,7 @@ impl Order {
         self.traffic.channels.iter().try_for_each(|channel| self.traffic.collect(channel))
     }
 
-    /// Whether rows come over a rail, and losses are masked: then not every rank receives from every other.
+    /// Whether rows come over a rail and losses are masked. Then not every rank receives from every other.
     pub(super) fn masks_domains(&self) -> bool {
         self.exchange.has_groups() && self.losses().are_masked()
     }

@@ -71,7 +71,7 @@ pub(super) fn write_counts(
     }
 }
 
-/// No expert is named behind the last token, where there is room for more.
+/// Rows behind the last token, where there is room for more, name no expert.
 pub(super) fn clear_ids(routing: &RoutingTable, places: &Places, op: &DispatchOp, output: &Output) {
     let width = 4 * u64::from(routing.exchange.regions.topk);
     let tokens = routing.handles[op.handle].tokens;
@@ -83,7 +83,7 @@ pub(super) fn clear_ids(routing: &RoutingTable, places: &Places, op: &DispatchOp
     }
 }
 
-/// Keeps in the handle what combines read of a dispatch, so that its output may go.
+/// Stores in the handle all that combines read of a dispatch, so that its output may be dropped.
 pub(super) fn keep_copies(
     routing: &mut RoutingTable,
     places: &Places,

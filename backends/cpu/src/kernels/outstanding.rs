@@ -53,8 +53,8 @@ impl Outstanding {
         self.to[rank as usize].get()
     }
 
-    /// Whether all commands of a slot are done, but those to lost ranks: those may never be, and what
-    /// they still read only goes there.
+    /// Whether all commands of a slot are done, except for those to lost ranks. Those may never end,
+    /// and their data only goes to the lost rank.
     pub(super) fn is_done(&self, slot: usize, losses: &Losses) -> bool {
         self.totals[slot].get() == 0
             || (0..)

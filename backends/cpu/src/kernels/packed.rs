@@ -62,7 +62,7 @@ pub(super) unsafe fn packed_send(
     if !engine.exchange.has_groups() {
         return Ok(());
     }
-    // Other domains wait to hear whether this one goes on.
+    // Other domains wait for the report whether this one goes on.
     let refused = poll_entries(engine, slot, &enter)?;
     let refused = share(engine, slot, &enter, refused)?;
     engine.routing.agreed[slot] = Some(Agreed(refused));
@@ -82,8 +82,8 @@ pub(super) fn packed_recv(
     let heard = poll_entries(engine, slot, &engine.routing.packed_enter(op))?;
     let refused = engine.routing.agreed[slot].take().map_or(heard, |Agreed(refused)| refused);
     let verdict = refused.map_or(Ok(()), |refusal| Err(refusal.error()));
-    // Rows of those that took part are on their way even where some rank refused: they are
-    // counted, so that the totals stay right, and given up.
+    // Ranks that took part have sent their rows even if another rank refuses. The rows are counted,
+    // so that the totals stay right, and then dropped.
     for source in engine.exchange.domains.places() {
         let entry = engine.routing.gathered.entries[source as usize];
         engine.order.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
@@ -187,8 +187,8 @@ fn unpack_row(
         if id as u32 >= shape.local_experts() {
             return Err(bad_record(from.source, format!("local expert {id}")));
         }
-        // SAFETY: expert `id` is in range; a valid routing selects it at most once per token,
-        // so its block of R*M rows cannot overflow, which is checked all the same.
+        // SAFETY: expert `id` is in range. A valid routing selects it at most once per token, so
+        // its block of R*M rows cannot overflow. This is checked too.
         let place = unsafe {
             let count = counts.add(id as usize);
             let place = count.read();

@@ -1,5 +1,5 @@
-//! The partial rows of a combine where they are summed: their owners put them here, or they are read where
-//! their owners made them.
+//! The partial rows of a combine at the rank that sums them. Their owners put them here, or this rank
+//! reads them at their owners.
 
 use tokenyard_core::{Result, abi};
 
@@ -18,7 +18,7 @@ use super::sums::{Partial, Sum};
 use super::verdicts::gather_entries;
 use super::windows::ARENA;
 
-/// Where `rows` rows lie in the arena of `rank`, as an entry says.
+/// The place of `rows` rows in the arena of `rank`, as an entry states it.
 pub(super) fn check_rows(
     engine: &Engine,
     op: &CombineOp,
@@ -69,7 +69,7 @@ pub(super) fn sum_ranks(engine: &mut Engine, slot: usize, op: &CombineOp) -> Res
     Ok(())
 }
 
-/// Takes note of who is left out of the rows that came from other domains.
+/// Notes which ranks are left out of the rows that came from other domains.
 fn take_all_left_out(engine: &mut Engine, slot: usize, op: &CombineOp) {
     for peer in engine.exchange.domains.peers() {
         let rows = engine.routing.handles[op.handle].legs[0].send.rank_counts()[peer as usize];
@@ -79,9 +79,9 @@ fn take_all_left_out(engine: &mut Engine, slot: usize, op: &CombineOp) {
     }
 }
 
-/// Leaves out partials of a group's rows that were read in the memory of a rank that may have
-/// changed them meanwhile: it keeps them only until it knows itself that it was given up, and for a
-/// while (INV-8). Says whether there are such.
+/// Leaves out partial rows that were read in the memory of a rank that may have changed them
+/// meanwhile. That rank preserves them only until it learns that it was given up, and for a while
+/// after that (INV-8). Returns whether there are such rows.
 pub(super) fn forget_lost_partials(engine: &mut Engine, group: u32) -> bool {
     if !engine.places.stores() {
         return false;
@@ -111,14 +111,14 @@ unsafe fn sum(routing: &RoutingTable, launcher: &Launcher, op: &CombineOp) -> Re
     unsafe { sum.run(&launcher.pool) }
 }
 
-/// Whether the partial rows of a peer are left out. Those that it has put here are this rank's;
-/// those that lie with it are not to be trusted once it is lost.
+/// Whether the partial rows of a peer are left out. Rows that the peer has put here belong to this
+/// rank. Rows in the peer's own memory do not count once the peer is lost.
 fn is_unread(places: &Places, order: &Order, peer: u32) -> bool {
     let rank = places.exchange.rank_of(peer);
     order.losses().is_given_up(rank) || places.stores() && order.losses().is_lost(rank)
 }
 
-/// Notes where the partial rows of each place are, or will be.
+/// Notes the place of the partial rows for each place of the exchange.
 pub(super) fn find_partials(engine: &mut Engine, op: &CombineOp) -> Result<()> {
     let widths = engine.routing.widths(op);
     for place in engine.exchange.domains.places() {

@@ -1,8 +1,8 @@
-//! Rows that cannot be stored at their peers: staged and put, piece by piece; and the partial rows of a
-//! combine, made and put in the same way.
+//! Rows that cannot be stored at their peers. They are staged and put, piece by piece. The partial rows
+//! of a combine are made and put in the same way.
 //!
 //! A piece is put as soon as it is staged. So the link carries it while the next one is staged, and
-//! what carries it (a NIC, or the kernel behind a socket) finds it in the cache.
+//! the NIC or the kernel finds it in the cache.
 
 use std::ops::Range;
 
@@ -30,8 +30,8 @@ fn pieces(rows: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>>
     rows.step_by(most).map(move |start| start..(start + most).min(end))
 }
 
-/// Stages and puts the rows of every peer. Those that stay here are stored in between, in
-/// proportion: they need no link, and many were read a moment ago to be staged.
+/// Stages and puts the rows of every peer. Rows that stay here are stored in between, in
+/// proportion: they need no link, and many of them are in the cache because they were just staged.
 ///
 /// # Safety
 /// `source` is valid until this operation is received.
@@ -67,7 +67,8 @@ pub(super) unsafe fn put_in_pieces(
             };
             stored = until;
             if piece.len() == most && left < leaving {
-                // Many links move only when a thread drives them; short moves are over soon.
+                // Many links move only when a thread drives them. Short moves end soon, so they do
+                // not drive the link.
                 engine.order.progress()?;
             }
         }
@@ -164,7 +165,7 @@ fn put_array(engine: &Engine, m: &Move, peer: u32, array: &StagedArray) -> Resul
     engine.order.put_rows(m.slot, &block)
 }
 
-/// Expert-major row of a token's first selected expert on `peer`: there the row crosses to.
+/// Expert-major row of a token's first selected expert on `peer`. The row crosses to that place.
 fn first_copy(
     routing: &RoutingTable,
     launcher: &Launcher,

@@ -1,4 +1,4 @@
-//! Where things lie: windows, records, landing places and the arena.
+//! The places of windows, records, landing places and the arena.
 
 use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
@@ -64,7 +64,7 @@ impl Windows {
     }
 }
 
-/// Where the windows of the peers are mapped; nothing where they cannot be.
+/// The mappings of the peers' windows; nothing if they cannot be mapped.
 fn map_peers(channel: &Channel, peers: u32, own: [Area; 2]) -> Result<Vec<[Area; 2]>> {
     if !channel.link.is_load_store() {
         return Ok(Vec::new());
@@ -80,7 +80,7 @@ fn map_peers(channel: &Channel, peers: u32, own: [Area; 2]) -> Result<Vec<[Area;
     (0..peers).map(|peer| Ok([map(CONTROL, peer)?, map(ARENA, peer)?])).collect()
 }
 
-/// Where the things of an exchange lie: in this rank's windows, and in those of its peers.
+/// The places of an exchange, in this rank's windows and in those of its peers.
 #[derive(Debug)]
 pub(super) struct Places {
     pub(super) exchange: Exchange,
@@ -138,7 +138,8 @@ impl Places {
         Ok(region)
     }
 
-    /// The windows of a peer that rows are stored to: of every peer or of none but this rank.
+    /// The windows of a peer to which rows are stored. Rows are stored to every peer, or to this
+    /// rank alone.
     pub(super) fn reachable(&self, peer: u32) -> Option<[Area; 2]> {
         let own = peer == self.exchange.domains.index;
         self.peers

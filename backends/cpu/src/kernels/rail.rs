@@ -1,8 +1,8 @@
 //! The exchange on the rail, with the ranks of other domains that have this rank's index there.
 //!
-//! Rows land in places that are fixed per source, as packed ones do, and the entry follows with their number: so
-//! nothing is granted. The rank at the other end, the *forwarder*, dispatches them inside its domain from where they
-//! landed. Landing places are free again when the round without rows is over that ends a dispatch here.
+//! Rows land in places that are fixed per source, as packed ones do, and the entry follows with their number. So
+//! nothing is granted. The rank at the other end, the *forwarder*, dispatches them inside its domain from their
+//! landing places. A dispatch ends here with a round without rows; after it the landing places are free again.
 
 use tokenyard_core::Result;
 use tokenyard_core::call::{AgreeCall, DispatchCall};
@@ -82,7 +82,7 @@ fn wait_landed(engine: &mut Engine, slot: usize, operation: u64) -> Result<()> {
     Ok(())
 }
 
-/// A replay brings as many rows as its dispatch did.
+/// A replay has as many rows as its dispatch had.
 fn check_rows(engine: &Engine, handle: usize) -> Result<()> {
     let recv = &engine.routing.handles[handle].recv;
     for source in engine.exchange.domains.places() {
@@ -96,8 +96,8 @@ fn check_rows(engine: &Engine, handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Learns how many rows came of each source: a combine brings back one for each. The owners' exchange checks the
-/// experts that they name.
+/// Reads how many rows came from each source: a combine returns one for each. The owners' exchange checks the
+/// experts that the rows name.
 fn learn(engine: &mut Engine, slot: usize, call: &DispatchCall<'_>) -> Result<()> {
     let local = engine.exchange.regions.local_experts() as usize;
     for source in engine.exchange.domains.places() {

@@ -57,8 +57,8 @@ pub(super) fn as_bytes(list: &[u32]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(list.as_ptr().cast(), size_of_val(list)) }
 }
 
-/// A record in this rank's control window. Its writer is done with it once its signal was seen
-/// (INV-1), and writes it again only after the operation; so read it between the two.
+/// A record in this rank's control window. Once its signal was seen, its writer has finished with
+/// it (INV-1), and writes it again only after the operation. So read it between the two.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record(*const u8);
 

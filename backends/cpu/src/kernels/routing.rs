@@ -18,18 +18,19 @@ use super::sums::Partial;
 #[derive(Debug)]
 pub(super) struct RoutingTable {
     pub(super) exchange: Exchange,
-    /// As many as were in use at once: each takes its memory when it is first needed.
+    /// As many as were in use at the same time. Each takes its memory when it is first needed.
     pub(super) handles: Vec<HandleState>,
     most_handles: u32,
     pub(super) gathered: Gathered,
-    /// By slot, the first refusal that all have agreed on, where that was found out before the operation
-    /// is received: a packed dispatch whose entries have arrived.
+    /// By slot, the first refusal that all ranks have agreed on, if it is known before the operation is
+    /// received: for a packed dispatch whose entries have arrived.
     pub(super) agreed: Vec<Option<Agreed>>,
     /// By place: where combine finds the partial rows.
     pub(super) partials: Vec<Partial>,
     /// By group: whether the source of this rank's rail is lost, in the operation that is being sent.
     pub(super) gone: Vec<bool>,
-    /// On the rail, by world rank: whether combine found it left out of its domain's rows, which came.
+    /// On the rail, by world rank: whether the combine left the rank out of its domain's rows, which
+    /// have arrived.
     pub(super) left_out: Vec<u8>,
     /// Working memory for a routing, `[M, K]`, and for its check.
     pub(super) topk: Vec<i64>,
@@ -53,8 +54,8 @@ impl RoutingTable {
         }
     }
 
-    /// Makes room for a handle of this communicator; a call that the host refuses may name another's. The host gives
-    /// the lowest slots first, so few are made that stay unused.
+    /// Makes room for a handle of this communicator. A call that the host refuses may name a handle of another one.
+    /// The host gives the lowest slots first, so few slots stay unused.
     pub(super) fn open_handle(&mut self, slot: u32) {
         let needed = if slot < self.most_handles { slot as usize + 1 } else { 0 };
         let missing = needed.saturating_sub(self.handles.len());
@@ -69,7 +70,8 @@ impl RoutingTable {
         self.gathered.counts[source as usize * local..][..local].fill(0);
     }
 
-    /// Keeps where the rows of the source in a place's domain go at its peer. Checked when they are sent there.
+    /// Stores the places at a peer for the rows of the source in a place's domain. They are checked when rows
+    /// are sent there.
     pub(super) fn accept_grant(&mut self, place: u32, record: Record, handle: usize) {
         let (domain, peer) =
             (self.exchange.domains.domain_of(place), self.exchange.domains.peer_of(place));
@@ -117,7 +119,8 @@ impl RoutingTable {
         Terms::rows(send.rank_counts()[peer as usize])
     }
 
-    /// How this rank entered a packed dispatch, as far as others' entries are compared with it.
+    /// The values with which this rank entered a packed dispatch, as far as they are compared with
+    /// other ranks' entries.
     pub(super) fn packed_enter(&self, op: &DispatchOp) -> Enter<'static> {
         let none = CallRefusal { rank: self.exchange.rank, is_full: false, why: "" };
         let refusal = op.output.is_none().then_some(none);

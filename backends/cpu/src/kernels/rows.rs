@@ -30,7 +30,7 @@ pub(super) fn place_copies(routing: &RoutingTable, launcher: &mut Launcher, m: &
     }
 }
 
-/// Where the rows of a move go in an owner's granted region.
+/// The places of a move's rows in an owner's granted region.
 pub(super) fn spot_in_region(engine: &Engine, m: &Move, peer: u32) -> Result<Spot> {
     let state = &engine.routing.handles[m.handle];
     let leg = &state.legs[m.group as usize];
@@ -82,9 +82,8 @@ pub(super) fn spot_in_region(engine: &Engine, m: &Move, peer: u32) -> Result<Spo
     })
 }
 
-/// Says that the rows of a peer were stored. The stores happened before this signal: where a
-/// peer's memory can be stored to, a signal carries everything that this process stored before it
-/// (release).
+/// Announces that the rows of a peer were stored. The stores come before this signal: where a
+/// peer's memory can be stored to, a signal carries all earlier stores of this process (release).
 pub(super) fn report_stored(
     routing: &RoutingTable,
     order: &Order,
@@ -96,7 +95,8 @@ pub(super) fn report_stored(
     order.raise(m.slot, Raise { operation: m.operation, peer, signal, add: rows * m.arrays })
 }
 
-/// Turns spots into addresses where this rank can store, and else into those in the stage.
+/// Turns spots into addresses: in peers' memory where this rank can store there, otherwise in the
+/// stage.
 pub(super) fn aim(engine: &mut Engine, m: &Move, stage: &Spot) {
     let k4 = 4 * u64::from(engine.exchange.regions.topk);
     let row = m.format.row;
@@ -159,7 +159,7 @@ pub(super) unsafe fn write_rows(
     let targets = Shared(launcher.scratch.targets.as_slice());
     let chunk = rows.len().div_ceil(launcher.pool.threads()).clamp(1, CHUNK);
     let tasks = rows.len().div_ceil(chunk);
-    // Each rank starts with its own rows, so that not all write to peer 0 at once.
+    // Each rank starts with its own rows, so that not all ranks write to peer 0 at once.
     let offsets = send.rank_offsets();
     let first = (offsets[me as usize] as usize).saturating_sub(rows.start) / chunk;
     let task = |index: usize| {

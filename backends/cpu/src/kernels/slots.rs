@@ -1,5 +1,5 @@
-//! Entering and leaving the slots of operations (INV-5): a slot is entered again when all peers are
-//! through with its last operation. No other rank writes to this rank in the exchange.
+//! Entering and leaving the slots of operations (INV-5). A slot is entered again when all peers
+//! have left its last operation. No other rank writes to this rank in the exchange.
 
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
@@ -11,8 +11,8 @@ use super::operation::{End, Exposed};
 use super::order::{Order, QUEUE, Wait};
 use super::places::Places;
 
-/// Whether an operation ended for the rank behind a place as it did here. Its `Done` was seen to rise:
-/// one command raised it, and the next comes after this rank has entered the slot again.
+/// Whether an operation ended for the rank behind a place as it did here. Its `Done` has risen: one
+/// command raised it, and the next raise comes after this rank has entered the slot again.
 fn check_end(channel: &Channel, slot: usize, place: u32, rank: u32, end: End) -> Result<()> {
     let (id, expected) = channel.expect(Signal::Done, slot, place, end as u64 - 1);
     if channel.link.read_signal(QUEUE, id) == expected {
@@ -32,16 +32,16 @@ fn of_two_minds(rank: u32, end: End) -> Error {
     Error::new(ErrorKind::Mismatch, "leave operation", text).with_rank(rank)
 }
 
-/// Whether an error ends the operation on all ranks and leaves the communicator usable. Only what ranks tell
-/// each other in records, or all find alike before they enter, may have these kinds.
+/// Whether an error ends the operation on all ranks and leaves the communicator usable. Only errors that
+/// ranks report to each other in records, or that all ranks detect before they enter, may have these kinds.
 pub(super) fn was_refused(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full | ErrorKind::InvalidInput)
 }
 
 impl Order {
-    /// Makes a slot usable for a new operation: what it posted is done (INV-5), and all peers are
-    /// through with its last one, so that its records and landing places may be written again. A
-    /// peer that is not has not arrived yet, and may be as late as for an entry.
+    /// Makes a slot usable for a new operation: the commands that it posted are done (INV-5), and
+    /// all peers have left its last operation, so its records and landing places may be written
+    /// again. A peer that has not left it has not arrived yet, and may be as late as for an entry.
     pub(super) fn open_slot(&mut self, operation: u64) -> Result<usize> {
         let slot = self.slot(operation);
         self.losses().begin(operation);
@@ -50,8 +50,8 @@ impl Order {
         Ok(slot)
     }
 
-    /// Announces to all peers that this rank is through with the operation of a slot. Every operation that
-    /// does not close the communicator ends so, once, on every rank.
+    /// Announces to all peers that this rank has left the operation of a slot. Every operation that does
+    /// not close the communicator ends so, once, on every rank.
     pub(super) fn leave(&mut self, slot: usize, operation: u64, end: End) -> Result<()> {
         let place =
             self.exchange.domains.place(self.exchange.domains.mine, self.exchange.domains.index);
@@ -63,8 +63,8 @@ impl Order {
         Ok(())
     }
 
-    /// Waits until all peers are through with the operation that this rank left last in a slot, if it
-    /// is not known yet that they are; and checks that it ended for them as it did here.
+    /// Waits until all peers have left the operation that this rank left last in a slot, unless that
+    /// is known already. Then checks that it ended for them as it did here.
     pub(super) fn wait_done(&mut self, slot: usize, operation: u64, phase: u64) -> Result<()> {
         let Some(end) = self.ends[slot] else { return Ok(()) };
         for peer in self.exchange.domains.peers() {
@@ -84,7 +84,7 @@ impl Order {
     }
 }
 
-/// Leaves the slot where an operation ended on all ranks alike: refused, or without room.
+/// Leaves the slot of an operation that ended on all ranks alike: refused, or without room.
 pub(super) fn leave_if_refused<T>(
     places: &Places,
     order: &mut Order,
@@ -102,10 +102,10 @@ pub(super) fn leave_if_refused<T>(
     result
 }
 
-/// Takes back the memory that the others know of in an operation that was refused. Where losses are
-/// masked, some may not know that, because the rank that refused is lost: so not before all have
-/// reported how it ended for them. None of them is elsewhere by then: they learned of the refusal in the same
-/// call as this rank, or wait for this rank in it.
+/// Takes back the memory that other ranks know of in an operation that was refused. Where losses are masked,
+/// some ranks may not know of the refusal, because the rank that refused is lost. So this waits until all
+/// have reported how the operation ended for them. No rank is elsewhere by then: each learned of the refusal
+/// in the same call as this rank, or waits for this rank in that call.
 fn take_back(
     places: &Places,
     order: &mut Order,

@@ -16,8 +16,8 @@ pub(super) const CHUNK: usize = 16;
 /// Terms of one row: two biases and a partial per selected peer.
 const MOST_TERMS: usize = MAX_TOPK as usize + 2;
 
-/// Where the partial rows of one peer start, and their weights, `[rows, K]`. Null where they are left
-/// out, because the peer was given up.
+/// The first partial row of one peer, and its weights, `[rows, K]`. Null if the peer was given up and
+/// its rows are left out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Partial {
     pub(super) x: *const u8,
@@ -46,8 +46,8 @@ pub(super) struct Sum<'a> {
     pub(super) out_weights: *mut f32,
     /// `[rows]`: how many experts of each token are left out; null where it is not asked for.
     pub(super) missing: *mut u8,
-    /// `[R]`: ranks that are left out of their domain's rows, where these are not left out themselves.
-    /// Empty where partials are of ranks.
+    /// `[R]`: ranks that are left out of the rows of their domain, if the rows themselves count. Empty
+    /// where partial rows belong to single ranks.
     pub(super) left_out: &'a [u8],
     /// Biases and sums.
     pub(super) row: RowType,

@@ -1,5 +1,4 @@
-//! Moves of rows as a whole: over loads and stores where peers can be stored to, and else piece by
-//! piece.
+//! Moves of all rows: over loads and stores where peers can be stored to, otherwise piece by piece.
 
 use tokenyard_core::Result;
 use tokenyard_core::moe::Layout;
@@ -56,7 +55,7 @@ pub(super) unsafe fn move_to_landing(
     unsafe { move_rows(engine, m, source) }
 }
 
-/// Moves every row to its spot, and says so to the peers.
+/// Moves every row to its spot, and announces this to the peers.
 ///
 /// # Safety
 /// `source` is valid until this operation is received.
@@ -73,7 +72,7 @@ unsafe fn move_rows(engine: &mut Engine, m: &Move, source: &RowSource) -> Result
     }
 }
 
-/// Stores the rows where they belong, and says so to each peer.
+/// Stores the rows at their final places, and announces this to each peer.
 ///
 /// # Safety
 /// As `move_rows`.

@@ -26,7 +26,7 @@ pub(super) fn landed_ids<'a>(
     Ok(unsafe { std::slice::from_raw_parts(engine.places.control.at(at).cast(), count) })
 }
 
-/// The rows that came over the rail in an operation, by group: the domain of their source.
+/// The rows that came over the rail in an operation, by group, which is the domain of their source.
 pub(super) struct Upstream<'a> {
     pub(super) engine: &'a Engine,
     pub(super) slot: usize,
@@ -82,7 +82,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Moves the rows of each group, but those whose source is lost.
+    /// Moves the rows of each group, except for groups whose source is lost.
     ///
     /// # Safety
     /// As [`of`](Self::of).

@@ -19,8 +19,8 @@ use super::order::{Order, QUEUE, Wait};
 use super::record::{Body, NewRecord, Record, bad_record, checked, refusal_record, verdict_of};
 use super::sending::send_record;
 
-/// How much a signal rises for each step of a verdict's number. A peer that has left the round may enter the next
-/// operation, whose entry raises the same signal by 1, before this rank reads the verdict.
+/// The rise of a signal for each step of a verdict's number. A peer that has left the round may enter the next
+/// operation before this rank reads the verdict, and its entry raises the same signal by 1.
 const STEP: u64 = 4;
 
 /// The number of a verdict, and how much of a signal's rise is its part.
@@ -46,8 +46,9 @@ pub(super) fn gather_entries(engine: &mut Engine, slot: usize, enter: &Enter<'_>
     conclude(engine, slot, enter, refused)
 }
 
-/// The first refusal, in order of ranks, is the answer of all ranks. Not all may have received it
-/// where losses are masked among domains: then those grant places, and learn it from a rank that does not.
+/// The first refusal, in order of ranks, is the answer of all ranks. Where losses are masked among
+/// domains, some ranks may not have received it. Those grant places, and learn of the refusal from a rank
+/// that grants none.
 pub(super) fn conclude(
     engine: &mut Engine,
     slot: usize,
@@ -74,7 +75,7 @@ pub(super) fn share(
         let heard = share_verdict(&engine.order, slot, operation, Signal::Grant, known.as_ref())?;
         return Ok(heard.map_or(refused, |heard| Heard::first(refused, heard)));
     }
-    // Grants follow; they say it, too.
+    // The grants that follow carry the refusal too.
     let Some(refusal) = refused else { return Ok(None) };
     refuse_grants(engine, slot, operation, &refusal.refusal())?;
     let heard = poll_grants(engine, slot, operation, None)?;
@@ -145,7 +146,7 @@ pub(super) fn agree_on_rail(engine: &Engine, slot: usize, call: &AgreeCall<'_>) 
     let mut refused = None;
     for peer in engine.exchange.domains.peers() {
         let rank = engine.exchange.rank_of(peer);
-        // A rank may have to wait here for one that waits for a late one of its domain.
+        // A rank may have to wait here for a rank that itself waits for a late rank of its domain.
         let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_ENTRY, rank };
         if !engine.order.wait(Signal::Grant, slot, peer, wait)? {
             continue;
@@ -161,19 +162,20 @@ pub(super) fn agree_on_rail(engine: &Engine, slot: usize, call: &AgreeCall<'_>) 
 /// A round without rows inside a domain: what ranks have learned on their rails.
 pub(super) fn agree_inside(engine: &Engine, call: &AgreeCall<'_>) -> Result<()> {
     let (slot, operation) = (engine.order.slot(call.operation), call.operation);
-    // Its first use is over: a rank that comes here had received all entries.
+    // The first use of the signal is over: a rank that gets here has received all entries.
     let heard =
         share_verdict(&engine.order, slot, operation, Signal::Entry, call.refusal.as_ref())?;
     let other = match (&call.refusal, heard) {
-        // This rank's own words say more.
+        // The text of this rank itself is more exact.
         (Some(known), Some(heard)) if heard.rank >= known.rank => return Err(known.error()),
         (_, heard) => heard,
     };
     other.map_or(Ok(()), |refusal| Err(refusal.error()))
 }
 
-/// Exchanges refusals in a team, by how far a signal rises: the records of the operation are in use. So a
-/// rank that first learns of the refusal here gets no text. Returns the first one, that of `known` included.
+/// Exchanges refusals in a team by the amount of a signal's rise, because the records of the operation are
+/// in use. So a rank that first learns of the refusal here gets no text. Returns the first refusal, `known`
+/// included.
 fn share_verdict(
     order: &Order,
     slot: usize,
@@ -229,7 +231,7 @@ mod tests {
                 assert_eq!(verdict_in(rise + entries), (code, rise));
             }
         }
-        // The entry may come first: it is no verdict, and the wait goes on.
+        // The rise by an entry may come first. It is no verdict, so the wait goes on.
         assert_eq!(verdict_in(1), (0, 0));
     }
 

@@ -92,7 +92,8 @@ impl WindowSizes {
         let stores = limits[0].flags & abi::TY_CAP_LOAD_STORE != 0;
         let stage = |ranks: u32| stage_bytes(&Shape { ranks, ..*shape }, row);
         let stage_bytes = if stores { 0 } else { stage(inside.ranks) };
-        // A combine has no rows to stage, and announces from there who is left out: a byte per rank.
+        // A combine has no rows to stage. It announces from the stage which ranks are left out: a
+        // byte per rank.
         let ranks = u64::from(shape.ranks).next_multiple_of(REGION_ALIGN);
         let rail_stage_bytes = if several { stage(domains).max(ranks) } else { 0 };
         let landing = RegionSpec { shape: *shape, layout: Layout::Flat, row };

@@ -205,7 +205,7 @@ __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, con
   return d.code == kGo;
 }
 
-// This block reads no more rows. The whole block.
+// Reports that this block reads no more rows. The whole block.
 template <class Up>
 __device__ TY_INLINED void end_combine(const CombineArgs& a, const Up& up, u64 begun, Guard& guard) {
   if (!raise_all(a.c, up, a.c.done_signal(), guard)) return stop_all(a.c);

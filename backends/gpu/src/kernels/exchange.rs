@@ -27,10 +27,10 @@ impl Team {
     }
 }
 
-/// The share of the work that it does.
+/// The part of the work that an exchange does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// All of it: one link reaches all ranks.
+    /// All of the work: one link reaches all ranks.
     Flat,
     /// From rank to rank inside one of several domains, with rows of all domains.
     IntraDomain,

@@ -13,7 +13,7 @@ namespace ty {
 
 #if TY_ROWS_TMA
 
-// Of a ring: one warp loads, these sum, one stores what is pushed.
+// The warps of a ring that sum. One more warp loads, and one more stores the rows that are pushed.
 constexpr u32 kFusedSummers = kRingWarps - 2;
 constexpr u32 kFusedWarps = kRings * kRingWarps;
 constexpr u32 kFusedOut = 2;  // rows of a ring that are being stored
@@ -81,7 +81,8 @@ __device__ inline void mark(const FusedView& v, Turn& turn, const FusedRing::Mad
 __device__ inline void load_made(const FusedCombineArgs& f, FusedPlan& plan, const FusedView& v,
                                      Guard& guard) {
   const CombineArgs& a = f.combine;
-  u64 bias0 = reinterpret_cast<u64>(a.bias0 ? a.bias0 : a.bias1), bias1 = reinterpret_cast<u64>(a.bias0 ? a.bias1 : nullptr);
+  u64 bias0 = reinterpret_cast<u64>(a.bias0 ? a.bias0 : a.bias1);
+  u64 bias1 = reinterpret_cast<u64>(a.bias0 ? a.bias1 : nullptr);
   u32 lane = lane_id();
   Turn turn;
   // The rows were written by other means than bulk copies.
@@ -91,7 +92,8 @@ __device__ inline void load_made(const FusedCombineArgs& f, FusedPlan& plan, con
     u32 biases = row.pushed ? 0 : (bias0 != 0) + (bias1 != 0);
     u32 experts = popc(row.experts), total = experts + biases + popc(row.partials);
     bool expert = row.experts >> lane & 1;
-    u32 place = expert ? popc(row.experts & lanes_before(lane)) : experts + biases + popc(row.partials & lanes_before(lane));
+    u32 place = expert ? popc(row.experts & lanes_before(lane))
+                       : experts + biases + popc(row.partials & lanes_before(lane));
     u64 beside = lane < biases ? (lane == 0 ? bias0 : bias1) + row.token * a.row_bytes : 0;
 #pragma unroll 1
     for (u32 piece = 0; piece < a.pieces; piece++) {
@@ -329,7 +331,8 @@ __device__ TY_INLINED void make_row(const FusedCombineArgs& f, const MadeRow& ro
 
 // All rows of this block: each of its warps makes some.
 template <class Type, class Up>
-__device__ TY_INLINED void fuse_rows(const FusedCombineArgs& f, const Up& up, const CombineTables& t, u8*, Guard& guard) {
+__device__ TY_INLINED void fuse_rows(const FusedCombineArgs& f, const Up& up, const CombineTables& t, u8*,
+                                     Guard& guard) {
   const CombineArgs& a = f.combine;
   FusedPlan plan(f, t, blockIdx.x * kFusedWarps + wave_id(), gridDim.x * kFusedWarps);
   MadeRow row;

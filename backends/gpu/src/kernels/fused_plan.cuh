@@ -182,7 +182,8 @@ class FusedPlan {
     bool two = a.c.topk <= kHalf, second = two && lane_id() >= kHalf;
     auto owner_of = [&](const SummedTokens::Token& token) { return token.there() ? token.rank() : a.c.rank; };
     u32 owner = owner_of(summed_.now()), row = summed_.now().row();
-    u32 its_owner = shfl(owner_of(summed_.next()), lane_id() % kHalf), its_row = shfl(summed_.next().row(), lane_id() % kHalf);
+    u32 its_owner = shfl(owner_of(summed_.next()), lane_id() % kHalf);
+    u32 its_row = shfl(summed_.next().row(), lane_id() % kHalf);
     if (second) owner = its_owner, row = its_row;
     bool due = owner != a.c.rank && t_.flags[owner] != 0;
     u64 epoch = a.c.epoch();
@@ -224,7 +225,7 @@ class FusedPlan {
     made.token = summed_.token();
     made.to = reinterpret_cast<u64>(a.out) + made.token * a.row_bytes;
     made.source = 0, made.unit = kNotLast, made.pushed = false;
-    // Whatever slots a peer wrote, a lane has one term at most.
+    // A lane has one term at most, for any slots that a peer wrote.
     made.experts = ballot(token.slot >= 0 && !other), made.partials = ballot(other);
     made.from = other ? t_.first[token.rank()] + token.row() * a.row_bytes : expert_row(token.slot);
     made.weight = token.weight;

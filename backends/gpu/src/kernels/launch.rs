@@ -63,16 +63,16 @@ impl Roles {
     }
 }
 
-/// With fewer tokens of a rank, unless the config sets a number of blocks, or with fewer blocks, all blocks of a
-/// dispatch do all.
+/// All blocks of a dispatch do the same work where a rank has fewer tokens and the config sets no number of
+/// blocks, or where there are fewer blocks.
 const LEAST_TOKENS: u32 = 512;
 const LEAST_BLOCKS: u32 = 24;
 /// Blocks that cast rows as fast as a link carries them. On H100, rows of 7168 channels took 16 blocks 213 µs and 24
 /// blocks 146, and the link 87.
 const CASTING: u32 = 40;
-/// With fewer blocks, expert rows are merged by a kernel of its own. On two H100, 4096 tokens took 132, 64, 32 and 16
-/// blocks 316, 384, 724 and 1399 µs in one kernel; in two, 16 blocks took 615, and 132 that merge for 16 that
-/// pull 403.
+/// With fewer blocks, a separate kernel merges expert rows. Measured on two H100 with 4096 tokens: one kernel took
+/// 316, 384, 724 and 1399 µs with 132, 64, 32 and 16 blocks; two kernels took 615 µs with 16 blocks, and 403 with
+/// 132 that merge and 16 that pull.
 const LEAST_FUSED: u32 = 96;
 
 impl Blocks {

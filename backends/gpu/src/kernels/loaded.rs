@@ -15,13 +15,13 @@ use crate::driver::{Context, DeviceFacts, Function, Module};
 /// Kernels of low-latency operations: see `staging.cuh`.
 #[derive(Debug)]
 pub(super) struct StagedKernels {
-    /// Of rows that are sent as they are given.
+    /// Dispatches of rows that are sent as they are given.
     dispatch: ByLength,
-    /// Of rows that are cast.
+    /// Dispatches of rows that are cast.
     cast: ByLength,
     /// The kernel for each type, as in [`Kernels`].
     combine: [ByLength; 3],
-    /// Of bf16 and fp16, where sums are rounded once.
+    /// Combines of bf16 and of fp16 whose sums are rounded once.
     once: [Function; 2],
     /// The kernel of a rank that does not take part.
     pub(super) refuse: Function,

@@ -148,8 +148,9 @@ __device__ inline u32 packed_for(const DispatchArgs& a, u32 token, u32 rank) {
 
 // One unit for one rank; returns its rows. One warp.
 template <bool kTiles>
-__device__ TY_INLINED MetadataRows move_metadata(const DispatchArgs& a, const DispatchTables& t, const MetadataTokens& unit,
-                              u32 rank, const MetadataRoom& room) {
+__device__ TY_INLINED MetadataRows move_metadata(const DispatchArgs& a, const DispatchTables& t,
+                                                 const MetadataTokens& unit, u32 rank,
+                                                 const MetadataRoom& room) {
   u32 lane = lane_id(), first = unit.first, token = first + lane, topk = a.c.topk;
   u32 packed = token < unit.end ? packed_for(a, token, rank) : kNoRow;
   Lanes goes = ballot(packed != kNoRow);

@@ -52,14 +52,15 @@ pub(super) fn numbered(epoch: u64, latest: u64) -> u64 {
     latest.saturating_sub(ago)
 }
 
-/// A bit of an objector's order: it sorts an objection behind those with which ranks entered.
+/// A bit of an objector's order. It sorts an objection behind those that ranks made when they
+/// entered.
 const LATE: u32 = 1 << 31;
 
 /// The reason why an operation does not continue, and the rank that objects.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
     pub(super) kind: ErrorKind,
-    /// World rank, below the bit [`LATE`]: of several the lowest counts.
+    /// World rank, below the bit [`LATE`]. If several ranks object, the lowest number counts.
     pub(super) objector: u32,
     pub(super) why: String,
 }
@@ -70,7 +71,7 @@ impl Refusal {
         Self { kind, objector: rank, why: why.into() }
     }
 
-    /// A refusal that this rank has from its caller: its own, or another's.
+    /// A refusal that this rank received from its caller: of this rank itself, or of another rank.
     pub(super) fn passed_on(refusal: &refusal::CallRefusal<'_>) -> Self {
         let (kind, late) = match refusal.is_full {
             true => (ErrorKind::Full, LATE),

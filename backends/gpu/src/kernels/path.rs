@@ -94,8 +94,8 @@ impl Path {
             }
             (false, false, _) if windows == Windows::Device => {
                 return unsupported(format!(
-                    "found windows = \"device\" over a transport that takes memory kinds {:#x}; expected kind {device:#x} \
-                     among them",
+                    "found windows = \"device\" over a transport that takes memory kinds {:#x}; expected \
+                     kind {device:#x} among them",
                     limits.memory_kinds
                 ))
                 .map_err(|e: Error| e.with_fix("leave `windows` out, or use efa or verbs"));

@@ -5,14 +5,14 @@ use super::args::{PUSH_WARPS, RINGS};
 use crate::compile::Rows;
 use crate::config::Outside;
 
-/// Rows of a unit, at least: each unit is reported by a word of its own. As many has a unit of rows that are
-/// merged as they are pushed, which a source waits for soon after they are made.
+/// The fewest rows of a unit, because a word of its own reports each unit. Units of rows that are merged as
+/// they are pushed have this many: their source waits for them soon after they are made.
 const LEAST_ROWS: u32 = 2;
-/// The same of rows that are only moved.
+/// The fewest rows of a unit of rows that are only moved.
 const LEAST_MOVED: u32 = 8;
-/// Units of the rows that one owner has for a source, at most.
+/// The most units of the rows that one owner has for a source.
 const MOST_UNITS: u32 = 4096;
-/// Bytes of a unit, about: a report of a unit takes as long as a move of some of its rows.
+/// The approximate bytes of a unit: its report takes as long as a move of some of its rows.
 const UNIT_BYTES: u64 = 112 << 10;
 
 /// The logarithm (base 2) of the rows of a unit, for rows of `row_bytes`; equal on all ranks.

@@ -16,7 +16,8 @@ impl Engine {
     /// The mode that a call asks for.
     pub(super) fn mode(&self, order: CallOrder) -> Result<Mode> {
         let mode = self.abort_on_fatal(Mode::of(order, self.order.context()))?;
-        // Otherwise the host has work to do before all rows have arrived.
+        // Among several domains, and over puts, the host has work to do before all rows have
+        // arrived.
         let can = self.exchange.scope == Scope::Flat && !self.exchange.path.puts();
         Ok(Mode { at_once: mode.at_once && can, ..mode })
     }

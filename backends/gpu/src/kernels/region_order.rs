@@ -50,8 +50,8 @@ impl<S: PartialEq> Owners<S> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PendingDeps<S> {
     Nothing,
-    /// On this one alone, or it has waited for all others: work that is queued there is behind their use in
-    /// any case.
+    /// On this stream alone, or this stream has waited for all others. Work that is queued on it later runs
+    /// behind their use.
     One(S),
     Several,
 }

@@ -8,7 +8,7 @@ __device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32
   atomic_min(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
 }
 
-// Before a dispatch of grouped tokens counts. One block.
+// Runs before a dispatch of grouped tokens counts. One block.
 __device__ inline void group(const GroupArgs& a) {
   for (u32 i = threadIdx.x; i < a.words; i += blockDim.x) a.zeros[i] = 0;
   if (threadIdx.x != 0) return;
@@ -151,7 +151,8 @@ __device__ inline void close_block(const DispatchArgs& a, const Tally& t) {
   }
 }
 
-// The first blocks, as many as the routing says: each warp counts a span.
+// Counts tokens: each warp of the first blocks counts a span. The routing says how many blocks
+// count.
 __device__ inline void count(const DispatchArgs& a, u32 tokens, u8* shared) {
   Tally t(shared, a.c, a.tally_tokens);
   u32 first = (blockIdx.x * kWarps + wave_id()) * a.r.span;
@@ -181,8 +182,8 @@ __device__ inline u32 scan_column(u32* table, u32 columns, u32 blocks, bool want
   return sum;
 }
 
-// One block, after all have counted, or for a routing that was counted before: `totals` then holds
-// rows for ranks and experts, in shared memory.
+// Sums up the counts, so that `totals` in shared memory has the rows for ranks and experts. One
+// block, after all have counted, or for a routing that was counted before.
 __device__ inline void scan(const DispatchArgs& a, u32* totals, bool counted) {
   u32 ranks = a.c.ranks, experts = a.c.experts;
 #pragma unroll 1
@@ -213,8 +214,8 @@ __device__ inline u32 rows_before(const DispatchArgs& a, u32 token, u32 rank) {
   return row_of(a.c, a.r, token, 0, rank);
 }
 
-// Where rows are staged: the tokens whose rows this block moves. These are whole spans, so that the places
-// of its rows among all of this rank's are known without an access to each.
+// The tokens whose rows this block moves, where rows are staged. These are whole spans. So one access
+// gives the places of all its rows among those of this rank.
 struct BlockTokens {
   u32 first, end;
 

@@ -88,7 +88,8 @@ impl RoutingTable {
         state
     }
 
-    /// An operation uses a handle: if it is recorded, its graph will, as often as it is launched.
+    /// Notes that an operation uses a handle. A recorded operation uses it again at every launch of
+    /// its graph.
     pub(super) fn use_handle(&mut self, handle: u32, mode: &Mode) {
         self.handle(handle).is_captured |= mode.is_recorded();
     }

@@ -58,8 +58,9 @@ __device__ inline i64 first_expert_row(const DispatchArgs& a, const u32* expert_
   return expert_row(a.c, a.r, expert_base, token, lane, expert);
 }
 
-// Where the scales of a row go that is cast. They arrive in the order of tokens, except that this rank's
-// own go to all their places at once, as its rows do. `row`: of lane k at `rank`, if `by_token` or its own.
+// The place for the scales of a row that is cast. They arrive in the order of tokens, except that this
+// rank's own go to all their places at once, as its rows do. `row`: of lane k at `rank`, if `by_token` or
+// its own.
 template <bool kTiles>
 __device__ inline u64 scales_target(const DispatchArgs& a, const Targets& to, u32 token, u32 packed,
                                     bool by_token, i64 row, u32 rank) {
@@ -321,7 +322,7 @@ class Uncounted {
         u32 token = shfl(token_, which);
         counts[i] = pair < pairs ? count_of_row(a, up, token, pair - which * topk) : nullptr;
       }
-      // Behind the reads for counts, because these take a microsecond.
+      // This comes behind the reads for counts, because those take a microsecond.
       if (first == 0) {
         complete();
         sync_wave();
@@ -381,8 +382,8 @@ class Mover {
 
  private:
   __device__ bool load() { return more_ = stages_.load(); }
-  // Notes the piece that was stored last. All older ones are complete, or nearly so. Towards the end
-  // fewer are held back, so that few tiles arrive late.
+  // Notes the piece that was stored last. All older pieces are complete, or nearly so. Towards the
+  // end fewer notes are held back, so that few tiles arrive late.
   __device__ void note(u32 token) {
     uncounted_.add(token);
     u32 due = min(stages_.left(), Uncounted::kMost - 1);

@@ -20,9 +20,10 @@ pub(super) const ARENA: usize = 1;
 
 const MOST_STAGES: u32 = 4;
 
-/// Warps of a block that move rows. All but two of 16: bulk copies of one or two stages each fill the shared memory of
-/// a multiprocessor, and many shallow queues beat few deep ones. The last ones move row metadata first. Of rows that
-/// only cross a link, half as many: more warps crowd it, and bf16 rows took 1.5 % longer.
+/// Warps of a block that move rows. These are 14 of 16: bulk copies of one or two stages each fill the shared
+/// memory of a multiprocessor, and many shallow queues beat few deep ones. The last warps move row metadata first.
+/// Rows that only cross a link have half as many movers: more warps crowd the link, and bf16 rows took 1.5 %
+/// longer.
 fn most_movers(block: BlockLimits, moving: Moving) -> u32 {
     match moving {
         Moving::Links => block.warps() / 2 - 1,
@@ -221,7 +222,7 @@ struct Tables {
 impl Tables {
     fn new(Exchange { shape, groups, .. }: &Exchange, block: BlockLimits) -> Self {
         let ranks = shape.ranks;
-        // This many never fit, and are refused; their bytes can still be counted.
+        // So many experts never fit and are refused, but their bytes can still be computed.
         let experts = shape.experts.min(1 << 20);
         let of_rank = 6 * 8 + 4 * (groups + 3) + 4 * (HEAD + ranks * groups);
         let table_bytes = (ranks * of_rank + 4 * (groups + 1) * experts).next_multiple_of(128);

@@ -20,8 +20,8 @@ const LONGEST_ROW: u64 = (16 * MOST_PIECES * THREADS) as u64;
 /// Blocks that only send, where there are many peers: this many fill the link, and the others do not poll
 /// behind their own stores.
 const SENDERS: u32 = 24;
-/// With more ranks than the first number, there are enough links for all blocks; the second is the number of
-/// blocks that must then be left to receive.
+/// With more ranks than `FEW_RANKS`, there are enough links for all blocks to send. `RECEIVERS` is the
+/// number of blocks that must then be left to receive.
 const FEW_RANKS: u32 = 4;
 const RECEIVERS: u32 = 24;
 
@@ -62,7 +62,8 @@ pub(super) fn stages(decode: Decode, exchange: &Exchange) -> Result<bool> {
         }
         _ => return Ok(true),
     };
-    let expected = "one domain whose ranks reach each other by loads and stores, and fewer than 65536 experts of a rank";
+    let expected = "one domain whose ranks reach each other by loads and stores, and fewer than 65536 \
+                    experts of a rank";
     unsupported(format!("decode = \"low_latency\": found {found}; expected {expected}"))
         .map_err(with_fix)
 }

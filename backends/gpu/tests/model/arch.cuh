@@ -136,7 +136,8 @@ inline void store_16(uint4* at, const uint4& value) { model::store(at, value); }
 inline uint4 load_16_relaxed(const uint4* at) {
   model::poll();
   u64* halves = (u64*)at;
-  u64 low = model::at(halves).load(std::memory_order_relaxed), high = model::at(halves + 1).load(std::memory_order_relaxed);
+  u64 low = model::at(halves).load(std::memory_order_relaxed);
+  u64 high = model::at(halves + 1).load(std::memory_order_relaxed);
   return make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
 }
 

@@ -184,7 +184,8 @@ void two_at_once(std::vector<Rank*>& ranks) {
     });
   for (auto& t : running) t.join();
   for (u32 d = 0; d < ranks.size(); d++)
-    for (const auto* args : {&first, &second}) check_received(inputs_of(ranks), d, (*args)[d], ranks[d]->arena + (*args)[d].region, outcomes[d]);
+    for (const auto* args : {&first, &second})
+      check_received(inputs_of(ranks), d, (*args)[d], ranks[d]->arena + (*args)[d].region, outcomes[d]);
 }
 
 void refusals(std::vector<Rank*>& ranks) {
@@ -276,8 +277,8 @@ void cast(const Shape& shape, u32 how, u32 dtype) {
     }
 }
 
-// All pairs of casts and types, or three of them. Rows of several pieces, the last of which ends within a group; rows that are shorter than a group, and
-// whose scales are not stored in bulk.
+// All pairs of casts and types, or three of them. Some rows have several pieces, and the last piece ends within a
+// group. Other rows are shorter than a group, and their scales are not stored in bulk.
 void casts(u32 ranks, bool all) {
   for (u32 how : {1u, 2u, 3u})
     for (u32 dtype : {1u, 2u, 3u})

@@ -64,7 +64,9 @@ struct Rows_ {
     memset(out, 0xa5, r.tokens * r.s.row_bytes);
   }
   ~Rows_() {
-    for (void* at : {(void*)y, (void*)bias[0], (void*)bias[1], (void*)out, (void*)weights, (void*)out_weights}) free(at);
+    for (void* at :
+         {(void*)y, (void*)bias[0], (void*)bias[1], (void*)out, (void*)weights, (void*)out_weights})
+      free(at);
   }
 };
 
@@ -85,7 +87,8 @@ void combine_one(Rank& r, const Dispatched& d, const Call& call, const Way& way,
   MergeArgs& m = f.merge;
   a.c = r.common(signature(3, 0)), a.r = r.r;
   if (way.silent) a.r.source_rows = no_rows;
-  a.x = kStagingAt, a.weights = kYAt, a.out = (u8*)rows.out, a.out_weights = call.returns_weights ? rows.out_weights : nullptr;
+  a.x = kStagingAt, a.weights = kYAt, a.out = (u8*)rows.out;
+  a.out_weights = call.returns_weights ? rows.out_weights : nullptr;
   a.bias0 = call.biases & 1 ? (u8*)rows.bias[0] : nullptr, a.bias1 = call.biases & 2 ? (u8*)rows.bias[1] : nullptr;
   a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes / call.pieces / 16 * 16;
   a.pieces = (u32)((a.row_bytes + a.piece_bytes - 1) / a.piece_bytes);
@@ -200,7 +203,8 @@ std::vector<Dispatched> dispatch_all(const Ranks& ranks, u32 layout) {
   }
   for (u32 i = 0; i < ranks.size(); i++) running.emplace_back([&, i] { dispatch_on(*ranks[i], of[i].args); });
   for (auto& t : running) t.join();
-  for (u32 i = 0; i < ranks.size(); i++) of[i].outcome = *ranks[i]->outcome, of[i].region = region_of(of[i].args, of[i].outcome);
+  for (u32 i = 0; i < ranks.size(); i++)
+    of[i].outcome = *ranks[i]->outcome, of[i].region = region_of(of[i].args, of[i].outcome);
   return of;
 }
 
@@ -212,7 +216,8 @@ void run(const Shape& shape, std::vector<u32> tokens, u32 turns) {
     for (Rank* r : ranks) bring(*r, tokens[(r->me + layout) % tokens.size()], random);
     auto of = dispatch_all(ranks, layout);
     for (u32 turn = 0; turn < turns; turn++) {
-      Call call{random() % 2 == 0, random() % 3 == 0, turn == 0 ? 0 : (u32)(random() % 4), 1 + turn % 2 * (shape.row_bytes >= 256)};
+      Call call{random() % 2 == 0, random() % 3 == 0, turn == 0 ? 0 : (u32)(random() % 4),
+                1 + turn % 2 * (shape.row_bytes >= 256)};
       std::vector<Way> ways(ranks.size());
       for (Way& way : ways) way.fuses = turn < 2 || random() % 3 != 0, way.lands = turn == 0 || random() % 3 != 0;
       if (turn % 2 == 0)
@@ -249,7 +254,8 @@ void silence(const Shape& shape) {
 int main(int count, char** arguments) {
   std::string what = count > 1 ? arguments[1] : "";
   if (what == "few" || what == "least") {
-    run({3, 12, 4, what == "few" ? 272u : 80u, 1, what == "few" ? 40u : 10u, 1 << 20}, {0, what == "few" ? 40u : 10u, 7}, what == "few" ? 4 : 1);
+    run({3, 12, 4, what == "few" ? 272u : 80u, 1, what == "few" ? 40u : 10u, 1 << 20}, {0, what == "few" ? 40u : 10u, 7},
+        what == "few" ? 4 : 1);
     puts("all is well");
     return 0;
   }

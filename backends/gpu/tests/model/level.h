@@ -17,7 +17,8 @@ constexpr u32 kBlocks = 2, kSlots = MODEL_SLOTS;
 // Commands of a ring. Few where waves run in lockstep: more lanes of one wave post than there are
 // slots.
 constexpr u32 kCapacity = model::kLockstep ? 8 : 32;
-constexpr u64 kStagedAt = 1 << 18, kControlBytes = kStagedAt + MODEL_STAGING, kArenaBytes = 8 << 20, kStagingAt = 4 << 20;
+constexpr u64 kStagedAt = 1 << 18, kControlBytes = kStagedAt + MODEL_STAGING;
+constexpr u64 kArenaBytes = 8 << 20, kStagingAt = 4 << 20;
 constexpr u64 kLandingAt = 6 << 20, kYAt = 5 << 20;
 constexpr u32 kQueues = std::max(1, TY_QUEUES);
 
@@ -34,7 +35,7 @@ struct Rank : Inputs {
   u8 *control = room<u8>(kControlBytes), *arena = room<u8>(kArenaBytes);
   // Signals are a word apart.
   u64 *totals = room<u64>(1024), *abort = room<u64>(1);
-  u64* everybody[2];  // windows, then totals, of all ranks
+  u64* of_all[2];  // windows, then totals, of all ranks
 #if defined(MODEL_FABRIC)
   Links links;
   Up::Params params() const { return links.params; }
@@ -54,14 +55,14 @@ struct Rank : Inputs {
 #elif TY_QUEUES
   static_assert(sizeof(Ring) == sizeof(Up::Ring), "device-put has rings of other fields");
   Up::Params params() const {
-    return {{everybody[0], everybody[1], s.ranks, me, 8, 0}, (const Up::Ring*)rings, kCapacity - 1, signals(), me, 0};
+    return {{of_all[0], of_all[1], s.ranks, me, 8, 0}, (const Up::Ring*)rings, kCapacity - 1, signals(), me, 0};
   }
 #elif TY_PUTS
   Up::Params params() const {
     return {rings[0].head, rings[0].commands, rings[0].done, totals, kCapacity - 1, me};
   }
 #else
-  Up::Params params() const { return {everybody[0], everybody[1], s.ranks, me, 8, 0}; }
+  Up::Params params() const { return {of_all[0], of_all[1], s.ranks, me, 8, 0}; }
 #endif
   // Signals of each queue.
   u32 signals() const { return 3 * kSlots * s.ranks; }
@@ -114,7 +115,8 @@ struct Rank : Inputs {
     return c;
   }
   void arrive(const Common& c, bool rows) {
-    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : kPhaseCombineRows, me, trace, state};
+    u32 phase = rows ? kPhaseRows : kPhaseCombineRows;
+    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, phase, me, trace, state};
     model::launch(1, kWarps * kWave, [=, this] { ty_arrive(a, params()); });
     same("an ended wait of rank " + std::to_string(me), report->ended, 0u);
   }
@@ -142,12 +144,12 @@ void check_counters(const std::vector<Rank*>& ranks) {
 // The memory of all ranks is shared by all.
 void share_memory(const std::vector<Rank*>& ranks) {
   for (Rank* r : ranks) {
-    r->everybody[0] = room<u64>(2 * ranks.size());
-    r->everybody[1] = room<u64>(ranks.size());
+    r->of_all[0] = room<u64>(2 * ranks.size());
+    r->of_all[1] = room<u64>(ranks.size());
     for (u32 i = 0; i < ranks.size(); i++) {
-      r->everybody[0][i] = (u64)ranks[i]->control;
-      r->everybody[0][ranks.size() + i] = (u64)ranks[i]->arena;
-      r->everybody[1][i] = (u64)ranks[i]->totals;
+      r->of_all[0][i] = (u64)ranks[i]->control;
+      r->of_all[0][ranks.size() + i] = (u64)ranks[i]->arena;
+      r->of_all[1][i] = (u64)ranks[i]->totals;
     }
   }
 }
@@ -286,7 +288,8 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.scale_stride[0] = r.s.scale_words, a.scale_stride[1] = 1;
   a.region = 0, a.capacity = kStagingAt, a.row_bytes = r.s.row_bytes;
   a.scale_words = r.s.scale_words, a.replay = replay, a.layout = layout, a.alignment = 4;
-  a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4, a.movers = layout == kFlat ? kWarps - kMetadataWarps / 2 : kWarps / 2 - 1;
+  a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4;
+  a.movers = layout == kFlat ? kWarps - kMetadataWarps / 2 : kWarps / 2 - 1;
   a.stage_bytes = (u32)align_128(r.s.row_bytes), a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
   share_out(a);
   a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
@@ -324,7 +327,8 @@ Region region_of(const DispatchArgs& a, const Outcome& outcome) {
 
 // One rank of a dispatch, until its rows have arrived. Where blocks push, or cast, there are more than count.
 void dispatch_on(Rank& r, const DispatchArgs& a) {
-  model::launch(kBlocks + (a.pushers > 0 || (a.cast != 0 && !TY_PUTS)), kWarps * kWave, [=, &r] { ty_dispatch(a, r.params()); });
+  u32 blocks = kBlocks + (a.pushers > 0 || (a.cast != 0 && !TY_PUTS));
+  model::launch(blocks, kWarps * kWave, [=, &r] { ty_dispatch(a, r.params()); });
   same("an ended wait", r.report->ended, 0u);
   if (!a.c.no_host_sync) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
   if (!a.c.no_host_sync && r.outcome->code != kGo) return;

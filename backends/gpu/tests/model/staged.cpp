@@ -308,7 +308,8 @@ void combine_all(const Ranks& ranks, std::mt19937& random, const std::vector<Sta
         same("returned weight", mine.weights[t * s.topk + k], weight);
       }
     }
-    bool kept = std::all_of(mine.out.begin() + (long)r->tokens * s.row_bytes, mine.out.end(), [](u8 b) { return b == 0xaa; });
+    bool kept = std::all_of(mine.out.begin() + (long)r->tokens * s.row_bytes, mine.out.end(),
+                            [](u8 b) { return b == 0xaa; });
     same("rows behind the last token are left", kept, true);
     check_clean(*r, "behind a combine");
   }
@@ -369,7 +370,8 @@ void two_at_once(const Ranks& ranks, std::mt19937& random) {
   });
   for (u32 d = 0; d < ranks.size(); d++)
     for (auto* args : {&first, &second})
-      check_received(inputs_of(ranks), d, (*args)[d].dispatch, ranks[d]->arena + (*args)[d].dispatch.region, outcomes[d]);
+      check_received(inputs_of(ranks), d, (*args)[d].dispatch, ranks[d]->arena + (*args)[d].dispatch.region,
+                     outcomes[d]);
 }
 
 // Rows are cast as they leave.

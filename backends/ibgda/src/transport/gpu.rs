@@ -19,8 +19,8 @@ pub(super) fn is_there() -> bool {
     Device::choose(&tokenyard_cuda::PLATFORM, Some(0)).is_ok()
 }
 
-const FIX: &str = "use a driver that makes dmabufs (open kernel modules, kernel 5.12, rdma-core 34 for windows and newer for \
-     queues), or load the kernel module nvidia_peermem";
+const FIX: &str = "use a driver that makes dmabufs (open kernel modules, kernel 5.12, rdma-core 34 for \
+                   windows and newer for queues), or load the kernel module nvidia_peermem";
 
 fn refused(
     what: &'static str,
@@ -37,7 +37,8 @@ fn refused(
 /// Registers memory of the GPU: by a dmabuf, else by its address through a kernel module.
 ///
 /// # Safety
-/// The memory lives until the result is dropped, and its users tolerate writes of the device where `access` allows them.
+/// The memory lives until the result is dropped, and its users tolerate writes of the device where `access`
+/// allows them.
 pub(super) unsafe fn register(pd: &Arc<Pd>, memory: &Vmm, access: i32) -> Result<Mr> {
     let (pointer, bytes) = (memory.address() as *mut u8, memory.bytes());
     let by_dmabuf = || {

@@ -41,8 +41,9 @@ impl Memory {
     }
 }
 
-/// Totals of 8 bytes, by queue and id, to which devices of peers add. They lie where windows lie: a receiver then sees a
-/// total behind its payload, because both took the same way (INV-1). Registered without relaxed ordering.
+/// Totals of 8 bytes, by queue and id, to which devices of peers add. They lie where windows lie: a receiver
+/// then sees a total behind its payload, because both took the same way (INV-1). Registered without relaxed
+/// ordering.
 #[derive(Debug)]
 pub(super) struct Signals {
     /// Field order is drop order: the access of peers ends before the totals.

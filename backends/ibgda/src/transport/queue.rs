@@ -201,8 +201,8 @@ impl Connections {
     #[cold]
     fn broken(&mut self, shared: &Shared, index: usize, fault: QueueFault) {
         let fault = QueueFault { peer: index as u32, queue: self.id, ..fault };
-        // Requests before the one that failed are done, in order. A flushed request says nothing about earlier ones: its
-        // completion has overwritten that of the first failure.
+        // Requests before the one that failed are done, in order. A flushed request says nothing about earlier
+        // ones: its completion has overwritten that of the first failure.
         if fault.syndrome != syndrome::FLUSHED
             && let Some(first) =
                 self.peers[index].pair.as_ref().map(|pair| pair.absolute(fault.index))
@@ -225,8 +225,8 @@ impl Connections {
         }
     }
 
-    /// Checks for asynchronous events of the device, and gives up stalled connections (INV-6). Completions must have been
-    /// taken before: a connection with unread completions is not stalled.
+    /// Checks for asynchronous events of the device, and gives up stalled connections (INV-6). Completions must
+    /// have been taken before: a connection with unread completions is not stalled.
     #[cold]
     fn watch(&mut self, shared: &Shared, now: Instant) {
         if now < self.next_watch {

@@ -195,7 +195,7 @@ impl Shared {
     /// invalid, as it comes from another process.
     pub(super) fn deliver(&self, rail: usize, place: Mailbox) -> Result<(), &'static str> {
         // SAFETY: the mailbox is inside the pages (`place` is of a rank of the team), and its
-        // writer waits for a credit before it writes again. Whatever bytes it holds are a record.
+        // writer waits for a credit before it writes again. Any bytes are a valid record.
         let record = unsafe { self.mailboxes.record(self.mailbox(rail, place)).read_volatile() };
         let window = usize::try_from(record.window).ok().and_then(|id| self.windows.get(id));
         let Some(window) = window.filter(|window| window.is_host()) else {

@@ -13,7 +13,7 @@ const RECORDED: usize = 200;
 
 pub(super) fn dropped(case: &Case, comm: &mut Communicator) -> Result<bool> {
     let me = comm.rank() as usize;
-    // Of equal sizes, so that results of one may land in the room of the other.
+    // Both have equal sizes, so that results of one may land in the room of the other.
     let tokens = oracle::Tokens::Exactly(vec![3; case.ranks]);
     let case = Case { tokens, ..case.clone() };
     let most = most_rows(comm, &case)?;

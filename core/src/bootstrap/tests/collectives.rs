@@ -31,7 +31,7 @@ fn every_collective_gives_every_rank_its_result() {
 }
 
 #[test]
-fn a_barrier_holds_everybody_until_the_last_one_comes() {
+fn a_barrier_holds_all_ranks_until_the_last_one_comes() {
     let arrived = AtomicU32::new(0);
     in_world(3, |world| {
         std::thread::sleep(Duration::from_millis(30 * u64::from(world.rank())));

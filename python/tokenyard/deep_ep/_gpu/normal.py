@@ -324,7 +324,8 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
             rows,
             weights,
             bias=biases or None,
-            # Else each weight is that of its expert's rank: the same where masked ones are 0, as dispatch gives them.
+            # Otherwise each weight is that of its expert's rank: the same where masked ones are 0, as dispatch
+            # gives them.
             sum_weights=weights is not None and opened.takes("sum_weights"),
             out=out,
             out_weights=out_weights,

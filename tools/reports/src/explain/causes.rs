@@ -259,7 +259,11 @@ fn waits(set: &Set, edges: &[Edge]) -> Option<Verdict> {
             Some(report) => {
                 let mut verdict = holds_up(set, report, &waiting);
                 verdict.evidence.extend(set.heard_again(end).map(|ms| {
-                    format!("before its report it sent no heartbeat for {}: its process, or its host, stood still", seconds(ms))
+                    let silence = seconds(ms);
+                    format!(
+                        "before its report it sent no heartbeat for {silence}: its process, or its host, \
+                         stood still"
+                    )
                 }));
                 if is_over(set, report) {
                     let text = "has ended on others: its thread was not scheduled, or is stuck";
