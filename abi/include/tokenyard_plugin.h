@@ -2236,8 +2236,8 @@ typedef struct TyTrace {
  * n - in_flight has been received.
  *
  * With several domains of several ranks an operation is two exchanges. The host calls, for a dispatch:
- * `dispatch_send` for the rail; `dispatch_send` for the owners, whose rows are those that come over the rail; `agree` on
- * the rail; and `dispatch_recv`. For a combine: `combine_send` for the owners, which makes a sum for each row that had
+ * `dispatch_send` for the rail; `dispatch_send` for the owners, whose rows are those that come over the rail;
+ * `agree` on the rail; and `dispatch_recv`. For a combine: `combine_send` for the owners, which makes a sum for each row that had
  * come over the rail in the dispatch; `agree` on the rail; `combine_send` for the rail, whose rows are those sums; and
  * `combine_recv`. Where losses are masked, `agree` on the owners' exchange follows each `agree` on the rail.
  *

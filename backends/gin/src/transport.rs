@@ -64,7 +64,7 @@ impl Transport for Gin {
     /// Whether the ranks have GIN is known only once they have a communicator: `commit` reports it.
     fn probe(config: &GinConfig) -> Result<Capabilities> {
         Installed::new(config)?;
-        // Whichever a rank drives: `open` says which.
+        // Any device will do here: `open` says which one a rank drives.
         Device::choose(&tokenyard_cuda::PLATFORM, Some(0))?;
         Ok(Capabilities {
             flags: abi::TY_CAP_DEVICE_API | abi::TY_CAP_BOUNDED_PUT | abi::TY_CAP_OWNS_MEMORY,

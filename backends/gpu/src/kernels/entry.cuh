@@ -34,8 +34,8 @@ struct LaunchState {
   __device__ void publish() const { publish(false, (u32)(made >> 32)); }
 
  private:
-  // Takes over the outcome of the former exchange. Where that has failed in another way than by a refusal, ranks are out
-  // of step: this operation is not entered.
+  // Takes over the outcome of the former exchange. Where that has failed in another way than by a refusal, ranks are
+  // out of step: this operation is not entered.
   __device__ TY_COLD void follow(const Common& c) {
     u32 code = c.former->code;
     if (load_relaxed(c.former_stopped) != 0 || (code != kGo && code != kRefused))

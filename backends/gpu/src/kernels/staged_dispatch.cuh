@@ -140,8 +140,8 @@ struct PackedOutput {
 // Writes the counts into this rank's region, and the facts for its handle; then reports to the host. One
 // block.
 template <class Up>
-__device__ void note_coming(const StagedDispatchArgs& args, const Up& up, const ComingTables& t, const PackedOutput& out,
-                            const Decision& d, Guard& guard) {
+__device__ void note_coming(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
+                            const PackedOutput& out, const Decision& d, Guard& guard) {
   const DispatchArgs& a = args.dispatch;
   u32 ranks = t.ranks, tokens = t.first[ranks];
   u64* totals = out.array<u64>(out.at.totals);

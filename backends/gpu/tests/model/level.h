@@ -430,7 +430,7 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
   if (a.layout == kPacked) check_ranges(ranks, d, (u64*)(base + region.ranges));
 }
 
-// What an exchange is queued behind, of either level.
+// The exchange that another one is queued behind, of either level.
 struct Former {
   const void *cell = nullptr, *outcome = nullptr;
   const u64* stopped = nullptr;
