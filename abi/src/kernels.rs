@@ -24,13 +24,14 @@ pub const TY_KERNELS_MINOR: u32 = 10;
 ///
 /// With several domains of several ranks an operation is two exchanges. The host calls, for a dispatch:
 /// `dispatch_send` for the rail; `dispatch_send` for the owners, whose rows are those that come over the rail;
-/// `agree` on the rail; and `dispatch_recv`. For a combine: `combine_send` for the owners, which makes a sum for each row that had
-/// come over the rail in the dispatch; `agree` on the rail; `combine_send` for the rail, whose rows are those sums; and
-/// `combine_recv`. Where losses are masked, `agree` on the owners' exchange follows each `agree` on the rail.
+/// `agree` on the rail; and `dispatch_recv`. For a combine: `combine_send` for the owners, which makes a sum for
+/// each row that had come over the rail in the dispatch; `agree` on the rail; `combine_send` for the rail, whose
+/// rows are those sums; and `combine_recv`. Where losses are masked, `agree` on the owners' exchange follows each
+/// `agree` on the rail.
 ///
-/// Each of these calls returns when its exchange has done that, or has queued it: then the next one reads T, rows and
-/// refusals where the device has left them, and the host waits in the last call that sends (and in `agree` behind a
-/// dispatch). A refusal that a call returns is passed to the next ones: the first that this rank knows of.
+/// Each of these calls returns when its exchange has done that, or has queued it: then the next one reads T, rows
+/// and refusals where the device has left them, and the host waits in the last call that sends (and in `agree`
+/// behind a dispatch). A refusal that a call returns is passed to the next ones: the first that this rank knows of.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyKernelsTable {

@@ -12,7 +12,8 @@ namespace ty {
 
 // Most ranks of which some may be masked.
 constexpr u32 kMostMasked = 128;
-// Facts that are settled about the sources of an operation: by their heads, by their reports, and whether rows are missing.
+// Facts that are settled about the sources of an operation: by their heads, by their reports, and whether rows are
+// missing.
 constexpr u32 kByHeads = 0, kByReports = 1, kGaps = 2, kSettled = 3;
 
 // The ranks that are left out of this operation, as far as this block knows.
