@@ -62,7 +62,8 @@ const SHOWN: &[Shown] = &[
     },
 ];
 
-const SOFTWARE_HCA: &str = "unmodified libibverbs and libmlx5, over a device in software that stands in for a ConnectX; part of the suite";
+const SOFTWARE_HCA: &str = "unmodified libibverbs and libmlx5, over a device in software that stands in for a \
+     ConnectX; part of the suite";
 
 const BAD_DAY: &str = "shared memory by puts, for a fabric that keeps no order";
 
