@@ -18,6 +18,20 @@ macro_rules! libfabric {
     };
 }
 
+/// A transport over the device of the software ConnectX (`tools/hca`).
+macro_rules! on_standin {
+    ($component:literal) => {
+        concat!(
+            "[transport.scale_up]\nuse = \"none\"\n\n",
+            "[transport.scale_out]\nuse = \"",
+            $component,
+            "\"\n\n[transport.scale_out.",
+            $component,
+            "]\ndevice = \"standin0\"\n"
+        )
+    };
+}
+
 /// A config of a built plugin.
 struct Template {
     file: &'static str,
@@ -28,9 +42,10 @@ struct Template {
 }
 
 const LIBFABRIC: &str = "debug/libtokenyard_plugin_libfabric.so";
+const VERBS: &str = "debug/libtokenyard_plugin_verbs.so";
 const FAULTY: &str = "debug/libtokenyard_plugin_faulty.so";
 
-const TEMPLATES: [Template; 8] = [
+const TEMPLATES: [Template; 10] = [
     Template {
         file: "cpu-plugin.toml",
         transport: "[transport.scale_up]\nuse = \"shm\"\n",
@@ -58,7 +73,13 @@ const TEMPLATES: [Template; 8] = [
     Template {
         file: "verbs.toml",
         transport: "[transport.scale_up]\nuse = \"none\"\n\n[transport.scale_out]\nuse = \"verbs\"\n",
-        library: "debug/libtokenyard_plugin_verbs.so",
+        library: VERBS,
+    },
+    Template { file: "verbs-hca.toml", transport: on_standin!("verbs"), library: VERBS },
+    Template {
+        file: "ibgda-hca.toml",
+        transport: on_standin!("ibgda"),
+        library: "debug/libtokenyard_plugin_ibgda.so",
     },
 ];
 

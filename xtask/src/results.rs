@@ -54,7 +54,16 @@ const SHOWN: &[Shown] = &[
         title: "`verbs`",
         on: "soft-RoCE in an emulated machine, which stands in for an RDMA NIC; part of the suite",
     },
+    Shown { file: "verbs-hca", title: "`verbs` on a software HCA", on: SOFTWARE_HCA },
+    Shown {
+        file: "ibgda-hca",
+        title: "`ibgda` on a software HCA, the host posts",
+        on: SOFTWARE_HCA,
+    },
 ];
+
+const SOFTWARE_HCA: &str = "unmodified libibverbs and libmlx5, over a device in software that stands in for a \
+     ConnectX; part of the suite";
 
 const BAD_DAY: &str = "shared memory by puts, for a fabric that keeps no order";
 

@@ -65,6 +65,8 @@ const FABRIC_HEADERS: Need =
     Need::PackageFile { path: "/usr/include/rdma/fabric.h", package: "libfabric-dev" };
 const VERBS_HEADERS: Need =
     Need::PackageFile { path: "/usr/include/infiniband/verbs.h", package: "libibverbs-dev" };
+const MLX5: Need =
+    Need::PackageFile { path: "/etc/libibverbs.d/mlx5.driver", package: "ibverbs-providers" };
 const FI_INFO: Need = Need::Package { program: "fi_info", package: "libfabric-bin" };
 const LOOM: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg tokenyard_loom")];
 /// The needs of `cargo xtask vm`.
@@ -346,6 +348,28 @@ pub(crate) const STEPS: &[Step] = &[
         ],
     },
     Step {
+        name: "hca",
+        about: "the suite over a software ConnectX, under unmodified libibverbs and libmlx5: verbs and ibgda",
+        after: &["conformance"],
+        needs: &[MLX5],
+        lane: Lane::Tests,
+        quick: Quick::No,
+        commands: &[
+            cmd("rm -rf {target}/hca"),
+            cmd("mkdir -p {target}/hca/verbs {target}/hca/ibgda"),
+            cmd("env LD_PRELOAD={target}/debug/libtokenyard_hca_preload.so \
+                 TOKENYARD_HCA_WORLD={target}/hca/verbs \
+                 {target}/debug/tokenyard conformance {target}/conformance/verbs-hca.toml \
+                 --filter l0/*,l1/routing/*,l1/worlds/*,l3/killed/dispatch_receive --slow 4 \
+                 --save {target}/conformance/results/verbs-hca.json"),
+            cmd("env LD_PRELOAD={target}/debug/libtokenyard_hca_preload.so \
+                 TOKENYARD_HCA_WORLD={target}/hca/ibgda \
+                 {target}/debug/tokenyard conformance {target}/conformance/ibgda-hca.toml \
+                 --filter l0/*,l1/routing/*,l1/worlds/*,l3/killed/dispatch_receive --slow 4 \
+                 --save {target}/conformance/results/ibgda-hca.json"),
+        ],
+    },
+    Step {
         name: "python",
         about: "the Python packages: built, installed where nothing else is, and tested on the CPU backend",
         // The step `build` builds its plugins.
@@ -426,7 +450,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "results",
         about: "docs/conformance.md agrees with the reports of the suite",
-        after: &["conformance", "libfabric", "vm"],
+        after: &["conformance", "libfabric", "hca", "vm"],
         needs: &[],
         lane: Lane::Tests,
         quick: Quick::No,

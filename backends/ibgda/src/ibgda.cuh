@@ -18,11 +18,13 @@
 //   A. `post_all`: payload stores of each thread of the group, before the barrier behind which one thread posts. A
 //      thread that posts for itself needs none: B comes behind its stores.
 //   B. `publish`: the requests' stores, and payload stores of the posting threads, before `ready`. Stores of other
-//      lanes come before it, because those lanes meet in front of it. It also orders the load of `ready` before the
-//      store of `ready`. So the thread that rings has seen the requests of all others that it rings for.
+//      lanes come before it, because those lanes meet in front of it. A thread that need not wait for its turn has
+//      read `ready` before it, so it has seen all earlier requests, too. Others have their fence behind them when their
+//      turn comes, and move `ready` by an exchange: whoever reads the new count has seen what the old count covers.
 //   C. `ring`: the record, and all that B covers, before the register.
 //   D. `ring`: the register, before the lock is free. So rings of a queue pair come in order, and no ring
 //      meets the record of a later one. Only threads of this GPU take the lock.
+//   F. `publish`: the requests of other threads, which this one has waited for, before the record.
 //   E. `advance`: the load of the completion, before the store of `done`. Others read `done` with acquire order:
 //      then slots and sources of requests that are done may be written again (INV-4, INV-5).
 
@@ -140,6 +142,15 @@ struct DeviceApi {
   struct To {
     ty::u32 peer, queue;
   };
+  // The fields of a queue that kernels only read. They are read once for a post, beside the first access to the others.
+  struct Fixed {
+    uint4* requests;
+    ty::u32* record;
+    ty::u64* doorbell;
+    ty::u32 number, mask;
+  };
+  __device__ static Fixed fixed(const Queue& q) { return {q.requests, q.record, q.doorbell, q.number, q.mask}; }
+
   // A request of one block, without the fields that depend on its place. No segments: no request.
   struct Request {
     ty::u32 opcode, segments;
@@ -198,6 +209,7 @@ struct DeviceApi {
     ty::u32 count = (first.segments != 0) + (second.segments != 0);
     if (count == 0) return true;
     Queue& q = at(to);
+    const Fixed f = fixed(q);
     ty::Lanes lanes = ty::lanes_with(&q), twos = ty::ballot_of(lanes, count == 2);
     ty::Lanes earlier = lanes & ty::lanes_before(ty::lane_id());
     ty::u32 before = ty::popc(earlier) + ty::popc(earlier & twos), total = ty::popc(lanes) + ty::popc(twos);
@@ -209,28 +221,24 @@ struct DeviceApi {
       // Both are under way at once.
       ready = ty::load_relaxed(&q.ready);
       number = ty::atomic_add(&q.reserved, (ty::u64)total);
-      ok = has_room(to, number + total, guard);
+      const ty::u64 end = number + total, depth = f.mask + 1ull;
+      ok = end <= depth || wait_done(to, end - depth, guard);
     }
     if (ty::from_lane(lanes, (ty::u32)ok, leader) == 0) return false;
     const ty::u64 begin = ty::from_lane(lanes, number, leader);
-    if (first.segments != 0) store(q, begin + before, first, before + 1 == total);
-    if (second.segments != 0) store(q, begin + before + count - 1, second, before + count == total);
+    if (first.segments != 0) store(f, begin + before, first, before + 1 == total);
+    if (second.segments != 0) store(f, begin + before + count - 1, second, before + count == total);
     ty::sync_lanes(lanes);
-    if (leads) ok = publish(to, {number, number + total, ready}, guard);
+    if (leads) ok = publish(to, f, {number, number + total, ready}, guard);
     return ty::from_lane(lanes, (ty::u32)ok, leader) != 0;
   }
 
-  __device__ bool has_room(To to, ty::u64 end, ty::Guard& guard) const {
-    ty::u64 depth = at(to).mask + 1ull;
-    return end <= depth || wait_done(to, end - depth, guard);
-  }
-
   // The last request asks for a completion, so that everything before it is known to be done.
-  __device__ void store(Queue& q, ty::u64 number, const Request& r, bool completes) const {
-    uint4* slot = q.requests + 4 * (number & q.mask);
+  __device__ void store(const Fixed& f, ty::u64 number, const Request& r, bool completes) const {
+    uint4* slot = f.requests + 4 * (number & f.mask);
     ty::u32 flags = completes ? kCompletes : 0;
     if (r.opcode == kFetchAdd && (p.flags & kFenceSignals)) flags |= kFence;
-    uint4 control = make_uint4(big(((ty::u32)number & 0xffff) << 8 | r.opcode), big(q.number << 8 | r.segments),
+    uint4 control = make_uint4(big(((ty::u32)number & 0xffff) << 8 | r.opcode), big(f.number << 8 | r.segments),
                                flags << 24, 0);
     ty::store_16_relaxed(slot, control);
     ty::store_16_relaxed(slot + 1, r.first);
@@ -244,56 +252,78 @@ struct DeviceApi {
   };
 
   // Publishes requests in order of numbers, and rings, unless another thread will.
-  __device__ TY_INLINED bool publish(To to, Posted posted, ty::Guard& guard) const {
+  __device__ TY_INLINED bool publish(To to, const Fixed& f, Posted posted, ty::Guard& guard) const {
     Queue& q = at(to);
-    if (posted.ready != posted.begin && !wait_turn(to, posted.begin, guard)) return false;
-    // A thread that has reserved later rings, too.
-    bool others = ty::load_relaxed(&q.reserved) != posted.end;
+    const bool waits = posted.ready != posted.begin;
+    // The lock is taken beside the fence, unless this thread has to wait for its turn: no thread that has it waits.
+    const ty::u64 rung = waits ? 1 : ty::atomic_or(&q.rung, 1ull);
     // B.
     ty::fence_system();
-    ty::store_relaxed(&q.ready, posted.end);
-    if (!others || posted.end - (ty::load_relaxed(&q.rung) >> 1) > kWaitForRing) ring(q, posted.end);
+    if (waits) {
+      if (!take_turn(to, posted, guard)) return false;
+    } else {
+      ty::store_relaxed(&q.ready, posted.end);
+    }
+    if ((rung & 1) == 0) {
+      ring_locked(q, f, rung, posted.end);
+      return true;
+    }
+    // A thread that has reserved later rings, too.
+    bool others = ty::load_relaxed(&q.reserved) != posted.end;
+    if (others && posted.end - (ty::load_relaxed(&q.rung) >> 1) <= kWaitForRing) return true;
+    // F.
+    if (waits) ty::fence_system();
+    ring(q, f, posted.end);
     return true;
   }
 
-  // Waits until all requests with lower numbers are published.
-  __device__ bool wait_turn(To to, ty::u64 number, ty::Guard& guard) const {
+  // Waits until all requests with lower numbers are published, and publishes these.
+  __device__ bool take_turn(To to, Posted posted, ty::Guard& guard) const {
     Queue& q = at(to);
-    ty::What what{kQueue, to.peer, to.queue, number};
+    ty::What what{kQueue, to.peer, to.queue, posted.begin};
     bool failed = false;
-    bool ok = guard.until(what, [&] { return ty::load_relaxed(&q.ready); }, [&](ty::u64 ready) {
-      return ready == number || (failed = ty::load_relaxed(&q.failed) != 0);
+    ty::u32 looks = 0;
+    bool ok = guard.until(what, [&] { return ty::atomic_cas(&q.ready, posted.begin, posted.end); }, [&](ty::u64 ready) {
+      if (ready == posted.begin) return true;
+      // Seldom, as the look takes as long as the exchange.
+      failed = ++looks % 64 == 0 && ty::load_relaxed(&q.failed) != 0;
+      return failed;
     });
     // The thread that saw the failure first has written its cause.
-    if (failed) guard.fail(what, number);
+    if (failed) guard.fail(what, posted.begin);
     return ok && !failed;
   }
 
   __device__ void ring_if_ready(Queue& q) const {
     ty::u64 ready = ty::load_acquire(&q.ready);
-    if (ready != ty::load_relaxed(&q.rung) >> 1) ring(q, ready);
+    if (ready != ty::load_relaxed(&q.rung) >> 1) ring(q, fixed(q), ready);
   }
 
   // Rings for the requests before `end`, which are published. A thread that has the lock only stores, so no thread
   // waits for the lock without end. One thread of a warp at a time.
-  __device__ void ring(Queue& q, ty::u64 end) const {
+  __device__ void ring(Queue& q, const Fixed& f, ty::u64 end) const {
     ty::u64 rung = ty::atomic_or(&q.rung, 1ull);
     while ((rung & 1) != 0) {
       while ((ty::load_relaxed(&q.rung) & 1) != 0) {
       }
       rung = ty::atomic_or(&q.rung, 1ull);
     }
+    ring_locked(q, f, rung, end);
+  }
+
+  // The same by a thread that has the lock, and frees it; `rung` is what it has found there.
+  __device__ void ring_locked(Queue& q, const Fixed& f, ty::u64 rung, ty::u64 end) const {
     // Another thread may have rung for these, too.
     const bool rings = (ty::i64)((rung >> 1) - end) < 0;
     if (rings && (p.flags & kHostRings)) {
       // The thread of the host reads the word with acquire order, and does the rest.
-      ty::store_release(q.doorbell, end);
+      ty::store_release(f.doorbell, end);
     } else if (rings) {
       ty::u32 index = (ty::u32)end & 0xffff;
-      ty::store_relaxed(q.record + 1, big(index));
+      ty::store_relaxed(f.record + 1, big(index));
       // C.
       ty::fence_system();
-      ty::store_mmio(q.doorbell, (ty::u64)big(q.number << 8) << 32 | big(index << 8));
+      ty::store_mmio(f.doorbell, (ty::u64)big(f.number << 8) << 32 | big(index << 8));
     }
     // D.
     ty::store_release_device(&q.rung, rings ? end << 1 : rung);

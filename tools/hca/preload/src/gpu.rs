@@ -42,6 +42,8 @@ pub(crate) fn prepare(address: u64, bytes: u64) -> bool {
             .retain(|area| area.address + area.bytes <= address || address + bytes <= area.address);
         return false;
     };
+    // A program registers the same addresses again and again.
+    areas.retain(|area| area.address < address || address + bytes < area.address + area.bytes);
     areas.push(Area { address, bytes, gpu });
     HAS_AREAS.store(true, Ordering::Release);
     true
