@@ -2217,7 +2217,7 @@ typedef struct TyTrace {
   /**
    * The records of all ranks had arrived.
    */
-  uint64_t heard;
+  uint64_t entered;
   /**
    * Rows had left; in a combine: the sums were computed.
    */

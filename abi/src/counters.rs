@@ -59,7 +59,7 @@ pub struct TyTrace {
     /// `begun`.
     pub counted: u64,
     /// The records of all ranks had arrived.
-    pub heard: u64,
+    pub entered: u64,
     /// Rows had left; in a combine: the sums were computed.
     pub moved: u64,
     /// The rows of all ranks had arrived; in a combine: all ranks had read this rank's rows.

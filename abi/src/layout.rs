@@ -103,7 +103,7 @@ const fn kernels_layout() -> u64 {
             graph_begin, graph_end, graph_launch, graph_destroy }
         TyRaised { signal, total }
         TyCounters { size, ranks, signals, queue_depth, peers, raised }
-        TyTrace { size, begun, counted, heard, moved, arrived }
+        TyTrace { size, begun, counted, entered, moved, arrived }
         TyKernelsExport { header, components, count }
     }
 }

@@ -134,7 +134,7 @@ pub struct ExchangeRow {
     pub required: Option<f64>,
 }
 
-/// The config with puts instead of stores, if its transport can do either.
+/// The config with puts instead of stores, if its transport can do either. Of ours only `shm` has a key for that.
 fn put_config(config: &Config) -> Option<Config> {
     let mut config = config.clone();
     let choice = config.scale_up.as_mut().filter(|choice| choice.name == "shm")?;

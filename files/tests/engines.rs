@@ -12,7 +12,7 @@ const MOST_FILES: usize = 3;
 
 /// The folders of the kernel sets, and their four things.
 const THINGS: &[(&str, [&str; 4])] = &[
-    ("backends/cpu/src/kernels", ["RoutingTable", "Places", "Order", "Launcher"]),
+    ("backends/cpu/src/kernels", ["RoutingTable", "Places", "SlotOrder", "Launcher"]),
     ("backends/gpu/src/kernels", ["RoutingTable", "Places", "StreamOrder", "Launcher"]),
 ];
 

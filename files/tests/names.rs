@@ -6,7 +6,7 @@ mod product;
 
 use std::collections::BTreeMap;
 
-/// Older words, each with the present word (docs/architecture.md).
+/// Older words, each with the present word.
 const GIVEN_UP: &[(&str, &str)] = &[
     ("yard", "communicator"),
     ("yards", "communicators"),

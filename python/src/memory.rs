@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tokenyard_core::config::Config as CoreConfig;
+use tokenyard_core::host::Registry;
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
@@ -65,8 +66,13 @@ fn sizes(config: &CoreConfig, shape: Shape, spread: Spread) -> Result<(WindowSiz
         return error(ErrorKind::InvalidInput, text);
     }
     // Rows that are stored where they belong are not staged.
-    let stores = config.scale_up.as_ref().is_some_and(|transport| transport.name == "shm");
-    let flags = if stores { abi::TY_CAP_LOAD_STORE } else { 0 };
+    let flags = match &config.scale_up {
+        Some(choice) => {
+            let registry = Registry::for_config(config)?;
+            registry.choose_transport(choice)?.probe(&choice.table)?.flags & abi::TY_CAP_LOAD_STORE
+        }
+        None => 0,
+    };
     let limits = Capabilities { largest_put: LARGEST_PUT, flags, ..NO_CAPABILITIES };
     let table: CpuConfig = kernels.table.parse("cpu")?;
     let sizes = WindowSizes::new(&shape, spread, [&limits; 2], &table)?;

@@ -72,7 +72,7 @@ struct PeerTable {
     params: Params,
 }
 
-/// `PeerTable::Params` of `nvlink.cuh`.
+/// `DeviceApi::Params` of `nvlink.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Params {

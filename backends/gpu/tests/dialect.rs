@@ -6,12 +6,13 @@
 
 use std::path::{Path, PathBuf};
 
-/// Sources of device code, including that of the transport for tests, except for the dialect's own.
+/// Sources of device code, including those of other transports, except for the dialect's own.
 fn sources() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
-    let of_tests = "../../tools/device_put/src";
-    for folder in ["device", "src/kernels", "src/probe", "src/transport", of_tests] {
+    let others = ["../../tools/device_put/src", "../gin/src/transport", "../ibgda/src"];
+    for folder in ["device", "src/kernels", "src/probe", "src/transport"].into_iter().chain(others)
+    {
         for entry in std::fs::read_dir(root.join(folder)).expect("a folder of the crate") {
             let path = entry.expect("an entry").path();
             let is_source = path.extension().is_some_and(|e| e == "cuh" || e == "cu");

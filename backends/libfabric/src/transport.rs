@@ -99,7 +99,7 @@ impl Preset for AnyProvider {
             queue_depth,
             get,
             flush,
-            hmem: false,
+            hmem: true,
             nics: Nics::default(),
         }
     }

@@ -340,8 +340,8 @@ impl GpuBench {
             all.push(Spent {
                 launch: us(before.arrived, trace.begun),
                 count: us(trace.begun, trace.counted),
-                exchange: us(trace.counted, trace.heard),
-                rows: us(trace.heard, trace.moved),
+                exchange: us(trace.counted, trace.entered),
+                rows: us(trace.entered, trace.moved),
                 drain: us(trace.moved, trace.arrived),
             });
         }

@@ -112,7 +112,7 @@ fn device_time(comm: &mut Communicator) -> Result<Option<DeviceTime>> {
     };
     let between = |from: u64, to: u64| to.checked_sub(from).map(Duration::from_nanos);
     let whole = between(trace.begun, trace.arrived).filter(|_| trace.begun > 0);
-    let waited = between(trace.counted, trace.heard).unwrap_or_default();
+    let waited = between(trace.counted, trace.entered).unwrap_or_default();
     Ok(whole.map(|whole| DeviceTime { whole, waited: waited.min(whole) }))
 }
 

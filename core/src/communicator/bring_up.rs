@@ -1,7 +1,7 @@
 //! Bring-up, in the order that fabrics require: resources that are fixed early come first.
 //!
 //! load → agree → discover → probe → needs → open → allocate → register → endpoint → exchange → connect
-//! → plan. A rank that fails at any step reports it to the others, so that no rank waits for it.
+//! → commit → plan. A rank that fails at any step reports it to the others, so that no rank waits for it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::components::{Components, OpenComponents};
 use super::levels::{LevelReport, Levels, OpenWith, windows_of};
 use super::places::{discover_all, domains, name_hosts, scattered};
 use super::progress::{Progress, Proxies};
-use super::reporter::{Counters, FlightRecorder, Live, Looking, Meeting, OpenDesk, RingCounts};
+use super::reporter::{Counters, FlightRecorder, Live, Looking, Meeting, OpenRecorder, RingCounts};
 use super::stuck::Stuck;
 use super::transports::Transports;
 use super::watchdog::{Bounds, Watchdog, WatchedLinks};
@@ -110,6 +110,18 @@ pub struct BringUpReport {
     pub window_bytes: Vec<u64>,
 }
 
+impl BringUpReport {
+    /// The transports of both levels, in words.
+    pub(super) fn transports(&self) -> String {
+        let names: Vec<_> = [&self.scale_up, &self.scale_out]
+            .into_iter()
+            .flatten()
+            .map(|level| level.transport.as_str())
+            .collect();
+        if names.is_empty() { "no transport".to_owned() } else { names.join(" and ") }
+    }
+}
+
 impl Communicator {
     /// Opens a communicator on all ranks of `world`. Collective. Where losses are masked, ranks that wait to
     /// come back do so here, and a rank that is lost meanwhile is left out.
@@ -149,7 +161,7 @@ fn bring_up(
 ) -> Result<Communicator> {
     check_mode(world, config)?;
     let shape = options.shape(world.ranks())?;
-    let recorder = OpenDesk(FlightRecorder::new(world, config, options.in_flight)?);
+    let recorder = OpenRecorder(FlightRecorder::new(world, config, options.in_flight)?);
     let registry = Registry::for_config(config)?;
     let kernels_component = registry.choose_kernels(&config.kernels)?;
     let number = agree(members, config, &options)?;

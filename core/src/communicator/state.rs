@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::abandoned::Abandoned;
 use super::bring_up::{BringUpReport, CommunicatorOptions};
 use super::components::Components;
-use super::reporter::{OpenDesk, Reporter};
+use super::reporter::{OpenRecorder, Reporter};
 use crate::bootstrap::World;
 use crate::config::Config;
 use crate::moe::{Shape, TopkScratch};
@@ -14,7 +14,7 @@ use crate::{Error, ErrorKind, Result};
 /// A communicator. See the [module](super) for its rules.
 pub struct Communicator {
     /// Reports on this communicator.
-    pub(super) recorder: OpenDesk,
+    pub(super) recorder: OpenRecorder,
     pub(super) components: Arc<Components>,
     pub(super) world: Arc<World>,
     /// The config for the next communicator, by [`renew`](Self::renew).

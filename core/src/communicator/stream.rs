@@ -259,8 +259,9 @@ impl Communicator {
     fn check_no_sync(&self, mode: &Mode<'_>) -> Result<()> {
         if mode.no_sync && !self.components.takes(abi::TY_NEEDS_NO_SYNC) {
             let text = format!(
-                "without_sync: found it; expected a call that waits: kernel set `{}` has no others here",
-                self.report.kernels
+                "without_sync: found it; expected a call that waits: kernel set `{}` has no others over {}",
+                self.report.kernels,
+                self.report.transports()
             );
             let fix = "leave it out; GPUs of one domain over a transport that loads and stores, such as nvlink, \
                        take such calls";

@@ -11,7 +11,7 @@ use super::control::{Header, Signal, Verdict};
 use super::engine::Engine;
 use super::entry::{Enter, Entry, Heard, NO_ENTRY, Terms};
 use super::losses::Losses;
-use super::order::{Order, Wait};
+use super::order::{SlotOrder, Wait};
 use super::record::{Record, bad_record, checked, verdict_of};
 use super::routing::RoutingTable;
 use super::sending::send_record;
@@ -127,7 +127,7 @@ pub(super) fn poll_entries(
 /// A source that its forwarder reports as lost. The rest of the record is about the forwarder
 /// itself, and counts.
 #[cold]
-fn note_gone(routing: &mut RoutingTable, order: &Order, source: u32, header: &Header) {
+fn note_gone(routing: &mut RoutingTable, order: &SlotOrder, source: u32, header: &Header) {
     order.losses().note_gone(source, header.operation());
     routing.forget_entry(source);
     let [.., rows, base_x, base_weights, _, _] = header.0;

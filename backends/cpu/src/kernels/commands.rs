@@ -9,7 +9,7 @@ use tokenyard_core::{Result, abi};
 use super::channel::Channel;
 use super::control::Signal;
 use super::moves::Move;
-use super::order::{Order, QUEUE, broken};
+use super::order::{QUEUE, SlotOrder, broken};
 
 /// A signal of a peer, how far it is raised, and for which operation.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub(super) struct Block {
     pub(super) dst: (u16, u64),
 }
 
-impl Order {
+impl SlotOrder {
     /// Posts one command of a slot; waits while the queue is full. One to a lost rank goes nowhere.
     pub(super) fn post(&self, slot: usize, command: &Command, operation: u64) -> Result<()> {
         let channel = &*self.channel;

@@ -17,7 +17,7 @@ use super::expert_major::{clear_padding, spread_copies};
 use super::handle::Arrangement;
 use super::mend::{lacks, mend};
 use super::operation::{DispatchOp, End, Exposed, Operation, Output};
-use super::order::Order;
+use super::order::SlotOrder;
 use super::output::{allocate_output, clear_ids, describe, keep_copies, write_counts};
 use super::packed::{packed_recv, packed_send};
 use super::record::{Body, NewRecord, bad_record, refusal_record};
@@ -255,7 +255,7 @@ fn post_replay_entry(
 }
 
 /// A replay has as many rows as its dispatch had.
-fn check_replay(routing: &mut RoutingTable, order: &Order, handle: usize) -> Result<()> {
+fn check_replay(routing: &mut RoutingTable, order: &SlotOrder, handle: usize) -> Result<()> {
     let state = &routing.handles[handle];
     let wrong = |source: u32, rows: u64, expected: u64| {
         let text = format!("{rows} rows in a replay of {expected}");

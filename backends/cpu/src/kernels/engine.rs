@@ -9,7 +9,7 @@ use tokenyard_core::{Result, abi};
 use super::exchange::Exchange;
 use super::launch::Launcher;
 use super::operation::Sums;
-use super::order::{Order, Traffic};
+use super::order::{SlotOrder, Traffic};
 use super::places::{Places, Windows};
 use super::routing::RoutingTable;
 use super::windows::WindowSizes;
@@ -21,7 +21,7 @@ pub(super) struct Engine {
     pub(super) exchange: Exchange,
     pub(super) routing: RoutingTable,
     pub(super) places: Places,
-    pub(super) order: Order,
+    pub(super) order: SlotOrder,
     pub(super) launcher: Launcher,
 }
 
@@ -69,7 +69,7 @@ impl Engines {
         let (traffic, pool) = (Rc::new(traffic), Arc::new(pool));
         let windows = Windows::new(windows, &sizes)?;
         let engine = |exchange: Exchange, number: usize| -> Result<Engine> {
-            let order = Order::new(exchange, &traffic, shape.in_flight, number);
+            let order = SlotOrder::new(exchange, &traffic, shape.in_flight, number);
             let slots = if number == 0 { sizes.owners() } else { sizes.rail() };
             Ok(Engine {
                 exchange,

@@ -5,7 +5,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::engine::Engine;
 use super::operation::{DispatchOp, Output};
-use super::order::Order;
+use super::order::SlotOrder;
 use super::places::Places;
 use super::routing::RoutingTable;
 
@@ -31,7 +31,12 @@ pub(super) fn mend(engine: &mut Engine, op: &DispatchOp, output: Output) -> Resu
 }
 
 /// Whether rows that a source owes will not come.
-pub(super) fn lacks(routing: &RoutingTable, order: &Order, op: &DispatchOp, source: u32) -> bool {
+pub(super) fn lacks(
+    routing: &RoutingTable,
+    order: &SlotOrder,
+    op: &DispatchOp,
+    source: u32,
+) -> bool {
     order.is_gone(source) && routing.handles[op.handle].recv.rows_from(source) > 0
 }
 

@@ -117,7 +117,7 @@ impl Traffic {
 
 /// The order of an exchange's operations and of what they post: slots, outstanding commands, progress and signals.
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct SlotOrder {
     pub(super) exchange: Exchange,
     /// The channel to the peers of this exchange.
     pub(super) channel: Rc<Channel>,
@@ -132,7 +132,7 @@ pub(super) struct Order {
     pub(super) exposed: Option<Exposed>,
 }
 
-impl Order {
+impl SlotOrder {
     /// The order of the exchange with this number among those of the traffic.
     pub(super) fn new(
         exchange: Exchange,

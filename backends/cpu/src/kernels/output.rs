@@ -6,7 +6,7 @@ use tokenyard_core::{Result, abi};
 
 use super::engine::Engine;
 use super::operation::{DispatchOp, Output};
-use super::order::Order;
+use super::order::SlotOrder;
 use super::places::Places;
 use super::routing::RoutingTable;
 
@@ -115,7 +115,7 @@ pub(super) fn keep_copies(
 }
 
 /// Marks the sources of which nothing counts any more.
-fn write_lost(places: &Places, order: &Order, output: &Output) {
+fn write_lost(places: &Places, order: &SlotOrder, output: &Output) {
     let lost = places.array(output, output.layout.lost);
     for source in 0..places.exchange.regions.ranks {
         let flag = u8::from(order.is_gone(source));

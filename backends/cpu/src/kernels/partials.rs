@@ -10,7 +10,7 @@ use super::launch::Launcher;
 use super::left_out::take_left_out;
 use super::moves::Carried;
 use super::operation::{CombineOp, Offsets};
-use super::order::{Order, Wait};
+use super::order::{SlotOrder, Wait};
 use super::places::Places;
 use super::record::bad_record;
 use super::routing::RoutingTable;
@@ -113,7 +113,7 @@ unsafe fn sum(routing: &RoutingTable, launcher: &Launcher, op: &CombineOp) -> Re
 
 /// Whether the partial rows of a peer are left out. Rows that the peer has put here belong to this
 /// rank. Rows in the peer's own memory do not count once the peer is lost.
-fn is_unread(places: &Places, order: &Order, peer: u32) -> bool {
+fn is_unread(places: &Places, order: &SlotOrder, peer: u32) -> bool {
     let rank = places.exchange.rank_of(peer);
     order.losses().is_given_up(rank) || places.stores() && order.losses().is_lost(rank)
 }

@@ -9,7 +9,7 @@ use super::commands::Raise;
 use super::engine::Engine;
 use super::launch::{CHUNK, Launcher, Shared, pool_failed};
 use super::moves::{Carried, Move, Spot};
-use super::order::Order;
+use super::order::SlotOrder;
 use super::record::bad_record;
 use super::routing::RoutingTable;
 use super::windows::ARENA;
@@ -86,7 +86,7 @@ pub(super) fn spot_in_region(engine: &Engine, m: &Move, peer: u32) -> Result<Spo
 /// peer's memory can be stored to, a signal carries all earlier stores of this process (release).
 pub(super) fn report_stored(
     routing: &RoutingTable,
-    order: &Order,
+    order: &SlotOrder,
     m: &Move,
     peer: u32,
 ) -> Result<()> {

@@ -8,7 +8,7 @@ use super::commands::Raise;
 use super::control::Signal;
 use super::counters::LevelPeer;
 use super::operation::{End, Exposed};
-use super::order::{Order, QUEUE, Wait};
+use super::order::{QUEUE, SlotOrder, Wait};
 use super::places::Places;
 
 /// Whether an operation ended for the rank behind a place as it did here. Its `Done` has risen: one
@@ -38,7 +38,7 @@ pub(super) fn was_refused(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full | ErrorKind::InvalidInput)
 }
 
-impl Order {
+impl SlotOrder {
     /// Makes a slot usable for a new operation: the commands that it posted are done (INV-5), and
     /// all peers have left its last operation, so its records and landing places may be written
     /// again. A peer that has not left it has not arrived yet, and may be as late as for an entry.
@@ -87,7 +87,7 @@ impl Order {
 /// Leaves the slot of an operation that ended on all ranks alike: refused, or without room.
 pub(super) fn leave_if_refused<T>(
     places: &Places,
-    order: &mut Order,
+    order: &mut SlotOrder,
     slot: usize,
     operation: u64,
     result: Result<T>,
@@ -108,7 +108,7 @@ pub(super) fn leave_if_refused<T>(
 /// in the same call as this rank, or waits for this rank in that call.
 fn take_back(
     places: &Places,
-    order: &mut Order,
+    order: &mut SlotOrder,
     slot: usize,
     operation: u64,
     exposed: Exposed,

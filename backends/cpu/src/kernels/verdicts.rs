@@ -15,7 +15,7 @@ use super::control::{Header, Signal, Verdict};
 use super::counters::LevelPeer;
 use super::engine::Engine;
 use super::entry::{Enter, Heard};
-use super::order::{Order, QUEUE, Wait};
+use super::order::{QUEUE, SlotOrder, Wait};
 use super::record::{Body, NewRecord, Record, bad_record, checked, refusal_record, verdict_of};
 use super::sending::send_record;
 
@@ -177,7 +177,7 @@ pub(super) fn agree_inside(engine: &Engine, call: &AgreeCall<'_>) -> Result<()> 
 /// in use. So a rank that first learns of the refusal here gets no text. Returns the first refusal, `known`
 /// included.
 fn share_verdict(
-    order: &Order,
+    order: &SlotOrder,
     slot: usize,
     operation: u64,
     signal: Signal,
@@ -211,7 +211,12 @@ fn share_verdict(
 }
 
 /// The refusal that the record of a grant or verdict is, if it is one.
-fn refusal_in(order: &Order, record: Record, writer: u32, operation: u64) -> Result<Option<Heard>> {
+fn refusal_in(
+    order: &SlotOrder,
+    record: Record,
+    writer: u32,
+    operation: u64,
+) -> Result<Option<Heard>> {
     let header = checked(record, writer, operation)?;
     match verdict_of(&header, writer)? {
         Verdict::Go => Ok(None),

@@ -95,7 +95,7 @@ struct DeviceApi {
 
   // The only code that posts to NCCL. NCCL's code is large, so it is compiled once and not inlined. A signal always
   // adds: an increment would not mix with additions.
-  __device__ __noinline__ void hand_over(const Command& command) const {
+  __device__ TY_COLD void hand_over(const Command& command) const {
     ncclGin all = gin();
     ncclTeam world = ncclTeamWorld(*p.comm);
     const int peer = (int)command.peer;
@@ -123,7 +123,7 @@ struct DeviceApi {
   }
 
   // Puts that are settled, as far as a short flush shows. The flush covers all puts that any block issued before it.
-  __device__ __noinline__ ty::u64 settle(ty::u32 peer) const {
+  __device__ TY_COLD ty::u64 settle(ty::u32 peer) const {
     ty::u64 issued = ty::load_acquire(p.issued + peer);
     ncclGin all = gin();
     ncclGinRequest_t request;

@@ -83,7 +83,7 @@ struct Outcome {
 struct Trace {
   u64 begun;      // the kernel
   u64 counted;    // this rank's routing, all of it; a combine: as begun
-  u64 heard;      // every rank's counts
+  u64 entered;    // every rank's counts
   u64 moved;      // the first block's rows have left, tiles are spread; a combine: its sums are made
   u64 arrived;    // the rows of all ranks; a combine: all have read
 };

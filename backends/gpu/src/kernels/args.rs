@@ -111,7 +111,7 @@ pub(crate) struct Outcome {
 pub(crate) struct Trace {
     pub(crate) begun: u64,
     pub(crate) counted: u64,
-    pub(crate) heard: u64,
+    pub(crate) entered: u64,
     pub(crate) moved: u64,
     pub(crate) arrived: u64,
 }

@@ -199,7 +199,7 @@ __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, con
     if (threadIdx.x == blockDim.x - kWave) {
       u64 now = now_ns();
       tell(a.c, up, d, &t.heard[d.rank * kHead], guard);
-      a.c.trace->heard = now;
+      a.c.trace->entered = now;
     }
   }
   return d.code == kGo;

@@ -387,7 +387,7 @@ __device__ void note(const DispatchArgs& a, const Up& up, const DispatchTables& 
   bool noted = d.code != kGo || note_counts(a, up, t, guard);
   if (lane_id() != 0) return;
   if (!noted) a.c.state->stopped = 1;
-  a.c.trace->heard = heard;
+  a.c.trace->entered = heard;
 }
 
 template <class Up>

@@ -71,7 +71,7 @@ impl Engine {
             operation,
             phase,
             counted_ns = since(trace.counted),
-            heard_ns = since(trace.heard),
+            entered_ns = since(trace.entered),
             moved_ns = since(trace.moved),
             arrived_ns = since(trace.arrived),
             "times of an operation, from the start of its kernel"
@@ -87,7 +87,7 @@ impl Engine {
             size: size_of::<abi::TyTrace>(),
             begun: t.begun,
             counted: t.counted,
-            heard: t.heard,
+            entered: t.entered,
             moved: t.moved,
             arrived: t.arrived,
         })

@@ -8,8 +8,8 @@
 //! and receive are separate calls, a second, small kernel waits. The host learns sizes through pinned
 //! memory while rows move.
 //!
-//! Over a transport without a device API, kernels stage outgoing data in these windows, which then
-//! lie in host memory, and put it through a proxy: see `puts.cuh` and `gpu_ring.rs`.
+//! Where rows are put, kernels stage outgoing data in these windows, and post it themselves or through a
+//! ring that a thread of the host reads: see `path.rs`, `puts.cuh` and `gpu_ring.rs`.
 //!
 //! See `args.cuh` for the arguments of the kernels, and `entry.cuh` for how ranks enter.
 

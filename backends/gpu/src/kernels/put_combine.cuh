@@ -116,7 +116,7 @@ __device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
   for (u32 s = threadIdx.x; s < a.c.ranks && d.code == kGo; s += blockDim.x)
     a.c.expect(a.c.done_totals(), s, signals_back(a, s));
   if (threadIdx.x == 0) {
-    a.c.trace->heard = now_ns();
+    a.c.trace->entered = now_ns();
     tell(a.c, up, d, &heard[d.rank * words], guard);
   }
   if (d.code != kGo) return;

@@ -34,7 +34,7 @@ struct Role {
 };
 
 // Where a lane stores a piece of a row, and its scales if it is cast; or null.
-struct Places {
+struct Destinations {
   u8 *row, *scales;
 };
 
@@ -73,7 +73,7 @@ __device__ inline u64 scales_target(const DispatchArgs& a, const Targets& to, u3
 
 // Where lane k stores a piece of a token's row. `packed`: of Routing::rows. All lanes of a warp.
 template <bool kTiles>
-__device__ inline Places target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
+__device__ inline Destinations target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
                                 u32 aimed, u32 packed) {
   u32 rank = 0;
   // Kernels that may take tiles move all other rows in the order of tokens.
@@ -81,7 +81,7 @@ __device__ inline Places target(const DispatchArgs& a, const Targets& to, u32 to
   i64 row = by_token ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
                          : first_expert_row(a, to.expert_base, token, (i32)aimed, &rank);
   if (kTiles && row >= 0 && !(rank == a.c.rank ? to.own : to.others)) row = -1;
-  Places places{nullptr, nullptr};
+  Destinations places{nullptr, nullptr};
   if (row >= 0)
     places.row = reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
   if (a.cast == 0) return places;
@@ -202,7 +202,7 @@ class Stages {
     const u32* note = notes_ + slot_ * words();
     u32 token = note[0], piece = note[1];
     bool selects = lane() < a_.c.topk, casts = a_.cast != 0;
-    Places there = target<kTiles>(a_, to, token, piece, selects ? note[2 + lane()] : kNoRow,
+    Destinations there = target<kTiles>(a_, to, token, piece, selects ? note[2 + lane()] : kNoRow,
                                   casts && selects ? note[2 + a_.c.topk + lane()] : kNoRow);
     wait_barrier(barriers_ + 8 * slot_, parity_ >> slot_ & 1);
     parity_ ^= 1u << slot_;
@@ -440,7 +440,7 @@ class Mover {
     bool selects = lane < a_.c.topk, casts = a_.cast != 0;
     u32 aimed = selects ? aims_of(a_, token)[lane] : kNoRow;
     u32 packed = casts ? packed_row(a_.c, a_.r, token) : kNoRow;
-    Places there = target<kTiles>(a_, to_, token, piece, aimed, packed);
+    Destinations there = target<kTiles>(a_, to_, token, piece, aimed, packed);
     u64 from = token * a_.row_bytes + (u64)piece * a_.piece_bytes;
     if (casts)
       cast_piece(there, from, piece);
@@ -453,7 +453,7 @@ class Mover {
     if (count) add_relaxed(count, 1);
   }
   // Copies and casts a piece, whose channels start at `from`.
-  __device__ TY_INLINED void cast_piece(const Places& to, u64 from, u32 piece) const {
+  __device__ TY_INLINED void cast_piece(const Destinations& to, u64 from, u32 piece) const {
     u32 lane = lane_id(), length = piece_length(a_, piece), groups = (length + kGroup - 1) / kGroup;
     Lanes rows = ballot(to.row != nullptr), scales = ballot(to.scales != nullptr);
     u64 row = reinterpret_cast<u64>(to.row), beside = reinterpret_cast<u64>(to.scales);

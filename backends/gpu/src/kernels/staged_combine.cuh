@@ -330,7 +330,7 @@ __device__ TY_INLINED void note_missing(const StagedCombineArgs& args, u32 token
 // Receives all heads. False if the operation does not continue: then it is ended here, if this block receives. The
 // whole block.
 template <class Up>
-__device__ TY_INLINED bool enter(const StagedCombineArgs& args, const Up& up, u64 seen, u32* heard, const Part& part,
+__device__ TY_INLINED bool poll_all_heads(const StagedCombineArgs& args, const Up& up, u64 seen, u32* heard, const Part& part,
                                  Guard& guard) {
   const Common& c = args.combine.c;
   Decision d{};
@@ -345,7 +345,7 @@ __device__ TY_INLINED bool enter(const StagedCombineArgs& args, const Up& up, u6
   if (part.tells() && threadIdx.x == 0) {
     u64 now = now_ns();
     tell(c, up, d, &heard[d.rank * kHead], guard);
-    c.trace->heard = now;
+    c.trace->entered = now;
   }
   return true;
 }
@@ -381,7 +381,7 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
     }
     Arriving<N, P> coming;
     coming.look(args, up, token, owner, owners, keeps);
-    if (!entered && !enter(args, up, seen, heard, part, guard)) return;
+    if (!entered && !poll_all_heads(args, up, seen, heard, part, guard)) return;
     entered = true;
     if (!has) break;
     receive_token<Type, Partial, N, P>(args, up, token, owner, owners, keeps, own, coming, guard);
@@ -403,7 +403,7 @@ __device__ TY_INLINED bool begin_sums(const StagedCombineArgs& args, const Up& u
     heads.post(c, up, {c.verdict, pieces}, nullptr, [&](u32 peer) { return staged[peer]; });
   if (!args.topk_weights) return true;
   send_weights(args, up, part);
-  return enter(args, up, look_at_heads(c, up), heard, part, guard);
+  return poll_all_heads(args, up, look_at_heads(c, up), heard, part, guard);
 }
 
 template <class Type, class Partial, u32 N, class Up>

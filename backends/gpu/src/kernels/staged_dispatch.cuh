@@ -176,7 +176,7 @@ __device__ void note_coming(const StagedDispatchArgs& args, const Up& up, const 
     a.c.outcome->rows = (u64)t.local * a.most_tokens();
   }
   tell(a.c, up, d, &t.heard[d.rank * kHead], guard);
-  a.c.trace->heard = heard;
+  a.c.trace->entered = heard;
 }
 
 // The expert and place of a lane's selection as records have it, here, and its weight.

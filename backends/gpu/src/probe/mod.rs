@@ -368,8 +368,10 @@ impl<C: Components> Probe<C> {
             "found {wrong} wrong words of 4 bytes after {:?} with {} multiprocessors; expected none",
             copies.method, copies.blocks
         );
-        Err(Error::new(ErrorKind::Transport, "check copies", message)
-            .with_fix("test the GPUs and their links (nvidia-smi nvlink -e, dcgmi diag)"))
+        Err(Error::new(ErrorKind::Transport, "check copies", message).with_fix(format!(
+            "test the GPUs and their links; see {}",
+            C::PLATFORM.names.see_access
+        )))
     }
 
     /// Microseconds of one barrier of all ranks: a word that each stores at all others. Collective.

@@ -372,7 +372,7 @@ pub(super) struct InCall(Arc<FlightRecorder>);
 
 impl InCall {
     /// After [`Track::send`] or [`Track::receive`].
-    pub(super) fn new(recorder: &OpenDesk) -> Self {
+    pub(super) fn new(recorder: &OpenRecorder) -> Self {
         Self(Arc::clone(&recorder.0))
     }
 }
@@ -384,9 +384,9 @@ impl Drop for InCall {
 }
 
 /// The flight recorder of an open communicator; nothing is reported once it is dropped.
-pub(super) struct OpenDesk(pub(super) Arc<FlightRecorder>);
+pub(super) struct OpenRecorder(pub(super) Arc<FlightRecorder>);
 
-impl Drop for OpenDesk {
+impl Drop for OpenRecorder {
     fn drop(&mut self) {
         self.0.is_retired.store(true, Ordering::Release);
     }
