@@ -61,7 +61,7 @@ impl Compiler for Nvrtc {
         let names = texts(&mut source.headers.iter().map(|(name, _)| name.as_str()))?;
         let contents = texts(&mut source.headers.iter().map(|(_, text)| text.as_str()))?;
         let options = texts(&mut source.options.iter().map(String::as_str))?;
-        let main = texts(&mut [source.main.1, source.main.0].into_iter())?;
+        let main = texts(&mut [source.main.text, source.main.name].into_iter())?;
         let pointers = |all: &[CString]| all.iter().map(|t| t.as_ptr()).collect::<Vec<_>>();
         let (names_at, contents_at) = (pointers(&names), pointers(&contents));
         let mut raw = std::ptr::null_mut();

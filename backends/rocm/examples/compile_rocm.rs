@@ -10,7 +10,9 @@
 use std::path::PathBuf;
 
 use tokenyard_core::Result;
-use tokenyard_gpu::compile::{Architecture, Compiled, Compiler as _, Role, Rows, Source, Target};
+use tokenyard_gpu::compile::{
+    Architecture, Compiled, Compiler as _, Role, Rows, Source, SourceFile, Target,
+};
 use tokenyard_gpu::warm::{Over, compile, compile_probe, compile_ring_probe};
 use tokenyard_rocm::Clang;
 
@@ -132,7 +134,7 @@ fn check_options(compiler: &Clang, architecture: Architecture) -> Result<()> {
         (name.to_owned(), text)
     };
     let source = Source {
-        main: ("product_and_sum.cu", PRODUCT_AND_SUM),
+        main: SourceFile { name: "product_and_sum.cu", text: PRODUCT_AND_SUM },
         headers: vec![header("arch.cuh"), header("arch_amd.cuh")],
         options: compiler.options(architecture),
         include_folders: Vec::new(),

@@ -43,7 +43,7 @@ impl Compiler for HipCompiler {
         let names = texts(source.headers.iter().map(|(name, _)| name.as_str()))?;
         let contents = texts(source.headers.iter().map(|(_, text)| text.as_str()))?;
         let options = texts(source.options.iter().map(String::as_str))?;
-        let main = texts([source.main.1, source.main.0].into_iter())?;
+        let main = texts([source.main.text, source.main.name].into_iter())?;
         let (names_at, contents_at) = (pointers(&names), pointers(&contents));
         let mut raw = std::ptr::null_mut();
         // SAFETY: every text ends with a zero and lives until the end of this function.

@@ -12,7 +12,7 @@ mod socket;
 mod wire;
 
 pub use links::Links;
-pub use offer::{Handed, Memory, Offer};
+pub use offer::{Handed, Memory, Offer, SignalMemory};
 pub use sealed::SealedMemory;
 pub use socket::{DESCRIPTOR_FIX, probe};
 pub use wire::{Endpoint, Extent, MAX_WINDOWS};

@@ -33,6 +33,15 @@ pub trait Memory {
     fn map(&self, memory: Vec<Handed>) -> Result<Self::Peer>;
 }
 
+/// The memory of this rank's signals, for its peers.
+#[derive(Debug)]
+pub struct SignalMemory {
+    /// Closed on drop.
+    pub fd: OwnedFd,
+    /// The signals' place in it.
+    pub extent: Extent,
+}
+
 /// This rank's identity and the descriptors that its peers get.
 #[derive(Debug)]
 pub struct Offer {
@@ -42,7 +51,7 @@ pub struct Offer {
     pub endpoint: Endpoint,
     signals: u32,
     windows: Vec<(BorrowedFd<'static>, Extent)>,
-    signal_memory: (OwnedFd, Extent),
+    signal_memory: SignalMemory,
 }
 
 impl Offer {
@@ -50,7 +59,7 @@ impl Offer {
     ///
     /// # Errors
     /// The system has no random bits.
-    pub fn new(team: &Team, signals: u32, memory: (OwnedFd, Extent)) -> Result<Self> {
+    pub fn new(team: &Team, signals: u32, memory: SignalMemory) -> Result<Self> {
         Ok(Self {
             team: team.clone(),
             endpoint: Endpoint::draw()?,
@@ -80,7 +89,7 @@ impl Offer {
             windows: self.windows.iter().map(|(_, extent)| *extent).collect(),
         });
         let windows = self.windows.iter().map(|(fd, _)| *fd);
-        (record.to_bytes(), windows.chain([self.signal_memory.0.as_fd()]).collect())
+        (record.to_bytes(), windows.chain([self.signal_memory.fd.as_fd()]).collect())
     }
 
     /// Checks a raw record: that it is an introduction, meant for this rank, from another rank of
@@ -129,7 +138,7 @@ impl Offer {
             let error = mismatch("descriptors", raw.fds.len(), it.windows.len() + 1);
             return Err(if raw.cut { error.with_fix(DESCRIPTOR_FIX) } else { error });
         }
-        let extents = it.windows.iter().copied().chain([self.signal_memory.1]);
+        let extents = it.windows.iter().copied().chain([self.signal_memory.extent]);
         Ok(raw.fds.into_iter().zip(extents).map(|(fd, extent)| Handed { fd, extent }).collect())
     }
 }

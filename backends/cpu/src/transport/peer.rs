@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use tokenyard_core::fd_exchange::{Extent, Handed, Memory};
+use tokenyard_core::fd_exchange::{Extent, Handed, Memory, SignalMemory};
 use tokenyard_core::transport::{TransportNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
@@ -31,7 +31,7 @@ pub(super) struct Local {
 
 impl Local {
     /// Makes the signals; their memory is behind the descriptor.
-    pub(super) fn new(needs: &TransportNeeds) -> Result<(Self, (OwnedFd, Extent))> {
+    pub(super) fn new(needs: &TransportNeeds) -> Result<(Self, SignalMemory)> {
         let bytes = Signals::bytes(needs.signals);
         let fd = memory::create("tokenyard-signals", bytes as u64)?;
         let mapping = Mapping::new(fd.as_fd(), 0, bytes)?;
@@ -43,7 +43,8 @@ impl Local {
             signal_count: needs.signals,
             _signal_mapping: mapping,
         };
-        Ok((local, (fd, Extent { offset: 0, bytes: bytes as u64 })))
+        let extent = Extent { offset: 0, bytes: bytes as u64 };
+        Ok((local, SignalMemory { fd, extent }))
     }
 
     /// Keeps a window, and returns what peers need of it.

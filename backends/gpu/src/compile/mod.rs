@@ -8,7 +8,7 @@ mod program;
 mod tool;
 
 pub use library::{mapped, mapped_identity};
-pub use program::{Architecture, Compiled, Role, Rows, Source, Target};
+pub use program::{Architecture, Compiled, Role, Rows, Source, SourceFile, Target};
 pub(crate) use program::{DeviceApiSource, Needed, ProbeSource, Program};
 pub use tool::{Ran, Tool, Written};
 

@@ -11,8 +11,9 @@ use crate::kernels::args;
 
 /// The name under which the kernels include the device API of the level inside a domain.
 const UP_DEVICE_API: &str = "up_device_api.cuh";
-/// The kernels of an exchange, and those that measure a link: name and text.
-const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
+/// The kernels of an exchange.
+const EXCHANGE: SourceFile =
+    SourceFile { name: "exchange.cu", text: include_str!("../kernels/exchange.cu") };
 const HEADERS: [(&str, &str); 29] = [
     ("arch.cuh", include_str!("../../device/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/arch_cuda.cuh")),
@@ -93,11 +94,20 @@ pub struct Target<'a> {
     pub rows: Rows,
 }
 
+/// A file of source code.
+#[derive(Clone, Copy, Debug)]
+pub struct SourceFile {
+    /// Its name.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
 /// The input of a compiler.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// The name and the text of the file that is compiled.
-    pub main: (&'static str, &'static str),
+    /// The file that is compiled.
+    pub main: SourceFile,
     /// Names and texts of the files that it may include.
     pub headers: Vec<(String, String)>,
     /// Options, in order.
@@ -187,11 +197,12 @@ impl Program {
         kernels: &ProbeSource,
     ) -> Self {
         let own = [format!("-DTY_PROBE_BYTES={}", kernels.args_bytes)];
-        Self::of((kernels.name, kernels.text), target, device_api, &own)
+        let main = SourceFile { name: kernels.name, text: kernels.text };
+        Self::of(main, target, device_api, &own)
     }
 
     fn of(
-        main: (&'static str, &'static str),
+        main: SourceFile,
         target: Target<'_>,
         device_api: DeviceApiSource<'_>,
         own: &[String],
@@ -221,7 +232,7 @@ impl Program {
         };
         add(&identity);
         add(&read);
-        add(self.source.main.1);
+        add(self.source.main.text);
         self.source.headers.iter().for_each(|(name, text)| {
             add(name);
             add(text);

@@ -138,11 +138,13 @@ impl Written {
         let folder = tempfile::Builder::new().prefix("tokenyard-").tempdir().map_err(system)?;
         let headers = source.headers.iter().map(|(name, text)| (name.as_str(), text.as_str()));
         let defines: String = source.options.iter().filter_map(|option| define(option)).collect();
-        for (name, text) in headers.chain([source.main, (DEFINES, &defines)]) {
+        for (name, text) in
+            headers.chain([(source.main.name, source.main.text), (DEFINES, &defines)])
+        {
             fs::write(folder.path().join(name), text).map_err(system)?;
         }
         let at = |name| folder.path().join(name);
-        Ok(Self { main: at(source.main.0), defines: at(DEFINES), folder })
+        Ok(Self { main: at(source.main.name), defines: at(DEFINES), folder })
     }
 
     /// The folder; it is removed with this value.

@@ -330,8 +330,8 @@ __device__ TY_INLINED void note_missing(const StagedCombineArgs& args, u32 token
 // Receives all heads. False if the operation does not continue: then it is ended here, if this block receives. The
 // whole block.
 template <class Up>
-__device__ TY_INLINED bool poll_all_heads(const StagedCombineArgs& args, const Up& up, u64 seen, u32* heard, const Part& part,
-                                 Guard& guard) {
+__device__ TY_INLINED bool poll_all_heads(const StagedCombineArgs& args, const Up& up, u64 seen, u32* heard,
+                                      const Part& part, Guard& guard) {
   const Common& c = args.combine.c;
   Decision d{};
   if (!poll_heads(c, args.staging, up, seen, heard, d, guard)) {

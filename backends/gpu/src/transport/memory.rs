@@ -1,9 +1,8 @@
 //! The memory that this rank shares with its peers, and the memory of each that it has mapped.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use tokenyard_core::fd_exchange::{Extent, Handed, Memory};
+use tokenyard_core::fd_exchange::{Extent, Handed, Memory, SignalMemory};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::SPACING;
@@ -30,7 +29,7 @@ pub(super) struct Local {
 
 impl Local {
     /// Makes the signals; their memory is behind the descriptor.
-    pub(super) fn new(context: &Arc<Context>, signals: u32) -> Result<(Self, (OwnedFd, Extent))> {
+    pub(super) fn new(context: &Arc<Context>, signals: u32) -> Result<(Self, SignalMemory)> {
         let signals = Vmm::new(context, SPACING * u64::from(signals))?;
         let fd = signals
             .fd()
@@ -38,7 +37,7 @@ impl Local {
             .map_err(|e| Error::system("share signals", "the descriptor cannot be copied", e))?;
         let extent = Extent { offset: 0, bytes: signals.bytes() };
         let local = Self { context: Arc::clone(context), windows: Vec::new(), signals };
-        Ok((local, (fd, extent)))
+        Ok((local, SignalMemory { fd, extent }))
     }
 
     pub(super) fn signals(&self) -> u64 {

@@ -5,7 +5,7 @@ use std::thread;
 use crate::transport::Team;
 use rustix::fs::MemfdFlags;
 
-use super::super::offer::Handed;
+use super::super::offer::{Handed, SignalMemory};
 use super::super::wire::{Extent, secret};
 use super::*;
 
@@ -57,8 +57,8 @@ struct Rank {
 impl Rank {
     fn new(me: u32, ranks: u32) -> Self {
         let fd = memory(BYTES);
-        let signals = Extent { offset: 0, bytes: SIGNALS.into() };
-        let signals = (memory(SIGNALS.into()), signals);
+        let extent = Extent { offset: 0, bytes: SIGNALS.into() };
+        let signals = SignalMemory { fd: memory(SIGNALS.into()), extent };
         let mut offer = Offer::new(&Team::world(me, ranks), SIGNALS, signals).unwrap();
         // SAFETY: the descriptor is dropped after the links.
         let window = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };

@@ -32,7 +32,7 @@ impl OpenKernels {
         ] {
             let windows = (0..needs.windows.min(abi::TY_MAX_WINDOWS as u32))
                 .filter(|window| is_for_level(&needs, *window, level));
-            self.check_needs(name, limits, (windows.count() as u32, link))?;
+            self.check_needs(name, limits, windows.count() as u32, link)?;
         }
         let known = abi::TY_NEEDS_MASKING
             | abi::TY_NEEDS_STREAMS
@@ -116,9 +116,9 @@ impl OpenKernels {
         &self,
         level: &str,
         limits: &Capabilities,
-        needs: (u32, &LinkNeeds),
+        windows: u32,
+        link: &LinkNeeds,
     ) -> Result<()> {
-        let (windows, link) = needs;
         let windows = if link.queues == 0 { 0 } else { windows };
         for (what, wanted, limit) in [
             ("windows", windows.into(), limits.max_windows.min(abi::TY_MAX_WINDOWS as u32).into()),
