@@ -1,6 +1,6 @@
 //! The memory that this rank shares with its peers, and its mappings of each.
 
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd};
 
 use tokenyard_core::fd_exchange::{Extent, Handed, Memory, SignalMemory};
 use tokenyard_core::transport::{TransportNeeds, Window};
