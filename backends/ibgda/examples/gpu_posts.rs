@@ -14,7 +14,7 @@ use std::time::Instant;
 use calls::{Call, hex};
 use tokenyard_core::Result;
 use tokenyard_cuda::{Nvrtc, PLATFORM};
-use tokenyard_gpu::compile::{Compiler as _, Source};
+use tokenyard_gpu::compile::{Compiler as _, Source, SourceFile};
 use tokenyard_gpu::driver::{
     Buffer, Context, Device, Launch, Pinned, RawFunction, RawStream, copy,
 };
@@ -23,7 +23,7 @@ use tokenyard_ibgda::device_api::{DeviceQueue, MemoryKey, Params, SOURCE, flags}
 use tokenyard_sys_mlx5::doorbell::{Ring, record_word};
 use tokenyard_sys_mlx5::wqe::BLOCK;
 
-const KERNELS: (&str, &str) = ("gpu_posts.cu", include_str!("gpu_posts.cu"));
+const KERNELS: SourceFile = SourceFile { name: "gpu_posts.cu", text: include_str!("gpu_posts.cu") };
 const HEADERS: [(&str, &str); 4] = [
     ("arch.cuh", include_str!("../../gpu/device/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../gpu/device/arch_cuda.cuh")),

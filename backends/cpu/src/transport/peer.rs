@@ -123,7 +123,7 @@ mod tests {
     const BYTES: u64 = 4096;
 
     /// The error about a window behind `fd`.
-    fn met_with(fd: OwnedFd) -> Error {
+    fn met_with(fd: std::os::fd::OwnedFd) -> Error {
         let needs = TransportNeeds {
             windows: 1,
             queues: 1,
@@ -134,7 +134,7 @@ mod tests {
         };
         let (local, signals) = Local::new(&needs).unwrap();
         let window = Handed { fd, extent: Extent { offset: 0, bytes: BYTES } };
-        local.map(vec![window, Handed { fd: signals.0, extent: signals.1 }]).unwrap_err()
+        local.map(vec![window, Handed { fd: signals.fd, extent: signals.extent }]).unwrap_err()
     }
 
     #[test]
