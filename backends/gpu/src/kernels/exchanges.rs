@@ -37,7 +37,7 @@ pub(super) struct Rail {
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::large_enum_variant, reason = "one per slot, and an operation allocates nothing")]
 enum Held {
-    /// Those that a dispatch received.
+    /// The rows that a dispatch received.
     Received(abi::TyReceived),
     /// The sums of a combine inside, and their weights.
     Sums { region: u64, x: abi::TyTensor, weights: abi::TyTensor },
