@@ -56,8 +56,8 @@ fn pages() -> Vec<(String, Vec<Paragraph>)> {
 fn sources() -> Vec<(String, Vec<Paragraph>)> {
     let kinds = [
         (&["rs"][..], &["///", "//!", "//"][..]),
-        (&["c", "cu", "cuh", "h"], &["///", "//", "/**", "/*", "* "]),
-        (&["py", "pyi", "toml"], &["#"]),
+        (&["c", "cpp", "cu", "cuh", "h"], &["///", "//", "/**", "/*", "* "]),
+        (&["py", "pyi", "sh", "toml"], &["#"]),
     ];
     let mut found: Vec<(String, Vec<Paragraph>)> = Vec::new();
     for (kinds, marks) in kinds {
