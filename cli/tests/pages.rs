@@ -135,6 +135,24 @@ fn documented(section: &str) -> BTreeSet<String> {
     named(rows(section))
 }
 
+/// The version of a section's documents: the first number of the row of `schema_version`.
+fn stated_version(section: &str) -> u64 {
+    let row = rows(section).into_iter().find(|row| row.starts_with("| `schema_version`")).unwrap();
+    let meaning = row.split(" | ").nth(1).unwrap();
+    meaning.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_page_of_json_states_one_version_for_each_kind_of_document() {
+    let page = std::fs::read_to_string(repository("docs/json.md")).unwrap();
+    let kinds = [("bench", "`bench`"), ("conformance", "`conformance`")];
+    for (section, kind) in kinds {
+        let stated = format!("{} for those of {kind}", stated_version(section));
+        assert!(page.contains(&stated), "docs/json.md: expected {stated:?} above the tables");
+    }
+    assert!(page.contains(&format!("it is {} for the command's", stated_version("run"))));
+}
+
 /// The fields that the commands print, by section.
 fn printed() -> BTreeMap<&'static str, BTreeSet<String>> {
     let mut printed: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
@@ -144,7 +162,9 @@ fn printed() -> BTreeMap<&'static str, BTreeSet<String>> {
         let output = command.output().unwrap();
         let code = output.status.code().unwrap();
         assert!(codes.contains(&code), "{arguments}: {code}, {output:?}");
-        paths(&json(&output), "", printed.entry(*section).or_default());
+        let document = json(&output);
+        assert_eq!(stated_version(section), document["schema_version"], "docs/json.md, {section}");
+        paths(&document, "", printed.entry(*section).or_default());
     }
     printed
 }

@@ -143,13 +143,13 @@ class Site:
 
 
 def header_page() -> str:
-    """The C header as a page: an entry for each thing it defines, in the header's order."""
-    text = (ROOT / HEADER).read_text()
+    """The C header as a page: an entry for each thing it defines, in the header's order, and its exports."""
+    text, guard, exports = (ROOT / HEADER).read_text().partition("#endif  /* TOKENYARD_PLUGIN_H */")
     preamble = re.match(r"/\*(.*?)\*/", text, re.S)
-    out = [f"<h1>{posixpath.basename(HEADER)}</h1>"]
-    if preamble:
-        out.append(f"<pre>{html.escape(undecorated(preamble[1]))}</pre>")
-    count = 0
+    if not guard or not preamble:
+        sys.exit(f"{HEADER}: found no preamble, or no end of its guard: has its form changed?")
+    names: list[str] = []
+    out: list[str] = []
     definition = r"^/\*\*\n(.*?)\*/\n(typedef struct .*?^} \w+;|#define .*?$|[^\n]+;)"
     for found in re.finditer(definition, text, re.S | re.M):
         code = found[2]
@@ -158,15 +158,25 @@ def header_page() -> str:
         )
         name = name or re.search(r"(\w+)\s*;", code)
         if name:
-            count += 1
+            names.append(name[1])
             about = html.escape(undecorated(found[1]))
             out.append(f'<h3 id="{name[1]}"><code>{name[1]}</code></h3>')
             out.append(f"<p>{about}</p><pre><code>{html.escape(code)}</code></pre>")
-    if count < 50:
-        sys.exit(
-            f"{HEADER}: found {count} definitions, expected at least 50: has its form changed?"
-        )
-    return "\n".join(out)
+    defined = re.findall(r"^} (\w+);|^#define (TY_\w+)", text, re.M)
+    missing = {a or b for a, b in defined} - set(names)
+    if len(names) < 50 or missing:
+        sys.exit(f"{HEADER}: found {len(names)} definitions, without {sorted(missing)}")
+    index = ", ".join(f'<a href="#{name}"><code>{name}</code></a>' for name in names)
+    head = [
+        f"<h1>{posixpath.basename(HEADER)}</h1>",
+        f"<pre>{html.escape(undecorated(preamble[1]))}</pre>",
+        f'<p>{index}, <a href="#exports">exports</a></p>',
+    ]
+    tail = [
+        '<h3 id="exports">Exports</h3>',
+        f"<pre><code>{html.escape(exports.strip())}</code></pre>",
+    ]
+    return "\n".join([*head, *out, *tail])
 
 
 def undecorated(comment: str) -> str:

@@ -56,8 +56,8 @@ fn pages() -> Vec<(String, Vec<Paragraph>)> {
 fn sources() -> Vec<(String, Vec<Paragraph>)> {
     let kinds = [
         (&["rs"][..], &["///", "//!", "//"][..]),
-        (&["c", "cu", "cuh", "h"], &["///", "//", "/**", "/*", "* "]),
-        (&["py", "pyi", "toml"], &["#"]),
+        (&["c", "cpp", "cu", "cuh", "h"], &["///", "//", "/**", "/*", "* "]),
+        (&["py", "pyi", "sh", "toml"], &["#"]),
     ];
     let mut found: Vec<(String, Vec<Paragraph>)> = Vec::new();
     for (kinds, marks) in kinds {
@@ -112,6 +112,37 @@ fn a_comment_begins_with_its_subject() {
         found.extend(wrong.map(|Paragraph { line, text }| format!("{path}:{line}: {text}")));
     }
     assert!(found.is_empty(), "say first what these are about:\n{}", found.join("\n"));
+}
+
+/// Most words of a sentence: a longer one is not understood at first reading.
+const MOST_WORDS: usize = 40;
+
+/// The sentences of a text that are too long. Tables in comments, lists and formulas are none.
+fn long_sentences(text: &str) -> Vec<&str> {
+    let sentences = text.split_inclusive(['.', '!', '?', ':', ';']);
+    let is_prose = |sentence: &&str| !["|", "·", " = "].iter().any(|mark| sentence.contains(mark));
+    let is_long = |sentence: &&str| sentence.split_whitespace().count() > MOST_WORDS;
+    sentences.filter(is_prose).filter(is_long).map(str::trim).collect()
+}
+
+#[test]
+fn sentences_are_short() {
+    let mut found = Vec::new();
+    for (path, paragraphs) in pages().into_iter().chain(sources()) {
+        for Paragraph { line, text } in &paragraphs {
+            let wrong = long_sentences(text).into_iter();
+            found.extend(wrong.map(|sentence| format!("{path}:{line}: {sentence}")));
+        }
+    }
+    assert!(found.is_empty(), "split these ({MOST_WORDS} words):\n{}", found.join("\n"));
+}
+
+#[test]
+fn long_sentences_are_seen_in_prose_alone() {
+    let long = "word ".repeat(MOST_WORDS + 1) + "end.";
+    assert_eq!(long_sentences(&format!("Short. {long}")), [long.as_str()]);
+    assert!(long_sentences(&long.replacen("word", "|", 1)).is_empty());
+    assert!(long_sentences(&long.replacen(" word", ". word", 20)).is_empty());
 }
 
 #[test]

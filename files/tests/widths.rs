@@ -57,7 +57,7 @@ fn the_text_of_a_page_is_not_wide() {
 fn comments_are_not_wide() {
     let kinds = [
         (&["rs", "c", "cpp", "cu", "cuh", "h"][..], &["//", "/*", "* "][..]),
-        (&["py", "pyi", "toml"], &["#"]),
+        (&["py", "pyi", "sh", "toml"], &["#"]),
     ];
     let mut found = Vec::new();
     for (kinds, marks) in kinds {

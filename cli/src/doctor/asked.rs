@@ -39,9 +39,9 @@ enum Names {
     Many(Vec<String>),
     /// Names for each local rank.
     ByRank(BTreeMap<String, Vec<String>>),
-    /// The first so many that the component finds.
+    /// A number: the component takes as many of the NICs that it finds, from the first on.
     Count(u32),
-    /// The error with which its component will refuse it.
+    /// A value of another type. The component refuses it.
     Other(serde::de::IgnoredAny),
 }
 
@@ -137,7 +137,7 @@ fn add_nics(asks: &mut Asks, choice: &ComponentChoice) -> Option<String> {
     let keys: NicKeys = choice.table.parse(&choice.name).ok()?;
     asks.counted_rails |= matches!(keys.rails, Some(Names::Count(1..)));
     let named = [keys.device, keys.rails, keys.nics].into_iter().flatten().flat_map(Names::named);
-    // libfabric's domains are the NICs' names with what kind of endpoint they are for.
+    // The name of a libfabric domain is the NIC's name and the kind of its endpoint.
     asks.nics.extend(named.map(|name| name.trim_end_matches("-rdm").to_owned()));
     keys.provider
 }

@@ -56,7 +56,7 @@ pub(super) const LEGEND: &str = "\
 PIX below one switch, PXB below one root port, PHB below one host bridge,
 NODE on one NUMA node, SYS on another, ? not known";
 
-/// As other tools write it.
+/// The word that other tools, such as `nvidia-smi topo`, use for a distance.
 pub(super) fn word(distance: Distance) -> &'static str {
     match distance {
         Distance::SameSwitch => "PIX",

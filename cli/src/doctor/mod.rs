@@ -1,9 +1,9 @@
 //! `tokenyard doctor`: what is slow or broken on this node for a job, what it costs, and the fix.
 //!
-//! `tokenyard-machine` reads, `tokenyard-doctor` judges; here are the arguments, what only a running process
-//! can try (`tried`), what a config asks for (`asked`), what its launcher starts (`launched`), the text
-//! (`text`, `columns`), how far NICs are from GPUs (`distances`), how all devices are linked (`matrix`), and
-//! the comparison of all ranks (`worldwide`).
+//! `tokenyard-machine` reads, `tokenyard-doctor` judges. This module has the arguments. The others: `tried`
+//! has the facts that only a running process can find, `asked` the demands of a config, `launched` the ranks
+//! of the launcher. `text` and `columns` print; `distances` shows how far NICs are from GPUs, `matrix` how
+//! all devices are linked, `worldwide` compares all ranks.
 
 mod asked;
 mod columns;

@@ -106,13 +106,13 @@ fn explain(group: &[&Finding], people: People) {
     people.say("");
 }
 
-/// They are mended in one way.
+/// Whether one fix is for both findings.
 fn has_one_fix(a: &Finding, b: &Finding) -> bool {
     (a.id, a.verdict, a.needed) == (b.id, b.verdict, b.needed)
         && (&a.expected, &a.impact, &a.fix) == (&b.expected, &b.impact, &b.fix)
 }
 
-/// Findings that say the same of several things, in order of their rules.
+/// Groups of findings that differ only in the thing that they are about, in order of their rules.
 fn alike(findings: &[Finding]) -> Vec<Vec<&Finding>> {
     let all: Vec<&Finding> = findings.iter().collect();
     let mut groups = group_by(&all, |a, b| has_one_fix(a, b) && a.found == b.found);
@@ -161,7 +161,7 @@ fn subjects(group: &[&Finding]) -> String {
     runs.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
-/// The place of the number that is one more in the second name, where all else is the same.
+/// The index of the part in which `b` is one more than `a`, if all other parts are equal.
 fn step(a: &str, b: &str) -> Option<usize> {
     let (a, b) = (parts(a), parts(b));
     let differ: Vec<usize> = (0..a.len().max(b.len())).filter(|i| a.get(*i) != b.get(*i)).collect();
@@ -172,7 +172,7 @@ fn step(a: &str, b: &str) -> Option<usize> {
     (a.checked_add(1) == Some(b)).then_some(place)
 }
 
-/// Runs of digits, and of other characters.
+/// Splits a name into runs of digits and runs of other characters.
 fn parts(name: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut rest = name;
@@ -185,7 +185,7 @@ fn parts(name: &str) -> Vec<&str> {
     parts
 }
 
-/// Longer texts are above the table, or in the document.
+/// A text that fits the table. A longer text is shown whole above the table, or in the document.
 fn short(text: &str) -> String {
     if text.chars().count() <= WIDEST {
         return text.to_owned();
@@ -230,7 +230,7 @@ mod tests {
             "mlx5_7 to mlx5_9, GPU 0 to GPU 2"
         );
         assert_eq!(named(&["rdmap85s0", "rdmap86s0", "rdmap87s0"]), "rdmap85s0 to rdmap87s0");
-        // A number that counts in another place begins a range of its own.
+        // A range counts in one place of the name only.
         assert_eq!(named(&["a1b1", "a1b2", "a2b2"]), "a1b1, a1b2, a2b2");
         assert_eq!(named(&["x08", "x09", "x10"]), "x08, x09, x10");
         assert_eq!(named(&["one", "two"]), "one, two");

@@ -68,7 +68,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     }
 }
 
-/// A bond of ordinary network cards is not ours to judge.
+/// Whether a bond has an interface of an RDMA NIC. Rules judge no other bonds.
 fn carries_rdma(report: &DoctorReport<'_>, interface: &Interface, bond: &Bond) -> bool {
     let nics = rails(report);
     nics.iter()

@@ -62,7 +62,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>, components: &Components) {
     for component in &components.components {
         let (verdict, found) = match &component.why_not {
             None => (Verdict::Ok, "it works here"),
-            // Nothing is lost where no config chooses it.
+            // A component that no config chooses may fail its probe.
             Some(why) if component.chosen => (Verdict::Broken, why.as_str()),
             Some(why) => (Verdict::Ok, why.as_str()),
         };

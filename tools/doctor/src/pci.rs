@@ -114,8 +114,9 @@ fn generation(speed: u32) -> String {
     }
 }
 
-/// The impact of less than the card can do: nothing where its ports, of `ports` megabits a second together,
-/// have room, and no NIC of its model trained better.
+/// Judges a link that did not train to the card's best. It is slow if the card's ports together carry more (`ports`
+/// megabits a second), or if a NIC of the same model has a faster link. Else the impact is unknown; the text then
+/// compares link and ports.
 fn lost(
     report: &DoctorReport<'_>,
     nic: &Nic,
@@ -193,10 +194,10 @@ fn room(
         return;
     }
     let capacity = capacity(speed, width);
-    // A slot that did not train as it could is named once, by its own rule.
+    // Another rule reports a link that did not train to its best, so this rule leaves such links out.
     let trained = function.link.max_speed.get().is_none_or(|most| speed >= most)
         && function.link.max_width.get().is_none_or(|most| width >= most);
-    // 400 Gb/s on 504, 200 on 252: what is left for headers is enough. 100 on 126 too.
+    // Packet headers need a part of the link's rate. 400 Gb/s of ports fit on a link of 504, 200 on 252, 100 on 126.
     let verdict = if capacity < ports && trained { Verdict::Slow } else { Verdict::Ok };
     let finding = report.note(&ROOM, facility, name, verdict.on(rate(capacity / 1000 * 1000)));
     finding.expected(format!("{} of its ports", rate(ports)));
@@ -226,12 +227,12 @@ fn gpus(report: &mut DoctorReport<'_>) {
                 finding.fix("look again while the GPU works: some lower their link while idle");
             }
         }
-        // Peers that reach it are NICs.
+        // The size of the BAR matters only where a NIC reaches the GPU's memory.
         let bar = gpu.largest_bar.get().filter(|bar| *bar > 0 && has_nic);
         if let Some(bar) = bar {
             let verdict = match (bar < 1 << 30, report.job.asks(Facility::GpuMemory)) {
                 (true, true) => Verdict::Broken,
-                // Without a config it is not asked for.
+                // Without a config it is unknown whether a job needs GPU memory that NICs reach.
                 (true, false) => Verdict::Unknown,
                 (false, _) => Verdict::Ok,
             };
@@ -252,7 +253,7 @@ fn between(report: &DoctorReport<'_>) -> BTreeSet<PciAddress> {
     for nic in &nics {
         for gpu in &gpus {
             let shared = nic.iter().zip(gpu).take_while(|(a, b)| a == b).count();
-            // The root port alone in common is no switch: then packets cross the root anyway.
+            // If they share no bridge, packets cross the root complex anyway.
             if shared > 0 {
                 bridges.extend(nic.iter().skip(shared).chain(gpu.iter().skip(shared)));
             }
@@ -309,8 +310,7 @@ fn translation(report: &mut DoctorReport<'_>) {
     if rails(report).is_empty() {
         return;
     }
-    // Arm's IOMMUs translate by design, and peer-to-peer traffic crosses them as well as without
-    // translation.
+    // Arm's IOMMUs always translate, and peer-to-peer traffic passes them without loss.
     let smmu = report.machine.iommu.units.iter().any(|unit| unit.starts_with("smmu"));
     let (verdict, found) = match (units, translated.len()) {
         (0, _) => (Verdict::Ok, "off".to_owned()),

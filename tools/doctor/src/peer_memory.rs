@@ -24,17 +24,19 @@ static PEER: Rule = Rule {
            not open",
     fix: "modprobe nvidia_peermem, or install the open kernel modules (nvidia-open)",
     source: "NVIDIA, GPUDirect RDMA documentation (dmabuf, nvidia-peermem); NVIDIA GPU Operator, GPUDirect \
-             RDMA: https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-rdma.html",
+             RDMA: \
+             https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-rdma.html",
 };
 
 static AMD: Rule = Rule {
     id: "amd-peer-memory",
     title: "AMD GPU memory for NICs",
     expected: "dmabuf (Linux 5.12, CONFIG_PCI_P2PDMA and CONFIG_DMABUF_MOVE_NOTIFY) or ib_peer_mem",
-    why: "A NIC reads and writes memory of an AMD GPU by dmabuf, which needs Linux 5.12 and a kernel with \
-          peer-to-peer DMA and notices of moved buffers, or by the older interface ib_peer_mem of amdgpu-dkms and \
-          the NIC vendor's driver. The file /boot/config-RELEASE has the options of a kernel; containers often lack \
-          it. The transports verbs and efa register such memory; this never ran on an AMD GPU.",
+    why: "A NIC reads and writes memory of an AMD GPU in one of two ways. The first is dmabuf, which needs \
+          Linux 5.12 and a kernel with peer-to-peer DMA and notices of moved buffers. The second is the \
+          older interface ib_peer_mem of amdgpu-dkms and the NIC vendor's driver. The file \
+          /boot/config-RELEASE has the options of a kernel; containers often lack it. The transports verbs \
+          and efa register such memory; this never ran on an AMD GPU.",
     impact: "registration of GPU memory fails: every row takes the way through host memory",
     fix: "boot a kernel with CONFIG_PCI_P2PDMA=y and CONFIG_DMABUF_MOVE_NOTIFY=y, \
           or install amdgpu-dkms beside the NIC's driver and modprobe ib_peer_mem; in a container, mount \
@@ -49,7 +51,8 @@ static GDRCOPY: Rule = Rule {
     expected: "the module gdrdrv",
     why: "With GDRCopy the processor reads and writes small words of GPU memory directly. \
           GPU-initiated RDMA and EFA's device interface keep their flags there.",
-    impact: "small words cross by a copy of some microseconds, and components that insist on GDRCopy do not open",
+    impact: "small words cross by a copy of some microseconds, and components that insist on GDRCopy do \
+             not open",
     fix: "install GDRCopy's driver (package gdrdrv-dkms) and `modprobe gdrdrv`",
     source: "NVIDIA GDRCopy, README: https://github.com/NVIDIA/gdrcopy; NVSHMEM Installation Guide, \
              Software Requirements; aws-ofi-nccl 1.21 release notes (GDA mode: GDRCopy 2.5)",

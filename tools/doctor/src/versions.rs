@@ -118,7 +118,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     firmware(report);
 }
 
-/// The newest of the files of this name, as the loader may find any of them.
+/// The newest file of this name. The loader may find any of them.
 pub(crate) fn library<'a>(report: &DoctorReport<'a>, name: &str) -> Option<&'a Library> {
     let found = report.machine.libraries.found.iter().filter(|library| library.name == name);
     found.max_by_key(|library| library.version.as_deref().map(numbers))
@@ -144,7 +144,7 @@ fn nvidia(report: &mut DoctorReport<'_>) {
     let major = nvrtc.and_then(|library| library.version.as_deref()).map(numbers);
     let asked = report.job.asks(Facility::Cuda);
     let (verdict, found) = match (nvrtc, major.as_deref()) {
-        // It may lie where only the program's own environment looks.
+        // The library may be in a folder that only the job's environment names.
         (None, _) if asked => (Verdict::Unknown, "not in the usual folders".to_owned()),
         (None, _) => (Verdict::Ok, "not in the usual folders".to_owned()),
         (Some(_), Some([13, ..])) => (Verdict::Ok, shown(nvrtc)),
@@ -240,7 +240,7 @@ fn mlx5(report: &mut DoctorReport<'_>) {
 
 fn firmware(report: &mut DoctorReport<'_>) {
     let nics = hardware(report);
-    // By board as well: a card of another maker has versions of its own.
+    // NICs are compared per board too, because each maker of cards has firmware versions of its own.
     let kind = |nic: &Nic| model(report, nic);
     let mut judged = Vec::new();
     for nic in &nics {
@@ -251,7 +251,7 @@ fn firmware(report: &mut DoctorReport<'_>) {
             .filter_map(|other| other.firmware.known())
             .collect();
         let usual = majority(&others).unwrap_or(version);
-        // It is unknown whether they behave alike.
+        // It is unknown whether two versions behave alike.
         let verdict = if usual == version { Verdict::Ok } else { Verdict::Unknown };
         judged.push((nic, verdict, version.clone(), usual.clone()));
     }

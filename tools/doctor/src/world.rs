@@ -97,9 +97,9 @@ static CLOCK: Rule = Rule {
     why: "Waits use each node's own steady clock, so a skew makes nothing slow and breaks nothing: it is \
           shown as unknown, and the node named. Logs and reports of different nodes are put in order by \
           their times. Two nodes alone do not show whose clock is wrong.",
-    impact: "no job is slower; but logs of several nodes are read in the wrong order, and `tokenyard \
-             explain` may name the wrong rank as the first that failed (a skew of half a second is \
-             enough), or take reports of one moment for reports of two (from two seconds on)",
+    impact: "no job is slower, but logs of several nodes are read in the wrong order. From a skew of half \
+             a second on, `tokenyard explain` may name the wrong rank as the first that failed; from two \
+             seconds on, it may take reports of one moment for reports of two",
     fix: "on that node: `timedatectl` says whether its clock is synchronised, `chronyc tracking` by how \
           much it is off; systemctl enable --now chronyd (or systemd-timesyncd), then chronyc makestep",
     source: "measured: stamps of rank 0 between two collectives, with the bound that they give",

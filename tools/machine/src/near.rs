@@ -63,12 +63,12 @@ impl Machine {
         }
     }
 
-    /// The NICs that are meant for ranks, whether they can be used now or not: those of the boards
-    /// that sit next to GPUs, else of the board with the highest possible rate. Other boards serve
-    /// storage and tenants. So do NICs of these boards without a GPU next to them where others have
-    /// one each, NICs with another link layer than most, and virtual functions and BlueField cards
-    /// beside others, unless most GPUs have BlueField cards next to them. The state of a link does
-    /// not matter: a port that is down still belongs to its rank.
+    /// The NICs that are meant for ranks, whether they can be used now or not. These are the NICs
+    /// of the boards that sit next to GPUs, else of the board with the highest possible rate. Other
+    /// boards serve storage and tenants. So do NICs of these boards without a GPU next to them
+    /// where others have one each, and NICs with another link layer than most. Virtual functions
+    /// and BlueField cards beside other NICs do so too, unless most GPUs have BlueField cards next
+    /// to them. The state of a link does not matter: a port that is down still belongs to its rank.
     pub fn rail_nics(&self) -> Vec<&Nic> {
         let hardware: Vec<&Nic> = self.nics.iter().filter(|nic| nic.is_hardware()).collect();
         let mut own = hardware.clone();

@@ -34,7 +34,7 @@ pub(super) struct Block {
 }
 
 impl SlotOrder {
-    /// Posts one command of a slot; waits while the queue is full. One to a lost rank goes nowhere.
+    /// Posts one command of a slot; waits while the queue is full. A command to a lost rank is dropped.
     pub(super) fn post(&self, slot: usize, command: &Command, operation: u64) -> Result<()> {
         let channel = &*self.channel;
         let rank = channel.rank_of(command.peer);

@@ -4,14 +4,13 @@ use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
 use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::signature::Signature;
 
-/// The signals of one operation slot and place: raised by the place's peer, on its queue 0, for what concerns the
-/// place's source. Where losses are masked among domains, peers say by one more raise which refusals they
-/// know: see `verdicts`.
+/// The signals of one operation slot and place. The place's peer raises them on its queue 0, for the place's source.
+/// Where losses are masked among domains, peers report by one more raise which refusals they know: see `verdicts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
     /// A source entered the operation; its entry record is here.
     Entry = 0,
-    /// An owner granted places; its grant record is here. On a rail: the verdict of a domain is.
+    /// An owner granted places; its grant record is here. On a rail, a domain's verdict is here instead.
     Grant = 1,
     /// Counts rows, once per array of a row that has arrived.
     Rows = 2,

@@ -86,8 +86,7 @@ pub(super) fn unpack_lost(
 fn move_away(places: &Places, op: &DispatchOp, output: &Output) -> Result<Output> {
     let holder = Holder::Dispatch(op.operation);
     let region = places.arena().allocate(output.region.bytes, holder).map_err(|full| {
-        // The other ranks go on, so this is no answer that all ranks get. Only this rank cannot go
-        // on.
+        // The other ranks go on, so this is not a refusal, which all ranks would get. Only this rank fails.
         Error::new(
             ErrorKind::Unsupported,
             "receive dispatch",

@@ -130,8 +130,8 @@ def output_mode() -> str:
 def stays_in_arena(opened: Opened, call: CallStream, x: Any, worst_bytes: int) -> bool:
     """Whether the output of a call is given where it lies. Each rank decides by itself.
 
-    By `auto` it is, if the call is on the stream on which the caller goes on, if no gradient is recorded, which would
-    hold the output for long, and if the arena has room for two more of the largest.
+    `auto` gives it so under three conditions. The call is on the stream on which the caller goes on. No gradient is
+    recorded, which would hold the output for long. The arena has room for two more of the largest.
     """
     mode = output_mode()
     if mode != "auto":
