@@ -1,10 +1,10 @@
 // Low-latency operations that go on without ranks that do not come.
 //
 // A rank is left out once its mask is set: by the host, or by the first wait for it that ends in vain (see Guard).
-// Nothing is sent to it, and no wait is for it. Ranks need not agree about masks, but the blocks of one rank must
-// agree about the sources of an operation, because they share out the places for their rows: for each source the
-// first block to know settles whether it takes part. A source that takes part and stops midway leaves gaps, which
-// the last block fills with zeros.
+// Then no rows are sent to it, and no block waits for it. Ranks need not agree about masks. The blocks of one rank must
+// agree about the sources of an operation, because together they give places to the rows. So the first block that
+// knows about a source decides for all blocks whether the source takes part. If a source takes part and stops midway,
+// some of its places stay empty. The last block fills them with zeros.
 #pragma once
 #include "entry.cuh"
 
@@ -32,7 +32,7 @@ __device__ inline u64* settled_word(const Common& c, const Staging& s, u32 stage
   return s.masking.settled + ((u64)c.slot() * kSettled + stage) * c.ranks + rank;
 }
 
-// Reads the masks; they are there behind the next barrier. Once the kernel ahead has ended.
+// Reads the masks, once the kernel ahead has ended. The block may use them after its next barrier.
 __device__ TY_INLINED void learn_masks(const Common& c, const Staging& s) {
   if (!masks(s) || wave_id() != block_waves() - 1) return;
 #pragma unroll 1
@@ -67,7 +67,7 @@ __device__ TY_COLD void settle(const Common& c, const Staging& s, u32 stage) {
   sync_block();
 }
 
-// Words of every rank, a table of them, and what they show.
+// Words that every rank sends: the stage that they belong to, their number, and the table that they go to.
 struct Polled {
   u32 stage, words;
   u32* table;

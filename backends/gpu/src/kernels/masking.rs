@@ -32,7 +32,8 @@ pub(super) struct Masks {
 }
 
 impl Masks {
-    /// None where a lost rank ends the communicator. `after`: a wait for a rank that lives masks it then.
+    /// Makes the masks; none where a lost rank ends the communicator. A wait for a live rank masks the rank when it
+    /// has lasted `after`.
     ///
     /// # Errors
     /// `Unsupported` where the exchange, or a communicator without some ranks, has no masks.

@@ -55,7 +55,7 @@ struct StagedBy {
   u64 place(u32 slot, u32 token) const { return ((u64)slot * at.s.ranks + source) * at.s.max_tokens + token; }
 };
 
-// What of a source's token has come.
+// Returns true if a token of a source has arrived.
 using Came = std::function<bool(u32 source, u32 token)>;
 
 // Takes back what has not arrived of what the lost rank has sent for an operation in a slot.
@@ -235,8 +235,9 @@ void come_back(const Ranks& ranks, u32 lost) {
   ranks[lost]->state->turn = ranks[(lost + 1) % ranks.size()]->state->turn;
 }
 
-// What one block has settled about a source, all others hold to. `is_out`: that the source is left out, although
-// everything has come; else that it takes part, although its mask is set.
+// All blocks follow the decision that one block has made about a source. With `is_out` that block has decided
+// that the source is left out, although all its words have arrived. Otherwise it has decided that the source
+// takes part, although its mask is set.
 void settled(const Ranks& ranks, u32 stage, bool is_out) {
   std::mt19937 random(stage);
   for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
