@@ -40,8 +40,8 @@ const fn case(case: &'static str, mutant: &'static str, says: &'static str) -> P
     Proof::Case { case, mutant, says }
 }
 
-const ON_DEVICES: &str =
-    "L0 reads and writes host memory; L1 and L2 run on the device of the config";
+const ON_DEVICES: &str = "windows of L0 lie on a device only where host memory is refused: then all of its cases \
+                          are such tests; L1 and L2 run on the device of the config";
 
 /// All claims that `probe` can make.
 pub const CLAIMS: &[Claim] = &[

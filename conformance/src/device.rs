@@ -1,12 +1,77 @@
 //! Tensors of a test on a communicator's device. A test states all tensors in host memory. Where the
-//! communicator works on a device, this module copies them there, and copies outputs back.
+//! communicator works on a device, this module copies them there, and copies outputs back. Windows of the
+//! rig that lie on a device are copied in and out, too.
 
+use std::cell::RefCell;
 use std::sync::OnceLock;
 
 use anyhow::Result;
+use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Buffer, Communicator, Dispatch, Handle, Replay, TensorRef};
+use tokenyard_core::config::Config;
+use tokenyard_core::host::{OpenKernels, Registry};
+use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::DType;
+use tokenyard_core::transport::{MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind};
+
+/// The kernel set of a config, open for the least exchange of a world. It holds this rank's device until it
+/// is dropped.
+///
+/// # Errors
+/// Errors of the kernel set.
+pub(crate) fn open_kernels(config: &Config, world: &World) -> Result<OpenKernels> {
+    let shape = KernelShape {
+        size: size_of::<KernelShape>(),
+        rank: world.rank(),
+        ranks: world.ranks(),
+        domains: 1,
+        experts: world.ranks(),
+        topk: 1,
+        hidden: 1,
+        max_tokens: 1,
+        in_flight: 1,
+        handles: 1,
+        reserved: 0,
+    };
+    let kernels = Registry::for_config(config)?.choose_kernels(&config.kernels)?;
+    Ok(kernels.open(&config.kernels.table, &shape)?)
+}
+
+/// Memory of a kernel set's device, for windows.
+#[derive(Debug)]
+pub(crate) struct DeviceMemory(RefCell<OpenKernels>);
+
+impl DeviceMemory {
+    /// On the device that this rank's kernel set works on.
+    ///
+    /// # Errors
+    /// Errors of the kernel set.
+    pub(crate) fn open(config: &Config, world: &World) -> Result<Self> {
+        Ok(Self(RefCell::new(open_kernels(config, world)?)))
+    }
+
+    /// Allocates a window; it is freed with `self`.
+    ///
+    /// # Errors
+    /// Errors of the kernel set.
+    pub(crate) fn allocate(&self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
+        Ok(self.0.borrow_mut().allocate(id, bytes, needs)?)
+    }
+
+    /// Copies between host memory and a window, and waits for the end of the copy.
+    ///
+    /// # Safety
+    /// Both ranges are valid.
+    ///
+    /// # Panics
+    /// If the driver refuses the copy. The panic fails the test that runs.
+    pub(crate) unsafe fn copy(&self, to: *mut u8, from: *const u8, bytes: usize) {
+        // SAFETY: by this function's contract.
+        let copied = unsafe { self.0.borrow_mut().copy(to, from, bytes as u64) };
+        assert!(copied.is_ok(), "copy window memory: {copied:?}");
+    }
+}
 
 /// A copy of a tensor on the device.
 #[derive(Debug)]

@@ -19,8 +19,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
-use tokenyard_core::host::{OpenKernels, Registry};
-use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::host::Registry;
 use tokenyard_core::transport::Capabilities;
 
 use crate::pace::Pace;
@@ -109,31 +108,6 @@ impl Settings {
     pub fn most_ranks(&self) -> u32 {
         let teams = if self.config.scale_up.is_some() { self.domains() } else { 1 };
         self.capabilities.max_peers.saturating_mul(teams)
-    }
-
-    /// An open kernel set, which holds this rank's device until it is dropped. A framework does so with
-    /// tensors of its own. Without it, a GPU's driver makes its context anew for each test, which takes
-    /// longer than most tests.
-    ///
-    /// # Errors
-    /// Errors of the kernel set.
-    pub(super) fn hold_device(&self, world: &World) -> Result<OpenKernels> {
-        let shape = KernelShape {
-            size: size_of::<KernelShape>(),
-            rank: world.rank(),
-            ranks: world.ranks(),
-            domains: 1,
-            experts: world.ranks(),
-            topk: 1,
-            hidden: 1,
-            max_tokens: 1,
-            in_flight: 1,
-            handles: 1,
-            reserved: 0,
-        };
-        let registry = Registry::for_config(&self.config)?;
-        let kernels = registry.choose_kernels(&self.config.kernels)?;
-        Ok(kernels.open(&self.config.kernels.table, &shape)?)
     }
 
     /// Runs one test on a world of threads.

@@ -10,6 +10,7 @@ use tokenyard_core::config::Config;
 
 use super::Settings;
 use super::order::{Answer, JobSpec, TestEnd, Work};
+use crate::device;
 use crate::faults::{Fault, Word};
 use crate::pace::Pace;
 use crate::suite::{self, Outcome, Test};
@@ -35,7 +36,9 @@ pub fn rank_main(order: &Path) -> Result<()> {
 fn run_tests(config: &Path, pace: Pace, names: &[String]) -> Result<()> {
     let settings = Settings::at(pace, Config::load(config)?)?;
     let world = Arc::new(World::from_config(&settings.config().world)?);
-    let _device = settings.hold_device(&world)?;
+    // A framework holds the device with tensors of its own. Without that, a GPU's driver makes its context anew
+    // for each test, which takes longer than most tests.
+    let _device = device::open_kernels(settings.config(), &world)?;
     let tests = suite::tests(settings.capabilities(), settings.domains());
     for name in names {
         let test = find(&tests, name)?;

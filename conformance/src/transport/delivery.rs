@@ -1,6 +1,5 @@
 //! Payloads: they arrive whole, at the right place, before their signal.
 
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
@@ -231,7 +230,7 @@ const VALUES: [u64; 2] = [0x0123_4567_89ab_cdef, !0x0123_4567_89ab_cdef];
 const AT: usize = 4096;
 
 fn eight_byte_values_arrive_whole(rig: &mut Rig<'_>) -> Result<()> {
-    rig.windows[0].word(AT).store(VALUES[0], Ordering::Release);
+    rig.windows[0].store(AT, VALUES[0]);
     rig.barrier("the first value is set")?;
     let enough = rig.signal(0, 0, 1);
     if rig.me() == 0 {
@@ -266,7 +265,7 @@ fn read_values(rig: &mut Rig<'_>) -> Result<()> {
     let until = rig.until();
     let (mut looks, mut seen, mut changes, mut last) = (0, [0_u64; 2], 0, VALUES[0]);
     while looks < LOOKS || seen.iter().any(|n| *n < SEEN) || changes < SEEN {
-        let found = rig.windows[0].word(AT).load(Ordering::Acquire);
+        let found = rig.windows[0].load(AT);
         let index = VALUES.iter().position(|value| *value == found).with_context(|| {
             let [one, two] = VALUES;
             format!("look {looks}: found {found:#018x}; expected {one:#018x} or {two:#018x}")

@@ -1,13 +1,16 @@
 //! Window memory of the rig, and the bytes that travel.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::sync::atomic::AtomicU64;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{MemoryNeeds, NO_WINDOW, Window};
+
+use crate::device::DeviceMemory;
 
 /// The content of untouched window memory.
 pub(super) const UNTOUCHED: u8 = 0xa5;
@@ -20,17 +23,32 @@ pub(super) struct Area {
     bytes: usize,
     /// The mapping, if the rig made the memory; the transport frees its own.
     _mapping: Option<Mapping>,
+    /// The device that the memory lies on; none: the processor reads and writes it.
+    device: Option<Rc<DeviceMemory>>,
 }
 
 impl Area {
     /// Views a window that the transport allocated, which frees it.
-    pub(super) fn of_transport(window: &Window) -> Result<Self> {
+    pub(super) fn of_transport(window: &Window, device: Option<&Rc<DeviceMemory>>) -> Result<Self> {
+        let device = device.filter(|_| window.kind != abi::TY_MEMORY_HOST).cloned();
         ensure!(
-            window.kind == abi::TY_MEMORY_HOST,
-            "the transport allocated memory of kind {}; the rig reads host memory only",
+            window.kind == abi::TY_MEMORY_HOST || device.is_some(),
+            "the transport allocated memory of kind {}; the rig expected host memory",
             window.kind
         );
-        Ok(Self { base: window.pointer, bytes: window.bytes as usize, _mapping: None })
+        Ok(Self { base: window.pointer, bytes: window.bytes as usize, _mapping: None, device })
+    }
+
+    /// Makes memory on a device, and its description for `register`.
+    pub(super) fn on_device(
+        id: u32,
+        bytes: u64,
+        needs: &MemoryNeeds,
+        device: &Rc<DeviceMemory>,
+    ) -> Result<(Self, Window)> {
+        let window = device.allocate(id, bytes, needs)?;
+        let (base, bytes) = (window.pointer, window.bytes as usize);
+        Ok((Self { base, bytes, _mapping: None, device: Some(Rc::clone(device)) }, window))
     }
 
     /// Makes memory that satisfies `needs`, and its description for `register`.
@@ -51,7 +69,8 @@ impl Area {
             handle: abi::TY_HANDLE_MEMFD,
             ..NO_WINDOW
         };
-        Ok((Self { base: mapping.base, bytes: mapping.bytes, _mapping: Some(mapping) }, window))
+        let (base, bytes) = (mapping.base, mapping.bytes);
+        Ok((Self { base, bytes, _mapping: Some(mapping), device: None }, window))
     }
 
     /// Length in bytes.
@@ -67,6 +86,9 @@ impl Area {
 
     /// Makes every byte `value`.
     pub(super) fn fill(&self, value: u8) {
+        if self.device.is_some() {
+            return self.write(0, &vec![value; self.bytes]);
+        }
         // SAFETY: the whole window is mapped and writable while `self` lives (`new`, or the
         // transport's promise behind `of_transport`).
         unsafe { self.base.write_bytes(value, self.bytes) }
@@ -74,20 +96,52 @@ impl Area {
 
     /// Copies `data` to `offset`.
     pub(super) fn write(&self, offset: usize, data: &[u8]) {
-        // SAFETY: `at` checked the range, which is mapped while `self` lives; `data` is not in it.
-        unsafe {
-            std::ptr::copy_nonoverlapping(data.as_ptr(), self.at(offset, data.len()), data.len());
+        let to = self.at(offset, data.len());
+        match &self.device {
+            // SAFETY: `at` checked the range, which is valid while `self` lives; `data` is not in it.
+            Some(device) => unsafe { device.copy(to, data.as_ptr(), data.len()) },
+            // SAFETY: the same.
+            None => unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) },
         }
     }
 
     /// Copies `bytes` bytes at `offset`.
     pub(super) fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
-        // SAFETY: as in `write`.
-        unsafe { copy_from(self.at(offset, bytes), bytes) }
+        let from = self.at(offset, bytes);
+        match &self.device {
+            Some(device) => {
+                let mut copy = vec![0_u8; bytes];
+                // SAFETY: as in `write`.
+                unsafe { device.copy(copy.as_mut_ptr(), from, bytes) };
+                copy
+            }
+            // SAFETY: as in `write`.
+            None => unsafe { copy_from(from, bytes) },
+        }
     }
 
-    /// The 8-byte word at `offset`, a multiple of 8. Peers write it by value (INV-3).
-    pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
+    /// Loads the 8-byte word at `offset`, a multiple of 8. Peers write it by value (INV-3).
+    pub(super) fn load(&self, offset: usize) -> u64 {
+        match &self.device {
+            Some(_) => {
+                let mut word = [0; 8];
+                word.copy_from_slice(&self.read(offset, 8));
+                u64::from_ne_bytes(word)
+            }
+            None => self.word(offset).load(Ordering::Acquire),
+        }
+    }
+
+    /// Stores a word.
+    pub(super) fn store(&self, offset: usize, value: u64) {
+        match &self.device {
+            Some(_) => self.write(offset, &value.to_ne_bytes()),
+            None => self.word(offset).store(value, Ordering::Release),
+        }
+    }
+
+    /// The word at `offset` in host memory.
+    fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "{offset} is not the place of a word");
         // SAFETY: mapped while `self` lives, aligned, and only accessed as a whole word meanwhile.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }

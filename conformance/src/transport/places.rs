@@ -1,7 +1,5 @@
 //! Addressing: every (peer, window, offset) is its own place, and no put reaches another one.
 
-use std::sync::atomic::Ordering;
-
 use anyhow::Result;
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
@@ -102,7 +100,7 @@ fn puts_reach_the_right_place(rig: &mut Rig<'_>) -> Result<()> {
     }
     for writer in 0..ranks {
         let (at, value) = (value_cell(rig, writer), value(writer, me));
-        let found = |rig: &Rig<'_>| rig.windows[VALUES].word(at).load(Ordering::Acquire);
+        let found = |rig: &Rig<'_>| rig.windows[VALUES].load(at);
         rig.wait(
             |rig| found(rig) == value,
             |rig| format!("value of rank {writer}: found {:#x}; expected {value:#x}", found(rig)),

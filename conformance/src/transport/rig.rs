@@ -2,6 +2,7 @@
 //! without a kernel set.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use tokenyard_core::transport::{
 
 use super::memory::{Area, UNTOUCHED};
 use super::slots::{Slot, Slots, inside};
+use crate::device::DeviceMemory;
 use crate::suite::Rank;
 
 /// The most queues that a case opens if it asks for all: communicators use no more.
@@ -106,6 +108,11 @@ pub(super) fn choose(config: &Config) -> Result<(TransportRef, &ComponentChoice)
     }
     Err(last)
 }
+
+/// The rig cannot work here; no fault of the transport.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Lacking(pub(super) String);
 
 /// One queue, and the events that it gave and that no case has taken yet.
 #[derive(Debug)]
@@ -245,13 +252,17 @@ impl<'a> Rig<'a> {
             liveness: rank.world.liveness(),
         };
         let memory = rig.transport.memory_needs()?;
+        let device = rig.device(rank)?;
         let owns = rank.capabilities.flags & abi::TY_CAP_OWNS_MEMORY != 0;
         for (id, bytes) in (0..opened.windows).zip(needs.windows) {
             let (area, window) = if owns {
                 let window = rig.transport.alloc(id, *bytes)?;
-                (Area::of_transport(&window)?, window)
+                (Area::of_transport(&window, device.as_ref())?, window)
             } else {
-                Area::new(id, *bytes, &memory)?
+                match &device {
+                    Some(device) => Area::on_device(id, *bytes, &memory, device)?,
+                    None => Area::new(id, *bytes, &memory)?,
+                }
             };
             // SAFETY: the memory lives in `windows`, which is dropped after the transport, or belongs to
             // the transport.
@@ -259,6 +270,31 @@ impl<'a> Rig<'a> {
             rig.windows.push(area);
         }
         Ok(rig)
+    }
+
+    /// The device of the windows, where the transport takes no host memory.
+    ///
+    /// # Errors
+    /// [`Lacking`]: the config's kernel set has no such memory, or only kernels post. All ranks find the same.
+    fn device(&self, rank: &Rank<'a>) -> Result<Option<Rc<DeviceMemory>>> {
+        let kinds = rank.capabilities.memory_kinds;
+        if kinds & abi::TY_MEMORY_HOST != 0 {
+            return Ok(None);
+        }
+        let config = rank.config;
+        let kernels = Registry::for_config(config)?.choose_kernels(&config.kernels)?;
+        let works_on = kernels.probe(&config.kernels.table)?;
+        if works_on & kinds == 0 {
+            bail!(Lacking(format!(
+                "the transport takes memory kinds {kinds:#x}; kernel set `{}` works on {works_on:#x}",
+                kernels.name()
+            )));
+        }
+        // SAFETY: no commands.
+        if unsafe { self.transport.post(0, &[]) } == Err(abi::TY_UNSUPPORTED) {
+            bail!(Lacking("only kernels post on this transport".to_owned()));
+        }
+        Ok(Some(Rc::new(DeviceMemory::open(config, rank.world)?)))
     }
 
     /// Connects the whole team. Collective.
