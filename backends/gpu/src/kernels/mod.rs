@@ -45,6 +45,7 @@ mod received;
 mod region_order;
 mod routing;
 mod sizes;
+mod spread;
 mod staged;
 mod staging;
 mod step;
