@@ -25,6 +25,8 @@ pub(super) struct DeviceState {
     pub(super) _entered: Buffer,
     /// `[R]`: sums of `_expected` of each rank.
     pub(super) _tallies: Buffer,
+    /// `[R]`: bytes that kernels have put to each rank.
+    pub(super) _put_bytes: Buffer,
     /// `[R]` zeros: the ranks that an output leaves out.
     pub(super) lost: Buffer,
     /// Per slot: the state that its first kernel leaves for the kernels behind it.

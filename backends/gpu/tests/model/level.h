@@ -76,6 +76,8 @@ struct Rank : Inputs {
   // The counters that reports read for each rank.
   PeerCounters* counters = room<PeerCounters>(s.ranks);
   u64 operations = 0;
+  // Bytes that a fabric has put to each rank.
+  std::vector<u64> put = std::vector<u64>(s.ranks);
 
   Rank(const Shape& shape, u32 rank) : Inputs{shape, rank} {
     u64 entries = 8ull * kSlots * s.ranks * entry_words();
@@ -84,7 +86,7 @@ struct Rank : Inputs {
     if (entries + std::max(entries, units) > kStagedAt) fail("the control window is too small");
     *state = State{0, 0, 1, 0, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.largest_put, kQueues, 2ull * s.ranks * kSlots,
-                   {control, arena}, room<u64>(s.ranks), counters, 1};
+                   {control, arena}, room<u64>(s.ranks), counters, 1, room<u64>(s.ranks)};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
     r = Routing{room<i32>(pairs), room<u32>(pairs), room<u32>(pairs), room<u32>(spans * s.ranks),
                 room<u32>(spans * s.experts), room<u32>(kBlocks * s.ranks),
@@ -133,6 +135,7 @@ void check_counters(const std::vector<Rank*>& ranks) {
       for (u32 signal = r->me; signal < kQueues * r->signals(); signal += r->s.ranks)
         seen += peer->totals[signal];
       if (!TY_PUTS) same("what is raised" + who, to.raised, seen);
+      if (r != peer) same("bytes that are put" + who, peer->counters[r->me].bytes, peer->put[r->me]);
       same("what is received" + who, from.received, seen);
     }
 }
@@ -188,6 +191,7 @@ struct Fabric {
     bool first = fault == Fault::kSignalFirst && from.me == 0 && c.dst_window == kArena;
     if (first) raise(), std::this_thread::sleep_for(std::chrono::milliseconds(50));
     memcpy(target, source, c.bytes);
+    from.put[c.peer] += c.bytes;
     if (!first) raise();
   }
   void serve(Rank& r) {
