@@ -1,8 +1,8 @@
 //! How the exchanges of one operation follow each other among several domains.
 //!
 //! The host queues both, the second behind the first: T of the second is read on the device, and so is the refusal of
-//! the first, which the second passes on. The host learns the outcome of each once all are queued. Then it waits for them
-//! in their order, so that a wait that lasts names the level and the rank.
+//! the first, which the second passes on. The host learns the outcome of each once all are queued. Then it waits for
+//! them in their order, so that a wait that lasts names the level and the rank.
 
 use std::mem::offset_of;
 
@@ -35,7 +35,7 @@ pub(super) struct Step {
     pub(super) former: Former,
     /// The host waits for its outcome later.
     pub(super) deferred: bool,
-    /// What is handed on, in a dispatch inside a domain.
+    /// The groups that are passed on, in a dispatch inside a domain.
     pub(super) grouped: Option<Grouped>,
 }
 

@@ -244,7 +244,7 @@ void refusals(World& world) {
   }
 }
 
-// A combine that one rank refuses inside its domain: nobody's sums are made.
+// A combine that one rank refuses inside its domain: no rank makes sums.
 void refused_combine(World& world) {
   u32 last = world.s.ranks - 1;
   for (Rank* r : world.ranks) r->sums.assign(r->sums.size(), -1);
