@@ -4,15 +4,15 @@
 
 namespace ty {
 
-__device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32 kind) {
-  atomic_min(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
-}
-
 // How this rank enters a dispatch, once its operation is known. Only a dispatch inside one of several domains may follow
 // another exchange.
 __device__ inline u32 verdict_of(const DispatchArgs& a) {
   if constexpr (kGrouped) return operation().verdict;
   return a.c.verdict;
+}
+
+__device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32 kind) {
+  atomic_min(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
 }
 
 // Before a dispatch of grouped tokens counts. One block.

@@ -70,14 +70,14 @@ struct Rank : Inputs {
   Outcome *outcome = room<Outcome>(1), *late = room<Outcome>(1);
   u32* tokens_word = room<u32>(1);
   Trace* trace = room<Trace>(1);
+  // Bytes that a fabric has put to each rank.
+  std::vector<u64> put = std::vector<u64>(s.ranks);
   // One per operation that may be open, with space for all ranks' totals.
   Cell* cells[kSlots];
   Routing r{};
   // The counters that reports read for each rank.
   PeerCounters* counters = room<PeerCounters>(s.ranks);
   u64 operations = 0;
-  // Bytes that a fabric has put to each rank.
-  std::vector<u64> put = std::vector<u64>(s.ranks);
 
   Rank(const Shape& shape, u32 rank) : Inputs{shape, rank} {
     u64 entries = 8ull * kSlots * s.ranks * entry_words();
