@@ -27,7 +27,7 @@ struct LaunchState {
   u32 verdict = kEnter;
 
   // `follows`: it may be queued behind another exchange.
-  __device__ LaunchState(const Common& c, const Note* note, bool follows = true) : verdict(c.verdict) {
+  __device__ LaunchState(const Common& c, const Note* note, bool follows = false) : verdict(c.verdict) {
     if (threadIdx.x != 0) return;
     turn = load_relaxed(&c.state->turn);
     stopped = load_relaxed(&c.state->stopped);
@@ -303,7 +303,7 @@ template <class Up>
 __device__ void agree(const Common& c, const Up& up, u8* shared) {
   Guard guard(c.abort, c.cap_ns, c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
-  LaunchState(c, nullptr).publish();
+  LaunchState(c, nullptr, true).publish();
   sync_block();
   // An exchange may follow before any host knows the outcome of this one.
   if (threadIdx.x == 0) c.cell->code = 0;
