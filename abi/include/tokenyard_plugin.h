@@ -179,7 +179,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 10
+#define TY_KERNELS_MINOR 11
 
 /**
  * Most windows a kernel set may ask for.
@@ -404,7 +404,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 5900233940346582074
+#define TY_TRANSPORT_LAYOUT 11268153531467506378ull
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
@@ -414,7 +414,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 13921522309711640801ull
+#define TY_KERNELS_LAYOUT 14349292065558412433ull
 
 /**
  * Major version of the topology ABI.
@@ -465,7 +465,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 10
+#define TY_TRANSPORT_MINOR 11
 
 /**
  * Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -953,6 +953,10 @@ typedef struct TyPeerCounters {
    * The total seen on those signals, at the end of the last wait on the peer that succeeded.
    */
   uint64_t received;
+  /**
+   * Bytes that this rank has put to the peer, records included; 8 for a value. Loads and stores are not counted.
+   */
+  uint64_t bytes;
 } TyPeerCounters;
 
 /**
@@ -1639,7 +1643,7 @@ typedef struct TyServeRing {
    */
   const struct TyGpuRing *ring;
   /**
-   * `peers` entries, for reports: the thread stores `posted`, `done` and `raised` atomically.
+   * `peers` entries, for reports: the thread stores `posted`, `done`, `raised` and `bytes` atomically.
    */
   struct TyPeerCounters *counters;
   /**

@@ -16,6 +16,8 @@ pub struct TyPeerCounters {
     pub expected: u64,
     /// The total seen on those signals, at the end of the last wait on the peer that succeeded.
     pub received: u64,
+    /// Bytes that this rank has put to the peer, records included; 8 for a value. Loads and stores are not counted.
+    pub bytes: u64,
 }
 
 /// The total by which this rank has raised one signal of a peer. Stored and read as [`TyPeerCounters`].

@@ -53,7 +53,7 @@ const fn transport_layout() -> u64 {
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
             link_name, device_api, device_source, commit, serve_ring }
         TyServeRing { size, ring, counters, raised, windows, window_count, largest_put, peers, reserved }
-        TyPeerCounters { posted, done, raised, expected, received }
+        TyPeerCounters { posted, done, raised, expected, received, bytes }
         TyGpuRingCommand { op, peer, signal, add, src_window, dst_window, src_offset, dst_offset, bytes,
             value, sequence }
         TyGpuRingStatus { done, failed, status }
@@ -109,11 +109,11 @@ const fn kernels_layout() -> u64 {
 }
 
 /// Layout hash of the transport ABI on 64-bit targets.
-pub const TY_TRANSPORT_LAYOUT: u64 = 0x51e1_d782_0a0f_b43a;
+pub const TY_TRANSPORT_LAYOUT: u64 = 0x9c60_85ef_85af_22ca;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0xc133_2ec8_0309_b8e1;
+pub const TY_KERNELS_LAYOUT: u64 = 0xc722_ed1b_99f0_bc91;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -10,7 +10,7 @@ use crate::host::TyHost;
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 10;
+pub const TY_TRANSPORT_MINOR: u32 = 11;
 
 /// Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -361,7 +361,7 @@ pub struct TyServeRing {
     /// The ring. Kernels wrote its commands, so they are checked: peer, windows, ends of puts, signal and
     /// `add`. A command that breaks a rule ends the ring with a failure.
     pub ring: *const TyGpuRing,
-    /// `peers` entries, for reports: the thread stores `posted`, `done` and `raised` atomically.
+    /// `peers` entries, for reports: the thread stores `posted`, `done`, `raised` and `bytes` atomically.
     pub counters: *mut TyPeerCounters,
     /// `peers * ring.signals` words, by peer, then signal: the total by which each was raised, stored in
     /// the same way.

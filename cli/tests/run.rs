@@ -142,6 +142,24 @@ fn the_traffic_of_a_recorded_routing_is_that_of_its_run_among_domains() {
 }
 
 #[test]
+fn a_row_crosses_once_to_each_other_domain_and_what_goes_beside_it_is_below_two_percent() {
+    let mut command = tokenyard();
+    let sizes = "--tokens 64 --hidden 7168 --topk 8 --experts 32 --steps 2 --ranks 4 --json";
+    let arguments = ["run", "configs/domains.toml"].into_iter().chain(sizes.split_whitespace());
+    let output = command.current_dir(repository(".")).args(arguments).output().unwrap();
+    expect_code(&output, 0);
+    let document = json(&output);
+    let ranks = document["ranks"].as_array().unwrap();
+    let sum = |key: &str| ranks.iter().map(|rank| rank[key].as_u64().unwrap()).sum::<u64>();
+    let (put, rows) = (sum("out_bytes"), sum("out_row_bytes"));
+    assert!(rows < put && put * 100 <= rows * 102, "{put} bytes for {rows} of rows");
+    // A direct exchange would send one to each rank: with top-8 of 32, nearly all go to both of the other domain.
+    let pairs = rows / (2 * 2 * 7168);
+    assert!(pairs <= 2 * 4 * 64 && sum("rows_sent") > 3 * pairs, "{pairs} crossings");
+    assert!(stderr(&output).contains("between domains: "), "{}", stderr(&output));
+}
+
+#[test]
 fn the_output_holds_what_each_rank_got() {
     let config = Config::new();
     let out = config.file("out.safetensors");

@@ -298,6 +298,15 @@ pub const NO_CAPABILITIES: Capabilities = Capabilities {
     largest_put: 0,
 };
 
+/// Bytes that a command puts at its peer.
+pub fn put_bytes(command: &Command) -> u64 {
+    match command.op {
+        abi::TY_OP_PUT | abi::TY_OP_PUT_SIGNAL => command.bytes,
+        abi::TY_OP_PUT_VALUE => size_of::<u64>() as u64,
+        _ => 0,
+    }
+}
+
 /// A command with everything zero, to be filled by struct update.
 pub const NO_COMMAND: Command = Command {
     op: 0,

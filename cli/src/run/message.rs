@@ -47,6 +47,13 @@ pub(crate) struct RankResult {
     pub(crate) bytes_received: u64,
     /// Bytes of the rows that combine returned to this rank.
     pub(crate) bytes_returned: u64,
+    /// Bytes that this rank put to ranks of other domains, records included; none where they are not counted.
+    #[serde(default)]
+    pub(crate) out_bytes: Option<u64>,
+    /// Bytes of the rows that its tokens send to other domains and get back: one row each way for each (token, other
+    /// domain) pair.
+    #[serde(default)]
+    pub(crate) out_row_bytes: u64,
     /// The clock of the times.
     pub(crate) clock: Clock,
     /// Median over the steps.

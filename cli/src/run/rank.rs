@@ -1,6 +1,6 @@
 //! The work of one rank.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -122,6 +122,7 @@ impl<'a> Rank<'a> {
             }
             self.say(&Message::Step { done: step + 1 })?;
         }
+        tally.out_bytes = put_between_domains(&comm);
         // A rank that left would be lost for those that still combine.
         comm.close().map_err(anyhow::Error::from)?;
         self.finish(opened, tally)
@@ -277,6 +278,19 @@ fn lost(comm: &Communicator) -> Vec<usize> {
     comm.lost_ranks().into_iter().map(|rank| rank as usize).collect()
 }
 
+/// Bytes that this rank has put to ranks of other domains; none where one link reaches all ranks, or the kernel set
+/// does not count.
+fn put_between_domains(comm: &Communicator) -> Option<u64> {
+    if domains(comm) < 2 {
+        return None;
+    }
+    let report = comm.reporter().capture("bytes").ok()?;
+    let links = report.peers.iter().flat_map(|peer| &peer.links);
+    let mut out = links.filter(|link| link.level == "scale-out").peekable();
+    out.peek()?;
+    out.map(|link| link.counts.as_ref().map(|counts| counts.bytes)).sum()
+}
+
 /// The counts so far.
 #[derive(Default)]
 struct Tally {
@@ -284,6 +298,9 @@ struct Tally {
     combine: Times,
     rows_sent: u64,
     rows_received: u64,
+    /// (token, other domain) pairs.
+    crossings: u64,
+    out_bytes: Option<u64>,
     elements: u64,
     tokens_missing: u64,
     /// The step from which each lost rank is lost.
@@ -300,9 +317,13 @@ impl Tally {
     fn count(&mut self, case: &Case, inputs: &Inputs, rank: usize, received: u64) {
         let mine = &inputs.ranks[rank];
         let tokens = case.tokens_of(rank);
-        let sent = (0..tokens)
-            .map(|token| routing::destinations(case, mine.selections(case, token)).len() as u64);
-        self.rows_sent += sent.sum::<u64>();
+        let domain = case.domain_of(rank);
+        for token in 0..tokens {
+            let sent = routing::destinations(case, mine.selections(case, token));
+            let others: BTreeSet<usize> = sent.iter().map(|to| case.domain_of(to.rank)).collect();
+            self.rows_sent += sent.len() as u64;
+            self.crossings += others.iter().filter(|other| **other != domain).count() as u64;
+        }
         self.rows_received += received;
         self.elements += (received + tokens as u64) * case.hidden as u64;
     }
@@ -318,6 +339,8 @@ impl Tally {
             rows_received: self.rows_received,
             bytes_received: self.rows_received * row as u64,
             bytes_returned: self.rows_sent * returned as u64,
+            out_bytes: self.out_bytes,
+            out_row_bytes: self.crossings * (row + returned) as u64,
             clock: self.dispatch.clock.max(self.combine.clock),
             dispatch_us: self.dispatch.median_us(),
             combine_us: self.combine.median_us(),
@@ -367,5 +390,17 @@ mod tests {
         assert_eq!((result.rows_sent, result.rows_received), (6, 6));
         assert_eq!(result.bytes_received, 6 * 256 * 2);
         assert_eq!(result.elements_checked, (6 + 3) * 256);
+        assert_eq!((result.out_bytes, result.out_row_bytes), (None, 0), "one domain");
+    }
+
+    #[test]
+    fn rows_between_domains_are_pairs_of_a_token_and_another_domain_there_and_back() {
+        let case =
+            Case { ranks: 4, domains: 2, experts: 8, topk: 8, max_tokens: 3, ..Case::default() };
+        let mut tally = Tally::default();
+        // Every token selects all experts, so it goes to both ranks of the other domain in one row.
+        tally.count(&case, &Inputs::all(&case), 1, 12);
+        let row = (case.hidden * (case.received_elem().bytes() + case.combine.row.bytes())) as u64;
+        assert_eq!(tally.result(1, &case).out_row_bytes, 3 * row);
     }
 }

@@ -126,6 +126,19 @@ impl<'a> Summary<'a> {
         )
     }
 
+    /// The bytes that crossed between domains, beside those of one row for each (token, other domain) pair and way, in
+    /// words; nothing where they are not counted, or ranks were lost, whose rows are not known.
+    fn between_domains(&self) -> Option<String> {
+        let total = self.total();
+        let (bytes, rows) =
+            (total.out_bytes.filter(|_| self.lost.is_empty())?, total.out_row_bytes);
+        let of_rows = if rows > 0 { bytes as f64 / rows as f64 } else { 0.0 };
+        Some(format!(
+            "between domains: {bytes} bytes put; {rows} of one row for each (token, other domain), there and back: \
+             {of_rows:.4} times"
+        ))
+    }
+
     /// Prints the exchange before it runs.
     pub(crate) fn print_head(&self) {
         let people = People::new(self.args.json);
@@ -155,6 +168,9 @@ impl<'a> Summary<'a> {
             }
             Clock::Host => "rows and MiB of a step; times of the calls alone, by the host's clock",
         });
+        if let Some(line) = self.between_domains() {
+            people.say(line);
+        }
         for lost in &self.lost {
             people.say(format_args!("{} {}", people.paint(Style::Bad, "lost:"), lost.line()));
         }
@@ -240,6 +256,8 @@ impl<'a> Summary<'a> {
             rows_received: sum(|r| r.rows_received),
             bytes_received: sum(|r| r.bytes_received),
             bytes_returned: sum(|r| r.bytes_returned),
+            out_bytes: self.ranks.iter().map(|r| r.out_bytes).sum(),
+            out_row_bytes: sum(|r| r.out_row_bytes),
             dispatch_us: slowest(|r| r.dispatch_us),
             combine_us: slowest(|r| r.combine_us),
             elements_checked: self.elements(),

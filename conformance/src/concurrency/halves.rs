@@ -26,11 +26,14 @@ pub(super) fn tests() -> Vec<Test> {
     tests
 }
 
-/// Rounds of few tokens, so that the outputs of many fit the arena.
+/// Rounds of few tokens, so that the outputs of many fit the arena. As in decoding, their number changes from step to
+/// step: each rank has 2, 1 and 0 in turn.
 fn few(base: &Case, count: u64, rank: u32) -> Vec<Round> {
-    let tokens = Tokens::Exactly(vec![2; base.ranks]);
+    let tokens = |seed: u64| (0..base.ranks).map(|r| 2 - (r + seed as usize) % 3).collect();
     (0..count)
-        .map(|seed| Round::new(&Case { seed, tokens: tokens.clone(), ..base.clone() }, rank))
+        .map(|seed| {
+            Round::new(&Case { seed, tokens: Tokens::Exactly(tokens(seed)), ..base.clone() }, rank)
+        })
         .collect()
 }
 

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi;
-use crate::transport::Command;
+use crate::transport::{Command, put_bytes};
 
 /// Counts of one peer, or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,9 +16,11 @@ pub(crate) struct Carried {
     pub(crate) done: u64,
     /// The sum of `add` over the peer's signals.
     pub(crate) raised: u64,
+    /// Bytes of the accepted commands.
+    pub(crate) bytes: u64,
 }
 
-/// As [`abi::TyPeerCounters`]; a ring does not use the last two.
+/// As [`abi::TyPeerCounters`]; a ring does not use those of waits.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct PeerCounts {
@@ -26,6 +28,7 @@ struct PeerCounts {
     done: AtomicU64,
     raised: AtomicU64,
     _waits: [AtomicU64; 2],
+    bytes: AtomicU64,
 }
 
 const _: () = assert!(size_of::<PeerCounts>() == size_of::<abi::TyPeerCounters>());
@@ -77,6 +80,7 @@ impl Tally {
     pub(super) fn posted(&self, command: &Command) {
         let peer = self.peer(command.peer);
         add(&peer.posted, 1);
+        add(&peer.bytes, put_bytes(command));
         // For other commands these fields have no meaning, and were not checked.
         if matches!(command.op, abi::TY_OP_SIGNAL | abi::TY_OP_PUT_SIGNAL) {
             add(&peer.raised, command.add.into());
@@ -115,9 +119,10 @@ impl Counts {
 
     /// The traffic to a peer; nothing for a peer beyond the team.
     pub(crate) fn of(&self, peer: u32) -> Option<Carried> {
-        let PeerCounts { posted, done, raised, .. } = self.peers.get(peer as usize)?;
-        let [posted, done, raised] = [posted, done, raised].map(|w| w.load(Ordering::Relaxed));
-        Some(Carried { posted, done, raised })
+        let PeerCounts { posted, done, raised, bytes, .. } = self.peers.get(peer as usize)?;
+        let [posted, done, raised, bytes] =
+            [posted, done, raised, bytes].map(|w| w.load(Ordering::Relaxed));
+        Some(Carried { posted, done, raised, bytes })
     }
 
     /// The traffic to all peers.
@@ -127,6 +132,7 @@ impl Counts {
             posted: sum.posted.wrapping_add(one.posted),
             done: sum.done.wrapping_add(one.done),
             raised: sum.raised.wrapping_add(one.raised),
+            bytes: sum.bytes.wrapping_add(one.bytes),
         })
     }
 

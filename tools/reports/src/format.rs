@@ -240,6 +240,8 @@ pub struct Counts {
     pub posted: u64,
     /// Commands to the peer that have ended.
     pub done: u64,
+    /// Bytes that were put to the peer, records included.
+    pub bytes: u64,
 }
 
 /// A queue of commands.

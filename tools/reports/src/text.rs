@@ -88,7 +88,7 @@ fn write_link(out: &mut String, link: &Traffic) -> std::fmt::Result {
     };
     writeln!(
         out,
-        "    {} {}: signals {} sent, {} received of {} expected; commands {} posted, {} done",
-        link.level, link.name, c.sent, c.received, c.expected, c.posted, c.done
+        "    {} {}: signals {} sent, {} received of {} expected; commands {} posted, {} done; {} bytes put",
+        link.level, link.name, c.sent, c.received, c.expected, c.posted, c.done, c.bytes
     )
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokenyard_core::abi;
-use tokenyard_core::transport::Command;
+use tokenyard_core::transport::{Command, put_bytes};
 
 use super::channel::Channel;
 use super::control::KINDS;
@@ -18,6 +18,7 @@ struct PeerTraffic {
     raised: AtomicU64,
     expected: AtomicU64,
     received: AtomicU64,
+    bytes: AtomicU64,
 }
 
 /// As [`abi::TyRaised`].
@@ -81,6 +82,7 @@ impl Counters {
         let (peer, by) = (self.peer(at), u64::from(command.add));
         add(&peer.posted, 1);
         add(&peer.raised, by);
+        add(&peer.bytes, put_bytes(command));
         let first = (at.level as usize * self.ranks + rank as usize) * self.signals;
         if let Some(raised) = self.raised.get(first + channel.index_of(command.signal)) {
             raised.signal.store(u64::from(command.signal) + 1, Ordering::Relaxed);

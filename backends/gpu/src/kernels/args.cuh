@@ -92,6 +92,7 @@ struct Trace {
 struct PeerCounters {
   u64 posted, done;  // the host's
   u64 raised, expected, received;
+  u64 bytes;
 };
 
 // State that lives as long as the communicator, in device memory, zero at first.
@@ -117,6 +118,7 @@ struct State {
   u64* tallies;     // [R]: how far signals of each rank were or are waited for, in all slots together
   PeerCounters* counters;   // of the team's first rank
   u64 counters_step;    // to the next one
+  u64* put_bytes;       // [R]: bytes that kernels have put to each rank
 };
 
 // The state that an operation finds in device memory when its first kernel starts. No field is an

@@ -139,6 +139,7 @@ pub(crate) struct State {
     pub(crate) tallies: u64,
     pub(crate) counters: u64,
     pub(crate) counters_step: u64,
+    pub(crate) put_bytes: u64,
 }
 
 #[repr(C)]

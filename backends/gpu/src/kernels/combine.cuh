@@ -145,7 +145,7 @@ __device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTable
 template <class Up>
 __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, const CombineTables& t, Guard& guard) {
   __shared__ Decision decision;
-  LaunchState found(a.c, a.r.note);
+  LaunchState found(a.c, a.r.note, true);
   // As in `dispatch`.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   found.publish();

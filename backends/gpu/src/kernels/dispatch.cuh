@@ -33,8 +33,9 @@ struct EntryHeader {
 
 // The head. One thread. `bad`: the routing is refused.
 __device__ inline void write_head(const DispatchArgs& a, const EntryHeader& header, bool bad) {
-  u32 verdict = bad ? kRefuseRoute : operation().verdict;
-  u32 place = verdict == kEnter ? (u32)(a.region / 128) : a.c.objector_now();
+  u32 verdict = bad ? kRefuseRoute : verdict_of(a);
+  u32 objector = kGrouped ? a.c.objector_now() : a.c.objector;
+  u32 place = verdict == kEnter ? (u32)(a.region / 128) : objector;
   u32* head = header.words;
   head[0] = verdict | gridDim.x << 8;
   head[1] = (u32)a.c.signature;
@@ -51,7 +52,7 @@ __device__ void post_dispatch_entry(const DispatchArgs& a, const Up& up, const E
   u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
   post_entry(a.c, up, words, header.words[0] & 0xff, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return header.words[w];
-    if (!a.c.enters()) return 0;
+    if (verdict_of(a) != kEnter) return 0;
     w -= kHead;
     u32 ranks = a.c.ranks * a.c.groups(), first = Counted(a, peer).first * a.c.groups();
     if (w >= ranks) w += first;
@@ -298,7 +299,9 @@ __device__ inline u32 tokens_of(const DispatchArgs& a) {
 
 // Counts the share of this block, if it has one. Where the former exchange was refused, there are no rows to count.
 __device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
-  if (a.c.verdict != kEnter || (a.c.former && load_device(&a.c.former->code) != kGo)) return;
+  if (a.c.verdict != kEnter) return;
+  if constexpr (kGrouped)
+    if (a.c.former && load_device(&a.c.former->code) != kGo) return;
   if (!a.replay && blockIdx.x < a.r.blocks) count(a, tokens, shared);
   u32 found = a.tokens && blockIdx.x + threadIdx.x == 0 ? *a.tokens : 0;
   if (found > a.c.input_rows) note_problem(a, found, 0, kTooMany);
@@ -320,7 +323,7 @@ __device__ void post_last_entry(const DispatchArgs& a, const Up& up, u8* shared,
   if (!last_to_come(a.c) || a.c.epoch() == 0) return;
   u64 now = now_ns();
   EntryHeader header(a, shared);
-  bool counted = !a.replay && a.c.enters();
+  bool counted = !a.replay && verdict_of(a) == kEnter;
   // The same answer for all threads, although another block may be aborting now.
   bool given_up = sync_block_or(load_relaxed(&a.c.state->stopped) != 0);
   if (threadIdx.x == 0) {
@@ -396,7 +399,7 @@ __device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* sha
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   DispatchTables t(shared, a.c);
-  LaunchState found(a.c, a.replay ? a.r.note : nullptr);
+  LaunchState found(a.c, a.replay ? a.r.note : nullptr, kGrouped);
   // One block asks for all: a read of host memory takes a microsecond, and such reads do not
   // overlap.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
@@ -411,7 +414,7 @@ __device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* sha
   // Blocks that started before an older operation failed know another epoch.
   if (a.c.epoch() == 0) return skip_operation(a.c);
   Stages stages(a, shared);
-  if (a.c.enters()) stages.prime();
+  if (verdict_of(a) == kEnter) stages.prime();
   Decision d = settle(a, up, t, guard);
   if (d.code == 0) stop_all(a.c);
   if (d.code != 0 && scribe) note(a, up, t, d, guard);

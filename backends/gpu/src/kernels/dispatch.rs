@@ -2,15 +2,12 @@
 
 use tokenyard_core::abi;
 use tokenyard_core::call::DispatchCall;
-use tokenyard_core::moe::{
-    Cast, Holder, Layout, Region, RegionLayout, RegionRows, RowFormat, Span,
-};
+use tokenyard_core::moe::{Cast, Holder, Layout, Region, RegionLayout, RegionRows, RowFormat};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, SpreadArgs, THREADS};
+use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, THREADS};
 use super::engine::Engine;
 use super::handle::Output;
-use super::launch::Roles;
 use super::mode::{CAPTURED, Mode};
 use super::operation::{DispatchOp, Operation};
 use super::outcome::{Called, Refusal};
@@ -469,75 +466,6 @@ impl Engine {
             Some(_) => op.output.address + op.output.layout.lost.offset,
             None => self.launcher.memory.lost.address(),
         }
-    }
-
-    /// The blocks of a dispatch, and what each of them does.
-    fn roles(&self, wanted: &Wanted, cast: Cast) -> Roles {
-        let (blocks, max_tokens) = (self.launcher.blocks, self.exchange.shape.max_tokens);
-        let (at_once, casts) = (wanted.mode.at_once, !matches!(cast, Cast::None));
-        match wanted.spec.layout {
-            // Among several domains a block moves its own share of rows; staged rows have other kernels.
-            layout if !self.has_tiles() || self.stages(layout) => {
-                Roles { blocks: blocks.exchange, pushers: 0 }
-            }
-            Layout::Flat => blocks.of_flat(at_once, casts, max_tokens),
-            _ => blocks.of_tiles(at_once, casts, max_tokens),
-        }
-    }
-
-    /// Whether rows are spread over experts while others arrive. Tiles number the rows of a source
-    /// consecutively. Rows of several groups have no such numbers.
-    pub(super) fn has_tiles(&self) -> bool {
-        !self.exchange.path.puts() && self.exchange.groups == 1
-    }
-
-    /// Where there are no tiles: copies rows to the other experts of their tokens. With tiles, the
-    /// dispatch has already done so.
-    fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
-        let zero_padding = match op.arrangement {
-            Layout::Flat => return Ok(()),
-            _ if self.has_tiles() => return Ok(()),
-            Layout::ExpertMajor { zero_padding, .. } => zero_padding,
-            Layout::Packed => false,
-        };
-        let (layout, row) = (&op.output.layout, &op.format.row);
-        let at = |span: Span| op.output.address + span.offset;
-        let packed = op.arrangement == Layout::Packed;
-        let weights = |span: Span| if row.weights { at(span) } else { 0 };
-        let source = |span: Span| if packed { at(span) } else { 0 };
-        // As many warps as have memory for a stage.
-        let dispatch_tiling = self.dispatch_tiling(row, op.arrangement);
-        let movers =
-            self.launcher.block.warps().min(dispatch_tiling.movers * dispatch_tiling.stages);
-        let arguments = SpreadArgs {
-            x: at(layout.x),
-            scales: at(layout.scales),
-            weights: weights(layout.weights),
-            source: source(layout.source),
-            slots: at(layout.slots),
-            landed_scales: at(layout.landed_scales),
-            landed_weights: weights(layout.landed_weights),
-            landed_source: source(layout.landed_source),
-            counts: at(layout.expert_counts),
-            starts: at(layout.expert_starts),
-            cell: if op.mode.no_host_sync { self.launcher.cell(slot) } else { 0 },
-            totals: if op.is_open { at(layout.totals) } else { 0 },
-            tokens: op.received,
-            rows: op.output.rows_of(op.arrangement, &self.exchange.regions),
-            row_bytes: row.x_bytes.into(),
-            scale_words: op.format.scale_cols as u32,
-            topk: self.exchange.shape.topk,
-            local_experts: self.exchange.shape.local_experts(),
-            zero_padding: zero_padding.into(),
-            stage_bytes: dispatch_tiling.pitch,
-            movers,
-            stages: 1,
-            reserved: 0,
-        };
-        let blocks = self.launcher.blocks.local;
-        let size = Launch::of_threads(blocks, THREADS, movers * dispatch_tiling.pitch);
-        // SAFETY: the kernel's type; it names a region that is held.
-        unsafe { self.launch(&self.launcher.kernels.spread, size, &arguments, slot) }
     }
 }
 

@@ -102,6 +102,7 @@ impl Engine {
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
         let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;
         let tallies = Buffer::new(context, 8 * u64::from(moe.ranks))?;
+        let put_bytes = Buffer::new(context, 8 * u64::from(moe.ranks))?;
         let state = State {
             turn: FIRST_TURN,
             problem: u64::MAX,
@@ -117,6 +118,7 @@ impl Engine {
             tallies: tallies.address(),
             counters: counters.address,
             counters_step: counters.step.into(),
+            put_bytes: put_bytes.address(),
             ..State::default()
         };
         let blocks = config.sms.blocks(processors);
@@ -127,6 +129,7 @@ impl Engine {
             _expected: expected,
             _entered: entered,
             _tallies: tallies,
+            _put_bytes: put_bytes,
             lost: Buffer::new(context, exchange.regions.ranks.into())?,
             cells: Buffer::new(context, cell_bytes * slots as u64)?,
             cell_bytes,

@@ -10,17 +10,31 @@
 
 namespace ty {
 
+// How a rank enters behind a former exchange: as that ended. Where it has failed in another way than by a refusal, ranks
+// are out of step, and the operation is not entered. Apart, because few operations have a former exchange.
+constexpr u32 kOutOfStep = ~0u;
+__device__ TY_COLD u32 verdict_behind(const Common& c) {
+  u32 code = c.former->code;
+  if (load_relaxed(c.former_stopped) != 0) return kOutOfStep;
+  if (code == kGo) return c.verdict;
+  return code == kRefused ? c.former_outcome->verdict : kOutOfStep;
+}
+
 // The state that thread 0 of a block reads as soon as its kernel starts, so that it is loaded when it
 // is needed.
 struct LaunchState {
   u64 turn = 0, stopped = 0, made = 0, rows = 0;
   u32 verdict = kEnter;
 
-  __device__ LaunchState(const Common& c, const Note* note) : verdict(c.verdict) {
+  // `follows`: it may be queued behind another exchange.
+  __device__ LaunchState(const Common& c, const Note* note, bool follows = false) : verdict(c.verdict) {
     if (threadIdx.x != 0) return;
     turn = load_relaxed(&c.state->turn);
     stopped = load_relaxed(&c.state->stopped);
-    if (c.former) follow(c);
+    if (follows && c.former) {
+      verdict = verdict_behind(c);
+      if (verdict == kOutOfStep) stopped = 1;
+    }
     if (!note) return;
     made = load_relaxed(&note->made);
     rows = load_relaxed(&note->rows);
@@ -32,17 +46,6 @@ struct LaunchState {
     operation() = {epoch, (u32)(turn >> 32), tokens, makes ? epoch : (u32)made, rows, verdict};
   }
   __device__ void publish() const { publish(false, (u32)(made >> 32)); }
-
- private:
-  // Takes over the outcome of the former exchange. Where that has failed in another way than by a refusal, ranks are
-  // out of step: this operation is not entered.
-  __device__ TY_COLD void follow(const Common& c) {
-    u32 code = c.former->code;
-    if (load_relaxed(c.former_stopped) != 0 || (code != kGo && code != kRefused))
-      stopped = 1;
-    else if (code == kRefused)
-      verdict = c.former_outcome->verdict;
-  }
 };
 
 // Passes the turn to the next operation, once all blocks have read this one's. One thread.
@@ -300,7 +303,7 @@ template <class Up>
 __device__ void agree(const Common& c, const Up& up, u8* shared) {
   Guard guard(c.abort, c.cap_ns, c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
-  LaunchState(c, nullptr).publish();
+  LaunchState(c, nullptr, true).publish();
   sync_block();
   // An exchange may follow before any host knows the outcome of this one.
   if (threadIdx.x == 0) c.cell->code = 0;
@@ -338,7 +341,10 @@ __device__ TY_INLINED void arrive(const Arrival& a, const Up& up, Guard& guard) 
     // No kernel waits for these stores. This rank has raised its signals at all ranks as it has at
     // itself.
     PeerCounters& counters = a.state->counters[s * a.state->counters_step];
-    if constexpr (Up::kLoadStore) store_relaxed(&counters.raised, own);
+    if constexpr (Up::kLoadStore)
+      store_relaxed(&counters.raised, own);
+    else
+      store_relaxed(&counters.bytes, load_device(&a.state->put_bytes[s]));
     store_relaxed(&counters.expected, all);
     if (wait_queues(*a.state, up, {a.phase, s, a.first + s, total}, guard))
       store_relaxed(&counters.received, all);

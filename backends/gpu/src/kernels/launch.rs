@@ -21,6 +21,8 @@ pub(super) struct DeviceState {
     pub(super) state: Buffer,
     /// Totals of row signals that are waited for, and of done signals: `[slots, R]` each.
     pub(super) _expected: [Buffer; 2],
+    /// `[R]`: bytes that kernels have put to each rank.
+    pub(super) _put_bytes: Buffer,
     /// `[slots]`: operations that this rank has entered.
     pub(super) _entered: Buffer,
     /// `[R]`: sums of `_expected` of each rank.

@@ -46,6 +46,7 @@ mod received;
 mod region_order;
 mod routing;
 mod sizes;
+mod spread;
 mod staged;
 mod staging;
 mod step;

@@ -97,7 +97,7 @@ __device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
   if (threadIdx.x == 0) a.c.trace->begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
-  LaunchState(a.c, a.r.note).publish();
+  LaunchState(a.c, a.r.note, true).publish();
   sync_block();
   if (a.c.epoch() == 0) return skip_operation(a.c);
   if (threadIdx.x == 0) {

@@ -51,6 +51,7 @@ __device__ TY_INLINED bool put_run(const Common& c, const Up& up, u32 queue, con
                          At{kArena, run.from + at}, min(largest, end - at), Raise{signal, add}, guard))
         return false;
   }
+  atomic_add(&c.state->put_bytes[run.peer], run.rows * run.width);
   return true;
 }
 
@@ -106,6 +107,7 @@ __device__ void put_records(const Common& c, const Up& up, Guard& guard) {
     u32 peer = (c.rank + i) % c.ranks;
     ok = up.put_signal(Thread(), 0, peer, At{kControl, to}, At{kControl, outbox(c, peer)}, bytes,
                        Raise{c.entry_signal(c.rank), 1}, guard);
+    atomic_add(&c.state->put_bytes[peer], bytes);
   }
   submit_block(up, 0);
 }

@@ -4,6 +4,13 @@
 
 namespace ty {
 
+// How this rank enters a dispatch, once its operation is known. Only a dispatch inside one of several domains may follow
+// another exchange.
+__device__ inline u32 verdict_of(const DispatchArgs& a) {
+  if constexpr (kGrouped) return operation().verdict;
+  return a.c.verdict;
+}
+
 __device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32 kind) {
   atomic_min(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
 }
@@ -187,7 +194,7 @@ __device__ inline u32 scan_column(u32* table, u32 columns, u32 blocks, bool want
 __device__ inline void scan(const DispatchArgs& a, u32* totals, bool counted) {
   u32 ranks = a.c.ranks, experts = a.c.experts;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < ranks + experts && a.c.enters(); i += blockDim.x) {
+  for (u32 i = threadIdx.x; i < ranks + experts && verdict_of(a) == kEnter; i += blockDim.x) {
     bool is_rank = i < ranks;
     u32 width = is_rank ? ranks : experts, column = is_rank ? i : i - ranks;
     u32* counts = (is_rank ? a.r.counts : a.r.expert_counts) + column;

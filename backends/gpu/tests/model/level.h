@@ -71,6 +71,8 @@ struct Rank : Inputs {
   Outcome *outcome = room<Outcome>(1), *late = room<Outcome>(1);
   u32* tokens_word = room<u32>(1);
   Trace* trace = room<Trace>(1);
+  // Bytes that a fabric has put to each rank.
+  std::vector<u64> put = std::vector<u64>(s.ranks);
   // One per operation that may be open, with space for all ranks' totals.
   Cell* cells[kSlots];
   Routing r{};
@@ -87,7 +89,7 @@ struct Rank : Inputs {
     if (entries + std::max(entries, units) > kStagedAt) fail("the control window is too small");
     *state = State{0, 0, 1, 0, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.largest_put, kQueues, 2ull * s.ranks * kSlots,
-                   {control, arena}, room<u64>(s.ranks), counters, 1};
+                   {control, arena}, room<u64>(s.ranks), counters, 1, room<u64>(s.ranks)};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
     r = Routing{room<i32>(pairs), room<u32>(pairs), room<u32>(pairs), room<u32>(spans * s.ranks),
                 room<u32>(spans * s.experts), room<u32>(kBlocks * s.ranks),
@@ -137,6 +139,9 @@ void check_counters(const std::vector<Rank*>& ranks) {
       for (u32 signal = r->me; signal < kQueues * r->signals(); signal += r->s.ranks)
         seen += peer->totals[signal];
       if (!TY_PUTS) same("what is raised" + who, to.raised, seen);
+#ifndef MODEL_FABRIC
+      if (r != peer) same("bytes that are put" + who, to.bytes, r->put[peer->me]);
+#endif
       same("what is received" + who, from.received, seen);
     }
 }
@@ -192,6 +197,7 @@ struct Fabric {
     bool first = fault == Fault::kSignalFirst && from.me == 0 && c.dst_window == kArena;
     if (first) raise(), std::this_thread::sleep_for(std::chrono::milliseconds(50));
     memcpy(target, source, c.bytes);
+    from.put[c.peer] += c.bytes;
     if (!first) raise();
   }
   void serve(Rank& r) {

@@ -57,6 +57,7 @@ impl RingCounts {
     fn add_to(&self, rank: u32, counts: &mut Counts) {
         let Some(carried) = self.peer(rank).and_then(|peer| self.counts.of(peer)) else { return };
         (counts.sent, counts.posted, counts.done) = (carried.raised, carried.posted, carried.done);
+        counts.bytes = carried.bytes;
     }
 
     fn raised(&self, rank: u32) -> Vec<(u32, u64)> {
@@ -99,10 +100,10 @@ impl Counters {
         let index = self.index(level, rank);
         // SAFETY: 2 * R structures of words that live and are accessed atomically (contract of `new`,
         // and of the ABI).
-        let words = unsafe { &*self.0.peers.add(index).cast::<[AtomicU64; 5]>() };
-        let [posted, done, sent, expected, received] =
+        let words = unsafe { &*self.0.peers.add(index).cast::<[AtomicU64; 6]>() };
+        let [posted, done, sent, expected, received, bytes] =
             words.each_ref().map(|word| word.load(Ordering::Relaxed));
-        Some(Counts { sent, received, expected, posted, done })
+        Some(Counts { sent, received, expected, posted, done, bytes })
     }
 
     fn raised(&self, level: usize, rank: u32) -> Vec<(u32, u64)> {

@@ -6,6 +6,10 @@
 //! inside, each forwarder gets the sums for the rows that it had forwarded; over the rail, sources sum one
 //! row per domain.
 //!
+//! A set with a queue may return from an exchange before that has ended. The next one then follows it on the device,
+//! where it finds T and refusals, so no host waits between the levels; the last one returns what came of all. A set
+//! without a queue waits in each call.
+//!
 //! A refusal in one exchange is passed to the next, and a round without rows on the rail carries it from domain to
 //! domain. Where losses are masked a rail may be cut, so another round inside tells all ranks of a domain what one
 //! of them has learned. So all ranks that still have a path to each other end an operation alike.

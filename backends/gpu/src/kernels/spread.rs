@@ -1,0 +1,82 @@
+//! How the blocks of a dispatch share its work, and how received rows reach the experts of their tokens.
+
+use tokenyard_core::Result;
+use tokenyard_core::moe::{Cast, Layout, Span};
+
+use super::args::{SpreadArgs, THREADS};
+use super::engine::Engine;
+use super::launch::Roles;
+use super::operation::DispatchOp;
+use super::wanted::Wanted;
+use crate::driver::Launch;
+
+impl Engine {
+    /// The blocks of a dispatch, and what each of them does.
+    pub(super) fn roles(&self, wanted: &Wanted, cast: Cast) -> Roles {
+        let (blocks, max_tokens) = (self.launcher.blocks, self.exchange.shape.max_tokens);
+        let (at_once, casts) = (wanted.mode.at_once, !matches!(cast, Cast::None));
+        match wanted.spec.layout {
+            // Among several domains a block moves its own share of rows; staged rows have other kernels.
+            layout if !self.has_tiles() || self.stages(layout) => {
+                Roles { blocks: blocks.exchange, pushers: 0 }
+            }
+            Layout::Flat => blocks.of_flat(at_once, casts, max_tokens),
+            _ => blocks.of_tiles(at_once, casts, max_tokens),
+        }
+    }
+
+    /// Whether rows are spread over experts while others arrive. Tiles number the rows of a source
+    /// consecutively. Rows of several groups have no such numbers.
+    pub(super) fn has_tiles(&self) -> bool {
+        !self.exchange.path.puts() && self.exchange.groups == 1
+    }
+
+    /// Where there are no tiles: copies rows to the other experts of their tokens. With tiles, the
+    /// dispatch has already done so.
+    pub(super) fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
+        let zero_padding = match op.arrangement {
+            Layout::Flat => return Ok(()),
+            _ if self.has_tiles() => return Ok(()),
+            Layout::ExpertMajor { zero_padding, .. } => zero_padding,
+            Layout::Packed => false,
+        };
+        let (layout, row) = (&op.output.layout, &op.format.row);
+        let at = |span: Span| op.output.address + span.offset;
+        let packed = op.arrangement == Layout::Packed;
+        let weights = |span: Span| if row.weights { at(span) } else { 0 };
+        let source = |span: Span| if packed { at(span) } else { 0 };
+        // As many warps as have memory for a stage.
+        let dispatch_tiling = self.dispatch_tiling(row, op.arrangement);
+        let movers =
+            self.launcher.block.warps().min(dispatch_tiling.movers * dispatch_tiling.stages);
+        let arguments = SpreadArgs {
+            x: at(layout.x),
+            scales: at(layout.scales),
+            weights: weights(layout.weights),
+            source: source(layout.source),
+            slots: at(layout.slots),
+            landed_scales: at(layout.landed_scales),
+            landed_weights: weights(layout.landed_weights),
+            landed_source: source(layout.landed_source),
+            counts: at(layout.expert_counts),
+            starts: at(layout.expert_starts),
+            cell: if op.mode.no_host_sync { self.launcher.cell(slot) } else { 0 },
+            totals: if op.is_open { at(layout.totals) } else { 0 },
+            tokens: op.received,
+            rows: op.output.rows_of(op.arrangement, &self.exchange.regions),
+            row_bytes: row.x_bytes.into(),
+            scale_words: op.format.scale_cols as u32,
+            topk: self.exchange.shape.topk,
+            local_experts: self.exchange.shape.local_experts(),
+            zero_padding: zero_padding.into(),
+            stage_bytes: dispatch_tiling.pitch,
+            movers,
+            stages: 1,
+            reserved: 0,
+        };
+        let blocks = self.launcher.blocks.local;
+        let size = Launch::of_threads(blocks, THREADS, movers * dispatch_tiling.pitch);
+        // SAFETY: the kernel's type; it names a region that is held.
+        unsafe { self.launch(&self.launcher.kernels.spread, size, &arguments, slot) }
+    }
+}
