@@ -10,8 +10,9 @@
 
 namespace ty {
 
-// How a rank enters behind a former exchange: as that ended. Where it has failed in another way than by a refusal, ranks
-// are out of step, and the operation is not entered. Apart, because few operations have a former exchange.
+// How a rank enters behind a former exchange: as that ended. Where it has failed in another way than by a
+// refusal, ranks are out of step, and the operation is not entered. Apart, because few operations have a former
+// exchange.
 constexpr u32 kOutOfStep = ~0u;
 __device__ TY_COLD u32 verdict_behind(const Common& c) {
   u32 code = c.former->code;

@@ -4,8 +4,8 @@
 
 namespace ty {
 
-// How this rank enters a dispatch, once its operation is known. Only a dispatch inside one of several domains may follow
-// another exchange.
+// How this rank enters a dispatch, once its operation is known. Only a dispatch inside one of several domains
+// may follow another exchange.
 __device__ inline u32 verdict_of(const DispatchArgs& a) {
   if constexpr (kGrouped) return operation().verdict;
   return a.c.verdict;
