@@ -12,7 +12,8 @@ namespace ty {
 
 // Most ranks of which some may be masked.
 constexpr u32 kMostMasked = 128;
-// What is settled about the sources of an operation: by their heads, by their reports, and whether rows are missing.
+// Facts that blocks settle about the sources of an operation: by their heads, by their reports, and whether rows are
+// missing.
 constexpr u32 kByHeads = 0, kByReports = 1, kGaps = 2, kSettled = 3;
 
 // The ranks that are left out of this operation, as far as this block knows.
@@ -43,7 +44,7 @@ __device__ TY_INLINED void learn_masks(const Common& c, const Staging& s) {
 }
 
 // Leaves a rank out of what this block does from now on. The whole block.
-__device__ TY_COLD void leave_out(u32 rank) {
+__device__ TY_INLINED void leave_out(u32 rank) {
   sync_block();
   if (threadIdx.x == 0) left_out().ranks[rank] = 1;
   sync_block();
@@ -96,6 +97,22 @@ __device__ inline void poll_present(const Common& c, const Staging& s, const Pol
   }
   sync_block();
 }
+
+// Adds up for how long a block waits for each rank's head, if the call asks for that.
+class WaitTimes {
+ public:
+  // `tells`: one block reports.
+  __device__ WaitTimes(const Staging& s, bool tells)
+      : waited_ns_(tells ? s.waited_ns : nullptr), since_(waited_ns_ ? now_ns() : 0) {}
+  // By the thread that has received a word of a head.
+  __device__ void note(u32 rank, u32 word) const {
+    if (waited_ns_ && word == 0) waited_ns_[rank] += (i64)(now_ns() - since_);
+  }
+
+ private:
+  i64* waited_ns_;
+  u64 since_;
+};
 
 // Whether the pieces of a row, for which all threads of the block have waited, are there. The whole block.
 __device__ TY_INLINED bool has_row(const Staging& s, Guard& guard) {
