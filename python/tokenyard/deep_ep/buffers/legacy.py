@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from tokenyard import errors
 
 from .. import _C, _low_latency, _normal
