@@ -3,8 +3,8 @@
 // A rank is left out once its mask is set: by the host, or by the first wait for it that ends in vain (see Guard).
 // Nothing is sent to it, and no wait is for it. Ranks need not agree about masks, but the blocks of one rank must
 // agree about the sources of an operation, because they share out the places for their rows: for each source the
-// first block to know settles whether it takes part. A source that takes part and stops midway leaves gaps, which
-// the last block fills with zeros.
+// first block to know settles whether it takes part. A source that takes part and stops midway leaves gaps: the
+// last block clears all of its places.
 #pragma once
 #include "entry.cuh"
 

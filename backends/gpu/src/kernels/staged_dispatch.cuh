@@ -227,26 +227,24 @@ __device__ TY_INLINED void spread_row(const DispatchArgs& a, const ComingTables&
 __device__ TY_COLD void miss_row(const StagedDispatchArgs& args, u8* region, u32 number, u32 from) {
   const Common& c = args.dispatch.c;
   PackedOutput out(args.dispatch, region);
-  if (threadIdx.x < c.topk) out.array<i32>(out.at.slots)[(u64)number * c.topk + threadIdx.x] = -1;
   if (threadIdx.x != 0) return;
   out.array<u32>(out.at.landed_source)[number] = from;
   store_relaxed(settled_word(c, args.staging, kGaps, from / c.max_tokens), (u64)c.epoch());
 }
 
-// Fills the places of a source's rows that have not come with zeros. One block, behind all others.
-__device__ TY_COLD void fill_gaps(const StagedDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
-                                  u32 source) {
+// Clears the places of a source that has stopped midway: none of its rows counts. One block, behind all others.
+__device__ TY_COLD void clear_rows(const StagedDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
+                                   u32 source) {
   const DispatchArgs& a = args.dispatch;
-  u32 most = (u32)a.most_tokens(), all = (t.first[source + 1] - t.first[source]) * a.c.topk;
-  const u32* slots = out.array<u32>(out.at.slots) + (u64)t.first[source] * a.c.topk;
+  u32 most = (u32)a.most_tokens(), topk = a.c.topk;
+#pragma unroll 1
+  for (u32 i = t.first[source] * topk + threadIdx.x; i < t.first[source + 1] * topk; i += blockDim.x)
+    out.array<i32>(out.at.slots)[i] = -1;
 #pragma unroll 1
   for (u32 e = 0; e < t.local; e++) {
     u32 from = e * most + t.base[source * t.local + e], end = from + t.rows(source, e);
 #pragma unroll 1
     for (u32 slot = from; slot < end; slot++) {
-      bool has_come = false;
-      for (u32 i = threadIdx.x; i < all; i += blockDim.x) has_come |= load_device(slots + i) == slot;
-      if (sync_block_or(has_come)) continue;
       uint4* x = reinterpret_cast<uint4*>(out.base + (u64)slot * a.row_bytes);
       for (u32 i = threadIdx.x; i < row_pieces(a); i += blockDim.x) store_16(x + i, make_uint4(0, 0, 0, 0));
       u32* scales = out.array<u32>(out.at.scales) + (u64)slot * a.scale_words;
@@ -269,7 +267,7 @@ __device__ TY_COLD void mend_output(const StagedDispatchArgs& args, u8* tables, 
 #pragma unroll 1
   for (u32 s = 0; s < t.ranks; s++)
     if (load_relaxed(settled_word(args.dispatch.c, args.staging, kGaps, s)) == args.dispatch.c.epoch())
-      fill_gaps(args, t, out, s);
+      clear_rows(args, t, out, s);
 }
 
 // A row that arrives, with the first reads of it and of its record.

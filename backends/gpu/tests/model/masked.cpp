@@ -90,14 +90,15 @@ void check_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispatc
     Region region = region_of(a, outcome);
     if (all) check_received(inputs_of(ranks), d, a, base, outcome);
     std::vector<u8> zeros(s.row_bytes + 4 * s.scale_words + 16);
-    bool lacks = !takes_part;
+    // None of the rows of a source counts where one of them has not come.
+    bool is_torn = false;
+    for (u32 t = 0; t < ranks[lost]->tokens; t++) is_torn |= !came(lost, t) && goes(local_ids(*ranks[lost], t, d));
     u32 n = 0;
     for (Rank* source : ranks)
       for (u32 t = 0; t < source->tokens; t++) {
         std::vector<i32> ids = local_ids(*source, t, d);
         if (!goes(ids)) continue;
-        bool is_there = came(source->me, t);
-        lacks |= !is_there;
+        bool is_there = source->me != lost || !is_torn;
         for (u32 k = 0; k < s.topk; k++) {
           i64 slot = ids[k] < 0 ? -1 : slots[source->me][t][k];
           same("a slot", ((i32*)(base + region.slots))[n * s.topk + k], is_there ? slot : -1);
@@ -114,7 +115,7 @@ void check_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispatc
         n++;
       }
     for (u32 rank = 0; rank < ranks.size(); rank++)
-      same("lost ranks", (base + region.lost)[rank], rank == lost && lacks ? 1 : 0);
+      same("lost ranks", (base + region.lost)[rank], rank == lost && (is_torn || !takes_part) ? 1 : 0);
   }
   ranks[lost]->tokens = tokens;
 }
