@@ -32,8 +32,20 @@ __device__ inline u64* settled_word(const Common& c, const Staging& s, u32 stage
   return s.masking.settled + ((u64)c.slot() * kSettled + stage) * c.ranks + rank;
 }
 
-// Reads the masks; they are there behind the next barrier. Once the kernel ahead has ended.
+// When this block began, in shared memory: kernels that receive have no registers to spare.
+__device__ inline u64& begun_ns() {
+  __shared__ u64 begun;
+  return begun;
+}
+// Adds to the time until a rank had entered, if the call asks for that. By the thread that has received the first word
+// of its head, in the block that reports.
+__device__ TY_INLINED void note_wait(const Staging& s, u32 rank) {
+  s.waited_ns[rank] += (i64)(now_ns() - begun_ns());
+}
+
+// Reads the masks, and the clock; they are there behind the next barrier. Once the kernel ahead has ended.
 __device__ TY_INLINED void learn_masks(const Common& c, const Staging& s) {
+  if (s.waited_ns && threadIdx.x == 0) begun_ns() = now_ns();
   if (!masks(s) || wave_id() != block_waves() - 1) return;
 #pragma unroll 1
   for (u32 rank = lane_id(); rank < c.ranks; rank += kWave) {
@@ -97,22 +109,6 @@ __device__ inline void poll_present(const Common& c, const Staging& s, const Pol
   }
   sync_block();
 }
-
-// Adds up for how long a block waits for each rank's head, if the call asks for that.
-class WaitTimes {
- public:
-  // `tells`: one block reports.
-  __device__ WaitTimes(const Staging& s, bool tells)
-      : waited_ns_(tells ? s.waited_ns : nullptr), since_(waited_ns_ ? now_ns() : 0) {}
-  // By the thread that has received a word of a head.
-  __device__ void note(u32 rank, u32 word) const {
-    if (waited_ns_ && word == 0) waited_ns_[rank] += (i64)(now_ns() - since_);
-  }
-
- private:
-  i64* waited_ns_;
-  u64 since_;
-};
 
 // Whether the pieces of a row, for which all threads of the block have waited, are there. The whole block.
 __device__ TY_INLINED bool has_row(const Staging& s, Guard& guard) {

@@ -67,14 +67,13 @@ __device__ TY_INLINED bool look_at_entries(const StagedDispatchArgs& args, const
   u32 heads = c.ranks * kHead, waves = min((heads + kWave - 1) / kWave, block_waves() - 1), limit = waves * kWave;
   u64 epoch = c.epoch();
   bool there = true;
-  WaitTimes times(args.staging, Part(args.staging).tells());
   if (threadIdx.x < limit) {
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < heads; i += limit) {
       u32 source = i / kHead, word = i % kHead;
       const u64* at = entry_word(c, up, c.rank, source, word);
       t.heard[i] = poll_seen(at, 0, {kPhaseEntry, source, word, epoch}, guard);
-      times.note(source, word);
+      if (args.staging.waited_ns && word == 0 && Part(args.staging).tells()) note_wait(args.staging, source);
       atomic_add(t.pending, ~0u);
     }
     return true;

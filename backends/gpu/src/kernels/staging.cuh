@@ -431,12 +431,11 @@ __device__ TY_INLINED Decision decide_together(const Common& c, const u32* heard
 template <class Up>
 __device__ TY_COLD bool poll_masked_heads(const Common& c, const Staging& s, Up up, u32* heard) {
   Guard guard(c.abort, c.cap_ns, c.report);
-  WaitTimes times(s, Part(s).tells());
   poll_present(c, s, {kByHeads, kHead, heard}, guard, [&](u32 source, u32 word, bool is_there) -> u32 {
     What what{kPhaseEntry, source, word, c.epoch()};
     if (is_there) {
       u32 value = poll_seen(entry_word(c, up, c.rank, source, word), 0, what, guard);
-      times.note(source, word);
+      if (s.waited_ns && word == 0 && Part(s).tells()) note_wait(s, source);
       return value;
     }
     switch (word) {
@@ -457,13 +456,12 @@ __device__ TY_INLINED bool poll_heads(const Common& c, const Staging& s, const U
                                       Decision& decision, Guard& guard) {
   u64 epoch = c.epoch();
   if (masks(s) && !poll_masked_heads(c, s, up, heard)) guard.end();
-  WaitTimes times(s, !masks(s) && Part(s).tells());
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < c.ranks * kHead && !masks(s); i += blockDim.x, seen = 0) {
     u32 source = i / kHead, word = i % kHead;
     const u64* at = entry_word(c, up, c.rank, source, word);
     heard[i] = poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);
-    times.note(source, word);
+    if (s.waited_ns && word == 0 && Part(s).tells()) note_wait(s, source);
   }
   if (!sync_block_and(!guard.ended())) return false;
   decision = decide_together(c, heard);
