@@ -239,6 +239,11 @@ struct TyTransportTable;
 #define TY_NEEDS_PACKED_SUMS 128
 
 /**
+ * In [`TyKernelNeeds`]: it takes `expert_totals` and `waited_ns` of calls in the packed layout.
+ */
+#define TY_NEEDS_STATISTICS 256
+
+/**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
  */
 #define TY_RANK_LOST 1
@@ -402,6 +407,21 @@ struct TyTransportTable;
 #define TY_COMBINE_SUM_WEIGHTS 32
 
 /**
+ * In [`TyMasks`]: writes them all.
+ */
+#define TY_MASKS_READ 0
+
+/**
+ * In [`TyMasks`]: masks one rank.
+ */
+#define TY_MASKS_SET 1
+
+/**
+ * In [`TyMasks`]: unmasks one rank, which is not lost.
+ */
+#define TY_MASKS_CLEAR 2
+
+/**
  * Layout hash of the transport ABI on 64-bit targets.
  */
 #define TY_TRANSPORT_LAYOUT 11268153531467506378ull
@@ -414,7 +434,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 14349292065558412433ull
+#define TY_KERNELS_LAYOUT 6093992953212077735
 
 /**
  * Major version of the topology ABI.
@@ -845,6 +865,10 @@ typedef struct TyCombine {
    * `topk_weights`.
    */
   struct TyTensor topk_idx;
+  /**
+   * As in [`TyDispatch`].
+   */
+  int64_t *waited_ns;
 } TyCombine;
 
 /**
@@ -1259,6 +1283,16 @@ typedef struct TyDispatch {
    * of `topk_idx`; read as the other tensors are. Null: as many as those rows.
    */
   const uint32_t *tokens;
+  /**
+   * i32 `[E/R]` on the set's device, or null: the rows that each local expert receives are added. Only with
+   * `TY_NEEDS_STATISTICS`, and for the packed layout.
+   */
+  int32_t *expert_totals;
+  /**
+   * i64 `[R]` beside it, or null: the nanoseconds are added for which this rank has waited until each rank had
+   * entered.
+   */
+  int64_t *waited_ns;
 } TyDispatch;
 
 /**
@@ -2233,6 +2267,28 @@ typedef struct TyTrace {
 } TyTrace;
 
 /**
+ * The ranks that operations leave out.
+ */
+typedef struct TyMasks {
+  /**
+   * `sizeof(TyMasks)`.
+   */
+  size_t size;
+  /**
+   * One of `TY_MASKS_*`.
+   */
+  uint32_t action;
+  /**
+   * The rank to mask or unmask.
+   */
+  uint32_t rank;
+  /**
+   * For `TY_MASKS_READ`: R bytes, which become 1 where a rank is left out, else 0.
+   */
+  uint8_t *masks;
+} TyMasks;
+
+/**
  * A kernel set. All slots of one instance are called by one thread at a time.
  *
  * Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
@@ -2387,6 +2443,12 @@ typedef struct TyKernelsTable {
    * while the stream is captured.
    */
   int32_t (*release_after)(void *instance, void *stream, struct TyError *error);
+  /**
+   * Optional, of a set with `TY_NEEDS_MASKING` whose operations may leave out ranks that live. Reads or changes
+   * the masks of ranks, behind all operations that were sent; no operation is open. A rank is unmasked while no
+   * rank is inside an operation.
+   */
+  int32_t (*masks)(void *instance, const struct TyMasks *masks, struct TyError *error);
 } TyKernelsTable;
 
 /**

@@ -7,7 +7,7 @@ use crate::counters::{TyCounters, TyTrace};
 use crate::device::TyDeviceTable;
 use crate::gpu_ring::TyGpuRing;
 use crate::host::TyHost;
-use crate::operations::{TyAgree, TyCombine, TyDispatch, TyReceived, TyTensor};
+use crate::operations::{TyAgree, TyCombine, TyDispatch, TyMasks, TyReceived, TyTensor};
 use crate::plan::{TyKernelNeeds, TyLimits, TyPlan, TyShape};
 use crate::transport::TyConfig;
 
@@ -199,6 +199,16 @@ pub struct TyKernelsTable {
         unsafe extern "C" fn(
             instance: *mut c_void,
             stream: *mut c_void,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Optional, of a set with `TY_NEEDS_MASKING` whose operations may leave out ranks that live. Reads or changes
+    /// the masks of ranks, behind all operations that were sent; no operation is open. A rank is unmasked while no
+    /// rank is inside an operation.
+    pub masks: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            masks: *const TyMasks,
             error: *mut TyError,
         ) -> i32,
     >,

@@ -89,16 +89,17 @@ const fn kernels_layout() -> u64 {
         TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns, lost }
         TyRefusal { text, rank, is_full }
         TyDispatch { size, operation, handle, flags, layout, alignment, cast, max_tokens, exchange,
-            reserved, x, scales, topk_idx, topk_weights, refusal, stream, tokens }
+            reserved, x, scales, topk_idx, topk_weights, refusal, stream, tokens, expert_totals, waited_ns }
         TyReceived { size, region, tokens, rows, x, scales, ids, weights, source, slots,
             expert_counts, expert_starts, expert_ends, source_counts, source_ends, ranges, totals, lost }
         TyCombine { size, operation, handle, flags, exchange, reserved, x, weights, beside, bias0, bias1,
-            out, out_weights, missing, refusal, stream, topk_weights, topk_idx }
+            out, out_weights, missing, refusal, stream, topk_weights, topk_idx, waited_ns }
+        TyMasks { size, action, rank, masks }
         TyAgree { size, operation, exchange, is_combine, refusal }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
             dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, agree, flush,
             release,
-            device, gpu_ring, counters, trace, dispatch_output, release_after }
+            device, gpu_ring, counters, trace, dispatch_output, release_after, masks }
         TyDeviceTable { size, tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on,
             graph_begin, graph_end, graph_launch, graph_destroy }
         TyRaised { signal, total }
@@ -113,7 +114,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x9c60_85ef_85af_22ca;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0xc722_ed1b_99f0_bc91;
+pub const TY_KERNELS_LAYOUT: u64 = 0x5492_364d_b7f0_86a7;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -122,6 +122,12 @@ pub struct TyDispatch {
     /// With `TY_DISPATCH_NO_SYNC` and without `TY_DISPATCH_REPLAY`: T, in device memory, at most the rows
     /// of `topk_idx`; read as the other tensors are. Null: as many as those rows.
     pub tokens: *const u32,
+    /// i32 `[E/R]` on the set's device, or null: the rows that each local expert receives are added. Only with
+    /// `TY_NEEDS_STATISTICS`, and for the packed layout.
+    pub expert_totals: *mut i32,
+    /// i64 `[R]` beside it, or null: the nanoseconds are added for which this rank has waited until each rank had
+    /// entered.
+    pub waited_ns: *mut i64,
 }
 
 /// The output of a dispatch, in the arena. Absent tensors have null data.
@@ -231,6 +237,29 @@ pub struct TyCombine {
     /// `[T, K]` i64, may be absent: a negative id leaves the expert's row out of the sum. Only with
     /// `topk_weights`.
     pub topk_idx: TyTensor,
+    /// As in [`TyDispatch`].
+    pub waited_ns: *mut i64,
+}
+
+/// In [`TyMasks`]: writes them all.
+pub const TY_MASKS_READ: u32 = 0;
+/// In [`TyMasks`]: masks one rank.
+pub const TY_MASKS_SET: u32 = 1;
+/// In [`TyMasks`]: unmasks one rank, which is not lost.
+pub const TY_MASKS_CLEAR: u32 = 2;
+
+/// The ranks that operations leave out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyMasks {
+    /// `sizeof(TyMasks)`.
+    pub size: usize,
+    /// One of `TY_MASKS_*`.
+    pub action: u32,
+    /// The rank to mask or unmask.
+    pub rank: u32,
+    /// For `TY_MASKS_READ`: R bytes, which become 1 where a rank is left out, else 0.
+    pub masks: *mut u8,
 }
 
 /// A round of an operation without rows: ranks of an exchange learn whether one of them knows of a refusal.

@@ -94,6 +94,9 @@ pub const TY_NEEDS_NO_REGION: u32 = 64;
 /// In [`TyKernelNeeds`]: combines of the packed layout take `TY_COMBINE_ROUND_ONCE`, `topk_weights` and `topk_idx`.
 pub const TY_NEEDS_PACKED_SUMS: u32 = 128;
 
+/// In [`TyKernelNeeds`]: it takes `expert_totals` and `waited_ns` of calls in the packed layout.
+pub const TY_NEEDS_STATISTICS: u32 = 256;
+
 /// In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
 pub const TY_RANK_LOST: u8 = 1;
 /// In `lost` of [`TyPlan`]: the rank is a member of no team.

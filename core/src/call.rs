@@ -91,6 +91,10 @@ pub struct DispatchCall<'a> {
     pub topk_weights: abi::TyTensor,
     /// T in device memory, or null.
     pub tokens: *const u32,
+    /// Where the rows of each local expert are added, or null.
+    pub expert_totals: *mut i32,
+    /// Where the time of waits for each rank is added, or null.
+    pub waited_ns: *mut i64,
     /// Its place among the device's work.
     pub order: CallOrder,
     /// Why this rank does not take part: then no tensor is read.
@@ -133,6 +137,8 @@ pub struct CombineCall<'a> {
     pub topk_weights: abi::TyTensor,
     /// `[T, K]` i64 beside them, or absent: negative ids leave rows out.
     pub topk_idx: abi::TyTensor,
+    /// As in [`DispatchCall`].
+    pub waited_ns: *mut i64,
     /// Its place among the device's work.
     pub order: CallOrder,
     /// As in [`DispatchCall`].
@@ -251,6 +257,8 @@ impl<'a> DispatchCall<'a> {
             topk_idx: call.topk_idx,
             topk_weights: call.topk_weights,
             tokens: call.tokens,
+            expert_totals: call.expert_totals,
+            waited_ns: call.waited_ns,
             order: CallOrder::of(call.flags, flags, call.stream),
             // SAFETY: by this function's contract.
             refusal: unsafe { CallRefusal::from_abi(&call.refusal) },
@@ -286,6 +294,7 @@ impl<'a> CombineCall<'a> {
             missing: call.missing,
             topk_weights: call.topk_weights,
             topk_idx: call.topk_idx,
+            waited_ns: call.waited_ns,
             order: CallOrder::of(call.flags, flags, call.stream),
             // SAFETY: by this function's contract.
             refusal: unsafe { CallRefusal::from_abi(&call.refusal) },
@@ -346,6 +355,8 @@ mod tests {
         refusal: CallRefusal::NONE,
         stream: std::ptr::null_mut(),
         tokens: std::ptr::null(),
+        expert_totals: std::ptr::null_mut(),
+        waited_ns: std::ptr::null_mut(),
     };
 
     fn typed(call: &abi::TyDispatch) -> Result<DispatchCall<'static>> {

@@ -171,6 +171,24 @@ pub trait KernelSet: Sized + Send + 'static {
         Err(Error::new(ErrorKind::Unsupported, "release after stream", text))
     }
 
+    /// The ranks that operations leave out, by rank.
+    ///
+    /// # Errors
+    /// `Unsupported` where the set masks no rank that lives; errors of the device.
+    fn masks(&mut self) -> Result<Vec<bool>> {
+        Err(no_masks())
+    }
+
+    /// Masks or unmasks a rank, behind all operations that were sent. No rank is inside an operation when one is
+    /// unmasked.
+    ///
+    /// # Errors
+    /// As [`masks`](Self::masks); a rank that is lost, or this one.
+    fn set_mask(&mut self, rank: u32, is_masked: bool) -> Result<()> {
+        let _ = (rank, is_masked);
+        Err(no_masks())
+    }
+
     /// The ring of a level (`TY_LEVEL_*`) on which its kernels post through the host, once it is
     /// planned; else nothing. See [`gpu_ring`](crate::gpu_ring).
     ///
@@ -196,6 +214,13 @@ pub trait KernelSet: Sized + Send + 'static {
         let text = format!("{} notes no times", Self::NAME);
         Err(Error::new(ErrorKind::Unsupported, "trace operation", text))
     }
+}
+
+fn no_masks() -> Error {
+    let text =
+        "found a call about masks; expected none: the kernel set leaves out lost ranks alone";
+    Error::new(ErrorKind::Unsupported, "mask ranks", text)
+        .with_fix("use kernels of a GPU with decode = \"low_latency\" and on_failure = \"mask\"")
 }
 
 /// True if a window belongs to a level, one of `TY_LEVEL_*`.

@@ -469,6 +469,26 @@ impl Communicator {
         self.shared.call(py, |comm| Ok(comm.lost_ranks()))
     }
 
+    /// Ranks that low-latency operations of this rank leave out now, in order: lost, too late, or masked by hand.
+    fn masked_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        self.shared.call(py, CoreCommunicator::masked_ranks)
+    }
+
+    /// Leaves a rank out of this rank's operations. Local.
+    fn mask_rank(&self, py: Python<'_>, rank: u32) -> PyResult<()> {
+        self.shared.call(py, |comm| comm.mask_rank(rank))
+    }
+
+    /// Takes a rank back. Collective.
+    fn unmask_rank(&self, py: Python<'_>, rank: u32) -> PyResult<()> {
+        self.shared.call(py, |comm| comm.unmask_rank(rank))
+    }
+
+    /// Takes all ranks back that are not lost. Collective.
+    fn clear_masks(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.call(py, CoreCommunicator::clear_masks)
+    }
+
     /// The calls that it takes of those that not every kernel set takes: `"streams"`, `"without_sync"`, `"max_tokens"`,
     /// `"round_once"` (with it `topk_weights` of a combine), `"sum_weights"`.
     #[getter]

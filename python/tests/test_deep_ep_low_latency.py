@@ -254,7 +254,7 @@ def other_calls(world, case):
     status = np.full(case.ranks, 7, np.int32)
     buffer.low_latency_query_mask_buffer(status)
     same(status, np.zeros(case.ranks, np.int32))
-    with pytest.raises(NotImplementedError, match="masked by hand"):
+    with pytest.raises(errors.InvalidInputError, match="found no call of the buffer before"):
         buffer.low_latency_update_mask_buffer(1, True)
     with pytest.raises(NotImplementedError, match="NVFP4"):
         buffer.low_latency_dispatch(None, None, 1, 1, use_nvfp4=True)

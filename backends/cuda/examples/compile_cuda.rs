@@ -64,7 +64,7 @@ fn most_spills(kernel: &str) -> u32 {
     match kernel {
         "ty_dispatch" | "ty_dispatch_staged" | "ty_cast_staged_long" | "ty_ring_posts" => 8,
         "ty_combine_fused_bf16" | "ty_combine_fused_f16" => 144,
-        _ if kernel.starts_with("ty_combine_staged") => 736,
+        _ if kernel.starts_with("ty_combine_staged") => 968,
         _ => 0,
     }
 }

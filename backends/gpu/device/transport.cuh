@@ -104,6 +104,7 @@ struct WaitReport {
   u64 wait_expected;
   u64 wait_found;
   u64 begun;          // number of the last operation that all ranks have entered; kernels store it
+  u64 masking;        // address of Masking, where operations go on without ranks; else 0. The host sets it once
 };
 
 // The subject of a wait.
@@ -130,15 +131,17 @@ struct Masking {
 // for a rank that is, or is to be, left out: those alone.
 class Guard {
  public:
-  __device__ Guard(const u64* abort, u64 cap_ns, WaitReport* report, const Masking* masking = nullptr)
-      : bounds_{abort, cap_ns, report, masking}, since_(0), looks_(0), ended_(false), left_out_(false) {}
+  __device__ Guard(const u64* abort, u64 cap_ns, WaitReport* report)
+      : abort_(abort), cap_(cap_ns), report_(report), since_(0), looks_(0), state_(0) {}
 
-  __device__ bool ended() const { return ended_; }
+  __device__ bool ended() const { return (state_ & kEnded) != 0; }
+  // Another guard of this block has ended.
+  __device__ void end() { state_ |= kEnded; }
 
   // Whether a wait has ended because its rank is left out, since the last call.
   __device__ bool takes_left_out() {
-    bool was = left_out_;
-    left_out_ = false;
+    bool was = (state_ & kLeftOut) != 0;
+    state_ &= ~kLeftOut;
     return was;
   }
 
@@ -146,47 +149,39 @@ class Guard {
   // left out.
   template <class Read, class Ready>
   __device__ bool until(const What& what, Read read, Ready ready) {
-    if (ended_) return false;
+    if (ended()) return false;
     since_ = 0;
     looks_ = 0;
     u64 found = read();
     while (!ready(found)) {
       if (++looks_ % 1024 == 0) {
-        Lasting wait = look_up(bounds_, what, {since_, found});
+        Lasting wait = look_up(abort_, cap_, report_, what, {since_, found});
         since_ = wait.since;
-        ended_ = wait.found == kEnded;
-        left_out_ |= wait.found == kLeftOut;
+        state_ |= (u32)wait.found;
         if (wait.found != 0) return false;
       }
       between_looks();
       found = read();
     }
-    if (since_ != 0) atomic_cas(&bounds_.report->waiting, tag(what), 0ull);
+    if (since_ != 0) atomic_cas(&report_->waiting, tag(what), 0ull);
     return true;
   }
 
   // Ends all waits by this guard, now and later. A device API that sees an error itself calls it. For
   // the first failure the host reads the subject of the wait, and the value that was found.
   __device__ void fail(const What& what, u64 found) {
-    ended_ = true;
-    report_end(bounds_.report, what, found);
+    end();
+    report_end(report_, what, found);
   }
 
  private:
   __device__ static u64 tag(const What& what) { return (u64)what.phase << 32 | (what.peer + 1); }
 
-  struct Bounds {
-    const u64* abort;
-    u64 cap;
-    WaitReport* report;
-    const Masking* masking;
-  };
-
   // A wait that lasts: since when, and the value that was found; or as the result, whether it was ended.
   struct Lasting {
     u64 since, found;
   };
-  static constexpr u64 kEnded = 1, kLeftOut = 2;
+  static constexpr u32 kEnded = 1, kLeftOut = 2;
 
   // The report names the wait with the lowest phase and peer of those that last: the other
   // peers may wait for a rank that itself waits for that peer.
@@ -208,8 +203,9 @@ class Guard {
   }
 
   // Whether a wait for a rank goes on without it. The first such wait masks the rank for all later ones.
-  __device__ TY_COLD static bool leaves_out(const Masking* masking, u32 peer, u64 lasted) {
-    if (!masking || !masking->masks || peer == masking->rank) return false;
+  __device__ TY_COLD static bool leaves_out(const WaitReport* report, u32 peer, u64 lasted) {
+    const Masking* masking = reinterpret_cast<const Masking*>(load_relaxed(&report->masking));
+    if (!masking || peer == masking->rank) return false;
     u32* mask = masking->masks + peer;
     bool is_masked = (load_relaxed(mask) & 1) != 0;
     if (!is_masked && load_relaxed(masking->lost + peer) == 0 && lasted < masking->after_ns) return false;
@@ -218,9 +214,7 @@ class Guard {
     return true;
   }
 
-  __device__ TY_COLD static Lasting look_up(Bounds bounds, What what, Lasting wait) {
-    const u64* abort = bounds.abort;
-    WaitReport* report = bounds.report;
+  __device__ TY_COLD static Lasting look_up(const u64* abort, u64 cap, WaitReport* report, What what, Lasting wait) {
     u64 now = now_ns(), since = wait.since == 0 ? now : wait.since;
     claim(report, tag(what));
     if (load_relaxed(&report->waiting) == tag(what)) {
@@ -228,8 +222,8 @@ class Guard {
       store_relaxed(&report->wait_expected, what.expected);
       store_relaxed(&report->wait_found, wait.found);
     }
-    bool ends = load_relaxed(abort) != 0 || now - since >= bounds.cap;
-    if (!ends && leaves_out(bounds.masking, what.peer, now - since)) {
+    bool ends = load_relaxed(abort) != 0 || now - since >= cap;
+    if (!ends && leaves_out(report, what.peer, now - since)) {
       atomic_cas(&report->waiting, tag(what), 0ull);
       return {since, kLeftOut};
     }
@@ -238,10 +232,12 @@ class Guard {
     return {since, kEnded};
   }
 
-  Bounds bounds_;
+  const u64* abort_;
+  u64 cap_;
+  WaitReport* report_;
   u64 since_;
   u32 looks_;
-  bool ended_, left_out_;
+  u32 state_;
 };
 
 // Waits for a total; totals compare rolling.

@@ -408,8 +408,8 @@ const MUTANTS: [(&str, &str, &str); 12] = [
 const MASKING_MUTANTS: [(&str, &str, &str); 6] = [
     (
         "a rank that is lost is waited for",
-        "    if (!masking || !masking->masks",
-        "    if (model::mutant == 1 || !masking || !masking->masks",
+        "    if (!masking || peer == masking->rank",
+        "    if (model::mutant == 1 || !masking || peer == masking->rank",
     ),
     (
         "each block settles by itself who takes part",

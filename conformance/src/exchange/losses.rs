@@ -60,8 +60,9 @@ pub fn check_received_flagged(
         return check_received(case, inputs, rank, received).map(|()| false);
     }
     let counts = received.source_counts().context("the output has no counts of its sources")?;
-    let counts = counts.elements::<i32>();
-    let has_places = |rank: &usize| counts.get(*rank).is_some_and(|count| *count > 0);
+    let counts = counts.to_vec()?;
+    let has_places =
+        |rank: &usize| counts.get(4 * rank..4 * (rank + 1)).is_some_and(|count| count != [0; 4]);
     let (torn, absent): (Vec<_>, Vec<_>) = lost.into_iter().partition(has_places);
     let mut expected = oracle::expected_dispatch(case, &inputs.without(case, &absent), rank);
     expected.clear_rows_of(&torn);

@@ -116,6 +116,8 @@ pub(super) fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi
         refusal: CallRefusal::NONE,
         stream: std::ptr::null_mut(),
         tokens: std::ptr::null(),
+        expert_totals: std::ptr::null_mut(),
+        waited_ns: std::ptr::null_mut(),
     }
 }
 
@@ -140,6 +142,7 @@ pub(super) fn blank_combine(operation: u64, handle: u32) -> abi::TyCombine {
         stream: std::ptr::null_mut(),
         topk_weights: NO_TENSOR,
         topk_idx: NO_TENSOR,
+        waited_ns: std::ptr::null_mut(),
     }
 }
 
@@ -368,7 +371,7 @@ impl Communicator {
         };
         let (operation, _inside) = self.begin(Sort::Combine)?;
         let mut call = blank_combine(operation, handle.routing.slot);
-        if let Err(error) = mode.mark_combine(&mut call) {
+        if let Err(error) = mode.mark_combine(&mut call, handle.layout) {
             return Err(self.refuse_combine(call, error));
         }
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };

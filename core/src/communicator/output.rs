@@ -119,11 +119,15 @@ impl Received {
         lost,
     }
 
-    /// The source ranks that `lost` marks, in order.
+    /// The source ranks that `lost` marks, in order. The output's operation has ended on the device. If the device
+    /// cannot be read, which the log says, all ranks count as lost.
     pub fn lost_ranks(&self) -> Vec<u32> {
-        let lost = self.lost();
-        let flags = lost.as_ref().map_or(&[][..], |lost| lost.elements::<u8>());
-        (0..).zip(flags).filter(|(_, flag)| **flag != 0).map(|(rank, _)| rank).collect()
+        let Some(lost) = self.lost() else { return Vec::new() };
+        let flags = lost.to_vec().unwrap_or_else(|error| {
+            tracing::error!("the list of lost ranks cannot be read: {error}");
+            vec![1; lost.rows()]
+        });
+        (0..).zip(flags).filter(|(_, flag)| *flag != 0).map(|(rank, _)| rank).collect()
     }
 }
 

@@ -11,7 +11,7 @@ use super::operations::{PendingCombine, PendingDispatch, PendingReplay};
 use super::output::{Handle, Received};
 use super::tensor::{TensorMut, TensorRef};
 use crate::kernels::Trace;
-use crate::moe::DType;
+use crate::moe::{DType, Layout};
 use crate::{Error, ErrorKind, Result, abi};
 
 /// A stream of the communicator's device that belongs to the caller.
@@ -51,12 +51,33 @@ impl Stream {
     }
 }
 
+/// Numbers in device memory that an operation of the packed layout adds to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Statistics<'a> {
+    /// i32 `[E/R, 1]`: the rows that each local expert receives. Of a dispatch alone.
+    pub expert_totals: Option<TensorRef<'a>>,
+    /// i64 `[R, 1]`: the nanoseconds for which this rank has waited until each rank had entered the operation.
+    pub waited_ns: Option<TensorRef<'a>>,
+}
+
+impl Statistics<'_> {
+    fn is_empty(&self) -> bool {
+        self.expert_totals.is_none() && self.waited_ns.is_none()
+    }
+}
+
+/// An address in a tensor that the device writes, or null.
+fn written<T>(tensor: Option<TensorRef<'_>>) -> *mut T {
+    tensor.map_or(std::ptr::null_mut(), |t| t.raw().data.cast())
+}
+
 /// The order of a call, and whether the host waits for it. The default is that of plain calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mode<'a> {
     stream: Option<Stream>,
     no_sync: bool,
     tokens: Option<TensorRef<'a>>,
+    statistics: Statistics<'a>,
     /// One call sends and receives the operation.
     is_at_once: bool,
 }
@@ -91,21 +112,35 @@ impl Mode<'_> {
             );
         }
         call.tokens = self.tokens.map_or(std::ptr::null(), |t| t.raw().data.cast_const().cast());
-        Ok(())
+        call.expert_totals = written(self.statistics.expert_totals);
+        call.waited_ns = written(self.statistics.waited_ns);
+        self.check_packed(call.layout == abi::TY_LAYOUT_PACKED)
+    }
+
+    fn check_packed(&self, is_packed: bool) -> Result<()> {
+        if is_packed || self.statistics.is_empty() {
+            return Ok(());
+        }
+        refuse("statistics: found some; expected none but in the packed layout")
     }
 
     pub(super) fn mark_replay(&self, call: &mut abi::TyDispatch) -> Result<()> {
         self.mark(call);
+        if !self.statistics.is_empty() {
+            return refuse("statistics: found some; expected none in a replay");
+        }
         self.check_no_tokens()
     }
 
-    pub(super) fn mark_combine(&self, call: &mut abi::TyCombine) -> Result<()> {
+    pub(super) fn mark_combine(&self, call: &mut abi::TyCombine, layout: Layout) -> Result<()> {
         let (flags, stream) = self.flags([
             abi::TY_COMBINE_ON_STREAM,
             abi::TY_COMBINE_NO_SYNC,
             abi::TY_COMBINE_AT_ONCE,
         ]);
         (call.flags, call.stream) = (call.flags | flags, stream);
+        call.waited_ns = written(self.statistics.waited_ns);
+        self.check_packed(layout == Layout::Packed)?;
         self.check_no_tokens()
     }
 
@@ -241,7 +276,38 @@ impl Communicator {
     }
 
     pub(super) fn check_mode(&self, mode: &Mode<'_>) -> Result<()> {
-        self.check_stream(mode.stream).and_then(|()| self.check_no_sync(mode))
+        self.check_stream(mode.stream)
+            .and_then(|()| self.check_no_sync(mode))
+            .and_then(|()| self.check_statistics(&mode.statistics))
+    }
+
+    fn check_statistics(&self, statistics: &Statistics<'_>) -> Result<()> {
+        if statistics.is_empty() {
+            return Ok(());
+        }
+        if !self.components.takes(abi::TY_NEEDS_STATISTICS) {
+            return refuse("statistics: found some; expected none: the kernel set writes none");
+        }
+        let Statistics { expert_totals, waited_ns } = *statistics;
+        let arguments = [("expert_totals", expert_totals), ("waited_ns", waited_ns)];
+        check_memory(&arguments.map(|(name, t)| Argument::other(name, t)), self.components.device)?;
+        let is = |tensor: Option<TensorRef<'_>>, rows: u32, dtype: DType| {
+            let fits = |t: TensorRef<'_>| {
+                [t.rows(), t.cols()] == [rows as usize, 1]
+                    && t.dtype() == Some(dtype)
+                    && t.is_contiguous()
+            };
+            tensor.is_none_or(fits)
+        };
+        if !is(expert_totals, self.shape.local_experts(), DType::I32) {
+            return refuse(
+                "expert_totals: found another tensor; expected i32 [E/R, 1], contiguous",
+            );
+        }
+        if !is(waited_ns, self.shape.ranks, DType::I64) {
+            return refuse("waited_ns: found another tensor; expected i64 [R, 1], contiguous");
+        }
+        Ok(())
     }
 
     pub(super) fn check_stream(&self, stream: Option<Stream>) -> Result<()> {
@@ -320,6 +386,14 @@ impl<'y> OnStream<'y> {
     #[must_use]
     pub fn with_tokens(mut self, tokens: TensorRef<'y>) -> Self {
         self.mode.tokens = Some(tokens);
+        self
+    }
+
+    /// For dispatches to the packed layout, and their combines: numbers that the device adds to. No other code
+    /// reads or writes them from the send on until the stream has passed the receive.
+    #[must_use]
+    pub fn with_statistics(mut self, statistics: Statistics<'y>) -> Self {
+        self.mode.statistics = statistics;
         self
     }
 }

@@ -42,6 +42,7 @@ impl<K: KernelSet> KernelsComponent<K> {
         trace: Some(Self::trace),
         dispatch_output: Some(Self::dispatch_output),
         release_after: Some(Self::release_after),
+        masks: Some(Self::masks),
     };
 
     unsafe extern "C" fn probe(
@@ -137,6 +138,19 @@ impl<K: KernelSet> KernelsComponent<K> {
             Ok(())
         };
         release_after(stream: *mut c_void) |component| component.release_after(stream);
+        masks(masks: *const abi::TyMasks) [masks] |component| {
+            let abi::TyMasks { action, rank, masks, .. } = *masks;
+            match action {
+                abi::TY_MASKS_SET => component.set_mask(rank, true),
+                abi::TY_MASKS_CLEAR => component.set_mask(rank, false),
+                _ => {
+                    for (at, mask) in component.masks()?.into_iter().enumerate() {
+                        *masks.add(at) = mask.into();
+                    }
+                    Ok(())
+                }
+            }
+        };
     }
 
     slots! { silent K:

@@ -204,6 +204,31 @@ impl OpenKernels {
         self.call("release_after", |t, i, e| unsafe { t.release_after.map(|f| f(i, stream, e)) })
     }
 
+    /// The ranks that operations leave out, by rank.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    pub fn masks(&mut self, ranks: u32) -> Result<Vec<u8>> {
+        let mut masks = vec![0; ranks as usize];
+        self.call_masks(abi::TY_MASKS_READ, 0, masks.as_mut_ptr())?;
+        Ok(masks)
+    }
+
+    /// Masks or unmasks a rank.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    pub fn set_mask(&mut self, rank: u32, is_masked: bool) -> Result<()> {
+        let action = if is_masked { abi::TY_MASKS_SET } else { abi::TY_MASKS_CLEAR };
+        self.call_masks(action, rank, std::ptr::null_mut())
+    }
+
+    fn call_masks(&mut self, action: u32, rank: u32, masks: *mut u8) -> Result<()> {
+        let call = abi::TyMasks { size: size_of::<abi::TyMasks>(), action, rank, masks };
+        // SAFETY: as in `allocate`; R bytes where masks are read.
+        self.call("masks", |t, i, e| unsafe { t.masks.map(|f| f(i, &call, e)) })
+    }
+
     /// Frees an arena region.
     pub fn release(&mut self, region: u64) {
         if let Some(release) = self.component.table.release {

@@ -18,8 +18,6 @@ MISSING = {
     "src_signal_expect_value": "signals between a GEMM and a combine",
     "dispatch_wait_recv_cost_stats": "waiting times per source rank",
     "combine_wait_recv_cost_stats": "waiting times per source rank",
-    "low_latency_update_mask_buffer": "ranks that are masked by hand",
-    "low_latency_clean_mask_buffer": "ranks that come back",
     "engram_write": "engram",
     "engram_fetch": "engram",
     "get_engram_storage_size_hint": "engram",

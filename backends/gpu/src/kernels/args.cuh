@@ -254,6 +254,8 @@ struct Staging {
   u32 phases;        // the phases that the kernel runs: kSends, kReceives
   u32 senders;       // blocks that only send, while the others only receive; 0: each does both
   Masking masking;
+  i64* waited_ns;      // [R]: the time of waits for each rank's head is added; or null
+  u32* expert_totals;  // [El]: the rows of each local expert are added; or null
 };
 
 // The group of a token.

@@ -83,6 +83,7 @@ pub(crate) struct WaitReport {
     pub(crate) wait_expected: u64,
     pub(crate) wait_found: u64,
     pub(crate) begun: u64,
+    pub(crate) masking: u64,
 }
 
 #[repr(C)]
@@ -293,6 +294,8 @@ pub(crate) struct Staging {
     pub(crate) phases: u32,
     pub(crate) senders: u32,
     pub(crate) masking: Masking,
+    pub(crate) waited_ns: u64,
+    pub(crate) expert_totals: u64,
 }
 
 #[repr(C)]

@@ -391,7 +391,7 @@ impl Engine {
         // SAFETY: the tensors are valid by this function's contract.
         unsafe {
             match self.stages(wanted.spec.layout) {
-                true => self.launch_staged_dispatch(call.operation, &arguments, &wanted.mode)?,
+                true => self.launch_staged_dispatch(call, &arguments, &wanted.mode)?,
                 false => {
                     self.launch_dispatch(call.operation, &arguments, [roles.blocks, shared])?
                 }

@@ -9,7 +9,7 @@ use tokenyard_core::moe::{DType, Holder, Layout, RowFormat};
 use tokenyard_core::wait::{WaitBoard, Waiter};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{Common, ENTER, State, TEXT, Trace};
+use super::args::{Common, ENTER, State, TEXT, Trace, WaitReport};
 use super::combine_tiling::CombineTiling;
 use super::counters::PeerCounters;
 use super::device_api::DeviceApi;
@@ -64,6 +64,8 @@ pub(super) struct Engine {
     pub(super) places: Places,
     pub(super) exchange: Exchange,
     pub(super) sizes: Sizes,
+    /// The address of the control window.
+    pub(super) control: u64,
 }
 
 impl Engine {
@@ -134,9 +136,15 @@ impl Engine {
             cells: Buffer::new(context, cell_bytes * slots as u64)?,
             cell_bytes,
         };
+        let report = Pinned::<WaitReport>::new(context, 1)?;
+        if let Some(masks) = &masks {
+            let masking = masks.shared(context)?;
+            // SAFETY: pinned memory that no kernel knows yet.
+            unsafe { report.at(0).write(WaitReport { masking, ..WaitReport::default() }) };
+        }
         let waits = Arc::new(Waits {
             waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
-            report: Pinned::new(context, 1)?,
+            report,
             abort: Pinned::new(context, 1)?,
             ranks: exchange.world_ranks(),
             posting,
@@ -179,6 +187,7 @@ impl Engine {
             ),
             exchange,
             sizes,
+            control: windows[0],
         })
     }
 

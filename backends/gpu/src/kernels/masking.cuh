@@ -32,8 +32,20 @@ __device__ inline u64* settled_word(const Common& c, const Staging& s, u32 stage
   return s.masking.settled + ((u64)c.slot() * kSettled + stage) * c.ranks + rank;
 }
 
-// Reads the masks, once the kernel ahead has ended. The block may use them after its next barrier.
+// When this block began, in shared memory: kernels that receive have no registers to spare.
+__device__ inline u64& begun_ns() {
+  __shared__ u64 begun;
+  return begun;
+}
+// Adds to the time until a rank had entered, if the call asks for that. By the thread that has received the first word
+// of its head, in the block that reports.
+__device__ TY_INLINED void note_wait(const Staging& s, u32 rank) {
+  s.waited_ns[rank] += (i64)(now_ns() - begun_ns());
+}
+
+// Reads the masks, and the clock; they are there behind the next barrier. Once the kernel ahead has ended.
 __device__ TY_INLINED void learn_masks(const Common& c, const Staging& s) {
+  if (s.waited_ns && threadIdx.x == 0) begun_ns() = now_ns();
   if (!masks(s) || wave_id() != block_waves() - 1) return;
 #pragma unroll 1
   for (u32 rank = lane_id(); rank < c.ranks; rank += kWave) {
@@ -44,7 +56,7 @@ __device__ TY_INLINED void learn_masks(const Common& c, const Staging& s) {
 }
 
 // Leaves a rank out of what this block does from now on. The whole block.
-__device__ TY_COLD void leave_out(u32 rank) {
+__device__ TY_INLINED void leave_out(u32 rank) {
   sync_block();
   if (threadIdx.x == 0) left_out().ranks[rank] = 1;
   sync_block();

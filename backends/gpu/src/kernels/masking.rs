@@ -3,15 +3,15 @@
 //! The watchdog says which ranks are lost. Kernels cannot read its table, so the observer passes each loss on to
 //! pinned memory, where a kernel that waits looks for it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::args::Masking;
 use super::exchange::Exchange;
-use crate::driver::{Buffer, Context, Pinned};
+use crate::driver::{Buffer, Context, Pinned, copy};
 
 /// Most ranks of which some may be masked: `kMostMasked` of the kernels.
 const MOST_RANKS: u32 = 128;
@@ -29,6 +29,8 @@ pub(super) struct Masks {
     leaving: Buffer,
     after: Option<Duration>,
     rank: u32,
+    /// The arguments, for waits of kernels.
+    shared: OnceLock<Buffer>,
 }
 
 impl Masks {
@@ -63,7 +65,17 @@ impl Masks {
             leaving: Buffer::new(context, 4)?,
             after,
             rank: exchange.rank,
+            shared: OnceLock::new(),
         }))
+    }
+
+    /// The address of the arguments in device memory.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(super) fn shared(&self, context: &Arc<Context>) -> Result<u64> {
+        let made = Buffer::of(context, &[self.arguments()])?;
+        Ok(self.shared.get_or_init(|| made).address())
     }
 
     /// The arguments of kernels.
@@ -78,6 +90,36 @@ impl Masks {
             rank: self.rank,
             reserved: 0,
         }
+    }
+
+    /// By rank: whether operations leave it out.
+    pub(super) fn read(&self, context: &Context) -> Result<Vec<bool>> {
+        let mut words = vec![0_u32; self.lost.len()];
+        copy(context, words.as_mut_ptr() as u64, self.masks.address(), 4 * words.len() as u64)?;
+        Ok(words.into_iter().map(|word| word & 1 != 0).collect())
+    }
+
+    /// Checks that a rank may be masked, or unmasked, by hand.
+    pub(super) fn check(&self, rank: u32, is_masked: bool) -> Result<()> {
+        let refuse = |found: &str| {
+            let text = format!("found {found}; expected another rank that lives");
+            Err(Error::new(ErrorKind::InvalidInput, "mask ranks", text).with_rank(rank))
+        };
+        if rank == self.rank {
+            return refuse("this rank");
+        }
+        match self.lost.get(rank as usize) {
+            None => refuse("no such rank"),
+            Some(lost) if lost.load(Ordering::Acquire) != 0 && !is_masked => {
+                refuse("a rank that is lost, and comes back only to a renewed communicator")
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn write(&self, context: &Context, rank: u32, is_masked: bool) -> Result<()> {
+        let word = u32::from(is_masked);
+        copy(context, self.masks.address() + 4 * u64::from(rank), &raw const word as u64, 4)
     }
 
     /// Passes losses on to the kernels.

@@ -30,6 +30,7 @@ mod handle;
 mod launch;
 mod limits;
 mod loaded;
+mod masked;
 mod masking;
 mod mode;
 mod moving;
@@ -377,6 +378,14 @@ impl<C: Components> KernelSet for GpuKernels<C> {
 
     fn counters(&mut self) -> Option<abi::TyCounters> {
         self.counters.as_ref().map(Counters::as_abi)
+    }
+
+    fn masks(&mut self) -> Result<Vec<bool>> {
+        self.planned()?.owners.masks()
+    }
+
+    fn set_mask(&mut self, rank: u32, is_masked: bool) -> Result<()> {
+        self.planned()?.owners.set_mask(rank, is_masked)
     }
 
     fn trace(&mut self, operation: u64) -> Result<abi::TyTrace> {

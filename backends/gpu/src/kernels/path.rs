@@ -131,7 +131,11 @@ impl Path {
         abi::TY_NEEDS_STREAMS
             | sums
             | if no_sync { abi::TY_NEEDS_NO_SYNC } else { 0 }
-            | if stages { abi::TY_NEEDS_PACKED_SUMS | abi::TY_NEEDS_MASKING } else { 0 }
+            | if stages {
+                abi::TY_NEEDS_PACKED_SUMS | abi::TY_NEEDS_MASKING | abi::TY_NEEDS_STATISTICS
+            } else {
+                0
+            }
     }
 
     /// Whether kernels fill a ring that the host serves.

@@ -5,7 +5,7 @@
 //! the host waits for the outcome of a call, one kernel sends and receives.
 
 use tokenyard_core::Result;
-use tokenyard_core::call::CombineCall;
+use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::moe::Layout;
 
 use super::args::{
@@ -17,7 +17,7 @@ use super::loaded::{StagedKernels, SumKind, summable};
 use super::masking::Masks;
 use super::mode::Mode;
 use super::operation::{CombineOp, Operation};
-use super::staging::{StagingSizes, not_packed, senders};
+use super::staging::{StagedCall, StagingSizes, not_packed, senders};
 use crate::driver::Launch;
 
 /// The kernel that receives an operation whose send was a separate call.
@@ -52,9 +52,11 @@ impl Engine {
         self.staged(layout).and_then(|(_, sizes)| sizes.refuses(row_bytes, scale_bytes))
     }
 
-    /// The masks for kernels; empty where a lost rank ends the communicator.
-    fn masking(&self) -> Masking {
-        self.launcher.waits.masks.as_ref().map_or_else(Masking::default, Masks::arguments)
+    /// A call without statistics. Masks are empty where a lost rank ends the communicator.
+    fn staged_call(&self) -> StagedCall {
+        let masks = self.launcher.waits.masks.as_ref();
+        let masking = masks.map_or_else(Masking::default, Masks::arguments);
+        StagedCall { masking, ..StagedCall::default() }
     }
 
     /// The phases of a kernel that sends.
@@ -75,22 +77,29 @@ impl Engine {
     /// received.
     pub(super) unsafe fn launch_staged_dispatch(
         &mut self,
-        operation: u64,
+        of: &DispatchCall<'_>,
         dispatch: &DispatchArgs,
         mode: &Mode,
     ) -> Result<()> {
+        let (operation, call) = (
+            of.operation,
+            StagedCall {
+                waited_ns: of.waited_ns as u64,
+                expert_totals: of.expert_totals as u64,
+                ..self.staged_call()
+            },
+        );
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
         let (slot, phases) = (self.routing.slot(operation), Self::phases(mode));
         let kernel = kernels.dispatch(dispatch);
         let launch = self.staged_launch(&sizes, dispatch.common.input_rows);
         let apart = phases == SENDS;
         let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
-        let masking = self.masking();
-        let staging = sizes.arguments(phases, by_role, masking);
+        let staging = sizes.arguments(phases, by_role, &call);
         let arguments = StagedDispatchArgs { dispatch: *dispatch, staging };
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(kernel, launch, &arguments, slot)? };
-        let staging = sizes.arguments(RECEIVES, 0, masking);
+        let staging = sizes.arguments(RECEIVES, 0, &call);
         self.routing.halves[slot] = match apart {
             true => StagedHalf::Dispatch(StagedDispatchArgs { staging, ..arguments }),
             false => StagedHalf::None,
@@ -163,8 +172,8 @@ impl Engine {
         let (slot, phases) = (self.routing.slot(call.operation), Self::phases(mode));
         let function = kernels.combine(&combine, kind);
         let launch = self.staged_launch(&sizes, state.tokens);
-        let masking = self.masking();
-        let staging = sizes.arguments(phases, 0, masking);
+        let of = StagedCall { waited_ns: call.waited_ns as u64, ..self.staged_call() };
+        let staging = sizes.arguments(phases, 0, &of);
         let arguments = StagedCombineArgs {
             combine,
             merge,
@@ -172,12 +181,12 @@ impl Engine {
             sources: state.landed_sources,
             topk_weights: own_weights,
             topk_idx: call.topk_idx.data as u64,
-            missing: if masking.masks == 0 { 0 } else { call.missing.data as u64 },
+            missing: if of.masking.masks == 0 { 0 } else { call.missing.data as u64 },
         };
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest is held by
         // the handle.
         unsafe { self.launch(function, launch, &arguments, slot)? };
-        let staging = sizes.arguments(RECEIVES, 0, masking);
+        let staging = sizes.arguments(RECEIVES, 0, &of);
         self.routing.halves[slot] = match phases {
             SENDS => StagedHalf::Combine(StagedCombineArgs { staging, ..arguments }, kind),
             _ => StagedHalf::None,
@@ -220,7 +229,7 @@ impl Engine {
     /// rows are staged.
     pub(super) fn refuse_staged(&self, operation: u64, common: &Common) -> Result<bool> {
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Ok(false) };
-        let staging = sizes.arguments(SENDS | RECEIVES, 0, self.masking());
+        let staging = sizes.arguments(SENDS | RECEIVES, 0, &self.staged_call());
         let launch = Launch::of_threads(1, THREADS, sizes.shared(&self.exchange.shape));
         let slot = self.routing.slot(operation);
         let arguments = StagedRefusalArgs { common: *common, staging };

@@ -409,7 +409,7 @@ __device__ TY_INLINED bool begin_sums(const StagedCombineArgs& args, const Up& u
 template <class Type, class Partial, u32 N, class Up>
 __device__ TY_INLINED void combine_staged(const StagedCombineArgs& args, const Up& far, u8* shared) {
   const CombineArgs& a = args.combine;
-  Guard guard(a.c.abort, a.c.cap_ns, a.c.report, &args.staging.masking);
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   Part part(args.staging);
   Trace& trace = *a.c.trace;
   Heads heads(a.c, args.staging, part);

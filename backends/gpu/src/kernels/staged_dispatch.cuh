@@ -73,6 +73,7 @@ __device__ TY_INLINED bool look_at_entries(const StagedDispatchArgs& args, const
       u32 source = i / kHead, word = i % kHead;
       const u64* at = entry_word(c, up, c.rank, source, word);
       t.heard[i] = poll_seen(at, 0, {kPhaseEntry, source, word, epoch}, guard);
+      if (args.staging.waited_ns && word == 0 && Part(args.staging).tells()) note_wait(args.staging, source);
       atomic_add(t.pending, ~0u);
     }
     return true;
@@ -129,9 +130,8 @@ struct PackedOutput {
   u8* base;
   Region at;
 
-  template <class Up>
-  __device__ PackedOutput(const DispatchArgs& a, const Up& up)
-      : base(up.own_arena(a.region)),
+  __device__ PackedOutput(const DispatchArgs& a, u8* region)
+      : base(region),
         at(a.region_shape(), a.most_tokens(), (u64)a.c.local_experts() * a.most_tokens()) {}
   template <class T>
   __device__ T* array(u64 offset) const { return reinterpret_cast<T*>(base + offset); }
@@ -158,7 +158,9 @@ __device__ void note_coming(const StagedDispatchArgs& args, const Up& up, const 
   for (u32 i = threadIdx.x; i < ranks * t.local; i += blockDim.x) {
     u32 e = i / ranks, s = i - e * ranks, before = t.base[s * t.local + e];
     ranges[i] = t.rows(s, e) | (u64)before << 32;
-    if (s + 1 == ranks) counts[e] = before + t.rows(s, e);
+    if (s + 1 != ranks) continue;
+    counts[e] = before + t.rows(s, e);
+    if (args.staging.expert_totals) args.staging.expert_totals[e] += counts[e];
   }
   if (threadIdx.x >= kWave) return;
   u32 mine = 0, rows;
@@ -221,28 +223,27 @@ __device__ TY_INLINED void spread_row(const DispatchArgs& a, const ComingTables&
 }
 
 // A row of a source that has stopped midway, and is left out. Its places are not known. The whole block.
-__device__ TY_COLD void miss_row(const StagedDispatchArgs& args, PackedOutput out, ComingRow from) {
+__device__ TY_COLD void miss_row(const StagedDispatchArgs& args, u8* region, u32 number, u32 from) {
   const Common& c = args.dispatch.c;
-  if (threadIdx.x < c.topk) out.array<i32>(out.at.slots)[(u64)from.number * c.topk + threadIdx.x] = -1;
+  PackedOutput out(args.dispatch, region);
   if (threadIdx.x != 0) return;
-  out.array<u32>(out.at.landed_source)[from.number] = from.source * c.max_tokens + from.token;
-  store_relaxed(settled_word(c, args.staging, kGaps, from.source), (u64)c.epoch());
+  out.array<u32>(out.at.landed_source)[number] = from;
+  store_relaxed(settled_word(c, args.staging, kGaps, from / c.max_tokens), (u64)c.epoch());
 }
 
-// Fills the places of a source's rows that have not come with zeros. One block, behind all others.
-__device__ TY_COLD void fill_gaps(const StagedDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
-                                  u32 source) {
+// Clears the places of a source that has stopped midway: none of its rows counts. One block, behind all others.
+__device__ TY_COLD void clear_rows(const StagedDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
+                                   u32 source) {
   const DispatchArgs& a = args.dispatch;
-  u32 most = (u32)a.most_tokens(), all = (t.first[source + 1] - t.first[source]) * a.c.topk;
-  const u32* slots = out.array<u32>(out.at.slots) + (u64)t.first[source] * a.c.topk;
+  u32 most = (u32)a.most_tokens(), topk = a.c.topk;
+#pragma unroll 1
+  for (u32 i = t.first[source] * topk + threadIdx.x; i < t.first[source + 1] * topk; i += blockDim.x)
+    out.array<i32>(out.at.slots)[i] = -1;
 #pragma unroll 1
   for (u32 e = 0; e < t.local; e++) {
     u32 from = e * most + t.base[source * t.local + e], end = from + t.rows(source, e);
 #pragma unroll 1
     for (u32 slot = from; slot < end; slot++) {
-      bool has_come = false;
-      for (u32 i = threadIdx.x; i < all; i += blockDim.x) has_come |= load_device(slots + i) == slot;
-      if (sync_block_or(has_come)) continue;
       uint4* x = reinterpret_cast<uint4*>(out.base + (u64)slot * a.row_bytes);
       for (u32 i = threadIdx.x; i < row_pieces(a); i += blockDim.x) store_16(x + i, make_uint4(0, 0, 0, 0));
       u32* scales = out.array<u32>(out.at.scales) + (u64)slot * a.scale_words;
@@ -255,13 +256,17 @@ __device__ TY_COLD void fill_gaps(const StagedDispatchArgs& args, const ComingTa
   if (threadIdx.x == 0) out.array<u8>(out.at.lost)[source] = 1;
 }
 
-// The last block looks for sources that have stopped midway. The whole block.
-__device__ TY_COLD void mend_output(const StagedDispatchArgs& args, ComingTables t, PackedOutput out, u32 blocks) {
+// The last block looks for sources that have stopped midway; `tables` is the shared memory of the routing. The whole
+// block.
+__device__ TY_COLD void mend_output(const StagedDispatchArgs& args, u8* tables, u8* region, u32 blocks) {
   if (!last_to_receive(args.staging, blocks)) return;
+  SentTables sent(args.dispatch, args.staging, tables);
+  ComingTables t(sent, sent.end(args.dispatch));
+  PackedOutput out(args.dispatch, region);
 #pragma unroll 1
   for (u32 s = 0; s < t.ranks; s++)
     if (load_relaxed(settled_word(args.dispatch.c, args.staging, kGaps, s)) == args.dispatch.c.epoch())
-      fill_gaps(args, t, out, s);
+      clear_rows(args, t, out, s);
 }
 
 // A row that arrives, with the first reads of it and of its record.
@@ -296,7 +301,10 @@ struct SeenRow {
 #pragma unroll
     for (u32 j = 0; j < N; j++)
       if (piece_at(j) < sent_pieces(a)) row[j] = take_piece(at + piece_at(j), row[j], word, what, guard);
-    if (!has_row(args.staging, guard)) return miss_row(args, out, from);
+    if (!has_row(args.staging, guard)) {
+      miss_row(args, out.base, from.number, from.source * a.c.max_tokens + from.token);
+      return;
+    }
     if (all(!guard.ended())) spread_row(a, t, out, from, {found.x, float_of(found.y)}, row);
   }
 };
@@ -346,10 +354,10 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
   const DispatchArgs& a = args.dispatch;
   const Common& c = a.c;
   bool there = false;
-  if (masks(args.staging))
-    guard = poll_masked_heads(c, args.staging, up, t.heard, guard);
-  else
+  if (!masks(args.staging))
     there = look_at_entries(args, up, t, guard);
+  else if (!poll_masked_heads(c, args.staging, up, t.heard))
+    guard.end();
   there = sync_block_and(there && !guard.ended());
   if (!there && sync_block_or(guard.ended())) return mend_staging(c, args.staging, up, guard);
   Decision d = decide_together(c, t.heard);
@@ -359,7 +367,7 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
     if (sync_block_or(guard.ended())) return mend_staging(c, args.staging, up, guard);
   }
   place_rows(t);
-  PackedOutput out(a, up);
+  PackedOutput out(a, up.own_arena(a.region));
   if (part.tells()) note_coming(args, up, t, out, d, guard);
   KeptTokens kept(part, c.tokens());
   StagedNumbers numbers(t, kept, c.rank);
@@ -378,14 +386,14 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
     for (u32 n = 0; n < kAtOnce; n++)
       if (i + n * step < numbers.rows) coming[n].receive(args, up, t, out, guard);
   }
-  if (masks(args.staging)) mend_output(args, t, out, part.receiving.step);
+  if (masks(args.staging)) mend_output(args, up.end(), out.base, part.receiving.step);
   mend_staging(c, args.staging, up, guard);
 }
 
 template <u32 N, bool kCast, class Up>
 __device__ TY_INLINED void dispatch_staged(const StagedDispatchArgs& args, const Up& far, u8* shared) {
   const DispatchArgs& a = args.dispatch;
-  Guard guard(a.c.abort, a.c.cap_ns, a.c.report, &args.staging.masking);
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   Part part(args.staging);
   Trace& trace = *a.c.trace;
   Heads heads(a.c, args.staging, part);

@@ -426,13 +426,18 @@ __device__ TY_INLINED Decision decide_together(const Common& c, const u32* heard
   return found;
 }
 
-// Receives the heads of all ranks that take part; those of the others agree with everything. The whole block; the
-// result is `guard` after it.
+// Receives the heads of all ranks that take part; those of the others agree with everything. False if a wait was
+// ended. The whole block.
 template <class Up>
-__device__ TY_COLD Guard poll_masked_heads(const Common& c, const Staging& s, Up up, u32* heard, Guard guard) {
+__device__ TY_COLD bool poll_masked_heads(const Common& c, const Staging& s, Up up, u32* heard) {
+  Guard guard(c.abort, c.cap_ns, c.report);
   poll_present(c, s, {kByHeads, kHead, heard}, guard, [&](u32 source, u32 word, bool is_there) -> u32 {
     What what{kPhaseEntry, source, word, c.epoch()};
-    if (is_there) return poll_seen(entry_word(c, up, c.rank, source, word), 0, what, guard);
+    if (is_there) {
+      u32 value = poll_seen(entry_word(c, up, c.rank, source, word), 0, what, guard);
+      if (s.waited_ns && word == 0 && Part(s).tells()) note_wait(s, source);
+      return value;
+    }
     switch (word) {
       case 0: return kEnter;
       case 1: return (u32)c.signature;
@@ -441,7 +446,7 @@ __device__ TY_COLD Guard poll_masked_heads(const Common& c, const Staging& s, Up
       default: return 0;
     }
   });
-  return guard;
+  return !guard.ended();
 }
 
 // Receives the heads of all ranks; `seen` is from `look_at_heads`. False if a wait was ended. The whole block.
@@ -450,12 +455,13 @@ template <class Up>
 __device__ TY_INLINED bool poll_heads(const Common& c, const Staging& s, const Up& up, u64 seen, u32* heard,
                                       Decision& decision, Guard& guard) {
   u64 epoch = c.epoch();
-  if (masks(s)) guard = poll_masked_heads(c, s, up, heard, guard);
+  if (masks(s) && !poll_masked_heads(c, s, up, heard)) guard.end();
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < c.ranks * kHead && !masks(s); i += blockDim.x, seen = 0) {
     u32 source = i / kHead, word = i % kHead;
     const u64* at = entry_word(c, up, c.rank, source, word);
     heard[i] = poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);
+    if (s.waited_ns && word == 0 && Part(s).tells()) note_wait(s, source);
   }
   if (!sync_block_and(!guard.ended())) return false;
   decision = decide_together(c, heard);
@@ -475,7 +481,7 @@ __device__ void end_refused(const Common& c, const Staging& s, const Up& up, con
 // This rank refuses. One block.
 template <class Up>
 __device__ void refuse_staged(const StagedRefusalArgs& a, const Up& up, u8* shared) {
-  Guard guard(a.c.abort, a.c.cap_ns, a.c.report, &a.staging.masking);
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
   Part part(a.staging);
   Heads heads(a.c, a.staging, part);

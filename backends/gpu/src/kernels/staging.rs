@@ -39,6 +39,14 @@ pub(super) struct StagingSizes {
     pub(super) end: u64,
 }
 
+/// The part of a call in its staging, beside sizes: masks, and addresses of statistics.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct StagedCall {
+    pub(super) masking: Masking,
+    pub(super) waited_ns: u64,
+    pub(super) expert_totals: u64,
+}
+
 /// Whether the operations of a config stage rows over an exchange that may not support it.
 ///
 /// # Errors
@@ -93,7 +101,7 @@ impl StagingSizes {
     }
 
     /// The arguments of a kernel.
-    pub(super) fn arguments(&self, phases: u32, senders: u32, masking: Masking) -> Staging {
+    pub(super) fn arguments(&self, phases: u32, senders: u32, of: &StagedCall) -> Staging {
         Staging {
             words: self.words,
             records: self.records,
@@ -103,8 +111,23 @@ impl StagingSizes {
             token_words: self.token_words,
             phases,
             senders,
-            masking,
+            masking: of.masking,
+            waited_ns: of.waited_ns,
+            expert_totals: of.expert_totals,
         }
+    }
+
+    /// Offsets and lengths of the places for rows of one writer, by slot.
+    pub(super) fn rows_of(
+        self,
+        exchange: &Exchange,
+        writer: u32,
+    ) -> impl Iterator<Item = (u64, u64)> + use<> {
+        let Shape { ranks, max_tokens, .. } = exchange.shape;
+        let bytes = u64::from(max_tokens) * self.row_pitch;
+        (0..exchange.slots()).map(move |slot| {
+            (self.rows + (u64::from(slot) * u64::from(ranks) + u64::from(writer)) * bytes, bytes)
+        })
     }
 
     /// Shared memory of a block: addresses, the routing of this rank, the reports of all ranks about their rows.
@@ -211,6 +234,17 @@ mod tests {
         assert_eq!(sizes.end, sizes.rows + writers * 128 * sizes.row_pitch);
         assert_eq!(sizes.row_pitch, LONGEST_ROW);
         assert!([sizes.words, sizes.records, sizes.rows].iter().all(|at| at % 128 == 0));
+    }
+
+    #[test]
+    fn the_places_of_one_writer_are_apart_from_those_of_others_in_every_slot() {
+        let exchange = whole(128, Path::STORE);
+        let sizes = StagingSizes::new(&exchange, 0);
+        let mut all: Vec<_> = (0..8).flat_map(|writer| sizes.rows_of(&exchange, writer)).collect();
+        all.sort_unstable();
+        assert_eq!(all.first().unwrap().0, sizes.rows);
+        assert!(all.windows(2).all(|two| two[0].0 + two[0].1 == two[1].0));
+        assert_eq!(all.last().map(|(at, bytes)| at + bytes), Some(sizes.end));
     }
 
     #[test]

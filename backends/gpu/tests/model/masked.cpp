@@ -11,6 +11,7 @@ void mask_losses(const Ranks& ranks) {
   for (Rank* r : ranks) {
     u32 n = r->s.ranks;
     r->masking = {room<u32>(n), room<u64>(n), room<u64>(kSlots * kSettled * n), room<u32>(1), ~0ull, r->me, 0};
+    r->report->masking = (u64)&r->masking;
   }
 }
 
@@ -89,14 +90,15 @@ void check_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispatc
     Region region = region_of(a, outcome);
     if (all) check_received(inputs_of(ranks), d, a, base, outcome);
     std::vector<u8> zeros(s.row_bytes + 4 * s.scale_words + 16);
-    bool lacks = !takes_part;
+    // None of the rows of a source counts where one of them has not come.
+    bool is_torn = false;
+    for (u32 t = 0; t < ranks[lost]->tokens; t++) is_torn |= !came(lost, t) && goes(local_ids(*ranks[lost], t, d));
     u32 n = 0;
     for (Rank* source : ranks)
       for (u32 t = 0; t < source->tokens; t++) {
         std::vector<i32> ids = local_ids(*source, t, d);
         if (!goes(ids)) continue;
-        bool is_there = came(source->me, t);
-        lacks |= !is_there;
+        bool is_there = source->me != lost || !is_torn;
         for (u32 k = 0; k < s.topk; k++) {
           i64 slot = ids[k] < 0 ? -1 : slots[source->me][t][k];
           same("a slot", ((i32*)(base + region.slots))[n * s.topk + k], is_there ? slot : -1);
@@ -113,7 +115,7 @@ void check_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispatc
         n++;
       }
     for (u32 rank = 0; rank < ranks.size(); rank++)
-      same("lost ranks", (base + region.lost)[rank], rank == lost && lacks ? 1 : 0);
+      same("lost ranks", (base + region.lost)[rank], rank == lost && (is_torn || !takes_part) ? 1 : 0);
   }
   ranks[lost]->tokens = tokens;
 }
@@ -284,11 +286,60 @@ void too_late(const Ranks& ranks) {
   for (Rank* r : ranks) r->masking.after_ns = ~0ull;
 }
 
+// A rank that is late shows in the statistics of the others, and rows of experts add up.
+void statistics(const Ranks& ranks) {
+  std::mt19937 random(13);
+  u32 n = ranks[0]->s.ranks, local = ranks[0]->s.local();
+  std::vector<std::vector<i64>> waited(n, std::vector<i64>(n)), later(n, std::vector<i64>(n));
+  std::vector<std::vector<u32>> totals(n, std::vector<u32>(local)), expected = totals;
+  for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
+  for (u32 turn = 0; turn < 2; turn++) {
+    auto args = all_args(ranks, turn == 1, Way::kAtOnce);
+    for (u32 i = 0; i < n; i++)
+      args[i].staging.waited_ns = waited[i].data(), args[i].staging.expert_totals = totals[i].data();
+    std::vector<std::thread> running;
+    for (Rank* r : ranks)
+      running.emplace_back([&, r] {
+        for (Rank* other : ranks)
+          while (r->me == 1 && other->me != 1 && model::at(&other->report->waiting).load() != ((u64)kPhaseEntry << 32 | 2))
+            model::rest(1000);
+        if (r->me == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        launch_staged(*r, args[r->me], kSends | kReceives);
+      });
+    for (auto& t : running) t.join();
+    check_packed(ranks, args);
+    for (Rank* r : ranks)
+      for (u32 t = 0; t < r->tokens; t++)
+        for (u32 k = 0; k < r->s.topk; k++) {
+          i64 e = r->topk[t * r->s.topk + k];
+          if (e >= 0) expected[e / local][e % local]++;
+        }
+    if (turn == 1) continue;
+    std::vector<Given> given(n);
+    std::vector<StagedCombineArgs> combines;
+    for (Rank* r : ranks) {
+      given[r->me].y.resize((u64)local * n * r->s.max_tokens * r->s.row_bytes, 1);
+      given[r->me].out.resize((u64)r->s.max_tokens * r->s.row_bytes);
+      combines.push_back(staged_combine(*r, args[r->me].dispatch, given[r->me], Call{}));
+      combines.back().staging.waited_ns = later[r->me].data();
+    }
+    on_all(ranks, random, [&](Rank& r, u32 i) { launch_combine(r, combines[i], Call{}, kSends | kReceives); });
+    for (Rank* r : ranks)
+      for (u32 i = 0; i < n; i++) same("a time of a combine", later[r->me][i] > 0, true);
+  }
+  for (Rank* r : ranks) {
+    if (r->me != 1) same("a late rank is waited for", waited[r->me][1] >= 200'000'000, true);
+    for (u32 e = 0; e < local; e++) same("rows of an expert", totals[r->me][e], expected[r->me][e]);
+  }
+}
+
 void run_masked(const Shape& shape, bool all) {
   Ranks ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks);
   Fabric fabric(ranks);
+  statistics(ranks);
   mask_losses(ranks);
+  statistics(ranks);
   rounds(ranks, random, {shape.max_tokens, 3}, Way::kAtOnce, false);
   u32 lost = 0;
   for (Stop stop : kStops) {

@@ -41,7 +41,8 @@ impl OpenKernels {
             | abi::TY_NEEDS_ROUND_ONCE
             | abi::TY_NEEDS_SUM_WEIGHTS
             | abi::TY_NEEDS_NO_REGION
-            | abi::TY_NEEDS_PACKED_SUMS;
+            | abi::TY_NEEDS_PACKED_SUMS
+            | abi::TY_NEEDS_STATISTICS;
         let unknown = needs.flags & !known;
         if unknown != 0 {
             let text =

@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from tokenyard import errors
+
 from .. import _C, _low_latency, _normal
 from .._arguments import DispatchCall
 from .._arrays import Tensor, like_type, to_numpy
 from .._engine import Engine
 from .._gpu import low_latency, normal, streams
-from .._missing import missing, refuse_missing
+from .._missing import refuse_missing
 from .._tables import chunk_config
 from .._torch import torch
 from ..utils.event import EventHandle, EventOverlap, finished
@@ -337,9 +339,9 @@ class Buffer:
         return like_type(dtype, np.zeros(most - offset, np.uint8), size)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
-        """Writes 1 for each rank that is lost and left out, else 0, to `[R]` int32."""
+        """Writes 1 for each rank that is left out, else 0, to `[R]` int32."""
         assert self.enable_shrink, "enable_shrink must be set"
-        lost = self._engine.current.communicator.lost_ranks() if self._engine.current else []
+        lost = self._left_out()
         if self._engine.on_device:
             mask_status.zero_()
             mask_status[lost] = 1
@@ -349,9 +351,39 @@ class Buffer:
         status[lost] = 1
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Not there: ranks are masked when they are lost, by `on_failure = "mask"` of the config."""
-        missing("Buffer", "low_latency_update_mask_buffer")
+        """Leaves a rank out of this rank's low-latency calls; or takes it back, which is collective.
+
+        Needs a config with `on_failure = "mask"` and low-latency kernels of a GPU, and a call before.
+        """
+        assert self.enable_shrink, "enable_shrink must be set"
+        communicator = self._opened("low_latency_update_mask_buffer")
+        if mask:
+            communicator.mask_rank(rank_to_mask)
+        else:
+            communicator.unmask_rank(rank_to_mask)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Not there: a rank that was lost does not come back to a buffer."""
-        missing("Buffer", "low_latency_clean_mask_buffer")
+        """Takes all ranks back that live. Collective; a rank that was lost does not come back to a buffer."""
+        assert self.enable_shrink, "enable_shrink must be set"
+        self._opened("low_latency_clean_mask_buffer").clear_masks()
+
+    def _opened(self, operation: str) -> Any:
+        """The communicator of the calls so far."""
+        if self._engine.current is None:
+            raise errors.InvalidInputError(
+                "found no call of the buffer before; expected a low-latency dispatch, which masks are for",
+                kind="invalid_input",
+                rank=self._engine.rank,
+                operation=operation,
+            )
+        return self._engine.current.communicator
+
+    def _left_out(self) -> list[int]:
+        if self._engine.current is None:
+            return []
+        communicator = self._engine.current.communicator
+        try:
+            return list(communicator.masked_ranks())
+        except errors.UnsupportedError:
+            # Only lost ranks are left out there.
+            return list(communicator.lost_ranks())

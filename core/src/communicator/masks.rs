@@ -1,0 +1,74 @@
+//! Ranks that low-latency operations leave out.
+
+use super::Communicator;
+use crate::{Error, ErrorKind, Result};
+
+impl Communicator {
+    /// Ranks that the operations of this rank leave out now, in order: lost, masked by
+    /// [`mask_rank`](Self::mask_rank), or too late for a wait. Waits until all operations have ended. Local: no
+    /// other rank takes part, and ranks may differ.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush); `Unsupported` where the kernel set leaves out lost ranks alone:
+    /// [`lost_ranks`](Self::lost_ranks) names them.
+    pub fn masked_ranks(&mut self) -> Result<Vec<u32>> {
+        self.flush()?;
+        let masks = self.components.kernels().masks(self.shape.ranks)?;
+        Ok((0..).zip(masks).filter(|(_, mask)| *mask != 0).map(|(rank, _)| rank).collect())
+    }
+
+    /// Leaves a rank out of this rank's operations from now on, as if it were lost: nothing is sent to it, and nothing
+    /// waits for it. Local; a rank that is masked by some ranks alone waits for those in vain.
+    ///
+    /// # Errors
+    /// As [`masked_ranks`](Self::masked_ranks); `InvalidInput` for this rank, or a rank that is not there.
+    pub fn mask_rank(&mut self, rank: u32) -> Result<()> {
+        self.check_masked(rank)?;
+        self.flush()?;
+        self.components.kernels().set_mask(rank, true)
+    }
+
+    /// Takes a rank back into the operations of all ranks, itself included. Collective. It must have called as many
+    /// operations as the others.
+    ///
+    /// # Errors
+    /// As [`mask_rank`](Self::mask_rank); a rank that is lost.
+    pub fn unmask_rank(&mut self, rank: u32) -> Result<()> {
+        self.check_masked(rank)?;
+        if rank == self.rank() {
+            // Others may have sent rows to it meanwhile that it never took.
+            return self.clear_masks();
+        }
+        self.between_operations(|comm| comm.components.kernels().set_mask(rank, false))
+    }
+
+    /// Takes all ranks back that are not lost. Collective, as [`unmask_rank`](Self::unmask_rank).
+    ///
+    /// # Errors
+    /// As [`masked_ranks`](Self::masked_ranks).
+    pub fn clear_masks(&mut self) -> Result<()> {
+        self.between_operations(|comm| {
+            let (me, lost) = (comm.rank(), comm.lost_ranks());
+            let mut others =
+                (0..comm.shape.ranks).filter(|rank| *rank != me && !lost.contains(rank));
+            others.try_for_each(|rank| comm.components.kernels().set_mask(rank, false))
+        })
+    }
+
+    /// Runs while no rank is inside an operation.
+    fn between_operations(&mut self, run: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
+        self.flush()?;
+        self.world.barrier("unmask ranks")?;
+        let done = run(self);
+        self.world.barrier("unmask ranks")?;
+        done
+    }
+
+    fn check_masked(&self, rank: u32) -> Result<()> {
+        if rank < self.shape.ranks {
+            return Ok(());
+        }
+        let text = format!("rank: found {rank}; expected less than ranks = {}", self.shape.ranks);
+        Err(Error::new(ErrorKind::InvalidInput, "mask ranks", text))
+    }
+}
