@@ -9,7 +9,8 @@ from tokenyard import errors
 from .. import _handles
 from .._arrays import Refusal
 from .._engine import Engine, Opened, Received, Sizes, sizes_of
-from .._low_latency import CombineCall, DispatchCall, Hook, _once
+from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall, Hook, _once
+from .._missing import missing
 from .._routing import check_experts
 from .._torch import torch
 from ..utils.event import EventOverlap
@@ -33,7 +34,7 @@ class Blocks:
         self.output = output
         self._call = call
 
-    def make(self, received: Any, record: "Record") -> None:
+    def make(self, received: Any, record: "Record", has_hook: bool) -> None:
         """Allocates, or takes from the arena, what the caller gets. `received` may be on its way."""
         call = self._call
         x = take(received.x, torch.float8_e4m3fn if call.use_fp8 else call.x.dtype)
@@ -46,7 +47,10 @@ class Blocks:
             ranges = torch.empty_like(take(received.ranges))
             self.ranges = _handles.anchored_tensor(ranges, record)
         record.blocks = x.shape
-        self.source = torch.empty(x.shape[:2], dtype=torch.int32, device=x.device)
+        # Until then a hook has them without contents.
+        self.source = None
+        if has_hook:
+            self.source = torch.empty(x.shape[:2], dtype=torch.int32, device=x.device)
         self.scales = None
         if call.use_fp8:
             # Column-major, as DeepEP's GEMMs read them.
@@ -65,7 +69,11 @@ class Blocks:
                 ranges=self.ranges,
                 stream=stream.raw,
             )
-        torch.remainder(take(received.source), call.tokens, out=self.source)
+        source = take(received.source)
+        if self.source is None:
+            self.source = torch.remainder(source, call.tokens)
+        else:
+            torch.remainder(source, call.tokens, out=self.source)
         if self.scales is not None:
             self.scales.copy_(take(received.scales))
         if call.stats is not None:
@@ -112,6 +120,8 @@ def dispatch(
     stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
     # The hook goes on there, wherever it is called.
     _ = stream.stream if has_hook else None
+    if call.wait_stats is not None:
+        missing("Buffer.low_latency_dispatch", DISPATCH_WAITS)
 
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
@@ -140,7 +150,7 @@ def dispatch(
             received, native = sent.recv()
         opened.lends |= blocks.stays
         record = Record(opened, ids, native)
-        blocks.make(received or output, record)
+        blocks.make(received or output, record, has_hook)
 
         def receive() -> None:
             arrived = received
@@ -212,6 +222,8 @@ def combine(
     """The output, filled in the order of the stream: at once, or when the hook was called."""
     stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
     opened = None
+    if call.wait_stats is not None:
+        missing("Buffer.low_latency_combine", COMBINE_WAITS)
     with stream.inside():
         try:
             record = _arrived(call.handle)

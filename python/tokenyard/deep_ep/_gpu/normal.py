@@ -119,7 +119,7 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, .
             )
         )
 
-    if stream.is_captured and not call.num_worst_tokens:
+    if not call.num_worst_tokens and stream.is_captured:
         raise errors.InvalidInputError(
             "capture graph: found a dispatch whose sizes the host must know; expected num_worst_tokens",
             kind="invalid_input",
