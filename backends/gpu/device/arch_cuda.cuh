@@ -171,6 +171,9 @@ __device__ inline u64 now_ns() {
 __device__ inline void pause_ns(u32 ns) { __nanosleep(ns); }
 // Between two looks at a word that another device writes.
 __device__ inline void between_looks() {}
+// Looks at such a word between two at the host's memory, of which each takes a microsecond or more, and changes words one
+// after the other: together some milliseconds.
+constexpr u32 kLooksApart = 16384;
 
 // --- Arithmetic: one rounding each, never contracted
 
