@@ -139,13 +139,14 @@ impl Tensor {
         let Some(dtype) = dtype::from_typestr(&typestr) else {
             return Ok(unknown_type(name, &typestr));
         };
-        // The interface does not name the device; who has several says it in an attribute.
+        // The interface does not name the device. A library with several says it in an attribute, or uses the current one.
+        let current = || tokenyard_cuda::current_device().unwrap_or(0);
         let device = match object.getattr("device") {
             Ok(device) => match device.getattr("id") {
                 Ok(id) => id.extract()?,
-                Err(_) => device.extract().unwrap_or(0),
+                Err(_) => device.extract().unwrap_or_else(|_| current()),
             },
-            Err(_) => 0,
+            Err(_) => current(),
         };
         let keeper = Keeper::Object(object.clone().unbind());
         Self::from_interface(name, &about, dtype, Some(device), keeper)

@@ -244,9 +244,9 @@ __device__ inline u64 now_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 __device__ inline void pause_ns(u32) { __builtin_amdgcn_s_sleep(4); }
 // Polls without a pause keep the fabric from the stores that they wait for.
 __device__ inline void between_looks() { __builtin_amdgcn_s_sleep(1); }
-// Looks at such a word between two at the host's memory, of which each takes a microsecond or more, and changes words one
-// after the other: together some milliseconds.
-constexpr u32 kLooksApart = 16384;
+// Looks at such a word between the turns of threads to look at the host's memory, and the number of turns: some
+// milliseconds together. A look there takes a microsecond or more, and changes words one after the other.
+constexpr u32 kLooksApart = 256, kTurns = 64;
 
 // --- Arithmetic: one rounding each, never contracted
 

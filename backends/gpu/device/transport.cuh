@@ -127,11 +127,11 @@ class Guard {
   __device__ bool until(const What& what, Read read, Ready ready) {
     if (ended_) return false;
     since_ = 0;
-    looks_ = first_look();
+    looks_ = 0;
     u64 found = read();
     while (!ready(found)) {
       if (++looks_ % kLooksApart == 0) {
-        Lasting wait = look_up(abort_, cap_, report_, what, {since_, found});
+        Lasting wait = look_up(abort_, cap_, report_, what, {since_, found}, looks_ / kLooksApart);
         since_ = wait.since;
         ended_ = wait.found != 0;
         if (ended_) return false;
@@ -151,13 +151,6 @@ class Guard {
   }
 
  private:
-  // All threads of a kernel may wait. If they turned to the host's memory early, or all at once, a wait that lasts would
-  // end late, the other ranks would in turn wait as long for this one, and so on for ever. So threads start apart, and
-  // each makes half of the looks between two at the host's memory before its first.
-  __device__ static u32 first_look() {
-    return (blockIdx.x * blockDim.x + threadIdx.x) * 2654435761u % (kLooksApart / 2);
-  }
-
   __device__ static u64 tag(const What& what) { return (u64)what.phase << 32 | (what.peer + 1); }
 
   // A wait that lasts: since when, with bit 0 set if the report names it for this thread, and the value that was found;
@@ -185,7 +178,12 @@ class Guard {
     store_release(&report->ended, 2);
   }
 
-  __device__ TY_COLD static Lasting look_up(const u64* abort, u64 cap, WaitReport* report, What what, Lasting wait) {
+  // All threads of a kernel may wait. If they turned to the host's memory early, or all at once, a wait that lasts would
+  // end late, the other ranks would in turn wait as long for this one, and so on for ever. So threads take turns, and
+  // let half of the turns of all threads pass first.
+  __device__ TY_COLD static Lasting look_up(const u64* abort, u64 cap, WaitReport* report, What what, Lasting wait,
+                                            u32 turn) {
+    if (turn < kTurns / 2 || turn % kTurns != (threadIdx.x + blockIdx.x) % kTurns) return {wait.since, 0};
     u64 now = now_ns(), begun = (wait.since == 0 ? now : wait.since) & ~1ull;
     u64 since = begun | (wait.since & 1) | (claim(report, tag(what)) ? 1 : 0);
     if (load_relaxed(&report->waiting) == tag(what)) {

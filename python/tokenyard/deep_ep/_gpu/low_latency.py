@@ -34,7 +34,7 @@ class Blocks:
         self.output = output
         self._call = call
 
-    def make(self, received: Any, record: "Record", has_hook: bool) -> None:
+    def make(self, received: Any, record: "Record") -> None:
         """Allocates, or takes from the arena, what the caller gets. `received` may be on its way."""
         call = self._call
         x = take(received.x, torch.float8_e4m3fn if call.use_fp8 else call.x.dtype)
@@ -47,10 +47,9 @@ class Blocks:
             ranges = torch.empty_like(take(received.ranges))
             self.ranges = _handles.anchored_tensor(ranges, record)
         record.blocks = x.shape
-        # Until then a hook has them without contents.
-        self.source = None
-        if has_hook:
-            self.source = torch.empty(x.shape[:2], dtype=torch.int32, device=x.device)
+        # `fill` makes numbers of tokens of them where they lie: no later call reads them.
+        source = take(received.source)
+        self.source = source if self.stays else torch.empty_like(source)
         self.scales = None
         if call.use_fp8:
             # Column-major, as DeepEP's GEMMs read them.
@@ -67,13 +66,10 @@ class Blocks:
                 x=self.x,
                 expert_counts=self.counts,
                 ranges=self.ranges,
+                source=self.source,
                 stream=stream.raw,
             )
-        source = take(received.source)
-        if self.source is None:
-            self.source = torch.remainder(source, call.tokens)
-        else:
-            torch.remainder(source, call.tokens, out=self.source)
+        self.source.remainder_(call.tokens)
         if self.scales is not None:
             self.scales.copy_(take(received.scales))
         if call.stats is not None:
@@ -107,7 +103,8 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any
     if call.stats is not None:
         local = call.experts // engine.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
-    expect_device(x, topk_idx=ids, cumulative_local_expert_recv_stats=call.stats)
+        # The package itself judges where the others lie.
+        expect_device(x, cumulative_local_expert_recv_stats=call.stats)
     decodes = call.tokens <= _MOST_DECODE_TOKENS
     sizes = sizes_of(call.experts, ids.shape[1], hidden, call.tokens, call.tokens, decodes)
     return sizes, (x, ids)
@@ -150,7 +147,7 @@ def dispatch(
             received, native = sent.recv()
         opened.lends |= blocks.stays
         record = Record(opened, ids, native)
-        blocks.make(received or output, record, has_hook)
+        blocks.make(received or output, record)
 
         def receive() -> None:
             arrived = received
@@ -190,10 +187,10 @@ def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any
     else:
         rows = read("x", call.x, floats(), record.blocks).contiguous()
     out_shape = (shape[0], record.blocks[2])
-    out = rows.new_empty(out_shape)
-    if call.out is not None:
-        out = read("out", call.out, (rows.dtype,), out_shape)
-    expect_device(rows, topk_idx=ids, topk_weights=weights, out=out)
+    given = call.out
+    out = (
+        rows.new_empty(out_shape) if given is None else read("out", given, (rows.dtype,), out_shape)
+    )
     return rows, ids, weights, out
 
 
@@ -230,6 +227,10 @@ def combine(
             engine.expect_own(record.opened)
             opened = record.opened
             rows, ids, weights, out = _read_combine(call, record)
+            sends_weights = opened.takes("packed_sums") or opened.takes("round_once")
+            if not sends_weights:
+                # torch works on them, which raises on this rank alone where they lie apart.
+                expect_device(rows, topk_idx=ids, topk_weights=weights)
         except Refusal as refusal:
             # Weights that are sent beside the rows come with them, others come before, by a replay.
             is_one = opened is not None and opened.takes("packed_sums")
@@ -237,7 +238,7 @@ def combine(
         name_stream(opened, stream)
         options: dict[str, Any] = {"out": out, "stream": stream.raw}
         options["without_sync"] = opened.takes("without_sync")
-        if opened.takes("packed_sums") or opened.takes("round_once"):
+        if sends_weights:
             options |= {"topk_weights": weights, "topk_idx": ids}
             options |= {"weighted": True, "round_once": True}
         else:

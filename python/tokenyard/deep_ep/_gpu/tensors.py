@@ -44,10 +44,12 @@ def read(name: str, tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | Non
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise Refusal(f"{name}: found type {tensor.dtype}; expected {names}")
     found = tensor.shape
-    is_other = len(found) != len(shape)
-    for length, wanted_length in zip(found, shape, strict=False):
-        if wanted_length is not None and length != wanted_length:
-            is_other = True
+    is_other = found != shape
+    if is_other and len(found) == len(shape):
+        is_other = any(
+            wanted is not None and length != wanted
+            for length, wanted in zip(found, shape, strict=True)
+        )
     if is_other:
         wanted = ", ".join("any" if length is None else str(length) for length in shape)
         raise Refusal(f"{name}: found shape {list(tensor.shape)}; expected [{wanted}]")
@@ -111,7 +113,8 @@ def expect_device(reference: Any, **tensors: Any) -> None:
 
 def take(array: tokenyard.Array, dtype: Any = None) -> Any:
     """An array of tokenyard as a tensor, without a copy. Its order with streams is the caller's."""
-    tensor = torch.utils.dlpack.from_dlpack(array.__dlpack__(stream=-1))
+    # torch's public function asks what it is given, and then calls this one.
+    tensor = torch._C._from_dlpack(array.__dlpack__(stream=-1))
     return tensor if dtype is None or tensor.dtype == dtype else tensor.view(dtype)
 
 
