@@ -170,8 +170,11 @@ def nothing(device: Any) -> Any:
 
 def fit(rows: Any, count: int) -> Any:
     """The first rows, or all of them with others of undefined contents behind."""
-    if len(rows) >= count:
+    found = rows.shape[0]
+    if found == count:
+        return rows
+    if found > count:
         return rows[:count]
     room = rows.new_empty((count, *rows.shape[1:]))
-    room[: len(rows)] = rows
+    room[:found] = rows
     return room
