@@ -131,7 +131,7 @@ class Guard {
     u64 found = read();
     while (!ready(found)) {
       if (++looks_ % kLooksApart == 0) {
-        Lasting wait = look_up(abort_, cap_, report_, what, {since_, found}, looks_ / kLooksApart);
+        Lasting wait = look_up(abort_, cap_, report_, what, {since_, found});
         since_ = wait.since;
         ended_ = wait.found != 0;
         if (ended_) return false;
@@ -139,7 +139,7 @@ class Guard {
       between_looks();
       found = read();
     }
-    if (since_ & 1) atomic_cas(&report_->waiting, tag(what), 0ull);
+    if (since_ != 0) atomic_cas(&report_->waiting, tag(what), 0ull);
     return true;
   }
 
@@ -153,17 +153,21 @@ class Guard {
  private:
   __device__ static u64 tag(const What& what) { return (u64)what.phase << 32 | (what.peer + 1); }
 
-  // A wait that lasts: since when, with bit 0 set if the report names it for this thread, and the value that was found;
-  // or as the result, whether it was ended.
+  // A wait that lasts: since when, and the value that was found; or as the result, whether it was ended.
   struct Lasting {
     u64 since, found;
   };
 
   // The report names the wait with the lowest phase and peer of those that last: the other
-  // peers may wait for a rank that itself waits for that peer. True if this thread has named its own.
-  __device__ static bool claim(WaitReport* report, u64 mine) {
+  // peers may wait for a rank that itself waits for that peer.
+  //
+  // It lies in the host's memory, and all threads of a kernel may wait. Their atomics on one word there take turns of a
+  // microsecond, which make a wait that lasts end late by milliseconds. If waits of milliseconds lasted, the other ranks
+  // would in turn wait as long for this one, and so on for ever. So waits last from `kLooksApart` on, and a claim is a
+  // load and a store: a name that one of them loses is there again with the next look of its thread.
+  __device__ static void claim(WaitReport* report, u64 mine) {
     u64 named = load_relaxed(&report->waiting);
-    return (named == 0 || named > mine) && atomic_cas(&report->waiting, named, mine) == named;
+    if (named == 0 || named > mine) store_relaxed(&report->waiting, mine);
   }
 
   // Waits are in many places of a kernel, and few last: this code is there once.
@@ -178,20 +182,15 @@ class Guard {
     store_release(&report->ended, 2);
   }
 
-  // All threads of a kernel may wait. If they turned to the host's memory early, or all at once, a wait that lasts would
-  // end late, the other ranks would in turn wait as long for this one, and so on for ever. So threads take turns, and
-  // let half of the turns of all threads pass first.
-  __device__ TY_COLD static Lasting look_up(const u64* abort, u64 cap, WaitReport* report, What what, Lasting wait,
-                                            u32 turn) {
-    if (turn < kTurns / 2 || turn % kTurns != (threadIdx.x + blockIdx.x) % kTurns) return {wait.since, 0};
-    u64 now = now_ns(), begun = (wait.since == 0 ? now : wait.since) & ~1ull;
-    u64 since = begun | (wait.since & 1) | (claim(report, tag(what)) ? 1 : 0);
+  __device__ TY_COLD static Lasting look_up(const u64* abort, u64 cap, WaitReport* report, What what, Lasting wait) {
+    u64 now = now_ns(), since = wait.since == 0 ? now : wait.since;
+    claim(report, tag(what));
     if (load_relaxed(&report->waiting) == tag(what)) {
       store_relaxed(&report->wait_signal, what.signal);
       store_relaxed(&report->wait_expected, what.expected);
       store_relaxed(&report->wait_found, wait.found);
     }
-    if (load_relaxed(abort) == 0 && now - begun < cap) return {since, 0};
+    if (load_relaxed(abort) == 0 && now - since < cap) return {since, 0};
     report_end(report, what, wait.found);
     return {since, 1};
   }

@@ -59,7 +59,9 @@ class Sizes:
         return self.key == other.key and other.tokens <= self.tokens
 
 
-@functools.lru_cache(maxsize=256)
+_same_sizes = functools.lru_cache(maxsize=256)(Sizes)
+
+
 def sizes_of(
     experts: int,
     topk: int,
@@ -70,7 +72,7 @@ def sizes_of(
     sms: int | None = None,
 ) -> Sizes:
     """The same object for the same sizes: a call then computes no key of them again."""
-    return Sizes(experts, topk, hidden, tokens, max_tokens, decodes, sms)
+    return _same_sizes(experts, topk, hidden, tokens, max_tokens, decodes, sms)
 
 
 def align(value: int, unit: int) -> int:

@@ -1,7 +1,6 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
 import contextlib
-import functools
 import os
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -56,20 +55,25 @@ def read(name: str, tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | Non
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-@functools.cache
+_libraries: dict[Any, Library] = {}
+
+
 def library() -> Library:
     """torch, as arguments are read with it."""
-    return Library(
-        read=read,
-        contiguous=lambda tensor: tensor.contiguous(),
-        bool=torch.bool,
-        uint8=torch.uint8,
-        int32=torch.int32,
-        int64=torch.int64,
-        float32=torch.float32,
-        fp8=torch.float8_e4m3fn,
-        floats=floats(),
-    )
+    found = _libraries.get(torch)
+    if found is None:
+        found = _libraries[torch] = Library(
+            read=read,
+            contiguous=lambda tensor: tensor.contiguous(),
+            bool=torch.bool,
+            uint8=torch.uint8,
+            int32=torch.int32,
+            int64=torch.int64,
+            float32=torch.float32,
+            fp8=torch.float8_e4m3fn,
+            floats=floats(),
+        )
+    return found
 
 
 def device_of(tensor: Any) -> Any:
@@ -162,10 +166,15 @@ def name_stream(opened: Opened, call: CallStream) -> None:
         opened.communicator.release_after(list(others))
 
 
-@functools.cache
+_nothings: dict[Any, Any] = {}
+
+
 def nothing(device: Any) -> Any:
     """An element that is neither read nor written, for tensors of which only the shape counts."""
-    return torch.zeros(1, dtype=torch.int32, device=device)
+    found = _nothings.get(device)
+    if found is None:
+        found = _nothings[device] = torch.zeros(1, dtype=torch.int32, device=device)
+    return found
 
 
 def fit(rows: Any, count: int) -> Any:
