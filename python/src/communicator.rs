@@ -489,6 +489,13 @@ impl Communicator {
         self.shared.call(py, CoreCommunicator::clear_masks)
     }
 
+    /// Nanoseconds, by rank, that calls of this communicator have waited for each rank. They are the waits of the host:
+    /// kernels of a GPU wait by themselves.
+    fn waited_ns(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        let waited = self.shared.call(py, |comm| Ok(comm.waited()))?;
+        Ok(waited.into_iter().map(|time| time.as_nanos() as u64).collect())
+    }
+
     /// The calls that it takes of those that not every kernel set takes: `"streams"`, `"without_sync"`, `"max_tokens"`,
     /// `"round_once"` (with it `topk_weights` of a combine), `"sum_weights"`.
     #[getter]

@@ -1,5 +1,8 @@
 //! The names that Python's libraries give to element types.
 
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
 use tokenyard_core::moe::DType;
 
 /// Every type and its name: numpy's, `ml_dtypes`' and torch's.
@@ -22,6 +25,25 @@ pub(crate) fn name(dtype: DType) -> &'static str {
 pub(crate) fn parse(name: &str) -> Option<DType> {
     let name = name.strip_prefix("torch.").unwrap_or(name);
     NAMES.iter().find(|(_, known)| *known == name).map(|(dtype, _)| *dtype)
+}
+
+/// Type objects of libraries that were named before, of which libraries have few.
+static KNOWN: Mutex<Vec<(Py<PyAny>, DType)>> = Mutex::new(Vec::new());
+const MOST_KNOWN: usize = 16;
+
+/// The type of a library's type object. It is asked for its name once: to make the text costs more than the rest of
+/// an argument.
+pub(crate) fn of_object(object: &Bound<'_, PyAny>) -> PyResult<Option<DType>> {
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, dtype)) = known().iter().find(|(known, _)| known.is(object)) {
+        return Ok(Some(*dtype));
+    }
+    let dtype = parse(&object.str()?.to_string());
+    let mut known = known();
+    if let (Some(dtype), true) = (dtype, known.len() < MOST_KNOWN) {
+        known.push((object.clone().unbind(), dtype));
+    }
+    Ok(dtype)
 }
 
 /// All names, for messages.

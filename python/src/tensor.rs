@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{CallerMemory, TensorMut, TensorRef};
 use tokenyard_core::moe::DType;
@@ -57,17 +58,19 @@ impl Tensor {
     /// # Errors
     /// An object that is no tensor, or one of a type or a device that is unknown here.
     pub(crate) fn read(name: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
-        let has = |attribute: &str| object.hasattr(attribute).unwrap_or(false);
+        let py = object.py();
+        let has = |attribute: &Bound<'_, PyString>| object.hasattr(attribute).unwrap_or(false);
         if let Ok(array) = object.cast::<Array>() {
             return Ok(array.get().tensor(name));
         }
-        let read = if has("data_ptr") && has("stride") && has("device") {
+        let is_torch = has(intern!(py, "data_ptr")) && has(intern!(py, "stride"));
+        let read = if is_torch && has(intern!(py, "device")) {
             Self::like_torch(name, object)
-        } else if has("__array_interface__") {
+        } else if has(intern!(py, "__array_interface__")) {
             Self::like_numpy(name, object)
-        } else if has("__dlpack__") && has("__dlpack_device__") {
+        } else if has(intern!(py, "__dlpack__")) && has(intern!(py, "__dlpack_device__")) {
             Self::from_dlpack(name, object)
-        } else if has("__cuda_array_interface__") {
+        } else if has(intern!(py, "__cuda_array_interface__")) {
             Self::like_cuda(name, object)
         } else {
             let found = object.get_type().name().map_or("an object".into(), |n| n.to_string());
@@ -88,21 +91,24 @@ impl Tensor {
 
     /// A tensor of a library whose objects are like torch's.
     fn like_torch(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Result<Self>> {
-        let type_name = object.getattr("dtype")?.str()?.to_string();
-        let place = object.getattr("device")?.str()?.to_string();
-        let Some(dtype) = dtype::parse(&type_name) else {
-            return Ok(unknown_type(name, &type_name));
+        let py = object.py();
+        let named = object.getattr(intern!(py, "dtype"))?;
+        let Some(dtype) = dtype::of_object(&named)? else {
+            return Ok(unknown_type(name, &named.str()?.to_string()));
         };
-        let Some(device) = torch_device(&place) else {
-            let text = format!("{name}: found device {place}; expected cpu or cuda");
-            return Ok(Err(invalid(text)));
+        let device = match torch_device(object)? {
+            Ok(device) => device,
+            Err(place) => {
+                let text = format!("{name}: found device {place}; expected cpu or cuda");
+                return Ok(Err(invalid(text)));
+            }
         };
         Ok(Ok(Self {
             name,
-            data: object.call_method0("data_ptr")?.extract::<usize>()? as *mut u8,
+            data: object.call_method0(intern!(py, "data_ptr"))?.extract::<usize>()? as *mut u8,
             dtype,
-            shape: object.getattr("shape")?.extract()?,
-            strides: object.call_method0("stride")?.extract()?,
+            shape: object.getattr(intern!(py, "shape"))?.extract()?,
+            strides: object.call_method0(intern!(py, "stride"))?.extract()?,
             device,
             is_read_only: false,
             _keeper: Keeper::Object(object.clone().unbind()),
@@ -133,13 +139,15 @@ impl Tensor {
         let Some(dtype) = dtype::from_typestr(&typestr) else {
             return Ok(unknown_type(name, &typestr));
         };
-        // The interface does not name the device; who has several says it in an attribute.
+        // The interface does not name the device. A library with several says it in an attribute, or uses the current
+        // one.
+        let current = || tokenyard_cuda::current_device().unwrap_or(0);
         let device = match object.getattr("device") {
             Ok(device) => match device.getattr("id") {
                 Ok(id) => id.extract()?,
-                Err(_) => device.extract().unwrap_or(0),
+                Err(_) => device.extract().unwrap_or_else(|_| current()),
             },
-            Err(_) => 0,
+            Err(_) => current(),
         };
         let keeper = Keeper::Object(object.clone().unbind());
         Self::from_interface(name, &about, dtype, Some(device), keeper)
@@ -365,13 +373,20 @@ fn unknown_type(name: &str, found: &str) -> Result<Tensor> {
     Err(invalid(format!("{name}: found type {found}; expected one of {}", dtype::names())))
 }
 
-/// The CUDA device of torch's name for it; none for the host; nothing for another device.
-fn torch_device(name: &str) -> Option<Option<i32>> {
-    match name.split_once(':') {
-        None if name == "cpu" => Some(None),
-        None if name == "cuda" => Some(Some(0)),
-        Some(("cpu", _)) => Some(None),
-        Some(("cuda", index)) => index.parse().ok().map(Some),
-        _ => None,
+/// The ordinal of a tensor's CUDA device, or nothing for the host's memory; the name of any other device is an error.
+/// A tensor of torch is asked for a number, because its device has no name before one is made.
+fn torch_device(object: &Bound<'_, PyAny>) -> PyResult<std::result::Result<Option<i32>, String>> {
+    let py = object.py();
+    let is_cuda = object.getattr(intern!(py, "is_cuda")).and_then(|found| found.extract());
+    if is_cuda.unwrap_or(false) {
+        return Ok(Ok(Some(object.call_method0(intern!(py, "get_device"))?.extract()?)));
     }
+    let place = object.getattr(intern!(py, "device"))?.str()?.to_string();
+    Ok(match place.split_once(':') {
+        None if place == "cpu" => Ok(None),
+        None if place == "cuda" => Ok(Some(0)),
+        Some(("cpu", _)) => Ok(None),
+        Some(("cuda", index)) => index.parse().map(Some).map_err(|_| place.clone()),
+        _ => Err(place),
+    })
 }

@@ -128,6 +128,7 @@ def arrays_of_cupy(world):
         return Skipped("CuPy is not installed")
     me = world.rank
     with opened(world) as comm, cupy.cuda.Device(me):
+        # CuPy keeps a current device of its own, which torch does not see.
         x, idx, weights = (cupy.asarray(a[me]) for a in (SMALL.x, SMALL.idx, SMALL.weights))
         assert x.dtype == cupy.float32
         times = [len(SMALL.ranks_of(me, t)) for t in range(len(x))]

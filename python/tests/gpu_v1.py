@@ -214,6 +214,27 @@ def low_latency(world, case=CASE):
     buffer.destroy()
 
 
+def low_latency_waits(world, case=SMALL):
+    """Waiting times per source rank are not counted by kernels, and are refused by name."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, case)
+    stats = torch.zeros(2, dtype=torch.int64, device=x.device)
+    arguments = (x, idx, case.max_tokens, case.experts)
+    error = raised(
+        lambda: buffer.low_latency_dispatch(*arguments, dispatch_wait_recv_cost_stats=stats)
+    )
+    assert "waiting times per source rank on GPUs" in str(error), error
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(*arguments, use_fp8=False)
+    error = raised(
+        lambda: buffer.low_latency_combine(
+            rows, idx, weights, handle, combine_wait_recv_cost_stats=stats
+        )
+    )
+    assert isinstance(error, NotImplementedError), error
+    buffer.low_latency_combine(rows, idx, weights, handle)
+    buffer.destroy()
+
+
 def check_blocks(world, case, found, cast, packed):
     rows, handle = found
     source, ranges = handle[0], handle[1]
@@ -292,4 +313,5 @@ CHECKS = [
     normal_refusals,
     gradients,
     low_latency,
+    low_latency_waits,
 ]

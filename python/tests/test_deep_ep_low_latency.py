@@ -1,6 +1,7 @@
 """The drop-in's low latency calls against the oracle, on 1 to 4 processes."""
 
 import threading
+import time
 
 import ml_dtypes
 import numpy as np
@@ -267,6 +268,41 @@ def other_calls(world, case):
 
 def test_what_else_low_latency_callers_ask_for(ranks):
     ranks(2, other_calls, CASES[1])
+
+
+def slow_rank(world, case):
+    """Rank 1 comes late to each call: rank 0 has waited for it, and less for itself."""
+    me, buffer = world.rank, buffer_of(world, low_latency_mode=True)
+    x, idx, weights = rows_of(case, me), case.idx[me], case.weights[me]
+    arguments = (x, idx, case.max_tokens, case.experts)
+    buffer.low_latency_dispatch(*arguments)
+    waits = [np.full(case.ranks, 7, np.int64) for _ in range(2)]
+    late = 0.2 if me == 1 else 0
+    world.barrier("start")
+    time.sleep(late)
+    (rows, _), _, handle, _, _ = buffer.low_latency_dispatch(
+        *arguments, dispatch_wait_recv_cost_stats=waits[0]
+    )
+    rows = rows.astype(BF16)
+    world.barrier("dispatched")
+    time.sleep(late)
+    _, _, hook = buffer.low_latency_combine(
+        rows, idx, weights, handle, combine_wait_recv_cost_stats=waits[1], return_recv_hook=True
+    )
+    hook()
+    if me == 0:
+        for found in waits:
+            # At least half of what rank 1 slept, in nanoseconds.
+            assert found[1] > 0.1e9, waits
+            assert 7 <= found[0] < found[1], waits
+    wrong = np.zeros(3, np.int64)
+    given = {"dispatch_wait_recv_cost_stats": wrong if me == 1 else waits[0]}
+    raises(world, "found shape [3]", buffer.low_latency_dispatch, *arguments, **given)
+    buffer.destroy()
+
+
+def test_the_time_that_a_call_waits_is_counted_for_the_rank_that_comes_late(ranks):
+    ranks(2, slow_rank, CASES[1])
 
 
 def two_batches(world, case):

@@ -40,6 +40,13 @@ pub static PLATFORM: Platform = Platform {
     },
 };
 
+/// The ordinal of the device whose context is current on this thread; none without one, or without a driver.
+pub fn current_device() -> Option<i32> {
+    PLATFORM.driver.load(None).ok()?;
+    // CUDA's handle of a device is its ordinal.
+    PLATFORM.driver.current_device().map(|device| device.0)
+}
+
 /// The components of this backend.
 #[derive(Debug)]
 pub struct Cuda;

@@ -256,6 +256,9 @@ __device__ inline u64 now_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 __device__ inline void pause_ns(u32) { __builtin_amdgcn_s_sleep(4); }
 // Polls without a pause keep the fabric from the stores that they wait for.
 __device__ inline void between_looks() { __builtin_amdgcn_s_sleep(1); }
+// Looks at such a word between two at the host's memory: about 40 ms, if a look takes 0.6 us. Ranks that are apart by
+// less, as those of Python programs are, then never wait for those.
+constexpr u32 kLooksApart = 65536;
 
 // --- Arithmetic: one rounding each, never contracted
 

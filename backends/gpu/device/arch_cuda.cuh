@@ -184,6 +184,9 @@ __device__ inline u64 now_ns() {
 __device__ inline void pause_ns(u32 ns) { __nanosleep(ns); }
 // Between two looks at a word that another device writes.
 __device__ inline void between_looks() {}
+// Looks at such a word between two at the host's memory: about 40 ms, if a look takes 0.6 us. Ranks that are apart by
+// less, as those of Python programs are, then never wait for those.
+constexpr u32 kLooksApart = 65536;
 
 // --- Arithmetic: one rounding each, never contracted
 

@@ -154,7 +154,7 @@ class Guard {
     looks_ = 0;
     u64 found = read();
     while (!ready(found)) {
-      if (++looks_ % 1024 == 0) {
+      if (++looks_ % kLooksApart == 0) {
         Lasting wait = look_up(abort_, cap_, report_, what, {since_, found});
         since_ = wait.since;
         state_ |= (u32)wait.found;
@@ -185,9 +185,14 @@ class Guard {
 
   // The report names the wait with the lowest phase and peer of those that last: the other
   // peers may wait for a rank that itself waits for that peer.
+  //
+  // It lies in the host's memory, and all threads of a kernel may wait. Their atomics on one word there take turns of
+  // a microsecond, which make a wait that lasts end late by milliseconds. If waits of milliseconds lasted, the other
+  // ranks would in turn wait as long for this one, and so on for ever. So waits last from `kLooksApart` on, and a
+  // claim is a load and a store: a name that one of them loses is there again with the next look of its thread.
   __device__ static void claim(WaitReport* report, u64 mine) {
     u64 named = load_relaxed(&report->waiting);
-    if (named == 0 || named > mine) atomic_cas(&report->waiting, named, mine);
+    if (named == 0 || named > mine) store_relaxed(&report->waiting, mine);
   }
 
   // Waits are in many places of a kernel, and few last: this code is there once.

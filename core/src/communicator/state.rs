@@ -1,6 +1,7 @@
 //! The communicator itself: its state, its queries, and its end.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::abandoned::Abandoned;
 use super::bring_up::{BringUpReport, CommunicatorOptions};
@@ -119,6 +120,13 @@ impl Communicator {
     /// Each stays lost for the life of the communicator. Empty where a loss stops the communicator.
     pub fn lost_ranks(&self) -> Vec<u32> {
         self.components.watchdog.lost_ranks()
+    }
+
+    /// The total time, by rank, that calls of this communicator have waited for each rank. It holds the waits of the
+    /// host: kernels of a device wait by themselves.
+    pub fn waited(&self) -> Vec<Duration> {
+        let watched = self.components.watchdog.watched();
+        (0..self.shape.ranks).map(|rank| watched.waited(rank)).collect()
     }
 
     /// Lost ranks whose processes wait to come back: [`renew`](Self::renew) lets them in. A hint: ranks

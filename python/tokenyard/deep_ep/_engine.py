@@ -59,7 +59,9 @@ class Sizes:
         return self.key == other.key and other.tokens <= self.tokens
 
 
-@functools.lru_cache(maxsize=256)
+_same_sizes = functools.lru_cache(maxsize=256)(Sizes)
+
+
 def sizes_of(
     experts: int,
     topk: int,
@@ -70,7 +72,7 @@ def sizes_of(
     sms: int | None = None,
 ) -> Sizes:
     """The same object for the same sizes: a call then computes no key of them again."""
-    return Sizes(experts, topk, hidden, tokens, max_tokens, decodes, sms)
+    return _same_sizes(experts, topk, hidden, tokens, max_tokens, decodes, sms)
 
 
 def align(value: int, unit: int) -> int:
@@ -193,7 +195,15 @@ class Engine:
     ) -> tuple[Opened, Any]:
         """Sends, and returns what `send` gave: ranks agree on sizes before it returns. It is received by the caller."""
         sizes, refused, send_it = self._prepared(read, send)
-
+        opened = self._named(sizes)
+        if opened is not None and refused is None and self._fits(opened, sizes):
+            # As nearly every call: nothing is to be agreed on.
+            try:
+                return opened, send_it(opened)
+            except REFUSALS as error:
+                attempt = Attempt(opened, refused)
+                attempt.take(error)
+                self._agree(sizes, attempt.refused, attempt.is_full)
         while True:
             attempt = self._enter(sizes, refused, send_it, layout)
             if attempt.pending is not None:

@@ -49,21 +49,26 @@ def anchored_tensor(tensor: Tensor, record: object) -> Tensor:
     """A tensor of torch over the same memory, which is not empty, by which `record_of` finds the record."""
     anchor = Anchor(record)
     _anchors[address(tensor)] = anchor
-    return torch.utils.dlpack.from_dlpack(_view(tensor, anchor))
+    return torch._C._from_dlpack(_view(tensor, anchor))
 
 
 def anchored_output(array: tokenyard.Array, record: object) -> Tensor:
     """A tensor of torch over an output in the arena, by which `record_of` finds the record."""
     anchor = Anchor(record)
     _anchors[array.data_ptr()] = anchor
-    return torch.utils.dlpack.from_dlpack(_view(array, anchor))
+    return torch._C._from_dlpack(_view(array, anchor))
 
 
 def record_of(handle: Iterable[Any], kind: type[T], place: int = 0) -> T:
     """The record of a handle: on its tensor at `place`, or else on another. Raises Refusal for what is none."""
     if not isinstance(handle, (tuple, list)):
         raise Refusal(f"handle: found {type(handle).__name__}; expected what a dispatch returned")
-    for tensor in (*handle[place:], *handle[:place]):
+    if place < len(handle) and is_torch(handle[place]):
+        # Where it is in nearly every call.
+        anchor = _anchors.get(address(handle[place]))
+        if anchor is not None and isinstance(anchor.record, kind):
+            return anchor.record
+    for tensor in handle:
         if isinstance(tensor, np.ndarray) or is_torch(tensor):
             anchor = _anchors.get(address(tensor))
             if anchor is not None and isinstance(anchor.record, kind):

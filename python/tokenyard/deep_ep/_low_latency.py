@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ._engine import Engine, Opened, Sizes
 _log = logging.getLogger("tokenyard.deep_ep")
 
 Hook = Callable[[], None]
+T = TypeVar("T")
 
 
 @dataclass
@@ -28,6 +29,7 @@ class DispatchCall:
     tokens: int
     experts: int
     stats: Tensor | None
+    wait_stats: Tensor | None
     use_fp8: bool
     round_scale: bool
     use_ue8m0: bool
@@ -82,6 +84,43 @@ class Record:
     buffer: Array | None = None
 
 
+DISPATCH_WAITS = "dispatch_wait_recv_cost_stats"
+COMBINE_WAITS = "combine_wait_recv_cost_stats"
+
+
+def _read_wait_stats(name: str, stats: Tensor | None, ranks: int) -> None:
+    if stats is not None:
+        read(name, stats, (np.int64,), (ranks,))
+
+
+class Waits:
+    """Adds the nanoseconds that an operation waits for each rank to `[R]` int64, if there is one."""
+
+    def __init__(self, communicator: tokenyard.Communicator, name: str, stats: Tensor | None):
+        self._communicator, self._name, self._stats = communicator, name, stats
+
+    def during(self, half: Callable[[], T]) -> T:
+        """Makes a half of the operation."""
+        if self._stats is None:
+            return half()
+        before = np.array(self._communicator.waited_ns(), np.int64)
+        result = half()
+        stats = read(self._name, self._stats, (np.int64,), (len(before),))
+        stats += np.array(self._communicator.waited_ns(), np.int64) - before
+        return result
+
+
+@dataclass
+class Sent:
+    """An operation between its halves."""
+
+    pending: tokenyard.PendingDispatch
+    waits: Waits
+
+    def recv(self) -> tuple[tokenyard.Received, tokenyard.Handle]:
+        return self.waits.during(self.pending.recv)
+
+
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Array, Array]]:
     x = read("x", call.x, FLOATS, (None, None))
     tokens, hidden = x.shape
@@ -97,6 +136,7 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Arr
     if call.stats is not None:
         local = call.experts // engine.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (np.int32,), (local,))
+    _read_wait_stats(DISPATCH_WAITS, call.wait_stats, engine.ranks)
     # Copies: the caller may write its own before the hook is called.
     sizes = Sizes(call.experts, ids.shape[1], hidden, call.tokens, call.tokens)
     return sizes, (np.array(x, order="C"), np.array(ids, order="C"))
@@ -114,10 +154,14 @@ def dispatch(
         made.append((blocks, Record(call, ids, blocks.x.shape, blocks.counts.copy())))
         return sizes, (x, ids)
 
-    def send(opened: Opened, arrays: tuple[Array, Array]) -> tokenyard.PendingDispatch:
-        return opened.communicator.dispatch_send(
-            *arrays, layout="packed", cast=call.cast, max_tokens=call.tokens
+    def send(opened: Opened, arrays: tuple[Array, Array]) -> Sent:
+        waits = Waits(opened.communicator, DISPATCH_WAITS, call.wait_stats)
+        pending = waits.during(
+            lambda: opened.communicator.dispatch_send(
+                *arrays, layout="packed", cast=call.cast, max_tokens=call.tokens
+            )
         )
+        return Sent(pending, waits)
 
     finish = engine.dispatch_send(read_once, send, "packed")
     if not made:
@@ -165,6 +209,7 @@ class CombineCall:
     out: Tensor | None
     # Whether the caller may write `x` before the rows are summed.
     has_hook: bool
+    wait_stats: Tensor | None = None
 
 
 @dataclass
@@ -228,19 +273,24 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Hook]:
         engine.expect_own(of_handle)
         opened = of_handle
         terms = _read_combine(call, record)
+        _read_wait_stats(COMBINE_WAITS, call.wait_stats, engine.ranks)
     except Refusal as refusal:
         engine.refuse(opened, "replay", refusal, "packed")
-    pending = opened.communicator.combine_send(
-        native,
-        terms.rows,
-        weighted=True,
-        topk_weights=terms.weights,
-        topk_idx=terms.ids,
-        round_once=True,
-        out=terms.out,
+    communicator = opened.communicator
+    waits = Waits(communicator, COMBINE_WAITS, call.wait_stats)
+    pending = waits.during(
+        lambda: communicator.combine_send(
+            native,
+            terms.rows,
+            weighted=True,
+            topk_weights=terms.weights,
+            topk_idx=terms.ids,
+            round_once=True,
+            out=terms.out,
+        )
     )
     result = like(call.x, terms.out) if call.out is None else call.out
-    return result, _once(pending.recv)
+    return result, _once(lambda: waits.during(pending.recv))
 
 
 def combine_buffer(handle: Any) -> Tensor:

@@ -175,6 +175,7 @@ inline u64 now_ns() {
 }
 inline void pause_ns(u32) { model::yield(); }
 inline void between_looks() {}
+constexpr u32 kLooksApart = 1024;
 
 inline float add_rn(float a, float b) { return a + b; }
 inline float mul_rn(float a, float b) { return a * b; }

@@ -10,7 +10,6 @@ from .._arguments import read_bias, read_rows
 from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
 from .._engine import Engine, Opened, Received, Sizes, align, sizes_of
-from .._low_latency import warn_once
 from .._routing import check_experts
 from .._torch import torch
 from ..buffers.handle import EPHandle
@@ -67,7 +66,7 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue
     stream = CallStream(device_of(adopt(call).reference), timing)
     if call.handle is not None:
         return _replay(engine, call, call.handle, stream)
-    if stream.is_captured and call.has_cpu_sync:
+    if call.has_cpu_sync and stream.is_captured:
         raise errors.InvalidInputError(
             "capture graph: found a dispatch whose sizes the host must know; expected do_cpu_sync=False",
             kind="invalid_input",
@@ -324,13 +323,14 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
         except Refusal as refusal:
             engine.refuse(opened, "combine", refusal)
         sizes = opened.sizes
+        once = record.is_expanded and not call.rounds_per_rank
+        dtype = rows.dtype
+        if once and not opened.takes("round_once"):
+            # Sums of float32 are rounded nowhere but at the end.
+            rows, biases, once = rows.float(), [bias.float() for bias in biases], False
         out = rows.new_empty((native.tokens, sizes.hidden))
         if weights is not None:
             out_weights = weights.new_empty((native.tokens, sizes.topk))
-        once = record.is_expanded and not call.rounds_per_rank
-        if once and not opened.takes("round_once"):
-            warn_once("allow_multiple_reduction=False: sums of each rank are rounded, too")
-            once = False
         name_stream(opened, stream)
         opened.communicator.combine(
             native,
@@ -344,6 +344,7 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
             without_sync=opened.takes("without_sync")
             and (stream.is_captured or not record.is_exact),
         )
+        out = out.to(dtype)
     inputs = (call.x, call.topk_weights, rows, weights, *biases)
     return out, out_weights, stream.finish(inputs, (out, out_weights))
 

@@ -9,7 +9,8 @@ from tokenyard import errors
 from .. import _handles
 from .._arrays import Refusal
 from .._engine import Engine, Opened, Received, Sizes, sizes_of
-from .._low_latency import CombineCall, DispatchCall, Hook, _once
+from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall, Hook, _once
+from .._missing import missing
 from .._routing import check_experts
 from .._torch import torch
 from ..utils.event import EventOverlap
@@ -46,7 +47,9 @@ class Blocks:
             ranges = torch.empty_like(take(received.ranges))
             self.ranges = _handles.anchored_tensor(ranges, record)
         record.blocks = x.shape
-        self.source = torch.empty(x.shape[:2], dtype=torch.int32, device=x.device)
+        # `fill` makes numbers of tokens of them where they lie: no later call reads them.
+        source = take(received.source)
+        self.source = source if self.stays else torch.empty_like(source)
         self.scales = None
         if call.use_fp8:
             # Column-major, as DeepEP's GEMMs read them.
@@ -63,9 +66,10 @@ class Blocks:
                 x=self.x,
                 expert_counts=self.counts,
                 ranges=self.ranges,
+                source=self.source,
                 stream=stream.raw,
             )
-        torch.remainder(take(received.source), call.tokens, out=self.source)
+        self.source.remainder_(call.tokens)
         if self.scales is not None:
             self.scales.copy_(take(received.scales))
         if call.stats is not None:
@@ -99,7 +103,8 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any
     if call.stats is not None:
         local = call.experts // engine.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
-    expect_device(x, topk_idx=ids, cumulative_local_expert_recv_stats=call.stats)
+        # The package itself judges where the others lie.
+        expect_device(x, cumulative_local_expert_recv_stats=call.stats)
     decodes = call.tokens <= _MOST_DECODE_TOKENS
     sizes = sizes_of(call.experts, ids.shape[1], hidden, call.tokens, call.tokens, decodes)
     return sizes, (x, ids)
@@ -112,6 +117,8 @@ def dispatch(
     stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
     # The hook goes on there, wherever it is called.
     _ = stream.stream if has_hook else None
+    if call.wait_stats is not None:
+        missing("Buffer.low_latency_dispatch", DISPATCH_WAITS)
 
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
@@ -180,10 +187,10 @@ def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any
     else:
         rows = read("x", call.x, floats(), record.blocks).contiguous()
     out_shape = (shape[0], record.blocks[2])
-    out = rows.new_empty(out_shape)
-    if call.out is not None:
-        out = read("out", call.out, (rows.dtype,), out_shape)
-    expect_device(rows, topk_idx=ids, topk_weights=weights, out=out)
+    given = call.out
+    out = (
+        rows.new_empty(out_shape) if given is None else read("out", given, (rows.dtype,), out_shape)
+    )
     return rows, ids, weights, out
 
 
@@ -212,12 +219,18 @@ def combine(
     """The output, filled in the order of the stream: at once, or when the hook was called."""
     stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
     opened = None
+    if call.wait_stats is not None:
+        missing("Buffer.low_latency_combine", COMBINE_WAITS)
     with stream.inside():
         try:
             record = _arrived(call.handle)
             engine.expect_own(record.opened)
             opened = record.opened
             rows, ids, weights, out = _read_combine(call, record)
+            sends_weights = opened.takes("packed_sums") or opened.takes("round_once")
+            if not sends_weights:
+                # torch works on them, which raises on this rank alone where they lie apart.
+                expect_device(rows, topk_idx=ids, topk_weights=weights)
         except Refusal as refusal:
             # Weights that are sent beside the rows come with them, others come before, by a replay.
             is_one = opened is not None and opened.takes("packed_sums")
@@ -225,7 +238,7 @@ def combine(
         name_stream(opened, stream)
         options: dict[str, Any] = {"out": out, "stream": stream.raw}
         options["without_sync"] = opened.takes("without_sync")
-        if opened.takes("packed_sums") or opened.takes("round_once"):
+        if sends_weights:
             options |= {"topk_weights": weights, "topk_idx": ids}
             options |= {"weighted": True, "round_once": True}
         else:

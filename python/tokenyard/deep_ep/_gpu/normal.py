@@ -119,7 +119,7 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, .
             )
         )
 
-    if stream.is_captured and not call.num_worst_tokens:
+    if not call.num_worst_tokens and stream.is_captured:
         raise errors.InvalidInputError(
             "capture graph: found a dispatch whose sizes the host must know; expected num_worst_tokens",
             kind="invalid_input",
@@ -184,7 +184,7 @@ def _rows(record: Record, received: Any, routed: Routed, stays: bool, stream: Ca
     if stays:
         x, scales = fit(x, record.given), scales if scales is None else fit(scales, record.given)
         return x if scales is None else (x, scales)
-    count = max(record.given, len(x))
+    count = max(record.given, x.shape[0])
     own = x.new_empty((count, x.shape[1]))
     wanted = {"x": own}
     own_scales = None
@@ -192,9 +192,8 @@ def _rows(record: Record, received: Any, routed: Routed, stays: bool, stream: Ca
         own_scales = scales.new_empty((count, scales.shape[1]))
         wanted["scales"] = own_scales
     record.opened.communicator.copy_out(received, stream=stream.raw, **wanted)
-    if own_scales is None:
-        return own[: record.given]
-    return own[: record.given], own_scales[: record.given]
+    own = fit(own, record.given)
+    return own if own_scales is None else (own, fit(own_scales, record.given))
 
 
 def _counts_list(

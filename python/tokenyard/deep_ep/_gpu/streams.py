@@ -1,6 +1,7 @@
 """The stream of a call: the caller's current one, or for asynchronous calls one of the process."""
 
 import contextlib
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,6 @@ class CallStream:
         self.is_async = timing.is_async
         self.raw: int | None = None
         self.current_raw: int = 0
-        self.is_captured = False
         self._device: Any = None
         self._stream: Any = None
         if device.type != "cuda":
@@ -58,13 +58,19 @@ class CallStream:
             self._current = torch.cuda.current_stream(device)
             self._stream = communication_stream(device)
             self.raw, self.current_raw = self._stream.cuda_stream, self._current.cuda_stream
+            # Asked while the caller's stream is the current one.
+            _ = self.is_captured
         else:
             self.raw = self.current_raw = _raw_current(device)
         if event is not None:
             event.wait_on(self.stream)
         elif timing.is_async:
             self._stream.wait_stream(self._current)
-        self.is_captured = torch.cuda.is_current_stream_capturing()
+
+    @functools.cached_property
+    def is_captured(self) -> bool:
+        """Whether torch's current stream captures a graph."""
+        return self._device is not None and bool(torch.cuda.is_current_stream_capturing())
 
     @property
     def stream(self) -> Any:

@@ -1,7 +1,6 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
 import contextlib
-import functools
 import os
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -44,30 +43,37 @@ def read(name: str, tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | Non
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise Refusal(f"{name}: found type {tensor.dtype}; expected {names}")
     found = tensor.shape
-    is_other = len(found) != len(shape)
-    for length, wanted_length in zip(found, shape, strict=False):
-        if wanted_length is not None and length != wanted_length:
-            is_other = True
+    is_other = found != shape
+    if is_other and len(found) == len(shape):
+        is_other = any(
+            wanted is not None and length != wanted
+            for length, wanted in zip(found, shape, strict=True)
+        )
     if is_other:
         wanted = ", ".join("any" if length is None else str(length) for length in shape)
         raise Refusal(f"{name}: found shape {list(tensor.shape)}; expected [{wanted}]")
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-@functools.cache
+_libraries: dict[Any, Library] = {}
+
+
 def library() -> Library:
     """torch, as arguments are read with it."""
-    return Library(
-        read=read,
-        contiguous=lambda tensor: tensor.contiguous(),
-        bool=torch.bool,
-        uint8=torch.uint8,
-        int32=torch.int32,
-        int64=torch.int64,
-        float32=torch.float32,
-        fp8=torch.float8_e4m3fn,
-        floats=floats(),
-    )
+    found = _libraries.get(torch)
+    if found is None:
+        found = _libraries[torch] = Library(
+            read=read,
+            contiguous=lambda tensor: tensor.contiguous(),
+            bool=torch.bool,
+            uint8=torch.uint8,
+            int32=torch.int32,
+            int64=torch.int64,
+            float32=torch.float32,
+            fp8=torch.float8_e4m3fn,
+            floats=floats(),
+        )
+    return found
 
 
 def device_of(tensor: Any) -> Any:
@@ -111,7 +117,8 @@ def expect_device(reference: Any, **tensors: Any) -> None:
 
 def take(array: tokenyard.Array, dtype: Any = None) -> Any:
     """An array of tokenyard as a tensor, without a copy. Its order with streams is the caller's."""
-    tensor = torch.utils.dlpack.from_dlpack(array.__dlpack__(stream=-1))
+    # torch's public function asks what it is given, and then calls this one.
+    tensor = torch._C._from_dlpack(array.__dlpack__(stream=-1))
     return tensor if dtype is None or tensor.dtype == dtype else tensor.view(dtype)
 
 
@@ -159,16 +166,24 @@ def name_stream(opened: Opened, call: CallStream) -> None:
         opened.communicator.release_after(list(others))
 
 
-@functools.cache
+_nothings: dict[Any, Any] = {}
+
+
 def nothing(device: Any) -> Any:
     """An element that is neither read nor written, for tensors of which only the shape counts."""
-    return torch.zeros(1, dtype=torch.int32, device=device)
+    found = _nothings.get(device)
+    if found is None:
+        found = _nothings[device] = torch.zeros(1, dtype=torch.int32, device=device)
+    return found
 
 
 def fit(rows: Any, count: int) -> Any:
     """The first rows, or all of them with others of undefined contents behind."""
-    if len(rows) >= count:
+    found = rows.shape[0]
+    if found == count:
+        return rows
+    if found > count:
         return rows[:count]
     room = rows.new_empty((count, *rows.shape[1:]))
-    room[: len(rows)] = rows
+    room[:found] = rows
     return room

@@ -250,12 +250,12 @@ class Buffer:
           float32, or four in an int32 with `use_ue8m0`, column-major. `recv_count` `[E / R]` int32: rows
           that are filled.
         - `return_recv_hook`: the outputs are filled when the hook was called.
+        - `dispatch_wait_recv_cost_stats` `[R]` int64, on the CPU: nanoseconds of waiting for each rank are added.
 
         Collective, as is the hook. Raises InvalidInputError here and RefusedError elsewhere; with a hook, the others
         raise where they call theirs.
         """
-        keywords = {"dispatch_wait_recv_cost_stats": dispatch_wait_recv_cost_stats, **others}
-        refuse_missing("Buffer.low_latency_dispatch", keywords, ())
+        refuse_missing("Buffer.low_latency_dispatch", others, ())
         assert not (async_finish and return_recv_hook)
         call = _low_latency.DispatchCall(
             x=x,
@@ -263,6 +263,7 @@ class Buffer:
             tokens=num_max_dispatch_tokens_per_rank,
             experts=num_experts,
             stats=cumulative_local_expert_recv_stats,
+            wait_stats=dispatch_wait_recv_cost_stats,
             use_fp8=use_fp8,
             round_scale=round_scale,
             use_ue8m0=use_ue8m0,
@@ -293,12 +294,12 @@ class Buffer:
 
         - `x` `[E / R, R * M, H]`; with `zero_copy` the buffer of `get_next_low_latency_combine_buffer` is read instead.
         - `topk_idx` `[T, K]`: as dispatched; -1 leaves an expert out. `topk_weights`: `[T, K]` float32.
+        - `combine_wait_recv_cost_stats`: as in `low_latency_dispatch`.
         - `out`: `[T, H]` of the type of `x`. `use_logfmt` sends plain rows, and says so in the log.
 
         Sums are made in float32 and rounded once. Collective; errors are those of `low_latency_dispatch`.
         """
-        keywords = {"combine_wait_recv_cost_stats": combine_wait_recv_cost_stats, **others}
-        refuse_missing("Buffer.low_latency_combine", keywords, ())
+        refuse_missing("Buffer.low_latency_combine", others, ())
         assert not (async_finish and return_recv_hook)
         if use_logfmt:
             _low_latency.warn_once("use_logfmt: rows travel as they are; LogFMT is not there yet")
@@ -310,6 +311,7 @@ class Buffer:
             zero_copy=zero_copy,
             out=out,
             has_hook=return_recv_hook,
+            wait_stats=combine_wait_recv_cost_stats,
         )
         if self._engine.on_device:
             return low_latency.combine(self._engine, call, async_finish)
