@@ -125,7 +125,8 @@ impl<'a> Play<'a> {
                     Some(Answer::Meeting { path }) => {
                         self.meeting.insert(path);
                     }
-                    Some(Answer::Test { .. } | Answer::Stuck { .. }) | None => {}
+                    Some(Answer::Stuck { slot }) => self.world.note_stuck(rank, slot),
+                    Some(Answer::Test { .. }) | None => {}
                 },
             }
         }
@@ -172,7 +173,10 @@ impl<'a> Play<'a> {
                 let ended = self.ended.get(&rank);
                 let ending = match self.world.exits.get(&rank) {
                     Some(exit) => exit.to_string(),
-                    None => "not at all".to_owned(),
+                    None => match self.world.hangs_in(rank) {
+                        Some(hangs) => format!("not at all, it {hangs}"),
+                        None => "not at all".to_owned(),
+                    },
                 };
                 faults::Seen {
                     rank,
@@ -192,7 +196,7 @@ impl<'a> Play<'a> {
     fn clean_up(self, shared_before: &BTreeSet<String>) -> Vec<String> {
         let Self { world, hosts, meeting, link, .. } = self;
         drop(link);
-        let Watched { running, ranks, pace, _order: folder, .. } = world;
+        let Watched { running, ranks, pace, folder, .. } = world;
         let pids: Vec<u32> = (0..ranks).filter_map(|rank| running.pid(rank)).collect();
         drop(running);
         let mut left = Vec::new();

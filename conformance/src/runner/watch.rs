@@ -83,7 +83,8 @@ pub(super) struct Watched {
     /// The limit of one test.
     limit: Duration,
     pub(super) pace: Pace,
-    pub(super) _order: tempfile::TempDir,
+    /// The folder of the order, and of the ranks' temporary files.
+    pub(super) folder: tempfile::TempDir,
     /// Per rank, its answer about the watched test.
     answers: BTreeMap<u32, TestEnd>,
     pub(super) exits: BTreeMap<u32, Exit>,
@@ -123,7 +124,7 @@ impl Watched {
             ranks,
             limit: program.pace.stretch(program.limit),
             pace: program.pace,
-            _order: folder,
+            folder,
             answers: BTreeMap::new(),
             exits: BTreeMap::new(),
             stuck: BTreeMap::new(),
@@ -191,7 +192,7 @@ impl Watched {
                     self.early.insert((rank, of), outcome);
                 }
                 Some(Answer::Stuck { slot }) => {
-                    self.stuck.insert(rank, slot);
+                    self.note_stuck(rank, slot);
                 }
                 _ => {}
             },
@@ -226,13 +227,24 @@ impl Watched {
         }
     }
 
+    pub(super) fn note_stuck(&mut self, rank: u32, slot: Option<String>) {
+        match slot {
+            Some(slot) => self.stuck.insert(rank, slot),
+            None => self.stuck.remove(&rank),
+        };
+    }
+
+    /// The call of the transport that a rank hangs in, if it does.
+    pub(super) fn hangs_in(&self, rank: u32) -> Option<String> {
+        let slot = self.stuck.get(&rank)?;
+        Some(format!("hangs in slot `{slot}` of the transport (INV-6)"))
+    }
+
     /// The reason why a rank did not answer.
     fn silence(&self, rank: u32) -> String {
-        let ended = match (self.exits.get(&rank), self.stuck.get(&rank)) {
+        let ended = match (self.exits.get(&rank), self.hangs_in(rank)) {
             (Some(exit), _) => format!("ended ({exit}) without a result"),
-            (None, Some(slot)) => {
-                format!("hangs in slot `{slot}` of the transport (INV-6): no result in time")
-            }
+            (None, Some(hangs)) => format!("{hangs}: no result in time"),
             (None, None) => "hangs: no result in time".to_owned(),
         };
         with_tail(ended, &self.running.stderr_tail(rank))
