@@ -16,13 +16,13 @@ use super::watch::{Finished, RunEvent, Verdict, Watched, with_tail};
 use crate::faults::{self, CutLink, Fault, Kind};
 use crate::pace::Pace;
 
-/// The longest that a fault is watched.
+/// The longest that a fault is watched, on a machine that is not busy.
 const FAULT_LIMIT: Duration = Duration::from_secs(30);
 /// Faults that run at the same time, on a machine of the usual pace.
 const FAULTS_AT_ONCE: usize = 4;
 /// Faults that run at the same time, on a slow machine.
 const SLOW_FAULTS_AT_ONCE: usize = 2;
-/// The time that a process has to end after its last answer, and the system to clean up after it.
+/// The time that the system has to clean up after a process, on a machine that is not busy.
 const CLEAN_UP: Duration = Duration::from_secs(3);
 
 /// Runs faults, a few at the same time because their ranks mostly wait, and passes each result to `each` at
@@ -74,10 +74,8 @@ pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Fini
     let hosts = fault.hosts.map(|hosts| Hosts::new(hosts as usize)).transpose()?;
     let world = Watched::start(program, config, work, fault.ranks, hosts.as_ref())?;
     let mut play = Play::new(fault, world, hosts);
-    let load = LoadWatch::start();
     play.watch(start)?;
-    let limit = load.stretch(fault.deadline() + fault.grace());
-    drop(load);
+    let limit = play.load.stretch(fault.deadline() + fault.grace());
     let mut failures = faults::judge(fault, &play.seen(), limit);
     failures.extend(play.clean_up(&shared_before));
     let verdict =
@@ -89,6 +87,7 @@ pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Fini
 struct Play<'a> {
     fault: &'a Fault,
     world: Watched,
+    load: LoadWatch,
     hosts: Option<Hosts>,
     link: Option<CutLink>,
     began: Option<Instant>,
@@ -100,14 +99,19 @@ struct Play<'a> {
 impl<'a> Play<'a> {
     fn new(fault: &'a Fault, world: Watched, hosts: Option<Hosts>) -> Self {
         let (ended, meeting) = (BTreeMap::new(), BTreeSet::new());
-        Self { fault, world, hosts, link: None, began: None, ended, meeting }
+        let load = LoadWatch::start();
+        Self { fault, world, load, hosts, link: None, began: None, ended, meeting }
+    }
+
+    /// The longest that the fault is watched, given how busy the machine is.
+    fn limit(&self) -> Duration {
+        self.load.stretch(self.fault.pace.stretch(FAULT_LIMIT))
     }
 
     /// Watches until every rank but the victim has exited, and the victim as well where it can.
     fn watch(&mut self, start: Instant) -> Result<()> {
-        let limit = self.fault.pace.stretch(FAULT_LIMIT);
-        while !self.is_over() && start.elapsed() < limit {
-            let left = limit.saturating_sub(start.elapsed());
+        while !self.is_over() && start.elapsed() < self.limit() {
+            let left = self.limit().saturating_sub(start.elapsed());
             let Some(event) = self.world.running.wait_event(left)? else { continue };
             let now = Instant::now();
             match event {
@@ -137,7 +141,7 @@ impl<'a> Play<'a> {
     /// first, so that it does not go on before the fault has happened.
     fn befall(&mut self) -> Result<()> {
         let (hosts, host) = (self.hosts.as_ref(), self.fault.host() as usize);
-        let (victim, limit) = (self.fault.victim, self.fault.pace.stretch(FAULT_LIMIT));
+        let (victim, limit) = (self.fault.victim, self.limit());
         match (self.fault.kind, hosts) {
             (Kind::Frozen, Some(hosts)) => return hosts.freeze(host),
             (Kind::Cut, Some(hosts)) => {
@@ -194,7 +198,7 @@ impl<'a> Play<'a> {
 
     /// Ends the processes that still run, and lists the files that are left behind.
     fn clean_up(self, shared_before: &BTreeSet<String>) -> Vec<String> {
-        let Self { world, hosts, meeting, link, .. } = self;
+        let Self { world, load, hosts, meeting, link, .. } = self;
         drop(link);
         let Watched { running, ranks, pace, folder, .. } = world;
         let pids: Vec<u32> = (0..ranks).filter_map(|rank| running.pid(rank)).collect();
@@ -224,7 +228,8 @@ impl<'a> Play<'a> {
                 .filter(|name| name != "order.json" && !name.starts_with("tokenyard-reports-"))
                 .map(|name| format!("the temporary file {name} is left behind")),
         );
-        left.extend(left_in_shared_memory(shared_before, pace.stretch(CLEAN_UP)));
+        let limit = || load.stretch(pace.stretch(CLEAN_UP));
+        left.extend(left_in_shared_memory(shared_before, limit));
         left
     }
 }
@@ -237,12 +242,13 @@ fn shared_memory() -> BTreeSet<String> {
         .collect()
 }
 
-/// Other jobs of this machine create and remove names, so this polls until the new names are gone.
-fn left_in_shared_memory(before: &BTreeSet<String>, limit: Duration) -> Vec<String> {
+/// Other jobs of this machine create and remove names, so this polls until the new names are gone. `limit`
+/// grows while it waits if the machine is busy.
+fn left_in_shared_memory(before: &BTreeSet<String>, limit: impl Fn() -> Duration) -> Vec<String> {
     let start = Instant::now();
     let first: BTreeSet<String> = shared_memory().difference(before).cloned().collect();
     let mut left = first;
-    while !left.is_empty() && start.elapsed() < limit {
+    while !left.is_empty() && start.elapsed() < limit() {
         std::thread::sleep(Duration::from_millis(50));
         left = left.intersection(&shared_memory()).cloned().collect();
     }
@@ -252,4 +258,31 @@ fn left_in_shared_memory(before: &BTreeSet<String>, limit: Duration) -> Vec<Stri
 fn file_names(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_limit_that_grows_while_names_are_left_is_honoured() {
+        let before = shared_memory();
+        let name = format!("tokenyard-clean-up-test-{}", std::process::id());
+        let path = Path::new("/dev/shm").join(&name);
+        std::fs::write(&path, "").unwrap();
+        // Other tests of this machine may leave names for some time as well.
+        let is_left = |left: Vec<String>| left.iter().any(|text| text.contains(&name));
+        assert!(is_left(left_in_shared_memory(&before, || Duration::ZERO)));
+        let looks = Cell::new(0);
+        let left = left_in_shared_memory(&before, || {
+            looks.set(looks.get() + 1);
+            if looks.get() == 3 {
+                std::fs::remove_file(&path).unwrap();
+            }
+            if looks.get() < 5 { Duration::from_secs(3600) } else { Duration::ZERO }
+        });
+        assert!(!is_left(left), "it did not wait for the name that went");
+    }
 }
