@@ -7,13 +7,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::Value;
+
 use common::{expect_code, stderr, stdout, tokenyard};
 
 const GUIDE: &str = include_str!("../../docs/plugin-c.md");
+/// The line of its first listing that limits the ranks.
+const PEERS: &str = "#define PEERS 64\n";
 
-/// Builds the guide's first listing in C.
-fn build(folder: &Path, compiler: &str, options: &[&str]) -> PathBuf {
-    let code = GUIDE.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+/// The guide's first listing in C.
+fn listing() -> &'static str {
+    GUIDE.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap()
+}
+
+fn build(folder: &Path, code: &str, compiler: &str, options: &[&str]) -> PathBuf {
     let (source, library) = (folder.join("my.c"), folder.join(format!("libmy_{compiler}.so")));
     fs::write(&source, code).unwrap();
     let include = concat!(env!("CARGO_MANIFEST_DIR"), "/../abi/include");
@@ -45,7 +52,7 @@ fn the_guides_transport_in_c_passes_the_suite_as_c_and_as_cpp() {
         ("cc", &["-std=c11"][..], "--level L0 --level L1"),
         ("g++", &["-std=c++17", "-x", "c++"], "--level L0"),
     ] {
-        let config = config(&build(folder.path(), compiler, options), "");
+        let config = config(&build(folder.path(), listing(), compiler, options), "");
         let levels = levels.split_whitespace();
         let output = tokenyard().arg("conformance").arg(config).args(levels).output().unwrap();
         expect_code(&output, 0);
@@ -57,10 +64,73 @@ fn the_guides_transport_in_c_passes_the_suite_as_c_and_as_cpp() {
 #[test]
 fn the_guides_transport_in_c_refuses_a_table() {
     let folder = tempfile::tempdir().unwrap();
-    let library = build(folder.path(), "cc", &["-std=c11"]);
+    let library = build(folder.path(), listing(), "cc", &["-std=c11"]);
     let config = config(&library, "[transport.scale_up.neighbours]\na = 1\n");
     let output = tokenyard().arg("run").arg(config).args(["--ranks", "2"]).output().unwrap();
     assert!(!output.status.success());
     let text = stderr(&output) + &stdout(&output);
     assert!(text.contains("found a table, expected none"), "{text}");
+}
+
+/// Runs the suite on the guide's transport, which takes `peers` ranks here. Returns the report, and the
+/// text beside it.
+fn conformance_of(peers: u32, code: i32, args: &[&str]) -> (Value, String) {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(listing().matches(PEERS).count(), 1, "the guide sets the number of its peers once");
+    let source = listing().replace(PEERS, &format!("#define PEERS {peers}\n"));
+    let config = config(&build(folder.path(), &source, "cc", &["-std=c11"]), "");
+    let output =
+        tokenyard().arg("conformance").arg(config).args(args).arg("--json").output().unwrap();
+    expect_code(&output, code);
+    (serde_json::from_str(&stdout(&output)).unwrap(), stderr(&output))
+}
+
+/// Checks that tests of at most `peers` ranks passed, and that the others say why they did not run. Returns
+/// how many passed, and how many did not run.
+fn passed_and_not_run(report: &Value, peers: u64) -> (usize, usize) {
+    let (mut passed, mut not_run) = (0, 0);
+    for test in report["tests"].as_array().unwrap() {
+        let ranks = test["ranks"].as_u64().unwrap();
+        if ranks <= peers {
+            assert_eq!(test["outcome"], "pass", "{test}");
+            passed += 1;
+        } else {
+            assert_eq!(test["outcome"], "not_supported", "{test}");
+            let why = format!("it needs {ranks} ranks; max_peers of the transport allows {peers}");
+            assert_eq!(test["why"], why, "{test}");
+            not_run += 1;
+        }
+    }
+    (passed, not_run)
+}
+
+#[test]
+fn a_transport_for_two_ranks_runs_the_tests_of_two_ranks_and_faults_on_two() {
+    let args = ["--level", "L1,L3", "--filter", "l1/*,l3/killed/combine_send"];
+    let (report, text) = conformance_of(2, 0, &args);
+    let (passed, not_run) = passed_and_not_run(&report, 2);
+    assert!(passed > 0 && not_run > 0, "{passed} passed, {not_run} did not run");
+    assert!(text.contains(&format!("{not_run} not run: all as expected")), "{text}");
+    let faults = |test: &&Value| test["level"] == "L3";
+    let faults: Vec<&Value> = report["tests"].as_array().unwrap().iter().filter(faults).collect();
+    assert!(!faults.is_empty());
+    assert!(faults.iter().all(|fault| fault["ranks"] == 2), "{faults:?}");
+}
+
+#[test]
+fn a_transport_for_one_rank_runs_no_fault_and_the_run_says_so() {
+    let (report, text) = conformance_of(1, 3, &["--level", "L3"]);
+    let (passed, not_run) = passed_and_not_run(&report, 1);
+    assert!(passed == 0 && not_run > 0, "{passed} passed, {not_run} did not run");
+    assert_eq!(report["nothing_ran"], serde_json::json!(["L3"]));
+    let end = "nothing failed, but nothing ran of L3, so nothing is known of it";
+    assert!(text.trim_end().ends_with(end), "{text}");
+}
+
+#[test]
+fn a_run_of_fewer_ranks_names_its_own_limit() {
+    let args = ["--level", "L3", "--ranks", "1", "--filter", "l3/killed/combine_send"];
+    let (report, _) = conformance_of(2, 3, &args);
+    let why = report["tests"][0]["why"].as_str().unwrap();
+    assert!(why.ends_with("; --ranks is 1"), "{why}");
 }

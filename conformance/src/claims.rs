@@ -276,6 +276,20 @@ mod tests {
     }
 
     #[test]
+    fn every_capability_of_the_header_has_a_row() {
+        let header = include_str!("../../abi/include/tokenyard_plugin.h");
+        let capabilities: Vec<String> = header
+            .lines()
+            .filter_map(|line| line.strip_prefix("#define TY_CAP_")?.split(' ').next())
+            .map(str::to_ascii_lowercase)
+            .collect();
+        assert!(capabilities.contains(&"ordered".to_owned()), "{capabilities:?}");
+        for capability in capabilities {
+            assert!(CLAIMS.iter().any(|claim| claim.name == capability), "{capability}");
+        }
+    }
+
+    #[test]
     fn every_case_of_the_table_is_a_test_of_l0() {
         let tests = transport::tests(&ALL);
         for proof in CLAIMS.iter().flat_map(|claim| claim.proofs) {

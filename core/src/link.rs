@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use crate::abi;
+use crate::host::{Slot, inside};
 use crate::transport::{Capabilities, Command, Event};
 use crate::{Error, ErrorKind, Result};
 
@@ -89,7 +90,9 @@ impl Link {
         let mut address = std::ptr::null_mut();
         let mut error = crate::host::blank_error();
         // SAFETY: an open instance; the structures are valid for the call.
-        let status = unsafe { slot(self.instance, window, peer, &mut address, &mut error) };
+        let status = inside(Slot::PeerAddress, || unsafe {
+            slot(self.instance, window, peer, &mut address, &mut error)
+        });
         crate::host::check("peer_address", status, &error)
             .map_err(|e| e.with_context("component", self.name()))?;
         if address.is_null() {
@@ -110,7 +113,8 @@ impl Link {
         let mut device_api = NO_DEVICE_API;
         let mut error = crate::host::blank_error();
         // SAFETY: an open instance; the structures are valid for the call.
-        let status = unsafe { slot(self.instance, &mut device_api, &mut error) };
+        let status =
+            inside(Slot::DeviceApi, || unsafe { slot(self.instance, &mut device_api, &mut error) });
         crate::host::check("device_api", status, &error)
             .map_err(|e| e.with_context("component", self.name()))?;
         let expected = size_of::<abi::TyDeviceApi>();
@@ -134,9 +138,9 @@ impl Link {
     pub unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
         let mut accepted = 0;
         // SAFETY: an open instance; the rest is this function's contract.
-        let status = unsafe {
+        let status = inside(Slot::Post, || unsafe {
             (self.post)(self.instance, queue, commands.as_ptr(), commands.len(), &mut accepted)
-        };
+        });
         if status < 0 { Err(status) } else { Ok(accepted.min(commands.len())) }
     }
 
@@ -148,9 +152,9 @@ impl Link {
     pub fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
         let mut count = 0;
         // SAFETY: an open instance; `events` has room for its length.
-        let status = unsafe {
+        let status = inside(Slot::Poll, || unsafe {
             (self.poll)(self.instance, queue, events.as_mut_ptr(), events.len(), &mut count)
-        };
+        });
         if status < 0 { Err(status) } else { Ok(count.min(events.len())) }
     }
 
@@ -171,7 +175,7 @@ impl Link {
         };
         let mut error = crate::host::blank_error();
         // SAFETY: an open instance; any thread may call it.
-        let status = unsafe { slot(self.instance, &mut error) };
+        let status = inside(Slot::Health, || unsafe { slot(self.instance, &mut error) });
         crate::host::check("health", status, &error)
             .map_err(|e| e.with_context("component", self.name()))
     }
@@ -184,7 +188,7 @@ impl Link {
     pub fn progress(&self) -> std::result::Result<bool, i32> {
         let Some(slot) = self.table.progress else { return Ok(false) };
         // SAFETY: an open instance; any thread may call it.
-        let status = unsafe { slot(self.instance) };
+        let status = inside(Slot::Progress, || unsafe { slot(self.instance) });
         if status < 0 { Err(status) } else { Ok(status > 0) }
     }
 
@@ -200,8 +204,9 @@ impl Link {
         let name = self.name();
         let Some(slot) = self.table.link_name else { return name.to_owned() };
         // SAFETY: an open instance; any thread may call it; the buffer is valid for the call.
-        let status =
-            unsafe { slot(self.instance, peer, data.as_mut_ptr(), data.len(), &mut bytes) };
+        let status = inside(Slot::LinkName, || unsafe {
+            slot(self.instance, peer, data.as_mut_ptr(), data.len(), &mut bytes)
+        });
         let text = String::from_utf8_lossy(&data[..bytes.min(data.len())]);
         if status != abi::TY_OK || text.is_empty() || text == name {
             return name.to_owned();
@@ -215,7 +220,6 @@ impl Link {
     }
 }
 
-/// A device API with nothing in it, to be filled.
 /// A device API with nothing in it, to be filled.
 pub(crate) const NO_DEVICE_API: abi::TyDeviceApi = abi::TyDeviceApi {
     size: size_of::<abi::TyDeviceApi>(),

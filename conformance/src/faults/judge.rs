@@ -48,7 +48,10 @@ fn wrong(fault: &Fault, seen: &Seen, all: &[Seen], limit: Duration) -> Option<St
     }
     match seen.took {
         Some(took) if took <= limit => (!seen.exited).then(|| {
-            format!("rank {rank}: its process did not end after the error `{error}` (INV-6)")
+            format!(
+                "rank {rank}: its process did not end after the error `{error}` (INV-6). It ended: {}",
+                seen.ending
+            )
         }),
         Some(took) => Some(format!(
             "rank {rank}: its error came {:.2} s after the fault; expected at most {:.2} s (INV-6); its error \

@@ -36,11 +36,16 @@ fn write_case(out: &mut String, level: &str, line: &Line) {
         "    <testcase classname=\"{level}\" name=\"{name}\" time=\"{:.3}\"",
         line.seconds
     );
+    // As in the text table.
+    let breaks = match line.invariants {
+        "" => String::new(),
+        invariants => format!("\nbreaks: {}", escape(invariants)),
+    };
     let inside = match &line.status {
         Status::Pass => return out.push_str("/>\n"),
         Status::NotSupported { why } => format!("<skipped message=\"{}\"/>", escape(why)),
         Status::Fail { message } => {
-            format!("<failure message=\"failed\">{}</failure>", escape(message))
+            format!("<failure message=\"failed\">{}{breaks}</failure>", escape(message))
         }
         Status::ExpectedFail { message, reason, link } => format!(
             "<system-out>{}</system-out>",
@@ -48,7 +53,7 @@ fn write_case(out: &mut String, level: &str, line: &Line) {
         ),
         Status::UnexpectedPass { reason } => {
             let why = format!("passed, but a failure was expected: {reason}");
-            format!("<failure message=\"unexpected pass\">{}</failure>", escape(&why))
+            format!("<failure message=\"unexpected pass\">{}{breaks}</failure>", escape(&why))
         }
     };
     let _ = writeln!(out, ">{inside}</testcase>");

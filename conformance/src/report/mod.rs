@@ -305,4 +305,18 @@ mod tests {
         assert!(xml.contains("tests=\"1\" failures=\"1\""), "{xml}");
         assert!(xml.contains("time=\"1.500\""), "{xml}");
     }
+
+    #[test]
+    fn junit_names_the_invariants_of_failures_only() {
+        let failed = report(&["l1/a"], &[finished("l1/a", Verdict::Fail("late".into()))]).junit();
+        let breaks = "late\nbreaks: a rule of the exchange; INV-1, INV-2 or INV-3 if only";
+        assert!(failed.contains(breaks), "{failed}");
+        let passed = finished("l1/known_1", Verdict::Pass);
+        let passed = report(&["l1/known_1"], &[passed]).junit();
+        assert!(passed.contains("expected: r\nbreaks: a rule"), "{passed}");
+        let fine =
+            [finished("l1/a", Verdict::Pass), finished("l1/known_1", Verdict::Fail("x".into()))];
+        let fine = report(&["l1/a", "l1/known_1"], &fine).junit();
+        assert!(!fine.contains("breaks"), "{fine}");
+    }
 }

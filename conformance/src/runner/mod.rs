@@ -3,10 +3,12 @@
 //! As processes, one world of n ranks runs the tests of that size one after the other, until one
 //! fails; the next test then gets a new world, so that one failure does not take the rest down. The
 //! ranks are this program again, started with the arguments of [`Program`] and an order file; they
-//! answer with JSON lines on standard output. `work` is the rank's side, `watch` the launcher's.
+//! answer with JSON lines on standard output. `work` is the rank's side; `watch` (tests) and `play`
+//! (faults) are the launcher's.
 
 mod load;
 mod order;
+mod play;
 mod watch;
 mod work;
 
@@ -27,7 +29,8 @@ use crate::ranks::in_threads;
 use crate::suite::{Outcome, Rank, Test};
 use crate::transport;
 
-pub use watch::{Finished, RunEvent, Verdict, run_fault, run_faults, run_in_processes};
+pub use play::{run_fault, run_faults};
+pub use watch::{Finished, RunEvent, Verdict, run_in_processes};
 pub use work::rank_main;
 
 /// The longest deadline of a test, so that a wait that never ends shows soon.

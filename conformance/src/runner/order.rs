@@ -55,8 +55,8 @@ pub(super) enum Answer {
     Faulty,
     /// A call ended with this error on this rank, and the run of a fault with it.
     Ended { error: String, rank: Option<u32> },
-    /// A call of this slot of the transport under test does not return.
-    Stuck { slot: String },
+    /// A call of this slot of a transport has not returned for some seconds; none any more.
+    Stuck { slot: Option<String> },
     /// The folder where the ranks meet: it must be gone in the end.
     Meeting { path: PathBuf },
 }

@@ -1,31 +1,19 @@
-//! The launcher's side.
+//! The launcher's side of L0 to L2.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::iter::repeat;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tokenyard_launch::{Event, Exit, Hosts, Job, Launcher, Net, Running, Stderr, interrupt};
+use tokenyard_launch::{Event, Exit, Hosts, Job, Launcher, Running, Stderr, interrupt};
 
 use super::Program;
-use super::load::LoadWatch;
 use super::order::{Answer, JobSpec, TestEnd, Work};
-use crate::faults::{self, CutLink, Fault, Kind};
 use crate::pace::Pace;
 use crate::suite::Test;
 
 /// The time that ranks have to end by themselves after a test has failed on one of them.
 const END_LIMIT: Duration = Duration::from_secs(25);
-/// The longest that a fault is watched.
-const FAULT_LIMIT: Duration = Duration::from_secs(30);
-/// Faults that run at the same time, on a machine of the usual pace.
-const FAULTS_AT_ONCE: usize = 4;
-/// Faults that run at the same time, on a slow machine.
-const SLOW_FAULTS_AT_ONCE: usize = 2;
-/// The time that a process has to end after its last answer, and the system to clean up after it.
-const CLEAN_UP: Duration = Duration::from_secs(3);
 /// The lines of a rank's standard error that a report includes, from its end.
 const TAIL_LINES: usize = 12;
 
@@ -89,16 +77,17 @@ pub fn run_in_processes(
 }
 
 /// One job, and its answers so far.
-struct Watched {
-    running: Running,
-    ranks: u32,
+pub(super) struct Watched {
+    pub(super) running: Running,
+    pub(super) ranks: u32,
     /// The limit of one test.
     limit: Duration,
-    pace: Pace,
-    _order: tempfile::TempDir,
+    pub(super) pace: Pace,
+    /// The folder of the order, and of the ranks' temporary files.
+    pub(super) folder: tempfile::TempDir,
     /// Per rank, its answer about the watched test.
     answers: BTreeMap<u32, TestEnd>,
-    exits: BTreeMap<u32, Exit>,
+    pub(super) exits: BTreeMap<u32, Exit>,
     /// Per rank, the slot of its transport that did not return at the rank's last report.
     stuck: BTreeMap<u32, String>,
     /// Answers of ranks that are ahead of the others.
@@ -106,7 +95,7 @@ struct Watched {
 }
 
 impl Watched {
-    fn start(
+    pub(super) fn start(
         program: &Program,
         config: &Path,
         work: Work,
@@ -135,7 +124,7 @@ impl Watched {
             ranks,
             limit: program.pace.stretch(program.limit),
             pace: program.pace,
-            _order: folder,
+            folder,
             answers: BTreeMap::new(),
             exits: BTreeMap::new(),
             stuck: BTreeMap::new(),
@@ -203,7 +192,7 @@ impl Watched {
                     self.early.insert((rank, of), outcome);
                 }
                 Some(Answer::Stuck { slot }) => {
-                    self.stuck.insert(rank, slot);
+                    self.note_stuck(rank, slot);
                 }
                 _ => {}
             },
@@ -238,246 +227,32 @@ impl Watched {
         }
     }
 
+    pub(super) fn note_stuck(&mut self, rank: u32, slot: Option<String>) {
+        match slot {
+            Some(slot) => self.stuck.insert(rank, slot),
+            None => self.stuck.remove(&rank),
+        };
+    }
+
+    /// The call of the transport that a rank hangs in, if it does.
+    pub(super) fn hangs_in(&self, rank: u32) -> Option<String> {
+        let slot = self.stuck.get(&rank)?;
+        Some(format!("hangs in slot `{slot}` of the transport (INV-6)"))
+    }
+
     /// The reason why a rank did not answer.
     fn silence(&self, rank: u32) -> String {
-        let ended = match (self.exits.get(&rank), self.stuck.get(&rank)) {
+        let ended = match (self.exits.get(&rank), self.hangs_in(rank)) {
             (Some(exit), _) => format!("ended ({exit}) without a result"),
-            (None, Some(slot)) => {
-                format!("hangs in slot `{slot}` of the transport (INV-6): no result in time")
-            }
+            (None, Some(hangs)) => format!("{hangs}: no result in time"),
             (None, None) => "hangs: no result in time".to_owned(),
         };
         with_tail(ended, &self.running.stderr_tail(rank))
     }
 }
 
-fn with_tail(what: String, stderr: &str) -> String {
+pub(super) fn with_tail(what: String, stderr: &str) -> String {
     let lines: Vec<&str> = stderr.lines().collect();
     let tail = &lines[lines.len().saturating_sub(TAIL_LINES)..];
     if tail.is_empty() { what } else { format!("{what}; stderr ends:\n  {}", tail.join("\n  ")) }
-}
-
-/// Runs faults, a few at the same time because their ranks mostly wait, and passes each result to `each` at
-/// once. On a slow machine ranks mostly compute, so fewer faults run at the same time.
-///
-/// # Errors
-/// The ranks of a fault cannot be started at all; as [`run_in_processes`].
-pub fn run_faults(
-    program: &Program,
-    config: &Path,
-    faults: &[Fault],
-    each: &mut dyn FnMut(RunEvent<'_>),
-) -> Result<()> {
-    let next = AtomicUsize::new(0);
-    let (results_in, results) = std::sync::mpsc::channel();
-    std::thread::scope(|scope| {
-        for _ in 0..if program.pace == Pace::USUAL { FAULTS_AT_ONCE } else { SLOW_FAULTS_AT_ONCE } {
-            let (next, results_in) = (&next, results_in.clone());
-            scope.spawn(move || {
-                while let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if results_in.send(Ok((fault, None))).is_err() {
-                        return;
-                    }
-                    let ended = run_fault(program, config, fault);
-                    if results_in.send(ended.map(|ended| (fault, Some(ended)))).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-        drop(results_in);
-        results.into_iter().try_for_each(|news| {
-            let (fault, ended) = news?;
-            each(ended.map_or(RunEvent::Starts(&fault.name), RunEvent::Ended));
-            Ok(())
-        })
-    })
-}
-
-/// Runs one fault and judges it.
-///
-/// # Errors
-/// The ranks cannot be started at all; as [`run_in_processes`].
-pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Finished> {
-    let fault = &fault.clone().at(program.pace);
-    let start = Instant::now();
-    let shared_before = shared_memory();
-    let work = Work::Fault { name: fault.name.clone(), ranks: fault.ranks };
-    let hosts = fault.hosts.map(|hosts| Hosts::new(hosts as usize)).transpose()?;
-    let world = Watched::start(program, config, work, fault.ranks, hosts.as_ref())?;
-    let mut play = Play::new(fault, world, hosts);
-    let load = LoadWatch::start();
-    play.watch(start)?;
-    let limit = load.stretch(fault.deadline() + fault.grace());
-    drop(load);
-    let mut failures = faults::judge(fault, &play.seen(), limit);
-    failures.extend(play.clean_up(&shared_before));
-    let verdict =
-        if failures.is_empty() { Verdict::Pass } else { Verdict::Fail(failures.join("\n")) };
-    Ok(Finished { name: fault.name.clone(), verdict, took: start.elapsed() })
-}
-
-/// A fault while it runs.
-struct Play<'a> {
-    fault: &'a Fault,
-    world: Watched,
-    hosts: Option<Hosts>,
-    link: Option<CutLink>,
-    began: Option<Instant>,
-    /// Per rank: error, the rank it is about, and when.
-    ended: BTreeMap<u32, (String, Option<u32>, Instant)>,
-    meeting: BTreeSet<PathBuf>,
-}
-
-impl<'a> Play<'a> {
-    fn new(fault: &'a Fault, world: Watched, hosts: Option<Hosts>) -> Self {
-        let (ended, meeting) = (BTreeMap::new(), BTreeSet::new());
-        Self { fault, world, hosts, link: None, began: None, ended, meeting }
-    }
-
-    /// Watches until every rank but the victim has exited, and the victim as well where it can.
-    fn watch(&mut self, start: Instant) -> Result<()> {
-        let limit = self.fault.pace.stretch(FAULT_LIMIT);
-        while !self.is_over() && start.elapsed() < limit {
-            let left = limit.saturating_sub(start.elapsed());
-            let Some(event) = self.world.running.wait_event(left)? else { continue };
-            let now = Instant::now();
-            match event {
-                Event::Exited { rank, status } => {
-                    self.world.exits.insert(rank, status);
-                }
-                Event::Line { rank, line } => match Answer::read(&line) {
-                    Some(Answer::Faulty) => {
-                        self.befall()?;
-                        self.began = self.began.or(Some(Instant::now()));
-                    }
-                    Some(Answer::Ended { error, rank: about }) => {
-                        self.ended.insert(rank, (error, about, now));
-                    }
-                    Some(Answer::Meeting { path }) => {
-                        self.meeting.insert(path);
-                    }
-                    Some(Answer::Test { .. } | Answer::Stuck { .. }) | None => {}
-                },
-            }
-        }
-        Ok(interrupt::check()?)
-    }
-
-    /// Applies the fault to the victim's host or link, if it is such a fault. The victim stops itself
-    /// first, so that it does not go on before the fault has happened.
-    fn befall(&mut self) -> Result<()> {
-        let (hosts, host) = (self.hosts.as_ref(), self.fault.host() as usize);
-        let (victim, limit) = (self.fault.victim, self.fault.pace.stretch(FAULT_LIMIT));
-        match (self.fault.kind, hosts) {
-            (Kind::Frozen, Some(hosts)) => return hosts.freeze(host),
-            (Kind::Cut, Some(hosts)) => {
-                self.world.running.await_stop(victim, limit)?;
-                hosts.cut(host, &Net::BOTH)?;
-            }
-            (Kind::DataCut, Some(hosts)) => {
-                self.world.running.await_stop(victim, limit)?;
-                hosts.swallow(host, &[Net::Data])?;
-            }
-            (Kind::LinkDown, _) => {
-                self.world.running.await_stop(victim, limit)?;
-                self.link = Some(CutLink::of(victim)?);
-            }
-            _ => return Ok(()),
-        }
-        self.world.running.resume(victim)
-    }
-
-    fn is_over(&self) -> bool {
-        let stands_still = |rank: &u32| {
-            matches!(self.fault.kind, Kind::Stopped | Kind::Frozen)
-                && self.fault.victims().contains(rank)
-        };
-        (0..self.fault.ranks)
-            .filter(|rank| !stands_still(rank))
-            .all(|rank| self.world.exits.contains_key(&rank))
-    }
-
-    fn seen(&self) -> Vec<faults::Seen> {
-        (0..self.fault.ranks)
-            .map(|rank| {
-                let ended = self.ended.get(&rank);
-                let ending = match self.world.exits.get(&rank) {
-                    Some(exit) => exit.to_string(),
-                    None => "not at all".to_owned(),
-                };
-                faults::Seen {
-                    rank,
-                    error: ended.map(|(error, ..)| error.clone()),
-                    about: ended.and_then(|(_, about, _)| *about),
-                    took: ended
-                        .zip(self.began)
-                        .map(|((.., at), began)| at.saturating_duration_since(began)),
-                    exited: self.world.exits.contains_key(&rank),
-                    ending: with_tail(ending, &self.world.running.stderr_tail(rank)),
-                }
-            })
-            .collect()
-    }
-
-    /// Ends the processes that still run, and lists the files that are left behind.
-    fn clean_up(self, shared_before: &BTreeSet<String>) -> Vec<String> {
-        let Self { world, hosts, meeting, link, .. } = self;
-        drop(link);
-        let Watched { running, ranks, pace, _order: folder, .. } = world;
-        let pids: Vec<u32> = (0..ranks).filter_map(|rank| running.pid(rank)).collect();
-        drop(running);
-        let mut left = Vec::new();
-        for (host, hosts) in hosts.iter().flat_map(|hosts| (0..hosts.count()).zip(repeat(hosts))) {
-            match hosts.processes(host) {
-                Ok(pids) if pids.is_empty() => {}
-                found => left.push(format!("on host {host} processes are left behind: {found:?}")),
-            }
-        }
-        for pid in pids {
-            if Path::new(&format!("/proc/{pid}")).exists() {
-                left.push(format!("process {pid} is left behind"));
-            }
-        }
-        left.extend(
-            meeting
-                .iter()
-                .filter(|path| path.exists())
-                .map(|path| format!("the folder {} is left behind", path.display())),
-        );
-        left.extend(
-            file_names(folder.path())
-                .into_iter()
-                // Reports remain, to be read afterwards.
-                .filter(|name| name != "order.json" && !name.starts_with("tokenyard-reports-"))
-                .map(|name| format!("the temporary file {name} is left behind")),
-        );
-        left.extend(left_in_shared_memory(shared_before, pace.stretch(CLEAN_UP)));
-        left
-    }
-}
-
-/// Names in shared memory that contain the project's name.
-fn shared_memory() -> BTreeSet<String> {
-    file_names(Path::new("/dev/shm"))
-        .into_iter()
-        .filter(|name| name.to_ascii_lowercase().contains("tokenyard"))
-        .collect()
-}
-
-/// Other jobs of this machine create and remove names, so this polls until the new names are gone.
-fn left_in_shared_memory(before: &BTreeSet<String>, limit: Duration) -> Vec<String> {
-    let start = Instant::now();
-    let first: BTreeSet<String> = shared_memory().difference(before).cloned().collect();
-    let mut left = first;
-    while !left.is_empty() && start.elapsed() < limit {
-        std::thread::sleep(Duration::from_millis(50));
-        left = left.intersection(&shared_memory()).cloned().collect();
-    }
-    left.into_iter().map(|name| format!("/dev/shm/{name} is left behind")).collect()
-}
-
-fn file_names(folder: &Path) -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }

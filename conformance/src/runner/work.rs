@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
+use tokenyard_core::host::Lookout;
 
 use super::Settings;
 use super::order::{Answer, JobSpec, TestEnd, Work};
@@ -14,7 +15,6 @@ use crate::device;
 use crate::faults::{Fault, Word};
 use crate::pace::Pace;
 use crate::suite::{self, Outcome, Test};
-use crate::transport::Lookout;
 
 /// The work of a rank's process: it runs the order in `order`, then exits. A failed test is an answer, not
 /// an error.
@@ -24,11 +24,9 @@ use crate::transport::Lookout;
 pub fn rank_main(order: &Path) -> Result<()> {
     tokenyard_launch::adopt()?;
     let order = JobSpec::read(order)?;
+    look_out();
     match order.work {
-        Work::Tests(names) => {
-            look_out();
-            run_tests(&order.config, order.pace, &names)
-        }
+        Work::Tests(names) => run_tests(&order.config, order.pace, &names),
         Work::Fault { name, ranks } => run_fault(&order.config, order.pace, &name, ranks),
     }
 }
@@ -67,15 +65,18 @@ fn run_tests(config: &Path, pace: Pace, names: &[String]) -> Result<()> {
 /// The time between two checks of the slots of the transport under test.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Starts a thread that reports which slot does not return.
+/// Starts a thread that reports which slot does not return, and when none is left.
 fn look_out() {
-    std::thread::spawn(|| {
-        let mut lookout = Lookout::default();
+    let mut lookout = Lookout::new();
+    std::thread::spawn(move || {
+        let mut reported = false;
         loop {
             std::thread::sleep(LOOK);
-            if let Some(slot) = lookout.stuck() {
+            let slot = lookout.stuck().map(str::to_owned);
+            if slot.is_some() || reported {
+                reported = slot.is_some();
                 // If the launcher is gone, the report has no reader.
-                let _ = Answer::Stuck { slot: slot.to_owned() }.say();
+                let _ = Answer::Stuck { slot }.say();
             }
         }
     });

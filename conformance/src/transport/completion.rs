@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use tokenyard_core::abi;
+use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
 use super::memory::{UNTOUCHED, compare, pattern};
 use super::rig::{Needs, Queue, Rig};
-use super::slots::Slots;
 use super::{Body, TransportCase};
 
 pub(super) const CASES: &[TransportCase] = &[
@@ -262,7 +262,7 @@ const PER_THREAD: usize = 2000;
 /// Two threads, one queue each.
 fn both_queues_at_once(rig: &mut Rig<'_>, puts: [Command; 2]) -> Result<()> {
     let until = rig.until();
-    let transport: &Slots = &rig.transport;
+    let transport: &OpenTransport = &rig.transport;
     std::thread::scope(|scope| {
         let threads: Vec<_> = rig
             .queues
@@ -289,7 +289,12 @@ fn check_own(queue: u32, events: &[Event], count: usize) -> Result<()> {
     Ok(())
 }
 
-fn one_queue(transport: &Slots, queue: &mut Queue, put: &Command, until: Instant) -> Result<()> {
+fn one_queue(
+    transport: &OpenTransport,
+    queue: &mut Queue,
+    put: &Command,
+    until: Instant,
+) -> Result<()> {
     for _ in 0..PER_THREAD {
         queue.post(transport, &[*put], until)?;
     }

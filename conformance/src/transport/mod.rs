@@ -19,7 +19,6 @@ mod places;
 mod progress;
 mod rig;
 mod signals;
-mod slots;
 
 use anyhow::Result;
 use tokenyard_core::abi;
@@ -29,7 +28,6 @@ use tokenyard_core::transport::Capabilities;
 
 use crate::suite::{Level, Loss, Outcome, Rank, Test};
 use rig::{Needs, Rig};
-pub(crate) use slots::Lookout;
 
 /// The test of one behaviour.
 #[derive(Clone, Copy)]

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
 use tokenyard_core::abi;
+use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::memory::{compare, pattern};
 use super::rig::{Needs, Rig};
-use super::slots::Slots;
 use super::{Body, TransportCase};
 
 pub(super) const CASES: &[TransportCase] = &[
@@ -77,7 +77,7 @@ fn progress_alone_moves_puts(rig: &mut Rig<'_>) -> Result<()> {
     rig.drive()
 }
 
-fn drive(transport: &Slots) -> Result<()> {
+fn drive(transport: &OpenTransport) -> Result<()> {
     let moved = transport.progress();
     moved.map(drop).map_err(|status| anyhow!("progress: found status {status}; expected 0 or 1"))
 }

@@ -10,13 +10,12 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::bootstrap::{Liveness, World};
 use tokenyard_core::config::{ComponentChoice, Config};
-use tokenyard_core::host::{Registry, TransportRef};
+use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
 use tokenyard_core::transport::{
     Capabilities, Command, Event, NO_EVENT, Team, TransportNeeds, TransportOpen,
 };
 
 use super::memory::{Area, UNTOUCHED};
-use super::slots::{Slot, Slots, inside};
 use crate::device::DeviceMemory;
 use crate::suite::Rank;
 
@@ -129,7 +128,11 @@ impl Queue {
     }
 
     /// Posts the commands that the queue accepts now, and returns their number.
-    pub(super) fn try_post(&self, transport: &Slots, commands: &[Command]) -> Result<usize> {
+    pub(super) fn try_post(
+        &self,
+        transport: &OpenTransport,
+        commands: &[Command],
+    ) -> Result<usize> {
         // SAFETY: cases post commands inside their windows and needs, with one writing (peer, queue) per
         // signal, and do not change sources until they are done; the owner of the queue calls.
         unsafe { transport.post(self.id, commands) }.map_err(|status| {
@@ -140,7 +143,7 @@ impl Queue {
     /// Posts all commands; drives the queue while it is full.
     pub(super) fn post(
         &mut self,
-        transport: &Slots,
+        transport: &OpenTransport,
         commands: &[Command],
         until: Instant,
     ) -> Result<()> {
@@ -165,7 +168,7 @@ impl Queue {
     }
 
     /// Polls once and stores the events.
-    pub(super) fn drive(&mut self, transport: &Slots) -> Result<()> {
+    pub(super) fn drive(&mut self, transport: &OpenTransport) -> Result<()> {
         let mut events = [NO_EVENT; 32];
         let count = transport.poll(self.id, &mut events).map_err(|status| {
             anyhow!("poll of queue {}: found status {status}; expected 0", self.id)
@@ -223,7 +226,7 @@ fn list_differences(expected: &[Total], found: &[u64]) -> String {
 
 /// A rank of a case. Fields drop in order: the transport ends before its windows.
 pub(super) struct Rig<'a> {
-    pub(super) transport: Slots,
+    pub(super) transport: OpenTransport,
     pub(super) windows: Vec<Area>,
     pub(super) queues: Vec<Queue>,
     pub(super) world: &'a Arc<World>,
@@ -241,9 +244,9 @@ impl<'a> Rig<'a> {
         let opened = needs.of_transport(ranks, rank.capabilities, deadline);
         let team = Team::world(me, ranks);
         let open = TransportOpen::new(&team, &opened).among(&**rank.world);
-        let transport = inside(Slot::Open, || component.open(&choice.table, &open))?;
+        let transport = component.open(&choice.table, &open)?;
         let mut rig = Self {
-            transport: Slots::new(transport),
+            transport,
             windows: Vec::new(),
             queues: (0..opened.queues).map(Queue::new).collect(),
             world: rank.world,

@@ -1,5 +1,6 @@
 //! L0 with peers whose processes are killed and stopped, on correct transports, and on the broken ones of
-//! the table of claims. This program is also the ranks.
+//! the table of claims; and the names of calls that hang, in each kind of job. This program is also the
+//! ranks.
 
 #![allow(clippy::unwrap_used, reason = "a test may end where its own setup is wrong")]
 
@@ -12,13 +13,14 @@ use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokenyard_conformance::claims::{CLAIMS, Proof};
+use tokenyard_conformance::faults::Fault;
 use tokenyard_conformance::runner::{
-    Program, RunEvent, Settings, Verdict, rank_main, run_in_processes,
+    Program, RunEvent, Settings, Verdict, rank_main, run_fault, run_in_processes,
 };
-use tokenyard_conformance::suite;
+use tokenyard_conformance::suite::{self, Level};
 use tokenyard_core::config::Config;
 
-use crate::noticing::{LostIsError, Reaction};
+use crate::noticing::{HangsInPoll, LostIsError, Reaction};
 
 /// The argument before the order of a rank.
 const RANK: &str = "--as-rank";
@@ -73,6 +75,13 @@ fn main() -> ExitCode {
         let run = move || caught(&program, case, mutant, says);
         trials.push(Trial::test(format!("{mutant}/{case}"), run));
     }
+    type Named = fn(&Program) -> Result<(), Failed>;
+    for (name, named) in
+        [("a_hang_of_l1_is_named", hang_of_l1 as Named), ("a_hang_of_l3_is_named", hang_of_l3)]
+    {
+        let program = Arc::clone(&program);
+        trials.push(Trial::test(name, move || named(&program)));
+    }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -98,6 +107,32 @@ fn losing(table: &str) -> Vec<String> {
     let settings = Settings::new(Config::parse(&config(table), "lost_peers").unwrap()).unwrap();
     let tests = suite::tests(settings.capabilities(), 1);
     tests.into_iter().filter(|test| test.loses_rank).map(|test| test.name).collect()
+}
+
+/// Checks that a rank hangs in `poll` by this verdict.
+fn hangs_in_poll(verdict: &Verdict) -> Result<(), Failed> {
+    let hangs = "hangs in slot `poll` of the transport (INV-6)";
+    match verdict {
+        Verdict::Fail(why) if why.contains(hangs) => Ok(()),
+        other => Err(Failed::from(format!("expected a failure that says {hangs:?}: {other:?}"))),
+    }
+}
+
+fn hang_of_l1(program: &Program) -> Result<(), Failed> {
+    let table = format!("use = \"{}\"", HangsInPoll::NAME);
+    let settings = Settings::new(Config::parse(&config(&table), "lost_peers").unwrap()).unwrap();
+    let tests = suite::tests(settings.capabilities(), 1);
+    let test = tests.iter().find(|test| test.level == Level::L1 && test.ranks == 2).unwrap();
+    let program = Program { limit: HANGS, ..program.clone() };
+    hangs_in_poll(&verdict(&program, &table, &test.name))
+}
+
+fn hang_of_l3(program: &Program) -> Result<(), Failed> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.toml");
+    std::fs::write(&path, config(&format!("use = \"{}\"", HangsInPoll::NAME))).unwrap();
+    let fault = Fault::find("l3/killed/combine_send").unwrap().within(2);
+    hangs_in_poll(&run_fault(program, &path, &fault)?.verdict)
 }
 
 fn verdict(program: &Program, table: &str, name: &str) -> Verdict {

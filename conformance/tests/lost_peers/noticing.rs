@@ -35,6 +35,8 @@ pub(crate) trait Reaction: Send + Sync + 'static {
     const HOLDS_UP_ALL: bool = false;
     /// Whether `poll` waits for the lost peer.
     const HANGS: bool = false;
+    /// Whether `poll` does not even wait for a peer to be lost before it hangs.
+    const HANGS_AT_ONCE: bool = false;
 }
 
 fn failed(command: &Command) -> Option<Event> {
@@ -99,6 +101,16 @@ impl Reaction for LostHangsInPoll {
     const HANGS: bool = true;
     fn end(_: &Command) -> Option<Event> {
         None
+    }
+}
+
+/// `poll` never returns.
+pub(crate) struct HangsInPoll;
+impl Reaction for HangsInPoll {
+    const NAME: &'static str = "hangs_in_poll";
+    const HANGS_AT_ONCE: bool = true;
+    fn end(command: &Command) -> Option<Event> {
+        failed(command)
     }
 }
 
@@ -198,7 +210,7 @@ impl<R: Reaction> Transport for Noticing<R> {
     }
 
     fn poll(&self, queue: u32, events: &mut [Event]) -> Hot {
-        while R::HANGS && self.losses.lock().unwrap().any {
+        while R::HANGS_AT_ONCE || R::HANGS && self.losses.lock().unwrap().any {
             std::thread::sleep(Duration::from_secs(1));
         }
         let lost = self.losses.lock().unwrap().events.pop_front();
@@ -231,6 +243,7 @@ const TABLES: &[*const abi::TyTransportTable] = &[
     table::<NamelessLoss>(),
     table::<LostHoldsUpAll>(),
     table::<LostHangsInPoll>(),
+    table::<HangsInPoll>(),
 ];
 
 static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {

@@ -1,5 +1,6 @@
 //! The host's side of the plugin ABI: safe handles over judged tables, the loader and the registry.
 
+mod calls;
 mod elf;
 mod installed;
 mod kernels;
@@ -9,6 +10,8 @@ mod topology;
 mod transport;
 mod writable;
 
+pub use calls::Lookout;
+pub(crate) use calls::{Slot, inside};
 pub use installed::add_plugin_folder;
 pub use kernels::{NO_TENSOR, OpenKernels};
 pub use loader::{PluginFile, load_file, plugin_files};

@@ -1,7 +1,7 @@
 use std::ffi::c_void;
 
 use super::registry::TransportRef;
-use super::{as_ty, blank_error, check, config_as_ty, services};
+use super::{Slot, as_ty, blank_error, check, config_as_ty, inside, services};
 use crate::abi;
 use crate::config::ComponentTable;
 use crate::exchange::Given;
@@ -30,8 +30,9 @@ impl TransportRef {
         let mut capabilities = crate::transport::NO_CAPABILITIES;
         let mut error = blank_error();
         // SAFETY: a judged table; every structure belongs to this side and is valid for the call.
-        let status =
-            unsafe { probe(services(), &config_as_ty(config), &mut capabilities, &mut error) };
+        let status = inside(Slot::Probe, || unsafe {
+            probe(services(), &config_as_ty(config), &mut capabilities, &mut error)
+        });
         check("probe", status, &error)
             .map_err(|e| config.locate(e).with_context("component", self.name()))?;
         self.check_capabilities(&capabilities)?;
@@ -121,7 +122,8 @@ impl TransportRef {
         let mut instance = std::ptr::null_mut();
         let mut error = blank_error();
         // SAFETY: a judged table; every structure belongs to this side and is valid for the call.
-        let status = unsafe { open(services(), &request, &mut instance, &mut error) };
+        let status =
+            inside(Slot::Open, || unsafe { open(services(), &request, &mut instance, &mut error) });
         check("open", status, &error)
             .map_err(|e| config.locate(e).with_context("component", self.name()))?;
         let link = abi::TyLink { table, instance, capabilities };
@@ -227,13 +229,13 @@ impl OpenTransport {
 
     fn cold(
         &self,
-        slot: &'static str,
+        slot: Slot,
         call: impl FnOnce(&abi::TyTransportTable, *mut abi::TyError) -> Option<i32>,
     ) -> Result<()> {
         let mut error = blank_error();
-        let status = call(self.component.table, &mut error)
-            .ok_or_else(|| missing_slot(self.name(), slot))?;
-        check(slot, status, &error).map_err(|e| e.with_context("component", self.name()))
+        let status = inside(slot, || call(self.component.table, &mut error))
+            .ok_or_else(|| missing_slot(self.name(), slot.name()))?;
+        check(slot.name(), status, &error).map_err(|e| e.with_context("component", self.name()))
     }
 
     /// The requirements on window memory.
@@ -248,7 +250,7 @@ impl OpenTransport {
             alignment: 1,
         };
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
-        self.cold("memory_needs", |t, e| unsafe {
+        self.cold(Slot::MemoryNeeds, |t, e| unsafe {
             t.memory_needs.map(|f| f(self.instance, &mut needs, e))
         })?;
         if !needs.alignment.is_power_of_two() {
@@ -269,7 +271,9 @@ impl OpenTransport {
     pub fn alloc(&mut self, id: u32, bytes: u64) -> Result<Window> {
         let mut window = Window { id, bytes, ..NO_WINDOW };
         // SAFETY: as in `memory_needs`.
-        self.cold("alloc", |t, e| unsafe { t.alloc.map(|f| f(self.instance, &mut window, e)) })?;
+        self.cold(Slot::Alloc, |t, e| unsafe {
+            t.alloc.map(|f| f(self.instance, &mut window, e))
+        })?;
         check_window(self.name(), &window, id, bytes)?;
         Ok(window)
     }
@@ -283,7 +287,7 @@ impl OpenTransport {
     /// The window's memory and descriptor stay valid until `self` is dropped.
     pub unsafe fn register(&mut self, window: &Window) -> Result<()> {
         // SAFETY: as in `memory_needs`; the window's life is this function's contract.
-        self.cold("register", |t, e| unsafe { t.register.map(|f| f(self.instance, window, e)) })
+        self.cold(Slot::Register, |t, e| unsafe { t.register.map(|f| f(self.instance, window, e)) })
     }
 
     /// The bytes that `peer` needs to reach this rank.
@@ -294,7 +298,7 @@ impl OpenTransport {
         let mut data = vec![0_u8; abi::TY_ENDPOINT_BYTES];
         let mut bytes = 0_usize;
         // SAFETY: as in `memory_needs`.
-        self.cold("endpoint", |t, e| unsafe {
+        self.cold(Slot::Endpoint, |t, e| unsafe {
             t.endpoint.map(|f| f(self.instance, peer, data.as_mut_ptr(), data.len(), &mut bytes, e))
         })?;
         if bytes > data.len() {
@@ -315,7 +319,7 @@ impl OpenTransport {
     /// Errors of the component.
     pub fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
         // SAFETY: as in `memory_needs`.
-        self.cold("connect", |t, e| unsafe {
+        self.cold(Slot::Connect, |t, e| unsafe {
             t.connect.map(|f| f(self.instance, peer, data.as_ptr(), data.len(), e))
         })
         .map_err(|e| e.with_context("peer", peer))
@@ -331,7 +335,7 @@ impl OpenTransport {
             return Ok(());
         }
         // SAFETY: as in `memory_needs`.
-        self.cold("commit", |t, e| unsafe { t.commit.map(|f| f(self.instance, e)) })
+        self.cold(Slot::Commit, |t, e| unsafe { t.commit.map(|f| f(self.instance, e)) })
     }
 
     /// Offers the transport a ring of kernels. Returns true if it serves the ring, with a thread of its
@@ -348,8 +352,9 @@ impl OpenTransport {
             return Ok(false);
         }
         // SAFETY: as in `memory_needs`, and by this function's contract.
-        let served = self
-            .cold("serve_ring", |t, e| unsafe { t.serve_ring.map(|f| f(self.instance, ring, e)) });
+        let served = self.cold(Slot::ServeRing, |t, e| unsafe {
+            t.serve_ring.map(|f| f(self.instance, ring, e))
+        });
         match served {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Unsupported => Ok(false),
@@ -361,7 +366,7 @@ impl OpenTransport {
 impl Drop for OpenTransport {
     fn drop(&mut self) {
         // SAFETY: the instance is open and no code can use it after this.
-        unsafe { (self.close)(self.instance) }
+        inside(Slot::Close, || unsafe { (self.close)(self.instance) });
     }
 }
 
