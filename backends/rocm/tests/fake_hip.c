@@ -114,7 +114,7 @@ unsigned hipMemAddressReserve(void** out, size_t bytes, size_t align, void* at, 
 }
 unsigned hipMemAddressFree(void* at, size_t bytes) { return munmap(at, bytes) ? fail(INVALID_VALUE) : 0; }
 
-// What is mapped where, for handles of ranges.
+// Ranges with the memory behind them, for handles of ranges.
 static struct Mapping { void* at; size_t bytes; int fd; } mappings[64];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
