@@ -1,4 +1,5 @@
-//! `tokenyard doctor` on recorded nodes, and across the ranks of a world.
+//! `tokenyard doctor` on nodes of `tools/machine/trees`, one recorded and the others made from documentation,
+//! and across the ranks of a world.
 //!
 //! `TOKENYARD_GOLDENS=write cargo test -p tokenyard-cli --test doctor` writes the golden files
 //! anew.
@@ -13,7 +14,7 @@ use std::process::{Child, Command, Output, Stdio};
 use common::{expect_code, json, repository, stderr, stdout, tokenyard};
 use serde_json::Value;
 
-/// Exit code of each recorded node: its faults are part of the record.
+/// Exit code of each node: its faults are part of its tree.
 const TREES: [(&str, i32); 8] = [
     ("container-no-rights", 2),
     ("cpu-virtual", 0),

@@ -1,4 +1,4 @@
-//! `tokenyard doctor --topology` on recorded nodes.
+//! `tokenyard doctor --topology` on nodes that are made from documentation.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 mod common;

@@ -1,4 +1,4 @@
-//! The NICs of each rank on the recorded nodes.
+//! The NICs of each rank on nodes of `tools/machine/trees`; those with NICs are made from documentation.
 
 use std::path::Path;
 

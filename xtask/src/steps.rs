@@ -290,11 +290,6 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("env ZIG_GLOBAL_CACHE_DIR={target}/rocm-compilers/cache \
                  TOKENYARD_TEST_CLANG={target}/rocm-compilers/ziglang/zig \
                  cargo test --package tokenyard-rocm --test clang -- --include-ignored"),
-            cmd("env ZIG_GLOBAL_CACHE_DIR={target}/rocm-compilers/cache \
-                 {target}/rocm-compilers/ziglang/zig clang --offload-arch=gfx942 -O3 -std=c++20 -ffp-contract=off \
-                 -nogpuinc -nogpulib --cuda-device-only --no-gpu-bundle-output -S -x hip -DTY_ROWS_TMA=0 \
-                 -Ibackends/gpu/device -Ibackends/ibgda/src backends/ibgda/tests/kernel.cu \
-                 -o {target}/ibgda.gfx942.s"),
         ],
     },
     Step {

@@ -141,13 +141,13 @@ impl Model {
         Self::compile(folder, model, &all)
     }
 
-    /// The ranks of one level on waves of 64, each lane by itself.
-    fn of_wave_64(device_api: DeviceApi) -> Self {
+    /// A model over one device API on waves of 64, each lane by itself.
+    fn of_wave_64(device_api: DeviceApi, model: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         write_all(folder.path(), device_api, Rows::Vector, "waves of 64");
         let defines = defines(device_api, Rows::Vector).into_iter();
         let all: Vec<_> = defines.chain(["-DMODEL_WAVE=64".to_owned()]).collect();
-        Self::compile(folder, "exchange.cpp", &all)
+        Self::compile(folder, model, &all)
     }
 
     /// Kernels that put on several queues. Compiled once for all tests.
@@ -202,9 +202,9 @@ fn defines(device_api: DeviceApi, rows: Rows) -> [String; 5] {
 }
 
 /// The model of several domains: a device API inside, and one between them.
-fn run_domains(up: DeviceApi, out: DeviceApi) {
+fn domains(up: DeviceApi, out: DeviceApi, wave: u32) -> Model {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut defines = vec!["-DTY_ROWS_TMA=0".to_owned()];
+    let mut defines = vec!["-DTY_ROWS_TMA=0".to_owned(), format!("-DMODEL_WAVE={wave}")];
     for (name, device_api) in [("up", up), ("out", out)] {
         write_all(&folder.path().join(name), device_api, Rows::Vector, name);
         let name = name.to_uppercase();
@@ -212,7 +212,7 @@ fn run_domains(up: DeviceApi, out: DeviceApi) {
         defines.push(format!("-D{name}_QUEUES={}", device_api.queues));
         defines.push(format!("-D{name}_PARAM_BYTES={}", device_api.param_bytes));
     }
-    Model::compile(folder, "domains.cpp", &defines).is_well();
+    Model::compile(folder, "domains.cpp", &defines)
 }
 
 #[test]
@@ -248,17 +248,22 @@ fn rows_that_are_cast_as_they_move_end_as_the_oracle_casts_them() {
         Model::level(NVLINK, rows).is_well_with(&["casts"]);
     }
     Model::of_puts().is_well_with(&["few casts"]);
-    Model::of_wave_64(NVLINK).is_well_with(&["few casts"]);
+    Model::of_wave_64(NVLINK, "exchange.cpp").is_well_with(&["few casts"]);
 }
 
 #[test]
 fn waves_of_64_bring_rows_to_their_places_and_back_over_loads_and_stores() {
-    Model::of_wave_64(NVLINK).is_well_with(&["few"]);
+    Model::of_wave_64(NVLINK, "exchange.cpp").is_well_with(&["few"]);
 }
 
 #[test]
 fn waves_of_64_bring_rows_to_their_places_and_back_over_puts_in_any_order() {
-    Model::of_wave_64(GPU_RING).is_well_with(&["few"]);
+    Model::of_wave_64(GPU_RING, "exchange.cpp").is_well_with(&["few"]);
+}
+
+#[test]
+fn waves_of_64_bring_rows_to_their_places_and_back_over_puts_on_several_queues() {
+    Model::of_wave_64(DEVICE_PUT, "exchange.cpp").is_well_with(&["few"]);
 }
 
 #[test]
@@ -321,22 +326,27 @@ fn a_signal_of_another_queue_ends_a_wait() {
 
 #[test]
 fn among_domains_rows_are_put_between_them_and_stored_inside() {
-    run_domains(NVLINK, GPU_RING);
+    domains(NVLINK, GPU_RING, 32).is_well();
 }
 
 #[test]
 fn among_domains_rows_are_put_at_both_levels() {
-    run_domains(GPU_RING, GPU_RING);
+    domains(GPU_RING, GPU_RING, 32).is_well();
+}
+
+#[test]
+fn among_domains_waves_of_64_put_rows_between_them_and_store_them_inside() {
+    domains(NVLINK, GPU_RING, 64).is_well_with(&["few"]);
 }
 
 #[test]
 fn among_domains_kernels_put_on_several_queues() {
-    run_domains(NVLINK, DEVICE_PUT);
+    domains(NVLINK, DEVICE_PUT, 32).is_well();
 }
 
 #[test]
 fn among_domains_rows_are_stored_at_both_levels() {
-    run_domains(NVLINK, NVLINK);
+    domains(NVLINK, NVLINK, 32).is_well();
 }
 
 /// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
@@ -471,11 +481,7 @@ fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back() {
 
 #[test]
 fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back_on_waves_of_64() {
-    let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), NVLINK, Rows::Vector, "staged on waves of 64");
-    let all: Vec<_> =
-        defines(NVLINK, Rows::Vector).into_iter().chain(["-DMODEL_WAVE=64".to_owned()]).collect();
-    Model::compile(folder, "staged.cpp", &all).is_well_with(&["few"]);
+    Model::of_wave_64(NVLINK, "staged.cpp").is_well_with(&["few"]);
 }
 
 #[test]
@@ -494,6 +500,11 @@ fn low_latency_operations_go_on_without_a_rank_that_stops_in_any_phase() {
 }
 
 #[test]
+fn waves_of_64_go_on_without_a_rank_that_stops_in_any_phase_of_low_latency_operations() {
+    Model::of_wave_64(NVLINK, "masked.cpp").is_well_with(&["few"]);
+}
+
+#[test]
 fn what_masks_do_is_noticed_where_it_is_taken_out() {
     let model = staged_mutants("masked.cpp", &MASKING_MUTANTS);
     for number in 1..=MASKING_MUTANTS.len() {
@@ -506,4 +517,5 @@ fn copies_barriers_and_counts_of_the_probe_reach_every_rank() {
     let folder = tempfile::tempdir().expect("a folder");
     write_all(folder.path(), NVLINK, Rows::Vector, "the probe");
     Model::compile(folder, "probe.cpp", &defines(NVLINK, Rows::Vector)).is_well();
+    Model::of_wave_64(NVLINK, "probe.cpp").is_well();
 }

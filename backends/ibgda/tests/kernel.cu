@@ -1,5 +1,5 @@
-// A kernel that makes every call of the device API. `cargo xtask test` compiles it for GPUs, in its steps
-// `cuda-compile` and `rocm-compile`. It is never run.
+// A kernel that makes every call of the device API. `cargo xtask test` compiles it for GPUs, in its step
+// `cuda-compile`. It is never run.
 #include "transport.cuh"
 
 namespace up {

@@ -1,6 +1,7 @@
 //! Compiles every kernel for gfx942 and gfx950, without a GPU and without ROCm, and prints the resources of
-//! each. Fails if a kernel spills registers, has more private memory than this file allows, declares more
-//! shared memory than launches leave for declarations, or contracts a product and a sum where it must not.
+//! each. Fails if a kernel has more registers or private memory than the table beside this file allows, spills
+//! registers, declares more shared memory than launches leave for declarations, or contracts a product and a sum
+//! where it must not. It then prints the table anew, to be compared and pasted.
 //!
 //! Its argument is the compiler: a `clang` with `ld.lld` beside it, or the `zig` of the package `ziglang`.
 
@@ -16,6 +17,9 @@ use tokenyard_gpu::compile::{
 use tokenyard_gpu::warm::{Over, compile, compile_probe, compile_ring_probe};
 use tokenyard_rocm::Clang;
 
+#[path = "compile_rocm/table.rs"]
+mod table;
+
 const WANTED: [Architecture; 2] = [Architecture::Gfx(0x942), Architecture::Gfx(0x950)];
 
 /// Kernels of `probe.cu` without bulk copies.
@@ -29,16 +33,11 @@ const DECLARED: u32 = 2048;
 /// Vector registers of a thread where a block of 512 has a unit for itself.
 const REGISTERS: u32 = 256;
 
-/// Bytes of private memory that a lane may have: none, except for the rows that `VectorCopier` has in
-/// flight, where the compiler calls it, and for rows that are cast on their way.
-fn most_scratch(program: &str, kernel: &str) -> u32 {
-    match (program, kernel) {
-        // The pieces of rows that move, and of rows that are spread.
-        ("xgmi direct", "ty_dispatch") => 17 * 16,
-        // Values of the warp that plans.
-        ("xgmi direct", "ty_combine_fused_bf16" | "ty_combine_fused_f16") => 20,
-        _ => 0,
-    }
+/// Registers of a thread and bytes of its private memory, at most.
+fn most(chip: &str, program: &str, kernel: &str) -> Option<(u32, u32)> {
+    let mut rows = table::MOST.iter();
+    let row = rows.find(|(c, p, k, ..)| (*c, *p, *k) == (chip, program, kernel));
+    row.map(|(.., registers, scratch)| (*registers, *scratch))
 }
 
 /// Instructions that multiply and add with one rounding.
@@ -85,21 +84,60 @@ fn body<'a>(assembly: &'a str, kernel: &str) -> &'a str {
     &rest[..rest.find("\n.Lfunc_end").expect("it ends")]
 }
 
-/// Prints the resources of each kernel; returns the faults.
-fn show(name: &str, program: &str, compiled: &Compiled, kernels: usize) -> Vec<String> {
+/// The faults and the resources that compilations have shown.
+#[derive(Default)]
+struct Found {
+    faults: Vec<String>,
+    /// Rows of the table as they would be now.
+    rows: Vec<String>,
+}
+
+impl Found {
+    /// The faults, and the table in the form of its file. Empty if there is no fault.
+    fn text(mut self) -> String {
+        if self.rows.len() != table::MOST.len() {
+            let (found, expected) = (self.rows.len(), table::MOST.len());
+            self.faults
+                .push(format!("found {found} kernels; expected {expected}, as in the table"));
+        }
+        if self.faults.is_empty() {
+            return String::new();
+        }
+        let (faults, rows) = (self.faults.join("\n"), self.rows.concat());
+        format!(
+            "{faults}\nIf each of these is meant, the rows of backends/rocm/examples/compile_rocm/table.rs are:\n\
+             {rows}"
+        )
+    }
+}
+
+/// Prints the resources of each kernel, and notes them and the faults.
+fn show(found: &mut Found, name: &str, program: &str, compiled: &Compiled, kernels: usize) {
     let assembly = &compiled.log;
     let usages = usages(assembly);
     assert_eq!(usages.len(), kernels, "{name}, {program}: found another number of kernels");
-    let mut wrong = Vec::new();
     for Usage { kernel, registers, spills, scratch, shared } in &usages {
         println!(
             "{name:<7} {program:<20} {kernel:<21} {registers:>9} {spills:>7} {scratch:>7} {shared:>6}"
         );
-        let most = most_scratch(program, kernel);
-        if *spills > 0 || *registers > REGISTERS || *scratch > most || *shared > DECLARED {
-            wrong.push(format!(
-                "{name}, {program}, {kernel}: expected at most {REGISTERS} registers, 0 spilled, {most} \
-                 bytes of scratch, {DECLARED} of shared memory"
+        found.rows.push(format!(
+            "    (\"{name}\", \"{program}\", \"{kernel}\", {registers}, {scratch}),\n"
+        ));
+        let about = format!("{name}, {program}, {kernel}");
+        match most(name, program, kernel) {
+            None => found.faults.push(format!("{about}: it is not in the table")),
+            Some((most, private)) if *registers > most || *scratch > private => {
+                found.faults.push(format!(
+                    "{about}: found {registers} registers and {scratch} bytes of scratch; expected at most {most} \
+                     and {private}"
+                ));
+            }
+            Some(_) => {}
+        }
+        if *spills > 0 || *registers > REGISTERS || *shared > DECLARED {
+            found.faults.push(format!(
+                "{about}: found {registers} registers, {spills} spilled, {shared} bytes of shared memory; expected \
+                 at most {REGISTERS}, 0 and {DECLARED}"
             ));
         }
         // Additions of returned rows. Kernels that push divide, too, and a division uses such
@@ -107,12 +145,11 @@ fn show(name: &str, program: &str, compiled: &Compiled, kernels: usize) -> Vec<S
         if kernel == "ty_combine_f32" && program.starts_with("gpu ring") {
             let text = body(assembly, kernel);
             assert!(text.contains("v_add_f32") || text.contains("v_pk_add_f32"), "it has no sum");
-            if let Some(found) = contracted(text) {
-                wrong.push(format!("{name}, {program}, {kernel}: found {found}; expected sums"));
+            if let Some(word) = contracted(text) {
+                found.faults.push(format!("{about}: found {word}; expected sums"));
             }
         }
     }
-    wrong
 }
 
 /// The first instruction that rounds once after a product and a sum.
@@ -180,12 +217,13 @@ fn main() -> Result<()> {
             .map(|architecture| (architecture, scope.spawn(move || compile_all(architecture))));
         running.map(|(architecture, thread)| (architecture, thread.join().expect("it is checked")))
     });
-    let mut wrong = Vec::new();
+    let mut found = Found::default();
     for (architecture, programs) in all {
         for (program, compiled, kernels) in programs? {
-            wrong.extend(show(&architecture.name(), &program, &compiled, kernels));
+            show(&mut found, &architecture.name(), &program, &compiled, kernels);
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let faults = found.text();
+    assert!(faults.is_empty(), "{faults}");
     Ok(())
 }

@@ -2,15 +2,16 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 
 use tokenyard_core::ErrorKind;
 use tokenyard_gpu::compile::Architecture;
 use tokenyard_gpu::driver::{DeviceFacts, Driver, RawDevice, RawMemory, RawModule, Reach};
 use tokenyard_rocm::HipDriver;
-use tokenyard_sys_hip::Hip;
+
+mod fake;
 
 const DRIVER: HipDriver = HipDriver;
 /// They share memory by descriptors and by hipIpc.
@@ -25,29 +26,10 @@ fn loaded() -> &'static Path {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_hip");
         std::fs::create_dir_all(&folder).unwrap();
         let file = folder.join("libamdhip64.so.6");
-        build(&folder, &file);
+        fake::build(&file, &[]);
         DRIVER.load(Some(&folder)).unwrap();
         file
     })
-}
-
-/// Compiles `fake_hip.c`, and a function that is not supported for each other symbol.
-fn build(folder: &Path, file: &Path) {
-    let fake = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_hip.c");
-    let mut text = std::fs::read_to_string(&fake).unwrap();
-    let missing: Vec<_> =
-        Hip::SYMBOLS.iter().filter(|symbol| !text.contains(&format!(" {symbol}("))).collect();
-    for symbol in missing {
-        text += &format!("unsigned {symbol}(void) {{ return fail(NOT_SUPPORTED); }}\n");
-    }
-    let source = folder.join("all_of_fake_hip.c");
-    std::fs::write(&source, text).unwrap();
-    let built = Command::new("gcc")
-        .args(["-shared", "-fPIC", "-Wall", "-o"])
-        .args([file, &source])
-        .output()
-        .unwrap_or_else(|e| panic!("gcc cannot be run ({e}): apt-get install gcc"));
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
 }
 
 /// Writes through one mapping, and reads through another of the same memory.
@@ -100,6 +82,26 @@ fn physical_memory_crosses_by_its_descriptor() {
     assert!(longer.unwrap_err().to_string().contains("map memory"));
     // SAFETY: nothing of either is mapped any more.
     unsafe { [own, peer].into_iter().for_each(|memory| DRIVER.memory_release(memory)) };
+}
+
+#[test]
+fn a_window_is_given_to_nics_by_a_descriptor_of_its_memory() {
+    loaded();
+    let memory = DRIVER.memory_create(BY_FD, 8192).unwrap();
+    // SAFETY: memory that lives; the mapping is of host memory, this long.
+    unsafe {
+        let at = DRIVER.memory_map(memory, 8192, BY_FD).unwrap();
+        (at as *mut u64).add(1000).write(11);
+        let file = std::fs::File::from(DRIVER.range_dmabuf(at, 8192).unwrap());
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, 8000).unwrap();
+        assert_eq!(u64::from_ne_bytes(word), 11);
+        DRIVER.memory_unmap(memory, at, 8192);
+        let error = DRIVER.range_dmabuf(at, 8192).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::System);
+        assert!(error.to_string().contains("export dmabuf: HIP says hipErrorOther (1)"), "{error}");
+        DRIVER.memory_release(memory);
+    }
 }
 
 #[test]

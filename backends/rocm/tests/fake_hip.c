@@ -1,7 +1,10 @@
 // HIP's functions over host memory, for tests of the driver's code on machines without a GPU. Two devices:
 // 0 shares physical memory by descriptors, 1 cannot and has hipIpc. Nothing here behaves like an AMD GPU.
 // Functions that are not defined here are added by the test, and return hipErrorNotSupported.
+// With FAKE_WITHOUT_RANGE_HANDLES it lacks what HIP has from version 7 on.
 #define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,18 +113,48 @@ unsigned hipMemAddressReserve(void** out, size_t bytes, size_t align, void* at, 
   return *out == MAP_FAILED ? fail(2) : 0;
 }
 unsigned hipMemAddressFree(void* at, size_t bytes) { return munmap(at, bytes) ? fail(INVALID_VALUE) : 0; }
+
+// Ranges with the memory behind them, for handles of ranges.
+static struct Mapping { void* at; size_t bytes; int fd; } mappings[64];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+// Exchanges one mapping for another, under the lock. 0 if it was there.
+static int exchange(void* at, struct Mapping to) {
+  int result = -1;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < 64 && result; i++)
+    if (mappings[i].at == at) mappings[i] = to, result = 0;
+  pthread_mutex_unlock(&lock);
+  return result;
+}
 unsigned hipMemMap(void* at, size_t bytes, size_t offset, struct Memory* m, uint64_t flags) {
   (void)flags;
   if (offset || bytes > m->bytes) return fail(INVALID_VALUE);
   void* found = mmap(at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, m->fd, 0);
-  return found == at ? 0 : fail(INVALID_VALUE);
+  if (found != at || exchange(0, (struct Mapping){at, bytes, m->fd})) return fail(INVALID_VALUE);
+  return 0;
 }
+#ifndef FAKE_WITHOUT_RANGE_HANDLES
+// The descriptor is one of the mapped file: what one writes, the other reads.
+unsigned hipMemGetHandleForAddressRange(int* fd, void* at, size_t bytes, unsigned kind, uint64_t flags) {
+  if (kind != 1 || flags) return fail(INVALID_VALUE);
+  int found = -1;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < 64; i++)
+    if (at && mappings[i].at == at && bytes <= mappings[i].bytes) found = fcntl(mappings[i].fd, F_DUPFD_CLOEXEC, 0);
+  pthread_mutex_unlock(&lock);
+  if (found < 0) return fail(INVALID_VALUE);
+  *fd = found;
+  return 0;
+}
+#endif
 unsigned hipMemSetAccess(void* at, size_t bytes, const unsigned* access, size_t count) {
   // Type and device of the place, then the rights.
   if (count != 1 || access[0] != 1 || access[2] != 3) return fail(INVALID_VALUE);
   return mprotect(at, bytes, PROT_READ | PROT_WRITE) ? fail(INVALID_VALUE) : 0;
 }
 unsigned hipMemUnmap(void* at, size_t bytes) {
+  if (exchange(at, (struct Mapping){0})) return fail(INVALID_VALUE);
   void* found = mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
   return found == at ? 0 : fail(INVALID_VALUE);
 }

@@ -7,7 +7,7 @@ use tokenyard_sys_hip::{AccessDesc, AllocationProp, DeviceProp, IpcHandle, Uuid,
 
 use crate::device::{self, SHARED};
 use crate::knobs;
-use crate::memory::{POSIX_FD, access, properties};
+use crate::memory::{POSIX_FD, access, properties, range_handle};
 use crate::status::{self, Answer, Failed, INVALID_VALUE, of_cuda};
 
 type Pointer = *mut c_void;
@@ -237,14 +237,9 @@ context {
         of_cuda(unsafe { sys::cuMemSetAccess(range as u64, bytes, &of, 1) })
     }
     hipMemGetHandleForAddressRange(fd: Pointer, range: Pointer, bytes: usize, kind: c_uint, flags: u64) {
-        let dmabuf = sys::CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-        match kind {
-            // SAFETY: see above.
-            consts::RANGE_HANDLE_DMABUF => of_cuda(unsafe {
-                sys::cuMemGetHandleForAddressRange(fd, range as u64, bytes, dmabuf, flags)
-            }),
-            _ => Err(INVALID_VALUE),
-        }
+        let kind = range_handle(kind)?;
+        // SAFETY: see above.
+        of_cuda(unsafe { sys::cuMemGetHandleForAddressRange(fd, range as u64, bytes, kind, flags) })
     }
     hipIpcOpenMemHandle(pointer: *mut Pointer, handle: IpcHandle, flags: c_uint) {
         let own = sys::CUipcMemHandle { reserved: handle.reserved.map(|byte| byte as c_char) };

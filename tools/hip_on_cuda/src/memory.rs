@@ -1,6 +1,6 @@
 //! Structures of shareable memory, as CUDA has them.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 
 use cudarc::driver::sys;
 use tokenyard_sys_hip::{AccessDesc, AllocationProp, Location, consts};
@@ -48,6 +48,16 @@ pub(crate) fn access(of: &AccessDesc) -> Result<sys::CUmemAccessDesc, Failed> {
     })
 }
 
+/// How a range of addresses is given to other devices.
+pub(crate) fn range_handle(kind: c_uint) -> Result<sys::CUmemRangeHandleType, Failed> {
+    match kind {
+        consts::RANGE_HANDLE_DMABUF => {
+            Ok(sys::CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
+        }
+        _ => Err(INVALID_VALUE),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,5 +94,14 @@ mod tests {
         assert_eq!(access(&AccessDesc { location, flags: 1 }).err(), Some(INVALID_VALUE));
         let both = access(&AccessDesc { location, flags: 3 }).ok().unwrap();
         assert_eq!((both.flags as u32, both.location.id), (3, 3));
+    }
+
+    #[test]
+    fn a_range_is_given_as_a_dmabuf_and_as_nothing_else() {
+        let dmabuf = range_handle(consts::RANGE_HANDLE_DMABUF).ok().unwrap();
+        assert_eq!(dmabuf as u32, 1, "CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD");
+        for other in [0, 2] {
+            assert_eq!(range_handle(other).err(), Some(INVALID_VALUE), "{other}");
+        }
     }
 }

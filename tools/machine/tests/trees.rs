@@ -1,4 +1,4 @@
-//! The facts that are read from each recorded tree.
+//! The facts that are read from each tree: one is recorded, the others are made from documentation.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::path::Path;

@@ -294,7 +294,13 @@ void run(const Shape& shape, u32 domains, std::vector<u32> tokens) {
   broken(world);
 }
 
-int main() {
+int main(int count, char** arguments) {
+  // Domains of 2, each path once.
+  if (count > 1 && std::string(arguments[1]) == "few") {
+    run({4, 8, 3, 48, 1, 9, 1 << 20}, 2, {7, 9, 0});
+    puts("all is well");
+    return 0;
+  }
   // Domains of 2; a rank without tokens, scales, puts that are shorter than a row.
   run({4, 8, 3, 48, 1, 40, 1 << 20}, 2, {33, 40, 0});
   run({6, 12, 4, 80, 3, 36, 112}, 3, {36, 5, 0, 31});

@@ -359,6 +359,13 @@ void run_masked(const Shape& shape, bool all) {
 }
 
 int main(int count, char** arguments) {
+  std::string what = count > 1 ? arguments[1] : "";
+  const Shape least{2, 8, 3, 80, 1, 5, 1 << 20};
+  if (what == "few") {
+    run_masked(least, true);
+    puts("all is well");
+    return 0;
+  }
   if (count > 1) fault = Fault::kWaits, model::mutant = atoi(arguments[1]);
   run_masked({3, 12, 4, 272, 3, 9, 1 << 20}, true);
   if (count > 1) {
@@ -366,6 +373,6 @@ int main(int count, char** arguments) {
     return 0;
   }
   run_masked({4, 16, 5, 64, 0, 34, 1 << 20}, false);
-  run_masked({2, 8, 3, 80, 1, 5, 1 << 20}, true);
+  run_masked(least, true);
   puts("all is well");
 }
