@@ -62,7 +62,8 @@ impl Usage {
 /// Bytes that a thread of a kernel may spill. Those of the low-latency combine cost time: docs/history/decoding.md.
 fn most_spills(kernel: &str) -> u32 {
     match kernel {
-        "ty_dispatch" | "ty_dispatch_staged" | "ty_cast_staged_long" | "ty_ring_posts" => 8,
+        "ty_dispatch" | "ty_dispatch_staged" | "ty_cast_staged_long" => 8,
+        "ty_ring_posts" => 16,
         "ty_combine_fused_bf16" | "ty_combine_fused_f16" => 144,
         _ if kernel.starts_with("ty_combine_staged") => 968,
         _ => 0,
