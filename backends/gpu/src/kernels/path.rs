@@ -112,7 +112,7 @@ impl Path {
              host memory",
             limits.memory_kinds, limits.largest_put
         ))
-        .map_err(|e: Error| e.with_fix("use the transport between GPUs, shm or efa; or kernels = \"cpu\""))
+        .map_err(|e: Error| e.with_fix("use nvlink, xgmi, shm or efa; or kernels = \"cpu\""))
     }
 
     /// Whether rows are put, so staged first.
