@@ -91,15 +91,21 @@ fn has_word<'a>(text: &str, words: &[&'a str]) -> Option<&'a str> {
     found.find_map(|word| words.iter().find(|banned| **banned == word).copied())
 }
 
-#[test]
-fn no_sentence_begins_with_a_relative() {
+/// The sentences of all pages and comments that `wrong` finds, each with its place.
+fn sentences_with(wrong: impl Fn(&str) -> Vec<&str>) -> Vec<String> {
     let mut found = Vec::new();
     for (path, paragraphs) in pages().into_iter().chain(sources()) {
         for Paragraph { line, text } in &paragraphs {
-            let wrong = relatives(text).into_iter();
+            let wrong = wrong(text).into_iter();
             found.extend(wrong.map(|sentence| format!("{path}:{line}: {sentence}")));
         }
     }
+    found
+}
+
+#[test]
+fn no_sentence_begins_with_a_relative() {
+    let found = sentences_with(relatives);
     assert!(found.is_empty(), "begin these with their subject:\n{}", found.join("\n"));
 }
 
@@ -127,13 +133,7 @@ fn long_sentences(text: &str) -> Vec<&str> {
 
 #[test]
 fn sentences_are_short() {
-    let mut found = Vec::new();
-    for (path, paragraphs) in pages().into_iter().chain(sources()) {
-        for Paragraph { line, text } in &paragraphs {
-            let wrong = long_sentences(text).into_iter();
-            found.extend(wrong.map(|sentence| format!("{path}:{line}: {sentence}")));
-        }
-    }
+    let found = sentences_with(long_sentences);
     assert!(found.is_empty(), "split these ({MOST_WORDS} words):\n{}", found.join("\n"));
 }
 
