@@ -43,9 +43,18 @@ pub(crate) fn run(root: &Path, filter: &[&str]) -> Result<()> {
     }
     ended.sort_by_key(|one| std::cmp::Reverse(one.time));
     print!("{}", slowest(&ended));
-    let failures: Vec<&str> = ended.iter().filter_map(|one| one.failure.as_deref()).collect();
-    ensure!(failures.is_empty(), "failed programs: {}\n{}", failures.len(), failures.join("\n"));
+    let failures = failures(&ended);
+    // The step that runs this repeats such lines below its table. A program can fail after its last test, so the
+    // lines of its tests do not show it.
+    print!("{}", failures.concat());
+    ensure!(failures.is_empty(), "failed programs: {}", failures.len());
     Ok(())
+}
+
+/// A line for each program that failed.
+fn failures(ended: &[Ended]) -> Vec<String> {
+    let line = |one: &Ended| Some(format!("FAIL: {}: {}\n", one.name, one.failure.as_ref()?));
+    ended.iter().filter_map(line).collect()
 }
 
 /// The search path of shared libraries that cargo gives to tests.
@@ -134,6 +143,9 @@ mod tests {
         assert_eq!(failures[0], Some("`/bin/false` ended with exit status: 1"));
         assert_eq!(failures[1..3], [None, None]);
         assert!(failures[3].unwrap().starts_with("`/no/such/program` could not be started"));
+        let lines = super::failures(&ended);
+        assert_eq!(lines[0], "FAIL: /bin/false: `/bin/false` ended with exit status: 1\n");
+        assert_eq!(lines.len(), 2);
     }
 
     #[test]
