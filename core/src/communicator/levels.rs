@@ -1,9 +1,8 @@
 //! The levels of a communicator: their transports and teams.
 //!
-//! Where one link reaches every rank, rows go straight to their owners (*direct*): inside one domain
-//! over scale-up, over scale-out where there is no scale-up transport, and over scale-out where
-//! every domain is one rank. Otherwise both transports are open: scale-up for the domain, scale-out
-//! for the rail (*hierarchical*).
+//! If one link reaches every rank, rows go straight to their owners (*direct*). Inside one domain that is
+//! scale-up. It is scale-out if there is no scale-up transport, or if every domain is one rank. Otherwise
+//! both transports are open: scale-up for the domain, scale-out for the rail (*hierarchical*).
 
 use std::time::Duration;
 

@@ -216,10 +216,10 @@ impl Communicator {
         self.components.takes(abi::TY_NEEDS_NO_SYNC)
     }
 
-    /// Outputs, handles and expert inputs that were dropped since the last call become free only once
-    /// `streams`, too, have passed the work that is queued on them now: for values that were used on other
-    /// streams than that of their operation. Drop them, then call this, and then operations. Nothing waits
-    /// where none was dropped. Local: no other rank takes part.
+    /// Frees outputs, handles and expert inputs that were dropped since the last call only once `streams`,
+    /// too, have passed the work that is queued on them now. It is for values that were used on other streams
+    /// than the one of their operation. Drop them, then call this, and then operations. Nothing waits if none
+    /// was dropped. Local: no other rank takes part.
     ///
     /// # Errors
     /// `InvalidInput` where the kernel set has no streams, and for a stream that is captured; errors of the
@@ -349,8 +349,8 @@ impl<'y> OnStream<'y> {
     ///
     /// - A dispatch has worst-case [`Sizes`]; the true sizes stay on the device
     ///   ([`Received::totals`](super::Received::totals)).
-    /// - A failure on any rank (a refusal, a full arena, calls that do not match, a lost rank) is reported by
-    ///   a later call, [`Communicator::flush`] or [`Communicator::close`], and closes the communicator,
+    /// - A later call, [`Communicator::flush`] or [`Communicator::close`], reports a failure on any rank: a
+    ///   refusal, a full arena, calls that do not match, a lost rank. The failure closes the communicator,
     ///   because ranks may have moved on by then. Until then the stream continues, with outputs of undefined
     ///   contents.
     /// - Ranks need not agree on it. But a refusal closes the communicator on the ranks that call without

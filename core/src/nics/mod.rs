@@ -1,14 +1,14 @@
 //! The NICs that a rank uses.
 //!
 //! A topology names the NICs that are near to each rank, from the files of its machine
-//! ([`Place::nics`](crate::topology::Place::nics)). This module makes the later decisions: [`share_nics`]
-//! divides the NICs of a machine among its ranks, the communicator compares the NICs of ranks that
-//! communicate with each other, and [`Nics::choose`] finds a rank's NICs among those that a transport lists.
+//! ([`Place::nics`](crate::topology::Place::nics)). This module makes the later decisions. [`share_nics`]
+//! divides the NICs of a machine among its ranks. The communicator compares the NICs of ranks that
+//! communicate with each other. [`Nics::choose`] finds a rank's NICs among those that a transport lists.
 //!
 //! One rule holds for all of them. A rank that would use the NIC of another rank, or fewer NICs than others,
-//! is refused before anything moves: all ranks would wait for it, without a visible reason. It is a warning
-//! where NICs of all names reach each other, because the operator has then configured that; no NIC is skipped
-//! without a message.
+//! is refused before anything moves. Otherwise all ranks would wait for it, without a visible reason. It is a
+//! warning where NICs of all names reach each other, because the operator has then configured that; no NIC is
+//! skipped without a message.
 
 pub(crate) mod rails;
 pub(crate) mod share;

@@ -34,8 +34,8 @@ static EQUAL: Rule = Rule {
     title: "NICs of each GPU",
     expected: "equally many for all GPUs",
     why: "A rail is the ranks with the same index in their domains. Ranks whose GPUs have no NIC of \
-          their own share one with a neighbour. Where there are too few NICs to divide evenly among GPUs \
-          (7 for 8), one is missing: the topology refuses the node, as above.",
+          their own share one with a neighbour. If there are too few NICs to divide evenly among GPUs \
+          (7 for 8), one is missing, and the topology refuses the node for a transport that uses its NICs.",
     impact: "two ranks on one NIC get half of the bandwidth each, and all ranks wait for them",
     fix: "bring up the port of the missing NIC, or give the container that device",
     source: "docs/topology.md (the rule of this project); NVIDIA DGX H100 User Guide (one ConnectX-7 \

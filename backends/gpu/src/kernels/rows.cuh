@@ -96,9 +96,10 @@ __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
   return left < a.piece_bytes ? (u32)left : a.piece_bytes;
 }
 
-// The pieces of rows that a warp moves without asking: where rows are staged, all of its share of its
-// block's tokens, so that the staged data of a block lies together; else the first ones, before
-// others are dealt. Rows that this rank has for itself take all warps equally long, so they are not dealt.
+// The pieces of rows that belong to a warp from the start. If rows are staged, these are all of the warp's
+// share of its block's tokens, so that the staged data of a block lies together. Otherwise they are the first
+// ones, before others are dealt. Rows that this rank has for itself take all warps equally long, so they are
+// not dealt.
 struct Share {
   u32 first, end, step;
   bool dealt = !kPuts;

@@ -157,10 +157,10 @@ impl WatchdogState {
         unrest.note(now.checked_sub(since).unwrap_or(now), now + SILENT);
     }
 
-    /// The part of a wait's time that counts against its peer alone. A rank that waits for a rank that
-    /// waits for a silent one may not reach its bound before the silence is resolved, and a rank is
-    /// silent for `deadline` at most, or it is lost. So bounds are suspended meanwhile, though not for
-    /// ever (INV-6).
+    /// The part of a wait's time that counts against its peer alone. If rank 0 waits for rank 1, and rank 1
+    /// waits for a silent rank, the wait of rank 0 must not reach its bound before the silence is resolved. A
+    /// rank is silent for `deadline` at most; after that it is lost. So bounds are suspended meanwhile,
+    /// though not for ever (INV-6).
     pub(super) fn blameless(&self, used: Duration) -> Duration {
         if self.lost.is_empty() {
             return used;
