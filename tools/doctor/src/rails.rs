@@ -74,8 +74,8 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     layers(report, &shares);
 }
 
-/// The verdict on a missing rail, as the topology has it: it refuses the node, unless the config says
-/// which NICs to use, or how many, or NICs of all names reach each other.
+/// The verdict on a missing rail is that of the topology. It refuses the node, unless the config says which
+/// NICs to use, or how many, or NICs of all names reach each other.
 fn of_missing(report: &DoctorReport<'_>, nics: &[&Nic], missing: &[&MissingRail<'_>]) -> Verdict {
     if !missing.iter().any(|missing| is_driven(report, missing.gpu)) {
         return Verdict::Unknown;
