@@ -52,11 +52,11 @@ impl<'a> RankNics<'a> {
 /// Returns warnings about removed NICs. A fault is an error only where transports use these NICs.
 ///
 /// # Errors
-/// [`ErrorKind::Config`]: the operator named unequally many NICs. [`ErrorKind::Mismatch`]: some ranks have
-/// NICs and one has none or fewer; or a rail has different ones, which do not reach each other on a fabric
-/// without routes between rails. [`ErrorKind::Unavailable`]: a topology reports that a rank's NIC is missing
-/// or cannot be used. The text names ranks and NICs. If a place states that NICs of all names reach each
-/// other, all of these except the first are warnings.
+/// [`ErrorKind::Config`] if the operator named unequally many NICs. [`ErrorKind::Mismatch`] if some ranks
+/// have NICs and one has none or fewer, or if a rail has different ones: these do not reach each other on a
+/// fabric without routes between rails. [`ErrorKind::Unavailable`] if a topology reports that a rank's NIC is
+/// missing or cannot be used. The text names ranks and NICs. If a place states that NICs of all names reach
+/// each other, all of these except the first are warnings.
 pub(crate) fn even_out(
     places: &mut [Option<Place>],
     domains: u32,
