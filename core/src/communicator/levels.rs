@@ -159,8 +159,8 @@ impl<'a> Levels<'a> {
         level.as_ref().map_or(&[], |level| &level.team.world_ranks)
     }
 
-    /// Makes rows be put where they could be loaded and stored: with loads, a rank that was declared
-    /// lost may read memory that its owner has changed since, and forward it (INV-8).
+    /// Makes rows be put that could be loaded and stored. With loads, a rank that was declared lost may read
+    /// memory that its owner has changed since, and forward it (INV-8).
     pub(super) fn put_only(&mut self) {
         for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
             level.capabilities.flags &= !abi::TY_CAP_LOAD_STORE;

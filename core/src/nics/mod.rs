@@ -58,9 +58,9 @@ impl Nics {
     /// other NICs are allowed: a transport without a chosen NIC uses others.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] where fewer can be used than the transport would use, with the reasons and
-    /// the usable NICs: the rank would use the NICs of others, or fewer than others. No error where NICs of
-    /// all names reach each other, or where the transport has names of its own.
+    /// [`ErrorKind::Unavailable`] if fewer NICs can be used than the transport would use: the rank would use
+    /// the NICs of others, or fewer than others. The error has the reasons and the usable NICs. No error
+    /// where NICs of all names reach each other, or where the transport has names of its own.
     pub fn choose(&self, search: &NicSearch<'_>) -> Result<Vec<usize>> {
         let (mut own, mut faulty) = (Vec::new(), Vec::new());
         for nic in &self.names {

@@ -28,9 +28,8 @@ impl WatchdogState {
             recorder.report_masked(&news);
         }
         match self.given_up() {
-            // The others may still read the memory that this rank entered with, until they have
-            // received the report of its loss: only after that its waits end, and its memory may
-            // change.
+            // Until the others have received the report of this rank's loss, they may still read the memory
+            // that it entered with. Only after that do its waits end, and its memory may change.
             Some(when) if when.elapsed() < self.bounds.deadline => None,
             Some(_) => Some(self.end_of_all(me)),
             None => hub_lost.then(|| self.end_of_all(0)),
