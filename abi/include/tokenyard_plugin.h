@@ -534,9 +534,9 @@ struct TyTransportTable;
 /**
  * Ranks may continue without a lost one (since minor version 2). A peer that ended or stopped, at any
  * point, delays no other peer (INV-6): `post` and `poll` return, commands to other peers continue, the
- * process lives. Every failure that is about one peer names it, in the rank of its error or in its
- * error event, and hides no failure of another peer: `health` reports them in turn. A put to the lost
- * peer may occupy its place in the queue until the fabric ends it.
+ * process lives. Every failure that is about one peer names that peer, in the rank of its error or in its
+ * error event. It hides no failure of another peer: `health` reports them in turn. A put to the lost peer
+ * may occupy its place in the queue until the fabric ends it.
  */
 #define TY_CAP_MASKING (1 << 8)
 
@@ -546,8 +546,8 @@ struct TyTransportTable;
 #define TY_CAP_DEVICE_API (1 << 9)
 
 /**
- * The transport uses the NICs that `open` names (since minor version 5): ranks of a rail then need NICs
- * that reach each other, and the communicator does not open where one is missing.
+ * The transport uses the NICs that `open` names (since minor version 5). Ranks of a rail then need NICs
+ * that reach each other, and the communicator does not open if one is missing.
  */
 #define TY_CAP_PLACED_NICS (1 << 10)
 
@@ -1322,8 +1322,8 @@ typedef struct TyEvent {
 } TyEvent;
 
 /**
- * A service of the host for `open`, on the thread that calls `open` and while it runs: for values that a
- * fabric must agree on before windows and endpoints exist, such as NCCL's unique id.
+ * A service of the host for `open`, on the thread that calls `open` and while `open` runs. It is for
+ * values that ranks must agree on before windows and endpoints exist, such as NCCL's unique id.
  */
 typedef struct TyExchange {
   /**
@@ -1447,7 +1447,7 @@ typedef struct TyGpuRingStatus {
 
 /**
  * Memory that a kernel set gives the host, so that its kernels may use a transport that has no device
- * API: kernels write commands, and a thread of the host posts them and reports the results.
+ * API. Kernels write commands, and a thread of the host posts them and reports the results.
  *
  * Command number n is in slot n mod `capacity`. A kernel may write it once `done` + `capacity` > n.
  * All of it starts as zeros. Both sides write it, so both use atomic loads and stores, except for the
@@ -1710,10 +1710,10 @@ typedef struct TyServeRing {
 /**
  * A transport. A vendor fills this structure to contribute a fabric.
  *
- * Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
- * `endpoint`, `connect`, `commit`, `serve_ring`, `peer_address`) are called on one thread that may block. *Hot* slots
- * (`post`, `poll`, `read_signal`) of one queue are called by one thread at a time; different queues
- * may be used by different threads at once. `health` may be called from any thread.
+ * Thread rules: the host calls *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`,
+ * `register`, `endpoint`, `connect`, `commit`, `serve_ring`, `peer_address`) on one thread that may
+ * block. One thread at a time calls *hot* slots (`post`, `poll`, `read_signal`) of one queue; different
+ * threads may use different queues at once. `health` may be called from any thread.
  *
  * Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
  * `connect` per peer, `commit`, (`serve_ring`,) then hot slots, then `close`.
@@ -1856,10 +1856,10 @@ typedef struct TyTransportTable {
    */
   int32_t (*commit)(void *instance, struct TyError *error);
   /**
-   * Optional, cold, after `commit` (since minor version 10). Takes over a ring of kernels, for a transport
-   * with threads of its own: one of them takes the commands out, so that a kernel's command is handed over
-   * once. That thread takes the place of the host's thread, by the rules of [`TyGpuRing`]. `close` ends
-   * the service. `TY_UNSUPPORTED` leaves the ring to the host.
+   * Optional, cold, after `commit` (since minor version 10). Takes over a ring of kernels, for a
+   * transport with threads of its own. One of them takes the commands out, so that a kernel's command
+   * is handed over once. That thread takes the place of the host's thread, by the rules of
+   * [`TyGpuRing`]. `close` ends the service. `TY_UNSUPPORTED` leaves the ring to the host.
    */
   int32_t (*serve_ring)(void *instance, const struct TyServeRing *ring, struct TyError *error);
 } TyTransportTable;
@@ -2109,9 +2109,9 @@ typedef struct TyWaitBoard {
 } TyWaitBoard;
 
 /**
- * Arguments of `plan`: every size and place is fixed here. The board stays valid until `close`; the
- * links stay valid until the last operation has returned, because transports are closed before
- * `close`; the list of windows is valid for the call only.
+ * Arguments of `plan`: every size and place is fixed here. The board stays valid until `close`. The links
+ * stay valid until the last operation has returned, because transports are closed before `close`. The
+ * list of windows is valid for the call only.
  */
 typedef struct TyPlan {
   /**
@@ -2295,16 +2295,17 @@ typedef struct TyMasks {
  * same order on all ranks, then `close`. Operation n may be sent only when operation
  * n - in_flight has been received.
  *
- * With several domains of several ranks an operation is two exchanges. The host calls, for a dispatch:
- * `dispatch_send` for the rail; `dispatch_send` for the owners, whose rows are those that come over the rail;
- * `agree` on the rail; and `dispatch_recv`. For a combine: `combine_send` for the owners, which makes a sum for
- * each row that had come over the rail in the dispatch; `agree` on the rail; `combine_send` for the rail, whose
- * rows are those sums; and `combine_recv`. Where losses are masked, `agree` on the owners' exchange follows each
- * `agree` on the rail.
+ * With several domains of several ranks an operation is two exchanges. For a dispatch the host calls
+ * `dispatch_send` for the rail; `dispatch_send` for the owners, whose rows are those that come over the
+ * rail; `agree` on the rail; and `dispatch_recv`. For a combine it first calls `combine_send` for the
+ * owners, which makes a sum for each row that had come over the rail in the dispatch. Then it calls
+ * `agree` on the rail; `combine_send` for the rail, whose rows are those sums; and `combine_recv`. Where
+ * losses are masked, `agree` on the owners' exchange follows each `agree` on the rail.
  *
- * Each of these calls returns when its exchange has done that, or has queued it: then the next one reads T, rows
- * and refusals where the device has left them, and the host waits in the last call that sends (and in `agree`
- * behind a dispatch). A refusal that a call returns is passed to the next ones: the first that this rank knows of.
+ * Each of these calls returns when its exchange has done that, or has queued it. If it has queued it, the
+ * next call reads T, rows and refusals where the device has left them. The host then waits in the last
+ * call that sends, and in `agree` behind a dispatch. The host passes the first refusal that this rank
+ * knows of to the next calls.
  */
 typedef struct TyKernelsTable {
   /**
@@ -2512,10 +2513,10 @@ typedef struct TyPlace {
    */
   uint8_t nics[TY_PLACE_NICS][TY_NIC_BYTES];
   /**
-   * Text about the NIC that is missing near the rank, or cannot be used, where other ranks of this machine
-   * have a NIC and this rank has none; else empty (since minor version 2). With a text, the communicator
-   * does not open on a transport that uses placed NICs (`TY_CAP_PLACED_NICS`). UTF-8, ended by a zero byte
-   * or the array's end.
+   * Text about the NIC that is missing near the rank, or cannot be used, if other ranks of this machine
+   * have a NIC and this rank has none. Otherwise empty (since minor version 2). With a text, the
+   * communicator does not open on a transport that uses placed NICs (`TY_CAP_PLACED_NICS`). UTF-8,
+   * ended by a zero byte or the array's end.
    */
   uint8_t missing_nic[TY_MISSING_NIC_BYTES];
 } TyPlace;

@@ -45,7 +45,7 @@ pub struct TyGpuRingStatus {
 }
 
 /// Memory that a kernel set gives the host, so that its kernels may use a transport that has no device
-/// API: kernels write commands, and a thread of the host posts them and reports the results.
+/// API. Kernels write commands, and a thread of the host posts them and reports the results.
 ///
 /// Command number n is in slot n mod `capacity`. A kernel may write it once `done` + `capacity` > n.
 /// All of it starts as zeros. Both sides write it, so both use atomic loads and stores, except for the

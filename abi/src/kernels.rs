@@ -22,16 +22,17 @@ pub const TY_KERNELS_MINOR: u32 = 11;
 /// same order on all ranks, then `close`. Operation n may be sent only when operation
 /// n - in_flight has been received.
 ///
-/// With several domains of several ranks an operation is two exchanges. The host calls, for a dispatch:
-/// `dispatch_send` for the rail; `dispatch_send` for the owners, whose rows are those that come over the rail;
-/// `agree` on the rail; and `dispatch_recv`. For a combine: `combine_send` for the owners, which makes a sum for
-/// each row that had come over the rail in the dispatch; `agree` on the rail; `combine_send` for the rail, whose
-/// rows are those sums; and `combine_recv`. Where losses are masked, `agree` on the owners' exchange follows each
-/// `agree` on the rail.
+/// With several domains of several ranks an operation is two exchanges. For a dispatch the host calls
+/// `dispatch_send` for the rail; `dispatch_send` for the owners, whose rows are those that come over the
+/// rail; `agree` on the rail; and `dispatch_recv`. For a combine it first calls `combine_send` for the
+/// owners, which makes a sum for each row that had come over the rail in the dispatch. Then it calls
+/// `agree` on the rail; `combine_send` for the rail, whose rows are those sums; and `combine_recv`. Where
+/// losses are masked, `agree` on the owners' exchange follows each `agree` on the rail.
 ///
-/// Each of these calls returns when its exchange has done that, or has queued it: then the next one reads T, rows
-/// and refusals where the device has left them, and the host waits in the last call that sends (and in `agree`
-/// behind a dispatch). A refusal that a call returns is passed to the next ones: the first that this rank knows of.
+/// Each of these calls returns when its exchange has done that, or has queued it. If it has queued it, the
+/// next call reads T, rows and refusals where the device has left them. The host then waits in the last
+/// call that sends, and in `agree` behind a dispatch. The host passes the first refusal that this rank
+/// knows of to the next calls.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyKernelsTable {

@@ -141,9 +141,9 @@ pub struct TyLink {
     pub capabilities: TyCapabilities,
 }
 
-/// Arguments of `plan`: every size and place is fixed here. The board stays valid until `close`; the
-/// links stay valid until the last operation has returned, because transports are closed before
-/// `close`; the list of windows is valid for the call only.
+/// Arguments of `plan`: every size and place is fixed here. The board stays valid until `close`. The links
+/// stay valid until the last operation has returned, because transports are closed before `close`. The
+/// list of windows is valid for the call only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyPlan {

@@ -48,10 +48,10 @@ pub struct TyPlace {
     /// NICs that are nearest to the rank and equally near, in order. Ranks of a machine that name the
     /// same NICs divide them. UTF-8, ended by a zero byte or the array's end.
     pub nics: [[u8; TY_NIC_BYTES]; TY_PLACE_NICS],
-    /// Text about the NIC that is missing near the rank, or cannot be used, where other ranks of this machine
-    /// have a NIC and this rank has none; else empty (since minor version 2). With a text, the communicator
-    /// does not open on a transport that uses placed NICs (`TY_CAP_PLACED_NICS`). UTF-8, ended by a zero byte
-    /// or the array's end.
+    /// Text about the NIC that is missing near the rank, or cannot be used, if other ranks of this machine
+    /// have a NIC and this rank has none. Otherwise empty (since minor version 2). With a text, the
+    /// communicator does not open on a transport that uses placed NICs (`TY_CAP_PLACED_NICS`). UTF-8,
+    /// ended by a zero byte or the array's end.
     pub missing_nic: [u8; TY_MISSING_NIC_BYTES],
 }
 

@@ -34,14 +34,14 @@ pub const TY_CAP_MANUAL_PROGRESS: u64 = 1 << 6;
 pub const TY_CAP_OWNS_MEMORY: u64 = 1 << 7;
 /// Ranks may continue without a lost one (since minor version 2). A peer that ended or stopped, at any
 /// point, delays no other peer (INV-6): `post` and `poll` return, commands to other peers continue, the
-/// process lives. Every failure that is about one peer names it, in the rank of its error or in its
-/// error event, and hides no failure of another peer: `health` reports them in turn. A put to the lost
-/// peer may occupy its place in the queue until the fabric ends it.
+/// process lives. Every failure that is about one peer names that peer, in the rank of its error or in its
+/// error event. It hides no failure of another peer: `health` reports them in turn. A put to the lost peer
+/// may occupy its place in the queue until the fabric ends it.
 pub const TY_CAP_MASKING: u64 = 1 << 8;
 /// `device_api` works: kernels post and wait by themselves (since minor version 3).
 pub const TY_CAP_DEVICE_API: u64 = 1 << 9;
-/// The transport uses the NICs that `open` names (since minor version 5): ranks of a rail then need NICs
-/// that reach each other, and the communicator does not open where one is missing.
+/// The transport uses the NICs that `open` names (since minor version 5). Ranks of a rail then need NICs
+/// that reach each other, and the communicator does not open if one is missing.
 pub const TY_CAP_PLACED_NICS: u64 = 1 << 10;
 
 /// The capabilities of a transport on this machine. The transport declares them, and the conformance
@@ -174,10 +174,10 @@ pub struct TyEvent {
 
 /// A transport. A vendor fills this structure to contribute a fabric.
 ///
-/// Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
-/// `endpoint`, `connect`, `commit`, `serve_ring`, `peer_address`) are called on one thread that may block. *Hot* slots
-/// (`post`, `poll`, `read_signal`) of one queue are called by one thread at a time; different queues
-/// may be used by different threads at once. `health` may be called from any thread.
+/// Thread rules: the host calls *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`,
+/// `register`, `endpoint`, `connect`, `commit`, `serve_ring`, `peer_address`) on one thread that may
+/// block. One thread at a time calls *hot* slots (`post`, `poll`, `read_signal`) of one queue; different
+/// threads may use different queues at once. `health` may be called from any thread.
 ///
 /// Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
 /// `connect` per peer, `commit`, (`serve_ring`,) then hot slots, then `close`.
@@ -338,10 +338,10 @@ pub struct TyTransportTable {
     /// any use of the connections. For fabrics that register windows only once the team is connected. May
     /// wait for peers that still connect, at most `deadline_ns`.
     pub commit: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
-    /// Optional, cold, after `commit` (since minor version 10). Takes over a ring of kernels, for a transport
-    /// with threads of its own: one of them takes the commands out, so that a kernel's command is handed over
-    /// once. That thread takes the place of the host's thread, by the rules of [`TyGpuRing`]. `close` ends
-    /// the service. `TY_UNSUPPORTED` leaves the ring to the host.
+    /// Optional, cold, after `commit` (since minor version 10). Takes over a ring of kernels, for a
+    /// transport with threads of its own. One of them takes the commands out, so that a kernel's command
+    /// is handed over once. That thread takes the place of the host's thread, by the rules of
+    /// [`TyGpuRing`]. `close` ends the service. `TY_UNSUPPORTED` leaves the ring to the host.
     pub serve_ring: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -448,8 +448,8 @@ pub struct TyConfig {
     pub file: TyStr,
 }
 
-/// A service of the host for `open`, on the thread that calls `open` and while it runs: for values that a
-/// fabric must agree on before windows and endpoints exist, such as NCCL's unique id.
+/// A service of the host for `open`, on the thread that calls `open` and while `open` runs. It is for
+/// values that ranks must agree on before windows and endpoints exist, such as NCCL's unique id.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyExchange {

@@ -143,8 +143,9 @@ pub(crate) fn exit_code(code: ExitCode) -> ExitCode {
     }
 }
 
-/// Says what is wrong if standard output did not take all that was written, and the exit code of that: 1; and
-/// 141, without a word, where the reader went away (`| head`), as of a process that SIGPIPE has ended.
+/// The exit code if standard output did not take all that was written; none if it did. A failure gives 1 and
+/// a message. If the reader has closed its end (`| head`), the code is 141 without a message, as for a
+/// process that SIGPIPE has ended.
 pub(crate) fn lost_code() -> Option<u8> {
     note(std::io::stdout().flush());
     let Some(why) = LOST.get()? else { return Some(141) };

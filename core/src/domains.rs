@@ -6,9 +6,9 @@ use crate::moe::Shape;
 
 /// The domains of a world and this rank's place. One domain: the direct algorithm.
 ///
-/// A *place* is a number below R for a pair of a domain and a peer of this rank's own domain. As
-/// the name of a source it is its world rank, and the peer is its *forwarder* here: the rank of this
-/// domain that is on the source's rail, and dispatches its rows inside.
+/// A *place* is a number below R. It stands for a pair of a domain and a peer of this rank's own domain. The
+/// place of a source is the source's world rank. The peer of that place is the source's *forwarder* here: the
+/// rank of this domain that is on the source's rail, and dispatches the source's rows inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Domains {
     /// D.

@@ -3,15 +3,15 @@
 //! An author of a kernel set implements [`KernelSet`]; [`export_kernels!`](crate::export_kernels)
 //! derives the C table.
 //!
-//! Core promises: shapes, types, strides and lengths of tensors fit the shape that the set was opened for;
-//! `topk_idx` is valid; handles are in range and hold a dispatch where one is needed; operation numbers count
-//! up by one; at most `in_flight` operations are open. Where a rank's input is bad, core passes the refusal
-//! instead, and the kernel set sends it to the other ranks, so that all of them end the operation together
-//! before rows move and the communicator stays usable.
+//! Core promises that shapes, types, strides and lengths of tensors fit the shape that the set was opened
+//! for, and that `topk_idx` is valid. Handles are in range, and hold a dispatch where one is needed.
+//! Operation numbers count up by one, and at most `in_flight` operations are open. If a rank's input is bad,
+//! core passes a refusal in its place, and the kernel set sends the refusal to the other ranks. So all ranks
+//! end the operation together before rows move, and the communicator stays usable.
 //!
-//! A kernel set promises: the semantics of `docs/semantics.md`, deterministic order, no wait without a
-//! bound (it reads the abort word of the [`WaitBoard`](crate::wait::WaitBoard) and its own cap), no
-//! memory touched outside windows, tensors and its own state.
+//! A kernel set promises the semantics of `docs/semantics.md` and a deterministic order. No wait is without a
+//! bound: it reads the abort word of the [`WaitBoard`](crate::wait::WaitBoard), and has a cap of its own. The
+//! set touches no memory outside windows, tensors and its own state.
 
 use crate::abi;
 use crate::call::{AgreeCall, CombineCall, DispatchCall};

@@ -1,5 +1,5 @@
-//! Every way in which a plugin fails the handshake, and every way in which a loaded component breaks the
-//! contract of a cold slot, is an error that names the value found, the value expected and the fix.
+//! A plugin may fail the handshake, and a loaded component may break the contract of a cold slot. Each way to
+//! do so is an error that names the value found, the value expected and the fix.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]
 
 use std::path::{Path, PathBuf};

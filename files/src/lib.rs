@@ -1,14 +1,14 @@
 //! The only way to open a file that a user names.
 //!
-//! A path in a config, on a command line or in the environment may lead anywhere: to a FIFO, whose
-//! opening waits for a writer, to a device that never ends, to a file that is larger than memory.
-//! So every such path is opened by [`open`], or read whole by [`read`] or [`read_text`]:
+//! A path in a config, on a command line or in the environment may lead anywhere: to a FIFO, whose opening
+//! waits for a writer; to a device that never ends; or to a file that is larger than memory. So every such
+//! path is opened by [`open`], or read whole by [`read`] or [`read_text`]:
 //! - only regular files are accepted, and the error names the kind that was found;
 //! - nothing blocks (INV-6): a FIFO is refused before and after it is opened, without waiting;
 //! - a file is read whole only up to a size that the caller states.
 //!
-//! Pipes are refused wherever a file is expected, also as `/dev/stdin` and as `/dev/fd/N` of a
-//! shell's process substitution: a config is read once by every rank, and a pipe can be read once.
+//! Pipes are refused wherever a file is expected, also as `/dev/stdin` and as `/dev/fd/N` of a shell's
+//! process substitution. Every rank reads a config once, and a pipe can be read only once in all.
 //!
 //! All functions may be called from any thread.
 

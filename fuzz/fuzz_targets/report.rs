@@ -1,5 +1,5 @@
-//! Any bytes as reports of ranks, one per line: what is read can be explained and printed, and a verdict
-//! that blames says who or why.
+//! Any bytes as reports of ranks, one per line. Reports that can be read can be explained and printed, and a
+//! verdict that blames names ranks or a reason.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -23,8 +23,8 @@ const STATUS: &str = "/proc/self/status";
 
 /// Finds the machine, the GPU, the NUMA node, the NICs and the number of processors of a rank.
 ///
-/// Two ranks are on one machine if they run under the same boot of the same kernel and in the same
-/// network namespace: the `shm` transport finds its peers by socket names of that namespace.
+/// Two ranks are on one machine if they run under the same boot of the same kernel and in the same network
+/// namespace, because the `shm` transport finds its peers by socket names of that namespace.
 #[derive(Debug)]
 pub struct HostTopology;
 

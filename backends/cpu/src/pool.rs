@@ -17,8 +17,8 @@ const OPERATION: &str = "run tasks";
 
 /// Worker threads that sleep between runs.
 ///
-/// A run is a loop of independent tasks. The pool decides only who does which task, so results
-/// that each depend on one task are the same for every number of threads.
+/// A run is a loop of independent tasks. The pool decides only which thread does which task, so results that
+/// each depend on one task are the same for every number of threads.
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<PoolState>,
@@ -107,7 +107,7 @@ struct Job {
 impl Job {
     fn new(tasks: usize, task: &(dyn Fn(usize) + Sync)) -> Self {
         let task: *const (dyn Fn(usize) + Sync + '_) = task;
-        // SAFETY: only the lifetime changes, of a pointer, which promises nothing; who follows the
+        // SAFETY: only the lifetime of a pointer changes, which promises nothing. The code that follows the
         // pointer upholds that the task still lives.
         let task = unsafe {
             std::mem::transmute::<
@@ -183,7 +183,7 @@ impl PoolState {
         // `run` has no rival here: no thread is joined, and `drop` needs the pool for itself.
         let number = self.state.load(Ordering::Relaxed) / State::JOB;
         let state = number.wrapping_add(1).wrapping_mul(State::JOB) | State::OPEN;
-        // Release: who joins sees the job.
+        // Release: a thread that joins sees the job.
         self.state.store(state, Ordering::Release);
     }
 

@@ -165,8 +165,9 @@ impl Model {
         assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     }
 
-    /// Its report of a failure that it looks for: a `Fault` of `level.h` and the number of ranks, a change to
-    /// the kernels, or a wavefront that `waits` for itself. A crash is no report.
+    /// The report of a failure that the program must notice. `arguments` name it: a `Fault` of `level.h` and
+    /// the number of ranks, a change to the kernels, or a wavefront that `waits` for itself. A crash is no
+    /// report.
     fn notices(&self, arguments: &[&str]) -> String {
         let run = Command::new(&self.program).args(arguments).output().expect("it runs");
         let (code, printed) =

@@ -320,8 +320,9 @@ fn mixed(gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// A row of rates: blocks, warps of each, lanes of each warp that post, a queue for each block; and the rates of a
-/// kernel written for this alone on an H200, in millions a second, with queues in memory of the host and of the GPU.
+/// A row of rates: blocks, warps of each, lanes of each warp that post, and whether each block has a queue.
+/// Beside them are the rates of a kernel that was written for this alone, on an H200: millions a second, with
+/// queues in memory of the host and of the GPU.
 #[derive(Clone, Copy)]
 struct Row {
     blocks: u32,

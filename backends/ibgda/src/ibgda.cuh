@@ -99,8 +99,9 @@ struct DeviceApi {
     return ty::load_acquire(p.totals + queue * p.signals + id);
   }
 
-  // Threads of the group share the peers. Threads of a wavefront wait in turn: else a thread that has the lock of a
-  // ring would stand still until the others have their locks, and several blocks could wait for each other in a circle.
+  // Threads of the group share the peers. Threads of a wavefront wait in turn. Otherwise a thread that has
+  // the lock of a ring would stand still until the others have their locks, and several blocks could wait for
+  // each other in a circle.
   template <class Coop>
   __device__ bool flush(Coop coop, ty::u32 queue, ty::Guard& guard) const {
     bool ok = true;

@@ -1,7 +1,8 @@
 //! Compiles every kernel for gfx942 and gfx950, without a GPU and without ROCm, and prints the resources of
-//! each. Fails if a kernel has more registers or private memory than the table beside this file allows, spills
-//! registers, declares more shared memory than launches leave for declarations, or contracts a product and a sum
-//! where it must not. It then prints the table anew, to be compared and pasted.
+//! each. Fails if a kernel has more registers or private memory than the table beside this file allows, or
+//! spills registers. Fails also if a kernel declares more shared memory than launches leave for declarations,
+//! or contracts a product and a sum where it must not. It then prints the table anew, to be compared and
+//! pasted.
 //!
 //! Its argument is the compiler: a `clang` with `ld.lld` beside it, or the `zig` of the package `ziglang`.
 

@@ -88,8 +88,8 @@ pub fn by_fault(ports: &[PortFacts]) -> String {
     if groups.is_empty() { "no port".to_owned() } else { groups.join("; ") }
 }
 
-/// The ports over which `"auto"` spreads the ranks where the topology chose none: the fastest of
-/// the usable ports, one per device, in order of device names with numbers compared by value.
+/// The ports over which `"auto"` spreads the ranks if the topology chose none. They are the fastest of the
+/// usable ports, one per device, in order of device names with numbers compared by value.
 pub fn automatic<'a>(ports: impl IntoIterator<Item = &'a PortFacts>) -> Vec<&'a PortFacts> {
     let mut chosen: Vec<_> = ports.into_iter().filter(|port| port.fault().is_none()).collect();
     let fastest = chosen.iter().map(|port| port.rate()).max();

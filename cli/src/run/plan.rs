@@ -37,10 +37,10 @@ pub(crate) struct Plan {
 /// The copies of the input file that every rank holds while every element is checked: the file as
 /// it was read, and its rows.
 const COPIES_OF_FILE: u64 = 2;
-/// Bytes of bookkeeping, in the product and in the oracle, for a row; for a selection of a token;
-/// for an expert on a rank (records of both directions, plans, counts; measured: 60 to 105); for a
-/// step (two times). Each is rounded up, because a refusal does less harm than a machine out of
-/// memory.
+/// Bytes of bookkeeping, in the product and in the oracle together: for a row, for a selection of a token,
+/// for an expert on a rank, and for a step (two times). An expert has records of both directions, plans and
+/// counts: 60 to 105 bytes were measured. Each is rounded up, because a refusal does less harm than a machine
+/// out of memory.
 const PER_ROW: u128 = 64;
 const PER_SELECTION: u128 = 16;
 const PER_EXPERT: u128 = 128;

@@ -126,8 +126,9 @@ impl<'a> Summary<'a> {
         )
     }
 
-    /// The bytes that crossed between domains, beside those of one row for each (token, other domain) pair and way, in
-    /// words; nothing where they are not counted, or ranks were lost, whose rows are not known.
+    /// A line with the bytes that crossed between domains, and the bytes of one row for each (token, other
+    /// domain) and direction. There is no line if the bytes are not counted, or if ranks were lost, because
+    /// their rows are not known.
     fn between_domains(&self) -> Option<String> {
         let total = self.total();
         let (bytes, rows) =

@@ -42,9 +42,9 @@ pub fn tests(domains: u32) -> Vec<Test> {
     tests
 }
 
-/// The body that every rank of a test runs. It returns the communicators that it opened, in the same order
-/// on all ranks, so that they are closed together: on a network, a communicator that is dropped early may
-/// lose the last messages to a slower rank.
+/// The body that every rank of a test runs. It returns the communicators that it opened, in the same order on
+/// all ranks, so that they are closed together. On a network, a communicator that is dropped early may lose
+/// the last messages to a slower rank.
 type Body = fn(&Rank<'_>, Layout) -> Result<Vec<Communicator>>;
 
 /// Closes the communicators of a test that has passed on this rank.

@@ -57,10 +57,10 @@ impl Fault {
     /// Runs the script on this rank and reports how it ended. Every rank must get an error, except a victim
     /// that leaves or is lost.
     ///
-    /// A rank reports an error before it closes the communicator. A victim that leaves reports so once its
-    /// communicator is closed, and before its goodbye: closing takes up to a second where a busy device
-    /// frees its memory. No rank waits for an error in that time, and a rank that has not sent its goodbye
-    /// is still present.
+    /// A rank reports an error before it closes the communicator. A victim that leaves reports this after its
+    /// communicator is closed and before its goodbye. To close takes up to a second on a busy device, which
+    /// frees its memory. No rank waits for an error in that time, and a rank that has not sent its goodbye is
+    /// still present.
     ///
     /// # Errors
     /// This rank cannot find its place in the world, or cannot report.

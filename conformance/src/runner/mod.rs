@@ -1,10 +1,9 @@
 //! Runs tests: on threads of this process, or on processes of their own.
 //!
-//! As processes, one world of n ranks runs the tests of that size one after the other, until one
-//! fails; the next test then gets a new world, so that one failure does not take the rest down. The
-//! ranks are this program again, started with the arguments of [`Program`] and an order file; they
-//! answer with JSON lines on standard output. `work` is the rank's side; `watch` (tests) and `play`
-//! (faults) are the launcher's.
+//! As processes, one world of n ranks runs the tests of that size one after the other, until one fails. The
+//! next test then gets a new world, so that one failure does not end the others. The ranks are this program
+//! again, started with the arguments of [`Program`] and an order file; they answer with JSON lines on
+//! standard output. `work` is the rank's side; `watch` (tests) and `play` (faults) are the launcher's.
 
 mod load;
 mod order;

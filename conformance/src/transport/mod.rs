@@ -4,8 +4,8 @@
 //! exactly as core promises: one thread per queue, one writing (peer, queue) per signal, ranges inside the
 //! windows. A case whose capability the transport did not declare is [`Outcome::NotSupported`].
 //!
-//! A case that fails on one rank ends that rank's part in the world, so that the others do not wait for
-//! their deadline: after a failure the world is of no further use.
+//! A case that fails on one rank ends that rank's part in the world, so that the others do not wait for their
+//! deadline. After a failure the world is not used again.
 
 mod bring_up;
 mod completion;

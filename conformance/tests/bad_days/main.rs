@@ -1,6 +1,6 @@
-//! Worlds on the `faulty` transport with permanent faults. The tests show that every wait ends with the
-//! right error (INV-6, INV-7), that the late writes of a rank that was given up do no harm (INV-8), and
-//! that reordering reveals code that relies on order (INV-2).
+//! Worlds on the `faulty` transport with permanent faults. The tests show three things. Every wait ends with
+//! the right error (INV-6, INV-7). The late writes of a rank that was given up do no harm (INV-8). Reordering
+//! reveals code that relies on order (INV-2).
 
 // Helpers of tests may panic as tests may.
 #![allow(clippy::unwrap_used, clippy::panic)]

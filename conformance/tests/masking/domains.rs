@@ -1,5 +1,6 @@
-//! Losses among several domains. A row that goes from one domain to another passes the rank there that is
-//! on its source's rail, and so does its combined row on the way back: without that rank, neither arrives.
+//! Losses among several domains. A row that goes from one domain to another passes the rank there that is on
+//! its source's rail. Its combined row passes the same rank on the way back. Without that rank, neither
+//! arrives.
 
 use anyhow::{Result, bail, ensure};
 use libtest_mimic::{Failed, Trial};

@@ -168,8 +168,8 @@ impl Timing {
     }
 }
 
-/// Times the heartbeats, and notices when this process itself was stopped or starved: frames that
-/// arrived in the meantime are then still unread, so the silence of other ranks proves nothing yet.
+/// Times the heartbeats, and detects that this process itself was stopped or starved. Frames that arrived in
+/// the meantime are then still unread, so the silence of other ranks proves nothing yet.
 pub(super) struct Ticker {
     interval: Interval,
     deadline: Duration,

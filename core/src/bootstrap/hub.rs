@@ -186,8 +186,8 @@ impl Hub {
         (0u32..).zip(&self.peers).skip(1).filter(|(_, p)| p.is_none()).map(|(r, _)| r).collect()
     }
 
-    /// Ends the join because a rank differs, once the other ranks have joined, so that all receive the
-    /// reason, or have had the time of a deadline to join.
+    /// Ends the join because a rank differs. It waits until the other ranks have joined, so that all receive
+    /// the reason, but not longer than a deadline.
     fn give_up_over_difference(&mut self) -> Option<Error> {
         let Difference { rank, text, since } = self.difference.as_ref()?;
         let others_came = self.missing() == [*rank];
@@ -288,9 +288,8 @@ impl Hub {
         Ok(())
     }
 
-    /// A single rank may be cut off. But where most ranks receive nothing from rank 0 any more, rank 0
-    /// itself was stopped or cut off, and the other ranks have ended or will end: rank 0 must not
-    /// continue alone.
+    /// A single rank may be cut off. But if most ranks receive nothing from rank 0 any more, rank 0 itself
+    /// was stopped or cut off. The other ranks have ended or will end, and rank 0 must not continue alone.
     fn on_gave_up(&mut self, peer: u32, why: &str) {
         if self.member.on_failure == OnFailure::Mask {
             self.gave_up.insert(peer);

@@ -170,9 +170,9 @@ impl Identity {
     /// folder that Open MPI makes for the job, or in the temporary folder, named by Hydra's process.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] names the missing or malformed variable, its value, the expected
-    /// value, and the launchers that were searched for; or two launchers that contradict each other
-    /// about the rank or the number of ranks.
+    /// [`ErrorKind::InvalidInput`] names the missing or malformed variable, its value, the expected value,
+    /// and the launchers that were searched for. Or it names two launchers that contradict each other about
+    /// the rank or the number of ranks.
     pub fn resolve(spec: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let env = Env::new(env);
         if spec != "env" {

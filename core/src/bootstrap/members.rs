@@ -154,7 +154,7 @@ impl Members<'_> {
         self.check().map(|()| round)
     }
 
-    /// Succeeds on all ranks or fails on all, so it can end a bring-up: a member that is lost meanwhile
+    /// Succeeds on all ranks or fails on all, so it can end a bring-up. A member that is lost meanwhile
     /// counts as lost to the open communicator, like a member that is lost later.
     pub(crate) fn barrier(&self, topic: &str) -> Result<()> {
         self.met(self.world.barrier(topic))

@@ -1,9 +1,9 @@
 //! Keys of a connection: Noise with a pre-shared key, by the library `snow`.
 //!
-//! Pattern `NNpsk0`: the first message already proves that its sender holds the job secret, and costs
-//! its receiver a few hashes; the second proves the same of rank 0. Fresh keys of both ends enter the
-//! session, so a recorded message opens no later connection, and a later theft of the secret does not
-//! decrypt a recorded connection.
+//! With pattern `NNpsk0` the first message already proves that its sender holds the job secret, and costs its
+//! receiver a few hashes. The second message proves the same of rank 0. Fresh keys of both ends enter the
+//! session, so a recorded message opens no later connection, and a later theft of the secret does not decrypt
+//! a recorded connection.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! The collectives from the view of rank 0: the ranks that contributed, the missing ranks, the result
 //! for each.
 //!
-//! No input or output happens here. Collective number n of every rank is round n; ranks may be in
-//! different rounds only after a failed round: its verdict goes at once to the ranks that arrived, and
-//! to the others on arrival.
+//! No input or output happens here. Collective number n of every rank is round n. Ranks may be in different
+//! rounds only after a failed round: the verdict goes at once to the ranks that have arrived, and to the
+//! others when they arrive.
 //!
 //! Where losses are masked, rounds continue without ranks that ended, and an *admit* round lets in
 //! processes that wait to come back: they begin with the round after it.

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Deserializer, Serializer, de};
 
-/// The form in which a text of at most `LIMIT` bytes crosses the wire, for `#[serde(with =
-/// "Text::<LIMIT>")]`: the sender cuts it, the receiver refuses a longer one, and both clean it.
+/// The form in which a text of at most `LIMIT` bytes is sent, for `#[serde(with = "Text::<LIMIT>")]`. The
+/// sender cuts the text, the receiver refuses a longer one, and both clean it.
 pub(super) struct Text<const LIMIT: usize>;
 
 impl<const LIMIT: usize> Text<LIMIT> {

@@ -40,8 +40,8 @@ pub struct Dispatch<'a> {
 /// A dispatch of new rows with the routing of a handle: no counting, same places.
 #[derive(Clone, Copy, Debug)]
 pub struct Replay<'a> {
-    /// As in [`Dispatch`]; T is that of the handle. Without a cast `[T, any]`, at most as many bytes as H
-    /// numbers of f32: rows of another width take the same routes, where the kernel set [supports
+    /// As in [`Dispatch`]; T is that of the handle. Without a cast it may be `[T, any]`, with at most as many
+    /// bytes as H numbers of f32. Rows of another width take the same routes, if the kernel set [supports
     /// it](super::CallForm::RoundOnce).
     pub x: TensorRef<'a>,
     /// As in [`Dispatch`].

@@ -1,9 +1,8 @@
 //! The levels of a communicator: their transports and teams.
 //!
-//! Where one link reaches every rank, rows go straight to their owners (*direct*): inside one domain
-//! over scale-up, over scale-out where there is no scale-up transport, and over scale-out where
-//! every domain is one rank. Otherwise both transports are open: scale-up for the domain, scale-out
-//! for the rail (*hierarchical*).
+//! If one link reaches every rank, rows go straight to their owners (*direct*). Inside one domain that is
+//! scale-up. It is scale-out if there is no scale-up transport, or if every domain is one rank. Otherwise
+//! both transports are open: scale-up for the domain, scale-out for the rail (*hierarchical*).
 
 use std::time::Duration;
 
@@ -160,8 +159,8 @@ impl<'a> Levels<'a> {
         level.as_ref().map_or(&[], |level| &level.team.world_ranks)
     }
 
-    /// Makes rows be put where they could be loaded and stored: with loads, a rank that was declared
-    /// lost may read memory that its owner has changed since, and forward it (INV-8).
+    /// Makes rows be put that could be loaded and stored. With loads, a rank that was declared lost may read
+    /// memory that its owner has changed since, and forward it (INV-8).
     pub(super) fn put_only(&mut self) {
         for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
             level.capabilities.flags &= !abi::TY_CAP_LOAD_STORE;

@@ -1,23 +1,23 @@
 //! The communicator: one kernel set, the transports of its levels and a topology, opened together by all
 //! ranks.
 //!
-//! Duties: the communicator validates all input of a caller, so that components may trust it; it runs the
-//! operations of all ranks in step; it ends waits (INV-6) and reports the reason; it owns the components and
-//! frees them in the right order. One thread uses a communicator at a time. Several communicators may live in
-//! one process, and several threads may use one each.
+//! The communicator has four duties. It validates all input of a caller, so that components may trust it. It
+//! runs the operations of all ranks in step. It ends waits (INV-6) and reports the reason. It owns the
+//! components and frees them in the right order. One thread uses a communicator at a time. Several
+//! communicators may live in one process, and several threads may use one each.
 //!
-//! Operations are collective: all ranks call the same operations in the same order, and so their halves:
-//! where one rank sends 0, sends 1 and receives 0, all do. Ranks that call the halves in another order may
-//! wait for each other until the deadline. Where one rank's input is refused, all ranks get an error for that
+//! Operations are collective: all ranks call the same operations, and their halves, in the same order. If one
+//! rank sends 0, sends 1 and receives 0, all do. Ranks that call the halves in another order may wait for
+//! each other until the deadline. Where one rank's input is refused, all ranks get an error for that
 //! operation, nothing is moved, and the communicator stays usable. After an error of another kind the
 //! communicator is closed, and every later call reports the reason.
 //!
-//! **Order on a device.** A plain call ignores the caller's streams. All work that the caller has
-//! queued on a tensor must have ended before the call that takes the tensor, and all work on an output
-//! or a [`CombineInput`] must have ended before it is dropped: the next operation may reuse the place,
-//! and other ranks write there. So synchronise the stream first. After the operation no synchronisation
-//! is needed: when a call that receives returns, the operation has ended on the device. A call through
-//! [`Communicator::on`] is in the order of a [`Stream`] instead, and needs none of this.
+//! **Order on a device.** A plain call ignores the caller's streams. All work that the caller has queued on a
+//! tensor must have ended before the call that takes the tensor. All work on an output or a [`CombineInput`]
+//! must have ended before it is dropped, because the next operation may reuse its place, and other ranks
+//! write there. So synchronise the stream first. After the operation no synchronisation is needed: when a
+//! call that receives returns, the operation has ended on the device. A call through [`Communicator::on`] is
+//! in the order of a [`Stream`] instead, and needs none of this.
 
 mod abandoned;
 mod arguments;

@@ -35,8 +35,8 @@ pub struct Received {
     pub(super) _claim: RegionClaim,
 }
 
-// SAFETY: the raw tensors point into the region that `_claim` holds; no other code writes it while the
-// output lives (peers write only between a grant and its rows, both inside the dispatch).
+// SAFETY: the raw tensors point into the region that `_claim` holds. No other code writes it while the output
+// lives: peers write only between a grant and its rows, both inside the dispatch.
 unsafe impl Send for Received {}
 // SAFETY: `&self` only reads.
 unsafe impl Sync for Received {}

@@ -67,10 +67,10 @@ impl Communicator {
     }
 
     /// Closes the communicator on all ranks together. Collective. No transport is closed before every rank
-    /// has nothing left to send: on a network, dropping a communicator without this call may end in an
-    /// error on a slower rank. Outputs and handles stay usable; they hold the windows. The drop of the
-    /// last of them waits for a transport that is inside a call, at most 10 s; after that, the memory that
-    /// the transport uses is leaked, and the log reports it.
+    /// has nothing left to send: on a network, dropping a communicator without this call may end in an error
+    /// on a slower rank. Outputs and handles stay usable; they hold the windows. The drop of the last of them
+    /// waits at most 10 s for a transport that is inside a call. After that it leaks the memory that the
+    /// transport uses, and the log reports this.
     ///
     /// # Errors
     /// An operation that was sent and not received; the error that closed the communicator before, or
@@ -142,9 +142,9 @@ impl Communicator {
             self.closed = Some((error.kind(), error.rank(), error.detail()));
             self.recorder.0.report_error(&error);
             self.recorder.0.track.close();
-            // All ranks know of a loss. They do not know of a rank that waited in vain for a rank that
-            // left: it may not look like a rank that leaves without an error, because others wait for
-            // it in turn.
+            // All ranks know of a loss. They do not know that this rank waited in vain for a rank that left.
+            // So this rank must not look like a rank that leaves without an error: others wait for it in
+            // turn.
             let is_known =
                 error.kind() == ErrorKind::PeerLost && self.world.liveness().first_loss().is_some();
             if !is_known {

@@ -39,8 +39,8 @@ impl Stream {
     /// - The memory of a call's tensors stays allocated until the stream has passed the call's receive.
     ///   From the send on, no other code writes them, and no other code reads or writes the call's
     ///   outputs, except for work that is queued on the stream after the receive.
-    /// - The outputs of a call are used on that stream, or on one that waits for it; and before an
-    ///   output is dropped, that stream waits for every other stream that still uses it.
+    /// - The outputs of a call are used on that stream, or on one that waits for it. Before an output is
+    ///   dropped, that stream waits for every other stream that still uses the output.
     pub unsafe fn new(raw: *mut c_void) -> Self {
         Self { raw }
     }
@@ -171,8 +171,8 @@ impl Communicator {
     ///   reached that point.
     /// - The call that receives ([`dispatch_recv`](Self::dispatch_recv) and the like) returns without
     ///   waiting for rows. Work that is queued on the stream after it runs after the operation.
-    /// - Outputs and handles may be dropped while the stream still uses them: their place is reused
-    ///   once the stream has passed the work that was queued on it before the communicator's next call.
+    /// - Outputs and handles may be dropped while the stream still uses them. Their place is reused once the
+    ///   stream has passed the work that was queued on it before the communicator's next call.
     ///
     /// An operation that fails after the call that receives has returned closes the communicator. The next
     /// call on it reports the reason, and so do [`flush`](Self::flush) and [`close`](Self::close); until
@@ -216,10 +216,10 @@ impl Communicator {
         self.components.takes(abi::TY_NEEDS_NO_SYNC)
     }
 
-    /// Outputs, handles and expert inputs that were dropped since the last call become free only once
-    /// `streams`, too, have passed the work that is queued on them now: for values that were used on other
-    /// streams than that of their operation. Drop them, then call this, and then operations. Nothing waits
-    /// where none was dropped. Local: no other rank takes part.
+    /// Frees outputs, handles and expert inputs that were dropped since the last call only once `streams`,
+    /// too, have passed the work that is queued on them now. It is for values that were used on other streams
+    /// than the one of their operation. Drop them, then call this, and then operations. Nothing waits if none
+    /// was dropped. Local: no other rank takes part.
     ///
     /// # Errors
     /// `InvalidInput` where the kernel set has no streams, and for a stream that is captured; errors of the
@@ -349,26 +349,26 @@ impl<'y> OnStream<'y> {
     ///
     /// - A dispatch has worst-case [`Sizes`]; the true sizes stay on the device
     ///   ([`Received::totals`](super::Received::totals)).
-    /// - A failure on any rank (a refusal, a full arena, calls that do not match, a lost rank) is reported by
-    ///   a later call, [`Communicator::flush`] or [`Communicator::close`], and closes the communicator,
+    /// - A later call, [`Communicator::flush`] or [`Communicator::close`], reports a failure on any rank: a
+    ///   refusal, a full arena, calls that do not match, a lost rank. The failure closes the communicator,
     ///   because ranks may have moved on by then. Until then the stream continues, with outputs of undefined
     ///   contents.
     /// - Ranks need not agree on it. But a refusal closes the communicator on the ranks that call without
     ///   synchronisation, and that ends it on the ranks that wait, too.
     ///
-    /// **In a capture** (`cudaStreamBeginCapture` on the stream) nothing runs: a fault of this rank's
-    /// own arguments is an error of the call, and is reported to no other rank. Outputs, handles and expert
-    /// inputs of captured calls may be dropped at any time, also inside the capture: their memory is used again by
-    /// captured operations only, until the communicator is dropped. A later captured operation overwrites in each
-    /// launch the memory that it got again: an output that is read after the launch must live. Then, for as long as
-    /// the graph may be launched:
+    /// **In a capture** (`cudaStreamBeginCapture` on the stream) nothing runs: a fault of this rank's own
+    /// arguments is an error of the call, and is reported to no other rank. Outputs, handles and expert
+    /// inputs of captured calls may be dropped at any time, also inside the capture. Until the communicator
+    /// is dropped, only captured operations use their memory again. A later captured operation overwrites in
+    /// each launch the memory that it got again: an output that is read after the launch must live. Then, for
+    /// as long as the graph may be launched:
     ///
     /// - All other tensors of its calls live, and handles and outputs of calls outside the capture.
     /// - Send and receive of an operation are in one capture.
-    /// - All ranks launch the same graphs, in the same order with all other operations, and never while
-    ///   an operation is open. On the device, each launch comes after all operations before it: on the
-    ///   same stream, or on one that waits for it; calls without a stream come after the host has
-    ///   waited for the graph.
+    /// - All ranks launch the same graphs, in the same order with all other operations, and never while an
+    ///   operation is open. On the device, each launch comes after all operations before it, on the same
+    ///   stream or on one that waits for it. Calls without a stream come after the host has waited for the
+    ///   graph.
     /// - The communicator is closed or dropped only after the last launch has ended.
     ///
     /// A wait in a graph has a bound as any other, and its failure is reported by the next call. Hosts

@@ -101,9 +101,9 @@ impl Transports {
                 None => kernels.allocate(id, bytes, &memory)?,
             };
             for (number, transport) in self.of_window(needs, id) {
-                // SAFETY: window memory belongs to the kernel set or to a transport; `Components` drops
-                // the transports first and the kernel set after them, and so does `bring_up` on an
-                // error (locals are dropped in reverse order of declaration).
+                // SAFETY: window memory belongs to the kernel set or to a transport. `Components` drops the
+                // transports first and the kernel set after them. So does `bring_up` on an error, because
+                // locals are dropped in reverse order of declaration.
                 unsafe { transport.register(&Window { id: number, ..window })? };
             }
             windows.push(window);

@@ -61,9 +61,9 @@ impl Bounds {
 
     /// True if a wait for a rank that sent its goodbye is over: `since_goodbye` and `lasted` are the times
     /// since the goodbye and since the wait began. The wait ends with the grace, which counts from the
-    /// goodbye, but not before it has lasted `least`. An arrival ends a wait too, so only arrivals let a
-    /// rank wait again: data that was sent before the goodbye is received, and data that was not sent is
-    /// waited for once.
+    /// goodbye, but not before it has lasted `least`. An arrival ends a wait too, so a rank waits again only
+    /// after an arrival. It receives all data that was sent before the goodbye, and waits only once for data
+    /// that was not sent.
     fn is_over(&self, since_goodbye: Duration, lasted: Duration, least: Duration) -> bool {
         since_goodbye >= self.grace() && lasted >= least.min(self.deadline)
     }

@@ -13,11 +13,10 @@
 //! limit = 7                         retry.limit = 7
 //! ```
 //!
-//! Lines of other sections are blank. Values are copied unchanged; keys of sub-tables become dotted
-//! keys; comments are dropped. Where several keys of an inline table share a line, TOML cannot express
-//! that without the table, and a comment line `#line N` states, as in C, that the next line is line N
-//! of the file. A component may ignore these comments: then its line numbers are a few too high after
-//! such a table.
+//! Lines of other sections are blank. Values are copied unchanged; keys of sub-tables become dotted keys;
+//! comments are dropped. If several keys of an inline table share a line, TOML cannot express that without
+//! the table. Then a comment line `#line N` states, as in C, that the next line is line N of the file. A
+//! component may ignore these comments: then its line numbers are a few too high after such a table.
 
 use serde::de::DeserializeOwned;
 use toml::Spanned;
@@ -41,9 +40,9 @@ const MAX_MESSAGE: usize = 400;
 
 /// A component's own table as text, with the line numbers of its file.
 ///
-/// The text is a TOML document that holds the table's keys at its top. Every key stands on its line of
-/// the file; where that is impossible (keys of an inline table that share a line), a comment line
-/// `#line N` states that the next line is line N of the file.
+/// The text is a TOML document that holds the table's keys at its top. Every key stands on its line of the
+/// file. Keys of an inline table that share a line cannot: before such a key, a comment line `#line N` states
+/// that the next line is line N of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentTable {
     text: String,
@@ -285,9 +284,9 @@ impl Writer {
     }
 }
 
-/// The line of the file for a byte of a component's text: that of the first written line at the byte or
-/// after it, so that the top of the text gives the start of the table. `None` if the text has no
-/// written line.
+/// The line of the file for a byte of a component's text. It is the line of the first written line at the
+/// byte or after it, so the top of the text gives the start of the table. `None` if the text has no written
+/// line.
 fn file_line(text: &str, offset: usize) -> Option<usize> {
     let mut next: usize = 1;
     let mut end = 0;

@@ -1,11 +1,11 @@
 //! The connections by which ranks of one machine exchange the descriptors of their memory.
 //!
-//! Every rank listens on a socket whose name only its peers know. The rank that connects first calls
-//! the other and introduces itself; the called rank answers on the same connection. A rank that waits
-//! for one peer answers all others meanwhile, so the order in which ranks connect does not matter and
-//! no two ranks wait for each other. A rank stops listening when it knows all peers; by then each of
-//! them knows it too, or has its introduction queued: so an unknown peer that does not listen is lost,
-//! and the error is reported at once.
+//! Every rank listens on a socket whose name only its peers know. The rank that connects first calls the
+//! other and introduces itself; the called rank answers on the same connection. A rank that waits for one
+//! peer answers all others meanwhile, so the order in which ranks connect does not matter and no two ranks
+//! wait for each other. A rank stops listening when it knows all peers. By then each of them knows the rank
+//! too, or has its introduction queued. So an unknown peer that does not listen is lost, and the error is
+//! reported at once.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};

@@ -12,8 +12,8 @@
 //!   read_signal      ◄───────  totals                  ◄───────────────────────  read_signal
 //! ```
 //!
-//! - **Many producers.** Kernels number commands by an atomic add on a word of their own, so commands
-//!   may be written in any order; the thread takes them by number, and waits for a late one.
+//! - **Many producers.** Kernels number commands by an atomic add on a word in their own memory, so they may
+//!   write commands in any order. The thread takes commands by number, and waits for a late one.
 //! - **Room** (INV-5). A slot is free when its command, and every one before it, is done.
 //! - **Payload first** (INV-1). A total is read with acquire order and stored with release order. That
 //!   suffices where the windows lie in host memory, which the device reads coherently. Windows in device

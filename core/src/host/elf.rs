@@ -1,8 +1,8 @@
 //! Judges a plugin's file before the dynamic loader maps it.
 //!
-//! The dynamic loader trusts a file's headers: where they name bytes that the file does not have, the
-//! process dies by SIGBUS as soon as one of them is read. So the headers are compared with the file
-//! first, and a file that is no library for this machine is refused with the reason.
+//! The dynamic loader trusts a file's headers. If they name bytes that the file does not have, the process
+//! dies by SIGBUS as soon as one of these bytes is read. So the headers are compared with the file first, and
+//! a file that is no library for this machine is refused with the reason.
 
 use object::Endianness;
 use object::elf::{

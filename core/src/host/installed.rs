@@ -33,8 +33,9 @@ fn own_plugin(component: &str) -> Option<&'static str> {
 /// Folders that [`add_plugin_folder`] has added.
 static ADDED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Searches `folder`, too, for the plugins of components that a config names: the folder of the package that
-/// this image belongs to, where the running program belongs to another package. A repeated call is no error.
+/// Searches `folder`, too, for the plugins of components that a config names. It is for an image whose
+/// package is not that of the running program: `folder` is in the image's package. A repeated call is no
+/// error.
 ///
 /// # Errors
 /// A path that is not absolute: its meaning would depend on the current folder.

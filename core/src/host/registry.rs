@@ -111,9 +111,9 @@ inventory::collect!(BuiltIn);
 /// Components that [`add_built_in`] has added.
 static ADDED: Mutex<Vec<&'static BuiltIn>> = Mutex::new(Vec::new());
 
-/// Adds a component of this image to every registry that is made from now on: a component that a program
-/// uses for a purpose of its own, and does not offer to every config. A component that was added is not
-/// added again.
+/// Adds a component of this image to every registry that is made from now on. It is for a component that a
+/// program uses for a purpose of its own, and does not offer to every config. A component that was added is
+/// not added again.
 pub fn add_built_in(component: &'static BuiltIn) {
     let mut added = ADDED.lock().unwrap_or_else(PoisonError::into_inner);
     if !added.iter().any(|known| std::ptr::eq(*known, component)) {
@@ -145,9 +145,9 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The components that `config` can choose: those compiled into this image and those of the files and
-    /// folders in `[plugins] paths`; and, for a component that the config names and none of these provides,
-    /// those of its installed plugin ([`Registry::installed`]).
+    /// The components that `config` can choose: those that are compiled into this image, and those of the
+    /// files and folders in `[plugins] paths`. If the config names a component that none of these provides,
+    /// its installed plugin is loaded too ([`Registry::installed`]).
     ///
     /// # Errors
     /// As [`Registry::load`].

@@ -1,14 +1,14 @@
 //! The NICs that a rank uses.
 //!
 //! A topology names the NICs that are near to each rank, from the files of its machine
-//! ([`Place::nics`](crate::topology::Place::nics)). This module makes the later decisions: [`share_nics`]
-//! divides the NICs of a machine among its ranks, the communicator compares the NICs of ranks that
-//! communicate with each other, and [`Nics::choose`] finds a rank's NICs among those that a transport lists.
+//! ([`Place::nics`](crate::topology::Place::nics)). This module makes the later decisions. [`share_nics`]
+//! divides the NICs of a machine among its ranks. The communicator compares the NICs of ranks that
+//! communicate with each other. [`Nics::choose`] finds a rank's NICs among those that a transport lists.
 //!
 //! One rule holds for all of them. A rank that would use the NIC of another rank, or fewer NICs than others,
-//! is refused before anything moves: all ranks would wait for it, without a visible reason. It is a warning
-//! where NICs of all names reach each other, because the operator has then configured that; no NIC is skipped
-//! without a message.
+//! is refused before anything moves. Otherwise all ranks would wait for it, without a visible reason. It is a
+//! warning where NICs of all names reach each other, because the operator has then configured that; no NIC is
+//! skipped without a message.
 
 pub(crate) mod rails;
 pub(crate) mod share;
@@ -58,9 +58,9 @@ impl Nics {
     /// other NICs are allowed: a transport without a chosen NIC uses others.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] where fewer can be used than the transport would use, with the reasons and
-    /// the usable NICs: the rank would use the NICs of others, or fewer than others. No error where NICs of
-    /// all names reach each other, or where the transport has names of its own.
+    /// [`ErrorKind::Unavailable`] if fewer NICs can be used than the transport would use: the rank would use
+    /// the NICs of others, or fewer than others. The error has the reasons and the usable NICs. No error
+    /// where NICs of all names reach each other, or where the transport has names of its own.
     pub fn choose(&self, search: &NicSearch<'_>) -> Result<Vec<usize>> {
         let (mut own, mut faulty) = (Vec::new(), Vec::new());
         for nic in &self.names {

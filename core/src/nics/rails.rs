@@ -52,11 +52,11 @@ impl<'a> RankNics<'a> {
 /// Returns warnings about removed NICs. A fault is an error only where transports use these NICs.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] where the operator named unequally many, and [`ErrorKind::Mismatch`] where some
-/// ranks have NICs and one has none or fewer, or where a rail has different ones: on a fabric without routes
-/// between rails these do not reach each other; [`ErrorKind::Unavailable`] where a topology reports that a
-/// rank's NIC is missing or cannot be used. The text names ranks and NICs. Where a place states that NICs of
-/// all names reach each other, all of these except the first are warnings.
+/// [`ErrorKind::Config`] if the operator named unequally many NICs. [`ErrorKind::Mismatch`] if some ranks
+/// have NICs and one has none or fewer, or if a rail has different ones: these do not reach each other on a
+/// fabric without routes between rails. [`ErrorKind::Unavailable`] if a topology reports that a rank's NIC is
+/// missing or cannot be used. The text names ranks and NICs. If a place states that NICs of all names reach
+/// each other, all of these except the first are warnings.
 pub(crate) fn even_out(
     places: &mut [Option<Place>],
     domains: u32,
@@ -172,8 +172,8 @@ fn without_nic(places: &[Option<Place>]) -> Option<String> {
     Some(format!("rank {poor} on {} has no NIC that can be used, and {}", none.host, rich.uses()))
 }
 
-/// The first rail whose ranks on different machines have different NICs, and whether the operator named
-/// both: where each NIC is on a network of its own, these NICs do not reach each other.
+/// The first rail whose ranks on different machines have different NICs, and whether the operator named both.
+/// If each NIC is on a network of its own, these NICs do not reach each other.
 fn crossed_rail(places: &[Option<Place>], domains: u32) -> Option<(String, bool)> {
     rails(places, domains).find_map(|(index, ranks)| {
         let one = *ranks.first()?;

@@ -15,11 +15,11 @@
 //! - **Every accepted command ends once** (INV-7): as done, or as an error event. When an engine fails,
 //!   panics or breaks its rules, it is dropped; then all commands that it had not ended, and all later
 //!   ones, end as errors. [`Proxy::health`] returns the first failure of an engine.
-//! - **Sleep.** A thread without work spins, then yields, then sleeps for a nap. [`Proxy::post`] wakes
-//!   it at once through a futex: it reads one flag, after a fence that prevents a post and a thread
-//!   that falls asleep from missing each other. A [`Proxy::poll`] that finds nothing wakes it, too,
-//!   because the caller may wait for data that only the engine can fetch from the fabric. Data that no
-//!   thread waits for is fetched when a nap is over.
+//! - **Sleep.** A thread without work spins, then yields, then sleeps for a nap. [`Proxy::post`] wakes it at
+//!   once through a futex. The post reads one flag, behind a fence: without it, a thread that falls asleep
+//!   could miss the post. A [`Proxy::poll`] that finds nothing wakes it, too, because the caller may wait for
+//!   data that only the engine can fetch from the fabric. Data that no thread waits for is fetched when a nap
+//!   is over.
 //! - **The hot calls** allocate no memory and never wait. A flag guards each queue; only a breach of
 //!   the thread rule finds it set.
 //!

@@ -1,8 +1,8 @@
 //! Calls through the objects' tables, which are `static inline` functions in C.
 //!
-//! All of them rely on an open object of the right type, and on an entry in its table, which
-//! libfabric guarantees for the objects that tokenyard opens; a missing entry gives `-FI_ENOSYS`.
-//! The domain's threading model defines which threads may call them.
+//! All of them rely on an open object of the right type, and on an entry in its table. libfabric guarantees
+//! the entry for the objects that tokenyard opens; a missing entry gives `-FI_ENOSYS`. The domain's threading
+//! model defines which threads may call them.
 
 #![allow(clippy::too_many_arguments, reason = "the signatures are libfabric's")]
 

@@ -2,10 +2,9 @@
 
 use std::mem::MaybeUninit;
 
-/// Signals whose handlers the libraries of Intel's PSM, which libfabric links, replace when they
-/// are loaded. Their handlers write a file `*.btr` into the working folder and end the process with
-/// code 1: there is no core and no report of a stack overflow, and the parent of the process does
-/// not see a crash.
+/// Signals whose handlers the libraries of Intel's PSM, which libfabric links, replace when they are loaded.
+/// Their handlers write a file `*.btr` into the working folder and end the process with code 1. So there is
+/// no core and no report of a stack overflow, and the parent of the process does not see a crash.
 const SIGNALS: [i32; 7] = [
     libc::SIGSEGV,
     libc::SIGBUS,

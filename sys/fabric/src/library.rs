@@ -102,9 +102,9 @@ impl Library {
         (self.version >> 16, self.version & 0xffff)
     }
 
-    /// The name that this library has for a provider. Reliable datagrams directly over TCP are
-    /// called `tcp` from 1.18 on and `net` in 1.17, whose `tcp` needs the layer `ofi_rxm`: that is
-    /// slower, and its progress crashed when peers left. It is still available as `tcp;ofi_rxm`.
+    /// The name that this library has for a provider. The provider of reliable datagrams directly over TCP is
+    /// called `tcp` from 1.18 on and `net` in 1.17. The `tcp` of 1.17 needs the layer `ofi_rxm`, which is
+    /// slower, and whose progress crashed when peers left. It is still available as `tcp;ofi_rxm`.
     pub fn provider<'a>(&self, name: &'a str) -> &'a str {
         if name == "tcp" && self.version() < (1, 18) { "net" } else { name }
     }

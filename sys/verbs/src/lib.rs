@@ -5,10 +5,9 @@
 //! and a test compares it with the header. The calls that are `static inline` in the header (post,
 //! poll) use the table of operations of the device's provider.
 //!
-//! The types own their objects and hold references to the objects that these depend on, so that
-//! everything is destroyed in the right order: a queue pair before its queues, queues and memory
-//! regions before their protection domain, all before the device. A queue pair has its state in its
-//! type ([`Qp`]).
+//! The types own their objects and hold references to the objects that these depend on. So everything is
+//! destroyed in the right order: a queue pair before its queues, queues and memory regions before their
+//! protection domain, and all of them before the device. A queue pair has its state in its type ([`Qp`]).
 //!
 //! The feature `stand-in` is for tests: its module `stand_in` replaces the library and NICs.
 //!

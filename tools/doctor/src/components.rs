@@ -58,6 +58,9 @@ pub fn unanswered(milliseconds: u128) -> Vec<Finding> {
     report.finish()
 }
 
+/// The state that is expected of a component that the config chooses.
+const CHOSEN: &str = "works here: the config chooses it";
+
 pub(crate) fn judge(report: &mut DoctorReport<'_>, components: &Components) {
     for component in &components.components {
         let (verdict, found) = match &component.why_not {
@@ -68,14 +71,18 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>, components: &Components) {
         };
         let subject = format!("{} {}", component.kind, component.name);
         let finding = report.note(&COMPONENT, Facility::Node, subject, verdict.on(found));
-        finding.expected(if component.chosen { "chosen" } else { "not chosen" });
+        finding.expected(if component.chosen {
+            CHOSEN
+        } else {
+            "nothing: the config does not choose it"
+        });
         finding.needed = component.chosen || component.why_not.is_none();
     }
     for MissingComponent { kind, name, found, fix } in &components.missing {
         let judgement = Verdict::Broken.on(found);
         report
             .note(&COMPONENT, Facility::Node, format!("{kind} {name}"), judgement)
-            .expected("chosen")
+            .expected(CHOSEN)
             .fix(fix.as_str());
     }
     for (path, error) in &components.broken_files {

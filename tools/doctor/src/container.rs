@@ -58,8 +58,8 @@ static SECCOMP: Rule = Rule {
     id: "seccomp",
     title: "The system call filter",
     expected: "none, or one that allows what the components call",
-    why: "Container runtimes filter system calls. No file shows what a filter allows; what matters to the \
-          components compiled in is tried on a running node.",
+    why: "Container runtimes filter system calls. No file shows what a filter allows. So on a running node \
+          the doctor tries the calls that the built-in components make.",
     impact: "calls fail with EPERM",
     fix: "run once with docker run --security-opt seccomp=unconfined: if the calls then work, the filter \
           is the cause",

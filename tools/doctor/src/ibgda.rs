@@ -32,8 +32,8 @@ static SIGNALS: Rule = Rule {
     expected: "\"auto\" or \"atomic\"",
     why: "A signal says that its payload is there. A total that is written may reach memory before an \
           earlier write of the same connection: the InfiniBand Architecture gives two writes no order at \
-          the responder, and adaptively routed fabrics use that. An atomic addition waits for the writes \
-          before it.",
+          the responder, and fabrics with adaptive routing do reorder them. An atomic addition waits for the \
+          writes before it.",
     impact: "the config is refused: a receiver could read rows that have not arrived",
     fix: "leave `signals` of [transport.scale_out.ibgda] out, or set it to \"atomic\"; where the order of \
           atomics is in doubt, too, set `fence` to true",

@@ -26,12 +26,12 @@ static NCCL: Rule = Rule {
 
 static GIN: Rule = Rule {
     id: "gin-type",
-    title: "The way of NCCL's GIN",
+    title: "How NCCL's GIN posts",
     expected: "ConnectX (gdaki, proxy), EFA (proxy), another RDMA NIC (proxy), or GDRCopy with NCCL 2.32 (sockets)",
-    why: "NCCL itself chooses what posts the commands of kernels, and says so only when the ranks have joined. On \
-          ConnectX kernels post (gdaki), over any other NIC a thread of NCCL's does (proxy), by its own InfiniBand \
-          plugin or the NIC vendor's. Without an RDMA NIC NCCL 2.32 has GIN over TCP sockets, which \
-          insists on GDRCopy: it makes gin usable on any cluster, slowly.",
+    why: "NCCL itself chooses what posts the commands of kernels, and reports its choice only when the ranks have \
+          joined. On ConnectX the kernels post (gdaki). Over any other NIC a thread of NCCL posts (proxy), by NCCL's \
+          own InfiniBand plugin or by that of the NIC's vendor. Without an RDMA NIC, NCCL 2.32 has GIN over TCP \
+          sockets, which requires GDRCopy: gin then works on any cluster, slowly.",
     impact: "NCCL offers no GIN: the transport gin does not open",
     fix: "install GDRCopy (package gdrdrv-dkms, `modprobe gdrdrv`) with NCCL 2.32 or later; for EFA, aws-ofi-nccl. \
           NCCL_DEBUG=INFO says what NCCL found",

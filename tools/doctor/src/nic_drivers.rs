@@ -13,14 +13,14 @@ static DRIVER: Rule = Rule {
     expected: "modules of one release",
     why: "A NIC's driver is several modules: one drives the card, one adds RDMA, and ib_core serves both. \
           DOCA-OFED replaces all of them together; after an update without a restart some are of the old \
-          release. Floors are judged where a source names one: `efa-driver` (3.3, doorbells), `ionic-driver` \
-          (Linux 6.18, or AMD's package), `peer-memory` and `amd-peer-memory` (Linux 5.12, dmabuf), \
-          `nvidia-driver` (580), `mlx5-provider` (1.25, gin). No source of this project names a floor of mlx5_core, \
-          DOCA-OFED, bnxt_en or amdgpu: their versions are shown, and compared across nodes.",
+          release. Least versions are required where a source names one: `efa-driver` (3.3, doorbells), \
+          `ionic-driver` (Linux 6.18, or AMD's package), `peer-memory` and `amd-peer-memory` (Linux 5.12, dmabuf), \
+          `nvidia-driver` (580), `mlx5-provider` (1.25, gin). No source of this project names a least version of \
+          mlx5_core, DOCA-OFED, bnxt_en or amdgpu: the doctor shows theirs, and compares them across nodes.",
     impact: "features of one release that the other half does not have; a module that is loaded later is refused",
     fix: "/etc/init.d/openibd restart (DOCA-OFED), or load the modules anew, or restart the node",
-    source: "NVIDIA DOCA-Host Installation Guide (DOCA-OFED replaces the kernel's modules); floors: see the \
-             entries named",
+    source: "NVIDIA DOCA-Host Installation Guide (DOCA-OFED replaces the kernel's modules); least versions: \
+             see the entries named",
 };
 
 static BNXT: Rule = Rule {

@@ -32,10 +32,10 @@ const SLOW_CLOCKS: [&str; 3] = ["hpet", "acpi_pm", "jiffies"];
 
 pub(crate) static COMPONENT: Rule = Rule {
     id: "component",
-    title: "A part of the program",
-    expected: "chosen",
-    why: "Every component is probed: whether its libraries and devices are here. Only what the config \
-          chooses must work.",
+    title: "A component",
+    expected: "works here, if the config chooses it",
+    why: "The doctor probes every component: are its libraries and devices on this node? Only components that \
+          the config chooses must work.",
     impact: "no rank starts",
     fix: "mend what the component names, or choose another component in the config",
     source: "docs/plugin-contract.md (probe)",

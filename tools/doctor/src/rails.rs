@@ -34,8 +34,8 @@ static EQUAL: Rule = Rule {
     title: "NICs of each GPU",
     expected: "equally many for all GPUs",
     why: "A rail is the ranks with the same index in their domains. Ranks whose GPUs have no NIC of \
-          their own share one with a neighbour. Where there are too few NICs to divide evenly among GPUs \
-          (7 for 8), one is missing: the topology refuses the node, as above.",
+          their own share one with a neighbour. If there are too few NICs to divide evenly among GPUs \
+          (7 for 8), one is missing, and the topology refuses the node for a transport that uses its NICs.",
     impact: "two ranks on one NIC get half of the bandwidth each, and all ranks wait for them",
     fix: "bring up the port of the missing NIC, or give the container that device",
     source: "docs/topology.md (the rule of this project); NVIDIA DGX H100 User Guide (one ConnectX-7 \
@@ -74,8 +74,8 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     layers(report, &shares);
 }
 
-/// The verdict on a missing rail, as the topology has it: it refuses the node, unless the config says
-/// which NICs to use, or how many, or NICs of all names reach each other.
+/// The verdict on a missing rail is that of the topology. It refuses the node, unless the config says which
+/// NICs to use, or how many, or NICs of all names reach each other.
 fn of_missing(report: &DoctorReport<'_>, nics: &[&Nic], missing: &[&MissingRail<'_>]) -> Verdict {
     if !missing.iter().any(|missing| is_driven(report, missing.gpu)) {
         return Verdict::Unknown;

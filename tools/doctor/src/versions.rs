@@ -69,7 +69,7 @@ static MLX5: Rule = Rule {
     title: "libmlx5 for GIN",
     expected: "1.25 or later",
     why: "NCCL's GPU-initiated networking calls functions of libmlx5 that carry the version MLX5_1.25. \
-          MLNX_OFED 24.10 has an older one: NCCL then finds no GIN, and says no reason.",
+          MLNX_OFED 24.10 has an older one: NCCL then finds no GIN, and gives no reason.",
     impact: "the transport gin does not open",
     fix: "install an rdma-core or DOCA-OFED that brings libmlx5.so.1.25 or later",
     source: "DeepEP issue 628: https://github.com/deepseek-ai/DeepEP/issues/628",

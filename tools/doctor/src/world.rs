@@ -38,8 +38,8 @@ static TRANSPORT: Rule = Rule {
     id: "world-transport",
     title: "The transport that each node would take",
     expected: "one for all",
-    why: "Of several transports all ranks take the first that works on every node. Where one node lacks \
-          it, all fall to the next of the list, and no node by itself shows that.",
+    why: "Of several transports all ranks take the first that works on every node. If it does not work on one \
+          node, all ranks take the next of the list, and the findings of a single node do not show that.",
     impact: "all nodes use the transport that the odd node can use, though most could use a better one",
     fix: "run `tokenyard doctor CONFIG` on the node that cannot use the first: the finding `alternative` \
           says why",

@@ -1,8 +1,8 @@
 //! The thread that starts the processes, reads their pipes and reaps them.
 //!
-//! One thread does it all because a parent death signal is tied to the *thread* that started the
-//! child: a child started by a short-lived thread would die with that thread. The keeper lives
-//! exactly as long as its children.
+//! One thread does it all, because a parent death signal is tied to the *thread* that started the child. A
+//! child of a short-lived thread would die with that thread. The keeper lives exactly as long as its
+//! children.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};

@@ -303,8 +303,8 @@ fn bars(text: &str) -> Option<[u64; 6]> {
     Some(sizes)
 }
 
-/// The configuration space, four bytes at a time: each read of a register goes to the device, and in a
-/// virtual machine through its host, so that reading all of it takes milliseconds.
+/// The configuration space, read four bytes at a time. Each read of a register goes to the device, and in a
+/// virtual machine through its host, so reading all of it would take milliseconds.
 struct Registers<'a>(&'a dyn Fn(u64) -> Fact<Vec<u8>>);
 
 impl Registers<'_> {

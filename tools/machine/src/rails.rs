@@ -19,8 +19,8 @@ pub struct RailShare<'a> {
     pub distance: Distance,
     /// The NICs, all equally near.
     pub nics: Vec<&'a Nic>,
-    /// The number of its own NICs, in thousandths: a NIC that other GPUs are as near to counts as a
-    /// fraction. 0 where its NICs are farther than those of other GPUs.
+    /// The number of its own NICs, in thousandths. A NIC that is as near to other GPUs counts as a fraction.
+    /// 0 if its NICs are farther than those of other GPUs.
     pub own: u64,
 }
 
@@ -124,15 +124,14 @@ impl Machine {
         Some(RailShare { gpu, distance, nics, own: 0 })
     }
 
-    /// GPUs that this process may use and whose NIC is missing: they have no NIC next to them where
-    /// most have one, or a smaller share than others where there are too few NICs to divide evenly
-    /// among the GPUs. Nodes on which half of the GPUs or more have no NIC, or several share one,
-    /// are regular designs; so are nodes with one NIC more, and nodes that lost a GPU look like
-    /// them.
+    /// GPUs that this process may use and whose NIC is missing. They have no NIC next to them, and most GPUs
+    /// have one; or there are too few NICs to divide evenly among the GPUs, and they have a smaller share
+    /// than others. Nodes on which half of the GPUs or more have no NIC, or several GPUs share one, are
+    /// regular designs. So are nodes with one NIC more than GPUs; nodes that lost a GPU look like these.
     ///
-    /// Also GPUs with no usable NIC next to them, or too few for one each, where most GPUs have a
-    /// usable one; or where no GPU has one, and ranks would use NICs for storage. Nodes of which
-    /// half is cabled are a regular design too.
+    /// The list also has GPUs with no usable NIC next to them, or with too few for one each, if most GPUs
+    /// have a usable one. It has all GPUs if none has a usable NIC, and ranks would use NICs for storage.
+    /// Nodes of which half is cabled are a regular design too.
     pub fn missing_rails(&self) -> Vec<MissingRail<'_>> {
         let shares = self.rail_shares();
         if shares.len() < 2 {

@@ -67,10 +67,10 @@ impl Machine {
             .unwrap_or_default()
     }
 
-    /// GPUs that are missing. A node has 2, 4, 8 or 16 GPUs of a model, equally many below each of
-    /// its switches: GPUs are missing where some switches have fewer than most, and the full number
-    /// would be one of these. Where switches show nothing, the same rule applies to NUMA nodes, for
-    /// GPUs of one board (NVLink, xGMI).
+    /// GPUs that are missing. A node has 2, 4, 8 or 16 GPUs of a model, equally many below each of its
+    /// switches. So GPUs are missing if some switches have fewer than most, and the full number would be one
+    /// of these four. Where switches show nothing, the same rule applies to NUMA nodes, for GPUs of one board
+    /// (NVLink, xGMI).
     pub fn missing_gpus(&self) -> Vec<MissingGpus> {
         let count = self.main_gpus().len();
         if count == 0 || count.is_power_of_two() {

@@ -64,9 +64,9 @@ impl Topology {
     /// The topology of a node that was read. `matrix` is the output of `nvidia-smi topo -m`, if
     /// there is one.
     ///
-    /// Without it the NVLinks of a pair are known where one of the two has no active link, and
-    /// where the fabric reports that both are registered with one NVLink switch domain: then all
-    /// links of a GPU lead to every other.
+    /// Without it the NVLinks of a pair are known in two cases. One of the two GPUs has no active link; or
+    /// the fabric reports that both are registered with one NVLink switch domain, and then all links of a GPU
+    /// lead to every other GPU.
     pub fn of(machine: &Machine, matrix: Option<&str>) -> Self {
         let gpus = machine.gpus.iter();
         let nics = machine.nics.iter().filter(|nic| nic.is_hardware());

@@ -1,8 +1,8 @@
 //! A stand-in for a NIC under NCCL's GPU-Initiated Networking (GIN), for tests: a plugin of NCCL's own RMA interface,
 //! which unmodified NCCL loads and drives by its proxy.
 //!
-//! It moves bytes between the processes of one host: those of GPUs by copies on streams, into memory of peers that is
-//! mapped here; those of the host by the kernel. It delays, reorders, fails and stops on a seed
+//! It moves bytes between the processes of one host. It copies bytes of GPUs on streams, into memory of peers
+//! that is mapped here. The kernel copies bytes of the host. It delays, reorders, fails and stops on a seed
 //! (`TOKENYARD_SOFTGIN`). Its times say nothing about GIN.
 //!
 //! How to use it: `docs.md` in this folder.

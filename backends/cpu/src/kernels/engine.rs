@@ -40,8 +40,8 @@ pub(super) struct Engines {
     pub(super) rail: Option<Rail>,
 }
 
-// SAFETY: the areas are mappings that live as long as the communicator; what engines share is shared by no other
-// value, so it moves with them; they are used by one thread at a time (thread rule of the kernel set ABI).
+// SAFETY: the areas are mappings that live as long as the communicator. No other value shares the state that
+// engines share, so it moves with them. One thread at a time uses them (thread rule of the kernel set ABI).
 unsafe impl Send for Engines {}
 
 impl Engines {

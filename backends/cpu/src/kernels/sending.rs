@@ -50,9 +50,9 @@ fn put_record(
     let target = engine.places.control.at(sending.from);
     let mut bytes = RECORD_HEADER;
     let mut add = |data: &[u8]| {
-        // SAFETY: the record lies in this rank's own control window, in a component that only this
-        // rank writes and no peer reads or writes; it has room for its counts and for the text,
-        // which is cut; what was posted from it before is done (open_slot).
+        // SAFETY: the record lies in this rank's own control window, in a part that only this rank writes and
+        // no peer reads or writes. It has room for its counts and for the text, which is cut. Commands that
+        // were posted from it before are done (open_slot).
         unsafe {
             let to = target.add(bytes as usize);
             std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());

@@ -39,9 +39,9 @@ pub(super) fn was_refused(error: &Error) -> bool {
 }
 
 impl SlotOrder {
-    /// Makes a slot usable for a new operation: the commands that it posted are done (INV-5), and
-    /// all peers have left its last operation, so its records and landing places may be written
-    /// again. A peer that has not left it has not arrived yet, and may be as late as for an entry.
+    /// Makes a slot usable for a new operation. Its posted commands are done then (INV-5), and all peers have
+    /// left its last operation, so its records and landing places may be written again. A peer that has not
+    /// left it has not arrived yet, and may be as late as for an entry.
     pub(super) fn open_slot(&mut self, operation: u64) -> Result<usize> {
         let slot = self.slot(operation);
         self.losses().begin(operation);

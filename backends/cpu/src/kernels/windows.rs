@@ -21,9 +21,9 @@ const ARENA_LIMIT: u64 = 16 << 30;
 /// Sizes and offsets of both windows; equal on all ranks, because only the shape, the config and
 /// the transports' kinds decide.
 ///
-/// Control window, per operation slot: records that arrive and that leave, rows that wait to be put
-/// (only for transports without load and store), landing places of the packed layout; and, with several
-/// domains, the same for the rail, whose rows land whatever the layout.
+/// The control window has, per operation slot: records that arrive and that leave, rows that wait to be put
+/// (only for transports without load and store), and landing places of the packed layout. With several
+/// domains it has the same for the rail, whose rows land there in every layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowSizes {
     /// Layout of the records of one slot.

@@ -80,8 +80,8 @@ unsafe fn put(links: &Links<Local>, command: &Command) -> Result<(), Fault> {
 /// As [`execute`].
 unsafe fn get(links: &Links<Local>, command: &Command) -> Result<(), Fault> {
     let (local, remote) = ends(links, command)?;
-    // SAFETY: as in `put`, the other way round: who owns the remote range raised a signal after
-    // writing it, or it is not written now.
+    // SAFETY: as in `put`, with both ends exchanged. The owner of the remote range raised a signal after
+    // writing it, or does not write it now.
     unsafe { std::ptr::copy(remote, local, command.bytes as usize) };
     Ok(())
 }

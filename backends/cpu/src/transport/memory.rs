@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-/// A stretch of mapped memory. It does not own the memory: who holds a span also holds, for at
-/// least as long, the [`Mapping`] or the registration that keeps the memory there.
+/// A stretch of mapped memory. It does not own the memory: the holder of a span also holds, for at least as
+/// long, the [`Mapping`] or the registration that keeps the memory there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     base: *mut u8,

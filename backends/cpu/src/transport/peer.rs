@@ -50,8 +50,7 @@ impl Local {
     /// Keeps a window, and returns what peers need of it.
     ///
     /// # Safety
-    /// Memory and descriptor of the window stay valid until `self`, and who holds the result, is
-    /// dropped.
+    /// Memory and descriptor of the window stay valid until `self` and the holder of the result are dropped.
     pub(super) unsafe fn add_window(
         &mut self,
         window: &Window,

@@ -1,9 +1,10 @@
 // The device API of the transport `gin`, over `ncclGin`. See transport.cuh. Compiled by nvcc inside a namespace of its
 // level; NCCL's headers come before it, outside of that namespace (TY_UP_PRELUDE). No include guard.
 //
-// NCCL's own posting spins without an end while a queue is full. So each peer has credits here: a put takes a ticket,
-// and is handed to NCCL only while fewer than `limit` puts are not known to be settled; that wait has a guard (INV-6).
-// Flushes of NCCL show which puts are settled. They end after a few microseconds, whatever they have found.
+// NCCL's own posting spins without an end while a queue is full. So each peer has credits here. A put takes a
+// ticket, and goes to NCCL only while fewer than `limit` puts are not known to be settled. That wait has a
+// guard (INV-6). Flushes of NCCL show which puts are settled. They end after a few microseconds, whatever
+// they have found.
 
 struct DeviceApi {
   struct Params {

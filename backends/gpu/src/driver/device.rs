@@ -17,9 +17,9 @@ pub struct Device {
 }
 
 impl Device {
-    /// The device that this rank drives: the one that the config names, else the device of the
-    /// calling thread's current context (the framework's choice), else the rank's index on its
-    /// machine as the launcher states it.
+    /// The device that this rank drives. The config may name it. Otherwise it is the device of the calling
+    /// thread's current context, which the framework chose; without a context it is the rank's index on its
+    /// machine, as the launcher states it.
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`] with the fix, if there is no such device.

@@ -118,9 +118,9 @@ impl Launch {
 /// the context that is current on the calling thread ([`context_push`](Self::context_push)).
 ///
 /// # Safety of calls
-/// In all `unsafe` calls, handles and addresses come from this driver and have not been destroyed;
-/// memory that is freed, unmapped or destroyed is used by no kernel and no copy that still runs. A
-/// call names any further requirement.
+/// In all `unsafe` calls, handles and addresses come from this driver and have not been destroyed. No kernel
+/// and no copy that still runs uses memory that is freed, unmapped or destroyed. A call names any further
+/// requirement.
 pub trait Driver: Debug + Send + Sync {
     /// Loads and initialises the library, once per process: out of this folder, or where it is found.
     /// Without a folder, a library that is loaded serves.

@@ -64,8 +64,8 @@ struct Partials {
   __device__ u64 bias(u32 i) const { return (u64)(i == 0 ? a.bias0 : a.bias1); }
 };
 
-// The returned weight of lane k's selection: the entry of the owner's row of this token, or the sum of the entries of
-// all ranks that have a row of it, in the order in which rows are summed.
+// The returned weight of lane k's selection: the entry in the owner's row of this token. Or it is the sum of
+// the entries of all ranks that have a row of the token, in the order in which rows are summed.
 __device__ inline void fetch_weight(const CombineArgs& a, const Returned& from, u32 token) {
   u32 lane = lane_id(), owner = 0;
   i64 row = row_at(a.c, a.r, from.row_base, token, packed_row(a.c, a.r, token), &owner);

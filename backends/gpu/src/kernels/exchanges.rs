@@ -1,8 +1,9 @@
 //! The exchanges of a communicator: with the owners of experts, and on the rail where there are several domains.
 //!
-//! The host composes operations of both, see `tokenyard_core::host`. Here rows pass between them: what a dispatch
-//! received on the rail is dispatched inside, with the source domains as groups, and the sums of a
-//! combine inside are the rows of the combine on the rail. The host waits for nothing between the two: see `step.rs`.
+//! The host composes operations of both, see `tokenyard_core::host`. Here rows pass between them. Rows that a
+//! dispatch has received on the rail are dispatched inside, with the source domains as groups. The sums of a
+//! combine inside are the rows of the combine on the rail. The host waits for nothing between the two: see
+//! `step.rs`.
 
 use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
@@ -65,9 +66,9 @@ impl Rail {
         }
     }
 
-    /// The exchange's own number of an operation; the operation also takes the next number. A dispatch
-    /// uses the first for its rows and the second for whether the domains go on; a combine uses
-    /// the first for that and the second for its rows.
+    /// The exchange's own number of an operation; the operation also takes the next number. A dispatch uses
+    /// the first number for its rows, and the second to agree whether the domains go on. A combine agrees by
+    /// the first and moves its rows by the second.
     fn number(operation: u64) -> u64 {
         2 * operation
     }
@@ -348,8 +349,8 @@ fn unless_refused<T>(ended: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Memory for the sums of the rows that this forwarder had forwarded, and for the rows that return to
-/// this rank: other ranks learn of a rank without room before rows move.
+/// Reserves memory for the sums of the rows that this forwarder had forwarded, and for the rows that return
+/// to this rank. If there is no room, other ranks learn of it before rows move.
 fn make_room(rail: &mut Rail, call: &CombineCall<'_>) -> Result<Held> {
     let between = &mut rail.between;
     let holder = Holder::Combine(call.operation);

@@ -1,9 +1,9 @@
-// Combine from expert-major and packed rows in one kernel: owners merge the rows of each token and push the
-// partial row to its source, while they sum the tokens of their own. A partial row of this rank never leaves
-// registers on its way into a sum.
+// Combine from expert-major and packed rows in one kernel. Owners merge the rows of each token and push the
+// partial row to its source. At the same time they sum their own tokens. A partial row of this rank never
+// leaves registers on its way into a sum.
 //
-// Partial rows travel as rows outside the arena do (push_combine.cuh): in units of a few rows, each of which
-// a word at the source reports, to memory of the source or, where that has none, of the owner.
+// Partial rows travel as rows outside the arena do (push_combine.cuh): in units of a few rows. A word at the
+// source reports each unit. The rows lie in memory of the source or, if the source has no room, of the owner.
 //
 // Sums are those of `merge` and `combine`, in the same order.
 #pragma once

@@ -26,8 +26,8 @@ __device__ inline i32 given_slot(const MergeArgs& m, u64 token) {
 // The same, if it names a row.
 __device__ inline i32 valid_slot(const MergeArgs& m, i32 slot) { return slot >= 0 && (u64)slot < m.rows ? slot : -1; }
 
-// The partial rows that one worker makes for other ranks: units in rounds over the sources, every row two
-// rows before it is needed, because memory accesses take longer than a row.
+// The partial rows that one worker makes for other ranks, in units, in rounds over the sources. It looks up
+// every row two rows before the row is needed, because memory accesses take longer than a row.
 class PushedRows {
  public:
   __device__ PushedRows(const FusedCombineArgs& f, const CombineTables& t, u32 worker, u32 workers)

@@ -1,5 +1,5 @@
-//! The device API of the GPU ring: over a transport that has no device API of its own, kernels write
-//! commands into a ring in pinned memory, which a host thread serves (`tokenyard_core::gpu_ring`).
+//! The device API of the GPU ring, for a transport that has no device API of its own. Kernels write commands
+//! into a ring in pinned memory, and a host thread serves the ring (`tokenyard_core::gpu_ring`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -44,8 +44,8 @@ pub(crate) struct Ring {
     commands: Pinned<abi::TyGpuRingCommand>,
     status: Pinned<abi::TyGpuRingStatus>,
     totals: Pinned<u64>,
-    /// In device memory: the number of commands so far, to which blocks of many kernels add; the number of
-    /// commands that are known to be done; whether a thread asks for more.
+    /// In device memory lie the number of commands so far, to which blocks of many kernels add; the number of
+    /// commands that are known to be done; and whether a thread asks for more.
     head: Buffer,
 }
 

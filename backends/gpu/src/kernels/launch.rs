@@ -72,9 +72,9 @@ const LEAST_BLOCKS: u32 = 24;
 /// Blocks that cast rows as fast as a link carries them. On H100, rows of 7168 channels took 16 blocks 213 µs and 24
 /// blocks 146, and the link 87.
 const CASTING: u32 = 40;
-/// With fewer blocks, a separate kernel merges expert rows. Measured on two H100 with 4096 tokens: one kernel took
-/// 316, 384, 724 and 1399 µs with 132, 64, 32 and 16 blocks; two kernels took 615 µs with 16 blocks, and 403 with
-/// 132 that merge and 16 that pull.
+/// With fewer blocks, a separate kernel merges expert rows. Measured on two H100 with 4096 tokens: one kernel
+/// took 316, 384, 724 and 1399 µs with 132, 64, 32 and 16 blocks. Two kernels took 615 µs with 16 blocks, and
+/// 403 µs with 132 blocks that merge and 16 that pull.
 const LEAST_FUSED: u32 = 96;
 
 impl Blocks {

@@ -50,9 +50,10 @@ impl ByLength {
     }
 }
 
-/// A kernel whose blocks wait for each other. Where kernels may start early, it does, and all blocks are resident
-/// soon: a multiprocessor has memory for one, there are no more blocks than multiprocessors, and kernels that hold
-/// those wait for none of these blocks. Elsewhere the driver ensures it.
+/// A kernel whose blocks wait for each other. If kernels may start early, this one does, and all its blocks
+/// are resident soon. A multiprocessor has memory for one block, there are no more blocks than
+/// multiprocessors, and the kernels that hold these wait for none of the blocks. Elsewhere the driver ensures
+/// it.
 fn staged_kernel(module: &Arc<Module>, name: &str, facts: &DeviceFacts) -> Result<Function> {
     let kernel = if facts.starts_early { module.early(name) } else { module.cooperative(name) }?;
     kernel.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;

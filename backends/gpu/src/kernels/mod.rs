@@ -1,12 +1,12 @@
 //! The kernel set: the direct algorithm over a transport's device API, or through the host. With
 //! several domains it runs once between them and once inside each.
 //!
-//! Every rank has two windows: *control* (entry records, at equal offsets on all ranks) and *arena*
-//! (outputs; a receiver chooses the place and states it when it enters). A dispatch is one persistent
-//! kernel that counts, enters, moves rows and waits for the rows of others; a combine is one that
-//! enters, reads its partial rows at their owners, sums them and waits until all have read. Where send
-//! and receive are separate calls, a second, small kernel waits. The host learns sizes through pinned
-//! memory while rows move.
+//! Every rank has two windows: *control* (entry records, at equal offsets on all ranks) and *arena* (outputs;
+//! a receiver chooses the place and states it when it enters). A dispatch is one persistent kernel that
+//! counts, enters, moves rows and waits for the rows of others. A combine is one persistent kernel, too: it
+//! enters, reads partial rows at their owners, sums them, and waits until all ranks have read. Where send and
+//! receive are separate calls, a second, small kernel waits. The host learns sizes through pinned memory
+//! while rows move.
 //!
 //! Where rows are put, kernels stage outgoing data in these windows, and post it themselves or through a
 //! ring that a thread of the host reads: see `path.rs`, `puts.cuh` and `gpu_ring.rs`.

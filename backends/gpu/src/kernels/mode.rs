@@ -14,9 +14,8 @@ pub(super) struct Mode {
     pub(super) no_host_sync: bool,
     /// Its stream captures a graph.
     pub(super) captured: bool,
-    /// Send and receive are one call: kernels wait themselves for the rows that arrive, and are
-    /// queued on the caller's stream itself, which saves the time that streams take to wait for
-    /// each other.
+    /// Send and receive are one call. Kernels themselves wait for the rows that arrive, and are queued on the
+    /// caller's stream itself. That saves the time that streams take to wait for each other.
     pub(super) at_once: bool,
     /// Another exchange of the operation is queued behind this one before the host waits for its outcome.
     pub(super) deferred: bool,

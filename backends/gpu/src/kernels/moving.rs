@@ -4,8 +4,8 @@ use tokenyard_core::moe::{REGION_ALIGN, RowFormat};
 
 /// A longer row moves in pieces.
 pub(super) const LONGEST_PIECE: u64 = 16_384;
-/// A row that is cast as it moves, and is longer before the cast, moves in pieces of at most this many
-/// bytes: a warp has two stages of bf16, one of which fills while the other is cast.
+/// The most bytes of a piece of a row that is cast as it moves, counted before the cast. A warp has two
+/// stages of bf16: one fills while the other is cast.
 const LONGEST_CAST: u64 = 8192;
 /// Channels of a piece of such a row are a multiple of this, so that words of scales belong to one piece:
 /// four UE8M0 scales of 128 channels.

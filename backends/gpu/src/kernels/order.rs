@@ -117,9 +117,9 @@ impl StreamOrder {
         self.regions.free_behind(&self.events[slot], work)
     }
 
-    /// Lets the stream of a refused call continue behind its kernel, which takes a turn: work that the
-    /// caller queues there next, including a graph, must find the next turn. Without a stream the host
-    /// waits: the kernel has reported its outcome, but blocks of it may still read the call's tensors.
+    /// Lets the stream of a refused call continue behind the call's kernel. That kernel takes a turn, and
+    /// work that the caller queues next, including a graph, must find the turn after it. Without a stream the
+    /// host waits: the kernel has reported its outcome, but blocks of it may still read the call's tensors.
     pub(super) fn order_refused(&self, slot: usize, mode: &Mode) {
         if mode.is_recorded() {
             return;

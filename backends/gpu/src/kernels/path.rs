@@ -121,9 +121,9 @@ impl Path {
     }
 
     /// The kinds of calls that a communicator over these paths accepts, one path for each level: bits
-    /// `TY_NEEDS_*`. Calls that no caller waits for need one level of loads and stores: among several
-    /// domains the host waits between levels, and where rows are put, it waits until the staging may be
-    /// written again (INV-4). `stages`: rows of the packed layout are staged.
+    /// `TY_NEEDS_*`. Calls that no caller waits for need one level of loads and stores. Among several domains
+    /// the host waits for the end of an operation. If rows are put, it waits until the staging may be written
+    /// again (INV-4). `stages`: rows of the packed layout are staged.
     pub(super) fn call_flags(paths: &[Self], stages: bool) -> u32 {
         let no_sync = matches!(paths, [path] if !path.puts());
         // Between domains each forwarder would have to sum first.

@@ -64,9 +64,9 @@ struct Ring {
 };
 
 // Deals units to rings: in turn, or as rings come free, so that no ring waits for the slowest at the end.
-// In the second case the first few units of each ring are known without a memory access; the others are
-// counted, and the last ring to ask resets the count to 0. Where units take less time than such an access,
-// as nearby ones do, turns are faster. One warp.
+// When they are dealt as rings come free, a ring knows its first few units without a memory access. The
+// others are counted, and the last ring to ask resets the count to 0. Turns are faster if units take less
+// time than such an access, as nearby ones do. One warp.
 template <bool kDealt>
 class Dealer {
  public:

@@ -1,5 +1,5 @@
-//! Rows of a combine that lie outside the arena, where peers cannot read them: whether they are copied
-//! there first, or pushed to the ranks that sum them while others are summed. See `push_combine.cuh`.
+//! Rows of a combine that lie outside the arena, where peers cannot read them. They are copied into the arena
+//! first, or pushed to the ranks that sum them while other rows are summed. See `push_combine.cuh`.
 
 use super::args::{PUSH_WARPS, RINGS};
 use crate::compile::Rows;

@@ -1,8 +1,8 @@
 // Dispatch over a device API that only puts: the rows of each rank are staged in the order of tokens, with
 // their metadata, and put to their places.
 //
-// A block stages the rows of consecutive tokens, and puts them as soon as they are staged. In the flat
-// layout the rows for one rank are consecutive at both ends, so they are one run; in the others each row is
+// A block stages the rows of consecutive tokens, and puts them as soon as they are staged. In the flat layout
+// the rows for one rank are consecutive at both ends, so they are one run. In the other layouts each row is
 // put to the place of its first expert. Row metadata is short: the last block to get here puts it, with one
 // run for an array and a rank.
 #pragma once

@@ -18,9 +18,8 @@ __device__ u8* reach(const Common& c, const Up& up, u32 window, u32 peer, u64 of
 // The most that a put adds to a signal.
 constexpr u64 kMostAdd = 65535;
 
-// The expected total of the signals of this many rows, however many puts they take: one a row, or one for
-// each put of a row that is longer than a put may be. So a receiver need not know how a sender splits
-// them.
+// The expected total of the signals of this many rows. A row counts one, or one for each put if it is longer
+// than a put may be. So the total does not depend on how a sender groups rows into puts.
 __device__ inline u64 signals_of(const Common& c, u64 rows, u64 width) {
   u64 largest = c.state->largest_put;
   return rows * ((width + largest - 1) / largest);

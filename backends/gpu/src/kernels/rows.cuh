@@ -96,9 +96,10 @@ __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
   return left < a.piece_bytes ? (u32)left : a.piece_bytes;
 }
 
-// The pieces of rows that a warp moves without asking: where rows are staged, all of its share of its
-// block's tokens, so that the staged data of a block lies together; else the first ones, before
-// others are dealt. Rows that this rank has for itself take all warps equally long, so they are not dealt.
+// The pieces of rows that belong to a warp from the start. If rows are staged, these are all of the warp's
+// share of its block's tokens, so that the staged data of a block lies together. Otherwise they are the first
+// ones, before others are dealt. Rows that this rank has for itself take all warps equally long, so they are
+// not dealt.
 struct Share {
   u32 first, end, step;
   bool dealt = !kPuts;
@@ -120,8 +121,8 @@ struct Share {
 // One warp's stages, each with a piece of a row, the identity of the piece, and the words that give
 // its targets.
 //
-// The first pieces of each warp are its own, and are loaded before the targets of rows are known:
-// every function except `prime` and `drop` is for the time when they are known.
+// The first pieces of each warp are its own, and are loaded before the targets of rows are known. All
+// functions except `prime` and `drop` need the targets.
 class Stages {
  public:
   __device__ Stages(const DispatchArgs& a, u8* shared)
@@ -171,8 +172,8 @@ class Stages {
     return dealt < share_.end ? (share_.end - dealt) / share_.step : 0;
   }
 
-  // Loads the next piece of this warp, if there is one: its own, then pieces that are dealt as warps
-  // come free, so that no block waits for the slowest at the end.
+  // Loads the next piece of this warp, if there is one. First come its own pieces, then pieces that are dealt
+  // as warps come free, so that no block waits for the slowest at the end.
   __device__ bool load() {
     u32* note = notes_ + fill_ * words();
     if (aimed_ < primed_) {

@@ -18,8 +18,8 @@
 
 namespace ty {
 
-// The count of a tile of `source` at `rank`: in the lower half the pieces and the metadata of rows that are
-// complete, in the upper half the shares that are spread. Zero between operations.
+// The count of a tile of `source` at `rank`. The lower half counts pieces and metadata of rows that are
+// complete, the upper half counts shares that are spread. Zero between operations.
 template <class Up>
 __device__ u64* tile_count(const DispatchArgs& a, const Up& up, u32 rank, u32 source, u32 tile) {
   u64 offset = a.tiles + 8 * ((u64)source * a.tiles_of_source() + tile);

@@ -1,6 +1,6 @@
-//! The capacity of the link, for tools: copies between GPUs by multiprocessors and by copy engines,
-//! barriers, exchanges of counts; over the windows and the device API of the transport between devices. And
-//! a [`Timer`] for calls on a stream.
+//! The capacity of the link, for tools: copies between GPUs by multiprocessors and by copy engines, barriers,
+//! exchanges of counts. All use the windows and the device API of the transport between devices. And a
+//! [`Timer`] for calls on a stream.
 //!
 //! Each measurement is collective: all ranks make the same calls in the same order. ProbeKernels end their
 //! waits by a cap (INV-6), and the error names the rank that they waited for.

@@ -1,5 +1,5 @@
 // Bulk copies, the second half of arch.cuh where rows move by them. They happen as late as they may: a load
-// when a barrier is polled in vain, a store when it is waited for; so a copy that no thread waits for is
+// when a poll of its barrier fails, a store when a thread waits for it. So a copy that no thread waits for is
 // lost. The threads are fibers of one thread of the system, so nothing here is atomic.
 
 namespace model {

@@ -124,8 +124,8 @@ inline bool is_last(const Block& block, unsigned index) {
   return true;
 }
 // Notes the place of the calling fiber. In a function that is compiled without optimisation, code that runs
-// later lies behind code that runs earlier, except for the jump back to a loop's start; so of two lanes the
-// one with the lower address is behind, in the outermost function in which they differ.
+// later lies behind code that runs earlier, except for the jump back to a loop's start. So compare two lanes
+// in the outermost function in which they differ: the lane with the lower address is behind.
 [[gnu::noinline]] inline void note_place(Fiber& fiber) {
   fiber.where.clear();
   const uintptr_t low = (uintptr_t)fiber.stack.get(), high = low + kStack - 2 * sizeof(uintptr_t);

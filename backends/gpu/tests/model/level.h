@@ -1,8 +1,7 @@
-// The ranks of one exchange on the model of a GPU, over the device API of NVLink, or over one that puts
-// (TY_PUTS): that of the GPU ring, or that of `device-put` with TY_QUEUES queues. In the second case a
-// thread per rank stands in for the host and a transport: it executes commands in any order (INV-2).
-// Included behind `exchange.cu`, once for each of its levels. Where MODEL_FABRIC names a header, that
-// header has the fabric.
+// The ranks of one exchange on the model of a GPU. They work over the device API of NVLink, or over one that
+// puts (TY_PUTS): the GPU ring, or `device-put` with TY_QUEUES queues. In the second case a thread per rank
+// stands in for the host and a transport: it executes commands in any order (INV-2). Included behind
+// `exchange.cu`, once for each of its levels. Where MODEL_FABRIC names a header, that header has the fabric.
 using namespace ty;
 
 // Operations that have places of their own: twice as many where rows are staged (staged.cpp).

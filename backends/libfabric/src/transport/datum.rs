@@ -3,9 +3,9 @@
 //! A signal is `id << 16 | add`, and add is never 0. So data with add 0 are available for the
 //! transport's own messages: `kind << 14 | place` in the upper half.
 
-/// Most values in flight from one peer to another, per rail. The number is odd: a reader that
-/// drives the transport itself sees the last value of a burst of this length, and an even number of
-/// two alternating values would always leave the same one.
+/// Most values in flight from one peer to another, per rail. The number is odd. A reader that drives the
+/// transport itself sees the last value of a burst of this length. If the number were even, two alternating
+/// values would always leave the same one.
 pub(super) const VALUES_PER_PEER: u32 = 15;
 /// Most ranks of a team.
 pub(super) const MAX_PEERS: u32 = 1024;

@@ -284,10 +284,9 @@ impl Engine {
         text
     }
 
-    /// Waits until this rank has received the greeting of `peer` on every rail, and until its own
-    /// greetings are sent, so that the peer receives them even if this rank does not drive its
-    /// rails then. Ranks connect to their peers in ascending order, so no ring of ranks can wait
-    /// for one another.
+    /// Waits until this rank has received the greeting of `peer` on every rail, and until its own greetings
+    /// are sent. After that the peer receives them even if this rank does not drive its rails. Ranks connect
+    /// to their peers in ascending order, so no ring of ranks can wait for one another.
     fn greet(&mut self, peer: u32) -> Result<()> {
         let until = Instant::now() + self.deadline;
         let mut steps = vec![Greeting::Unsent; self.rails.len()];

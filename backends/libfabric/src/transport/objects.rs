@@ -171,10 +171,10 @@ impl Objects {
         self.ep = None;
     }
 
-    /// Under `ofi_rxm` the endpoint and the objects that it depends on stay open for the life of
-    /// the process: with messages of a closed peer still in its queue, closing an endpoint crashes
-    /// (<https://github.com/ofiwg/libfabric/issues/11828>). No peer reaches memory through it once
-    /// the regions are closed.
+    /// Under `ofi_rxm` the endpoint and the objects that it depends on stay open for the life of the process.
+    /// To close an endpoint crashes if messages of a closed peer are still in its queue
+    /// (<https://github.com/ofiwg/libfabric/issues/11828>). No peer reaches memory through it once the
+    /// regions are closed.
     fn leave_open(&mut self) {
         if !self.info.is_over_connections() {
             return;

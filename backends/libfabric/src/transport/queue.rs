@@ -1,8 +1,8 @@
 //! Queues: the slots of commands in flight, and their ownership.
 //!
-//! A queue's owner takes slots and frees them. The thread that drives the rail, which may be
-//! another one, finds a slot's completion: it pushes the slot on the queue's list of done slots, a
-//! lock-free stack that the owner takes as a whole.
+//! A queue's owner takes slots and frees them. The thread that drives the rail, which may be another one,
+//! finds a slot's completion. It pushes the slot on the queue's list of done slots: a lock-free stack, which
+//! the owner takes as a whole.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;

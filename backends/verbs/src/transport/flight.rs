@@ -90,10 +90,10 @@ impl Flight {
         self.watched = None;
     }
 
-    /// The number of commands that end with a completion of command `sequence`, which is the last
-    /// of them: completions of a queue pair come in order, and a command without a completion ends
-    /// with the next one that has one. 0 if the command has already ended: when a connection
-    /// breaks, both work requests of a command complete.
+    /// The number of commands that end with a completion of command `sequence`, which is the last of them.
+    /// Completions of a queue pair come in order, and a command without a completion ends with the next
+    /// command that has one. The number is 0 if the command has already ended: when a connection breaks, both
+    /// work requests of a command complete.
     pub(super) fn ended_by(&self, sequence: u64) -> usize {
         let ahead = sequence.wrapping_sub(self.head) & SEQUENCE;
         if ahead < self.pending.len() as u64 { ahead as usize + 1 } else { 0 }

@@ -73,9 +73,9 @@ impl Signals {
 
     /// The total of a signal.
     ///
-    /// Acquire order, INV-1: immediate data are counted with release order by the thread that saw
-    /// the completion, which a device reports when the payload is there; a total to which the
-    /// device adds is written after the payload, as both come on one connection in order.
+    /// Acquire order, INV-1. A device reports the completion of immediate data when the payload is there, and
+    /// the thread that saw the completion counts with release order. A total to which the device adds is
+    /// written after the payload, because both come on one connection in order.
     #[inline]
     pub(super) fn read(&self, id: u32) -> Option<u64> {
         self.totals.get(id as usize).map(|total| total.load(Ordering::Acquire))

@@ -1,5 +1,6 @@
-//! The process of Hydra that started the ranks of a host. Hydra sets no variable with the name of a job, but this
-//! process is the parent, or a parent's parent, of all ranks of one job on a host, and of no other job.
+//! The process of Hydra that started the ranks of a host. Hydra sets no variable with the name of a job. But
+//! this process is the parent, or a parent's parent, of all ranks of one job on a host, and of no rank of
+//! another job.
 
 use std::path::PathBuf;
 

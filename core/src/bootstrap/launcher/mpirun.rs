@@ -1,5 +1,5 @@
-//! The rendezvous of ranks that mpirun started. mpirun sets the number of ranks on this host, and not the
-//! address of rank 0: so ranks that are all on one host meet there without further variables, and other ranks
+//! The rendezvous of ranks that mpirun started. mpirun sets the number of ranks on this host, but not the
+//! address of rank 0. So ranks that are all on one host meet there without further variables; other ranks
 //! need a variable.
 
 use std::path::{Path, PathBuf};

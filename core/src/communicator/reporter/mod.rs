@@ -2,11 +2,11 @@
 //! or waits.
 //!
 //! No thread stops for a report. The thread of the communicator stores atomics (`track`), so do its waits
-//! (the wait board) and the kernel set's counters; `capture` reads them. `folder` stores the files. A
-//! report is written on request ([`Reporter::write`], [`write_reports`]), when the communicator continues
-//! without a rank, and once when an error closes it. Threads of their own write the files and query the
-//! transports (`checkup`): a file system or a component may block for ever, and neither the job nor the
-//! error may wait for it (INV-6).
+//! (the wait board) and the kernel set's counters; `capture` reads them. `folder` stores the files. A report
+//! is written on request ([`Reporter::write`], [`write_reports`]), when the communicator continues without a
+//! rank, and once when an error closes it. Threads of their own write the files and query the transports
+//! (`checkup`). A file system or a component may block for ever, and neither the job nor the error may wait
+//! for it (INV-6).
 
 mod capture;
 mod checkup;

@@ -28,9 +28,8 @@ impl WatchdogState {
             recorder.report_masked(&news);
         }
         match self.given_up() {
-            // The others may still read the memory that this rank entered with, until they have
-            // received the report of its loss: only after that its waits end, and its memory may
-            // change.
+            // Until the others have received the report of this rank's loss, they may still read the memory
+            // that it entered with. Only after that do its waits end, and its memory may change.
             Some(when) if when.elapsed() < self.bounds.deadline => None,
             Some(_) => Some(self.end_of_all(me)),
             None => hub_lost.then(|| self.end_of_all(0)),
@@ -157,10 +156,10 @@ impl WatchdogState {
         unrest.note(now.checked_sub(since).unwrap_or(now), now + SILENT);
     }
 
-    /// The part of a wait's time that counts against its peer alone. A rank that waits for a rank that
-    /// waits for a silent one may not reach its bound before the silence is resolved, and a rank is
-    /// silent for `deadline` at most, or it is lost. So bounds are suspended meanwhile, though not for
-    /// ever (INV-6).
+    /// The part of a wait's time that counts against its peer alone. If rank 0 waits for rank 1, and rank 1
+    /// waits for a silent rank, the wait of rank 0 must not reach its bound before the silence is resolved. A
+    /// rank is silent for `deadline` at most; after that it is lost. So bounds are suspended meanwhile,
+    /// though not for ever (INV-6).
     pub(super) fn blameless(&self, used: Duration) -> Duration {
         if self.lost.is_empty() {
             return used;
