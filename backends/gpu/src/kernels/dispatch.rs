@@ -335,6 +335,7 @@ impl Engine {
         let state = self.routing.handle(call.handle);
         if !wanted.replay {
             state.count(tokens, roles.counting);
+            state.has_device_tokens = !call.tokens.is_null();
             state.worst = wanted.worst;
             state.layout = wanted.spec.layout;
         }

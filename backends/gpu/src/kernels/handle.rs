@@ -19,6 +19,8 @@ pub(super) struct HandleState {
     warps: u32,
     /// T on this rank, or the most that it may be.
     pub(super) tokens: u32,
+    /// Whether only the device knows T.
+    pub(super) has_device_tokens: bool,
     /// True N on this rank, or the most that it may be.
     pub(super) received: u64,
     /// Whether only the device knows N.
@@ -75,6 +77,7 @@ impl HandleState {
             most_blocks,
             warps,
             tokens: 0,
+            has_device_tokens: false,
             received: 0,
             is_open: false,
             exact: RegionRows { tokens: 0, experts: 0 },
