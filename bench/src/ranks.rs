@@ -137,7 +137,7 @@ pub fn run_gpu(
         let Output::Gpu(figures) = output else { bail!("found {output:?}; expected figures") };
         all.push(figures);
     }
-    Ok(BenchReport { gpu: Some(gpu::report(task, &all)?), ..BenchReport::new(&config) })
+    Ok(BenchReport { gpu: Some(gpu::report(&config, task, &all)?), ..BenchReport::new(&config) })
 }
 
 /// Measures GPUs as one of the ranks that another launcher started. Rank 0 gets the report.
@@ -156,7 +156,10 @@ pub fn measure_gpu(config: &Path, task: &gpu::GpuTask) -> Result<Option<BenchRep
     }
     let all: Vec<gpu::GpuFigures> =
         all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
-    Ok(Some(BenchReport { gpu: Some(gpu::report(task, &all)?), ..BenchReport::new(&config) }))
+    Ok(Some(BenchReport {
+        gpu: Some(gpu::report(&config, task, &all)?),
+        ..BenchReport::new(&config)
+    }))
 }
 
 /// Runs one job on `ranks` processes; returns the output of each, by rank.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::driver::local_rank;
+use crate::flat_sms::USUAL;
 use crate::platform::Names;
 
 /// Most bytes of an arena: a combine names places in it by 32-bit numbers of 16-byte units.
@@ -116,22 +117,20 @@ pub enum Decode {
 /// Multiprocessors that an operation occupies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sms {
-    /// As many as the link needs.
+    /// As many as the operation needs to fill the link.
     #[default]
     Auto,
     /// This many, 1 to 1024.
     Count(u32),
 }
 
-/// The most multiprocessors that an operation needs to fill the link.
-const ENOUGH_SMS: u32 = 16;
 const MOST_SMS: u32 = 1024;
 
 impl Sms {
-    /// Blocks of an operation, on a device with this many multiprocessors.
+    /// Blocks of an operation for which there is no formula, on a device with this many multiprocessors.
     pub(crate) fn blocks(self, processors: u32) -> u32 {
         let wanted = match self {
-            Self::Auto => ENOUGH_SMS,
+            Self::Auto => USUAL,
             Self::Count(count) => count,
         };
         wanted.min(processors)
@@ -311,7 +310,7 @@ mod tests {
         assert_eq!(parse("").unwrap(), GpuConfig::default());
         assert_eq!(parse("sms = \"auto\"").unwrap().sms, Sms::Auto);
         assert_eq!(parse("sms = 24").unwrap().sms, Sms::Count(24));
-        assert_eq!(Sms::Auto.blocks(132), ENOUGH_SMS);
+        assert_eq!(Sms::Auto.blocks(132), USUAL);
         assert_eq!([Sms::Count(24).blocks(132), Sms::Count(24).blocks(20)], [24, 20]);
         for wrong in ["sms = 0", "sms = 1025", "sms = -1", "sms = \"all\"", "sms = 1.5"] {
             let text = parse(wrong).unwrap_err();

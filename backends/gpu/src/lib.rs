@@ -10,6 +10,7 @@
 pub mod compile;
 mod config;
 pub mod driver;
+mod flat_sms;
 pub mod kernels;
 mod platform;
 pub mod probe;
@@ -17,6 +18,7 @@ mod transport;
 pub mod warm;
 
 pub use config::{Devices, GpuConfig, Outside, PeersConfig, RowCopy, Sms};
+pub use flat_sms::{FlatOp, FlatWork};
 pub use kernels::GpuKernels;
 pub use platform::{Components, Dialect, Names, Platform};
 pub use transport::Peers;

@@ -257,6 +257,27 @@ pub(super) mod tests {
         }
     }
 
+    /// A dispatch that took a time with an SM count.
+    pub(in super::super) fn row(rows: Rows, sms: u32, us: f64) -> GpuRow {
+        GpuRow {
+            case: case(rows),
+            routing: "uniform".to_owned(),
+            sms,
+            us,
+            min_us: us,
+            p99_us: us,
+            breakdown: None,
+            link_bytes: 100_000_000,
+            link_gb_s: 1e5 / us,
+            ratio: 1e5 / us / 340.0,
+            counted_gb_s: 1.2e5 / us,
+            floor_us: 294.1,
+            rule_us: 328.8,
+            holds: us <= 328.8,
+            samples: 50,
+        }
+    }
+
     fn task() -> GpuExchangeTask {
         GpuExchangeTask {
             phase: Phase::Dispatch,

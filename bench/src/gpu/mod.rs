@@ -5,6 +5,7 @@
 //! exchange, rows, scales, ids, weights, drain. [`figures`] turns both into lines: bytes and floors come
 //! from [`bytes`]. [`mod@plot`] draws them. Only the first two need a GPU.
 
+pub mod auto_sms;
 mod backend;
 pub mod bytes;
 pub mod case;
@@ -27,7 +28,7 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::files;
 use tokenyard_core::host::Registry;
-use tokenyard_gpu::{GpuConfig, PeersConfig};
+use tokenyard_gpu::{GpuConfig, PeersConfig, RowCopy};
 
 use crate::ranks::Speaker;
 use backend::Backend;
@@ -72,6 +73,9 @@ pub struct GpuReport {
     pub sizes: Option<case::Fixed>,
     /// One for each operation and SM count.
     pub rows: Vec<figures::GpuRow>,
+    /// The choice of `sms = "auto"` for each operation that its formula decides.
+    #[serde(default)]
+    pub auto_sms: Vec<auto_sms::AutoSms>,
 }
 
 /// The components that a config must name for this measurement.
@@ -149,7 +153,7 @@ pub(crate) fn measure(
 }
 
 /// The report from the figures of all ranks.
-pub(crate) fn report(task: &GpuTask, all: &[GpuFigures]) -> Result<GpuReport> {
+pub(crate) fn report(config: &Config, task: &GpuTask, all: &[GpuFigures]) -> Result<GpuReport> {
     let first = all.first().context("found figures of no rank; expected those of all")?;
     let ceilings: Vec<_> = all.iter().map(|figures| &figures.ceiling).collect();
     let link = figures::link(&ceilings)?;
@@ -158,13 +162,16 @@ pub(crate) fn report(task: &GpuTask, all: &[GpuFigures]) -> Result<GpuReport> {
         Some(exchange) => figures::rows(exchange, &samples, link.ceiling_gb_s)?,
         None => Vec::new(),
     };
-    Ok(GpuReport {
-        machine: first.machine.clone(),
-        ranks: all.len() as u32,
-        link,
-        sizes: task.exchange.as_ref().map(|exchange| exchange.fixed),
-        rows,
-    })
+    let sizes = task.exchange.as_ref().map(|exchange| exchange.fixed);
+    let ranks = all.len() as u32;
+    // For rows that move by bulk copies.
+    let by_vectors = Components::of(config)?.kernels.rows == RowCopy::Vector;
+    let has_formula = !by_vectors && first.ceiling.has_bulk_copies();
+    let auto_sms = match sizes {
+        Some(fixed) if has_formula => auto_sms::lines(&rows, &fixed, ranks),
+        _ => Vec::new(),
+    };
+    Ok(GpuReport { machine: first.machine.clone(), ranks, link, sizes, rows, auto_sms })
 }
 
 impl GpuReport {

@@ -260,7 +260,7 @@ fn draw_chart(chart: &Chart, area: &Area<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::case::{Fixed, Rows};
-    use super::super::figures::tests::{case, link_of};
+    use super::super::figures::tests::{link_of, row};
     use super::super::machine::Machine;
     use super::*;
 
@@ -280,32 +280,12 @@ mod tests {
         assert!(svg(&[read]).unwrap().contains("\n16\n"));
     }
 
-    fn row(rows: Rows, sms: u32, us: f64) -> GpuRow {
-        GpuRow {
-            case: case(rows),
-            routing: "uniform".to_owned(),
-            sms,
-            us,
-            min_us: us,
-            p99_us: us,
-            breakdown: None,
-            link_bytes: 100_000_000,
-            link_gb_s: 1e5 / us,
-            ratio: 1e5 / us / 340.0,
-            counted_gb_s: 1.2e5 / us,
-            floor_us: 294.1,
-            rule_us: 328.8,
-            holds: us <= 328.8,
-            samples: 50,
-        }
-    }
-
     const FIXED: Fixed = Fixed { hidden: 7168, topk: 8, experts: 256 };
 
     fn report(rows: Vec<GpuRow>) -> GpuReport {
         let machine = Machine { gpu: "NVIDIA H200".to_owned(), ..Machine::default() };
         let sizes = (!rows.is_empty()).then_some(FIXED);
-        GpuReport { machine, ranks: 8, link: link_of(8), sizes, rows }
+        GpuReport { machine, ranks: 8, link: link_of(8), sizes, rows, auto_sms: Vec::new() }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Tables of figures on GPUs.
 
 use super::GpuReport;
+use super::auto_sms::AutoSms;
 use super::case::Case;
 use super::figures::{GpuRow, Link};
 use crate::report::heading;
@@ -22,6 +23,9 @@ pub fn tables(report: &GpuReport) -> String {
                  port,\nwithout own rows. ratio: of the link's rate. floor: the bytes at that \
                  rate.\nrule: 1.05 x floor + 20 us. others count: rows and scales received, own rows \
                  too.\n";
+        if !report.auto_sms.is_empty() {
+            text += &format!("\n{}", auto_sms(&report.auto_sms));
+        }
     }
     text
 }
@@ -79,6 +83,28 @@ fn times(rows: &[GpuRow]) -> String {
         ]);
     }
     table(0, &lines)
+}
+
+/// The choices of `sms = "auto"`, beside the best ones that were measured.
+fn auto_sms(rows: &[AutoSms]) -> String {
+    let mut lines = vec![heading("operation tokens auto us best us ratio holds")];
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    for row in rows {
+        lines.push(vec![
+            format!("{}, {}", row.case, row.routing),
+            row.case.tokens.to_string(),
+            row.auto_sms.to_string(),
+            or_dash(row.auto_us.map(|us| format!("{us:.1}"))),
+            row.best_sms.to_string(),
+            format!("{:.1}", row.best_us),
+            or_dash(row.ratio.map(|ratio| format!("{ratio:.3}"))),
+            or_dash(row.holds.map(|holds| if holds { "yes" } else { "NO" }.to_owned())),
+        ]);
+    }
+    format!(
+        "SMs of sms = \"auto\", and the best of 4 to 32; holds: at most 1.03 of the best\n{}",
+        table(1, &lines)
+    )
 }
 
 fn breakdowns(rows: &[GpuRow]) -> String {

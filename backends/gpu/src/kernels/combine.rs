@@ -17,6 +17,7 @@ use super::push::{Push, Work, merged_unit_shift, unit_shift};
 use super::sizes::landing_bytes;
 use super::step::Step;
 use crate::driver::Launch;
+use crate::flat_sms::{FlatOp, FlatWork};
 
 /// Arena offsets of rows and of their weights, for peers to read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -153,7 +154,10 @@ impl Engine {
         let sent = self.refuse_staged(call.operation, &common).and_then(|refused| match refused {
             true => Ok(()),
             // SAFETY: the arguments name no tensors.
-            false => unsafe { self.launch_combine(call, &arguments, &combine_tiling) },
+            false => unsafe {
+                let blocks = self.launcher.blocks.exchange;
+                self.launch_combine(call, &arguments, &combine_tiling, blocks)
+            },
         });
         let outcome = sent.and_then(|()| self.wait_outcome(call.operation, &called));
         self.order.order_refused(self.routing.slot(call.operation), &mode);
@@ -351,7 +355,10 @@ impl Engine {
         unsafe {
             match staged.fused {
                 Some(blocks) => self.launch_fused(call, &arguments, blocks)?,
-                None => self.launch_combine(call, &arguments, &combine_tiling)?,
+                None => {
+                    let blocks = self.summing_blocks(staged, state.tokens, row_bytes);
+                    self.launch_combine(call, &arguments, &combine_tiling, blocks)?
+                }
             }
         }
         if mode.waits() {
@@ -362,6 +369,18 @@ impl Engine {
             unsafe { self.sum_returned(call, &arguments, &combine_tiling)? };
         }
         Ok(())
+    }
+
+    /// Blocks of the kernel that sums this many tokens. The estimate for pushed rows is for as many as an exchange
+    /// has.
+    fn summing_blocks(&self, staged: &Staged, tokens: u32, row_bytes: u64) -> u32 {
+        let Shape { ranks, topk, .. } = self.exchange.shape;
+        let op = FlatOp::Combine;
+        let work = FlatWork { op, ranks, topk, tokens, row_bytes, beside_bytes: 0 };
+        match staged.push {
+            Some(_) => self.launcher.blocks.exchange,
+            None => self.launcher.blocks.of_link(&work),
+        }
     }
 
     /// Where kernels put: sums the rows once they have returned.
@@ -391,6 +410,7 @@ impl Engine {
         call: &CombineCall<'_>,
         arguments: &CombineArgs,
         combine_tiling: &CombineTiling,
+        blocks: u32,
     ) -> Result<()> {
         let slot = self.routing.slot(call.operation);
         let (kernel, size) = match &self.launcher.kernels.combine_put {
@@ -401,11 +421,7 @@ impl Engine {
                 let (kernel, _) = summable(call.x.dtype);
                 (
                     &self.launcher.kernels.combine[kernel],
-                    Launch::of_threads(
-                        self.launcher.blocks.exchange,
-                        THREADS,
-                        combine_tiling.shared,
-                    ),
+                    Launch::of_threads(blocks, THREADS, combine_tiling.shared),
                 )
             }
         };

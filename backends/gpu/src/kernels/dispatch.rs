@@ -327,9 +327,15 @@ impl Engine {
         let no_host_sync = wanted.mode.no_host_sync;
         let mut common = self.common(call.operation, ENTER, holders.as_bytes(), no_host_sync);
         step.follow(&mut common);
+        let tokens = match wanted.replay {
+            true => self.routing.handle(call.handle).tokens,
+            false => call.topk_idx.shape[0] as u32,
+        };
+        let roles = self.roles(wanted, call.cast, tokens);
         let state = self.routing.handle(call.handle);
         if !wanted.replay {
-            state.count(call.topk_idx.shape[0] as u32);
+            state.count(tokens, roles.counting);
+            state.has_device_tokens = !call.tokens.is_null();
             state.worst = wanted.worst;
             state.layout = wanted.spec.layout;
         }
@@ -348,7 +354,7 @@ impl Engine {
             Cast::None => self.dispatch_tiling(&format.row, wanted.spec.layout),
             _ => self.cast_tiling(&format.row, call.x.dtype),
         };
-        let (roles, shared) = (self.roles(wanted, call.cast), dispatch_tiling.shared);
+        let shared = dispatch_tiling.shared;
         let (x, raw) = match call.cast {
             Cast::None => (call.x.data as u64, 0),
             _ => (0, call.x.data as u64),

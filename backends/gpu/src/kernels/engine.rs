@@ -13,7 +13,7 @@ use super::args::{Common, ENTER, State, TEXT, Trace, WaitReport};
 use super::combine_tiling::CombineTiling;
 use super::counters::PeerCounters;
 use super::device_api::DeviceApi;
-use super::exchange::Exchange;
+use super::exchange::{Exchange, Scope};
 use super::gpu_ring::Ring;
 use super::launch::{Blocks, DeviceState, Launcher};
 use super::limits::BlockLimits;
@@ -123,7 +123,17 @@ impl Engine {
             put_bytes: put_bytes.address(),
             ..State::default()
         };
-        let blocks = config.sms.blocks(processors);
+        let blocks = Blocks {
+            exchange: config.sms.blocks(processors),
+            by_formula: config.sms == Sms::Auto
+                && exchange.scope == Scope::Flat
+                && !exchange.path.puts()
+                && kernels.rows == Rows::Tma,
+            local: config.local_sms.local_blocks(processors),
+            local_is_set: config.local_sms != Sms::Auto,
+            decode: config.decode_sms,
+            all: processors,
+        };
         let slots = sizes.slots as usize;
         let cell_bytes = cell_bytes(moe.ranks);
         let memory = DeviceState {
@@ -169,16 +179,10 @@ impl Engine {
                 waits,
                 memory,
                 cap_ns: plan.cap_ns,
-                blocks: Blocks {
-                    exchange: blocks,
-                    local: config.local_sms.local_blocks(processors),
-                    local_is_set: config.local_sms != Sms::Auto,
-                    decode: config.decode_sms,
-                    all: processors,
-                },
+                blocks,
                 block,
             },
-            routing: RoutingTable::new(&exchange, handles, blocks, block.warps()),
+            routing: RoutingTable::new(&exchange, handles, blocks.most_counting(), block.warps()),
             places: Places::new(
                 windows[1],
                 sizes.arena_bytes,

@@ -14,10 +14,13 @@ use crate::driver::{Context, Pooled, RawStream, RelaxedCapture};
 #[derive(Debug)]
 pub(super) struct HandleState {
     pub(super) routing: Routing,
-    /// Warps that count its tokens, of all blocks.
+    /// The most blocks that count its tokens, and the warps of each.
+    most_blocks: u32,
     warps: u32,
     /// T on this rank, or the most that it may be.
     pub(super) tokens: u32,
+    /// Whether only the device knows T.
+    pub(super) has_device_tokens: bool,
     /// True N on this rank, or the most that it may be.
     pub(super) received: u64,
     /// Whether only the device knows N.
@@ -59,18 +62,22 @@ impl HandleState {
         self.routing.note + 8
     }
 
-    /// Takes a new routing of this many tokens.
-    pub(super) fn count(&mut self, tokens: u32) {
+    /// Takes a new routing of this many tokens, which this many blocks count.
+    pub(super) fn count(&mut self, tokens: u32, blocks: u32) {
+        debug_assert!(blocks <= self.most_blocks, "the memory is of {} blocks", self.most_blocks);
         self.tokens = tokens;
-        self.routing.span = span(tokens, self.warps);
+        self.routing.blocks = blocks;
+        self.routing.span = span(tokens, blocks * self.warps);
     }
 
-    /// A handle without memory, for counts by `blocks` blocks of `warps` warps each.
-    pub(super) fn new(blocks: u32, warps: u32) -> Self {
+    /// A handle without memory, for counts by at most `most_blocks` blocks of `warps` warps each.
+    pub(super) fn new(most_blocks: u32, warps: u32) -> Self {
         Self {
-            routing: Routing { span: SPAN, blocks, ..Routing::default() },
-            warps: blocks * warps,
+            routing: Routing { span: SPAN, blocks: most_blocks, ..Routing::default() },
+            most_blocks,
+            warps,
             tokens: 0,
+            has_device_tokens: false,
             received: 0,
             is_open: false,
             exact: RegionRows { tokens: 0, experts: 0 },
@@ -94,12 +101,12 @@ impl HandleState {
         }
         // Other threads, or this call, may capture graphs meanwhile.
         let _relaxed = RelaxedCapture::enter(context)?;
-        let blocks = self.routing.blocks;
+        let blocks = self.most_blocks;
         let (shape, groups) = (&exchange.shape, u64::from(exchange.groups));
         let (ranks, most) = (u64::from(shape.ranks), u64::from(shape.max_tokens));
         let pairs = 4 * most * u64::from(shape.topk);
         let (of_ranks, of_experts) = (4 * ranks, 4 * u64::from(shape.experts));
-        let spans = u64::from(self.warps);
+        let spans = u64::from(blocks) * u64::from(self.warps);
         let lengths = [
             pairs,
             pairs,

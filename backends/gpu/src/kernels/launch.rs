@@ -14,6 +14,7 @@ use super::loaded::Kernels;
 use super::waits::Waits;
 use crate::config::Sms;
 use crate::driver::{Buffer, Context, Function, Launch, Pinned, RawStream, copy};
+use crate::flat_sms::{FlatWork, MOST};
 
 /// Memory of the device that kernels of all operations share.
 #[derive(Debug)]
@@ -38,8 +39,10 @@ pub(super) struct DeviceState {
 /// The blocks of kernels, one to a multiprocessor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocks {
-    /// Blocks of kernels that exchange rows.
+    /// Blocks of kernels that exchange rows, where there is no formula for them.
     pub(super) exchange: u32,
+    /// Whether `FlatWork` has the number for flat rows.
+    pub(super) by_formula: bool,
     /// Blocks of kernels that touch no other rank.
     pub(super) local: u32,
     /// Whether the config sets their number.
@@ -54,6 +57,8 @@ pub(super) struct Blocks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Roles {
     pub(super) blocks: u32,
+    /// The first ones, which count tokens: more counts take longer to sum up.
+    pub(super) counting: u32,
     /// The first ones, which move rows to other ranks; 0: all blocks do all.
     pub(super) pushers: u32,
 }
@@ -78,6 +83,16 @@ const CASTING: u32 = 40;
 const LEAST_FUSED: u32 = 96;
 
 impl Blocks {
+    /// The most blocks that count the tokens of a dispatch.
+    pub(super) fn most_counting(self) -> u32 {
+        if self.by_formula { MOST.min(self.all) } else { self.exchange }
+    }
+
+    /// Blocks of an operation that moves flat rows.
+    pub(super) fn of_link(self, work: &FlatWork) -> u32 {
+        if self.by_formula { work.sms().min(self.all) } else { self.exchange }
+    }
+
     /// Whether a dispatch has the blocks of local work: where no caller overlaps what it waits for, or where the
     /// config sets their number.
     fn has_local(self, at_once: bool, max_tokens: u32) -> bool {
@@ -91,16 +106,27 @@ impl Blocks {
         let wanted = self.has_local(at_once, max_tokens);
         let pushers = if casts { CASTING.min(local / 3) } else { exchange.min(local / 4) };
         match wanted && local >= LEAST_BLOCKS && local > exchange {
-            true => Roles { blocks: local, pushers },
-            false => Roles { blocks: exchange, pushers: 0 },
+            true => Roles { blocks: local, counting: exchange, pushers },
+            false => self.alike(),
         }
     }
 
-    /// Blocks of a dispatch of flat rows.
-    pub(super) fn of_flat(self, at_once: bool, casts: bool, max_tokens: u32) -> Roles {
-        let more = casts && self.has_local(at_once, max_tokens);
+    /// Blocks of a dispatch that all do the same, where there is no formula.
+    pub(super) fn alike(self) -> Roles {
+        Roles { blocks: self.exchange, counting: self.exchange, pushers: 0 }
+    }
+
+    /// Blocks of a dispatch that casts flat rows.
+    pub(super) fn of_flat_cast(self, at_once: bool, max_tokens: u32) -> Roles {
+        let more = self.has_local(at_once, max_tokens);
         let blocks = if more { CASTING.min(self.local).max(self.exchange) } else { self.exchange };
-        Roles { blocks, pushers: 0 }
+        Roles { blocks, ..self.alike() }
+    }
+
+    /// Blocks of a dispatch of flat rows that are not cast.
+    pub(super) fn of_flat(self, work: &FlatWork) -> Roles {
+        let blocks = self.of_link(work);
+        Roles { blocks, counting: blocks, pushers: 0 }
     }
 
     /// Blocks of a kernel that merges this many rows and sums, and exchanges them: those of local work, where
@@ -230,42 +256,67 @@ impl Launcher {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flat_sms::FlatOp;
 
-    const BLOCKS: Blocks =
-        Blocks { exchange: 16, local: 132, local_is_set: false, decode: Sms::Auto, all: 132 };
+    const BLOCKS: Blocks = Blocks {
+        exchange: 16,
+        by_formula: false,
+        local: 132,
+        local_is_set: false,
+        decode: Sms::Auto,
+        all: 132,
+    };
+    const ALIKE: Roles = Roles { blocks: 16, counting: 16, pushers: 0 };
 
     #[test]
     fn a_quarter_of_the_blocks_pushes_rows_that_the_others_spread_unless_there_is_too_little_of_both()
      {
         let of = |blocks: Blocks| blocks.of_tiles(true, false, 4096);
-        let all = Roles { blocks: 16, pushers: 0 };
-        assert_eq!(of(BLOCKS), Roles { blocks: 132, pushers: 16 });
-        assert_eq!(of(Blocks { local: 32, ..BLOCKS }), Roles { blocks: 32, pushers: 8 });
-        assert_eq!(of(Blocks { local: 16, ..BLOCKS }), all);
+        assert_eq!(of(BLOCKS), Roles { blocks: 132, pushers: 16, ..ALIKE });
+        assert_eq!(of(Blocks { local: 32, ..BLOCKS }), Roles { blocks: 32, pushers: 8, ..ALIKE });
+        assert_eq!(of(Blocks { local: 16, ..BLOCKS }), ALIKE);
         assert_eq!(
             [(false, 4096), (true, 128)].map(|(at_once, m)| BLOCKS.of_tiles(at_once, false, m)),
-            [all; 2]
+            [ALIKE; 2]
         );
         let set = Blocks { local: 64, local_is_set: true, ..BLOCKS };
-        assert_eq!(set.of_tiles(false, false, 16), Roles { blocks: 64, pushers: 16 });
+        assert_eq!(set.of_tiles(false, false, 16), Roles { blocks: 64, pushers: 16, ..ALIKE });
         // As many as count tokens, at least.
         assert_eq!(
             of(Blocks { exchange: 32, local: 30, ..BLOCKS }),
-            Roles { blocks: 32, pushers: 0 }
+            Roles { blocks: 32, counting: 32, pushers: 0 }
         );
     }
 
     #[test]
     fn more_blocks_cast_rows_than_fill_the_link() {
-        assert_eq!(BLOCKS.of_flat(true, true, 4096).blocks, 40);
-        assert_eq!(BLOCKS.of_tiles(true, true, 4096), Roles { blocks: 132, pushers: 40 });
-        let few = [(true, false, 4096), (false, true, 4096), (true, true, 128)];
-        assert_eq!(
-            few.map(|(at_once, casts, m)| BLOCKS.of_flat(at_once, casts, m).blocks),
-            [16; 3]
-        );
+        assert_eq!(BLOCKS.of_flat_cast(true, 4096), Roles { blocks: 40, ..ALIKE });
+        assert_eq!(BLOCKS.of_tiles(true, true, 4096), Roles { blocks: 132, pushers: 40, ..ALIKE });
+        let few = [(false, 4096), (true, 128)];
+        assert_eq!(few.map(|(at_once, m)| BLOCKS.of_flat_cast(at_once, m)), [ALIKE; 2]);
         let set = Blocks { local: 24, local_is_set: true, ..BLOCKS };
-        assert_eq!(set.of_flat(false, true, 16).blocks, 24);
+        assert_eq!(set.of_flat_cast(false, 16).blocks, 24);
+    }
+
+    #[test]
+    fn the_formula_has_the_blocks_of_flat_rows_unless_the_config_sets_their_number() {
+        let of = |op, row_bytes| FlatWork {
+            op,
+            ranks: 8,
+            topk: 8,
+            tokens: 4096,
+            row_bytes,
+            beside_bytes: 68,
+        };
+        let [fp8, bf16] = [7168, 14_336].map(|bytes| of(FlatOp::Dispatch, bytes));
+        let auto = Blocks { by_formula: true, ..BLOCKS };
+        assert_eq!(auto.of_flat(&fp8), Roles { blocks: 12, counting: 12, pushers: 0 });
+        assert_eq!([auto.of_link(&bf16), auto.of_link(&of(FlatOp::Combine, 14_336))], [8; 2]);
+        assert_eq!(Blocks { all: 4, ..auto }.of_flat(&bf16).blocks, 4);
+        assert_eq!(BLOCKS.of_flat(&bf16), ALIKE);
+        // Handles have memory for what as many blocks count as any operation has.
+        assert_eq!([auto, BLOCKS].map(Blocks::most_counting), [32, 16]);
+        assert_eq!(Blocks { all: 20, ..auto }.most_counting(), 20);
     }
 
     #[test]

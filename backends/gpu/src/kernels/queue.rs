@@ -163,7 +163,7 @@ impl Engine {
         for region in std::mem::take(&mut self.routing.handle(handle).kept) {
             self.release(region.id);
         }
-        let (blocks, warps) = (self.launcher.blocks.exchange, self.launcher.block.warps());
+        let (blocks, warps) = (self.launcher.blocks.most_counting(), self.launcher.block.warps());
         let state = self.routing.renew(handle, is_recorded, || HandleState::new(blocks, warps));
         state.allocate(self.order.context_arc(), &self.exchange)
     }

@@ -52,7 +52,7 @@ pub(super) struct RoutingTable {
 }
 
 impl RoutingTable {
-    /// A table for this many handles, whose tokens are counted by `blocks` blocks of `warps` warps each.
+    /// A table for this many handles, whose tokens are counted by at most `blocks` blocks of `warps` warps each.
     pub(super) fn new(exchange: &Exchange, handles: u32, blocks: u32, warps: u32) -> Self {
         Self {
             handles: (0..handles).map(|_| HandleState::new(blocks, warps)).collect(),

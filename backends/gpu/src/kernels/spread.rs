@@ -1,7 +1,7 @@
 //! How the blocks of a dispatch share its work, and how received rows reach the experts of their tokens.
 
 use tokenyard_core::Result;
-use tokenyard_core::moe::{Cast, Layout, Span};
+use tokenyard_core::moe::{Cast, Layout, RowFormat, Shape, Span};
 
 use super::args::{SpreadArgs, THREADS};
 use super::engine::Engine;
@@ -9,19 +9,35 @@ use super::launch::Roles;
 use super::operation::DispatchOp;
 use super::wanted::Wanted;
 use crate::driver::Launch;
+use crate::flat_sms::{FlatOp, FlatWork};
 
 impl Engine {
-    /// The blocks of a dispatch, and what each of them does.
-    pub(super) fn roles(&self, wanted: &Wanted, cast: Cast) -> Roles {
+    /// The blocks of a dispatch of this many tokens, and what each of them does.
+    pub(super) fn roles(&self, wanted: &Wanted, cast: Cast, tokens: u32) -> Roles {
         let (blocks, max_tokens) = (self.launcher.blocks, self.exchange.shape.max_tokens);
         let (at_once, casts) = (wanted.mode.at_once, !matches!(cast, Cast::None));
         match wanted.spec.layout {
             // Among several domains a block moves its own share of rows; staged rows have other kernels.
-            layout if !self.has_tiles() || self.stages(layout) => {
-                Roles { blocks: blocks.exchange, pushers: 0 }
-            }
-            Layout::Flat => blocks.of_flat(at_once, casts, max_tokens),
+            layout if !self.has_tiles() || self.stages(layout) => blocks.alike(),
+            Layout::Flat if casts => blocks.of_flat_cast(at_once, max_tokens),
+            Layout::Flat => blocks.of_flat(&self.flat_dispatch(wanted, tokens)),
             _ => blocks.of_tiles(at_once, casts, max_tokens),
+        }
+    }
+
+    /// The work of a dispatch of this many tokens to flat rows.
+    fn flat_dispatch(&self, wanted: &Wanted, tokens: u32) -> FlatWork {
+        let Shape { ranks, topk, .. } = self.exchange.shape;
+        let RowFormat { x_bytes, scale_bytes, weights } = wanted.format.row;
+        // An id for each selection, a weight if there are any, and the source.
+        let metadata = 4 * u64::from(topk) * (1 + u64::from(weights)) + 4;
+        FlatWork {
+            op: FlatOp::Dispatch,
+            ranks,
+            topk,
+            tokens,
+            row_bytes: x_bytes.into(),
+            beside_bytes: u64::from(scale_bytes) + metadata,
         }
     }
 

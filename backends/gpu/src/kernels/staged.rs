@@ -138,8 +138,9 @@ impl Engine {
         let (of_type, element) = summable(call.x.dtype);
         let kind = SumKind { of_type, once: call.round_once };
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
-        if !call.missing.data.is_null() {
-            // The kernel writes what lacks an expert, if it may.
+        let masks = self.launcher.waits.masks.is_some();
+        // With masks the kernel writes this for each of T tokens, which takes less than work that is queued before it.
+        if !call.missing.data.is_null() && (!masks || state.has_device_tokens) {
             let (at, bytes) = (call.missing.data as u64, state.tokens.into());
             self.order.work().zero(self.order.context(), at, bytes)?;
         }

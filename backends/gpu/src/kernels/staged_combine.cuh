@@ -279,6 +279,7 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
       uint4* record = staged_record(c, args.staging, up, c.rank, place);
       uint4* row = staged_row(c, args.staging, up, c.rank, place);
       u32 key = poll_seen(first_half(record), coming.key, what, guard);
+      look_again<P>(row, coming.seen, pieces);
 #pragma unroll
       for (u32 j = 0; j < N * P; j++) {
         uint4& piece = coming.seen[j];

@@ -297,6 +297,7 @@ struct SeenRow {
     What what{kPhaseRows, from.source, from.token, a.c.epoch()};
     u32 word = poll_seen(first_half(record), key, what, guard);
     uint2 found = make_uint2(~0u, 0);
+    look_again(at, row, sent_pieces(a));
     if (lane_id() < a.c.topk) found = poll_record(record + 1 + lane_id(), entry, what, guard);
 #pragma unroll
     for (u32 j = 0; j < N; j++)

@@ -159,6 +159,14 @@ __device__ TY_INLINED void look_at_row(const uint4* from, uint4 (&seen)[M], u32 
     if (is_inside<P, M>(j, pieces)) seen[j] = load_16_relaxed(from + place_in<P, M>(j, pieces));
 }
 
+// Reads the pieces that had not arrived again, side by side: one after the other, each would take as long as a load.
+template <u32 P = 1, u32 M>
+__device__ TY_INLINED void look_again(const uint4* from, uint4 (&seen)[M], u32 pieces) {
+#pragma unroll
+  for (u32 j = 0; j < M; j++)
+    if (is_inside<P, M>(j, pieces) && !has_come(seen[j])) seen[j] = load_16_relaxed(from + place_in<P, M>(j, pieces));
+}
+
 // Takes a piece out of staging, of which the last read saw `seen`. Its place is free then, also where the
 // wait was ended, and nothing is taken.
 __device__ TY_INLINED uint4 take_piece(uint4* at, uint4 seen, u32 key, const What& what, Guard& guard) {

@@ -65,6 +65,8 @@ struct Rank : Inputs {
 #endif
   // Signals of each queue.
   u32 signals() const { return 3 * kSlots * s.ranks; }
+  // Blocks of an operation on flat rows: ranks differ.
+  u32 some_blocks() const { return (u32)(1 + (operations + me) % kBlocks); }
   WaitReport* report = room<WaitReport>(1);
   State* state = room<State>(1);
   Outcome *outcome = room<Outcome>(1), *late = room<Outcome>(1);
@@ -285,7 +287,9 @@ void share_out(DispatchArgs& a) {
 DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   DispatchArgs a{};
   if (!replay) {
-    r.r.span = std::bit_ceil(std::max(8u, (r.tokens + kBlocks * kWarps - 1) / (kBlocks * kWarps)));
+    r.r.blocks = layout == kFlat && !TY_PUTS && !kGrouped ? r.some_blocks() : kBlocks;
+    u32 warps = r.r.blocks * kWarps;
+    r.r.span = std::bit_ceil(std::max(8u, (r.tokens + warps - 1) / warps));
   }
   a.c = r.common(signature(replay ? 2 : 1, layout));
   a.r = r.r, a.topk_idx = (const GivenId*)r.topk.data(), a.x = r.x, a.weights = r.weights.data();
@@ -330,9 +334,9 @@ Region region_of(const DispatchArgs& a, const Outcome& outcome) {
   return Region(a.region_shape(), tokens, a.layout == kFlat ? 0 : rows);
 }
 
-// One rank of a dispatch, until its rows have arrived. Where blocks push, or cast, there are more than count.
+// One rank of a dispatch, until its rows have arrived. Where blocks push, or cast, more of them run than count.
 void dispatch_on(Rank& r, const DispatchArgs& a) {
-  u32 blocks = kBlocks + (a.pushers > 0 || (a.cast != 0 && !TY_PUTS));
+  u32 blocks = (a.replay ? kBlocks : a.r.blocks) + (a.pushers > 0 || (a.cast != 0 && !TY_PUTS));
   model::launch(blocks, kWarps * kWave, [=, &r] { ty_dispatch(a, r.params()); });
   same("an ended wait", r.report->ended, 0u);
   if (!a.c.no_host_sync) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
@@ -498,7 +502,7 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   r.arrive(a.c, false);
   model::launch(kBlocks, kSummingWarps * 32, sum);
 #else
-  model::launch(kBlocks, kSummingWarps * 32, sum);
+  model::launch(how.pushes ? kBlocks : r.some_blocks(), kSummingWarps * 32, sum);
   same("combine", a.c.cell->code, how.expected);
   if (how.expected == kGo && !a.at_once && *r.abort == 0) r.arrive(a.c, false);
 #endif
