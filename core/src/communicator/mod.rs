@@ -27,6 +27,7 @@ mod buffer;
 mod caller_memory;
 mod claims;
 mod components;
+mod copies;
 mod copy_out;
 mod graph;
 mod late_weights;

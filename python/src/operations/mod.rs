@@ -10,7 +10,8 @@ use pyo3::types::PyDict;
 use tokenyard_core::communicator::{
     Communicator, Dispatch, Handle as CoreHandle, OnStream, Outputs,
     PendingCombine as CorePendingCombine, PendingDispatch as CorePendingDispatch,
-    PendingReplay as CorePendingReplay, RefusedCall, Replay, Sizes, TensorMut, TensorRef,
+    PendingReplay as CorePendingReplay, RefusedCall, Replay, Sizes, Statistics, TensorMut,
+    TensorRef,
 };
 use tokenyard_core::moe::Layout;
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -90,18 +91,48 @@ impl CallStream {
         }
     }
 
-    fn on(self, comm: &mut Communicator) -> Option<OnStream<'_>> {
-        let on = comm.on(stream(self.raw)?);
+    fn on<'a>(
+        self,
+        comm: &'a mut Communicator,
+        counted: Statistics<'static>,
+    ) -> Option<OnStream<'a>> {
+        let on = comm.on(stream(self.raw)?).with_statistics(counted);
         Some(if self.without_sync { on.without_sync() } else { on })
+    }
+}
+
+/// Tensors of a device that a call adds numbers to.
+#[derive(Clone, Copy)]
+pub(crate) struct Counted<'a, 'py> {
+    pub(crate) expert_totals: Maybe<'a, 'py>,
+    pub(crate) waited_ns: Maybe<'a, 'py>,
+}
+
+impl Counted<'_, '_> {
+    fn read(self, stream: CallStream, kept: &mut Inputs) -> Result<Statistics<'static>> {
+        let counted = Statistics {
+            expert_totals: kept.optional(optional("expert_totals", self.expert_totals)?)?,
+            waited_ns: kept.optional(optional("waited_ns", self.waited_ns)?)?,
+        };
+        let is_there = counted.expert_totals.is_some() || counted.waited_ns.is_some();
+        match is_there && stream.raw.is_none() {
+            true => Err(invalid(
+                "expert_totals, waited_ns: found some without a stream; expected both or neither",
+            )),
+            false => Ok(counted),
+        }
     }
 }
 
 /// In the order of a stream, or of none.
 macro_rules! in_order {
     ($comm:expr, $stream:expr, $call:ident($($argument:expr),*)) => {
+        in_order!($comm, $stream, Statistics::default(), $call($($argument),*))
+    };
+    ($comm:expr, $stream:expr, $counted:expr, $call:ident($($argument:expr),*)) => {
         match $stream.raw {
             None => Communicator::$call($comm, $($argument),*),
-            Some(_) => match $stream.on($comm) {
+            Some(_) => match $stream.on($comm, $counted) {
                 Some(mut on) => OnStream::$call(&mut on, $($argument),*),
                 None => Communicator::$call($comm, $($argument),*),
             },
@@ -254,6 +285,14 @@ pub(crate) struct DispatchArguments<'a, 'py> {
     pub(crate) cast: Option<&'a str>,
     pub(crate) order: Order,
     pub(crate) stream: CallStream,
+    pub(crate) counted: Counted<'a, 'py>,
+}
+
+/// A dispatch that is ready to be called.
+struct ReadyDispatch {
+    call: Dispatch<'static>,
+    counted: Statistics<'static>,
+    kept: Inputs,
 }
 
 impl DispatchArguments<'_, '_> {
@@ -262,10 +301,11 @@ impl DispatchArguments<'_, '_> {
         options::layout(self.layout, alignment, zero_padding)
     }
 
-    fn read(&self) -> Result<(Dispatch<'static>, Inputs)> {
+    fn read(&self) -> Result<ReadyDispatch> {
         self.stream.check()?;
         let mut kept = Inputs::default();
-        let dispatch = Dispatch {
+        let counted = self.counted.read(self.stream, &mut kept)?;
+        let call = Dispatch {
             x: kept.keep(Tensor::read("x", self.x)?)?,
             scales: kept.optional(optional("scales", self.scales)?)?,
             topk_idx: kept.keep(Tensor::read("topk_idx", self.topk_idx)?.into_ids()?)?,
@@ -275,7 +315,7 @@ impl DispatchArguments<'_, '_> {
             sizes: if self.order.worst_case { Sizes::WorstCase } else { Sizes::Exact },
             max_tokens: self.order.max_tokens,
         };
-        Ok((dispatch, kept))
+        Ok(ReadyDispatch { call, counted, kept })
     }
 
     /// The refusal that the others get where the arguments cannot be read.
@@ -296,9 +336,10 @@ pub(crate) fn dispatch(
     arguments: &DispatchArguments<'_, '_>,
 ) -> PyResult<(Received, Handle)> {
     let stream = arguments.stream;
-    let (call, _kept) =
+    let ReadyDispatch { call, counted, kept: _kept } =
         arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
-    let (received, handle) = shared.call(py, |comm| in_order!(comm, stream, dispatch(&call)))?;
+    let (received, handle) =
+        shared.call(py, |comm| in_order!(comm, stream, counted, dispatch(&call)))?;
     Ok((Received::new(received, shared, stream.raw), Handle::new(handle)))
 }
 
@@ -308,9 +349,9 @@ pub(crate) fn dispatch_send(
     arguments: &DispatchArguments<'_, '_>,
 ) -> PyResult<PendingDispatch> {
     let stream = arguments.stream;
-    let (call, kept) =
+    let ReadyDispatch { call, counted, kept } =
         arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
-    let pending = shared.call(py, |comm| in_order!(comm, stream, dispatch_send(&call)))?;
+    let pending = shared.call(py, |comm| in_order!(comm, stream, counted, dispatch_send(&call)))?;
     Ok(PendingDispatch(Waiting::new(shared, stream, pending.keeping(kept))))
 }
 
@@ -372,12 +413,14 @@ pub(crate) fn replay_send(
 }
 
 /// The arrays that can be copied out.
-const COPIED: [&str; 12] = [
+const COPIED: [&str; 14] = [
     "x",
     "scales",
     "ids",
+    "wide_ids",
     "weights",
     "source",
+    "source_tokens",
     "slots",
     "expert_counts",
     "expert_starts",
@@ -390,6 +433,15 @@ const COPIED: [&str; 12] = [
 pub(crate) fn release_after(py: Python<'_>, shared: &Shared, streams: &[usize]) -> PyResult<()> {
     let streams: Vec<_> = streams.iter().filter_map(|raw| stream(Some(*raw))).collect();
     shared.call(py, |comm| comm.release_after(&streams))
+}
+
+pub(crate) fn expert_counts(
+    py: Python<'_>,
+    shared: &Shared,
+    received: &Received,
+) -> PyResult<Vec<u32>> {
+    let received = received.core().map_err(|error| raise(py, &error))?;
+    shared.call(py, |comm| comm.expert_counts(&received))
 }
 
 pub(crate) fn copy_out(
@@ -419,8 +471,10 @@ fn read_outputs(given: Option<&Bound<'_, PyDict>>, kept: &mut Inputs) -> Result<
             "x" => &mut outputs.x,
             "scales" => &mut outputs.scales,
             "ids" => &mut outputs.ids,
+            "wide_ids" => &mut outputs.wide_ids,
             "weights" => &mut outputs.weights,
             "source" => &mut outputs.source,
+            "source_tokens" => &mut outputs.source_tokens,
             "slots" => &mut outputs.slots,
             "expert_counts" => &mut outputs.expert_counts,
             "expert_starts" => &mut outputs.expert_starts,

@@ -130,6 +130,7 @@ pub(super) struct Kernels {
     /// The kernel for each type, as in `combine`.
     pub(super) merge: [Function; 3],
     pub(super) agree: Function,
+    pub(super) copy_out: Function,
     /// Where kernels load and store, in one domain.
     pub(super) fused: Option<FusedKernels>,
     /// Inside one of several domains: finds the group of each token.
@@ -179,6 +180,7 @@ impl Kernels {
         }
         let arrive = module.function("ty_arrive")?;
         let agree = module.function("ty_agree")?;
+        let copy_out = module.function("ty_copy_out")?;
         let group =
             if role == Role::IntraDomain { Some(module.function("ty_group")?) } else { None };
         let is_whole = role == Role::Direct && !puts;
@@ -197,6 +199,7 @@ impl Kernels {
             spread,
             merge,
             agree,
+            copy_out,
             fused,
             group,
             staged,
