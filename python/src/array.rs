@@ -168,9 +168,8 @@ impl Array {
     }
 }
 
-/// A capsule over the memory of a tensor, which also keeps `owner` for as long as the memory is used. `owner`
-/// may be dropped late: with the next call of this package. With `columns`, the elements of a list are rows of as many
-/// equal ones, in the same memory.
+/// A capsule over the memory of a tensor, which also keeps `owner` for as long as the memory is used. With `columns`,
+/// the elements of a list are rows of as many equal ones, in the same memory.
 #[pyfunction]
 #[pyo3(signature = (tensor, owner, columns=None))]
 pub(crate) fn _view(
