@@ -455,7 +455,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 3892944486944102227
+#define TY_KERNELS_LAYOUT 17367825549484082823ull
 
 /**
  * Major version of the topology ABI.
@@ -2378,6 +2378,45 @@ typedef struct TyMasks {
 } TyMasks;
 
 /**
+ * Counts of a routing that no dispatch has sent yet, in memory of the set's device. Ids that are no experts count
+ * nowhere.
+ */
+typedef struct TyRoutingCounts {
+  /**
+   * `sizeof(TyRoutingCounts)`.
+   */
+  size_t size;
+  /**
+   * `[T, K]` i64, contiguous.
+   */
+  struct TyTensor topk_idx;
+  /**
+   * Experts, a multiple of `ranks`.
+   */
+  uint32_t experts;
+  /**
+   * Ranks.
+   */
+  uint32_t ranks;
+  /**
+   * `[R]`, written: tokens for each rank, each token once.
+   */
+  int32_t *rank_tokens;
+  /**
+   * `[E]`, written: tokens for each expert.
+   */
+  int32_t *expert_tokens;
+  /**
+   * `[T, R]`, written: 1 where a token goes to the rank, else 0.
+   */
+  uint8_t *is_token_in_rank;
+  /**
+   * The stream in whose order they are read and written.
+   */
+  void *stream;
+} TyRoutingCounts;
+
+/**
  * A kernel set. All slots of one instance are called by one thread at a time.
  *
  * Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
@@ -2552,6 +2591,12 @@ typedef struct TyKernelsTable {
    * Required of a set that works on a device: no other has it. Copies arrays of an output that was received.
    */
   int32_t (*copy_out)(void *instance, const struct TyCopies *copies, struct TyError *error);
+  /**
+   * Required of a set with `TY_NEEDS_STREAMS`: no other has it. Counts a routing.
+   */
+  int32_t (*count_routing)(void *instance,
+                           const struct TyRoutingCounts *counts,
+                           struct TyError *error);
 } TyKernelsTable;
 
 /**

@@ -7,7 +7,9 @@ use crate::counters::{TyCounters, TyTrace};
 use crate::device::TyDeviceTable;
 use crate::gpu_ring::TyGpuRing;
 use crate::host::TyHost;
-use crate::operations::{TyAgree, TyCombine, TyCopies, TyDispatch, TyMasks, TyReceived, TyTensor};
+use crate::operations::{
+    TyAgree, TyCombine, TyCopies, TyDispatch, TyMasks, TyReceived, TyRoutingCounts, TyTensor,
+};
 use crate::plan::{TyKernelNeeds, TyLimits, TyPlan, TyShape};
 use crate::transport::TyConfig;
 
@@ -229,6 +231,14 @@ pub struct TyKernelsTable {
         unsafe extern "C" fn(
             instance: *mut c_void,
             copies: *const TyCopies,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required of a set with `TY_NEEDS_STREAMS`: no other has it. Counts a routing.
+    pub count_routing: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            counts: *const TyRoutingCounts,
             error: *mut TyError,
         ) -> i32,
     >,

@@ -226,6 +226,29 @@ pub struct TyCopies {
     pub stream: *mut c_void,
 }
 
+/// Counts of a routing that no dispatch has sent yet, in memory of the set's device. Ids that are no experts count
+/// nowhere.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyRoutingCounts {
+    /// `sizeof(TyRoutingCounts)`.
+    pub size: usize,
+    /// `[T, K]` i64, contiguous.
+    pub topk_idx: TyTensor,
+    /// Experts, a multiple of `ranks`.
+    pub experts: u32,
+    /// Ranks.
+    pub ranks: u32,
+    /// `[R]`, written: tokens for each rank, each token once.
+    pub rank_tokens: *mut i32,
+    /// `[E]`, written: tokens for each expert.
+    pub expert_tokens: *mut i32,
+    /// `[T, R]`, written: 1 where a token goes to the rank, else 0.
+    pub is_token_in_rank: *mut u8,
+    /// The stream in whose order they are read and written.
+    pub stream: *mut c_void,
+}
+
 /// Multiply each expert's row by its weight before summing (expert-major and packed).
 pub const TY_COMBINE_WEIGHTED: u32 = 1;
 /// As `TY_DISPATCH_ON_STREAM`.

@@ -150,6 +150,19 @@ pub trait KernelSet: Sized + Send + 'static {
         Err(Error::new(ErrorKind::Unsupported, "copy output", text))
     }
 
+    /// Counts a routing that no dispatch has sent yet.
+    ///
+    /// # Errors
+    /// `Unsupported` for a set without streams; errors of the device.
+    ///
+    /// # Safety
+    /// Memory that `counts` names is valid until its stream has passed the call.
+    unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
+        let _ = counts;
+        let text = format!("{} counts no routing", Self::NAME);
+        Err(Error::new(ErrorKind::Unsupported, "count routing", text))
+    }
+
     /// Gives an arena region for the expert outputs of a handle: `[rows, H]` of `dtype`.
     ///
     /// # Errors

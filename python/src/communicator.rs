@@ -483,6 +483,24 @@ impl Communicator {
         operations::expert_counts(py, &self.shared, received)
     }
 
+    /// Counts a routing in the order of a stream, before anything is sent, as `routing_counts` does in host memory.
+    /// Writes `[R]` int32, each token once for each rank; `[E]` int32; `[T, R]` uint8, 1 where a token goes to the
+    /// rank. Experts and ranks are as many as there is room for; ids that are no experts count nowhere. On GPUs. Local.
+    #[pyo3(signature = (topk_idx, rank_tokens, expert_tokens, is_token_in_rank, *, stream))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+    fn count_routing(
+        &self,
+        py: Python<'_>,
+        topk_idx: &Bound<'_, PyAny>,
+        rank_tokens: &Bound<'_, PyAny>,
+        expert_tokens: &Bound<'_, PyAny>,
+        is_token_in_rank: &Bound<'_, PyAny>,
+        stream: usize,
+    ) -> PyResult<()> {
+        let tensors = [topk_idx, rank_tokens, expert_tokens, is_token_in_rank];
+        operations::count_routing(py, &self.shared, tensors, stream)
+    }
+
     /// For outputs that were used on other streams than that of their operation: drop them, then name these streams
     /// here. The memory of what was dropped is used again once they, too, have passed what they have now. Local.
     ///

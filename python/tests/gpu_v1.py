@@ -23,26 +23,34 @@ from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
 
 
 def layout_counts(world):
+    """Before there is a communicator, by torch; on GPUs then by a kernel of ours."""
     buffer = v1(world)
     for case in (CASE, EMPTY):
-        _, idx, _ = inputs(world, case)
-        per_rank, per_domain, per_expert, is_in, event = buffer.get_dispatch_layout(
-            idx, case.experts
-        )
-        me = world.rank
-        expected = [[r in case.ranks_of(me, t) for r in range(2)] for t in range(case.tokens[me])]
-        assert is_in.tolist() == expected
-        assert per_rank.tolist() == [sum(row[r] for row in expected) for r in range(2)]
-        flat = case.idx[me].flatten().tolist()
-        assert per_expert.tolist() == [flat.count(e) for e in range(case.experts)]
-        assert (per_rank.dtype, per_expert.dtype, is_in.dtype) == (
-            torch.int32,
-            torch.int32,
-            torch.bool,
-        )
-        assert per_domain is None
-        assert event.event is None
+        check_layout(world, buffer, case, inputs(world, case)[1])
+    x, idx, weights = inputs(world, CASE)
+    options = layout_of(buffer, idx, CASE.experts)
+    buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
+    for case in (CASE, EMPTY):
+        check_layout(world, buffer, case, inputs(world, case)[1])
+    # Ids that the dispatch will refuse count nowhere.
+    bad = idx.clone()
+    bad[idx < 0] = CASE.experts
+    check_layout(world, buffer, CASE, bad)
     buffer.destroy()
+
+
+def check_layout(world, buffer, case, idx):
+    per_rank, per_domain, per_expert, is_in, event = buffer.get_dispatch_layout(idx, case.experts)
+    me = world.rank
+    expected = [[r in case.ranks_of(me, t) for r in range(2)] for t in range(case.tokens[me])]
+    assert is_in.tolist() == expected
+    assert per_rank.tolist() == [sum(row[r] for row in expected) for r in range(2)]
+    flat = case.idx[me].flatten().tolist()
+    assert per_expert.tolist() == [flat.count(e) for e in range(case.experts)]
+    types = (per_rank.dtype, per_expert.dtype, is_in.dtype)
+    assert types == (torch.int32, torch.int32, torch.bool)
+    assert per_domain is None
+    assert event.event is None
 
 
 def check_normal(world, buffer, case, dtype, captures=False, **options):

@@ -45,6 +45,7 @@ impl<K: KernelSet> KernelsComponent<K> {
         masks: Some(Self::masks),
         expert_counts: Some(Self::expert_counts),
         copy_out: Some(Self::copy_out),
+        count_routing: Some(Self::count_routing),
     };
 
     unsafe extern "C" fn probe(
@@ -148,6 +149,9 @@ impl<K: KernelSet> KernelsComponent<K> {
             let stream = (flags & abi::TY_COPIES_ON_STREAM != 0).then_some(stream);
             let copies = std::slice::from_raw_parts(copies, count as usize);
             component.copy_out(&Copies { copies, totals, stream })
+        };
+        count_routing(counts: *const abi::TyRoutingCounts) [counts] |component| {
+            component.count_routing(&*counts)
         };
         masks(masks: *const abi::TyMasks) [masks] |component| {
             let abi::TyMasks { action, rank, masks, .. } = *masks;

@@ -10,8 +10,8 @@ use pyo3::types::PyDict;
 use tokenyard_core::communicator::{
     Communicator, Dispatch, Handle as CoreHandle, OnStream, Outputs,
     PendingCombine as CorePendingCombine, PendingDispatch as CorePendingDispatch,
-    PendingReplay as CorePendingReplay, RefusedCall, Replay, Sizes, Statistics, TensorMut,
-    TensorRef,
+    PendingReplay as CorePendingReplay, RefusedCall, Replay, RoutingRoom, Sizes, Statistics,
+    TensorMut, TensorRef,
 };
 use tokenyard_core::moe::Layout;
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -433,6 +433,32 @@ const COPIED: [&str; 14] = [
 pub(crate) fn release_after(py: Python<'_>, shared: &Shared, streams: &[usize]) -> PyResult<()> {
     let streams: Vec<_> = streams.iter().filter_map(|raw| stream(Some(*raw))).collect();
     shared.call(py, |comm| comm.release_after(&streams))
+}
+
+/// Tensors for counts of a routing: its ids, then the counts of ranks and of experts, and the map of ranks.
+pub(crate) fn count_routing(
+    py: Python<'_>,
+    shared: &Shared,
+    [ids, of_ranks, of_experts, is_in]: [Object<'_, '_>; 4],
+    raw: usize,
+) -> PyResult<()> {
+    let mut kept = Inputs::default();
+    let mut read = || {
+        let ids = kept.keep(Tensor::read("topk_idx", ids)?)?;
+        let mut room = |name, object| kept.keep_mut(Tensor::read(name, object)?);
+        let room = RoutingRoom {
+            rank_tokens: room("rank_tokens", of_ranks)?,
+            expert_tokens: room("expert_tokens", of_experts)?,
+            is_token_in_rank: room("is_token_in_rank", is_in)?,
+        };
+        Ok((ids, room))
+    };
+    let (ids, mut room) = read().map_err(|error| raise(py, &error))?;
+    let stream = CallStream { raw: Some(raw), without_sync: false };
+    shared.call(py, |comm| match stream.on(comm, Statistics::default()) {
+        Some(mut on) => on.count_routing(ids, &mut room),
+        None => Err(invalid("stream: found none; expected one")),
+    })
 }
 
 pub(crate) fn expert_counts(

@@ -65,6 +65,7 @@ pub(crate) fn bytes() -> String {
         size_of::<StagedRefusalArgs>(),
         size_of::<FusedCombineArgs>(),
         size_of::<CopyArgs>(),
+        size_of::<CountArgs>(),
     ]
     .map(|bytes| bytes.to_string())
     .join(",")
@@ -432,4 +433,18 @@ pub(crate) struct CopyArgs {
     pub(crate) count: u32,
     pub(crate) reserved: u32,
     pub(crate) copies: [ArrayCopy; 12],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CountArgs {
+    pub(crate) topk_idx: u64,
+    pub(crate) rank_tokens: u64,
+    pub(crate) expert_tokens: u64,
+    pub(crate) is_token_in_rank: u64,
+    pub(crate) tokens: u64,
+    pub(crate) topk: u32,
+    pub(crate) experts: u32,
+    pub(crate) ranks: u32,
+    pub(crate) reserved: u32,
 }

@@ -1,5 +1,5 @@
 // Copies of the small arrays of an output to memory of the caller: all in one kernel, with the conversions that
-// callers need. Rows of numbers move by the driver's own copies.
+// callers need. Rows of numbers move by the driver's own copies. And counts of a routing, before anything is sent.
 #pragma once
 #include "args.cuh"
 
@@ -20,6 +20,19 @@ struct ArrayCopy {
   u32 flags;
 };
 
+// See TyRoutingCounts of the plugin ABI. The counts start as zeros.
+struct CountArgs {
+  const i64* topk_idx;    // [T, K]
+  u32* rank_tokens;       // [R]
+  u32* expert_tokens;     // [E]
+  u8* is_token_in_rank;   // [T, R]
+  u64 tokens;
+  u32 topk;
+  u32 experts;
+  u32 ranks;
+  u32 reserved;
+};
+
 struct CopyArgs {
   const u64* totals;  // rows that arrived come first
   u32 count;
@@ -28,7 +41,8 @@ struct CopyArgs {
 };
 
 #ifdef TY_ARGS_BYTES
-static_assert(sizeof(CopyArgs) == kHostBytes[15], "args.rs and copies.cuh differ");
+static_assert(sizeof(CopyArgs) == kHostBytes[15] && sizeof(CountArgs) == kHostBytes[16],
+              "args.rs and copies.cuh differ");
 #endif
 
 // One array. The whole grid.
@@ -52,6 +66,27 @@ __device__ inline void copy_out(const CopyArgs& a) {
   u64 arrived = *a.totals;
 #pragma unroll 1
   for (u32 i = 0; i < a.count; i++) copy_array(a.copies[i], arrived);
+}
+
+// A thread for each token.
+__device__ inline void count_routing(const CountArgs& a) {
+  u32 local = a.experts / a.ranks;
+  u64 step = (u64)gridDim.x * blockDim.x;
+#pragma unroll 1
+  for (u64 token = (u64)blockIdx.x * blockDim.x + threadIdx.x; token < a.tokens; token += step) {
+    u8* is_in = a.is_token_in_rank + token * a.ranks;
+    for (u32 r = 0; r < a.ranks; r++) is_in[r] = 0;
+#pragma unroll 1
+    for (u32 k = 0; k < a.topk; k++) {
+      u64 expert = (u64)a.topk_idx[token * a.topk + k];
+      // Negative ones are large.
+      if (expert >= a.experts) continue;
+      atomic_add(&a.expert_tokens[expert], 1u);
+      u32 rank = (u32)expert / local;
+      if (is_in[rank] == 0) atomic_add(&a.rank_tokens[rank], 1u);
+      is_in[rank] = 1;
+    }
+  }
 }
 
 }  // namespace ty

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use tokenyard_core::kernels::Copies;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::args::{ArrayCopy, CopyArgs, THREADS};
+use super::args::{ArrayCopy, CopyArgs, CountArgs, THREADS};
 use super::engine::Engine;
 use super::outcome::ticket;
 use crate::driver::{Launch, RawStream};
@@ -48,6 +48,39 @@ impl Engine {
         let launch = Launch::of_threads(blocks, THREADS, 0);
         // SAFETY: the kernel's type; the memory by this function's contract.
         unsafe { self.launcher.run(&self.launcher.kernels.copy_out, stream, launch, &arguments) }
+    }
+}
+
+impl Engine {
+    /// Launches the kernel that counts a routing, on the caller's stream.
+    ///
+    /// # Safety
+    /// Memory that `counts` names is valid until the kernel has ended.
+    pub(super) unsafe fn count_routing(&self, counts: &abi::TyRoutingCounts) -> Result<()> {
+        let abi::TyRoutingCounts { topk_idx, experts, ranks, .. } = *counts;
+        let [tokens, topk] = topk_idx.shape;
+        let stream = RawStream::of(counts.stream);
+        let (of_ranks, of_experts) = (counts.rank_tokens as u64, counts.expert_tokens as u64);
+        for (at, count) in [(of_ranks, ranks), (of_experts, experts)] {
+            stream.zero(self.order.context(), at, 4 * u64::from(count))?;
+        }
+        let arguments = CountArgs {
+            topk_idx: topk_idx.data as u64,
+            rank_tokens: of_ranks,
+            expert_tokens: of_experts,
+            is_token_in_rank: counts.is_token_in_rank as u64,
+            tokens,
+            topk: topk as u32,
+            experts,
+            ranks,
+            reserved: 0,
+        };
+        let most = self.launcher.blocks.local.max(1);
+        let blocks = tokens.div_ceil(THREADS.into()).clamp(1, most.into()) as u32;
+        let launch = Launch::of_threads(blocks, THREADS, 0);
+        let kernel = &self.launcher.kernels.count_routing;
+        // SAFETY: the kernel's type; the memory by this function's contract.
+        unsafe { self.launcher.run(kernel, stream, launch, &arguments) }
     }
 }
 

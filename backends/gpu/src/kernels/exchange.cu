@@ -155,6 +155,10 @@ TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
   ty::copy_out(ty::in_place(a));
 }
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_count_routing(TY_ARGUMENT ty::CountArgs a, TY_ARGUMENT Up::Params) {
+  ty::count_routing(ty::in_place(a));
+}
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_arrive(TY_ARGUMENT ty::ArriveArgs a, TY_ARGUMENT Up::Params p) {
   ty::Guard guard(a.abort, a.cap_ns, a.report);
   Up device_api(p);

@@ -366,6 +366,11 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         if copies.stream.is_none() { self.settle() } else { Ok(()) }
     }
 
+    unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.planned()?.owners.count_routing(counts) }
+    }
+
     fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
         self.planned()?.owners.combine_input(handle, dtype)
     }

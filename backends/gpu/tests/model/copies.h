@@ -37,3 +37,25 @@ void check_copies(Rank& r, const DispatchArgs& a, const Region& region, const Ou
   same("tokens behind the room", tokens.back(), 77u);
   same("ends behind the room", ends.back(), 77u);
 }
+
+// Counts of the routing of a rank, with ids that are no experts.
+void check_routing_counts(Rank& r) {
+  u32 topk = r.s.topk, tokens = r.tokens;
+  std::vector<i64> ids(r.topk.begin(), r.topk.begin() + tokens * topk);
+  if (tokens > 1) ids[0] = r.s.experts, ids[topk] = -9;
+  std::vector<u32> ranks(r.s.ranks + 1), experts(r.s.experts + 1), of_ranks = ranks, of_experts = experts;
+  std::vector<u8> is_in(tokens * r.s.ranks + 1, 7), expected(is_in.size() - 1);
+  for (u32 i = 0; i < tokens * topk; i++) {
+    if (ids[i] < 0 || ids[i] >= r.s.experts) continue;
+    of_experts[ids[i]]++;
+    u8& there = expected[i / topk * r.s.ranks + ids[i] / r.s.local()];
+    of_ranks[ids[i] / r.s.local()] += there == 0;
+    there = 1;
+  }
+  CountArgs c{ids.data(), ranks.data(), experts.data(), is_in.data(), tokens, topk, r.s.experts, r.s.ranks, 0};
+  model::launch(2, kWarps * kWave, [=, &r] { ty_count_routing(c, r.params()); });
+  same("counts of ranks", ranks == of_ranks, true);
+  same("counts of experts", experts == of_experts, true);
+  same_bytes("the map of ranks", is_in.data(), expected.data(), expected.size());
+  same("the map behind its end", is_in.back(), 7);
+}

@@ -227,6 +227,7 @@ void check_all(std::vector<Rank*>& ranks, const std::vector<DispatchArgs>& args,
     for (u32 i = 0; i < count; i++) same("count of a tile", tiles[i], 0u);
     Region region = region_of(args[d], outcomes[d]);
     check_host_counts(*ranks[d], args[d], region);
+    check_routing_counts(*ranks[d]);
     if (args[d].layout == kFlat) check_copies(*ranks[d], args[d], region, outcomes[d], d % 3);
   }
 }

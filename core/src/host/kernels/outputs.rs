@@ -42,4 +42,15 @@ impl OpenKernels {
         // SAFETY: as in `expert_counts`, and by this function's contract.
         self.call("copy_out", |t, i, e| unsafe { t.copy_out.map(|f| f(i, &call, e)) })
     }
+    /// Counts a routing.
+    ///
+    /// # Errors
+    /// A component without the slot; errors of the component.
+    ///
+    /// # Safety
+    /// As [`KernelSet::count_routing`](crate::kernels::KernelSet::count_routing).
+    pub unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
+        // SAFETY: as in `expert_counts`, and by this function's contract.
+        self.call("count_routing", |t, i, e| unsafe { t.count_routing.map(|f| f(i, counts, e)) })
+    }
 }

@@ -56,9 +56,24 @@ def layout(
         ) from None
     call = CallStream(ids.device, timing)
     with call.inside():
-        counts = _count(engine, ids, experts)
+        of_kernel = _counted(engine, ids, experts, call.raw)
+        counts = of_kernel or _count(engine, ids, experts)
     event = call.finish((ids,), counts)
     return (*counts, event)
+
+
+def _counted(engine: Engine, ids: Any, experts: int, raw: int | None) -> Any:
+    """The counts by one kernel, if a communicator is open already on GPUs of one domain; else None."""
+    opened = engine.current
+    if raw is None or opened is None or engine.domains > 1 or opened.communicator.closed:
+        return None
+    tokens, ranks, device = len(ids), engine.ranks, ids.device
+    per_rank = torch.empty(ranks, dtype=torch.int32, device=device)
+    per_expert = torch.empty(experts, dtype=torch.int32, device=device)
+    is_in = torch.empty((tokens, ranks), dtype=torch.bool, device=device)
+    of_bytes = is_in.view(torch.uint8)
+    opened.communicator.count_routing(ids.contiguous(), per_rank, per_expert, of_bytes, stream=raw)
+    return per_rank, None, per_expert, is_in
 
 
 def _count(engine: Engine, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
