@@ -115,6 +115,7 @@ def calls_of(buffer, x, idx, weights):
         "normal dispatch (waits)": normal,
         "cached dispatch (waits)": cached,
         "combine (waits)": back,
+        "layout": lambda: layout_of(buffer, idx, CASE.experts),
     }
 
 
