@@ -16,8 +16,8 @@ use super::{
     read_handle, refuse,
 };
 use crate::array::Array;
-use crate::communicator::Shared;
 use crate::errors::invalid;
+use crate::shared::Shared;
 use crate::tensor::Tensor;
 
 /// How a combine sums.
