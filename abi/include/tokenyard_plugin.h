@@ -375,6 +375,27 @@ struct TyTransportTable;
 #define TY_EXCHANGE_RAIL 1
 
 /**
+ * In [`TyCopy`]: `to` has elements of 8 bytes, signed as those of `from` are.
+ */
+#define TY_COPY_WIDE 1
+
+/**
+ * In [`TyCopy`]: only rows that arrived are copied, and those behind them, up to `room`, become `fill`. Otherwise all
+ * elements are copied.
+ */
+#define TY_COPY_FILL 2
+
+/**
+ * In [`TyCopies`]: in the order of `stream`. Otherwise the copies have ended when the call returns.
+ */
+#define TY_COPIES_ON_STREAM 1
+
+/**
+ * Most copies of one call.
+ */
+#define TY_MAX_COPIES 12
+
+/**
  * Multiply each expert's row by its weight before summing (expert-major and packed).
  */
 #define TY_COMBINE_WEIGHTED 1
@@ -434,7 +455,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 6093992953212077735
+#define TY_KERNELS_LAYOUT 17367825549484082823ull
 
 /**
  * Major version of the topology ABI.
@@ -950,6 +971,74 @@ typedef struct TyConfig {
    */
   struct TyStr file;
 } TyConfig;
+
+/**
+ * A copy of one array of an output.
+ */
+typedef struct TyCopy {
+  /**
+   * Elements of 4 bytes.
+   */
+  const uint8_t *from;
+  /**
+   * Memory of the caller, with elements of 4 bytes, or of 8.
+   */
+  uint8_t *to;
+  /**
+   * Elements of `from`.
+   */
+  uint64_t elements;
+  /**
+   * Elements of `to`, at least as many.
+   */
+  uint64_t room;
+  /**
+   * Elements of a row.
+   */
+  uint32_t columns;
+  /**
+   * If it is not 0, elements that are not negative become their remainder by it.
+   */
+  uint32_t modulus;
+  /**
+   * The value of elements behind the rows that arrived.
+   */
+  int32_t fill;
+  /**
+   * Bits `TY_COPY_*`.
+   */
+  uint32_t flags;
+} TyCopy;
+
+/**
+ * Copies of arrays of one output.
+ */
+typedef struct TyCopies {
+  /**
+   * `sizeof(TyCopies)`.
+   */
+  size_t size;
+  /**
+   * `count` copies; memory of the host.
+   */
+  const struct TyCopy *copies;
+  /**
+   * At most `TY_MAX_COPIES`.
+   */
+  uint32_t count;
+  /**
+   * Bits `TY_COPIES_*`.
+   */
+  uint32_t flags;
+  /**
+   * `totals` of the output: the number of rows that arrived comes first.
+   */
+  const int64_t *totals;
+  /**
+   * The stream, with `TY_COPIES_ON_STREAM`.
+   */
+  void *stream;
+} TyCopies;
 
 /**
  * Traffic between this rank and another one over one level, since `plan`. Every field only grows. One
@@ -2289,6 +2378,45 @@ typedef struct TyMasks {
 } TyMasks;
 
 /**
+ * Counts of a routing that no dispatch has sent yet, in memory of the set's device. Ids that are no experts count
+ * nowhere.
+ */
+typedef struct TyRoutingCounts {
+  /**
+   * `sizeof(TyRoutingCounts)`.
+   */
+  size_t size;
+  /**
+   * `[T, K]` i64, contiguous.
+   */
+  struct TyTensor topk_idx;
+  /**
+   * Experts, a multiple of `ranks`.
+   */
+  uint32_t experts;
+  /**
+   * Ranks.
+   */
+  uint32_t ranks;
+  /**
+   * `[R]`, written: tokens for each rank, each token once.
+   */
+  int32_t *rank_tokens;
+  /**
+   * `[E]`, written: tokens for each expert.
+   */
+  int32_t *expert_tokens;
+  /**
+   * `[T, R]`, written: 1 where a token goes to the rank, else 0.
+   */
+  uint8_t *is_token_in_rank;
+  /**
+   * The stream in whose order they are read and written.
+   */
+  void *stream;
+} TyRoutingCounts;
+
+/**
  * A kernel set. All slots of one instance are called by one thread at a time.
  *
  * Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
@@ -2450,6 +2578,26 @@ typedef struct TyKernelsTable {
    * rank is inside an operation.
    */
   int32_t (*masks)(void *instance, const struct TyMasks *masks, struct TyError *error);
+  /**
+   * Optional. Writes `expert_counts` of an operation to `counts`, host memory for `count` = E/R, without a wait
+   * for its rows. The operation is a dispatch or a replay for which the host waits. It was received, and is one of
+   * the last `in_flight`. `TY_UNSUPPORTED` where the set has no such counts.
+   */
+  int32_t (*expert_counts)(void *instance,
+                           uint64_t operation,
+                           uint32_t *counts,
+                           uint32_t count,
+                           struct TyError *error);
+  /**
+   * Required of a set that works on a device: no other has it. Copies arrays of an output that was received.
+   */
+  int32_t (*copy_out)(void *instance, const struct TyCopies *copies, struct TyError *error);
+  /**
+   * Required of a set with `TY_NEEDS_STREAMS`: no other has it. Counts a routing.
+   */
+  int32_t (*count_routing)(void *instance,
+                           const struct TyRoutingCounts *counts,
+                           struct TyError *error);
 } TyKernelsTable;
 
 /**

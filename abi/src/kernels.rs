@@ -7,7 +7,9 @@ use crate::counters::{TyCounters, TyTrace};
 use crate::device::TyDeviceTable;
 use crate::gpu_ring::TyGpuRing;
 use crate::host::TyHost;
-use crate::operations::{TyAgree, TyCombine, TyDispatch, TyMasks, TyReceived, TyTensor};
+use crate::operations::{
+    TyAgree, TyCombine, TyCopies, TyDispatch, TyMasks, TyReceived, TyRoutingCounts, TyTensor,
+};
 use crate::plan::{TyKernelNeeds, TyLimits, TyPlan, TyShape};
 use crate::transport::TyConfig;
 
@@ -210,6 +212,34 @@ pub struct TyKernelsTable {
         unsafe extern "C" fn(
             instance: *mut c_void,
             masks: *const TyMasks,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Optional. Writes `expert_counts` of an operation to `counts`, host memory for `count` = E/R, without a wait
+    /// for its rows. The operation is a dispatch or a replay for which the host waits. It was received, and is one of
+    /// the last `in_flight`. `TY_UNSUPPORTED` where the set has no such counts.
+    pub expert_counts: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            operation: u64,
+            counts: *mut u32,
+            count: u32,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required of a set that works on a device: no other has it. Copies arrays of an output that was received.
+    pub copy_out: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            copies: *const TyCopies,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required of a set with `TY_NEEDS_STREAMS`: no other has it. Counts a routing.
+    pub count_routing: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            counts: *const TyRoutingCounts,
             error: *mut TyError,
         ) -> i32,
     >,

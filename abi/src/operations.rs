@@ -175,6 +175,80 @@ pub struct TyReceived {
     pub lost: TyTensor,
 }
 
+/// In [`TyCopy`]: `to` has elements of 8 bytes, signed as those of `from` are.
+pub const TY_COPY_WIDE: u32 = 1;
+/// In [`TyCopy`]: only rows that arrived are copied, and those behind them, up to `room`, become `fill`. Otherwise all
+/// elements are copied.
+pub const TY_COPY_FILL: u32 = 2;
+
+/// A copy of one array of an output.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyCopy {
+    /// Elements of 4 bytes.
+    pub from: *const u8,
+    /// Memory of the caller, with elements of 4 bytes, or of 8.
+    pub to: *mut u8,
+    /// Elements of `from`.
+    pub elements: u64,
+    /// Elements of `to`, at least as many.
+    pub room: u64,
+    /// Elements of a row.
+    pub columns: u32,
+    /// If it is not 0, elements that are not negative become their remainder by it.
+    pub modulus: u32,
+    /// The value of elements behind the rows that arrived.
+    pub fill: i32,
+    /// Bits `TY_COPY_*`.
+    pub flags: u32,
+}
+
+/// In [`TyCopies`]: in the order of `stream`. Otherwise the copies have ended when the call returns.
+pub const TY_COPIES_ON_STREAM: u32 = 1;
+/// Most copies of one call.
+pub const TY_MAX_COPIES: usize = 12;
+
+/// Copies of arrays of one output.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyCopies {
+    /// `sizeof(TyCopies)`.
+    pub size: usize,
+    /// `count` copies; memory of the host.
+    pub copies: *const TyCopy,
+    /// At most `TY_MAX_COPIES`.
+    pub count: u32,
+    /// Bits `TY_COPIES_*`.
+    pub flags: u32,
+    /// `totals` of the output: the number of rows that arrived comes first.
+    pub totals: *const i64,
+    /// The stream, with `TY_COPIES_ON_STREAM`.
+    pub stream: *mut c_void,
+}
+
+/// Counts of a routing that no dispatch has sent yet, in memory of the set's device. Ids that are no experts count
+/// nowhere.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyRoutingCounts {
+    /// `sizeof(TyRoutingCounts)`.
+    pub size: usize,
+    /// `[T, K]` i64, contiguous.
+    pub topk_idx: TyTensor,
+    /// Experts, a multiple of `ranks`.
+    pub experts: u32,
+    /// Ranks.
+    pub ranks: u32,
+    /// `[R]`, written: tokens for each rank, each token once.
+    pub rank_tokens: *mut i32,
+    /// `[E]`, written: tokens for each expert.
+    pub expert_tokens: *mut i32,
+    /// `[T, R]`, written: 1 where a token goes to the rank, else 0.
+    pub is_token_in_rank: *mut u8,
+    /// The stream in whose order they are read and written.
+    pub stream: *mut c_void,
+}
+
 /// Multiply each expert's row by its weight before summing (expert-major and packed).
 pub const TY_COMBINE_WEIGHTED: u32 = 1;
 /// As `TY_DISPATCH_ON_STREAM`.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use tokenyard_core::communicator::{
     Buffer, Communicator, Handle, Outputs, Received, TensorMut, TensorRef,
 };
-use tokenyard_core::moe::DType;
+use tokenyard_core::moe::{DType, Layout};
 
 use crate::exchange::{self, Aligned, Placed, array};
 use crate::oracle::{self, Arrived};
@@ -23,16 +23,22 @@ struct Room {
     device: Option<Buffer>,
     dtype: DType,
     shape: [usize; 2],
+    /// The bytes of the row behind the array, after the copy.
+    behind: u8,
 }
 
 impl Room {
-    fn new(comm: &Communicator, tensor: &TensorRef<'_>) -> Result<Self> {
-        let dtype = tensor.dtype().context("an array has no type")?;
+    fn new(comm: &Communicator, tensor: &TensorRef<'_>, behind: u8) -> Result<Self> {
+        Self::of(comm, tensor, tensor.dtype().context("an array has no type")?, behind)
+    }
+
+    /// Room for the elements of an array in another type.
+    fn of(comm: &Communicator, tensor: &TensorRef<'_>, dtype: DType, behind: u8) -> Result<Self> {
         let shape = [tensor.rows() + 1, tensor.cols()];
         let host = Aligned::filled(shape[0] * shape[1] * dtype.bytes(), POISON);
         let on_device = comm.works_on_device();
         let device = on_device.then(|| comm.buffer(host.bytes())).transpose()?;
-        Ok(Self { host, device, dtype, shape })
+        Ok(Self { host, device, dtype, shape, behind })
     }
 
     fn tensor_mut(&mut self) -> Result<TensorMut<'_>> {
@@ -43,23 +49,46 @@ impl Room {
         })
     }
 
-    /// The array, after the copy. Checks that the row behind it is unchanged.
+    /// The array, after the copy. Checks the row behind it.
     fn fetch(&self) -> Result<Vec<u8>> {
         let mut bytes = match &self.device {
             Some(buffer) => buffer.tensor(self.dtype, self.shape, [self.shape[1], 1])?.to_vec()?,
             None => self.host.bytes().to_vec(),
         };
         let behind = bytes.split_off(bytes.len() - self.shape[1] * self.dtype.bytes());
-        ensure!(behind.iter().all(|b| *b == POISON), "a copy wrote behind its array");
+        ensure!(
+            behind.iter().all(|b| *b == self.behind),
+            "found {behind:02x?} behind an array; expected {:#04x} in each byte",
+            self.behind
+        );
         Ok(bytes)
     }
 }
 
-/// Room for every array of an output, by the oracle's names.
+/// Room for every array of an output, by the oracle's names, and for what is made of two of them.
 fn rooms(comm: &Communicator, received: &Received) -> Result<BTreeMap<&'static str, Room>> {
-    let there =
-        exchange::ARRAYS.into_iter().filter_map(|name| Some((name, array(received, name)?)));
-    there.map(|(name, tensor)| Ok((name, Room::new(comm, &tensor)?))).collect()
+    // Rows behind flat ones name no expert and no source, and have no weight.
+    let (none, zero) = match received.layout() {
+        Layout::Flat => (0xff, 0),
+        _ => (POISON, POISON),
+    };
+    let mut rooms = BTreeMap::new();
+    for name in exchange::ARRAYS {
+        let Some(tensor) = array(received, name) else { continue };
+        let behind = match name {
+            "ids" => none,
+            "weights" => zero,
+            _ => POISON,
+        };
+        rooms.insert(name, Room::new(comm, &tensor, behind)?);
+    }
+    if let Some(ids) = received.ids() {
+        rooms.insert("wide_ids", Room::of(comm, &ids, DType::I64, none)?);
+    }
+    if let Some(source) = received.source() {
+        rooms.insert("source_tokens", Room::new(comm, &source, none)?);
+    }
+    Ok(rooms)
 }
 
 fn outputs<'a>(rooms: &'a mut BTreeMap<&'static str, Room>) -> Result<Outputs<'a>> {
@@ -69,8 +98,10 @@ fn outputs<'a>(rooms: &'a mut BTreeMap<&'static str, Room>) -> Result<Outputs<'a
             "x" => &mut outputs.x,
             "scales" => &mut outputs.scales,
             "ids" => &mut outputs.ids,
+            "wide_ids" => &mut outputs.wide_ids,
             "weights" => &mut outputs.weights,
             "source" => &mut outputs.source,
+            "source_tokens" => &mut outputs.source_tokens,
             "slots" => &mut outputs.slots,
             "counts" => &mut outputs.expert_counts,
             "rank_rows" => &mut outputs.source_counts,
@@ -84,18 +115,24 @@ fn outputs<'a>(rooms: &'a mut BTreeMap<&'static str, Room>) -> Result<Outputs<'a
     Ok(outputs)
 }
 
+/// The result of a dispatch.
+struct Dispatched {
+    rooms: BTreeMap<&'static str, Room>,
+    /// The rows of each local expert, as the host gets them.
+    counts: Vec<u32>,
+    handle: Handle,
+}
+
 /// Dispatches, copies the received arrays, and frees their place in the arena. Where the kernel set has
 /// streams, it does so on a stream, without waiting in between.
-fn dispatch(
-    comm: &mut Communicator,
-    round: &Round,
-) -> Result<(BTreeMap<&'static str, Room>, Handle)> {
+fn dispatch(comm: &mut Communicator, round: &Round) -> Result<Dispatched> {
     let arguments = round.tensors.dispatch_on(comm)?;
     if !comm.has_streams() {
         let (received, handle) = comm.dispatch(&arguments).context("dispatch")?;
         let mut rooms = rooms(comm, &received)?;
         comm.copy_out(&received, &mut outputs(&mut rooms)?).context("copy out")?;
-        return Ok((rooms, handle));
+        let counts = comm.expert_counts(&received).context("count")?;
+        return Ok(Dispatched { rooms, counts, handle });
     }
     let tool = comm.tool_stream()?;
     // SAFETY: the stream outlives the calls below and their results, except the handle, which belongs to a
@@ -104,9 +141,28 @@ fn dispatch(
     let (received, handle) = comm.on(stream).dispatch(&arguments).context("dispatch")?;
     let mut rooms = rooms(comm, &received)?;
     comm.on(stream).copy_out(&received, &mut outputs(&mut rooms)?).context("copy out")?;
+    let counts = comm.expert_counts(&received).context("count")?;
     drop(received);
     comm.flush()?;
-    Ok((rooms, handle))
+    Ok(Dispatched { rooms, counts, handle })
+}
+
+/// Checks what is made of arrays that the oracle knows: `[T, K]` wide ids, and source tokens.
+fn check_made(arrays: &BTreeMap<&'static str, Vec<u8>>, max_tokens: i32) -> Result<()> {
+    let words = |name: &str| {
+        let bytes = arrays.get(name).map(|bytes| bytes.as_chunks::<4>().0).unwrap_or_default();
+        bytes.iter().map(|word| i32::from_ne_bytes(*word)).collect::<Vec<_>>()
+    };
+    let wide = arrays.get("wide_ids").map(|bytes| bytes.as_chunks::<8>().0).unwrap_or_default();
+    let wide: Vec<_> = wide.iter().map(|word| i64::from_ne_bytes(*word)).collect();
+    let ids: Vec<_> = words("ids").into_iter().map(i64::from).collect();
+    ensure!(wide == ids, "found wide ids {wide:?}; expected {ids:?}");
+    // Places of blocks that have no row hold anything.
+    let pairs = words("source").into_iter().zip(words("source_tokens"));
+    for (source, token) in pairs.filter(|(source, _)| *source >= 0) {
+        ensure!(token == source % max_tokens, "found token {token} of source {source}");
+    }
+    Ok(())
 }
 
 /// One exchange, every element checked. Another exchange runs between the copy and the comparison.
@@ -115,13 +171,16 @@ fn dispatch(
 /// The communicator's error, or the first difference from the oracle.
 pub(crate) fn check(comm: &mut Communicator, round: &Round, between: &Round) -> Result<()> {
     let (case, rank) = (&round.case, comm.rank() as usize);
-    let (rooms, handle) = dispatch(comm, round)?;
+    let Dispatched { rooms, counts, handle } = dispatch(comm, round)?;
     drop(between.dispatch(comm)?);
     let arrays: BTreeMap<_, _> =
         rooms.iter().map(|(name, room)| Ok((*name, room.fetch()?))).collect::<Result<_>>()?;
     let find = |name: &str| arrays.get(name).map(Vec::as_slice);
     let expected = oracle::expected_dispatch(case, &round.inputs, rank);
     expected.compare(find).map_err(|e| anyhow!("after the copy: {e}"))?;
+    check_made(&arrays, comm.shape().max_tokens as i32)?;
+    let given: Vec<u8> = counts.iter().flat_map(|count| count.to_ne_bytes()).collect();
+    ensure!(find("counts") == Some(&given), "found counts {counts:?} on the host");
     let arrived = Arrived {
         rows: expected.rows,
         x: find("x").unwrap_or_default(),

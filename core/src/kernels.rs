@@ -30,6 +30,17 @@ pub type KernelNeeds = abi::TyKernelNeeds;
 /// The times of the steps of an operation. See [`abi::TyTrace`].
 pub type Trace = abi::TyTrace;
 
+/// Copies of arrays of one output.
+#[derive(Clone, Copy, Debug)]
+pub struct Copies<'a> {
+    /// The arrays.
+    pub copies: &'a [abi::TyCopy],
+    /// `totals` of the output, whose first number is that of the rows that arrived.
+    pub totals: *const i64,
+    /// The stream in whose order they are made; without one they have ended when the call returns.
+    pub stream: Option<*mut std::ffi::c_void>,
+}
+
 impl From<&KernelShape> for Shape {
     fn from(shape: &KernelShape) -> Self {
         let KernelShape { ranks, experts, topk, hidden, max_tokens, .. } = *shape;
@@ -111,6 +122,45 @@ pub trait KernelSet: Sized + Send + 'static {
     fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
         let _ = operation;
         Ok(None)
+    }
+
+    /// Writes the rows of each local expert to `counts`, `[E/R]`, without a wait for rows. The operation is a
+    /// dispatch or a replay for which the host waits; it was received, and is one of the last `in_flight`.
+    ///
+    /// # Errors
+    /// `Unsupported` where the set has no such counts in host memory; the error that ends a wait for them.
+    fn expert_counts(&mut self, operation: u64, counts: &mut [u32]) -> Result<()> {
+        let _ = (operation, counts);
+        let text = format!("{} gives the host no counts of experts", Self::NAME);
+        Err(Error::new(ErrorKind::Unsupported, "read counts", text))
+    }
+
+    /// Copies arrays of an output that was received, at most [`abi::TY_MAX_COPIES`]. For a set that works on a device:
+    /// in host memory the host copies.
+    ///
+    /// # Errors
+    /// `Unsupported` for a set without the call; errors of the device.
+    ///
+    /// # Safety
+    /// The arrays, and the memory that they are copied to, are valid until the copies have ended, or until the stream
+    /// has passed them.
+    unsafe fn copy_out(&mut self, copies: &Copies<'_>) -> Result<()> {
+        let _ = copies;
+        let text = format!("{} copies no arrays of outputs", Self::NAME);
+        Err(Error::new(ErrorKind::Unsupported, "copy output", text))
+    }
+
+    /// Counts a routing that no dispatch has sent yet.
+    ///
+    /// # Errors
+    /// `Unsupported` for a set without streams; errors of the device.
+    ///
+    /// # Safety
+    /// Memory that `counts` names is valid until its stream has passed the call.
+    unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
+        let _ = counts;
+        let text = format!("{} counts no routing", Self::NAME);
+        Err(Error::new(ErrorKind::Unsupported, "count routing", text))
     }
 
     /// Gives an arena region for the expert outputs of a handle: `[rows, H]` of `dtype`.

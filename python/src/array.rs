@@ -133,6 +133,18 @@ impl Array {
         Tensor::of_array(name, elements, Arc::clone(&self.claim))
     }
 
+    /// It, to leave with a claim on its memory.
+    fn leaving(&self) -> Leaving {
+        Leaving {
+            data: self.data,
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            strides: dlpack::contiguous(&self.shape),
+            device: self.device_pair(),
+            _claim: Box::new(Arc::clone(&self.claim)),
+        }
+    }
+
     fn device_pair(&self) -> (i32, i32) {
         self.device.map_or((dlpack::CPU, 0), |device| (dlpack::CUDA, device))
     }
@@ -156,16 +168,23 @@ impl Array {
     }
 }
 
-/// A capsule over the memory of a tensor, which also keeps `owner` for as long as the memory is used. `owner`
-/// may be dropped late: with the next call of this package.
+/// A capsule over the memory of a tensor, which also keeps `owner` for as long as the memory is used. With `columns`,
+/// the elements of a list are rows of as many equal ones, in the same memory.
 #[pyfunction]
+#[pyo3(signature = (tensor, owner, columns=None))]
 pub(crate) fn _view(
     py: Python<'_>,
     tensor: &Bound<'_, PyAny>,
     owner: Py<PyAny>,
+    columns: Option<i64>,
 ) -> PyResult<Py<PyAny>> {
     let read = Tensor::read("tensor", tensor).map_err(|error| crate::errors::raise(py, &error))?;
-    read.leaving(owner).capsule(py, false)
+    let mut leaving = read.leaving(owner);
+    if let Some(columns) = columns {
+        leaving.shape.push(columns);
+        leaving.strides.push(0);
+    }
+    leaving.capsule(py, false)
 }
 
 #[pymethods]
@@ -230,15 +249,12 @@ impl Array {
             return Err(PyBufferError::new_err(text));
         }
         this.check_stream(stream)?;
-        let leaving = Leaving {
-            data: this.data,
-            dtype: this.dtype,
-            shape: this.shape.clone(),
-            strides: dlpack::contiguous(&this.shape),
-            device: own,
-            _claim: Box::new(Arc::clone(&this.claim)),
-        };
-        leaving.capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
+        this.leaving().capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
+    }
+
+    /// The capsule of `__dlpack__(stream=-1)`.
+    fn _capsule(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.leaving().capsule(py, false)
     }
 
     /// Numpy's description of an array of the host: where it lies. AttributeError for memory of a device.

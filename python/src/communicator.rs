@@ -1,15 +1,13 @@
 //! The communicator as Python sees it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use pyo3::prelude::*;
-use tokenyard_core::bootstrap::World as CoreWorld;
 use tokenyard_core::communicator::{
-    BringUpReport, CallForm, Communicator as CoreCommunicator, CommunicatorOptions, Stream,
+    CallForm, Communicator as CoreCommunicator, CommunicatorOptions, Stream,
 };
 use tokenyard_core::moe::{Layout, Shape};
-use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::array::Array;
 use crate::config::Config;
@@ -17,98 +15,14 @@ use crate::dtype;
 use crate::errors::{invalid, raise, to_python};
 use crate::exit;
 use crate::operations::{
-    self, CallStream, CombineArguments, DispatchArguments, Order, PendingCombine, PendingDispatch,
-    PendingReplay, ReplayArguments, Sums,
+    self, CallStream, CombineArguments, Counted, DispatchArguments, Order, PendingCombine,
+    PendingDispatch, PendingReplay, ReplayArguments, Sums,
 };
 use crate::options;
 use crate::output::{Handle, Received};
-use crate::owned::{Owned, drop_detached};
+use crate::owned::Owned;
+use crate::shared::Shared;
 use crate::world::World;
-
-/// A communicator, and what its operations need. Pending operations keep it.
-pub(crate) struct Shared {
-    /// The lock is held while an operation waits, so it is taken without the GIL.
-    comm: Owned<Mutex<Option<CoreCommunicator>>>,
-    world: Arc<Owned<Arc<CoreWorld>>>,
-    shape: Shape,
-    report: BringUpReport,
-    works_on_device: bool,
-    forms: Vec<&'static str>,
-    /// Bytes of outputs that live.
-    held: Arc<AtomicU64>,
-}
-
-impl Shared {
-    /// Whether combines of packed rows take weights and ids themselves, without a replay.
-    pub(crate) fn takes_packed_sums(&self) -> bool {
-        self.forms.contains(&"packed_sums")
-    }
-
-    pub(crate) fn shape(&self) -> Shape {
-        self.shape
-    }
-
-    pub(crate) fn held(&self) -> &Arc<AtomicU64> {
-        &self.held
-    }
-
-    /// Calls the communicator, without the GIL.
-    pub(crate) fn call<R: Send>(
-        &self,
-        py: Python<'_>,
-        call: impl FnOnce(&mut CoreCommunicator) -> Result<R> + Send,
-    ) -> PyResult<R> {
-        let called = py.detach(|| {
-            let mut comm = self.comm.get()?.lock().unwrap_or_else(PoisonError::into_inner);
-            call(comm.as_mut().ok_or_else(closed)?)
-        });
-        called.map_err(|error| raise(py, &error))
-    }
-
-    /// Whether this process opened it.
-    pub(crate) fn is_mine(&self) -> bool {
-        self.comm.get().is_ok()
-    }
-
-    /// Whether a thread is inside of a call.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.comm.get().is_ok_and(|comm| matches!(comm.try_lock(), Err(TryLockError::WouldBlock)))
-    }
-
-    pub(crate) fn report_failure(&self, why: &str) {
-        if let Ok(world) = self.world.get() {
-            world.report_failure(why);
-        }
-    }
-
-    fn take(&self) -> Result<Option<CoreCommunicator>> {
-        Ok(self.comm.get()?.lock().unwrap_or_else(PoisonError::into_inner).take())
-    }
-
-    fn is_closed(&self) -> bool {
-        let Ok(comm) = self.comm.get() else { return true };
-        match comm.try_lock() {
-            Ok(comm) => comm.as_ref().is_none_or(CoreCommunicator::is_closed),
-            // A call is under way. If an error ends it, a later check finds the communicator
-            // closed.
-            Err(_) => false,
-        }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // Never collective: ranks collect their garbage at different times.
-        if let Ok(Some(comm)) = self.take() {
-            drop_detached(comm);
-        }
-    }
-}
-
-fn closed() -> Error {
-    Error::new(ErrorKind::InvalidInput, "use communicator", "the communicator was closed")
-        .with_fix("open a new one")
-}
 
 /// The words of the calls that a communicator takes.
 fn forms(comm: &CoreCommunicator) -> Vec<&'static str> {
@@ -118,6 +32,7 @@ fn forms(comm: &CoreCommunicator) -> Vec<&'static str> {
         ("max_tokens", comm.takes(CallForm::CallTokens)),
         ("round_once", comm.takes(CallForm::RoundOnce)),
         ("sum_weights", comm.takes(CallForm::SumWeights)),
+        ("statistics", comm.takes(CallForm::Statistics)),
         ("packed_sums", comm.sends_weights(Layout::Packed)),
     ];
     all.into_iter().filter(|(_, takes)| *takes).map(|(word, _)| word).collect()
@@ -210,13 +125,16 @@ impl Communicator {
     /// - `without_sync`: with a stream and `worst_case`, the host waits for nothing, and the call can be captured in a
     ///   CUDA graph. A failure is raised by a later call, and closes the communicator. It need not be equal on all
     ///   ranks.
+    /// - `expert_totals`, int32 `[E / R]`, and `waited_ns`, int64 `[R]`, on the device, with a stream and the packed
+    ///   layout: the kernels add the rows of each local expert, and the nanoseconds of waiting for each rank. Where
+    ///   `forms` has `"statistics"`.
     ///
     /// `layout`, `cast`, `worst_case` and `max_tokens` are equal on all ranks. Raises InvalidInputError,
     /// RefusedError, FullError: nothing was moved. DeadlineError, PeerLostError, TransportError: the
     /// communicator is closed.
     #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
                         zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None,
-                        without_sync=false))]
+                        without_sync=false, expert_totals=None, waited_ns=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn dispatch(
         &self,
@@ -233,18 +151,30 @@ impl Communicator {
         max_tokens: Option<u32>,
         stream: Option<usize>,
         without_sync: bool,
+        expert_totals: Option<&Bound<'_, PyAny>>,
+        waited_ns: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(Received, Handle)> {
         let stream = CallStream { raw: stream, without_sync };
         let order = Order { alignment, zero_padding, worst_case, max_tokens };
-        let arguments =
-            DispatchArguments { x, topk_idx, topk_weights, scales, layout, cast, order, stream };
+        let counted = Counted { expert_totals, waited_ns };
+        let arguments = DispatchArguments {
+            x,
+            topk_idx,
+            topk_weights,
+            scales,
+            layout,
+            cast,
+            order,
+            stream,
+            counted,
+        };
         operations::dispatch(py, &self.shared, &arguments)
     }
 
     /// The first half of `dispatch`, with its arguments: compute, then call `recv()` of the result.
     #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
                         zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None,
-                        without_sync=false))]
+                        without_sync=false, expert_totals=None, waited_ns=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn dispatch_send(
         &self,
@@ -261,11 +191,23 @@ impl Communicator {
         max_tokens: Option<u32>,
         stream: Option<usize>,
         without_sync: bool,
+        expert_totals: Option<&Bound<'_, PyAny>>,
+        waited_ns: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PendingDispatch> {
         let stream = CallStream { raw: stream, without_sync };
         let order = Order { alignment, zero_padding, worst_case, max_tokens };
-        let arguments =
-            DispatchArguments { x, topk_idx, topk_weights, scales, layout, cast, order, stream };
+        let counted = Counted { expert_totals, waited_ns };
+        let arguments = DispatchArguments {
+            x,
+            topk_idx,
+            topk_weights,
+            scales,
+            layout,
+            cast,
+            order,
+            stream,
+            counted,
+        };
         operations::dispatch_send(py, &self.shared, &arguments)
     }
 
@@ -327,11 +269,12 @@ impl Communicator {
     /// - `out`: `[T, H]` of the type of `x`; `out_weights`: `[T, K]` float32; `missing`: `[T]` uint8, how many of a
     ///   token's experts are left out because their rank was lost. They are written. On the host `out` and
     ///   `out_weights` are made where they are not given.
+    /// - `waited_ns`: as in `dispatch`.
     ///
     /// Sums are made in float32, in an order that depends on the routing alone. Errors are those of `dispatch`.
     #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, topk_weights=None, topk_idx=None,
                         round_once=false, sum_weights=false, out=None, out_weights=None,
-                        missing=None, stream=None, without_sync=false))]
+                        missing=None, stream=None, without_sync=false, waited_ns=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn combine(
         &self,
@@ -350,10 +293,11 @@ impl Communicator {
         missing: Option<&Bound<'_, PyAny>>,
         stream: Option<usize>,
         without_sync: bool,
+        waited_ns: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
         let stream = CallStream { raw: stream, without_sync };
         let outputs = [out, out_weights, missing];
-        let sums = Sums { weighted, topk_weights, topk_idx, round_once, sum_weights };
+        let sums = Sums { weighted, topk_weights, topk_idx, round_once, sum_weights, waited_ns };
         let arguments = CombineArguments { handle, x, weights, bias, sums, outputs, stream };
         operations::combine(py, &self.shared, &arguments)
     }
@@ -361,7 +305,7 @@ impl Communicator {
     /// The first half of `combine`, with its arguments: compute, then call `recv()` of the result.
     #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, topk_weights=None, topk_idx=None,
                         round_once=false, sum_weights=false, out=None, out_weights=None,
-                        missing=None, stream=None, without_sync=false))]
+                        missing=None, stream=None, without_sync=false, waited_ns=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn combine_send(
         &self,
@@ -380,10 +324,11 @@ impl Communicator {
         missing: Option<&Bound<'_, PyAny>>,
         stream: Option<usize>,
         without_sync: bool,
+        waited_ns: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PendingCombine> {
         let stream = CallStream { raw: stream, without_sync };
         let outputs = [out, out_weights, missing];
-        let sums = Sums { weighted, topk_weights, topk_idx, round_once, sum_weights };
+        let sums = Sums { weighted, topk_weights, topk_idx, round_once, sum_weights, waited_ns };
         let arguments = CombineArguments { handle, x, weights, bias, sums, outputs, stream };
         operations::combine_send(py, &self.shared, &arguments)
     }
@@ -430,8 +375,9 @@ impl Communicator {
     }
 
     /// Copies arrays of `received` to tensors of the caller, so that its memory can be freed. Each has the name, the
-    /// type and the columns of one of them, and as many rows or more; `ids` may be int64 in host memory. Local: no
-    /// other rank takes part.
+    /// type and the columns of one of them, and as many rows or more; `ids` may be int64. `wide_ids` are the ids again,
+    /// int64, and `source_tokens` the source tokens without their ranks. For flat rows, behind the rows that arrived
+    /// ids and source tokens become -1, and weights 0. Local: no other rank takes part.
     ///
     /// Raises InvalidInputError: then nothing is copied.
     #[pyo3(signature = (received, *, stream=None, **outputs))]
@@ -443,6 +389,30 @@ impl Communicator {
         outputs: Option<&Bound<'_, pyo3::types::PyDict>>,
     ) -> PyResult<()> {
         operations::copy_out(py, &self.shared, received, stream, outputs)
+    }
+
+    /// The rows of each local expert of `received`, without padding, for the host. On GPUs they come before the rows,
+    /// where the host waits for counts and the call is one of the last `in_flight`; else they are waited for. Local.
+    fn expert_counts(&self, py: Python<'_>, received: &Received) -> PyResult<Vec<u32>> {
+        operations::expert_counts(py, &self.shared, received)
+    }
+
+    /// Counts a routing in the order of a stream, before anything is sent, as `routing_counts` does in host memory.
+    /// Writes `[R]` int32, each token once for each rank; `[E]` int32; `[T, R]` uint8, 1 where a token goes to the
+    /// rank. Experts and ranks are as many as there is room for; ids that are no experts count nowhere. On GPUs. Local.
+    #[pyo3(signature = (topk_idx, rank_tokens, expert_tokens, is_token_in_rank, *, stream))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+    fn count_routing(
+        &self,
+        py: Python<'_>,
+        topk_idx: &Bound<'_, PyAny>,
+        rank_tokens: &Bound<'_, PyAny>,
+        expert_tokens: &Bound<'_, PyAny>,
+        is_token_in_rank: &Bound<'_, PyAny>,
+        stream: usize,
+    ) -> PyResult<()> {
+        let tensors = [topk_idx, rank_tokens, expert_tokens, is_token_in_rank];
+        operations::count_routing(py, &self.shared, tensors, stream)
     }
 
     /// For outputs that were used on other streams than that of their operation: drop them, then name these streams
@@ -497,7 +467,7 @@ impl Communicator {
     }
 
     /// The calls that it takes of those that not every kernel set takes: `"streams"`, `"without_sync"`, `"max_tokens"`,
-    /// `"round_once"` (with it `topk_weights` of a combine), `"sum_weights"`.
+    /// `"round_once"` (with it `topk_weights` of a combine), `"sum_weights"`, `"statistics"`.
     #[getter]
     fn forms(&self) -> Vec<&'static str> {
         self.shared.forms.clone()

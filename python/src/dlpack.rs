@@ -4,6 +4,7 @@
 //! takes it renames the capsule and calls the deleter when done, on any thread.
 
 use std::ffi::{CStr, c_void};
+use std::mem::ManuallyDrop;
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -232,6 +233,34 @@ pub(crate) struct Leaving {
     pub(crate) device: (i32, i32),
     /// Dropped by the consumer's deleter: on any thread, with or without the GIL.
     pub(crate) _claim: Box<dyn std::any::Any + Send>,
+}
+
+/// A Python object, and what else goes with it, that a consumer's deleter drops.
+///
+/// torch releases the GIL while it frees memory, and Python collects garbage inside of calls of this package, too. pyo3
+/// then believes that this thread has the GIL. So the drop takes it by itself; a thread that has it loses nothing.
+pub(crate) struct WithGil<T>(ManuallyDrop<T>);
+
+impl<T> WithGil<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(ManuallyDrop::new(value))
+    }
+}
+
+impl<T> Drop for WithGil<T> {
+    fn drop(&mut self) {
+        // SAFETY: the calls pair up, and are made while there is an interpreter; without one, the value stays. It is
+        // dropped once.
+        unsafe {
+            if ffi::Py_IsInitialized() == 0 {
+                return;
+            }
+            let before = ffi::PyGILState_Ensure();
+            // The value stays, too, while the interpreter ends.
+            let _dropped = Python::try_attach(|_| ManuallyDrop::drop(&mut self.0));
+            ffi::PyGILState_Release(before);
+        }
+    }
 }
 
 /// The target of a capsule's context. The lists lie on the heap, so they stay where they are when this moves.

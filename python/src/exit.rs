@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use crate::communicator::Shared;
+use crate::shared::Shared;
 
 /// Every communicator that may be open.
 static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());

@@ -22,6 +22,7 @@ mod operations;
 mod options;
 mod output;
 mod owned;
+mod shared;
 mod tensor;
 mod world;
 

@@ -10,10 +10,10 @@ use tokenyard_core::communicator::{
 use tokenyard_core::moe::{Layout, Shape};
 
 use crate::array::{Array, Claim, Held};
-use crate::communicator::Shared;
 use crate::errors::{invalid, raise};
 use crate::options;
 use crate::owned::Owned;
+use crate::shared::Shared;
 
 /// The output of a dispatch or a replay on this rank.
 ///

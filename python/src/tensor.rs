@@ -10,7 +10,7 @@ use tokenyard_core::communicator::{CallerMemory, TensorMut, TensorRef};
 use tokenyard_core::moe::DType;
 
 use crate::array::{Array, Claim};
-use crate::dlpack::{self, Description, Leaving, Lent};
+use crate::dlpack::{self, Description, Leaving, Lent, WithGil};
 use crate::dtype;
 use crate::errors::invalid;
 use crate::owned::Owned;
@@ -228,7 +228,14 @@ impl Tensor {
         let device = self.device.map_or((dlpack::CPU, 0), |device| (dlpack::CUDA, device));
         let (data, dtype) = (self.data, self.dtype);
         let (shape, strides) = (self.shape.clone(), self.strides.clone());
-        Leaving { data, dtype, shape, strides, device, _claim: Box::new((self, owner)) }
+        Leaving {
+            data,
+            dtype,
+            shape,
+            strides,
+            device,
+            _claim: Box::new(WithGil::new((self, owner))),
+        }
     }
 
     pub(crate) fn dtype(&self) -> DType {

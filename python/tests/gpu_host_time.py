@@ -115,6 +115,7 @@ def calls_of(buffer, x, idx, weights):
         "normal dispatch (waits)": normal,
         "cached dispatch (waits)": cached,
         "combine (waits)": back,
+        "layout": lambda: layout_of(buffer, idx, CASE.experts),
     }
 
 
@@ -141,49 +142,57 @@ def native_calls(buffer, x, idx):
     }
 
 
-def of_each_call(world):
-    """Each call behind a wait for the device."""
-    samples = 300 if is_gpu() else 20
+def on_each_stream(world, measure):
+    """The lines of `measure(world, buffer, tensors, name)` on each stream, by its name."""
     buffer = v1(world, low_latency_mode=True)
-    x, idx, weights = inputs(world, CASE)
+    tensors = inputs(world, CASE)
     lines = []
     for name, stream in on_streams():
         with stream:
-            calls = calls_of(buffer, x, idx, weights)
-            for call in list(calls.values()) * 3:
-                call()
-            calls |= native_calls(buffer, x, idx)
-            spent = {called: Spent() for called in calls}
-            for _ in range(samples):
-                for called, call in calls.items():
-                    synchronize()
-                    # Ranks come at one time.
-                    world.barrier("measure")
-                    spent[called].measure(call, watch(buffer))
-        lines += [f"{name}: {called} {times}" for called, times in spent.items()]
+            lines += measure(world, buffer, tensors, name)
     buffer.destroy()
     return "\n       ".join(lines)
+
+
+def times_of_each_call(world, buffer, tensors, name):
+    samples = 300 if is_gpu() else 20
+    calls = calls_of(buffer, *tensors)
+    for call in list(calls.values()) * 3:
+        call()
+    calls |= native_calls(buffer, *tensors[:2])
+    spent = {called: Spent() for called in calls}
+    for _ in range(samples):
+        for called, call in calls.items():
+            synchronize()
+            # Ranks come at one time.
+            world.barrier("measure")
+            spent[called].measure(call, watch(buffer))
+    return [f"{name}: {called} {times}" for called, times in spent.items()]
+
+
+def times_of_steps(world, buffer, tensors, name):
+    steps = 600 if is_gpu() else 60
+    calls = calls_of(buffer, *tensors)
+    dispatch, combine = calls["low latency dispatch"], calls["low latency combine"]
+    dispatch()
+    native = native_calls(buffer, *tensors[:2])
+    of_package = native["the package's dispatch"], native["the package's combine"]
+    pairs = {"torch.add twice": (native["torch.add"],) * 2}
+    pairs |= {"package": of_package, "drop-in": (dispatch, combine)}
+    lines = []
+    for what, pair in pairs.items():
+        lines += in_a_row(world, f"{name}, {what}", pair, watch(buffer), steps)
+    return lines
+
+
+def of_each_call(world):
+    """Each call behind a wait for the device."""
+    return on_each_stream(world, times_of_each_call)
 
 
 def of_steps_in_a_row(world):
     """A low latency dispatch and its combine, many times without a wait: whether calls become slower, and where."""
-    steps = 600 if is_gpu() else 60
-    buffer = v1(world, low_latency_mode=True)
-    x, idx, weights = inputs(world, CASE)
-    lines = []
-    for name, stream in on_streams():
-        with stream:
-            calls = calls_of(buffer, x, idx, weights)
-            dispatch, combine = calls["low latency dispatch"], calls["low latency combine"]
-            dispatch()
-            native = native_calls(buffer, x, idx)
-            of_package = native["the package's dispatch"], native["the package's combine"]
-            pairs = {"torch.add twice": (native["torch.add"],) * 2}
-            pairs |= {"package": of_package, "drop-in": (dispatch, combine)}
-            for what, pair in pairs.items():
-                lines += in_a_row(world, f"{name}, {what}", pair, watch(buffer), steps)
-    buffer.destroy()
-    return "\n       ".join(lines)
+    return on_each_stream(world, times_of_steps)
 
 
 def in_a_row(world, name, pair, watched, steps):

@@ -12,6 +12,7 @@ import gpu_graphs
 import gpu_host_time
 import gpu_kill
 import gpu_native
+import gpu_operations
 import gpu_streams
 import gpu_v1
 import gpu_v1_more
@@ -19,7 +20,16 @@ import gpu_v2
 from gpu_common import Skipped
 from pool import Pool
 
-MODULES = [gpu_native, gpu_v1, gpu_v1_more, gpu_v2, gpu_streams, gpu_graphs, gpu_host_time]
+MODULES = [
+    gpu_native,
+    gpu_operations,
+    gpu_v1,
+    gpu_v1_more,
+    gpu_v2,
+    gpu_streams,
+    gpu_graphs,
+    gpu_host_time,
+]
 KILL = "kill."
 RANKS = 2
 

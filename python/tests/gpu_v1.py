@@ -1,5 +1,7 @@
 """DeepEP V1 on tensors of torch: the assertions of its own tests, in our words."""
 
+import time
+
 import torch
 from gpu_common import (
     CASE,
@@ -21,26 +23,34 @@ from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
 
 
 def layout_counts(world):
+    """Before there is a communicator, by torch; on GPUs then by a kernel of ours."""
     buffer = v1(world)
     for case in (CASE, EMPTY):
-        _, idx, _ = inputs(world, case)
-        per_rank, per_domain, per_expert, is_in, event = buffer.get_dispatch_layout(
-            idx, case.experts
-        )
-        me = world.rank
-        expected = [[r in case.ranks_of(me, t) for r in range(2)] for t in range(case.tokens[me])]
-        assert is_in.tolist() == expected
-        assert per_rank.tolist() == [sum(row[r] for row in expected) for r in range(2)]
-        flat = case.idx[me].flatten().tolist()
-        assert per_expert.tolist() == [flat.count(e) for e in range(case.experts)]
-        assert (per_rank.dtype, per_expert.dtype, is_in.dtype) == (
-            torch.int32,
-            torch.int32,
-            torch.bool,
-        )
-        assert per_domain is None
-        assert event.event is None
+        check_layout(world, buffer, case, inputs(world, case)[1])
+    x, idx, weights = inputs(world, CASE)
+    options = layout_of(buffer, idx, CASE.experts)
+    buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
+    for case in (CASE, EMPTY):
+        check_layout(world, buffer, case, inputs(world, case)[1])
+    # Ids that the dispatch will refuse count nowhere.
+    bad = idx.clone()
+    bad[idx < 0] = CASE.experts
+    check_layout(world, buffer, CASE, bad)
     buffer.destroy()
+
+
+def check_layout(world, buffer, case, idx):
+    per_rank, per_domain, per_expert, is_in, event = buffer.get_dispatch_layout(idx, case.experts)
+    me = world.rank
+    expected = [[r in case.ranks_of(me, t) for r in range(2)] for t in range(case.tokens[me])]
+    assert is_in.tolist() == expected
+    assert per_rank.tolist() == [sum(row[r] for row in expected) for r in range(2)]
+    flat = case.idx[me].flatten().tolist()
+    assert per_expert.tolist() == [flat.count(e) for e in range(case.experts)]
+    types = (per_rank.dtype, per_expert.dtype, is_in.dtype)
+    assert types == (torch.int32, torch.int32, torch.bool)
+    assert per_domain is None
+    assert event.event is None
 
 
 def check_normal(world, buffer, case, dtype, captures=False, **options):
@@ -215,23 +225,44 @@ def low_latency(world, case=CASE):
 
 
 def low_latency_waits(world, case=SMALL):
-    """Waiting times per source rank are not counted by kernels, and are refused by name."""
+    """Waiting times per source rank: kernels of low latency add them; others refuse them by name."""
     buffer = v1(world, low_latency_mode=True)
     x, idx, weights = inputs(world, case)
-    stats = torch.zeros(2, dtype=torch.int64, device=x.device)
     arguments = (x, idx, case.max_tokens, case.experts)
-    error = raised(
-        lambda: buffer.low_latency_dispatch(*arguments, dispatch_wait_recv_cost_stats=stats)
-    )
-    assert "waiting times per source rank on GPUs" in str(error), error
     rows, _, handle, _, _ = buffer.low_latency_dispatch(*arguments, use_fp8=False)
+    sent, back = (torch.zeros(2, dtype=torch.int64, device=x.device) for _ in range(2))
+
+    def dispatch():
+        return buffer.low_latency_dispatch(*arguments, dispatch_wait_recv_cost_stats=sent)
+
+    def combine():
+        buffer.low_latency_combine(rows, idx, weights, handle, combine_wait_recv_cost_stats=back)
+
+    if not buffer._engine.current.takes("statistics"):
+        for call in (dispatch, combine):
+            error = raised(call)
+            assert "waiting times per source rank" in str(error), error
+            assert isinstance(error, NotImplementedError), error
+        combine = buffer.low_latency_combine
+        combine(rows, idx, weights, handle)
+        buffer.destroy()
+        return
+    late = 0.2
+    for call, stats in ((dispatch, sent), (combine, back)):
+        world.barrier("together")
+        if world.rank == 1:
+            time.sleep(late)
+        call()
+        torch.cuda.synchronize()
+        waited = stats.tolist()
+        # Rank 0 has waited for the one that came late, and that one for none as long.
+        most = 1e9 * late / 2
+        assert waited[1] > most if world.rank == 0 else waited[0] < most, waited
+    wrong = torch.zeros(3, dtype=torch.int64, device=x.device)
     error = raised(
-        lambda: buffer.low_latency_combine(
-            rows, idx, weights, handle, combine_wait_recv_cost_stats=stats
-        )
+        lambda: buffer.low_latency_dispatch(*arguments, dispatch_wait_recv_cost_stats=wrong)
     )
-    assert isinstance(error, NotImplementedError), error
-    buffer.low_latency_combine(rows, idx, weights, handle)
+    assert "expected [2]" in str(error), error
     buffer.destroy()
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import types
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +13,8 @@ from test_deep_ep_refusals import raises
 
 import tokenyard.deep_ep
 from tokenyard import errors
+from tokenyard.deep_ep import Buffer
+from tokenyard.deep_ep._engine import Engine
 
 BF16 = ml_dtypes.bfloat16
 CASES = [
@@ -268,6 +271,52 @@ def other_calls(world, case):
 
 def test_what_else_low_latency_callers_ask_for(ranks):
     ranks(2, other_calls, CASES[1])
+
+
+class Masking:
+    """A stand-in for a communicator whose kernels leave out ranks: none runs without a GPU."""
+
+    closed = False
+
+    def __init__(self):
+        self.masked = set()
+
+    def mask_rank(self, rank):
+        self.masked.add(rank)
+
+    def unmask_rank(self, rank):
+        self.masked.remove(rank)
+
+    def clear_masks(self):
+        self.masked = set()
+
+    def masked_ranks(self):
+        return sorted(self.masked)
+
+
+def test_masks_hold_for_the_low_latency_calls_of_every_m_and_for_no_others():
+    def opened(decodes):
+        return types.SimpleNamespace(
+            communicator=Masking(), sizes=types.SimpleNamespace(decodes=decodes)
+        )
+
+    parts = [opened(True), opened(False), opened(True)]
+    buffer, engine = object.__new__(Buffer), object.__new__(Engine)
+    engine._opened, engine.current = dict(enumerate(parts)), parts[1]
+    engine.on_device, engine.rank = False, 0
+    buffer._engine, buffer.enable_shrink = engine, True
+    buffer.low_latency_update_mask_buffer(3, True)
+    buffer.low_latency_update_mask_buffer(1, True)
+    buffer.low_latency_update_mask_buffer(3, False)
+    assert [part.communicator.masked for part in parts] == [{1}, set(), {1}]
+    # A wait of one of them has lasted too long.
+    parts[2].communicator.masked.add(2)
+    status = np.zeros(4, np.int32)
+    buffer.low_latency_query_mask_buffer(status)
+    same(status, np.array([0, 1, 1, 0], np.int32))
+    buffer.low_latency_clean_mask_buffer()
+    buffer.low_latency_query_mask_buffer(status)
+    same(status, np.zeros(4, np.int32))
 
 
 def slow_rank(world, case):

@@ -37,6 +37,10 @@ def test_v2_takes_and_gives_torch_tensors(ranks):
     run(ranks, "elastic")
 
 
+def test_torch_frees_an_owner_inside_of_a_call_although_it_has_released_the_gil(ranks):
+    run(ranks, "freed_inside_of_a_call")
+
+
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]

@@ -251,8 +251,15 @@ def worst_case(world, case):
         same(ids, received.ids)
         wide = np.zeros((received.rows + 1, case.topk), np.int64)
         comm.copy_out(received, ids=wide)
-        same(wide[:-1], ids)
-        same(wide[-1], 0)
+        same(wide[:-1], np.where(np.arange(len(ids))[:, None] < len(sources), ids, -1))
+        same(wide[-1], -1)
+        tokens = np.zeros((received.rows, 1), np.int32)
+        again = np.zeros((received.rows, case.topk), np.int64)
+        comm.copy_out(received, source_tokens=tokens, wide_ids=again)
+        same(again, wide[:-1])
+        same(tokens[: len(sources), 0], [token for _, token in sources])
+        same(tokens[len(sources) :], -1)
+        assert comm.expert_counts(received) == np.asarray(received.expert_counts).tolist()
         comm.combine(handle, copy)
 
 

@@ -1,5 +1,8 @@
 """Ranks that call the drop-in with torch's CPU tensors, as frameworks do. It needs torch."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +10,7 @@ from gradients import check_gradients
 from oracle import Case
 from test_deep_ep_normal import buffer_of, times
 
+from tokenyard._native import _view
 from tokenyard.deep_ep import Buffer, ElasticBuffer
 from tokenyard.deep_ep.utils import refs
 from tokenyard.deep_ep.utils.gate import get_unbalanced_scores
@@ -176,3 +180,36 @@ def in_group(world, port, case):
             buffer.destroy()
     finally:
         dist.destroy_process_group()
+
+
+class Collecting:
+    """A tensor that collects garbage where the package reads it: inside of a native call."""
+
+    is_cuda, device = False, torch.device("cpu")
+
+    def __init__(self, tensor):
+        self.tensor, self.dtype, self.shape = tensor, tensor.dtype, tensor.shape
+
+    def data_ptr(self):
+        gc.collect()
+        return self.tensor.data_ptr()
+
+    def stride(self):
+        return self.tensor.stride()
+
+
+class Owner:
+    """An object with weak references."""
+
+
+def freed_inside_of_a_call(world, case):
+    owner = Owner()
+    was_freed = weakref.ref(owner)
+    garbage = [torch._C._from_dlpack(_view(torch.ones(2), owner))]
+    garbage.append(garbage)
+    gc.disable()
+    del garbage, owner
+    assert was_freed() is not None
+    _view(Collecting(torch.ones(2)), None)
+    gc.enable()
+    assert was_freed() is None

@@ -58,7 +58,7 @@ def memory_needed(
 def routing_counts(topk_idx: _Tensor, experts: int, ranks: int) -> tuple[Array, Array, Array]: ...
 def _driver_times(is_measured: bool) -> list[tuple[str, int, int]]: ...
 def _set_plugin_folder(folder: _Path) -> None: ...
-def _view(tensor: _Tensor, owner: object) -> Any: ...
+def _view(tensor: _Tensor, owner: object, columns: int | None = None) -> Any: ...
 
 @final
 class Config:
@@ -141,6 +141,8 @@ class Communicator:
         max_tokens: int | None = None,
         stream: int | None = None,
         without_sync: bool = False,
+        expert_totals: _Tensor | None = None,
+        waited_ns: _Tensor | None = None,
     ) -> tuple[Received, Handle]: ...
     def dispatch_send(
         self,
@@ -157,6 +159,8 @@ class Communicator:
         max_tokens: int | None = None,
         stream: int | None = None,
         without_sync: bool = False,
+        expert_totals: _Tensor | None = None,
+        waited_ns: _Tensor | None = None,
     ) -> PendingDispatch: ...
     def replay(
         self,
@@ -197,6 +201,7 @@ class Communicator:
         missing: _Tensor | None = None,
         stream: int | None = None,
         without_sync: bool = False,
+        waited_ns: _Tensor | None = None,
     ) -> tuple[Any, Any | None]: ...
     def combine_send(
         self,
@@ -215,6 +220,7 @@ class Communicator:
         missing: _Tensor | None = None,
         stream: int | None = None,
         without_sync: bool = False,
+        waited_ns: _Tensor | None = None,
     ) -> PendingCombine: ...
     def refuse(
         self,
@@ -229,6 +235,16 @@ class Communicator:
     def copy_out(
         self, received: Received, *, stream: int | None = None, **outputs: _Tensor
     ) -> None: ...
+    def count_routing(
+        self,
+        topk_idx: _Tensor,
+        rank_tokens: _Tensor,
+        expert_tokens: _Tensor,
+        is_token_in_rank: _Tensor,
+        *,
+        stream: int,
+    ) -> None: ...
+    def expert_counts(self, received: Received) -> list[int]: ...
     def release_after(self, streams: Sequence[int]) -> None: ...
     def flush(self) -> None: ...
     def report(self) -> dict[str, Any]: ...
@@ -349,4 +365,5 @@ class Array:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any: ...
+    def _capsule(self) -> Any: ...
     def __len__(self) -> int: ...

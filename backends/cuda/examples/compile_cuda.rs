@@ -23,11 +23,11 @@ fn programs() -> Result<[(Over, Role, usize); 5]> {
     let puts = unsafe { Over::transport(&PLATFORM.dialect, "device-put", Some(&given))? };
     let ring = Over::gpu_ring();
     Ok([
-        (nvlink.clone(), Role::Direct, 23),
-        (ring.clone(), Role::Direct, 11),
-        (puts, Role::Direct, 11),
-        (nvlink, Role::IntraDomain, 11),
-        (ring, Role::IntraDomain, 12),
+        (nvlink.clone(), Role::Direct, 25),
+        (ring.clone(), Role::Direct, 13),
+        (puts, Role::Direct, 13),
+        (nvlink, Role::IntraDomain, 13),
+        (ring, Role::IntraDomain, 14),
     ])
 }
 

@@ -11,8 +11,9 @@ const HOST: [&str; 3] = [
     include_str!("../src/probe/args.rs"),
     include_str!("../src/probe/ring.rs"),
 ];
-const DEVICE: [&str; 4] = [
+const DEVICE: [&str; 5] = [
     include_str!("../src/kernels/args.cuh"),
+    include_str!("../src/kernels/copies.cuh"),
     include_str!("../device/transport.cuh"),
     include_str!("../src/probe/probe.cu"),
     include_str!("../src/probe/ring.cu"),

@@ -190,10 +190,10 @@ fn main() -> Result<()> {
     // Over puts there is one more kernel for a combine; inside one of several domains there is one
     // more for a dispatch.
     let programs = [
-        (&xgmi, Role::Direct, 26),
-        (&ring, Role::Direct, 11),
-        (&xgmi, Role::IntraDomain, 11),
-        (&ring, Role::IntraDomain, 12),
+        (&xgmi, Role::Direct, 28),
+        (&ring, Role::Direct, 13),
+        (&xgmi, Role::IntraDomain, 13),
+        (&ring, Role::IntraDomain, 14),
     ];
     println!(
         "{:<7} {:<20} {:<21} registers spilled scratch shared",

@@ -24,6 +24,8 @@ pub enum CallForm {
     PackedSums,
     /// [`Combine::sum_weights`](super::Combine::sum_weights).
     SumWeights,
+    /// [`OnStream::with_statistics`](super::OnStream::with_statistics), in the packed layout.
+    Statistics,
 }
 
 impl std::fmt::Display for CallForm {
@@ -33,6 +35,7 @@ impl std::fmt::Display for CallForm {
             Self::RoundOnce => "round_once and topk of a combine",
             Self::PackedSums => "round_once and topk of a combine of the packed layout",
             Self::SumWeights => "sum_weights of a combine",
+            Self::Statistics => "statistics of a call of the packed layout",
         })
     }
 }
@@ -45,6 +48,7 @@ impl CallForm {
             Self::RoundOnce => abi::TY_NEEDS_ROUND_ONCE,
             Self::PackedSums => abi::TY_NEEDS_ROUND_ONCE | abi::TY_NEEDS_PACKED_SUMS,
             Self::SumWeights => abi::TY_NEEDS_SUM_WEIGHTS,
+            Self::Statistics => abi::TY_NEEDS_STATISTICS,
         }
     }
 }

@@ -1,27 +1,37 @@
 //! Outputs in memory of the caller, instead of the arena.
 
+use super::copies::Form;
 use super::memory::{Argument, check_memory};
 use super::output::Received;
 use super::stream::Stream;
 use super::tensor::{TensorMut, TensorRef, byte_length};
 use super::{Communicator, OnStream};
-use crate::moe::DType;
+use crate::abi;
+use crate::kernels::Copies;
+use crate::moe::{DType, Layout};
 use crate::{Error, ErrorKind, Result};
 
 /// Memory of the caller for arrays of a [`Received`] of the same names: of the same type and columns,
 /// with as many rows or more. Arrays without memory are not copied.
+///
+/// Of flat rows, those behind the ones that arrived become -1 in `ids`, `wide_ids` and `source_tokens`, and 0 in
+/// `weights`, up to the end of the memory. In other arrays they are undefined.
 #[derive(Debug, Default)]
 pub struct Outputs<'a> {
     /// `[rows, H]`.
     pub x: Option<TensorMut<'a>>,
     /// `[rows, S]`.
     pub scales: Option<TensorMut<'a>>,
-    /// `[N, K]` i32; in host memory also i64, as the dispatch took them.
+    /// `[N, K]` i32, or i64, as the dispatch took them.
     pub ids: Option<TensorMut<'a>>,
+    /// As `ids`, i64: for a caller that wants them a second time.
+    pub wide_ids: Option<TensorMut<'a>>,
     /// f32: `[N, K]` (flat), else `[rows, 1]`.
     pub weights: Option<TensorMut<'a>>,
     /// i32: `[N, 1]`, or `[rows, 1]` (packed).
     pub source: Option<TensorMut<'a>>,
+    /// As `source`, but the source token alone.
+    pub source_tokens: Option<TensorMut<'a>>,
     /// `[N, K]` i32.
     pub slots: Option<TensorMut<'a>>,
     /// `[E/R, 1]` i32.
@@ -43,6 +53,7 @@ struct Pair<'a> {
     name: &'static str,
     from: Option<TensorRef<'a>>,
     to: &'a TensorMut<'a>,
+    form: Form,
 }
 
 impl Pair<'_> {
@@ -56,7 +67,7 @@ impl Pair<'_> {
         };
         let to = self.to.as_ref();
         let (found, expected) = (to.dtype(), from.dtype());
-        if found != expected && !self.widens() {
+        if found != expected && !self.is_wide() {
             let [found, expected] = [found, expected].map(|d| d.map_or("unknown", DType::name));
             return refuse(format!("{name}: found type {found}; expected {expected}"));
         }
@@ -79,19 +90,30 @@ impl Pair<'_> {
     }
 
     /// Whether ids of 32 bits go where there is room for 64.
-    fn widens(&self) -> bool {
-        let from = self.from.filter(|from| self.name == "ids" && !from.is_on_device());
-        from.is_some() && self.to.as_ref().dtype() == Some(DType::I64)
+    fn is_wide(&self) -> bool {
+        matches!(self.name, "ids" | "wide_ids") && self.to.as_ref().dtype() == Some(DType::I64)
     }
-}
 
-/// # Safety
-/// `to` has room for the ids.
-unsafe fn widen(to: *mut u8, ids: &[i32]) {
-    let to = to.cast::<i64>();
-    for (place, id) in ids.iter().enumerate() {
-        // SAFETY: by this function's contract; the address was checked when the tensor was made.
-        unsafe { to.add(place).write(i64::from(*id)) }
+    /// Whether it has rows of H elements: the device's own copies move them fast.
+    fn is_rows(&self) -> bool {
+        matches!(self.name, "x" | "scales")
+    }
+
+    /// The copy, in elements of 4 bytes.
+    fn copy(&self, from: &TensorRef<'_>) -> abi::TyCopy {
+        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+        let to = self.to.as_ref();
+        abi::TyCopy {
+            from: from.raw().data,
+            to: self.to.raw().data,
+            elements: byte_length(&from.raw()).unwrap_or(0) as u64 / 4,
+            room: (to.rows() * to.cols()) as u64,
+            columns: from.cols() as u32,
+            modulus: self.form.modulus,
+            fill: self.form.fill.unwrap_or(0),
+            flags: flag(self.is_wide(), abi::TY_COPY_WIDE)
+                | flag(self.form.fill.is_some(), abi::TY_COPY_FILL),
+        }
     }
 }
 
@@ -117,20 +139,20 @@ impl Communicator {
     ) -> Result<()> {
         self.check_open()?;
         self.check_stream(stream)?;
-        if !received.is_of(&self.components) {
-            return refuse("the output belongs to another communicator".to_owned());
-        }
+        self.check_output(received)?;
         let pairs = pairs(received, outputs);
         for pair in pairs.iter().flatten() {
             let to = Argument::other(pair.name, Some(pair.to.as_ref()));
             check_memory(&[to], self.components.device)?;
             pair.check()?;
         }
+        let mut small = [NO_COPY; abi::TY_MAX_COPIES];
+        let mut count = 0;
         for pair in pairs.iter().flatten() {
             let from = pair.check()?;
-            if pair.widens() {
-                // SAFETY: checked above: as many elements are there.
-                unsafe { widen(pair.to.raw().data, from.elements()) };
+            if let Some(place) = small.get_mut(count).filter(|_| !pair.is_rows()) {
+                *place = pair.copy(&from);
+                count += 1;
                 continue;
             }
             let from = from.raw();
@@ -141,7 +163,27 @@ impl Communicator {
                 unsafe { self.copy_array(pair.to.raw().data, from.data, bytes, stream)? };
             }
         }
+        let stream = stream.map(Stream::raw);
+        let copies =
+            Copies { copies: &small[..count], totals: received.raw.totals.data.cast(), stream };
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: as above. `totals` is an array of the output.
+        unsafe {
+            match self.components.device {
+                None => super::copies::on_host(&copies),
+                Some(_) => self.components.kernels().copy_out(&copies)?,
+            }
+        }
         Ok(())
+    }
+
+    pub(super) fn check_output(&self, received: &Received) -> Result<()> {
+        match received.is_of(&self.components) {
+            true => Ok(()),
+            false => refuse("the output belongs to another communicator".to_owned()),
+        }
     }
 
     /// # Safety
@@ -180,23 +222,40 @@ impl OnStream<'_> {
     }
 }
 
+const NO_COPY: abi::TyCopy = abi::TyCopy {
+    from: std::ptr::null(),
+    to: std::ptr::null_mut(),
+    elements: 0,
+    room: 0,
+    columns: 1,
+    modulus: 0,
+    fill: 0,
+    flags: 0,
+};
+
 /// The arrays of an output, each with its destination.
-fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'a>>; 12] {
-    let pair =
-        |name, from, to: &'a Option<TensorMut<'a>>| to.as_ref().map(|to| Pair { name, from, to });
+fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'a>>; 14] {
+    let (plain, is_flat) = (Form::default(), received.layout == Layout::Flat);
+    let filled = |fill: i32| Form { fill: is_flat.then_some(fill), ..plain };
+    let pair = |name, from, to: &'a Option<TensorMut<'a>>, form| {
+        to.as_ref().map(|to| Pair { name, from, to, form })
+    };
+    let tokens = Form { modulus: received.max_tokens, ..filled(-1) };
     [
-        pair("x", Some(received.x()), &outputs.x),
-        pair("scales", received.scales(), &outputs.scales),
-        pair("ids", received.ids(), &outputs.ids),
-        pair("weights", received.weights(), &outputs.weights),
-        pair("source", received.source(), &outputs.source),
-        pair("slots", received.slots(), &outputs.slots),
-        pair("expert_counts", received.expert_counts(), &outputs.expert_counts),
-        pair("expert_starts", received.expert_starts(), &outputs.expert_starts),
-        pair("expert_ends", received.expert_ends(), &outputs.expert_ends),
-        pair("source_counts", received.source_counts(), &outputs.source_counts),
-        pair("source_ends", received.source_ends(), &outputs.source_ends),
-        pair("ranges", received.ranges(), &outputs.ranges),
+        pair("x", Some(received.x()), &outputs.x, plain),
+        pair("scales", received.scales(), &outputs.scales, plain),
+        pair("ids", received.ids(), &outputs.ids, filled(-1)),
+        pair("wide_ids", received.ids(), &outputs.wide_ids, filled(-1)),
+        pair("weights", received.weights(), &outputs.weights, filled(0)),
+        pair("source", received.source(), &outputs.source, plain),
+        pair("source_tokens", received.source(), &outputs.source_tokens, tokens),
+        pair("slots", received.slots(), &outputs.slots, plain),
+        pair("expert_counts", received.expert_counts(), &outputs.expert_counts, plain),
+        pair("expert_starts", received.expert_starts(), &outputs.expert_starts, plain),
+        pair("expert_ends", received.expert_ends(), &outputs.expert_ends, plain),
+        pair("source_counts", received.source_counts(), &outputs.source_counts, plain),
+        pair("source_ends", received.source_ends(), &outputs.source_ends, plain),
+        pair("ranges", received.ranges(), &outputs.ranges, plain),
     ]
 }
 
@@ -209,7 +268,7 @@ mod tests {
     use super::*;
 
     fn check(from: Option<TensorRef<'_>>, to: &TensorMut<'_>) -> Result<()> {
-        Pair { name: "ids", from, to }.check().map(|_| ())
+        Pair { name: "ids", from, to, form: Form::default() }.check().map(|_| ())
     }
 
     #[test]
@@ -228,17 +287,16 @@ mod tests {
     }
 
     #[test]
-    fn ids_may_go_where_there_is_room_for_64_bits() {
+    fn ids_alone_may_go_where_there_is_room_for_64_bits() {
         let from = [3_i32, -1];
         let ids = TensorRef::from_slice(&from, 1, 2).unwrap();
         let mut room = [7_i64; 4];
         let to = TensorMut::from_slice(&mut room, 2, 2).unwrap();
-        let pair = Pair { name: "ids", from: Some(ids), to: &to };
-        assert!(pair.widens() && pair.check().is_ok());
-        // SAFETY: room for four, of which two are written.
-        unsafe { widen(pair.to.raw().data, ids.elements()) };
-        assert!(!Pair { name: "slots", ..pair }.widens());
-        assert_eq!(room, [3, -1, 7, 7]);
+        let pair = Pair { name: "ids", from: Some(ids), to: &to, form: Form::default() };
+        assert!(pair.is_wide() && pair.check().is_ok());
+        assert_eq!((pair.copy(&ids).elements, pair.copy(&ids).room), (2, 4));
+        let other = Pair { name: "slots", ..pair };
+        assert!(!other.is_wide() && other.check().is_err());
     }
 
     #[test]

@@ -28,6 +28,7 @@ use crate::{Error, ErrorKind, Result};
 pub struct PendingDispatch<'a> {
     pub(super) sent: Sent,
     layout: Layout,
+    max_tokens: u32,
     tokens: usize,
     worst_case: bool,
     has_weights: bool,
@@ -43,6 +44,7 @@ pub struct PendingDispatch<'a> {
 pub struct PendingReplay<'a> {
     pub(super) sent: Sent,
     layout: Layout,
+    max_tokens: u32,
     inputs: PhantomData<TensorRef<'a>>,
 }
 
@@ -202,6 +204,7 @@ impl Communicator {
         Ok(PendingDispatch {
             sent: self.sent(operation),
             layout: dispatch.layout,
+            max_tokens: call.max_tokens,
             tokens: dispatch.topk_idx.rows(),
             worst_case,
             has_weights: dispatch.topk_weights.is_some(),
@@ -264,6 +267,7 @@ impl Communicator {
         Ok(PendingReplay {
             sent: self.sent(operation).of(handle),
             layout: handle.layout,
+            max_tokens: handle.max_tokens,
             inputs: PhantomData,
         })
     }
@@ -273,7 +277,7 @@ impl Communicator {
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
     pub fn replay_recv(&mut self, pending: PendingReplay<'_>) -> Result<Received> {
-        Ok(self.receive(pending.sent, pending.layout)?.0)
+        Ok(self.receive(pending.sent, pending.layout, pending.max_tokens)?.0)
     }
 
     /// Finishes [`dispatch_send`](Self::dispatch_send).
@@ -282,7 +286,8 @@ impl Communicator {
     /// As [`dispatch`](Self::dispatch).
     pub fn dispatch_recv(&mut self, pending: PendingDispatch<'_>) -> Result<(Received, Handle)> {
         let components = Arc::clone(&pending.sent.components);
-        let (received, claim) = match self.receive(pending.sent, pending.layout) {
+        let (received, claim) = match self.receive(pending.sent, pending.layout, pending.max_tokens)
+        {
             Ok(done) => done,
             Err(error) => {
                 components.claims.give_handle(pending.slot);
@@ -297,6 +302,7 @@ impl Communicator {
             rows: received.rows(),
             received_tokens: received.tokens(),
             layout: pending.layout,
+            max_tokens: pending.max_tokens,
             worst_case: pending.worst_case,
             has_weights: pending.has_weights,
         };
@@ -545,7 +551,12 @@ impl Communicator {
         Ok(())
     }
 
-    fn receive(&mut self, sent: Sent, layout: Layout) -> Result<(Received, RegionClaim)> {
+    fn receive(
+        &mut self,
+        sent: Sent,
+        layout: Layout,
+        max_tokens: u32,
+    ) -> Result<(Received, RegionClaim)> {
         let (operation, _inside) = self.begin_receive(&sent)?;
         let result = self.components.kernels().dispatch_recv(operation);
         sent.end();
@@ -555,7 +566,7 @@ impl Communicator {
                 self.open_slots &= !self.slot_bit(operation);
                 let claim = RegionClaim::new(&self.components, raw.region);
                 let second = RegionClaim::new(&self.components, raw.region);
-                Ok((Received { raw, layout, _claim: claim }, second))
+                Ok((Received { raw, layout, operation, max_tokens, _claim: claim }, second))
             }
             Err(error) => Err(self.end_failed(operation, error)),
         }

@@ -31,6 +31,9 @@ impl Drop for RegionClaim {
 pub struct Received {
     pub(super) raw: abi::TyReceived,
     pub(super) layout: Layout,
+    pub(super) operation: u64,
+    /// M of the dispatch: the factor in `source`.
+    pub(super) max_tokens: u32,
     /// Held for its drop.
     pub(super) _claim: RegionClaim,
 }
@@ -141,6 +144,8 @@ pub struct Handle {
     pub(super) rows: usize,
     pub(super) received_tokens: usize,
     pub(super) layout: Layout,
+    /// M of the dispatch.
+    pub(super) max_tokens: u32,
     pub(super) worst_case: bool,
     pub(super) has_weights: bool,
 }

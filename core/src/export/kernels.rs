@@ -6,7 +6,7 @@ use super::transport::read_table;
 use super::{host, static_str};
 use crate::abi;
 use crate::call::{AgreeCall, CombineCall, DispatchCall};
-use crate::kernels::KernelSet;
+use crate::kernels::{Copies, KernelSet};
 
 /// The C table of a [`KernelSet`].
 #[derive(Debug)]
@@ -43,6 +43,9 @@ impl<K: KernelSet> KernelsComponent<K> {
         dispatch_output: Some(Self::dispatch_output),
         release_after: Some(Self::release_after),
         masks: Some(Self::masks),
+        expert_counts: Some(Self::expert_counts),
+        copy_out: Some(Self::copy_out),
+        count_routing: Some(Self::count_routing),
     };
 
     unsafe extern "C" fn probe(
@@ -138,6 +141,18 @@ impl<K: KernelSet> KernelsComponent<K> {
             Ok(())
         };
         release_after(stream: *mut c_void) |component| component.release_after(stream);
+        expert_counts(operation: u64, counts: *mut u32, count: u32) |component| {
+            component.expert_counts(operation, std::slice::from_raw_parts_mut(counts, count as usize))
+        };
+        copy_out(copies: *const abi::TyCopies) [copies] |component| {
+            let abi::TyCopies { copies, count, flags, totals, stream, .. } = *copies;
+            let stream = (flags & abi::TY_COPIES_ON_STREAM != 0).then_some(stream);
+            let copies = std::slice::from_raw_parts(copies, count as usize);
+            component.copy_out(&Copies { copies, totals, stream })
+        };
+        count_routing(counts: *const abi::TyRoutingCounts) [counts] |component| {
+            component.count_routing(&*counts)
+        };
         masks(masks: *const abi::TyMasks) [masks] |component| {
             let abi::TyMasks { action, rank, masks, .. } = *masks;
             match action {

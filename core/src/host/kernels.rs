@@ -1,9 +1,11 @@
 //! An open kernel set: the calls of each operation. `needs`: checks its needs · `tools`: its memory,
-//! streams and graphs for tools · `counters`: its counters for reports · `levels`: operations over two levels.
+//! streams and graphs for tools · `counters`: its counters for reports · `levels`: operations over two levels ·
+//! `outputs`: copies and counts of outputs.
 
 mod counters;
 mod levels;
 mod needs;
+mod outputs;
 mod tools;
 
 use std::ffi::c_void;

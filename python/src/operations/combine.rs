@@ -6,17 +6,18 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{
-    Combine, Communicator, Handle as CoreHandle, LateTopk, OnStream, RefusedCall, TensorRef,
+    Combine, Communicator, Handle as CoreHandle, LateTopk, OnStream, RefusedCall, Statistics,
+    TensorRef,
 };
 use tokenyard_core::moe::{DType, Layout};
 
 use super::{
-    CallStream, Inputs, KeptHandle, Maybe, Object, PendingCombine, Waiting, optional, read_handle,
-    refuse,
+    CallStream, Counted, Inputs, KeptHandle, Maybe, Object, PendingCombine, Waiting, optional,
+    read_handle, refuse,
 };
 use crate::array::Array;
-use crate::communicator::Shared;
 use crate::errors::invalid;
+use crate::shared::Shared;
 use crate::tensor::Tensor;
 
 /// How a combine sums.
@@ -27,6 +28,7 @@ pub(crate) struct Sums<'a, 'py> {
     pub(crate) topk_idx: Maybe<'a, 'py>,
     pub(crate) round_once: bool,
     pub(crate) sum_weights: bool,
+    pub(crate) waited_ns: Maybe<'a, 'py>,
 }
 
 /// The arguments of a combine, as Python gave them.
@@ -57,6 +59,7 @@ impl Combined {
 struct ReadyCombine {
     handle: KeptHandle,
     call: Combine<'static>,
+    counted: Statistics<'static>,
     kept: Inputs,
     outputs: Combined,
 }
@@ -66,6 +69,8 @@ impl CombineArguments<'_, '_> {
         self.stream.check()?;
         let handle = read_handle(self.handle)?;
         let mut kept = Inputs::default();
+        let counted = Counted { expert_totals: None, waited_ns: self.sums.waited_ns };
+        let counted = counted.read(self.stream, &mut kept)?;
         let core = handle.get()?;
         let x = Tensor::read("x", self.x)?;
         let tokens = core.tokens() as i64;
@@ -99,7 +104,7 @@ impl CombineArguments<'_, '_> {
             out_weights: out_weights.map(|(_, tensor)| kept.keep_mut(tensor)).transpose()?,
             missing: optional("missing", missing)?.map(|m| kept.keep_mut(m)).transpose()?,
         };
-        Ok(ReadyCombine { call, kept, outputs, handle: Arc::clone(&handle) })
+        Ok(ReadyCombine { call, counted, kept, outputs, handle: Arc::clone(&handle) })
     }
 
     /// A new output, where the host can make it.
@@ -182,9 +187,9 @@ pub(crate) fn combine(
     arguments: &CombineArguments<'_, '_>,
 ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
     let stream = arguments.stream;
-    let ReadyCombine { handle, call, kept: _kept, outputs } =
+    let ReadyCombine { handle, call, counted, kept: _kept, outputs } =
         arguments.read(shared).map_err(|why| refuse(py, shared, arguments.refused(shared), why))?;
-    shared.call(py, |comm| in_order!(comm, stream, combine(handle.get()?, call)))?;
+    shared.call(py, |comm| in_order!(comm, stream, counted, combine(handle.get()?, call)))?;
     Ok(outputs.clone_ref(py))
 }
 
@@ -194,10 +199,10 @@ pub(crate) fn combine_send(
     arguments: &CombineArguments<'_, '_>,
 ) -> PyResult<PendingCombine> {
     let stream = arguments.stream;
-    let ReadyCombine { handle, call, kept, outputs } =
+    let ReadyCombine { handle, call, counted, kept, outputs } =
         arguments.read(shared).map_err(|why| refuse(py, shared, arguments.refused(shared), why))?;
-    let pending =
-        shared.call(py, |comm| in_order!(comm, stream, combine_send(handle.get()?, call)))?;
+    let pending = shared
+        .call(py, |comm| in_order!(comm, stream, counted, combine_send(handle.get()?, call)))?;
     Ok(PendingCombine { waiting: Waiting::new(shared, stream, pending.keeping(kept)), outputs })
 }
 

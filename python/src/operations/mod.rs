@@ -6,20 +6,20 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use tokenyard_core::communicator::{
-    Communicator, Dispatch, Handle as CoreHandle, OnStream, Outputs,
-    PendingCombine as CorePendingCombine, PendingDispatch as CorePendingDispatch,
-    PendingReplay as CorePendingReplay, RefusedCall, Replay, Sizes, TensorMut, TensorRef,
+    Communicator, Dispatch, Handle as CoreHandle, OnStream, PendingCombine as CorePendingCombine,
+    PendingDispatch as CorePendingDispatch, PendingReplay as CorePendingReplay, RefusedCall,
+    Replay, Sizes, Statistics, TensorMut, TensorRef,
 };
 use tokenyard_core::moe::Layout;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::communicator::{Shared, stream};
+use crate::communicator::stream;
 use crate::errors::{invalid, raise};
 use crate::options;
 use crate::output::{Handle, Received};
 use crate::owned::Owned;
+use crate::shared::Shared;
 use crate::tensor::Tensor;
 
 type Object<'a, 'py> = &'a Bound<'py, PyAny>;
@@ -90,18 +90,48 @@ impl CallStream {
         }
     }
 
-    fn on(self, comm: &mut Communicator) -> Option<OnStream<'_>> {
-        let on = comm.on(stream(self.raw)?);
+    fn on<'a>(
+        self,
+        comm: &'a mut Communicator,
+        counted: Statistics<'static>,
+    ) -> Option<OnStream<'a>> {
+        let on = comm.on(stream(self.raw)?).with_statistics(counted);
         Some(if self.without_sync { on.without_sync() } else { on })
+    }
+}
+
+/// Tensors of a device that a call adds numbers to.
+#[derive(Clone, Copy)]
+pub(crate) struct Counted<'a, 'py> {
+    pub(crate) expert_totals: Maybe<'a, 'py>,
+    pub(crate) waited_ns: Maybe<'a, 'py>,
+}
+
+impl Counted<'_, '_> {
+    fn read(self, stream: CallStream, kept: &mut Inputs) -> Result<Statistics<'static>> {
+        let counted = Statistics {
+            expert_totals: kept.optional(optional("expert_totals", self.expert_totals)?)?,
+            waited_ns: kept.optional(optional("waited_ns", self.waited_ns)?)?,
+        };
+        let is_there = counted.expert_totals.is_some() || counted.waited_ns.is_some();
+        match is_there && stream.raw.is_none() {
+            true => Err(invalid(
+                "expert_totals, waited_ns: found some without a stream; expected both or neither",
+            )),
+            false => Ok(counted),
+        }
     }
 }
 
 /// In the order of a stream, or of none.
 macro_rules! in_order {
     ($comm:expr, $stream:expr, $call:ident($($argument:expr),*)) => {
+        in_order!($comm, $stream, Statistics::default(), $call($($argument),*))
+    };
+    ($comm:expr, $stream:expr, $counted:expr, $call:ident($($argument:expr),*)) => {
         match $stream.raw {
             None => Communicator::$call($comm, $($argument),*),
-            Some(_) => match $stream.on($comm) {
+            Some(_) => match $stream.on($comm, $counted) {
                 Some(mut on) => OnStream::$call(&mut on, $($argument),*),
                 None => Communicator::$call($comm, $($argument),*),
             },
@@ -109,11 +139,13 @@ macro_rules! in_order {
     };
 }
 
-// Below the macro, which it uses.
+// Below the macro, which they use.
 mod combine;
+mod outputs;
 
 use combine::Combined;
 pub(crate) use combine::{CombineArguments, Sums, combine, combine_send};
+pub(crate) use outputs::{copy_out, count_routing, expert_counts, release_after};
 
 /// An operation between its halves.
 struct Waiting<P: Send> {
@@ -254,6 +286,14 @@ pub(crate) struct DispatchArguments<'a, 'py> {
     pub(crate) cast: Option<&'a str>,
     pub(crate) order: Order,
     pub(crate) stream: CallStream,
+    pub(crate) counted: Counted<'a, 'py>,
+}
+
+/// A dispatch that is ready to be called.
+struct ReadyDispatch {
+    call: Dispatch<'static>,
+    counted: Statistics<'static>,
+    kept: Inputs,
 }
 
 impl DispatchArguments<'_, '_> {
@@ -262,10 +302,11 @@ impl DispatchArguments<'_, '_> {
         options::layout(self.layout, alignment, zero_padding)
     }
 
-    fn read(&self) -> Result<(Dispatch<'static>, Inputs)> {
+    fn read(&self) -> Result<ReadyDispatch> {
         self.stream.check()?;
         let mut kept = Inputs::default();
-        let dispatch = Dispatch {
+        let counted = self.counted.read(self.stream, &mut kept)?;
+        let call = Dispatch {
             x: kept.keep(Tensor::read("x", self.x)?)?,
             scales: kept.optional(optional("scales", self.scales)?)?,
             topk_idx: kept.keep(Tensor::read("topk_idx", self.topk_idx)?.into_ids()?)?,
@@ -275,7 +316,7 @@ impl DispatchArguments<'_, '_> {
             sizes: if self.order.worst_case { Sizes::WorstCase } else { Sizes::Exact },
             max_tokens: self.order.max_tokens,
         };
-        Ok((dispatch, kept))
+        Ok(ReadyDispatch { call, counted, kept })
     }
 
     /// The refusal that the others get where the arguments cannot be read.
@@ -296,9 +337,10 @@ pub(crate) fn dispatch(
     arguments: &DispatchArguments<'_, '_>,
 ) -> PyResult<(Received, Handle)> {
     let stream = arguments.stream;
-    let (call, _kept) =
+    let ReadyDispatch { call, counted, kept: _kept } =
         arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
-    let (received, handle) = shared.call(py, |comm| in_order!(comm, stream, dispatch(&call)))?;
+    let (received, handle) =
+        shared.call(py, |comm| in_order!(comm, stream, counted, dispatch(&call)))?;
     Ok((Received::new(received, shared, stream.raw), Handle::new(handle)))
 }
 
@@ -308,9 +350,9 @@ pub(crate) fn dispatch_send(
     arguments: &DispatchArguments<'_, '_>,
 ) -> PyResult<PendingDispatch> {
     let stream = arguments.stream;
-    let (call, kept) =
+    let ReadyDispatch { call, counted, kept } =
         arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
-    let pending = shared.call(py, |comm| in_order!(comm, stream, dispatch_send(&call)))?;
+    let pending = shared.call(py, |comm| in_order!(comm, stream, counted, dispatch_send(&call)))?;
     Ok(PendingDispatch(Waiting::new(shared, stream, pending.keeping(kept))))
 }
 
@@ -369,67 +411,4 @@ pub(crate) fn replay_send(
     let pending =
         shared.call(py, |comm| in_order!(comm, stream, replay_send(handle.get()?, &call)))?;
     Ok(PendingReplay(Waiting::new(shared, stream, pending.keeping(kept))))
-}
-
-/// The arrays that can be copied out.
-const COPIED: [&str; 12] = [
-    "x",
-    "scales",
-    "ids",
-    "weights",
-    "source",
-    "slots",
-    "expert_counts",
-    "expert_starts",
-    "expert_ends",
-    "source_counts",
-    "source_ends",
-    "ranges",
-];
-
-pub(crate) fn release_after(py: Python<'_>, shared: &Shared, streams: &[usize]) -> PyResult<()> {
-    let streams: Vec<_> = streams.iter().filter_map(|raw| stream(Some(*raw))).collect();
-    shared.call(py, |comm| comm.release_after(&streams))
-}
-
-pub(crate) fn copy_out(
-    py: Python<'_>,
-    shared: &Shared,
-    received: &Received,
-    stream: Option<usize>,
-    given: Option<&Bound<'_, PyDict>>,
-) -> PyResult<()> {
-    let mut kept = Inputs::default();
-    let stream = CallStream { raw: stream, without_sync: false };
-    let mut outputs = read_outputs(given, &mut kept).map_err(|error| raise(py, &error))?;
-    let received = received.core().map_err(|error| raise(py, &error))?;
-    shared.call(py, |comm| in_order!(comm, stream, copy_out(&received, &mut outputs)))
-}
-
-fn read_outputs(given: Option<&Bound<'_, PyDict>>, kept: &mut Inputs) -> Result<Outputs<'static>> {
-    let mut outputs = Outputs::default();
-    for (key, object) in given.into_iter().flatten() {
-        let key = key.to_string();
-        let Some(name) = COPIED.into_iter().find(|name| *name == key) else {
-            let text = format!("{key}: found a name of no array; expected {}", COPIED.join(", "));
-            return Err(invalid(text));
-        };
-        let Some(tensor) = Tensor::optional(name, &object)? else { continue };
-        let place = match name {
-            "x" => &mut outputs.x,
-            "scales" => &mut outputs.scales,
-            "ids" => &mut outputs.ids,
-            "weights" => &mut outputs.weights,
-            "source" => &mut outputs.source,
-            "slots" => &mut outputs.slots,
-            "expert_counts" => &mut outputs.expert_counts,
-            "expert_starts" => &mut outputs.expert_starts,
-            "expert_ends" => &mut outputs.expert_ends,
-            "source_counts" => &mut outputs.source_counts,
-            "source_ends" => &mut outputs.source_ends,
-            _ => &mut outputs.ranges,
-        };
-        *place = Some(kept.keep_mut(tensor)?);
-    }
-    Ok(outputs)
 }

@@ -329,6 +329,15 @@ class Engine:
             )
         )
 
+    def decoding(self) -> list[tokenyard.Communicator]:
+        """The communicators of low-latency calls, in the order in which all ranks have opened them; where there are
+        none for these calls alone, the one of all calls so far."""
+        current = self._usable()
+        opened = [one for one in self._opened.values() if one.sizes.decodes]
+        if not opened and current is not None:
+            opened = [current]
+        return [one.communicator for one in opened if not one.communicator.closed]
+
     def is_capturing(self) -> bool:
         """Whether the current stream captures a graph: nothing can be agreed on then."""
         return self.on_device and bool(

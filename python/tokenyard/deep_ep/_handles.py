@@ -45,11 +45,14 @@ def anchored(reference: Tensor, array: Array, record: object) -> Tensor:
     return like(reference, np.asarray(anchor))
 
 
-def anchored_tensor(tensor: Tensor, record: object) -> Tensor:
-    """A tensor of torch over the same memory, which is not empty, by which `record_of` finds the record."""
+def anchored_tensor(tensor: Tensor, record: object, columns: int | None = None) -> Tensor:
+    """A tensor of torch over the same memory, which is not empty, by which `record_of` finds the record.
+
+    With `columns`, each element of a list is a row of as many.
+    """
     anchor = Anchor(record)
     _anchors[address(tensor)] = anchor
-    return torch._C._from_dlpack(_view(tensor, anchor))
+    return torch._C._from_dlpack(_view(tensor, anchor, columns))
 
 
 def anchored_output(array: tokenyard.Array, record: object) -> Tensor:

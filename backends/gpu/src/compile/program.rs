@@ -14,12 +14,13 @@ const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange.
 const EXCHANGE: SourceFile =
     SourceFile { name: "exchange.cu", text: include_str!("../kernels/exchange.cu") };
-const HEADERS: [(&str, &str); 29] = [
+const HEADERS: [(&str, &str); 30] = [
     ("arch.cuh", include_str!("../../device/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/arch_cuda.cuh")),
     ("arch_amd.cuh", include_str!("../../device/arch_amd.cuh")),
     ("transport.cuh", include_str!("../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
+    ("copies.cuh", include_str!("../kernels/copies.cuh")),
     ("region.cuh", include_str!("../kernels/region.cuh")),
     ("types.cuh", include_str!("../kernels/types.cuh")),
     ("cast.cuh", include_str!("../kernels/cast.cuh")),

@@ -316,6 +316,7 @@ struct DispatchArgs {
   u32 pushers;          // of rows in tiles: the first blocks, which move rows to other ranks, while the others
                         // move this rank's own; 0: each block moves both
   u32 part_rows;        // rows of a share of a tile, which one warp spreads
+  u64* host_counts;     // host memory: [El] of ticket << 32 | rows of each local expert; or null
 
   __device__ bool is_flat() const { return layout == kFlat; }
   // Each of these three is known when kernels are compiled, except for a kernel that moves groups.

@@ -64,6 +64,8 @@ pub(crate) fn bytes() -> String {
         size_of::<StagedCombineArgs>(),
         size_of::<StagedRefusalArgs>(),
         size_of::<FusedCombineArgs>(),
+        size_of::<CopyArgs>(),
+        size_of::<CountArgs>(),
     ]
     .map(|bytes| bytes.to_string())
     .join(",")
@@ -242,6 +244,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) stage_scales: u32,
     pub(crate) pushers: u32,
     pub(crate) part_rows: u32,
+    pub(crate) host_counts: u64,
 }
 
 #[repr(C)]
@@ -407,5 +410,41 @@ pub(crate) struct MergeArgs {
     pub(crate) pieces: u32,
     pub(crate) stages: u32,
     pub(crate) stage_bytes: u32,
+    pub(crate) reserved: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ArrayCopy {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) elements: u64,
+    pub(crate) room: u64,
+    pub(crate) columns: u32,
+    pub(crate) modulus: u32,
+    pub(crate) fill: i32,
+    pub(crate) flags: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CopyArgs {
+    pub(crate) totals: u64,
+    pub(crate) count: u32,
+    pub(crate) reserved: u32,
+    pub(crate) copies: [ArrayCopy; 12],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CountArgs {
+    pub(crate) topk_idx: u64,
+    pub(crate) rank_tokens: u64,
+    pub(crate) expert_tokens: u64,
+    pub(crate) is_token_in_rank: u64,
+    pub(crate) tokens: u64,
+    pub(crate) topk: u32,
+    pub(crate) experts: u32,
+    pub(crate) ranks: u32,
     pub(crate) reserved: u32,
 }

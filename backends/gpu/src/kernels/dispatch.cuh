@@ -231,6 +231,14 @@ __device__ bool note_experts(const DispatchArgs& a, const Up& up, const Dispatch
   return true;
 }
 
+// The rows of each local expert, for the host: words that are whole (INV-3), and say whose they are. One warp.
+__device__ TY_COLD void tell_counts(const DispatchArgs& a, const u32* counts) {
+  sync_wave();
+#pragma unroll 1
+  for (u32 e = lane_id(); e < a.c.local_experts(); e += kWave)
+    store_relaxed(a.host_counts + e, (u64)a.c.ticket << 32 | counts[e]);
+}
+
 // Writes into this rank's own region the counts, and the data that combine needs. One warp.
 template <class Up>
 __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
@@ -267,6 +275,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
     a.c.expect(a.c.rows_totals(), s, signals);
   }
   bool ok = note_experts(a, up, t, base, &rows, guard);
+  if (ok && a.host_counts) tell_counts(a, reinterpret_cast<u32*>(base + own_region().expert_counts));
   if (lane == 0) {
     u64* totals = reinterpret_cast<u64*>(base + own_region().totals);
     totals[0] = tokens;

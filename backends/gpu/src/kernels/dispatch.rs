@@ -10,7 +10,7 @@ use super::engine::Engine;
 use super::handle::Output;
 use super::mode::{CAPTURED, Mode};
 use super::operation::{DispatchOp, Operation};
-use super::outcome::{Called, Refusal};
+use super::outcome::{Called, Refusal, ticket};
 use super::received::describe;
 use super::sizes::{DispatchTiling, staged_bytes};
 use super::step::Step;
@@ -84,6 +84,7 @@ fn arguments(
         stage_scales: dispatch_tiling.stage_scales,
         pushers: 0,
         part_rows: 1,
+        host_counts: 0,
     }
 }
 
@@ -359,7 +360,11 @@ impl Engine {
             Cast::None => (call.x.data as u64, 0),
             _ => (0, call.x.data as u64),
         };
+        let gives = wanted.mode.waits() && !self.stages(wanted.spec.layout);
+        let slot = self.routing.slot(call.operation);
+        let host_counts = self.launcher.counts.ask(slot, ticket(call.operation), gives);
         let arguments = DispatchArgs {
+            host_counts,
             topk_idx: call.topk_idx.data as u64,
             tokens: call.tokens as u64,
             x,

@@ -15,6 +15,7 @@ use super::counters::PeerCounters;
 use super::device_api::DeviceApi;
 use super::exchange::{Exchange, Scope};
 use super::gpu_ring::Ring;
+use super::host_counts::HostCounts;
 use super::launch::{Blocks, DeviceState, Launcher};
 use super::limits::BlockLimits;
 use super::loaded::Kernels;
@@ -174,6 +175,7 @@ impl Engine {
                 kernels,
                 params: device_api.params,
                 outcomes: Pinned::new(context, slots)?,
+                counts: HostCounts::new(context, slots, moe.local_experts())?,
                 late: Pinned::new(context, 1)?,
                 traces: Buffer::new(context, (slots * size_of::<Trace>()) as u64)?,
                 waits,

@@ -15,6 +15,7 @@ namespace up {
 }
 
 #include "combine.cuh"
+#include "copies.cuh"
 #include "dispatch.cuh"
 #include "experts.cuh"
 #include "fused_combine.cuh"
@@ -149,6 +150,14 @@ TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
 }
 #endif
 
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_copy_out(TY_ARGUMENT ty::CopyArgs a, TY_ARGUMENT Up::Params) {
+  ty::copy_out(ty::in_place(a));
+}
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_count_routing(TY_ARGUMENT ty::CountArgs a, TY_ARGUMENT Up::Params) {
+  ty::count_routing(ty::in_place(a));
+}
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_arrive(TY_ARGUMENT ty::ArriveArgs a, TY_ARGUMENT Up::Params p) {
   ty::Guard guard(a.abort, a.cap_ns, a.report);

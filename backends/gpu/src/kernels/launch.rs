@@ -9,6 +9,7 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::args::{Outcome, Trace};
 use super::exchange::Exchange;
+use super::host_counts::HostCounts;
 use super::limits::BlockLimits;
 use super::loaded::Kernels;
 use super::waits::Waits;
@@ -151,6 +152,7 @@ pub(super) struct Launcher {
     /// `DeviceApi::Params`, in words of 8 bytes for its alignment.
     pub(super) params: Vec<u64>,
     pub(super) outcomes: Pinned<Outcome>,
+    pub(super) counts: HostCounts,
     /// The failure of an operation that no caller waits for; the first one only.
     pub(super) late: Pinned<Outcome>,
     /// `[slots]` of [`Trace`], on the device: a store to the host at the end of a kernel holds up the next one.

@@ -131,6 +131,8 @@ pub(super) struct Kernels {
     /// The kernel for each type, as in `combine`.
     pub(super) merge: [Function; 3],
     pub(super) agree: Function,
+    pub(super) copy_out: Function,
+    pub(super) count_routing: Function,
     /// Where kernels load and store, in one domain.
     pub(super) fused: Option<FusedKernels>,
     /// Inside one of several domains: finds the group of each token.
@@ -180,6 +182,8 @@ impl Kernels {
         }
         let arrive = module.function("ty_arrive")?;
         let agree = module.function("ty_agree")?;
+        let copy_out = module.function("ty_copy_out")?;
+        let count_routing = module.function("ty_count_routing")?;
         let group =
             if role == Role::IntraDomain { Some(module.function("ty_group")?) } else { None };
         let is_whole = role == Role::Direct && !puts;
@@ -198,6 +202,8 @@ impl Kernels {
             spread,
             merge,
             agree,
+            copy_out,
+            count_routing,
             fused,
             group,
             staged,

@@ -17,6 +17,7 @@ mod agree;
 pub(crate) mod args;
 mod combine;
 mod combine_tiling;
+mod copies;
 mod counters;
 mod device_api;
 mod dispatch;
@@ -27,6 +28,7 @@ mod exchanges;
 mod fused;
 mod gpu_ring;
 mod handle;
+mod host_counts;
 mod launch;
 mod limits;
 mod loaded;
@@ -64,7 +66,7 @@ use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall};
 use tokenyard_core::device::Device as DeviceTools;
 use tokenyard_core::export::DeviceComponent;
-use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits, NO_LINK_NEEDS};
+use tokenyard_core::kernels::{Copies, KernelNeeds, KernelSet, KernelShape, Limits, NO_LINK_NEEDS};
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -349,6 +351,24 @@ impl<C: Components> KernelSet for GpuKernels<C> {
 
     fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
         self.planned()?.dispatch_recv(operation)
+    }
+
+    fn expert_counts(&mut self, operation: u64, counts: &mut [u32]) -> Result<()> {
+        self.planned()?.owners.expert_counts(operation, counts)
+    }
+
+    unsafe fn copy_out(&mut self, copies: &Copies<'_>) -> Result<()> {
+        if copies.stream.is_none() {
+            self.settle()?;
+        }
+        // SAFETY: by this function's contract.
+        unsafe { self.planned()?.owners.copy_out(copies)? };
+        if copies.stream.is_none() { self.settle() } else { Ok(()) }
+    }
+
+    unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.planned()?.owners.count_routing(counts) }
     }
 
     fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {

@@ -287,6 +287,11 @@ void run(const Shape& shape, u32 domains, std::vector<u32> tokens) {
       world.all([=](Rank& r) { same("dispatch", dispatch(r, layout, replay, {}), (i64)-1); });
       for (Rank* r : world.ranks)
         up_level::check_received(world.inputs(), r->me, r->handed, r->in->arena, r->outcome);
+      for (Rank* r : world.ranks) {
+        const u32* counts = (const u32*)(r->in->arena + up_level::region_of(r->handed, r->outcome).expert_counts);
+        for (u32 e = 0; e < shape.local(); e++)
+          same("rows of an expert, for the host", r->in->host_counts[e], (u64)r->handed.c.ticket << 32 | counts[e]);
+      }
       combine(world, replay);
     }
     if (layout == kFlat) refused_combine(world), refusals(world);

@@ -216,6 +216,8 @@ void refusals(std::vector<Rank*>& ranks) {
   ranks[0]->topk[1] = good;
 }
 
+#include "copies.h"
+
 void check_all(std::vector<Rank*>& ranks, const std::vector<DispatchArgs>& args,
                const std::vector<Outcome>& outcomes) {
   for (u32 d = 0; d < ranks.size(); d++) {
@@ -223,6 +225,10 @@ void check_all(std::vector<Rank*>& ranks, const std::vector<DispatchArgs>& args,
     const u64* tiles = (const u64*)(ranks[d]->control + args[d].tiles);
     u32 count = args[d].tile_rows ? ranks.size() * args[d].tiles_of_source() : 0;
     for (u32 i = 0; i < count; i++) same("count of a tile", tiles[i], 0u);
+    Region region = region_of(args[d], outcomes[d]);
+    check_host_counts(*ranks[d], args[d], region);
+    check_routing_counts(*ranks[d]);
+    if (args[d].layout == kFlat) check_copies(*ranks[d], args[d], region, outcomes[d], d % 3);
   }
 }
 

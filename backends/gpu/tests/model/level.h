@@ -70,6 +70,7 @@ struct Rank : Inputs {
   WaitReport* report = room<WaitReport>(1);
   State* state = room<State>(1);
   Outcome *outcome = room<Outcome>(1), *late = room<Outcome>(1);
+  u64* host_counts = room<u64>(s.local());
   u32* tokens_word = room<u32>(1);
   Trace* trace = room<Trace>(1);
   // Bytes that a fabric has put to each rank.
@@ -303,6 +304,7 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   share_out(a);
   a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
   a.at_once = kAtOnce && r.operations % 2;
+  a.host_counts = r.host_counts;
   // As with small shared memory, or wide metadata: fewer tokens at once, scales by themselves.
   a.tally_tokens = 32 >> r.operations % 6, a.metadata_tokens = 32 >> r.operations % 4;
   a.metadata_scales = r.operations % 3 != 0;

@@ -44,6 +44,7 @@ class Record:
     is_expanded: bool
     # Tokens that arrived, or the most that can.
     flat_rows: int
+    device: Any
 
 
 Result = tuple[Any, Any, Any, EPHandle, EventOverlap]
@@ -107,9 +108,11 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue
             is_exact=call.has_cpu_sync,
             is_expanded=call.is_expanded,
             flat_rows=received.tokens,
+            device=routed.x.device,
         )
-        outputs = _give(call, record, received, routed, stream)
-        handle = _make_handle(engine, call, record, received, stream)
+        places = Places(record, received)
+        outputs = _give(call, record, received, routed, stream, places.wanted)
+        handle = _make_handle(engine, call, record, received, places)
     return _finish(call, routed, outputs, handle, stream)
 
 
@@ -172,7 +175,7 @@ def _replay(engine: Engine, call: DispatchCall, handle: EPHandle, stream: CallSt
             record.native, x, weights, scales=scales, stream=stream.raw, without_sync=no_sync
         )
         routed = Routed(x, scales, None, weights)
-        outputs = _give(call, record, received, routed, stream)
+        outputs = _give(call, record, received, routed, stream, {})
     return _finish(call, routed, outputs, handle, stream)
 
 
@@ -185,10 +188,15 @@ def record_of(engine: Engine, handle: object) -> Record:
 
 
 def _give(
-    call: DispatchCall, record: Record, received: Any, routed: Routed, stream: CallStream
+    call: DispatchCall,
+    record: Record,
+    received: Any,
+    routed: Routed,
+    stream: CallStream,
+    wanted: dict[str, Any],
 ) -> tuple[Any, Any, Any]:
-    """The received rows, ids and weights."""
-    opened = record.opened
+    """The received rows, ids and weights. One call copies them, where they do not stay, and all that is `wanted`."""
+    opened, device = record.opened, routed.x.device
     sizes = opened.sizes
     local = sizes.experts // opened.communicator.ranks
     most = sizes.tokens * opened.communicator.ranks * routed.x.shape[1] * routed.x.element_size()
@@ -197,41 +205,52 @@ def _give(
     x = take(received.x, routed.x.dtype)
     weights = None if received.weights is None else take(received.weights)
     scales = None if routed.scales is None else take(received.scales, routed.scales.dtype)
+    arrived_scales, ids = scales, None
+    wanted = dict(wanted)
     if not stays:
-        wanted = {"x": torch.empty_like(x)}
+        x = wanted["x"] = torch.empty_like(x)
         if weights is not None:
-            wanted["weights"] = torch.empty_like(weights)
+            weights = wanted["weights"] = torch.empty_like(weights)
         if scales is not None and not call.is_column_major:
-            wanted["scales"] = torch.empty_like(scales)
+            scales = wanted["scales"] = torch.empty_like(scales)
+    if not call.is_expanded:
+        shape = (received.rows, sizes.topk)
+        ids = wanted["wide_ids"] = torch.empty(shape, dtype=torch.int64, device=device)
+    if wanted:
         opened.communicator.copy_out(received, stream=stream.raw, **wanted)
-        x, weights = wanted["x"], wanted.get("weights")
-    if scales is not None:
-        if call.is_column_major:
-            # Columns start at multiples of 16 bytes.
-            physical = scales.new_empty((scales.shape[1], align(len(scales), 4)))
-            scales = physical.T[: len(scales)].copy_(scales)
-        elif not stays:
-            scales = wanted["scales"]
-    ids = None if call.is_expanded else take(received.ids).long()
+    if scales is not None and call.is_column_major:
+        # Columns start at multiples of 16 bytes.
+        physical = scales.new_empty((scales.shape[1], align(len(scales), 4)))
+        scales = physical.T[: len(scales)].copy_(arrived_scales)
     return x if scales is None else (x, scales), ids, weights
 
 
 class Places:
     """Fields of a handle that are computed where they are read first, from copies of what arrived."""
 
-    def __init__(self, record: Record, received: Any, stream: CallStream) -> None:
-        name = "slots" if record.is_expanded else "ids"
-        wanted = {
-            key: torch.empty_like(take(getattr(received, key)))
-            for key in ("source", name, "expert_counts", "source_ends")
+    def __init__(self, record: Record, received: Any) -> None:
+        opened = record.opened
+        topk, ranks = opened.sizes.topk, opened.communicator.ranks
+        source = received.source
+        tokens, local = len(source), opened.sizes.experts // ranks
+        lengths = [tokens, tokens * topk, local, ranks]
+        if record.is_expanded:
+            lengths.append(local)
+        # Parts of one allocation.
+        memory = torch.empty(sum(lengths), dtype=torch.int32, device=record.device)
+        self.arrays = (memory,)
+        self.source, places, self.counts, self.source_ends, *rest = memory.split(lengths)
+        self.places = places.view(tokens, topk)
+        self._expert_ends = rest[0] if rest else None
+        self._record = record
+        self.wanted = {
+            "source": self.source,
+            "slots" if record.is_expanded else "ids": self.places,
+            "expert_counts": self.counts,
+            "source_ends": self.source_ends,
         }
         if record.is_expanded:
-            wanted["expert_ends"] = torch.empty_like(take(received.expert_ends))
-        record.opened.communicator.copy_out(received, stream=stream.raw, **wanted)
-        self.arrays = tuple(wanted.values())
-        self.source, self.places, self.counts, self.source_ends = self.arrays[:4]
-        self._expert_ends = wanted.get("expert_ends")
-        self._record = record
+            self.wanted["expert_ends"] = self._expert_ends
 
     def metadata(self) -> Any:
         topk, record = self._record.opened.sizes.topk, self._record
@@ -271,14 +290,14 @@ def _scaleup_psum(engine: Engine, ends: Any) -> Any:
 
 
 def _make_handle(
-    engine: Engine, call: DispatchCall, record: Record, received: Any, stream: CallStream
+    engine: Engine, call: DispatchCall, record: Record, received: Any, places: Places
 ) -> EPHandle:
-    places = Places(record, received, stream)
     if call.stats is not None:
         call.stats.add_(places.counts)
     per_expert: list[int] = []
     if record.is_exact:
-        per_expert = [align(count, record.alignment) for count in places.counts.tolist()]
+        counts = record.opened.communicator.expert_counts(received)
+        per_expert = [align(count, record.alignment) for count in counts]
     ranks, local = engine.ranks, record.experts // engine.ranks
     expanded = sum(per_expert)
     if not record.is_exact:

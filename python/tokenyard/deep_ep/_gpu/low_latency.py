@@ -72,7 +72,8 @@ class Blocks:
         self.source.remainder_(call.tokens)
         if self.scales is not None:
             self.scales.copy_(take(received.scales))
-        if call.stats is not None:
+        if call.stats is not None and not opened.takes("statistics"):
+            # Otherwise the kernels have added them.
             call.stats.add_(self.counts)
 
 
@@ -103,11 +104,22 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any
     if call.stats is not None:
         local = call.experts // engine.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
-        # The package itself judges where the others lie.
-        expect_device(x, cumulative_local_expert_recv_stats=call.stats)
+    if call.wait_stats is not None:
+        read(DISPATCH_WAITS, call.wait_stats, (torch.int64,), (engine.ranks,))
+    # The package itself judges where the others lie.
+    expect_device(x, cumulative_local_expert_recv_stats=call.stats)
     decodes = call.tokens <= _MOST_DECODE_TOKENS
     sizes = sizes_of(call.experts, ids.shape[1], hidden, call.tokens, call.tokens, decodes)
     return sizes, (x, ids)
+
+
+def _counted(opened: Opened, operation: str, wait_stats: Any) -> dict[str, Any]:
+    """The keyword for waiting times. It is refused by name where kernels count none."""
+    if wait_stats is None:
+        return {}
+    if not opened.takes("statistics"):
+        missing(f"Buffer.low_latency_{operation}", f"{operation}_wait_recv_cost_stats")
+    return {"waited_ns": wait_stats}
 
 
 def dispatch(
@@ -117,12 +129,13 @@ def dispatch(
     stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
     # The hook goes on there, wherever it is called.
     _ = stream.stream if has_hook else None
-    if call.wait_stats is not None:
-        missing("Buffer.low_latency_dispatch", DISPATCH_WAITS)
 
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
         no_sync = opened.takes("without_sync")
+        counted = _counted(opened, "dispatch", call.wait_stats)
+        if call.stats is not None and opened.takes("statistics"):
+            counted["expert_totals"] = call.stats
         act = opened.communicator.dispatch_send if has_hook else opened.communicator.dispatch
         sent: Any = act(
             *arrays,
@@ -131,6 +144,7 @@ def dispatch(
             worst_case=no_sync,
             stream=stream.raw,
             without_sync=no_sync,
+            **counted,
         )
         sent = sent if has_hook else Received(sent)
         return arrays, sent
@@ -219,14 +233,14 @@ def combine(
     """The output, filled in the order of the stream: at once, or when the hook was called."""
     stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
     opened = None
-    if call.wait_stats is not None:
-        missing("Buffer.low_latency_combine", COMBINE_WAITS)
     with stream.inside():
         try:
             record = _arrived(call.handle)
             engine.expect_own(record.opened)
             opened = record.opened
             rows, ids, weights, out = _read_combine(call, record)
+            if call.wait_stats is not None:
+                read(COMBINE_WAITS, call.wait_stats, (torch.int64,), (engine.ranks,))
             sends_weights = opened.takes("packed_sums") or opened.takes("round_once")
             if not sends_weights:
                 # torch works on them, which raises on this rank alone where they lie apart.
@@ -238,6 +252,7 @@ def combine(
         name_stream(opened, stream)
         options: dict[str, Any] = {"out": out, "stream": stream.raw}
         options["without_sync"] = opened.takes("without_sync")
+        options |= _counted(opened, "combine", call.wait_stats)
         if sends_weights:
             options |= {"topk_weights": weights, "topk_idx": ids}
             options |= {"weighted": True, "round_once": True}

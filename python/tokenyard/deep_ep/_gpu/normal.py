@@ -18,12 +18,12 @@ from .tensors import (
     adopt,
     adopted,
     device_of,
+    dummy,
     expect_device,
     fit,
     floats,
     library,
     name_stream,
-    nothing,
     read,
     stays_in_arena,
     take,
@@ -56,21 +56,34 @@ def layout(
         ) from None
     call = CallStream(ids.device, timing)
     with call.inside():
-        counts = _count(engine, ids, experts)
+        of_kernel = _counted(engine, ids, experts, call.raw)
+        counts = of_kernel or _count(engine, ids, experts)
     event = call.finish((ids,), counts)
     return (*counts, event)
+
+
+def _counted(engine: Engine, ids: Any, experts: int, raw: int | None) -> Any:
+    """The counts by one kernel, if a communicator is open already on GPUs of one domain; else None."""
+    opened = engine.current
+    if raw is None or opened is None or engine.domains > 1 or opened.communicator.closed:
+        return None
+    tokens, ranks, device = len(ids), engine.ranks, ids.device
+    per_rank = torch.empty(ranks, dtype=torch.int32, device=device)
+    per_expert = torch.empty(experts, dtype=torch.int32, device=device)
+    is_in = torch.empty((tokens, ranks), dtype=torch.bool, device=device)
+    of_bytes = is_in.view(torch.uint8)
+    opened.communicator.count_routing(ids.contiguous(), per_rank, per_expert, of_bytes, stream=raw)
+    return per_rank, None, per_expert, is_in
 
 
 def _count(engine: Engine, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
     tokens, ranks = len(ids), engine.ranks
     # The place behind the last stands for no expert, as do ids that the dispatch will refuse.
-    known = torch.where((ids >= 0) & (ids < experts), ids, experts)
-    owner = known.div(experts // ranks, rounding_mode="floor")
-    is_in = torch.zeros((tokens, ranks + 1), dtype=torch.bool, device=ids.device)
-    is_in = is_in.scatter_(1, owner, True)[:, :ranks].contiguous()
-    per_expert = torch.zeros(experts + 1, dtype=torch.int32, device=ids.device)
-    ones = torch.ones((), dtype=torch.int32, device=ids.device).expand(ids.numel())
-    per_expert = per_expert.scatter_add_(0, known.flatten(), ones)[:experts].contiguous()
+    known = ids.clamp(-1, experts).remainder_(experts + 1)
+    selected = torch.zeros((tokens, experts + 1), dtype=torch.bool, device=ids.device)
+    selected = selected.scatter_(1, known, True)[:, :experts]
+    per_expert = selected.sum(0, dtype=torch.int32)
+    is_in = selected.view(tokens, ranks, experts // ranks).any(dim=2)
     per_domain = None
     if engine.domains > 1:
         in_domain = is_in.view(tokens, engine.domains, ranks // engine.domains).any(dim=2)
@@ -133,13 +146,14 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, .
         given = call.num_worst_tokens or received.tokens
         record = Record(opened, native, given, has_sync)
         outputs = _give(call, record, received, routed, stream)
-        handle = _make_handle(engine, call, record, received)
-        per_expert = _counts_list(engine, call, received, stream)
-    rows, ids, weights = outputs
+        handle = _make_handle(engine, call, record, outputs)
+        per_expert = _counts_list(engine, call, record, received, stream)
+    rows, ids, weights = outputs.rows, outputs.ids, outputs.weights
     given_rows = rows if isinstance(rows, tuple) else (rows,)
     event = stream.finish(
         (*_tensors(call), routed.x, routed.scales, routed.ids, routed.weights),
-        (*given_rows, ids, weights, *handle),
+        # The allocator does not know the handle's tensor over `ends`.
+        (*given_rows, ids, weights, outputs.ends, *handle),
     )
     return rows, ids, weights, per_expert, handle, event
 
@@ -149,26 +163,48 @@ def _tensors(call: DispatchCall) -> tuple[Any, ...]:
     return (*rows, call.topk_idx, call.topk_weights, call.is_token_in_rank)
 
 
+@dataclass
+class Outputs:
+    """The tensors that a dispatch gives, and those of its handle."""
+
+    rows: Any
+    ids: Any
+    weights: Any
+    # Source tokens, and the ends of the rows of each source.
+    tokens: Any
+    ends: Any
+
+
 def _give(
     call: DispatchCall, record: Record, received: Any, routed: Routed, stream: CallStream
-) -> tuple[Any, Any, Any]:
-    """Rows, ids and weights."""
-    given = record.given
-    stays = _stays(record.opened, call, stream, routed.x)
-    rows = _rows(record, received, routed, stays, stream)
-    if call.topk_idx is None:
-        return rows, None, None
-    ids = take(received.ids).long()
-    weights = take(received.weights)
-    weights = weights if stays else weights.clone()
-    if not call.num_worst_tokens:
-        return rows, ids, weights
-    # Behind those that arrived is no id. Their number may be known to the device alone.
-    ids, weights = fit(ids, given), fit(weights, given)
-    is_behind = torch.arange(given, device=ids.device) >= take(received.totals)[0]
-    ids.masked_fill_(is_behind[:, None], -1)
-    weights.masked_fill_(is_behind[:, None], 0)
-    return rows, ids, weights
+) -> Outputs:
+    """The outputs. One call copies all that do not stay where they arrived."""
+    opened, given = record.opened, record.given
+    # Room for all places that the output has.
+    room, device = max(given, received.rows), routed.x.device
+    stays = _stays(opened, call, stream, routed.x)
+    rows, wanted = _rows(received, routed, room, stays)
+    # Copies: a handle may live for long, and holds no rows.
+    tokens = torch.empty(room, dtype=torch.int32, device=device)
+    ends = torch.empty(opened.communicator.ranks, dtype=torch.int32, device=device)
+    ids, weights = None, None
+    if call.topk_idx is not None:
+        ids = torch.empty((room, opened.sizes.topk), dtype=torch.int64, device=device)
+        wanted["ids"] = ids
+        if stays and given == received.rows and record.has_sync:
+            weights = take(received.weights)
+        else:
+            # Behind the rows that arrived is no weight. Their number may be known to the device alone.
+            weights = wanted["weights"] = torch.empty(ids.shape, dtype=torch.float32, device=device)
+    opened.communicator.copy_out(
+        received, stream=stream.raw, source_tokens=tokens, source_ends=ends, **wanted
+    )
+    if room != given:
+        rows = tuple(fit(one, given) for one in rows)
+        tokens = fit(tokens, given)
+        if ids is not None:
+            ids, weights = fit(ids, given), fit(weights, given)
+    return Outputs(rows if len(rows) > 1 else rows[0], ids, weights, tokens, ends)
 
 
 def _stays(opened: Opened, call: DispatchCall, stream: CallStream, x: Any) -> bool:
@@ -177,33 +213,30 @@ def _stays(opened: Opened, call: DispatchCall, stream: CallStream, x: Any) -> bo
     return stays_in_arena(opened, stream, call.reference, most)
 
 
-def _rows(record: Record, received: Any, routed: Routed, stays: bool, stream: CallStream) -> Any:
-    """The received rows, and their scales."""
+def _rows(
+    received: Any, routed: Routed, room: int, stays: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The received rows, and their scales; and of these what is still to be copied."""
     x = take(received.x, routed.x.dtype)
     scales = None if routed.scales is None else take(received.scales, routed.scales.dtype)
     if stays:
-        x, scales = fit(x, record.given), scales if scales is None else fit(scales, record.given)
-        return x if scales is None else (x, scales)
-    count = max(record.given, x.shape[0])
-    own = x.new_empty((count, x.shape[1]))
-    wanted = {"x": own}
-    own_scales = None
-    if scales is not None:
-        own_scales = scales.new_empty((count, scales.shape[1]))
-        wanted["scales"] = own_scales
-    record.opened.communicator.copy_out(received, stream=stream.raw, **wanted)
-    own = fit(own, record.given)
-    return own if own_scales is None else (own, fit(own_scales, record.given))
+        rows = (fit(x, room),) if scales is None else (fit(x, room), fit(scales, room))
+        return rows, {}
+    own = x.new_empty((room, x.shape[1]))
+    if scales is None:
+        return (own,), {"x": own}
+    own_scales = scales.new_empty((room, scales.shape[1]))
+    return (own, own_scales), {"x": own, "scales": own_scales}
 
 
 def _counts_list(
-    engine: Engine, call: DispatchCall, received: Any, stream: CallStream
+    engine: Engine, call: DispatchCall, record: Record, received: Any, stream: CallStream
 ) -> list[int]:
     """Rows per local expert, rounded up: on the host, which waits for them. None are asked for without CPU sync."""
     if call.num_worst_tokens:
         return []
     if call.topk_idx is not None:
-        counts = take(received.expert_counts).tolist()
+        counts = record.opened.communicator.expert_counts(received)
     else:
         counts = _sum_over_sources(engine, call.num_tokens_per_expert, stream)
     alignment = call.expert_alignment
@@ -225,31 +258,24 @@ def _sum_over_sources(engine: Engine, counts: Any, stream: CallStream) -> list[i
 
 
 def _make_handle(
-    engine: Engine, call: DispatchCall, record: Record, received: Any
+    engine: Engine, call: DispatchCall, record: Record, outputs: Outputs
 ) -> tuple[Any, ...]:
     """The tuple of tensors that DeepEP would return. Those that its kernels alone read are dummies of the shape."""
-    ranks, tokens = engine.ranks, record.native.tokens
-    ends = take(received.source_ends)
-    source = fit(take(received.source), record.given) % record.opened.sizes.tokens
-    is_in = call.is_token_in_rank
-
-    def dummy(*shape: int) -> Any:
-        return nothing(ends.device).expand(shape)
-
-    # A copy: a handle may live for long, and holds no rows.
-    ends = ends.clone()
-    if engine.domains == 1:
+    ranks, tokens, domains = engine.ranks, record.native.tokens, engine.domains
+    ends, is_in = outputs.ends, call.is_token_in_rank
+    device = ends.device
+    if domains == 1:
         # Only this rank's column is known without another exchange, so all are this one.
-        anchor = _handles.anchored_tensor(ends[:, None].expand(ranks, ranks), record)
-        channel = dummy(ranks, 1)
-        return anchor, channel, channel, source, is_in, dummy(tokens, ranks)
-    domains = engine.domains
-    per_domain, per_rank = dummy(domains, 1), dummy(ranks, 1)
+        anchor = _handles.anchored_tensor(ends, record, ranks)
+        channel = dummy(device, ranks, 1)
+        return anchor, channel, channel, outputs.tokens, is_in, dummy(device, tokens, ranks)
+    per_domain, per_rank = dummy(device, domains, 1), dummy(device, ranks, 1)
     domain_ends = ends.view(domains, -1)[:, -1].contiguous()
     before = (is_in, per_domain, per_rank, per_domain, domain_ends, per_rank)
     anchor = _handles.anchored_tensor(ends, record)
-    meta = torch.zeros((record.given, 8), dtype=torch.uint8, device=ends.device)
-    return (*before, anchor, meta, dummy(tokens, domains), dummy(0, ranks // domains))
+    meta = torch.zeros((record.given, 8), dtype=torch.uint8, device=device)
+    heads = dummy(device, tokens, domains)
+    return (*before, anchor, meta, heads, dummy(device, 0, ranks // domains))
 
 
 def _own_record(engine: Engine, handle: Any) -> Record:
@@ -280,8 +306,11 @@ def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> t
         )
         routed = Routed(x, scales, None, None)
         stays = _stays(opened, call, stream, x)
-        rows = _rows(record, received, routed, stays, stream)
-    given = rows if isinstance(rows, tuple) else (rows,)
+        given, wanted = _rows(received, routed, max(record.given, received.rows), stays)
+        if wanted:
+            opened.communicator.copy_out(received, stream=stream.raw, **wanted)
+        given = tuple(fit(one, record.given) for one in given)
+    rows = given if len(given) > 1 else given[0]
     return rows, stream.finish((*_tensors(call), x, scales), given)
 
 

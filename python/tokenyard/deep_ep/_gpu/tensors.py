@@ -118,7 +118,7 @@ def expect_device(reference: Any, **tensors: Any) -> None:
 def take(array: tokenyard.Array, dtype: Any = None) -> Any:
     """An array of tokenyard as a tensor, without a copy. Its order with streams is the caller's."""
     # torch's public function asks what it is given, and then calls this one.
-    tensor = torch._C._from_dlpack(array.__dlpack__(stream=-1))
+    tensor = torch._C._from_dlpack(array._capsule())
     return tensor if dtype is None or tensor.dtype == dtype else tensor.view(dtype)
 
 
@@ -166,14 +166,20 @@ def name_stream(opened: Opened, call: CallStream) -> None:
         opened.communicator.release_after(list(others))
 
 
-_nothings: dict[Any, Any] = {}
+_dummies: dict[Any, Any] = {}
+# Above it, the next one begins anew: callers bring other numbers of tokens in every step.
+_MOST_DUMMIES = 256
 
 
-def nothing(device: Any) -> Any:
-    """An element that is neither read nor written, for tensors of which only the shape counts."""
-    found = _nothings.get(device)
+def dummy(device: Any, *shape: int) -> Any:
+    """A tensor of which only the shape counts: one element that is neither read nor written."""
+    key = (device, shape)
+    found = _dummies.get(key)
     if found is None:
-        found = _nothings[device] = torch.zeros(1, dtype=torch.int32, device=device)
+        if len(_dummies) >= _MOST_DUMMIES:
+            _dummies.clear()
+        element = torch.zeros(1, dtype=torch.int32, device=device)
+        found = _dummies[key] = element.expand(shape)
     return found
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+import tokenyard
 from tokenyard import errors
 
 from .. import _C, _low_latency, _normal
@@ -250,7 +251,7 @@ class Buffer:
           float32, or four in an int32 with `use_ue8m0`, column-major. `recv_count` `[E / R]` int32: rows
           that are filled.
         - `return_recv_hook`: the outputs are filled when the hook was called.
-        - `dispatch_wait_recv_cost_stats` `[R]` int64, on the CPU: nanoseconds of waiting for each rank are added.
+        - `dispatch_wait_recv_cost_stats` `[R]` int64: nanoseconds of waiting for each rank are added.
 
         Collective, as is the hook. Raises InvalidInputError here and RefusedError elsewhere; with a hook, the others
         raise where they call theirs.
@@ -358,34 +359,36 @@ class Buffer:
         Needs a config with `on_failure = "mask"` and low-latency kernels of a GPU, and a call before.
         """
         assert self.enable_shrink, "enable_shrink must be set"
-        communicator = self._opened("low_latency_update_mask_buffer")
-        if mask:
-            communicator.mask_rank(rank_to_mask)
-        else:
-            communicator.unmask_rank(rank_to_mask)
+        for communicator in self._masking("low_latency_update_mask_buffer"):
+            if mask:
+                communicator.mask_rank(rank_to_mask)
+            else:
+                communicator.unmask_rank(rank_to_mask)
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Takes all ranks back that live. Collective; a rank that was lost does not come back to a buffer."""
         assert self.enable_shrink, "enable_shrink must be set"
-        self._opened("low_latency_clean_mask_buffer").clear_masks()
+        for communicator in self._masking("low_latency_clean_mask_buffer"):
+            communicator.clear_masks()
 
-    def _opened(self, operation: str) -> Any:
-        """The communicator of the calls so far."""
-        if self._engine.current is None:
+    def _masking(self, operation: str) -> list[tokenyard.Communicator]:
+        """The communicators of low-latency calls, one for each M, so that a mask holds for all of them."""
+        found = self._engine.decoding()
+        if not found:
             raise errors.InvalidInputError(
                 "found no call of the buffer before; expected a low-latency dispatch, which masks are for",
                 kind="invalid_input",
                 rank=self._engine.rank,
                 operation=operation,
             )
-        return self._engine.current.communicator
+        return found
 
     def _left_out(self) -> list[int]:
-        if self._engine.current is None:
-            return []
-        communicator = self._engine.current.communicator
-        try:
-            return list(communicator.masked_ranks())
-        except errors.UnsupportedError:
-            # Only lost ranks are left out there.
-            return list(communicator.lost_ranks())
+        left_out: set[int] = set()
+        for communicator in self._engine.decoding():
+            try:
+                left_out.update(communicator.masked_ranks())
+            except errors.UnsupportedError:
+                # Only lost ranks are left out there.
+                left_out.update(communicator.lost_ranks())
+        return sorted(left_out)

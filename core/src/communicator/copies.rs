@@ -1,0 +1,146 @@
+//! Copies of arrays of outputs in host memory, and counts of experts for the host.
+
+use super::Communicator;
+use super::output::Received;
+use crate::abi;
+use crate::kernels::Copies;
+use crate::{ErrorKind, Result};
+
+/// How the elements of an array are copied.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Form {
+    /// The value of rows behind those that arrived; none where all rows are copied.
+    pub(super) fill: Option<i32>,
+    /// If it is not 0, elements that are not negative become their remainder by it.
+    pub(super) modulus: u32,
+}
+
+/// Makes copies in host memory.
+///
+/// # Safety
+/// As [`KernelSet::copy_out`](crate::kernels::KernelSet::copy_out).
+pub(super) unsafe fn on_host(copies: &Copies<'_>) {
+    for copy in copies.copies {
+        // SAFETY: by this function's contract; N comes first.
+        unsafe { copy_one(copy, copies.totals.read_unaligned()) };
+    }
+}
+
+/// # Safety
+/// The addresses are valid for as many elements as the copy says, and aligned.
+unsafe fn copy_one(copy: &abi::TyCopy, arrived: i64) {
+    let abi::TyCopy { elements, room, columns, modulus, fill, flags, .. } = *copy;
+    let fills = flags & abi::TY_COPY_FILL != 0;
+    let there = if fills { elements.min(arrived as u64 * u64::from(columns)) } else { elements };
+    let end = if fills { room } else { elements };
+    for at in 0..end as usize {
+        // SAFETY: by this function's contract: `there` of `from`, and `end` of `to`.
+        unsafe {
+            let value = match at < there as usize {
+                true => copy.from.cast::<i32>().add(at).read(),
+                false => fill,
+            };
+            let value = match modulus as i32 {
+                modulus if modulus > 0 && value >= 0 => value % modulus,
+                _ => value,
+            };
+            match flags & abi::TY_COPY_WIDE != 0 {
+                true => copy.to.cast::<i64>().add(at).write(value.into()),
+                false => copy.to.cast::<i32>().add(at).write(value),
+            }
+        }
+    }
+}
+
+impl Communicator {
+    /// The rows of each local expert of an output, for the host: `[E/R]`. Where the kernel set gives them, without a
+    /// wait for the rows; else once the output's operation has ended. Local.
+    ///
+    /// # Errors
+    /// An output of another communicator; errors of the device.
+    pub fn expert_counts(&mut self, received: &Received) -> Result<Vec<u32>> {
+        self.check_open()?;
+        self.check_output(received)?;
+        let mut counts = vec![0; self.shape.local_experts() as usize];
+        if self.gives_counts(received.operation) {
+            let given = self.components.kernels().expert_counts(received.operation, &mut counts);
+            match given {
+                Err(error) if error.kind() == ErrorKind::Unsupported => {}
+                Err(error) => return Err(self.end_failed(received.operation, error)),
+                Ok(()) => return Ok(counts),
+            }
+        }
+        let bytes = received.expert_counts().map_or(Ok(Vec::new()), |counts| counts.to_vec())?;
+        for (count, word) in counts.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *count = u32::from_ne_bytes(*word);
+        }
+        Ok(counts)
+    }
+
+    /// Whether the kernel set may have counts of an operation for the host.
+    fn gives_counts(&self, operation: u64) -> bool {
+        let is_recent = self.next_operation - operation <= u64::from(self.options.in_flight);
+        let kernels = self.components.kernels();
+        is_recent && self.components.device.is_some() && kernels.has_expert_counts()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copied(copy: abi::TyCopy, from: &[i32], arrived: i64) -> Vec<i32> {
+        let mut to = vec![7_i32; copy.room as usize];
+        let copy = abi::TyCopy {
+            from: from.as_ptr().cast(),
+            to: to.as_mut_ptr().cast(),
+            elements: from.len() as u64,
+            ..copy
+        };
+        // SAFETY: memory of these lengths.
+        unsafe { on_host(&Copies { copies: &[copy], totals: &arrived, stream: None }) };
+        to
+    }
+
+    const COPY: abi::TyCopy = abi::TyCopy {
+        from: std::ptr::null(),
+        to: std::ptr::null_mut(),
+        elements: 0,
+        room: 6,
+        columns: 2,
+        modulus: 0,
+        fill: -1,
+        flags: abi::TY_COPY_FILL,
+    };
+
+    #[test]
+    fn rows_behind_those_that_arrived_are_filled_up_to_the_end_of_the_room() {
+        assert_eq!(copied(COPY, &[1, 2, 3, 4], 1), [1, 2, -1, -1, -1, -1]);
+        assert_eq!(copied(COPY, &[1, 2, 3, 4], 2), [1, 2, 3, 4, -1, -1]);
+        let plain = abi::TyCopy { flags: 0, ..COPY };
+        assert_eq!(copied(plain, &[1, 2, 3, 4], 1), [1, 2, 3, 4, 7, 7]);
+    }
+
+    #[test]
+    fn a_source_becomes_its_token_unless_it_is_left_out() {
+        let tokens = abi::TyCopy { modulus: 8, columns: 1, room: 4, ..COPY };
+        assert_eq!(copied(tokens, &[3, 9, -1, 23], 3), [3, 1, -1, -1]);
+    }
+
+    #[test]
+    fn wide_elements_keep_their_sign() {
+        let (from, mut to) = ([5_i32, -1], [7_i64; 3]);
+        let copy = abi::TyCopy {
+            from: from.as_ptr().cast(),
+            to: to.as_mut_ptr().cast(),
+            elements: 2,
+            room: 3,
+            columns: 1,
+            flags: abi::TY_COPY_WIDE | abi::TY_COPY_FILL,
+            ..COPY
+        };
+        // SAFETY: memory of these lengths.
+        unsafe { on_host(&Copies { copies: &[copy], totals: &2, stream: None }) };
+        assert_eq!(to, [5, -1, -1]);
+    }
+}

@@ -1,0 +1,115 @@
+//! Calls that send nothing: copies and counts of outputs, counts of a routing.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tokenyard_core::Result;
+use tokenyard_core::communicator::{Communicator, OnStream, Outputs, RoutingRoom, Statistics};
+
+use super::{CallStream, Inputs, Object};
+use crate::communicator::stream;
+use crate::errors::{invalid, raise};
+use crate::output::Received;
+use crate::shared::Shared;
+use crate::tensor::Tensor;
+
+/// The arrays that can be copied out.
+const COPIED: [&str; 14] = [
+    "x",
+    "scales",
+    "ids",
+    "wide_ids",
+    "weights",
+    "source",
+    "source_tokens",
+    "slots",
+    "expert_counts",
+    "expert_starts",
+    "expert_ends",
+    "source_counts",
+    "source_ends",
+    "ranges",
+];
+
+pub(crate) fn release_after(py: Python<'_>, shared: &Shared, streams: &[usize]) -> PyResult<()> {
+    let streams: Vec<_> = streams.iter().filter_map(|raw| stream(Some(*raw))).collect();
+    shared.call(py, |comm| comm.release_after(&streams))
+}
+
+/// Tensors for counts of a routing: its ids, then the counts of ranks and of experts, and the map of ranks.
+pub(crate) fn count_routing(
+    py: Python<'_>,
+    shared: &Shared,
+    [ids, of_ranks, of_experts, is_in]: [Object<'_, '_>; 4],
+    raw: usize,
+) -> PyResult<()> {
+    let mut kept = Inputs::default();
+    let mut read = || {
+        let ids = kept.keep(Tensor::read("topk_idx", ids)?)?;
+        let mut room = |name, object| kept.keep_mut(Tensor::read(name, object)?);
+        let room = RoutingRoom {
+            rank_tokens: room("rank_tokens", of_ranks)?,
+            expert_tokens: room("expert_tokens", of_experts)?,
+            is_token_in_rank: room("is_token_in_rank", is_in)?,
+        };
+        Ok((ids, room))
+    };
+    let (ids, mut room) = read().map_err(|error| raise(py, &error))?;
+    let stream = CallStream { raw: Some(raw), without_sync: false };
+    shared.call(py, |comm| match stream.on(comm, Statistics::default()) {
+        Some(mut on) => on.count_routing(ids, &mut room),
+        None => Err(invalid("stream: found none; expected one")),
+    })
+}
+
+pub(crate) fn expert_counts(
+    py: Python<'_>,
+    shared: &Shared,
+    received: &Received,
+) -> PyResult<Vec<u32>> {
+    let received = received.core().map_err(|error| raise(py, &error))?;
+    shared.call(py, |comm| comm.expert_counts(&received))
+}
+
+pub(crate) fn copy_out(
+    py: Python<'_>,
+    shared: &Shared,
+    received: &Received,
+    stream: Option<usize>,
+    given: Option<&Bound<'_, PyDict>>,
+) -> PyResult<()> {
+    let mut kept = Inputs::default();
+    let stream = CallStream { raw: stream, without_sync: false };
+    let mut outputs = read_outputs(given, &mut kept).map_err(|error| raise(py, &error))?;
+    let received = received.core().map_err(|error| raise(py, &error))?;
+    shared.call(py, |comm| in_order!(comm, stream, copy_out(&received, &mut outputs)))
+}
+
+fn read_outputs(given: Option<&Bound<'_, PyDict>>, kept: &mut Inputs) -> Result<Outputs<'static>> {
+    let mut outputs = Outputs::default();
+    for (key, object) in given.into_iter().flatten() {
+        let key = key.to_string();
+        let Some(name) = COPIED.into_iter().find(|name| *name == key) else {
+            let text = format!("{key}: found a name of no array; expected {}", COPIED.join(", "));
+            return Err(invalid(text));
+        };
+        let Some(tensor) = Tensor::optional(name, &object)? else { continue };
+        let place = match name {
+            "x" => &mut outputs.x,
+            "scales" => &mut outputs.scales,
+            "ids" => &mut outputs.ids,
+            "wide_ids" => &mut outputs.wide_ids,
+            "weights" => &mut outputs.weights,
+            "source" => &mut outputs.source,
+            "source_tokens" => &mut outputs.source_tokens,
+            "slots" => &mut outputs.slots,
+            "expert_counts" => &mut outputs.expert_counts,
+            "expert_starts" => &mut outputs.expert_starts,
+            "expert_ends" => &mut outputs.expert_ends,
+            "source_counts" => &mut outputs.source_counts,
+            "source_ends" => &mut outputs.source_ends,
+            _ => &mut outputs.ranges,
+        };
+        *place = Some(kept.keep_mut(tensor)?);
+    }
+    Ok(outputs)
+}

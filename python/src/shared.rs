@@ -1,0 +1,98 @@
+//! A communicator that its Python object, pending operations and outputs share.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+
+use pyo3::prelude::*;
+use tokenyard_core::bootstrap::World as CoreWorld;
+use tokenyard_core::communicator::{BringUpReport, Communicator as CoreCommunicator};
+use tokenyard_core::moe::Shape;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::errors::raise;
+use crate::owned::{Owned, drop_detached};
+
+/// A communicator, and what its operations need. Pending operations keep it.
+pub(crate) struct Shared {
+    /// The lock is held while an operation waits, so it is taken without the GIL.
+    pub(crate) comm: Owned<Mutex<Option<CoreCommunicator>>>,
+    pub(crate) world: Arc<Owned<Arc<CoreWorld>>>,
+    pub(crate) shape: Shape,
+    pub(crate) report: BringUpReport,
+    pub(crate) works_on_device: bool,
+    pub(crate) forms: Vec<&'static str>,
+    /// Bytes of outputs that live.
+    pub(crate) held: Arc<AtomicU64>,
+}
+
+impl Shared {
+    /// Whether combines of packed rows take weights and ids themselves, without a replay.
+    pub(crate) fn takes_packed_sums(&self) -> bool {
+        self.forms.contains(&"packed_sums")
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    pub(crate) fn held(&self) -> &Arc<AtomicU64> {
+        &self.held
+    }
+
+    /// Calls the communicator, without the GIL.
+    pub(crate) fn call<R: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut CoreCommunicator) -> Result<R> + Send,
+    ) -> PyResult<R> {
+        let called = py.detach(|| {
+            let mut comm = self.comm.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+            call(comm.as_mut().ok_or_else(closed)?)
+        });
+        called.map_err(|error| raise(py, &error))
+    }
+
+    /// Whether this process opened it.
+    pub(crate) fn is_mine(&self) -> bool {
+        self.comm.get().is_ok()
+    }
+
+    /// Whether a thread is inside of a call.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.comm.get().is_ok_and(|comm| matches!(comm.try_lock(), Err(TryLockError::WouldBlock)))
+    }
+
+    pub(crate) fn report_failure(&self, why: &str) {
+        if let Ok(world) = self.world.get() {
+            world.report_failure(why);
+        }
+    }
+
+    pub(crate) fn take(&self) -> Result<Option<CoreCommunicator>> {
+        Ok(self.comm.get()?.lock().unwrap_or_else(PoisonError::into_inner).take())
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        let Ok(comm) = self.comm.get() else { return true };
+        match comm.try_lock() {
+            Ok(comm) => comm.as_ref().is_none_or(CoreCommunicator::is_closed),
+            // A call is under way. If an error ends it, a later check finds the communicator
+            // closed.
+            Err(_) => false,
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Never collective: ranks collect their garbage at different times.
+        if let Ok(Some(comm)) = self.take() {
+            drop_detached(comm);
+        }
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::InvalidInput, "use communicator", "the communicator was closed")
+        .with_fix("open a new one")
+}
