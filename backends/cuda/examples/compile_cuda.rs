@@ -14,7 +14,7 @@ const WANTED: [(u32, Rows); 4] =
 
 /// Kernels of `exchange.cu` without bulk copies: over puts there is one more for a combine; inside one of several
 /// domains there is one more for a dispatch.
-fn programs() -> Result<[(Over, Role, usize); 5]> {
+fn programs() -> Result<[(Over, Role, usize); 6]> {
     let given = Nvlink::device_source()?;
     // SAFETY: the parameters that it points to are static.
     let nvlink = unsafe { Over::transport(&PLATFORM.dialect, "nvlink", Some(&given))? };
@@ -24,6 +24,7 @@ fn programs() -> Result<[(Over, Role, usize); 5]> {
     let ring = Over::gpu_ring();
     Ok([
         (nvlink.clone(), Role::Direct, 23),
+        (nvlink.clone(), Role::Masked, 23),
         (ring.clone(), Role::Direct, 11),
         (puts, Role::Direct, 11),
         (nvlink, Role::IntraDomain, 11),
@@ -130,7 +131,7 @@ fn main() -> Result<()> {
         for (over, role, kernels) in &programs()? {
             let name = format!("{} {role:?}", over.name()).to_lowercase();
             let compiled = compile(about, over, *role)?;
-            let is_whole = *role == Role::Direct && over.name() == "nvlink";
+            let is_whole = *role != Role::IntraDomain && over.name() == "nvlink";
             let fused = if rows == Rows::Tma && is_whole { FUSED } else { 0 };
             too_much += show(capability, rows, &name, &compiled, *kernels + fused);
         }

@@ -190,6 +190,7 @@ fn main() -> Result<()> {
     // more for a dispatch.
     let programs = [
         (&xgmi, Role::Direct, 26),
+        (&xgmi, Role::Masked, 26),
         (&ring, Role::Direct, 11),
         (&xgmi, Role::IntraDomain, 11),
         (&ring, Role::IntraDomain, 12),
