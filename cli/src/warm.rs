@@ -57,7 +57,8 @@ struct Compiled {
     /// The device API that they are compiled with: the name of its transport, or `gpu ring`,
     /// through the host.
     device_api: String,
-    /// `direct`; `masked`, the same where operations go on without lost ranks; `inside` for rows of several domains inside one of them.
+    /// `direct`; `masked`, the same where operations go on without lost ranks; `inside` for rows of several domains
+    /// inside one of them.
     role: &'static str,
     rows: &'static str,
     /// They were compiled now, because they were not in the folder yet.

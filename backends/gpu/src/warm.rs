@@ -89,7 +89,7 @@ pub struct Warmed {
     pub folder: PathBuf,
 }
 
-/// What a config says about the world of its communicators.
+/// The statements of a config about the world of its communicators.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct World {
     /// The number of domains, where it is set.
