@@ -152,6 +152,27 @@ impl Model {
         Self::compile(folder, model, &all)
     }
 
+    /// Kernels that load and store on warps of 32. Compiled once for all tests.
+    fn of_stores(rows: Rows) -> &'static Self {
+        static VECTOR: OnceLock<Model> = OnceLock::new();
+        static TMA: OnceLock<Model> = OnceLock::new();
+        let once = if rows == Rows::Vector { &VECTOR } else { &TMA };
+        once.get_or_init(|| {
+            let folder = tempfile::tempdir().expect("a folder");
+            write_all(folder.path(), NVLINK, rows, "the level");
+            if rows == Rows::Vector {
+                mutate(folder.path(), &["tiles.cuh"], &[local::EARLY_TILE]);
+            }
+            Self::compile(folder, "exchange.cpp", &defines(NVLINK, rows))
+        })
+    }
+
+    /// The same on waves of 64.
+    fn of_stores_64() -> &'static Self {
+        static OF_STORES: OnceLock<Model> = OnceLock::new();
+        OF_STORES.get_or_init(|| Self::of_wave_64(NVLINK, "exchange.cpp"))
+    }
+
     /// Kernels that put on several queues. Compiled once for all tests.
     fn of_puts() -> &'static Self {
         static OF_PUTS: OnceLock<Model> = OnceLock::new();
@@ -179,6 +200,25 @@ impl Model {
             run.status
         );
         printed
+    }
+}
+
+/// A change to the kernels that a run of a model may switch on: the description, the text that occurs once in the
+/// sources, and its replacement.
+type Mutant = (&'static str, &'static str, &'static str);
+
+/// Writes mutants into the sources of a folder. Kernels with mutants of which none is switched on do what those
+/// without do, so one program serves all runs.
+fn mutate(folder: &Path, sources: &[&str], mutants: &[Mutant]) {
+    for (what, from, to) in mutants {
+        let mut changed = 0;
+        for name in sources {
+            let path = folder.join(name);
+            let text = std::fs::read_to_string(&path).expect("a source");
+            changed += text.matches(from).count();
+            std::fs::write(&path, text.replace(from, to)).expect("written");
+        }
+        assert_eq!(changed, 1, "{what}: the kernels have another form");
     }
 }
 
@@ -236,26 +276,26 @@ fn rows_that_are_staged_by_bulk_copies_are_put_on_several_queues() {
 
 #[test]
 fn rows_reach_their_places_and_come_back_over_loads_and_stores() {
-    Model::level(NVLINK, Rows::Vector).is_well();
+    Model::of_stores(Rows::Vector).is_well();
 }
 
 #[test]
 fn rows_reach_their_places_and_come_back_by_bulk_copies() {
-    Model::level(NVLINK, Rows::Tma).is_well();
+    Model::of_stores(Rows::Tma).is_well();
 }
 
 #[test]
 fn rows_that_are_cast_as_they_move_end_as_the_oracle_casts_them() {
     for rows in [Rows::Vector, Rows::Tma] {
-        Model::level(NVLINK, rows).is_well_with(&["casts"]);
+        Model::of_stores(rows).is_well_with(&["casts"]);
     }
     Model::of_puts().is_well_with(&["few casts"]);
-    Model::of_wave_64(NVLINK, "exchange.cpp").is_well_with(&["few casts"]);
+    Model::of_stores_64().is_well_with(&["few casts"]);
 }
 
 #[test]
 fn waves_of_64_bring_rows_to_their_places_and_back_over_loads_and_stores() {
-    Model::of_wave_64(NVLINK, "exchange.cpp").is_well_with(&["few"]);
+    Model::of_stores_64().is_well_with(&["few"]);
 }
 
 #[test]

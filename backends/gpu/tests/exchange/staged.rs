@@ -4,7 +4,7 @@ use super::*;
 
 /// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
 /// description, the text that occurs once, and its replacement.
-const MUTANTS: [(&str, &str, &str); 12] = [
+const MUTANTS: [Mutant; 12] = [
     (
         "a row is taken before it has come",
         "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (!has_come(seen))",
@@ -68,7 +68,7 @@ const MUTANTS: [(&str, &str, &str); 12] = [
 ];
 
 /// The same for what masks do.
-const MASKING_MUTANTS: [(&str, &str, &str); 6] = [
+const MASKING_MUTANTS: [Mutant; 6] = [
     (
         "a rank that is lost is waited for",
         "    if (!masking || peer == masking->rank",
@@ -101,35 +101,38 @@ const MASKING_MUTANTS: [(&str, &str, &str); 6] = [
     ),
 ];
 
-/// Low-latency kernels with every mutant, each of which a run of the model may switch on.
-fn staged_mutants(model: &str, mutants: &[(&str, &str, &str)]) -> Model {
+const SOURCES: [&str; 6] = [
+    "transport.cuh",
+    "masking.cuh",
+    "staging.cuh",
+    "staged_send.cuh",
+    "staged_dispatch.cuh",
+    "staged_combine.cuh",
+];
+
+/// Low-latency kernels with every mutant.
+fn compiled(model: &str, mutants: &[Mutant]) -> Model {
     let folder = tempfile::tempdir().expect("a folder");
     write_all(folder.path(), NVLINK, Rows::Vector, "mutants");
-    for (what, from, to) in mutants {
-        let mut changed = 0;
-        for name in [
-            "transport.cuh",
-            "masking.cuh",
-            "staging.cuh",
-            "staged_send.cuh",
-            "staged_dispatch.cuh",
-            "staged_combine.cuh",
-        ] {
-            let path = folder.path().join(name);
-            let text = std::fs::read_to_string(&path).expect("a source");
-            changed += text.matches(from).count();
-            std::fs::write(&path, text.replace(from, to)).expect("written");
-        }
-        assert_eq!(changed, 1, "{what}: the kernels have another form");
-    }
+    mutate(folder.path(), &SOURCES, mutants);
     Model::compile(folder, model, &defines(NVLINK, Rows::Vector))
+}
+
+/// Compiled once for all tests.
+fn staged() -> &'static Model {
+    static STAGED: OnceLock<Model> = OnceLock::new();
+    STAGED.get_or_init(|| compiled("staged.cpp", &MUTANTS))
+}
+
+/// The same with masks.
+fn masked() -> &'static Model {
+    static MASKED: OnceLock<Model> = OnceLock::new();
+    MASKED.get_or_init(|| compiled("masked.cpp", &MASKING_MUTANTS))
 }
 
 #[test]
 fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back() {
-    let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), NVLINK, Rows::Vector, "staged");
-    Model::compile(folder, "staged.cpp", &defines(NVLINK, Rows::Vector)).is_well();
+    staged().is_well();
 }
 
 #[test]
@@ -139,17 +142,14 @@ fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back_on_waves_of_64
 
 #[test]
 fn every_low_latency_wait_that_is_taken_out_is_noticed() {
-    let model = staged_mutants("staged.cpp", &MUTANTS);
     for number in 1..=MUTANTS.len() {
-        model.notices(&[&number.to_string()]);
+        staged().notices(&[&number.to_string()]);
     }
 }
 
 #[test]
 fn low_latency_operations_go_on_without_a_rank_that_stops_in_any_phase() {
-    let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), NVLINK, Rows::Vector, "masked");
-    Model::compile(folder, "masked.cpp", &defines(NVLINK, Rows::Vector)).is_well();
+    masked().is_well();
 }
 
 #[test]
@@ -159,13 +159,17 @@ fn waves_of_64_go_on_without_a_rank_that_stops_in_any_phase_of_low_latency_opera
 
 #[test]
 fn what_masks_do_is_noticed_where_it_is_taken_out() {
-    let model = staged_mutants("masked.cpp", &MASKING_MUTANTS);
     for number in 1..=MASKING_MUTANTS.len() {
-        model.notices(&[&number.to_string()]);
+        masked().notices(&[&number.to_string()]);
     }
 }
 
 #[test]
 fn no_lane_of_a_wavefront_waits_for_another_in_low_latency_operations() {
     Model::in_lockstep(NVLINK, "staged.cpp", str::to_owned).is_well_with(&["least"]);
+}
+
+#[test]
+fn no_lane_of_a_wavefront_waits_for_another_where_masks_leave_ranks_out() {
+    Model::in_lockstep(NVLINK, "masked.cpp", str::to_owned).is_well_with(&["few"]);
 }
