@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use tokenyard_core::config::ComponentChoice;
-use tokenyard_core::config::Config;
+use tokenyard_core::config::{Config, OnFailure};
 use tokenyard_core::host::Registry;
 use tokenyard_gpu::Platform;
 use tokenyard_gpu::compile::{Architecture, Role, Rows};
-use tokenyard_gpu::warm::{Over, Warmed, programs, warm};
+use tokenyard_gpu::warm::{Over, Warmed, World, programs, warm};
 
 use crate::output::{People, SCHEMA_VERSION, print_json};
 use crate::preload;
@@ -57,7 +57,8 @@ struct Compiled {
     /// The device API that they are compiled with: the name of its transport, or `gpu ring`,
     /// through the host.
     device_api: String,
-    /// `direct`; `inside` for rows of several domains inside one of them.
+    /// `direct`; `masked`, the same where operations go on without lost ranks; `inside` for rows of several domains
+    /// inside one of them.
     role: &'static str,
     rows: &'static str,
     /// They were compiled now, because they were not in the folder yet.
@@ -73,6 +74,7 @@ impl From<Warmed> for Compiled {
         };
         let role = match warmed.role {
             Role::Direct => "direct",
+            Role::Masked => "masked",
             Role::IntraDomain => "inside",
         };
         let Warmed { architecture, over: device_api, compiled: now, folder, .. } = warmed;
@@ -150,11 +152,13 @@ fn compile(
     };
     let up = config.scale_up.as_ref().map(over).transpose()?;
     let out = config.scale_out.iter().map(over).collect::<tokenyard_core::Result<Vec<_>>>()?;
+    let masks = config.world.on_failure == OnFailure::Mask;
+    let world = World { domains: config.domains, masks };
     let warmed = warm(
         platform,
         &config.kernels.table.parse(platform.names.kernels)?,
         architecture,
-        &programs(up.as_ref(), &out, config.domains),
+        &programs(up.as_ref(), &out, world),
     )?;
     Ok(warmed.into_iter().map(Compiled::from).collect())
 }

@@ -59,7 +59,15 @@
 
 #define TY_DEVICE_API_VERSION 2
 
+// Defined as 1 in a program whose operations may go on without ranks: see Masking.
+#ifndef TY_MASKS
+#define TY_MASKS 0
+#endif
+
 namespace ty {
+
+// Whether ranks may be left out. A constant, because the code for it takes registers from every wait.
+constexpr bool kMasks = TY_MASKS;
 
 // A place in a window.
 struct At {
@@ -140,6 +148,7 @@ class Guard {
 
   // Whether a wait has ended because its rank is left out, since the last call.
   __device__ bool takes_left_out() {
+    if (!kMasks) return false;
     bool was = (state_ & kLeftOut) != 0;
     state_ &= ~kLeftOut;
     return was;
@@ -228,7 +237,7 @@ class Guard {
       store_relaxed(&report->wait_found, wait.found);
     }
     bool ends = load_relaxed(abort) != 0 || now - since >= cap;
-    if (!ends && leaves_out(report, what.peer, now - since)) {
+    if (kMasks && !ends && leaves_out(report, what.peer, now - since)) {
       atomic_cas(&report->waiting, tag(what), 0ull);
       return {since, kLeftOut};
     }

@@ -89,14 +89,25 @@ pub struct Warmed {
     pub folder: PathBuf,
 }
 
+/// The statements of a config about the world of its communicators.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct World {
+    /// The number of domains, where it is set.
+    pub domains: Option<u32>,
+    /// Operations go on without ranks that are lost.
+    pub masks: bool,
+}
+
 /// The programs that a communicator of these transports may run: inside a domain, and between domains, in
-/// the order of choice. `domains` is set where the config sets their number.
-pub fn programs(up: Option<&Over>, out: &[Over], domains: Option<u32>) -> Vec<(Over, Role)> {
+/// the order of choice.
+pub fn programs(up: Option<&Over>, out: &[Over], world: World) -> Vec<(Over, Role)> {
+    let World { domains, masks } = world;
+    let whole = if masks { Role::Masked } else { Role::Direct };
     let mut all = Vec::new();
     if let Some(up) = up {
         // Both a world that turns out to be one domain, and one that does not.
         if domains.is_none_or(|domains| domains == 1) || out.is_empty() {
-            all.push((up.clone(), Role::Direct));
+            all.push((up.clone(), whole));
         }
         if domains != Some(1) && !out.is_empty() {
             all.push((up.clone(), Role::IntraDomain));
@@ -240,7 +251,7 @@ mod tests {
         use Role::*;
         let (peers, ring) = (vendor("nvlink"), Over::gpu_ring());
         let named = |up: Option<&Over>, out: &[Over], domains| {
-            let all = programs(up, out, domains).into_iter();
+            let all = programs(up, out, World { domains, masks: false }).into_iter();
             all.map(|(over, role)| (over.name, role)).collect::<Vec<_>>()
         };
         let p = |name: &str, role| (name.to_owned(), role);
@@ -256,5 +267,12 @@ mod tests {
         );
         let same = named(Some(&peers), std::slice::from_ref(&peers), Some(2));
         assert_eq!(same, [p("nvlink", IntraDomain), p("nvlink", Direct)]);
+    }
+
+    #[test]
+    fn a_config_with_masks_names_the_program_that_has_them() {
+        let peers = vendor("nvlink");
+        let masks = World { domains: None, masks: true };
+        assert_eq!(programs(Some(&peers), &[], masks), [(peers, Role::Masked)]);
     }
 }

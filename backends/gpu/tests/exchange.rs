@@ -16,6 +16,8 @@ use tokenyard_gpu::compile::Rows;
 
 #[path = "exchange/local.rs"]
 mod local;
+#[path = "exchange/staged.rs"]
+mod staged;
 
 /// The file as the model has it: the dialect's words are the model's own, everything else is the
 /// product's.
@@ -150,6 +152,27 @@ impl Model {
         Self::compile(folder, model, &all)
     }
 
+    /// Kernels that load and store on warps of 32. Compiled once for all tests.
+    fn of_stores(rows: Rows) -> &'static Self {
+        static VECTOR: OnceLock<Model> = OnceLock::new();
+        static TMA: OnceLock<Model> = OnceLock::new();
+        let once = if rows == Rows::Vector { &VECTOR } else { &TMA };
+        once.get_or_init(|| {
+            let folder = tempfile::tempdir().expect("a folder");
+            write_all(folder.path(), NVLINK, rows, "the level");
+            if rows == Rows::Vector {
+                mutate(folder.path(), &["tiles.cuh"], &[local::EARLY_TILE]);
+            }
+            Self::compile(folder, "exchange.cpp", &defines(NVLINK, rows))
+        })
+    }
+
+    /// The same on waves of 64.
+    fn of_stores_64() -> &'static Self {
+        static OF_STORES: OnceLock<Model> = OnceLock::new();
+        OF_STORES.get_or_init(|| Self::of_wave_64(NVLINK, "exchange.cpp"))
+    }
+
     /// Kernels that put on several queues. Compiled once for all tests.
     fn of_puts() -> &'static Self {
         static OF_PUTS: OnceLock<Model> = OnceLock::new();
@@ -178,6 +201,25 @@ impl Model {
             run.status
         );
         printed
+    }
+}
+
+/// A change to the kernels that a run of a model may switch on: the description, the text that occurs once in the
+/// sources, and its replacement.
+type Mutant = (&'static str, &'static str, &'static str);
+
+/// Writes mutants into the sources of a folder. Kernels with mutants of which none is switched on do what those
+/// without do, so one program serves all runs.
+fn mutate(folder: &Path, sources: &[&str], mutants: &[Mutant]) {
+    for (what, from, to) in mutants {
+        let mut changed = 0;
+        for name in sources {
+            let path = folder.join(name);
+            let text = std::fs::read_to_string(&path).expect("a source");
+            changed += text.matches(from).count();
+            std::fs::write(&path, text.replace(from, to)).expect("written");
+        }
+        assert_eq!(changed, 1, "{what}: the kernels have another form");
     }
 }
 
@@ -235,26 +277,26 @@ fn rows_that_are_staged_by_bulk_copies_are_put_on_several_queues() {
 
 #[test]
 fn rows_reach_their_places_and_come_back_over_loads_and_stores() {
-    Model::level(NVLINK, Rows::Vector).is_well();
+    Model::of_stores(Rows::Vector).is_well();
 }
 
 #[test]
 fn rows_reach_their_places_and_come_back_by_bulk_copies() {
-    Model::level(NVLINK, Rows::Tma).is_well();
+    Model::of_stores(Rows::Tma).is_well();
 }
 
 #[test]
 fn rows_that_are_cast_as_they_move_end_as_the_oracle_casts_them() {
     for rows in [Rows::Vector, Rows::Tma] {
-        Model::level(NVLINK, rows).is_well_with(&["casts"]);
+        Model::of_stores(rows).is_well_with(&["casts"]);
     }
     Model::of_puts().is_well_with(&["few casts"]);
-    Model::of_wave_64(NVLINK, "exchange.cpp").is_well_with(&["few casts"]);
+    Model::of_stores_64().is_well_with(&["few casts"]);
 }
 
 #[test]
 fn waves_of_64_bring_rows_to_their_places_and_back_over_loads_and_stores() {
-    Model::of_wave_64(NVLINK, "exchange.cpp").is_well_with(&["few"]);
+    Model::of_stores_64().is_well_with(&["few"]);
 }
 
 #[test]
@@ -270,11 +312,6 @@ fn waves_of_64_bring_rows_to_their_places_and_back_over_puts_on_several_queues()
 #[test]
 fn no_lane_of_a_wavefront_waits_for_another_over_loads_and_stores() {
     Model::in_lockstep(NVLINK, "exchange.cpp", str::to_owned).is_well_with(&["least"]);
-}
-
-#[test]
-fn no_lane_of_a_wavefront_waits_for_another_in_low_latency_operations() {
-    Model::in_lockstep(NVLINK, "staged.cpp", str::to_owned).is_well_with(&["least"]);
 }
 
 #[test]
@@ -348,169 +385,6 @@ fn among_domains_kernels_put_on_several_queues() {
 #[test]
 fn among_domains_rows_are_stored_at_both_levels() {
     domains(NVLINK, NVLINK, 32).is_well();
-}
-
-/// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
-/// description, the text that occurs once, and its replacement.
-const MUTANTS: [(&str, &str, &str); 12] = [
-    (
-        "a row is taken before it has come",
-        "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (!has_come(seen))",
-        "  if (model::mutant != 1) guard.until(\n      what,\n      [&]() -> u64 {\n        if (!has_come(seen))",
-    ),
-    (
-        "a record is read before it has come",
-        "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen.y != epoch",
-        "  if (model::mutant != 2) guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen.y != epoch",
-    ),
-    (
-        "counts are read before they have come",
-        "    there &= seen >> 32 == epoch;",
-        "    there &= model::mutant == 3 || seen >> 32 == epoch;",
-    ),
-    (
-        "heads are not waited for",
-        "    heard[i] = poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);",
-        "    heard[i] = model::mutant == 4 ? (u32)load_relaxed(at) : poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);",
-    ),
-    (
-        "rows of what was refused are not waited for",
-        "  bool found = guard.until({kPhaseRows, source, 0, 1}, look,",
-        "  bool found = model::mutant == 5 ? look() != 0 : guard.until({kPhaseRows, source, 0, 1}, look,",
-    ),
-    (
-        "what was taken stays",
-        "  store_16_relaxed(at, make_uint4(0, 0, 0, 0));\n  return with_key",
-        "  if (model::mutant != 6) store_16_relaxed(at, make_uint4(0, 0, 0, 0));\n  return with_key",
-    ),
-    (
-        "an ended wait mends nothing",
-        "  stop_all(c);\n  uint4* rows",
-        "  stop_all(c);\n  if (model::mutant == 7) return;\n  uint4* rows",
-    ),
-    (
-        "a row travels by a key that one of its words is",
-        "    if (!sync_block_or(taken)) return key;",
-        "    if (!sync_block_or(taken) || model::mutant == 8) return key;",
-    ),
-    (
-        "counts that come behind heads are not waited for",
-        "  if (!there) {\n    guard = poll_reports(",
-        "  if (!there && model::mutant != 9) {\n    guard = poll_reports(",
-    ),
-    (
-        "weights and selections of a combine are read before they have come",
-        "    u32 bits = poll_seen(second_half(given), 0, what, guard);\n    if (lane < m.topk) weight =",
-        "    u32 bits = model::mutant == 10 ? (u32)load_relaxed(second_half(given)) : poll_seen(second_half(given), 0, what, guard);\n    if (lane < m.topk && model::mutant == 10) weight = float_of((u32)load_relaxed(second_half(given + 1 + lane)));\n    if (lane < m.topk && model::mutant != 10) weight =",
-    ),
-    (
-        "owners wait for weights before they know that their ranks take part",
-        "  send_weights(args, up, part);\n",
-        "  send_weights(args, up, part);\n  if (model::mutant == 11) return true;\n",
-    ),
-    (
-        "the key of a row is read before it has come",
-        "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen >> 32 != what.expected)",
-        "  if (model::mutant != 12 || what.phase == kPhaseEntry) guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen >> 32 != what.expected)",
-    ),
-];
-
-/// The same for what masks do.
-const MASKING_MUTANTS: [(&str, &str, &str); 6] = [
-    (
-        "a rank that is lost is waited for",
-        "    if (!masking || peer == masking->rank",
-        "    if (model::mutant == 1 || !masking || peer == masking->rank",
-    ),
-    (
-        "each block settles by itself who takes part",
-        "    out.ranks[rank] = old & 1;",
-        "    out.ranks[rank] = (model::mutant == 2 ? mine : old) & 1;",
-    ),
-    (
-        "the places of rows that have not come stay as they are",
-        "    if (load_relaxed(settled_word(args.dispatch.c, args.staging, kGaps, s)) ==",
-        "    if (model::mutant != 3 && load_relaxed(settled_word(args.dispatch.c, args.staging, kGaps, s)) ==",
-    ),
-    (
-        "a row of which some pieces have come counts",
-        "  return !masks(s) || !sync_block_or(guard.takes_left_out());",
-        "  return !masks(s) || !sync_block_or(guard.takes_left_out()) || model::mutant == 4;",
-    ),
-    (
-        "rows are sent to a rank that is left out",
-        "    if (expert >= 0 && is_left_out(s, expert / t.local))",
-        "    if (model::mutant != 5 && expert >= 0 && is_left_out(s, expert / t.local))",
-    ),
-    (
-        "sums wait for a rank that is left out",
-        "    bool is_owed = has && mine.expert >= 0 && !is_left_out(",
-        "    bool is_owed = has && mine.expert >= 0 && model::mutant == 6 || has && mine.expert >= 0 && !is_left_out(",
-    ),
-];
-
-/// Low-latency kernels with every mutant, each of which a run of the model may switch on.
-fn staged_mutants(model: &str, mutants: &[(&str, &str, &str)]) -> Model {
-    let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), NVLINK, Rows::Vector, "mutants");
-    for (what, from, to) in mutants {
-        let mut changed = 0;
-        for name in [
-            "transport.cuh",
-            "masking.cuh",
-            "staging.cuh",
-            "staged_send.cuh",
-            "staged_dispatch.cuh",
-            "staged_combine.cuh",
-        ] {
-            let path = folder.path().join(name);
-            let text = std::fs::read_to_string(&path).expect("a source");
-            changed += text.matches(from).count();
-            std::fs::write(&path, text.replace(from, to)).expect("written");
-        }
-        assert_eq!(changed, 1, "{what}: the kernels have another form");
-    }
-    Model::compile(folder, model, &defines(NVLINK, Rows::Vector))
-}
-
-#[test]
-fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back() {
-    let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), NVLINK, Rows::Vector, "staged");
-    Model::compile(folder, "staged.cpp", &defines(NVLINK, Rows::Vector)).is_well();
-}
-
-#[test]
-fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back_on_waves_of_64() {
-    Model::of_wave_64(NVLINK, "staged.cpp").is_well_with(&["few"]);
-}
-
-#[test]
-fn every_low_latency_wait_that_is_taken_out_is_noticed() {
-    let model = staged_mutants("staged.cpp", &MUTANTS);
-    for number in 1..=MUTANTS.len() {
-        model.notices(&[&number.to_string()]);
-    }
-}
-
-#[test]
-fn low_latency_operations_go_on_without_a_rank_that_stops_in_any_phase() {
-    let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), NVLINK, Rows::Vector, "masked");
-    Model::compile(folder, "masked.cpp", &defines(NVLINK, Rows::Vector)).is_well();
-}
-
-#[test]
-fn waves_of_64_go_on_without_a_rank_that_stops_in_any_phase_of_low_latency_operations() {
-    Model::of_wave_64(NVLINK, "masked.cpp").is_well_with(&["few"]);
-}
-
-#[test]
-fn what_masks_do_is_noticed_where_it_is_taken_out() {
-    let model = staged_mutants("masked.cpp", &MASKING_MUTANTS);
-    for number in 1..=MASKING_MUTANTS.len() {
-        model.notices(&[&number.to_string()]);
-    }
 }
 
 #[test]

@@ -191,6 +191,7 @@ fn main() -> Result<()> {
     // more for a dispatch.
     let programs = [
         (&xgmi, Role::Direct, 28),
+        (&xgmi, Role::Masked, 28),
         (&ring, Role::Direct, 13),
         (&xgmi, Role::IntraDomain, 13),
         (&ring, Role::IntraDomain, 14),

@@ -158,6 +158,9 @@ pub(crate) enum Needed {
 pub enum Role {
     /// The rows of this rank, straight to their owners; or, with several domains, to their domains.
     Direct,
+    /// The same, in one domain, where low-latency operations may go on without ranks. Code for masks takes registers
+    /// from every wait, so other programs have none.
+    Masked,
     /// Inside one of several domains: the rows that arrived for this domain, grouped by source.
     IntraDomain,
 }
@@ -187,6 +190,7 @@ impl Program {
             format!("-DTY_HOST_DEVICE_API_VERSION={}", abi::TY_DEVICE_API_VERSION),
             format!("-DTY_PUTS={}", u32::from(device_api.puts)),
             format!("-DTY_GROUPED={}", u32::from(role == Role::IntraDomain)),
+            format!("-DTY_MASKS={}", u32::from(role == Role::Masked)),
         ];
         Self::of(EXCHANGE, target, device_api, &own)
     }

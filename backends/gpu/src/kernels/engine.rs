@@ -100,7 +100,7 @@ impl Engine {
         };
         let facts = context.device.facts()?;
         let (processors, block) = (facts.processors, BlockLimits::of(&facts));
-        let kernels = Kernels::load(context, config, &device_api, exchange.role())?;
+        let kernels = Kernels::load(context, config, &device_api, exchange.role(is_masked))?;
         let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
         let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;

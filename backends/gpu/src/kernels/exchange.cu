@@ -1,6 +1,6 @@
 // The kernels, over the device API of the level inside a domain. Defines: TY_ROWS_TMA, TY_ARGS_BYTES,
 // TY_HOST_DEVICE_API_VERSION, TY_UP_PARAM_BYTES, TY_UP_PRELUDE (a header, or empty), TY_PUTS (the device
-// API only puts), TY_GROUPED (see args.cuh).
+// API only puts), TY_GROUPED (see args.cuh), TY_MASKS (see transport.cuh).
 //
 // With several domains, each level has a program of its own: this one over the device API of its
 // level.

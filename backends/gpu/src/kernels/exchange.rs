@@ -127,8 +127,13 @@ impl Exchange {
         (0..self.shape.ranks).map(|peer| self.team.rank(peer)).collect()
     }
 
-    pub(super) fn role(&self) -> Role {
-        if self.scope == Scope::IntraDomain { Role::IntraDomain } else { Role::Direct }
+    /// The program of the kernels; `is_masked`: some ranks may be masked.
+    pub(super) fn role(&self, is_masked: bool) -> Role {
+        match self.scope {
+            Scope::IntraDomain => Role::IntraDomain,
+            _ if is_masked => Role::Masked,
+            _ => Role::Direct,
+        }
     }
 
     /// Numbers of this exchange that one operation of a caller takes: between domains there is a

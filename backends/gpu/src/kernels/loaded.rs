@@ -186,7 +186,7 @@ impl Kernels {
         let count_routing = module.function("ty_count_routing")?;
         let group =
             if role == Role::IntraDomain { Some(module.function("ty_group")?) } else { None };
-        let is_whole = role == Role::Direct && !puts;
+        let is_whole = role != Role::IntraDomain && !puts;
         // As in `exchange.cu`: bulk copies, or more than 128 registers for a thread.
         let has_fused = is_whole && (rows == Rows::Tma || facts.wave == 64);
         let fused = has_fused.then(|| fused(&module, most_shared)).transpose()?;

@@ -26,7 +26,7 @@ __device__ inline LeftOut& left_out() {
   return out;
 }
 
-__device__ inline bool masks(const Staging& s) { return s.masking.masks != nullptr; }
+__device__ inline bool masks(const Staging& s) { return kMasks && s.masking.masks != nullptr; }
 __device__ inline bool is_left_out(const Staging& s, u32 rank) { return masks(s) && left_out().ranks[rank] != 0; }
 __device__ inline u64* settled_word(const Common& c, const Staging& s, u32 stage, u32 rank) {
   return s.masking.settled + ((u64)c.slot() * kSettled + stage) * c.ranks + rank;

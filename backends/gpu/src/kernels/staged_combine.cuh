@@ -387,7 +387,7 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
     if (!has) break;
     receive_token<Type, Partial, N, P>(args, up, token, owner, owners, keeps, own, coming, guard);
     if (args.combine.out_weights && wave_id() == 0) receive_weights(args, up, token, mine, owner, keeps, guard);
-    if (args.missing && wave_id() == 0) note_missing(args, token, mine.expert, owner);
+    if (kMasks && args.missing && wave_id() == 0) note_missing(args, token, mine.expert, owner);
     mine = next;
   }
   mend_staging(c, args.staging, up, guard);

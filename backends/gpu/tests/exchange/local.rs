@@ -57,43 +57,40 @@ const MUTANTS: [(&str, Rows, &str, &str); 8] = [
 ];
 
 /// For the last mutant: the thread that stores rows is slow.
-const SLOW: (&str, &str) = (
+const SLOW: Mutant = (
+    "a slow thread",
     "    bulk_store(reinterpret_cast<u8*>(left.to)",
     "    for (u32 i = 0; i < 5000 && model::mutant == 8; i++) pause_ns(1);\n    bulk_store(reinterpret_cast<u8*>(left.to)",
 );
 
-/// The kernels with every mutant, each of which a run may switch on.
-fn mutants(rows: Rows) -> Model {
-    let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), NVLINK, rows, "fused mutants");
-    for (what, _, from, to) in MUTANTS.into_iter().chain([("a slow thread", rows, SLOW.0, SLOW.1)])
-    {
-        let mut changed = 0;
-        for name in ["fused_plan.cuh", "fused_combine.cuh"] {
-            let path = folder.path().join(name);
-            let text = std::fs::read_to_string(&path).expect("a source");
-            changed += text.matches(from).count();
-            std::fs::write(&path, text.replace(from, to)).expect("written");
-        }
-        assert_eq!(changed, 1, "{what}: the kernels have another form");
-    }
-    Model::compile(folder, "fused.cpp", &defines(NVLINK, rows))
-}
+/// A tile is spread before it has arrived.
+pub(super) const EARLY_TILE: Mutant = (
+    "a tile is spread early",
+    "[&](u64 found) { return (u32)found == p.expected; });",
+    "[&](u64 found) { return (u32)found == p.expected || model::mutant == 1; });",
+);
 
-fn model(rows: Rows, more: &[&str]) -> Model {
-    let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), NVLINK, rows, "fused");
-    let all: Vec<_> =
-        defines(NVLINK, rows).into_iter().chain(more.iter().map(|s| (*s).to_owned())).collect();
-    Model::compile(folder, "fused.cpp", &all)
+/// The kernels with every mutant. Compiled once for all tests.
+fn fused(rows: Rows) -> &'static Model {
+    static VECTOR: OnceLock<Model> = OnceLock::new();
+    static TMA: OnceLock<Model> = OnceLock::new();
+    let once = if rows == Rows::Vector { &VECTOR } else { &TMA };
+    once.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_all(folder.path(), NVLINK, rows, "fused");
+        let all: Vec<_> =
+            MUTANTS.into_iter().map(|(what, _, from, to)| (what, from, to)).chain([SLOW]).collect();
+        mutate(folder.path(), &["fused_plan.cuh", "fused_combine.cuh"], &all);
+        Model::compile(folder, "fused.cpp", &defines(NVLINK, rows))
+    })
 }
 
 #[test]
 fn expert_rows_that_are_merged_as_they_are_pushed_end_as_the_oracle_sums_them() {
     for rows in [Rows::Vector, Rows::Tma] {
-        model(rows, &[]).is_well();
+        fused(rows).is_well();
     }
-    model(Rows::Vector, &["-DMODEL_WAVE=64"]).is_well_with(&["few"]);
+    Model::of_wave_64(NVLINK, "fused.cpp").is_well_with(&["few"]);
 }
 
 #[test]
@@ -104,7 +101,7 @@ fn no_lane_of_a_wavefront_waits_for_another_where_expert_rows_are_merged_as_they
 #[test]
 fn every_wait_of_a_fused_combine_that_is_taken_out_is_noticed() {
     for rows in [Rows::Vector, Rows::Tma] {
-        let model = mutants(rows);
+        let model = fused(rows);
         // None is switched on.
         model.is_well_with(&["0"]);
         for (number, (what, of, ..)) in (1..).zip(MUTANTS) {
@@ -118,14 +115,5 @@ fn every_wait_of_a_fused_combine_that_is_taken_out_is_noticed() {
 
 #[test]
 fn a_tile_that_is_spread_before_it_has_arrived_is_noticed() {
-    let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), NVLINK, Rows::Vector, "tiles");
-    let path = folder.path().join("tiles.cuh");
-    let text = std::fs::read_to_string(&path).expect("a source");
-    let wait = "[&](u64 found) { return (u32)found == p.expected; });";
-    assert_eq!(text.matches(wait).count(), 1, "the kernels have another form");
-    let none = "[&](u64 found) { return (u32)found == p.expected || model::mutant == 1; });";
-    std::fs::write(&path, text.replace(wait, none)).expect("written");
-    let model = Model::compile(folder, "exchange.cpp", &defines(NVLINK, Rows::Vector));
-    model.notices(&["mutant"]);
+    Model::of_stores(Rows::Vector).notices(&["mutant"]);
 }

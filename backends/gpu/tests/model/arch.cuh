@@ -34,9 +34,8 @@ inline u32 block_waves() { return blockDim.x / kWave; }
 inline void sync_wave() { model::meet_warp(0); }
 inline void sync_block() { model::meet_block(0); }
 inline int sync_block_and(int yes) {
-  bool all = true;
-  for (u64 v : model::meet_block(yes != 0)) all &= v != 0;
-  return all;
+  const auto& all = model::meet_block(yes != 0);
+  return all.set == all.size;
 }
 inline int sync_block_or(int yes) { return !sync_block_and(!yes); }
 
@@ -44,7 +43,7 @@ template <class T>
 T shfl(T value, u32 lane) {
   uint64_t bits = 0;
   memcpy(&bits, &value, sizeof(T));
-  bits = model::meet_warp(bits)[lane % kWave];
+  bits = model::meet_warp(bits).values[lane % kWave];
   memcpy(&value, &bits, sizeof(T));
   return value;
 }
@@ -55,17 +54,12 @@ T shfl_up(T value, u32 by) {
 }
 template <class T>
 T shfl_xor(T value, u32 bits) { return shfl(value, lane_id() ^ bits); }
-inline Lanes ballot(int yes) {
-  Lanes lanes = 0;
-  const auto& values = model::meet_warp(yes != 0);
-  for (u32 i = 0; i < kWave; i++) lanes |= Lanes(values[i]) << i;
-  return lanes;
-}
+inline Lanes ballot(int yes) { return (Lanes)model::meet_warp(yes != 0).members; }
 inline int any(int yes) { return ballot(yes) != 0; }
 inline int all(int yes) { return ballot(yes) == kAllLanes; }
 inline Lanes match_any(i32 value) {
   Lanes lanes = 0;
-  const auto& values = model::meet_warp((u64)(i64)value);
+  const auto& values = model::meet_warp((u64)(i64)value).values;
   for (u32 i = 0; i < kWave; i++) lanes |= Lanes(values[i] == (u64)(i64)value) << i;
   return lanes;
 }
@@ -173,9 +167,12 @@ inline u64 now_ns() {
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (u64)now.tv_sec * 1000000000 + now.tv_nsec;
 }
-inline void pause_ns(u32) { model::yield(); }
+inline void pause_ns(u32) {
+  model::here->fibers[model::here->current].polls = true;
+  model::yield();
+}
 inline void between_looks() {}
-constexpr u32 kLooksApart = 1024;
+constexpr u32 kLooksApart = 128;
 
 inline float add_rn(float a, float b) { return a + b; }
 inline float mul_rn(float a, float b) { return a * b; }

@@ -10,13 +10,16 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -55,6 +58,9 @@ struct Meeting {
   unsigned size = 0, came = 0, left = 0;
   uint64_t turn = 0;
   std::vector<uint64_t> values;
+  // Of the values that are not 0: their number, and the first 64 members that have one.
+  unsigned set = 0;
+  uint64_t members = 0;
 };
 
 // A store that is held back: to memory, or to a register of another device.
@@ -65,11 +71,26 @@ struct Held {
   unsigned char value[16];
 };
 
-// Contexts start fibers, and jumps switch between them: a jump makes no system call.
+// A place in the program: the addresses of the calls that lead to it, the innermost one first. Equal places have
+// equal sums.
+struct Place {
+  uint64_t sum = 0;
+  unsigned depth = 0;
+  uintptr_t calls[kLockstep ? 64 : 1];
+
+  // Empty places are behind all others.
+  [[gnu::optimize("O2")]] bool is_behind(const Place& other) const {
+    if (sum == other.sum) return false;
+    unsigned both = std::min(depth, other.depth);
+    for (unsigned i = 1; i <= both; i++)
+      if (calls[depth - i] != other.calls[other.depth - i]) return calls[depth - i] < other.calls[other.depth - i];
+    return depth < other.depth;
+  }
+};
+
+// Contexts start fibers, and jumps switch between them: a jump makes no system call. The first members are those that
+// the scheduler reads of all fibers.
 struct Fiber {
-  ucontext_t start;
-  jmp_buf at;
-  std::unique_ptr<char[]> stack;
   bool begun = false, over = false;
   // It polls memory again and again.
   bool polls = false;
@@ -78,8 +99,11 @@ struct Fiber {
   // It continues once this value has changed.
   const uint64_t* turn = nullptr;
   uint64_t last_turn = 0;
-  // In lockstep: its place in the program, the outermost call first. Empty before its first word.
-  std::vector<uintptr_t> where{};
+  // In lockstep. Empty before its first word.
+  Place where{};
+  char* stack = nullptr;
+  jmp_buf at;
+  ucontext_t start;
   // Stores that other devices do not see yet, where memory is weak (weak.h).
   std::vector<Held> held{};
 
@@ -114,28 +138,30 @@ inline void yield() {
 // Whether a fiber may continue where warps run in lockstep: no other of its warp is further behind. So
 // lanes that have left a loop wait for those that have not, as where control flow of a wavefront joins
 // again. Lanes that wait for each other are at one place, and lanes that are over have no place.
-inline bool is_last(const Block& block, unsigned index) {
+[[gnu::optimize("O2")]] inline bool is_last(const Block& block, unsigned index) {
   if (!kLockstep) return true;
   unsigned first = index / kWave * kWave;
   for (unsigned i = first; i < first + kWave; i++) {
     const Fiber& other = block.fibers[i];
-    if (!other.over && !other.meets && !other.waits() && other.where < block.fibers[index].where) return false;
+    if (!other.over && !other.meets && !other.waits() && other.where.is_behind(block.fibers[index].where)) return false;
   }
   return true;
 }
 // Notes the place of the calling fiber. In a function that is compiled without optimisation, code that runs
 // later lies behind code that runs earlier, except for the jump back to a loop's start. So compare two lanes
 // in the outermost function in which they differ: the lane with the lower address is behind.
-[[gnu::noinline]] inline void note_place(Fiber& fiber) {
-  fiber.where.clear();
-  const uintptr_t low = (uintptr_t)fiber.stack.get(), high = low + kStack - 2 * sizeof(uintptr_t);
+[[gnu::noinline, gnu::optimize("O2", "no-omit-frame-pointer")]] inline void note_place(Fiber& fiber) {
+  Place& where = fiber.where;
+  where.sum = 1, where.depth = 0;
+  const uintptr_t low = (uintptr_t)fiber.stack, high = low + kStack - 2 * sizeof(uintptr_t);
   const uintptr_t* frame = (const uintptr_t*)__builtin_frame_address(0);
   while ((uintptr_t)frame > low && (uintptr_t)frame < high) {
-    fiber.where.push_back(frame[1]);
+    if (where.depth == std::size(where.calls)) abort();
+    where.calls[where.depth++] = frame[1];
+    where.sum = (where.sum ^ frame[1]) * 0x9e3779b97f4a7c15;
     if (frame[0] <= (uintptr_t)frame) break;
     frame = (const uintptr_t*)frame[0];
   }
-  std::reverse(fiber.where.begin(), fiber.where.end());
 }
 // Before each access to memory that other devices see. In lockstep, lanes that are behind come
 // first.
@@ -156,8 +182,8 @@ inline void poll() {
 }
 // Yields the core: for longer, if a block has only polled for a while.
 inline void rest(unsigned idle) {
-  if (idle < 200) return std::this_thread::yield();
-  timespec moment = {0, 20000};
+  if (idle < 20) return std::this_thread::yield();
+  timespec moment = {0, 20000 * std::min(1 + (long)idle / 50, 20l)};
   nanosleep(&moment, nullptr);
 }
 // Runs a fiber until it yields or is over.
@@ -168,14 +194,32 @@ inline void rest(unsigned idle) {
   setcontext(&fiber.start);
 }
 
-// Waits for all fibers of the group; returns their values. The last to leave opens the next round.
-inline const std::vector<uint64_t>& meet(Meeting& m, unsigned index, uint64_t value) {
+// Rounds of all blocks in which a fiber did more than poll.
+inline std::atomic<uint64_t> moves{0};
+// Ends the process, with a message, once no fiber of any block has moved for 5 seconds.
+inline void fail_when_all_wait(void (*fail)()) {
+  std::thread([=] {
+    uint64_t seen = 0;
+    for (unsigned still = 0; still < 10; still++) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      if (seen != moves) still = 0;
+      seen = moves;
+    }
+    fail();
+  }).detach();
+}
+
+// Waits for all fibers of the group. The last to leave opens the next round.
+inline const Meeting& meet(Meeting& m, unsigned index, uint64_t value) {
   Fiber& fiber = here->fibers[here->current];
   if (kLockstep) note_place(fiber);
   fiber.meets = true;
   while (m.left != 0) yield();
   uint64_t turn = m.turn;
+  if (m.came == 0) m.set = 0, m.members = 0;
   m.values[index] = value;
+  m.set += value != 0;
+  if (value != 0 && index < 64) m.members |= 1ull << index;
   if (++m.came == m.size) {
     m.came = 0, m.left = m.size, m.turn++;
   } else {
@@ -187,13 +231,13 @@ inline const std::vector<uint64_t>& meet(Meeting& m, unsigned index, uint64_t va
   }
   fiber.meets = false;
   m.left--;
-  return m.values;
+  return m;
 }
-inline const std::vector<uint64_t>& meet_warp(uint64_t value) {
+inline const Meeting& meet_warp(uint64_t value) {
   unsigned i = here->current;
   return meet(here->warps[i / kWave], i % kWave, value);
 }
-inline const std::vector<uint64_t>& meet_block(uint64_t value) {
+inline const Meeting& meet_block(uint64_t value) {
   return meet(here->all, here->current, value);
 }
 
@@ -223,6 +267,40 @@ inline void entry() {
   _longjmp(block->scheduler, 1);
 }
 
+// Stacks of the fibers of a block. Those of blocks that are over serve later ones: fresh memory takes long.
+class Stacks {
+ public:
+  explicit Stacks(unsigned fibers) : bytes_(fibers * kStack) {
+    std::lock_guard lock(mutex());
+    std::vector<Memory>& free = of(bytes_);
+    if (free.empty()) {
+      memory_.reset(new char[bytes_]);
+    } else {
+      memory_ = std::move(free.back());
+      free.pop_back();
+    }
+  }
+  ~Stacks() {
+    std::lock_guard lock(mutex());
+    of(bytes_).push_back(std::move(memory_));
+  }
+  char* operator[](unsigned fiber) const { return memory_.get() + fiber * kStack; }
+
+ private:
+  using Memory = std::unique_ptr<char[]>;
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static std::vector<Memory>& of(size_t bytes) {
+    static std::map<size_t, std::vector<Memory>> all;
+    return all[bytes];
+  }
+
+  size_t bytes_;
+  Memory memory_;
+};
+
 inline void run_block(unsigned index, unsigned grid, unsigned threads, std::function<void()> kernel) {
   Block block{{index}, {grid}, {threads}, std::vector<Fiber>(threads), {}, {}, {}, 0, {}, kernel};
   block.turns.resize(threads / kWave);
@@ -230,10 +308,12 @@ inline void run_block(unsigned index, unsigned grid, unsigned threads, std::func
   for (auto& w : block.warps) w.size = kWave, w.values.resize(kWave);
   block.all.size = threads, block.all.values.resize(threads);
   here = &block;
-  for (auto& f : block.fibers) {
-    f.stack.reset(new char[kStack]);
+  Stacks stacks(threads);
+  for (unsigned i = 0; i < threads; i++) {
+    Fiber& f = block.fibers[i];
+    f.stack = stacks[i];
     getcontext(&f.start);
-    f.start.uc_stack.ss_sp = f.stack.get();
+    f.start.uc_stack.ss_sp = f.stack;
     f.start.uc_stack.ss_size = kStack;
     f.start.uc_link = nullptr;
     makecontext(&f.start, entry, 0);
@@ -250,7 +330,10 @@ inline void run_block(unsigned index, unsigned grid, unsigned threads, std::func
       if (fiber.over) left--;
     }
     idle = moved ? 0 : idle + 1;
-    rest(idle);
+    if (moved)
+      moves++;
+    else
+      rest(idle);
   }
   here = nullptr;
 }

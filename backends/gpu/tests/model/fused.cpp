@@ -1,6 +1,5 @@
 // Combines from expert-major and packed rows, in which owners merge the rows of a token, push the partial row
 // and sum their own tokens in one kernel. Some ranks merge in a kernel of its own instead.
-#include <csignal>
 #include <unistd.h>
 
 #include "helpers.h"
@@ -261,8 +260,7 @@ int main(int count, char** arguments) {
   }
   if (count > 1) {
     // Without a wait, a barrier may count wrongly, and then a thread waits for ever.
-    signal(SIGALRM, [](int) { fail("a wait that does not end"); });
-    alarm(60);
+    model::fail_when_all_wait([] { fail("a wait that does not end"); });
     model::mutant = atoi(arguments[1]);
     for (u32 turn = 0; turn < 2; turn++) run({2, 8, 5, 1040, 1, 40, 1 << 20}, {40, 33}, 4);
     puts("all is well");

@@ -1,5 +1,6 @@
 // Low-latency operations that go on without a rank: it stops in each phase, is masked by hand, and comes back.
 #define MODEL_MASKED
+#define TY_MASKS 1
 #include "staged.cpp"
 
 // Where the rank that is lost stops.

@@ -92,13 +92,18 @@ void run_staged(const StagedDispatchArgs& a, const Up::Params& params, bool is_l
     is_long ? ty_dispatch_staged_long(a, params) : ty_dispatch_staged(a, params);
 }
 
-// `late`: a block that starts later than the others.
-void launch_staged(Rank& r, const StagedDispatchArgs& a, u32 phases, u32 late = ~0u) {
+// A block that starts later than the others: when `hold` returns.
+struct Late {
+  u32 block = ~0u;
+  std::function<void()> hold = [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
+};
+
+void launch_staged(Rank& r, const StagedDispatchArgs& a, u32 phases, const Late& late = {}) {
   StagedDispatchArgs part = a;
   part.staging.phases = phases;
   bool is_long = is_long_for(sent_pieces(a.dispatch), a.dispatch.cast != 0 ? 1 : 2);
   model::launch(kBlocks, kWarps * kWave, [=, &r] {
-    if (blockIdx.x == late && threadIdx.x == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (blockIdx.x == late.block && threadIdx.x == 0) late.hold();
     run_staged(part, r.params(), is_long);
   });
 }
@@ -345,7 +350,7 @@ void late_blocks(const Ranks& ranks, std::mt19937& random) {
     args.push_back(staged_dispatch(*r, false, Way::kAtOnce));
   }
   on_all(ranks, random, [&](Rank& r, u32 i) {
-    launch_staged(r, args[i], kSends | kReceives, i == 0 ? 0 : ~0u);
+    launch_staged(r, args[i], kSends | kReceives, Late{i == 0 ? 0 : ~0u});
   });
   check_packed(ranks, args);
 }
@@ -431,10 +436,21 @@ void refusals(const Ranks& ranks, std::mt19937& random) {
     i64 kept = ranks[0]->topk[1];
     if (kind == kNoExpert) ranks[0]->topk[1] = ranks[0]->s.experts;
     if (kind == kTwice) ranks[0]->topk[0] = ranks[0]->topk[1] = 3;
+    // The head of one rank comes before its rows: the block that does not post the head is late. It is held until the
+    // rank that refuses waits for rows, or waits no more.
+    u32 refuser = kind == 0 ? 1 : 0;
+    std::atomic<bool> over{false};
+    Late late{0, [&] {
+                auto& waiting = model::at(&ranks[refuser]->report->waiting);
+                while (!over && waiting.load() >> 32 != kPhaseRows) model::rest(1000);
+              }};
     on_all(ranks, random, [&](Rank& r, u32 i) {
-      if (kind != 0 || i != 1) return launch_staged(r, args[i], kSends | kReceives);
       StagedRefusalArgs a{refused, args[i].staging};
-      model::launch(1, kWarps * kWave, [=, &r] { ty_refuse_staged(a, r.params()); });
+      if (kind != 0 || i != 1)
+        launch_staged(r, args[i], kSends | kReceives, i == 1 - refuser ? late : Late{});
+      else
+        model::launch(1, kWarps * kWave, [=, &r] { ty_refuse_staged(a, r.params()); });
+      if (i == refuser) over = true;
     });
     for (Rank* r : ranks) {
       no_ended_wait(*r);

@@ -1,0 +1,175 @@
+//! Low-latency operations, with ranks that stop midway and without.
+
+use super::*;
+
+/// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
+/// description, the text that occurs once, and its replacement.
+const MUTANTS: [Mutant; 12] = [
+    (
+        "a row is taken before it has come",
+        "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (!has_come(seen))",
+        "  if (model::mutant != 1) guard.until(\n      what,\n      [&]() -> u64 {\n        if (!has_come(seen))",
+    ),
+    (
+        "a record is read before it has come",
+        "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen.y != epoch",
+        "  if (model::mutant != 2) guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen.y != epoch",
+    ),
+    (
+        "counts are read before they have come",
+        "    there &= seen >> 32 == epoch;",
+        "    there &= model::mutant == 3 || seen >> 32 == epoch;",
+    ),
+    (
+        "heads are not waited for",
+        "    heard[i] = poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);",
+        "    heard[i] = model::mutant == 4 ? (u32)load_relaxed(at) : poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);",
+    ),
+    (
+        "rows of what was refused are not waited for",
+        "  bool found = guard.until({kPhaseRows, source, 0, 1}, look,",
+        "  bool found = model::mutant == 5 ? look() != 0 : guard.until({kPhaseRows, source, 0, 1}, look,",
+    ),
+    (
+        "what was taken stays",
+        "  store_16_relaxed(at, make_uint4(0, 0, 0, 0));\n  return with_key",
+        "  if (model::mutant != 6) store_16_relaxed(at, make_uint4(0, 0, 0, 0));\n  return with_key",
+    ),
+    (
+        "an ended wait mends nothing",
+        "  stop_all(c);\n  uint4* rows",
+        "  stop_all(c);\n  if (model::mutant == 7) return;\n  uint4* rows",
+    ),
+    (
+        "a row travels by a key that one of its words is",
+        "    if (!sync_block_or(taken)) return key;",
+        "    if (!sync_block_or(taken) || model::mutant == 8) return key;",
+    ),
+    (
+        "counts that come behind heads are not waited for",
+        "  if (!there) {\n    guard = poll_reports(",
+        "  if (!there && model::mutant != 9) {\n    guard = poll_reports(",
+    ),
+    (
+        "weights and selections of a combine are read before they have come",
+        "    u32 bits = poll_seen(second_half(given), 0, what, guard);\n    if (lane < m.topk) weight =",
+        "    u32 bits = model::mutant == 10 ? (u32)load_relaxed(second_half(given)) : poll_seen(second_half(given), 0, what, guard);\n    if (lane < m.topk && model::mutant == 10) weight = float_of((u32)load_relaxed(second_half(given + 1 + lane)));\n    if (lane < m.topk && model::mutant != 10) weight =",
+    ),
+    (
+        "owners wait for weights before they know that their ranks take part",
+        "  send_weights(args, up, part);\n",
+        "  send_weights(args, up, part);\n  if (model::mutant == 11) return true;\n",
+    ),
+    (
+        "the key of a row is read before it has come",
+        "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen >> 32 != what.expected)",
+        "  if (model::mutant != 12 || what.phase == kPhaseEntry) guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen >> 32 != what.expected)",
+    ),
+];
+
+/// The same for what masks do.
+const MASKING_MUTANTS: [Mutant; 6] = [
+    (
+        "a rank that is lost is waited for",
+        "    if (!masking || peer == masking->rank",
+        "    if (model::mutant == 1 || !masking || peer == masking->rank",
+    ),
+    (
+        "each block settles by itself who takes part",
+        "    out.ranks[rank] = old & 1;",
+        "    out.ranks[rank] = (model::mutant == 2 ? mine : old) & 1;",
+    ),
+    (
+        "the places of rows that have not come stay as they are",
+        "    if (load_relaxed(settled_word(args.dispatch.c, args.staging, kGaps, s)) ==",
+        "    if (model::mutant != 3 && load_relaxed(settled_word(args.dispatch.c, args.staging, kGaps, s)) ==",
+    ),
+    (
+        "a row of which some pieces have come counts",
+        "  return !masks(s) || !sync_block_or(guard.takes_left_out());",
+        "  return !masks(s) || !sync_block_or(guard.takes_left_out()) || model::mutant == 4;",
+    ),
+    (
+        "rows are sent to a rank that is left out",
+        "    if (expert >= 0 && is_left_out(s, expert / t.local))",
+        "    if (model::mutant != 5 && expert >= 0 && is_left_out(s, expert / t.local))",
+    ),
+    (
+        "sums wait for a rank that is left out",
+        "    bool is_owed = has && mine.expert >= 0 && !is_left_out(",
+        "    bool is_owed = has && mine.expert >= 0 && model::mutant == 6 || has && mine.expert >= 0 && !is_left_out(",
+    ),
+];
+
+const SOURCES: [&str; 6] = [
+    "transport.cuh",
+    "masking.cuh",
+    "staging.cuh",
+    "staged_send.cuh",
+    "staged_dispatch.cuh",
+    "staged_combine.cuh",
+];
+
+/// Low-latency kernels with every mutant.
+fn compiled(model: &str, mutants: &[Mutant]) -> Model {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_all(folder.path(), NVLINK, Rows::Vector, "mutants");
+    mutate(folder.path(), &SOURCES, mutants);
+    Model::compile(folder, model, &defines(NVLINK, Rows::Vector))
+}
+
+/// Compiled once for all tests.
+fn staged() -> &'static Model {
+    static STAGED: OnceLock<Model> = OnceLock::new();
+    STAGED.get_or_init(|| compiled("staged.cpp", &MUTANTS))
+}
+
+/// The same with masks.
+fn masked() -> &'static Model {
+    static MASKED: OnceLock<Model> = OnceLock::new();
+    MASKED.get_or_init(|| compiled("masked.cpp", &MASKING_MUTANTS))
+}
+
+#[test]
+fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back() {
+    staged().is_well();
+}
+
+#[test]
+fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back_on_waves_of_64() {
+    Model::of_wave_64(NVLINK, "staged.cpp").is_well_with(&["few"]);
+}
+
+#[test]
+fn every_low_latency_wait_that_is_taken_out_is_noticed() {
+    for number in 1..=MUTANTS.len() {
+        staged().notices(&[&number.to_string()]);
+    }
+}
+
+#[test]
+fn low_latency_operations_go_on_without_a_rank_that_stops_in_any_phase() {
+    masked().is_well();
+}
+
+#[test]
+fn waves_of_64_go_on_without_a_rank_that_stops_in_any_phase_of_low_latency_operations() {
+    Model::of_wave_64(NVLINK, "masked.cpp").is_well_with(&["few"]);
+}
+
+#[test]
+fn what_masks_do_is_noticed_where_it_is_taken_out() {
+    for number in 1..=MASKING_MUTANTS.len() {
+        masked().notices(&[&number.to_string()]);
+    }
+}
+
+#[test]
+fn no_lane_of_a_wavefront_waits_for_another_in_low_latency_operations() {
+    Model::in_lockstep(NVLINK, "staged.cpp", str::to_owned).is_well_with(&["least"]);
+}
+
+#[test]
+fn no_lane_of_a_wavefront_waits_for_another_where_masks_leave_ranks_out() {
+    Model::in_lockstep(NVLINK, "masked.cpp", str::to_owned).is_well_with(&["few"]);
+}
