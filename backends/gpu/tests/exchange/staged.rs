@@ -67,7 +67,27 @@ const MUTANTS: [Mutant; 12] = [
     ),
 ];
 
-/// The same for what masks do.
+/// A part of what one rank sends comes late while a mutant is switched on: behind what announces it. Mutants that do
+/// not wait for it are then noticed by more than chance.
+const LATE: [Mutant; 3] = [
+    (
+        "counts come behind heads",
+        "  report_counts(args, up, t, part.sending);\n",
+        "  model::come_late(a.c.rank);\n  report_counts(args, up, t, part.sending);\n",
+    ),
+    (
+        "pieces of rows come behind their record",
+        "    store_staged(staged_row(a.c, args.staging, up, d, place), row, pieces, key);\n",
+        "    model::come_late(a.c.rank);\n    store_staged(staged_row(a.c, args.staging, up, d, place), row, pieces, key);\n",
+    ),
+    (
+        "weights of a combine come behind heads",
+        "  send_weights(args, up, part);\n",
+        "  model::come_late(args.combine.c.rank);\n  send_weights(args, up, part);\n",
+    ),
+];
+
+/// Mutants of what masks do.
 const MASKING_MUTANTS: [Mutant; 6] = [
     (
         "a rank that is lost is waited for",
@@ -115,6 +135,7 @@ fn compiled(model: &str, mutants: &[Mutant]) -> Model {
     let folder = tempfile::tempdir().expect("a folder");
     write_all(folder.path(), NVLINK, Rows::Vector, "mutants");
     mutate(folder.path(), &SOURCES, mutants);
+    mutate(folder.path(), &SOURCES, &LATE);
     Model::compile(folder, model, &defines(NVLINK, Rows::Vector))
 }
 
