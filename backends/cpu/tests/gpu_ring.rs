@@ -21,6 +21,8 @@ static ALLOCATOR: Counting = Counting;
 
 const CAPACITY: u32 = 8;
 const SIGNALS: u32 = 16;
+/// The words of the counters of a peer.
+const COUNTERS: u32 = (size_of::<abi::TyPeerCounters>() / 8) as u32;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The memory of a ring, in words, as the device sees it. It outlives the proxy.
@@ -42,7 +44,7 @@ impl Kernels {
             commands: words(8 * CAPACITY),
             status: words(3),
             totals: words(SIGNALS),
-            counters: words(2 * 5),
+            counters: words(2 * COUNTERS),
             raised: words(2 * SIGNALS),
             head: 0,
         }

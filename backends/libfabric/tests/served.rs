@@ -24,6 +24,8 @@ static ALLOCATOR: Counting = Counting;
 
 const CAPACITY: u64 = 8;
 const SIGNALS: usize = 16;
+/// The words of the counters of a peer.
+const COUNTERS: usize = size_of::<abi::TyPeerCounters>() / 8;
 /// Puts before the first whose allocations count: threads allocate when they start.
 const WARM_UP: u64 = 100;
 const PUTS: u64 = WARM_UP + 1000;
@@ -85,7 +87,7 @@ unsafe extern "C" fn send(
 /// outlive a failed test.
 struct Ring {
     raw: &'static abi::TyGpuRing,
-    counters: &'static [[AtomicU64; 5]],
+    counters: &'static [[AtomicU64; COUNTERS]],
     raised: &'static [AtomicU64],
 }
 
