@@ -114,7 +114,10 @@ pub fn programs(up: Option<&Over>, out: &[Over], world: World) -> Vec<(Over, Rol
         }
     }
     if up.is_none() || domains != Some(1) {
-        all.extend(out.iter().map(|over| (over.clone(), Role::Direct)));
+        // Rows are staged, and ranks masked, where kernels store: with one level, which this may be.
+        let alone = |over: &Over| up.is_none() && !over.source().puts;
+        let role = |over: &Over| if alone(over) { whole } else { Role::Direct };
+        all.extend(out.iter().map(|over| (over.clone(), role(over))));
     }
     let mut once = Vec::new();
     all.into_iter().for_each(|program| {
@@ -271,8 +274,10 @@ mod tests {
 
     #[test]
     fn a_config_with_masks_names_the_program_that_has_them() {
-        let peers = vendor("nvlink");
+        let (peers, ring) = (vendor("nvlink"), Over::gpu_ring());
         let masks = World { domains: None, masks: true };
-        assert_eq!(programs(Some(&peers), &[], masks), [(peers, Role::Masked)]);
+        assert_eq!(programs(Some(&peers), &[], masks), [(peers.clone(), Role::Masked)]);
+        assert_eq!(programs(None, &[peers.clone()], masks), [(peers, Role::Masked)]);
+        assert_eq!(programs(None, std::slice::from_ref(&ring), masks), [(ring, Role::Direct)]);
     }
 }

@@ -356,7 +356,7 @@ impl Engine {
             match staged.fused {
                 Some(blocks) => self.launch_fused(call, &arguments, blocks)?,
                 None => {
-                    let blocks = self.summing_blocks(staged, state.tokens, row_bytes);
+                    let blocks = self.summing_blocks(call, staged, row_bytes);
                     self.launch_combine(call, &arguments, &combine_tiling, blocks)?
                 }
             }
@@ -371,15 +371,18 @@ impl Engine {
         Ok(())
     }
 
-    /// Blocks of the kernel that sums this many tokens. The estimate for pushed rows is for as many as an exchange
-    /// has.
-    fn summing_blocks(&self, staged: &Staged, tokens: u32, row_bytes: u64) -> u32 {
+    /// Blocks of the kernel that sums. The estimate for pushed rows is for as many as an exchange has.
+    fn summing_blocks(&self, call: &CombineCall<'_>, staged: &Staged, row_bytes: u64) -> u32 {
         let Shape { ranks, topk, .. } = self.exchange.shape;
-        let op = FlatOp::Combine;
+        let state = &self.routing.handles[call.handle as usize];
+        let (op, tokens) = (FlatOp::Combine, state.tokens);
         let work = FlatWork { op, ranks, topk, tokens, row_bytes, beside_bytes: 0 };
+        // Sums of biases, and loads of weights, come on top.
+        let is_biased = call.bias.iter().any(|bias| !bias.data.is_null());
+        let more = call.returns_weights() || is_biased || state.has_device_tokens;
         match staged.push {
             Some(_) => self.launcher.blocks.exchange,
-            None => self.launcher.blocks.of_link(&work),
+            None => self.launcher.blocks.of_link(&work, more),
         }
     }
 

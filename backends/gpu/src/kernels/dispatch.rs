@@ -13,6 +13,7 @@ use super::operation::{DispatchOp, Operation};
 use super::outcome::{Called, Refusal, ticket};
 use super::received::describe;
 use super::sizes::{DispatchTiling, staged_bytes};
+use super::spread::Tokens;
 use super::step::Step;
 use super::wanted::Wanted;
 use crate::driver::Launch;
@@ -328,15 +329,16 @@ impl Engine {
         let no_host_sync = wanted.mode.no_host_sync;
         let mut common = self.common(call.operation, ENTER, holders.as_bytes(), no_host_sync);
         step.follow(&mut common);
-        let tokens = match wanted.replay {
-            true => self.routing.handle(call.handle).tokens,
-            false => call.topk_idx.shape[0] as u32,
+        let state = self.routing.handle(call.handle);
+        let (tokens, on_device) = match wanted.replay {
+            true => (state.tokens, state.has_device_tokens),
+            false => (call.topk_idx.shape[0] as u32, !call.tokens.is_null()),
         };
-        let roles = self.roles(wanted, call.cast, tokens);
+        let roles = self.roles(wanted, call.cast, Tokens { most: tokens, on_device });
         let state = self.routing.handle(call.handle);
         if !wanted.replay {
             state.count(tokens, roles.counting);
-            state.has_device_tokens = !call.tokens.is_null();
+            state.has_device_tokens = on_device;
             state.worst = wanted.worst;
             state.layout = wanted.spec.layout;
         }

@@ -64,7 +64,8 @@ impl HandleState {
 
     /// Takes a new routing of this many tokens, which this many blocks count.
     pub(super) fn count(&mut self, tokens: u32, blocks: u32) {
-        debug_assert!(blocks <= self.most_blocks, "the memory is of {} blocks", self.most_blocks);
+        // The memory is for so many.
+        let blocks = blocks.min(self.most_blocks);
         self.tokens = tokens;
         self.routing.blocks = blocks;
         self.routing.span = span(tokens, blocks * self.warps);

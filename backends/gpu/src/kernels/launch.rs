@@ -89,9 +89,12 @@ impl Blocks {
         if self.by_formula { MOST.min(self.all) } else { self.exchange }
     }
 
-    /// Blocks of an operation that moves flat rows.
-    pub(super) fn of_link(self, work: &FlatWork) -> u32 {
-        if self.by_formula { work.sms().min(self.all) } else { self.exchange }
+    /// Blocks of an operation that moves flat rows. `more`: it may do more than the formula counts, or less, so it has
+    /// no fewer blocks than without a formula.
+    pub(super) fn of_link(self, work: &FlatWork, more: bool) -> u32 {
+        let least = if more || !self.by_formula { self.exchange } else { 0 };
+        let wanted = if self.by_formula { work.sms().min(self.all) } else { 0 };
+        wanted.max(least)
     }
 
     /// Whether a dispatch has the blocks of local work: where no caller overlaps what it waits for, or where the
@@ -125,8 +128,8 @@ impl Blocks {
     }
 
     /// Blocks of a dispatch of flat rows that are not cast.
-    pub(super) fn of_flat(self, work: &FlatWork) -> Roles {
-        let blocks = self.of_link(work);
+    pub(super) fn of_flat(self, work: &FlatWork, more: bool) -> Roles {
+        let blocks = self.of_link(work, more);
         Roles { blocks, counting: blocks, pushers: 0 }
     }
 
@@ -312,10 +315,18 @@ mod tests {
         };
         let [fp8, bf16] = [7168, 14_336].map(|bytes| of(FlatOp::Dispatch, bytes));
         let auto = Blocks { by_formula: true, ..BLOCKS };
-        assert_eq!(auto.of_flat(&fp8), Roles { blocks: 12, counting: 12, pushers: 0 });
-        assert_eq!([auto.of_link(&bf16), auto.of_link(&of(FlatOp::Combine, 14_336))], [8; 2]);
-        assert_eq!(Blocks { all: 4, ..auto }.of_flat(&bf16).blocks, 4);
-        assert_eq!(BLOCKS.of_flat(&bf16), ALIKE);
+        assert_eq!(auto.of_flat(&fp8, false), Roles { blocks: 12, counting: 12, pushers: 0 });
+        assert_eq!(
+            [auto.of_link(&bf16, false), auto.of_link(&of(FlatOp::Combine, 14_336), false)],
+            [8; 2]
+        );
+        assert_eq!(Blocks { all: 4, ..auto }.of_flat(&bf16, false).blocks, 4);
+        assert_eq!(BLOCKS.of_flat(&bf16, false), ALIKE);
+        // Weights, biases, and T that only the device knows are not in the formula.
+        let bias = of(FlatOp::Combine, 14_336);
+        assert_eq!([auto, BLOCKS].map(|blocks| blocks.of_link(&bias, true)), [16; 2]);
+        let short = FlatWork { topk: 4, row_bytes: 2880, ranks: 2, ..of(FlatOp::Dispatch, 2880) };
+        assert_eq!(auto.of_link(&short, true), 24);
         // Handles have memory for what as many blocks count as any operation has.
         assert_eq!([auto, BLOCKS].map(Blocks::most_counting), [32, 16]);
         assert_eq!(Blocks { all: 20, ..auto }.most_counting(), 20);

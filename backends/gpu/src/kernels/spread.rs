@@ -11,16 +11,27 @@ use super::wanted::Wanted;
 use crate::driver::Launch;
 use crate::flat_sms::{FlatOp, FlatWork};
 
+/// T of a dispatch on this rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tokens {
+    /// T, or the most that it may be.
+    pub(super) most: u32,
+    /// Whether only the device knows T.
+    pub(super) on_device: bool,
+}
+
 impl Engine {
     /// The blocks of a dispatch of this many tokens, and what each of them does.
-    pub(super) fn roles(&self, wanted: &Wanted, cast: Cast, tokens: u32) -> Roles {
+    pub(super) fn roles(&self, wanted: &Wanted, cast: Cast, tokens: Tokens) -> Roles {
         let (blocks, max_tokens) = (self.launcher.blocks, self.exchange.shape.max_tokens);
         let (at_once, casts) = (wanted.mode.at_once, !matches!(cast, Cast::None));
         match wanted.spec.layout {
             // Among several domains a block moves its own share of rows; staged rows have other kernels.
             layout if !self.has_tiles() || self.stages(layout) => blocks.alike(),
             Layout::Flat if casts => blocks.of_flat_cast(at_once, max_tokens),
-            Layout::Flat => blocks.of_flat(&self.flat_dispatch(wanted, tokens)),
+            Layout::Flat => {
+                blocks.of_flat(&self.flat_dispatch(wanted, tokens.most), tokens.on_device)
+            }
             _ => blocks.of_tiles(at_once, casts, max_tokens),
         }
     }
