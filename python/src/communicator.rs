@@ -400,6 +400,8 @@ impl Communicator {
     /// Counts a routing in the order of a stream, before anything is sent, as `routing_counts` does in host memory.
     /// Writes `[R]` int32, each token once for each rank; `[E]` int32; `[T, R]` uint8, 1 where a token goes to the
     /// rank. Experts and ranks are as many as there is room for; ids that are no experts count nowhere. On GPUs. Local.
+    ///
+    /// False while another thread is inside of a call, which may wait for all ranks: then nothing is counted.
     #[pyo3(signature = (topk_idx, rank_tokens, expert_tokens, is_token_in_rank, *, stream))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn count_routing(
@@ -410,7 +412,7 @@ impl Communicator {
         expert_tokens: &Bound<'_, PyAny>,
         is_token_in_rank: &Bound<'_, PyAny>,
         stream: usize,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let tensors = [topk_idx, rank_tokens, expert_tokens, is_token_in_rank];
         operations::count_routing(py, &self.shared, tensors, stream)
     }

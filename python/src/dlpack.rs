@@ -12,6 +12,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use tokenyard_core::moe::DType;
 
+use crate::exit;
+
 /// Host memory.
 pub(crate) const CPU: i32 = 1;
 /// Memory of a CUDA device.
@@ -252,7 +254,7 @@ impl<T> Drop for WithGil<T> {
         // SAFETY: the calls pair up, and are made while there is an interpreter; without one, the value stays. It is
         // dropped once.
         unsafe {
-            if ffi::Py_IsInitialized() == 0 {
+            if ffi::Py_IsInitialized() == 0 || exit::is_near() {
                 return;
             }
             let before = ffi::PyGILState_Ensure();

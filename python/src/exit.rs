@@ -3,6 +3,7 @@
 //! A thread that waits inside of a communicator while the interpreter ends would never come back to Python. So at exit
 //! the waits of this process are ended: its ranks leave their worlds, which the others notice.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,9 @@ use crate::shared::Shared;
 
 /// Every communicator that may be open.
 static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// Set at exit, before the interpreter ends.
+static ENDS: AtomicBool = AtomicBool::new(false);
 
 /// How long exit waits for threads that leave their calls.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -23,9 +27,15 @@ pub(crate) fn remember(shared: Weak<Shared>) {
     open.push(shared);
 }
 
+/// Whether the interpreter is about to end. Then a thread without the GIL must not wait for it.
+pub(crate) fn is_near() -> bool {
+    ENDS.load(Ordering::Acquire)
+}
+
 /// Ends the waits of other threads.
 #[pyfunction]
 fn end_waits(py: Python<'_>) {
+    ENDS.store(true, Ordering::Release);
     let open = OPEN.lock().map(|open| open.clone()).unwrap_or_default();
     py.detach(|| {
         let busy: Vec<_> = open.iter().filter_map(Weak::upgrade).filter(|s| s.is_busy()).collect();

@@ -52,6 +52,23 @@ impl Shared {
         called.map_err(|error| raise(py, &error))
     }
 
+    /// The same, unless another thread is inside of a call: then `None`.
+    pub(crate) fn call_if_free<R: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut CoreCommunicator) -> Result<R> + Send,
+    ) -> PyResult<Option<R>> {
+        let called = py.detach(|| {
+            let mut comm = match self.comm.get()?.try_lock() {
+                Ok(comm) => comm,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return Ok(None),
+            };
+            call(comm.as_mut().ok_or_else(closed)?).map(Some)
+        });
+        called.map_err(|error| raise(py, &error))
+    }
+
     /// Whether this process opened it.
     pub(crate) fn is_mine(&self) -> bool {
         self.comm.get().is_ok()

@@ -19,6 +19,7 @@ from gpu_common import (
 )
 from gradients import check_gradients
 
+from tokenyard.deep_ep._gpu.tensors import _dummies
 from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
 
 
@@ -328,6 +329,12 @@ def check_combine(world, buffer, case, dispatched, has_hook):
 def gradients(world, case=SMALL):
     """Forward and backward, plain and with checkpoints, against a dense layer. Backward runs on autograd's thread."""
     buffer = v1(world)
+    # What stays of a first call in inference mode is saved for backward later.
+    _dummies.clear()
+    x, idx, weights = inputs(world, case, torch.float32)
+    with torch.inference_mode():
+        layout = layout_of(buffer, idx, case.experts)
+        buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **layout)
     for with_checkpoint in (False, True):
         check_gradients(buffer, case, inputs(world, case, torch.float32), with_checkpoint)
     buffer.destroy()

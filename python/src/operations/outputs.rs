@@ -41,7 +41,7 @@ pub(crate) fn count_routing(
     shared: &Shared,
     [ids, of_ranks, of_experts, is_in]: [Object<'_, '_>; 4],
     raw: usize,
-) -> PyResult<()> {
+) -> PyResult<bool> {
     let mut kept = Inputs::default();
     let mut read = || {
         let ids = kept.keep(Tensor::read("topk_idx", ids)?)?;
@@ -55,10 +55,11 @@ pub(crate) fn count_routing(
     };
     let (ids, mut room) = read().map_err(|error| raise(py, &error))?;
     let stream = CallStream { raw: Some(raw), without_sync: false };
-    shared.call(py, |comm| match stream.on(comm, Statistics::default()) {
+    let counted = shared.call_if_free(py, |comm| match stream.on(comm, Statistics::default()) {
         Some(mut on) => on.count_routing(ids, &mut room),
         None => Err(invalid("stream: found none; expected one")),
-    })
+    })?;
+    Ok(counted.is_some())
 }
 
 pub(crate) fn expert_counts(

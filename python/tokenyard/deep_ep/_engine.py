@@ -363,8 +363,21 @@ class Engine:
         found = self._opened.get(key)
         if found is None or found.communicator.closed or not found.sizes.fits(sizes):
             # The old one lives on while handles of it do.
-            found = self._opened[key] = self._open_new(sizes)
+            found = self._open_new(sizes)
+            self._mask_as_before(found)
+            self._opened[key] = found
         return found
+
+    def _mask_as_before(self, opened: Opened) -> None:
+        """Masks of low-latency calls hold for each M."""
+        if not opened.sizes.decodes or self.current is None:
+            return
+        try:
+            masked = {rank for other in self.decoding() for rank in other.masked_ranks()}
+        except errors.UnsupportedError:
+            return
+        for rank in sorted(masked):
+            opened.communicator.mask_rank(rank)
 
     def _open_new(self, sizes: Sizes, handles: int = HANDLES) -> Opened:
         _world.drop_parked(self.world)

@@ -123,7 +123,8 @@ def _finish(
     rows = x if isinstance(x, tuple) else (x,)
     given = call.x if isinstance(call.x, tuple) else (call.x,)
     inputs = (*given, call.topk_idx, call.topk_weights, routed.x, routed.scales, routed.ids)
-    event = stream.finish((*inputs, routed.weights), (*rows, ids, weights, *handle._arrays))
+    inputs = (*inputs, routed.weights, call.stats)
+    event = stream.finish(inputs, (*rows, ids, weights, *handle._arrays))
     return x, ids, weights, handle, event
 
 

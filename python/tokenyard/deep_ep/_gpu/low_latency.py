@@ -176,7 +176,8 @@ def dispatch(
     packed = blocks.x if blocks.scales is None else (blocks.x, blocks.scales)
     handle = (blocks.source, blocks.ranges, call.tokens, blocks.x.shape[2], call.experts)
     outputs = (blocks.x, blocks.scales, blocks.counts, blocks.ranges, blocks.source)
-    event = stream.finish((call.x, call.topk_idx, x, ids), outputs)
+    inputs = (call.x, call.topk_idx, x, ids, call.stats, call.wait_stats)
+    event = stream.finish(inputs, outputs)
     return packed, blocks.counts, handle, event, hook if has_hook else None
 
 
@@ -263,7 +264,8 @@ def combine(
             hook = None
         else:
             hook = _once(opened.communicator.combine_send(record.native, rows, **options).recv)
-    event = stream.finish((call.x, call.topk_idx, call.topk_weights, rows, ids, weights), (out,))
+    inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, call.wait_stats)
+    event = stream.finish(inputs, (out,))
     return (out if call.out is None else call.out), event, hook
 
 

@@ -72,8 +72,11 @@ def _counted(engine: Engine, ids: Any, experts: int, raw: int | None) -> Any:
     per_expert = torch.empty(experts, dtype=torch.int32, device=device)
     is_in = torch.empty((tokens, ranks), dtype=torch.bool, device=device)
     of_bytes = is_in.view(torch.uint8)
-    opened.communicator.count_routing(ids.contiguous(), per_rank, per_expert, of_bytes, stream=raw)
-    return per_rank, None, per_expert, is_in
+    counted = opened.communicator.count_routing(
+        ids.contiguous(), per_rank, per_expert, of_bytes, stream=raw
+    )
+    # Another thread may wait for all ranks inside of the communicator, and a layout waits for none.
+    return (per_rank, None, per_expert, is_in) if counted else None
 
 
 def _count(engine: Engine, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:

@@ -98,6 +98,6 @@ class CallStream:
             return EventOverlap(EventHandle())
         for tensors, stream in ((inputs, self.stream), (outputs, self._current)):
             for tensor in tensors:
-                if tensor is not None:
+                if isinstance(tensor, torch.Tensor):
                     tensor.record_stream(stream)
         return EventOverlap(EventHandle(self.stream))

@@ -176,10 +176,15 @@ def dummy(device: Any, *shape: int) -> Any:
     key = (device, shape)
     found = _dummies.get(key)
     if found is None:
+        # Autograd refuses to save what is made in inference mode, and later calls may train.
+        with torch.inference_mode(False):
+            found = torch.zeros(1, dtype=torch.int32, device=device).expand(shape)
+        # In a capture the element lies in the memory of the graph.
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return found
         if len(_dummies) >= _MOST_DUMMIES:
             _dummies.clear()
-        element = torch.zeros(1, dtype=torch.int32, device=device)
-        found = _dummies[key] = element.expand(shape)
+        _dummies[key] = found
     return found
 
 
