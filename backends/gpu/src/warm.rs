@@ -277,7 +277,7 @@ mod tests {
         let (peers, ring) = (vendor("nvlink"), Over::gpu_ring());
         let masks = World { domains: None, masks: true };
         assert_eq!(programs(Some(&peers), &[], masks), [(peers.clone(), Role::Masked)]);
-        assert_eq!(programs(None, &[peers.clone()], masks), [(peers, Role::Masked)]);
+        assert_eq!(programs(None, std::slice::from_ref(&peers), masks), [(peers, Role::Masked)]);
         assert_eq!(programs(None, std::slice::from_ref(&ring), masks), [(ring, Role::Direct)]);
     }
 }
