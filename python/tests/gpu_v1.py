@@ -329,7 +329,7 @@ def check_combine(world, buffer, case, dispatched, has_hook):
 def gradients(world, case=SMALL):
     """Forward and backward, plain and with checkpoints, against a dense layer. Backward runs on autograd's thread."""
     buffer = v1(world)
-    # What stays of a first call in inference mode is saved for backward later.
+    # A first call in inference mode makes tensors that stay, and that a later forward saves.
     _dummies.clear()
     x, idx, weights = inputs(world, case, torch.float32)
     with torch.inference_mode():
