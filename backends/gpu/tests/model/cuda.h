@@ -337,10 +337,10 @@ inline void run_block(unsigned index, unsigned grid, unsigned threads, std::func
       if (fiber.over) left--;
     }
     idle = moved ? 0 : idle + 1;
-    if (moved)
-      moves++;
-    else
-      rest(idle);
+    if (moved) moves++;
+    // Also where it has moved: a lane's fence does not cover held stores of lanes that it has met, so all lanes of a
+    // warp come to their own fences before the core is another block's.
+    rest(idle);
   }
   here = nullptr;
 }
