@@ -92,9 +92,11 @@ impl Blocks {
     /// Blocks of an operation that moves flat rows. `more`: it may do more than the formula counts, or less, so it has
     /// no fewer blocks than without a formula.
     pub(super) fn of_link(self, work: &FlatWork, more: bool) -> u32 {
-        let least = if more || !self.by_formula { self.exchange } else { 0 };
-        let wanted = if self.by_formula { work.sms().min(self.all) } else { 0 };
-        wanted.max(least)
+        if !self.by_formula {
+            return self.exchange;
+        }
+        let wanted = work.sms().min(self.all);
+        if more { wanted.max(self.exchange) } else { wanted }
     }
 
     /// Whether a dispatch has the blocks of local work: where no caller overlaps what it waits for, or where the
