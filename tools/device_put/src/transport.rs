@@ -98,7 +98,8 @@ impl Transport for DevicePut {
     fn probe(config: &DevicePutConfig) -> Result<Capabilities> {
         let found = Nvlink::probe(&inner_config(config))?;
         Ok(Capabilities {
-            flags: abi::TY_CAP_DEVICE_API | abi::TY_CAP_BOUNDED_PUT,
+            // The memory of a lost peer outlives it: only a get shows that its puts arrive.
+            flags: abi::TY_CAP_DEVICE_API | abi::TY_CAP_BOUNDED_PUT | abi::TY_CAP_GET,
             max_queues: MOST_QUEUES,
             max_signals: found.max_signals / MOST_QUEUES,
             ..found
