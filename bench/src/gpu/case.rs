@@ -26,7 +26,7 @@ pub enum Calls {
     Waiting,
     /// No call waits; sizes are those of the worst case.
     NoSync,
-    /// As `NoSync`, captured in a CUDA graph, of which each launch is one operation.
+    /// As `NoSync`, captured in a CUDA graph of several operations.
     Graph,
     /// As `NoSync`, with send and receive as calls of their own: the time is that of the send.
     Sends,
