@@ -85,7 +85,7 @@ def main(wanted):
             if isinstance(error, KeyboardInterrupt):
                 raise
             failed.append(name)
-            print(f"FAILED {name}\n{error}", flush=True)
+            print(f"FAILED {name}\n{error or repr(error)}", flush=True)
             pool.close()
             pool = Pool(RANKS)
     pool.close()

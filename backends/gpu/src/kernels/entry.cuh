@@ -226,6 +226,17 @@ __device__ inline bool objects(const Common& c, const u32* head) {
   return !takes_part(head) || signature_of(head) != c.signature || head[2] != c.origin();
 }
 
+// Whether one word of a head holds an objection; a head that does has such a word.
+__device__ inline bool word_objects(const Common& c, u32 word, u32 value) {
+  switch (word) {
+    case 0: return (value & 0xff) != kEnter;
+    case 1: return value != (u32)c.signature;
+    case 2: return value != c.origin();
+    case 6: return value != (u32)(c.signature >> 32);
+    default: return false;
+  }
+}
+
 // The first objection in order of ranks, from the fields of heads that do not depend on sizes. A
 // refusal may be another rank's that its forwarder passes on; its order is in the field of a region.
 __device__ TY_COLD Decision first_objection(const Common& c, const u32* table, u32 words) {

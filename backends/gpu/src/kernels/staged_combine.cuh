@@ -228,31 +228,30 @@ struct OwnSelection {
   }
 };
 
-// A partial row of a token, with the first reads of it and of its key. A thread has N pieces of each of the P parts
-// of a row. Two rows at once spill 150 bytes more of a thread.
+// A partial row of a token: N pieces of each of the P parts of a row. Two rows at once spill 150 bytes more of a thread.
 template <u32 N, u32 P>
-struct Arriving {
-  uint4 seen[N * P];
-  u64 key;
-
+struct ArrivingPart : Arriving<N * P, P, NoEntry> {
+  template <class Up>
+  __device__ static StagedPlace place(const StagedCombineArgs& args, const Up& up, u32 token, u32 rank) {
+    const Common& c = args.combine.c;
+    return {c, args.staging, up, place_of(c, rank, token), (u32)(args.combine.row_bytes / 16)};
+  }
   // Of the first of the `left` lanes' owners; those of this rank are not staged if it `keeps` them.
   template <class Up>
-  __device__ TY_INLINED void look(const StagedCombineArgs& args, const Up& up, u32 token, u32 owner, Lanes left,
-                                  bool keeps) {
-    const Common& c = args.combine.c;
+  __device__ TY_INLINED void look_first(const StagedCombineArgs& args, const Up& up, u32 token, u32 owner, Lanes left,
+                                        bool keeps) {
     if (left == 0) return;
     u32 rank = shfl(owner, first_of(left));
-    if (keeps && rank == c.rank) return;
-    u64 place = place_of(c, rank, token);
-    key = load_relaxed(first_half(staged_record(c, args.staging, up, c.rank, place)));
-    look_at_row<P>(staged_row(c, args.staging, up, c.rank, place), seen, (u32)(args.combine.row_bytes / 16));
+    if (keeps && rank == args.combine.c.rank) return;
+    this->look(place(args, up, token, rank));
   }
 };
 
 // Sums one token of this rank; `own` is its partial row here. The whole block, each warp by itself.
 template <class Type, class Partial, u32 N, u32 P, class Up>
 __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up& up, u32 token, u32 owner,
-                                         Lanes owners, bool keeps, const uint4 (&own)[N * P], Arriving<N, P>& coming,
+                                         Lanes owners, bool keeps, const uint4 (&own)[N * P],
+                                         ArrivingPart<N, P>& coming,
                                          Guard& guard) {
   const CombineArgs& a = args.combine;
   const Common& c = a.c;
@@ -275,23 +274,15 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
       total.template add_partial<Partial>(own);
     } else {
       What what{kPhaseCombineRows, rank, token, c.epoch()};
-      u64 place = place_of(c, rank, token);
-      uint4* record = staged_record(c, args.staging, up, c.rank, place);
-      uint4* row = staged_row(c, args.staging, up, c.rank, place);
-      u32 key = poll_seen(first_half(record), coming.key, what, guard);
-      look_again<P>(row, coming.seen, pieces);
-#pragma unroll
-      for (u32 j = 0; j < N * P; j++) {
-        uint4& piece = coming.seen[j];
-        if (is_inside<P, N * P>(j, pieces))
-          piece = take_piece(row + place_in<P, N * P>(j, pieces), piece, key, what, guard);
-      }
+      StagedPlace at = coming.place(args, up, token, rank);
+      coming.poll(at, what, guard);
+      coming.take(at);
       if (has_row(args.staging, guard))
-        total.template add_partial<Partial>(coming.seen);
+        total.template add_partial<Partial>(coming.piece);
       else
         leave_out(rank);
     }
-    coming.look(args, up, token, owner, left, keeps);
+    coming.look_first(args, up, token, owner, left, keeps);
   }
   uint4 row[N];
   total.template round<Type>(row);
@@ -363,6 +354,7 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
 #pragma unroll 1
   for (u32 token = part.receiving.first;; token += part.receiving.step) {
     bool has = token < c.tokens();
+    if (!has && entered) break;
     u32 owner = has && mine.expert >= 0 ? c.rank_of(mine.expert) : 0;
     bool is_owed = has && mine.expert >= 0 && !is_left_out(args.staging, owner);
     Lanes owners = ballot(stands_for(is_owed, owner));
@@ -380,8 +372,8 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
       }
       sum_rows<Type, Partial, N>(args, slot, weight, own);
     }
-    Arriving<N, P> coming;
-    coming.look(args, up, token, owner, owners, keeps);
+    ArrivingPart<N, P> coming;
+    coming.look_first(args, up, token, owner, owners, keeps);
     if (!entered && !poll_all_heads(args, up, seen, heard, part, guard)) return;
     entered = true;
     if (!has) break;

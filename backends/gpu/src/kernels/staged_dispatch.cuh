@@ -13,9 +13,12 @@
 
 namespace ty {
 
+// A head holds an objection, or the wait for it was ended.
+constexpr u32 kAgainst = 1u << 31;
+
 // The tables of a receiving block about all ranks, in shared memory.
 struct ComingTables {
-  u32* pending; // heads' words that have not come
+  u32* pending; // heads' words that have not come, and kAgainst
   u32* heard;   // [R, kHead]
   u32* reports; // [R, token_words + El]: as received
   u32* base;    // [R, El]: rows of an expert from the ranks before
@@ -37,9 +40,6 @@ struct ComingTables {
     for (u32 w = 0; w < word; w++) count += popc(set(source)[w]);
     return word == token_words ? count : count + popc(set(source)[word] & ((1u << token % kTallied) - 1));
   }
-  __device__ bool goes(u32 source, u32 token) const {
-    return (set(source)[token / kTallied] >> token % kTallied & 1) != 0;
-  }
 };
 
 // One of the rows for this rank.
@@ -57,9 +57,9 @@ __device__ TY_INLINED ComingRow coming_row(const ComingTables& t, u32 number) {
   return {number, source, w * kTallied + nth_bit(set[w], left)};
 }
 
-// The first reads of heads and reports. All words of heads come, or a wait was ended; words of reports are polled
-// meanwhile, because refused operations have none. False if one of those has not come. Warps by role: those that
-// poll reports wait for those that poll heads.
+// Receives heads and reports. Refused operations have no reports, so those are waited for without end only once all
+// heads are there without an objection. False if one is not there. Warps by role: those that poll reports wait for
+// those that poll heads.
 template <class Up>
 __device__ TY_INLINED bool look_at_entries(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
                                            Guard& guard) {
@@ -72,8 +72,10 @@ __device__ TY_INLINED bool look_at_entries(const StagedDispatchArgs& args, const
     for (u32 i = threadIdx.x; i < heads; i += limit) {
       u32 source = i / kHead, word = i % kHead;
       const u64* at = entry_word(c, up, c.rank, source, word);
-      t.heard[i] = poll_seen(at, 0, {kPhaseEntry, source, word, epoch}, guard);
+      u32 value = poll_seen(at, 0, {kPhaseEntry, source, word, epoch}, guard);
+      t.heard[i] = value;
       if (args.staging.waited_ns && word == 0 && Part(args.staging).tells()) note_wait(args.staging, source);
+      if (guard.ended() || word_objects(c, word, value)) atomic_or(t.pending, kAgainst);
       atomic_add(t.pending, ~0u);
     }
     return true;
@@ -83,25 +85,24 @@ __device__ TY_INLINED bool look_at_entries(const StagedDispatchArgs& args, const
     u32 source = i / t.words, w = i - source * t.words;
     const u64* at = staged_word(c, args.staging, up, c.rank, source, w);
     u64 seen = load_relaxed(at);
-    while (seen >> 32 != epoch && atomic_or(t.pending, 0u) != 0) seen = load_relaxed(at);
+    u32 pending = kAgainst;
+    while (seen >> 32 != epoch && ((pending = atomic_or(t.pending, 0u)) & ~kAgainst) != 0) seen = load_relaxed(at);
     t.reports[i] = (u32)seen;
-    there &= seen >> 32 == epoch;
+    if (pending == 0) t.reports[i] = poll_seen(at, seen, {kPhaseEntry, source, w, epoch}, guard);
+    there &= pending == 0 || seen >> 32 == epoch;
   }
   return there;
 }
 
-// Receives the reports that had not come when the last head had. The whole block.
+// Receives the reports of the ranks that take part, where masks may be. The whole block.
 template <class Up>
-__device__ TY_COLD Guard poll_reports(const StagedDispatchArgs& args, Up up, ComingTables t, Guard guard) {
+__device__ TY_COLD Guard poll_masked_reports(const StagedDispatchArgs& args, Up up, ComingTables t, Guard guard) {
   const Common& c = args.dispatch.c;
   auto ask = [&](u32 source, u32 w, bool is_there) -> u32 {
     const u64* at = staged_word(c, args.staging, up, c.rank, source, w);
     return is_there ? poll_seen(at, 0, {kPhaseEntry, source, w, c.epoch()}, guard) : 0;
   };
-  if (masks(args.staging)) poll_present(c, args.staging, {kByReports, t.words, t.reports}, guard, ask);
-#pragma unroll 1
-  for (u32 i = threadIdx.x; i < c.ranks * t.words && !masks(args.staging); i += blockDim.x)
-    t.reports[i] = ask(i / t.words, i % t.words, true);
+  poll_present(c, args.staging, {kByReports, t.words, t.reports}, guard, ask);
   return guard;
 }
 
@@ -269,44 +270,37 @@ __device__ TY_COLD void mend_output(const StagedDispatchArgs& args, u8* tables, 
       clear_rows(args, t, out, s);
 }
 
-// A row that arrives, with the first reads of it and of its record.
+// A row that arrives, with its entries.
 template <u32 N>
 struct SeenRow {
   ComingRow from;
-  u64 key;
-  uint4 row[N], entry;
+  Arriving<N, 1, SeenEntry> coming;
 
   template <class Up>
-  __device__ TY_INLINED void look(const StagedDispatchArgs& args, const Up& up, const ComingTables& t, u32 number) {
+  __device__ StagedPlace place(const StagedDispatchArgs& args, const Up& up) const {
     const Common& c = args.dispatch.c;
+    return {c, args.staging, up, place_of(c, from.source, from.token), sent_pieces(args.dispatch)};
+  }
+  template <class Up>
+  __device__ TY_INLINED void look(const StagedDispatchArgs& args, const Up& up, const ComingTables& t, u32 number) {
     from = coming_row(t, number);
-    u64 place = place_of(c, from.source, from.token);
-    uint4* record = staged_record(c, args.staging, up, c.rank, place);
-    key = load_relaxed(first_half(record));
-    entry = lane_id() < c.topk ? load_16_relaxed(record + 1 + lane_id()) : make_uint4(0, 0, 0, 0);
-    look_at_row(staged_row(c, args.staging, up, c.rank, place), row, sent_pieces(args.dispatch));
+    coming.entry.is_mine = lane_id() < args.dispatch.c.topk;
+    coming.look(place(args, up));
   }
   // Removes the row from staging, and spreads it. The whole block.
   template <class Up>
   __device__ TY_INLINED void receive(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
                                      const PackedOutput& out, Guard& guard) {
     const DispatchArgs& a = args.dispatch;
-    u64 place = place_of(a.c, from.source, from.token);
-    uint4* at = staged_row(a.c, args.staging, up, a.c.rank, place);
-    uint4* record = staged_record(a.c, args.staging, up, a.c.rank, place);
-    What what{kPhaseRows, from.source, from.token, a.c.epoch()};
-    u32 word = poll_seen(first_half(record), key, what, guard);
-    uint2 found = make_uint2(~0u, 0);
-    look_again(at, row, sent_pieces(a));
-    if (lane_id() < a.c.topk) found = poll_record(record + 1 + lane_id(), entry, what, guard);
-#pragma unroll
-    for (u32 j = 0; j < N; j++)
-      if (piece_at(j) < sent_pieces(a)) row[j] = take_piece(at + piece_at(j), row[j], word, what, guard);
+    StagedPlace at = place(args, up);
+    coming.poll(at, {kPhaseRows, from.source, from.token, a.c.epoch()}, guard);
+    coming.take(at);
     if (!has_row(args.staging, guard)) {
       miss_row(args, out.base, from.number, from.source * a.c.max_tokens + from.token);
       return;
     }
-    if (all(!guard.ended())) spread_row(a, t, out, from, {found.x, float_of(found.y)}, row);
+    uint4 found = coming.entry.is_mine ? coming.entry.seen : make_uint4(~0u, 0, 0, 0);
+    if (all(!guard.ended())) spread_row(a, t, out, from, {found.x, float_of(found.z)}, coming.piece);
   }
 };
 
@@ -314,23 +308,31 @@ struct SeenRow {
 template <u32 N>
 constexpr u32 kRowsAtOnce = N < kMostPieces ? 2 : 1;
 
-// The row of this rank for itself that a block has kept in registers.
-template <u32 N>
+// The row of this rank for itself that a block has kept in registers: the last one that it has sent.
+template <u32 N, bool kCast>
 struct KeptRow {
-  const SentTables& sent;
-  const uint4 (&row)[N];
+  const SentRow<N, kCast>& row;
   u32 token;
   bool is_here;
+  u32 named;  // as in Entry
 
+  // The whole block, before the places of rows are known.
+  __device__ TY_INLINED KeptRow(const DispatchArgs& a, const SentTables& sent, const SentRow<N, kCast>& last,
+                                const Part& part)
+      : row(last), named(~0u) {
+    u32 lane = lane_id(), tokens = a.c.tokens(), step = part.receiving.step;
+    KeptTokens kept(part, tokens);
+    token = kept.first + (part.receiving.first + step - kept.first % step) % step;
+    bool has = part.keeps_own() && token < tokens;
+    i32 expert = has && lane < a.c.topk ? sent.picks[token * a.c.topk + lane] : -1;
+    u32 local = (u32)expert - a.c.rank * sent.local;
+    if (expert >= 0 && local < sent.local) named = local << 16 | sent.before(expert, token);
+    is_here = ballot(named != ~0u) != 0;
+  }
   // The whole block.
   __device__ TY_INLINED void spread(const DispatchArgs& a, const ComingTables& t, const PackedOutput& out) const {
-    u32 lane = lane_id(), me = a.c.rank, from = token * a.c.topk + lane;
-    i32 expert = lane < a.c.topk ? sent.picks[from] : -1;
-    u32 local = (u32)expert - me * t.local;
-    bool here = expert >= 0 && local < t.local;
-    Entry entry{here ? local << 16 | sent.before(expert, token) : ~0u, 0.0f};
-    if (here && a.weights && wave_id() == 0) entry.weight = a.weights[from];
-    spread_row(a, t, out, {t.first[me] + t.before(me, token), me, token}, entry, row);
+    u32 me = a.c.rank;
+    spread_row(a, t, out, {t.first[me] + t.before(me, token), me, token}, {named, row.weight}, row.piece);
   }
 };
 
@@ -347,11 +349,10 @@ struct StagedNumbers {
   __device__ u32 number(u32 i) const { return i < skip ? i : i + more; }
 };
 
-// The whole block.
-template <u32 N, class Up>
+// `own`: what this block has kept. The whole block.
+template <u32 N, bool kCast, class Up>
 __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
-                                        const SentTables& sent, const uint4 (&last)[N], const Part& part,
-                                        Guard& guard) {
+                                        KeptRow<N, kCast> own, const Part& part, Guard& guard) {
   const DispatchArgs& a = args.dispatch;
   const Common& c = a.c;
   bool there = false;
@@ -363,17 +364,15 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
   if (!there && sync_block_or(guard.ended())) return mend_staging(c, args.staging, up, guard);
   Decision d = decide_together(c, t.heard);
   if (d.code != kGo) return end_refused(c, args.staging, up, t.heard, d, part, guard);
-  if (!there) {
-    guard = poll_reports(args, up, t, guard);
+  if (masks(args.staging)) {
+    guard = poll_masked_reports(args, up, t, guard);
     if (sync_block_or(guard.ended())) return mend_staging(c, args.staging, up, guard);
   }
   place_rows(t);
   PackedOutput out(a, up.own_arena(a.region));
   if (part.tells()) note_coming(args, up, t, out, d, guard);
-  KeptTokens kept(part, c.tokens());
-  StagedNumbers numbers(t, kept, c.rank);
-  u32 step = part.receiving.step, mine = kept.first + (part.receiving.first + step - kept.first % step) % step;
-  KeptRow<N> own{sent, last, mine, part.keeps_own() && mine < c.tokens() && t.goes(c.rank, mine)};
+  StagedNumbers numbers(t, KeptTokens(part, c.tokens()), c.rank);
+  u32 step = part.receiving.step;
   constexpr u32 kAtOnce = kRowsAtOnce<N>;
 #pragma unroll 1
   for (u32 i = part.receiving.first; i < numbers.rows || own.is_here; i += kAtOnce * step) {
@@ -419,7 +418,7 @@ __device__ TY_INLINED void dispatch_staged(const StagedDispatchArgs& args, const
   heads.open(a.c);
   if (part.sends) send_rows(args, up, sent, first, part, heads, row);
   if (part.posts() && threadIdx.x == 0) trace.counted = trace.moved = now_ns();
-  if (part.receives) receive_rows<N>(args, up, coming, sent, row.piece, part, guard);
+  if (part.receives) receive_rows<N, kCast>(args, up, coming, {a, sent, row, part}, part, guard);
   turn.leave(a.c);
   if (part.tells() && threadIdx.x == 0) trace.arrived = now_ns();
 }

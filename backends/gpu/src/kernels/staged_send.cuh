@@ -141,8 +141,11 @@ struct SentRow {
   static constexpr bool kEarly = N == 1;
   uint4 piece[N];
   uint4 raw[kCast && kEarly ? 4 : 1];
+  float weight;  // of this lane's selection: in the first and in the last warp
 
   __device__ TY_INLINED void load(const DispatchArgs& a, u32 token) {
+    bool weighs = a.weights && lane_id() < a.c.topk && (wave_id() == 0 || wave_id() == block_waves() - 1);
+    weight = weighs ? a.weights[(u64)token * a.c.topk + lane_id()] : 0.0f;
     if constexpr (kCast) {
       if constexpr (kEarly) load_raw(a, token, 0, raw);
     } else {
@@ -223,26 +226,32 @@ struct KeptTokens {
       : first(!part.keeps_own() ? tokens : tokens > part.sending.step ? tokens - part.sending.step : 0) {}
 };
 
-// Sends a row and its records to each rank that the token selects, except for this one if it is `kept`. The
+// A token, and whether this rank's row of it stays in registers.
+struct SentToken {
+  u32 token;
+  bool kept;
+};
+
+// Sends a row and its records to each rank that the token selects, except for this one if it is kept. The
 // whole block.
-template <u32 N, class Up>
-__device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up, const SentTables& t, u32 token,
-                                    bool kept, const uint4 (&row)[N]) {
+template <u32 N, bool kCast, class Up>
+__device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up, const SentTables& t,
+                                    const SentToken& sent, const SentRow<N, kCast>& row) {
   const DispatchArgs& a = args.dispatch;
   u32 lane = lane_id(), topk = a.c.topk, pieces = sent_pieces(a);
+  u32 token = sent.token;
   u64 from = (u64)token * topk + lane, place = place_of(a.c, a.c.rank, token);
   i32 expert = lane < topk ? t.picks[from] : -1;
   u32 rank = expert >= 0 ? (u32)expert / t.local : 0;
-  Lanes leaders = ballot(stands_for(expert >= 0 && !(kept && rank == a.c.rank), rank));
-  u32 key = key_of(row, pieces);
+  Lanes leaders = ballot(stands_for(expert >= 0 && !(sent.kept && rank == a.c.rank), rank));
+  u32 key = key_of(row.piece, pieces);
 #pragma unroll 1
   for (Lanes left = leaders; left != 0; left &= left - 1) {
     u32 d = shfl(rank, first_of(left));
-    store_staged(staged_row(a.c, args.staging, up, d, place), row, pieces, key);
+    store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);
   }
   if (wave_id() == 0 && lane < topk && !a.replay) a.r.topk[from] = expert;
   if (wave_id() != block_waves() - 1) return;
-  float weight = lane < topk && a.weights ? a.weights[from] : 0.0f;
   u32 named = expert >= 0 ? (expert - rank * t.local) << 16 | t.before(expert, token) : 0;
 #pragma unroll 1
   for (Lanes left = leaders; left != 0; left &= left - 1) {
@@ -250,12 +259,11 @@ __device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up
     uint4* record = staged_record(a.c, args.staging, up, d, place);
     if (lane == 0) store_entry(record, a.c.epoch(), key, 0);
     bool here = expert >= 0 && rank == d;
-    if (lane < topk) store_entry(record + 1 + lane, a.c.epoch(), here ? named : ~0u, bits_of(weight));
+    if (lane < topk) store_entry(record + 1 + lane, a.c.epoch(), here ? named : ~0u, bits_of(row.weight));
   }
 }
 
-// Reports to each rank which tokens are sent, and how many rows each of its experts gets. All blocks
-// that send.
+// Reports to each rank which tokens are sent, and how many rows each of its experts gets: this block's share.
 template <class Up>
 __device__ TY_INLINED void report_counts(const StagedDispatchArgs& args, const Up& up, const SentTables& t,
                                          const Portion& portion) {
@@ -311,11 +319,13 @@ __device__ TY_INLINED bool send_rows(const StagedDispatchArgs& args, const Up& u
   u64 problem = read_routing(args, t, first, tokens);
   if (heads.posts()) post_heads(a, up, t, heads, kept, tokens, problem);
   if (problem != ~0ull) return false;
-  report_counts(args, up, t, part.sending);
+  // The block that posts heads has enough to do: the others report its share, if there are others.
+  u32 reporting = max(part.sending.step - 1, 1u);
+  if (part.sending.first < reporting) report_counts(args, up, t, {part.sending.first, reporting});
 #pragma unroll 1
   for (u32 token = part.sending.first; token < tokens;) {
     row.finish(a, token, t);
-    send_row(args, up, t, token, token >= kept.first, row.piece);
+    send_row(args, up, t, {token, token >= kept.first}, row);
     token += part.sending.step;
     if (token < tokens) row.load(a, token);
   }

@@ -151,35 +151,6 @@ __device__ TY_INLINED void store_staged(uint4* to, const uint4 (&row)[M], u32 pi
     if (is_inside<P, M>(j, pieces)) store_16_relaxed(to + place_in<P, M>(j, pieces), with_key(row[j], key));
 }
 
-// A first read of a row, which may not have arrived.
-template <u32 P = 1, u32 M>
-__device__ TY_INLINED void look_at_row(const uint4* from, uint4 (&seen)[M], u32 pieces) {
-#pragma unroll
-  for (u32 j = 0; j < M; j++)
-    if (is_inside<P, M>(j, pieces)) seen[j] = load_16_relaxed(from + place_in<P, M>(j, pieces));
-}
-
-// Reads the pieces that had not arrived again, side by side: one after the other, each would take as long as a load.
-template <u32 P = 1, u32 M>
-__device__ TY_INLINED void look_again(const uint4* from, uint4 (&seen)[M], u32 pieces) {
-#pragma unroll
-  for (u32 j = 0; j < M; j++)
-    if (is_inside<P, M>(j, pieces) && !has_come(seen[j])) seen[j] = load_16_relaxed(from + place_in<P, M>(j, pieces));
-}
-
-// Takes a piece out of staging, of which the last read saw `seen`. Its place is free then, also where the
-// wait was ended, and nothing is taken.
-__device__ TY_INLINED uint4 take_piece(uint4* at, uint4 seen, u32 key, const What& what, Guard& guard) {
-  guard.until(
-      what,
-      [&]() -> u64 {
-        if (!has_come(seen)) seen = load_16_relaxed(at);
-        return has_come(seen);
-      },
-      [](u64 there) { return there != 0; });
-  store_16_relaxed(at, make_uint4(0, 0, 0, 0));
-  return with_key(seen, key);
-}
 
 // Whether a lane's selection, of an expert of `rank`, is the last one of its token for that rank: it
 // represents the rank. The whole warp.
@@ -197,18 +168,80 @@ __device__ inline void store_entry(uint4* at, u32 epoch, u32 first, u32 second) 
 }
 __device__ inline u64* first_half(uint4* at) { return reinterpret_cast<u64*>(at); }
 __device__ inline u64* second_half(uint4* at) { return reinterpret_cast<u64*>(at) + 1; }
-// `seen`: a first read of the entry, which may not have arrived.
-__device__ TY_INLINED uint2 poll_record(const uint4* at, uint4 seen, const What& what, Guard& guard) {
-  u32 epoch = (u32)what.expected;
-  guard.until(
-      what,
-      [&]() -> u64 {
-        if (seen.y != epoch || seen.w != epoch) seen = load_16_relaxed(at);
-        return seen.y == epoch ? seen.w : seen.y;
-      },
-      [&](u64 found) { return found == epoch; });
-  return make_uint2(seen.x, seen.z);
-}
+
+// A staged row of this rank, and its record.
+struct StagedPlace {
+  uint4 *row, *record;
+  u32 pieces;  // of each part of the row
+
+  template <class Up>
+  __device__ StagedPlace(const Common& c, const Staging& s, const Up& up, u64 place, u32 pieces)
+      : row(staged_row(c, s, up, c.rank, place)), record(staged_record(c, s, up, c.rank, place)), pieces(pieces) {}
+};
+
+// An entry of a record, where this lane has one: nothing else waits for it.
+struct NoEntry {
+  __device__ void look(const uint4*, u32) {}
+  __device__ bool is_there(const uint4*, u32) { return true; }
+};
+struct SeenEntry {
+  uint4 seen;
+  bool is_mine;
+
+  __device__ TY_INLINED void look(const uint4* record, u32) {
+    if (is_mine) seen = load_16_relaxed(record + 1 + lane_id());
+  }
+  __device__ TY_INLINED bool is_there(const uint4* record, u32 epoch) {
+    if (is_mine && (seen.y != epoch || seen.w != epoch)) look(record, epoch);
+    return !is_mine || (seen.y == epoch && seen.w == epoch);
+  }
+};
+
+// A row that arrives: the last reads of its pieces, of its key and of this lane's entry. A thread has M pieces of the P
+// parts of a row.
+template <u32 M, u32 P, class Entry>
+struct Arriving {
+  uint4 piece[M];
+  u64 key;  // epoch << 32 | key
+  Entry entry;
+
+  // First reads, of what may not have arrived.
+  __device__ TY_INLINED void look(const StagedPlace& at) {
+    key = load_relaxed(first_half(at.record));
+    entry.look(at.record, 0);
+#pragma unroll
+    for (u32 j = 0; j < M; j++)
+      if (is_inside<P, M>(j, at.pieces)) piece[j] = load_16_relaxed(at.row + place_in<P, M>(j, at.pieces));
+  }
+  // Waits for all of them. What has not arrived is read again side by side: reads one behind the other would each
+  // take as long as a load.
+  __device__ TY_INLINED void poll(const StagedPlace& at, const What& what, Guard& guard) {
+    u32 epoch = (u32)what.expected;
+    guard.until(
+        what,
+        [&]() -> u64 {
+          if (key >> 32 != epoch) key = load_relaxed(first_half(at.record));
+          bool there = entry.is_there(at.record, epoch);
+#pragma unroll
+          for (u32 j = 0; j < M; j++)
+            if (is_inside<P, M>(j, at.pieces) && !has_come(piece[j]))
+              piece[j] = load_16_relaxed(at.row + place_in<P, M>(j, at.pieces));
+#pragma unroll
+          for (u32 j = 0; j < M; j++) there &= !is_inside<P, M>(j, at.pieces) || has_come(piece[j]);
+          return there ? key >> 32 : 0;
+        },
+        [&](u64 found) { return found == epoch; });
+  }
+  // Takes the row out of staging. Its places are free then, also where the wait was ended, and nothing is taken.
+  __device__ TY_INLINED void take(const StagedPlace& at) {
+#pragma unroll
+    for (u32 j = 0; j < M; j++) {
+      if (!is_inside<P, M>(j, at.pieces)) continue;
+      store_16_relaxed(at.row + place_in<P, M>(j, at.pieces), make_uint4(0, 0, 0, 0));
+      piece[j] = with_key(piece[j], (u32)key);
+    }
+  }
+};
 
 // --- How a kernel begins
 
@@ -379,8 +412,11 @@ __device__ TY_COLD Guard drain(const Common& c, const Staging& s, Up up, const u
       if (token == ~0u) break;
       uint4* row = staged_row(c, s, up, c.rank, place_of(c, source, token));
 #pragma unroll 1
-      for (u32 piece = threadIdx.x; piece < pieces; piece += blockDim.x)
-        take_piece(row + piece, make_uint4(0, 0, 0, 0), 0, {kPhaseRows, source, token, 1}, guard);
+      for (u32 piece = threadIdx.x; piece < pieces; piece += blockDim.x) {
+        auto look = [&]() -> u64 { return has_come(load_16_relaxed(row + piece)); };
+        guard.until({kPhaseRows, source, token, 1}, look, [](u64 there) { return there != 0; });
+        store_16_relaxed(row + piece, make_uint4(0, 0, 0, 0));
+      }
       sync_block();
     }
   }

@@ -7,18 +7,18 @@ use super::*;
 const MUTANTS: [Mutant; 12] = [
     (
         "a row is taken before it has come",
-        "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (!has_come(seen))",
-        "  if (model::mutant != 1) guard.until(\n      what,\n      [&]() -> u64 {\n        if (!has_come(seen))",
+        "there &= !is_inside<P, M>(j, at.pieces) || has_come(piece[j]);",
+        "there &= model::mutant == 1 || !is_inside<P, M>(j, at.pieces) || has_come(piece[j]);",
     ),
     (
         "a record is read before it has come",
-        "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen.y != epoch",
-        "  if (model::mutant != 2) guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen.y != epoch",
+        "          bool there = entry.is_there(at.record, epoch);",
+        "          bool there = model::mutant == 2 || entry.is_there(at.record, epoch);",
     ),
     (
         "counts are read before they have come",
-        "    there &= seen >> 32 == epoch;",
-        "    there &= model::mutant == 3 || seen >> 32 == epoch;",
+        "    while (seen >> 32 != epoch && ((pending",
+        "    while (model::mutant != 3 && seen >> 32 != epoch && ((pending",
     ),
     (
         "heads are not waited for",
@@ -32,8 +32,8 @@ const MUTANTS: [Mutant; 12] = [
     ),
     (
         "what was taken stays",
-        "  store_16_relaxed(at, make_uint4(0, 0, 0, 0));\n  return with_key",
-        "  if (model::mutant != 6) store_16_relaxed(at, make_uint4(0, 0, 0, 0));\n  return with_key",
+        "      store_16_relaxed(at.row + place_in<P, M>(j, at.pieces), make_uint4(0, 0, 0, 0));\n",
+        "      if (model::mutant != 6) store_16_relaxed(at.row + place_in<P, M>(j, at.pieces), make_uint4(0, 0, 0, 0));\n",
     ),
     (
         "an ended wait mends nothing",
@@ -47,8 +47,8 @@ const MUTANTS: [Mutant; 12] = [
     ),
     (
         "counts that come behind heads are not waited for",
-        "  if (!there) {\n    guard = poll_reports(",
-        "  if (!there && model::mutant != 9) {\n    guard = poll_reports(",
+        "    if (pending == 0) t.reports[i] =",
+        "    if (pending == 0 && model::mutant != 9) t.reports[i] =",
     ),
     (
         "weights and selections of a combine are read before they have come",
@@ -62,8 +62,8 @@ const MUTANTS: [Mutant; 12] = [
     ),
     (
         "the key of a row is read before it has come",
-        "  guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen >> 32 != what.expected)",
-        "  if (model::mutant != 12 || what.phase == kPhaseEntry) guard.until(\n      what,\n      [&]() -> u64 {\n        if (seen >> 32 != what.expected)",
+        "          return there ? key >> 32 : 0;",
+        "          return !there ? 0 : model::mutant == 12 ? epoch : key >> 32;",
     ),
 ];
 
@@ -72,13 +72,13 @@ const MUTANTS: [Mutant; 12] = [
 const LATE: [Mutant; 3] = [
     (
         "counts come behind heads",
-        "  report_counts(args, up, t, part.sending);\n",
-        "  model::come_late(a.c.rank);\n  report_counts(args, up, t, part.sending);\n",
+        "  u32 reporting = max(",
+        "  model::come_late(a.c.rank);\n  u32 reporting = max(",
     ),
     (
         "pieces of rows come behind their record",
-        "    store_staged(staged_row(a.c, args.staging, up, d, place), row, pieces, key);\n",
-        "    model::come_late(a.c.rank);\n    store_staged(staged_row(a.c, args.staging, up, d, place), row, pieces, key);\n",
+        "    store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);\n",
+        "    model::come_late(a.c.rank);\n    store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);\n",
     ),
     (
         "weights of a combine come behind heads",
