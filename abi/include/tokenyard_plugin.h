@@ -244,6 +244,11 @@ struct TyTransportTable;
 #define TY_NEEDS_STATISTICS 256
 
 /**
+ * In [`TyKernelNeeds`]: it takes `TY_DISPATCH_COLUMN_SCALES` and `TY_DISPATCH_SOURCE_TOKENS`.
+ */
+#define TY_NEEDS_PACKED_FORMS 512
+
+/**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
  */
 #define TY_RANK_LOST 1
@@ -363,6 +368,17 @@ struct TyTransportTable;
  * `dispatch_recv` follows at once: the caller queues and computes nothing between the two.
  */
 #define TY_DISPATCH_AT_ONCE 32
+
+/**
+ * In the packed layout: the scales of each local expert's rows lie column by column. Only with
+ * `TY_NEEDS_PACKED_FORMS`. Ranks need not agree on the flag.
+ */
+#define TY_DISPATCH_COLUMN_SCALES 64
+
+/**
+ * In the packed layout: `source` has source tokens alone, without their rank. As `TY_DISPATCH_COLUMN_SCALES`.
+ */
+#define TY_DISPATCH_SOURCE_TOKENS 128
 
 /**
  * In `exchange`: with the owners of experts, which are the ranks of this domain where there are several.
@@ -2268,7 +2284,7 @@ typedef struct TyReceived {
    */
   struct TyTensor x;
   /**
-   * `[rows, S]`.
+   * `[rows, S]`; with `TY_DISPATCH_COLUMN_SCALES` `[E/R * S, R*M]`, contiguous: S columns of each expert.
    */
   struct TyTensor scales;
   /**
@@ -2280,7 +2296,8 @@ typedef struct TyReceived {
    */
   struct TyTensor weights;
   /**
-   * i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed).
+   * i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed). With
+   * `TY_DISPATCH_SOURCE_TOKENS` the token alone.
    */
   struct TyTensor source;
   /**

@@ -173,8 +173,10 @@ pub(crate) fn check(comm: &mut Communicator, round: &Round, between: &Round) -> 
     let (case, rank) = (&round.case, comm.rank() as usize);
     let Dispatched { rooms, counts, handle } = dispatch(comm, round)?;
     drop(between.dispatch(comm)?);
-    let arrays: BTreeMap<_, _> =
-        rooms.iter().map(|(name, room)| Ok((*name, room.fetch()?))).collect::<Result<_>>()?;
+    let arrays: BTreeMap<_, _> = rooms
+        .iter()
+        .map(|(name, room)| Ok((*name, exchange::by_row(case, name, room.fetch()?))))
+        .collect::<Result<_>>()?;
     let find = |name: &str| arrays.get(name).map(Vec::as_slice);
     let expected = oracle::expected_dispatch(case, &round.inputs, rank);
     expected.compare(find).map_err(|e| anyhow!("after the copy: {e}"))?;
