@@ -402,6 +402,12 @@ struct TyTransportTable;
 #define TY_COPY_FILL 2
 
 /**
+ * In [`TyCopy`]: `to` has the columns of `from` one after the other, each with room for `room / columns`
+ * elements. Alone.
+ */
+#define TY_COPY_COLUMNS 4
+
+/**
  * In [`TyCopies`]: in the order of `stream`. Otherwise the copies have ended when the call returns.
  */
 #define TY_COPIES_ON_STREAM 1
@@ -409,7 +415,7 @@ struct TyTransportTable;
 /**
  * Most copies of one call.
  */
-#define TY_MAX_COPIES 12
+#define TY_MAX_COPIES 13
 
 /**
  * Multiply each expert's row by its weight before summing (expert-major and packed).
@@ -1021,7 +1027,7 @@ typedef struct TyCopy {
    */
   int32_t fill;
   /**
-   * Bits `TY_COPY_*`.
+   * Bits `TY_COPY_*`; others are an error.
    */
   uint32_t flags;
 } TyCopy;

@@ -187,6 +187,9 @@ pub const TY_COPY_WIDE: u32 = 1;
 /// In [`TyCopy`]: only rows that arrived are copied, and those behind them, up to `room`, become `fill`. Otherwise all
 /// elements are copied.
 pub const TY_COPY_FILL: u32 = 2;
+/// In [`TyCopy`]: `to` has the columns of `from` one after the other, each with room for `room / columns`
+/// elements. Alone.
+pub const TY_COPY_COLUMNS: u32 = 4;
 
 /// A copy of one array of an output.
 #[repr(C)]
@@ -206,14 +209,14 @@ pub struct TyCopy {
     pub modulus: u32,
     /// The value of elements behind the rows that arrived.
     pub fill: i32,
-    /// Bits `TY_COPY_*`.
+    /// Bits `TY_COPY_*`; others are an error.
     pub flags: u32,
 }
 
 /// In [`TyCopies`]: in the order of `stream`. Otherwise the copies have ended when the call returns.
 pub const TY_COPIES_ON_STREAM: u32 = 1;
 /// Most copies of one call.
-pub const TY_MAX_COPIES: usize = 12;
+pub const TY_MAX_COPIES: usize = 13;
 
 /// Copies of arrays of one output.
 #[repr(C)]

@@ -396,7 +396,8 @@ impl Communicator {
 
     /// Copies arrays of `received` to tensors of the caller, so that its memory can be freed. Each has the name, the
     /// type and the columns of one of them, and as many rows or more; `ids` may be int64. `wide_ids` are the ids again,
-    /// int64, and `source_tokens` the source tokens without their ranks. For flat rows, behind the rows that arrived
+    /// int64, `source_tokens` the source tokens without their ranks, and `scale_columns`, `[S, rows or more]`,
+    /// row-major `scales` column by column. For flat rows, behind the rows that arrived
     /// ids and source tokens become -1, and weights 0. Local: no other rank takes part.
     ///
     /// Raises InvalidInputError: then nothing is copied.

@@ -435,7 +435,7 @@ pub(crate) struct CopyArgs {
     pub(crate) totals: u64,
     pub(crate) count: u32,
     pub(crate) reserved: u32,
-    pub(crate) copies: [ArrayCopy; 12],
+    pub(crate) copies: [ArrayCopy; 13],
 }
 
 #[repr(C)]
