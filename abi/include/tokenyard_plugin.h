@@ -244,6 +244,11 @@ struct TyTransportTable;
 #define TY_NEEDS_STATISTICS 256
 
 /**
+ * In [`TyKernelNeeds`]: it takes `TY_DISPATCH_COLUMN_SCALES` and `TY_DISPATCH_SOURCE_TOKENS`.
+ */
+#define TY_NEEDS_PACKED_FORMS 512
+
+/**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
  */
 #define TY_RANK_LOST 1
@@ -365,6 +370,17 @@ struct TyTransportTable;
 #define TY_DISPATCH_AT_ONCE 32
 
 /**
+ * In the packed layout: the scales of each local expert's rows lie column by column. Only with
+ * `TY_NEEDS_PACKED_FORMS`. Ranks need not agree on the flag.
+ */
+#define TY_DISPATCH_COLUMN_SCALES 64
+
+/**
+ * In the packed layout: `source` has source tokens alone, without their rank. As `TY_DISPATCH_COLUMN_SCALES`.
+ */
+#define TY_DISPATCH_SOURCE_TOKENS 128
+
+/**
  * In `exchange`: with the owners of experts, which are the ranks of this domain where there are several.
  */
 #define TY_EXCHANGE_OWNERS 0
@@ -386,6 +402,12 @@ struct TyTransportTable;
 #define TY_COPY_FILL 2
 
 /**
+ * In [`TyCopy`]: `to` has the columns of `from` one after the other, each with room for `room / columns`
+ * elements. Alone.
+ */
+#define TY_COPY_COLUMNS 4
+
+/**
  * In [`TyCopies`]: in the order of `stream`. Otherwise the copies have ended when the call returns.
  */
 #define TY_COPIES_ON_STREAM 1
@@ -393,7 +415,7 @@ struct TyTransportTable;
 /**
  * Most copies of one call.
  */
-#define TY_MAX_COPIES 12
+#define TY_MAX_COPIES 13
 
 /**
  * Multiply each expert's row by its weight before summing (expert-major and packed).
@@ -1005,7 +1027,7 @@ typedef struct TyCopy {
    */
   int32_t fill;
   /**
-   * Bits `TY_COPY_*`.
+   * Bits `TY_COPY_*`; others are an error.
    */
   uint32_t flags;
 } TyCopy;
@@ -2268,7 +2290,7 @@ typedef struct TyReceived {
    */
   struct TyTensor x;
   /**
-   * `[rows, S]`.
+   * `[rows, S]`; with `TY_DISPATCH_COLUMN_SCALES` `[E/R * S, R*M]`, contiguous: S columns of each expert.
    */
   struct TyTensor scales;
   /**
@@ -2280,7 +2302,8 @@ typedef struct TyReceived {
    */
   struct TyTensor weights;
   /**
-   * i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed).
+   * i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed). With
+   * `TY_DISPATCH_SOURCE_TOKENS` the token alone.
    */
   struct TyTensor source;
   /**

@@ -62,6 +62,12 @@ pub const TY_DISPATCH_NO_SYNC: u32 = 16;
 /// `dispatch_recv` follows at once: the caller queues and computes nothing between the two.
 pub const TY_DISPATCH_AT_ONCE: u32 = 32;
 
+/// In the packed layout: the scales of each local expert's rows lie column by column. Only with
+/// `TY_NEEDS_PACKED_FORMS`. Ranks need not agree on the flag.
+pub const TY_DISPATCH_COLUMN_SCALES: u32 = 64;
+/// In the packed layout: `source` has source tokens alone, without their rank. As `TY_DISPATCH_COLUMN_SCALES`.
+pub const TY_DISPATCH_SOURCE_TOKENS: u32 = 128;
+
 /// In `exchange`: with the owners of experts, which are the ranks of this domain where there are several.
 pub const TY_EXCHANGE_OWNERS: u32 = 0;
 /// In `exchange`: with the ranks of other domains that have this rank's index there.
@@ -145,13 +151,14 @@ pub struct TyReceived {
     pub rows: u64,
     /// `[rows, H]`.
     pub x: TyTensor,
-    /// `[rows, S]`.
+    /// `[rows, S]`; with `TY_DISPATCH_COLUMN_SCALES` `[E/R * S, R*M]`, contiguous: S columns of each expert.
     pub scales: TyTensor,
     /// `[N, K]` i32: local expert ids or -1 (flat).
     pub ids: TyTensor,
     /// f32: `[N, K]` (flat), else `[rows, 1]`.
     pub weights: TyTensor,
-    /// i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed).
+    /// i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed). With
+    /// `TY_DISPATCH_SOURCE_TOKENS` the token alone.
     pub source: TyTensor,
     /// `[N, K]` i32: row of each expert's copy, or -1 (expert-major).
     pub slots: TyTensor,
@@ -180,6 +187,9 @@ pub const TY_COPY_WIDE: u32 = 1;
 /// In [`TyCopy`]: only rows that arrived are copied, and those behind them, up to `room`, become `fill`. Otherwise all
 /// elements are copied.
 pub const TY_COPY_FILL: u32 = 2;
+/// In [`TyCopy`]: `to` has the columns of `from` one after the other, each with room for `room / columns`
+/// elements. Alone.
+pub const TY_COPY_COLUMNS: u32 = 4;
 
 /// A copy of one array of an output.
 #[repr(C)]
@@ -199,14 +209,14 @@ pub struct TyCopy {
     pub modulus: u32,
     /// The value of elements behind the rows that arrived.
     pub fill: i32,
-    /// Bits `TY_COPY_*`.
+    /// Bits `TY_COPY_*`; others are an error.
     pub flags: u32,
 }
 
 /// In [`TyCopies`]: in the order of `stream`. Otherwise the copies have ended when the call returns.
 pub const TY_COPIES_ON_STREAM: u32 = 1;
 /// Most copies of one call.
-pub const TY_MAX_COPIES: usize = 12;
+pub const TY_MAX_COPIES: usize = 13;
 
 /// Copies of arrays of one output.
 #[repr(C)]

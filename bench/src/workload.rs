@@ -157,15 +157,14 @@ impl Workload {
     /// None for sizes that the communicator accepted.
     pub fn dispatch(&self, layout: Layout, cast: Cast) -> Result<Dispatch<'_>> {
         let (tokens, topk) = (self.sizes.tokens as usize, self.sizes.topk as usize);
+        let x = TensorRef::from_slice(self.x.as_slice(), tokens, self.sizes.hidden as usize)?;
+        let topk_idx = TensorRef::from_slice(self.topk_idx.as_slice(), tokens, topk)?;
         Ok(Dispatch {
-            x: TensorRef::from_slice(self.x.as_slice(), tokens, self.sizes.hidden as usize)?,
-            scales: None,
-            topk_idx: TensorRef::from_slice(self.topk_idx.as_slice(), tokens, topk)?,
             topk_weights: Some(TensorRef::from_slice(self.topk_weights.as_slice(), tokens, topk)?),
             layout,
             cast,
             sizes: WhoCounts::Exact,
-            max_tokens: None,
+            ..Dispatch::new(x, topk_idx)
         })
     }
 

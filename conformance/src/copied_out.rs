@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use tokenyard_core::communicator::{
     Buffer, Communicator, Handle, Outputs, Received, TensorMut, TensorRef,
 };
-use tokenyard_core::moe::{DType, Layout};
+use tokenyard_core::moe::{DType, Layout, ScaleLayout};
 
 use crate::exchange::{self, Aligned, Placed, array};
 use crate::oracle::{self, Arrived};
@@ -25,6 +25,8 @@ struct Room {
     shape: [usize; 2],
     /// The bytes of the row behind the array, after the copy.
     behind: u8,
+    /// Its rows are the array's columns, with one element more.
+    is_by_column: bool,
 }
 
 impl Room {
@@ -38,7 +40,15 @@ impl Room {
         let host = Aligned::filled(shape[0] * shape[1] * dtype.bytes(), POISON);
         let on_device = comm.works_on_device();
         let device = on_device.then(|| comm.buffer(host.bytes())).transpose()?;
-        Ok(Self { host, device, dtype, shape, behind })
+        Ok(Self { host, device, dtype, shape, behind, is_by_column: false })
+    }
+
+    /// Room for the columns of an array, each with one element more than it has.
+    fn by_columns(comm: &Communicator, tensor: &TensorRef<'_>) -> Result<Self> {
+        let dtype = tensor.dtype().context("an array has no type")?;
+        let mut room = Self::of(comm, tensor, dtype, POISON)?;
+        (room.shape, room.is_by_column) = ([tensor.cols(), tensor.rows() + 1], true);
+        Ok(room)
     }
 
     fn tensor_mut(&mut self) -> Result<TensorMut<'_>> {
@@ -49,13 +59,21 @@ impl Room {
         })
     }
 
-    /// The array, after the copy. Checks the row behind it.
+    /// The array, after the copy. Checks the row behind it, or the element behind each column.
     fn fetch(&self) -> Result<Vec<u8>> {
         let mut bytes = match &self.device {
             Some(buffer) => buffer.tensor(self.dtype, self.shape, [self.shape[1], 1])?.to_vec()?,
             None => self.host.bytes().to_vec(),
         };
-        let behind = bytes.split_off(bytes.len() - self.shape[1] * self.dtype.bytes());
+        let behind = if self.is_by_column {
+            let columns = bytes.chunks(self.shape[1] * self.dtype.bytes());
+            let split: Vec<_> = columns.filter_map(<[u8]>::split_last_chunk::<4>).collect();
+            let behind = split.iter().flat_map(|(_, last)| last.iter().copied()).collect();
+            bytes = split.iter().flat_map(|(column, _)| column.iter().copied()).collect();
+            behind
+        } else {
+            bytes.split_off(bytes.len() - self.shape[1] * self.dtype.bytes())
+        };
         ensure!(
             behind.iter().all(|b| *b == self.behind),
             "found {behind:02x?} behind an array; expected {:#04x} in each byte",
@@ -85,6 +103,11 @@ fn rooms(comm: &Communicator, received: &Received) -> Result<BTreeMap<&'static s
     if let Some(ids) = received.ids() {
         rooms.insert("wide_ids", Room::of(comm, &ids, DType::I64, none)?);
     }
+    if let Some(scales) =
+        received.scales().filter(|_| received.scale_layout() == ScaleLayout::RowMajor)
+    {
+        rooms.insert("scale_columns", Room::by_columns(comm, &scales)?);
+    }
     if let Some(source) = received.source() {
         rooms.insert("source_tokens", Room::new(comm, &source, none)?);
     }
@@ -97,6 +120,7 @@ fn outputs<'a>(rooms: &'a mut BTreeMap<&'static str, Room>) -> Result<Outputs<'a
         let place = match *name {
             "x" => &mut outputs.x,
             "scales" => &mut outputs.scales,
+            "scale_columns" => &mut outputs.scale_columns,
             "ids" => &mut outputs.ids,
             "wide_ids" => &mut outputs.wide_ids,
             "weights" => &mut outputs.weights,
@@ -147,8 +171,12 @@ fn dispatch(comm: &mut Communicator, round: &Round) -> Result<Dispatched> {
     Ok(Dispatched { rooms, counts, handle })
 }
 
-/// Checks what is made of arrays that the oracle knows: `[T, K]` wide ids, and source tokens.
-fn check_made(arrays: &BTreeMap<&'static str, Vec<u8>>, max_tokens: i32) -> Result<()> {
+/// Checks what is made of arrays that the oracle knows: `[T, K]` wide ids, source tokens, and scales by columns.
+fn check_made(
+    arrays: &BTreeMap<&'static str, Vec<u8>>,
+    max_tokens: i32,
+    row_bytes: usize,
+) -> Result<()> {
     let words = |name: &str| {
         let bytes = arrays.get(name).map(|bytes| bytes.as_chunks::<4>().0).unwrap_or_default();
         bytes.iter().map(|word| i32::from_ne_bytes(*word)).collect::<Vec<_>>()
@@ -157,6 +185,17 @@ fn check_made(arrays: &BTreeMap<&'static str, Vec<u8>>, max_tokens: i32) -> Resu
     let wide: Vec<_> = wide.iter().map(|word| i64::from_ne_bytes(*word)).collect();
     let ids: Vec<_> = words("ids").into_iter().map(i64::from).collect();
     ensure!(wide == ids, "found wide ids {wide:?}; expected {ids:?}");
+    let (scales, columns) = (words("scales"), words("scale_columns"));
+    if arrays.contains_key("scale_columns") {
+        let rows = arrays.get("x").map_or(0, Vec::len) / row_bytes.max(1);
+        let width = scales.len().checked_div(rows).unwrap_or(0);
+        ensure!(columns.len() == scales.len(), "found {} scales by columns", columns.len());
+        let is_there = |at: usize| columns[at % width * rows + at / width] == scales[at];
+        ensure!(
+            (0..scales.len()).all(is_there),
+            "found scales by columns {columns:?} of {scales:?}"
+        );
+    }
     // Places of blocks that have no row hold anything.
     let pairs = words("source").into_iter().zip(words("source_tokens"));
     for (source, token) in pairs.filter(|(source, _)| *source >= 0) {
@@ -173,12 +212,15 @@ pub(crate) fn check(comm: &mut Communicator, round: &Round, between: &Round) -> 
     let (case, rank) = (&round.case, comm.rank() as usize);
     let Dispatched { rooms, counts, handle } = dispatch(comm, round)?;
     drop(between.dispatch(comm)?);
-    let arrays: BTreeMap<_, _> =
-        rooms.iter().map(|(name, room)| Ok((*name, room.fetch()?))).collect::<Result<_>>()?;
+    let arrays: BTreeMap<_, _> = rooms
+        .iter()
+        .map(|(name, room)| Ok((*name, exchange::by_row(case, name, room.fetch()?))))
+        .collect::<Result<_>>()?;
     let find = |name: &str| arrays.get(name).map(Vec::as_slice);
     let expected = oracle::expected_dispatch(case, &round.inputs, rank);
     expected.compare(find).map_err(|e| anyhow!("after the copy: {e}"))?;
-    check_made(&arrays, comm.shape().max_tokens as i32)?;
+    let row_bytes = case.hidden * case.received_elem().bytes();
+    check_made(&arrays, comm.shape().max_tokens as i32, row_bytes)?;
     let given: Vec<u8> = counts.iter().flat_map(|count| count.to_ne_bytes()).collect();
     ensure!(find("counts") == Some(&given), "found counts {counts:?} on the host");
     let arrived = Arrived {

@@ -312,6 +312,35 @@ impl Suite {
                 }
             }
         }
+        self.packed_forms();
+    }
+
+    fn packed_forms(&mut self) {
+        let inputs = [
+            Input::Plain(RowType::Bf16),
+            Input::Cast(RowType::Bf16, Scales::F32),
+            Input::Cast(RowType::F16, Scales::RoundedF32),
+            Input::Cast(RowType::Bf16, Scales::Ue8m0),
+            Input::Opaque(7),
+        ];
+        for input in inputs {
+            for worst_case in [false, true] {
+                // Several groups of channels, of which the last is not whole.
+                let case =
+                    Case { layout: Layout::Packed, input, worst_case, hidden: 1104, ..usual() };
+                let columns = Case { scale_columns: true, ..case.clone() };
+                if case.scales().is_some() {
+                    let about = "packed scales may lie column by column";
+                    self.add("forms", about, ExchangeWay::Outside, columns.clone());
+                    self.add("forms", about, ExchangeWay::CopiedOut, columns.clone());
+                }
+                let about = "packed sources may be tokens alone";
+                let tokens = Case { source_tokens: true, ..case };
+                self.add("forms", about, ExchangeWay::Outside, tokens);
+                let both = Case { source_tokens: true, ..columns };
+                self.add("forms", about, ExchangeWay::CallTokens, both);
+            }
+        }
     }
 
     fn scales(&mut self) {
@@ -348,10 +377,9 @@ fn run(rank: &Rank<'_>, case: &Case, way: ExchangeWay) -> Result<Outcome> {
         options.max_tokens *= 4;
     }
     let mut comm = Communicator::open(rank.world, rank.config, options)?;
-    let form = form_of(case, way);
-    if form.is_some_and(|form| !comm.takes(form)) {
+    if let Some(form) = forms_of(case, way).find(|form| !comm.takes(*form)) {
         comm.close()?;
-        return Ok(Outcome::NotSupported(form.map_or_else(String::new, |form| form.to_string())));
+        return Ok(Outcome::NotSupported(form.to_string()));
     }
     let domains = exchange::domains(&comm);
     for seed in 0..ROUNDS {
@@ -362,17 +390,19 @@ fn run(rank: &Rank<'_>, case: &Case, way: ExchangeWay) -> Result<Outcome> {
     Ok(Outcome::Pass)
 }
 
-/// The form of calls that a test needs.
-fn form_of(case: &Case, way: ExchangeWay) -> Option<CallForm> {
-    match case.combine.sums {
-        _ if way == ExchangeWay::CallTokens => Some(CallForm::CallTokens),
+/// The forms of calls that a test needs.
+fn forms_of(case: &Case, way: ExchangeWay) -> impl Iterator<Item = CallForm> + use<> {
+    let tokens = (way == ExchangeWay::CallTokens).then_some(CallForm::CallTokens);
+    let packed = (case.scale_columns || case.source_tokens).then_some(CallForm::PackedForms);
+    let sums = match case.combine.sums {
         Sums::ByRank => None,
         Sums::Once | Sums::LateWeights | Sums::LateWeightsOnce => Some(match case.layout {
             Layout::Packed => CallForm::PackedSums,
             Layout::Flat | Layout::ExpertMajor { .. } => CallForm::RoundOnce,
         }),
         Sums::WeightsOfAllRanks => Some(CallForm::SumWeights),
-    }
+    };
+    [tokens, packed, sums].into_iter().flatten()
 }
 
 fn exchange_once(comm: &mut Communicator, round: &Round, way: ExchangeWay) -> Result<()> {

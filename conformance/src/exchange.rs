@@ -5,7 +5,7 @@ mod combined;
 mod input_tensors;
 mod losses;
 
-pub(crate) use arrived::{ARRAYS, array};
+pub(crate) use arrived::{ARRAYS, array, by_row};
 pub use arrived::{check_received, compare_received, run_experts};
 pub use combined::{
     Buffers, Got, Placed, Staged, check_combined, check_combined_without, combine, combine_in_place,
@@ -18,7 +18,7 @@ pub use losses::{
 
 use anyhow::{Context, Result};
 use tokenyard_core::communicator::{Cast, Communicator, CommunicatorOptions};
-use tokenyard_core::moe::{DType, Layout as MoeLayout};
+use tokenyard_core::moe::{DType, Layout as MoeLayout, ScaleLayout, SourceIndex};
 
 use crate::oracle::{Case, Elem, Input, Inputs, Layout, RowType, Scales};
 
@@ -68,6 +68,19 @@ pub fn layout(case: &Case) -> MoeLayout {
         }
         Layout::Packed => MoeLayout::Packed,
     }
+}
+
+/// The product's names for the forms of packed arrays.
+fn packed_forms(case: &Case) -> (ScaleLayout, SourceIndex) {
+    let scales = match case.scale_columns {
+        true => ScaleLayout::ColumnMajor,
+        false => ScaleLayout::RowMajor,
+    };
+    let source = match case.source_tokens {
+        true => SourceIndex::Token,
+        false => SourceIndex::RankAndToken,
+    };
+    (scales, source)
 }
 
 fn cast(input: Input) -> Cast {

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use tokenyard_conformance::exchange::{self, options};
-use tokenyard_conformance::oracle::{Case, Combine, Layout, RowType, Sums};
+use tokenyard_conformance::oracle::{Case, Combine, Input, Layout, RowType, Scales, Sums};
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::Round;
 use tokenyard_core::ErrorKind;
@@ -11,6 +11,7 @@ use tokenyard_core::communicator::{
     Communicator, CommunicatorOptions, Dispatch, Replay, Sizes, TensorRef,
 };
 use tokenyard_core::config::Config;
+use tokenyard_core::moe::{ScaleLayout, SourceIndex};
 
 const RANKS: u32 = 2;
 const EXPERT_MAJOR: Layout = Layout::ExpertMajor { alignment: 4, zero_padding: false };
@@ -114,12 +115,7 @@ fn what_one_rank_cannot_ask_for_is_refused_on_all_and_the_communicator_goes_on()
             live.handle.tokens(),
             columns,
         )?;
-        let replay = Replay {
-            x,
-            scales: None,
-            topk_weights: None,
-            cast: tokenyard_core::communicator::Cast::None,
-        };
+        let replay = Replay::new(x);
         refused(comm.replay(&live.handle, &replay).unwrap_err(), rank, "found rows of 512 numbers");
         // More tokens than the call allows.
         let dispatch = round.tensors.dispatch()?;
@@ -149,4 +145,63 @@ fn ranks_that_bound_their_tokens_differently_receive_an_error() {
         drop(round);
         Ok(())
     });
+}
+
+#[test]
+fn ranks_choose_the_forms_of_packed_arrays_by_themselves_and_anew_in_a_replay() {
+    let input = Input::Cast(RowType::Bf16, Scales::F32);
+    let base = Case {
+        layout: Layout::Packed,
+        input,
+        combine: Case::default().combine,
+        ..late(Layout::Packed)
+    };
+    on_ranks(options(&base), |mut comm| {
+        let mine = |turn: u32| {
+            let odd = |n: u32| n % 2 == 1;
+            let (scale_columns, source_tokens) =
+                (odd(comm.rank() + turn), odd(comm.rank() / 2 + turn));
+            Case { scale_columns, source_tokens, ..base.clone() }
+        };
+        let rounds = [0, 1].map(|turn| Round::new(&mine(turn), comm.rank()));
+        let live = rounds[0].dispatch(&mut comm)?;
+        let again = comm.replay(&live.handle, &rounds[1].tensors.replay()?)?;
+        exchange::check_received(&rounds[1].case, &rounds[1].inputs, comm.rank() as usize, &again)?;
+        rounds[0].finish(&mut comm, &live)?;
+        drop((again, live));
+        Ok(comm.close()?)
+    });
+}
+
+#[test]
+fn forms_that_rows_of_other_layouts_do_not_have_are_refused_by_name_on_all_ranks() {
+    for layout in [Layout::Flat, EXPERT_MAJOR] {
+        let case = Case { combine: Case::default().combine, ..late(layout) };
+        on_ranks(options(&case), |mut comm| {
+            let round = Round::new(&case, comm.rank());
+            let plain = round.tensors.dispatch()?;
+            let columns = Dispatch { scale_layout: ScaleLayout::ColumnMajor, ..plain };
+            let tokens = Dispatch { source_index: SourceIndex::Token, ..plain };
+            for (wrong, name) in [
+                (columns, "scale_layout: found column-major with"),
+                (tokens, "source_index: found tokens alone with"),
+            ] {
+                let call = if comm.rank() == 0 { wrong } else { plain };
+                let error = comm.dispatch(&call).unwrap_err();
+                let own = comm.rank() == 0;
+                let kind = if own { ErrorKind::InvalidInput } else { ErrorKind::Refused };
+                assert_eq!(error.kind(), kind, "{error}");
+                assert!(error.to_string().contains(name), "{error}");
+            }
+            let live = round.dispatch(&mut comm)?;
+            let again = round.tensors.replay()?;
+            let wrong = Replay { source_index: SourceIndex::Token, ..again };
+            let call = if comm.rank() == 0 { wrong } else { again };
+            let error = comm.replay(&live.handle, &call).unwrap_err();
+            assert!(error.to_string().contains("source_index: found tokens alone"), "{error}");
+            round.finish(&mut comm, &live)?;
+            drop(live);
+            Ok(comm.close()?)
+        });
+    }
 }

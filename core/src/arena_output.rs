@@ -3,7 +3,7 @@
 use crate::abi;
 use crate::call::WireFormat;
 use crate::host::NO_TENSOR;
-use crate::moe::{DType, Layout, RegionLayout, Shape, Span};
+use crate::moe::{DType, Layout, RegionLayout, ScaleLayout, Shape, Span};
 
 /// An output that lies in its region. Kernel sets describe it to the host with [`describe`](Self::describe).
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,10 @@ impl ArenaOutput<'_> {
         let array = |is_there: bool, span: Span, dtype: DType, shape: [u64; 2]| {
             coded(is_there, span, dtype.code(), shape)
         };
-        let scale_shape = [rows, format.scale_cols];
+        let scale_shape = match format.scale_layout {
+            ScaleLayout::ColumnMajor if packed => [local * format.scale_cols, rows / local],
+            _ => [rows, format.scale_cols],
+        };
         let weight_shape = if flat { [tokens, topk] } else { [rows, 1] };
         abi::TyReceived {
             size: size_of::<abi::TyReceived>(),
@@ -74,15 +77,32 @@ impl ArenaOutput<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::moe::{RegionRows, RegionSpec, RowFormat};
+    use crate::moe::{RegionRows, RegionSpec, RowFormat, SourceIndex};
 
     const SHAPE: Shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 64, max_tokens: 8 };
 
     fn described(arrangement: Layout, rows: u64, scale_cols: u64) -> abi::TyReceived {
+        described_as(arrangement, rows, scale_cols, ScaleLayout::RowMajor)
+    }
+
+    fn described_as(
+        arrangement: Layout,
+        rows: u64,
+        scale_cols: u64,
+        scale_layout: ScaleLayout,
+    ) -> abi::TyReceived {
         let row = RowFormat { x_bytes: 128, scale_bytes: 4 * scale_cols as u32, weights: true };
         let spec = RegionSpec { shape: SHAPE, layout: arrangement, row };
         let layout = RegionLayout::new(&spec, RegionRows { tokens: 5, experts: rows }).unwrap();
-        let format = WireFormat { row, width: 64, x_dtype: 1, scale_dtype: 3, scale_cols };
+        let format = WireFormat {
+            row,
+            width: 64,
+            x_dtype: 1,
+            scale_dtype: 3,
+            scale_cols,
+            scale_layout,
+            source_index: SourceIndex::default(),
+        };
         let (address, lost) = (std::ptr::without_provenance_mut(1 << 20), std::ptr::dangling_mut());
         let (layout, format, shape) = (&layout, &format, &SHAPE);
         let output = ArenaOutput {
@@ -118,6 +138,18 @@ mod tests {
         let packed = described(Layout::Packed, 32, 0);
         assert_eq!((packed.source.shape, packed.ranges.shape), ([32, 1], [2, 2]));
         assert!(!is_there(&packed.slots) && !is_there(&packed.expert_ends));
+    }
+
+    #[test]
+    fn column_major_scales_are_the_columns_of_each_expert_in_the_same_place() {
+        let by_row = described(Layout::Packed, 32, 3);
+        let by_column = described_as(Layout::Packed, 32, 3, ScaleLayout::ColumnMajor);
+        assert_eq!((by_row.scales.shape, by_row.scales.stride), ([32, 3], [3, 1]));
+        assert_eq!((by_column.scales.shape, by_column.scales.stride), ([6, 16], [16, 1]));
+        assert_eq!(by_column.scales.data, by_row.scales.data);
+        assert_eq!(by_column.source.data, by_row.source.data);
+        let flat = described_as(Layout::Flat, 5, 3, ScaleLayout::ColumnMajor);
+        assert_eq!(flat.scales.shape, [5, 3]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 
 use crate::abi;
-use crate::moe::{Cast, DType, Layout, RowFormat};
+use crate::moe::{Cast, DType, Layout, RowFormat, ScaleLayout, SourceIndex};
 use crate::refusal::CallRefusal;
 use crate::signature::Signature;
 use crate::{Error, ErrorKind, Result};
@@ -27,6 +27,10 @@ pub struct WireFormat {
     pub scale_dtype: u32,
     /// Scales of a row.
     pub scale_cols: u64,
+    /// How received packed scales lie in memory.
+    pub scale_layout: ScaleLayout,
+    /// The numbers in `source` of received packed rows.
+    pub source_index: SourceIndex,
 }
 
 /// The order of a call among the work of a device, and what the host waits for.
@@ -212,7 +216,9 @@ impl WireFormat {
             scale_bytes: (scale_cols as u32).saturating_mul(4),
             weights: !call.topk_weights.data.is_null(),
         };
-        Self { row, width, x_dtype, scale_dtype, scale_cols }
+        let scale_layout = ScaleLayout::of_flags(call.flags);
+        let source_index = SourceIndex::of_flags(call.flags);
+        Self { row, width, x_dtype, scale_dtype, scale_cols, scale_layout, source_index }
     }
 }
 
@@ -367,7 +373,7 @@ mod tests {
     #[test]
     fn a_cast_decides_how_rows_look_on_their_way() {
         let of = |cast| {
-            let WireFormat { row, x_dtype, scale_dtype, scale_cols, width } =
+            let WireFormat { row, x_dtype, scale_dtype, scale_cols, width, .. } =
                 typed(&abi::TyDispatch { cast, ..BLANK }).unwrap().format;
             (row.x_bytes, row.scale_bytes, x_dtype, scale_dtype, scale_cols, width)
         };
@@ -383,6 +389,16 @@ mod tests {
         let scales = abi::TyTensor { data, dtype: 6, shape: [4, 7], ..NO_TENSOR };
         let call = typed(&abi::TyDispatch { scales, ..BLANK }).unwrap();
         assert_eq!((call.format.scale_dtype, call.format.row.scale_bytes), (6, 28));
+    }
+
+    #[test]
+    fn flags_decide_how_arrays_of_packed_rows_look_and_change_nothing_that_ranks_compare() {
+        let of = |flags| typed(&abi::TyDispatch { flags, ..BLANK }).unwrap();
+        let forms = |flags| (of(flags).format.scale_layout, of(flags).format.source_index);
+        let both = abi::TY_DISPATCH_COLUMN_SCALES | abi::TY_DISPATCH_SOURCE_TOKENS;
+        assert_eq!(forms(0), (ScaleLayout::RowMajor, SourceIndex::RankAndToken));
+        assert_eq!(forms(both), (ScaleLayout::ColumnMajor, SourceIndex::Token));
+        assert_eq!(of(both).signature, of(0).signature);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tokenyard_core::moe::DType;
 use crate::dlpack::{self, Leaving};
 use crate::dtype;
 use crate::owned::Owned;
-use crate::tensor::{Contiguous, Tensor};
+use crate::tensor::{Elements, Tensor};
 
 /// Memory of this package. Its drop frees it, on any thread; it takes neither the GIL nor the communicator.
 #[expect(dead_code, reason = "held for their drop")]
@@ -76,6 +76,8 @@ pub(crate) struct Array {
     data: *mut u8,
     dtype: DType,
     shape: Vec<i64>,
+    /// The strides, in elements.
+    strides: Vec<i64>,
     device: Option<i32>,
     /// The stream in whose order the values get there; none where they are there.
     stream: Option<usize>,
@@ -97,7 +99,8 @@ impl Array {
     ) -> Option<Self> {
         let claim = Arc::clone(claim);
         let (data, device) = (tensor.address(), tensor.device());
-        Some(Self { data, dtype: tensor.dtype()?, shape, device, stream, claim })
+        let strides = dlpack::contiguous(&shape);
+        Some(Self { data, dtype: tensor.dtype()?, shape, strides, device, stream, claim })
     }
 
     /// Arena memory for the experts' rows.
@@ -106,7 +109,8 @@ impl Array {
         let (data, device, dtype) = (tensor.address(), tensor.device(), tensor.dtype()?);
         let shape = vec![tensor.rows() as i64, tensor.cols() as i64];
         let claim = Arc::new(Owned::new(Claim::Input(input)));
-        Some(Self { data, dtype, shape, device, stream: None, claim })
+        let strides = dlpack::contiguous(&shape);
+        Some(Self { data, dtype, shape, strides, device, stream: None, claim })
     }
 
     /// New memory of the host.
@@ -115,7 +119,8 @@ impl Array {
         let mut memory = HostMemory::new(elements as usize * dtype.bytes());
         let data = memory.address();
         let claim = Arc::new(Owned::new(Claim::Host(memory)));
-        Self { data, dtype, shape, device: None, stream: None, claim }
+        let strides = dlpack::contiguous(&shape);
+        Self { data, dtype, shape, strides, device: None, stream: None, claim }
     }
 
     /// A new array in host memory with these bytes.
@@ -126,10 +131,20 @@ impl Array {
         array
     }
 
+    /// It, with its last two dimensions in the other order.
+    pub(crate) fn transposed(mut self) -> Self {
+        for sizes in [&mut self.shape, &mut self.strides] {
+            let last = sizes.len().saturating_sub(2);
+            sizes[last..].reverse();
+        }
+        self
+    }
+
     /// The array as an argument.
     pub(crate) fn tensor(&self, name: &'static str) -> Tensor {
         let Self { data, dtype, device, .. } = *self;
-        let elements = Contiguous { data, dtype, device, shape: &self.shape };
+        let (shape, strides) = (&self.shape, &self.strides);
+        let elements = Elements { data, dtype, device, shape, strides };
         Tensor::of_array(name, elements, Arc::clone(&self.claim))
     }
 
@@ -139,8 +154,9 @@ impl Array {
             data: self.data,
             dtype: self.dtype,
             shape: self.shape.clone(),
-            strides: dlpack::contiguous(&self.shape),
+            strides: self.strides.clone(),
             device: self.device_pair(),
+            keeps_fp8: false,
             _claim: Box::new(Arc::clone(&self.claim)),
         }
     }
@@ -218,9 +234,10 @@ impl Array {
         self.data as usize
     }
 
-    /// The strides of its dimensions, in elements. Rows follow each other without gaps.
+    /// The strides of its dimensions, in elements. Rows follow each other without gaps, but for scales that lie by
+    /// columns.
     fn stride<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, dlpack::contiguous(&self.shape))
+        PyTuple::new(py, &self.strides)
     }
 
     /// DLPack's device: the kind of memory and the number of the device.
@@ -252,9 +269,10 @@ impl Array {
         this.leaving().capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
     }
 
-    /// The capsule of `__dlpack__(stream=-1)`.
-    fn _capsule(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.leaving().capsule(py, false)
+    /// The capsule of `__dlpack__(stream=-1)`. `keeps_fp8`: FP8 leaves as such, for a library that reads it.
+    #[pyo3(signature = (keeps_fp8=false))]
+    fn _capsule(&self, py: Python<'_>, keeps_fp8: bool) -> PyResult<Py<PyAny>> {
+        Leaving { keeps_fp8, ..self.leaving() }.capsule(py, false)
     }
 
     /// Numpy's description of an array of the host: where it lies. AttributeError for memory of a device.
@@ -268,6 +286,8 @@ impl Array {
         about.set_item("shape", self.shape(py)?)?;
         about.set_item("typestr", dtype::typestr(self.dtype))?;
         about.set_item("data", (self.data as usize, false))?;
+        let bytes = self.strides.iter().map(|stride| stride * self.dtype.bytes() as i64);
+        about.set_item("strides", PyTuple::new(py, bytes.collect::<Vec<_>>())?)?;
         Ok(about)
     }
 

@@ -15,7 +15,7 @@ use crate::dtype;
 use crate::errors::{invalid, raise, to_python};
 use crate::exit;
 use crate::operations::{
-    self, CallStream, CombineArguments, Counted, DispatchArguments, Order, PendingCombine,
+    self, CallStream, CombineArguments, Counted, DispatchArguments, Forms, Order, PendingCombine,
     PendingDispatch, PendingReplay, ReplayArguments, Sums,
 };
 use crate::options;
@@ -33,6 +33,7 @@ fn forms(comm: &CoreCommunicator) -> Vec<&'static str> {
         ("round_once", comm.takes(CallForm::RoundOnce)),
         ("sum_weights", comm.takes(CallForm::SumWeights)),
         ("statistics", comm.takes(CallForm::Statistics)),
+        ("packed_forms", comm.takes(CallForm::PackedForms)),
         ("packed_sums", comm.sends_weights(Layout::Packed)),
     ];
     all.into_iter().filter(|(_, takes)| *takes).map(|(word, _)| word).collect()
@@ -128,13 +129,17 @@ impl Communicator {
     /// - `expert_totals`, int32 `[E / R]`, and `waited_ns`, int64 `[R]`, on the device, with a stream and the packed
     ///   layout: the kernels add the rows of each local expert, and the nanoseconds of waiting for each rank. Where
     ///   `forms` has `"statistics"`.
+    /// - `scale_layout`: `"row_major"`, or `"column_major"`: the scales of each block lie by columns, as
+    ///   `Received.scales` says. `source_index`: `"rank_and_token"`, or `"token"`: `Received.source` has tokens alone.
+    ///   Of packed rows, where `forms` has `"packed_forms"`. They need not be equal on all ranks.
     ///
     /// `layout`, `cast`, `worst_case` and `max_tokens` are equal on all ranks. Raises InvalidInputError,
     /// RefusedError, FullError: nothing was moved. DeadlineError, PeerLostError, TransportError: the
     /// communicator is closed.
     #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
                         zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None,
-                        without_sync=false, expert_totals=None, waited_ns=None))]
+                        without_sync=false, expert_totals=None, waited_ns=None, scale_layout="row_major",
+                        source_index="rank_and_token"))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn dispatch(
         &self,
@@ -153,10 +158,13 @@ impl Communicator {
         without_sync: bool,
         expert_totals: Option<&Bound<'_, PyAny>>,
         waited_ns: Option<&Bound<'_, PyAny>>,
+        scale_layout: &str,
+        source_index: &str,
     ) -> PyResult<(Received, Handle)> {
         let stream = CallStream { raw: stream, without_sync };
         let order = Order { alignment, zero_padding, worst_case, max_tokens };
         let counted = Counted { expert_totals, waited_ns };
+        let forms = Forms { scale_layout, source_index };
         let arguments = DispatchArguments {
             x,
             topk_idx,
@@ -165,6 +173,7 @@ impl Communicator {
             layout,
             cast,
             order,
+            forms,
             stream,
             counted,
         };
@@ -174,7 +183,8 @@ impl Communicator {
     /// The first half of `dispatch`, with its arguments: compute, then call `recv()` of the result.
     #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
                         zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None,
-                        without_sync=false, expert_totals=None, waited_ns=None))]
+                        without_sync=false, expert_totals=None, waited_ns=None, scale_layout="row_major",
+                        source_index="rank_and_token"))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn dispatch_send(
         &self,
@@ -193,10 +203,13 @@ impl Communicator {
         without_sync: bool,
         expert_totals: Option<&Bound<'_, PyAny>>,
         waited_ns: Option<&Bound<'_, PyAny>>,
+        scale_layout: &str,
+        source_index: &str,
     ) -> PyResult<PendingDispatch> {
         let stream = CallStream { raw: stream, without_sync };
         let order = Order { alignment, zero_padding, worst_case, max_tokens };
         let counted = Counted { expert_totals, waited_ns };
+        let forms = Forms { scale_layout, source_index };
         let arguments = DispatchArguments {
             x,
             topk_idx,
@@ -205,6 +218,7 @@ impl Communicator {
             layout,
             cast,
             order,
+            forms,
             stream,
             counted,
         };
@@ -214,7 +228,7 @@ impl Communicator {
     /// Sends new rows with the routing of `handle`: nothing is counted, and rows arrive in the places of the first
     /// dispatch, in memory of their own. Arguments and errors are those of `dispatch`; T is that of the handle.
     #[pyo3(signature = (handle, x, topk_weights=None, *, scales=None, cast=None, stream=None,
-                        without_sync=false))]
+                        without_sync=false, scale_layout="row_major", source_index="rank_and_token"))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn replay(
         &self,
@@ -226,15 +240,18 @@ impl Communicator {
         cast: Option<&str>,
         stream: Option<usize>,
         without_sync: bool,
+        scale_layout: &str,
+        source_index: &str,
     ) -> PyResult<Received> {
         let stream = CallStream { raw: stream, without_sync };
-        let arguments = ReplayArguments { handle, x, topk_weights, scales, cast, stream };
+        let forms = Forms { scale_layout, source_index };
+        let arguments = ReplayArguments { handle, x, topk_weights, scales, cast, forms, stream };
         operations::replay(py, &self.shared, &arguments)
     }
 
     /// The first half of `replay`, with its arguments: compute, then call `recv()` of the result.
     #[pyo3(signature = (handle, x, topk_weights=None, *, scales=None, cast=None, stream=None,
-                        without_sync=false))]
+                        without_sync=false, scale_layout="row_major", source_index="rank_and_token"))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn replay_send(
         &self,
@@ -246,9 +263,12 @@ impl Communicator {
         cast: Option<&str>,
         stream: Option<usize>,
         without_sync: bool,
+        scale_layout: &str,
+        source_index: &str,
     ) -> PyResult<PendingReplay> {
         let stream = CallStream { raw: stream, without_sync };
-        let arguments = ReplayArguments { handle, x, topk_weights, scales, cast, stream };
+        let forms = Forms { scale_layout, source_index };
+        let arguments = ReplayArguments { handle, x, topk_weights, scales, cast, forms, stream };
         operations::replay_send(py, &self.shared, &arguments)
     }
 
@@ -376,7 +396,8 @@ impl Communicator {
 
     /// Copies arrays of `received` to tensors of the caller, so that its memory can be freed. Each has the name, the
     /// type and the columns of one of them, and as many rows or more; `ids` may be int64. `wide_ids` are the ids again,
-    /// int64, and `source_tokens` the source tokens without their ranks. For flat rows, behind the rows that arrived
+    /// int64, `source_tokens` the source tokens without their ranks, and `scale_columns`, `[S, rows or more]`,
+    /// row-major `scales` column by column. For flat rows, behind the rows that arrived
     /// ids and source tokens become -1, and weights 0. Local: no other rank takes part.
     ///
     /// Raises InvalidInputError: then nothing is copied.
@@ -469,7 +490,8 @@ impl Communicator {
     }
 
     /// The calls that it takes of those that not every kernel set takes: `"streams"`, `"without_sync"`, `"max_tokens"`,
-    /// `"round_once"` (with it `topk_weights` of a combine), `"sum_weights"`, `"statistics"`.
+    /// `"round_once"` (with it `topk_weights` of a combine), `"sum_weights"`, `"statistics"`,
+    /// `"packed_forms"`.
     #[getter]
     fn forms(&self) -> Vec<&'static str> {
         self.shared.forms.clone()

@@ -2,7 +2,7 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{Cast, RefusedCall};
-use tokenyard_core::moe::Layout;
+use tokenyard_core::moe::{Layout, ScaleLayout, SourceIndex};
 
 use crate::errors::invalid;
 
@@ -47,6 +47,34 @@ pub(crate) fn cast(word: Option<&str>) -> Result<Cast> {
         Some("fp8_ue8m0") => Ok(Cast::Fp8Ue8m0),
         Some(word) => Err(invalid(format!(
             "cast: found {word:?}; expected None, \"fp8\", \"fp8_round\" or \"fp8_ue8m0\""
+        ))),
+    }
+}
+
+/// Reads `scale_layout`.
+///
+/// # Errors
+/// Another word.
+pub(crate) fn scale_layout(word: &str) -> Result<ScaleLayout> {
+    match word {
+        "row_major" => Ok(ScaleLayout::RowMajor),
+        "column_major" => Ok(ScaleLayout::ColumnMajor),
+        _ => Err(invalid(format!(
+            "scale_layout: found {word:?}; expected \"row_major\" or \"column_major\""
+        ))),
+    }
+}
+
+/// Reads `source_index`.
+///
+/// # Errors
+/// Another word.
+pub(crate) fn source_index(word: &str) -> Result<SourceIndex> {
+    match word {
+        "rank_and_token" => Ok(SourceIndex::RankAndToken),
+        "token" => Ok(SourceIndex::Token),
+        _ => Err(invalid(format!(
+            "source_index: found {word:?}; expected \"rank_and_token\" or \"token\""
         ))),
     }
 }

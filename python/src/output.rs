@@ -7,7 +7,7 @@ use tokenyard_core::Result;
 use tokenyard_core::communicator::{
     Arriving, CallerMemory, Handle as CoreHandle, Received as CoreReceived, TensorRef,
 };
-use tokenyard_core::moe::{Layout, Shape};
+use tokenyard_core::moe::{Layout, ScaleLayout, Shape};
 
 use crate::array::{Array, Claim, Held};
 use crate::errors::{invalid, raise};
@@ -25,6 +25,7 @@ use crate::shared::Shared;
 pub(crate) struct Received {
     core: Source,
     layout: Layout,
+    scale_layout: ScaleLayout,
     claim: Arc<Owned<Claim>>,
     shape: Shape,
     stream: Option<usize>,
@@ -70,13 +71,14 @@ impl Source {
 
 impl Received {
     pub(crate) fn new(received: CoreReceived, shared: &Shared, stream: Option<usize>) -> Self {
-        let layout = received.layout();
+        let (layout, scale_layout) = (received.layout(), received.scale_layout());
         let core = Arc::new(received);
         let x = core.x();
         let bytes = x.rows() * x.cols() * x.dtype().map_or(1, tokenyard_core::moe::DType::bytes);
         let held = Held::new(shared.held(), bytes as u64);
         let claim = Arc::new(Owned::new(Claim::Received(Arc::clone(&core), held)));
-        Self { core: Source::Received(core), layout, claim, shape: shared.shape(), stream }
+        let (core, shape) = (Source::Received(core), shared.shape());
+        Self { core, layout, scale_layout, claim, shape, stream }
     }
 
     /// The places of an output that was not received.
@@ -86,9 +88,11 @@ impl Received {
         shared: &Shared,
         stream: Option<usize>,
     ) -> Self {
+        let scale_layout = place.scale_layout();
         let place = Arc::new(place);
         let claim = Arc::new(Owned::new(Claim::Arriving(Arc::clone(&place))));
-        Self { core: Source::Arriving(place), layout, claim, shape: shared.shape(), stream }
+        let (core, shape) = (Source::Arriving(place), shared.shape());
+        Self { core, layout, scale_layout, claim, shape, stream }
     }
 
     /// The output, if it was received.
@@ -163,10 +167,15 @@ impl Received {
     }
 
     /// `[rows, S]`, packed `[E / R, R * M, S]`: float32, or int32 of four UE8M0 exponents; as the sender gave them
-    /// where nothing was cast. None without scales.
+    /// where nothing was cast. None without scales. With `scale_layout="column_major"`, the columns of a block lie one
+    /// after the other: the strides are `(S * R * M, 1, R * M)`.
     #[getter]
     fn scales(&self) -> Option<Array> {
-        self.by_row(self.core.scales(), false)
+        let scales = self.by_row(self.core.scales(), false)?;
+        Some(match self.scale_layout {
+            ScaleLayout::RowMajor => scales,
+            ScaleLayout::ColumnMajor => scales.transposed(),
+        })
     }
 
     /// `[N, K]` int32: local expert ids, or -1. Flat rows only.
@@ -182,7 +191,8 @@ impl Received {
         if self.is_flat() { self.plain(weights) } else { self.by_row(weights, true) }
     }
 
-    /// int32, source rank * M + source token, M that of the call: `[N]`, packed `[E / R, R * M]`.
+    /// int32, source rank * M + source token, M that of the call: `[N]`, packed `[E / R, R * M]`. The token alone with
+    /// `source_index="token"`.
     #[getter]
     fn source(&self) -> Option<Array> {
         let source = self.core.source();

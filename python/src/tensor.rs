@@ -43,13 +43,15 @@ unsafe impl Send for Tensor {}
 // SAFETY: `&self` only reads.
 unsafe impl Sync for Tensor {}
 
-/// Elements that lie one after the other.
-pub(crate) struct Contiguous<'a> {
+/// Elements of an array of this package.
+pub(crate) struct Elements<'a> {
     pub(crate) data: *mut u8,
     pub(crate) dtype: DType,
     /// The ordinal of the device; nothing of the host's memory.
     pub(crate) device: Option<i32>,
     pub(crate) shape: &'a [i64],
+    /// In elements.
+    pub(crate) strides: &'a [i64],
 }
 
 impl Tensor {
@@ -214,11 +216,11 @@ impl Tensor {
     /// A tensor of this package.
     pub(crate) fn of_array(
         name: &'static str,
-        elements: Contiguous<'_>,
+        elements: Elements<'_>,
         claim: Arc<Owned<Claim>>,
     ) -> Self {
-        let Contiguous { data, dtype, device, shape } = elements;
-        let (shape, strides) = (shape.to_vec(), dlpack::contiguous(shape));
+        let Elements { data, dtype, device, shape, strides } = elements;
+        let (shape, strides) = (shape.to_vec(), strides.to_vec());
         let keeper = Keeper::Claim(claim);
         Self { name, data, dtype, shape, strides, device, is_read_only: false, _keeper: keeper }
     }
@@ -234,6 +236,7 @@ impl Tensor {
             shape,
             strides,
             device,
+            keeps_fp8: false,
             _claim: Box::new(WithGil::new((self, owner))),
         }
     }

@@ -2,17 +2,18 @@
 
 import torch
 from gpu_common import SMALL, Skipped, device_of, flat_of, prepare, raised, rows_of, same
+from oracle import Case
 
 import tokenyard
 
 NEEDS_GPUS = True
 
 
-def opened(world, case=SMALL, **options):
+def opened(world, case=SMALL, decode="direct", **options):
     prepare(world)
     return tokenyard.Communicator(
         world,
-        tokenyard.Config.built_in("nvlink", deadline_ms=20_000),
+        tokenyard.Config.built_in("nvlink", deadline_ms=20_000, decode=decode),
         experts=case.experts,
         topk=case.topk,
         hidden=case.hidden,
@@ -97,6 +98,65 @@ def without_sync(world):
         assert int(taken(received.totals)[0]) == count
         same(rows[:count], rows_of(world, SMALL, SMALL.sources(world.rank), x.dtype))
         comm.flush()
+
+
+FORMS = {
+    "by rows": {},
+    "by columns": {"scale_layout": "column_major"},
+    "by columns, tokens": {"scale_layout": "column_major", "source_index": "token"},
+}
+# Dispatches of a graph, and its launches.
+CALLS, LAUNCHES = 10, 50
+
+
+def packed_forms(world):
+    """Scales and sources of a low-latency dispatch in each form, and the time of a dispatch in a graph."""
+    case = Case(2, experts=32, topk=8, hidden=7168, max_tokens=128, tokens=(128, 128), seed=9)
+    most, lines = case.ranks * case.max_tokens, []
+    with opened(world, case, decode="low_latency", in_flight=4, handles=CALLS + 4) as comm:
+        assert "packed_forms" in comm.forms
+        x, idx, _ = tensors(world, case)
+        x = x.bfloat16()
+
+        def dispatch(forms):
+            stream = torch.cuda.current_stream().cuda_stream
+            options = {"layout": "packed", "cast": "fp8", "worst_case": True, "without_sync": True}
+            return comm.dispatch(x, idx, stream=stream, **options, **forms)
+
+        plain, kept = dispatch({})
+        expected, source = taken(plain.scales).clone(), taken(plain.source).clone()
+        del plain, kept
+        for name, forms in FORMS.items():
+            received, handle = dispatch(forms)
+            scales, columns = taken(received.scales), case.hidden // 128
+            by_rows = (most * columns, columns, 1)
+            assert scales.stride() == ((most * columns, 1, most) if forms else by_rows)
+            for expert, count in enumerate(taken(received.expert_counts).tolist()):
+                same(scales[expert, :count], expected[expert, :count])
+                tokens = source[expert, :count]
+                tokens = tokens % case.max_tokens if "source_index" in forms else tokens
+                same(taken(received.source)[expert, :count], tokens)
+            del received, handle, scales
+            lines.append(f"{name}: {time_in_graph(lambda forms=forms: dispatch(forms)):.2f} us")
+        comm.flush()
+    return "; ".join(lines)
+
+
+def time_in_graph(call):
+    """Microseconds of a call on the device."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    start.record()
+    for _ in range(LAUNCHES):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) * 1000 / (CALLS * LAUNCHES)
 
 
 def refused_places(world):
@@ -191,6 +251,7 @@ CHECKS = [
     in_the_order_of_a_stream,
     halves_and_their_output,
     without_sync,
+    packed_forms,
     refused_places,
     arrays_of_cupy,
     arrays_of_jax,

@@ -61,18 +61,19 @@ def counted(buffer):
 EXPECTED = {
     "layout": (9, 1 if is_gpu() else 0),
     "dispatch": (3, 3),
-    "dispatch, FP8": (5, 3),
+    "dispatch, FP8": (3, 3),
     "dispatch, num_worst_tokens": (7, 2),
     "cached dispatch": (0, 1),
     "combine": (1, 1),
     "combine with weights": (2, 1),
-    "low latency dispatch": (1, 1),
-    "low latency dispatch to FP8": (6, 1),
-    "low latency dispatch, statistics": (2, 1),
+    "low latency dispatch": (0, 1),
+    "low latency dispatch to FP8": (0, 1),
+    "low latency dispatch, statistics": (1, 1),
     "low latency combine": (0, 1),
     "V2 dispatch": (5, 3),
     "V2 dispatch, no CPU sync": (5, 2),
     "V2 expanded dispatch": (4, 3),
+    "V2 expanded dispatch, FP8": (6, 3),
     "V2 cached dispatch": (1, 2),
     "V2 combine": (1, 1),
     "V2 expanded combine": (1, 1),
@@ -124,11 +125,15 @@ def calls_of_v2(buffer, x, idx, weights):
     def expanded():
         state["expanded"] = buffer.dispatch(x, do_expand=True, **options)
 
+    scaled = x.to(torch.float8_e4m3fn), torch.ones((len(x), 4), device=x.device)
+    columns = {"use_tma_aligned_col_major_sf": True, "do_expand": True}
+
     def flat():
         state["flat"] = buffer.dispatch(x, **options)
 
     return {
         "V2 expanded dispatch": expanded,
+        "V2 expanded dispatch, FP8": lambda: buffer.dispatch(scaled, **options, **columns),
         "V2 expanded combine": lambda: buffer.combine(state["expanded"][0], state["expanded"][3]),
         "V2 dispatch, no CPU sync": lambda: buffer.dispatch(x, do_cpu_sync=False, **options),
         "V2 dispatch": flat,

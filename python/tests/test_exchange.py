@@ -6,6 +6,7 @@ from oracle import Case
 from pool import config
 
 import tokenyard
+from tokenyard import errors
 
 CASES = [
     Case(1),
@@ -128,6 +129,51 @@ def packed(world, case):
             y[expert] = x[expert] * (1 + me * case.local + expert)
         out, _ = comm.combine(handle, y, weighted=True)
         close(out, case.combined(me, lambda e, row: row * (1 + e), is_weighted=True))
+
+
+def packed_forms(world, case):
+    me, most = world.rank, case.ranks * case.max_tokens
+    with opened(world, case) as comm:
+        assert "packed_forms" in comm.forms
+        call = {"layout": "packed", "cast": "fp8"}
+        plain, first = comm.dispatch(case.x[me], case.idx[me], **call)
+        # Ranks need not agree.
+        forms = {"scale_layout": "column_major", "source_index": "token"} if me % 2 == 0 else {}
+        received, handle = comm.dispatch(case.x[me], case.idx[me], **call, **forms)
+        again = comm.replay(handle, case.x[me], cast="fp8", **forms)
+        pending = comm.dispatch_send(case.x[me], case.idx[me], **call, **forms)
+        arriving = pending.output()
+        late, _ = pending.recv()
+        columns = plain.scales.shape[2]
+        for found in (received, again, arriving, late):
+            assert found.scales.shape == (case.local, most, columns)
+            strides = (columns * most, 1, most) if forms else (columns * most, columns, 1)
+            assert found.scales.stride() == strides
+            scales, expected = np.asarray(found.scales), np.asarray(plain.scales)
+            assert scales.strides == tuple(4 * stride for stride in strides)
+            for expert, count in enumerate(np.asarray(plain.expert_counts)):
+                same(scales[expert, :count], expected[expert, :count])
+                source = np.asarray(plain.source)[expert, :count]
+                source = source % case.max_tokens if forms else source
+                same(np.asarray(found.source)[expert, :count], source)
+        room = np.zeros((case.local, columns, most), np.float32)
+        if forms:
+            comm.copy_out(received, scales=room)
+            same(room.transpose(0, 2, 1), np.asarray(received.scales))
+        del plain, first, received, handle, again, arriving, late
+        for wrong, says in (
+            ({"scale_layout": "column_major"}, "scale_layout: found column-major with flat rows"),
+            ({"source_index": "token"}, "source_index: found tokens alone with flat rows"),
+            ({"scale_layout": "columns"}, 'scale_layout: found "columns"; expected'),
+        ):
+            with pytest.raises((errors.InvalidInputError, errors.RefusedError)) as raised:
+                comm.dispatch(case.x[me], case.idx[me], **(wrong if me == 0 else {}))
+            assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("case", [*CASES[1:4], CASES[5], Case(2, seed=7, hidden=320)])
+def test_packed_scales_lie_by_columns_and_sources_are_tokens_where_a_rank_asks(ranks, case):
+    ranks(case.ranks, packed_forms, case)
 
 
 @every_case
@@ -334,7 +380,7 @@ def seen_before_the_rows(world):
             same(place.x, np.asarray(received.x))
         held = comm.held_bytes
         assert held == received.x.nbytes
-        assert set(comm.forms) == {"max_tokens", "round_once", "sum_weights"}
+        assert set(comm.forms) == {"max_tokens", "round_once", "sum_weights", "packed_forms"}
         with pytest.raises(ValueError, match="without_sync: found True without a stream"):
             comm.dispatch(x, idx, weights, without_sync=True)
         del place, received

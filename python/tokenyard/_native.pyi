@@ -143,6 +143,8 @@ class Communicator:
         without_sync: bool = False,
         expert_totals: _Tensor | None = None,
         waited_ns: _Tensor | None = None,
+        scale_layout: Literal["row_major", "column_major"] = "row_major",
+        source_index: Literal["rank_and_token", "token"] = "rank_and_token",
     ) -> tuple[Received, Handle]: ...
     def dispatch_send(
         self,
@@ -161,6 +163,8 @@ class Communicator:
         without_sync: bool = False,
         expert_totals: _Tensor | None = None,
         waited_ns: _Tensor | None = None,
+        scale_layout: Literal["row_major", "column_major"] = "row_major",
+        source_index: Literal["rank_and_token", "token"] = "rank_and_token",
     ) -> PendingDispatch: ...
     def replay(
         self,
@@ -172,6 +176,8 @@ class Communicator:
         cast: _Cast | None = None,
         stream: int | None = None,
         without_sync: bool = False,
+        scale_layout: Literal["row_major", "column_major"] = "row_major",
+        source_index: Literal["rank_and_token", "token"] = "rank_and_token",
     ) -> Received: ...
     def replay_send(
         self,
@@ -183,6 +189,8 @@ class Communicator:
         cast: _Cast | None = None,
         stream: int | None = None,
         without_sync: bool = False,
+        scale_layout: Literal["row_major", "column_major"] = "row_major",
+        source_index: Literal["rank_and_token", "token"] = "rank_and_token",
     ) -> PendingReplay: ...
     def combine(
         self,
@@ -365,5 +373,5 @@ class Array:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any: ...
-    def _capsule(self) -> Any: ...
+    def _capsule(self, keeps_fp8: bool = False) -> Any: ...
     def __len__(self) -> int: ...

@@ -7,8 +7,8 @@ use std::sync::{Arc, Barrier, Mutex};
 
 use tokenyard_core::bootstrap::{Identity, RankId, Rendezvous, World, WorldOptions};
 use tokenyard_core::communicator::{
-    Cast, Combine, Communicator, CommunicatorOptions, Dispatch, Handle, RefusedCall, Replay,
-    TensorMut, TensorRef,
+    Combine, Communicator, CommunicatorOptions, Dispatch, Handle, RefusedCall, Replay, TensorMut,
+    TensorRef,
 };
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Layout;
@@ -83,7 +83,7 @@ fn a_refused_call_of_every_kind_and_layout_ends_on_all_ranks_and_the_next_one_wo
             assert_eq!(tokens, RANKS, "every rank sent its token here");
             let rows = [1.0_f32; HIDDEN];
             let x = TensorRef::from_slice(&rows, 1, HIDDEN).unwrap();
-            let replay = Replay { x, scales: None, topk_weights: None, cast: Cast::None };
+            let replay = Replay::new(x);
             refused(comm, RefusedCall::Replay(layout), |comm| {
                 comm.replay(&handle, &replay).unwrap_err()
             });

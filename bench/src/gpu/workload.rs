@@ -133,24 +133,23 @@ impl InputTensors {
             }
             Layout::Packed => MoeLayout::Packed,
         };
+        let shape = [self.tokens, self.fixed.topk as usize];
         Ok(Dispatch {
-            x: self.x()?,
             scales: self.scales()?,
-            topk_idx: tensor(&self.topk_idx, DType::I64, [self.tokens, self.fixed.topk as usize])?,
             topk_weights: self.weights()?,
             layout,
             cast: self.cast(),
             sizes: if calls.wait() { Sizes::Exact } else { Sizes::WorstCase },
-            max_tokens: None,
+            ..Dispatch::new(self.x()?, tensor(&self.topk_idx, DType::I64, shape)?)
         })
     }
 
     pub(super) fn replay(&self) -> Result<Replay<'_>> {
         Ok(Replay {
-            x: self.x()?,
             scales: self.scales()?,
             topk_weights: self.weights()?,
             cast: self.cast(),
+            ..Replay::new(self.x()?)
         })
     }
 }

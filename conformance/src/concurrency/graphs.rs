@@ -9,7 +9,7 @@ mod fixed_memory;
 use anyhow::{Context, Result};
 use tokenyard_core::ErrorKind;
 use tokenyard_core::communicator::{
-    Cast, Communicator, Dispatch, Handle, Received, Replay, Sizes, ToolGraph,
+    Communicator, Dispatch, Handle, Received, Replay, Sizes, ToolGraph,
 };
 use tokenyard_core::moe::DType;
 
@@ -303,8 +303,7 @@ fn record_replay(
     place: &mut FixedMemory,
     handle: &Handle,
 ) -> Result<Received> {
-    let replay =
-        Replay { x: place.x.tensor()?, scales: None, topk_weights: None, cast: Cast::None };
+    let replay = Replay::new(place.x.tensor()?);
     let received = comm.on(track.name).without_sync().replay(handle, &replay)?;
     place.combine(comm, track, handle)?;
     Ok(received)

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, anyhow};
 use tokenyard_core::communicator::{Received, TensorRef};
+use tokenyard_core::moe::ScaleLayout;
 
 use crate::oracle::{self, Arrived, Case, ExpertOutput, Inputs};
 
@@ -72,10 +73,39 @@ pub fn compare_received(
     let mut arrays = BTreeMap::new();
     for name in ARRAYS {
         if let Some(tensor) = array(received, name) {
-            arrays.insert(name, tensor.to_vec()?);
+            arrays.insert(name, by_row(case, name, tensor.to_vec()?));
         }
     }
+    check_scale_shape(case, received)?;
     expected.compare(|name| arrays.get(name).map(Vec::as_slice)).map_err(|e| anyhow!("{e}"))
+}
+
+/// An array of an output with the values of each row together, as the oracle has them.
+pub(crate) fn by_row(case: &Case, name: &str, bytes: Vec<u8>) -> Vec<u8> {
+    match name {
+        "scales" if case.scale_columns => oracle::scales_by_row(case, &bytes),
+        _ => bytes,
+    }
+}
+
+/// Whether scales have the shape of their layout.
+fn check_scale_shape(case: &Case, received: &Received) -> Result<()> {
+    let Some((scales, (_, columns))) = received.scales().zip(case.scales()) else { return Ok(()) };
+    let (layout, expected) = match case.scale_columns {
+        true => {
+            let shape = [case.local_experts() * columns, case.ranks * case.max_tokens];
+            (ScaleLayout::ColumnMajor, shape)
+        }
+        false => (ScaleLayout::RowMajor, [received.rows(), columns]),
+    };
+    let (found, strides) = ([scales.rows(), scales.cols()], scales.strides());
+    if found != expected || strides != [expected[1], 1] || received.scale_layout() != layout {
+        return Err(anyhow!(
+            "found {:?} scales of shape {found:?} and strides {strides:?}; expected {layout:?} of {expected:?}",
+            received.scale_layout()
+        ));
+    }
+    Ok(())
 }
 
 /// The true N.
@@ -90,7 +120,8 @@ fn total_rows(received: &Received) -> Result<i64> {
 /// Arrays that contradict each other.
 pub fn run_experts(case: &Case, rank: usize, received: &Received) -> Result<ExpertOutput> {
     let fetch = |tensor: Option<TensorRef<'_>>| tensor.map(|t| t.to_vec()).transpose();
-    let (x, scales) = (received.x().to_vec()?, fetch(received.scales())?);
+    let scales = fetch(received.scales())?.map(|scales| by_row(case, "scales", scales));
+    let x = received.x().to_vec()?;
     let (ids, weights) = (fetch(received.ids())?, fetch(received.weights())?);
     let counts = fetch(received.expert_counts())?.unwrap_or_default();
     let arrived = Arrived {

@@ -4,7 +4,7 @@ use anyhow::Result;
 use tokenyard_core::communicator::{Communicator, Dispatch, LateTopk, Replay, Sizes, TensorRef};
 use tokenyard_core::moe::DType;
 
-use super::{cast, dtype, layout, row_dtype};
+use super::{cast, dtype, layout, packed_forms, row_dtype};
 use crate::device::Copies;
 use crate::oracle::{Case, RankInputs};
 
@@ -133,6 +133,7 @@ impl InputTensors {
     /// # Errors
     /// Sizes that contradict each other.
     pub fn dispatch(&self) -> Result<Dispatch<'_>> {
+        let (scale_layout, source_index) = packed_forms(&self.case);
         Ok(Dispatch {
             x: self.x()?,
             scales: self.scales()?,
@@ -146,6 +147,8 @@ impl InputTensors {
             cast: cast(self.case.input),
             sizes: if self.case.worst_case { Sizes::WorstCase } else { Sizes::Exact },
             max_tokens: Some(self.case.max_tokens as u32),
+            scale_layout,
+            source_index,
         })
     }
 
@@ -162,11 +165,14 @@ impl InputTensors {
     /// # Errors
     /// Sizes that contradict each other.
     pub fn replay(&self) -> Result<Replay<'_>> {
+        let (scale_layout, source_index) = packed_forms(&self.case);
         Ok(Replay {
             x: self.x()?,
             scales: self.scales()?,
             topk_weights: self.weights()?,
             cast: cast(self.case.input),
+            scale_layout,
+            source_index,
         })
     }
 

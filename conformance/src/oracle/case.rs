@@ -33,6 +33,10 @@ pub struct Case {
     pub input: Input,
     /// How received rows are laid out.
     pub layout: Layout,
+    /// The scales of each expert's rows lie column by column. Packed only.
+    pub scale_columns: bool,
+    /// `source` of received rows has tokens alone, without their rank. Packed only.
+    pub source_tokens: bool,
     /// Outputs have worst-case sizes: rows after the expected ones exist and are unspecified.
     pub worst_case: bool,
     /// Tokens have `topk_weights`, which travel with dispatch, and back with combine.
@@ -193,6 +197,8 @@ impl Default for Case {
             tokens: Tokens::Full,
             input: Input::Plain(RowType::Bf16),
             layout: Layout::Flat,
+            scale_columns: false,
+            source_tokens: false,
             worst_case: false,
             weights: true,
             combine: Combine { row: RowType::Bf16, biases: 0, weighted: false, sums: Sums::ByRank },
@@ -306,6 +312,8 @@ impl Case {
         require(!combine.weighted || (self.weights && layout != Layout::Flat), || {
             "found a weighted combine; expected weights and a layout that is not flat".into()
         })?;
+        let packed = layout == Layout::Packed || !(self.scale_columns || self.source_tokens);
+        require(packed, || format!("found forms of packed arrays with {layout} rows"))?;
         let flat = layout == Layout::Flat;
         let fits = match combine.sums {
             Sums::ByRank => true,
@@ -348,6 +356,8 @@ impl fmt::Display for Case {
         }
         f.write_str(if self.worst_case { ".worst" } else { "" })?;
         f.write_str(if self.odd_values { ".odd-values" } else { "" })?;
+        f.write_str(if self.scale_columns { ".scale-columns" } else { "" })?;
+        f.write_str(if self.source_tokens { ".source-tokens" } else { "" })?;
         write!(f, ".s{}", self.seed)
     }
 }

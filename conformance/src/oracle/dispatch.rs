@@ -14,13 +14,15 @@ pub struct Received {
     pub rows: usize,
     /// `[N, H]` flat, `[X, H]` expert-major, `[El, R*M, H]` packed.
     pub x: Array,
-    /// As `x`, with the scales of a row instead of its elements.
+    /// As `x`, with the scales of a row instead of its elements. Where they lie by columns, these are the same
+    /// after [`scales_by_row`].
     pub scales: Option<Array>,
     /// Flat: i32 `[N, K]`, the local expert of each selection, or -1 if it lives elsewhere.
     pub ids: Option<Array>,
     /// f32 `[N, K]` flat (0 where the id is -1), `[X]` expert-major, `[El, R*M]` packed.
     pub weights: Option<Array>,
-    /// i32 `[N]` (flat and expert-major) or `[El, R*M]` (packed): source rank * M + source token.
+    /// i32 `[N]` (flat and expert-major) or `[El, R*M]` (packed): source rank * M + source token, or
+    /// the token alone.
     pub source: Array,
     /// Expert-major: i32 `[N, K]`, the row of each selection's copy, or -1 if it is elsewhere.
     pub slots: Option<Array>,
@@ -79,6 +81,20 @@ pub fn expected_dispatch(case: &Case, inputs: &Inputs, rank: usize) -> Received 
         Layout::ExpertMajor { zero_padding, .. } => receiver.expert_major(zero_padding),
         Layout::Packed => receiver.packed(),
     }
+}
+
+/// The scales `[El, R*M, S]` of a packed output that has them as `[El, S, R*M]`.
+pub fn scales_by_row(case: &Case, by_column: &[u8]) -> Vec<u8> {
+    let (room, columns) = (case.ranks * case.max_tokens, case.scales().map_or(0, |(_, n)| n));
+    let words: Vec<&[u8]> = by_column.chunks(4).collect();
+    let mut by_row = Vec::with_capacity(by_column.len());
+    for expert in words.chunks(room * columns) {
+        for row in 0..room {
+            let of_row = expert.chunks(room).filter_map(|column| column.get(row));
+            by_row.extend(of_row.flat_map(|word| word.iter().copied()));
+        }
+    }
+    by_row
 }
 
 struct Receiver<'a> {
@@ -143,7 +159,11 @@ impl Receiver<'_> {
         let mut source = self.array("source", Elem::I32, 1, placement.rows);
         for (local, copies) in placement.experts.iter().enumerate() {
             for (j, copy) in copies.iter().enumerate() {
-                let bytes = copy.token.source(case).to_le_bytes();
+                let number = match case.source_tokens {
+                    true => copy.token.token as i32,
+                    false => copy.token.source(case),
+                };
+                let bytes = number.to_le_bytes();
                 source.push(placement.starts[local] + j, self.copy_origin(copy, local), &bytes);
             }
         }

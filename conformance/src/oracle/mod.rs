@@ -51,7 +51,7 @@ pub mod sum;
 pub use case::{Case, Combine, Input, Invalid, Layout, Routing, Scales, Sums, Tokens};
 pub use combine::{Combined, expected_combine, expected_round_trip};
 pub use compare::{Array, Mismatch};
-pub use dispatch::{Received, expected_dispatch};
+pub use dispatch::{Received, expected_dispatch, scales_by_row};
 pub use experts::{Arrived, ExpertOutput};
 pub use inputs::{Inputs, RankInputs};
 pub use number::{Elem, RowType};

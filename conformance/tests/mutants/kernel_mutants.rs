@@ -6,6 +6,7 @@ use tokenyard_conformance::oracle::{Case, Combine, Input, Inputs, Layout, RowTyp
 use tokenyard_core::abi;
 use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::communicator::{Cast, Communicator};
+use tokenyard_core::moe::{ScaleLayout, SourceIndex};
 
 use crate::altered_kernels::Alteration;
 use crate::faulty_shm::Fault as _;
@@ -112,6 +113,57 @@ impl Alteration for RoundedScales {
 fn rounded_scales_are_caught() {
     let case = Case { input: Input::Cast(RowType::Bf16, Scales::F32), ..Case::default() };
     caught::<RoundedScales>(run_exchange, &case, "after dispatch");
+}
+
+/// Leaves scales by rows, whatever the caller asks for.
+#[derive(Default)]
+pub(crate) struct ScalesByRow;
+impl Alteration for ScalesByRow {
+    const NAME: &'static str = "scales_by_row";
+
+    fn dispatch(&mut self, dispatch: &mut DispatchCall<'_>) {
+        dispatch.format.scale_layout = ScaleLayout::RowMajor;
+    }
+}
+
+/// The same, but calls them columns.
+#[derive(Default)]
+pub(crate) struct RowsAsColumns;
+impl Alteration for RowsAsColumns {
+    const NAME: &'static str = "rows_as_columns";
+
+    fn dispatch(&mut self, dispatch: &mut DispatchCall<'_>) {
+        dispatch.format.scale_layout = ScaleLayout::RowMajor;
+    }
+
+    fn received(&mut self, received: &mut abi::TyReceived) {
+        let experts = received.expert_counts.shape[0];
+        let [rows, columns] = received.scales.shape;
+        received.scales.shape = [experts * columns, rows / experts];
+        received.scales.stride = [(rows / experts) as i64, 1];
+    }
+}
+
+/// Sources with their ranks, whatever the caller asks for.
+#[derive(Default)]
+pub(crate) struct RanksInSources;
+impl Alteration for RanksInSources {
+    const NAME: &'static str = "ranks_in_sources";
+
+    fn dispatch(&mut self, dispatch: &mut DispatchCall<'_>) {
+        dispatch.format.source_index = SourceIndex::RankAndToken;
+    }
+}
+
+#[test]
+fn forms_of_packed_arrays_that_are_not_as_the_call_asks_are_caught() {
+    let input = Input::Cast(RowType::Bf16, Scales::F32);
+    let case = Case { input, layout: Layout::Packed, hidden: 384, ..Case::default() };
+    let columns = Case { scale_columns: true, ..case.clone() };
+    caught::<ScalesByRow>(run_exchange, &columns, "expected ColumnMajor");
+    caught::<RowsAsColumns>(run_exchange, &columns, "after dispatch: scales");
+    let tokens = Case { source_tokens: true, ..case };
+    caught::<RanksInSources>(run_exchange, &tokens, "after dispatch: source");
 }
 
 /// Sums without the bias, rounds, adds the bias and rounds again.

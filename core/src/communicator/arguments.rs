@@ -1,7 +1,9 @@
 use super::memory::Argument;
 use super::output::Handle;
 use super::tensor::{TensorMut, TensorRef};
-use crate::moe::{Cast, DType, Layout, Shape, TopkScratch, validate_topk};
+use crate::moe::{
+    Cast, DType, Layout, ScaleLayout, Shape, SourceIndex, TopkScratch, validate_topk,
+};
 use crate::{Error, ErrorKind, Result};
 
 /// The sizes of outputs: known to the host, or only to the device.
@@ -35,6 +37,11 @@ pub struct Dispatch<'a> {
     /// M of this call, 1 to M of the communicator; none means the communicator's. No rank has more tokens. It
     /// bounds worst-case sizes and packed blocks, and it is the factor in `source`. Equal on all ranks.
     pub max_tokens: Option<u32>,
+    /// How received scales lie in memory. By columns in the packed layout alone, if the kernel set [supports
+    /// it](super::CallForm::PackedForms); so is the next one.
+    pub scale_layout: ScaleLayout,
+    /// The numbers in `source` of received rows.
+    pub source_index: SourceIndex,
 }
 
 /// A dispatch of new rows with the routing of a handle: no counting, same places.
@@ -50,6 +57,10 @@ pub struct Replay<'a> {
     pub topk_weights: Option<TensorRef<'a>>,
     /// As in [`Dispatch`].
     pub cast: Cast,
+    /// As in [`Dispatch`].
+    pub scale_layout: ScaleLayout,
+    /// As in [`Dispatch`].
+    pub source_index: SourceIndex,
 }
 
 /// One combine.
@@ -197,7 +208,14 @@ impl<'a> Dispatch<'a> {
             cast: Cast::None,
             sizes: Sizes::Exact,
             max_tokens: None,
+            scale_layout: ScaleLayout::default(),
+            source_index: SourceIndex::default(),
         }
+    }
+
+    /// The forms of its output's arrays.
+    pub(super) fn forms(&self) -> PackedForms {
+        PackedForms { scales: self.scale_layout, source: self.source_index }
     }
 
     /// Every tensor of the call.
@@ -237,7 +255,49 @@ impl<'a> Dispatch<'a> {
     }
 }
 
+/// The forms of arrays of a packed output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct PackedForms {
+    pub(super) scales: ScaleLayout,
+    pub(super) source: SourceIndex,
+}
+
+impl PackedForms {
+    /// Bits `TY_DISPATCH_*`.
+    pub(super) fn flags(self) -> u32 {
+        self.scales.flag() | self.source.flag()
+    }
+
+    /// Refuses, by its name, a form that rows of another layout do not have.
+    pub(super) fn check(self, layout: Layout) -> Result<()> {
+        let name = match self {
+            _ if layout == Layout::Packed => return Ok(()),
+            Self { scales: ScaleLayout::ColumnMajor, .. } => "scale_layout: found column-major",
+            Self { source: SourceIndex::Token, .. } => "source_index: found tokens alone",
+            _ => return Ok(()),
+        };
+        refuse(format!("{name} with {} rows; expected the packed layout", layout.name()))
+    }
+}
+
 impl<'a> Replay<'a> {
+    /// A replay of rows alone: no cast, no weights.
+    pub fn new(x: TensorRef<'a>) -> Self {
+        Self {
+            x,
+            scales: None,
+            topk_weights: None,
+            cast: Cast::None,
+            scale_layout: ScaleLayout::default(),
+            source_index: SourceIndex::default(),
+        }
+    }
+
+    /// As [`Dispatch::forms`].
+    pub(super) fn forms(&self) -> PackedForms {
+        PackedForms { scales: self.scale_layout, source: self.source_index }
+    }
+
     /// Every tensor of the call.
     pub(super) fn arguments(&self) -> [Argument<'a>; 3] {
         [

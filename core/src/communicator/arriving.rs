@@ -7,7 +7,7 @@ use super::components::Components;
 use super::operations::{PendingDispatch, PendingReplay};
 use super::output::RegionClaim;
 use super::{Communicator, abandoned::Sent};
-use crate::moe::DType;
+use crate::moe::{DType, ScaleLayout};
 use crate::{Result, abi};
 
 /// The place of a dispatch's output: addresses from which tensors can be built, and passed on, before the
@@ -20,6 +20,7 @@ use crate::{Result, abi};
 pub struct Arriving {
     raw: abi::TyReceived,
     device: Option<i32>,
+    scale_layout: ScaleLayout,
     /// Held for its drop.
     _claim: RegionClaim,
 }
@@ -39,9 +40,14 @@ macro_rules! optional {
 }
 
 impl Arriving {
-    fn new(raw: abi::TyReceived, components: &Arc<Components>) -> Self {
+    fn new(raw: abi::TyReceived, components: &Arc<Components>, scale_layout: ScaleLayout) -> Self {
         let _claim = RegionClaim::new(components, raw.region);
-        Self { raw, device: components.device, _claim }
+        Self { raw, device: components.device, scale_layout, _claim }
+    }
+
+    /// As [`Received::scale_layout`](super::Received::scale_layout).
+    pub fn scale_layout(&self) -> ScaleLayout {
+        self.scale_layout
     }
 
     fn memory(&self, raw: &abi::TyTensor) -> Option<CallerMemory> {
@@ -68,7 +74,7 @@ impl Communicator {
     /// # Errors
     /// A closed communicator; an operation of another communicator.
     pub fn dispatch_output(&mut self, pending: &PendingDispatch<'_>) -> Result<Option<Arriving>> {
-        self.output_of(&pending.sent)
+        self.output_of(&pending.sent, pending.scale_layout())
     }
 
     /// The place of the output of a replay that was sent, as for a dispatch.
@@ -76,12 +82,12 @@ impl Communicator {
     /// # Errors
     /// As [`dispatch_output`](Self::dispatch_output).
     pub fn replay_output(&mut self, pending: &PendingReplay<'_>) -> Result<Option<Arriving>> {
-        self.output_of(&pending.sent)
+        self.output_of(&pending.sent, pending.scale_layout())
     }
 
-    fn output_of(&mut self, sent: &Sent) -> Result<Option<Arriving>> {
+    fn output_of(&mut self, sent: &Sent, scale_layout: ScaleLayout) -> Result<Option<Arriving>> {
         self.check_sent(sent)?;
         let raw = self.components.kernels().dispatch_output(sent.operation)?;
-        Ok(raw.map(|raw| Arriving::new(raw, &self.components)))
+        Ok(raw.map(|raw| Arriving::new(raw, &self.components, scale_layout)))
     }
 }

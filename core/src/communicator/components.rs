@@ -26,6 +26,9 @@ pub enum CallForm {
     SumWeights,
     /// [`OnStream::with_statistics`](super::OnStream::with_statistics), in the packed layout.
     Statistics,
+    /// [`Dispatch::scale_layout`](super::Dispatch::scale_layout) and
+    /// [`Dispatch::source_index`](super::Dispatch::source_index), also of a [`Replay`](super::Replay).
+    PackedForms,
 }
 
 impl std::fmt::Display for CallForm {
@@ -36,6 +39,7 @@ impl std::fmt::Display for CallForm {
             Self::PackedSums => "round_once and topk of a combine of the packed layout",
             Self::SumWeights => "sum_weights of a combine",
             Self::Statistics => "statistics of a call of the packed layout",
+            Self::PackedForms => "scale_layout and source_index of a call of the packed layout",
         })
     }
 }
@@ -49,6 +53,7 @@ impl CallForm {
             Self::PackedSums => abi::TY_NEEDS_ROUND_ONCE | abi::TY_NEEDS_PACKED_SUMS,
             Self::SumWeights => abi::TY_NEEDS_SUM_WEIGHTS,
             Self::Statistics => abi::TY_NEEDS_STATISTICS,
+            Self::PackedForms => abi::TY_NEEDS_PACKED_FORMS,
         }
     }
 }

@@ -13,6 +13,8 @@ pub(super) struct Form {
     pub(super) fill: Option<i32>,
     /// If it is not 0, elements that are not negative become their remainder by it.
     pub(super) modulus: u32,
+    /// The columns of the array become rows.
+    pub(super) is_transposed: bool,
 }
 
 /// Makes copies in host memory.
@@ -30,6 +32,10 @@ pub(super) unsafe fn on_host(copies: &Copies<'_>) {
 /// The addresses are valid for as many elements as the copy says, and aligned.
 unsafe fn copy_one(copy: &abi::TyCopy, arrived: i64) {
     let abi::TyCopy { elements, room, columns, modulus, fill, flags, .. } = *copy;
+    if flags & abi::TY_COPY_COLUMNS != 0 {
+        // SAFETY: by this function's contract.
+        return unsafe { copy_columns(copy) };
+    }
     let fills = flags & abi::TY_COPY_FILL != 0;
     let there = if fills { elements.min(arrived as u64 * u64::from(columns)) } else { elements };
     let end = if fills { room } else { elements };
@@ -48,6 +54,21 @@ unsafe fn copy_one(copy: &abi::TyCopy, arrived: i64) {
                 true => copy.to.cast::<i64>().add(at).write(value.into()),
                 false => copy.to.cast::<i32>().add(at).write(value),
             }
+        }
+    }
+}
+
+/// # Safety
+/// As [`copy_one`].
+unsafe fn copy_columns(copy: &abi::TyCopy) {
+    let columns = copy.columns.max(1) as usize;
+    let (elements, pitch) = (copy.elements as usize, copy.room as usize / columns);
+    for at in 0..elements {
+        let (row, column) = (at / columns, at % columns);
+        // SAFETY: by this function's contract: a column has room for as many elements as there are rows.
+        unsafe {
+            let value = copy.from.cast::<i32>().add(at).read();
+            copy.to.cast::<i32>().add(column * pitch + row).write(value);
         }
     }
 }
@@ -119,6 +140,13 @@ mod tests {
         assert_eq!(copied(COPY, &[1, 2, 3, 4], 2), [1, 2, 3, 4, -1, -1]);
         let plain = abi::TyCopy { flags: 0, ..COPY };
         assert_eq!(copied(plain, &[1, 2, 3, 4], 1), [1, 2, 3, 4, 7, 7]);
+    }
+
+    #[test]
+    fn columns_lie_one_after_the_other_where_that_is_asked_for() {
+        let copy = abi::TyCopy { flags: abi::TY_COPY_COLUMNS, room: 8, ..COPY };
+        // Three rows of two, in columns with room for four.
+        assert_eq!(copied(copy, &[1, 2, 3, 4, 5, 6], 1), [1, 3, 5, 7, 2, 4, 6, 7]);
     }
 
     #[test]

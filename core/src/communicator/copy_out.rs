@@ -8,7 +8,7 @@ use super::tensor::{TensorMut, TensorRef, byte_length};
 use super::{Communicator, OnStream};
 use crate::abi;
 use crate::kernels::Copies;
-use crate::moe::{DType, Layout};
+use crate::moe::{DType, Layout, ScaleLayout};
 use crate::{Error, ErrorKind, Result};
 
 /// Memory of the caller for arrays of a [`Received`] of the same names: of the same type and columns,
@@ -22,6 +22,8 @@ pub struct Outputs<'a> {
     pub x: Option<TensorMut<'a>>,
     /// `[rows, S]`.
     pub scales: Option<TensorMut<'a>>,
+    /// `[S, rows or more]`: row-major `scales`, column by column.
+    pub scale_columns: Option<TensorMut<'a>>,
     /// `[N, K]` i32, or i64, as the dispatch took them.
     pub ids: Option<TensorMut<'a>>,
     /// As `ids`, i64: for a caller that wants them a second time.
@@ -71,14 +73,19 @@ impl Pair<'_> {
             let [found, expected] = [found, expected].map(|d| d.map_or("unknown", DType::name));
             return refuse(format!("{name}: found type {found}; expected {expected}"));
         }
-        if to.cols() != from.cols() || to.rows() < from.rows() {
-            return refuse(format!(
-                "{name}: found shape [{}, {}]; expected [{} or more, {}]",
-                to.rows(),
-                to.cols(),
-                from.rows(),
-                from.cols()
-            ));
+        let (fits, shape) = match self.form.is_transposed {
+            true => (
+                to.rows() == from.cols() && to.cols() >= from.rows(),
+                format!("[{}, {} or more]", from.cols(), from.rows()),
+            ),
+            false => (
+                to.cols() == from.cols() && to.rows() >= from.rows(),
+                format!("[{} or more, {}]", from.rows(), from.cols()),
+            ),
+        };
+        if !fits {
+            let (rows, cols) = (to.rows(), to.cols());
+            return refuse(format!("{name}: found shape [{rows}, {cols}]; expected {shape}"));
         }
         if byte_length(&from.raw()).is_none() {
             return refuse(format!(
@@ -112,7 +119,8 @@ impl Pair<'_> {
             modulus: self.form.modulus,
             fill: self.form.fill.unwrap_or(0),
             flags: flag(self.is_wide(), abi::TY_COPY_WIDE)
-                | flag(self.form.fill.is_some(), abi::TY_COPY_FILL),
+                | flag(self.form.fill.is_some(), abi::TY_COPY_FILL)
+                | flag(self.form.is_transposed, abi::TY_COPY_COLUMNS),
         }
     }
 }
@@ -234,16 +242,19 @@ const NO_COPY: abi::TyCopy = abi::TyCopy {
 };
 
 /// The arrays of an output, each with its destination.
-fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'a>>; 14] {
+fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'a>>; 15] {
     let (plain, is_flat) = (Form::default(), received.layout == Layout::Flat);
     let filled = |fill: i32| Form { fill: is_flat.then_some(fill), ..plain };
     let pair = |name, from, to: &'a Option<TensorMut<'a>>, form| {
         to.as_ref().map(|to| Pair { name, from, to, form })
     };
     let tokens = Form { modulus: received.max_tokens, ..filled(-1) };
+    let columns = Form { is_transposed: true, ..plain };
+    let by_row = received.scales().filter(|_| received.scale_layout == ScaleLayout::RowMajor);
     [
         pair("x", Some(received.x()), &outputs.x, plain),
         pair("scales", received.scales(), &outputs.scales, plain),
+        pair("scale_columns", by_row, &outputs.scale_columns, columns),
         pair("ids", received.ids(), &outputs.ids, filled(-1)),
         pair("wide_ids", received.ids(), &outputs.wide_ids, filled(-1)),
         pair("weights", received.weights(), &outputs.weights, filled(0)),
@@ -284,6 +295,26 @@ mod tests {
         assert!(wide.contains("found shape [2, 4]"), "{wide}");
         let float = text(TensorMut::from_slice(&mut other, 3, 2).unwrap());
         assert!(float.contains("found type fp32; expected i32"), "{float}");
+    }
+
+    #[test]
+    fn columns_have_room_for_as_many_elements_as_there_are_rows_or_more() {
+        let from = [0_i32; 6];
+        let from = TensorRef::from_slice(&from, 3, 2).unwrap();
+        let mut room = [0_i32; 8];
+        let form = Form { is_transposed: true, ..Form::default() };
+        let mut check = |rows, cols| {
+            let to = TensorMut::from_slice(&mut room[..rows * cols], rows, cols).unwrap();
+            let pair = Pair { name: "scale_columns", from: Some(from), to: &to, form };
+            pair.check().map(|from| pair.copy(&from))
+        };
+        let copy = check(2, 4).unwrap();
+        assert_eq!((copy.elements, copy.room, copy.columns), (6, 8, 2));
+        assert_eq!(copy.flags, abi::TY_COPY_COLUMNS);
+        for (rows, cols) in [(2, 2), (3, 2), (1, 6)] {
+            let text = check(rows, cols).unwrap_err().to_string();
+            assert!(text.contains("expected [2, 3 or more]"), "{text}");
+        }
     }
 
     #[test]

@@ -6,7 +6,6 @@ use super::arguments::{LateTopk, Replay};
 use super::output::{Handle, Received};
 use super::tensor::TensorRef;
 use crate::Result;
-use crate::moe::Cast;
 
 /// Numbers of a row: K weights, a word whose bits select the experts that enter the sum, and zeros up to a
 /// multiple of 16 bytes.
@@ -39,10 +38,8 @@ impl Communicator {
         let mut rows = std::mem::take(&mut self.late_weights);
         let ids = topk.ids.as_ref().map(|ids| ids.elements::<i64>());
         fill(&mut rows, k, topk.weights.elements::<f32>(), ids);
-        let received = TensorRef::from_slice(&rows, handle.tokens(), width(k)).and_then(|x| {
-            let (scales, topk_weights) = (None, None);
-            self.replay(handle, &Replay { x, scales, topk_weights, cast: Cast::None })
-        });
+        let received = TensorRef::from_slice(&rows, handle.tokens(), width(k))
+            .and_then(|x| self.replay(handle, &Replay::new(x)));
         self.late_weights = rows;
         received
     }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use super::Communicator;
 use super::abandoned::Sent;
-use super::arguments::{Combine, Dispatch, Replay, Sizes};
+use super::arguments::{Combine, Dispatch, PackedForms, Replay, Sizes};
 use super::components::CallForm;
 use super::memory::check_memory;
 use super::output::{CombineInput, Handle, Received, RegionClaim, RoutingClaim};
@@ -13,7 +13,7 @@ use super::stream::Mode;
 use super::tensor::{TensorMut, TensorRef, raw_or_none};
 use crate::abi;
 use crate::host::NO_TENSOR;
-use crate::moe::{DType, Layout};
+use crate::moe::{DType, Layout, ScaleLayout};
 use crate::refusal::CallRefusal;
 use crate::{Error, ErrorKind, Result};
 
@@ -27,8 +27,7 @@ use crate::{Error, ErrorKind, Result};
 #[must_use = "a dispatch that is never received leaves the other ranks waiting"]
 pub struct PendingDispatch<'a> {
     pub(super) sent: Sent,
-    layout: Layout,
-    max_tokens: u32,
+    arrival: Arrival,
     tokens: usize,
     worst_case: bool,
     has_weights: bool,
@@ -43,9 +42,17 @@ pub struct PendingDispatch<'a> {
 #[must_use = "a replay that is never received leaves the other ranks waiting"]
 pub struct PendingReplay<'a> {
     pub(super) sent: Sent,
-    layout: Layout,
-    max_tokens: u32,
+    arrival: Arrival,
     inputs: PhantomData<TensorRef<'a>>,
+}
+
+/// How the rows of a dispatch arrive.
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    layout: Layout,
+    scale_layout: ScaleLayout,
+    /// M of the dispatch.
+    max_tokens: u32,
 }
 
 /// A combine that was sent. Finish it with [`Communicator::combine_recv`]; until then its tensors stay
@@ -78,7 +85,12 @@ macro_rules! layout {
         impl $pending<'_> {
             /// The layout of the rows that arrive.
             pub fn layout(&self) -> Layout {
-                self.layout
+                self.arrival.layout
+            }
+
+            /// How their scales will lie in memory.
+            pub fn scale_layout(&self) -> ScaleLayout {
+                self.arrival.scale_layout
             }
         }
     )+};
@@ -179,6 +191,7 @@ impl Communicator {
             .check_mode(&mode)
             .and_then(|()| mode.mark_dispatch(&mut call, dispatch.sizes))
             .and_then(|()| self.check_call_tokens(dispatch))
+            .and_then(|()| self.check_packed_forms(dispatch.forms(), dispatch.layout))
             .and_then(|()| check_memory(&dispatch.arguments(), self.components.device))
             .and_then(|()| dispatch.check(&self.shape, &mut self.scratch));
         let slot = checked.and_then(|()| self.take_handle());
@@ -189,6 +202,7 @@ impl Communicator {
         let worst_case = dispatch.sizes == Sizes::WorstCase;
         call.handle = slot;
         call.flags |= if worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
+        call.flags |= dispatch.forms().flags();
         call.cast = dispatch.cast.code();
         call.max_tokens = dispatch.max_tokens.unwrap_or(self.shape.max_tokens);
         call.x = dispatch.x.raw();
@@ -203,8 +217,11 @@ impl Communicator {
         }
         Ok(PendingDispatch {
             sent: self.sent(operation),
-            layout: dispatch.layout,
-            max_tokens: call.max_tokens,
+            arrival: Arrival {
+                layout: dispatch.layout,
+                scale_layout: dispatch.scale_layout,
+                max_tokens: call.max_tokens,
+            },
             tokens: dispatch.topk_idx.rows(),
             worst_case,
             has_weights: dispatch.topk_weights.is_some(),
@@ -252,10 +269,12 @@ impl Communicator {
             .and_then(|()| check_memory(&replay.arguments(), self.components.device))
             .and_then(|()| self.check_handle(handle))
             .and_then(|()| self.check_beside(replay.is_beside(&self.shape), "x of another width"))
+            .and_then(|()| self.check_packed_forms(replay.forms(), handle.layout))
             .and_then(|()| replay.check(&self.shape, handle));
         if let Err(error) = checked {
             return Err(self.refuse_with(call, error));
         }
+        call.flags |= replay.forms().flags();
         call.cast = replay.cast.code();
         call.x = replay.x.raw();
         call.scales = raw_or_none(replay.scales.as_ref());
@@ -266,8 +285,11 @@ impl Communicator {
         }
         Ok(PendingReplay {
             sent: self.sent(operation).of(handle),
-            layout: handle.layout,
-            max_tokens: handle.max_tokens,
+            arrival: Arrival {
+                layout: handle.layout,
+                scale_layout: replay.scale_layout,
+                max_tokens: handle.max_tokens,
+            },
             inputs: PhantomData,
         })
     }
@@ -277,7 +299,7 @@ impl Communicator {
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
     pub fn replay_recv(&mut self, pending: PendingReplay<'_>) -> Result<Received> {
-        Ok(self.receive(pending.sent, pending.layout, pending.max_tokens)?.0)
+        Ok(self.receive(pending.sent, pending.arrival)?.0)
     }
 
     /// Finishes [`dispatch_send`](Self::dispatch_send).
@@ -286,23 +308,23 @@ impl Communicator {
     /// As [`dispatch`](Self::dispatch).
     pub fn dispatch_recv(&mut self, pending: PendingDispatch<'_>) -> Result<(Received, Handle)> {
         let components = Arc::clone(&pending.sent.components);
-        let (received, claim) = match self.receive(pending.sent, pending.layout, pending.max_tokens)
-        {
+        let Arrival { layout, max_tokens, .. } = pending.arrival;
+        let (received, claim) = match self.receive(pending.sent, pending.arrival) {
             Ok(done) => done,
             Err(error) => {
                 components.claims.give_handle(pending.slot);
                 return Err(error);
             }
         };
-        let keeps = pending.layout != Layout::Flat && !components.takes(abi::TY_NEEDS_NO_REGION);
+        let keeps = layout != Layout::Flat && !components.takes(abi::TY_NEEDS_NO_REGION);
         let region = keeps.then_some(claim);
         let handle = Handle {
             routing: RoutingClaim::first(&components, pending.slot, region),
             tokens: pending.tokens,
             rows: received.rows(),
             received_tokens: received.tokens(),
-            layout: pending.layout,
-            max_tokens: pending.max_tokens,
+            layout,
+            max_tokens,
             worst_case: pending.worst_case,
             has_weights: pending.has_weights,
         };
@@ -508,6 +530,13 @@ impl Communicator {
         self.check_form(is_own, CallForm::CallTokens, "max_tokens of a call")
     }
 
+    fn check_packed_forms(&self, forms: PackedForms, layout: Layout) -> Result<()> {
+        forms.check(layout)?;
+        let PackedForms { scales, source } = PackedForms::default();
+        self.check_form(forms.scales != scales, CallForm::PackedForms, "scale_layout")?;
+        self.check_form(forms.source != source, CallForm::PackedForms, "source_index")
+    }
+
     /// Whether a combine of this layout takes weights and ids of its own in one operation. Where it does not, a replay
     /// carries them first.
     pub fn sends_weights(&self, layout: Layout) -> bool {
@@ -551,12 +580,7 @@ impl Communicator {
         Ok(())
     }
 
-    fn receive(
-        &mut self,
-        sent: Sent,
-        layout: Layout,
-        max_tokens: u32,
-    ) -> Result<(Received, RegionClaim)> {
+    fn receive(&mut self, sent: Sent, arrival: Arrival) -> Result<(Received, RegionClaim)> {
         let (operation, _inside) = self.begin_receive(&sent)?;
         let result = self.components.kernels().dispatch_recv(operation);
         sent.end();
@@ -566,7 +590,10 @@ impl Communicator {
                 self.open_slots &= !self.slot_bit(operation);
                 let claim = RegionClaim::new(&self.components, raw.region);
                 let second = RegionClaim::new(&self.components, raw.region);
-                Ok((Received { raw, layout, operation, max_tokens, _claim: claim }, second))
+                let Arrival { layout, scale_layout, max_tokens } = arrival;
+                let received =
+                    Received { raw, layout, scale_layout, operation, max_tokens, _claim: claim };
+                Ok((received, second))
             }
             Err(error) => Err(self.end_failed(operation, error)),
         }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::components::Components;
 use super::tensor::{TensorMut, TensorRef};
 use crate::abi;
-use crate::moe::Layout;
+use crate::moe::{Layout, ScaleLayout};
 
 /// A claim on an arena region; the region is freed when the last claim is dropped.
 #[derive(Debug)]
@@ -31,6 +31,7 @@ impl Drop for RegionClaim {
 pub struct Received {
     pub(super) raw: abi::TyReceived,
     pub(super) layout: Layout,
+    pub(super) scale_layout: ScaleLayout,
     pub(super) operation: u64,
     /// M of the dispatch: the factor in `source`.
     pub(super) max_tokens: u32,
@@ -67,6 +68,11 @@ impl Received {
         self.layout
     }
 
+    /// How [`scales`](Self::scales) lie in memory.
+    pub fn scale_layout(&self) -> ScaleLayout {
+        self.scale_layout
+    }
+
     /// Tokens received, N; with worst-case sizes the most that can arrive.
     pub fn tokens(&self) -> usize {
         self.raw.tokens as usize
@@ -92,13 +98,15 @@ impl Received {
     }
 
     optional! {
-        /// `[rows, S]`: f32 or packed UE8M0 (i32) after a cast, else the sender's bytes.
+        /// `[rows, S]`: f32 or packed UE8M0 (i32) after a cast, else the sender's bytes. Column-major
+        /// `[E/R * S, R*M]`: S columns of each expert.
         scales,
         /// `[N, K]` i32: local expert ids, or -1 (flat).
         ids,
         /// f32: `[N, K]` (flat), else `[rows, 1]`.
         weights,
-        /// i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed).
+        /// i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed). The token
+        /// alone where the call asked for that.
         source,
         /// `[N, K]` i32: row of each expert's copy, or -1 (expert-major).
         slots,

@@ -11,7 +11,7 @@ use tokenyard_core::communicator::{
     PendingDispatch as CorePendingDispatch, PendingReplay as CorePendingReplay, RefusedCall,
     Replay, Sizes, Statistics, TensorMut, TensorRef,
 };
-use tokenyard_core::moe::Layout;
+use tokenyard_core::moe::{Layout, ScaleLayout, SourceIndex};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::communicator::stream;
@@ -276,6 +276,19 @@ pub(crate) struct Order {
     pub(crate) max_tokens: Option<u32>,
 }
 
+/// The forms of packed arrays, as Python gave them.
+#[derive(Clone, Copy)]
+pub(crate) struct Forms<'a> {
+    pub(crate) scale_layout: &'a str,
+    pub(crate) source_index: &'a str,
+}
+
+impl Forms<'_> {
+    fn read(self) -> Result<(ScaleLayout, SourceIndex)> {
+        Ok((options::scale_layout(self.scale_layout)?, options::source_index(self.source_index)?))
+    }
+}
+
 /// The arguments of a dispatch, as Python gave them.
 pub(crate) struct DispatchArguments<'a, 'py> {
     pub(crate) x: Object<'a, 'py>,
@@ -285,6 +298,7 @@ pub(crate) struct DispatchArguments<'a, 'py> {
     pub(crate) layout: &'a str,
     pub(crate) cast: Option<&'a str>,
     pub(crate) order: Order,
+    pub(crate) forms: Forms<'a>,
     pub(crate) stream: CallStream,
     pub(crate) counted: Counted<'a, 'py>,
 }
@@ -306,6 +320,7 @@ impl DispatchArguments<'_, '_> {
         self.stream.check()?;
         let mut kept = Inputs::default();
         let counted = self.counted.read(self.stream, &mut kept)?;
+        let (scale_layout, source_index) = self.forms.read()?;
         let call = Dispatch {
             x: kept.keep(Tensor::read("x", self.x)?)?,
             scales: kept.optional(optional("scales", self.scales)?)?,
@@ -315,6 +330,8 @@ impl DispatchArguments<'_, '_> {
             cast: options::cast(self.cast)?,
             sizes: if self.order.worst_case { Sizes::WorstCase } else { Sizes::Exact },
             max_tokens: self.order.max_tokens,
+            scale_layout,
+            source_index,
         };
         Ok(ReadyDispatch { call, counted, kept })
     }
@@ -363,6 +380,7 @@ pub(crate) struct ReplayArguments<'a, 'py> {
     pub(crate) topk_weights: Maybe<'a, 'py>,
     pub(crate) scales: Maybe<'a, 'py>,
     pub(crate) cast: Option<&'a str>,
+    pub(crate) forms: Forms<'a>,
     pub(crate) stream: CallStream,
 }
 
@@ -371,11 +389,14 @@ impl ReplayArguments<'_, '_> {
         self.stream.check()?;
         let handle = read_handle(self.handle)?;
         let mut kept = Inputs::default();
+        let (scale_layout, source_index) = self.forms.read()?;
         let replay = Replay {
             x: kept.keep(Tensor::read("x", self.x)?)?,
             scales: kept.optional(optional("scales", self.scales)?)?,
             topk_weights: kept.optional(optional("topk_weights", self.topk_weights)?)?,
             cast: options::cast(self.cast)?,
+            scale_layout,
+            source_index,
         };
         handle.get()?;
         Ok((handle, replay, kept))

@@ -13,9 +13,10 @@ use crate::shared::Shared;
 use crate::tensor::Tensor;
 
 /// The arrays that can be copied out.
-const COPIED: [&str; 14] = [
+const COPIED: [&str; 15] = [
     "x",
     "scales",
+    "scale_columns",
     "ids",
     "wide_ids",
     "weights",
@@ -97,6 +98,7 @@ fn read_outputs(given: Option<&Bound<'_, PyDict>>, kept: &mut Inputs) -> Result<
         let place = match name {
             "x" => &mut outputs.x,
             "scales" => &mut outputs.scales,
+            "scale_columns" => &mut outputs.scale_columns,
             "ids" => &mut outputs.ids,
             "wide_ids" => &mut outputs.wide_ids,
             "weights" => &mut outputs.weights,

@@ -62,7 +62,8 @@ pub(super) fn unpack_lost(
     let end = entries + recv.rows_from(source) as usize * topk;
     let zero = |span: Span, row: usize, width: usize, byte: u8| {
         if span.bytes > 0 {
-            // SAFETY: `row` is below El * R*M, checked below, in this rank's region.
+            // SAFETY: `row` is below El * R*M, checked below, in this rank's region; a word of scales is one of as
+            // many rows.
             unsafe { places.array(output, span).add(row * width).write_bytes(byte, width) };
         }
     };
@@ -75,7 +76,7 @@ pub(super) fn unpack_lost(
             debug_assert!(row / room < shape.local_experts() as usize, "{row}");
             *places.array(output, layout.expert_counts).cast::<i32>().add(row / room) += 1;
             zero(layout.x, row, op.format.row.x_bytes as usize, 0);
-            zero(layout.scales, row, op.format.row.scale_bytes as usize, 0);
+            op.scale_words(row, room).for_each(|at| zero(layout.scales, at, 4, 0));
             zero(layout.weights, row, 4, 0);
             zero(layout.source, row, 4, 0xff);
         }

@@ -145,6 +145,7 @@ impl KernelSet for CpuKernels {
                 | abi::TY_NEEDS_CALL_TOKENS
                 | abi::TY_NEEDS_ROUND_ONCE
                 | abi::TY_NEEDS_SUM_WEIGHTS
+                | abi::TY_NEEDS_PACKED_FORMS
                 | abi::TY_NEEDS_NO_REGION,
             scale_up,
             scale_out,

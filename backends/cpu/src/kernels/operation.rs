@@ -2,7 +2,7 @@
 
 use tokenyard_core::abi;
 use tokenyard_core::call::WireFormat;
-use tokenyard_core::moe::{Region, RegionLayout, RegionRows};
+use tokenyard_core::moe::{Region, RegionLayout, RegionRows, SourceIndex};
 use tokenyard_core::signature::Signature;
 
 use super::moves::Move;
@@ -104,6 +104,25 @@ impl DispatchOp {
             group: 0,
             format: self.format,
             arrays: self.signature.arrays(),
+        }
+    }
+
+    /// Where the scales of a packed row lie, in words. `room`: rows of an expert's block.
+    pub(super) fn scale_words(
+        &self,
+        row: usize,
+        room: usize,
+    ) -> impl Iterator<Item = usize> + use<> {
+        let format = &self.format;
+        let places = format.scale_layout.places(row as u64, room as u64, format.scale_cols);
+        places.map(|at| at as usize)
+    }
+
+    /// The number of the source of a packed row, which came with `rank * M + token`.
+    pub(super) fn source_number(&self, source: i32, max_tokens: usize) -> i32 {
+        match self.format.source_index {
+            SourceIndex::RankAndToken => source,
+            SourceIndex::Token => source % max_tokens as i32,
         }
     }
 }

@@ -207,16 +207,16 @@ fn unpack_row(
                 out(output.layout.x).add(row * x_bytes),
                 x_bytes,
             );
-            std::ptr::copy_nonoverlapping(
-                landed(from.layout.scales, scale_bytes),
-                out(output.layout.scales).add(row * scale_bytes),
-                scale_bytes,
-            );
+            let scales = landed(from.layout.scales, scale_bytes).cast::<u32>();
+            for (column, at) in op.scale_words(row, room).enumerate() {
+                out(output.layout.scales).cast::<u32>().add(at).write(scales.add(column).read());
+            }
             if op.format.row.weights {
                 let weight = landed(from.layout.weights, 4 * topk).cast::<f32>().add(k).read();
                 out(output.layout.weights).cast::<f32>().add(row).write(weight);
             }
             let source = landed(from.layout.source, 4).cast::<i32>().read();
+            let source = op.source_number(source, room / shape.ranks as usize);
             out(output.layout.source).cast::<i32>().add(row).write(source);
         }
     }

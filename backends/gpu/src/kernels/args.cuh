@@ -256,6 +256,9 @@ struct Staging {
   Masking masking;
   i64* waited_ns;      // [R]: the time of waits for each rank's head is added; or null
   u32* expert_totals;  // [El]: the rows of each local expert are added; or null
+  u32 scale_stride[2];  // of received scales: words from a row of an expert to the next, and from a word to the next
+  u32 source_step;      // what `source` adds for each source rank: M, or 0 where it is the token alone
+  u32 reserved;
 };
 
 // The group of a token.

@@ -299,6 +299,9 @@ pub(crate) struct Staging {
     pub(crate) masking: Masking,
     pub(crate) waited_ns: u64,
     pub(crate) expert_totals: u64,
+    pub(crate) scale_stride: [u32; 2],
+    pub(crate) source_step: u32,
+    pub(crate) reserved: u32,
 }
 
 #[repr(C)]
@@ -432,7 +435,7 @@ pub(crate) struct CopyArgs {
     pub(crate) totals: u64,
     pub(crate) count: u32,
     pub(crate) reserved: u32,
-    pub(crate) copies: [ArrayCopy; 12],
+    pub(crate) copies: [ArrayCopy; 13],
 }
 
 #[repr(C)]

@@ -7,6 +7,7 @@ namespace ty {
 
 constexpr u32 kCopyWide = 1;  // `to` has elements of 8 bytes
 constexpr u32 kCopyFill = 2;  // rows behind those that arrived become `fill`
+constexpr u32 kCopyColumns = 4;  // columns of `from` become rows
 
 // See TyCopy of the plugin ABI.
 struct ArrayCopy {
@@ -37,7 +38,7 @@ struct CopyArgs {
   const u64* totals;  // rows that arrived come first
   u32 count;
   u32 reserved;
-  ArrayCopy copies[12];
+  ArrayCopy copies[13];
 };
 
 #ifdef TY_ARGS_BYTES
@@ -62,10 +63,26 @@ __device__ inline void copy_array(const ArrayCopy& c, u64 arrived) {
   }
 }
 
+// The same by columns. Neighbouring threads store to neighbouring places. Each loads one row, word by word.
+__device__ inline void copy_columns(const ArrayCopy& c) {
+  u64 rows = c.elements / c.columns, pitch = c.room / c.columns, step = (u64)gridDim.x * blockDim.x;
+#pragma unroll 1
+  for (u64 row = (u64)blockIdx.x * blockDim.x + threadIdx.x; row < rows; row += step) {
+    const u32* from = c.from + row * c.columns;
+    u32* to = reinterpret_cast<u32*>(c.to) + row;
+#pragma unroll 4
+    for (u32 column = 0; column < c.columns; column++) to[column * pitch] = from[column];
+  }
+}
+
 __device__ inline void copy_out(const CopyArgs& a) {
   u64 arrived = *a.totals;
 #pragma unroll 1
-  for (u32 i = 0; i < a.count; i++) copy_array(a.copies[i], arrived);
+  for (u32 i = 0; i < a.count; i++)
+    if (a.copies[i].flags & kCopyColumns)
+      copy_columns(a.copies[i]);
+    else
+      copy_array(a.copies[i], arrived);
 }
 
 // A thread for each token.

@@ -99,7 +99,14 @@ fn arguments(copies: &Copies<'_>) -> Result<CopyArgs> {
         );
         return Err(Error::new(ErrorKind::InvalidInput, "copy output", text));
     };
+    let known = abi::TY_COPY_WIDE | abi::TY_COPY_FILL | abi::TY_COPY_COLUMNS;
     for (place, copy) in places.iter_mut().zip(copies.copies) {
+        if copy.flags & !known != 0 {
+            let text =
+                format!("found flags {:#x} of a copy; expected some of {known:#x}", copy.flags);
+            return Err(Error::new(ErrorKind::Unsupported, "copy output", text)
+                .with_fix("use a host and a plugin of matching versions"));
+        }
         let abi::TyCopy { from, to, elements, room, columns, modulus, fill, flags } = *copy;
         let (from, to) = (from as u64, to as u64);
         *place = ArrayCopy { from, to, elements, room, columns, modulus, fill, flags };
@@ -128,15 +135,22 @@ mod tests {
             arguments(&Copies { copies: &all[..count], totals: std::ptr::null(), stream: None })
         };
         let most = of(abi::TY_MAX_COPIES).expect("as many as fit");
-        assert_eq!((most.count, most.copies[11].room, most.copies[11].fill), (12, 4, -1));
+        assert_eq!((most.count, most.copies[12].room, most.copies[12].fill), (13, 4, -1));
         assert_eq!(of(2).expect("two").copies[2].elements, 0);
-        assert!(of(13).unwrap_err().to_string().contains("found 13 copies; expected at most 12"));
+        let unknown = [abi::TyCopy { flags: 8, ..copy }];
+        let copies = Copies { copies: &unknown, totals: std::ptr::null(), stream: None };
+        assert!(arguments(&copies).unwrap_err().to_string().contains("found flags 0x8"));
+        assert!(of(14).unwrap_err().to_string().contains("found 14 copies; expected at most 13"));
     }
 
     #[test]
     fn the_kernel_names_what_a_copy_does_as_the_abi() {
         let kernel = include_str!("copies.cuh");
-        for (name, bit) in [("Wide", abi::TY_COPY_WIDE), ("Fill", abi::TY_COPY_FILL)] {
+        for (name, bit) in [
+            ("Wide", abi::TY_COPY_WIDE),
+            ("Fill", abi::TY_COPY_FILL),
+            ("Columns", abi::TY_COPY_COLUMNS),
+        ] {
             assert!(kernel.contains(&format!("constexpr u32 kCopy{name} = {bit};")), "{name}");
         }
     }

@@ -132,7 +132,10 @@ impl Path {
             | sums
             | if no_sync { abi::TY_NEEDS_NO_SYNC } else { 0 }
             | if stages {
-                abi::TY_NEEDS_PACKED_SUMS | abi::TY_NEEDS_MASKING | abi::TY_NEEDS_STATISTICS
+                abi::TY_NEEDS_PACKED_SUMS
+                    | abi::TY_NEEDS_MASKING
+                    | abi::TY_NEEDS_STATISTICS
+                    | abi::TY_NEEDS_PACKED_FORMS
             } else {
                 0
             }

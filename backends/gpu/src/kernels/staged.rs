@@ -6,7 +6,7 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::call::{CombineCall, DispatchCall};
-use tokenyard_core::moe::Layout;
+use tokenyard_core::moe::{Layout, Shape};
 
 use super::args::{
     CombineArgs, Common, DispatchArgs, ENTER, Masking, MergeArgs, RECEIVES, SENDS,
@@ -81,14 +81,16 @@ impl Engine {
         dispatch: &DispatchArgs,
         mode: &Mode,
     ) -> Result<()> {
-        let (operation, call) = (
-            of.operation,
-            StagedCall {
-                waited_ns: of.waited_ns as u64,
-                expert_totals: of.expert_totals as u64,
-                ..self.staged_call()
-            },
-        );
+        let (operation, format) = (of.operation, &of.format);
+        let Shape { ranks, max_tokens, .. } = self.exchange.shape;
+        let rows = u64::from(ranks) * u64::from(max_tokens);
+        let call = StagedCall {
+            waited_ns: of.waited_ns as u64,
+            expert_totals: of.expert_totals as u64,
+            scale_stride: format.scale_layout.strides(rows, format.scale_cols).map(|n| n as u32),
+            source_step: format.source_index.step(max_tokens),
+            ..self.staged_call()
+        };
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
         let (slot, phases) = (self.routing.slot(operation), Self::phases(mode));
         let kernel = kernels.dispatch(dispatch);

@@ -136,6 +136,10 @@ struct PackedOutput {
         at(a.region_shape(), a.most_tokens(), (u64)a.c.local_experts() * a.most_tokens()) {}
   template <class T>
   __device__ T* array(u64 offset) const { return reinterpret_cast<T*>(base + offset); }
+  // The first word of the scales of row `row` of a block of `most` rows, the first of which is `block`.
+  __device__ u32* scales(const StagedDispatchArgs& args, u64 block, u64 row) const {
+    return array<u32>(at.scales) + block * args.dispatch.scale_words + row * args.staging.scale_stride[0];
+  }
 };
 
 // Writes the counts into this rank's region, and the facts for its handle; then reports to the host. One
@@ -190,26 +194,36 @@ struct Entry {
 
 // Stores a row, and its metadata, for each of its experts. The whole block.
 template <u32 N>
-__device__ TY_INLINED void spread_row(const DispatchArgs& a, const ComingTables& t, const PackedOutput& out,
+__device__ TY_INLINED void spread_row(const StagedDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
                                       const ComingRow& from, const Entry& entry, const uint4 (&row)[N]) {
+  const DispatchArgs& a = args.dispatch;
   u32 lane = lane_id(), topk = a.c.topk, own = row_pieces(a), pieces = sent_pieces(a), most = (u32)a.most_tokens();
   u32 expert = entry.named >> 16;
   u32 at = expert < t.local ? t.base[from.source * t.local + expert] + (entry.named & 0xffff) : most;
   i32 slot = at < most ? (i32)(expert * most + at) : -1;
+  Lanes copies = ballot(slot >= 0);
 #pragma unroll 1
-  for (Lanes left = ballot(slot >= 0); left != 0; left &= left - 1) {
+  for (Lanes left = copies; left != 0; left &= left - 1) {
     u64 to = (u64)shfl(slot, first_of(left));
     uint4* x = reinterpret_cast<uint4*>(out.base + to * a.row_bytes);
-    u32* scales = out.array<u32>(out.at.scales) + to * a.scale_words;
 #pragma unroll
-    for (u32 j = 0; j < N; j++) {
-      u32 piece = piece_at(j);
-      if (piece < own) store_16(x + piece, row[j]);
-      if (piece < own || piece >= pieces) continue;
-      u32 word[4] = {row[j].x, row[j].y, row[j].z, row[j].w};
+    for (u32 j = 0; j < N; j++)
+      if (piece_at(j) < own) store_16(x + piece_at(j), row[j]);
+  }
+  // Few warps have scales.
+#pragma unroll
+  for (u32 j = 0; j < N; j++) {
+    u32 piece = piece_at(j);
+    bool has = piece >= own && piece < pieces;
+    if (!any(has)) continue;
+    u32 word[4] = {row[j].x, row[j].y, row[j].z, row[j].w}, step = args.staging.scale_stride[1];
+#pragma unroll 1
+    for (Lanes left = copies; left != 0; left &= left - 1) {
+      u32 to = (u32)shfl(slot, first_of(left)), block = shfl(expert, first_of(left)) * most;
+      u32* scales = out.scales(args, block, to - block) + (u64)4 * (piece - own) * step;
 #pragma unroll
       for (u32 i = 0; i < 4; i++)
-        if (4 * (piece - own) + i < a.scale_words) scales[4 * (piece - own) + i] = word[i];
+        if (has && 4 * (piece - own) + i < a.scale_words) scales[(u64)i * step] = word[i];
     }
   }
   if (wave_id() != 0) return;
@@ -219,7 +233,7 @@ __device__ TY_INLINED void spread_row(const DispatchArgs& a, const ComingTables&
   if (lane < topk && from.source == a.c.rank) a.r.places[(u64)from.token * topk + lane] = (u32)slot;
   if (lane == 0) out.array<u32>(out.at.landed_source)[from.number] = source;
   if (slot < 0) return;
-  out.array<u32>(out.at.source)[slot] = source;
+  out.array<u32>(out.at.source)[slot] = from.source * args.staging.source_step + from.token;
   if (a.weights) out.array<float>(out.at.weights)[slot] = entry.weight;
 }
 
@@ -247,8 +261,8 @@ __device__ TY_COLD void clear_rows(const StagedDispatchArgs& args, const ComingT
     for (u32 slot = from; slot < end; slot++) {
       uint4* x = reinterpret_cast<uint4*>(out.base + (u64)slot * a.row_bytes);
       for (u32 i = threadIdx.x; i < row_pieces(a); i += blockDim.x) store_16(x + i, make_uint4(0, 0, 0, 0));
-      u32* scales = out.array<u32>(out.at.scales) + (u64)slot * a.scale_words;
-      for (u32 i = threadIdx.x; i < a.scale_words; i += blockDim.x) scales[i] = 0;
+      u32* scales = out.scales(args, (u64)e * most, slot - e * most);
+      for (u32 i = threadIdx.x; i < a.scale_words; i += blockDim.x) scales[(u64)i * args.staging.scale_stride[1]] = 0;
       if (threadIdx.x != 0) continue;
       out.array<u32>(out.at.source)[slot] = ~0u;
       if (a.weights) out.array<float>(out.at.weights)[slot] = 0.0f;
@@ -300,7 +314,7 @@ struct SeenRow {
       return;
     }
     uint4 found = coming.entry.is_mine ? coming.entry.seen : make_uint4(~0u, 0, 0, 0);
-    if (all(!guard.ended())) spread_row(a, t, out, from, {found.x, float_of(found.z)}, coming.piece);
+    if (all(!guard.ended())) spread_row(args, t, out, from, {found.x, float_of(found.z)}, coming.piece);
   }
 };
 
@@ -330,9 +344,10 @@ struct KeptRow {
     is_here = ballot(named != ~0u) != 0;
   }
   // The whole block.
-  __device__ TY_INLINED void spread(const DispatchArgs& a, const ComingTables& t, const PackedOutput& out) const {
-    u32 me = a.c.rank;
-    spread_row(a, t, out, {t.first[me] + t.before(me, token), me, token}, {named, row.weight}, row.piece);
+  __device__ TY_INLINED void spread(const StagedDispatchArgs& args, const ComingTables& t,
+                                    const PackedOutput& out) const {
+    u32 me = args.dispatch.c.rank;
+    spread_row(args, t, out, {t.first[me] + t.before(me, token), me, token}, {named, row.weight}, row.piece);
   }
 };
 
@@ -380,7 +395,7 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
 #pragma unroll
     for (u32 n = 0; n < kAtOnce; n++)
       if (i + n * step < numbers.rows) coming[n].look(args, up, t, numbers.number(i + n * step));
-    if (own.is_here) own.spread(a, t, out);
+    if (own.is_here) own.spread(args, t, out);
     own.is_here = false;
 #pragma unroll
     for (u32 n = 0; n < kAtOnce; n++)

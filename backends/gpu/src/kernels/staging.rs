@@ -39,12 +39,14 @@ pub(super) struct StagingSizes {
     pub(super) end: u64,
 }
 
-/// The part of a call in its staging, beside sizes: masks, and addresses of statistics.
+/// The part of a call in its staging, beside sizes: masks, addresses of statistics, and forms of the output's arrays.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StagedCall {
     pub(super) masking: Masking,
     pub(super) waited_ns: u64,
     pub(super) expert_totals: u64,
+    pub(super) scale_stride: [u32; 2],
+    pub(super) source_step: u32,
 }
 
 /// Whether the operations of a config stage rows over an exchange that may not support it.
@@ -114,6 +116,9 @@ impl StagingSizes {
             masking: of.masking,
             waited_ns: of.waited_ns,
             expert_totals: of.expert_totals,
+            scale_stride: of.scale_stride,
+            source_step: of.source_step,
+            reserved: 0,
         }
     }
 

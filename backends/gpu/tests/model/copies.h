@@ -17,13 +17,21 @@ void check_copies(Rank& r, const DispatchArgs& a, const Region& region, const Ou
   std::vector<i64> ids(all * topk + 1, 77);
   std::vector<float> weights(all * topk + 1, 77);
   std::vector<u32> tokens(all + 1, 77), ends(r.s.ranks + 1, 77);
-  CopyArgs c{(const u64*)(base + region.totals), 4, 0, {}};
+  u32 columns = r.s.scale_words;
+  std::vector<u32> scales(columns * all + 1, 77);
+  CopyArgs c{(const u64*)(base + region.totals), columns > 0 ? 5u : 4u, 0, {}};
   auto at = [&](u64 offset) { return (const u32*)(base + offset); };
   c.copies[0] = {at(region.ids), (u8*)ids.data(), rows * topk, all * topk, topk, 0, -1, kCopyWide | kCopyFill};
   c.copies[1] = {at(region.weights), (u8*)weights.data(), rows * topk, all * topk, topk, 0, 0, kCopyFill};
   c.copies[2] = {at(region.source), (u8*)tokens.data(), rows, all, 1, r.s.max_tokens, -1, kCopyFill};
   c.copies[3] = {at(region.rank_ends), (u8*)ends.data(), r.s.ranks, r.s.ranks, 1, 0, 0, 0};
+  c.copies[4] = {at(region.scales), (u8*)scales.data(), rows * columns, all * columns, columns, 0, 0, kCopyColumns};
   model::launch(2, kWarps * kWave, [=, &r] { ty_copy_out(c, r.params()); });
+  for (u64 i = 0; i < all * columns; i++) {
+    u64 row = i % all, column = i / all;
+    same("a copied scale", scales[i], row < rows ? at(region.scales)[row * columns + column] : 77u);
+  }
+  same("scales behind the room", scales.back(), 77u);
   for (u64 i = 0; i < all * topk; i++) {
     bool is_there = i < arrived * topk;
     same("a copied id", ids[i], is_there ? (i64)(i32)at(region.ids)[i] : -1);

@@ -360,6 +360,8 @@ void dispatch_on(Rank& r, const DispatchArgs& a) {
   model::launch(kBlocks, kWarps * kWave, [=, &r] { ty_spread(s, r.params()); });
 }
 
+#include "forms.h"
+
 // Whether a packed output gives the places of the rows of each source.
 void check_ranges(const std::vector<Inputs*>& ranks, u32 d, const u64* ranges) {
   for (u32 e = 0; e < ranks[d]->s.local(); e++) {
@@ -376,7 +378,7 @@ void check_ranges(const std::vector<Inputs*>& ranks, u32 d, const u64* ranges) {
 
 // Compares the received rows of a rank with the inputs of all.
 void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs& a, u8* base,
-                    const Outcome& outcome) {
+                    const Outcome& outcome, const Staging& forms) {
   Shape s = ranks[d]->s;
   u32 local = s.local();
   // Rows of each expert, and where they start.
@@ -421,10 +423,11 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
         if (slot < 0) continue;
         same_bytes(what + "copy", base + (u64)slot * s.row_bytes, row, s.row_bytes);
         same(what + "weight of a copy", ((float*)(base + region.weights))[slot], weight);
-        same_bytes(what + "scales of a copy", base + region.scales + slot * scale_bytes, scales,
+        same_bytes(what + "scales of a copy", scales_at(a, base + region.scales, slot, forms).data(), scales,
                    scale_bytes);
         if (a.layout == kPacked)
-          same(what + "source of a copy", ((u32*)(base + region.source))[slot], from);
+          same(what + "source of a copy", ((u32*)(base + region.source))[slot],
+               source->me * forms.source_step + t);
       }
       n++;
     }
@@ -439,6 +442,11 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
   for (u32 e = 0; e < local; e++)
     same("rows of an expert", ((u32*)(base + region.expert_counts))[e], counts[e]);
   if (a.layout == kPacked) check_ranges(ranks, d, (u64*)(base + region.ranges));
+}
+
+void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs& a, u8* base,
+                    const Outcome& outcome) {
+  check_received(ranks, d, a, base, outcome, plain_forms(a, ranks[d]->s.max_tokens));
 }
 
 // The exchange that another one is queued behind, of either level.

@@ -89,7 +89,7 @@ void check_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispatc
     same("dispatch", outcome.code, kGo);
     u8* base = ranks[d]->arena + a.region;
     Region region = region_of(a, outcome);
-    if (all) check_received(inputs_of(ranks), d, a, base, outcome);
+    if (all) check_received(inputs_of(ranks), d, a, base, outcome, args[d].staging);
     std::vector<u8> zeros(s.row_bytes + 4 * s.scale_words + 16);
     // None of the rows of a source counts where one of them has not come.
     bool is_torn = false;
@@ -105,10 +105,10 @@ void check_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispatc
           same("a slot", ((i32*)(base + region.slots))[n * s.topk + k], is_there ? slot : -1);
           if (slot < 0) continue;
           std::string what = "rank " + std::to_string(d) + ", token " + std::to_string(t) + " of " + std::to_string(source->me);
-          u32 from = source->me * s.max_tokens + t;
+          u32 from = source->me * args[d].staging.source_step + t;
           same("source of " + what, ((u32*)(base + region.source))[slot], is_there ? from : ~0u);
           same_bytes("row of " + what, base + slot * s.row_bytes, is_there ? source->x + (u64)t * s.row_bytes : zeros.data(), s.row_bytes);
-          same_bytes("scales of " + what, base + region.scales + slot * s.scale_words * 4,
+          same_bytes("scales of " + what, scales_at(a, base + region.scales, slot, args[d].staging).data(),
                      is_there ? (u8*)(source->scales.data() + t * s.scale_words) : zeros.data(), 4 * s.scale_words);
           float weight = is_there ? source->weights[t * s.topk + k] : 0;
           same("weight of " + what, ((float*)(base + region.weights))[slot], weight);
@@ -255,7 +255,8 @@ void settled(const Ranks& ranks, u32 stage, bool is_out) {
   u32 tokens = ranks[1]->tokens;
   if (is_out) ranks[1]->tokens = 0;
   no_ended_wait(first);
-  check_received(inputs_of(ranks), 0, args[0].dispatch, first.arena + args[0].dispatch.region, *first.outcome);
+  check_received(inputs_of(ranks), 0, args[0].dispatch, first.arena + args[0].dispatch.region, *first.outcome,
+                 args[0].staging);
   ranks[1]->tokens = tokens;
   first.masking.masks[1] = 0;
   for (Rank* r : ranks)

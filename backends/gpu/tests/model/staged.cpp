@@ -79,6 +79,8 @@ void bring_anything(Rank& r, std::mt19937& random) {
 StagedDispatchArgs staged_dispatch(Rank& r, bool replay, Way way) {
   StagedDispatchArgs a{dispatch_args(r, kPacked, replay), staging_of(r, way)};
   a.dispatch.tile_rows = 0, a.dispatch.worst = 1;
+  // Each rank has forms of its own.
+  take_forms(a.staging, a.dispatch, (r.operations + r.me) % 2, (r.operations / 4 + r.me) % 2 * r.s.max_tokens);
   return a;
 }
 
@@ -125,7 +127,7 @@ void check_packed(const Ranks& ranks, const std::vector<StagedDispatchArgs>& arg
     no_ended_wait(*ranks[d]);
     Outcome outcome = reported_to(*ranks[d], a);
     same("dispatch", outcome.code, kGo);
-    check_received(inputs_of(ranks), d, a, ranks[d]->arena + a.region, outcome);
+    check_received(inputs_of(ranks), d, a, ranks[d]->arena + a.region, outcome, args[d].staging);
     Region region = region_of(a, outcome);
     const u32 *counts = (u32*)(ranks[d]->arena + a.region + region.rank_counts),
               *ends = (u32*)(ranks[d]->arena + a.region + region.rank_ends);
@@ -376,7 +378,7 @@ void two_at_once(const Ranks& ranks, std::mt19937& random) {
   for (u32 d = 0; d < ranks.size(); d++)
     for (auto* args : {&first, &second})
       check_received(inputs_of(ranks), d, (*args)[d].dispatch, ranks[d]->arena + (*args)[d].dispatch.region,
-                     outcomes[d]);
+                     outcomes[d], (*args)[d].staging);
 }
 
 // Rows are cast as they leave.

@@ -40,6 +40,8 @@ fn cases_that_differ_in_one_field_have_different_names() {
         Case { max_tokens: 8, ..base() },
         Case { worst_case: true, ..base() },
         Case { weights: false, ..base() },
+        Case { scale_columns: true, ..base() },
+        Case { source_tokens: true, ..base() },
         Case { seed: 1, ..base() },
     ];
     let exactly = |counts: &[usize]| Tokens::Exactly(counts.to_vec());
@@ -97,6 +99,10 @@ fn impossible_cases_are_refused_with_what_was_found_and_expected() {
     assert!(message(Case { combine, ..base() }).contains("a layout that is not flat"));
     let unweighted = Case { combine, layout: Layout::Packed, weights: false, ..base() };
     assert!(message(unweighted).contains("expected weights"));
+    let columns = Case { scale_columns: true, layout: Layout::Packed, ..base() };
+    assert_eq!(columns.validate(), Ok(()));
+    let flat = Case { layout: Layout::Flat, ..columns };
+    assert!(message(flat).contains("found forms of packed arrays with flat rows"));
     let skewed = Case { routing: Routing::Skewed, topk: 3, ..base() };
     assert!(message(skewed).contains("found skewed routing to 8 experts; expected at least 12"));
 }

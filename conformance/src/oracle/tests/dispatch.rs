@@ -86,6 +86,30 @@ fn packed_rows_lie_from_zero_in_the_room_of_their_expert() {
 }
 
 #[test]
+fn packed_sources_are_tokens_alone_on_request() {
+    let (case, inputs) = example(Layout::Packed);
+    let case = Case { source_tokens: true, ..case };
+    let got = expected_dispatch(&case, &inputs, 1);
+    // Token 1 of rank 0 and token 0 of rank 1, then token 0 of either.
+    assert_eq!(i32_rows(&got.source), [(0, vec![1]), (1, vec![0]), (6, vec![0]), (7, vec![0])]);
+}
+
+#[test]
+fn scales_by_columns_are_those_of_each_expert_transposed() {
+    let input = Input::Opaque(3);
+    let case = Case { ranks: 2, experts: 4, max_tokens: 1, input, ..Case::default() };
+    // Two experts, each with three columns of two rows.
+    let by_column: Vec<u8> = [0_u32, 10, 1, 11, 2, 12, 20, 30, 21, 31, 22, 32]
+        .into_iter()
+        .flat_map(u32::to_le_bytes)
+        .collect();
+    assert_eq!(
+        u32s(&scales_by_row(&case, &by_column)),
+        [0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32]
+    );
+}
+
+#[test]
 fn packed_ranges_hold_count_and_begin_of_every_source() {
     let (case, inputs) = example(Layout::Packed);
     let ranges = expected_dispatch(&case, &inputs, 1).ranges.unwrap();

@@ -41,6 +41,8 @@ fn random_case(seed: u64) -> Case {
     }
     let weights = pick(rng, &[false, true]);
     let weighted = weights && layout != Layout::Flat && pick(rng, &[false, true]);
+    let tokens = pick(rng, &[Tokens::Full, Tokens::Ragged, Tokens::OddRanksEmpty]);
+    let packed = layout == Layout::Packed;
     let case = Case {
         ranks,
         domains,
@@ -48,9 +50,11 @@ fn random_case(seed: u64) -> Case {
         topk,
         hidden: pick(rng, &[1, 16, 130, 256]),
         max_tokens: 1 + rng.below(9),
-        tokens: pick(rng, &[Tokens::Full, Tokens::Ragged, Tokens::OddRanksEmpty]),
+        tokens,
         input: pick(rng, &inputs),
         layout,
+        scale_columns: packed && pick(rng, &[false, true]),
+        source_tokens: packed && pick(rng, &[false, true]),
         worst_case: pick(rng, &[false, true]),
         weights,
         combine: Combine {
@@ -196,11 +200,32 @@ fn packed_ranges_partition_the_rows_of_every_expert() {
                     next += count;
                     for row in begin..next {
                         let source = source[&(expert * case.ranks * case.max_tokens + row)];
-                        assert_eq!(source as usize / case.max_tokens, rank);
+                        let expected = if case.source_tokens { 0 } else { rank };
+                        assert_eq!(source as usize / case.max_tokens, expected);
                     }
                 }
                 assert_eq!(next, counts[expert] as usize);
             }
+        }
+    });
+}
+
+#[test]
+fn every_scale_has_one_place_in_its_column_and_all_bytes_have_one() {
+    for_all(|case, inputs| {
+        if case.layout != Layout::Packed {
+            return;
+        }
+        let (room, local) = (case.ranks * case.max_tokens, case.local_experts());
+        for scales in dispatch_all(case, inputs).into_iter().filter_map(|got| got.scales) {
+            let by_row = scales.dense(0x5a);
+            let mut by_column = vec![0; by_row.len()];
+            for place in 0..local * room * scales.width {
+                let (row, column) = (place / scales.width, place % scales.width);
+                let to = (row / room * scales.width + column) * room + row % room;
+                by_column[4 * to..][..4].copy_from_slice(&by_row[4 * place..][..4]);
+            }
+            assert_eq!(scales_by_row(case, &by_column), by_row);
         }
     });
 }

@@ -205,9 +205,17 @@ def _give(
     stays = stays_in_arena(opened, stream, call.reference, most)
     x = take(received.x, routed.x.dtype)
     weights = None if received.weights is None else take(received.weights)
-    scales = None if routed.scales is None else take(received.scales, routed.scales.dtype)
-    arrived_scales, ids = scales, None
+    scales, ids = None, None
     wanted = dict(wanted)
+    if routed.scales is not None and call.is_column_major:
+        rows, columns = received.scales.shape
+        # Columns start at multiples of 16 bytes.
+        pitch = align(rows, 4)
+        memory = torch.empty((columns, pitch), dtype=routed.scales.dtype, device=device)
+        wanted["scale_columns"] = memory
+        scales = memory.as_strided((rows, columns), (1, pitch))
+    elif routed.scales is not None:
+        scales = take(received.scales, routed.scales.dtype)
     if not stays:
         x = wanted["x"] = torch.empty_like(x)
         if weights is not None:
@@ -219,10 +227,6 @@ def _give(
         ids = wanted["wide_ids"] = torch.empty(shape, dtype=torch.int64, device=device)
     if wanted:
         opened.communicator.copy_out(received, stream=stream.raw, **wanted)
-    if scales is not None and call.is_column_major:
-        # Columns start at multiples of 16 bytes.
-        physical = scales.new_empty((scales.shape[1], align(len(scales), 4)))
-        scales = physical.T[: len(scales)].copy_(arrived_scales)
     return x if scales is None else (x, scales), ids, weights
 
 

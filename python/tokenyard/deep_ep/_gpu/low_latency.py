@@ -27,8 +27,10 @@ _MOST_DECODE_TOKENS = 1024
 class Blocks:
     """The outputs of a dispatch. They exist before rows arrive."""
 
-    def __init__(self, call: DispatchCall, output: Any, stream: CallStream) -> None:
+    def __init__(self, opened: Opened, call: DispatchCall, output: Any, stream: CallStream) -> None:
         mode = output_mode()
+        # Without them, torch makes columns of scales and numbers of tokens.
+        self.has_forms = opened.takes("packed_forms")
         # The handle keeps the place in the arena in any case.
         self.stays = output is not None and (mode != "copy" or stream.is_captured)
         self.output = output
@@ -47,20 +49,23 @@ class Blocks:
             ranges = torch.empty_like(take(received.ranges))
             self.ranges = _handles.anchored_tensor(ranges, record)
         record.blocks = x.shape
-        # `fill` makes numbers of tokens of them where they lie: no later call reads them.
         source = take(received.source)
         self.source = source if self.stays else torch.empty_like(source)
-        self.scales = None
+        self.scales: Any = None
         if call.use_fp8:
             # Column-major, as DeepEP's GEMMs read them.
             scales = take(received.scales)
-            physical = scales.new_empty((scales.shape[0], scales.shape[2], scales.shape[1]))
-            self.scales = physical.transpose(1, 2)
+            if not self.has_forms:
+                scales = scales.new_empty(scales.mT.shape).mT
+            self.scales = scales if self.stays else torch.empty_like(scales)
 
     def fill(self, opened: Opened, received: Any, stream: CallStream) -> None:
         """Copies what does not stay where it arrived."""
         call = self._call
         if not self.stays:
+            columns = {}
+            if self.has_forms and self.scales is not None:
+                columns["scales"] = self.scales.mT
             opened.communicator.copy_out(
                 received,
                 x=self.x,
@@ -68,10 +73,12 @@ class Blocks:
                 ranges=self.ranges,
                 source=self.source,
                 stream=stream.raw,
+                **columns,
             )
-        self.source.remainder_(call.tokens)
-        if self.scales is not None:
-            self.scales.copy_(take(received.scales))
+        if not self.has_forms:
+            self.source.remainder_(call.tokens)
+            if self.scales is not None:
+                self.scales.copy_(take(received.scales))
         if call.stats is not None and not opened.takes("statistics"):
             # Otherwise the kernels have added them.
             call.stats.add_(self.counts)
@@ -133,9 +140,11 @@ def dispatch(
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
         no_sync = opened.takes("without_sync")
-        counted = _counted(opened, "dispatch", call.wait_stats)
+        options = _counted(opened, "dispatch", call.wait_stats)
         if call.stats is not None and opened.takes("statistics"):
-            counted["expert_totals"] = call.stats
+            options["expert_totals"] = call.stats
+        if opened.takes("packed_forms"):
+            options |= {"scale_layout": "column_major", "source_index": "token"}
         act = opened.communicator.dispatch_send if has_hook else opened.communicator.dispatch
         sent: Any = act(
             *arrays,
@@ -144,7 +153,7 @@ def dispatch(
             worst_case=no_sync,
             stream=stream.raw,
             without_sync=no_sync,
-            **counted,
+            **options,
         )
         sent = sent if has_hook else Received(sent)
         return arrays, sent
@@ -155,7 +164,7 @@ def dispatch(
         )
         received, native = (None, None) if has_hook else sent.recv()
         output = sent.output() if has_hook else received
-        blocks = Blocks(call, output, stream)
+        blocks = Blocks(opened, call, output, stream)
         if output is None:
             # Its place is fixed with the receive alone, so it is received now.
             received, native = sent.recv()

@@ -1,6 +1,7 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
 import contextlib
+import functools
 import os
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -115,10 +116,21 @@ def expect_device(reference: Any, **tensors: Any) -> None:
             )
 
 
+@functools.cache
+def _reads_fp8() -> bool:
+    """Whether torch reads FP8 by DLPack. Older versions get bytes, of which `take` makes a view."""
+    one = torch.empty(1, dtype=torch.float8_e4m3fn)
+    try:
+        return bool(torch._C._from_dlpack(torch._C._to_dlpack(one)).dtype == one.dtype)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return False
+
+
 def take(array: tokenyard.Array, dtype: Any = None) -> Any:
     """An array of tokenyard as a tensor, without a copy. Its order with streams is the caller's."""
+    keeps_fp8 = dtype is torch.float8_e4m3fn and _reads_fp8()
     # torch's public function asks what it is given, and then calls this one.
-    tensor = torch._C._from_dlpack(array._capsule())
+    tensor = torch._C._from_dlpack(array._capsule(keeps_fp8))
     return tensor if dtype is None or tensor.dtype == dtype else tensor.view(dtype)
 
 
