@@ -17,6 +17,7 @@
 mod arena;
 mod cast;
 mod dtype;
+pub mod logfmt;
 mod memory;
 mod recv_plan;
 mod region;
