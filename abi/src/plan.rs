@@ -96,6 +96,8 @@ pub const TY_NEEDS_PACKED_SUMS: u32 = 128;
 
 /// In [`TyKernelNeeds`]: it takes `expert_totals` and `waited_ns` of calls in the packed layout.
 pub const TY_NEEDS_STATISTICS: u32 = 256;
+/// In [`TyKernelNeeds`]: it takes `TY_COMBINE_LOGFMT10`.
+pub const TY_NEEDS_LOGFMT10: u32 = 512;
 
 /// In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
 pub const TY_RANK_LOST: u8 = 1;

@@ -66,6 +66,7 @@ pub fn tests(domains: u32) -> Vec<Test> {
     suite.scales();
     suite.copies();
     suite.forms();
+    suite.coded();
     suite.tests
 }
 
@@ -314,6 +315,32 @@ impl Suite {
         }
     }
 
+    /// Partial rows in LogFMT-10. Some chunks of the rows are encoded, others are not: their values are too large, or
+    /// all zeros.
+    fn coded(&mut self) {
+        if self.domains > 1 {
+            return;
+        }
+        for (hidden, biases) in [(512, 0), (1536, 1), (2048, 2), (7168, 0)] {
+            for (sums, weighted, about) in [
+                (Sums::Coded, false, "a rank's sum may travel in ten bits a value"),
+                (Sums::Coded, true, "a rank's sum may travel in ten bits a value"),
+                (Sums::LateWeightsCoded, true, "ten bits a value, with weights of the combine"),
+            ] {
+                let combine = Combine { row: RowType::Bf16, biases, weighted, sums };
+                let case = Case { layout: Layout::Packed, combine, hidden, ..usual() };
+                self.add("logfmt", about, ExchangeWay::Outside, case.clone());
+                self.add("logfmt", about, ExchangeWay::CombineInput, case.clone());
+                if hidden == 1536 {
+                    let odd = Case { odd_values: true, ..case.clone() };
+                    self.add("logfmt", about, ExchangeWay::Outside, odd);
+                    let many = Case { ranks: 4, experts: 16, topk: 4, ..case };
+                    self.add("logfmt", about, ExchangeWay::Outside, many);
+                }
+            }
+        }
+    }
+
     fn scales(&mut self) {
         for layout in LAYOUTS {
             for count in [1, 3, 7] {
@@ -348,10 +375,9 @@ fn run(rank: &Rank<'_>, case: &Case, way: ExchangeWay) -> Result<Outcome> {
         options.max_tokens *= 4;
     }
     let mut comm = Communicator::open(rank.world, rank.config, options)?;
-    let form = form_of(case, way);
-    if form.is_some_and(|form| !comm.takes(form)) {
+    if let Some(form) = forms_of(case, way).into_iter().find(|form| !comm.takes(*form)) {
         comm.close()?;
-        return Ok(Outcome::NotSupported(form.map_or_else(String::new, |form| form.to_string())));
+        return Ok(Outcome::NotSupported(form.to_string()));
     }
     let domains = exchange::domains(&comm);
     for seed in 0..ROUNDS {
@@ -362,16 +388,19 @@ fn run(rank: &Rank<'_>, case: &Case, way: ExchangeWay) -> Result<Outcome> {
     Ok(Outcome::Pass)
 }
 
-/// The form of calls that a test needs.
-fn form_of(case: &Case, way: ExchangeWay) -> Option<CallForm> {
+/// The forms of calls that a test needs.
+fn forms_of(case: &Case, way: ExchangeWay) -> Vec<CallForm> {
+    let given = match case.layout {
+        Layout::Packed => CallForm::PackedSums,
+        Layout::Flat | Layout::ExpertMajor { .. } => CallForm::RoundOnce,
+    };
     match case.combine.sums {
-        _ if way == ExchangeWay::CallTokens => Some(CallForm::CallTokens),
-        Sums::ByRank => None,
-        Sums::Once | Sums::LateWeights | Sums::LateWeightsOnce => Some(match case.layout {
-            Layout::Packed => CallForm::PackedSums,
-            Layout::Flat | Layout::ExpertMajor { .. } => CallForm::RoundOnce,
-        }),
-        Sums::WeightsOfAllRanks => Some(CallForm::SumWeights),
+        _ if way == ExchangeWay::CallTokens => vec![CallForm::CallTokens],
+        Sums::ByRank => Vec::new(),
+        Sums::Once | Sums::LateWeights | Sums::LateWeightsOnce => vec![given],
+        Sums::Coded => vec![CallForm::LogFmt10],
+        Sums::LateWeightsCoded => vec![CallForm::LogFmt10, given],
+        Sums::WeightsOfAllRanks => vec![CallForm::SumWeights],
     }
 }
 

@@ -26,6 +26,8 @@ pub enum CallForm {
     SumWeights,
     /// [`OnStream::with_statistics`](super::OnStream::with_statistics), in the packed layout.
     Statistics,
+    /// [`Compression::LogFmt10`](crate::moe::Compression::LogFmt10) of a combine.
+    LogFmt10,
 }
 
 impl std::fmt::Display for CallForm {
@@ -36,6 +38,7 @@ impl std::fmt::Display for CallForm {
             Self::PackedSums => "round_once and topk of a combine of the packed layout",
             Self::SumWeights => "sum_weights of a combine",
             Self::Statistics => "statistics of a call of the packed layout",
+            Self::LogFmt10 => "LogFMT-10 of a combine of the packed layout",
         })
     }
 }
@@ -49,6 +52,7 @@ impl CallForm {
             Self::PackedSums => abi::TY_NEEDS_ROUND_ONCE | abi::TY_NEEDS_PACKED_SUMS,
             Self::SumWeights => abi::TY_NEEDS_SUM_WEIGHTS,
             Self::Statistics => abi::TY_NEEDS_STATISTICS,
+            Self::LogFmt10 => abi::TY_NEEDS_LOGFMT10,
         }
     }
 }

@@ -30,7 +30,7 @@ mod topk;
 mod tests;
 
 pub use arena::{Arena, Holder, Region};
-pub use cast::Cast;
+pub use cast::{Cast, Compression};
 pub use dtype::DType;
 pub use memory::{BufferSize, ControlLayout, RECORD_HEADER, RECORD_TEXT, buffers};
 pub use recv_plan::RecvPlan;

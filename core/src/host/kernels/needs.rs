@@ -42,7 +42,8 @@ impl OpenKernels {
             | abi::TY_NEEDS_SUM_WEIGHTS
             | abi::TY_NEEDS_NO_REGION
             | abi::TY_NEEDS_PACKED_SUMS
-            | abi::TY_NEEDS_STATISTICS;
+            | abi::TY_NEEDS_STATISTICS
+            | abi::TY_NEEDS_LOGFMT10;
         let unknown = needs.flags & !known;
         if unknown != 0 {
             let text =
