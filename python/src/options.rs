@@ -2,7 +2,7 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{Cast, RefusedCall};
-use tokenyard_core::moe::Layout;
+use tokenyard_core::moe::{Compression, Layout};
 
 use crate::errors::invalid;
 
@@ -48,6 +48,20 @@ pub(crate) fn cast(word: Option<&str>) -> Result<Cast> {
         Some(word) => Err(invalid(format!(
             "cast: found {word:?}; expected None, \"fp8\", \"fp8_round\" or \"fp8_ue8m0\""
         ))),
+    }
+}
+
+/// Reads `compress` of a combine.
+///
+/// # Errors
+/// Another word.
+pub(crate) fn compression(word: Option<&str>) -> Result<Compression> {
+    match word {
+        None => Ok(Compression::None),
+        Some("logfmt10") => Ok(Compression::LogFmt10),
+        Some(word) => {
+            Err(invalid(format!("compress: found {word:?}; expected None or \"logfmt10\"")))
+        }
     }
 }
 

@@ -334,7 +334,7 @@ def seen_before_the_rows(world):
             same(place.x, np.asarray(received.x))
         held = comm.held_bytes
         assert held == received.x.nbytes
-        assert set(comm.forms) == {"max_tokens", "round_once", "sum_weights"}
+        assert set(comm.forms) == {"max_tokens", "round_once", "sum_weights", "logfmt10"}
         with pytest.raises(ValueError, match="without_sync: found True without a stream"):
             comm.dispatch(x, idx, weights, without_sync=True)
         del place, received
