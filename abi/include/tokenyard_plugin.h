@@ -249,6 +249,11 @@ struct TyTransportTable;
 #define TY_NEEDS_PACKED_FORMS 512
 
 /**
+ * In [`TyKernelNeeds`]: it takes `TY_COMBINE_LOGFMT10`.
+ */
+#define TY_NEEDS_LOGFMT10 1024
+
+/**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
  */
 #define TY_RANK_LOST 1
@@ -448,6 +453,13 @@ struct TyTransportTable;
  * entry of the expert's rank (flat). Only with `TY_NEEDS_SUM_WEIGHTS`.
  */
 #define TY_COMBINE_SUM_WEIGHTS 32
+
+/**
+ * Each rank's sum for a token is rounded to bf16 and has the values of a LogFMT-10 round trip after that, a rank's sums
+ * for its own tokens too. Rows are packed bf16 rows, H is a multiple of 512, and sums are not rounded once. Only with
+ * `TY_NEEDS_LOGFMT10`.
+ */
+#define TY_COMBINE_LOGFMT10 64
 
 /**
  * In [`TyMasks`]: writes them all.

@@ -98,6 +98,8 @@ pub const TY_NEEDS_PACKED_SUMS: u32 = 128;
 pub const TY_NEEDS_STATISTICS: u32 = 256;
 /// In [`TyKernelNeeds`]: it takes `TY_DISPATCH_COLUMN_SCALES` and `TY_DISPATCH_SOURCE_TOKENS`.
 pub const TY_NEEDS_PACKED_FORMS: u32 = 512;
+/// In [`TyKernelNeeds`]: it takes `TY_COMBINE_LOGFMT10`.
+pub const TY_NEEDS_LOGFMT10: u32 = 1024;
 
 /// In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
 pub const TY_RANK_LOST: u8 = 1;

@@ -66,6 +66,7 @@ pub fn tests(domains: u32) -> Vec<Test> {
     suite.scales();
     suite.copies();
     suite.forms();
+    suite.coded();
     suite.tests
 }
 
@@ -343,6 +344,32 @@ impl Suite {
         }
     }
 
+    /// Partial rows in LogFMT-10. Some chunks of the rows are encoded, others are not: their values are too large, or
+    /// all zeros.
+    fn coded(&mut self) {
+        if self.domains > 1 {
+            return;
+        }
+        for (hidden, biases) in [(512, 0), (1536, 1), (2048, 2), (7168, 0)] {
+            for (sums, weighted, about) in [
+                (Sums::Coded, false, "a rank's sum may travel in ten bits a value"),
+                (Sums::Coded, true, "a rank's sum may travel in ten bits a value"),
+                (Sums::LateWeightsCoded, true, "ten bits a value, with weights of the combine"),
+            ] {
+                let combine = Combine { row: RowType::Bf16, biases, weighted, sums };
+                let case = Case { layout: Layout::Packed, combine, hidden, ..usual() };
+                self.add("logfmt", about, ExchangeWay::Outside, case.clone());
+                self.add("logfmt", about, ExchangeWay::CombineInput, case.clone());
+                if hidden == 1536 {
+                    let odd = Case { odd_values: true, ..case.clone() };
+                    self.add("logfmt", about, ExchangeWay::Outside, odd);
+                    let many = Case { ranks: 4, experts: 16, topk: 4, ..case };
+                    self.add("logfmt", about, ExchangeWay::Outside, many);
+                }
+            }
+        }
+    }
+
     fn scales(&mut self) {
         for layout in LAYOUTS {
             for count in [1, 3, 7] {
@@ -394,15 +421,18 @@ fn run(rank: &Rank<'_>, case: &Case, way: ExchangeWay) -> Result<Outcome> {
 fn forms_of(case: &Case, way: ExchangeWay) -> impl Iterator<Item = CallForm> + use<> {
     let tokens = (way == ExchangeWay::CallTokens).then_some(CallForm::CallTokens);
     let packed = (case.scale_columns || case.source_tokens).then_some(CallForm::PackedForms);
-    let sums = match case.combine.sums {
-        Sums::ByRank => None,
-        Sums::Once | Sums::LateWeights | Sums::LateWeightsOnce => Some(match case.layout {
-            Layout::Packed => CallForm::PackedSums,
-            Layout::Flat | Layout::ExpertMajor { .. } => CallForm::RoundOnce,
-        }),
-        Sums::WeightsOfAllRanks => Some(CallForm::SumWeights),
+    let given = match case.layout {
+        Layout::Packed => CallForm::PackedSums,
+        Layout::Flat | Layout::ExpertMajor { .. } => CallForm::RoundOnce,
     };
-    [tokens, packed, sums].into_iter().flatten()
+    let (sums, code) = match case.combine.sums {
+        Sums::ByRank => (None, None),
+        Sums::Once | Sums::LateWeights | Sums::LateWeightsOnce => (Some(given), None),
+        Sums::Coded => (None, Some(CallForm::LogFmt10)),
+        Sums::LateWeightsCoded => (Some(given), Some(CallForm::LogFmt10)),
+        Sums::WeightsOfAllRanks => (Some(CallForm::SumWeights), None),
+    };
+    [tokens, packed, sums, code].into_iter().flatten()
 }
 
 fn exchange_once(comm: &mut Communicator, round: &Round, way: ExchangeWay) -> Result<()> {

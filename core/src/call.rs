@@ -6,7 +6,9 @@
 use std::ffi::c_void;
 
 use crate::abi;
-use crate::moe::{Cast, DType, Layout, RowFormat, ScaleLayout, SourceIndex};
+use crate::moe::{
+    Cast, Compression, DType, Layout, RowFormat, ScaleLayout, SourceIndex,
+};
 use crate::refusal::CallRefusal;
 use crate::signature::Signature;
 use crate::{Error, ErrorKind, Result};
@@ -123,6 +125,8 @@ pub struct CombineCall<'a> {
     pub round_once: bool,
     /// Returned weights are sums over ranks.
     pub sum_weights: bool,
+    /// The format of partial rows.
+    pub compression: Compression,
     /// `[rows, H]`.
     pub x: abi::TyTensor,
     /// f32, of the shape of the dispatch's weights, or absent.
@@ -291,6 +295,10 @@ impl<'a> CombineCall<'a> {
             weighted: is_set(abi::TY_COMBINE_WEIGHTED),
             round_once: is_set(abi::TY_COMBINE_ROUND_ONCE),
             sum_weights: is_set(abi::TY_COMBINE_SUM_WEIGHTS),
+            compression: match is_set(abi::TY_COMBINE_LOGFMT10) {
+                true => Compression::LogFmt10,
+                false => Compression::None,
+            },
             x: call.x,
             weights: call.weights,
             beside: call.beside,

@@ -42,7 +42,8 @@ impl Signature {
             | flag(abi::TY_COMBINE_ROUND_ONCE) << 18
             | flag(abi::TY_COMBINE_SUM_WEIGHTS) << 19
             | u64::from(!call.beside.data.is_null()) << 20
-            | u64::from(!call.topk_weights.data.is_null()) << 21;
+            | u64::from(!call.topk_weights.data.is_null()) << 21
+            | flag(abi::TY_COMBINE_LOGFMT10) << 22;
         Self { word, extent: 0 }
     }
 
@@ -91,7 +92,8 @@ impl Signature {
                 let of = if field(20, 1) == 1 { " by the weights of the call" } else { "" };
                 let once = if field(18, 1) == 1 { ", rounded once" } else { "" };
                 let sums = if field(19, 1) == 1 { " summed over ranks" } else { "" };
-                format!("combine of {dtype} rows, {weighted}{of}{once}, {weights}{sums}")
+                let coded = if field(22, 1) == 1 { " in LogFMT-10" } else { "" };
+                format!("combine of {dtype} rows{coded}, {weighted}{of}{once}, {weights}{sums}")
             }
             DISPATCH | REPLAY => {
                 let call = if field(0, 4) == REPLAY { "replayed dispatch" } else { "dispatch" };

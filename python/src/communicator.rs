@@ -34,6 +34,7 @@ fn forms(comm: &CoreCommunicator) -> Vec<&'static str> {
         ("sum_weights", comm.takes(CallForm::SumWeights)),
         ("statistics", comm.takes(CallForm::Statistics)),
         ("packed_forms", comm.takes(CallForm::PackedForms)),
+        ("logfmt10", comm.takes(CallForm::LogFmt10)),
         ("packed_sums", comm.sends_weights(Layout::Packed)),
     ];
     all.into_iter().filter(|(_, takes)| *takes).map(|(word, _)| word).collect()
@@ -284,6 +285,9 @@ impl Communicator {
     ///   none; on GPUs for packed rows with `decode = "low_latency"`.
     /// - `round_once`: round each sum once, at its token, and not that of each rank's experts too (not for flat rows).
     ///   On the CPU backend, and on GPUs for packed rows with `decode = "low_latency"`.
+    /// - `compress`: `"logfmt10"` sends each rank's sum for a token in ten bits a value, where its values allow it (packed
+    ///   rows of bfloat16, H a multiple of 512, without `round_once`). In one domain, on the CPU backend, and on GPUs with
+    ///   `decode = "low_latency"` and H up to 8192. Equal on all ranks.
     /// - `sum_weights`: each of `out_weights` is the sum of the weights of all ranks that got the token (flat rows). On
     ///   GPUs within one domain.
     /// - `out`: `[T, H]` of the type of `x`; `out_weights`: `[T, K]` float32; `missing`: `[T]` uint8, how many of a
@@ -293,7 +297,7 @@ impl Communicator {
     ///
     /// Sums are made in float32, in an order that depends on the routing alone. Errors are those of `dispatch`.
     #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, topk_weights=None, topk_idx=None,
-                        round_once=false, sum_weights=false, out=None, out_weights=None,
+                        round_once=false, sum_weights=false, compress=None, out=None, out_weights=None,
                         missing=None, stream=None, without_sync=false, waited_ns=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn combine(
@@ -308,6 +312,7 @@ impl Communicator {
         topk_idx: Option<&Bound<'_, PyAny>>,
         round_once: bool,
         sum_weights: bool,
+        compress: Option<&str>,
         out: Option<&Bound<'_, PyAny>>,
         out_weights: Option<&Bound<'_, PyAny>>,
         missing: Option<&Bound<'_, PyAny>>,
@@ -317,14 +322,22 @@ impl Communicator {
     ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
         let stream = CallStream { raw: stream, without_sync };
         let outputs = [out, out_weights, missing];
-        let sums = Sums { weighted, topk_weights, topk_idx, round_once, sum_weights, waited_ns };
+        let sums = Sums {
+            weighted,
+            topk_weights,
+            topk_idx,
+            round_once,
+            compress,
+            sum_weights,
+            waited_ns,
+        };
         let arguments = CombineArguments { handle, x, weights, bias, sums, outputs, stream };
         operations::combine(py, &self.shared, &arguments)
     }
 
     /// The first half of `combine`, with its arguments: compute, then call `recv()` of the result.
     #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, topk_weights=None, topk_idx=None,
-                        round_once=false, sum_weights=false, out=None, out_weights=None,
+                        round_once=false, sum_weights=false, compress=None, out=None, out_weights=None,
                         missing=None, stream=None, without_sync=false, waited_ns=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn combine_send(
@@ -339,6 +352,7 @@ impl Communicator {
         topk_idx: Option<&Bound<'_, PyAny>>,
         round_once: bool,
         sum_weights: bool,
+        compress: Option<&str>,
         out: Option<&Bound<'_, PyAny>>,
         out_weights: Option<&Bound<'_, PyAny>>,
         missing: Option<&Bound<'_, PyAny>>,
@@ -348,7 +362,15 @@ impl Communicator {
     ) -> PyResult<PendingCombine> {
         let stream = CallStream { raw: stream, without_sync };
         let outputs = [out, out_weights, missing];
-        let sums = Sums { weighted, topk_weights, topk_idx, round_once, sum_weights, waited_ns };
+        let sums = Sums {
+            weighted,
+            topk_weights,
+            topk_idx,
+            round_once,
+            compress,
+            sum_weights,
+            waited_ns,
+        };
         let arguments = CombineArguments { handle, x, weights, bias, sums, outputs, stream };
         operations::combine_send(py, &self.shared, &arguments)
     }
@@ -491,7 +513,7 @@ impl Communicator {
 
     /// The calls that it takes of those that not every kernel set takes: `"streams"`, `"without_sync"`, `"max_tokens"`,
     /// `"round_once"` (with it `topk_weights` of a combine), `"sum_weights"`, `"statistics"`,
-    /// `"packed_forms"`.
+    /// `"packed_forms"`, `"logfmt10"` of `compress`.
     #[getter]
     fn forms(&self) -> Vec<&'static str> {
         self.shared.forms.clone()

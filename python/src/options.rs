@@ -2,7 +2,7 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{Cast, RefusedCall};
-use tokenyard_core::moe::{Layout, ScaleLayout, SourceIndex};
+use tokenyard_core::moe::{Compression, Layout, ScaleLayout, SourceIndex};
 
 use crate::errors::invalid;
 
@@ -76,6 +76,20 @@ pub(crate) fn source_index(word: &str) -> Result<SourceIndex> {
         _ => Err(invalid(format!(
             "source_index: found {word:?}; expected \"rank_and_token\" or \"token\""
         ))),
+    }
+}
+
+/// Reads `compress` of a combine.
+///
+/// # Errors
+/// Another word.
+pub(crate) fn compression(word: Option<&str>) -> Result<Compression> {
+    match word {
+        None => Ok(Compression::None),
+        Some("logfmt10") => Ok(Compression::LogFmt10),
+        Some(word) => {
+            Err(invalid(format!("compress: found {word:?}; expected None or \"logfmt10\"")))
+        }
     }
 }
 

@@ -273,6 +273,65 @@ def test_what_else_low_latency_callers_ask_for(ranks):
     ranks(2, other_calls, CASES[1])
 
 
+def coded(world, case):
+    """Sums that travel in ten bits a value: below 1, so that most chunks of 512 channels are encoded."""
+    me, buffer = world.rank, buffer_of(world)
+    x = (case.x[me] / (1 + np.abs(case.x[me]).max(initial=1))).astype(BF16)
+    idx, weights = case.idx[me], case.weights[me]
+    weights = weights / (1 + np.abs(weights).sum(axis=1, keepdims=True))
+    packed, _, handle, _, _ = buffer.low_latency_dispatch(
+        x, idx, case.max_tokens, case.experts, use_fp8=False
+    )
+    plain, _, _ = buffer.low_latency_combine(packed, idx, weights, handle)
+    for with_hook in (False, True):
+        combined, _, hook = buffer.low_latency_combine(
+            packed, idx, weights, handle, use_logfmt=True, return_recv_hook=with_hook
+        )
+        if with_hook:
+            hook()
+        # A step is at most 4.5 %, and each rank's sum is rounded to bfloat16 before.
+        scale = np.abs(plain.astype(np.float64)).max(initial=0)
+        off = np.abs(combined.astype(np.float64) - plain.astype(np.float64))
+        assert (off <= 2**-5 * scale).all()
+        assert (off > 0).any() == bool((idx >= 0).any())
+    buffer.get_next_low_latency_combine_buffer(handle)
+    raises(
+        world,
+        "use_logfmt: found True with zero_copy",
+        buffer.low_latency_combine,
+        *(packed, idx, weights, handle),
+        use_logfmt=True,
+        zero_copy=me == 1,
+    )
+    with pytest.raises(errors.InvalidInputError, match="LogFMT-10 of rows of fp32"):
+        buffer.low_latency_combine(packed.astype(np.float32), idx, weights, handle, use_logfmt=True)
+    combined, _, _ = buffer.low_latency_combine(packed, idx, weights, handle)
+    same(combined, plain)
+    buffer.destroy()
+
+
+def test_sums_may_travel_in_ten_bits_a_value(ranks):
+    ranks(2, coded, CASES[2])
+    ranks(4, coded, CASES[3])
+
+
+def unencodable(world, case):
+    """Rows whose channels are no multiple of 512, and, between domains, all rows."""
+    for domains, says in ((1, "LogFMT-10 of 256 channels"), (2, "LogFMT-10 \\(one domain")):
+        me, buffer = world.rank, buffer_of(world, domains)
+        idx, weights = case.idx[me], case.weights[me]
+        call = (rows_of(case, me), idx, case.max_tokens, case.experts)
+        packed, _, handle, _, _ = buffer.low_latency_dispatch(*call, use_fp8=False)
+        with pytest.raises(errors.Error, match=says):
+            buffer.low_latency_combine(packed, idx, weights, handle, use_logfmt=True)
+        buffer.low_latency_combine(packed, idx, weights, handle)
+        buffer.destroy()
+
+
+def test_sums_that_cannot_travel_in_ten_bits_are_refused_by_name(ranks):
+    ranks(4, unencodable, Case(4, seed=5, hidden=256))
+
+
 class Masking:
     """A stand-in for a communicator whose kernels leave out ranks: none runs without a GPU."""
 

@@ -6,6 +6,7 @@
 //! process. `docs.md` in this folder is the page for operators.
 
 mod built_in;
+pub mod coded;
 mod config;
 pub mod convert;
 mod element;

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use tokenyard_core::communicator::{
     Combine, CombineInput, Communicator, Handle, LateTopk, Received, TensorMut, TensorRef,
 };
+use tokenyard_core::moe::Compression;
 
 use super::{Aligned, InputTensors, row_dtype};
 use crate::device::Copied;
@@ -89,6 +90,10 @@ impl Buffers {
             bias: tensors.biases()?,
             weighted: case.combine.weighted,
             round_once: !case.combine.sums.rounds_by_rank(),
+            compression: match case.combine.sums.is_coded() {
+                true => Compression::LogFmt10,
+                false => Compression::None,
+            },
             topk: tensors.late_topk()?,
             sum_weights: case.combine.sums == Sums::WeightsOfAllRanks,
             out: TensorMut::from_bytes(self.got.x.bytes_mut(), elem, tokens, hidden)?,
@@ -149,6 +154,7 @@ fn on_device<'a>(
         bias: [there(bias0)?, there(bias1)?],
         weighted: host.weighted,
         round_once: host.round_once,
+        compression: host.compression,
         topk: match there(late_weights)? {
             Some(weights) => Some(LateTopk { weights, ids: there(late_ids)? }),
             None => None,

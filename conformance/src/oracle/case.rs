@@ -129,6 +129,11 @@ pub enum Sums {
     LateWeights,
     /// As `Once`; the combine has its own weights.
     LateWeightsOnce,
+    /// As `ByRank`; each rank's sum has the values of a [round trip](super::logfmt) after that. On packed rows of bf16,
+    /// in one domain.
+    Coded,
+    /// As `Coded`; the combine has its own weights.
+    LateWeightsCoded,
     /// As `ByRank`; a returned weight is a sum over all ranks that received the token. On flat rows.
     WeightsOfAllRanks,
 }
@@ -141,7 +146,12 @@ impl Sums {
 
     /// Whether the combine has its own weights.
     pub fn is_late(self) -> bool {
-        matches!(self, Self::LateWeights | Self::LateWeightsOnce)
+        matches!(self, Self::LateWeights | Self::LateWeightsOnce | Self::LateWeightsCoded)
+    }
+
+    /// Whether the sum over a rank's experts is encoded.
+    pub fn is_coded(self) -> bool {
+        matches!(self, Self::Coded | Self::LateWeightsCoded)
     }
 }
 
@@ -298,6 +308,14 @@ impl Case {
         self.validate_kinds()
     }
 
+    /// Whether partial rows may be encoded.
+    fn is_codable(&self) -> bool {
+        self.layout == Layout::Packed
+            && self.combine.row == RowType::Bf16
+            && self.hidden.is_multiple_of(512)
+            && self.domains == 1
+    }
+
     fn validate_kinds(&self) -> Result<(), Invalid> {
         let Self { experts, topk, combine, layout, .. } = *self;
         if let Layout::ExpertMajor { alignment, .. } = layout {
@@ -319,6 +337,8 @@ impl Case {
             Sums::ByRank => true,
             Sums::Once => !flat,
             Sums::LateWeights | Sums::LateWeightsOnce => combine.weighted,
+            Sums::Coded => self.is_codable(),
+            Sums::LateWeightsCoded => combine.weighted && self.is_codable(),
             Sums::WeightsOfAllRanks => flat && self.weights,
         };
         require(fits, || {
@@ -349,6 +369,8 @@ impl fmt::Display for Case {
             Sums::Once => "-once",
             Sums::LateWeights => "-late",
             Sums::LateWeightsOnce => "-late-once",
+            Sums::Coded => "-logfmt10",
+            Sums::LateWeightsCoded => "-late-logfmt10",
             Sums::WeightsOfAllRanks => "-weights-of-all",
         })?;
         if self.combine.biases > 0 {

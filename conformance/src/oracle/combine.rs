@@ -5,6 +5,7 @@ use super::cast::{received_row, received_values};
 use super::compare::{Array, Origin};
 use super::experts::{ExpertOutput, expert_row, merged_row, returned_weight, weight_elsewhere};
 use super::inputs::{Inputs, RankInputs};
+use super::logfmt::round_trip;
 use super::number::{Elem, RowType};
 use super::routing::{Destination, Placement, Token, destinations};
 use super::sum::{Term, sum};
@@ -148,7 +149,8 @@ fn sum_of_copies(
         Some(Term { weight, row: row(*k) })
     };
     let terms: Vec<Term> = ks.iter().filter_map(term).collect();
-    sum(&terms, case.hidden, partial_type(case))
+    let partial = sum(&terms, case.hidden, partial_type(case));
+    if case.combine.sums.is_coded() { round_trip(&partial) } else { partial }
 }
 
 /// The type to which the sums of ranks and of domains are rounded.

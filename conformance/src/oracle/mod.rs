@@ -13,6 +13,7 @@
 //! | [`dispatch`] | what must a rank receive? |
 //! | [`experts`] | what do the experts of a test do with their rows? |
 //! | [`sum`] | how are rows added? |
+//! | [`logfmt`] | what do encoded rows become? |
 //! | [`combine`] | what must a rank get back? |
 //! | [`compare`] | is this what it got? |
 //!
@@ -43,6 +44,7 @@ pub mod compare;
 pub mod dispatch;
 pub mod experts;
 pub mod inputs;
+pub mod logfmt;
 pub mod number;
 pub mod rng;
 pub mod routing;

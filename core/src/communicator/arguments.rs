@@ -2,7 +2,7 @@ use super::memory::Argument;
 use super::output::Handle;
 use super::tensor::{TensorMut, TensorRef};
 use crate::moe::{
-    Cast, DType, Layout, ScaleLayout, Shape, SourceIndex, TopkScratch, validate_topk,
+    Cast, Compression, DType, Layout, ScaleLayout, Shape, SourceIndex, TopkScratch, validate_topk,
 };
 use crate::{Error, ErrorKind, Result};
 
@@ -82,6 +82,9 @@ pub struct Combine<'a> {
     /// of each rank's experts is rounded too. Not for flat rows: the caller has summed the experts of each
     /// rank already. Equal on all ranks.
     pub round_once: bool,
+    /// The format in which each rank's sum for a token travels. Its values are those after the round trip, for a rank's
+    /// own tokens too. Packed rows of bf16 that are not rounded once. Equal on all ranks.
+    pub compression: Compression,
     /// `[T, K]`, contiguous: weights for a weighted combine, known only now. Given on all ranks or on none. The
     /// combine is two operations then, of which the first sends the weights to the experts' ranks, unless the
     /// kernel set sends them itself ([`PackedSums`](super::CallForm::PackedSums) on a device).
@@ -353,6 +356,7 @@ impl<'a> Combine<'a> {
             bias: [None; 2],
             weighted: false,
             round_once: false,
+            compression: Compression::None,
             topk: None,
             out,
             out_weights: None,
@@ -403,6 +407,7 @@ impl Combine<'_> {
         if let Some(missing) = &self.missing {
             expect_tensor("missing", &missing.as_ref(), &[DType::U8], [handle.tokens, 1])?;
         }
+        self.check_compression(handle.layout)?;
         self.check_weighted(handle)?;
         self.check_topk(shape, handle)?;
         self.check_returned_weights(shape, handle)
@@ -491,6 +496,7 @@ mod tests {
             bias: [Some(x), Some(x)],
             weighted: false,
             round_once: false,
+            compression: Compression::None,
             sum_weights: false,
             topk: Some(LateTopk { weights: x, ids: Some(x) }),
             out: TensorMut::from_slice(&mut out, 1, 4).unwrap(),

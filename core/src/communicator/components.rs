@@ -29,6 +29,8 @@ pub enum CallForm {
     /// [`Dispatch::scale_layout`](super::Dispatch::scale_layout) and
     /// [`Dispatch::source_index`](super::Dispatch::source_index), also of a [`Replay`](super::Replay).
     PackedForms,
+    /// [`Compression::LogFmt10`](crate::moe::Compression::LogFmt10) of a combine.
+    LogFmt10,
 }
 
 impl std::fmt::Display for CallForm {
@@ -40,6 +42,7 @@ impl std::fmt::Display for CallForm {
             Self::SumWeights => "sum_weights of a combine",
             Self::Statistics => "statistics of a call of the packed layout",
             Self::PackedForms => "scale_layout and source_index of a call of the packed layout",
+            Self::LogFmt10 => "LogFMT-10 of a combine of the packed layout",
         })
     }
 }
@@ -54,6 +57,7 @@ impl CallForm {
             Self::SumWeights => abi::TY_NEEDS_SUM_WEIGHTS,
             Self::Statistics => abi::TY_NEEDS_STATISTICS,
             Self::PackedForms => abi::TY_NEEDS_PACKED_FORMS,
+            Self::LogFmt10 => abi::TY_NEEDS_LOGFMT10,
         }
     }
 }

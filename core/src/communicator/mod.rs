@@ -27,6 +27,7 @@ mod buffer;
 mod caller_memory;
 mod claims;
 mod components;
+mod compression;
 mod copies;
 mod copy_out;
 mod count_routing;

@@ -5,6 +5,7 @@ use super::Communicator;
 use super::abandoned::Sent;
 use super::arguments::{Combine, Dispatch, PackedForms, Replay, Sizes};
 use super::components::CallForm;
+use super::compression::LOGFMT10;
 use super::memory::check_memory;
 use super::output::{CombineInput, Handle, Received, RegionClaim, RoutingClaim};
 use super::refusal::RefusedCall;
@@ -13,7 +14,7 @@ use super::stream::Mode;
 use super::tensor::{TensorMut, TensorRef, raw_or_none};
 use crate::abi;
 use crate::host::NO_TENSOR;
-use crate::moe::{DType, Layout, ScaleLayout};
+use crate::moe::{Compression, DType, Layout, ScaleLayout};
 use crate::refusal::CallRefusal;
 use crate::{Error, ErrorKind, Result};
 
@@ -405,7 +406,8 @@ impl Communicator {
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
         call.flags |= flag(combine.weighted, abi::TY_COMBINE_WEIGHTED)
             | flag(combine.round_once, abi::TY_COMBINE_ROUND_ONCE)
-            | flag(combine.sum_weights, abi::TY_COMBINE_SUM_WEIGHTS);
+            | flag(combine.sum_weights, abi::TY_COMBINE_SUM_WEIGHTS)
+            | flag(combine.compression == Compression::LogFmt10, abi::TY_COMBINE_LOGFMT10);
         call.beside =
             late_weights.as_ref().map_or(NO_TENSOR, |late_weights| late_weights.x().raw());
         call.topk_weights = own.map_or(NO_TENSOR, |topk| topk.weights.raw());
@@ -550,7 +552,9 @@ impl Communicator {
         };
         self.check_form(combine.topk.is_some(), form, "topk of a combine")?;
         self.check_form(combine.round_once, form, "round_once")?;
-        self.check_form(combine.sum_weights, CallForm::SumWeights, "sum_weights")
+        self.check_form(combine.sum_weights, CallForm::SumWeights, "sum_weights")?;
+        let is_coded = combine.compression == Compression::LogFmt10;
+        self.check_form(is_coded, CallForm::LogFmt10, LOGFMT10)
     }
 
     fn check_beside(&self, is_asked: bool, what: &str) -> Result<()> {

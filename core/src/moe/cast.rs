@@ -14,6 +14,16 @@ pub enum Cast {
     Fp8Ue8m0,
 }
 
+/// The format of a combine's partial rows on their way back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// Their own type, or f32 where sums are rounded once.
+    #[default]
+    None,
+    /// Ten bits a value, where a chunk of the row allows it: [`logfmt`](super::logfmt).
+    LogFmt10,
+}
+
 impl Cast {
     /// The code that crosses the plugin ABI, one of `TY_CAST_*`.
     pub fn code(self) -> u32 {

@@ -17,6 +17,7 @@
 mod arena;
 mod cast;
 mod dtype;
+pub mod logfmt;
 mod memory;
 mod packed_form;
 mod recv_plan;
@@ -30,7 +31,7 @@ mod topk;
 mod tests;
 
 pub use arena::{Arena, Holder, Region};
-pub use cast::Cast;
+pub use cast::{Cast, Compression};
 pub use dtype::DType;
 pub use memory::{BufferSize, ControlLayout, RECORD_HEADER, RECORD_TEXT, buffers};
 pub use packed_form::{ScaleLayout, SourceIndex};

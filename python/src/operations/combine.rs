@@ -17,6 +17,7 @@ use super::{
 };
 use crate::array::Array;
 use crate::errors::invalid;
+use crate::options;
 use crate::shared::Shared;
 use crate::tensor::Tensor;
 
@@ -27,6 +28,7 @@ pub(crate) struct Sums<'a, 'py> {
     pub(crate) topk_weights: Maybe<'a, 'py>,
     pub(crate) topk_idx: Maybe<'a, 'py>,
     pub(crate) round_once: bool,
+    pub(crate) compress: Option<&'a str>,
     pub(crate) sum_weights: bool,
     pub(crate) waited_ns: Maybe<'a, 'py>,
 }
@@ -99,6 +101,7 @@ impl CombineArguments<'_, '_> {
             sum_weights: self.sums.sum_weights,
             weighted: self.sums.weighted,
             round_once: self.sums.round_once,
+            compression: options::compression(self.sums.compress)?,
             topk: self.topk(&mut kept)?,
             out: kept.keep_mut(out.1)?,
             out_weights: out_weights.map(|(_, tensor)| kept.keep_mut(tensor)).transpose()?,

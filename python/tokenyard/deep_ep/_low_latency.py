@@ -1,6 +1,5 @@
 """The low latency calls of V1: a block of R * M rows for each local expert."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -13,8 +12,6 @@ from tokenyard import errors
 from . import _handles, _routing
 from ._arrays import BF16, FLOATS, FP8, Array, Refusal, Tensor, like, read
 from ._engine import Engine, Opened, Sizes
-
-_log = logging.getLogger("tokenyard.deep_ep")
 
 Hook = Callable[[], None]
 T = TypeVar("T")
@@ -210,6 +207,16 @@ class CombineCall:
     # Whether the caller may write `x` before the rows are summed.
     has_hook: bool
     wait_stats: Tensor | None = None
+    use_logfmt: bool = False
+
+    @property
+    def compress(self) -> Literal["logfmt10"] | None:
+        return "logfmt10" if self.use_logfmt else None
+
+    def check_format(self) -> None:
+        """Refuses what DeepEP does not take together."""
+        if self.use_logfmt and self.zero_copy:
+            raise Refusal("use_logfmt: found True with zero_copy; expected at most one of them")
 
 
 @dataclass
@@ -231,6 +238,7 @@ def _arrived(handle: Any) -> tuple[Record, Opened, tokenyard.Handle]:
 
 
 def _read_combine(call: CombineCall, record: Record) -> Terms:
+    call.check_format()
     tokens, topk = record.ids.shape
     ids = read("topk_idx", call.topk_idx, (np.int64,), (tokens, topk))
     weights = read("topk_weights", call.topk_weights, (np.float32,), (tokens, topk))
@@ -285,7 +293,8 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Hook]:
             weighted=True,
             topk_weights=terms.weights,
             topk_idx=terms.ids,
-            round_once=True,
+            round_once=not call.use_logfmt,
+            compress=call.compress,
             out=terms.out,
         )
     )
@@ -309,13 +318,3 @@ def combine_buffer(handle: Any) -> Tensor:
             # The others do not know, so it is no error. The combine copies it.
             record.buffer = np.empty(record.blocks, BF16)
     return like(record.call.x, record.buffer)
-
-
-_logged: set[str] = set()
-
-
-def warn_once(text: str) -> None:
-    """Logs once that a call works in another way than asked for."""
-    if text not in _logged:
-        _logged.add(text)
-        _log.warning(text)

@@ -4,7 +4,7 @@
 //! raise `Done`. Otherwise owners put the rows into a region that the source names in its entry.
 
 use tokenyard_core::call::CombineCall;
-use tokenyard_core::moe::{DType, Holder, Layout, REGION_ALIGN, Region};
+use tokenyard_core::moe::{Compression, DType, Holder, Layout, REGION_ALIGN, Region, logfmt};
 use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
@@ -134,14 +134,19 @@ fn new_combine(engine: &Engine, call: &CombineCall<'_>) -> Result<CombineOp> {
         Error::new(ErrorKind::Internal, "combine", format!("row type {}", call.x.dtype))
     })?;
     let hidden = engine.exchange.shape.hidden as usize;
-    let row = |float: FloatType| RowType { float, bytes: hidden * float.bytes() };
-    let partial = if call.round_once { FloatType::F32 } else { float };
+    let row = |float: FloatType| RowType { float, bytes: hidden * float.bytes(), is_coded: false };
+    let partial = match call.compression {
+        Compression::LogFmt10 => {
+            RowType { float, bytes: logfmt::most_bytes(hidden), is_coded: true }
+        }
+        Compression::None => row(if call.round_once { FloatType::F32 } else { float }),
+    };
     Ok(CombineOp {
         operation: call.operation,
         handle: call.handle as usize,
         signature: call.signature,
         row: row(float),
-        partial: row(partial),
+        partial,
         has_weights: call.returns_weights(),
         sums_weights: call.sum_weights,
         staging: None,

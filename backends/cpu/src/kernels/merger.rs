@@ -11,6 +11,7 @@ use super::operation::{CombineOp, Offsets, RowType};
 use super::places::Places;
 use super::routing::RoutingTable;
 use super::sums::{CHUNK, pool_failed};
+use crate::coded::sum_rows_coded;
 use crate::sum::{sum_rows, sum_rows_exactly, sum_rows_weighted};
 
 /// The memory that must be laid out before a combine can enter.
@@ -132,6 +133,7 @@ impl Merger {
         let (terms, weights) = (&terms[..count], &weights[..count]);
         let weights = self.copy_weights.map(|_| weights);
         match weights {
+            _ if self.partial.is_coded => sum_rows_coded(self.row.bytes, out, terms, weights),
             _ if self.row.float != self.partial.float => {
                 sum_rows_exactly(self.row.float, out, terms, weights);
             }

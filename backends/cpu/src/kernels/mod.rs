@@ -146,7 +146,9 @@ impl KernelSet for CpuKernels {
                 | abi::TY_NEEDS_ROUND_ONCE
                 | abi::TY_NEEDS_SUM_WEIGHTS
                 | abi::TY_NEEDS_PACKED_FORMS
-                | abi::TY_NEEDS_NO_REGION,
+                | abi::TY_NEEDS_NO_REGION
+                // Sums of a domain would be encoded once more on the rail.
+                | if domains > 1 { 0 } else { abi::TY_NEEDS_LOGFMT10 },
             scale_up,
             scale_out,
             window_bytes,

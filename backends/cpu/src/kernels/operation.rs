@@ -13,6 +13,8 @@ use crate::convert::FloatType;
 pub(super) struct RowType {
     pub(super) float: FloatType,
     pub(super) bytes: usize,
+    /// In LogFMT-10: `bytes` is the room of a row, which may take fewer.
+    pub(super) is_coded: bool,
 }
 
 /// A combine between send and receive.

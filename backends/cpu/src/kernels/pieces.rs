@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use tokenyard_core::Result;
-use tokenyard_core::moe::{Layout, REGION_ALIGN};
+use tokenyard_core::moe::{Layout, REGION_ALIGN, logfmt};
 
 use super::commands::Block;
 use super::control::Signal;
@@ -240,8 +240,20 @@ unsafe fn push_to(
         }
         // SAFETY: by this function's contract.
         unsafe { make_partials(&engine.places, &engine.launcher, staged, piece.clone())? };
-        let to = at(there, piece.start - rows.start);
-        put(piece.len(), widths.x, at(staged.partials, piece.start).x, to.x)?;
+        let (from, to) = (at(staged.partials, piece.start), at(there, piece.start - rows.start));
+        if !op.partial.is_coded {
+            put(piece.len(), widths.x, from.x, to.x)?;
+            continue;
+        }
+        // Each row is as long as its words say: the rest of its room stays here.
+        for row in 0..piece.len() as u64 {
+            let (from, to) = (from.row(row, widths).x, to.row(row, widths).x);
+            let row = engine.places.arena_area.at(from);
+            // SAFETY: `make_partials` has made the row in its room, and no thread writes it.
+            let row = unsafe { std::slice::from_raw_parts(row, op.partial.bytes) };
+            let bytes = logfmt::row_bytes(engine.exchange.shape.hidden as usize, row);
+            put(1, bytes as u64, from, to)?;
+        }
     }
     if op.has_weights {
         let from = at(staged.partials, rows.start).weights;

@@ -7,6 +7,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::launch::Shared;
 use super::moves::Carried;
 use super::operation::{CombineOp, RowType};
+use crate::coded::sum_coded_rows;
 use crate::pool::Pool;
 use crate::sum::{sum_exact_rows, sum_rows};
 
@@ -121,11 +122,14 @@ impl<'a> Sum<'a> {
         let out = self.out.wrapping_add(row * self.row.bytes);
         // SAFETY: by this function's contract.
         let out = unsafe { std::slice::from_raw_parts_mut(out, self.row.bytes) };
+        let biases = self.biases.iter().filter(|bias| !bias.is_null()).count();
+        let (biases, partials) = terms[..count].split_at(biases);
         if self.row == self.partial {
             sum_rows(self.row.float, out, &terms[..count]);
+        } else if self.partial.is_coded {
+            sum_coded_rows(out, biases, partials);
         } else {
-            let biases = self.biases.iter().filter(|bias| !bias.is_null()).count();
-            sum_exact_rows(self.row.float, out, &terms[..biases], &terms[biases..count]);
+            sum_exact_rows(self.row.float, out, biases, partials);
         }
         if !self.out_weights.is_null() {
             // SAFETY: as above.

@@ -10,6 +10,7 @@ mod compare;
 mod dispatch;
 mod experts;
 mod inputs;
+mod logfmt;
 mod number;
 mod properties;
 

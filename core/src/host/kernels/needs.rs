@@ -43,7 +43,8 @@ impl OpenKernels {
             | abi::TY_NEEDS_NO_REGION
             | abi::TY_NEEDS_PACKED_SUMS
             | abi::TY_NEEDS_STATISTICS
-            | abi::TY_NEEDS_PACKED_FORMS;
+            | abi::TY_NEEDS_PACKED_FORMS
+            | abi::TY_NEEDS_LOGFMT10;
         let unknown = needs.flags & !known;
         if unknown != 0 {
             let text =

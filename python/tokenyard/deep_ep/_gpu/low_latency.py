@@ -199,6 +199,7 @@ def _arrived(handle: Any) -> Record:
 
 
 def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any]:
+    call.check_format()
     shape = tuple(record.ids.shape)
     ids = read("topk_idx", call.topk_idx, (torch.int64,), shape).contiguous()
     weights = read("topk_weights", call.topk_weights, (torch.float32,), shape).contiguous()
@@ -263,9 +264,10 @@ def combine(
         options: dict[str, Any] = {"out": out, "stream": stream.raw}
         options["without_sync"] = opened.takes("without_sync")
         options |= _counted(opened, "combine", call.wait_stats)
+        options["compress"] = call.compress
         if sends_weights:
             options |= {"topk_weights": weights, "topk_idx": ids}
-            options |= {"weighted": True, "round_once": True}
+            options |= {"weighted": True, "round_once": not call.use_logfmt}
         else:
             rows = _weigh(record, stream, rows, ids, weights)
         if not call.has_hook:

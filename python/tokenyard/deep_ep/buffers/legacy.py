@@ -296,19 +296,20 @@ class Buffer:
         - `x` `[E / R, R * M, H]`; with `zero_copy` the buffer of `get_next_low_latency_combine_buffer` is read instead.
         - `topk_idx` `[T, K]`: as dispatched; -1 leaves an expert out. `topk_weights`: `[T, K]` float32.
         - `combine_wait_recv_cost_stats`: as in `low_latency_dispatch`.
-        - `out`: `[T, H]` of the type of `x`. `use_logfmt` sends plain rows, and says so in the log.
+        - `out`: `[T, H]` of the type of `x`.
+        - `use_logfmt` rounds each rank's sum, and sends it in ten bits a value where its values allow that: bfloat16 of
+          a multiple of 512 channels, in one domain, without `zero_copy`.
 
         Sums are made in float32 and rounded once. Collective; errors are those of `low_latency_dispatch`.
         """
         refuse_missing("Buffer.low_latency_combine", others, ())
         assert not (async_finish and return_recv_hook)
-        if use_logfmt:
-            _low_latency.warn_once("use_logfmt: rows travel as they are; LogFMT is not there yet")
         call = _low_latency.CombineCall(
             x=x,
             topk_idx=topk_idx,
             topk_weights=topk_weights,
             handle=handle,
+            use_logfmt=use_logfmt,
             zero_copy=zero_copy,
             out=out,
             has_hook=return_recv_hook,
