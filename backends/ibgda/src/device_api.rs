@@ -36,8 +36,8 @@ pub struct DeviceQueue {
     pub mask: u32,
     /// Not used.
     pub unused: [u64; 3],
-    /// Requests that were reserved, that are ready (times 2, and two bits of threads that ring) and that are done; all 0
-    /// at first.
+    /// Requests that were reserved, that are ready (times 2, with two bits of the threads that ring) and that are done;
+    /// all 0 at first.
     pub counts: [u64; 3],
     /// Not 0 once a thread has seen an error completion.
     pub failed: u64,
