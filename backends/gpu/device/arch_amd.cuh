@@ -229,13 +229,6 @@ template <class T>
 __device__ inline T atomic_or(T* at, T value) {
   return __hip_atomic_fetch_or(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-// With order for threads of this device.
-__device__ inline u64 atomic_or_release_device(u64* at, u64 value) {
-  return __hip_atomic_fetch_or(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
-}
-__device__ inline u64 atomic_add_acquire_device(u64* at, u64 value) {
-  return __hip_atomic_fetch_add(at, value, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
-}
 template <class T>
 __device__ inline T atomic_min(T* at, T value) {
   return __hip_atomic_fetch_min(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

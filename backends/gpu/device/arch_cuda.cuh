@@ -155,17 +155,6 @@ template <class T>
 __device__ inline T atomic_add(T* at, T value) { return atomicAdd(at, value); }
 template <class T>
 __device__ inline T atomic_or(T* at, T value) { return atomicOr(at, value); }
-// With order for threads of this device.
-__device__ inline u64 atomic_or_release_device(u64* at, u64 value) {
-  u64 before;
-  asm volatile("atom.release.gpu.global.or.b64 %0, [%1], %2;" : "=l"(before) : "l"(at), "l"(value) : "memory");
-  return before;
-}
-__device__ inline u64 atomic_add_acquire_device(u64* at, u64 value) {
-  u64 before;
-  asm volatile("atom.acquire.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(at), "l"(value) : "memory");
-  return before;
-}
 template <class T>
 __device__ inline T atomic_min(T* at, T value) { return atomicMin(at, value); }
 // Adds 1; at `most`, returns to 0 instead.

@@ -8,27 +8,29 @@
 //   1. reserve: `reserved` numbers requests. Number modulo 2^16 is the index, modulo the depth the slot.
 //   2. room: wait until the slot's last request is done, as the completion queue shows.
 //   3. write: stores of 16 bytes into the slot.
-//   4. publish: in order of numbers, `ready` moves behind the requests.
+//   4. publish: in order of numbers, `turn` counts the requests as ready.
 //   5. ring: the doorbell record, then the register, for all requests that are ready. One thread rings at a time, and
-//      one more waits to be the next. A thread that finds that one leaves its ring to it: it has not yet looked how
-//      many requests are ready. So no request waits for a later call.
+//      one more waits to be the next. A thread that finds both leaves its ring to the next one, which has not yet
+//      looked how many requests are ready. So no request waits for a later call.
+// Counts and the two roles are bits of one word: the exchange that publishes also gives the thread its role. A thread
+// whose turn it is, and that finds no thread ringing, rings first and publishes then: no other can ring before that.
 //
-// Fences, each with the accesses that it orders. The NIC reads, in this order, the register (as it is
+// Fences, each with the stores that it orders. The NIC reads, in this order, the register (as it is
 // stored), the record, the request, the payload.
 //   A. `post_all`: payload stores of each thread of the group, before the barrier behind which one thread posts. A
 //      thread that posts for itself needs none: B comes behind its stores.
-//   B. `publish`: the requests' stores, and payload stores of the posting threads, before `ready`. Stores of other
-//      lanes come before it, because those lanes meet in front of it. A thread that need not wait for its turn has
-//      read `ready` before it, so it has seen all earlier requests, too. Others have their fence behind them when their
-//      turn comes, and move `ready` by an exchange: a thread that reads the new count has seen what the old one covers.
+//   B. `publish`: the requests' stores, and payload stores of the posting threads, before the record, and before `turn`
+//      counts them. Stores of other lanes come before it, because those lanes meet in front of it. A thread that rings
+//      without a wait has read `turn` before it, so it has seen all earlier requests and the ring for them, too. Others
+//      have their fence behind them when their turn comes. All changes of `turn` are atomic read-modify-writes:
+//      a thread that reads a count has seen what all counts before it cover.
 //   C. `ring`: the record, and all that B and F cover, before the register.
-//   D. `ring`: the register, before another thread rings. So rings of a queue pair come in order, and no ring meets the
-//      record of a later one. Only threads of this GPU ring.
+//   D. `ring`: the register, before `turn` lets another thread ring. So rings of a queue pair come in order, and no
+//      ring meets the record of a later one. Only threads of this GPU ring.
 //   E. `advance`: the load of the completion, before the store of `done`. Others read `done` with acquire order:
 //      then slots and sources of requests that are done may be written again (INV-4, INV-5).
-//   F. `publish`: the requests of other threads that this one rings for, before the record.
-//   G. `be_next`: `ready`, before this thread shows itself as the next, or finds another one. That one takes its place
-//      with acquire order and reads `ready` then: it rings for all that have found it.
+//   F. `publish`: the requests of other threads that this one rings for, and the ring before this one, before the
+//      record.
 
 struct DeviceApi {
   // One queue pair; `DeviceQueue` of device_api.rs. Fields that kernels write have a cache line of their own.
@@ -39,11 +41,11 @@ struct DeviceApi {
     const ty::u32* completion;     // the last 4 bytes of the collapsed completion
     ty::u32 number, mask;
     ty::u64 unused[3];
-    ty::u64 reserved, ready;
-    ty::u64 rung;                  // requests that were rung for, times 2; and kRings, kNext
+    ty::u64 reserved;
+    ty::u64 turn;                  // requests that are ready, times 2; and kRings, kNext
     ty::u64 done;
     ty::u64 failed;                // 1 once a thread has seen an error completion
-    ty::u64 unused_too[3];
+    ty::u64 unused_too[4];
   };
   static_assert(sizeof(Queue) == 128, "the host makes queues of another size");
   // Memory, as requests name it; `MemoryKey` of device_api.rs. The key is big-endian.
@@ -138,7 +140,7 @@ struct DeviceApi {
   static constexpr ty::u32 kCompletes = 8, kFence = 4 << 5;
   // Bits of Params::flags: additions wait for earlier reads and additions; a thread of the host rings.
   static constexpr ty::u32 kFenceSignals = 1, kHostRings = 2;
-  // Bits of Queue::rung: a thread rings; a thread waits until that one has rung, and rings next.
+  // Bits of Queue::turn: a thread rings; a thread waits until that one has rung, and rings next.
   static constexpr ty::u64 kRings = 1, kNext = 1ull << 63;
   // Beside the index of a request: there is none, because the wait for room was ended.
   static constexpr ty::u32 kNoRoom = 1u << 31;
@@ -217,11 +219,11 @@ struct DeviceApi {
     const ty::Lanes earlier = lanes & ty::lanes_before(ty::lane_id());
     const ty::u32 before = count * ty::popc(earlier), total = count * ty::popc(lanes);
     const bool leads = earlier == 0;
-    ty::u64 number = 0, ready = 0;
+    ty::u64 number = 0, turn = 0;
     bool ok = true;
     if (leads) {
       // Both are under way at once.
-      ready = ty::load_relaxed(&q.ready);
+      turn = ty::load_relaxed(&q.turn);
       number = ty::atomic_add(&q.reserved, (ty::u64)total);
       const ty::u64 end = number + total, depth = f.mask + 1ull;
       ok = end <= depth || wait_done(to, end - depth, guard);
@@ -232,7 +234,7 @@ struct DeviceApi {
     if (first.segments != 0) store(f, begin + before, first, before + 1 == total);
     if (second.segments != 0) store(f, begin + before + count - 1, second, before + count == total);
     ty::sync_lanes(lanes);
-    if (leads) ok = publish(to, f, {number, number + total, ready}, guard);
+    if (leads) ok = publish(to, f, {number, number + total, turn}, guard);
     return ty::ballot_of(lanes, !ok) == 0;
   }
 
@@ -249,45 +251,54 @@ struct DeviceApi {
     if (r.segments == 4) ty::store_16_relaxed(slot + 3, r.third);
   }
 
-  // Requests of one post: their numbers, and what `ready` was before they had them.
+  // Requests of one post: their numbers, and what `turn` was before they had them.
   struct Posted {
-    ty::u64 begin, end, ready;
+    ty::u64 begin, end, turn;
   };
-  __device__ static ty::u64 count_of(ty::u64 rung) { return (rung & ~kNext) >> 1; }
+  __device__ static ty::u64 ready_of(ty::u64 turn) { return (turn & ~kNext) >> 1; }
+  __device__ static ty::u64 roles_of(ty::u64 turn) { return turn & (kRings | kNext); }
+  // The roles once one more thread has published: it rings, or rings next, or leaves its ring to the next.
+  __device__ static ty::u64 one_more(ty::u64 roles) {
+    return roles == 0 ? kRings : roles == kRings ? kRings | kNext : roles;
+  }
 
   // Publishes requests in order of numbers, and rings, unless another thread will.
   __device__ TY_INLINED bool publish(To to, const Fixed& f, Posted posted, ty::Guard& guard) const {
     Queue& q = at(to);
-    const bool waits = posted.ready != posted.begin;
-    // The thread may ring if all before it was rung for. It asks beside the fence, unless it has to wait for its turn:
-    // no thread that rings waits.
-    const ty::u64 free = posted.begin << 1;
-    const ty::u64 found = waits ? kRings : ty::atomic_cas(&q.rung, free, free | kRings);
     // B.
     ty::fence_system();
-    if (found == free) {
-      ty::store_relaxed(&q.ready, posted.end);
-      ring(q, f, posted.begin, posted.end);
+    // It is this thread's turn, and no thread rings: none can, until this one publishes. So it rings before that.
+    if (posted.turn == posted.begin << 1) {
+      ring(q, f, posted.end, (posted.end - posted.begin) << 1);
       return true;
     }
-    if (!take_turn(to, posted, guard)) return false;
-    ty::u64 rung;
-    if (!be_next(q, rung)) return true;
-    const ty::u64 ready = ty::load_relaxed(&q.ready);
+    ty::u64 roles = roles_of(posted.turn);
+    if (!take_turn(to, posted, roles, guard)) return false;
+    if ((roles & kNext) != 0) return true;
+    if (roles == kRings) posted.end = be_next(q);
     // F.
     ty::fence_system();
-    ring(q, f, rung, ready);
+    ring(q, f, posted.end, 0 - kRings);
     return true;
   }
 
-  // Waits until all requests with lower numbers are published, and publishes these.
-  __device__ bool take_turn(To to, Posted posted, ty::Guard& guard) const {
+  // Waits until all requests with lower numbers are published, and publishes these. `roles` are a guess at first, and
+  // then those that were found.
+  __device__ bool take_turn(To to, Posted posted, ty::u64& roles, ty::Guard& guard) const {
     Queue& q = at(to);
     ty::What what{kQueue, to.peer, to.queue, posted.begin};
-    bool failed = false;
+    bool taken = false, failed = false;
     ty::u32 looks = 0;
-    bool ok = guard.until(what, [&] { return ty::atomic_cas(&q.ready, posted.begin, posted.end); }, [&](ty::u64 ready) {
-      if (ready == posted.begin) return true;
+    auto exchange = [&] {
+      const ty::u64 from = posted.begin << 1 | roles, to = posted.end << 1 | one_more(roles);
+      const ty::u64 found = ty::atomic_cas(&q.turn, from, to);
+      taken = found == from;
+      // The threads that are still ahead change the roles, too.
+      if (!taken) roles = ready_of(found) == posted.begin ? roles_of(found) : one_more(roles_of(found));
+      return ready_of(found);
+    };
+    bool ok = guard.until(what, exchange, [&](ty::u64) {
+      if (taken) return true;
       // Seldom, as the look takes as long as the exchange.
       failed = ++looks % 64 == 0 && ty::load_relaxed(&q.failed) != 0;
       return failed;
@@ -297,24 +308,20 @@ struct DeviceApi {
     return ok && !failed;
   }
 
-  // Whether this thread rings next, for what is ready then. If so, waits until the thread that rings has rung, and
-  // takes its place; `rung` is the requests that were rung for. A thread that rings only stores, so this wait ends.
-  __device__ bool be_next(Queue& q, ty::u64& rung) const {
-    // G.
-    rung = ty::atomic_or_release_device(&q.rung, kNext);
-    if ((rung & kNext) != 0) return false;
-    while ((rung & kRings) != 0) rung = ty::load_relaxed(&q.rung);
-    rung = count_of(ty::atomic_add_acquire_device(&q.rung, kRings - kNext));
-    return true;
+  // Waits until the thread that rings has rung, and takes its place: returns the requests that are ready then, at
+  // least those of this thread. A thread that rings only stores, so this wait ends.
+  __device__ ty::u64 be_next(Queue& q) const {
+    while ((ty::load_relaxed(&q.turn) & kRings) != 0) {
+    }
+    return ready_of(ty::atomic_add(&q.turn, kRings - kNext));
   }
 
-  // Rings for the requests from `rung` to `end`, which are published. By the thread that has the bit `kRings`, and
-  // frees it. There is nothing to ring for if another thread has rung between publishing and `be_next` of this one.
-  __device__ void ring(Queue& q, const Fixed& f, ty::u64 rung, ty::u64 end) const {
-    if (rung != end && (p.flags & kHostRings)) {
+  // Rings for the requests before `end`. By one thread at a time; `freed` is added to `turn` to let others ring.
+  __device__ void ring(Queue& q, const Fixed& f, ty::u64 end, ty::u64 freed) const {
+    if (p.flags & kHostRings) {
       // The thread of the host reads the word with acquire order, and does the rest.
       ty::store_release(f.doorbell, end);
-    } else if (rung != end) {
+    } else {
       ty::u32 index = (ty::u32)end & 0xffff;
       ty::store_relaxed(f.record + 1, big(index));
       // C.
@@ -322,7 +329,7 @@ struct DeviceApi {
       ty::store_mmio(f.doorbell, (ty::u64)big(f.number << 8) << 32 | big(index << 8));
     }
     // D.
-    ty::add_release_device(&q.rung, ((end - rung) << 1) - kRings);
+    ty::add_release_device(&q.turn, freed);
   }
 
   // Waits until `count` requests of a queue pair are done.

@@ -139,8 +139,6 @@ template <class T>
 T atomic_add(T* at, T value) { return model::seen(at).fetch_add(value); }
 template <class T>
 T atomic_or(T* at, T value) { return model::seen(at).fetch_or(value); }
-inline u64 atomic_or_release_device(u64* at, u64 value) { return atomic_or(at, value); }
-inline u64 atomic_add_acquire_device(u64* at, u64 value) { return atomic_add(at, value); }
 template <class T>
 T atomic_min(T* at, T value) {
   T old = model::seen(at).load();
