@@ -148,7 +148,7 @@ __device__ inline bool in_turn(Body body) {
 // A lane in its turn is alone.
 __device__ inline Lanes lanes_with(const void*) { return Lanes(1) << lane_id(); }
 template <class T>
-__device__ inline T from_lane(Lanes, T value, u32) { return value; }
+__device__ inline T from_first(Lanes, T value) { return value; }
 __device__ inline Lanes ballot_of(Lanes lanes, int yes) { return yes ? lanes : 0; }
 __device__ inline void sync_lanes(Lanes) {}
 
@@ -165,10 +165,6 @@ __device__ inline void store_relaxed(u64* at, u64 value) {
 }
 __device__ inline void store_release(u64* at, u64 value) {
   __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
-}
-// For threads of this device alone.
-__device__ inline void store_release_device(u64* at, u64 value) {
-  __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
 }
 __device__ inline u32 load_relaxed(const u32* at) {
   return __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
@@ -190,6 +186,10 @@ __device__ inline void add_relaxed(u64* at, u64 value) {
 }
 __device__ inline void add_release(u64* at, u64 value) {
   __hip_atomic_fetch_add(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+// For threads of this device alone.
+__device__ inline void add_release_device(u64* at, u64 value) {
+  __hip_atomic_fetch_add(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
 }
 __device__ inline void fence_system() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, ""); }
 __device__ inline void fence_system_all() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, ""); }
@@ -269,6 +269,8 @@ __device__ inline float fma_rn(float a, float b, float c) { return __builtin_fma
 __device__ inline float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
 __device__ inline float fabsf(float a) { return __builtin_fabsf(a); }
 __device__ inline i32 to_int_rn(float value) { return (i32)__builtin_rintf(value); }
+// The bytes in reverse.
+__device__ inline u32 swap_bytes(u32 value) { return __builtin_bswap32(value); }
 __device__ inline u32 bits_of(float value) { return __builtin_bit_cast(u32, value); }
 __device__ inline float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
 template <class A, class B>

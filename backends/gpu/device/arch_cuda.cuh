@@ -65,10 +65,14 @@ __device__ inline u32 first_of(Lanes lanes) { return __ffs(lanes) - 1; }
 template <class Body>
 __device__ inline bool in_turn(Body body) { return body(); }
 // The lanes that call this together with this one, with the same key. All of them call the three words below, with
-// these lanes: the value of one, the lanes whose condition holds, and a barrier.
+// these lanes: the value of the first, the lanes whose condition holds, and a barrier.
 __device__ inline Lanes lanes_with(const void* key) { return __match_any_sync(__activemask(), (u64)key); }
 template <class T>
-__device__ inline T from_lane(Lanes lanes, T value, u32 lane) { return __shfl_sync(lanes, value, lane); }
+__device__ inline T from_first(Lanes lanes, T value) {
+  // Where the compiler does not know the lanes, a shuffle first compares those of each lane: some 60 cycles.
+  if (lanes == kAllLanes) return __shfl_sync(kAllLanes, value, 0);
+  return (lanes & (lanes - 1)) == 0 ? value : __shfl_sync(lanes, value, first_of(lanes));
+}
 __device__ inline Lanes ballot_of(Lanes lanes, int yes) { return __ballot_sync(lanes, yes); }
 __device__ inline void sync_lanes(Lanes lanes) { __syncwarp(lanes); }
 
@@ -89,10 +93,6 @@ __device__ inline void store_relaxed(u64* at, u64 value) {
 }
 __device__ inline void store_release(u64* at, u64 value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-// For threads of this device alone.
-__device__ inline void store_release_device(u64* at, u64 value) {
-  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 __device__ inline u32 load_relaxed(const u32* at) {
   u32 value;
@@ -119,6 +119,10 @@ __device__ inline void add_relaxed(u64* at, u64 value) {
 }
 __device__ inline void add_release(u64* at, u64 value) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+// For threads of this device alone.
+__device__ inline void add_release_device(u64* at, u64 value) {
+  asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 // Orders accesses before it ahead of accesses behind it, for observers that see the latter. Cheaper
 // than fence_system_all, which also orders stores before loads.
@@ -196,6 +200,8 @@ __device__ inline float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 // a * b + c with one rounding in all.
 __device__ inline float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ inline i32 to_int_rn(float value) { return __float2int_rn(value); }
+// The bytes in reverse.
+__device__ inline u32 swap_bytes(u32 value) { return __byte_perm(value, 0, 0x0123); }
 __device__ inline u32 bits_of(float value) { return __float_as_uint(value); }
 __device__ inline float float_of(u32 bits) { return __uint_as_float(bits); }
 // Two floats to the nearest bf16 or f16, ties to even; the low half is of the first.

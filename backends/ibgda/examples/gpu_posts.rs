@@ -193,7 +193,7 @@ impl<'a> Queues<'a> {
                 completion: words.wrapping_add(8) as u64,
                 number,
                 mask: self.depth - 1,
-                counts: [index, index, 2 * index, index],
+                counts: [index, 2 * index, index],
                 ..DeviceQueue::default()
             }
         };

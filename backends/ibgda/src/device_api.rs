@@ -36,13 +36,13 @@ pub struct DeviceQueue {
     pub mask: u32,
     /// Not used.
     pub unused: [u64; 3],
-    /// Requests that were reserved, are ready, were rung for (times 2, and 1 while a thread rings) and are done; all 0
-    /// at first.
-    pub counts: [u64; 4],
+    /// Requests that were reserved, that are ready (times 2, with two bits of the threads that ring) and that are done;
+    /// all 0 at first.
+    pub counts: [u64; 3],
     /// Not 0 once a thread has seen an error completion.
     pub failed: u64,
     /// Not used.
-    pub unused_too: [u64; 3],
+    pub unused_too: [u64; 4],
 }
 
 /// Memory, in the form in which requests name it.

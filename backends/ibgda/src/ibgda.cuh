@@ -8,25 +8,29 @@
 //   1. reserve: `reserved` numbers requests. Number modulo 2^16 is the index, modulo the depth the slot.
 //   2. room: wait until the slot's last request is done, as the completion queue shows.
 //   3. write: stores of 16 bytes into the slot.
-//   4. publish: in order of numbers, `ready` moves behind the requests.
-//   5. ring: the doorbell record, then the register. One ring serves all requests that are ready, so a
-//      thread leaves the ring to a thread that has reserved later, if few requests wait. A thread that waits
-//      rings first, and again at every look: it may wait for a request whose ring was left to it.
+//   4. publish: in order of numbers, `turn` counts the requests as ready.
+//   5. ring: the doorbell record, then the register, for all requests that are ready. One thread rings at a time, and
+//      one more waits to be the next. A thread that finds both leaves its ring to the next one, which has not yet
+//      looked how many requests are ready. So no request waits for a later call.
+// Counts and the two roles are bits of one word: the exchange that publishes also gives the thread its role. A thread
+// whose turn it is, and that finds no thread ringing, rings first and publishes then: no other can ring before that.
 //
 // Fences, each with the stores that it orders. The NIC reads, in this order, the register (as it is
 // stored), the record, the request, the payload.
 //   A. `post_all`: payload stores of each thread of the group, before the barrier behind which one thread posts. A
 //      thread that posts for itself needs none: B comes behind its stores.
-//   B. `publish`: the requests' stores, and payload stores of the posting threads, before `ready`. Stores of other
-//      lanes come before it, because those lanes meet in front of it. A thread that need not wait for its turn has
-//      read `ready` before it, so it has seen all earlier requests, too. Others have their fence behind them when their
-//      turn comes, and move `ready` by an exchange: whoever reads the new count has seen what the old count covers.
-//   C. `ring`: the record, and all that B covers, before the register.
-//   D. `ring`: the register, before the lock is free. So rings of a queue pair come in order, and no ring
-//      meets the record of a later one. Only threads of this GPU take the lock.
-//   F. `publish`: the requests of other threads, which this one has waited for, before the record.
+//   B. `publish`: the requests' stores, and payload stores of the posting threads, before the record, and before `turn`
+//      counts them. Stores of other lanes come before it, because those lanes meet in front of it. A thread that rings
+//      without a wait has read `turn` before it, so it has seen all earlier requests and the ring for them, too. Others
+//      have their fence behind them when their turn comes. All changes of `turn` are atomic read-modify-writes:
+//      a thread that reads a count has seen what all counts before it cover.
+//   C. `ring`: the record, and all that B and F cover, before the register.
+//   D. `ring`: the register, before `turn` lets another thread ring. So rings of a queue pair come in order, and no
+//      ring meets the record of a later one. Only threads of this GPU ring.
 //   E. `advance`: the load of the completion, before the store of `done`. Others read `done` with acquire order:
 //      then slots and sources of requests that are done may be written again (INV-4, INV-5).
+//   F. `publish`: the requests of other threads that this one rings for, and the ring before this one, before the
+//      record.
 
 struct DeviceApi {
   // One queue pair; `DeviceQueue` of device_api.rs. Fields that kernels write have a cache line of their own.
@@ -37,11 +41,11 @@ struct DeviceApi {
     const ty::u32* completion;     // the last 4 bytes of the collapsed completion
     ty::u32 number, mask;
     ty::u64 unused[3];
-    ty::u64 reserved, ready;
-    ty::u64 rung;                  // requests that were rung for, times 2; and 1 while a thread rings
+    ty::u64 reserved;
+    ty::u64 turn;                  // requests that are ready, times 2; and kRings, kNext
     ty::u64 done;
     ty::u64 failed;                // 1 once a thread has seen an error completion
-    ty::u64 unused_too[3];
+    ty::u64 unused_too[4];
   };
   static_assert(sizeof(Queue) == 128, "the host makes queues of another size");
   // Memory, as requests name it; `MemoryKey` of device_api.rs. The key is big-endian.
@@ -91,9 +95,8 @@ struct DeviceApi {
     return post(To{peer, queue}, addition(queue, peer, raise), none(), guard);
   }
 
-  __device__ void submit(ty::u32 queue) const {
-    for (ty::u32 peer = 0; peer < p.peers; peer++) ring_if_ready(at(To{peer, queue}));
-  }
+  // A thread rings, or leaves its ring to one that does so at once: nothing waits for a later call.
+  __device__ void submit(ty::u32) const {}
 
   __device__ ty::u64 read_signal(ty::u32 queue, ty::u32 id) const {
     return ty::load_acquire(p.totals + queue * p.signals + id);
@@ -137,8 +140,10 @@ struct DeviceApi {
   static constexpr ty::u32 kCompletes = 8, kFence = 4 << 5;
   // Bits of Params::flags: additions wait for earlier reads and additions; a thread of the host rings.
   static constexpr ty::u32 kFenceSignals = 1, kHostRings = 2;
-  // The most requests that may wait for the ring of a thread that reserved later.
-  static constexpr ty::u64 kWaitForRing = 31;
+  // Bits of Queue::turn: a thread rings; a thread waits until that one has rung, and rings next.
+  static constexpr ty::u64 kRings = 1, kNext = 1ull << 63;
+  // Beside the index of a request: there is none, because the wait for room was ended.
+  static constexpr ty::u32 kNoRoom = 1u << 31;
 
   struct To {
     ty::u32 peer, queue;
@@ -158,9 +163,7 @@ struct DeviceApi {
     uint4 first, second, third;
   };
 
-  __device__ static ty::u32 big(ty::u32 v) {
-    return v << 24 | (v & 0xff00) << 8 | (v >> 8 & 0xff00) | v >> 24;
-  }
+  __device__ static ty::u32 big(ty::u32 value) { return ty::swap_bytes(value); }
   __device__ static uint4 remote(const Key& of, ty::u64 offset) {
     ty::u64 address = of.address + offset;
     return make_uint4(big((ty::u32)(address >> 32)), big((ty::u32)address), of.key, 0);
@@ -211,35 +214,36 @@ struct DeviceApi {
     if (count == 0) return true;
     Queue& q = at(to);
     const Fixed f = fixed(q);
-    ty::Lanes lanes = ty::lanes_with(&q), twos = ty::ballot_of(lanes, count == 2);
-    ty::Lanes earlier = lanes & ty::lanes_before(ty::lane_id());
-    ty::u32 before = ty::popc(earlier) + ty::popc(earlier & twos), total = ty::popc(lanes) + ty::popc(twos);
+    // Lanes that post as many requests each, on one queue pair.
+    const ty::Lanes lanes = ty::lanes_with(reinterpret_cast<const ty::u8*>(&q) + count);
+    const ty::Lanes earlier = lanes & ty::lanes_before(ty::lane_id());
+    const ty::u32 before = count * ty::popc(earlier), total = count * ty::popc(lanes);
     const bool leads = earlier == 0;
-    const ty::u32 leader = ty::first_of(lanes);
-    ty::u64 number = 0, ready = 0;
+    ty::u64 number = 0, turn = 0;
     bool ok = true;
     if (leads) {
       // Both are under way at once.
-      ready = ty::load_relaxed(&q.ready);
+      turn = ty::load_relaxed(&q.turn);
       number = ty::atomic_add(&q.reserved, (ty::u64)total);
       const ty::u64 end = number + total, depth = f.mask + 1ull;
       ok = end <= depth || wait_done(to, end - depth, guard);
     }
-    if (ty::from_lane(lanes, (ty::u32)ok, leader) == 0) return false;
-    const ty::u64 begin = ty::from_lane(lanes, number, leader);
+    // An index has 16 bits, and slots are fewer.
+    const ty::u32 begin = ty::from_first(lanes, ((ty::u32)number & 0xffff) | (ok ? 0u : kNoRoom));
+    if ((begin & kNoRoom) != 0) return false;
     if (first.segments != 0) store(f, begin + before, first, before + 1 == total);
     if (second.segments != 0) store(f, begin + before + count - 1, second, before + count == total);
     ty::sync_lanes(lanes);
-    if (leads) ok = publish(to, f, {number, number + total, ready}, guard);
-    return ty::from_lane(lanes, (ty::u32)ok, leader) != 0;
+    if (leads) ok = publish(to, f, {number, number + total, turn}, guard);
+    return ty::ballot_of(lanes, !ok) == 0;
   }
 
   // The last request asks for a completion, so that everything before it is known to be done.
-  __device__ void store(const Fixed& f, ty::u64 number, const Request& r, bool completes) const {
+  __device__ void store(const Fixed& f, ty::u32 number, const Request& r, bool completes) const {
     uint4* slot = f.requests + 4 * (number & f.mask);
     ty::u32 flags = completes ? kCompletes : 0;
     if (r.opcode == kFetchAdd && (p.flags & kFenceSignals)) flags |= kFence;
-    uint4 control = make_uint4(big(((ty::u32)number & 0xffff) << 8 | r.opcode), big(f.number << 8 | r.segments),
+    uint4 control = make_uint4(big((number & 0xffff) << 8 | r.opcode), big(f.number << 8 | r.segments),
                                flags << 24, 0);
     ty::store_16_relaxed(slot, control);
     ty::store_16_relaxed(slot + 1, r.first);
@@ -247,45 +251,54 @@ struct DeviceApi {
     if (r.segments == 4) ty::store_16_relaxed(slot + 3, r.third);
   }
 
-  // Requests of one post: their numbers, and what `ready` was before they had them.
+  // Requests of one post: their numbers, and what `turn` was before they had them.
   struct Posted {
-    ty::u64 begin, end, ready;
+    ty::u64 begin, end, turn;
   };
+  __device__ static ty::u64 ready_of(ty::u64 turn) { return (turn & ~kNext) >> 1; }
+  __device__ static ty::u64 roles_of(ty::u64 turn) { return turn & (kRings | kNext); }
+  // The roles once one more thread has published: it rings, or rings next, or leaves its ring to the next.
+  __device__ static ty::u64 one_more(ty::u64 roles) {
+    return roles == 0 ? kRings : roles == kRings ? kRings | kNext : roles;
+  }
 
   // Publishes requests in order of numbers, and rings, unless another thread will.
   __device__ TY_INLINED bool publish(To to, const Fixed& f, Posted posted, ty::Guard& guard) const {
     Queue& q = at(to);
-    const bool waits = posted.ready != posted.begin;
-    // The lock is taken beside the fence, unless this thread has to wait for its turn: no thread that has it waits.
-    const ty::u64 rung = waits ? 1 : ty::atomic_or(&q.rung, 1ull);
     // B.
     ty::fence_system();
-    if (waits) {
-      if (!take_turn(to, posted, guard)) return false;
-    } else {
-      ty::store_relaxed(&q.ready, posted.end);
-    }
-    if ((rung & 1) == 0) {
-      ring_locked(q, f, rung, posted.end);
+    // It is this thread's turn, and no thread rings: none can, until this one publishes. So it rings before that.
+    if (posted.turn == posted.begin << 1) {
+      ring(q, f, posted.end, (posted.end - posted.begin) << 1);
       return true;
     }
-    // A thread that has reserved later rings, too.
-    bool others = ty::load_relaxed(&q.reserved) != posted.end;
-    if (others && posted.end - (ty::load_relaxed(&q.rung) >> 1) <= kWaitForRing) return true;
+    ty::u64 roles = roles_of(posted.turn);
+    if (!take_turn(to, posted, roles, guard)) return false;
+    if ((roles & kNext) != 0) return true;
+    if (roles == kRings) posted.end = be_next(q);
     // F.
-    if (waits) ty::fence_system();
-    ring(q, f, posted.end);
+    ty::fence_system();
+    ring(q, f, posted.end, 0 - kRings);
     return true;
   }
 
-  // Waits until all requests with lower numbers are published, and publishes these.
-  __device__ bool take_turn(To to, Posted posted, ty::Guard& guard) const {
+  // Waits until all requests with lower numbers are published, and publishes these. `roles` are a guess at first, and
+  // then those that were found.
+  __device__ bool take_turn(To to, Posted posted, ty::u64& roles, ty::Guard& guard) const {
     Queue& q = at(to);
     ty::What what{kQueue, to.peer, to.queue, posted.begin};
-    bool failed = false;
+    bool taken = false, failed = false;
     ty::u32 looks = 0;
-    bool ok = guard.until(what, [&] { return ty::atomic_cas(&q.ready, posted.begin, posted.end); }, [&](ty::u64 ready) {
-      if (ready == posted.begin) return true;
+    auto exchange = [&] {
+      const ty::u64 from = posted.begin << 1 | roles, to = posted.end << 1 | one_more(roles);
+      const ty::u64 found = ty::atomic_cas(&q.turn, from, to);
+      taken = found == from;
+      // The threads that are still ahead change the roles, too.
+      if (!taken) roles = ready_of(found) == posted.begin ? roles_of(found) : one_more(roles_of(found));
+      return ready_of(found);
+    };
+    bool ok = guard.until(what, exchange, [&](ty::u64) {
+      if (taken) return true;
       // Seldom, as the look takes as long as the exchange.
       failed = ++looks % 64 == 0 && ty::load_relaxed(&q.failed) != 0;
       return failed;
@@ -295,31 +308,20 @@ struct DeviceApi {
     return ok && !failed;
   }
 
-  __device__ void ring_if_ready(Queue& q) const {
-    ty::u64 ready = ty::load_acquire(&q.ready);
-    if (ready != ty::load_relaxed(&q.rung) >> 1) ring(q, fixed(q), ready);
-  }
-
-  // Rings for the requests before `end`, which are published. A thread that has the lock only stores, so no thread
-  // waits for the lock without end. One thread of a warp at a time.
-  __device__ void ring(Queue& q, const Fixed& f, ty::u64 end) const {
-    ty::u64 rung = ty::atomic_or(&q.rung, 1ull);
-    while ((rung & 1) != 0) {
-      while ((ty::load_relaxed(&q.rung) & 1) != 0) {
-      }
-      rung = ty::atomic_or(&q.rung, 1ull);
+  // Waits until the thread that rings has rung, and takes its place: returns the requests that are ready then, at
+  // least those of this thread. A thread that rings only stores, so this wait ends.
+  __device__ ty::u64 be_next(Queue& q) const {
+    while ((ty::load_relaxed(&q.turn) & kRings) != 0) {
     }
-    ring_locked(q, f, rung, end);
+    return ready_of(ty::atomic_add(&q.turn, kRings - kNext));
   }
 
-  // The same by a thread that has the lock, and frees it; `rung` is what it has found there.
-  __device__ void ring_locked(Queue& q, const Fixed& f, ty::u64 rung, ty::u64 end) const {
-    // Another thread may have rung for these, too.
-    const bool rings = (ty::i64)((rung >> 1) - end) < 0;
-    if (rings && (p.flags & kHostRings)) {
+  // Rings for the requests before `end`. By one thread at a time; `freed` is added to `turn` to let others ring.
+  __device__ void ring(Queue& q, const Fixed& f, ty::u64 end, ty::u64 freed) const {
+    if (p.flags & kHostRings) {
       // The thread of the host reads the word with acquire order, and does the rest.
       ty::store_release(f.doorbell, end);
-    } else if (rings) {
+    } else {
       ty::u32 index = (ty::u32)end & 0xffff;
       ty::store_relaxed(f.record + 1, big(index));
       // C.
@@ -327,7 +329,7 @@ struct DeviceApi {
       ty::store_mmio(f.doorbell, (ty::u64)big(f.number << 8) << 32 | big(index << 8));
     }
     // D.
-    ty::store_release_device(&q.rung, rings ? end << 1 : rung);
+    ty::add_release_device(&q.turn, freed);
   }
 
   // Waits until `count` requests of a queue pair are done.
@@ -347,7 +349,6 @@ struct DeviceApi {
   __device__ ty::u64 look(Queue& q, Enough enough, bool& failed) const {
     ty::u64 done = ty::load_acquire(&q.done);
     if (enough(done)) return done;
-    ring_if_ready(q);
     ty::u32 word = ty::load_relaxed(q.completion);
     ty::u32 kind = word >> 28;
     // Checked before the index: flushed requests overwrite the completion with the last index that was posted.

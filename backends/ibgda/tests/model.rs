@@ -26,6 +26,10 @@ use tokenyard_sys_mlx5::doorbell::{Ring, record_word};
 /// Fences whose absence the model shows, by the letters of the comments in the source.
 const SHOWN: [char; 4] = ['A', 'B', 'C', 'D'];
 
+/// Words that are a fence and an access, and the words for the access alone.
+const RELEASES: [[&str; 2]; 2] =
+    [["ty::store_release(", "ty::store_relaxed("], ["ty::add_release_device(", "ty::add_relaxed("]];
+
 /// The source with switches: the line behind a comment `// X.` is a fence, which a run may leave out.
 fn with_switches(source: &str) -> String {
     let mut found = Vec::new();
@@ -34,14 +38,14 @@ fn with_switches(source: &str) -> String {
     for line in source.lines() {
         let code = line.trim();
         let fence = letter.take().filter(|letter| SHOWN.contains(letter));
-        let released = ["ty::store_release(", "ty::store_release_device("]
+        let released = RELEASES
             .into_iter()
-            .find_map(|word| Some((word, code.strip_prefix(word)?)));
+            .find_map(|[word, relaxed]| Some((word, relaxed, code.strip_prefix(word)?)));
         match (fence, released) {
             (None, _) => lines.push(line.to_owned()),
-            (Some(fence), Some((word, rest))) => {
+            (Some(fence), Some((word, relaxed, rest))) => {
                 let release = format!("if (model::keeps('{fence}')) {word}{rest}");
-                lines.push(format!("{release} else ty::store_relaxed({rest}"));
+                lines.push(format!("{release} else {relaxed}{rest}"));
                 found.push(fence);
             }
             (Some(fence), None) => {

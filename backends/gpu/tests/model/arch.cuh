@@ -70,7 +70,7 @@ bool in_turn(Body body) { return model::in_turn(body); }
 // A lane in its turn is alone.
 inline Lanes lanes_with(const void*) { return Lanes(1) << lane_id(); }
 template <class T>
-T from_lane(Lanes, T value, u32) { return value; }
+T from_first(Lanes, T value) { return value; }
 inline Lanes ballot_of(Lanes lanes, int yes) { return yes ? lanes : 0; }
 inline void sync_lanes(Lanes) {}
 inline Lanes lanes_before(u32 lane) { return (Lanes(1) << lane) - 1; }
@@ -108,7 +108,6 @@ inline void store_release(u64* at, u64 value) {
   model::drain();
   model::seen(at).store(value, std::memory_order_release);
 }
-inline void store_release_device(u64* at, u64 value) { store_release(at, value); }
 inline void add_relaxed(u64* at, u64 value) {
   model::seen(at).fetch_add(value, std::memory_order_relaxed);
 }
@@ -116,6 +115,7 @@ inline void add_release(u64* at, u64 value) {
   model::drain();
   model::seen(at).fetch_add(value);
 }
+inline void add_release_device(u64* at, u64 value) { add_release(at, value); }
 inline void fence_system() {
   model::drain();
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -179,6 +179,7 @@ inline float mul_rn(float a, float b) { return a * b; }
 inline float div_rn(float a, float b) { return a / b; }
 inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline i32 to_int_rn(float value) { return (i32)std::nearbyint(value); }
+inline u32 swap_bytes(u32 value) { return __builtin_bswap32(value); }
 inline u32 bits_of(float value) { return std::bit_cast<u32>(value); }
 inline float float_of(u32 bits) { return std::bit_cast<float>(bits); }
 inline u32 to_bf16x2(float low, float high) { return model::bf16x2(low, high); }

@@ -30,7 +30,7 @@ u32 make(const Call& c, u8* requests, u64* record) {
   // A request that is waited for is done at once.
   if (c.what == 3) completion = (c.index & 0xff) << 8 | c.index >> 8;
   Up::Queue queue{(uint4*)requests, (u32*)record, record, &completion, c.number, kDepth - 1, {},
-                  c.index, c.index, 2 * c.index, c.index, 0, {}};
+                  c.index, 2 * c.index, c.index, 0, {}};
   Up::Key remote{c.remote, __builtin_bswap32(c.remote_key), 0}, local{c.local, __builtin_bswap32(c.local_key), 0};
   Up::Params params{&queue, &local, &remote, &remote, &total, local, fault, 1, 1, 1, 1, c.what == 5 ? 1u : 0u, 0};
   WaitReport report{};

@@ -128,7 +128,7 @@ struct FabricOf {
       ringer.numbers.back().push_back(number);
       ty::u8* bell = hca_options.host_rings ? queues.word(i) : (ty::u8*)at.register_;
       made[i] = Up::Queue{(uint4*)at.requests, (ty::u32*)at.record, (ty::u64*)bell,
-                          (const ty::u32*)(at.completion + 60), number, kDepth - 1, {}, 0, 0, 0, 0, 0, 0, {}};
+                          (const ty::u32*)(at.completion + 60), number, kDepth - 1, {}, 0, 0, 0, 0, {}};
     }
     auto windows = r.windows();
     auto* local = room<Up::Key>(windows.size());
