@@ -334,9 +334,9 @@ struct KeptRow {
   __device__ TY_INLINED KeptRow(const DispatchArgs& a, const SentTables& sent, const SentRow<N, kCast>& last,
                                 const Part& part)
       : row(last), named(~0u) {
-    u32 lane = lane_id(), tokens = a.c.tokens(), step = part.receiving.step;
+    u32 lane = lane_id(), tokens = a.c.tokens(), step = part.sending.step;
     KeptTokens kept(part, tokens);
-    token = kept.first + (part.receiving.first + step - kept.first % step) % step;
+    token = kept.first + (part.sending.first + step - kept.first % step) % step;
     bool has = part.keeps_own() && token < tokens;
     i32 expert = has && lane < a.c.topk ? sent.picks[token * a.c.topk + lane] : -1;
     u32 local = (u32)expert - a.c.rank * sent.local;

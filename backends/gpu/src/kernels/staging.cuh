@@ -41,7 +41,9 @@ struct Part {
     any_receives = (s.phases & kReceives) != 0;
     receives = any_receives && (!split || blockIdx.x >= s.senders);
     sending = {blockIdx.x, split ? s.senders : gridDim.x};
-    receiving = {blockIdx.x - s.senders, gridDim.x - s.senders};
+    // Half of all blocks apart: few tokens are sent by some blocks and received by others, side by side.
+    u32 blocks = gridDim.x - s.senders, place = blockIdx.x - s.senders + (split ? 0 : blocks / 2);
+    receiving = {place < blocks ? place : place - blocks, blocks};
   }
   // The block that enters for all of them, and the block that reports the outcome: the last of each
   // kind, which has the least to do.
