@@ -119,6 +119,10 @@ inline void add_release_device(u64* at, u64 value) { add_release(at, value); }
 inline void fence_system() {
   model::drain();
   std::atomic_thread_fence(std::memory_order_seq_cst);
+#ifdef MODEL_FENCES_LAST
+  // Other threads of the block run meanwhile.
+  model::yield();
+#endif
 }
 inline void fence_system_all() { fence_system(); }
 // For this device: other devices still see nothing.
