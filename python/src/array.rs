@@ -156,6 +156,7 @@ impl Array {
             shape: self.shape.clone(),
             strides: self.strides.clone(),
             device: self.device_pair(),
+            keeps_fp8: false,
             _claim: Box::new(Arc::clone(&self.claim)),
         }
     }
@@ -268,9 +269,10 @@ impl Array {
         this.leaving().capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
     }
 
-    /// The capsule of `__dlpack__(stream=-1)`.
-    fn _capsule(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.leaving().capsule(py, false)
+    /// The capsule of `__dlpack__(stream=-1)`. `keeps_fp8`: FP8 leaves as such, for a library that reads it.
+    #[pyo3(signature = (keeps_fp8=false))]
+    fn _capsule(&self, py: Python<'_>, keeps_fp8: bool) -> PyResult<Py<PyAny>> {
+        Leaving { keeps_fp8, ..self.leaving() }.capsule(py, false)
     }
 
     /// Numpy's description of an array of the host: where it lies. AttributeError for memory of a device.

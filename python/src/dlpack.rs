@@ -71,6 +71,9 @@ struct Versioned {
 }
 
 impl DataType {
+    /// `kDLFloat8_e4m3fn` of DLPack 1.1.
+    const FP8_E4M3: Self = Self { code: 10, bits: 8, lanes: 1 };
+
     /// The type that leaves. Few libraries read FP8, so it leaves as bytes.
     fn of(dtype: DType) -> Self {
         let code = match dtype {
@@ -83,12 +86,10 @@ impl DataType {
     }
 
     fn dtype(self) -> Option<DType> {
-        /// `kDLFloat8_e4m3fn` of DLPack 1.1.
-        const FP8_E4M3: DataType = DataType { code: 10, bits: 8, lanes: 1 };
         // U8 stands for bytes. Only its own code means FP8.
         let plain = [DType::U8, DType::I32, DType::I64, DType::F16, DType::F32, DType::Bf16];
         let known = plain.into_iter().find(|dtype| Self::of(*dtype) == self);
-        known.or((self == FP8_E4M3).then_some(DType::Fp8E4m3))
+        known.or((self == Self::FP8_E4M3).then_some(DType::Fp8E4m3))
     }
 }
 
@@ -233,6 +234,8 @@ pub(crate) struct Leaving {
     pub(crate) shape: Vec<i64>,
     pub(crate) strides: Vec<i64>,
     pub(crate) device: (i32, i32),
+    /// FP8 leaves as such.
+    pub(crate) keeps_fp8: bool,
     /// Dropped by the consumer's deleter: on any thread, with or without the GIL.
     pub(crate) _claim: Box<dyn std::any::Any + Send>,
 }
@@ -278,7 +281,10 @@ impl Leaving {
             device_type: self.device.0,
             device_id: self.device.1,
             ndim: self.shape.len() as i32,
-            dtype: DataType::of(self.dtype),
+            dtype: match self.dtype {
+                DType::Fp8E4m3 if self.keeps_fp8 => DataType::FP8_E4M3,
+                dtype => DataType::of(dtype),
+            },
             shape: self.shape.as_mut_ptr(),
             strides: self.strides.as_mut_ptr(),
             byte_offset: 0,

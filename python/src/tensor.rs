@@ -236,6 +236,7 @@ impl Tensor {
             shape,
             strides,
             device,
+            keeps_fp8: false,
             _claim: Box::new(WithGil::new((self, owner))),
         }
     }

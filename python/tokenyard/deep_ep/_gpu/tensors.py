@@ -115,10 +115,28 @@ def expect_device(reference: Any, **tensors: Any) -> None:
             )
 
 
+# Whether a library reads FP8 by DLPack.
+_fp8_readers: dict[Any, bool] = {}
+
+
+def _reads_fp8() -> bool:
+    """Whether torch reads FP8 by DLPack. Older versions get bytes, of which `take` makes a view."""
+    found = _fp8_readers.get(torch)
+    if found is None:
+        one = torch.empty(1, dtype=torch.float8_e4m3fn)
+        try:
+            found = bool(torch._C._from_dlpack(torch._C._to_dlpack(one)).dtype == one.dtype)
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            found = False
+        _fp8_readers[torch] = found
+    return found
+
+
 def take(array: tokenyard.Array, dtype: Any = None) -> Any:
     """An array of tokenyard as a tensor, without a copy. Its order with streams is the caller's."""
+    keeps_fp8 = dtype is torch.float8_e4m3fn and _reads_fp8()
     # torch's public function asks what it is given, and then calls this one.
-    tensor = torch._C._from_dlpack(array._capsule())
+    tensor = torch._C._from_dlpack(array._capsule(keeps_fp8))
     return tensor if dtype is None or tensor.dtype == dtype else tensor.view(dtype)
 
 
