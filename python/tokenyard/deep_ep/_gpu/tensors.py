@@ -1,7 +1,6 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
 import contextlib
-import functools
 import os
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -116,14 +115,21 @@ def expect_device(reference: Any, **tensors: Any) -> None:
             )
 
 
-@functools.cache
+# Whether a library reads FP8 by DLPack.
+_fp8_readers: dict[Any, bool] = {}
+
+
 def _reads_fp8() -> bool:
     """Whether torch reads FP8 by DLPack. Older versions get bytes, of which `take` makes a view."""
-    one = torch.empty(1, dtype=torch.float8_e4m3fn)
-    try:
-        return bool(torch._C._from_dlpack(torch._C._to_dlpack(one)).dtype == one.dtype)
-    except (BufferError, RuntimeError, TypeError, ValueError):
-        return False
+    found = _fp8_readers.get(torch)
+    if found is None:
+        one = torch.empty(1, dtype=torch.float8_e4m3fn)
+        try:
+            found = bool(torch._C._from_dlpack(torch._C._to_dlpack(one)).dtype == one.dtype)
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            found = False
+        _fp8_readers[torch] = found
+    return found
 
 
 def take(array: tokenyard.Array, dtype: Any = None) -> Any:
