@@ -455,9 +455,9 @@ struct TyTransportTable;
 #define TY_COMBINE_SUM_WEIGHTS 32
 
 /**
- * Each rank's sum for a token is rounded to bf16 and has the values of a LogFMT-10 round trip after that, a rank's sums
- * for its own tokens too. Rows are packed bf16 rows, H is a multiple of 512, and sums are not rounded once. Only with
- * `TY_NEEDS_LOGFMT10`.
+ * Each rank's sum for a token is rounded to bf16 and has the values of a LogFMT-10 round trip after that, also
+ * a rank's sum for its own token. Rows are packed bf16 rows, H is a multiple of 512, and sums are not rounded
+ * once. Only with `TY_NEEDS_LOGFMT10`.
  */
 #define TY_COMBINE_LOGFMT10 64
 

@@ -273,9 +273,9 @@ pub const TY_COMBINE_ROUND_ONCE: u32 = 16;
 /// Each entry of `out_weights` is the sum of the `weights` of all ranks that received the token, not only the
 /// entry of the expert's rank (flat). Only with `TY_NEEDS_SUM_WEIGHTS`.
 pub const TY_COMBINE_SUM_WEIGHTS: u32 = 32;
-/// Each rank's sum for a token is rounded to bf16 and has the values of a LogFMT-10 round trip after that, a rank's sums
-/// for its own tokens too. Rows are packed bf16 rows, H is a multiple of 512, and sums are not rounded once. Only with
-/// `TY_NEEDS_LOGFMT10`.
+/// Each rank's sum for a token is rounded to bf16 and has the values of a LogFMT-10 round trip after that, also
+/// a rank's sum for its own token. Rows are packed bf16 rows, H is a multiple of 512, and sums are not rounded
+/// once. Only with `TY_NEEDS_LOGFMT10`.
 pub const TY_COMBINE_LOGFMT10: u32 = 64;
 
 /// One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the

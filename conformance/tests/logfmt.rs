@@ -111,7 +111,8 @@ fn ranks_of_which_one_compresses_receive_an_error_that_names_both_calls() {
         let error = comm.combine(&live.handle, call).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         let text = error.to_string();
-        let both = ["combine of bf16 rows in LogFMT-10, weighted", "combine of bf16 rows, weighted"];
+        let both =
+            ["combine of bf16 rows in LogFMT-10, weighted", "combine of bf16 rows, weighted"];
         assert!(both.iter().all(|call| text.contains(call)), "{text}");
         Ok(())
     });

@@ -285,9 +285,9 @@ impl Communicator {
     ///   none; on GPUs for packed rows with `decode = "low_latency"`.
     /// - `round_once`: round each sum once, at its token, and not that of each rank's experts too (not for flat rows).
     ///   On the CPU backend, and on GPUs for packed rows with `decode = "low_latency"`.
-    /// - `compress`: `"logfmt10"` sends each rank's sum for a token in ten bits a value, where its values allow it (packed
-    ///   rows of bfloat16, H a multiple of 512, without `round_once`). In one domain, on the CPU backend, and on GPUs with
-    ///   `decode = "low_latency"` and H up to 8192. Equal on all ranks.
+    /// - `compress`: `"logfmt10"` sends each rank's sum for a token in ten bits a value, where its values allow it
+    ///   (packed rows of bfloat16, H a multiple of 512, without `round_once`). In one domain, on the CPU backend, and
+    ///   on GPUs with `decode = "low_latency"` and H up to 8192. Equal on all ranks.
     /// - `sum_weights`: each of `out_weights` is the sum of the weights of all ranks that got the token (flat rows). On
     ///   GPUs within one domain.
     /// - `out`: `[T, H]` of the type of `x`; `out_weights`: `[T, K]` float32; `missing`: `[T]` uint8, how many of a
@@ -322,15 +322,8 @@ impl Communicator {
     ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
         let stream = CallStream { raw: stream, without_sync };
         let outputs = [out, out_weights, missing];
-        let sums = Sums {
-            weighted,
-            topk_weights,
-            topk_idx,
-            round_once,
-            compress,
-            sum_weights,
-            waited_ns,
-        };
+        let sums =
+            Sums { weighted, topk_weights, topk_idx, round_once, compress, sum_weights, waited_ns };
         let arguments = CombineArguments { handle, x, weights, bias, sums, outputs, stream };
         operations::combine(py, &self.shared, &arguments)
     }
@@ -362,15 +355,8 @@ impl Communicator {
     ) -> PyResult<PendingCombine> {
         let stream = CallStream { raw: stream, without_sync };
         let outputs = [out, out_weights, missing];
-        let sums = Sums {
-            weighted,
-            topk_weights,
-            topk_idx,
-            round_once,
-            compress,
-            sum_weights,
-            waited_ns,
-        };
+        let sums =
+            Sums { weighted, topk_weights, topk_idx, round_once, compress, sum_weights, waited_ns };
         let arguments = CombineArguments { handle, x, weights, bias, sums, outputs, stream };
         operations::combine_send(py, &self.shared, &arguments)
     }

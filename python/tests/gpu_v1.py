@@ -267,6 +267,38 @@ def low_latency_waits(world, case=SMALL):
     buffer.destroy()
 
 
+def low_latency_logfmt(world, case=CASE):
+    """Sums in ten bits a value: near the plain ones, equal at every call, in halves too; elsewhere refused by name."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, case)
+    # Below 1, so that most chunks of 512 channels are encoded.
+    x, weights = x / (1 + x.abs().max()), weights / case.topk
+    packed, _, handle, _, _ = buffer.low_latency_dispatch(
+        x, idx, case.max_tokens, case.experts, use_fp8=False
+    )
+    plain, _, _ = buffer.low_latency_combine(packed, idx, weights, handle)
+    if not buffer._engine.current.takes("logfmt10"):
+        error = raised(
+            lambda: buffer.low_latency_combine(packed, idx, weights, handle, use_logfmt=True)
+        )
+        assert "LogFMT-10" in str(error), error
+        buffer.destroy()
+        return
+    sums = []
+    for has_hook in (False, True, False):
+        out, _, hook = buffer.low_latency_combine(
+            packed, idx, weights, handle, use_logfmt=True, return_recv_hook=has_hook
+        )
+        if has_hook:
+            hook()
+        sums.append(out)
+    assert all(torch.equal(out, sums[0]) for out in sums)
+    assert not torch.equal(sums[0], plain)
+    off = (sums[0].float() - plain.float()).abs().max()
+    assert off <= 2**-5 * plain.float().abs().max(), off
+    buffer.destroy()
+
+
 def check_blocks(world, case, found, cast, packed):
     rows, handle = found
     source, ranges = handle[0], handle[1]
@@ -352,4 +384,5 @@ CHECKS = [
     gradients,
     low_latency,
     low_latency_waits,
+    low_latency_logfmt,
 ]

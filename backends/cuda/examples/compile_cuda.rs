@@ -23,8 +23,8 @@ fn programs() -> Result<[(Over, Role, usize); 6]> {
     let puts = unsafe { Over::transport(&PLATFORM.dialect, "device-put", Some(&given))? };
     let ring = Over::gpu_ring();
     Ok([
-        (nvlink.clone(), Role::Direct, 25),
-        (nvlink.clone(), Role::Masked, 25),
+        (nvlink.clone(), Role::Direct, 26),
+        (nvlink.clone(), Role::Masked, 26),
         (ring.clone(), Role::Direct, 13),
         (puts, Role::Direct, 13),
         (nvlink, Role::IntraDomain, 13),
@@ -78,6 +78,7 @@ fn most_spills(kernel: &str) -> [u32; 2] {
         "ty_combine_staged_f32_long" => [284, 348],
         "ty_combine_staged_bf16_once" => [412, 520],
         "ty_combine_staged_f16_once" => [428, 536],
+        "ty_combine_staged_bf16_logfmt" => [308, 416],
         _ => [0; 2],
     }
 }

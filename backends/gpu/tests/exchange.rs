@@ -14,6 +14,8 @@ use tempfile::TempDir;
 use tokenyard_core::abi;
 use tokenyard_gpu::compile::Rows;
 
+#[path = "exchange/coded.rs"]
+mod coded;
 #[path = "exchange/local.rs"]
 mod local;
 #[path = "exchange/staged.rs"]

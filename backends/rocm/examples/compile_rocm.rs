@@ -190,8 +190,8 @@ fn main() -> Result<()> {
     // Over puts there is one more kernel for a combine; inside one of several domains there is one
     // more for a dispatch.
     let programs = [
-        (&xgmi, Role::Direct, 28),
-        (&xgmi, Role::Masked, 28),
+        (&xgmi, Role::Direct, 29),
+        (&xgmi, Role::Masked, 29),
         (&ring, Role::Direct, 13),
         (&xgmi, Role::IntraDomain, 13),
         (&ring, Role::IntraDomain, 14),

@@ -16,9 +16,9 @@
 //! A chunk is encoded where each of its groups has `2^-90 <= amax < 1` and `amin < amax`. Otherwise it travels as it
 //! is. So NaN, infinities and groups of one magnitude are never encoded, and all values of codes are normal numbers.
 //!
-//! **Bytes.** Each block has 4 words of 4 bytes, one for each group: bit 31 is set where the chunk is encoded, bits 16 to
-//! 30 are `amax`, bits 0 to 14 `amin`. Behind these a block has its 512 values of bf16, or 512 low bytes of codes and
-//! then 2 high bits of each: bit 8 of the code and the sign. Blocks of a row follow each other.
+//! **Bytes.** Each block has 4 words of 4 bytes, one for each group: bit 31 is set where the chunk is encoded, bits
+//! 16 to 30 are `amax`, bits 0 to 14 `amin`. Behind these a block has its 512 values of bf16, or 512 low bytes of
+//! codes and then 2 high bits of each: bit 8 of the code and the sign. Blocks of a row follow each other.
 
 /// Channels of a block: H is a multiple of it.
 pub const BLOCK: usize = 512;

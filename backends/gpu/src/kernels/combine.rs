@@ -130,7 +130,7 @@ impl Engine {
 
     fn too_long_to_return(&self, call: &CombineCall<'_>) -> Option<String> {
         let layout = self.routing.handles.get(call.handle as usize)?.layout;
-        let kind = SumKind { of_type: summable(call.x.dtype).0, once: call.round_once };
+        let kind = SumKind::of(call);
         self.too_long(layout, kind.partial_bytes(self.exchange.shape.hidden), 0)
     }
 

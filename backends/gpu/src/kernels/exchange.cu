@@ -114,6 +114,8 @@ TY_STAGED_COMBINE(ty_combine_staged_f32_long, ty::kMostPieces, F32, F32)
 // Sums that are rounded once: no longer rows can be staged as f32.
 TY_STAGED_COMBINE(ty_combine_staged_bf16_once, 2, Bf16, F32)
 TY_STAGED_COMBINE(ty_combine_staged_f16_once, 2, F16, F32)
+// Sums that travel in LogFMT-10.
+TY_STAGED_COMBINE(ty_combine_staged_bf16_logfmt, 2, Bf16, LogFmt10)
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_refuse_staged(TY_ARGUMENT ty::StagedRefusalArgs a, TY_ARGUMENT Up::Params p) {
   ty::refuse_staged(ty::in_place(a), Up(p), shared);

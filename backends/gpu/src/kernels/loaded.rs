@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use tokenyard_core::Result;
-use tokenyard_core::moe::DType;
+use tokenyard_core::call::CombineCall;
+use tokenyard_core::moe::{Compression, DType, logfmt};
 
 use super::args::{CombineArgs, DispatchArgs, THREADS};
 use super::device_api::DeviceApi;
@@ -23,6 +24,8 @@ pub(super) struct StagedKernels {
     combine: [ByLength; 3],
     /// Combines of bf16 and of fp16 whose sums are rounded once.
     once: [Function; 2],
+    /// Combines of bf16 whose sums travel in LogFMT-10.
+    logfmt: Function,
     /// The kernel of a rank that does not take part.
     pub(super) refuse: Function,
 }
@@ -67,11 +70,21 @@ pub(super) struct SumKind {
     pub(super) of_type: usize,
     /// It is rounded once.
     pub(super) once: bool,
+    /// It travels in LogFMT-10: a sum of bf16.
+    coded: bool,
 }
 
 impl SumKind {
-    /// Bytes of a partial row for a row of this many numbers.
+    pub(super) fn of(call: &CombineCall<'_>) -> Self {
+        let coded = call.compression == Compression::LogFmt10;
+        Self { of_type: summable(call.x.dtype).0, once: call.round_once, coded }
+    }
+
+    /// Most bytes of a partial row for a row of this many numbers.
     pub(super) fn partial_bytes(self, hidden: u32) -> u64 {
+        if self.coded {
+            return logfmt::most_bytes(hidden as usize) as u64;
+        }
         u64::from(hidden) * if self.once || self.of_type == 2 { 4 } else { 2 }
     }
 }
@@ -93,6 +106,7 @@ impl StagedKernels {
                 staged_kernel(module, "ty_combine_staged_bf16_once", facts)?,
                 staged_kernel(module, "ty_combine_staged_f16_once", facts)?,
             ],
+            logfmt: staged_kernel(module, "ty_combine_staged_bf16_logfmt", facts)?,
             refuse,
         })
     }
@@ -106,6 +120,9 @@ impl StagedKernels {
     /// The kernel of a combine.
     pub(super) fn combine(&self, combine: &CombineArgs, kind: SumKind) -> &Function {
         let pieces = (combine.row_bytes / 16) as u32;
+        if kind.coded {
+            return &self.logfmt;
+        }
         // Sums of fp32 are rounded once in any case.
         match self.once.get(kind.of_type).filter(|_| kind.once) {
             Some(kernel) => kernel,

@@ -137,8 +137,7 @@ impl Engine {
         let called = self.sign(call.operation, &mut common, call.signature);
         let state = &self.routing.handles[call.handle as usize];
         let Some((kernels, sizes)) = self.staged(state.layout) else { return Err(not_packed()) };
-        let (of_type, element) = summable(call.x.dtype);
-        let kind = SumKind { of_type, once: call.round_once };
+        let (kind, (_, element)) = (SumKind::of(call), summable(call.x.dtype));
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         let masks = self.launcher.waits.masks.is_some();
         // With masks the kernel writes this for each of T tokens, which takes less than work that is queued before it.

@@ -11,7 +11,7 @@
 // so owners wait for the heads before.
 #pragma once
 #include "combine.cuh"
-#include "staging.cuh"
+#include "logfmt.cuh"
 
 namespace ty {
 
@@ -170,6 +170,22 @@ struct OwedRow {
   }
 };
 
+// Stores a partial row in staging, and returns its key. The whole block.
+template <class Partial, u32 P, u32 M>
+__device__ TY_INLINED u32 stage_partial(uint4* to, uint4 (&row)[M], u32 pieces) {
+  if constexpr (kCodes<Partial>) {
+    GroupWords<Partial, M> words;
+    encode_row(row, words, pieces);
+    u32 key = key_of_coded(row, words, pieces);
+    store_coded(to, row, words, pieces, key);
+    return key;
+  } else {
+    u32 key = key_of<P>(row, pieces);
+    store_staged<P>(to, row, pieces, key);
+    return key;
+  }
+}
+
 // Stages the sum of a received token's rows for its source. The whole block.
 template <class Type, class Partial, u32 N, class Up>
 __device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up& up, const OwedRow& owed,
@@ -192,9 +208,8 @@ __device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up&
   }
   uint4 row[N * P];
   sum_rows<Type, Partial, N>(args, slot, weight, row);
-  u32 key = key_of<P>(row, pieces);
   u64 place = place_of(c, c.rank, token), epoch = (u64)c.epoch() << 32;
-  store_staged<P>(staged_row(c, args.staging, up, source, place), row, pieces, key);
+  u32 key = stage_partial<Partial, P>(staged_row(c, args.staging, up, source, place), row, pieces);
   if (wave_id() != block_waves() - 1) return;
   uint4* record = staged_record(c, args.staging, up, source, place);
   if (lane == 0) store_relaxed(first_half(record), epoch | key);
@@ -228,30 +243,65 @@ struct OwnSelection {
   }
 };
 
-// A partial row of a token: N pieces of each of the P parts of a row. Two rows at once spill 150 bytes more of a thread.
-template <u32 N, u32 P>
+// A partial row that arrives: N pieces of each of the P parts of a row. Two rows at once spill 150 bytes more of a thread.
+template <class Partial, u32 N, u32 P, bool = kCodes<Partial>>
 struct ArrivingPart : Arriving<N * P, P, NoEntry> {
-  template <class Up>
-  __device__ static StagedPlace place(const StagedCombineArgs& args, const Up& up, u32 token, u32 rank) {
-    const Common& c = args.combine.c;
-    return {c, args.staging, up, place_of(c, rank, token), (u32)(args.combine.row_bytes / 16)};
-  }
-  // Of the first of the `left` lanes' owners; those of this rank are not staged if it `keeps` them.
-  template <class Up>
-  __device__ TY_INLINED void look_first(const StagedCombineArgs& args, const Up& up, u32 token, u32 owner, Lanes left,
-                                        bool keeps) {
-    if (left == 0) return;
-    u32 rank = shfl(owner, first_of(left));
-    if (keeps && rank == args.combine.c.rank) return;
-    this->look(place(args, up, token, rank));
+  GroupWords<Partial, N> words;
+
+  // Takes the row out of staging, once it is there.
+  __device__ TY_INLINED void receive(const StagedPlace& at, const What& what, Guard& guard) {
+    this->poll(at, what, guard);
+    this->take(at);
   }
 };
+template <class Partial, u32 N, u32 P>
+struct ArrivingPart<Partial, N, P, true> {
+  uint4 piece[N];
+  GroupWords<Partial, N> words;
+  u64 key;
+
+  __device__ TY_INLINED void look(const StagedPlace& at) {
+    key = load_relaxed(first_half(at.record));
+    look_at_coded(at.row, piece, words, at.pieces);
+  }
+  __device__ TY_INLINED void receive(const StagedPlace& at, const What& what, Guard& guard) {
+    u32 word = poll_seen(first_half(at.record), key, what, guard);
+    take_coded(at.row, piece, words, at.pieces, word, what, guard);
+  }
+};
+
+// The place of a partial row of a rank.
+template <class Up>
+__device__ StagedPlace place_of_part(const StagedCombineArgs& args, const Up& up, u32 token, u32 rank) {
+  const Common& c = args.combine.c;
+  return {c, args.staging, up, place_of(c, rank, token), (u32)(args.combine.row_bytes / 16)};
+}
+
+// First reads of the partial row of the first of the `left` lanes' owners; those of this rank are not staged if it
+// `keeps` them.
+template <class Coming, class Up>
+__device__ TY_INLINED void look_first(Coming& coming, const StagedCombineArgs& args, const Up& up, u32 token,
+                                      u32 owner, Lanes left, bool keeps) {
+  if (left == 0) return;
+  u32 rank = shfl(owner, first_of(left));
+  if (keeps && rank == args.combine.c.rank) return;
+  coming.look(place_of_part(args, up, token, rank));
+}
+
+template <class Partial, class Type, u32 N, u32 M>
+__device__ TY_INLINED void add_partial(RowSum<Type, N>& total, const uint4 (&row)[M],
+                                       const GroupWords<Partial, N>& words) {
+  if constexpr (kCodes<Partial>)
+    add_coded(total, row, words);
+  else
+    total.template add_partial<Partial>(row);
+}
 
 // Sums one token of this rank; `own` is its partial row here. The whole block, each warp by itself.
 template <class Type, class Partial, u32 N, u32 P, class Up>
 __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up& up, u32 token, u32 owner,
                                          Lanes owners, bool keeps, const uint4 (&own)[N * P],
-                                         ArrivingPart<N, P>& coming,
+                                         const GroupWords<Partial, N>& own_words, ArrivingPart<Partial, N, P>& coming,
                                          Guard& guard) {
   const CombineArgs& a = args.combine;
   const Common& c = a.c;
@@ -271,18 +321,16 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
     u32 rank = shfl(owner, first_of(left));
     left &= left - 1;
     if (keeps && rank == c.rank) {
-      total.template add_partial<Partial>(own);
+      add_partial<Partial>(total, own, own_words);
     } else {
       What what{kPhaseCombineRows, rank, token, c.epoch()};
-      StagedPlace at = coming.place(args, up, token, rank);
-      coming.poll(at, what, guard);
-      coming.take(at);
+      coming.receive(place_of_part(args, up, token, rank), what, guard);
       if (has_row(args.staging, guard))
-        total.template add_partial<Partial>(coming.piece);
+        add_partial<Partial>(total, coming.piece, coming.words);
       else
         leave_out(rank);
     }
-    coming.look_first(args, up, token, owner, left, keeps);
+    look_first(coming, args, up, token, owner, left, keeps);
   }
   uint4 row[N];
   total.template round<Type>(row);
@@ -321,7 +369,7 @@ __device__ TY_INLINED void note_missing(const StagedCombineArgs& args, u32 token
 
 // Receives all heads. False if the operation does not continue: then it is ended here, if this block receives. The
 // whole block.
-template <class Up>
+template <bool Codes, class Up>
 __device__ TY_INLINED bool poll_all_heads(const StagedCombineArgs& args, const Up& up, u64 seen, u32* heard,
                                       const Part& part, Guard& guard) {
   const Common& c = args.combine.c;
@@ -331,7 +379,7 @@ __device__ TY_INLINED bool poll_all_heads(const StagedCombineArgs& args, const U
     return false;
   }
   if (d.code != kGo) {
-    if (part.receives) end_refused(c, args.staging, up, heard, d, part, guard);
+    if (part.receives) end_refused<Codes>(c, args.staging, up, heard, d, part, guard);
     return false;
   }
   if (part.tells() && threadIdx.x == 0) {
@@ -361,6 +409,7 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
     OwnSelection next;
     next.load(args.combine, token + part.receiving.step);
     uint4 own[N * P];
+    GroupWords<Partial, N> own_words;
     bool here = keeps && has && mine.expert >= 0 && owner == c.rank && (u64)(u32)mine.slot < args.merge.rows;
     if (keeps) {
       i32 slot = here ? mine.slot : -1;
@@ -371,13 +420,15 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
         if (!term.counts) slot = -1;
       }
       sum_rows<Type, Partial, N>(args, slot, weight, own);
+      // Its values are those of a row that travels: sums do not depend on where they are made.
+      if constexpr (kCodes<Partial>) encode_row(own, own_words, (u32)(args.combine.row_bytes / 16));
     }
-    ArrivingPart<N, P> coming;
-    coming.look_first(args, up, token, owner, owners, keeps);
-    if (!entered && !poll_all_heads(args, up, seen, heard, part, guard)) return;
+    ArrivingPart<Partial, N, P> coming;
+    look_first(coming, args, up, token, owner, owners, keeps);
+    if (!entered && !poll_all_heads<kCodes<Partial>>(args, up, seen, heard, part, guard)) return;
     entered = true;
     if (!has) break;
-    receive_token<Type, Partial, N, P>(args, up, token, owner, owners, keeps, own, coming, guard);
+    receive_token<Type, Partial, N, P>(args, up, token, owner, owners, keeps, own, own_words, coming, guard);
     if (args.combine.out_weights && wave_id() == 0) receive_weights(args, up, token, mine, owner, keeps, guard);
     if (kMasks && args.missing && wave_id() == 0) note_missing(args, token, mine.expert, owner);
     mine = next;
@@ -392,11 +443,12 @@ __device__ TY_INLINED bool begin_sums(const StagedCombineArgs& args, const Up& u
                                       const Part& part, const Heads& heads, Guard& guard) {
   const Common& c = args.combine.c;
   u32 pieces = (u32)(args.merge.row_bytes / 16) * kParts<Type, Partial>;
+  if (kCodes<Partial>) pieces = kStagesCoded | pieces / kBlockPieces;
   if (heads.posts())
     heads.post(c, up, {c.verdict, pieces}, nullptr, [&](u32 peer) { return staged[peer]; });
   if (!args.topk_weights) return true;
   send_weights(args, up, part);
-  return poll_all_heads(args, up, look_at_heads(c, up), heard, part, guard);
+  return poll_all_heads<kCodes<Partial>>(args, up, look_at_heads(c, up), heard, part, guard);
 }
 
 template <class Type, class Partial, u32 N, class Up>

@@ -20,6 +20,8 @@ constexpr u32 kSends = 1, kReceives = 2;
 // In the first word of a head: this rank has staged rows. Words 4 and 5 hold the pieces of a row, and the
 // rows for the rank that reads it.
 constexpr u32 kStages = 1u << 30;
+// In word 4 of a head: staged rows may be encoded (logfmt.cuh), and the other bits are their blocks.
+constexpr u32 kStagesCoded = 1u << 31;
 // Most pieces of 16 bytes of a row that a thread has.
 constexpr u32 kMostPieces = 4;
 
@@ -395,9 +397,14 @@ __device__ u32 find_row(const Common& c, const Staging& s, const Up& up, u32 sou
   return found ? token : ~0u;
 }
 
-// Where an operation is refused, ranks that have not yet received the refusal have staged rows that no rank
-// wants: removes them. All blocks that receive; the result is `guard` after it.
+// See logfmt.cuh.
 template <class Up>
+__device__ void drain_coded(const Common& c, const Staging& s, const Up& up, u32 source, u32 token, u32 blocks,
+                            Guard& guard);
+
+// Where an operation is refused, ranks that have not yet received the refusal have staged rows that no rank
+// wants: removes them. All blocks that receive; the result is `guard` after it. `AnyFormat`: rows may be encoded.
+template <bool AnyFormat, class Up>
 __device__ TY_COLD Guard drain(const Common& c, const Staging& s, Up up, const u32* heard, Portion portion,
                                Guard guard) {
   __shared__ u32 found;
@@ -412,6 +419,11 @@ __device__ TY_COLD Guard drain(const Common& c, const Staging& s, Up up, const u
       sync_block();
       u32 token = found;
       if (token == ~0u) break;
+      if (AnyFormat && (head[4] & kStagesCoded)) {
+        drain_coded(c, s, up, source, token, head[4] & ~kStagesCoded, guard);
+        sync_block();
+        continue;
+      }
       uint4* row = staged_row(c, s, up, c.rank, place_of(c, source, token));
 #pragma unroll 1
       for (u32 piece = threadIdx.x; piece < pieces; piece += blockDim.x) {
@@ -515,12 +527,12 @@ __device__ TY_INLINED bool poll_heads(const Common& c, const Staging& s, const U
 }
 
 // An operation that does not continue. The whole block.
-template <class Up>
+template <bool AnyFormat = false, class Up>
 __device__ void end_refused(const Common& c, const Staging& s, const Up& up, const u32* heard, const Decision& d,
                             const Part& part, Guard& guard) {
   if (part.tells() && threadIdx.x == 0) tell(c, up, d, &heard[d.rank * kHead], guard);
   // The staged rows of ranks that are out of step are unknown; those ranks do not continue.
-  if (d.code == kRefused) guard = drain(c, s, up, heard, part.receiving, guard);
+  if (d.code == kRefused) guard = drain<AnyFormat>(c, s, up, heard, part.receiving, guard);
   mend_staging(c, s, up, guard);
 }
 
@@ -540,7 +552,7 @@ __device__ void refuse_staged(const StagedRefusalArgs& a, const Up& up, u8* shar
   heads.post(a.c, up, {a.c.verdict, 0}, nullptr, [](u32) { return 0; });
   Decision d{};
   if (!poll_heads(a.c, a.staging, up, 0, heard, d, guard)) return mend_staging(a.c, a.staging, up, guard);
-  end_refused(a.c, a.staging, up, heard, d, part, guard);
+  end_refused<true>(a.c, a.staging, up, heard, d, part, guard);
 }
 
 }  // namespace ty

@@ -1,7 +1,7 @@
 //! Where rows are staged without a request: see `staging.cuh`.
 
-use tokenyard_core::moe::{REGION_ALIGN, Shape};
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::moe::{REGION_ALIGN, Shape, logfmt};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::args::{HEAD, MOST_PIECES, Masking, Staging, THREADS};
 use super::exchange::{Exchange, Scope};
@@ -76,6 +76,14 @@ pub(super) fn stages(decode: Decode, exchange: &Exchange) -> Result<bool> {
                     experts of a rank";
     unsupported(format!("decode = \"low_latency\": found {found}; expected {expected}"))
         .map_err(with_fix)
+}
+
+/// The calls that an exchange takes because it stages rows: bits `TY_NEEDS_*`. Rows are encoded where a thread has
+/// two pieces of them.
+pub(super) fn call_flags(exchange: &Exchange) -> u32 {
+    let hidden = exchange.shape.hidden;
+    let codes = exchange.stages && logfmt::takes(hidden as usize) && hidden <= 16 * THREADS;
+    if codes { abi::TY_NEEDS_LOGFMT10 } else { 0 }
 }
 
 fn with_fix(error: Error) -> Error {
@@ -185,7 +193,6 @@ pub(super) fn not_packed() -> Error {
 
 #[cfg(test)]
 mod tests {
-    use tokenyard_core::abi;
     use tokenyard_core::kernels::KernelShape;
 
     use super::super::exchange::tests::SHAPE;
@@ -225,6 +232,21 @@ mod tests {
             assert!(text.contains("decode = \"low_latency\"") && text.contains(found), "{text}");
             assert!(error.fix().is_some_and(|fix| fix.contains("direct")), "{text}");
         }
+    }
+
+    #[test]
+    fn sums_travel_in_logfmt_10_where_rows_are_staged_and_have_blocks_of_512_up_to_8192() {
+        let takes = |hidden, stages| {
+            let exchange = whole(128, Path::STORE);
+            let shape = Shape { hidden, ..exchange.shape };
+            let exchange = Exchange { shape, regions: shape, stages, ..exchange };
+            let fits = StagingSizes::new(&exchange, 0)
+                .refuses(logfmt::most_bytes(hidden as usize) as u64, 0);
+            assert_eq!(fits, None);
+            call_flags(&exchange) & abi::TY_NEEDS_LOGFMT10 != 0
+        };
+        assert!(takes(512, true) && takes(7168, true) && takes(8192, true));
+        assert!(!takes(7168, false) && !takes(768, true) && !takes(8704, true));
     }
 
     #[test]

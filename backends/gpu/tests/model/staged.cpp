@@ -6,6 +6,7 @@
 #include "exchange.cu"
 #include "level.h"
 #include "casts.h"
+#include "logfmt.h"
 
 using Ranks = std::vector<Rank*>;
 
@@ -194,6 +195,8 @@ struct Call {
   bool narrow = false, weighted = false, returns = false, biased = false, no_host_sync = false;
   // Sums are rounded once; the call has weights of its own, and ids of which some drop a term.
   bool once = false, late = false;
+  // Partial rows travel in LogFMT-10.
+  bool coded = false;
 };
 
 // The inputs of a rank to a combine, and its results.
@@ -230,7 +233,9 @@ void launch_combine(Rank& r, const StagedCombineArgs& a, const Call& call, u32 p
   part.staging.phases = phases;
   bool is_long = is_long_for(r.s.row_bytes / 16, 2);
   model::launch(kBlocks, kWarps * kWave, [=, &r] {
-    if (call.narrow && call.once)
+    if (call.coded)
+      ty_combine_staged_bf16_logfmt(part, r.params());
+    else if (call.narrow && call.once)
       ty_combine_staged_bf16_once(part, r.params());
     else if (call.narrow)
       is_long ? ty_combine_staged_bf16_long(part, r.params()) : ty_combine_staged_bf16(part, r.params());
@@ -239,30 +244,43 @@ void launch_combine(Rank& r, const StagedCombineArgs& a, const Call& call, u32 p
   });
 }
 
-// The expected sum of a token, one value of it.
-float expected_sum(const Rank& s, u32 t, u64 i, const Slots& slots, const std::vector<Given>& given,
-                   const Call& call) {
+// The partial row that `owner` makes of a token.
+std::vector<float> partial_row(const Rank& s, u32 t, u32 owner, const Slots& slots, const std::vector<Given>& given,
+                               const Call& call) {
   Elements values{call.narrow};
   u32 width = s.s.row_bytes / values.bytes();
-  float sum = 0;
-  bool empty = !call.biased;
-  if (call.biased) sum = values.get(given[s.me].bias.data(), t * width + i);
-  for (u32 owner : owners_of(s, t)) {
-    float partial = 0;
-    bool first = true;
-    for (u32 k = 0; k < s.s.topk; k++) {
-      i64 e = s.topk[t * s.s.topk + k];
-      if (e < 0 || e / s.s.local() != owner) continue;
+  std::vector<float> row(width);
+  bool first = true;
+  for (u32 k = 0; k < s.s.topk; k++) {
+    i64 e = s.topk[t * s.s.topk + k];
+    if (e < 0 || e / s.s.local() != owner) continue;
+    if (call.late && s.me % 2 == 0 && given[s.me].ids[t * s.s.topk + k] < 0) continue;
+    float w = call.late ? given[s.me].late[t * s.s.topk + k] : s.weights[t * s.s.topk + k];
+    for (u32 i = 0; i < width; i++) {
       float y = values.get(given[owner].y.data(), slots[s.me][t][k] * width + i);
-      if (call.late && s.me % 2 == 0 && given[s.me].ids[t * s.s.topk + k] < 0) continue;
-      float w = call.late ? given[s.me].late[t * s.s.topk + k] : s.weights[t * s.s.topk + k];
-      partial = !(call.weighted || call.late) ? (first ? y : partial + y) : first ? w * y : std::fma(w, y, partial);
-      first = false;
+      row[i] = !(call.weighted || call.late) ? (first ? y : row[i] + y) : first ? w * y : std::fma(w, y, row[i]);
     }
-    if (!call.once) partial = values.round(partial);
-    sum = empty ? partial : sum + partial, empty = false;
+    first = false;
   }
-  return values.round(sum);
+  for (float& value : row) value = call.once ? value : values.round(value);
+  return call.coded ? after_its_way(row) : row;
+}
+
+// The expected sum of a token.
+std::vector<float> expected_sum(const Rank& s, u32 t, const Slots& slots, const std::vector<Given>& given,
+                                const Call& call) {
+  Elements values{call.narrow};
+  u32 width = s.s.row_bytes / values.bytes();
+  std::vector<float> sum(width);
+  bool empty = !call.biased;
+  for (u32 i = 0; i < width && call.biased; i++) sum[i] = values.get(given[s.me].bias.data(), t * width + i);
+  for (u32 owner : owners_of(s, t)) {
+    std::vector<float> partial = partial_row(s, t, owner, slots, given, call);
+    for (u32 i = 0; i < width; i++) sum[i] = empty ? partial[i] : sum[i] + partial[i];
+    empty = false;
+  }
+  for (float& value : sum) value = values.round(value);
+  return sum;
 }
 
 void combine_all(const Ranks& ranks, std::mt19937& random, const std::vector<StagedDispatchArgs>& dispatched,
@@ -278,7 +296,9 @@ void combine_all(const Ranks& ranks, std::mt19937& random, const std::vector<Sta
     mine.y.resize(rows * s.row_bytes), mine.bias.resize((u64)s.max_tokens * s.row_bytes);
     mine.out.assign((u64)s.max_tokens * s.row_bytes, 0xaa);
     mine.back.resize(rows), mine.weights.assign((u64)s.max_tokens * s.topk, -7);
-    for (u64 i = 0; i < rows * width; i++) values.set(mine.y.data(), i, (float)(int)(random() % 4099) / 3 - 600);
+    if (call.coded) bring_coded(mine.y.data(), rows, width, random);
+    for (u64 i = 0; i < rows * width && !call.coded; i++)
+      values.set(mine.y.data(), i, (float)(int)(random() % 4099) / 3 - 600);
     for (u64 i = 0; i < (u64)s.max_tokens * width; i++) values.set(mine.bias.data(), i, (float)(random() % 77));
     for (float& w : mine.back) w = (float)(random() % 9999);
     mine.late.resize((u64)s.max_tokens * s.topk), mine.ids.assign(r->topk.begin(), r->topk.end());
@@ -306,9 +326,9 @@ void combine_all(const Ranks& ranks, std::mt19937& random, const std::vector<Sta
     same("combine", args[r->me].combine.c.cell->code, kGo);
     const Given& mine = given[r->me];
     for (u32 t = 0; t < r->tokens; t++) {
+      std::vector<float> sum = expected_sum(*r, t, slots, given, call);
       for (u32 i = 0; i < width; i++)
-        same("sum of token " + std::to_string(t), values.get(mine.out.data(), (u64)t * width + i),
-             expected_sum(*r, t, i, slots, given, call));
+        same("sum of token " + std::to_string(t), values.get(mine.out.data(), (u64)t * width + i), sum[i]);
       for (u32 k = 0; k < s.topk && call.returns; k++) {
         i64 e = r->topk[t * s.topk + k];
         float weight = e < 0 ? 0 : given[e / s.local()].back[slots[r->me][t][k]];
@@ -398,15 +418,17 @@ void cast(const Ranks& ranks, std::mt19937& random, u32 how, u32 dtype) {
 }
 
 // One rank refuses a combine, of which the others may have weights to send.
-void refused_combine(const Ranks& ranks, std::mt19937& random, bool late) {
+void refused_combine(const Ranks& ranks, std::mt19937& random, bool late, bool coded = false) {
   auto args = dispatch_all(ranks, random, false, Way::kAtOnce);
   check_packed(ranks, args);
   std::vector<Given> given(ranks.size());
   Call call;
-  call.late = late;
+  call.late = late, call.coded = call.narrow = coded;
   std::vector<StagedCombineArgs> combines;
   for (Rank* r : ranks) {
-    given[r->me].y.resize((u64)r->s.local() * r->s.ranks * r->s.max_tokens * r->s.row_bytes, 1);
+    u64 rows = (u64)r->s.local() * r->s.ranks * r->s.max_tokens;
+    given[r->me].y.resize(rows * r->s.row_bytes, 1);
+    if (coded) bring_coded(given[r->me].y.data(), rows, r->s.row_bytes / 2, random);
     given[r->me].out.resize((u64)r->s.max_tokens * r->s.row_bytes);
     given[r->me].late.resize((u64)r->s.max_tokens * r->s.topk);
     given[r->me].ids.resize((u64)r->s.max_tokens * r->s.topk);
@@ -549,7 +571,7 @@ void casts(u32 ranks) {
     }
 }
 
-#ifndef MODEL_MASKED
+#ifndef MODEL_NO_MAIN
 int main(int count, char** arguments) {
   std::string what = count > 1 ? arguments[1] : "";
   if (what == "least") {

@@ -3,7 +3,7 @@
 //!
 //! Private memory of `ty_dispatch` is that of the pieces of rows that it moves and spreads over peers; of fused
 //! combines, that of values of the warp that plans. Low-latency kernels (`staged`) have none, except with masks
-//! (`xgmi masked`).
+//! (`xgmi masked`) and where sums are encoded: there a wait is a function of its own.
 
 /// The chip, the program, the kernel, registers of a thread, and bytes of its private memory.
 pub(crate) const MOST: &[(&str, &str, &str, u32, u32)] = &[
@@ -26,7 +26,8 @@ pub(crate) const MOST: &[(&str, &str, &str, u32, u32)] = &[
     ("gfx942", "xgmi direct", "ty_combine_staged_f32_long", 163, 0),
     ("gfx942", "xgmi direct", "ty_combine_staged_bf16_once", 155, 0),
     ("gfx942", "xgmi direct", "ty_combine_staged_f16_once", 159, 0),
-    ("gfx942", "xgmi direct", "ty_refuse_staged", 36, 0),
+    ("gfx942", "xgmi direct", "ty_combine_staged_bf16_logfmt", 187, 176),
+    ("gfx942", "xgmi direct", "ty_refuse_staged", 48, 0),
     ("gfx942", "xgmi direct", "ty_spread", 80, 0),
     ("gfx942", "xgmi direct", "ty_merge_bf16", 73, 0),
     ("gfx942", "xgmi direct", "ty_merge_f16", 76, 0),
@@ -53,8 +54,9 @@ pub(crate) const MOST: &[(&str, &str, &str, u32, u32)] = &[
     ("gfx942", "xgmi masked", "ty_combine_staged_f32", 164, 184),
     ("gfx942", "xgmi masked", "ty_combine_staged_f32_long", 204, 184),
     ("gfx942", "xgmi masked", "ty_combine_staged_bf16_once", 196, 184),
-    ("gfx942", "xgmi masked", "ty_combine_staged_f16_once", 196, 184),
-    ("gfx942", "xgmi masked", "ty_refuse_staged", 42, 0),
+    ("gfx942", "xgmi masked", "ty_combine_staged_f16_once", 197, 184),
+    ("gfx942", "xgmi masked", "ty_combine_staged_bf16_logfmt", 225, 216),
+    ("gfx942", "xgmi masked", "ty_refuse_staged", 52, 0),
     ("gfx942", "xgmi masked", "ty_spread", 80, 0),
     ("gfx942", "xgmi masked", "ty_merge_bf16", 73, 0),
     ("gfx942", "xgmi masked", "ty_merge_f16", 76, 0),
@@ -130,7 +132,8 @@ pub(crate) const MOST: &[(&str, &str, &str, u32, u32)] = &[
     ("gfx950", "xgmi direct", "ty_combine_staged_f32_long", 163, 0),
     ("gfx950", "xgmi direct", "ty_combine_staged_bf16_once", 155, 0),
     ("gfx950", "xgmi direct", "ty_combine_staged_f16_once", 159, 0),
-    ("gfx950", "xgmi direct", "ty_refuse_staged", 36, 0),
+    ("gfx950", "xgmi direct", "ty_combine_staged_bf16_logfmt", 187, 176),
+    ("gfx950", "xgmi direct", "ty_refuse_staged", 48, 0),
     ("gfx950", "xgmi direct", "ty_spread", 80, 0),
     ("gfx950", "xgmi direct", "ty_merge_bf16", 73, 0),
     ("gfx950", "xgmi direct", "ty_merge_f16", 76, 0),
@@ -146,19 +149,20 @@ pub(crate) const MOST: &[(&str, &str, &str, u32, u32)] = &[
     ("gfx950", "xgmi masked", "ty_combine_fused_bf16", 205, 20),
     ("gfx950", "xgmi masked", "ty_combine_fused_f16", 205, 20),
     ("gfx950", "xgmi masked", "ty_combine_fused_f32", 144, 0),
-    ("gfx950", "xgmi masked", "ty_dispatch_staged", 104, 64),
-    ("gfx950", "xgmi masked", "ty_dispatch_staged_long", 133, 160),
-    ("gfx950", "xgmi masked", "ty_cast_staged", 84, 64),
-    ("gfx950", "xgmi masked", "ty_cast_staged_long", 133, 160),
-    ("gfx950", "xgmi masked", "ty_combine_staged_bf16", 180, 184),
+    ("gfx950", "xgmi masked", "ty_dispatch_staged", 94, 64),
+    ("gfx950", "xgmi masked", "ty_dispatch_staged_long", 129, 160),
+    ("gfx950", "xgmi masked", "ty_cast_staged", 83, 64),
+    ("gfx950", "xgmi masked", "ty_cast_staged_long", 129, 64),
+    ("gfx950", "xgmi masked", "ty_combine_staged_bf16", 181, 184),
     ("gfx950", "xgmi masked", "ty_combine_staged_bf16_long", 236, 184),
     ("gfx950", "xgmi masked", "ty_combine_staged_f16", 181, 184),
     ("gfx950", "xgmi masked", "ty_combine_staged_f16_long", 237, 184),
     ("gfx950", "xgmi masked", "ty_combine_staged_f32", 164, 184),
     ("gfx950", "xgmi masked", "ty_combine_staged_f32_long", 204, 184),
     ("gfx950", "xgmi masked", "ty_combine_staged_bf16_once", 197, 184),
-    ("gfx950", "xgmi masked", "ty_combine_staged_f16_once", 196, 184),
-    ("gfx950", "xgmi masked", "ty_refuse_staged", 42, 0),
+    ("gfx950", "xgmi masked", "ty_combine_staged_f16_once", 197, 184),
+    ("gfx950", "xgmi masked", "ty_combine_staged_bf16_logfmt", 225, 216),
+    ("gfx950", "xgmi masked", "ty_refuse_staged", 52, 0),
     ("gfx950", "xgmi masked", "ty_spread", 80, 0),
     ("gfx950", "xgmi masked", "ty_merge_bf16", 73, 0),
     ("gfx950", "xgmi masked", "ty_merge_f16", 76, 0),

@@ -1,0 +1,195 @@
+//! Low-latency combines whose partial rows travel in LogFMT-10.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use tokenyard_core::moe::logfmt;
+
+use super::*;
+
+/// Changes to the kernels that encode: as in `staged.rs`.
+const MUTANTS: [Mutant; 9] = [
+    (
+        "the word of a group is read before it has come",
+        "        if (word == 0) return 0;\n",
+        "        if (model::mutant != 1 && word == 0) return 0;\n",
+    ),
+    (
+        "the codes of a piece are taken before they have come",
+        "        return has_come(piece);\n",
+        "        return model::mutant == 2 || has_come(piece);\n",
+    ),
+    (
+        "low bits that were taken stay",
+        "    store_relaxed(place.low(), 0ull);\n",
+        "    if (model::mutant != 3) store_relaxed(place.low(), 0ull);\n",
+    ),
+    (
+        "words that lanes share are freed before all have read them",
+        "  sync_wave();\n  if (has_word_of_group()) store_relaxed(place.word(), 0u);\n",
+        "  if (model::mutant != 4) sync_wave();\n  if (model::mutant != 5 && has_word_of_group()) store_relaxed(place.word(), 0u);\n",
+    ),
+    (
+        "a block is encoded beside one of its chunk that cannot be",
+        "  u32 chunk = (pieces % (2 * kBlockPieces) == 0 ? 2 : 1)",
+        "  u32 chunk = (model::mutant != 6 && pieces % (2 * kBlockPieces) == 0 ? 2 : 1)",
+    ),
+    (
+        "a key that one of the words is",
+        "    if (!sync_block_or(taken)) return key;\n",
+        "    if (!sync_block_or(taken) || model::mutant == 7) return key;\n",
+    ),
+    (
+        "the row of another token has its words in the table",
+        "  // The next row has words of its own.\n  sync_block();\n",
+        "  if (model::mutant != 8) sync_block();\n",
+    ),
+    (
+        "words of groups are read before all are there",
+        "  sync_block();\n  // A chunk has two blocks",
+        "  model::mutant == 9 ? sync_wave() : sync_block();\n  // A chunk has two blocks",
+    ),
+    (
+        "encoded rows of what was refused are not removed",
+        "  blocks = min(blocks, (u32)(s.row_pitch / kBlockBytes));\n",
+        "  blocks = model::mutant == 10 ? 0 : min(blocks, (u32)(s.row_pitch / kBlockBytes));\n",
+    ),
+];
+
+/// Numbers of the changes: one text has two.
+const CHANGES: usize = 10;
+
+/// A rank's own sums, which are not encoded.
+const OWN: Mutant = (
+    "sums of a rank's own tokens are exact",
+    "if constexpr (kCodes<Partial>) encode_row(own, own_words,",
+    "if constexpr (kCodes<Partial>) if (model::mutant == 11) { for (u32& word : own_words.of) word = 0; } else encode_row(own, own_words,",
+);
+
+/// Parts of an encoded piece come late: mutants that do not wait for them are then noticed by more than chance.
+const LATE: [Mutant; 5] = [
+    (
+        "a word comes late into the table",
+        "    if (has_word_of_group()) groups[piece_at(j) / kGroupPieces] = words.of[j];\n",
+        "    if (model::mutant == 9) model::come_late(0);\n    if (has_word_of_group()) groups[piece_at(j) / kGroupPieces] = words.of[j];\n",
+    ),
+    (
+        "lanes decide as one where they may read different words: none waits for ever for another",
+        "    if (!fits) continue;\n",
+        "    if (model::mutant == 8 || model::mutant == 9) fits = all(fits);\n    if (!fits) continue;\n",
+    ),
+    (
+        "a warp reads the words of a chunk late",
+        "    bool fits = true;\n",
+        "    bool fits = true;\n    if (model::mutant == 8) model::come_late(0), sync_wave();\n",
+    ),
+    (
+        "the word of a group comes behind the record of its row",
+        "    if (has_word_of_group()) store_relaxed(place.word(), words.of[j] ^ key);\n",
+        "    if (model::mutant == 1) model::come_late(0);\n    if (has_word_of_group()) store_relaxed(place.word(), words.of[j] ^ key);\n",
+    ),
+    (
+        "codes come behind the word of their group",
+        "    store_relaxed(place.low(), (u64)v.y << 32 | v.x);\n",
+        "    if (model::mutant == 2) model::come_late(0);\n    store_relaxed(place.low(), (u64)v.y << 32 | v.x);\n",
+    ),
+];
+
+fn coded() -> &'static Model {
+    static CODED: OnceLock<Model> = OnceLock::new();
+    CODED.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_all(folder.path(), NVLINK, Rows::Vector, "mutants");
+        mutate(folder.path(), &["logfmt.cuh"], &MUTANTS);
+        mutate(folder.path(), &["logfmt.cuh"], &LATE);
+        mutate(folder.path(), &["staged_combine.cuh"], &[OWN]);
+        Model::compile(folder, "coded.cpp", &defines(NVLINK, Rows::Vector))
+    })
+}
+
+#[test]
+fn sums_in_ten_bits_a_value_come_back() {
+    coded().is_well();
+}
+
+#[test]
+fn sums_in_ten_bits_a_value_come_back_on_waves_of_64() {
+    Model::of_wave_64(NVLINK, "coded.cpp").is_well_with(&["few"]);
+}
+
+#[test]
+fn no_lane_of_a_wavefront_waits_for_another_where_sums_are_encoded() {
+    Model::in_lockstep(NVLINK, "coded.cpp", str::to_owned).is_well_with(&["least"]);
+}
+
+#[test]
+fn every_change_to_how_sums_are_encoded_is_noticed() {
+    for number in 1..=CHANGES + 1 {
+        coded().notices(&[&number.to_string()]);
+    }
+}
+
+/// Rows of bf16: of random bits below 2, of few magnitudes, and of every magnitude in turn.
+fn rows() -> Vec<Vec<u16>> {
+    let mut seed = 1_u64;
+    let mut random = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 48) as u16
+    };
+    let mut rows: Vec<Vec<u16>> = Vec::new();
+    for turn in 0..300_u16 {
+        let width = [512, 1024, 1536, 7168][usize::from(turn % 4)];
+        let (top, span) = (0x1280 + random() % 0x2cff, 1 + random() % 0x1000);
+        rows.push(
+            (0..width).map(|_| top.saturating_sub(random() % span) | random() & 0x8000).collect(),
+        );
+        let magnitude = |i: u16| turn.wrapping_mul(1024).wrapping_add(i) & 0x3fff;
+        rows.push((0..1024).map(|i| magnitude(i) | random() & 0x8000).collect());
+    }
+    rows
+}
+
+#[test]
+fn kernels_and_host_encode_rows_to_the_same_bits() {
+    let rows = rows();
+    let program = &coded().program;
+    let mut run = Command::new(program)
+        .arg("values")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut input = run.stdin.take().expect("a pipe");
+    let given = rows.clone();
+    let writer = std::thread::spawn(move || {
+        for row in &given {
+            let bytes: Vec<u8> = row.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+            input.write_all(&(row.len() as u32).to_le_bytes()).expect("it reads");
+            input.write_all(&bytes).expect("it reads");
+        }
+    });
+    let output = run.wait_with_output().expect("it ends");
+    writer.join().expect("no panic");
+    assert!(output.status.success());
+    let mut found = output.stdout.as_chunks::<4>().0.iter();
+    let (mut encoded, mut plain) = (0, 0);
+    for row in &rows {
+        let bytes: Vec<u8> = row.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+        let chunk = 2 * logfmt::chunk_channels(row.len());
+        for chunk in bytes.chunks(chunk) {
+            let mut way = vec![0; logfmt::most_bytes(chunk.len() / 2)];
+            let used = logfmt::encode_chunk(chunk, &mut way);
+            *if used == way.len() { &mut plain } else { &mut encoded } += 1;
+            let mut at = 0;
+            for _ in 0..chunk.len() / 2 / logfmt::BLOCK {
+                let mut block = [0.0_f32; logfmt::BLOCK];
+                at += logfmt::decode_block(&way[at..], &mut block);
+                for value in block {
+                    let found = found.next().map(|bytes| u32::from_le_bytes(*bytes));
+                    assert_eq!(found, Some(value.to_bits()), "{value}");
+                }
+            }
+        }
+    }
+    assert!(encoded > 500 && plain > 100, "{encoded} encoded, {plain} plain");
+}
