@@ -6,9 +6,7 @@
 use std::ffi::c_void;
 
 use crate::abi;
-use crate::moe::{
-    Cast, Compression, DType, Layout, RowFormat, ScaleLayout, SourceIndex,
-};
+use crate::moe::{Cast, Compression, DType, Layout, RowFormat, ScaleLayout, SourceIndex};
 use crate::refusal::CallRefusal;
 use crate::signature::Signature;
 use crate::{Error, ErrorKind, Result};

@@ -208,9 +208,11 @@ def arrays_of_cupy(world):
         # In the order of a stream of CuPy's.
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
-            received, _ = comm.dispatch(x + 1, idx, stream=stream.ptr)
+            received, handle = comm.dispatch(x + 1, idx, stream=stream.ptr)
             rows = cupy.from_dlpack(received.x)
             assert cupy.array_equal(rows, cupy.asarray(SMALL.rows(SMALL.sources(me))) + 1)
+        # The stream outlives what its calls gave.
+        del rows, received, handle
         comm.flush()
     return f"CuPy {cupy.__version__}"
 

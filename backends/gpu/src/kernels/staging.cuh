@@ -217,8 +217,8 @@ struct Arriving {
     for (u32 j = 0; j < M; j++)
       if (is_inside<P, M>(j, at.pieces)) piece[j] = load_16_relaxed(at.row + place_in<P, M>(j, at.pieces));
   }
-  // Waits for all of them. What has not arrived is read again side by side: reads one behind the other would each
-  // take as long as a load.
+  // Waits for all of them. Reads of those that have not arrived are made again side by side: one behind the other,
+  // each would take as long as a load.
   __device__ TY_INLINED void poll(const StagedPlace& at, const What& what, Guard& guard) {
     u32 epoch = (u32)what.expected;
     guard.until(
