@@ -243,7 +243,7 @@ struct OwnSelection {
   }
 };
 
-// A partial row that arrives: N pieces of each of the P parts of a row. Two rows at once spill 150 bytes more of a thread.
+// A partial row that arrives: N pieces of each of the P parts of a row. Two rows at once spill 150 bytes more.
 template <class Partial, u32 N, u32 P, bool = kCodes<Partial>>
 struct ArrivingPart : Arriving<N * P, P, NoEntry> {
   GroupWords<Partial, N> words;
