@@ -257,7 +257,7 @@ struct CodedPiece {
 // places are free then, also where the wait was ended, and nothing is taken. The whole warp.
 __device__ TY_INLINED CodedPiece take_coded_piece(const CodedPlace& place, uint4 piece, u32 word, u32 key,
                                                   const What& what, Guard& guard) {
-  // What was read is no part of a plain piece.
+  // The reads so far are no part of a plain piece.
   if (word != 0 && !((word ^ key) & kIsCoded)) piece = make_uint4(0, 0, 0, 0);
   guard.until(
       what,
