@@ -370,7 +370,8 @@ int main(int count, char** arguments) {
   const Shape least{2, 8, 3, 80, 1, 5, 1 << 20}, coded{3, 12, 4, 1024, 1, 4, 1 << 20};
   if (what == "few") {
     run_masked(least, true);
-    run_masked(coded, false);
+    // Minutes in lockstep, where `coded.cpp` has the same kernels.
+    if (!model::kLockstep) run_masked(coded, false);
     puts("all is well");
     return 0;
   }
