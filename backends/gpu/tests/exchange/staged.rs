@@ -121,9 +121,10 @@ const MASKING_MUTANTS: [Mutant; 6] = [
     ),
 ];
 
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "transport.cuh",
     "masking.cuh",
+    "staged_rows.cuh",
     "staging.cuh",
     "staged_send.cuh",
     "staged_dispatch.cuh",
