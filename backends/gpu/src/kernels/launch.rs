@@ -105,14 +105,19 @@ impl Blocks {
         self.local_is_set || (at_once && max_tokens >= LEAST_TOKENS)
     }
 
-    /// Blocks of a dispatch whose rows are spread over experts as they arrive. A quarter of them fills the link, or
-    /// as many as an exchange has; more where they cast.
+    /// Blocks of a dispatch whose rows are spread over experts as they arrive. A quarter of them pushes rows, or as
+    /// many as the config names for an exchange; more where they cast. Fewer fill the link alone, but not beside
+    /// blocks that spread: on two H200, 4096 tokens, top-8, 16, 24 and 32 of 132 took 207, 172 and 161 µs with FP8,
+    /// and 266, 239 and 233 with BF16.
     pub(super) fn of_tiles(self, at_once: bool, casts: bool, max_tokens: u32) -> Roles {
         let Self { exchange, local, .. } = self;
+        let quarter = local / 4;
         let wanted = self.has_local(at_once, max_tokens);
-        let pushers = if casts { CASTING.min(local / 3) } else { exchange.min(local / 4) };
+        let most = if self.by_formula { self.most_counting() } else { exchange };
+        let counting = exchange.max(most.min(quarter));
+        let pushers = if casts { CASTING.min(local / 3) } else { counting.min(quarter) };
         match wanted && local >= LEAST_BLOCKS && local > exchange {
-            true => Roles { blocks: local, counting: exchange, pushers },
+            true => Roles { blocks: local, counting, pushers },
             false => self.alike(),
         }
     }
@@ -288,6 +293,8 @@ mod tests {
         );
         let set = Blocks { local: 64, local_is_set: true, ..BLOCKS };
         assert_eq!(set.of_tiles(false, false, 16), Roles { blocks: 64, pushers: 16, ..ALIKE });
+        let auto = Blocks { by_formula: true, ..BLOCKS };
+        assert_eq!(of(auto), Roles { blocks: 132, counting: 32, pushers: 32 });
         // As many as count tokens, at least.
         assert_eq!(
             of(Blocks { exchange: 32, local: 30, ..BLOCKS }),
