@@ -28,7 +28,7 @@ constexpr u32 kIsCoded = 1u << 31;
 // Exponent fields of the largest magnitude of a group that is encoded.
 constexpr u32 kLeastExponent = 37, kOneExponent = 127;
 // Powers of two that the codes of a group span at most: 2^5.
-constexpr float kDepth = 0x1p5f;
+constexpr float kCodeDepth = 0x1p5f;
 
 // The words of the groups of a thread's pieces: of rows that are encoded.
 template <class Partial, u32 N>
@@ -62,7 +62,7 @@ struct GroupScale {
   __device__ TY_INLINED explicit GroupScale(u32 word) : base(word >> 23 & 0xff) {
     float unit = whole_float(base);
     float top = log2_of(word >> 16 & 0x7fff, unit);
-    bottom = fmaxf(log2_of(word & 0x7fff, unit), add_rn(top, -kDepth));
+    bottom = fmaxf(log2_of(word & 0x7fff, unit), add_rn(top, -kCodeDepth));
     range = add_rn(top, -bottom);
     step = mul_rn(range, 1.0f / 510.0f);
   }
