@@ -5,11 +5,11 @@ use anyhow::Result;
 use tokenyard_conformance::exchange::{self, Buffers, options};
 use tokenyard_conformance::oracle::{Case, Combine, ExpertOutput, Layout, RowType, Sums};
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::Round;
-use tokenyard_core::ErrorKind;
+use tokenyard_conformance::round::{Live, Round};
 use tokenyard_core::communicator::{CallForm, Communicator};
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Compression;
+use tokenyard_core::{Error, ErrorKind};
 
 const STORES: &str = "";
 const PUTS: &str = "[transport.scale_up.shm]\nload_store = false\n";
@@ -96,19 +96,28 @@ fn a_row_of_7168_whose_values_allow_it_takes_9184_bytes_instead_of_14336() {
     });
 }
 
+/// The error of a combine, which there must be.
+fn refused(
+    comm: &mut Communicator,
+    round: &Round,
+    live: &Live,
+    compression: Compression,
+) -> Result<Error> {
+    let output = exchange::run_experts(&round.case, comm.rank() as usize, &live.received)?;
+    let mut buffers = Buffers::new(&round.tensors, &output);
+    let mut call = buffers.arguments(&round.tensors, &live.handle)?;
+    call.compression = compression;
+    Ok(comm.combine(&live.handle, call).unwrap_err())
+}
+
 #[test]
 fn ranks_of_which_one_compresses_receive_an_error_that_names_both_calls() {
     let case = case(2, 512, Sums::ByRank);
     on_ranks(&case, STORES, |mut comm| {
         let round = Round::new(&case, comm.rank());
         let live = round.dispatch(&mut comm)?;
-        let output = exchange::run_experts(&case, comm.rank() as usize, &live.received)?;
-        let mut buffers = Buffers::new(&round.tensors, &output);
-        let mut call = buffers.arguments(&round.tensors, &live.handle)?;
-        if comm.rank() == 1 {
-            call.compression = Compression::LogFmt10;
-        }
-        let error = comm.combine(&live.handle, call).unwrap_err();
+        let coded = [Compression::None, Compression::LogFmt10][comm.rank() as usize];
+        let error = refused(&mut comm, &round, &live, coded)?;
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         let text = error.to_string();
         let both =
@@ -124,11 +133,7 @@ fn rows_that_cannot_be_encoded_are_refused_on_all_ranks_and_the_communicator_goe
     on_ranks(&case, STORES, |mut comm| {
         let round = Round::new(&case, comm.rank());
         let live = round.dispatch(&mut comm)?;
-        let output = exchange::run_experts(&case, comm.rank() as usize, &live.received)?;
-        let mut buffers = Buffers::new(&round.tensors, &output);
-        let mut call = buffers.arguments(&round.tensors, &live.handle)?;
-        call.compression = Compression::LogFmt10;
-        let text = comm.combine(&live.handle, call).unwrap_err().to_string();
+        let text = refused(&mut comm, &round, &live, Compression::LogFmt10)?.to_string();
         assert!(text.contains("compression: found LogFMT-10 of 768 channels"), "{text}");
         round.finish(&mut comm, &live)?;
         drop(live);
@@ -145,11 +150,7 @@ fn several_domains_refuse_it_by_name() {
         assert!(!comm.takes(CallForm::LogFmt10));
         let round = Round::new(&case, comm.rank());
         let live = round.dispatch(&mut comm)?;
-        let output = exchange::run_experts(&case, comm.rank() as usize, &live.received)?;
-        let mut buffers = Buffers::new(&round.tensors, &output);
-        let mut call = buffers.arguments(&round.tensors, &live.handle)?;
-        call.compression = Compression::LogFmt10;
-        let error = comm.combine(&live.handle, call).unwrap_err();
+        let error = refused(&mut comm, &round, &live, Compression::LogFmt10)?;
         assert!(error.to_string().contains("LogFMT-10 (one domain"), "{error}");
         round.finish(&mut comm, &live)?;
         drop(live);
