@@ -301,12 +301,7 @@ impl GpuBench {
         let graph = tool.end_capture()?;
         recorded?;
         self.world.barrier("time launches")?;
-        let mut number = 0;
         let launched = marked(&mut self.timer, stream, self.samples, Calls::Graph, &mut || {
-            number += 1;
-            if number % BATCH != 1 {
-                return Ok(());
-            }
             // SAFETY: the tensors of `run` live, and so does the memory of what it has returned, which no
             // operation outside of a capture gets; all ranks launch the same graphs, and this function waits
             // for the last launch before it returns.
@@ -399,12 +394,12 @@ fn marked(
     run: &mut dyn FnMut() -> Result<()>,
 ) -> Result<()> {
     let batch = batch(calls);
-    for number in 0..WARM_UP + samples.next_multiple_of(batch) {
-        if number % batch == 0 {
-            // SAFETY: a live stream of the communicator's device.
-            unsafe { timer.mark(stream.raw())? };
-        }
-        run()?;
+    // A graph has a batch of operations.
+    let runs = if calls == Calls::Graph { 1 } else { batch };
+    for _ in 0..(WARM_UP + samples.next_multiple_of(batch)) / batch {
+        // SAFETY: a live stream of the communicator's device.
+        unsafe { timer.mark(stream.raw())? };
+        (0..runs).try_for_each(|_| run())?;
     }
     // SAFETY: as above.
     unsafe { timer.mark(stream.raw()) }.map_err(Into::into)
