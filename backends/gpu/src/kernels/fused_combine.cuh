@@ -164,7 +164,7 @@ __device__ TY_INLINED void take_row(const FusedView& v, FusedSummer& me, u32 las
 // One piece of one row: N vectors of each thread, of `vectors` in all. A thread that has one less sums its
 // last one twice and stores it once.
 template <u32 N, class Type>
-__device__ TY_INLINED void make_piece(const FusedView& v, FusedSummer& me, const FusedRing::Made& made, bool weighted) {
+__device__ TY_INLINED void make_piece(const FusedView& v, FusedSummer& me, const FusedRing::Made& made) {
   u32 vectors = made.bytes / 16, last = min(me.thread + (N - 1) * me.threads, vectors - 1);
   auto at = [&](u32 i) { return i + 1 < N ? me.thread + i * me.threads : last; };
   auto store = [&](uint4* to, const uint4 (&row)[N]) {
@@ -172,18 +172,20 @@ __device__ TY_INLINED void make_piece(const FusedView& v, FusedSummer& me, const
     for (u32 i = 0; i < N; i++)
       if (me.thread + i * me.threads < vectors) to[at(i)] = row[i];
   };
-  float sum[N][Type::kLanes] = {};
+  Sum<Type> sum[N];
   uint4 partial[N];
 #pragma unroll 1
   for (u32 r = 0; r < made.experts; r++)
     take_row<N, Type>(v, me, last, [&](u32 i, const float* f, float weight) {
       // A product by 1 is exact.
 #pragma unroll
-      for (u32 l = 0; l < Type::kLanes; l++)
-        sum[i][l] = r > 0 ? fma_rn(weight, f[l], sum[i][l]) : weighted ? mul_rn(weight, f[l]) : f[l];
+      for (u32 l = 0; l < Type::kLanes; l++) sum[i].value[l] = fma_rn(weight, f[l], sum[i].value[l]);
     });
 #pragma unroll
-  for (u32 i = 0; i < N; i++) partial[i] = Type::narrow(sum[i]);
+  for (u32 i = 0; i < N; i++) {
+    partial[i] = made.experts > 0 ? Type::narrow(sum[i].value) : make_uint4(0, 0, 0, 0);
+    sum[i] = {};
+  }
   if (made.pushed) {
     store(reinterpret_cast<uint4*>(me.open(v)), partial);
     return me.close(v, {made.to, made.source, made.unit, made.bytes});
@@ -192,7 +194,7 @@ __device__ TY_INLINED void make_piece(const FusedView& v, FusedSummer& me, const
   for (u32 r = 0; r < made.partials; r++) {
     auto add = [&](u32 i, const float* f, float) {
 #pragma unroll
-      for (u32 l = 0; l < Type::kLanes; l++) sum[i][l] = r > 0 ? add_rn(sum[i][l], f[l]) : f[l];
+      for (u32 l = 0; l < Type::kLanes; l++) sum[i].value[l] = add_rn(sum[i].value[l], f[l]);
     };
     if (r != made.place) {
       take_row<N, Type>(v, me, last, add);
@@ -207,12 +209,12 @@ __device__ TY_INLINED void make_piece(const FusedView& v, FusedSummer& me, const
   }
 #pragma unroll
   for (u32 i = 0; i < N; i++)
-    partial[i] = made.partials > 0 ? Type::narrow(sum[i]) : make_uint4(0, 0, 0, 0);
+    partial[i] = made.partials > 0 ? Type::narrow(sum[i].value) : make_uint4(0, 0, 0, 0);
   store(reinterpret_cast<uint4*>(made.to), partial);
 }
 
 template <class Type>
-__device__ TY_INLINED void make_rows(const FusedView& v, bool weighted) {
+__device__ TY_INLINED void make_rows(const FusedView& v) {
   FusedSummer me;
   while (true) {
     wait_barrier(shared_address(&v.ring.full[me.turn.slot]), me.turn.parity);
@@ -224,11 +226,11 @@ __device__ TY_INLINED void make_rows(const FusedView& v, bool weighted) {
     u32 first = me.thread / kWave * kWave, mine = first < vectors ? (vectors - 1 - first) / me.threads + 1 : 0;
     switch (mine) {
       case 0:
-      case 1: make_piece<1, Type>(v, me, made, weighted); break;
-      case 2: make_piece<2, Type>(v, me, made, weighted); break;
-      case 3: make_piece<3, Type>(v, me, made, weighted); break;
-      case 4: make_piece<4, Type>(v, me, made, weighted); break;
-      default: make_piece<5, Type>(v, me, made, weighted);
+      case 1: make_piece<1, Type>(v, me, made); break;
+      case 2: make_piece<2, Type>(v, me, made); break;
+      case 3: make_piece<3, Type>(v, me, made); break;
+      case 4: make_piece<4, Type>(v, me, made); break;
+      default: make_piece<5, Type>(v, me, made);
     }
   }
   me.open(v);
@@ -282,7 +284,7 @@ __device__ TY_INLINED void fuse_rows(const FusedCombineArgs& f, const Up& up, co
     FusedPlan plan(f, t, blockIdx.x * kRings + mine, gridDim.x * kRings);
     load_made(f, plan, v, guard);
   } else if (warp <= kFusedSummers) {
-    make_rows<Type>(v, f.merge.dispatch_weights != nullptr);
+    make_rows<Type>(v);
   } else if (lane_id() == 0) {
     store_left(v, a, up);
   }

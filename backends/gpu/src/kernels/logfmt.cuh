@@ -316,7 +316,7 @@ __device__ TY_INLINED void add_coded(Total& total, const uint4 (&row)[N], const 
       Bf16::widen(row[j], f);
     auto& sum = total.sum[j];
 #pragma unroll
-    for (u32 i = 0; i < Bf16::kLanes; i++) sum.value[i] = sum.empty ? f[i] : add_rn(sum.value[i], f[i]);
+    for (u32 i = 0; i < Bf16::kLanes; i++) sum.value[i] = add_rn(sum.value[i], f[i]);
     sum.empty = false;
   }
 }

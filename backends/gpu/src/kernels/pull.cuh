@@ -229,7 +229,7 @@ struct Summer {
 template <u32 N, class Type, class Terms>
 __device__ void sum_unit(const Summing& s, Ring& ring, const u8* stages, Summer& me, u32 vectors,
                          u32 biases, u32 total, uint4* out) {
-  float sum[N][Type::kLanes] = {};
+  Sum<Type> sum[N];
   u32 last = min(me.thread + (N - 1) * me.threads, vectors - 1);
   auto at = [&](u32 v) { return v + 1 < N ? me.thread + v * me.threads : last; };
   for (u32 r = 0; r < total; r++) {
@@ -238,25 +238,21 @@ __device__ void sum_unit(const Summing& s, Ring& ring, const u8* stages, Summer&
     uint4 term[N];
 #pragma unroll
     for (u32 v = 0; v < N; v++) term[v] = load_shared(row + at(v));
-    bool weighted = Terms::kWeighted && r >= biases;
-    float weight = weighted ? ring.weight[me.turn.slot] : 1.0f;
+    // A product by 1 is exact.
+    float weight = Terms::kWeighted && r >= biases ? ring.weight[me.turn.slot] : 1.0f;
     me.pass(s, ring);
 #pragma unroll
     for (u32 v = 0; v < N; v++) {
       float f[Type::kLanes];
       Type::widen(term[v], f);
 #pragma unroll
-      for (u32 l = 0; l < Type::kLanes; l++) {
-        if (r == 0)
-          sum[v][l] = weighted ? mul_rn(weight, f[l]) : f[l];
-        else
-          sum[v][l] = weighted ? fma_rn(weight, f[l], sum[v][l]) : add_rn(sum[v][l], f[l]);
-      }
+      for (u32 l = 0; l < Type::kLanes; l++) sum[v].value[l] = fma_rn(weight, f[l], sum[v].value[l]);
     }
   }
 #pragma unroll
   for (u32 v = 0; v < N; v++)
-    if (me.thread + v * me.threads < vectors) out[at(v)] = Type::narrow(sum[v]);
+    if (me.thread + v * me.threads < vectors)
+      out[at(v)] = total > 0 ? Type::narrow(sum[v].value) : make_uint4(0, 0, 0, 0);
 }
 
 template <class Type, class Terms>

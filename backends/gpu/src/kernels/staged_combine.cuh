@@ -46,7 +46,7 @@ struct RowSum {
         Partial::widen(term[j + part * N], f);
         float* value = sum[j].value + part * kLanes;
 #pragma unroll
-        for (u32 i = 0; i < kLanes; i++) value[i] = sum[j].empty ? f[i] : add_rn(value[i], f[i]);
+        for (u32 i = 0; i < kLanes; i++) value[i] = add_rn(value[i], f[i]);
       }
       sum[j].empty = false;
     }

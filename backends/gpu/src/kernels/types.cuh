@@ -48,24 +48,30 @@ struct F32 {
   }
 };
 
-// A sum that starts with its first term, not with zero: the sign of a zero is preserved.
+// The start of a sum: adding a term to -0 gives the term, the sign of a zero included. To start with the first
+// term instead took a choice for each value that is added.
+constexpr float kNothing = -0.0f;
+
 template <class Type>
 struct Sum {
   float value[Type::kLanes];
   bool empty = true;
 
+  __device__ Sum() {
+    for (u32 i = 0; i < Type::kLanes; i++) value[i] = kNothing;
+  }
+
   __device__ void add(const uint4& term) {
     float f[Type::kLanes];
     Type::widen(term, f);
-    for (u32 i = 0; i < Type::kLanes; i++) value[i] = empty ? f[i] : add_rn(value[i], f[i]);
+    for (u32 i = 0; i < Type::kLanes; i++) value[i] = add_rn(value[i], f[i]);
     empty = false;
   }
-  // One rounding per term: a product first, then multiply-adds.
+  // One rounding per term.
   __device__ void add_weighted(const uint4& term, float weight) {
     float f[Type::kLanes];
     Type::widen(term, f);
-    for (u32 i = 0; i < Type::kLanes; i++)
-      value[i] = empty ? mul_rn(weight, f[i]) : fma_rn(weight, f[i], value[i]);
+    for (u32 i = 0; i < Type::kLanes; i++) value[i] = fma_rn(weight, f[i], value[i]);
     empty = false;
   }
   __device__ uint4 result() const { return empty ? make_uint4(0, 0, 0, 0) : Type::narrow(value); }
