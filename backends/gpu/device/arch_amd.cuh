@@ -283,6 +283,8 @@ __device__ inline auto max(A a, B b) {
   using C = decltype(true ? a : b);
   return (C)a < (C)b ? (C)b : (C)a;
 }
+// A sum may have the NaN of a term, with its sign.
+constexpr bool kNanHasNoSign = false;
 __device__ inline u32 to_bf16x2(float low, float high) {
   u32 first = __builtin_bit_cast(u16, (__bf16)low), second = __builtin_bit_cast(u16, (__bf16)high);
   return first | second << 16;

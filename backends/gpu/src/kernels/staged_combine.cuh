@@ -180,7 +180,7 @@ __device__ TY_INLINED u32 stage_partial(uint4* to, uint4 (&row)[M], u32 pieces) 
     store_coded(to, row, words, pieces, key);
     return key;
   } else {
-    u32 key = key_of<P>(row, pieces);
+    u32 key = kNanHasNoSign ? ~0u : key_of<P>(row, pieces);
     store_staged<P>(to, row, pieces, key);
     return key;
   }

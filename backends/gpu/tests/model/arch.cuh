@@ -186,6 +186,8 @@ inline i32 to_int_rn(float value) { return (i32)std::nearbyint(value); }
 inline u32 swap_bytes(u32 value) { return __builtin_bswap32(value); }
 inline u32 bits_of(float value) { return std::bit_cast<u32>(value); }
 inline float float_of(u32 bits) { return std::bit_cast<float>(bits); }
+// A sum may have the NaN of a term, with its sign.
+constexpr bool kNanHasNoSign = false;
 inline u32 to_bf16x2(float low, float high) { return model::bf16x2(low, high); }
 inline u32 to_f16x2(float low, float high) { return model::f16x2(low, high); }
 inline float from_f16(u16 half) { return model::from_f16(half); }
