@@ -82,7 +82,7 @@ __device__ TY_INLINED bool look_at_entries(const StagedDispatchArgs& args, const
   }
 #pragma unroll 1
   for (u32 i = threadIdx.x - limit; i < c.ranks * t.words; i += blockDim.x - limit) {
-    u32 source = i / t.words, w = i - source * t.words;
+    u32 source = quotient(i, t.words, args.staging.report_factor), w = i - source * t.words;
     const u64* at = staged_word(c, args.staging, up, c.rank, source, w);
     u64 seen = load_relaxed(at);
     u32 pending = kAgainst;
@@ -202,17 +202,22 @@ __device__ TY_INLINED void spread_row(const StagedDispatchArgs& args, const Comi
   u32 at = expert < t.local ? t.base[from.source * t.local + expert] + (entry.named & 0xffff) : most;
   i32 slot = at < most ? (i32)(expert * most + at) : -1;
   Lanes copies = ballot(slot >= 0);
+  // Pieces that are stored as they are: those of scales, too, if these lie by rows.
+  const u32(&stride)[2] = args.staging.scale_stride;
+  bool by_rows = stride[0] == a.scale_words && stride[1] == 1 && a.scale_words % 4 == 0;
+  u32 limit = by_rows ? pieces : own;
 #pragma unroll 1
   for (Lanes left = copies; left != 0; left &= left - 1) {
     u64 to = (u64)shfl(slot, first_of(left));
     uint4* x = reinterpret_cast<uint4*>(out.base + to * a.row_bytes);
+    uint4* scales = out.array<uint4>(out.at.scales) + to * (a.scale_words / 4) - own;
 #pragma unroll
     for (u32 j = 0; j < N; j++)
-      if (piece_at(j) < own) store_16(x + piece_at(j), row[j]);
+      if (piece_at(j) < limit) store_16((piece_at(j) < own ? x : scales) + piece_at(j), row[j]);
   }
   // Few warps have scales.
 #pragma unroll
-  for (u32 j = 0; j < N; j++) {
+  for (u32 j = 0; j < N && limit == own; j++) {
     u32 piece = piece_at(j);
     bool has = piece >= own && piece < pieces;
     if (!any(has)) continue;
