@@ -153,6 +153,14 @@ struct Note {
   u64 rows;  // N; 0 if that dispatch has failed
 };
 
+// n / by; the host has computed `factor`: 2^32 / by, rounded up, or 0 for 1. A division takes a tenth of a microsecond.
+__device__ inline u32 quotient(u32 n, u32 by, u32 factor) {
+  if (factor == 0) return n;
+  u32 found = (u32)((u64)n * factor >> 32);
+  // The factor is rounded up, so the product may be one too many.
+  return found - ((i32)(n - found * by) < 0);
+}
+
 // Arguments of every operation.
 struct Common {
   const u64* abort;
@@ -179,14 +187,16 @@ struct Common {
   u32 slots;
   u32 objector;         // the rank that refused first-hand; of several the lowest counts
   u32 group_count;      // of sources, where kGrouped
+  u32 local;            // El
+  u32 local_factor;     // see `quotient`
   u8 text[kTextBytes];
 
   __device__ u32 groups() const {
     if constexpr (kGrouped) return group_count;
     return 1;
   }
-  __device__ u32 local_experts() const { return experts / ranks; }
-  __device__ u32 rank_of(u32 expert) const { return expert / local_experts(); }
+  __device__ u32 local_experts() const { return local; }
+  __device__ u32 rank_of(u32 expert) const { return quotient(expert, local, local_factor); }
 
   __device__ u32 epoch() const { return operation().epoch; }
   __device__ u32 slot() const { return operation().slot; }
@@ -258,6 +268,10 @@ struct Staging {
   u32* expert_totals;  // [El]: the rows of each local expert are added; or null
   u32 scale_stride[2];  // of received scales: words from a row of an expert to the next, and from a word to the next
   u32 source_step;      // what `source` adds for each source rank: M, or 0 where it is the token alone
+  u32 topk_factor;      // see `quotient`: of K, M, token_words, and token_words + El
+  u32 tokens_factor;
+  u32 words_factor;
+  u32 report_factor;
   u32 reserved;
 };
 

@@ -173,6 +173,8 @@ pub(crate) struct Common {
     pub(crate) slots: u32,
     pub(crate) objector: u32,
     pub(crate) group_count: u32,
+    pub(crate) local: u32,
+    pub(crate) local_factor: u32,
     pub(crate) text: [u8; TEXT],
 }
 
@@ -301,6 +303,10 @@ pub(crate) struct Staging {
     pub(crate) expert_totals: u64,
     pub(crate) scale_stride: [u32; 2],
     pub(crate) source_step: u32,
+    pub(crate) topk_factor: u32,
+    pub(crate) tokens_factor: u32,
+    pub(crate) words_factor: u32,
+    pub(crate) report_factor: u32,
     pub(crate) reserved: u32,
 }
 

@@ -26,6 +26,7 @@ use super::order::StreamOrder;
 use super::outcome::ticket;
 use super::places::Places;
 use super::posting::{Health, Posting};
+use super::quotient::factor;
 use super::routing::RoutingTable;
 use super::sizes::{DispatchTiling, Sizes};
 use super::waits::{Turn, Waits};
@@ -238,18 +239,26 @@ impl Engine {
             slots: self.sizes.slots,
             objector: self.exchange.world_rank(),
             group_count: self.exchange.groups,
+            local: self.exchange.shape.local_experts(),
+            local_factor: factor(self.exchange.shape.local_experts()),
             text: room,
         }
     }
 
     /// How a dispatch of rows moves them, if it does not cast them.
-    pub(super) fn dispatch_tiling(&self, row: &RowFormat, layout: Layout) -> DispatchTiling {
-        let links = match layout {
-            Layout::Flat => self.launcher.kernels.rows == Rows::Tma,
-            // Half of the warps spread the rows that arrive: see `tiles.cuh`.
-            _ => !self.exchange.path.puts() && self.exchange.groups == 1,
+    pub(super) fn dispatch_tiling(
+        &self,
+        row: &RowFormat,
+        layout: Layout,
+        blocks: u32,
+    ) -> DispatchTiling {
+        let moving = match layout {
+            Layout::Flat if self.launcher.kernels.rows == Rows::Tma => Moving::Links,
+            Layout::ExpertMajor { .. } | Layout::Packed if self.has_tiles() => {
+                Moving::Tiles { blocks }
+            }
+            _ => Moving::Any,
         };
-        let moving = if links { Moving::Links } else { Moving::Any };
         DispatchTiling::new(&self.exchange, row, self.launcher.block, moving)
     }
 

@@ -45,6 +45,7 @@ mod places;
 mod posting;
 mod push;
 mod queue;
+mod quotient;
 mod received;
 mod region_order;
 mod routing;

@@ -97,11 +97,11 @@ impl Engine {
         let launch = self.staged_launch(&sizes, dispatch.common.input_rows);
         let apart = phases == SENDS;
         let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
-        let staging = sizes.arguments(phases, by_role, &call);
+        let staging = sizes.arguments(&self.exchange.shape, phases, by_role, &call);
         let arguments = StagedDispatchArgs { dispatch: *dispatch, staging };
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(kernel, launch, &arguments, slot)? };
-        let staging = sizes.arguments(RECEIVES, 0, &call);
+        let staging = sizes.arguments(&self.exchange.shape, RECEIVES, 0, &call);
         self.routing.halves[slot] = match apart {
             true => StagedHalf::Dispatch(StagedDispatchArgs { staging, ..arguments }),
             false => StagedHalf::None,
@@ -175,7 +175,7 @@ impl Engine {
         let function = kernels.combine(&combine, kind);
         let launch = self.staged_launch(&sizes, state.tokens);
         let of = StagedCall { waited_ns: call.waited_ns as u64, ..self.staged_call() };
-        let staging = sizes.arguments(phases, 0, &of);
+        let staging = sizes.arguments(&self.exchange.shape, phases, 0, &of);
         let arguments = StagedCombineArgs {
             combine,
             merge,
@@ -188,7 +188,7 @@ impl Engine {
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest is held by
         // the handle.
         unsafe { self.launch(function, launch, &arguments, slot)? };
-        let staging = sizes.arguments(RECEIVES, 0, &of);
+        let staging = sizes.arguments(&self.exchange.shape, RECEIVES, 0, &of);
         self.routing.halves[slot] = match phases {
             SENDS => StagedHalf::Combine(StagedCombineArgs { staging, ..arguments }, kind),
             _ => StagedHalf::None,
@@ -231,7 +231,8 @@ impl Engine {
     /// rows are staged.
     pub(super) fn refuse_staged(&self, operation: u64, common: &Common) -> Result<bool> {
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Ok(false) };
-        let staging = sizes.arguments(SENDS | RECEIVES, 0, &self.staged_call());
+        let staging =
+            sizes.arguments(&self.exchange.shape, SENDS | RECEIVES, 0, &self.staged_call());
         let launch = Launch::of_threads(1, THREADS, sizes.shared(&self.exchange.shape));
         let slot = self.routing.slot(operation);
         let arguments = StagedRefusalArgs { common: *common, staging };

@@ -194,7 +194,7 @@ __device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up&
   const Common& c = args.combine.c;
   const MergeArgs& m = args.merge;
   u32 lane = lane_id(), pieces = (u32)(m.row_bytes / 16);
-  u32 source = owed.from / c.max_tokens, token = owed.from - source * c.max_tokens;
+  u32 source = quotient(owed.from, c.max_tokens, args.staging.tokens_factor), token = owed.from - source * c.max_tokens;
   if (source >= c.ranks || is_left_out(args.staging, source)) return;
   i32 slot = owed.slot;
   float weight = dispatched_weight(args, slot);

@@ -248,7 +248,7 @@ __device__ TY_COLD void miss_row(const StagedDispatchArgs& args, u8* region, u32
   PackedOutput out(args.dispatch, region);
   if (threadIdx.x != 0) return;
   out.array<u32>(out.at.landed_source)[number] = from;
-  store_relaxed(settled_word(c, args.staging, kGaps, from / c.max_tokens), (u64)c.epoch());
+  store_relaxed(settled_word(c, args.staging, kGaps, quotient(from, c.max_tokens, args.staging.tokens_factor)), (u64)c.epoch());
 }
 
 // Clears the places of a source that has stopped midway: none of its rows counts. One block, behind all others.
@@ -341,7 +341,9 @@ struct KeptRow {
       : row(last), named(~0u) {
     u32 lane = lane_id(), tokens = a.c.tokens(), step = part.sending.step;
     KeptTokens kept(part, tokens);
-    token = kept.first + (part.sending.first + step - kept.first % step) % step;
+    // The first tokens are those of the first blocks, and it is seldom that there are more.
+    u32 before = kept.first == 0 ? 0 : kept.first % step;
+    token = kept.first + part.sending.first - before + (part.sending.first < before ? step : 0);
     bool has = part.keeps_own() && token < tokens;
     i32 expert = has && lane < a.c.topk ? sent.picks[token * a.c.topk + lane] : -1;
     u32 local = (u32)expert - a.c.rank * sent.local;

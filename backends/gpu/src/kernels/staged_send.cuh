@@ -107,12 +107,12 @@ __device__ TY_INLINED u64 read_routing(const StagedDispatchArgs& args, const Sen
   u32 topk = a.c.topk, pairs = tokens * topk;
   bool twice = false;
   auto take = [&](u32 i, i64 found) {
-    u32 token = i / topk, mine = 1u << token % kTallied, word = token / kTallied;
+    u32 token = quotient(i, topk, s.topk_factor), mine = 1u << token % kTallied, word = token / kTallied;
     bool none = found >= (i64)t.experts;
     if (none) atomic_min(t.problem, (u64)token << 16 | (i - token * topk) << 8 | kNoExpert);
     i32 expert = none || found < 0 ? -1 : (i32)found;
     // An expert that a mask leaves out: the combine counts it as missing.
-    if (expert >= 0 && is_left_out(s, expert / t.local)) expert = -2 - expert;
+    if (expert >= 0 && is_left_out(s, a.c.rank_of((u32)expert))) expert = -2 - expert;
     t.picks[i] = expert;
     if (expert < 0) return;
     twice |= (atomic_or(&t.sets[expert * t.words + word], mine) & mine) != 0;
@@ -242,7 +242,7 @@ __device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up
   u32 token = sent.token;
   u64 from = (u64)token * topk + lane, place = place_of(a.c, a.c.rank, token);
   i32 expert = lane < topk ? t.picks[from] : -1;
-  u32 rank = expert >= 0 ? (u32)expert / t.local : 0;
+  u32 rank = expert >= 0 ? a.c.rank_of((u32)expert) : 0;
   Lanes leaders = ballot(stands_for(expert >= 0 && !(sent.kept && rank == a.c.rank), rank));
   u32 key = key_of(row.piece, pieces);
 #pragma unroll 1
@@ -275,13 +275,13 @@ __device__ TY_INLINED void report_counts(const StagedDispatchArgs& args, const U
   };
 #pragma unroll 1
   for (u32 e = portion.first + portion.step * threadIdx.x; e < t.experts; e += portion.step * blockDim.x) {
-    u32 d = e / t.local;
+    u32 d = c.rank_of(e);
     report(d, t.words + e - d * t.local, t.size(e));
   }
   u32 wave = block_waves() - 1 - wave_id();
 #pragma unroll 1
   for (u32 i = portion.first + portion.step * wave; i < t.ranks * t.words; i += portion.step * block_waves()) {
-    u32 d = i / t.words, word = i - d * t.words, set = t.going(d, word);
+    u32 d = quotient(i, t.words, args.staging.words_factor), word = i - d * t.words, set = t.going(d, word);
     if (lane_id() == 0) report(d, word, set);
   }
 }

@@ -182,12 +182,15 @@ class Heads {
     u64 epoch = (u64)c.epoch() << 32;
     // Peers first; word 0 of the own head comes last.
 #pragma unroll 1
-    for (u32 i = threadIdx.x; i < c.ranks * all; i += blockDim.x) {
-      u32 next = i / all, w = i - next * all, peer = (c.rank + 1 + next) % c.ranks;
-      u32 value = w < words ? head_word(c, h, w, peer, rows_for) : text_word(c, h.verdict, w - words, topk_idx);
-      u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
+    for (u32 next = wave_id(); next < c.ranks; next += block_waves()) {
+      u32 behind = c.rank + 1 + next, peer = behind < c.ranks ? behind : behind - c.ranks;
       if (is_left_out(staging_, peer)) continue;
-      if (peer != c.rank || w != 0) store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
+#pragma unroll 1
+      for (u32 w = lane_id(); w < all; w += kWave) {
+        u32 value = w < words ? head_word(c, h, w, peer, rows_for) : text_word(c, h.verdict, w - words, topk_idx);
+        u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
+        if (peer != c.rank || w != 0) store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
+      }
     }
     if (last() && given_up_ == 0)
       store_relaxed(entry_word(c, up, c.rank, c.rank, 0), epoch | head_word(c, h, 0, c.rank, rows_for));

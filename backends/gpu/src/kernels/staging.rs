@@ -6,6 +6,7 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use super::args::{HEAD, MOST_PIECES, Masking, Staging, THREADS};
 use super::exchange::{Exchange, Scope};
 use super::limits::unsupported;
+use super::quotient::factor;
 use super::sizes::KEPT;
 use crate::config::Decode;
 
@@ -111,7 +112,13 @@ impl StagingSizes {
     }
 
     /// The arguments of a kernel.
-    pub(super) fn arguments(&self, phases: u32, senders: u32, of: &StagedCall) -> Staging {
+    pub(super) fn arguments(
+        &self,
+        shape: &Shape,
+        phases: u32,
+        senders: u32,
+        of: &StagedCall,
+    ) -> Staging {
         Staging {
             words: self.words,
             records: self.records,
@@ -126,6 +133,10 @@ impl StagingSizes {
             expert_totals: of.expert_totals,
             scale_stride: of.scale_stride,
             source_step: of.source_step,
+            topk_factor: factor(shape.topk),
+            tokens_factor: factor(shape.max_tokens),
+            words_factor: factor(self.token_words),
+            report_factor: factor(self.token_words + shape.local_experts()),
             reserved: 0,
         }
     }

@@ -111,8 +111,8 @@ const MASKING_MUTANTS: [Mutant; 6] = [
     ),
     (
         "rows are sent to a rank that is left out",
-        "    if (expert >= 0 && is_left_out(s, expert / t.local))",
-        "    if (model::mutant != 5 && expert >= 0 && is_left_out(s, expert / t.local))",
+        "    if (expert >= 0 && is_left_out(s, a.c.rank_of((u32)expert)))",
+        "    if (model::mutant != 5 && expert >= 0 && is_left_out(s, a.c.rank_of((u32)expert)))",
     ),
     (
         "sums wait for a rank that is left out",

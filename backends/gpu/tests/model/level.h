@@ -21,6 +21,9 @@ constexpr u64 kArenaBytes = 8 << 20, kStagingAt = 4 << 20;
 constexpr u64 kLandingAt = 6 << 20, kYAt = 5 << 20;
 constexpr u32 kQueues = std::max(1, TY_QUEUES);
 
+// As the host computes it: see `quotient`.
+inline u32 factor_of(u32 by) { return by > 1 ? ~0u / by + 1 : 0; }
+
 // The fault of a transport, where the model shows that it is noticed. kWaits is a fault of the
 // kernels: waits end soon.
 enum class Fault { kNone, kSignalFirst, kLost, kDoneEarly, kWrongQueue, kWaits };
@@ -112,6 +115,7 @@ struct Rank : Inputs {
     c.cap_ns = ends ? 3'000'000'000ull : 300'000'000'000ull;
     c.signature = signature;
     c.rank = me, c.ranks = s.ranks, c.experts = s.experts, c.topk = s.topk;
+    c.local = s.experts / s.ranks, c.local_factor = factor_of(c.local);
     c.max_tokens = s.max_tokens, c.input_rows = tokens, c.slots = kSlots;
     c.objector = me, c.group_count = s.groups;
     // The host's own numbers, which differ from the device's.

@@ -39,6 +39,8 @@ Staging staging_of(const Rank& r, Way way) {
   u32 ranks = r.s.ranks, most = r.s.max_tokens;
   s.token_words = (most + 31) / 32;
   s.record_pitch = 16 * (1 + r.s.topk);
+  s.topk_factor = factor_of(r.s.topk), s.tokens_factor = factor_of(most);
+  s.words_factor = factor_of(s.token_words), s.report_factor = factor_of(s.token_words + r.s.local());
   // Sums that are rounded once are staged as f32.
   s.row_pitch = align_128(2 * r.s.row_bytes + 4 * r.s.scale_words + 16);
   s.words = kStagedAt;
