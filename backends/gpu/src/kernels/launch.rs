@@ -67,7 +67,7 @@ pub(super) struct Roles {
 impl Roles {
     /// Rows of a share of a tile: few where there are many warps to spread them.
     pub(super) fn part_rows(self) -> u32 {
-        if self.pushers > 0 { 2 } else { 8 }
+        if self.pushers > 0 { 1 } else { 8 }
     }
 }
 
@@ -78,10 +78,10 @@ const LEAST_BLOCKS: u32 = 24;
 /// Blocks that cast rows as fast as a link carries them. On H100, rows of 7168 channels took 16 blocks 213 µs and 24
 /// blocks 146, and the link 87.
 const CASTING: u32 = 40;
-/// With fewer blocks, a separate kernel merges expert rows. Measured on two H100 with 4096 tokens: one kernel
-/// took 316, 384, 724 and 1399 µs with 132, 64, 32 and 16 blocks. Two kernels took 615 µs with 16 blocks, and
-/// 403 µs with 132 blocks that merge and 16 that pull.
-const LEAST_FUSED: u32 = 96;
+/// With fewer blocks, a separate kernel merges expert rows. Measured on two H200 with 4096 tokens: one kernel took
+/// 210, 235, 344, 440 and 630 µs with 132, 64, 32, 24 and 16 blocks, and two, of which the second has 16 blocks, took
+/// 344, 391, 447 and 562 µs with 64 to 16 blocks that merge.
+const LEAST_FUSED: u32 = 24;
 
 impl Blocks {
     /// The most blocks that count the tokens of a dispatch.
@@ -347,7 +347,7 @@ mod tests {
         assert_eq!([8000, 200, 1, 0].map(of), [Some(132), Some(100), Some(16), Some(16)]);
         assert_eq!(BLOCKS.of_fused(false, 8000), None);
         let set = |local| Blocks { local, local_is_set: true, ..BLOCKS };
-        assert_eq!(set(96).of_fused(false, 8000), Some(96));
-        assert_eq!(set(95).of_fused(true, 8000), None);
+        assert_eq!(set(24).of_fused(false, 8000), Some(24));
+        assert_eq!(set(23).of_fused(true, 8000), None);
     }
 }

@@ -16,6 +16,8 @@ const CAST_CHANNELS: u64 = 512;
 pub(super) enum Moving {
     /// By bulk copies, each to one place of a rank.
     Links,
+    /// As `Links`, while other warps of so many blocks spread rows that arrive: see `tiles.cuh`.
+    Tiles { blocks: u32 },
     /// In any other way.
     Any,
     /// Rows of channels of this many bytes are cast on the way.
@@ -59,8 +61,9 @@ pub(super) mod tests {
     use super::*;
 
     /// Every way in which rows move.
-    pub(in super::super) const MOVING: [Moving; 4] = [
+    pub(in super::super) const MOVING: [Moving; 5] = [
         Moving::Links,
+        Moving::Tiles { blocks: 132 },
         Moving::Any,
         Moving::Cast { channel_bytes: 2 },
         Moving::Cast { channel_bytes: 4 },

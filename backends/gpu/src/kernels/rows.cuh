@@ -302,7 +302,7 @@ class Stages {
 // time: to make stores visible to others takes as long as to move a piece.
 class Uncounted {
  public:
-  static constexpr u32 kMost = 6;
+  static constexpr u32 kMost = 14;
 
   __device__ u32 held() const { return held_; }
   __device__ void add(u32 token) {

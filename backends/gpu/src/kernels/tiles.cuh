@@ -170,7 +170,7 @@ __device__ TY_INLINED void spread_tiles(const DispatchArgs& a, const Up& up, con
                              Mover& mover, u8* stages, Guard& guard) {
   u32 warp = wave_id();
   SpreadArgs s = spread_of(a, up, t);
-  bool moves = warp < a.movers, ok;
+  bool moves = warp < a.movers, ok = true;
   if (moves) mover.move();
   if (a.zero_padding && warp >= kWarps - kMetadataWarps) zero_paddings(a, t, s);
 #if TY_ROWS_TMA
@@ -182,8 +182,10 @@ __device__ TY_INLINED void spread_tiles(const DispatchArgs& a, const Up& up, con
   } else
 #endif
   {
+    // Beside copies that the link delays, these would queue behind them.
+    bool pushes = !moves && blockIdx.x < a.pushers;
     VectorCopier rows;
-    ok = spread_parts(a, up, t, s, rows, guard);
+    ok = pushes || spread_parts(a, up, t, s, rows, guard);
   }
   if (!ok && lane_id() == 0) a.c.state->stopped = 1;
 }
