@@ -9,7 +9,8 @@ use pyo3::types::{PyDict, PyTuple};
 use tokenyard_core::communicator::{Arriving, CombineInput, Received, TensorRef};
 use tokenyard_core::moe::DType;
 
-use crate::dlpack::{self, Leaving};
+use crate::anchors::Anchor;
+use crate::dlpack::{self, Leaving, WithGil};
 use crate::dtype;
 use crate::owned::Owned;
 use crate::tensor::{Elements, Tensor};
@@ -161,6 +162,22 @@ impl Array {
         }
     }
 
+    /// A capsule for a library that reads FP8 or not. `record` is found by the address as long as the memory is used.
+    pub(crate) fn into_capsule(
+        self,
+        py: Python<'_>,
+        keeps_fp8: bool,
+        record: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let device = self.device_pair();
+        let Self { data, dtype, shape, strides, claim, .. } = self;
+        let _claim: Box<dyn std::any::Any + Send> = match record {
+            None => Box::new(claim),
+            Some(record) => Box::new(WithGil::new((claim, Anchor::new(data as usize, record)))),
+        };
+        Leaving { data, dtype, shape, strides, device, keeps_fp8, _claim }.capsule(py, false)
+    }
+
     fn device_pair(&self) -> (i32, i32) {
         self.device.map_or((dlpack::CPU, 0), |device| (dlpack::CUDA, device))
     }
@@ -269,10 +286,9 @@ impl Array {
         this.leaving().capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
     }
 
-    /// The capsule of `__dlpack__(stream=-1)`. `keeps_fp8`: FP8 leaves as such, for a library that reads it.
-    #[pyo3(signature = (keeps_fp8=false))]
-    fn _capsule(&self, py: Python<'_>, keeps_fp8: bool) -> PyResult<Py<PyAny>> {
-        Leaving { keeps_fp8, ..self.leaving() }.capsule(py, false)
+    /// The capsule of `__dlpack__(stream=-1)`.
+    fn _capsule(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.leaving().capsule(py, false)
     }
 
     /// Numpy's description of an array of the host: where it lies. AttributeError for memory of a device.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{
     Arriving, CallerMemory, Handle as CoreHandle, Received as CoreReceived, TensorRef,
@@ -138,6 +140,19 @@ impl Received {
     fn is_flat(&self) -> bool {
         self.layout == Layout::Flat
     }
+
+    /// The array of a name, if it is there.
+    fn named(&self, name: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
+        Ok(match name.cast::<PyString>()?.to_str()? {
+            "x" => self.x(),
+            "scales" => self.scales(),
+            "weights" => self.weights(),
+            "source" => self.source(),
+            "expert_counts" => self.expert_counts(),
+            "ranges" => self.ranges(),
+            name => return Err(PyValueError::new_err(format!("found a name of no array: {name}"))),
+        })
+    }
 }
 
 #[pymethods]
@@ -248,6 +263,27 @@ impl Received {
     #[getter]
     fn totals(&self) -> Option<Array> {
         self.list(self.core.totals())
+    }
+
+    /// Arrays by their names, as objects of a library, made of capsules by its `reader`; None for what is not there. FP8
+    /// leaves as such where the library reads it. `record` is found by the address of the last one while that is used.
+    #[pyo3(signature = (reader, names, keeps_fp8=false, record=None))]
+    fn _tensors<'py>(
+        &self,
+        reader: &Bound<'py, PyAny>,
+        names: &Bound<'py, PyTuple>,
+        keeps_fp8: bool,
+        mut record: Option<Py<PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let py = reader.py();
+        let last = names.len().saturating_sub(1);
+        let read = |(place, name): (usize, Bound<'py, PyAny>)| {
+            let Some(array) = self.named(&name)? else { return Ok(py.None().into_bound(py)) };
+            let record = if place == last { record.take() } else { None };
+            reader.call1((array.into_capsule(py, keeps_fp8, record)?,))
+        };
+        let tensors: Vec<_> = names.iter().enumerate().map(read).collect::<PyResult<_>>()?;
+        PyTuple::new(py, tensors)
     }
 
     /// The source ranks of which rows are left out because they were lost, in order.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PyString, PyTuple};
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{CallerMemory, TensorMut, TensorRef};
 use tokenyard_core::moe::DType;
@@ -65,9 +65,11 @@ impl Tensor {
         if let Ok(array) = object.cast::<Array>() {
             return Ok(array.get().tensor(name));
         }
-        let is_torch = has(intern!(py, "data_ptr")) && has(intern!(py, "stride"));
-        let read = if is_torch && has(intern!(py, "device")) {
-            Self::like_torch(name, object)
+        let data_ptr = object.getattr(intern!(py, "data_ptr")).ok();
+        let methods = data_ptr.zip(object.getattr(intern!(py, "stride")).ok());
+        let methods = methods.filter(|_| has(intern!(py, "device")));
+        let read = if let Some((data_ptr, stride)) = methods {
+            Self::like_torch(name, object, &data_ptr, &stride)
         } else if has(intern!(py, "__array_interface__")) {
             Self::like_numpy(name, object)
         } else if has(intern!(py, "__dlpack__")) && has(intern!(py, "__dlpack_device__")) {
@@ -91,8 +93,13 @@ impl Tensor {
         if object.is_none() { Ok(None) } else { Self::read(name, object).map(Some) }
     }
 
-    /// A tensor of a library whose objects are like torch's.
-    fn like_torch(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Result<Self>> {
+    /// A tensor of a library whose objects are like torch's, by its `data_ptr` and `stride`.
+    fn like_torch(
+        name: &'static str,
+        object: &Bound<'_, PyAny>,
+        data_ptr: &Bound<'_, PyAny>,
+        stride: &Bound<'_, PyAny>,
+    ) -> PyResult<Result<Self>> {
         let py = object.py();
         let named = object.getattr(intern!(py, "dtype"))?;
         let Some(dtype) = dtype::of_object(&named)? else {
@@ -107,10 +114,10 @@ impl Tensor {
         };
         Ok(Ok(Self {
             name,
-            data: object.call_method0(intern!(py, "data_ptr"))?.extract::<usize>()? as *mut u8,
+            data: data_ptr.call0()?.extract::<usize>()? as *mut u8,
             dtype,
-            shape: object.getattr(intern!(py, "shape"))?.extract()?,
-            strides: object.call_method0(intern!(py, "stride"))?.extract()?,
+            shape: lengths(&object.getattr(intern!(py, "shape"))?)?,
+            strides: lengths(&stride.call0()?)?,
             device,
             is_read_only: false,
             _keeper: Keeper::Object(object.clone().unbind()),
@@ -371,6 +378,35 @@ impl Tensor {
     fn named(&self, error: &tokenyard_core::Error) -> tokenyard_core::Error {
         invalid(format!("{}: {}", self.name, error.message()))
     }
+}
+
+/// A sequence of integers. Nearly all are tuples, whose elements need no iterator of Python.
+fn lengths(object: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    match object.cast::<PyTuple>() {
+        Ok(tuple) => tuple.iter_borrowed().map(|length| length.extract()).collect(),
+        Err(_) => object.extract(),
+    }
+}
+
+/// Whether a tensor, as torch's are, has one of the types and the shape; None stands for any length.
+#[pyfunction]
+pub(crate) fn _fits(
+    tensor: &Bound<'_, PyAny>,
+    dtypes: &Bound<'_, PyTuple>,
+    shape: &Bound<'_, PyTuple>,
+) -> PyResult<bool> {
+    let py = tensor.py();
+    let dtype = tensor.getattr(intern!(py, "dtype"))?;
+    let found = tensor.getattr(intern!(py, "shape"))?.cast_into::<PyTuple>()?;
+    if found.len() != shape.len() || !dtypes.iter().any(|one| one.is(&dtype)) {
+        return Ok(false);
+    }
+    for (length, wanted) in found.iter().zip(shape.iter()) {
+        if !wanted.is_none() && !wanted.is(&length) && !wanted.eq(length)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// JAX takes -1 for a stream, and asks the driver for it.

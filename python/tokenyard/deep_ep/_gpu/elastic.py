@@ -25,7 +25,8 @@ from .tensors import (
     name_stream,
     read,
     stays_in_arena,
-    take,
+    take_all,
+    typed,
 )
 
 
@@ -203,19 +204,18 @@ def _give(
     most = sizes.tokens * opened.communicator.ranks * routed.x.shape[1] * routed.x.element_size()
     most *= min(sizes.topk, local) if call.is_expanded else 1
     stays = stays_in_arena(opened, stream, call.reference, most)
-    x = take(received.x, routed.x.dtype)
-    weights = None if received.weights is None else take(received.weights)
-    scales, ids = None, None
+    x, weights, scales = take_all(received, ("x", "weights", "scales"), routed.x.dtype)
+    ids = None
     wanted = dict(wanted)
     if routed.scales is not None and call.is_column_major:
-        rows, columns = received.scales.shape
+        rows, columns = scales.shape
         # Columns start at multiples of 16 bytes.
         pitch = align(rows, 4)
         memory = torch.empty((columns, pitch), dtype=routed.scales.dtype, device=device)
         wanted["scale_columns"] = memory
         scales = memory.as_strided((rows, columns), (1, pitch))
-    elif routed.scales is not None:
-        scales = take(received.scales, routed.scales.dtype)
+    elif scales is not None:
+        scales = typed(scales, routed.scales.dtype)
     if not stays:
         x = wanted["x"] = torch.empty_like(x)
         if weights is not None:

@@ -27,6 +27,8 @@ from .tensors import (
     read,
     stays_in_arena,
     take,
+    take_all,
+    typed,
 )
 
 
@@ -220,8 +222,9 @@ def _rows(
     received: Any, routed: Routed, room: int, stays: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The received rows, and their scales; and of these what is still to be copied."""
-    x = take(received.x, routed.x.dtype)
-    scales = None if routed.scales is None else take(received.scales, routed.scales.dtype)
+    x, scales = take_all(received, ("x", "scales"), routed.x.dtype)
+    if scales is not None:
+        scales = typed(scales, routed.scales.dtype)
     if stays:
         rows = (fit(x, room),) if scales is None else (fit(x, room), fit(scales, room))
         return rows, {}

@@ -1,12 +1,11 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
 import contextlib
-import os
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import tokenyard
-from tokenyard import errors
+from tokenyard._native import _fits
 
 from .._arguments import Library
 from .._arrays import Refusal
@@ -15,9 +14,6 @@ from .._torch import torch
 from .streams import CallStream
 
 Call = TypeVar("Call", bound=Any)
-
-OUTPUT_VARIABLE = "TOKENYARD_OUTPUT"
-OUTPUTS = ("auto", "arena", "copy")
 
 
 @dataclass
@@ -39,20 +35,17 @@ def read(name: str, tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | Non
     """The tensor, if it has one of the types and the shape; None stands for any length. Raises Refusal."""
     if not isinstance(tensor, torch.Tensor):
         raise Refusal(f"{name}: found {type(tensor).__name__}; expected a tensor of torch")
+    if not _fits(tensor, dtypes, shape):
+        raise Refusal(f"{name}: {_misfit(tensor, dtypes, shape)}")
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _misfit(tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]) -> str:
     if tensor.dtype not in dtypes:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise Refusal(f"{name}: found type {tensor.dtype}; expected {names}")
-    found = tensor.shape
-    is_other = found != shape
-    if is_other and len(found) == len(shape):
-        is_other = any(
-            wanted is not None and length != wanted
-            for length, wanted in zip(found, shape, strict=True)
-        )
-    if is_other:
-        wanted = ", ".join("any" if length is None else str(length) for length in shape)
-        raise Refusal(f"{name}: found shape {list(tensor.shape)}; expected [{wanted}]")
-    return tensor.detach() if tensor.requires_grad else tensor
+        return f"found type {tensor.dtype}; expected {names}"
+    wanted = ", ".join("any" if length is None else str(length) for length in shape)
+    return f"found shape {list(tensor.shape)}; expected [{wanted}]"
 
 
 _libraries: dict[Any, Library] = {}
@@ -120,7 +113,7 @@ _fp8_readers: dict[Any, bool] = {}
 
 
 def _reads_fp8() -> bool:
-    """Whether torch reads FP8 by DLPack. Older versions get bytes, of which `take` makes a view."""
+    """Whether torch reads FP8 by DLPack. Older versions get bytes, of which `take_all` makes a view."""
     found = _fp8_readers.get(torch)
     if found is None:
         one = torch.empty(1, dtype=torch.float8_e4m3fn)
@@ -132,24 +125,25 @@ def _reads_fp8() -> bool:
     return found
 
 
-def take(array: tokenyard.Array, dtype: Any = None) -> Any:
+def take(array: tokenyard.Array) -> Any:
     """An array of tokenyard as a tensor, without a copy. Its order with streams is the caller's."""
-    keeps_fp8 = dtype is torch.float8_e4m3fn and _reads_fp8()
     # torch's public function asks what it is given, and then calls this one.
-    tensor = torch._C._from_dlpack(array._capsule(keeps_fp8))
-    return tensor if dtype is None or tensor.dtype == dtype else tensor.view(dtype)
+    return torch._C._from_dlpack(array._capsule())
 
 
-def output_mode() -> str:
-    """`TOKENYARD_OUTPUT`: whether outputs lie in the arena, or in memory of torch."""
-    mode = os.environ.get(OUTPUT_VARIABLE, "auto")
-    if mode not in OUTPUTS:
-        raise errors.ConfigError(
-            f"{OUTPUT_VARIABLE}: found {mode!r}; expected auto, arena or copy",
-            kind="config",
-            operation="read environment",
-        )
-    return mode
+def take_all(
+    received: Any, names: tuple[str, ...], dtype: Any, record: object = None
+) -> tuple[Any, ...]:
+    """Arrays of an output as tensors, as `take`; the first has a type of torch, and None stands for one that is not
+    there. `record` belongs to the memory of the last one."""
+    keeps_fp8 = dtype is torch.float8_e4m3fn and _reads_fp8()
+    tensors = received._tensors(torch._C._from_dlpack, names, keeps_fp8, record)
+    return tensors if tensors[0].dtype == dtype else (tensors[0].view(dtype), *tensors[1:])
+
+
+def typed(tensor: Any, dtype: Any) -> Any:
+    """The same bytes as elements of a type. An operation of torch where that is another one."""
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 def stays_in_arena(opened: Opened, call: CallStream, x: Any, worst_bytes: int) -> bool:
@@ -158,9 +152,8 @@ def stays_in_arena(opened: Opened, call: CallStream, x: Any, worst_bytes: int) -
     `auto` gives it so under three conditions. The call is on the stream on which the caller goes on. No gradient is
     recorded, which would hold the output for long. The arena has room for two more of the largest.
     """
-    mode = output_mode()
-    if mode != "auto":
-        stays = mode == "arena"
+    if opened.output != "auto":
+        stays = opened.output == "arena"
     elif call.is_captured:
         stays = True
     elif call.is_async or x.requires_grad:
@@ -178,10 +171,11 @@ def name_stream(opened: Opened, call: CallStream) -> None:
     """
     if call.raw is None:
         return
-    opened.streams.update((call.raw, call.current_raw))
-    others = opened.streams - {call.raw}
-    if others and opened.lends and not call.is_captured:
-        opened.communicator.release_after(list(others))
+    streams = opened.streams
+    streams.add(call.raw)
+    streams.add(call.current_raw)
+    if len(streams) > 1 and opened.lends and not call.is_captured:
+        opened.communicator.release_after([other for other in streams if other != call.raw])
 
 
 _dummies: dict[Any, Any] = {}
