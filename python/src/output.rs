@@ -265,8 +265,8 @@ impl Received {
         self.list(self.core.totals())
     }
 
-    /// Arrays by their names, as objects of a library, made of capsules by its `reader`; None for what is not there. FP8
-    /// leaves as such where the library reads it. `record` is found by the address of the last one while that is used.
+    /// Arrays by their names, as objects of a library, made of capsules by its `reader`; None for what is not there.
+    /// `keeps_fp8`: FP8 leaves as such. `record` is found by the address of the last array while its memory is used.
     #[pyo3(signature = (reader, names, keeps_fp8=false, record=None))]
     fn _tensors<'py>(
         &self,

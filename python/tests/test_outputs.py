@@ -1,4 +1,4 @@
-"""What the drop-in asks of the native module for its tensors: several arrays at once, records of memory, checks."""
+"""The native module's part in tensors of the drop-in: several arrays at once, records of memory, checks."""
 
 import gc
 import weakref

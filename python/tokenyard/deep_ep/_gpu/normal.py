@@ -8,7 +8,7 @@ from tokenyard import errors
 from .. import _handles
 from .._arguments import DispatchCall, first_tokens, read_bias, read_routing, read_rows
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Received, Sizes, sizes_of
+from .._engine import Engine, Opened, Sizes, sizes_of
 from .._routing import check_experts
 from .._torch import torch
 from ..utils.event import EventOverlap
@@ -107,35 +107,32 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
     if routing.ids is None:
         ranks = torch.arange(engine.ranks, device=x.device)
         ids = torch.where(routing.is_in, ranks, -1)
-        sizes = sizes_of(engine.ranks, engine.ranks, hidden, most, sms=call.sms)
+        sizes = sizes_of(engine.ranks, engine.ranks, hidden, most, None, False, call.sms)
         expect_device(x, scales=scales, is_token_in_rank=routing.is_in)
         return sizes, Routed(x, scales, ids, None)
     ids, weights = routing.ids, routing.weights
     expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights)
-    sizes = sizes_of(routing.experts, ids.shape[1], hidden, most, named, sms=call.sms)
+    sizes = sizes_of(routing.experts, ids.shape[1], hidden, most, named, False, call.sms)
     return sizes, Routed(x, scales, ids, weights)
 
 
 def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
     """A dispatch without a handle; the last item is its event."""
     stream = CallStream(device_of(adopt(call).reference), timing)
-    kept: list[tuple[Routed, bool]] = []
 
-    def send(opened: Opened, routed: Routed) -> Received:
+    def send(opened: Opened, routed: Routed) -> tuple[Routed, bool, Any]:
         no_sync = bool(call.num_worst_tokens) and opened.takes("without_sync")
-        kept[:] = [(routed, not no_sync)]
         name_stream(opened, stream)
-        return Received(
-            opened.communicator.dispatch(
-                routed.x,
-                routed.ids,
-                routed.weights,
-                scales=routed.scales,
-                worst_case=no_sync,
-                stream=stream.raw,
-                without_sync=no_sync,
-            )
+        sent = opened.communicator.dispatch(
+            routed.x,
+            routed.ids,
+            routed.weights,
+            scales=routed.scales,
+            worst_case=no_sync,
+            stream=stream.raw,
+            without_sync=no_sync,
         )
+        return routed, not no_sync, sent
 
     if not call.num_worst_tokens and stream.is_captured:
         raise errors.InvalidInputError(
@@ -144,22 +141,23 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, .
             operation="capture graph",
         )
     with stream.inside():
-        opened, (received, native) = engine.dispatch(
+        opened, (routed, has_sync, (received, native)) = engine.dispatch_sent(
             lambda: _read_dispatch(engine, call), send, "flat"
         )
-        routed, has_sync = kept[0]
         given = call.num_worst_tokens or received.tokens
         record = Record(opened, native, given, has_sync)
         outputs = _give(call, record, received, routed, stream)
         handle = _make_handle(engine, call, record, outputs)
         per_expert = _counts_list(engine, call, record, received, stream)
     rows, ids, weights = outputs.rows, outputs.ids, outputs.weights
-    given_rows = rows if isinstance(rows, tuple) else (rows,)
-    event = stream.finish(
-        (*_tensors(call), routed.x, routed.scales, routed.ids, routed.weights),
-        # The allocator does not know the handle's tensor over `ends`.
-        (*given_rows, ids, weights, outputs.ends, *handle),
-    )
+    event = EventOverlap()
+    if stream.is_async:
+        given_rows = rows if isinstance(rows, tuple) else (rows,)
+        event = stream.finish(
+            (*_tensors(call), routed.x, routed.scales, routed.ids, routed.weights),
+            # The allocator does not know the handle's tensor over `ends`.
+            (*given_rows, ids, weights, outputs.ends, *handle),
+        )
     return rows, ids, weights, per_expert, handle, event
 
 
@@ -188,7 +186,8 @@ def _give(
     # Room for all places that the output has.
     room, device = max(given, received.rows), routed.x.device
     stays = _stays(opened, call, stream, routed.x)
-    rows, wanted = _rows(received, routed, room, stays)
+    x, scales, arrived = take_all(received, ("x", "scales", "weights"), routed.x.dtype)
+    rows, wanted = _rows(x, scales, routed, room, stays)
     # Copies: a handle may live for long, and holds no rows.
     tokens = torch.empty(room, dtype=torch.int32, device=device)
     ends = torch.empty(opened.communicator.ranks, dtype=torch.int32, device=device)
@@ -197,7 +196,7 @@ def _give(
         ids = torch.empty((room, opened.sizes.topk), dtype=torch.int64, device=device)
         wanted["ids"] = ids
         if stays and given == received.rows and record.has_sync:
-            weights = take(received.weights)
+            weights = arrived
         else:
             # Behind the rows that arrived is no weight. Their number may be known to the device alone.
             weights = wanted["weights"] = torch.empty(ids.shape, dtype=torch.float32, device=device)
@@ -219,10 +218,9 @@ def _stays(opened: Opened, call: DispatchCall, stream: CallStream, x: Any) -> bo
 
 
 def _rows(
-    received: Any, routed: Routed, room: int, stays: bool
+    x: Any, scales: Any, routed: Routed, room: int, stays: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The received rows, and their scales; and of these what is still to be copied."""
-    x, scales = take_all(received, ("x", "scales"), routed.x.dtype)
     if scales is not None:
         scales = typed(scales, routed.scales.dtype)
     if stays:
@@ -312,7 +310,9 @@ def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> t
         )
         routed = Routed(x, scales, None, None)
         stays = _stays(opened, call, stream, x)
-        given, wanted = _rows(received, routed, max(record.given, received.rows), stays)
+        room = max(record.given, received.rows)
+        arrived, its_scales = take_all(received, ("x", "scales"), x.dtype)
+        given, wanted = _rows(arrived, its_scales, routed, room, stays)
         if wanted:
             opened.communicator.copy_out(received, stream=stream.raw, **wanted)
         given = tuple(fit(one, record.given) for one in given)

@@ -36,6 +36,13 @@ AT_ONCE = Timing()
 ASYNC = Timing(is_async=True)
 
 
+def timing_of(previous_event: Any, is_async: bool) -> Timing:
+    """The timing of a call. Most calls share theirs."""
+    if previous_event is not None:
+        return Timing(previous_event, is_async)
+    return ASYNC if is_async else AT_ONCE
+
+
 # It has no state.
 _HERE = contextlib.nullcontext()
 

@@ -101,11 +101,10 @@ def adopted(value: Any) -> Any:
 
 def expect_device(reference: Any, **tensors: Any) -> None:
     """Refuses tensors that lie elsewhere: kernels fault on them."""
+    place = reference.device
     for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != reference.device:
-            raise Refusal(
-                f"{name}: found a tensor on {tensor.device}; expected one on {reference.device}"
-            )
+        if tensor is not None and tensor.device != place:
+            raise Refusal(f"{name}: found a tensor on {tensor.device}; expected one on {place}")
 
 
 # Whether a library reads FP8 by DLPack.

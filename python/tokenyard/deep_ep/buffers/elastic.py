@@ -217,7 +217,7 @@ class ElasticBuffer:
             is_column_major=use_tma_aligned_col_major_sf,
         )
         if self._engine.on_device:
-            timing = streams.Timing(previous_event, async_with_compute_stream)
+            timing = streams.timing_of(previous_event, async_with_compute_stream)
             return elastic.dispatch(self._engine, call, timing, previous_event_before_epilogue)
         return (*_elastic.dispatch(self._engine, call), finished(async_with_compute_stream))
 
@@ -246,7 +246,7 @@ class ElasticBuffer:
         refuse_missing("ElasticBuffer.combine", others, ())
         call = _elastic.CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
         if self._engine.on_device:
-            timing = streams.Timing(previous_event, async_with_compute_stream)
+            timing = streams.timing_of(previous_event, async_with_compute_stream)
             return elastic.combine(self._engine, call, timing)
         combined = _elastic.combine(self._engine, call)
         return (*combined, finished(async_with_compute_stream))
