@@ -150,7 +150,7 @@ impl Array {
     }
 
     /// It, to leave with a claim on its memory.
-    fn leaving(&self) -> Leaving {
+    pub(crate) fn leaving(&self) -> Leaving {
         Leaving {
             data: self.data,
             dtype: self.dtype,
@@ -162,20 +162,11 @@ impl Array {
         }
     }
 
-    /// A capsule for a library that reads FP8 or not. `record` is found by the address as long as the memory is used.
-    pub(crate) fn into_capsule(
-        self,
-        py: Python<'_>,
-        keeps_fp8: bool,
-        record: Option<Py<PyAny>>,
-    ) -> PyResult<Py<PyAny>> {
-        let device = self.device_pair();
-        let Self { data, dtype, shape, strides, claim, .. } = self;
-        let _claim: Box<dyn std::any::Any + Send> = match record {
-            None => Box::new(claim),
-            Some(record) => Box::new(WithGil::new((claim, Anchor::new(data as usize, record)))),
-        };
-        Leaving { data, dtype, shape, strides, device, keeps_fp8, _claim }.capsule(py, false)
+    /// It, to leave with a record that is found by its address as long as the memory is used.
+    pub(crate) fn leaving_with(&self, record: Py<PyAny>) -> Leaving {
+        let anchor = Anchor::new(self.data as usize, record);
+        let claim = (Arc::clone(&self.claim), anchor);
+        Leaving { _claim: Box::new(WithGil::new(claim)), ..self.leaving() }
     }
 
     fn device_pair(&self) -> (i32, i32) {
@@ -199,25 +190,6 @@ impl Array {
              on that stream, and let others wait for it"
         )))
     }
-}
-
-/// A capsule over the memory of a tensor, which also keeps `owner` for as long as the memory is used. With `columns`,
-/// the elements of a list are rows of as many equal ones, in the same memory.
-#[pyfunction]
-#[pyo3(signature = (tensor, owner, columns=None))]
-pub(crate) fn _view(
-    py: Python<'_>,
-    tensor: &Bound<'_, PyAny>,
-    owner: Py<PyAny>,
-    columns: Option<i64>,
-) -> PyResult<Py<PyAny>> {
-    let read = Tensor::read("tensor", tensor).map_err(|error| crate::errors::raise(py, &error))?;
-    let mut leaving = read.leaving(owner);
-    if let Some(columns) = columns {
-        leaving.shape.push(columns);
-        leaving.strides.push(0);
-    }
-    leaving.capsule(py, false)
 }
 
 #[pymethods]
@@ -284,11 +256,6 @@ impl Array {
         }
         this.check_stream(stream)?;
         this.leaving().capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
-    }
-
-    /// The capsule of `__dlpack__(stream=-1)`.
-    fn _capsule(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.leaving().capsule(py, false)
     }
 
     /// Numpy's description of an array of the host: where it lies. AttributeError for memory of a device.

@@ -26,7 +26,8 @@ const PLAIN_USED: &CStr = c"used_dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 const VERSIONED_USED: &CStr = c"used_dltensor_versioned";
 
-const MAJOR: u32 = 1;
+/// The version of these structures.
+pub(crate) const MAJOR: u32 = 1;
 const READ_ONLY: u64 = 1;
 
 /// `DLDataType`.
@@ -61,13 +62,27 @@ struct Plain {
 
 /// `DLManagedTensorVersioned`.
 #[repr(C)]
-struct Versioned {
+pub(crate) struct Versioned {
     major: u32,
     minor: u32,
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
     flags: u64,
     tensor: DlTensor,
+}
+
+impl DlTensor {
+    /// A place for a description.
+    pub(crate) const NONE: Self = Self {
+        data: std::ptr::null_mut(),
+        device_type: CPU,
+        device_id: 0,
+        ndim: 0,
+        dtype: DataType::FP8_E4M3,
+        shape: std::ptr::null_mut(),
+        strides: std::ptr::null_mut(),
+        byte_offset: 0,
+    };
 }
 
 impl DataType {
@@ -174,28 +189,39 @@ impl Lent {
 
     /// The element type.
     pub(crate) fn describe(&self) -> Description {
-        // SAFETY: both live until they are given back; so do their arrays, which have `ndim` entries.
+        // SAFETY: both live until they are given back; so do their arrays.
         unsafe {
             let (tensor, flags) = match self {
                 Self::Plain(plain) => (&(*plain.0).tensor, 0),
                 Self::Versioned(versioned) => ((&(*versioned.0).tensor), (*versioned.0).flags),
             };
-            let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
-            let list = |from: *mut i64| match ndim {
-                0 => Vec::new(),
-                _ => std::slice::from_raw_parts(from, ndim).to_vec(),
-            };
-            let shape = list(tensor.shape);
-            let strides =
-                if tensor.strides.is_null() { contiguous(&shape) } else { list(tensor.strides) };
-            Description {
-                data: tensor.data.wrapping_add(tensor.byte_offset as usize),
-                dtype: tensor.dtype.dtype(),
-                shape,
-                strides,
-                device: (tensor.device_type, tensor.device_id),
-                is_read_only: flags & READ_ONLY != 0,
-            }
+            Description::of(tensor, flags)
+        }
+    }
+}
+
+impl Description {
+    /// The description of a tensor.
+    ///
+    /// # Safety
+    /// The arrays of `tensor` are there, and have `ndim` entries.
+    pub(crate) unsafe fn of(tensor: &DlTensor, flags: u64) -> Self {
+        let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
+        let list = |from: *mut i64| match ndim {
+            0 => Vec::new(),
+            // SAFETY: by this function's contract.
+            _ => unsafe { std::slice::from_raw_parts(from, ndim) }.to_vec(),
+        };
+        let shape = list(tensor.shape);
+        let strides =
+            if tensor.strides.is_null() { contiguous(&shape) } else { list(tensor.strides) };
+        Self {
+            data: tensor.data.wrapping_add(tensor.byte_offset as usize),
+            dtype: tensor.dtype.dtype(),
+            shape,
+            strides,
+            device: (tensor.device_type, tensor.device_id),
+            is_read_only: flags & READ_ONLY != 0,
         }
     }
 }
@@ -291,35 +317,43 @@ impl Leaving {
         }
     }
 
+    /// A versioned tensor that owns it, for whoever calls its deleter.
+    pub(crate) fn versioned(mut self) -> *mut Versioned {
+        let managed = Versioned {
+            major: MAJOR,
+            minor: 0,
+            context: std::ptr::null_mut(),
+            deleter: Some(delete_versioned),
+            flags: 0,
+            tensor: self.tensor(),
+        };
+        let exported = Box::into_raw(Box::new(Exported { managed, _leaving: self }));
+        // SAFETY: just made; the deleter finds it there.
+        unsafe {
+            (*exported).managed.context = exported.cast();
+            &raw mut (*exported).managed
+        }
+    }
+
     /// A capsule that owns it.
     pub(crate) fn capsule(mut self, py: Python<'_>, is_versioned: bool) -> PyResult<Py<PyAny>> {
-        let tensor = self.tensor();
         if is_versioned {
-            let managed = Versioned {
-                major: MAJOR,
-                minor: 0,
-                context: std::ptr::null_mut(),
-                deleter: Some(delete_versioned),
-                flags: 0,
-                tensor,
-            };
-            let exported = Box::into_raw(Box::new(Exported { managed, _leaving: self }));
-            // SAFETY: just made; the deleter finds it there.
-            let managed = unsafe {
-                (*exported).managed.context = exported.cast();
-                &raw mut (*exported).managed
-            };
+            let managed = self.versioned();
             // SAFETY: the destructor is for capsules of this name, and the pointer is one of its kind.
             return unsafe { capsule(py, managed.cast(), VERSIONED, drop_versioned) };
         }
-        let managed = Plain { tensor, context: std::ptr::null_mut(), deleter: Some(delete_plain) };
+        let managed = Plain {
+            tensor: self.tensor(),
+            context: std::ptr::null_mut(),
+            deleter: Some(delete_plain),
+        };
         let exported = Box::into_raw(Box::new(Exported { managed, _leaving: self }));
-        // SAFETY: as above.
+        // SAFETY: just made; the deleter finds it there.
         let managed = unsafe {
             (*exported).managed.context = exported.cast();
             &raw mut (*exported).managed
         };
-        // SAFETY: as above.
+        // SAFETY: as for the other one.
         unsafe { capsule(py, managed.cast(), PLAIN, drop_plain) }
     }
 }

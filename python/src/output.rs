@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyTuple};
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{
     Arriving, CallerMemory, Handle as CoreHandle, Received as CoreReceived, TensorRef,
@@ -141,16 +139,16 @@ impl Received {
         self.layout == Layout::Flat
     }
 
-    /// The array of a name, if it is there.
-    fn named(&self, name: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
-        Ok(match name.cast::<PyString>()?.to_str()? {
+    /// The array of a name, or nothing where it is not there. Another name is an error.
+    pub(crate) fn array(&self, name: &str) -> Result<Option<Array>> {
+        Ok(match name {
             "x" => self.x(),
             "scales" => self.scales(),
             "weights" => self.weights(),
             "source" => self.source(),
             "expert_counts" => self.expert_counts(),
             "ranges" => self.ranges(),
-            name => return Err(PyValueError::new_err(format!("found a name of no array: {name}"))),
+            _ => return Err(invalid(format!("names: found {name}, which no array has here"))),
         })
     }
 }
@@ -263,27 +261,6 @@ impl Received {
     #[getter]
     fn totals(&self) -> Option<Array> {
         self.list(self.core.totals())
-    }
-
-    /// Arrays by their names, as objects of a library, made of capsules by its `reader`; None for what is not there.
-    /// `keeps_fp8`: FP8 leaves as such. `record` is found by the address of the last array while its memory is used.
-    #[pyo3(signature = (reader, names, keeps_fp8=false, record=None))]
-    fn _tensors<'py>(
-        &self,
-        reader: &Bound<'py, PyAny>,
-        names: &Bound<'py, PyTuple>,
-        keeps_fp8: bool,
-        mut record: Option<Py<PyAny>>,
-    ) -> PyResult<Bound<'py, PyTuple>> {
-        let py = reader.py();
-        let last = names.len().saturating_sub(1);
-        let read = |(place, name): (usize, Bound<'py, PyAny>)| {
-            let Some(array) = self.named(&name)? else { return Ok(py.None().into_bound(py)) };
-            let record = if place == last { record.take() } else { None };
-            reader.call1((array.into_capsule(py, keeps_fp8, record)?,))
-        };
-        let tensors: Vec<_> = names.iter().enumerate().map(read).collect::<PyResult<_>>()?;
-        PyTuple::new(py, tensors)
     }
 
     /// The source ranks of which rows are left out because they were lost, in order.

@@ -9,10 +9,12 @@ use tokenyard_core::Result;
 use tokenyard_core::communicator::{CallerMemory, TensorMut, TensorRef};
 use tokenyard_core::moe::DType;
 
+use crate::anchors::Anchor;
 use crate::array::{Array, Claim};
 use crate::dlpack::{self, Description, Leaving, Lent, WithGil};
 use crate::dtype;
 use crate::errors::invalid;
+use crate::exchange::Exchange;
 use crate::owned::Owned;
 
 /// The owner of a tensor's memory.
@@ -60,6 +62,10 @@ impl Tensor {
     /// # Errors
     /// An object that is no tensor, or one of a type or a device that is unknown here.
     pub(crate) fn read(name: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
+        let exchange = Exchange::of(&object.get_type());
+        if let Some(tensor) = exchange.and_then(|it| Self::by_exchange(name, object, it)) {
+            return Ok(tensor);
+        }
         let py = object.py();
         let has = |attribute: &Bound<'_, PyString>| object.hasattr(attribute).unwrap_or(false);
         if let Ok(array) = object.cast::<Array>() {
@@ -91,6 +97,30 @@ impl Tensor {
     /// As [`read`](Self::read); `None` is no tensor.
     pub(crate) fn optional(name: &'static str, object: &Bound<'_, PyAny>) -> Result<Option<Self>> {
         if object.is_none() { Ok(None) } else { Self::read(name, object).map(Some) }
+    }
+
+    /// A tensor whose library describes it; nothing where its attributes say more, as for a type that is unknown here.
+    fn by_exchange(
+        name: &'static str,
+        object: &Bound<'_, PyAny>,
+        exchange: Exchange,
+    ) -> Option<Self> {
+        let found = exchange.describe(object).ok()?;
+        let device = match found.device {
+            (dlpack::CPU | dlpack::CUDA_HOST, _) => None,
+            (dlpack::CUDA, id) => Some(id),
+            _ => return None,
+        };
+        Some(Self {
+            name,
+            data: found.data,
+            dtype: found.dtype?,
+            shape: found.shape,
+            strides: found.strides,
+            device,
+            is_read_only: false,
+            _keeper: Keeper::Object(object.clone().unbind()),
+        })
     }
 
     /// A tensor of a library whose objects are like torch's, by its `data_ptr` and `stride`.
@@ -232,20 +262,17 @@ impl Tensor {
         Self { name, data, dtype, shape, strides, device, is_read_only: false, _keeper: keeper }
     }
 
-    /// The tensor, to leave with another owner of its memory.
-    pub(crate) fn leaving(self, owner: Py<PyAny>) -> Leaving {
+    /// The tensor, to leave with a record that is found by its address as long as the memory is used. With `columns`,
+    /// the elements of a list are rows of as many equal ones.
+    pub(crate) fn leaving_with(self, record: Py<PyAny>, columns: Option<i64>) -> Leaving {
         let device = self.device.map_or((dlpack::CPU, 0), |device| (dlpack::CUDA, device));
         let (data, dtype) = (self.data, self.dtype);
-        let (shape, strides) = (self.shape.clone(), self.strides.clone());
-        Leaving {
-            data,
-            dtype,
-            shape,
-            strides,
-            device,
-            keeps_fp8: false,
-            _claim: Box::new(WithGil::new((self, owner))),
-        }
+        let (mut shape, mut strides) = (self.shape.clone(), self.strides.clone());
+        shape.extend(columns);
+        strides.extend(columns.map(|_| 0));
+        let claim = (self, Anchor::new(data as usize, record));
+        let _claim = Box::new(WithGil::new(claim));
+        Leaving { data, dtype, shape, strides, device, keeps_fp8: false, _claim }
     }
 
     pub(crate) fn dtype(&self) -> DType {

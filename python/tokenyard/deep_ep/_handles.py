@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tokenyard._native import _Anchor, _record_at, _view
+from tokenyard._native import _Anchor, _record_at
 
 from ._arrays import Array, Refusal, Tensor, address, is_torch, like
-from ._torch import torch
 
 T = TypeVar("T")
 
@@ -29,15 +28,6 @@ class HostAnchor:
 def anchored(reference: Tensor, array: Array, record: object) -> Tensor:
     """A tensor with the content of `array`, by which `record_of` finds the record."""
     return like(reference, np.asarray(HostAnchor(array, record)))
-
-
-def anchored_tensor(tensor: Tensor, record: object, columns: int | None = None) -> Tensor:
-    """A tensor of torch over the same memory, which is not empty, by which `record_of` finds the record.
-
-    With `columns`, each element of a list is a row of as many.
-    """
-    anchor = _Anchor(tensor.data_ptr(), record)
-    return torch._C._from_dlpack(_view(tensor, anchor, columns))
 
 
 def record_of(handle: Iterable[Any], kind: type[T], place: int = 0) -> T:

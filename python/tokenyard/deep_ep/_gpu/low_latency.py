@@ -15,7 +15,17 @@ from .._routing import check_experts
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import ASYNC, AT_ONCE, CallStream
-from .tensors import adopt, device_of, expect_device, floats, name_stream, read, take, take_all
+from .tensors import (
+    adopt,
+    anchored,
+    device_of,
+    expect_device,
+    floats,
+    name_stream,
+    read,
+    take,
+    take_all,
+)
 
 # The place of the handle's tensor that has the record.
 _RANGES = 1
@@ -58,7 +68,7 @@ class Blocks:
         arrays = take_all(output, _ARRAYS, dtype, record if stays else None)
         if not stays:
             *others, ranges = (None if one is None else torch.empty_like(one) for one in arrays)
-            arrays = *others, _handles.anchored_tensor(ranges, record)
+            arrays = *others, anchored(ranges, record)
         self.x, self.counts, self.source, self.scales, self.ranges = arrays
         if self.scales is not None and not self._has_forms:
             # Column-major, as DeepEP's GEMMs read them.

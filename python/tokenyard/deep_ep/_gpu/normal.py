@@ -17,6 +17,7 @@ from .tensors import (
     Routed,
     adopt,
     adopted,
+    anchored,
     device_of,
     dummy,
     expect_device,
@@ -270,13 +271,13 @@ def _make_handle(
     device = ends.device
     if domains == 1:
         # Only this rank's column is known without another exchange, so all are this one.
-        anchor = _handles.anchored_tensor(ends, record, ranks)
+        anchor = anchored(ends, record, ranks)
         channel = dummy(device, ranks, 1)
         return anchor, channel, channel, outputs.tokens, is_in, dummy(device, tokens, ranks)
     per_domain, per_rank = dummy(device, domains, 1), dummy(device, ranks, 1)
     domain_ends = ends.view(domains, -1)[:, -1].contiguous()
     before = (is_in, per_domain, per_rank, per_domain, domain_ends, per_rank)
-    anchor = _handles.anchored_tensor(ends, record)
+    anchor = anchored(ends, record)
     meta = torch.zeros((record.given, 8), dtype=torch.uint8, device=device)
     heads = dummy(device, tokens, domains)
     return (*before, anchor, meta, heads, dummy(device, 0, ranks // domains))

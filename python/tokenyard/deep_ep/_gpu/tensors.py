@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import tokenyard
-from tokenyard._native import _fits
+from tokenyard._native import _fits, _Reader
 
 from .._arguments import Library
 from .._arrays import Refusal
@@ -107,27 +107,30 @@ def expect_device(reference: Any, **tensors: Any) -> None:
             raise Refusal(f"{name}: found a tensor on {tensor.device}; expected one on {place}")
 
 
-# Whether a library reads FP8 by DLPack.
-_fp8_readers: dict[Any, bool] = {}
+_readers: dict[Any, _Reader] = {}
+
+
+def _reader() -> _Reader:
+    """Makes tensors of torch over memory of this package. Their order with streams is the caller's."""
+    found = _readers.get(torch)
+    if found is None:
+        # torch's public function asks what it is given, and then calls this one.
+        found = _readers[torch] = _Reader(torch.Tensor, torch._C._from_dlpack, _reads_fp8())
+    return found
 
 
 def _reads_fp8() -> bool:
     """Whether torch reads FP8 by DLPack. Older versions get bytes, of which `take_all` makes a view."""
-    found = _fp8_readers.get(torch)
-    if found is None:
-        one = torch.empty(1, dtype=torch.float8_e4m3fn)
-        try:
-            found = bool(torch._C._from_dlpack(torch._C._to_dlpack(one)).dtype == one.dtype)
-        except (BufferError, RuntimeError, TypeError, ValueError):
-            found = False
-        _fp8_readers[torch] = found
-    return found
+    one = torch.empty(1, dtype=torch.float8_e4m3fn)
+    try:
+        return bool(torch._C._from_dlpack(torch._C._to_dlpack(one)).dtype == one.dtype)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return False
 
 
 def take(array: tokenyard.Array) -> Any:
-    """An array of tokenyard as a tensor, without a copy. Its order with streams is the caller's."""
-    # torch's public function asks what it is given, and then calls this one.
-    return torch._C._from_dlpack(array._capsule())
+    """An array of tokenyard as a tensor, without a copy."""
+    return _reader().array(array)
 
 
 def take_all(
@@ -135,9 +138,16 @@ def take_all(
 ) -> tuple[Any, ...]:
     """Arrays of an output as tensors, as `take`; the first has a type of torch, and None stands for one that is not
     there. `record` belongs to the memory of the last one."""
-    keeps_fp8 = dtype is torch.float8_e4m3fn and _reads_fp8()
-    tensors = received._tensors(torch._C._from_dlpack, names, keeps_fp8, record)
+    tensors = _reader().output(received, names, dtype is torch.float8_e4m3fn, record)
     return tensors if tensors[0].dtype == dtype else (tensors[0].view(dtype), *tensors[1:])
+
+
+def anchored(tensor: Any, record: object, columns: int | None = None) -> Any:
+    """A tensor over the same memory, which is not empty, by which `record_of` finds the record.
+
+    With `columns`, each element of a list is a row of as many.
+    """
+    return _reader().anchored(tensor, record, columns)
 
 
 def typed(tensor: Any, dtype: Any) -> Any:
