@@ -73,6 +73,7 @@ impl HostMemory {
 /// thread that is dropped. bfloat16 is `V2` in numpy (`.view(ml_dtypes.bfloat16)`), and FP8 leaves by DLPack as
 /// uint8 (`.view(torch.float8_e4m3fn)`).
 #[pyclass(frozen, module = "tokenyard")]
+#[derive(Clone)]
 pub(crate) struct Array {
     data: *mut u8,
     dtype: DType,
@@ -150,20 +151,14 @@ impl Array {
     }
 
     /// It, to leave with a claim on its memory.
-    pub(crate) fn leaving(&self) -> Leaving {
-        Leaving {
-            data: self.data,
-            dtype: self.dtype,
-            shape: self.shape.clone(),
-            strides: self.strides.clone(),
-            device: self.device_pair(),
-            keeps_fp8: false,
-            _claim: Box::new(Arc::clone(&self.claim)),
-        }
+    pub(crate) fn leaving(self) -> Leaving {
+        let device = self.device_pair();
+        let Self { data, dtype, shape, strides, claim, .. } = self;
+        Leaving { data, dtype, shape, strides, device, keeps_fp8: false, _claim: Box::new(claim) }
     }
 
     /// It, to leave with a record that is found by its address as long as the memory is used.
-    pub(crate) fn leaving_with(&self, record: Py<PyAny>) -> Leaving {
+    pub(crate) fn leaving_with(self, record: Py<PyAny>) -> Leaving {
         let anchor = Anchor::new(self.data as usize, record);
         let claim = (Arc::clone(&self.claim), anchor);
         Leaving { _claim: Box::new(WithGil::new(claim)), ..self.leaving() }
@@ -255,7 +250,7 @@ impl Array {
             return Err(PyBufferError::new_err(text));
         }
         this.check_stream(stream)?;
-        this.leaving().capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
+        this.clone().leaving().capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
     }
 
     /// Numpy's description of an array of the host: where it lies. AttributeError for memory of a device.

@@ -39,7 +39,7 @@ impl Reader {
 
     /// A tensor over an array.
     fn array<'py>(&self, py: Python<'py>, array: &Array) -> PyResult<Bound<'py, PyAny>> {
-        self.make(py, array.leaving())
+        self.make(py, array.clone().leaving())
     }
 
     /// Tensors over arrays of an output, by their names; None for what is not there. `keeps_fp8`: FP8 is not wanted as

@@ -200,21 +200,21 @@ class Engine:
 
         `send` makes a whole call, or its first half; then the caller makes the second.
         """
-        sizes, refused, send_it = self._prepared(read, send)
+        self._expect_usable()
+        try:
+            sizes, call = read()
+        except Refusal as refusal:
+            return self._sent(None, str(refusal), None, layout)
         opened = self._named(sizes) or self._usable()
-        if send_it is not None and opened is not None and self._fits(opened, sizes):
+        if opened is not None and self._fits(opened, sizes):
             # As nearly every call: nothing is to be agreed on.
             try:
-                return opened, send_it(opened)
+                return opened, send(opened, call)
             except REFUSALS as error:
-                attempt = Attempt(opened, refused)
+                attempt = Attempt(opened, None)
                 attempt.take(error)
                 self._agree(sizes, attempt.refused, attempt.is_full)
-        while True:
-            attempt = self._enter(sizes, refused, send_it, layout)
-            if attempt.pending is not None:
-                return attempt.opened, attempt.pending
-            self._agree(sizes, attempt.refused, attempt.is_full)
+        return self._sent(sizes, None, lambda opened: send(opened, call), layout)
 
     def _prepared(
         self, read: Read[T], send: Send[T]
@@ -226,6 +226,19 @@ class Engine:
         except Refusal as refusal:
             return None, str(refusal), None
         return sizes, None, lambda opened: send(opened, call)
+
+    def _sent(
+        self,
+        sizes: Sizes | None,
+        refused: str | None,
+        send: Callable[[Opened], Any] | None,
+        layout: Literal["flat", "expert_major", "packed"],
+    ) -> tuple[Opened, Any]:
+        while True:
+            attempt = self._enter(sizes, refused, send, layout)
+            if attempt.pending is not None:
+                return attempt.opened, attempt.pending
+            self._agree(sizes, attempt.refused, attempt.is_full)
 
     def _enter(
         self,

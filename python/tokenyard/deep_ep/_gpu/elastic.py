@@ -17,14 +17,13 @@ from ..utils.event import EventOverlap
 from .streams import CallStream, Timing
 from .tensors import (
     Routed,
-    adopt,
-    device_of,
     expect_device,
     floats,
     library,
     name_stream,
     read,
     stays_in_arena,
+    stream_of,
     take_all,
     typed,
 )
@@ -65,7 +64,7 @@ class Between:
 
 def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue: Any) -> Result:
     """A dispatch, or one by the routing of a handle."""
-    stream = CallStream(device_of(adopt(call).reference), timing)
+    stream = stream_of(call, timing)
     if call.handle is not None:
         return _replay(engine, call, call.handle, stream)
     if call.has_cpu_sync and stream.is_captured:
@@ -337,7 +336,7 @@ def _make_handle(
 
 def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
-    stream = CallStream(device_of(adopt(call).x), timing)
+    stream = stream_of(call, timing)
     opened, out_weights = None, None
     with stream.inside():
         try:

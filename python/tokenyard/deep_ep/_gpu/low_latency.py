@@ -16,13 +16,12 @@ from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import ASYNC, AT_ONCE, CallStream
 from .tensors import (
-    adopt,
     anchored,
-    device_of,
     expect_device,
     floats,
     name_stream,
     read,
+    stream_of,
     take,
     take_all,
 )
@@ -121,9 +120,9 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any
     return sizes, (x, ids)
 
 
-def _expect_counted(opened: Opened, operation: str, wait_stats: Any) -> None:
+def _expect_statistics(opened: Opened, operation: str) -> None:
     """Refuses waiting times by name where kernels count none."""
-    if wait_stats is not None and not opened.takes("statistics"):
+    if not opened.takes("statistics"):
         missing(f"Buffer.low_latency_{operation}", f"{operation}_wait_recv_cost_stats")
 
 
@@ -131,11 +130,12 @@ def dispatch(
     engine: Engine, call: DispatchCall, has_hook: bool, is_async: bool
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
-    stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
+    stream = stream_of(call, ASYNC if is_async else AT_ONCE)
 
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
-        _expect_counted(opened, "dispatch", call.wait_stats)
+        if call.wait_stats is not None:
+            _expect_statistics(opened, "dispatch")
         forms = opened.forms
         no_sync, has_forms = "without_sync" in forms, "packed_forms" in forms
         act = opened.communicator.dispatch_send if has_hook else opened.communicator.dispatch
@@ -250,7 +250,7 @@ def combine(
     engine: Engine, call: CombineCall, is_async: bool
 ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     """The output, filled in the order of the stream: at once, or when the hook was called."""
-    stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
+    stream = stream_of(call, ASYNC if is_async else AT_ONCE)
     opened = None
     with stream.inside():
         try:
@@ -269,7 +269,8 @@ def combine(
             is_one = opened is not None and opened.takes("packed_sums")
             engine.refuse(opened, "combine" if is_one else "replay", refusal, "packed")
         name_stream(opened, stream)
-        _expect_counted(opened, "combine", call.wait_stats)
+        if call.wait_stats is not None:
+            _expect_statistics(opened, "combine")
         communicator = opened.communicator
         act: Any = communicator.combine_send if call.has_hook else communicator.combine
         pending = act(

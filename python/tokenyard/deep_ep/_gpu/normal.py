@@ -15,10 +15,8 @@ from ..utils.event import EventOverlap
 from .streams import CallStream, Timing
 from .tensors import (
     Routed,
-    adopt,
     adopted,
     anchored,
-    device_of,
     dummy,
     expect_device,
     fit,
@@ -27,6 +25,7 @@ from .tensors import (
     name_stream,
     read,
     stays_in_arena,
+    stream_of,
     take,
     take_all,
     typed,
@@ -119,7 +118,7 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
 
 def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
     """A dispatch without a handle; the last item is its event."""
-    stream = CallStream(device_of(adopt(call).reference), timing)
+    stream = stream_of(call, timing)
 
     def send(opened: Opened, routed: Routed) -> tuple[Routed, bool, Any]:
         no_sync = bool(call.num_worst_tokens) and opened.takes("without_sync")
@@ -291,7 +290,7 @@ def _own_record(engine: Engine, handle: Any) -> Record:
 
 def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> tuple[Any, Any]:
     """A dispatch by the routing of a handle, and its event."""
-    stream = CallStream(device_of(adopt(call).reference), timing)
+    stream = stream_of(call, timing)
     opened = None
     with stream.inside():
         try:
@@ -333,7 +332,7 @@ class CombineCall:
 
 def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
-    stream = CallStream(device_of(adopt(call).x), timing)
+    stream = stream_of(call, timing)
     opened, weights, out_weights = None, None, None
     with stream.inside():
         try:

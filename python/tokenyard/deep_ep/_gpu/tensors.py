@@ -2,7 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import tokenyard
 from tokenyard._native import _fits, _Reader
@@ -11,9 +11,7 @@ from .._arguments import Library
 from .._arrays import Refusal
 from .._engine import Opened
 from .._torch import torch
-from .streams import CallStream
-
-Call = TypeVar("Call", bound=Any)
+from .streams import CallStream, Timing
 
 
 @dataclass
@@ -57,7 +55,7 @@ def library() -> Library:
     if found is None:
         found = _libraries[torch] = Library(
             read=read,
-            contiguous=lambda tensor: tensor.contiguous(),
+            contiguous=torch.Tensor.contiguous,
             bool=torch.bool,
             uint8=torch.uint8,
             int32=torch.int32,
@@ -69,19 +67,23 @@ def library() -> Library:
     return found
 
 
-def device_of(tensor: Any) -> Any:
-    """Where a tensor of torch lies; for anything else, which is refused in the operation, the host's memory."""
-    return tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
+def stream_of(call: Any, timing: Timing) -> CallStream:
+    """The stream of a call, a dataclass, where its `x` lies.
 
-
-def adopt(call: Call) -> Call:
-    """The arguments of a call, a dataclass: where `x` is no tensor of torch, arrays are taken over as such, without a
-    copy. An array that cannot be is left, and refused in the operation."""
-    x = call.x[0] if isinstance(call.x, tuple) and call.x else call.x
+    If `x` is no tensor of torch, arrays are taken over as such, without a copy. An array that cannot be is left, and
+    refused in the operation: then it counts as one in the host's memory.
+    """
+    x = _first(call.x)
     if not isinstance(x, torch.Tensor):
         for field in fields(call):
             setattr(call, field.name, adopted(getattr(call, field.name)))
-    return call
+        x = _first(call.x)
+    return CallStream(x.device if isinstance(x, torch.Tensor) else torch.device("cpu"), timing)
+
+
+def _first(x: Any) -> Any:
+    """The rows, where they come with their scales."""
+    return x[0] if isinstance(x, tuple) and x else x
 
 
 def adopted(value: Any) -> Any:
