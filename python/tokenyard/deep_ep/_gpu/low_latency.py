@@ -1,5 +1,6 @@
 """The low latency calls of V1 on tensors of torch. The host waits for nothing where the kernel set allows it."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,9 @@ from ..utils.event import EventOverlap
 from .streams import ASYNC, AT_ONCE, CallStream
 from .tensors import (
     anchored,
+    expect,
     expect_device,
+    expect_tensor,
     floats,
     name_stream,
     read,
@@ -97,27 +100,42 @@ class Blocks:
             self._stats.add_(self.counts)
 
 
-def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
-    x = read("x", call.x, floats(), (None, None)).contiguous()
-    tokens, hidden = x.shape
-    ids = read("topk_idx", call.topk_idx, (torch.int64,), (tokens, None)).contiguous()
-    if not call.tokens > 0 or tokens > call.tokens:
+def _judge(
+    x_type: Any, x_shape: Any, ids_type: Any, ids_shape: Any, tokens: int, experts: int, ranks: int
+) -> Sizes:
+    """The sizes of a dispatch by the looks of its tensors. Raises Refusal."""
+    expect("x", x_type, x_shape, floats(), (None, None))
+    found, hidden = x_shape
+    expect("topk_idx", ids_type, ids_shape, (torch.int64,), (found, None))
+    if not tokens > 0 or found > tokens:
         raise Refusal(
-            f"x: found {tokens} tokens; expected at most num_max_dispatch_tokens_per_rank = {call.tokens}"
+            f"x: found {found} tokens; expected at most num_max_dispatch_tokens_per_rank = {tokens}"
         )
-    check_experts(call.experts, engine.ranks)
+    check_experts(experts, ranks)
+    return sizes_of(experts, ids_shape[1], hidden, tokens, tokens, tokens <= _MOST_DECODE_TOKENS)
+
+
+# Nearly every call looks like one before.
+_judged = functools.lru_cache(maxsize=256)(_judge)
+
+
+def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
+    x, ids, ranks = call.x, call.topk_idx, engine.ranks
+    expect_tensor("x", x)
+    expect_tensor("topk_idx", ids)
+    sizes = _judged(x.dtype, x.shape, ids.dtype, ids.shape, call.tokens, call.experts, ranks)
     if call.use_ue8m0 and not call.round_scale:
         raise Refusal("use_ue8m0: found True without round_scale; expected both")
     if call.stats is not None:
-        local = call.experts // engine.ranks
+        local = call.experts // ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
         # The package itself judges where the others lie.
         expect_device(x, cumulative_local_expert_recv_stats=call.stats)
     if call.wait_stats is not None:
-        read(DISPATCH_WAITS, call.wait_stats, (torch.int64,), (engine.ranks,))
-    decodes = call.tokens <= _MOST_DECODE_TOKENS
-    sizes = sizes_of(call.experts, ids.shape[1], hidden, call.tokens, call.tokens, decodes)
-    return sizes, (x, ids)
+        read(DISPATCH_WAITS, call.wait_stats, (torch.int64,), (ranks,))
+    if x.requires_grad:
+        x = x.detach()
+    return sizes, (x.contiguous(), ids.contiguous())
 
 
 def _expect_statistics(opened: Opened, operation: str) -> None:

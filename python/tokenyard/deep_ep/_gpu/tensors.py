@@ -31,19 +31,31 @@ def floats() -> tuple[Any, ...]:
 
 def read(name: str, tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]) -> Any:
     """The tensor, if it has one of the types and the shape; None stands for any length. Raises Refusal."""
-    if not isinstance(tensor, torch.Tensor):
-        raise Refusal(f"{name}: found {type(tensor).__name__}; expected a tensor of torch")
+    expect_tensor(name, tensor)
     if not _fits(tensor, dtypes, shape):
-        raise Refusal(f"{name}: {_misfit(tensor, dtypes, shape)}")
+        expect(name, tensor.dtype, tensor.shape, dtypes, shape)
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def _misfit(tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]) -> str:
-    if tensor.dtype not in dtypes:
+def expect_tensor(name: str, tensor: Any) -> None:
+    """Refuses what is no tensor of torch."""
+    if not isinstance(tensor, torch.Tensor):
+        raise Refusal(f"{name}: found {type(tensor).__name__}; expected a tensor of torch")
+
+
+def expect(
+    name: str, dtype: Any, found: Any, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]
+) -> None:
+    """Refuses a tensor of another type or shape, as `read`."""
+    if dtype not in dtypes:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        return f"found type {tensor.dtype}; expected {names}"
-    wanted = ", ".join("any" if length is None else str(length) for length in shape)
-    return f"found shape {list(tensor.shape)}; expected [{wanted}]"
+        raise Refusal(f"{name}: found type {dtype}; expected {names}")
+    is_same = len(found) == len(shape) and all(
+        wanted in (None, length) for length, wanted in zip(found, shape, strict=True)
+    )
+    if not is_same:
+        wanted = ", ".join("any" if length is None else str(length) for length in shape)
+        raise Refusal(f"{name}: found shape {list(found)}; expected [{wanted}]")
 
 
 _libraries: dict[Any, Library] = {}
@@ -74,10 +86,11 @@ def stream_of(call: Any, timing: Timing) -> CallStream:
     refused in the operation: then it counts as one in the host's memory.
     """
     x = _first(call.x)
-    if not isinstance(x, torch.Tensor):
-        for field in fields(call):
-            setattr(call, field.name, adopted(getattr(call, field.name)))
-        x = _first(call.x)
+    if isinstance(x, torch.Tensor):
+        return CallStream(x.device, timing)
+    for field in fields(call):
+        setattr(call, field.name, adopted(getattr(call, field.name)))
+    x = _first(call.x)
     return CallStream(x.device if isinstance(x, torch.Tensor) else torch.device("cpu"), timing)
 
 

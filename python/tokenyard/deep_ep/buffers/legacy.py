@@ -166,7 +166,8 @@ class Buffer:
         source rank, then source token; ids local, or -1, where the weight is 0. With `handle` all but the rows and the
         event are None. Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing moved.
         """
-        refuse_missing("Buffer.dispatch", others, ())
+        if others:
+            refuse_missing("Buffer.dispatch", others, ())
         call = DispatchCall(
             x,
             topk_idx,
@@ -211,7 +212,8 @@ class Buffer:
 
         Collective. Errors are those of `dispatch`.
         """
-        refuse_missing("Buffer.combine", others, ())
+        if others:
+            refuse_missing("Buffer.combine", others, ())
         if self._engine.on_device:
             call = normal.CombineCall(x, handle, topk_weights, bias)
             return normal.combine(
@@ -258,7 +260,8 @@ class Buffer:
         Collective, as is the hook. Raises InvalidInputError here and RefusedError elsewhere; with a hook, the others
         raise where they call theirs.
         """
-        refuse_missing("Buffer.low_latency_dispatch", others, ())
+        if others:
+            refuse_missing("Buffer.low_latency_dispatch", others, ())
         assert not (async_finish and return_recv_hook)
         # Fields by their order, here and below: to make an object with keywords takes three times as long.
         call = _low_latency.DispatchCall(
@@ -305,7 +308,8 @@ class Buffer:
 
         Sums are made in float32 and rounded once. Collective; errors are those of `low_latency_dispatch`.
         """
-        refuse_missing("Buffer.low_latency_combine", others, ())
+        if others:
+            refuse_missing("Buffer.low_latency_combine", others, ())
         assert not (async_finish and return_recv_hook)
         call = _low_latency.CombineCall(
             x,
