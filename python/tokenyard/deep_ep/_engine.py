@@ -234,6 +234,7 @@ class Engine:
         send: Callable[[Opened], Any] | None,
         layout: Literal["flat", "expert_major", "packed"],
     ) -> tuple[Opened, Any]:
+        """Sends; or refuses, agrees on what fits, and tries again."""
         while True:
             attempt = self._enter(sizes, refused, send, layout)
             if attempt.pending is not None:

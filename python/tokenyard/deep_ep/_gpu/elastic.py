@@ -390,7 +390,7 @@ def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, list[Any
 
 def barrier(engine: Engine, device: Any, timing: Timing) -> CallStream:
     """Work that is queued on the stream next runs once all ranks have come to the barrier. Collective."""
-    stream = CallStream(device, timing)
+    stream = CallStream(device if device.type == "cuda" else None, timing)
     opened = engine.open_counts(1)
     rows = torch.empty((0, opened.sizes.hidden), dtype=torch.float32, device=device)
     ids = torch.empty((0, 1), dtype=torch.int64, device=device)

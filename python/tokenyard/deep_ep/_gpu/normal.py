@@ -21,6 +21,7 @@ from .tensors import (
     expect_device,
     fit,
     floats,
+    gpu_of,
     library,
     name_stream,
     read,
@@ -56,7 +57,7 @@ def layout(
         raise errors.InvalidInputError(
             str(refusal), kind="invalid_input", rank=engine.rank, operation="get_dispatch_layout"
         ) from None
-    call = CallStream(ids.device, timing)
+    call = CallStream(gpu_of(ids), timing)
     with call.inside():
         of_kernel = _counted(engine, ids, experts, call.raw)
         counts = of_kernel or _count(engine, ids, experts)
@@ -317,6 +318,8 @@ def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> t
             opened.communicator.copy_out(received, stream=stream.raw, **wanted)
         given = tuple(fit(one, record.given) for one in given)
     rows = given if len(given) > 1 else given[0]
+    if not stream.is_async:
+        return rows, EventOverlap()
     return rows, stream.finish((*_tensors(call), x, scales), given)
 
 
@@ -366,5 +369,7 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
             stream=stream.raw,
             without_sync=stream.is_captured or not record.has_sync,
         )
+    if not stream.is_async:
+        return out, out_weights, EventOverlap()
     inputs = (call.x, call.topk_weights, rows, weights, *biases)
     return out, out_weights, stream.finish(inputs, (out, out_weights))

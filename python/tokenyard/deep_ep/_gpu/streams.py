@@ -56,8 +56,9 @@ class CallStream:
     _stream: Any = None
 
     def __init__(self, device: Any, timing: Timing) -> None:
+        """`device` is a GPU, or None for the host's memory."""
         self.is_async = timing.is_async
-        if device.type != "cuda":
+        if device is None:
             return
         self._device = device
         given = timing.previous_event

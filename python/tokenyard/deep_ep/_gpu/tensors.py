@@ -86,12 +86,16 @@ def stream_of(call: Any, timing: Timing) -> CallStream:
     refused in the operation: then it counts as one in the host's memory.
     """
     x = _first(call.x)
-    if isinstance(x, torch.Tensor):
-        return CallStream(x.device, timing)
-    for field in fields(call):
-        setattr(call, field.name, adopted(getattr(call, field.name)))
-    x = _first(call.x)
-    return CallStream(x.device if isinstance(x, torch.Tensor) else torch.device("cpu"), timing)
+    if not isinstance(x, torch.Tensor):
+        for field in fields(call):
+            setattr(call, field.name, adopted(getattr(call, field.name)))
+        x = _first(call.x)
+    return CallStream(gpu_of(x), timing)
+
+
+def gpu_of(tensor: Any) -> Any:
+    """The GPU of a tensor of torch; None for anything else. To ask for the type of its device takes longer."""
+    return tensor.device if isinstance(tensor, torch.Tensor) and tensor.is_cuda else None
 
 
 def _first(x: Any) -> Any:
@@ -116,10 +120,11 @@ def adopted(value: Any) -> Any:
 
 def expect_device(reference: Any, **tensors: Any) -> None:
     """Refuses tensors that lie elsewhere: kernels fault on them."""
-    place = reference.device
     for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != place:
-            raise Refusal(f"{name}: found a tensor on {tensor.device}; expected one on {place}")
+        if tensor is not None and tensor.device != reference.device:
+            raise Refusal(
+                f"{name}: found a tensor on {tensor.device}; expected one on {reference.device}"
+            )
 
 
 _readers: dict[Any, _Reader] = {}
