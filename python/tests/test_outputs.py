@@ -1,6 +1,7 @@
 """The native module's part in tensors of the drop-in: several arrays at once, records of memory, checks."""
 
 import gc
+import importlib.util
 import weakref
 
 import numpy as np
@@ -97,12 +98,20 @@ def test_a_tensor_fits_by_one_of_the_types_and_by_each_length_that_is_named(dtyp
     assert _fits(tensor, tuple(np.dtype(dtype) for dtype in dtypes), shape) is fits
 
 
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None,
+    reason="torch is not installed: no tensor of it went in or came out",
+)
+
+
 def described(tensors):
     return [(t.dtype, t.shape, t.stride(), t.data_ptr(), t.device) for t in tensors]
 
 
+@needs_torch
 def test_torch_makes_the_same_tensors_by_its_functions_and_of_capsules():
-    torch = pytest.importorskip("torch")
+    import torch
+
     case, comm = alone(hidden=256)
     received, handle = comm.dispatch(
         case.x[0], case.idx[0], layout="packed", cast="fp8", scale_layout="column_major"
@@ -123,8 +132,10 @@ def test_torch_makes_the_same_tensors_by_its_functions_and_of_capsules():
     comm.close()
 
 
+@needs_torch
 def test_a_tensor_of_torch_is_described_with_its_strides_and_its_type():
-    torch = pytest.importorskip("torch")
+    import torch
+
     case, comm = alone()
     x, idx = torch.from_numpy(case.x[0]), torch.from_numpy(case.idx[0])
     for given in (x, torch.nn.Parameter(x)):

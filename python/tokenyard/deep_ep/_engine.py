@@ -108,16 +108,6 @@ Send: TypeAlias = Callable[[Opened, T], Any]
 
 
 @dataclass
-class Received:
-    """The result of a call that did both halves."""
-
-    result: Any
-
-    def recv(self) -> Any:
-        return self.result
-
-
-@dataclass
 class Attempt:
     """A dispatch between its halves, or why it cannot be."""
 

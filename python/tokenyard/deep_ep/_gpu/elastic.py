@@ -9,7 +9,7 @@ from tokenyard import errors
 from .._arguments import read_bias, read_rows
 from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
-from .._engine import Engine, Opened, Received, Sizes, align, sizes_of
+from .._engine import Engine, Opened, Sizes, align, sizes_of
 from .._routing import check_experts
 from .._torch import torch
 from ..buffers.handle import EPHandle
@@ -92,12 +92,12 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue
             stream=stream.raw,
             without_sync=no_sync,
         )
-        return Between(sent, before_epilogue, stream) if before_epilogue else Received(sent)
+        return Between(sent, before_epilogue, stream) if before_epilogue else sent
 
+    # Of a call in halves the engine receives the second, which may be refused, too.
+    run = engine.dispatch if before_epilogue else engine.dispatch_sent
     with stream.inside():
-        opened, (received, native) = engine.dispatch(
-            lambda: _read_dispatch(engine, call), send, call.layout
-        )
+        opened, (received, native) = run(lambda: _read_dispatch(engine, call), send, call.layout)
         routed = kept[0]
         record = Record(
             opened,
@@ -120,6 +120,8 @@ def _finish(
     call: DispatchCall, routed: Routed, outputs: Any, handle: EPHandle, stream: CallStream
 ) -> Result:
     x, ids, weights = outputs
+    if not stream.is_async:
+        return x, ids, weights, handle, EventOverlap()
     rows = x if isinstance(x, tuple) else (x,)
     given = call.x if isinstance(call.x, tuple) else (call.x,)
     inputs = (*given, call.topk_idx, call.topk_weights, routed.x, routed.scales, routed.ids)
@@ -368,6 +370,8 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
             and (stream.is_captured or not record.is_exact),
         )
         out = out.to(dtype)
+    if not stream.is_async:
+        return out, out_weights, EventOverlap()
     inputs = (call.x, call.topk_weights, rows, weights, *biases)
     return out, out_weights, stream.finish(inputs, (out, out_weights))
 
