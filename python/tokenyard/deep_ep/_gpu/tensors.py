@@ -31,7 +31,8 @@ def floats() -> tuple[Any, ...]:
 
 def read(name: str, tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]) -> Any:
     """The tensor, if it has one of the types and the shape; None stands for any length. Raises Refusal."""
-    expect_tensor(name, tensor)
+    if not isinstance(tensor, torch.Tensor):
+        expect_tensor(name, tensor)
     if not _fits(tensor, dtypes, shape):
         expect(name, tensor.dtype, tensor.shape, dtypes, shape)
     return tensor.detach() if tensor.requires_grad else tensor
