@@ -53,51 +53,67 @@ class Record:
 _ARRAYS = ("x", "expert_counts", "source", "scales", "ranges")
 
 
-class Blocks:
-    """The outputs of a dispatch. They exist before rows arrive."""
+def _make(call: DispatchCall, output: Any, stays: bool, record: Record) -> tuple[Any, ...]:
+    """The arrays of an output as the caller gets them: in the arena where it stays there, else in memory of torch.
 
-    def __init__(self, call: DispatchCall, output: Any, stays: bool, record: Record) -> None:
-        """Allocates, or takes from the arena, what the caller gets. `output` may be on its way."""
-        forms = record.opened.forms
-        self._call, self._stays, self._opened = call, stays, record.opened
-        # Without them, torch makes columns of scales and numbers of tokens.
-        self._has_forms = "packed_forms" in forms
-        # Where kernels do not add them.
-        self._stats = None if "statistics" in forms else call.stats
-        # Whether something is to be done once rows are there.
-        self.is_to_fill = self._stats is not None or not (stays and self._has_forms)
-        dtype = torch.float8_e4m3fn if call.use_fp8 else call.x.dtype
-        arrays = take_all(output, _ARRAYS, dtype, record if stays else None)
-        if not stays:
-            *others, ranges = (None if one is None else torch.empty_like(one) for one in arrays)
-            arrays = *others, anchored(ranges, record)
-        self.x, self.counts, self.source, self.scales, self.ranges = arrays
-        if self.scales is not None and not self._has_forms:
-            # Column-major, as DeepEP's GEMMs read them.
-            self.scales = self.scales.new_empty(self.scales.mT.shape).mT
-        record.blocks = self.x.shape
+    They exist before rows arrive: `output` may be on its way.
+    """
+    dtype = torch.float8_e4m3fn if call.use_fp8 else call.x.dtype
+    arrays = take_all(output, _ARRAYS, dtype, record if stays else None)
+    if not stays:
+        *others, last = (None if one is None else torch.empty_like(one) for one in arrays)
+        arrays = *others, anchored(last, record)
+    x, counts, source, scales, ranges = arrays
+    record.blocks = x.shape
+    if scales is not None and not record.opened.takes("packed_forms"):
+        # Column-major, as DeepEP's GEMMs read them.
+        scales = scales.new_empty(scales.mT.shape).mT
+    return x, counts, source, scales, ranges
 
-    def fill(self, received: Any, stream: CallStream) -> None:
-        """Copies what does not stay where it arrived."""
-        if not self._stays:
+
+@dataclass
+class Filling:
+    """The work that is left for the arrays of an output once its rows are there."""
+
+    call: DispatchCall
+    opened: Opened
+    stays: bool
+    arrays: tuple[Any, ...]
+
+    def run(self, received: Any, stream: CallStream) -> None:
+        """Copies what does not stay where it arrived, and makes what kernels do not make."""
+        x, counts, source, scales, ranges = self.arrays
+        has_forms = self.opened.takes("packed_forms")
+        if not self.stays:
             columns = {}
-            if self._has_forms and self.scales is not None:
-                columns["scales"] = self.scales.mT
-            self._opened.communicator.copy_out(
+            if has_forms and scales is not None:
+                columns["scales"] = scales.mT
+            self.opened.communicator.copy_out(
                 received,
-                x=self.x,
-                expert_counts=self.counts,
-                ranges=self.ranges,
-                source=self.source,
+                x=x,
+                expert_counts=counts,
+                ranges=ranges,
+                source=source,
                 stream=stream.raw,
                 **columns,
             )
-        if not self._has_forms:
-            self.source.remainder_(self._call.tokens)
-            if self.scales is not None:
-                self.scales.copy_(take(received.scales))
-        if self._stats is not None:
-            self._stats.add_(self.counts)
+        if not has_forms:
+            source.remainder_(self.call.tokens)
+            if scales is not None:
+                scales.copy_(take(received.scales))
+        if self.call.stats is not None and not self.opened.takes("statistics"):
+            self.call.stats.add_(counts)
+
+
+def _filling(
+    call: DispatchCall, opened: Opened, stays: bool, arrays: tuple[Any, ...]
+) -> Filling | None:
+    """The work that is left, if there is some."""
+    forms = opened.forms
+    is_added = call.stats is None or "statistics" in forms
+    if stays and is_added and "packed_forms" in forms:
+        return None
+    return Filling(call, opened, stays, arrays)
 
 
 def _judge(
@@ -121,8 +137,9 @@ _judged = functools.lru_cache(maxsize=256)(_judge)
 
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
     x, ids, ranks = call.x, call.topk_idx, engine.ranks
-    expect_tensor("x", x)
-    expect_tensor("topk_idx", ids)
+    if not (isinstance(x, torch.Tensor) and isinstance(ids, torch.Tensor)):
+        expect_tensor("x", x)
+        expect_tensor("topk_idx", ids)
     sizes = _judged(x.dtype, x.shape, ids.dtype, ids.shape, call.tokens, call.experts, ranks)
     if call.use_ue8m0 and not call.round_scale:
         raise Refusal("use_ue8m0: found True without round_scale; expected both")
@@ -149,7 +166,15 @@ def dispatch(
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
     stream = stream_of(call, ASYNC if is_async else AT_ONCE)
+    if not is_async:
+        return _dispatch(engine, call, has_hook, stream)
+    with stream.inside():
+        return _dispatch(engine, call, has_hook, stream)
 
+
+def _dispatch(
+    engine: Engine, call: DispatchCall, has_hook: bool, stream: CallStream
+) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
         if call.wait_stats is not None:
@@ -171,47 +196,49 @@ def dispatch(
         )
         return arrays, sent
 
-    with stream.inside():
-        opened, ((x, ids), sent) = engine.dispatch_sent(
-            lambda: _read_dispatch(engine, call), send, "packed"
-        )
-        received, native = (None, None) if has_hook else sent
-        output = sent.output() if has_hook else received
-        # The handle keeps the place in the arena in any case.
-        stays = output is not None and (opened.output != "copy" or stream.is_captured)
-        opened.lends |= stays
-        if output is None:
-            # Its place is fixed with the receive alone, so it is received now.
-            received, native = sent.recv()
-        record = Record(opened, ids, native)
-        blocks = Blocks(call, received or output, stays, record)
-        hook = None
-        if has_hook:
-            hook = _hook(sent, received, blocks, record, stream)
-        elif blocks.is_to_fill:
-            blocks.fill(received, stream)
-    packed = blocks.x if blocks.scales is None else (blocks.x, blocks.scales)
-    handle = (blocks.source, blocks.ranges, call.tokens, blocks.x.shape[2], call.experts)
+    opened, ((x, ids), sent) = engine.dispatch_sent(
+        lambda: _read_dispatch(engine, call), send, "packed"
+    )
+    received, native = (None, None) if has_hook else sent
+    output = sent.output() if has_hook else received
+    # The handle keeps the place in the arena in any case.
+    stays = output is not None and (opened.output != "copy" or stream.is_captured)
+    opened.lends |= stays
+    if output is None:
+        # Its place is fixed with the receive alone, so it is received now.
+        received, native = sent.recv()
+    record = Record(opened, ids, native)
+    arrays = _make(call, received or output, stays, record)
+    filling = _filling(call, opened, stays, arrays)
+    hook = None
+    if has_hook:
+        hook = _hook(sent, received, filling, record, stream)
+    elif filling is not None:
+        filling.run(received, stream)
     event = EventOverlap()
-    if is_async:
+    if stream.is_async:
         inputs = (call.x, call.topk_idx, x, ids, call.stats, call.wait_stats)
-        outputs = (blocks.x, blocks.scales, blocks.counts, blocks.ranges, blocks.source)
-        event = stream.finish(inputs, outputs)
-    return packed, blocks.counts, handle, event, hook
+        event = stream.finish(inputs, arrays)
+    rows, counts, source, scales, ranges = arrays
+    packed = rows if scales is None else (rows, scales)
+    handle = (source, ranges, call.tokens, record.blocks[2], call.experts)
+    return packed, counts, handle, event, hook
 
 
-def _hook(sent: Any, received: Any, blocks: Blocks, record: Record, stream: CallStream) -> Hook:
+def _hook(
+    sent: Any, received: Any, filling: Filling | None, record: Record, stream: CallStream
+) -> Hook:
     """Receives, unless that is done, and fills the outputs: on the stream of the send, wherever it is called."""
-    if blocks.is_to_fill:
+    if filling is not None:
         stream.remember()
 
     def receive() -> None:
         arrived = received
         if arrived is None:
             arrived, record.native = sent.recv()
-        if blocks.is_to_fill:
+        if filling is not None:
             with stream.resumed():
-                blocks.fill(arrived, stream)
+                filling.run(arrived, stream)
 
     return _once(receive)
 
@@ -269,43 +296,51 @@ def combine(
 ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     """The output, filled in the order of the stream: at once, or when the hook was called."""
     stream = stream_of(call, ASYNC if is_async else AT_ONCE)
-    opened = None
+    if not is_async:
+        return _combine(engine, call, stream)
     with stream.inside():
-        try:
-            record = _arrived(call.handle)
-            engine.expect_own(record.opened)
-            opened = record.opened
-            rows, ids, weights, out = _read_combine(call, record)
-            if call.wait_stats is not None:
-                read(COMBINE_WAITS, call.wait_stats, (torch.int64,), (engine.ranks,))
-            sends_weights = "packed_sums" in opened.forms or "round_once" in opened.forms
-            if not sends_weights:
-                # torch works on them, which raises on this rank alone where they lie apart.
-                expect_device(rows, topk_idx=ids, topk_weights=weights)
-        except Refusal as refusal:
-            # Weights that are sent beside the rows come with them, others come before, by a replay.
-            is_one = opened is not None and opened.takes("packed_sums")
-            engine.refuse(opened, "combine" if is_one else "replay", refusal, "packed")
-        name_stream(opened, stream)
+        return _combine(engine, call, stream)
+
+
+def _combine(
+    engine: Engine, call: CombineCall, stream: CallStream
+) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
+    opened = None
+    try:
+        record = _arrived(call.handle)
+        engine.expect_own(record.opened)
+        opened = record.opened
+        rows, ids, weights, out = _read_combine(call, record)
         if call.wait_stats is not None:
-            _expect_statistics(opened, "combine")
-        communicator = opened.communicator
-        act: Any = communicator.combine_send if call.has_hook else communicator.combine
-        pending = act(
-            record.native,
-            rows if sends_weights else _weigh(record, stream, rows, ids, weights),
-            weighted=sends_weights,
-            topk_weights=weights if sends_weights else None,
-            topk_idx=ids if sends_weights else None,
-            round_once=sends_weights and not call.use_logfmt,
-            compress=call.compress,
-            out=out,
-            stream=stream.raw,
-            without_sync="without_sync" in opened.forms,
-            waited_ns=call.wait_stats,
-        )
+            read(COMBINE_WAITS, call.wait_stats, (torch.int64,), (engine.ranks,))
+        sends_weights = "packed_sums" in opened.forms or "round_once" in opened.forms
+        if not sends_weights:
+            # torch works on them, which raises on this rank alone where they lie apart.
+            expect_device(rows, topk_idx=ids, topk_weights=weights)
+    except Refusal as refusal:
+        # Weights that are sent beside the rows come with them, others come before, by a replay.
+        is_one = opened is not None and opened.takes("packed_sums")
+        engine.refuse(opened, "combine" if is_one else "replay", refusal, "packed")
+    name_stream(opened, stream)
+    if call.wait_stats is not None:
+        _expect_statistics(opened, "combine")
+    communicator = opened.communicator
+    act: Any = communicator.combine_send if call.has_hook else communicator.combine
+    pending = act(
+        record.native,
+        rows if sends_weights else _weigh(record, stream, rows, ids, weights),
+        weighted=sends_weights,
+        topk_weights=weights if sends_weights else None,
+        topk_idx=ids if sends_weights else None,
+        round_once=sends_weights and not call.use_logfmt,
+        compress=call.compress,
+        out=out,
+        stream=stream.raw,
+        without_sync="without_sync" in opened.forms,
+        waited_ns=call.wait_stats,
+    )
     event = EventOverlap()
-    if is_async:
+    if stream.is_async:
         inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, call.wait_stats)
         event = stream.finish(inputs, (out,))
     hook = _once(pending.recv) if call.has_hook else None
