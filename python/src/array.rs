@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use smallvec::smallvec;
 use tokenyard_core::communicator::{Arriving, CombineInput, Received, TensorRef};
 use tokenyard_core::moe::DType;
 
 use crate::anchors::Anchor;
-use crate::dlpack::{self, Leaving, WithGil};
+use crate::dlpack::{self, Dims, Leaving, WithGil};
 use crate::dtype;
 use crate::owned::Owned;
 use crate::tensor::{Elements, Tensor};
@@ -77,9 +78,9 @@ impl HostMemory {
 pub(crate) struct Array {
     data: *mut u8,
     dtype: DType,
-    shape: Vec<i64>,
+    shape: Dims,
     /// The strides, in elements.
-    strides: Vec<i64>,
+    strides: Dims,
     device: Option<i32>,
     /// The stream in whose order the values get there; none where they are there.
     stream: Option<usize>,
@@ -95,7 +96,7 @@ impl Array {
     /// A view of a tensor of the arena, in another shape with as many elements.
     pub(crate) fn of_arena(
         tensor: &TensorRef<'_>,
-        shape: Vec<i64>,
+        shape: Dims,
         stream: Option<usize>,
         claim: &Arc<Owned<Claim>>,
     ) -> Option<Self> {
@@ -109,14 +110,14 @@ impl Array {
     pub(crate) fn of_input(input: CombineInput) -> Option<Self> {
         let tensor = input.tensor();
         let (data, device, dtype) = (tensor.address(), tensor.device(), tensor.dtype()?);
-        let shape = vec![tensor.rows() as i64, tensor.cols() as i64];
+        let shape = smallvec![tensor.rows() as i64, tensor.cols() as i64];
         let claim = Arc::new(Owned::new(Claim::Input(input)));
         let strides = dlpack::contiguous(&shape);
         Some(Self { data, dtype, shape, strides, device, stream: None, claim })
     }
 
     /// New memory of the host.
-    pub(crate) fn on_host(dtype: DType, shape: Vec<i64>) -> Self {
+    pub(crate) fn on_host(dtype: DType, shape: Dims) -> Self {
         let elements: i64 = shape.iter().product();
         let mut memory = HostMemory::new(elements as usize * dtype.bytes());
         let data = memory.address();
@@ -126,7 +127,7 @@ impl Array {
     }
 
     /// A new array in host memory with these bytes.
-    pub(crate) fn of_bytes(dtype: DType, shape: Vec<i64>, bytes: &[u8]) -> Self {
+    pub(crate) fn of_bytes(dtype: DType, shape: Dims, bytes: &[u8]) -> Self {
         let array = Self::on_host(dtype, shape);
         // SAFETY: new memory of this length, which no other object has yet.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), array.data, bytes.len()) };

@@ -10,6 +10,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
+use smallvec::SmallVec;
 use tokenyard_core::moe::DType;
 
 use crate::exit;
@@ -153,9 +154,9 @@ impl Drop for LentVersioned {
 pub(crate) struct Description {
     pub(crate) data: *mut u8,
     pub(crate) dtype: Option<DType>,
-    pub(crate) shape: Vec<i64>,
+    pub(crate) shape: Dims,
     /// The strides, in elements.
-    pub(crate) strides: Vec<i64>,
+    pub(crate) strides: Dims,
     pub(crate) device: (i32, i32),
     pub(crate) is_read_only: bool,
 }
@@ -208,9 +209,9 @@ impl Description {
     pub(crate) unsafe fn of(tensor: &DlTensor, flags: u64) -> Self {
         let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
         let list = |from: *mut i64| match ndim {
-            0 => Vec::new(),
+            0 => Dims::new(),
             // SAFETY: by this function's contract.
-            _ => unsafe { std::slice::from_raw_parts(from, ndim) }.to_vec(),
+            _ => Dims::from_slice(unsafe { std::slice::from_raw_parts(from, ndim) }),
         };
         let shape = list(tensor.shape);
         let strides =
@@ -227,8 +228,8 @@ impl Description {
 }
 
 /// The strides of a tensor without gaps, in elements.
-pub(crate) fn contiguous(shape: &[i64]) -> Vec<i64> {
-    let mut strides = vec![1; shape.len()];
+pub(crate) fn contiguous(shape: &[i64]) -> Dims {
+    let mut strides = Dims::from_elem(1, shape.len());
     for i in (1..shape.len()).rev() {
         strides[i - 1] = strides[i] * shape[i].max(1);
     }
@@ -253,12 +254,16 @@ unsafe fn rename(capsule: &Bound<'_, PyAny>, name: &'static CStr) -> PyResult<()
     }
 }
 
+/// The lengths of a tensor's dimensions, or its strides. Tensors of this package have one to three, so they need no
+/// memory of their own: a call makes several tensors.
+pub(crate) type Dims = SmallVec<[i64; 4]>;
+
 /// A tensor that leaves, with what keeps its memory.
 pub(crate) struct Leaving {
     pub(crate) data: *mut u8,
     pub(crate) dtype: DType,
-    pub(crate) shape: Vec<i64>,
-    pub(crate) strides: Vec<i64>,
+    pub(crate) shape: Dims,
+    pub(crate) strides: Dims,
     pub(crate) device: (i32, i32),
     /// FP8 leaves as such.
     pub(crate) keeps_fp8: bool,
@@ -294,14 +299,48 @@ impl<T> Drop for WithGil<T> {
     }
 }
 
-/// The target of a capsule's context. The lists lie on the heap, so they stay where they are when this moves.
+/// The target of a tensor's context. It stays where it is, because the tensor has the addresses of its lists.
 struct Exported<M> {
     managed: M,
-    _leaving: Leaving,
+    leaving: Leaving,
+}
+
+/// A tensor of one of the two versions.
+trait Managed {
+    fn parts(&mut self) -> (&mut DlTensor, &mut *mut c_void);
+}
+
+impl Managed for Plain {
+    fn parts(&mut self) -> (&mut DlTensor, &mut *mut c_void) {
+        (&mut self.tensor, &mut self.context)
+    }
+}
+
+impl Managed for Versioned {
+    fn parts(&mut self) -> (&mut DlTensor, &mut *mut c_void) {
+        (&mut self.tensor, &mut self.context)
+    }
+}
+
+impl<M: Managed> Exported<M> {
+    /// Gives both memory of their own, which the context points to, and the tensor its lists.
+    fn lend(managed: M, leaving: Leaving) -> *mut M {
+        let exported = Box::into_raw(Box::new(Self { managed, leaving }));
+        // SAFETY: just made, and known here alone.
+        unsafe {
+            let lists = &mut (*exported).leaving;
+            let (shape, strides) = (lists.shape.as_mut_ptr(), lists.strides.as_mut_ptr());
+            let (tensor, context) = (*exported).managed.parts();
+            (tensor.shape, tensor.strides) = (shape, strides);
+            *context = exported.cast();
+            &raw mut (*exported).managed
+        }
+    }
 }
 
 impl Leaving {
-    fn tensor(&mut self) -> DlTensor {
+    /// The tensor, without its lists.
+    fn tensor(&self) -> DlTensor {
         DlTensor {
             data: self.data,
             device_type: self.device.0,
@@ -311,14 +350,12 @@ impl Leaving {
                 DType::Fp8E4m3 if self.keeps_fp8 => DataType::FP8_E4M3,
                 dtype => DataType::of(dtype),
             },
-            shape: self.shape.as_mut_ptr(),
-            strides: self.strides.as_mut_ptr(),
-            byte_offset: 0,
+            ..DlTensor::NONE
         }
     }
 
     /// A versioned tensor that owns it, for whoever calls its deleter.
-    pub(crate) fn versioned(mut self) -> *mut Versioned {
+    pub(crate) fn versioned(self) -> *mut Versioned {
         let managed = Versioned {
             major: MAJOR,
             minor: 0,
@@ -327,16 +364,11 @@ impl Leaving {
             flags: 0,
             tensor: self.tensor(),
         };
-        let exported = Box::into_raw(Box::new(Exported { managed, _leaving: self }));
-        // SAFETY: just made; the deleter finds it there.
-        unsafe {
-            (*exported).managed.context = exported.cast();
-            &raw mut (*exported).managed
-        }
+        Exported::lend(managed, self)
     }
 
     /// A capsule that owns it.
-    pub(crate) fn capsule(mut self, py: Python<'_>, is_versioned: bool) -> PyResult<Py<PyAny>> {
+    pub(crate) fn capsule(self, py: Python<'_>, is_versioned: bool) -> PyResult<Py<PyAny>> {
         if is_versioned {
             let managed = self.versioned();
             // SAFETY: the destructor is for capsules of this name, and the pointer is one of its kind.
@@ -347,12 +379,7 @@ impl Leaving {
             context: std::ptr::null_mut(),
             deleter: Some(delete_plain),
         };
-        let exported = Box::into_raw(Box::new(Exported { managed, _leaving: self }));
-        // SAFETY: just made; the deleter finds it there.
-        let managed = unsafe {
-            (*exported).managed.context = exported.cast();
-            &raw mut (*exported).managed
-        };
+        let managed = Exported::lend(managed, self);
         // SAFETY: as for the other one.
         unsafe { capsule(py, managed.cast(), PLAIN, drop_plain) }
     }

@@ -11,7 +11,7 @@ use tokenyard_core::moe::DType;
 
 use crate::anchors::Anchor;
 use crate::array::{Array, Claim};
-use crate::dlpack::{self, Description, Leaving, Lent, WithGil};
+use crate::dlpack::{self, Description, Dims, Leaving, Lent, WithGil};
 use crate::dtype;
 use crate::errors::invalid;
 use crate::exchange::Exchange;
@@ -31,9 +31,9 @@ pub(crate) struct Tensor {
     name: &'static str,
     data: *mut u8,
     dtype: DType,
-    shape: Vec<i64>,
+    shape: Dims,
     /// The strides, in elements.
-    strides: Vec<i64>,
+    strides: Dims,
     device: Option<i32>,
     is_read_only: bool,
     /// Held for its drop.
@@ -201,10 +201,10 @@ impl Tensor {
         keeper: Keeper,
     ) -> PyResult<Result<Self>> {
         let (data, is_read_only): (usize, bool) = about.get_item("data")?.extract()?;
-        let shape: Vec<i64> = about.get_item("shape")?.extract()?;
-        let bytes: Option<Vec<i64>> = match about.get_item("strides") {
-            Ok(strides) => strides.extract()?,
-            Err(_) => None,
+        let shape = lengths(&about.get_item("shape")?)?;
+        let bytes = match about.get_item("strides") {
+            Ok(strides) if !strides.is_none() => Some(lengths(&strides)?),
+            _ => None,
         };
         let size = dtype.bytes() as i64;
         if bytes.iter().flatten().any(|stride| stride % size != 0) {
@@ -257,7 +257,7 @@ impl Tensor {
         claim: Arc<Owned<Claim>>,
     ) -> Self {
         let Elements { data, dtype, device, shape, strides } = elements;
-        let (shape, strides) = (shape.to_vec(), strides.to_vec());
+        let (shape, strides) = (Dims::from_slice(shape), Dims::from_slice(strides));
         let keeper = Keeper::Claim(claim);
         Self { name, data, dtype, shape, strides, device, is_read_only: false, _keeper: keeper }
     }
@@ -408,10 +408,10 @@ impl Tensor {
 }
 
 /// A sequence of integers. Nearly all are tuples, whose elements need no iterator of Python.
-fn lengths(object: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+fn lengths(object: &Bound<'_, PyAny>) -> PyResult<Dims> {
     match object.cast::<PyTuple>() {
         Ok(tuple) => tuple.iter_borrowed().map(|length| length.extract()).collect(),
-        Err(_) => object.extract(),
+        Err(_) => object.extract().map(Dims::from_vec),
     }
 }
 
