@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use smallvec::smallvec;
 use tokenyard_core::communicator::{Arriving, CombineInput, Received, TensorRef};
 use tokenyard_core::moe::DType;
 
-use crate::dlpack::{self, Leaving};
+use crate::anchors::Anchor;
+use crate::dlpack::{self, Dims, Leaving, WithGil};
 use crate::dtype;
 use crate::owned::Owned;
 use crate::tensor::{Elements, Tensor};
@@ -72,12 +74,13 @@ impl HostMemory {
 /// thread that is dropped. bfloat16 is `V2` in numpy (`.view(ml_dtypes.bfloat16)`), and FP8 leaves by DLPack as
 /// uint8 (`.view(torch.float8_e4m3fn)`).
 #[pyclass(frozen, module = "tokenyard")]
+#[derive(Clone)]
 pub(crate) struct Array {
     data: *mut u8,
     dtype: DType,
-    shape: Vec<i64>,
+    shape: Dims,
     /// The strides, in elements.
-    strides: Vec<i64>,
+    strides: Dims,
     device: Option<i32>,
     /// The stream in whose order the values get there; none where they are there.
     stream: Option<usize>,
@@ -93,7 +96,7 @@ impl Array {
     /// A view of a tensor of the arena, in another shape with as many elements.
     pub(crate) fn of_arena(
         tensor: &TensorRef<'_>,
-        shape: Vec<i64>,
+        shape: Dims,
         stream: Option<usize>,
         claim: &Arc<Owned<Claim>>,
     ) -> Option<Self> {
@@ -107,14 +110,14 @@ impl Array {
     pub(crate) fn of_input(input: CombineInput) -> Option<Self> {
         let tensor = input.tensor();
         let (data, device, dtype) = (tensor.address(), tensor.device(), tensor.dtype()?);
-        let shape = vec![tensor.rows() as i64, tensor.cols() as i64];
+        let shape = smallvec![tensor.rows() as i64, tensor.cols() as i64];
         let claim = Arc::new(Owned::new(Claim::Input(input)));
         let strides = dlpack::contiguous(&shape);
         Some(Self { data, dtype, shape, strides, device, stream: None, claim })
     }
 
     /// New memory of the host.
-    pub(crate) fn on_host(dtype: DType, shape: Vec<i64>) -> Self {
+    pub(crate) fn on_host(dtype: DType, shape: Dims) -> Self {
         let elements: i64 = shape.iter().product();
         let mut memory = HostMemory::new(elements as usize * dtype.bytes());
         let data = memory.address();
@@ -124,7 +127,7 @@ impl Array {
     }
 
     /// A new array in host memory with these bytes.
-    pub(crate) fn of_bytes(dtype: DType, shape: Vec<i64>, bytes: &[u8]) -> Self {
+    pub(crate) fn of_bytes(dtype: DType, shape: Dims, bytes: &[u8]) -> Self {
         let array = Self::on_host(dtype, shape);
         // SAFETY: new memory of this length, which no other object has yet.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), array.data, bytes.len()) };
@@ -149,16 +152,17 @@ impl Array {
     }
 
     /// It, to leave with a claim on its memory.
-    fn leaving(&self) -> Leaving {
-        Leaving {
-            data: self.data,
-            dtype: self.dtype,
-            shape: self.shape.clone(),
-            strides: self.strides.clone(),
-            device: self.device_pair(),
-            keeps_fp8: false,
-            _claim: Box::new(Arc::clone(&self.claim)),
-        }
+    pub(crate) fn leaving(self) -> Leaving {
+        let device = self.device_pair();
+        let Self { data, dtype, shape, strides, claim, .. } = self;
+        Leaving { data, dtype, shape, strides, device, keeps_fp8: false, _claim: Box::new(claim) }
+    }
+
+    /// It, to leave with a record that is found by its address as long as the memory is used.
+    pub(crate) fn leaving_with(self, record: Py<PyAny>) -> Leaving {
+        let anchor = Anchor::new(self.data as usize, record);
+        let claim = (Arc::clone(&self.claim), anchor);
+        Leaving { _claim: Box::new(WithGil::new(claim)), ..self.leaving() }
     }
 
     fn device_pair(&self) -> (i32, i32) {
@@ -182,25 +186,6 @@ impl Array {
              on that stream, and let others wait for it"
         )))
     }
-}
-
-/// A capsule over the memory of a tensor, which also keeps `owner` for as long as the memory is used. With `columns`,
-/// the elements of a list are rows of as many equal ones, in the same memory.
-#[pyfunction]
-#[pyo3(signature = (tensor, owner, columns=None))]
-pub(crate) fn _view(
-    py: Python<'_>,
-    tensor: &Bound<'_, PyAny>,
-    owner: Py<PyAny>,
-    columns: Option<i64>,
-) -> PyResult<Py<PyAny>> {
-    let read = Tensor::read("tensor", tensor).map_err(|error| crate::errors::raise(py, &error))?;
-    let mut leaving = read.leaving(owner);
-    if let Some(columns) = columns {
-        leaving.shape.push(columns);
-        leaving.strides.push(0);
-    }
-    leaving.capsule(py, false)
 }
 
 #[pymethods]
@@ -266,13 +251,7 @@ impl Array {
             return Err(PyBufferError::new_err(text));
         }
         this.check_stream(stream)?;
-        this.leaving().capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
-    }
-
-    /// The capsule of `__dlpack__(stream=-1)`. `keeps_fp8`: FP8 leaves as such, for a library that reads it.
-    #[pyo3(signature = (keeps_fp8=false))]
-    fn _capsule(&self, py: Python<'_>, keeps_fp8: bool) -> PyResult<Py<PyAny>> {
-        Leaving { keeps_fp8, ..self.leaving() }.capsule(py, false)
+        this.clone().leaving().capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
     }
 
     /// Numpy's description of an array of the host: where it lies. AttributeError for memory of a device.

@@ -1,6 +1,7 @@
 //! Counts of a routing, for a caller that wants them before it sends anything.
 
 use pyo3::prelude::*;
+use smallvec::smallvec;
 use tokenyard_core::Result;
 use tokenyard_core::moe::{DType, RoutingCounts, Shape, TopkScratch, validate_topk};
 
@@ -42,9 +43,9 @@ fn count(topk_idx: &Bound<'_, PyAny>, experts: u32, ranks: u32) -> Result<(Array
     let counts = RoutingCounts::new(&shape, all);
     let list = |counts: &[u32]| {
         let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_ne_bytes()).collect();
-        Array::of_bytes(DType::I32, vec![counts.len() as i64], &bytes)
+        Array::of_bytes(DType::I32, smallvec![counts.len() as i64], &bytes)
     };
     let is_in: Vec<u8> = counts.is_token_in_rank.iter().map(|is_in| u8::from(*is_in)).collect();
-    let is_in = Array::of_bytes(DType::U8, vec![i64::from(tokens), i64::from(ranks)], &is_in);
+    let is_in = Array::of_bytes(DType::U8, smallvec![i64::from(tokens), i64::from(ranks)], &is_in);
     Ok((list(&counts.rank_tokens), list(&counts.expert_tokens), is_in))
 }

@@ -10,6 +10,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
+use smallvec::SmallVec;
 use tokenyard_core::moe::DType;
 
 use crate::exit;
@@ -26,7 +27,8 @@ const PLAIN_USED: &CStr = c"used_dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 const VERSIONED_USED: &CStr = c"used_dltensor_versioned";
 
-const MAJOR: u32 = 1;
+/// The version of these structures.
+pub(crate) const MAJOR: u32 = 1;
 const READ_ONLY: u64 = 1;
 
 /// `DLDataType`.
@@ -61,13 +63,27 @@ struct Plain {
 
 /// `DLManagedTensorVersioned`.
 #[repr(C)]
-struct Versioned {
+pub(crate) struct Versioned {
     major: u32,
     minor: u32,
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
     flags: u64,
     tensor: DlTensor,
+}
+
+impl DlTensor {
+    /// A place for a description.
+    pub(crate) const NONE: Self = Self {
+        data: std::ptr::null_mut(),
+        device_type: CPU,
+        device_id: 0,
+        ndim: 0,
+        dtype: DataType::FP8_E4M3,
+        shape: std::ptr::null_mut(),
+        strides: std::ptr::null_mut(),
+        byte_offset: 0,
+    };
 }
 
 impl DataType {
@@ -138,9 +154,9 @@ impl Drop for LentVersioned {
 pub(crate) struct Description {
     pub(crate) data: *mut u8,
     pub(crate) dtype: Option<DType>,
-    pub(crate) shape: Vec<i64>,
+    pub(crate) shape: Dims,
     /// The strides, in elements.
-    pub(crate) strides: Vec<i64>,
+    pub(crate) strides: Dims,
     pub(crate) device: (i32, i32),
     pub(crate) is_read_only: bool,
 }
@@ -174,35 +190,46 @@ impl Lent {
 
     /// The element type.
     pub(crate) fn describe(&self) -> Description {
-        // SAFETY: both live until they are given back; so do their arrays, which have `ndim` entries.
+        // SAFETY: both live until they are given back; so do their arrays.
         unsafe {
             let (tensor, flags) = match self {
                 Self::Plain(plain) => (&(*plain.0).tensor, 0),
                 Self::Versioned(versioned) => ((&(*versioned.0).tensor), (*versioned.0).flags),
             };
-            let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
-            let list = |from: *mut i64| match ndim {
-                0 => Vec::new(),
-                _ => std::slice::from_raw_parts(from, ndim).to_vec(),
-            };
-            let shape = list(tensor.shape);
-            let strides =
-                if tensor.strides.is_null() { contiguous(&shape) } else { list(tensor.strides) };
-            Description {
-                data: tensor.data.wrapping_add(tensor.byte_offset as usize),
-                dtype: tensor.dtype.dtype(),
-                shape,
-                strides,
-                device: (tensor.device_type, tensor.device_id),
-                is_read_only: flags & READ_ONLY != 0,
-            }
+            Description::of(tensor, flags)
+        }
+    }
+}
+
+impl Description {
+    /// The description of a tensor.
+    ///
+    /// # Safety
+    /// The arrays of `tensor` are there, and have `ndim` entries.
+    pub(crate) unsafe fn of(tensor: &DlTensor, flags: u64) -> Self {
+        let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
+        let list = |from: *mut i64| match ndim {
+            0 => Dims::new(),
+            // SAFETY: by this function's contract.
+            _ => Dims::from_slice(unsafe { std::slice::from_raw_parts(from, ndim) }),
+        };
+        let shape = list(tensor.shape);
+        let strides =
+            if tensor.strides.is_null() { contiguous(&shape) } else { list(tensor.strides) };
+        Self {
+            data: tensor.data.wrapping_add(tensor.byte_offset as usize),
+            dtype: tensor.dtype.dtype(),
+            shape,
+            strides,
+            device: (tensor.device_type, tensor.device_id),
+            is_read_only: flags & READ_ONLY != 0,
         }
     }
 }
 
 /// The strides of a tensor without gaps, in elements.
-pub(crate) fn contiguous(shape: &[i64]) -> Vec<i64> {
-    let mut strides = vec![1; shape.len()];
+pub(crate) fn contiguous(shape: &[i64]) -> Dims {
+    let mut strides = Dims::from_elem(1, shape.len());
     for i in (1..shape.len()).rev() {
         strides[i - 1] = strides[i] * shape[i].max(1);
     }
@@ -227,12 +254,16 @@ unsafe fn rename(capsule: &Bound<'_, PyAny>, name: &'static CStr) -> PyResult<()
     }
 }
 
+/// The lengths of a tensor's dimensions, or its strides. Tensors of this package have one to three, so they need no
+/// memory of their own: a call makes several tensors.
+pub(crate) type Dims = SmallVec<[i64; 4]>;
+
 /// A tensor that leaves, with what keeps its memory.
 pub(crate) struct Leaving {
     pub(crate) data: *mut u8,
     pub(crate) dtype: DType,
-    pub(crate) shape: Vec<i64>,
-    pub(crate) strides: Vec<i64>,
+    pub(crate) shape: Dims,
+    pub(crate) strides: Dims,
     pub(crate) device: (i32, i32),
     /// FP8 leaves as such.
     pub(crate) keeps_fp8: bool,
@@ -268,14 +299,48 @@ impl<T> Drop for WithGil<T> {
     }
 }
 
-/// The target of a capsule's context. The lists lie on the heap, so they stay where they are when this moves.
+/// The target of a tensor's context. It stays where it is, because the tensor has the addresses of its lists.
 struct Exported<M> {
     managed: M,
-    _leaving: Leaving,
+    leaving: Leaving,
+}
+
+/// A tensor of one of the two versions.
+trait Managed {
+    fn parts(&mut self) -> (&mut DlTensor, &mut *mut c_void);
+}
+
+impl Managed for Plain {
+    fn parts(&mut self) -> (&mut DlTensor, &mut *mut c_void) {
+        (&mut self.tensor, &mut self.context)
+    }
+}
+
+impl Managed for Versioned {
+    fn parts(&mut self) -> (&mut DlTensor, &mut *mut c_void) {
+        (&mut self.tensor, &mut self.context)
+    }
+}
+
+impl<M: Managed> Exported<M> {
+    /// Gives both memory of their own, which the context points to, and the tensor its lists.
+    fn lend(managed: M, leaving: Leaving) -> *mut M {
+        let exported = Box::into_raw(Box::new(Self { managed, leaving }));
+        // SAFETY: just made, and known here alone.
+        unsafe {
+            let lists = &mut (*exported).leaving;
+            let (shape, strides) = (lists.shape.as_mut_ptr(), lists.strides.as_mut_ptr());
+            let (tensor, context) = (*exported).managed.parts();
+            (tensor.shape, tensor.strides) = (shape, strides);
+            *context = exported.cast();
+            &raw mut (*exported).managed
+        }
+    }
 }
 
 impl Leaving {
-    fn tensor(&mut self) -> DlTensor {
+    /// The tensor, without its lists.
+    fn tensor(&self) -> DlTensor {
         DlTensor {
             data: self.data,
             device_type: self.device.0,
@@ -285,41 +350,37 @@ impl Leaving {
                 DType::Fp8E4m3 if self.keeps_fp8 => DataType::FP8_E4M3,
                 dtype => DataType::of(dtype),
             },
-            shape: self.shape.as_mut_ptr(),
-            strides: self.strides.as_mut_ptr(),
-            byte_offset: 0,
+            ..DlTensor::NONE
         }
     }
 
+    /// A versioned tensor that owns it, for whoever calls its deleter.
+    pub(crate) fn versioned(self) -> *mut Versioned {
+        let managed = Versioned {
+            major: MAJOR,
+            minor: 0,
+            context: std::ptr::null_mut(),
+            deleter: Some(delete_versioned),
+            flags: 0,
+            tensor: self.tensor(),
+        };
+        Exported::lend(managed, self)
+    }
+
     /// A capsule that owns it.
-    pub(crate) fn capsule(mut self, py: Python<'_>, is_versioned: bool) -> PyResult<Py<PyAny>> {
-        let tensor = self.tensor();
+    pub(crate) fn capsule(self, py: Python<'_>, is_versioned: bool) -> PyResult<Py<PyAny>> {
         if is_versioned {
-            let managed = Versioned {
-                major: MAJOR,
-                minor: 0,
-                context: std::ptr::null_mut(),
-                deleter: Some(delete_versioned),
-                flags: 0,
-                tensor,
-            };
-            let exported = Box::into_raw(Box::new(Exported { managed, _leaving: self }));
-            // SAFETY: just made; the deleter finds it there.
-            let managed = unsafe {
-                (*exported).managed.context = exported.cast();
-                &raw mut (*exported).managed
-            };
+            let managed = self.versioned();
             // SAFETY: the destructor is for capsules of this name, and the pointer is one of its kind.
             return unsafe { capsule(py, managed.cast(), VERSIONED, drop_versioned) };
         }
-        let managed = Plain { tensor, context: std::ptr::null_mut(), deleter: Some(delete_plain) };
-        let exported = Box::into_raw(Box::new(Exported { managed, _leaving: self }));
-        // SAFETY: as above.
-        let managed = unsafe {
-            (*exported).managed.context = exported.cast();
-            &raw mut (*exported).managed
+        let managed = Plain {
+            tensor: self.tensor(),
+            context: std::ptr::null_mut(),
+            deleter: Some(delete_plain),
         };
-        // SAFETY: as above.
+        let managed = Exported::lend(managed, self);
+        // SAFETY: as for the other one.
         unsafe { capsule(py, managed.cast(), PLAIN, drop_plain) }
     }
 }

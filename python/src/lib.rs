@@ -9,6 +9,7 @@
 //! - **Outputs** are claims. Nothing that frees one takes the GIL.
 //! - **A forked child** owns nothing of its parent: see `owned.rs`.
 
+mod anchors;
 mod array;
 mod communicator;
 mod config;
@@ -16,12 +17,14 @@ mod counts;
 mod dlpack;
 mod dtype;
 mod errors;
+mod exchange;
 mod exit;
 mod memory;
 mod operations;
 mod options;
 mod output;
 mod owned;
+mod reader;
 mod shared;
 mod tensor;
 mod world;
@@ -75,7 +78,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(counts::routing_counts, module)?)?;
     module.add_function(wrap_pyfunction!(memory::memory_needed, module)?)?;
     module.add_function(wrap_pyfunction!(_set_plugin_folder, module)?)?;
-    module.add_function(wrap_pyfunction!(array::_view, module)?)?;
+    module.add_function(wrap_pyfunction!(tensor::_fits, module)?)?;
+    module.add_function(wrap_pyfunction!(anchors::_record_at, module)?)?;
+    module.add_class::<anchors::Anchor>()?;
+    module.add_class::<reader::Reader>()?;
     module.add_function(wrap_pyfunction!(_driver_times, module)?)?;
     module.add_class::<config::Config>()?;
     module.add_class::<world::World>()?;
@@ -86,5 +92,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<output::Received>()?;
     module.add_class::<output::Handle>()?;
     module.add_class::<array::Array>()?;
+    owned::register(module)?;
     exit::register(module)
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use smallvec::smallvec;
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{
     Arriving, CallerMemory, Handle as CoreHandle, Received as CoreReceived, TensorRef,
@@ -10,6 +11,7 @@ use tokenyard_core::communicator::{
 use tokenyard_core::moe::{Layout, ScaleLayout, Shape};
 
 use crate::array::{Array, Claim, Held};
+use crate::dlpack::Dims;
 use crate::errors::{invalid, raise};
 use crate::options;
 use crate::owned::Owned;
@@ -108,26 +110,26 @@ impl Received {
     /// An array with the rows and columns that core gave it.
     fn plain(&self, tensor: Option<TensorRef<'_>>) -> Option<Array> {
         let tensor = tensor?;
-        let shape = vec![tensor.rows() as i64, tensor.cols() as i64];
+        let shape = smallvec![tensor.rows() as i64, tensor.cols() as i64];
         Array::of_arena(&tensor, shape, self.stream, &self.claim)
     }
 
     /// An array of one value per entry.
     fn list(&self, tensor: Option<TensorRef<'_>>) -> Option<Array> {
         let tensor = tensor?;
-        let shape = vec![(tensor.rows() * tensor.cols()) as i64];
+        let shape = smallvec![(tensor.rows() * tensor.cols()) as i64];
         Array::of_arena(&tensor, shape, self.stream, &self.claim)
     }
 
     /// An array with something for each row: by blocks where the layout has blocks.
     fn by_row(&self, tensor: Option<TensorRef<'_>>, is_list: bool) -> Option<Array> {
         let tensor = tensor?;
-        let mut shape = match self.layout {
+        let mut shape: Dims = match self.layout {
             Layout::Packed => {
                 let blocks = i64::from(self.shape.experts / self.shape.ranks);
-                vec![blocks, tensor.rows() as i64 / blocks]
+                smallvec![blocks, tensor.rows() as i64 / blocks]
             }
-            Layout::Flat | Layout::ExpertMajor { .. } => vec![tensor.rows() as i64],
+            Layout::Flat | Layout::ExpertMajor { .. } => smallvec![tensor.rows() as i64],
         };
         if !is_list {
             shape.push(tensor.cols() as i64);
@@ -137,6 +139,19 @@ impl Received {
 
     fn is_flat(&self) -> bool {
         self.layout == Layout::Flat
+    }
+
+    /// The array of a name, or nothing where it is not there. Another name is an error.
+    pub(crate) fn array(&self, name: &str) -> Result<Option<Array>> {
+        Ok(match name {
+            "x" => self.x(),
+            "scales" => self.scales(),
+            "weights" => self.weights(),
+            "source" => self.source(),
+            "expert_counts" => self.expert_counts(),
+            "ranges" => self.ranges(),
+            _ => return Err(invalid(format!("names: found {name}, which no array has here"))),
+        })
     }
 }
 

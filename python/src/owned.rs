@@ -5,9 +5,29 @@
 //! use nor drop what its parent has opened.
 
 use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use pyo3::Python;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use tokenyard_core::{Error, ErrorKind, Result};
+
+/// The id of this process. Each operation needs it several times, and to ask the system takes longer than to read it.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Asks for the id of this process.
+#[pyfunction]
+fn note_process() {
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
+}
+
+/// Has [`note_process`] called now, and in each child that Python forks, before the child uses any object.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    note_process();
+    let calls = PyDict::new(module.py());
+    calls.set_item("after_in_child", wrap_pyfunction!(note_process, module)?)?;
+    module.py().import("os")?.call_method("register_at_fork", (), Some(&calls))?;
+    Ok(())
+}
 
 /// A value that only the process that made it uses and drops.
 pub(crate) struct Owned<T> {
@@ -17,11 +37,11 @@ pub(crate) struct Owned<T> {
 
 impl<T> Owned<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { value: ManuallyDrop::new(value), process: std::process::id() }
+        Self { value: ManuallyDrop::new(value), process: PROCESS.load(Ordering::Relaxed) }
     }
 
     fn is_mine(&self) -> bool {
-        self.process == std::process::id()
+        self.process == PROCESS.load(Ordering::Relaxed)
     }
 
     /// The value.

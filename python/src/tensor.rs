@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PyString, PyTuple};
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{CallerMemory, TensorMut, TensorRef};
 use tokenyard_core::moe::DType;
 
+use crate::anchors::Anchor;
 use crate::array::{Array, Claim};
-use crate::dlpack::{self, Description, Leaving, Lent, WithGil};
+use crate::dlpack::{self, Description, Dims, Leaving, Lent, WithGil};
 use crate::dtype;
 use crate::errors::invalid;
+use crate::exchange::Exchange;
 use crate::owned::Owned;
 
 /// The owner of a tensor's memory.
@@ -29,9 +31,9 @@ pub(crate) struct Tensor {
     name: &'static str,
     data: *mut u8,
     dtype: DType,
-    shape: Vec<i64>,
+    shape: Dims,
     /// The strides, in elements.
-    strides: Vec<i64>,
+    strides: Dims,
     device: Option<i32>,
     is_read_only: bool,
     /// Held for its drop.
@@ -60,14 +62,20 @@ impl Tensor {
     /// # Errors
     /// An object that is no tensor, or one of a type or a device that is unknown here.
     pub(crate) fn read(name: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
+        let exchange = Exchange::of(&object.get_type());
+        if let Some(tensor) = exchange.and_then(|it| Self::by_exchange(name, object, it)) {
+            return Ok(tensor);
+        }
         let py = object.py();
         let has = |attribute: &Bound<'_, PyString>| object.hasattr(attribute).unwrap_or(false);
         if let Ok(array) = object.cast::<Array>() {
             return Ok(array.get().tensor(name));
         }
-        let is_torch = has(intern!(py, "data_ptr")) && has(intern!(py, "stride"));
-        let read = if is_torch && has(intern!(py, "device")) {
-            Self::like_torch(name, object)
+        let data_ptr = object.getattr(intern!(py, "data_ptr")).ok();
+        let methods = data_ptr.zip(object.getattr(intern!(py, "stride")).ok());
+        let methods = methods.filter(|_| has(intern!(py, "device")));
+        let read = if let Some((data_ptr, stride)) = methods {
+            Self::like_torch(name, object, &data_ptr, &stride)
         } else if has(intern!(py, "__array_interface__")) {
             Self::like_numpy(name, object)
         } else if has(intern!(py, "__dlpack__")) && has(intern!(py, "__dlpack_device__")) {
@@ -91,8 +99,37 @@ impl Tensor {
         if object.is_none() { Ok(None) } else { Self::read(name, object).map(Some) }
     }
 
-    /// A tensor of a library whose objects are like torch's.
-    fn like_torch(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Result<Self>> {
+    /// A tensor whose library describes it; nothing where its attributes say more, as for a type that is unknown here.
+    fn by_exchange(
+        name: &'static str,
+        object: &Bound<'_, PyAny>,
+        exchange: Exchange,
+    ) -> Option<Self> {
+        let found = exchange.describe(object).ok()?;
+        let device = match found.device {
+            (dlpack::CPU | dlpack::CUDA_HOST, _) => None,
+            (dlpack::CUDA, id) => Some(id),
+            _ => return None,
+        };
+        Some(Self {
+            name,
+            data: found.data,
+            dtype: found.dtype?,
+            shape: found.shape,
+            strides: found.strides,
+            device,
+            is_read_only: false,
+            _keeper: Keeper::Object(object.clone().unbind()),
+        })
+    }
+
+    /// A tensor of a library whose objects are like torch's, by its `data_ptr` and `stride`.
+    fn like_torch(
+        name: &'static str,
+        object: &Bound<'_, PyAny>,
+        data_ptr: &Bound<'_, PyAny>,
+        stride: &Bound<'_, PyAny>,
+    ) -> PyResult<Result<Self>> {
         let py = object.py();
         let named = object.getattr(intern!(py, "dtype"))?;
         let Some(dtype) = dtype::of_object(&named)? else {
@@ -107,10 +144,10 @@ impl Tensor {
         };
         Ok(Ok(Self {
             name,
-            data: object.call_method0(intern!(py, "data_ptr"))?.extract::<usize>()? as *mut u8,
+            data: data_ptr.call0()?.extract::<usize>()? as *mut u8,
             dtype,
-            shape: object.getattr(intern!(py, "shape"))?.extract()?,
-            strides: object.call_method0(intern!(py, "stride"))?.extract()?,
+            shape: lengths(&object.getattr(intern!(py, "shape"))?)?,
+            strides: lengths(&stride.call0()?)?,
             device,
             is_read_only: false,
             _keeper: Keeper::Object(object.clone().unbind()),
@@ -164,10 +201,10 @@ impl Tensor {
         keeper: Keeper,
     ) -> PyResult<Result<Self>> {
         let (data, is_read_only): (usize, bool) = about.get_item("data")?.extract()?;
-        let shape: Vec<i64> = about.get_item("shape")?.extract()?;
-        let bytes: Option<Vec<i64>> = match about.get_item("strides") {
-            Ok(strides) => strides.extract()?,
-            Err(_) => None,
+        let shape = lengths(&about.get_item("shape")?)?;
+        let bytes = match about.get_item("strides") {
+            Ok(strides) if !strides.is_none() => Some(lengths(&strides)?),
+            _ => None,
         };
         let size = dtype.bytes() as i64;
         if bytes.iter().flatten().any(|stride| stride % size != 0) {
@@ -220,25 +257,22 @@ impl Tensor {
         claim: Arc<Owned<Claim>>,
     ) -> Self {
         let Elements { data, dtype, device, shape, strides } = elements;
-        let (shape, strides) = (shape.to_vec(), strides.to_vec());
+        let (shape, strides) = (Dims::from_slice(shape), Dims::from_slice(strides));
         let keeper = Keeper::Claim(claim);
         Self { name, data, dtype, shape, strides, device, is_read_only: false, _keeper: keeper }
     }
 
-    /// The tensor, to leave with another owner of its memory.
-    pub(crate) fn leaving(self, owner: Py<PyAny>) -> Leaving {
+    /// The tensor, to leave with a record that is found by its address as long as the memory is used. With `columns`,
+    /// the elements of a list are rows of as many equal ones.
+    pub(crate) fn leaving_with(self, record: Py<PyAny>, columns: Option<i64>) -> Leaving {
         let device = self.device.map_or((dlpack::CPU, 0), |device| (dlpack::CUDA, device));
         let (data, dtype) = (self.data, self.dtype);
-        let (shape, strides) = (self.shape.clone(), self.strides.clone());
-        Leaving {
-            data,
-            dtype,
-            shape,
-            strides,
-            device,
-            keeps_fp8: false,
-            _claim: Box::new(WithGil::new((self, owner))),
-        }
+        let (mut shape, mut strides) = (self.shape.clone(), self.strides.clone());
+        shape.extend(columns);
+        strides.extend(columns.map(|_| 0));
+        let claim = (self, Anchor::new(data as usize, record));
+        let _claim = Box::new(WithGil::new(claim));
+        Leaving { data, dtype, shape, strides, device, keeps_fp8: false, _claim }
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -371,6 +405,35 @@ impl Tensor {
     fn named(&self, error: &tokenyard_core::Error) -> tokenyard_core::Error {
         invalid(format!("{}: {}", self.name, error.message()))
     }
+}
+
+/// A sequence of integers. Nearly all are tuples, whose elements need no iterator of Python.
+fn lengths(object: &Bound<'_, PyAny>) -> PyResult<Dims> {
+    match object.cast::<PyTuple>() {
+        Ok(tuple) => tuple.iter_borrowed().map(|length| length.extract()).collect(),
+        Err(_) => object.extract().map(Dims::from_vec),
+    }
+}
+
+/// Whether a tensor, as torch's are, has one of the types and the shape; None stands for any length.
+#[pyfunction]
+pub(crate) fn _fits(
+    tensor: &Bound<'_, PyAny>,
+    dtypes: &Bound<'_, PyTuple>,
+    shape: &Bound<'_, PyTuple>,
+) -> PyResult<bool> {
+    let py = tensor.py();
+    let dtype = tensor.getattr(intern!(py, "dtype"))?;
+    let found = tensor.getattr(intern!(py, "shape"))?.cast_into::<PyTuple>()?;
+    if found.len() != shape.len() || !dtypes.iter().any(|one| one.is(&dtype)) {
+        return Ok(false);
+    }
+    for (length, wanted) in found.iter().zip(shape.iter()) {
+        if !wanted.is_none() && !wanted.is(&length) && !wanted.eq(length)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// JAX takes -1 for a stream, and asks the driver for it.

@@ -10,10 +10,10 @@ from tokenyard._native import _driver_times
 
 
 class Watched:
-    """A communicator, and the nanoseconds that its calls took."""
+    """A communicator, and the nanoseconds that its calls took, with those of operations between their halves."""
 
-    def __init__(self, inner):
-        self._inner, self.ns = inner, 0
+    def __init__(self, inner, whole=None):
+        self._inner, self._whole, self.ns = inner, whole or self, 0
 
     def __getattr__(self, name):
         found = getattr(self._inner, name)
@@ -23,10 +23,13 @@ class Watched:
         def call(*args, **keywords):
             start = time.perf_counter_ns()
             try:
-                return found(*args, **keywords)
+                result = found(*args, **keywords)
             finally:
-                self.ns += time.perf_counter_ns() - start
+                self._whole.ns += time.perf_counter_ns() - start
+            return Watched(result, self._whole) if name.endswith("_send") else result
 
+        # To make it anew would be counted as time of the drop-in.
+        setattr(self, name, call)
         return call
 
 
@@ -94,9 +97,19 @@ def calls_of(buffer, x, idx, weights):
     def cast():
         state["cast"] = buffer.low_latency_dispatch(x, idx, CASE.max_tokens, CASE.experts)
 
-    def combine():
+    def hooked():
+        state["hooked"] = buffer.low_latency_dispatch(
+            x, idx, CASE.max_tokens, CASE.experts, return_recv_hook=True
+        )
+        state["hooked"][4]()
+
+    def combine(has_hook=False):
         rows, _, handle, _, _ = state["result"]
-        buffer.low_latency_combine(rows, idx, weights, handle, out=out)
+        _, _, hook = buffer.low_latency_combine(
+            rows, idx, weights, handle, out=out, return_recv_hook=has_hook
+        )
+        if has_hook:
+            hook()
 
     def normal():
         state["normal"] = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
@@ -111,7 +124,9 @@ def calls_of(buffer, x, idx, weights):
     return {
         "low latency dispatch": dispatch,
         "low latency dispatch to FP8": cast,
+        "low latency dispatch to FP8 and its hook": hooked,
         "low latency combine": combine,
+        "low latency combine and its hook": lambda: combine(True),
         "normal dispatch (waits)": normal,
         "cached dispatch (waits)": cached,
         "combine (waits)": back,

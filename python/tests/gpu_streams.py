@@ -27,22 +27,22 @@ LONG = 20_000_000
 
 def asynchronous(world):
     """The communication stream waits for the current one, and that for the event."""
-    buffer = v1(world)
     for mode in ("auto", "arena", "copy"):
         with output_mode(mode):
-            for dtype in (torch.bfloat16, torch.float32):
-                torch.cuda._sleep(LONG)
-                check_normal(world, buffer, CASE, dtype, async_finish=True)
-                check_normal(
-                    world,
-                    buffer,
-                    CASE,
-                    dtype,
-                    captures=True,
-                    async_finish=True,
-                    allocate_on_comm_stream=True,
-                )
-    buffer.destroy()
+            buffer = v1(world)
+        for dtype in (torch.bfloat16, torch.float32):
+            torch.cuda._sleep(LONG)
+            check_normal(world, buffer, CASE, dtype, async_finish=True)
+            check_normal(
+                world,
+                buffer,
+                CASE,
+                dtype,
+                captures=True,
+                async_finish=True,
+                allocate_on_comm_stream=True,
+            )
+        buffer.destroy()
 
 
 def previous_event(world):

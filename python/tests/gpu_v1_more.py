@@ -113,18 +113,21 @@ def local_memory(world):
 
 def outputs_of_every_mode(world):
     """In the arena or in memory of torch; the arena's are counted while they live."""
-    buffer = v1(world)
-    opened = None
     for mode in ("copy", "arena", "auto"):
         with output_mode(mode):
-            _, recv_x, handle = check_normal(world, buffer, CASE, torch.float32)
-            opened = buffer._engine.current
-            assert (opened.communicator.held_bytes > 0) == (mode != "copy")
-            del recv_x, handle
-            assert opened.communicator.held_bytes == 0
+            buffer = v1(world)
+        _, recv_x, handle = check_normal(world, buffer, CASE, torch.float32)
+        opened = buffer._engine.current
+        assert (opened.communicator.held_bytes > 0) == (mode != "copy")
+        del recv_x, handle
+        assert opened.communicator.held_bytes == 0
+        buffer.destroy()
     with output_mode("elsewhere"):
-        error = raised(lambda: check_normal(world, buffer, CASE, torch.float32))
+        error = raised(lambda: v1(world))
         assert "expected auto, arena or copy" in str(error), error
+    buffer = v1(world)
+    check_normal(world, buffer, CASE, torch.float32)
+    opened = buffer._engine.current
     # Enough are alive: the next go to memory of torch.
     alive = []
     x, idx, weights = inputs(world, CASE, torch.float32)

@@ -10,7 +10,7 @@ from gradients import check_gradients
 from oracle import Case
 from test_deep_ep_normal import buffer_of, times
 
-from tokenyard._native import _view
+from tokenyard._native import _Reader
 from tokenyard.deep_ep import Buffer, ElasticBuffer
 from tokenyard.deep_ep.utils import refs
 from tokenyard.deep_ep.utils.gate import get_unbalanced_scores
@@ -205,11 +205,12 @@ class Owner:
 def freed_inside_of_a_call(world, case):
     owner = Owner()
     was_freed = weakref.ref(owner)
-    garbage = [torch._C._from_dlpack(_view(torch.ones(2), owner))]
+    reader = _Reader(torch.Tensor, torch._C._from_dlpack, False)
+    garbage = [reader.anchored(torch.ones(2), owner)]
     garbage.append(garbage)
     gc.disable()
     del garbage, owner
     assert was_freed() is not None
-    _view(Collecting(torch.ones(2)), None)
+    reader.anchored(Collecting(torch.ones(2)), None)
     gc.enable()
     assert was_freed() is None

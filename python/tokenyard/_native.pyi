@@ -16,10 +16,13 @@ __all__ = [
     "PendingReplay",
     "Received",
     "World",
+    "_Anchor",
+    "_Reader",
     "__version__",
     "_driver_times",
+    "_fits",
+    "_record_at",
     "_set_plugin_folder",
-    "_view",
     "components",
     "memory_needed",
     "routing_counts",
@@ -58,7 +61,8 @@ def memory_needed(
 def routing_counts(topk_idx: _Tensor, experts: int, ranks: int) -> tuple[Array, Array, Array]: ...
 def _driver_times(is_measured: bool) -> list[tuple[str, int, int]]: ...
 def _set_plugin_folder(folder: _Path) -> None: ...
-def _view(tensor: _Tensor, owner: object, columns: int | None = None) -> Any: ...
+def _fits(tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]) -> bool: ...
+def _record_at(address: int) -> Any: ...
 
 @final
 class Config:
@@ -344,6 +348,25 @@ class Received:
     def lost_ranks(self) -> list[int]: ...
 
 @final
+class _Anchor:
+    def __new__(cls, address: int, record: object) -> _Anchor: ...
+
+@final
+class _Reader:
+    def __new__(
+        cls, kind: type, from_capsule: Callable[[Any], Any], reads_fp8: bool
+    ) -> _Reader: ...
+    def array(self, array: Array) -> Any: ...
+    def output(
+        self,
+        received: Received,
+        names: tuple[str, ...],
+        keeps_fp8: bool = False,
+        record: object = None,
+    ) -> tuple[Any, ...]: ...
+    def anchored(self, tensor: Any, record: object, columns: int | None = None) -> Any: ...
+
+@final
 class Handle:
     @property
     def layout(self) -> _Layout: ...
@@ -375,5 +398,4 @@ class Array:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any: ...
-    def _capsule(self, keeps_fp8: bool = False) -> Any: ...
     def __len__(self) -> int: ...

@@ -122,7 +122,7 @@ impl CombineArguments<'_, '_> {
             let text = format!("{name}: found none; expected a tensor on the device of x");
             return Err(invalid(text).with_fix("allocate it with the library that x is of"));
         }
-        let array = Array::on_host(dtype, shape.to_vec());
+        let array = Array::on_host(dtype, shape.into_iter().collect());
         let tensor = array.tensor(name);
         let object = Py::new(self.x.py(), array)
             .map_err(|raised| invalid(format!("{name}: cannot be made: {raised}")))?;

@@ -84,6 +84,8 @@ def read_rows(
 
 def read_bias(library: Library, bias: Any, dtype: Any, shape: tuple[int, int]) -> list[Any]:
     """None, one or two biases."""
+    if bias is None:
+        return []
     listed = list(bias) if isinstance(bias, (tuple, list)) else [bias]
     if len(listed) > 2:
         raise Refusal(f"bias: found {len(listed)} tensors; expected at most 2")

@@ -91,6 +91,8 @@ class Opened:
     arena_bytes: int
     # Calls that it takes of those that not every kernel set takes.
     forms: frozenset[str]
+    # Where outputs lie: `auto`, `arena` or `copy`.
+    output: str
     # Streams of torch on which calls were made, and whether callers have got outputs that lie in the arena.
     streams: set[int] = field(default_factory=set)
     lends: bool = False
@@ -103,16 +105,6 @@ class Opened:
 # Reads the arguments, and sends them: both may find that they cannot.
 Read: TypeAlias = Callable[[], tuple[Sizes, T]]
 Send: TypeAlias = Callable[[Opened, T], Any]
-
-
-@dataclass
-class Received:
-    """The result of a call that did both halves."""
-
-    result: Any
-
-    def recv(self) -> Any:
-        return self.result
 
 
 @dataclass
@@ -138,6 +130,7 @@ class Engine:
         self, group: Any, comm: Any = None, waits: _world.Waits = _world.DEFAULT_WAITS
     ) -> None:
         self.config = _world.load_config(waits)
+        self.output = _world.output_mode()
         self._waits = waits
         self.world = _world.world_of(group, comm, self.config)
         self.rank, self.ranks = self.world.rank, self.world.ranks
@@ -193,47 +186,56 @@ class Engine:
     def dispatch_sent(
         self, read: Read[T], send: Send[T], layout: Literal["flat", "expert_major", "packed"]
     ) -> tuple[Opened, Any]:
-        """Sends, and returns what `send` gave: ranks agree on sizes before it returns. It is received by the caller."""
-        sizes, refused, send_it = self._prepared(read, send)
-        opened = self._named(sizes)
-        if opened is not None and refused is None and self._fits(opened, sizes):
-            # As nearly every call: nothing is to be agreed on.
-            try:
-                return opened, send_it(opened)
-            except REFUSALS as error:
-                attempt = Attempt(opened, refused)
-                attempt.take(error)
-                self._agree(sizes, attempt.refused, attempt.is_full)
-        while True:
-            attempt = self._enter(sizes, refused, send_it, layout)
-            if attempt.pending is not None:
-                return attempt.opened, attempt.pending
-            self._agree(sizes, attempt.refused, attempt.is_full)
+        """Sends, and returns what `send` gave: ranks agree on sizes before it returns.
 
-    def _prepared(
-        self, read: Read[T], send: Send[T]
-    ) -> tuple[Sizes | None, str | None, Callable[[Opened], Any]]:
-        """The sizes that `read` gives, or why it refuses; and `send` with its call."""
+        `send` makes a whole call, or its first half; then the caller makes the second.
+        """
         self._expect_usable()
-        sizes, refused = None, None
-        call: T | None = None
         try:
             sizes, call = read()
         except Refusal as refusal:
-            refused = str(refusal)
+            return self._sent(None, str(refusal), None, layout)
+        opened = self._named(sizes) or self._usable()
+        if opened is not None and self._fits(opened, sizes):
+            # As nearly every call: nothing is to be agreed on.
+            try:
+                return opened, send(opened, call)
+            except REFUSALS as error:
+                attempt = Attempt(opened, None)
+                attempt.take(error)
+                self._agree(sizes, attempt.refused, attempt.is_full)
+        return self._sent(sizes, None, lambda opened: send(opened, call), layout)
 
-        def send_it(opened: Opened) -> Any:
-            if call is None:
-                raise AssertionError("what was refused is not sent")
-            return send(opened, call)
+    def _prepared(
+        self, read: Read[T], send: Send[T]
+    ) -> tuple[Sizes | None, str | None, Callable[[Opened], Any] | None]:
+        """The sizes that `read` gives, and `send` with its call; or why it refuses, and nothing to send."""
+        self._expect_usable()
+        try:
+            sizes, call = read()
+        except Refusal as refusal:
+            return None, str(refusal), None
+        return sizes, None, lambda opened: send(opened, call)
 
-        return sizes, refused, send_it
+    def _sent(
+        self,
+        sizes: Sizes | None,
+        refused: str | None,
+        send: Callable[[Opened], Any] | None,
+        layout: Literal["flat", "expert_major", "packed"],
+    ) -> tuple[Opened, Any]:
+        """Sends; or refuses, agrees on what fits, and tries again."""
+        while True:
+            attempt = self._enter(sizes, refused, send, layout)
+            if attempt.pending is not None:
+                return attempt.opened, attempt.pending
+            self._agree(sizes, attempt.refused, attempt.is_full)
 
     def _enter(
         self,
         sizes: Sizes | None,
         refused: str | None,
-        send: Callable[[Opened], Any],
+        send: Callable[[Opened], Any] | None,
         layout: Literal["flat", "expert_major", "packed"],
     ) -> Attempt:
         """Sends, or refuses: then the attempt says why."""
@@ -245,7 +247,7 @@ class Engine:
         attempt = Attempt(opened, refused)
         fits = self._fits(opened, sizes)
         try:
-            if refused is None and fits:
+            if send is not None and fits:
                 attempt.pending = send(opened)
             else:
                 why = refused or f"sizes to agree on: {sizes}"
@@ -318,7 +320,7 @@ class Engine:
         tokens = max(sizes.tokens for sizes in wanted)
         named = first.max_tokens if self.on_device else None
         self.current = self._open(
-            Sizes(
+            sizes_of(
                 first.experts,
                 first.topk,
                 first.hidden,
@@ -393,7 +395,8 @@ class Engine:
         )
         arena = max(communicator.report()["window_bytes"])
         forms = frozenset(communicator.forms)
-        opened = Opened(communicator, sizes, self.world, weakref.ref(self), arena, forms)
+        owner = weakref.ref(self)
+        opened = Opened(communicator, sizes, self.world, owner, arena, forms, self.output)
         _world.park_after(opened, self.world, communicator)
         return opened
 

@@ -4,62 +4,30 @@ V1's handles are tuples of tensors, and frameworks save only the tensors (`save_
 handle hangs on the memory of one of its tensors: it lives exactly as long as that memory, and is found by its address.
 """
 
-import weakref
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
 
-import tokenyard
-from tokenyard._native import _view
+from tokenyard._native import _Anchor, _record_at
 
 from ._arrays import Array, Refusal, Tensor, address, is_torch, like
-from ._torch import torch
 
 T = TypeVar("T")
 
 
-class Anchor:
-    """A record that hangs on the memory of a tensor."""
-
-    def __init__(self, record: object) -> None:
-        self.record = record
-
-
-class HostAnchor(Anchor):
-    """Memory of an array that is not empty, with a record on it."""
+class HostAnchor:
+    """Memory of an array that is not empty, with a record of it."""
 
     def __init__(self, array: Array, record: object) -> None:
-        super().__init__(record)
         self.memory = np.ascontiguousarray(array)
+        self.anchor = _Anchor(address(self.memory), record)
         self.__array_interface__ = self.memory.__array_interface__
-
-
-_anchors: "weakref.WeakValueDictionary[int, Anchor]" = weakref.WeakValueDictionary()
 
 
 def anchored(reference: Tensor, array: Array, record: object) -> Tensor:
     """A tensor with the content of `array`, by which `record_of` finds the record."""
-    anchor = HostAnchor(array, record)
-    _anchors[address(anchor.memory)] = anchor
-    return like(reference, np.asarray(anchor))
-
-
-def anchored_tensor(tensor: Tensor, record: object, columns: int | None = None) -> Tensor:
-    """A tensor of torch over the same memory, which is not empty, by which `record_of` finds the record.
-
-    With `columns`, each element of a list is a row of as many.
-    """
-    anchor = Anchor(record)
-    _anchors[address(tensor)] = anchor
-    return torch._C._from_dlpack(_view(tensor, anchor, columns))
-
-
-def anchored_output(array: tokenyard.Array, record: object) -> Tensor:
-    """A tensor of torch over an output in the arena, by which `record_of` finds the record."""
-    anchor = Anchor(record)
-    _anchors[array.data_ptr()] = anchor
-    return torch._C._from_dlpack(_view(array, anchor))
+    return like(reference, np.asarray(HostAnchor(array, record)))
 
 
 def record_of(handle: Iterable[Any], kind: type[T], place: int = 0) -> T:
@@ -68,14 +36,14 @@ def record_of(handle: Iterable[Any], kind: type[T], place: int = 0) -> T:
         raise Refusal(f"handle: found {type(handle).__name__}; expected what a dispatch returned")
     if place < len(handle) and is_torch(handle[place]):
         # Where it is in nearly every call.
-        anchor = _anchors.get(address(handle[place]))
-        if anchor is not None and isinstance(anchor.record, kind):
-            return anchor.record
+        record = _record_at(handle[place].data_ptr())
+        if isinstance(record, kind):
+            return record
     for tensor in handle:
         if isinstance(tensor, np.ndarray) or is_torch(tensor):
-            anchor = _anchors.get(address(tensor))
-            if anchor is not None and isinstance(anchor.record, kind):
-                return anchor.record
+            record = _record_at(address(tensor))
+            if isinstance(record, kind):
+                return record
     raise Refusal(
         "handle: found one that no dispatch of this process returned; expected its own tensors: copies of them, or "
         "ones that were moved, have lost their routing"

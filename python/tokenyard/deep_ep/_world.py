@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import tokenyard
+from tokenyard import errors
 
 CONFIG_VARIABLE = "TOKENYARD_CONFIG"
+OUTPUT_VARIABLE = "TOKENYARD_OUTPUT"
+OUTPUTS = ("auto", "arena", "copy")
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,18 @@ def load_config(waits: Waits, decodes: bool = False, sms: int | None = None) -> 
         decode="low_latency" if has_gpu and decodes else "direct",
         sms=sms if has_gpu else None,
     )
+
+
+def output_mode() -> str:
+    """`TOKENYARD_OUTPUT`: whether outputs lie in the arena, or in memory of torch."""
+    mode = os.environ.get(OUTPUT_VARIABLE, "auto")
+    if mode not in OUTPUTS:
+        raise errors.ConfigError(
+            f"{OUTPUT_VARIABLE}: found {mode!r}; expected auto, arena or copy",
+            kind="config",
+            operation="read environment",
+        )
+    return mode
 
 
 def world_of(group: Any, comm: Any, config: tokenyard.Config) -> tokenyard.World:

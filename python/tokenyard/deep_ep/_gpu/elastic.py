@@ -9,7 +9,7 @@ from tokenyard import errors
 from .._arguments import read_bias, read_rows
 from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
-from .._engine import Engine, Opened, Received, Sizes, align, sizes_of
+from .._engine import Engine, Opened, Sizes, align, sizes_of
 from .._routing import check_experts
 from .._torch import torch
 from ..buffers.handle import EPHandle
@@ -17,15 +17,15 @@ from ..utils.event import EventOverlap
 from .streams import CallStream, Timing
 from .tensors import (
     Routed,
-    adopt,
-    device_of,
     expect_device,
     floats,
     library,
     name_stream,
     read,
     stays_in_arena,
-    take,
+    stream_of,
+    take_all,
+    typed,
 )
 
 
@@ -64,7 +64,7 @@ class Between:
 
 def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue: Any) -> Result:
     """A dispatch, or one by the routing of a handle."""
-    stream = CallStream(device_of(adopt(call).reference), timing)
+    stream = stream_of(call, timing)
     if call.handle is not None:
         return _replay(engine, call, call.handle, stream)
     if call.has_cpu_sync and stream.is_captured:
@@ -92,12 +92,12 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue
             stream=stream.raw,
             without_sync=no_sync,
         )
-        return Between(sent, before_epilogue, stream) if before_epilogue else Received(sent)
+        return Between(sent, before_epilogue, stream) if before_epilogue else sent
 
+    # Of a call in halves the engine receives the second, which may be refused, too.
+    run = engine.dispatch if before_epilogue else engine.dispatch_sent
     with stream.inside():
-        opened, (received, native) = engine.dispatch(
-            lambda: _read_dispatch(engine, call), send, call.layout
-        )
+        opened, (received, native) = run(lambda: _read_dispatch(engine, call), send, call.layout)
         routed = kept[0]
         record = Record(
             opened,
@@ -120,6 +120,8 @@ def _finish(
     call: DispatchCall, routed: Routed, outputs: Any, handle: EPHandle, stream: CallStream
 ) -> Result:
     x, ids, weights = outputs
+    if not stream.is_async:
+        return x, ids, weights, handle, EventOverlap()
     rows = x if isinstance(x, tuple) else (x,)
     given = call.x if isinstance(call.x, tuple) else (call.x,)
     inputs = (*given, call.topk_idx, call.topk_weights, routed.x, routed.scales, routed.ids)
@@ -203,19 +205,18 @@ def _give(
     most = sizes.tokens * opened.communicator.ranks * routed.x.shape[1] * routed.x.element_size()
     most *= min(sizes.topk, local) if call.is_expanded else 1
     stays = stays_in_arena(opened, stream, call.reference, most)
-    x = take(received.x, routed.x.dtype)
-    weights = None if received.weights is None else take(received.weights)
-    scales, ids = None, None
+    x, weights, scales = take_all(received, ("x", "weights", "scales"), routed.x.dtype)
+    ids = None
     wanted = dict(wanted)
     if routed.scales is not None and call.is_column_major:
-        rows, columns = received.scales.shape
+        rows, columns = scales.shape
         # Columns start at multiples of 16 bytes.
         pitch = align(rows, 4)
         memory = torch.empty((columns, pitch), dtype=routed.scales.dtype, device=device)
         wanted["scale_columns"] = memory
         scales = memory.as_strided((rows, columns), (1, pitch))
-    elif routed.scales is not None:
-        scales = take(received.scales, routed.scales.dtype)
+    elif scales is not None:
+        scales = typed(scales, routed.scales.dtype)
     if not stays:
         x = wanted["x"] = torch.empty_like(x)
         if weights is not None:
@@ -337,7 +338,7 @@ def _make_handle(
 
 def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
-    stream = CallStream(device_of(adopt(call).x), timing)
+    stream = stream_of(call, timing)
     opened, out_weights = None, None
     with stream.inside():
         try:
@@ -369,6 +370,8 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
             and (stream.is_captured or not record.is_exact),
         )
         out = out.to(dtype)
+    if not stream.is_async:
+        return out, out_weights, EventOverlap()
     inputs = (call.x, call.topk_weights, rows, weights, *biases)
     return out, out_weights, stream.finish(inputs, (out, out_weights))
 
@@ -391,7 +394,7 @@ def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, list[Any
 
 def barrier(engine: Engine, device: Any, timing: Timing) -> CallStream:
     """Work that is queued on the stream next runs once all ranks have come to the barrier. Collective."""
-    stream = CallStream(device, timing)
+    stream = CallStream(device if device.type == "cuda" else None, timing)
     opened = engine.open_counts(1)
     rows = torch.empty((0, opened.sizes.hidden), dtype=torch.float32, device=device)
     ids = torch.empty((0, 1), dtype=torch.int64, device=device)

@@ -1,5 +1,6 @@
 """The low latency calls of V1 on tensors of torch. The host waits for nothing where the kernel set allows it."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,80 +9,31 @@ from tokenyard import errors
 
 from .. import _handles
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Received, Sizes, sizes_of
+from .._engine import Engine, Opened, Sizes, sizes_of
 from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall, Hook, _once
 from .._missing import missing
 from .._routing import check_experts
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import ASYNC, AT_ONCE, CallStream
-from .tensors import adopt, device_of, expect_device, floats, name_stream, output_mode, read, take
+from .tensors import (
+    anchored,
+    expect,
+    expect_device,
+    expect_tensor,
+    floats,
+    name_stream,
+    read,
+    stream_of,
+    take,
+    take_all,
+)
 
 # The place of the handle's tensor that has the record.
 _RANGES = 1
 
 # Above it, rows of the packed layout are not staged.
 _MOST_DECODE_TOKENS = 1024
-
-
-class Blocks:
-    """The outputs of a dispatch. They exist before rows arrive."""
-
-    def __init__(self, opened: Opened, call: DispatchCall, output: Any, stream: CallStream) -> None:
-        mode = output_mode()
-        # Without them, torch makes columns of scales and numbers of tokens.
-        self.has_forms = opened.takes("packed_forms")
-        # The handle keeps the place in the arena in any case.
-        self.stays = output is not None and (mode != "copy" or stream.is_captured)
-        self.output = output
-        self._call = call
-
-    def make(self, received: Any, record: "Record") -> None:
-        """Allocates, or takes from the arena, what the caller gets. `received` may be on its way."""
-        call = self._call
-        x = take(received.x, torch.float8_e4m3fn if call.use_fp8 else call.x.dtype)
-        self.x = x if self.stays else torch.empty_like(x)
-        counts = take(received.expert_counts)
-        self.counts = counts if self.stays else torch.empty_like(counts)
-        if self.stays:
-            self.ranges = _handles.anchored_output(received.ranges, record)
-        else:
-            ranges = torch.empty_like(take(received.ranges))
-            self.ranges = _handles.anchored_tensor(ranges, record)
-        record.blocks = x.shape
-        source = take(received.source)
-        self.source = source if self.stays else torch.empty_like(source)
-        self.scales: Any = None
-        if call.use_fp8:
-            # Column-major, as DeepEP's GEMMs read them.
-            scales = take(received.scales)
-            if not self.has_forms:
-                scales = scales.new_empty(scales.mT.shape).mT
-            self.scales = scales if self.stays else torch.empty_like(scales)
-
-    def fill(self, opened: Opened, received: Any, stream: CallStream) -> None:
-        """Copies what does not stay where it arrived."""
-        call = self._call
-        if not self.stays:
-            columns = {}
-            if self.has_forms and self.scales is not None:
-                columns["scales"] = self.scales.mT
-            opened.communicator.copy_out(
-                received,
-                x=self.x,
-                expert_counts=self.counts,
-                ranges=self.ranges,
-                source=self.source,
-                stream=stream.raw,
-                **columns,
-            )
-        if not self.has_forms:
-            self.source.remainder_(call.tokens)
-            if self.scales is not None:
-                self.scales.copy_(take(received.scales))
-        if call.stats is not None and not opened.takes("statistics"):
-            # Otherwise the kernels have added them.
-            call.stats.add_(self.counts)
 
 
 @dataclass
@@ -97,54 +49,138 @@ class Record:
     buffer: Any = None
 
 
-def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
-    x = read("x", call.x, floats(), (None, None)).contiguous()
-    tokens, hidden = x.shape
-    ids = read("topk_idx", call.topk_idx, (torch.int64,), (tokens, None)).contiguous()
-    if not call.tokens > 0 or tokens > call.tokens:
+# The arrays of an output. The record of a handle belongs to the last one.
+_ARRAYS = ("x", "expert_counts", "source", "scales", "ranges")
+
+
+def _make(call: DispatchCall, output: Any, stays: bool, record: Record) -> tuple[Any, ...]:
+    """The arrays of an output as the caller gets them: in the arena where it stays there, else in memory of torch.
+
+    They exist before rows arrive: `output` may be on its way.
+    """
+    dtype = torch.float8_e4m3fn if call.use_fp8 else call.x.dtype
+    arrays = take_all(output, _ARRAYS, dtype, record if stays else None)
+    if not stays:
+        *others, last = (None if one is None else torch.empty_like(one) for one in arrays)
+        arrays = *others, anchored(last, record)
+    x, counts, source, scales, ranges = arrays
+    record.blocks = x.shape
+    if scales is not None and not record.opened.takes("packed_forms"):
+        # Column-major, as DeepEP's GEMMs read them.
+        scales = scales.new_empty(scales.mT.shape).mT
+    return x, counts, source, scales, ranges
+
+
+@dataclass
+class Filling:
+    """The work that is left for the arrays of an output once its rows are there."""
+
+    call: DispatchCall
+    opened: Opened
+    stays: bool
+    arrays: tuple[Any, ...]
+
+    def run(self, received: Any, stream: CallStream) -> None:
+        """Copies what does not stay where it arrived, and makes what kernels do not make."""
+        x, counts, source, scales, ranges = self.arrays
+        has_forms = self.opened.takes("packed_forms")
+        if not self.stays:
+            columns = {}
+            if has_forms and scales is not None:
+                columns["scales"] = scales.mT
+            self.opened.communicator.copy_out(
+                received,
+                x=x,
+                expert_counts=counts,
+                ranges=ranges,
+                source=source,
+                stream=stream.raw,
+                **columns,
+            )
+        if not has_forms:
+            source.remainder_(self.call.tokens)
+            if scales is not None:
+                scales.copy_(take(received.scales))
+        if self.call.stats is not None and not self.opened.takes("statistics"):
+            self.call.stats.add_(counts)
+
+
+def _filling(
+    call: DispatchCall, opened: Opened, stays: bool, arrays: tuple[Any, ...]
+) -> Filling | None:
+    """The work that is left, if there is some."""
+    forms = opened.forms
+    is_added = call.stats is None or "statistics" in forms
+    if stays and is_added and "packed_forms" in forms:
+        return None
+    return Filling(call, opened, stays, arrays)
+
+
+def _judge(
+    x_type: Any, x_shape: Any, ids_type: Any, ids_shape: Any, tokens: int, experts: int, ranks: int
+) -> Sizes:
+    """The sizes of a dispatch by the looks of its tensors. Raises Refusal."""
+    expect("x", x_type, x_shape, floats(), (None, None))
+    found, hidden = x_shape
+    expect("topk_idx", ids_type, ids_shape, (torch.int64,), (found, None))
+    if not tokens > 0 or found > tokens:
         raise Refusal(
-            f"x: found {tokens} tokens; expected at most num_max_dispatch_tokens_per_rank = {call.tokens}"
+            f"x: found {found} tokens; expected at most num_max_dispatch_tokens_per_rank = {tokens}"
         )
-    check_experts(call.experts, engine.ranks)
+    check_experts(experts, ranks)
+    return sizes_of(experts, ids_shape[1], hidden, tokens, tokens, tokens <= _MOST_DECODE_TOKENS)
+
+
+# Nearly every call looks like one before.
+_judged = functools.lru_cache(maxsize=256)(_judge)
+
+
+def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
+    x, ids, ranks = call.x, call.topk_idx, engine.ranks
+    if not (isinstance(x, torch.Tensor) and isinstance(ids, torch.Tensor)):
+        expect_tensor("x", x)
+        expect_tensor("topk_idx", ids)
+    sizes = _judged(x.dtype, x.shape, ids.dtype, ids.shape, call.tokens, call.experts, ranks)
     if call.use_ue8m0 and not call.round_scale:
         raise Refusal("use_ue8m0: found True without round_scale; expected both")
     if call.stats is not None:
-        local = call.experts // engine.ranks
+        local = call.experts // ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
+        # The package itself judges where the others lie.
+        expect_device(x, cumulative_local_expert_recv_stats=call.stats)
     if call.wait_stats is not None:
-        read(DISPATCH_WAITS, call.wait_stats, (torch.int64,), (engine.ranks,))
-    # The package itself judges where the others lie.
-    expect_device(x, cumulative_local_expert_recv_stats=call.stats)
-    decodes = call.tokens <= _MOST_DECODE_TOKENS
-    sizes = sizes_of(call.experts, ids.shape[1], hidden, call.tokens, call.tokens, decodes)
-    return sizes, (x, ids)
+        read(DISPATCH_WAITS, call.wait_stats, (torch.int64,), (ranks,))
+    if x.requires_grad:
+        x = x.detach()
+    return sizes, (x.contiguous(), ids.contiguous())
 
 
-def _counted(opened: Opened, operation: str, wait_stats: Any) -> dict[str, Any]:
-    """The keyword for waiting times. It is refused by name where kernels count none."""
-    if wait_stats is None:
-        return {}
+def _expect_statistics(opened: Opened, operation: str) -> None:
+    """Refuses waiting times by name where kernels count none."""
     if not opened.takes("statistics"):
         missing(f"Buffer.low_latency_{operation}", f"{operation}_wait_recv_cost_stats")
-    return {"waited_ns": wait_stats}
 
 
 def dispatch(
     engine: Engine, call: DispatchCall, has_hook: bool, is_async: bool
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
-    stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
-    # The hook goes on there, wherever it is called.
-    _ = stream.stream if has_hook else None
+    stream = stream_of(call, ASYNC if is_async else AT_ONCE)
+    if not is_async:
+        return _dispatch(engine, call, has_hook, stream)
+    with stream.inside():
+        return _dispatch(engine, call, has_hook, stream)
 
+
+def _dispatch(
+    engine: Engine, call: DispatchCall, has_hook: bool, stream: CallStream
+) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
-        no_sync = opened.takes("without_sync")
-        options = _counted(opened, "dispatch", call.wait_stats)
-        if call.stats is not None and opened.takes("statistics"):
-            options["expert_totals"] = call.stats
-        if opened.takes("packed_forms"):
-            options |= {"scale_layout": "column_major", "source_index": "token"}
+        if call.wait_stats is not None:
+            _expect_statistics(opened, "dispatch")
+        forms = opened.forms
+        no_sync, has_forms = "without_sync" in forms, "packed_forms" in forms
         act = opened.communicator.dispatch_send if has_hook else opened.communicator.dispatch
         sent: Any = act(
             *arrays,
@@ -153,41 +189,58 @@ def dispatch(
             worst_case=no_sync,
             stream=stream.raw,
             without_sync=no_sync,
-            **options,
+            expert_totals=call.stats if "statistics" in forms else None,
+            waited_ns=call.wait_stats,
+            scale_layout="column_major" if has_forms else "row_major",
+            source_index="token" if has_forms else "rank_and_token",
         )
-        sent = sent if has_hook else Received(sent)
         return arrays, sent
 
-    with stream.inside():
-        opened, ((x, ids), sent) = engine.dispatch_sent(
-            lambda: _read_dispatch(engine, call), send, "packed"
-        )
-        received, native = (None, None) if has_hook else sent.recv()
-        output = sent.output() if has_hook else received
-        blocks = Blocks(opened, call, output, stream)
-        if output is None:
-            # Its place is fixed with the receive alone, so it is received now.
-            received, native = sent.recv()
-        opened.lends |= blocks.stays
-        record = Record(opened, ids, native)
-        blocks.make(received or output, record)
+    opened, ((x, ids), sent) = engine.dispatch_sent(
+        lambda: _read_dispatch(engine, call), send, "packed"
+    )
+    received, native = (None, None) if has_hook else sent
+    output = sent.output() if has_hook else received
+    # The handle keeps the place in the arena in any case.
+    stays = output is not None and (opened.output != "copy" or stream.is_captured)
+    opened.lends |= stays
+    if output is None:
+        # Its place is fixed with the receive alone, so it is received now.
+        received, native = sent.recv()
+    record = Record(opened, ids, native)
+    arrays = _make(call, received or output, stays, record)
+    filling = _filling(call, opened, stays, arrays)
+    hook = None
+    if has_hook:
+        hook = _hook(sent, received, filling, record, stream)
+    elif filling is not None:
+        filling.run(received, stream)
+    event = EventOverlap()
+    if stream.is_async:
+        inputs = (call.x, call.topk_idx, x, ids, call.stats, call.wait_stats)
+        event = stream.finish(inputs, arrays)
+    rows, counts, source, scales, ranges = arrays
+    packed = rows if scales is None else (rows, scales)
+    handle = (source, ranges, call.tokens, record.blocks[2], call.experts)
+    return packed, counts, handle, event, hook
 
-        def receive() -> None:
-            arrived = received
-            if arrived is None:
-                arrived, record.native = sent.recv()
+
+def _hook(
+    sent: Any, received: Any, filling: Filling | None, record: Record, stream: CallStream
+) -> Hook:
+    """Receives, unless that is done, and fills the outputs: on the stream of the send, wherever it is called."""
+    if filling is not None:
+        stream.remember()
+
+    def receive() -> None:
+        arrived = received
+        if arrived is None:
+            arrived, record.native = sent.recv()
+        if filling is not None:
             with stream.resumed():
-                blocks.fill(opened, arrived, stream)
+                filling.run(arrived, stream)
 
-        hook = _once(receive)
-        if not has_hook:
-            hook()
-    packed = blocks.x if blocks.scales is None else (blocks.x, blocks.scales)
-    handle = (blocks.source, blocks.ranges, call.tokens, blocks.x.shape[2], call.experts)
-    outputs = (blocks.x, blocks.scales, blocks.counts, blocks.ranges, blocks.source)
-    inputs = (call.x, call.topk_idx, x, ids, call.stats, call.wait_stats)
-    event = stream.finish(inputs, outputs)
-    return packed, blocks.counts, handle, event, hook if has_hook else None
+    return _once(receive)
 
 
 def _arrived(handle: Any) -> Record:
@@ -200,7 +253,7 @@ def _arrived(handle: Any) -> Record:
 
 def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any]:
     call.check_format()
-    shape = tuple(record.ids.shape)
+    shape = record.ids.shape
     ids = read("topk_idx", call.topk_idx, (torch.int64,), shape).contiguous()
     weights = read("topk_weights", call.topk_weights, (torch.float32,), shape).contiguous()
     if call.zero_copy:
@@ -242,41 +295,55 @@ def combine(
     engine: Engine, call: CombineCall, is_async: bool
 ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     """The output, filled in the order of the stream: at once, or when the hook was called."""
-    stream = CallStream(device_of(adopt(call).x), ASYNC if is_async else AT_ONCE)
-    opened = None
+    stream = stream_of(call, ASYNC if is_async else AT_ONCE)
+    if not is_async:
+        return _combine(engine, call, stream)
     with stream.inside():
-        try:
-            record = _arrived(call.handle)
-            engine.expect_own(record.opened)
-            opened = record.opened
-            rows, ids, weights, out = _read_combine(call, record)
-            if call.wait_stats is not None:
-                read(COMBINE_WAITS, call.wait_stats, (torch.int64,), (engine.ranks,))
-            sends_weights = opened.takes("packed_sums") or opened.takes("round_once")
-            if not sends_weights:
-                # torch works on them, which raises on this rank alone where they lie apart.
-                expect_device(rows, topk_idx=ids, topk_weights=weights)
-        except Refusal as refusal:
-            # Weights that are sent beside the rows come with them, others come before, by a replay.
-            is_one = opened is not None and opened.takes("packed_sums")
-            engine.refuse(opened, "combine" if is_one else "replay", refusal, "packed")
-        name_stream(opened, stream)
-        options: dict[str, Any] = {"out": out, "stream": stream.raw}
-        options["without_sync"] = opened.takes("without_sync")
-        options |= _counted(opened, "combine", call.wait_stats)
-        options["compress"] = call.compress
-        if sends_weights:
-            options |= {"topk_weights": weights, "topk_idx": ids}
-            options |= {"weighted": True, "round_once": not call.use_logfmt}
-        else:
-            rows = _weigh(record, stream, rows, ids, weights)
-        if not call.has_hook:
-            opened.communicator.combine(record.native, rows, **options)
-            hook = None
-        else:
-            hook = _once(opened.communicator.combine_send(record.native, rows, **options).recv)
-    inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, call.wait_stats)
-    event = stream.finish(inputs, (out,))
+        return _combine(engine, call, stream)
+
+
+def _combine(
+    engine: Engine, call: CombineCall, stream: CallStream
+) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
+    opened = None
+    try:
+        record = _arrived(call.handle)
+        engine.expect_own(record.opened)
+        opened = record.opened
+        rows, ids, weights, out = _read_combine(call, record)
+        if call.wait_stats is not None:
+            read(COMBINE_WAITS, call.wait_stats, (torch.int64,), (engine.ranks,))
+        sends_weights = "packed_sums" in opened.forms or "round_once" in opened.forms
+        if not sends_weights:
+            # torch works on them, which raises on this rank alone where they lie apart.
+            expect_device(rows, topk_idx=ids, topk_weights=weights)
+    except Refusal as refusal:
+        # Weights that are sent beside the rows come with them, others come before, by a replay.
+        is_one = opened is not None and opened.takes("packed_sums")
+        engine.refuse(opened, "combine" if is_one else "replay", refusal, "packed")
+    name_stream(opened, stream)
+    if call.wait_stats is not None:
+        _expect_statistics(opened, "combine")
+    communicator = opened.communicator
+    act: Any = communicator.combine_send if call.has_hook else communicator.combine
+    pending = act(
+        record.native,
+        rows if sends_weights else _weigh(record, stream, rows, ids, weights),
+        weighted=sends_weights,
+        topk_weights=weights if sends_weights else None,
+        topk_idx=ids if sends_weights else None,
+        round_once=sends_weights and not call.use_logfmt,
+        compress=call.compress,
+        out=out,
+        stream=stream.raw,
+        without_sync="without_sync" in opened.forms,
+        waited_ns=call.wait_stats,
+    )
+    event = EventOverlap()
+    if stream.is_async:
+        inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, call.wait_stats)
+        event = stream.finish(inputs, (out,))
+    hook = _once(pending.recv) if call.has_hook else None
     return (out if call.out is None else call.out), event, hook
 
 

@@ -8,25 +8,28 @@ from tokenyard import errors
 from .. import _handles
 from .._arguments import DispatchCall, first_tokens, read_bias, read_routing, read_rows
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Received, Sizes, sizes_of
+from .._engine import Engine, Opened, Sizes, sizes_of
 from .._routing import check_experts
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import CallStream, Timing
 from .tensors import (
     Routed,
-    adopt,
     adopted,
-    device_of,
+    anchored,
     dummy,
     expect_device,
     fit,
     floats,
+    gpu_of,
     library,
     name_stream,
     read,
     stays_in_arena,
+    stream_of,
     take,
+    take_all,
+    typed,
 )
 
 
@@ -54,7 +57,7 @@ def layout(
         raise errors.InvalidInputError(
             str(refusal), kind="invalid_input", rank=engine.rank, operation="get_dispatch_layout"
         ) from None
-    call = CallStream(ids.device, timing)
+    call = CallStream(gpu_of(ids), timing)
     with call.inside():
         of_kernel = _counted(engine, ids, experts, call.raw)
         counts = of_kernel or _count(engine, ids, experts)
@@ -105,35 +108,32 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
     if routing.ids is None:
         ranks = torch.arange(engine.ranks, device=x.device)
         ids = torch.where(routing.is_in, ranks, -1)
-        sizes = sizes_of(engine.ranks, engine.ranks, hidden, most, sms=call.sms)
+        sizes = sizes_of(engine.ranks, engine.ranks, hidden, most, None, False, call.sms)
         expect_device(x, scales=scales, is_token_in_rank=routing.is_in)
         return sizes, Routed(x, scales, ids, None)
     ids, weights = routing.ids, routing.weights
     expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights)
-    sizes = sizes_of(routing.experts, ids.shape[1], hidden, most, named, sms=call.sms)
+    sizes = sizes_of(routing.experts, ids.shape[1], hidden, most, named, False, call.sms)
     return sizes, Routed(x, scales, ids, weights)
 
 
 def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
     """A dispatch without a handle; the last item is its event."""
-    stream = CallStream(device_of(adopt(call).reference), timing)
-    kept: list[tuple[Routed, bool]] = []
+    stream = stream_of(call, timing)
 
-    def send(opened: Opened, routed: Routed) -> Received:
+    def send(opened: Opened, routed: Routed) -> tuple[Routed, bool, Any]:
         no_sync = bool(call.num_worst_tokens) and opened.takes("without_sync")
-        kept[:] = [(routed, not no_sync)]
         name_stream(opened, stream)
-        return Received(
-            opened.communicator.dispatch(
-                routed.x,
-                routed.ids,
-                routed.weights,
-                scales=routed.scales,
-                worst_case=no_sync,
-                stream=stream.raw,
-                without_sync=no_sync,
-            )
+        sent = opened.communicator.dispatch(
+            routed.x,
+            routed.ids,
+            routed.weights,
+            scales=routed.scales,
+            worst_case=no_sync,
+            stream=stream.raw,
+            without_sync=no_sync,
         )
+        return routed, not no_sync, sent
 
     if not call.num_worst_tokens and stream.is_captured:
         raise errors.InvalidInputError(
@@ -142,22 +142,23 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, .
             operation="capture graph",
         )
     with stream.inside():
-        opened, (received, native) = engine.dispatch(
+        opened, (routed, has_sync, (received, native)) = engine.dispatch_sent(
             lambda: _read_dispatch(engine, call), send, "flat"
         )
-        routed, has_sync = kept[0]
         given = call.num_worst_tokens or received.tokens
         record = Record(opened, native, given, has_sync)
         outputs = _give(call, record, received, routed, stream)
         handle = _make_handle(engine, call, record, outputs)
         per_expert = _counts_list(engine, call, record, received, stream)
     rows, ids, weights = outputs.rows, outputs.ids, outputs.weights
-    given_rows = rows if isinstance(rows, tuple) else (rows,)
-    event = stream.finish(
-        (*_tensors(call), routed.x, routed.scales, routed.ids, routed.weights),
-        # The allocator does not know the handle's tensor over `ends`.
-        (*given_rows, ids, weights, outputs.ends, *handle),
-    )
+    event = EventOverlap()
+    if stream.is_async:
+        given_rows = rows if isinstance(rows, tuple) else (rows,)
+        event = stream.finish(
+            (*_tensors(call), routed.x, routed.scales, routed.ids, routed.weights),
+            # The allocator does not know the handle's tensor over `ends`.
+            (*given_rows, ids, weights, outputs.ends, *handle),
+        )
     return rows, ids, weights, per_expert, handle, event
 
 
@@ -186,7 +187,8 @@ def _give(
     # Room for all places that the output has.
     room, device = max(given, received.rows), routed.x.device
     stays = _stays(opened, call, stream, routed.x)
-    rows, wanted = _rows(received, routed, room, stays)
+    x, scales, arrived = take_all(received, ("x", "scales", "weights"), routed.x.dtype)
+    rows, wanted = _rows(x, scales, routed, room, stays)
     # Copies: a handle may live for long, and holds no rows.
     tokens = torch.empty(room, dtype=torch.int32, device=device)
     ends = torch.empty(opened.communicator.ranks, dtype=torch.int32, device=device)
@@ -195,7 +197,7 @@ def _give(
         ids = torch.empty((room, opened.sizes.topk), dtype=torch.int64, device=device)
         wanted["ids"] = ids
         if stays and given == received.rows and record.has_sync:
-            weights = take(received.weights)
+            weights = arrived
         else:
             # Behind the rows that arrived is no weight. Their number may be known to the device alone.
             weights = wanted["weights"] = torch.empty(ids.shape, dtype=torch.float32, device=device)
@@ -217,11 +219,11 @@ def _stays(opened: Opened, call: DispatchCall, stream: CallStream, x: Any) -> bo
 
 
 def _rows(
-    received: Any, routed: Routed, room: int, stays: bool
+    x: Any, scales: Any, routed: Routed, room: int, stays: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The received rows, and their scales; and of these what is still to be copied."""
-    x = take(received.x, routed.x.dtype)
-    scales = None if routed.scales is None else take(received.scales, routed.scales.dtype)
+    if scales is not None:
+        scales = typed(scales, routed.scales.dtype)
     if stays:
         rows = (fit(x, room),) if scales is None else (fit(x, room), fit(scales, room))
         return rows, {}
@@ -269,13 +271,13 @@ def _make_handle(
     device = ends.device
     if domains == 1:
         # Only this rank's column is known without another exchange, so all are this one.
-        anchor = _handles.anchored_tensor(ends, record, ranks)
+        anchor = anchored(ends, record, ranks)
         channel = dummy(device, ranks, 1)
         return anchor, channel, channel, outputs.tokens, is_in, dummy(device, tokens, ranks)
     per_domain, per_rank = dummy(device, domains, 1), dummy(device, ranks, 1)
     domain_ends = ends.view(domains, -1)[:, -1].contiguous()
     before = (is_in, per_domain, per_rank, per_domain, domain_ends, per_rank)
-    anchor = _handles.anchored_tensor(ends, record)
+    anchor = anchored(ends, record)
     meta = torch.zeros((record.given, 8), dtype=torch.uint8, device=device)
     heads = dummy(device, tokens, domains)
     return (*before, anchor, meta, heads, dummy(device, 0, ranks // domains))
@@ -289,7 +291,7 @@ def _own_record(engine: Engine, handle: Any) -> Record:
 
 def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> tuple[Any, Any]:
     """A dispatch by the routing of a handle, and its event."""
-    stream = CallStream(device_of(adopt(call).reference), timing)
+    stream = stream_of(call, timing)
     opened = None
     with stream.inside():
         try:
@@ -309,11 +311,15 @@ def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> t
         )
         routed = Routed(x, scales, None, None)
         stays = _stays(opened, call, stream, x)
-        given, wanted = _rows(received, routed, max(record.given, received.rows), stays)
+        room = max(record.given, received.rows)
+        arrived, its_scales = take_all(received, ("x", "scales"), x.dtype)
+        given, wanted = _rows(arrived, its_scales, routed, room, stays)
         if wanted:
             opened.communicator.copy_out(received, stream=stream.raw, **wanted)
         given = tuple(fit(one, record.given) for one in given)
     rows = given if len(given) > 1 else given[0]
+    if not stream.is_async:
+        return rows, EventOverlap()
     return rows, stream.finish((*_tensors(call), x, scales), given)
 
 
@@ -329,7 +335,7 @@ class CombineCall:
 
 def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
-    stream = CallStream(device_of(adopt(call).x), timing)
+    stream = stream_of(call, timing)
     opened, weights, out_weights = None, None, None
     with stream.inside():
         try:
@@ -363,5 +369,7 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
             stream=stream.raw,
             without_sync=stream.is_captured or not record.has_sync,
         )
+    if not stream.is_async:
+        return out, out_weights, EventOverlap()
     inputs = (call.x, call.topk_weights, rows, weights, *biases)
     return out, out_weights, stream.finish(inputs, (out, out_weights))

@@ -36,24 +36,33 @@ AT_ONCE = Timing()
 ASYNC = Timing(is_async=True)
 
 
-def _raw_current(device: Any) -> int:
-    """torch's current stream of a device, as an integer: without an object, which takes the host some microseconds."""
-    return int(torch._C._cuda_getCurrentRawStream(device.index))
+def timing_of(previous_event: Any, is_async: bool) -> Timing:
+    """The timing of a call. Most calls share theirs."""
+    if previous_event is not None:
+        return Timing(previous_event, is_async)
+    return ASYNC if is_async else AT_ONCE
+
+
+# It has no state.
+_HERE = contextlib.nullcontext()
 
 
 class CallStream:
     """The stream of one call. `raw` is None in host memory, where there are none."""
 
+    raw: int | None = None
+    current_raw: int = 0
+    _device: Any = None
+    _stream: Any = None
+
     def __init__(self, device: Any, timing: Timing) -> None:
+        """`device` is a GPU, or None for the host's memory."""
         self.is_async = timing.is_async
-        self.raw: int | None = None
-        self.current_raw: int = 0
-        self._device: Any = None
-        self._stream: Any = None
-        if device.type != "cuda":
+        if device is None:
             return
         self._device = device
-        event = getattr(timing.previous_event, "event", timing.previous_event)
+        given = timing.previous_event
+        event = None if given is None else getattr(given, "event", given)
         if timing.is_async:
             self._current = torch.cuda.current_stream(device)
             self._stream = communication_stream(device)
@@ -61,7 +70,8 @@ class CallStream:
             # Asked while the caller's stream is the current one.
             _ = self.is_captured
         else:
-            self.raw = self.current_raw = _raw_current(device)
+            # An integer, without an object of torch, which takes the host some microseconds.
+            self.raw = self.current_raw = torch._C._cuda_getCurrentRawStream(device.index)
         if event is not None:
             event.wait_on(self.stream)
         elif timing.is_async:
@@ -80,15 +90,19 @@ class CallStream:
             self._stream = torch.cuda.current_stream(self._device)
         return self._stream
 
+    def remember(self) -> None:
+        """Prepares `resumed`, while the stream is the current one."""
+        _ = self.stream
+
     def inside(self) -> Any:
         """Work that is queued, and memory that is allocated, inside of it is the stream's."""
         if self._device is None or not self.is_async:
-            return contextlib.nullcontext()
+            return _HERE
         return torch.cuda.stream(self.stream)
 
     def resumed(self) -> Any:
-        """As `inside`, where the current stream may have changed since `stream` was asked for."""
-        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        """As `inside`, where the current stream may have changed since `remember`."""
+        return _HERE if self._stream is None else torch.cuda.stream(self._stream)
 
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
         """The event behind the call. The allocator learns that both streams use its tensors."""
@@ -97,7 +111,8 @@ class CallStream:
         if self._device is None:
             return EventOverlap(EventHandle())
         for tensors, stream in ((inputs, self.stream), (outputs, self._current)):
-            for tensor in tensors:
+            # The caller's tensors are often those that were sent.
+            for tensor in {id(one): one for one in tensors}.values():
                 if isinstance(tensor, torch.Tensor):
                     tensor.record_stream(stream)
         return EventOverlap(EventHandle(self.stream))

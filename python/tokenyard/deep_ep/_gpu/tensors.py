@@ -1,23 +1,17 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
 import contextlib
-import os
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import tokenyard
-from tokenyard import errors
+from tokenyard._native import _fits, _Reader
 
 from .._arguments import Library
 from .._arrays import Refusal
 from .._engine import Opened
 from .._torch import torch
-from .streams import CallStream
-
-Call = TypeVar("Call", bound=Any)
-
-OUTPUT_VARIABLE = "TOKENYARD_OUTPUT"
-OUTPUTS = ("auto", "arena", "copy")
+from .streams import CallStream, Timing
 
 
 @dataclass
@@ -38,21 +32,31 @@ def floats() -> tuple[Any, ...]:
 def read(name: str, tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]) -> Any:
     """The tensor, if it has one of the types and the shape; None stands for any length. Raises Refusal."""
     if not isinstance(tensor, torch.Tensor):
-        raise Refusal(f"{name}: found {type(tensor).__name__}; expected a tensor of torch")
-    if tensor.dtype not in dtypes:
-        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise Refusal(f"{name}: found type {tensor.dtype}; expected {names}")
-    found = tensor.shape
-    is_other = found != shape
-    if is_other and len(found) == len(shape):
-        is_other = any(
-            wanted is not None and length != wanted
-            for length, wanted in zip(found, shape, strict=True)
-        )
-    if is_other:
-        wanted = ", ".join("any" if length is None else str(length) for length in shape)
-        raise Refusal(f"{name}: found shape {list(tensor.shape)}; expected [{wanted}]")
+        expect_tensor(name, tensor)
+    if not _fits(tensor, dtypes, shape):
+        expect(name, tensor.dtype, tensor.shape, dtypes, shape)
     return tensor.detach() if tensor.requires_grad else tensor
+
+
+def expect_tensor(name: str, tensor: Any) -> None:
+    """Refuses what is no tensor of torch."""
+    if not isinstance(tensor, torch.Tensor):
+        raise Refusal(f"{name}: found {type(tensor).__name__}; expected a tensor of torch")
+
+
+def expect(
+    name: str, dtype: Any, found: Any, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]
+) -> None:
+    """Refuses a tensor of another type or shape, as `read`."""
+    if dtype not in dtypes:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise Refusal(f"{name}: found type {dtype}; expected {names}")
+    is_same = len(found) == len(shape) and all(
+        wanted in (None, length) for length, wanted in zip(found, shape, strict=True)
+    )
+    if not is_same:
+        wanted = ", ".join("any" if length is None else str(length) for length in shape)
+        raise Refusal(f"{name}: found shape {list(found)}; expected [{wanted}]")
 
 
 _libraries: dict[Any, Library] = {}
@@ -64,7 +68,7 @@ def library() -> Library:
     if found is None:
         found = _libraries[torch] = Library(
             read=read,
-            contiguous=lambda tensor: tensor.contiguous(),
+            contiguous=torch.Tensor.contiguous,
             bool=torch.bool,
             uint8=torch.uint8,
             int32=torch.int32,
@@ -76,19 +80,28 @@ def library() -> Library:
     return found
 
 
-def device_of(tensor: Any) -> Any:
-    """Where a tensor of torch lies; for anything else, which is refused in the operation, the host's memory."""
-    return tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
+def stream_of(call: Any, timing: Timing) -> CallStream:
+    """The stream of a call, a dataclass, where its `x` lies.
 
-
-def adopt(call: Call) -> Call:
-    """The arguments of a call, a dataclass: where `x` is no tensor of torch, arrays are taken over as such, without a
-    copy. An array that cannot be is left, and refused in the operation."""
-    x = call.x[0] if isinstance(call.x, tuple) and call.x else call.x
+    If `x` is no tensor of torch, arrays are taken over as such, without a copy. An array that cannot be is left, and
+    refused in the operation: then it counts as one in the host's memory.
+    """
+    x = _first(call.x)
     if not isinstance(x, torch.Tensor):
         for field in fields(call):
             setattr(call, field.name, adopted(getattr(call, field.name)))
-    return call
+        x = _first(call.x)
+    return CallStream(gpu_of(x), timing)
+
+
+def gpu_of(tensor: Any) -> Any:
+    """The GPU of a tensor of torch; None for anything else. To ask for the type of its device takes longer."""
+    return tensor.device if isinstance(tensor, torch.Tensor) and tensor.is_cuda else None
+
+
+def _first(x: Any) -> Any:
+    """The rows, where they come with their scales."""
+    return x[0] if isinstance(x, tuple) and x else x
 
 
 def adopted(value: Any) -> Any:
@@ -115,41 +128,52 @@ def expect_device(reference: Any, **tensors: Any) -> None:
             )
 
 
-# Whether a library reads FP8 by DLPack.
-_fp8_readers: dict[Any, bool] = {}
+_readers: dict[Any, _Reader] = {}
 
 
-def _reads_fp8() -> bool:
-    """Whether torch reads FP8 by DLPack. Older versions get bytes, of which `take` makes a view."""
-    found = _fp8_readers.get(torch)
+def _reader() -> _Reader:
+    """Makes tensors of torch over memory of this package. Their order with streams is the caller's."""
+    found = _readers.get(torch)
     if found is None:
-        one = torch.empty(1, dtype=torch.float8_e4m3fn)
-        try:
-            found = bool(torch._C._from_dlpack(torch._C._to_dlpack(one)).dtype == one.dtype)
-        except (BufferError, RuntimeError, TypeError, ValueError):
-            found = False
-        _fp8_readers[torch] = found
+        # torch's public function asks what it is given, and then calls this one.
+        found = _readers[torch] = _Reader(torch.Tensor, torch._C._from_dlpack, _reads_fp8())
     return found
 
 
-def take(array: tokenyard.Array, dtype: Any = None) -> Any:
-    """An array of tokenyard as a tensor, without a copy. Its order with streams is the caller's."""
-    keeps_fp8 = dtype is torch.float8_e4m3fn and _reads_fp8()
-    # torch's public function asks what it is given, and then calls this one.
-    tensor = torch._C._from_dlpack(array._capsule(keeps_fp8))
-    return tensor if dtype is None or tensor.dtype == dtype else tensor.view(dtype)
+def _reads_fp8() -> bool:
+    """Whether torch reads FP8 by DLPack. Older versions get bytes, of which `take_all` makes a view."""
+    one = torch.empty(1, dtype=torch.float8_e4m3fn)
+    try:
+        return bool(torch._C._from_dlpack(torch._C._to_dlpack(one)).dtype == one.dtype)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return False
 
 
-def output_mode() -> str:
-    """`TOKENYARD_OUTPUT`: whether outputs lie in the arena, or in memory of torch."""
-    mode = os.environ.get(OUTPUT_VARIABLE, "auto")
-    if mode not in OUTPUTS:
-        raise errors.ConfigError(
-            f"{OUTPUT_VARIABLE}: found {mode!r}; expected auto, arena or copy",
-            kind="config",
-            operation="read environment",
-        )
-    return mode
+def take(array: tokenyard.Array) -> Any:
+    """An array of tokenyard as a tensor, without a copy."""
+    return _reader().array(array)
+
+
+def take_all(
+    received: Any, names: tuple[str, ...], dtype: Any, record: object = None
+) -> tuple[Any, ...]:
+    """Arrays of an output as tensors, as `take`; the first has a type of torch, and None stands for one that is not
+    there. `record` belongs to the memory of the last one."""
+    tensors = _reader().output(received, names, dtype is torch.float8_e4m3fn, record)
+    return tensors if tensors[0].dtype == dtype else (tensors[0].view(dtype), *tensors[1:])
+
+
+def anchored(tensor: Any, record: object, columns: int | None = None) -> Any:
+    """A tensor over the same memory, which is not empty, by which `record_of` finds the record.
+
+    With `columns`, each element of a list is a row of as many.
+    """
+    return _reader().anchored(tensor, record, columns)
+
+
+def typed(tensor: Any, dtype: Any) -> Any:
+    """The same bytes as elements of a type. An operation of torch where that is another one."""
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 def stays_in_arena(opened: Opened, call: CallStream, x: Any, worst_bytes: int) -> bool:
@@ -158,9 +182,8 @@ def stays_in_arena(opened: Opened, call: CallStream, x: Any, worst_bytes: int) -
     `auto` gives it so under three conditions. The call is on the stream on which the caller goes on. No gradient is
     recorded, which would hold the output for long. The arena has room for two more of the largest.
     """
-    mode = output_mode()
-    if mode != "auto":
-        stays = mode == "arena"
+    if opened.output != "auto":
+        stays = opened.output == "arena"
     elif call.is_captured:
         stays = True
     elif call.is_async or x.requires_grad:
@@ -178,10 +201,11 @@ def name_stream(opened: Opened, call: CallStream) -> None:
     """
     if call.raw is None:
         return
-    opened.streams.update((call.raw, call.current_raw))
-    others = opened.streams - {call.raw}
-    if others and opened.lends and not call.is_captured:
-        opened.communicator.release_after(list(others))
+    streams = opened.streams
+    streams.add(call.raw)
+    streams.add(call.current_raw)
+    if len(streams) > 1 and opened.lends and not call.is_captured:
+        opened.communicator.release_after([other for other in streams if other != call.raw])
 
 
 _dummies: dict[Any, Any] = {}

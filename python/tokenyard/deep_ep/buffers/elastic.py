@@ -194,7 +194,8 @@ class ElasticBuffer:
         Returns `(recv_x, recv_topk_idx, recv_topk_weights, handle, event)`: ids None where expanded, and weights `[X]`.
         Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing was moved.
         """
-        refuse_missing("ElasticBuffer.dispatch", others, ())
+        if others:
+            refuse_missing("ElasticBuffer.dispatch", others, ())
         is_cached = handle is not None
         assert not (is_cached and do_cpu_sync), "a cached dispatch has nothing to sync"
         if not is_cached:
@@ -217,7 +218,7 @@ class ElasticBuffer:
             is_column_major=use_tma_aligned_col_major_sf,
         )
         if self._engine.on_device:
-            timing = streams.Timing(previous_event, async_with_compute_stream)
+            timing = streams.timing_of(previous_event, async_with_compute_stream)
             return elastic.dispatch(self._engine, call, timing, previous_event_before_epilogue)
         return (*_elastic.dispatch(self._engine, call), finished(async_with_compute_stream))
 
@@ -243,10 +244,11 @@ class ElasticBuffer:
         Copies on one rank are summed in k order and rounded, then ranks in the order of their last k; without
         `allow_multiple_reduction` the first rounding is left out. Collective; errors are those of `dispatch`.
         """
-        refuse_missing("ElasticBuffer.combine", others, ())
+        if others:
+            refuse_missing("ElasticBuffer.combine", others, ())
         call = _elastic.CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
         if self._engine.on_device:
-            timing = streams.Timing(previous_event, async_with_compute_stream)
+            timing = streams.timing_of(previous_event, async_with_compute_stream)
             return elastic.combine(self._engine, call, timing)
         combined = _elastic.combine(self._engine, call)
         return (*combined, finished(async_with_compute_stream))

@@ -133,7 +133,7 @@ class Buffer:
         Local. Raises InvalidInputError.
         """
         if self._engine.on_device:
-            timing = streams.Timing(previous_event, async_finish)
+            timing = streams.timing_of(previous_event, async_finish)
             return normal.layout(self._engine, topk_idx, num_experts, timing)
         layout = _normal.layout(self._engine, topk_idx, num_experts)
         return (*layout, finished(async_finish))
@@ -166,20 +166,21 @@ class Buffer:
         source rank, then source token; ids local, or -1, where the weight is 0. With `handle` all but the rows and the
         event are None. Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing moved.
         """
-        refuse_missing("Buffer.dispatch", others, ())
+        if others:
+            refuse_missing("Buffer.dispatch", others, ())
         call = DispatchCall(
-            x=x,
-            topk_idx=topk_idx,
-            topk_weights=topk_weights,
-            num_tokens_per_rank=num_tokens_per_rank,
-            is_token_in_rank=is_token_in_rank,
-            num_tokens_per_expert=num_tokens_per_expert,
-            expert_alignment=expert_alignment,
-            num_worst_tokens=num_worst_tokens,
-            sms=Buffer.num_sms if Buffer._has_chosen_sms and self._engine.on_device else None,
+            x,
+            topk_idx,
+            topk_weights,
+            num_tokens_per_rank,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            expert_alignment,
+            num_worst_tokens,
+            Buffer.num_sms if Buffer._has_chosen_sms and self._engine.on_device else None,
         )
         if self._engine.on_device:
-            timing = streams.Timing(previous_event, async_finish)
+            timing = streams.timing_of(previous_event, async_finish)
             if handle is None:
                 recv_x, ids, weights, counts, made, event = normal.dispatch(
                     self._engine, call, timing
@@ -211,10 +212,13 @@ class Buffer:
 
         Collective. Errors are those of `dispatch`.
         """
-        refuse_missing("Buffer.combine", others, ())
+        if others:
+            refuse_missing("Buffer.combine", others, ())
         if self._engine.on_device:
             call = normal.CombineCall(x, handle, topk_weights, bias)
-            return normal.combine(self._engine, call, streams.Timing(previous_event, async_finish))
+            return normal.combine(
+                self._engine, call, streams.timing_of(previous_event, async_finish)
+            )
         combined = _normal.combine(self._engine, x, handle, topk_weights, bias)
         return (*combined, finished(async_finish))
 
@@ -256,18 +260,20 @@ class Buffer:
         Collective, as is the hook. Raises InvalidInputError here and RefusedError elsewhere; with a hook, the others
         raise where they call theirs.
         """
-        refuse_missing("Buffer.low_latency_dispatch", others, ())
+        if others:
+            refuse_missing("Buffer.low_latency_dispatch", others, ())
         assert not (async_finish and return_recv_hook)
+        # Fields by their order, here and below: to make an object with keywords takes three times as long.
         call = _low_latency.DispatchCall(
-            x=x,
-            topk_idx=topk_idx,
-            tokens=num_max_dispatch_tokens_per_rank,
-            experts=num_experts,
-            stats=cumulative_local_expert_recv_stats,
-            wait_stats=dispatch_wait_recv_cost_stats,
-            use_fp8=use_fp8,
-            round_scale=round_scale,
-            use_ue8m0=use_ue8m0,
+            x,
+            topk_idx,
+            num_max_dispatch_tokens_per_rank,
+            num_experts,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            use_fp8,
+            round_scale,
+            use_ue8m0,
         )
         if self._engine.on_device:
             return low_latency.dispatch(self._engine, call, return_recv_hook, async_finish)
@@ -302,18 +308,19 @@ class Buffer:
 
         Sums are made in float32 and rounded once. Collective; errors are those of `low_latency_dispatch`.
         """
-        refuse_missing("Buffer.low_latency_combine", others, ())
+        if others:
+            refuse_missing("Buffer.low_latency_combine", others, ())
         assert not (async_finish and return_recv_hook)
         call = _low_latency.CombineCall(
-            x=x,
-            topk_idx=topk_idx,
-            topk_weights=topk_weights,
-            handle=handle,
-            use_logfmt=use_logfmt,
-            zero_copy=zero_copy,
-            out=out,
-            has_hook=return_recv_hook,
-            wait_stats=combine_wait_recv_cost_stats,
+            x,
+            topk_idx,
+            topk_weights,
+            handle,
+            zero_copy,
+            out,
+            return_recv_hook,
+            combine_wait_recv_cost_stats,
+            use_logfmt,
         )
         if self._engine.on_device:
             return low_latency.combine(self._engine, call, async_finish)

@@ -1,0 +1,87 @@
+//! Arrays of this package as tensors of a library, without a copy.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple, PyType};
+
+use crate::array::Array;
+use crate::dlpack::Leaving;
+use crate::errors::raise;
+use crate::exchange::Exchange;
+use crate::output::Received;
+use crate::tensor::Tensor;
+
+/// Makes tensors of a library. The order of their values with streams is the caller's.
+///
+/// `kind` is the type of the tensors, and `from_capsule` makes one of a capsule, where the type itself has no functions
+/// for it. FP8 leaves as such if the library `reads_fp8`, else as bytes.
+#[pyclass(frozen, module = "tokenyard", name = "_Reader")]
+pub(crate) struct Reader {
+    exchange: Option<Exchange>,
+    from_capsule: Py<PyAny>,
+    reads_fp8: bool,
+}
+
+impl Reader {
+    fn make<'py>(&self, py: Python<'py>, leaving: Leaving) -> PyResult<Bound<'py, PyAny>> {
+        match self.exchange {
+            Some(exchange) => exchange.make(py, leaving),
+            None => self.from_capsule.bind(py).call1((leaving.capsule(py, false)?,)),
+        }
+    }
+}
+
+#[pymethods]
+impl Reader {
+    #[new]
+    fn new(kind: &Bound<'_, PyType>, from_capsule: Py<PyAny>, reads_fp8: bool) -> Self {
+        Self { exchange: Exchange::of(kind), from_capsule, reads_fp8 }
+    }
+
+    /// A tensor over an array.
+    fn array<'py>(&self, py: Python<'py>, array: &Array) -> PyResult<Bound<'py, PyAny>> {
+        self.make(py, array.clone().leaving())
+    }
+
+    /// Tensors over arrays of an output, by their names; None for what is not there. `keeps_fp8`: FP8 is not wanted as
+    /// bytes. `record` is found by the address of the last one as long as its memory is used.
+    #[pyo3(signature = (received, names, keeps_fp8=false, record=None))]
+    fn output<'py>(
+        &self,
+        received: &Bound<'py, Received>,
+        names: &Bound<'py, PyTuple>,
+        keeps_fp8: bool,
+        mut record: Option<Py<PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let py = received.py();
+        let last = names.len().saturating_sub(1);
+        let mut tensors = Vec::with_capacity(names.len());
+        for (place, name) in names.iter_borrowed().enumerate() {
+            let found = received.get().array(name.cast::<PyString>()?.to_str()?);
+            let Some(array) = found.map_err(|error| raise(py, &error))? else {
+                tensors.push(py.None().into_bound(py));
+                continue;
+            };
+            let mut leaving = match record.take_if(|_| place == last) {
+                Some(record) => array.leaving_with(record),
+                None => array.leaving(),
+            };
+            leaving.keeps_fp8 = keeps_fp8 && self.reads_fp8;
+            tensors.push(self.make(py, leaving)?);
+        }
+        PyTuple::new(py, tensors)
+    }
+
+    /// A tensor over the memory of another, by whose address `record` is found as long as it is used. With `columns`,
+    /// the elements of a list are rows of as many equal ones.
+    #[pyo3(signature = (tensor, record, columns=None))]
+    fn anchored<'py>(
+        &self,
+        tensor: &Bound<'py, PyAny>,
+        record: Py<PyAny>,
+        columns: Option<i64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = tensor.py();
+        let read = Tensor::read("tensor", tensor).map_err(|error| raise(py, &error))?;
+        self.make(py, read.leaving_with(record, columns))
+    }
+}
