@@ -100,8 +100,20 @@ impl Cuda {
     fn new_stream(&self) -> Result<sys::CUstream> {
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        let (mut least, mut greatest) = (0, 0);
+        // A stream may share a queue of the device with others of its priority, and then its copies wait behind their
+        // kernels, which may wait for these copies. Kernels have the usual priority.
         // SAFETY: the context is current (`of_current_context`).
-        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        unsafe {
+            check(
+                "cuCtxGetStreamPriorityRange",
+                sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest),
+            )?;
+            check(
+                "cuStreamCreateWithPriority",
+                sys::cuStreamCreateWithPriority(&mut stream, flags, greatest),
+            )?;
+        }
         Ok(stream)
     }
 
