@@ -65,22 +65,19 @@ impl Usage {
 /// docs/history/decoding.md.
 fn most_spills(kernel: &str) -> [u32; 2] {
     match kernel {
-        "ty_dispatch" => [8; 2],
-        "ty_cast_staged_long" => [12, 32],
-        "ty_dispatch_staged" => [8, 16],
+        "ty_cast_staged_long" => [20, 16],
+        "ty_dispatch_staged" => [16; 2],
         "ty_dispatch_staged_long" => [12, 44],
         "ty_ring_posts" => [8, 0],
-        "ty_combine_fused_bf16" => [124; 2],
-        "ty_combine_fused_f16" => [32; 2],
-        "ty_combine_staged_bf16" => [220, 264],
-        "ty_combine_staged_f16" => [212, 324],
-        "ty_combine_staged_f32" => [64, 120],
-        "ty_combine_staged_bf16_long" => [672, 920],
-        "ty_combine_staged_f16_long" => [608, 872],
-        "ty_combine_staged_f32_long" => [272, 356],
-        "ty_combine_staged_bf16_once" => [336, 496],
-        "ty_combine_staged_f16_once" => [428, 496],
-        "ty_combine_staged_bf16_logfmt" => [332, 424],
+        "ty_combine_staged_bf16" => [80, 116],
+        "ty_combine_staged_f16" => [56, 64],
+        "ty_combine_staged_f32" => [8, 44],
+        "ty_combine_staged_bf16_long" => [428, 464],
+        "ty_combine_staged_f16_long" => [364, 400],
+        "ty_combine_staged_f32_long" => [196, 272],
+        "ty_combine_staged_bf16_once" => [148, 204],
+        "ty_combine_staged_f16_once" => [144, 188],
+        "ty_combine_staged_bf16_logfmt" => [160, 176],
         _ => [0; 2],
     }
 }
