@@ -22,8 +22,10 @@
 mod abandoned;
 mod arguments;
 mod arriving;
+mod blank;
 mod bring_up;
 mod buffer;
+mod call_forms;
 mod caller_memory;
 mod claims;
 mod components;

@@ -3,9 +3,8 @@ use std::sync::Arc;
 
 use super::Communicator;
 use super::abandoned::Sent;
-use super::arguments::{Combine, Dispatch, PackedForms, Replay, Sizes};
-use super::components::CallForm;
-use super::compression::LOGFMT10;
+use super::arguments::{Combine, Dispatch, Replay, Sizes};
+use super::blank::{blank_combine, blank_dispatch};
 use super::memory::check_memory;
 use super::output::{CombineInput, Handle, Received, RegionClaim, RoutingClaim};
 use super::refusal::RefusedCall;
@@ -15,7 +14,6 @@ use super::tensor::{TensorMut, TensorRef, raw_or_none};
 use crate::abi;
 use crate::host::NO_TENSOR;
 use crate::moe::{Compression, DType, Layout, ScaleLayout};
-use crate::refusal::CallRefusal;
 use crate::{Error, ErrorKind, Result};
 
 /// A dispatch that was sent. Finish it with [`Communicator::dispatch_recv`]; until then its inputs stay
@@ -98,68 +96,6 @@ macro_rules! layout {
 }
 
 layout!(PendingDispatch, PendingReplay);
-
-fn layout_code(layout: Layout) -> (u32, u32, u32) {
-    match layout {
-        Layout::Flat => (abi::TY_LAYOUT_FLAT, 1, 0),
-        Layout::ExpertMajor { alignment, zero_padding } => {
-            let zero = if zero_padding { abi::TY_DISPATCH_ZERO_PADDING } else { 0 };
-            (abi::TY_LAYOUT_EXPERT_MAJOR, alignment, zero)
-        }
-        Layout::Packed => (abi::TY_LAYOUT_PACKED, 1, 0),
-    }
-}
-
-/// A dispatch without tensors: the whole of a refused dispatch, and the start of every other.
-pub(super) fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi::TyDispatch {
-    let (layout, alignment, flags) = layout_code(layout);
-    abi::TyDispatch {
-        size: size_of::<abi::TyDispatch>(),
-        operation,
-        handle,
-        flags,
-        layout,
-        alignment,
-        cast: abi::TY_CAST_NONE,
-        max_tokens: 0,
-        exchange: abi::TY_EXCHANGE_OWNERS,
-        reserved: 0,
-        x: NO_TENSOR,
-        scales: NO_TENSOR,
-        topk_idx: NO_TENSOR,
-        topk_weights: NO_TENSOR,
-        refusal: CallRefusal::NONE,
-        stream: std::ptr::null_mut(),
-        tokens: std::ptr::null(),
-        expert_totals: std::ptr::null_mut(),
-        waited_ns: std::ptr::null_mut(),
-    }
-}
-
-/// A combine without tensors: the whole of a refused combine, and the start of every other.
-pub(super) fn blank_combine(operation: u64, handle: u32) -> abi::TyCombine {
-    abi::TyCombine {
-        size: size_of::<abi::TyCombine>(),
-        operation,
-        handle,
-        flags: 0,
-        exchange: abi::TY_EXCHANGE_OWNERS,
-        reserved: 0,
-        x: NO_TENSOR,
-        weights: NO_TENSOR,
-        beside: NO_TENSOR,
-        bias0: NO_TENSOR,
-        bias1: NO_TENSOR,
-        out: NO_TENSOR,
-        out_weights: NO_TENSOR,
-        missing: NO_TENSOR,
-        refusal: CallRefusal::NONE,
-        stream: std::ptr::null_mut(),
-        topk_weights: NO_TENSOR,
-        topk_idx: NO_TENSOR,
-        waited_ns: std::ptr::null_mut(),
-    }
-}
 
 impl Communicator {
     /// Sends tokens to the ranks of their experts and returns the rows that arrived here.
@@ -524,64 +460,6 @@ impl Communicator {
             )
             .with_fix("drop handles that are combined, or open the communicator with more handles")
         })
-    }
-
-    /// Checks for an M that differs from the communicator's.
-    fn check_call_tokens(&self, dispatch: &Dispatch<'_>) -> Result<()> {
-        let is_own = dispatch.max_tokens.is_some_and(|most| most != self.shape.max_tokens);
-        self.check_form(is_own, CallForm::CallTokens, "max_tokens of a call")
-    }
-
-    fn check_packed_forms(&self, forms: PackedForms, layout: Layout) -> Result<()> {
-        forms.check(layout)?;
-        let PackedForms { scales, source } = PackedForms::default();
-        self.check_form(forms.scales != scales, CallForm::PackedForms, "scale_layout")?;
-        self.check_form(forms.source != source, CallForm::PackedForms, "source_index")
-    }
-
-    /// Whether a combine of this layout takes weights and ids of its own in one operation. Where it does not, a replay
-    /// carries them first.
-    pub fn sends_weights(&self, layout: Layout) -> bool {
-        layout == Layout::Packed && self.components.takes(abi::TY_NEEDS_PACKED_SUMS)
-    }
-
-    fn check_combine_form(&self, combine: &Combine<'_>, layout: Layout) -> Result<()> {
-        let form = match layout {
-            Layout::Packed => CallForm::PackedSums,
-            Layout::Flat | Layout::ExpertMajor { .. } => CallForm::RoundOnce,
-        };
-        self.check_form(combine.topk.is_some(), form, "topk of a combine")?;
-        self.check_form(combine.round_once, form, "round_once")?;
-        self.check_form(combine.sum_weights, CallForm::SumWeights, "sum_weights")?;
-        let is_coded = combine.compression == Compression::LogFmt10;
-        self.check_form(is_coded, CallForm::LogFmt10, LOGFMT10)
-    }
-
-    fn check_beside(&self, is_asked: bool, what: &str) -> Result<()> {
-        self.check_form(is_asked, CallForm::RoundOnce, what)
-    }
-
-    /// Checks that the kernel set takes the form of a call.
-    fn check_form(&self, is_asked: bool, form: CallForm, what: &str) -> Result<()> {
-        if !is_asked || self.takes(form) {
-            return Ok(());
-        }
-        let kernels = self.components.kernels().name().to_owned();
-        let text = format!(
-            "{what}: found some; expected none: kernel set `{kernels}` does not take it yet"
-        );
-        Err(Error::new(ErrorKind::Unsupported, "check arguments", text))
-    }
-
-    fn check_handle(&self, handle: &Handle) -> Result<()> {
-        if !Arc::ptr_eq(&handle.routing.components, &self.components) {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "check handle",
-                "the handle belongs to another communicator",
-            ));
-        }
-        Ok(())
     }
 
     fn receive(&mut self, sent: Sent, arrival: Arrival) -> Result<(Received, RegionClaim)> {

@@ -2,7 +2,7 @@
 //! failed.
 
 use super::Communicator;
-use super::operations::{blank_combine, blank_dispatch};
+use super::blank::{blank_combine, blank_dispatch};
 use super::reporter::Sort;
 use crate::abi;
 use crate::moe::Layout;

@@ -1,0 +1,72 @@
+//! The checks of a call before it begins: its handle, and whether the kernel set takes its form.
+
+use std::sync::Arc;
+
+use super::Communicator;
+use super::arguments::{Combine, Dispatch, PackedForms};
+use super::components::CallForm;
+use super::compression::LOGFMT10;
+use super::output::Handle;
+use crate::abi;
+use crate::moe::{Compression, Layout};
+use crate::{Error, ErrorKind, Result};
+
+impl Communicator {
+    /// Checks for an M that differs from the communicator's.
+    pub(super) fn check_call_tokens(&self, dispatch: &Dispatch<'_>) -> Result<()> {
+        let is_own = dispatch.max_tokens.is_some_and(|most| most != self.shape.max_tokens);
+        self.check_form(is_own, CallForm::CallTokens, "max_tokens of a call")
+    }
+
+    pub(super) fn check_packed_forms(&self, forms: PackedForms, layout: Layout) -> Result<()> {
+        forms.check(layout)?;
+        let PackedForms { scales, source } = PackedForms::default();
+        self.check_form(forms.scales != scales, CallForm::PackedForms, "scale_layout")?;
+        self.check_form(forms.source != source, CallForm::PackedForms, "source_index")
+    }
+
+    /// Whether a combine of this layout takes weights and ids of its own in one operation. Where it does not, a replay
+    /// carries them first.
+    pub fn sends_weights(&self, layout: Layout) -> bool {
+        layout == Layout::Packed && self.components.takes(abi::TY_NEEDS_PACKED_SUMS)
+    }
+
+    pub(super) fn check_combine_form(&self, combine: &Combine<'_>, layout: Layout) -> Result<()> {
+        let form = match layout {
+            Layout::Packed => CallForm::PackedSums,
+            Layout::Flat | Layout::ExpertMajor { .. } => CallForm::RoundOnce,
+        };
+        self.check_form(combine.topk.is_some(), form, "topk of a combine")?;
+        self.check_form(combine.round_once, form, "round_once")?;
+        self.check_form(combine.sum_weights, CallForm::SumWeights, "sum_weights")?;
+        let is_coded = combine.compression == Compression::LogFmt10;
+        self.check_form(is_coded, CallForm::LogFmt10, LOGFMT10)
+    }
+
+    pub(super) fn check_beside(&self, is_asked: bool, what: &str) -> Result<()> {
+        self.check_form(is_asked, CallForm::RoundOnce, what)
+    }
+
+    /// Checks that the kernel set takes the form of a call.
+    fn check_form(&self, is_asked: bool, form: CallForm, what: &str) -> Result<()> {
+        if !is_asked || self.takes(form) {
+            return Ok(());
+        }
+        let kernels = self.components.kernels().name().to_owned();
+        let text = format!(
+            "{what}: found some; expected none: kernel set `{kernels}` does not take it yet"
+        );
+        Err(Error::new(ErrorKind::Unsupported, "check arguments", text))
+    }
+
+    pub(super) fn check_handle(&self, handle: &Handle) -> Result<()> {
+        if !Arc::ptr_eq(&handle.routing.components, &self.components) {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "check handle",
+                "the handle belongs to another communicator",
+            ));
+        }
+        Ok(())
+    }
+}
