@@ -79,8 +79,8 @@ const LEAST_BLOCKS: u32 = 24;
 /// blocks 146, and the link 87.
 const CASTING: u32 = 40;
 /// With fewer blocks, a separate kernel merges expert rows. Measured on two H200 with 4096 tokens: one kernel took
-/// 210, 235, 344, 440 and 630 µs with 132, 64, 32, 24 and 16 blocks, and two, of which the second has 16 blocks, took
-/// 344, 391, 447 and 562 µs with 64 to 16 blocks that merge.
+/// 235, 344, 440 and 630 µs with 64, 32, 24 and 16 blocks. Two took 344, 391, 447 and 562 µs: as many blocks merged,
+/// and 16 pulled.
 const LEAST_FUSED: u32 = 24;
 
 impl Blocks {

@@ -14,7 +14,7 @@ mod tests {
         if factor == 0 {
             return n;
         }
-        let found = (u64::from(n) * u64::from(factor) >> 32) as u32;
+        let found = ((u64::from(n) * u64::from(factor)) >> 32) as u32;
         found - u32::from((n.wrapping_sub(found.wrapping_mul(by))).cast_signed() < 0)
     }
 
