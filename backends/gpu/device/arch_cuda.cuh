@@ -204,8 +204,8 @@ __device__ inline i32 to_int_rn(float value) { return __float2int_rn(value); }
 __device__ inline u32 swap_bytes(u32 value) { return __byte_perm(value, 0, 0x0123); }
 __device__ inline u32 bits_of(float value) { return __float_as_uint(value); }
 __device__ inline float float_of(u32 bits) { return __uint_as_float(bits); }
-// Arithmetic and conversions make one NaN, without a sign (PTX ISA, "Floating Point Instructions" and `cvt`). So no word
-// of a rounded sum is all ones.
+// Arithmetic and conversions make one NaN, without a sign (PTX ISA, "Floating Point Instructions" and `cvt`). So no
+// word of a rounded sum is all ones.
 constexpr bool kNanHasNoSign = true;
 // Two floats to the nearest bf16 or f16, ties to even; the low half is of the first.
 __device__ inline u32 to_bf16x2(float low, float high) {

@@ -248,7 +248,8 @@ __device__ TY_COLD void miss_row(const StagedDispatchArgs& args, u8* region, u32
   PackedOutput out(args.dispatch, region);
   if (threadIdx.x != 0) return;
   out.array<u32>(out.at.landed_source)[number] = from;
-  store_relaxed(settled_word(c, args.staging, kGaps, quotient(from, c.max_tokens, args.staging.tokens_factor)), (u64)c.epoch());
+  u32 source = quotient(from, c.max_tokens, args.staging.tokens_factor);
+  store_relaxed(settled_word(c, args.staging, kGaps, source), (u64)c.epoch());
 }
 
 // Clears the places of a source that has stopped midway: none of its rows counts. One block, behind all others.
