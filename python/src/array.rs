@@ -161,7 +161,8 @@ impl Array {
     /// It, to leave with a record that is found by its address as long as the memory is used.
     pub(crate) fn leaving_with(self, record: Py<PyAny>) -> Leaving {
         let anchor = Anchor::new(self.data as usize, record);
-        let claim = (Arc::clone(&self.claim), anchor);
+        // The record goes first: memory that is free may get another one.
+        let claim = (anchor, Arc::clone(&self.claim));
         Leaving { _claim: Box::new(WithGil::new(claim)), ..self.leaving() }
     }
 

@@ -49,7 +49,7 @@ static KNOWN: Mutex<Vec<(Py<PyType>, Option<Exchange>)>> = Mutex::new(Vec::new()
 const MOST_KNOWN: usize = 16;
 
 impl Exchange {
-    /// The functions of a type, if it has some. They are for objects of exactly this type.
+    /// The functions of torch's tensors and of types that are made from them, if they have some.
     pub(crate) fn of(kind: &Bound<'_, PyType>) -> Option<Self> {
         let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, found)) = known().iter().find(|(known, _)| known.is(kind)) {
@@ -64,6 +64,14 @@ impl Exchange {
     }
 
     fn ask(kind: &Bound<'_, PyType>) -> PyResult<Option<Self>> {
+        // The functions say nothing of memory that may only be read: torch has none.
+        let is_of_torch = |base: Bound<'_, PyAny>| {
+            let module = base.getattr("__module__").and_then(|name| name.extract::<String>());
+            module.is_ok_and(|name| name == "torch")
+        };
+        if !kind.mro().iter().any(is_of_torch) {
+            return Ok(None);
+        }
         let Some(capsule) = kind.getattr_opt(intern!(kind.py(), "__dlpack_c_exchange_api__"))?
         else {
             return Ok(None);

@@ -6,7 +6,7 @@
 //!   while it waits.
 //! - **Arguments** are judged inside of the operation that they are for: what only this module can see (an object
 //!   that is no tensor) is refused on all ranks, as what core sees is.
-//! - **Outputs** are claims. Nothing that frees one takes the GIL.
+//! - **Outputs** are claims. Nothing that frees one takes the GIL, unless a record belongs to it.
 //! - **A forked child** owns nothing of its parent: see `owned.rs`.
 
 mod anchors;
@@ -92,6 +92,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<output::Received>()?;
     module.add_class::<output::Handle>()?;
     module.add_class::<array::Array>()?;
-    owned::register(module)?;
+    owned::register()?;
     exit::register(module)
 }

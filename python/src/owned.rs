@@ -8,25 +8,26 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 /// The id of this process. Each operation needs it several times, and to ask the system takes longer than to read it.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Asks for the id of this process.
-#[pyfunction]
-fn note_process() {
+extern "C" fn note_process() {
     PROCESS.store(std::process::id(), Ordering::Relaxed);
 }
 
-/// Has [`note_process`] called now, and in each child that Python forks, before the child uses any object.
-pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+/// Has [`note_process`] called now, and in each forked child before any other code of it runs: hooks of Python come
+/// later, in the order in which modules were imported, and a fork by another library runs none.
+pub(crate) fn register() -> PyResult<()> {
     note_process();
-    let calls = PyDict::new(module.py());
-    calls.set_item("after_in_child", wrap_pyfunction!(note_process, module)?)?;
-    module.py().import("os")?.call_method("register_at_fork", (), Some(&calls))?;
-    Ok(())
+    // SAFETY: the handler calls `getpid` and stores a word, which is allowed in a child of a process with threads. It
+    // stays loaded, because Python unloads no module.
+    match unsafe { libc::pthread_atfork(None, None, Some(note_process)) } {
+        0 => Ok(()),
+        status => Err(std::io::Error::from_raw_os_error(status).into()),
+    }
 }
 
 /// A value that only the process that made it uses and drops.

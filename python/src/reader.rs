@@ -1,5 +1,7 @@
 //! Arrays of this package as tensors of a library, without a copy.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple, PyType};
 
@@ -17,14 +19,19 @@ use crate::tensor::Tensor;
 #[pyclass(frozen, module = "tokenyard", name = "_Reader")]
 pub(crate) struct Reader {
     exchange: Option<Exchange>,
+    /// Whether the functions have failed once, as for a device that the library does not know.
+    has_failed: AtomicBool,
     from_capsule: Py<PyAny>,
     reads_fp8: bool,
 }
 
 impl Reader {
     fn make<'py>(&self, py: Python<'py>, leaving: Leaving) -> PyResult<Bound<'py, PyAny>> {
-        match self.exchange {
-            Some(exchange) => exchange.make(py, leaving),
+        match self.exchange.filter(|_| !self.has_failed.load(Ordering::Relaxed)) {
+            Some(exchange) => exchange.make(py, leaving).inspect_err(|_| {
+                // A capsule frees its memory where the library does not take it.
+                self.has_failed.store(true, Ordering::Relaxed);
+            }),
             None => self.from_capsule.bind(py).call1((leaving.capsule(py, false)?,)),
         }
     }
@@ -34,7 +41,12 @@ impl Reader {
 impl Reader {
     #[new]
     fn new(kind: &Bound<'_, PyType>, from_capsule: Py<PyAny>, reads_fp8: bool) -> Self {
-        Self { exchange: Exchange::of(kind), from_capsule, reads_fp8 }
+        Self {
+            exchange: Exchange::of(kind),
+            has_failed: AtomicBool::new(false),
+            from_capsule,
+            reads_fp8,
+        }
     }
 
     /// A tensor over an array.

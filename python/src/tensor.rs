@@ -106,6 +106,10 @@ impl Tensor {
         exchange: Exchange,
     ) -> Option<Self> {
         let found = exchange.describe(object).ok()?;
+        // A wrapper of another tensor has no memory of its own, and says more by its methods.
+        if found.data.is_null() && !found.shape.contains(&0) {
+            return None;
+        }
         let device = match found.device {
             (dlpack::CPU | dlpack::CUDA_HOST, _) => None,
             (dlpack::CUDA, id) => Some(id),
@@ -270,7 +274,8 @@ impl Tensor {
         let (mut shape, mut strides) = (self.shape.clone(), self.strides.clone());
         shape.extend(columns);
         strides.extend(columns.map(|_| 0));
-        let claim = (self, Anchor::new(data as usize, record));
+        // The record goes first: memory that is free may get another one.
+        let claim = (Anchor::new(data as usize, record), self);
         let _claim = Box::new(WithGil::new(claim));
         Leaving { data, dtype, shape, strides, device, keeps_fp8: false, _claim }
     }

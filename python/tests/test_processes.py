@@ -185,6 +185,46 @@ def test_a_forked_child_may_use_nothing_and_harms_nothing(programs):
         assert (out, code) == (["refused", "7", "2.0"], 0), error
 
 
+def test_a_child_that_a_library_forks_drops_nothing_of_its_parent(programs):
+    forks = """
+    import ctypes
+    received, handle = comm.dispatch(x, idx)
+    child = ctypes.CDLL(None).fork()
+    if child == 0:
+        try:
+            comm.dispatch(x, idx)
+        except RuntimeError as error:
+            say("forked from" in str(error))
+        # What the parent has opened.
+        del received, handle, comm, world
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    out, _ = comm.combine(handle, received.x)
+    say(float(np.asarray(out)[0, 0]))
+    comm.close()
+    """
+    for out, error, code in programs(forks, forks):
+        assert (out, code) == (["True", "2.0"], 0), error
+
+
+def test_a_hook_of_a_fork_that_was_there_before_drops_nothing_of_its_parent(programs):
+    forks = """
+    held = [comm]
+    received, handle = comm.dispatch(x, idx)
+    del comm
+    os.register_at_fork(after_in_child=held.clear)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    out, _ = held[0].combine(handle, received.x)
+    say(float(np.asarray(out)[0, 0]))
+    held[0].close()
+    """
+    for out, error, code in programs(forks, forks):
+        assert (out, code) == (["2.0"], 0), error
+
+
 # As `HEAD`, for the drop-in: `buffer` of two ranks, and what its calls take.
 DEEP_EP = """
 import os, signal, sys, time

@@ -161,7 +161,7 @@ impl Engine {
         let routing = Routing::default();
         let called = self.sign(call.operation, &mut common, call.signature);
         let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
-        let dispatch_tiling = self.dispatch_tiling(&row, Layout::Flat, 1);
+        let dispatch_tiling = self.dispatch_tiling(&row, Layout::Flat, false);
         let arguments = arguments(call, common, routing, &dispatch_tiling);
         // SAFETY: the arguments name no tensors.
         let sent = self.refuse_staged(call.operation, &common).and_then(|refused| match refused {
@@ -354,7 +354,7 @@ impl Engine {
         }
         let format = &wanted.format;
         let dispatch_tiling = match call.cast {
-            Cast::None => self.dispatch_tiling(&format.row, wanted.spec.layout, roles.blocks),
+            Cast::None => self.dispatch_tiling(&format.row, wanted.spec.layout, roles.few_push()),
             _ => self.cast_tiling(&format.row, call.x.dtype),
         };
         let shared = dispatch_tiling.shared;

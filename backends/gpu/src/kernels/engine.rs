@@ -250,12 +250,12 @@ impl Engine {
         &self,
         row: &RowFormat,
         layout: Layout,
-        blocks: u32,
+        few: bool,
     ) -> DispatchTiling {
         let moving = match layout {
             Layout::Flat if self.launcher.kernels.rows == Rows::Tma => Moving::Links,
             Layout::ExpertMajor { .. } | Layout::Packed if self.has_tiles() => {
-                Moving::Tiles { blocks }
+                Moving::Tiles { few }
             }
             _ => Moving::Any,
         };

@@ -24,7 +24,7 @@ impl Engine {
         }
         let state = &self.routing.handles[call.handle as usize];
         let rows = state.received + u64::from(state.tokens);
-        self.launcher.blocks.of_fused(mode.at_once, rows)
+        self.launcher.blocks.of_fused(mode.at_once, self.launcher.kernels.rows, rows)
     }
 
     /// Launches that kernel.

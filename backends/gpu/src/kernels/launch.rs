@@ -13,6 +13,7 @@ use super::host_counts::HostCounts;
 use super::limits::BlockLimits;
 use super::loaded::Kernels;
 use super::waits::Waits;
+use crate::compile::Rows;
 use crate::config::Sms;
 use crate::driver::{Buffer, Context, Function, Launch, Pinned, RawStream, copy};
 use crate::flat_sms::{FlatWork, MOST};
@@ -64,7 +65,15 @@ pub(super) struct Roles {
     pub(super) pushers: u32,
 }
 
+/// With fewer blocks than these, those that push have more warps for it: see `most_movers`.
+const FEW_BLOCKS: u32 = 64;
+
 impl Roles {
+    /// Whether some blocks push, and there are few.
+    pub(super) fn few_push(self) -> bool {
+        self.pushers > 0 && self.blocks < FEW_BLOCKS
+    }
+
     /// Rows of a share of a tile: few where there are many warps to spread them.
     pub(super) fn part_rows(self) -> u32 {
         if self.pushers > 0 { 1 } else { 8 }
@@ -82,6 +91,8 @@ const CASTING: u32 = 40;
 /// 235, 344, 440 and 630 µs with 64, 32, 24 and 16 blocks. Two took 344, 391, 447 and 562 µs: as many blocks merged,
 /// and 16 pulled.
 const LEAST_FUSED: u32 = 24;
+/// The same without bulk copies, which was measured with another version of the kernels.
+const LEAST_FUSED_VECTOR: u32 = 96;
 
 impl Blocks {
     /// The most blocks that count the tokens of a dispatch.
@@ -142,9 +153,10 @@ impl Blocks {
 
     /// Blocks of a kernel that merges this many rows and sums, and exchanges them: those of local work, where
     /// each has rows. None where a caller may overlap what it waits for, unless the config sets a number; and none
-    /// with fewer than `LEAST_FUSED`.
-    pub(super) fn of_fused(self, at_once: bool, rows: u64) -> Option<u32> {
-        let wins = self.local >= LEAST_FUSED && (at_once || self.local_is_set);
+    /// with too few of them.
+    pub(super) fn of_fused(self, at_once: bool, by: Rows, rows: u64) -> Option<u32> {
+        let least = if by == Rows::Tma { LEAST_FUSED } else { LEAST_FUSED_VECTOR };
+        let wins = self.local >= least && (at_once || self.local_is_set);
         let needed = rows.div_ceil(2).clamp(1, self.local.max(1).into()) as u32;
         wins.then(|| needed.max(self.exchange.min(self.local)))
     }
@@ -343,11 +355,12 @@ mod tests {
 
     #[test]
     fn rows_are_merged_by_as_many_blocks_as_have_some_and_apart_where_a_caller_may_overlap() {
-        let of = |rows| BLOCKS.of_fused(true, rows);
+        let of = |rows| BLOCKS.of_fused(true, Rows::Tma, rows);
         assert_eq!([8000, 200, 1, 0].map(of), [Some(132), Some(100), Some(16), Some(16)]);
-        assert_eq!(BLOCKS.of_fused(false, 8000), None);
+        assert_eq!(BLOCKS.of_fused(false, Rows::Tma, 8000), None);
         let set = |local| Blocks { local, local_is_set: true, ..BLOCKS };
-        assert_eq!(set(24).of_fused(false, 8000), Some(24));
-        assert_eq!(set(23).of_fused(true, 8000), None);
+        assert_eq!(set(24).of_fused(false, Rows::Tma, 8000), Some(24));
+        assert_eq!(set(23).of_fused(true, Rows::Tma, 8000), None);
+        assert_eq!([96, 95].map(|b| set(b).of_fused(true, Rows::Vector, 8000)), [Some(96), None]);
     }
 }

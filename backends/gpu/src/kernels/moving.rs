@@ -16,8 +16,8 @@ const CAST_CHANNELS: u64 = 512;
 pub(super) enum Moving {
     /// By bulk copies, each to one place of a rank.
     Links,
-    /// As `Links`, while other warps of so many blocks spread rows that arrive: see `tiles.cuh`.
-    Tiles { blocks: u32 },
+    /// As `Links`, while other warps spread rows that arrive: see `tiles.cuh`. `few`: some of few blocks push.
+    Tiles { few: bool },
     /// In any other way.
     Any,
     /// Rows of channels of this many bytes are cast on the way.
@@ -63,7 +63,7 @@ pub(super) mod tests {
     /// Every way in which rows move.
     pub(in super::super) const MOVING: [Moving; 5] = [
         Moving::Links,
-        Moving::Tiles { blocks: 132 },
+        Moving::Tiles { few: false },
         Moving::Any,
         Moving::Cast { channel_bytes: 2 },
         Moving::Cast { channel_bytes: 4 },

@@ -24,21 +24,20 @@ const MOST_STAGES: u32 = 4;
 /// memory of a multiprocessor, and many shallow queues beat few deep ones. The last warps move row metadata first.
 /// Rows that only cross a link have half as many movers: more warps crowd the link, and bf16 rows took 1.5 %
 /// longer. Beside warps that spread rows a copy takes longer, and up to 12 movers with two stages each win, or with one
-/// where there are few blocks. On two H200, 4096 tokens, top-8, 7, 8, 10, 12 and 14 movers of 132 blocks took 145, 143,
+/// where few blocks push. On two H200, 4096 tokens, top-8, 7, 8, 10, 12 and 14 movers of 132 blocks took 145, 143,
 /// 138, 139 and 140 µs for FP8, and 213, 220, 222, 224 and 230 µs for BF16; of 32 blocks 260, 235, 202, 188 and 201 µs,
 /// and 326, 320, 314, 310 and 309 µs.
 fn most_movers(block: BlockLimits, moving: Moving, room: u32) -> u32 {
     let of_links = block.warps() / 2 - 1;
     match moving {
         Moving::Links => of_links,
-        Moving::Tiles { blocks } => {
-            let served = if blocks < FEW_BLOCKS { room } else { room / 2 };
+        Moving::Tiles { few } => {
+            let served = if few { room } else { room / 2 };
             served.min(block.warps() * 3 / 4).max(of_links)
         }
         _ => block.warps() - block.metadata_warps() / 2,
     }
 }
-const FEW_BLOCKS: u32 = 64;
 /// Rows of a tile, which expert-major rows are spread by: see `tiles.cuh`. With 64, the last rows were spread
 /// 10 to 25 µs later. A source never has more than `MOST_TILES`.
 const TILE_ROWS: u32 = 16;
@@ -476,13 +475,8 @@ pub(super) mod tests {
             (dispatch_tiling.pieces, dispatch_tiling.movers, dispatch_tiling.stages)
         };
         assert_eq!(
-            [
-                Moving::Any,
-                Moving::Links,
-                Moving::Tiles { blocks: 132 },
-                Moving::Tiles { blocks: 32 }
-            ]
-            .map(|moving| dispatch_tiling(&row, moving)),
+            [Moving::Any, Moving::Links, Moving::Tiles { few: false }, Moving::Tiles { few: true }]
+                .map(|moving| dispatch_tiling(&row, moving)),
             [(1, 14, 1), (1, 7, 2), (1, 7, 2), (1, 12, 1)]
         );
         let row = RowFormat { x_bytes: 7168, scale_bytes: 224, weights: true };

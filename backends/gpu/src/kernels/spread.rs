@@ -74,7 +74,7 @@ impl Engine {
         let source = |span: Span| if packed { at(span) } else { 0 };
         // As many warps as have memory for a stage.
         let blocks = self.launcher.blocks.local;
-        let dispatch_tiling = self.dispatch_tiling(row, op.arrangement, blocks);
+        let dispatch_tiling = self.dispatch_tiling(row, op.arrangement, false);
         let movers =
             self.launcher.block.warps().min(dispatch_tiling.movers * dispatch_tiling.stages);
         let arguments = SpreadArgs {

@@ -48,8 +48,8 @@ struct F32 {
   }
 };
 
-// The start of a sum: adding a term to -0 gives the term, the sign of a zero included. To start with the first
-// term instead took a choice for each value that is added.
+// The start of a sum: adding a term to -0 gives the term, the sign of a zero included, but not all bits of a NaN. To
+// start with the first term instead took a choice for each value that is added.
 constexpr float kNothing = -0.0f;
 
 template <class Type>

@@ -303,7 +303,8 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.region = 0, a.capacity = kStagingAt, a.row_bytes = r.s.row_bytes;
   a.scale_words = r.s.scale_words, a.replay = replay, a.layout = layout, a.alignment = 4;
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4;
-  a.movers = layout == kFlat ? kWarps - kMetadataWarps / 2 : kWarps / 2 - 1;
+  u32 tiled = r.operations % 2 ? kWarps / 2 - 1 : kWarps * 3 / 4;
+  a.movers = layout == kFlat ? kWarps - kMetadataWarps / 2 : tiled;
   a.stage_bytes = (u32)align_128(r.s.row_bytes), a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
   share_out(a);
   a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
@@ -316,7 +317,7 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
     // Small tiles, so that there are several.
     a.tiles = r.state->outbox, a.tile_rows = r.operations % 2 ? 32 : 8;
     // Some ranks have blocks that push.
-    a.pushers = (r.operations / 2 + r.me) % 3 == 0 ? 0 : 1, a.part_rows = a.pushers > 0 ? 2 : 8;
+    a.pushers = (r.operations / 2 + r.me) % 3 == 0 ? 0 : 1, a.part_rows = a.pushers > 0 ? 1 : 8;
     a.zero_padding = layout == kExpertMajor;
   }
   return a;

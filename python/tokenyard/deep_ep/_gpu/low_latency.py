@@ -56,10 +56,12 @@ _ARRAYS = ("x", "expert_counts", "source", "scales", "ranges")
 def _make(call: DispatchCall, output: Any, stays: bool, record: Record) -> tuple[Any, ...]:
     """The arrays of an output as the caller gets them: in the arena where it stays there, else in memory of torch.
 
-    They exist before rows arrive: `output` may be on its way.
+    They exist before rows arrive: `output` may be on its way. The last item is the tensor whose memory the array of
+    ranges has: the allocator does not know the latter.
     """
     dtype = torch.float8_e4m3fn if call.use_fp8 else call.x.dtype
     arrays = take_all(output, _ARRAYS, dtype, record if stays else None)
+    last = None
     if not stays:
         *others, last = (None if one is None else torch.empty_like(one) for one in arrays)
         arrays = *others, anchored(last, record)
@@ -68,7 +70,7 @@ def _make(call: DispatchCall, output: Any, stays: bool, record: Record) -> tuple
     if scales is not None and not record.opened.takes("packed_forms"):
         # Column-major, as DeepEP's GEMMs read them.
         scales = scales.new_empty(scales.mT.shape).mT
-    return x, counts, source, scales, ranges
+    return x, counts, source, scales, ranges, last
 
 
 @dataclass
@@ -208,8 +210,8 @@ def _dispatch(
         # Its place is fixed with the receive alone, so it is received now.
         received, native = sent.recv()
     record = Record(opened, ids, native)
-    arrays = _make(call, received or output, stays, record)
-    filling = _filling(call, opened, stays, arrays)
+    *arrays, memory = _make(call, received or output, stays, record)
+    filling = _filling(call, opened, stays, tuple(arrays))
     hook = None
     if has_hook:
         hook = _hook(sent, received, filling, record, stream)
@@ -218,7 +220,7 @@ def _dispatch(
     event = EventOverlap()
     if stream.is_async:
         inputs = (call.x, call.topk_idx, x, ids, call.stats, call.wait_stats)
-        event = stream.finish(inputs, arrays)
+        event = stream.finish(inputs, (*arrays, memory))
     rows, counts, source, scales, ranges = arrays
     packed = rows if scales is None else (rows, scales)
     handle = (source, ranges, call.tokens, record.blocks[2], call.experts)
