@@ -195,7 +195,7 @@ def test_a_child_that_a_library_forks_drops_nothing_of_its_parent(programs):
             comm.dispatch(x, idx)
         except RuntimeError as error:
             say("forked from" in str(error))
-        # What the parent has opened.
+        # They are the parent's.
         del received, handle, comm, world
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0

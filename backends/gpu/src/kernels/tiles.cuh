@@ -4,10 +4,11 @@
 // The rows that one source has for another rank are split into tiles. A source adds to a tile's count, at
 // the rank, for every piece of a row and for a row's metadata, each when it is complete there. Warps take
 // shares of tiles in the order of arrival, wait for them, and spread them: first the warps that move no
-// rows, unless their block pushes, then those that have moved theirs. A warp that has rows to move waits for no rank, so no two ranks wait for each other.
-// While rows are moved, others are spread by loads and stores: bulk copies of a block queue behind those
-// that the link delays. Where all multiprocessors take part, as many blocks as the link needs move rows to
-// other ranks, and the others move this rank's own and spread.
+// rows, unless their block pushes, then those that have moved theirs. A warp that has rows to move waits
+// for no rank, so no two ranks wait for each other. While rows are moved, others are spread by loads and
+// stores: bulk copies of a block queue behind those that the link delays. Where all multiprocessors take
+// part, as many blocks as the link needs move rows to other ranks, and the others move this rank's own
+// and spread.
 //
 // The rows that a rank has for itself are in no tile: the warp that loads them stores them to all
 // their places.
