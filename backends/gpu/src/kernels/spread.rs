@@ -73,7 +73,6 @@ impl Engine {
         let weights = |span: Span| if row.weights { at(span) } else { 0 };
         let source = |span: Span| if packed { at(span) } else { 0 };
         // As many warps as have memory for a stage.
-        let blocks = self.launcher.blocks.local;
         let dispatch_tiling = self.dispatch_tiling(row, op.arrangement, false);
         let movers =
             self.launcher.block.warps().min(dispatch_tiling.movers * dispatch_tiling.stages);
@@ -102,6 +101,7 @@ impl Engine {
             stages: 1,
             reserved: 0,
         };
+        let blocks = self.launcher.blocks.local;
         let size = Launch::of_threads(blocks, THREADS, movers * dispatch_tiling.pitch);
         // SAFETY: the kernel's type; it names a region that is held.
         unsafe { self.launch(&self.launcher.kernels.spread, size, &arguments, slot) }
