@@ -28,13 +28,16 @@ def is_gpu():
 
 
 def device_of(world):
-    return torch.device("cuda", world.rank) if is_gpu() else torch.device("cpu")
+    """The GPU of a rank; where there are more ranks, some share one."""
+    if not is_gpu():
+        return torch.device("cpu")
+    return torch.device("cuda", world.rank % torch.cuda.device_count())
 
 
 def prepare(world):
     """Selects the device; without GPUs the CPU backend, and the code for GPUs over it."""
     if is_gpu():
-        torch.cuda.set_device(world.rank)
+        torch.cuda.set_device(device_of(world))
         return
     torch.set_num_threads(1)
     path = pathlib.Path(tempfile.gettempdir()) / f"tokenyard-gpu-code-{os.getpid()}.toml"

@@ -79,40 +79,51 @@ def begin(buffer, phase, given):
 
 def killed(phase):
     """Runs the phase with ranks of its own. Returns the error of rank 0."""
-    pool = Pool(2)
+    return answers_of_others(2, die, (phase,))[0]
+
+
+def answers_of_others(ranks, function, arguments, is_resumed=False):
+    """What `function` returns on ranks of its own. Rank 1 is killed, or is resumed once all others have ended."""
+    pool = Pool(ranks)
     pool._start()
     pipes = [pipe for _, pipe in pool.workers]
     for rank, pipe in enumerate(pipes):
-        pipe.send((rank, 2, die, (phase,)))
+        pipe.send((rank, ranks, function, arguments))
     try:
-        return answer_of_first(pipes)
+        answers = collect(pipes, {1})
+        if is_resumed:
+            os.kill(pool.workers[1][0].pid, signal.SIGCONT)
+            answers |= collect(pipes, set(answers))
+        return answers
     finally:
         pool.close()
 
 
-def answer_of_first(pipes):
-    gathered, alive = {}, list(pipes)
+def collect(pipes, others):
+    """The answers of all ranks but `others`. Gathers of all ranks pass through here."""
+    gathered, answers, alive = {}, {}, list(pipes)
+    wanted = set(range(len(pipes))) - others
     end = time.monotonic() + 2 * LIMIT_S
-    while time.monotonic() < end:
+    while set(answers) != wanted and time.monotonic() < end:
         for pipe in multiprocessing.connection.wait(alive, 1):
+            rank = pipes.index(pipe)
             try:
                 kind, value = pipe.recv()
             except EOFError:
                 alive.remove(pipe)
-                assert pipe is pipes[1], "rank 0 died, too"
+                assert rank in others, f"rank {rank} died, too"
                 continue
             if kind == "gather":
                 gathered[pipe] = value
-            elif pipe is pipes[0]:
-                assert kind == "returned", value
-                return value
             else:
-                raise AssertionError(f"rank 1 did not die: {value}")
-        if len(gathered) == 2:
+                assert (kind, rank in wanted) == ("returned", True), f"rank {rank}: {value}"
+                answers[rank] = value
+        if len(gathered) == len(pipes):
             for pipe in pipes:
                 pipe.send([gathered[other] for other in pipes])
             gathered = {}
-    raise AssertionError("rank 0 does not end")
+    assert set(answers) == wanted, f"ranks do not end: found answers of {sorted(answers)}"
+    return answers
 
 
 def phases():

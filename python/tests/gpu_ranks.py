@@ -8,9 +8,11 @@ It needs torch and numpy; the exit code is 1 where a check failed.
 import sys
 import time
 
+import gpu_device_time
 import gpu_graphs
 import gpu_host_time
 import gpu_kill
+import gpu_masks
 import gpu_native
 import gpu_operations
 import gpu_streams
@@ -28,9 +30,11 @@ MODULES = [
     gpu_v2,
     gpu_streams,
     gpu_graphs,
+    gpu_masks,
     gpu_host_time,
+    gpu_device_time,
 ]
-KILL = "kill."
+KILL, LOST = "kill.", "lost."
 RANKS = 2
 
 
@@ -67,6 +71,10 @@ def main(wanted):
     failed = []
     pool = Pool(RANKS)
     every = names(on_host=not gpus) + [KILL + phase for phase in gpu_kill.phases()]
+    if gpus:
+        every += [
+            f"{LOST}{word}.{phase}" for word in gpu_masks.SIGNALS for phase in gpu_masks.PHASES
+        ]
     for name in every:
         if wanted and not any(word in name for word in wanted):
             continue
@@ -74,12 +82,14 @@ def main(wanted):
         try:
             if name.startswith(KILL):
                 notes = [gpu_kill.killed(name.removeprefix(KILL))]
+            elif name.startswith(LOST):
+                notes = [gpu_masks.lost(*name.removeprefix(LOST).split("."))]
             else:
                 notes = [note for note in pool.run(RANKS, run, name) if note]
             is_skipped = any(isinstance(note, Skipped) for note in notes)
             word = "SKIPPED" if is_skipped else "ok"
             print(f"{word:<6} {name} ({time.monotonic() - start:.1f} s)", flush=True)
-            for note in notes[:1]:
+            for note in filter(None, notes[:1]):
                 print(f"       {note}", flush=True)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):

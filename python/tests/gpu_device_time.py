@@ -1,0 +1,100 @@
+"""The device's time of calls in graphs: the drop-in's, beside the package's for the same work. Figures, no limits."""
+
+import torch
+from gpu_common import inputs, layout_of, v1
+from gpu_native import time_in_graph
+from oracle import Case
+
+NEEDS_GPUS = True
+DECODE = Case(2, experts=288, topk=8, hidden=7168, max_tokens=128, tokens=(128, 128), seed=11)
+PREFILL = Case(2, experts=256, topk=8, hidden=7168, max_tokens=4096, tokens=(4096, 4096), seed=12)
+# The form of the arrays that DeepEP gives.
+FORM = {"scale_layout": "column_major", "source_index": "token"}
+
+
+def line(what, of_drop_in, of_package):
+    return f"{what}: drop-in {of_drop_in:.2f} us, package {of_package:.2f} us, ratio {of_drop_in / of_package:.3f}"
+
+
+def of_decoding(world):
+    """Both low latency calls of 128 tokens, in graphs."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, DECODE)
+    out, most = torch.empty_like(x), (DECODE.max_tokens, DECODE.experts)
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, *most, use_fp8=False)
+    comm = next(one for one in buffer._engine._opened.values() if one.sizes.decodes).communicator
+
+    def options():
+        return {"stream": torch.cuda.current_stream().cuda_stream, "without_sync": True}
+
+    def dispatch():
+        return comm.dispatch(
+            x, idx, layout="packed", cast="fp8", worst_case=True, **FORM, **options()
+        )
+
+    plain, native = comm.dispatch(x, idx, layout="packed", worst_case=True, **FORM, **options())
+
+    def combine():
+        comm.combine(
+            native,
+            plain.x,
+            weighted=True,
+            topk_weights=weights,
+            topk_idx=idx,
+            round_once=True,
+            out=out,
+            **options(),
+        )
+
+    lines = [
+        line(
+            "dispatch to FP8",
+            time_in_graph(lambda: buffer.low_latency_dispatch(x, idx, *most)),
+            time_in_graph(dispatch),
+        ),
+        line(
+            "combine, rounded once",
+            time_in_graph(lambda: buffer.low_latency_combine(rows, idx, weights, handle, out=out)),
+            time_in_graph(combine),
+        ),
+    ]
+    buffer.destroy()
+    return "\n       ".join(lines)
+
+
+def of_prefill(world):
+    """A normal dispatch of 4096 tokens without a wait of the host, its cached one, and its combine."""
+    buffer = v1(world)
+    x, idx, weights = inputs(world, PREFILL)
+    routes = layout_of(buffer, idx, PREFILL.experts)
+    routes |= {"topk_idx": idx, "topk_weights": weights}
+    routes |= {"num_worst_tokens": PREFILL.ranks * PREFILL.max_tokens}
+    rows, _, _, _, handle, _ = buffer.dispatch(x, **routes)
+    comm, out = buffer._engine.current.communicator, torch.empty_like(x)
+
+    def options():
+        return {"stream": torch.cuda.current_stream().cuda_stream, "without_sync": True}
+
+    received, native = comm.dispatch(x, idx, weights, worst_case=True, **options())
+
+    def combine():
+        comm.combine(native, received.x, out=out, **options())
+
+    pairs = {
+        "dispatch": (
+            lambda: buffer.dispatch(x, **routes),
+            lambda: comm.dispatch(x, idx, weights, worst_case=True, **options()),
+        ),
+        "cached dispatch": (
+            lambda: buffer.dispatch(x, handle=handle),
+            lambda: comm.replay(native, x, **options()),
+        ),
+        "combine": (lambda: buffer.combine(rows, handle), combine),
+    }
+    lines = [line(what, *map(time_in_graph, pair)) for what, pair in pairs.items()]
+    rows = None
+    buffer.destroy()
+    return "\n       ".join(lines)
+
+
+CHECKS = [of_decoding, of_prefill]

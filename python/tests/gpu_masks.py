@@ -1,0 +1,186 @@
+"""Ranks that low-latency calls and graphs leave out: by hand, and since they were killed or stopped."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import tempfile
+
+import torch
+from gpu_common import CASE, device_of, difference, inputs, raised, rows_of, same, v1
+from gpu_kill import answers_of_others
+from oracle import Case
+
+import tokenyard
+
+NEEDS_GPUS = True
+# Ranks share GPUs and take turns, so an operation of all of them takes long.
+CONFIG = """
+[world]
+on_failure = "mask"
+deadline_ms = 6000
+late_ms = 120000
+[kernels]
+use = "cuda"
+[kernels.cuda]
+decode = "low_latency"
+device = {device}
+[transport.scale_up]
+use = "nvlink"
+[transport.scale_up.nvlink]
+device = {device}
+"""
+FOUR = Case(4, experts=32, topk=6, hidden=512, max_tokens=64, tokens=(64, 61, 0, 33), seed=7)
+LOST = 1
+PHASES = ("idle", "dispatch_send", "dispatch_recv", "combine_send", "combine_recv", "graph")
+SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+# After a loss: until all ranks have left the lost one out.
+STEPS = 4
+
+
+@contextlib.contextmanager
+def masking(world):
+    """A world of the same ranks whose losses are masked, and its config in the environment."""
+    path = pathlib.Path(tempfile.gettempdir()) / f"tokenyard-masks-{os.getpid()}.toml"
+    path.write_text(CONFIG.format(device=device_of(world).index))
+    os.environ["TOKENYARD_CONFIG"] = str(path)
+    try:
+        with tokenyard.World(
+            world.rank,
+            world.ranks,
+            exchange=lambda mine: world.all_gather("masking world", mine),
+            local_rank=world.rank,
+            config=tokenyard.Config.load(path),
+        ) as its:
+            yield its
+    finally:
+        del os.environ["TOKENYARD_CONFIG"]
+        path.unlink()
+
+
+class Steps:
+    """A dispatch and its combine, in calls and in a graph that was captured when no rank was left out."""
+
+    def __init__(self, world, case):
+        self.world, self.case = world, case
+        self.buffer = v1(world, low_latency_mode=True, enable_shrink=True)
+        self.x, self.idx, self.weights = inputs(world, case)
+        self.out = torch.empty_like(self.x)
+        for _ in range(3):
+            self.step()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.captured = self.step()
+
+    def step(self, at=lambda phase: None):
+        """Calls `at` where the step enters a phase."""
+        at("dispatch_send")
+        rows, counts, handle, _, hook = self.buffer.low_latency_dispatch(
+            self.x,
+            self.idx,
+            self.case.max_tokens,
+            self.case.experts,
+            use_fp8=False,
+            return_recv_hook=True,
+        )
+        at("dispatch_recv")
+        hook()
+        at("combine_send")
+        _, _, hook = self.buffer.low_latency_combine(
+            rows, self.idx, self.weights, handle, out=self.out, return_recv_hook=True
+        )
+        at("combine_recv")
+        hook()
+        at("idle")
+        return rows, counts
+
+    def replay(self):
+        self.graph.replay()
+        return self.captured
+
+    def left_out(self):
+        status = torch.full((self.world.ranks,), 7, dtype=torch.int32, device=self.x.device)
+        self.buffer.low_latency_query_mask_buffer(status)
+        return status.tolist()
+
+    def check(self, sources):
+        """Rows of these ranks only, and sums of their experts only."""
+        assert self.left_out() == [int(r not in sources) for r in range(self.world.ranks)]
+        for call in (self.step, self.replay, self.step, self.replay):
+            self.out.fill_(torch.nan)
+            self.check_step(sources, *call())
+        torch.cuda.synchronize()
+
+    def check_step(self, sources, rows, counts):
+        case, me = self.case, self.world.rank
+        wanted = [
+            [(source, token) for source, token, _ in case.expert_rows(me, e) if source in sources]
+            for e in range(case.local)
+        ]
+        assert counts.tolist() == [len(of_expert) for of_expert in wanted]
+        for expert, of_expert in enumerate(wanted):
+            same(rows[expert, : len(of_expert)], rows_of(self.world, case, of_expert))
+        rank_of = torch.where(self.idx >= 0, self.idx // case.local, -1)
+        factors = sum(torch.where(rank_of == rank, self.weights, 0) for rank in sources)
+        assert difference(self.out, self.x.float() * factors.sum(1, keepdim=True)) < 1e-5
+
+
+def by_hand(world):
+    """The other rank is left out; both ranks then take it back, together or each the other."""
+    with masking(world) as its:
+        steps = Steps(its, CASE)
+        everyone, other = set(range(its.ranks)), 1 - its.rank
+        for take_back in (
+            steps.buffer.low_latency_clean_mask_buffer,
+            lambda: steps.buffer.low_latency_update_mask_buffer(other, False),
+        ):
+            steps.check(everyone)
+            its.barrier("everyone")
+            steps.buffer.low_latency_update_mask_buffer(other, True)
+            steps.check({its.rank})
+            its.barrier("alone")
+            take_back()
+        steps.check(everyone)
+        steps.captured = None
+        steps.buffer.destroy()
+
+
+def lose(world, word, phase):
+    """One of four ranks fails in a phase; the others leave it out and go on. Returns the error of a resumed rank."""
+    with masking(world) as its:
+        steps = Steps(its, FOUR)
+        everyone = set(range(its.ranks))
+        steps.check(everyone)
+        its.barrier("everyone")
+
+        def at(entered):
+            if its.rank == LOST and entered == phase:
+                torch.cuda.synchronize()
+                os.kill(os.getpid(), SIGNALS[word])
+
+        def fail_and_go_on():
+            steps.step(at)
+            at("graph")
+            steps.replay()
+            torch.cuda.synchronize()
+            for _ in range(STEPS):
+                steps.step()
+                torch.cuda.synchronize()
+                assert not bool(steps.out.isnan().any())
+
+        if its.rank == LOST:
+            error = raised(fail_and_go_on)
+            return f"{type(error).__name__}: {error}"
+        fail_and_go_on()
+        steps.check(everyone - {LOST})
+        return ""
+
+
+def lost(word, phase):
+    answers = answers_of_others(FOUR.ranks, lose, (word, phase), is_resumed=word == "stopped")
+    assert not any(answer for rank, answer in answers.items() if rank != LOST), answers
+    return answers.get(LOST, "")
+
+
+CHECKS = [by_hand]
