@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 use tokenyard_core::communicator::{
     CallForm, Communicator as CoreCommunicator, CommunicatorOptions, Stream,
 };
@@ -15,12 +16,13 @@ use crate::dtype;
 use crate::errors::{invalid, raise, to_python};
 use crate::exit;
 use crate::operations::{
-    self, CallStream, CombineArguments, Counted, DispatchArguments, Forms, Order, PendingCombine,
-    PendingDispatch, PendingReplay, ReplayArguments, Sums,
+    self, CallStream, CombineArguments, Counted, DispatchArguments, Forms, Given, Giving, Order,
+    PendingCombine, PendingDispatch, PendingReplay, ReplayArguments, Sums,
 };
 use crate::options;
 use crate::output::{Handle, Received};
 use crate::owned::Owned;
+use crate::reader::Reader;
 use crate::shared::Shared;
 use crate::world::World;
 
@@ -415,9 +417,45 @@ impl Communicator {
         py: Python<'_>,
         received: &Received,
         stream: Option<usize>,
-        outputs: Option<&Bound<'_, pyo3::types::PyDict>>,
+        outputs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         operations::copy_out(py, &self.shared, received, stream, outputs)
+    }
+
+    /// For the drop-in: copies as `copy_out`, and makes tensors by `reader`. Returns those over the arrays of `names`;
+    /// the source tokens and the ends of the rows of each source, which lie in `block`, int32 `[rows or more + R]`; and
+    /// `expert_counts`, if `counts`. `record` is found by the address of the ends; with `columns` each is a row of as
+    /// many. Local.
+    #[pyo3(signature = (reader, received, block, record, *, names, keeps_fp8=false, columns=None, counts=false,
+                        stream=None, **outputs))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
+    fn _give<'py>(
+        &self,
+        reader: &Bound<'py, Reader>,
+        received: &Bound<'py, Received>,
+        block: &Bound<'py, PyAny>,
+        record: Py<PyAny>,
+        names: &Bound<'py, PyTuple>,
+        keeps_fp8: bool,
+        columns: Option<i64>,
+        counts: bool,
+        stream: Option<usize>,
+        outputs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Given<'py>> {
+        let (reader, has_counts) = (reader.get(), counts);
+        let giving = Giving {
+            reader,
+            received,
+            names,
+            keeps_fp8,
+            block,
+            record,
+            columns,
+            has_counts,
+            stream,
+            outputs,
+        };
+        operations::give(&self.shared, giving)
     }
 
     /// The rows of each local expert of `received`, without padding, for the host. On GPUs they come before the rows,

@@ -87,6 +87,8 @@ impl DlTensor {
 }
 
 impl DataType {
+    /// `kDLBool` of one byte.
+    pub(crate) const BOOL: Self = Self { code: 6, bits: 8, lanes: 1 };
     /// `kDLFloat8_e4m3fn` of DLPack 1.1.
     const FP8_E4M3: Self = Self { code: 10, bits: 8, lanes: 1 };
 
@@ -153,6 +155,8 @@ impl Drop for LentVersioned {
 /// The description of a lent tensor.
 pub(crate) struct Description {
     pub(crate) data: *mut u8,
+    /// The type as DLPack has it, and as this package knows it.
+    pub(crate) code: DataType,
     pub(crate) dtype: Option<DType>,
     pub(crate) shape: Dims,
     /// The strides, in elements.
@@ -218,6 +222,7 @@ impl Description {
             if tensor.strides.is_null() { contiguous(&shape) } else { list(tensor.strides) };
         Self {
             data: tensor.data.wrapping_add(tensor.byte_offset as usize),
+            code: tensor.dtype,
             dtype: tensor.dtype.dtype(),
             shape,
             strides,

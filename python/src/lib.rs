@@ -25,6 +25,7 @@ mod options;
 mod output;
 mod owned;
 mod reader;
+mod routing;
 mod shared;
 mod tensor;
 mod world;
@@ -79,6 +80,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(memory::memory_needed, module)?)?;
     module.add_function(wrap_pyfunction!(_set_plugin_folder, module)?)?;
     module.add_function(wrap_pyfunction!(tensor::_fits, module)?)?;
+    module.add_function(wrap_pyfunction!(routing::_routing, module)?)?;
     module.add_function(wrap_pyfunction!(anchors::_record_at, module)?)?;
     module.add_class::<anchors::Anchor>()?;
     module.add_class::<reader::Reader>()?;

@@ -26,7 +26,11 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    fn make<'py>(&self, py: Python<'py>, leaving: Leaving) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn make<'py>(
+        &self,
+        py: Python<'py>,
+        leaving: Leaving,
+    ) -> PyResult<Bound<'py, PyAny>> {
         match self.exchange.filter(|_| !self.has_failed.load(Ordering::Relaxed)) {
             Some(exchange) => exchange.make(py, leaving).inspect_err(|_| {
                 // A capsule frees its memory where the library does not take it.
@@ -57,7 +61,7 @@ impl Reader {
     /// Tensors over arrays of an output, by their names; None for what is not there. `keeps_fp8`: FP8 is not wanted as
     /// bytes. `record` is found by the address of the last one as long as its memory is used.
     #[pyo3(signature = (received, names, keeps_fp8=false, record=None))]
-    fn output<'py>(
+    pub(crate) fn output<'py>(
         &self,
         received: &Bound<'py, Received>,
         names: &Bound<'py, PyTuple>,
@@ -94,6 +98,6 @@ impl Reader {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = tensor.py();
         let read = Tensor::read("tensor", tensor).map_err(|error| raise(py, &error))?;
-        self.make(py, read.leaving_with(record, columns))
+        self.make(py, read.leaving(Some(record), columns))
     }
 }

@@ -240,7 +240,7 @@ impl Tensor {
             other => other?,
         };
         let lent = Lent::take(&capsule)?;
-        let Description { data, dtype, shape, strides, device, is_read_only } = lent.describe();
+        let Description { data, dtype, shape, strides, device, is_read_only, .. } = lent.describe();
         let Some(dtype) = dtype else { return Ok(unknown_type(name, "a type of DLPack")) };
         let device = match device {
             (dlpack::CPU | dlpack::CUDA_HOST, _) => None,
@@ -266,18 +266,54 @@ impl Tensor {
         Self { name, data, dtype, shape, strides, device, is_read_only: false, _keeper: keeper }
     }
 
-    /// The tensor, to leave with a record that is found by its address as long as the memory is used. With `columns`,
-    /// the elements of a list are rows of as many equal ones.
-    pub(crate) fn leaving_with(self, record: Py<PyAny>, columns: Option<i64>) -> Leaving {
+    /// Elements of a list without gaps, from `first` on. `object` is the one that was read.
+    ///
+    /// # Errors
+    /// Memory of another form, or too few elements.
+    pub(crate) fn cut(
+        &self,
+        object: &Bound<'_, PyAny>,
+        name: &'static str,
+        [first, count]: [i64; 2],
+    ) -> Result<Self> {
+        let fits = |length: i64| first >= 0 && count >= 0 && first + count <= length;
+        if !matches!((&self.shape[..], &self.strides[..]), (&[length], &[1]) if fits(length)) {
+            let (shape, strides) = (&self.shape, &self.strides);
+            return Err(invalid(format!(
+                "{}: found shape {shape:?} with strides {strides:?}; expected a list without gaps, of {} elements or more",
+                self.name,
+                first + count
+            )));
+        }
+        Ok(Self {
+            name,
+            data: self.data.wrapping_add(first as usize * self.dtype.bytes()),
+            dtype: self.dtype,
+            shape: Dims::from_elem(count, 1),
+            strides: Dims::from_elem(1, 1),
+            device: self.device,
+            is_read_only: self.is_read_only,
+            _keeper: Keeper::Object(object.clone().unbind()),
+        })
+    }
+
+    /// The tensor, to leave. A record is found by its address as long as the memory is used. With `columns`, the
+    /// elements of a list are rows of as many equal ones.
+    pub(crate) fn leaving(self, record: Option<Py<PyAny>>, columns: Option<i64>) -> Leaving {
         let device = self.device.map_or((dlpack::CPU, 0), |device| (dlpack::CUDA, device));
         let (data, dtype) = (self.data, self.dtype);
         let (mut shape, mut strides) = (self.shape.clone(), self.strides.clone());
         shape.extend(columns);
         strides.extend(columns.map(|_| 0));
         // The record goes first: memory that is free may get another one.
-        let claim = (Anchor::new(data as usize, record), self);
+        let claim = (record.map(|record| Anchor::new(data as usize, record)), self);
         let _claim = Box::new(WithGil::new(claim));
         Leaving { data, dtype, shape, strides, device, keeps_fp8: false, _claim }
+    }
+
+    /// Elements.
+    pub(crate) fn length(&self) -> i64 {
+        self.shape.iter().product()
     }
 
     pub(crate) fn dtype(&self) -> DType {

@@ -157,6 +157,21 @@ def native_calls(buffer, x, idx):
     }
 
 
+def native_flat(buffer, x, idx, weights):
+    """The package's own flat dispatch, whose counts the host waits for, and its combine."""
+    comm, state, out = buffer._engine.current.communicator, {}, torch.empty_like(x)
+    options = {"stream": torch.cuda.current_stream().cuda_stream} if is_gpu() else {}
+
+    def dispatch():
+        state["result"] = comm.dispatch(x, idx, weights, **options)
+
+    def combine():
+        received, handle = state["result"]
+        comm.combine(handle, received.x, out=out, **options)
+
+    return dispatch, combine
+
+
 def on_each_stream(world, measure):
     """The lines of `measure(world, buffer, tensors, name)` on each stream, by its name."""
     buffer = v1(world, low_latency_mode=True)
@@ -200,6 +215,7 @@ def times_of_steps(world, buffer, tensors, name):
     waiting = [
         calls[f"{what} (waits)"] for what in ("normal dispatch", "cached dispatch", "combine")
     ]
+    pairs["package, flat"] = native_flat(buffer, *tensors)
     pairs |= {"normal": (waiting[0], waiting[2]), "cached": (waiting[1], waiting[2])}
     lines = []
     for what, pair in pairs.items():

@@ -86,9 +86,9 @@ def counted(buffer):
 # where a call needs no fewer than on GPUs.
 EXPECTED = {
     "layout": (9, 1, 2) if is_gpu() else (9, 0, 1),
-    "dispatch": (3, 3, 10),
-    "dispatch, FP8": (3, 3, 11),
-    "dispatch, num_worst_tokens": (7, 2, 9),
+    "dispatch": (2, 2, 3),
+    "dispatch, FP8": (2, 2, 9),
+    "dispatch, num_worst_tokens": (6, 2, 3),
     "cached dispatch": (0, 1, 4),
     "combine": (1, 1, 3),
     "combine with weights": (2, 1, 4),

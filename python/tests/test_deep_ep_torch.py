@@ -4,6 +4,7 @@ import importlib.util
 import pathlib
 import socket
 
+import numpy as np
 import pytest
 import test_package
 
@@ -64,3 +65,56 @@ def test_the_example_has_the_gradients_of_a_dense_layer_and_trains(monkeypatch):
     losses = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("step")]
     assert len(losses) == 20
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_dispatch_is_read_at_once_only_where_all_tensors_are_as_it_takes_them():
+    import torch
+
+    from tokenyard._native import _routing
+
+    tokens, hidden, topk, experts, ranks = 5, 16, 3, 8, 4
+    good = {
+        "x": torch.ones(tokens, hidden, dtype=torch.bfloat16),
+        "ids": torch.zeros(tokens, topk, dtype=torch.int64),
+        "weights": torch.ones(tokens, topk),
+        "map": torch.ones(tokens, ranks, dtype=torch.bool),
+        "counts": torch.ones(experts, dtype=torch.int32),
+    }
+    found = _routing(tuple(good.values()), ranks)
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        # Such a torch describes its tensors in calls of Python alone.
+        assert found is None
+        return
+    assert found == (tokens, hidden, topk, experts)
+    empty = {name: one[:0] for name, one in good.items()} | {"counts": good["counts"]}
+    assert _routing(tuple(empty.values()), ranks) == (0, hidden, topk, experts)
+    wrong = {
+        "x": [
+            good["x"].double(),
+            good["x"][0],
+            good["x"].t().contiguous().t(),
+            good["x"].clone().requires_grad_(),
+            torch.nn.Parameter(good["x"]),
+            np.ones((tokens, hidden), np.float32),
+            (good["x"], good["weights"]),
+            None,
+        ],
+        "ids": [good["ids"].int(), good["ids"][:4], good["ids"][None], None],
+        "weights": [good["weights"].half(), good["weights"][:, :2], None],
+        "map": [good["map"].to(torch.uint8), good["map"][:, :3], None],
+        "counts": [
+            good["counts"].long(),
+            good["counts"][:6],
+            good["counts"][:0],
+            good["counts"][None],
+        ],
+    }
+    for name, values in wrong.items():
+        for value in values:
+            assert _routing(tuple((good | {name: value}).values()), ranks) is None, (name, value)
+    assert _routing((), ranks) is None
+    assert _routing(tuple(good.values()), 0) is None
+
+
+def test_what_a_dispatch_gives_needs_room_for_its_handle(ranks):
+    run(ranks, "without_room")

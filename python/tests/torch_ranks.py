@@ -9,8 +9,10 @@ import torch.distributed as dist
 from gradients import check_gradients
 from oracle import Case
 from test_deep_ep_normal import buffer_of, times
+from test_exchange import opened
 
-from tokenyard._native import _Reader
+from tokenyard import errors
+from tokenyard._native import _Reader, _record_at
 from tokenyard.deep_ep import Buffer, ElasticBuffer
 from tokenyard.deep_ep.utils import refs
 from tokenyard.deep_ep.utils.gate import get_unbalanced_scores
@@ -214,3 +216,42 @@ def freed_inside_of_a_call(world, case):
     reader.anchored(Collecting(torch.ones(2)), None)
     gc.enable()
     assert was_freed() is None
+
+
+def without_room(world, case):
+    """Room of another type or form, or too little, is refused by name; then the call gives all."""
+    reader, record, me = _Reader(torch.Tensor, torch._C._from_dlpack, False), Owner(), world.rank
+    sources = case.sources(me)
+    most = len(sources) + case.ranks
+    with opened(world, case) as comm:
+        received, _ = comm.dispatch(*tensors(case, me))
+
+        def give(block, **rest):
+            return comm._give(reader, received, block, record, names=("x", "weights"), **rest)
+
+        wrong = {
+            "block: found None": None,
+            "block: found shape": torch.zeros(2 * most, dtype=torch.int32)[::2],
+            "found shape": torch.zeros(1, most, dtype=torch.int32),
+            "source_tokens: found type": torch.zeros(most),
+            "source_tokens: found shape": torch.zeros(most - 1, dtype=torch.int32),
+        }
+        for message, block in wrong.items():
+            with pytest.raises(errors.InvalidInputError, match=message):
+                give(block)
+        with pytest.raises(errors.InvalidInputError, match="rows: found a name of no array"):
+            give(torch.zeros(most, dtype=torch.int32), rows=torch.zeros(1))
+        with pytest.raises(errors.InvalidInputError, match="names: found y"):
+            comm._give(reader, received, torch.zeros(most, dtype=torch.int32), record, names=("y",))
+        block = torch.full((most,), 7, dtype=torch.int32)
+        (x, weights), tokens, ends, counts = give(block, columns=3, counts=True)
+        assert torch.equal(x, torch.from_numpy(case.rows(sources)))
+        assert weights.shape == (len(sources), case.topk)
+        assert tokens.tolist() == [token for _, token in sources] == block[:-2].tolist()
+        of_sources = case.source_counts(me)
+        wanted = [of_sources[0], sum(of_sources)]
+        assert ends.tolist() == [[end] * 3 for end in wanted]
+        assert counts == case.expert_counts(me)
+        assert _record_at(ends.data_ptr()) is record
+        del x, weights, block, tokens, ends
+        assert give(torch.zeros(most, dtype=torch.int32))[3] is None

@@ -22,6 +22,7 @@ __all__ = [
     "_driver_times",
     "_fits",
     "_record_at",
+    "_routing",
     "_set_plugin_folder",
     "components",
     "memory_needed",
@@ -63,6 +64,7 @@ def _driver_times(is_measured: bool) -> list[tuple[str, int, int]]: ...
 def _set_plugin_folder(folder: _Path) -> None: ...
 def _fits(tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]) -> bool: ...
 def _record_at(address: int) -> Any: ...
+def _routing(tensors: tuple[Any, ...], ranks: int) -> tuple[int, int, int, int] | None: ...
 
 @final
 class Config:
@@ -258,6 +260,20 @@ class Communicator:
         *,
         stream: int,
     ) -> bool: ...
+    def _give(
+        self,
+        reader: _Reader,
+        received: Received,
+        block: _Tensor,
+        record: object,
+        *,
+        names: tuple[str, ...],
+        keeps_fp8: bool = False,
+        columns: int | None = None,
+        counts: bool = False,
+        stream: int | None = None,
+        **outputs: _Tensor,
+    ) -> tuple[tuple[Any, ...], Any, Any, list[int] | None]: ...
     def expert_counts(self, received: Received) -> list[int]: ...
     def release_after(self, streams: Sequence[int]) -> None: ...
     def flush(self) -> None: ...

@@ -145,7 +145,9 @@ mod outputs;
 
 use combine::Combined;
 pub(crate) use combine::{CombineArguments, Sums, combine, combine_send};
-pub(crate) use outputs::{copy_out, count_routing, expert_counts, release_after};
+pub(crate) use outputs::{
+    Given, Giving, copy_out, count_routing, expert_counts, give, release_after,
+};
 
 /// An operation between its halves.
 struct Waiting<P: Send> {

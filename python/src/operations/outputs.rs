@@ -1,7 +1,7 @@
 //! Calls that send nothing: copies and counts of outputs, counts of a routing.
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{Communicator, OnStream, Outputs, RoutingRoom, Statistics};
 
@@ -9,6 +9,7 @@ use super::{CallStream, Inputs, Object};
 use crate::communicator::stream;
 use crate::errors::{invalid, raise};
 use crate::output::Received;
+use crate::reader::Reader;
 use crate::shared::Shared;
 use crate::tensor::Tensor;
 
@@ -84,6 +85,56 @@ pub(crate) fn copy_out(
     let mut outputs = read_outputs(given, &mut kept).map_err(|error| raise(py, &error))?;
     let received = received.core().map_err(|error| raise(py, &error))?;
     shared.call(py, |comm| in_order!(comm, stream, copy_out(&received, &mut outputs)))
+}
+
+/// An output that is given to a caller: its arrays as tensors, and what its handle needs, in memory of the library.
+pub(crate) struct Giving<'a, 'py> {
+    pub(crate) reader: &'a Reader,
+    pub(crate) received: &'a Bound<'py, Received>,
+    /// Names of arrays that become tensors where they lie.
+    pub(crate) names: &'a Bound<'py, PyTuple>,
+    pub(crate) keeps_fp8: bool,
+    /// int32: room for the source tokens of all rows, and behind it for the ends of the rows of each source.
+    pub(crate) block: Object<'a, 'py>,
+    /// Found by the address of the ends, of which each is a row of as many columns, if there are some.
+    pub(crate) record: Py<PyAny>,
+    pub(crate) columns: Option<i64>,
+    pub(crate) has_counts: bool,
+    pub(crate) stream: Option<usize>,
+    pub(crate) outputs: Option<&'a Bound<'py, PyDict>>,
+}
+
+/// The arrays, the source tokens, the ends, and the counts of experts or nothing.
+pub(crate) type Given<'py> =
+    (Bound<'py, PyTuple>, Bound<'py, PyAny>, Bound<'py, PyAny>, Option<Vec<u32>>);
+
+/// One call for all, because the code of each is cold when its turn comes.
+pub(crate) fn give<'py>(shared: &Shared, giving: Giving<'_, 'py>) -> PyResult<Given<'py>> {
+    let Giving { reader, received, names, keeps_fp8, block, record, columns, .. } = giving;
+    let py = received.py();
+    let ranks = i64::from(shared.shape().ranks);
+    let mut kept = Inputs::default();
+    let mut read = || {
+        let mut outputs = read_outputs(giving.outputs, &mut kept)?;
+        let whole = Tensor::read("block", block)?;
+        let room = (whole.length() - ranks).max(0);
+        let cut = |name, place| whole.cut(block, name, place);
+        let of_tokens = || cut("source_tokens", [0, room]);
+        let of_ends = || cut("source_ends", [room, ranks]);
+        outputs.source_tokens = Some(kept.keep_mut(of_tokens()?)?);
+        outputs.source_ends = Some(kept.keep_mut(of_ends()?)?);
+        Ok((outputs, received.get().core()?, of_tokens()?, of_ends()?))
+    };
+    let (mut outputs, core, tokens, ends) = read().map_err(|error| raise(py, &error))?;
+    let stream = CallStream { raw: giving.stream, without_sync: false };
+    let counts = shared.call(py, |comm| {
+        in_order!(comm, stream, copy_out(&core, &mut outputs))?;
+        giving.has_counts.then(|| comm.expert_counts(&core)).transpose()
+    })?;
+    let arrays = reader.output(received, names, keeps_fp8, None)?;
+    let tokens = reader.make(py, tokens.leaving(None, None))?;
+    let ends = reader.make(py, ends.leaving(Some(record), columns))?;
+    Ok((arrays, tokens, ends, counts))
 }
 
 fn read_outputs(given: Option<&Bound<'_, PyDict>>, kept: &mut Inputs) -> Result<Outputs<'static>> {

@@ -93,6 +93,8 @@ class Opened:
     forms: frozenset[str]
     # Where outputs lie: `auto`, `arena` or `copy`.
     output: str
+    # Elements of the largest rows that a flat dispatch can give.
+    most_elements: int
     # Streams of torch on which calls were made, and whether callers have got outputs that lie in the arena.
     streams: set[int] = field(default_factory=set)
     lends: bool = False
@@ -262,7 +264,9 @@ class Engine:
             return False
         if self.on_device and sizes.max_tokens is not None:
             return opened.sizes is sizes or opened.sizes == sizes
-        return opened.sizes.fits(sizes) and sizes.max_tokens in self._agreed_tokens
+        if sizes.max_tokens not in self._agreed_tokens:
+            return False
+        return opened.sizes is sizes or opened.sizes.fits(sizes)
 
     def _named(self, sizes: Sizes | None) -> Opened | None:
         """On GPUs: the communicator of calls with this M. All ranks name the same, so all have it or none has."""
@@ -396,7 +400,8 @@ class Engine:
         arena = max(communicator.report()["window_bytes"])
         forms = frozenset(communicator.forms)
         owner = weakref.ref(self)
-        opened = Opened(communicator, sizes, self.world, owner, arena, forms, self.output)
+        most = sizes.tokens * self.ranks * sizes.hidden
+        opened = Opened(communicator, sizes, self.world, owner, arena, forms, self.output, most)
         _world.park_after(opened, self.world, communicator)
         return opened
 

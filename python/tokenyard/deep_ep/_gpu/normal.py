@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenyard import errors
+from tokenyard._native import _routing
 
 from .. import _handles
 from .._arguments import DispatchCall, first_tokens, read_bias, read_routing, read_rows
@@ -16,11 +17,11 @@ from .streams import CallStream, Timing
 from .tensors import (
     Routed,
     adopted,
-    anchored,
     dummy,
     expect_device,
     fit,
     floats,
+    give,
     gpu_of,
     library,
     name_stream,
@@ -31,6 +32,9 @@ from .tensors import (
     take_all,
     typed,
 )
+
+# Arrays of a flat output that become tensors.
+_ARRAYS = ("x", "scales", "weights")
 
 
 @dataclass
@@ -98,13 +102,39 @@ def _count(engine: Engine, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
 
 
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
+    return _read_at_once(engine, call) or _read_each(engine, call)
+
+
+def _read_at_once(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed] | None:
+    """The arguments, where all are as most callers give them."""
+    x, ids, weights = call.x, call.topk_idx, call.topk_weights
+    found = _routing(
+        (x, ids, weights, call.is_token_in_rank, call.num_tokens_per_expert), engine.ranks
+    )
+    if found is None or call.num_tokens_per_rank is None or call.expert_alignment < 1:
+        return None
+    tokens, hidden, topk, experts = found
+    worst = call.num_worst_tokens
+    if worst and worst < engine.ranks * tokens:
+        return None
+    most, named = _room(engine, call, tokens)
+    return sizes_of(experts, topk, hidden, most, named, False, call.sms), Routed(
+        x, None, ids, weights
+    )
+
+
+def _room(engine: Engine, call: DispatchCall, tokens: int) -> tuple[int, int | None]:
+    """M, and M if the caller names it: with worst-case sizes the output has room for R * M rows."""
+    worst = call.num_worst_tokens
+    named = -(-worst // engine.ranks) if worst else None
+    return named or first_tokens(tokens), named
+
+
+def _read_each(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
     x, scales = read_rows(library(), call.x, None, None)
     tokens, hidden = x.shape
     routing = read_routing(library(), call, tokens, engine.ranks)
-    # With worst-case sizes the output has room for R * M rows, so M follows from it.
-    worst = call.num_worst_tokens
-    named = -(-worst // engine.ranks) if worst else None
-    most = named or first_tokens(tokens)
+    most, named = _room(engine, call, tokens)
     if routing.ids is None:
         ranks = torch.arange(engine.ranks, device=x.device)
         ids = torch.where(routing.is_in, ranks, -1)
@@ -147,17 +177,17 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, .
         )
         given = call.num_worst_tokens or received.tokens
         record = Record(opened, native, given, has_sync)
-        outputs = _give(call, record, received, routed, stream)
+        outputs = _give(engine, call, Arrival(record, received, routed, stream))
         handle = _make_handle(engine, call, record, outputs)
-        per_expert = _counts_list(engine, call, record, received, stream)
+        per_expert = _counts_list(engine, call, outputs, stream)
     rows, ids, weights = outputs.rows, outputs.ids, outputs.weights
     event = EventOverlap()
     if stream.is_async:
         given_rows = rows if isinstance(rows, tuple) else (rows,)
         event = stream.finish(
             (*_tensors(call), routed.x, routed.scales, routed.ids, routed.weights),
-            # The allocator does not know the handle's tensor over `ends`.
-            (*given_rows, ids, weights, outputs.ends, *handle),
+            # The allocator does not know the handle's tensors over `block`.
+            (*given_rows, ids, weights, outputs.block, *handle),
         )
     return rows, ids, weights, per_expert, handle, event
 
@@ -174,77 +204,97 @@ class Outputs:
     rows: Any
     ids: Any
     weights: Any
-    # Source tokens, and the ends of the rows of each source.
+    # Source tokens, and the ends of the rows of each source, by which the record is found. Both lie in `block`.
     tokens: Any
     ends: Any
+    block: Any
+    counts: list[int] | None
 
 
-def _give(
-    call: DispatchCall, record: Record, received: Any, routed: Routed, stream: CallStream
-) -> Outputs:
+@dataclass
+class Arrival:
+    """A dispatch that was received."""
+
+    record: Record
+    received: Any
+    routed: Routed
+    stream: CallStream
+
+
+def _give(engine: Engine, call: DispatchCall, arrival: Arrival) -> Outputs:
     """The outputs. One call copies all that do not stay where they arrived."""
+    record, received = arrival.record, arrival.received
+    routed, stream = arrival.routed, arrival.stream
     opened, given = record.opened, record.given
     # Room for all places that the output has.
-    room, device = max(given, received.rows), routed.x.device
-    stays = _stays(opened, call, stream, routed.x)
-    x, scales, arrived = take_all(received, ("x", "scales", "weights"), routed.x.dtype)
-    rows, wanted = _rows(x, scales, routed, room, stays)
-    # Copies: a handle may live for long, and holds no rows.
-    tokens = torch.empty(room, dtype=torch.int32, device=device)
-    ends = torch.empty(opened.communicator.ranks, dtype=torch.int32, device=device)
+    room, x = max(given, received.rows), routed.x
+    stays, is_routed = _stays(opened, call, stream, x), call.topk_idx is not None
+    rows, wanted = ((), {}) if stays else _own_rows(routed, room)
     ids, weights = None, None
-    if call.topk_idx is not None:
-        ids = torch.empty((room, opened.sizes.topk), dtype=torch.int64, device=device)
-        wanted["ids"] = ids
-        if stays and given == received.rows and record.has_sync:
-            weights = arrived
-        else:
+    if is_routed:
+        ids = wanted["ids"] = routed.ids.new_empty(room, opened.sizes.topk)
+        if not (stays and given == received.rows and record.has_sync):
             # Behind the rows that arrived is no weight. Their number may be known to the device alone.
-            weights = wanted["weights"] = torch.empty(ids.shape, dtype=torch.float32, device=device)
-    opened.communicator.copy_out(
-        received, stream=stream.raw, source_tokens=tokens, source_ends=ends, **wanted
+            weights = wanted["weights"] = routed.weights.new_empty(ids.shape)
+    # Copies: a handle may live for long, and holds no rows.
+    block = torch.empty(room + engine.ranks, dtype=torch.int32, device=x.device)
+    arrays, tokens, ends, counts = give(
+        opened,
+        received,
+        _ARRAYS if stays else (),
+        x.dtype,
+        block=block,
+        record=record,
+        columns=engine.ranks if engine.domains == 1 else None,
+        counts=is_routed and not call.num_worst_tokens,
+        stream=stream.raw,
+        **wanted,
     )
+    if stays:
+        rows = _arrived_rows(arrays[0], arrays[1], routed, room)
+        weights = arrays[2] if weights is None and is_routed else weights
     if room != given:
         rows = tuple(fit(one, given) for one in rows)
         tokens = fit(tokens, given)
-        if ids is not None:
+        if is_routed:
             ids, weights = fit(ids, given), fit(weights, given)
-    return Outputs(rows if len(rows) > 1 else rows[0], ids, weights, tokens, ends)
+    return Outputs(rows if len(rows) > 1 else rows[0], ids, weights, tokens, ends, block, counts)
 
 
 def _stays(opened: Opened, call: DispatchCall, stream: CallStream, x: Any) -> bool:
     # A call without counts asks for more than arrives, so more may not be left.
-    most = opened.sizes.tokens * opened.communicator.ranks * x.shape[1] * x.element_size()
-    return stays_in_arena(opened, stream, call.reference, most)
+    return stays_in_arena(opened, stream, call.reference, opened.most_elements * x.element_size())
 
 
-def _rows(
-    x: Any, scales: Any, routed: Routed, room: int, stays: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The received rows, and their scales; and of these what is still to be copied."""
-    if scales is not None:
-        scales = typed(scales, routed.scales.dtype)
-    if stays:
-        rows = (fit(x, room),) if scales is None else (fit(x, room), fit(scales, room))
-        return rows, {}
-    own = x.new_empty((room, x.shape[1]))
+def _arrived_rows(x: Any, scales: Any, routed: Routed, room: int) -> tuple[Any, ...]:
+    """The rows where they arrived, and their scales."""
+    if scales is None:
+        return (fit(x, room),)
+    return fit(x, room), fit(typed(scales, routed.scales.dtype), room)
+
+
+def _own_rows(routed: Routed, room: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Room for rows and their scales, and their names as copies."""
+    x, scales = routed.x, routed.scales
+    own = x.new_empty(room, x.shape[1])
     if scales is None:
         return (own,), {"x": own}
-    own_scales = scales.new_empty((room, scales.shape[1]))
+    own_scales = scales.new_empty(room, scales.shape[1])
     return (own, own_scales), {"x": own, "scales": own_scales}
 
 
 def _counts_list(
-    engine: Engine, call: DispatchCall, record: Record, received: Any, stream: CallStream
+    engine: Engine, call: DispatchCall, outputs: Outputs, stream: CallStream
 ) -> list[int]:
     """Rows per local expert, rounded up: on the host, which waits for them. None are asked for without CPU sync."""
     if call.num_worst_tokens:
         return []
-    if call.topk_idx is not None:
-        counts = record.opened.communicator.expert_counts(received)
-    else:
+    counts = outputs.counts
+    if counts is None:
         counts = _sum_over_sources(engine, call.num_tokens_per_expert, stream)
     alignment = call.expert_alignment
+    if alignment == 1:
+        return counts
     return [-(-count // alignment) * alignment for count in counts]
 
 
@@ -271,16 +321,14 @@ def _make_handle(
     device = ends.device
     if domains == 1:
         # Only this rank's column is known without another exchange, so all are this one.
-        anchor = anchored(ends, record, ranks)
         channel = dummy(device, ranks, 1)
-        return anchor, channel, channel, outputs.tokens, is_in, dummy(device, tokens, ranks)
+        return ends, channel, channel, outputs.tokens, is_in, dummy(device, tokens, ranks)
     per_domain, per_rank = dummy(device, domains, 1), dummy(device, ranks, 1)
     domain_ends = ends.view(domains, -1)[:, -1].contiguous()
     before = (is_in, per_domain, per_rank, per_domain, domain_ends, per_rank)
-    anchor = anchored(ends, record)
     meta = torch.zeros((record.given, 8), dtype=torch.uint8, device=device)
     heads = dummy(device, tokens, domains)
-    return (*before, anchor, meta, heads, dummy(device, 0, ranks // domains))
+    return (*before, ends, meta, heads, dummy(device, 0, ranks // domains))
 
 
 def _own_record(engine: Engine, handle: Any) -> Record:
@@ -312,9 +360,11 @@ def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> t
         routed = Routed(x, scales, None, None)
         stays = _stays(opened, call, stream, x)
         room = max(record.given, received.rows)
-        arrived, its_scales = take_all(received, ("x", "scales"), x.dtype)
-        given, wanted = _rows(arrived, its_scales, routed, room, stays)
-        if wanted:
+        if stays:
+            arrived, its_scales = take_all(received, ("x", "scales"), x.dtype)
+            given = _arrived_rows(arrived, its_scales, routed, room)
+        else:
+            given, wanted = _own_rows(routed, room)
             opened.communicator.copy_out(received, stream=stream.raw, **wanted)
         given = tuple(fit(one, record.given) for one in given)
     rows = given if len(given) > 1 else given[0]

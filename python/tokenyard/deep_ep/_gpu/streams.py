@@ -1,7 +1,6 @@
 """The stream of a call: the caller's current one, or for asynchronous calls one of the process."""
 
 import contextlib
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +53,7 @@ class CallStream:
     current_raw: int = 0
     _device: Any = None
     _stream: Any = None
+    _is_captured: bool | None = None
 
     def __init__(self, device: Any, timing: Timing) -> None:
         """`device` is a GPU, or None for the host's memory."""
@@ -77,10 +77,14 @@ class CallStream:
         elif timing.is_async:
             self._stream.wait_stream(self._current)
 
-    @functools.cached_property
+    @property
     def is_captured(self) -> bool:
-        """Whether torch's current stream captures a graph."""
-        return self._device is not None and bool(torch.cuda.is_current_stream_capturing())
+        """Whether torch's current stream captured a graph when this was asked first."""
+        found = self._is_captured
+        if found is None:
+            found = self._device is not None and bool(torch.cuda.is_current_stream_capturing())
+            self._is_captured = found
+        return found
 
     @property
     def stream(self) -> Any:

@@ -121,11 +121,10 @@ def adopted(value: Any) -> Any:
 
 def expect_device(reference: Any, **tensors: Any) -> None:
     """Refuses tensors that lie elsewhere: kernels fault on them."""
+    device = reference.device
     for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != reference.device:
-            raise Refusal(
-                f"{name}: found a tensor on {tensor.device}; expected one on {reference.device}"
-            )
+        if tensor is not None and tensor.device != device:
+            raise Refusal(f"{name}: found a tensor on {tensor.device}; expected one on {device}")
 
 
 _readers: dict[Any, _Reader] = {}
@@ -159,8 +158,22 @@ def take_all(
 ) -> tuple[Any, ...]:
     """Arrays of an output as tensors, as `take`; the first has a type of torch, and None stands for one that is not
     there. `record` belongs to the memory of the last one."""
-    tensors = _reader().output(received, names, dtype is torch.float8_e4m3fn, record)
+    return _as_type(_reader().output(received, names, dtype is torch.float8_e4m3fn, record), dtype)
+
+
+def _as_type(tensors: tuple[Any, ...], dtype: Any) -> tuple[Any, ...]:
+    """The first in the type of its library: an operation of torch where that is another one."""
     return tensors if tensors[0].dtype == dtype else (tensors[0].view(dtype), *tensors[1:])
+
+
+def give(
+    opened: Opened, received: Any, names: tuple[str, ...], dtype: Any, **rest: Any
+) -> tuple[tuple[Any, ...], Any, Any, list[int] | None]:
+    """As `Communicator._give`; the first of the arrays has a type of torch."""
+    arrays, tokens, ends, counts = opened.communicator._give(
+        _reader(), received, names=names, keeps_fp8=dtype is torch.float8_e4m3fn, **rest
+    )
+    return _as_type(arrays, dtype) if names else arrays, tokens, ends, counts
 
 
 def anchored(tensor: Any, record: object, columns: int | None = None) -> Any:

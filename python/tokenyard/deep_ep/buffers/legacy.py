@@ -182,10 +182,7 @@ class Buffer:
         if self._engine.on_device:
             timing = streams.timing_of(previous_event, async_finish)
             if handle is None:
-                recv_x, ids, weights, counts, made, event = normal.dispatch(
-                    self._engine, call, timing
-                )
-                return recv_x, ids, weights, counts, made, event
+                return normal.dispatch(self._engine, call, timing)
             recv_x, event = normal.replay(self._engine, call, handle, timing)
             return recv_x, None, None, None, None, event
         if handle is not None:
