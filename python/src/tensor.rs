@@ -280,7 +280,8 @@ impl Tensor {
         if !matches!((&self.shape[..], &self.strides[..]), (&[length], &[1]) if fits(length)) {
             let (shape, strides) = (&self.shape, &self.strides);
             return Err(invalid(format!(
-                "{}: found shape {shape:?} with strides {strides:?}; expected a list without gaps, of {} elements or more",
+                "{}: found shape {shape:?} with strides {strides:?}; expected a list without gaps, of {} elements \
+                 or more",
                 self.name,
                 first + count
             )));

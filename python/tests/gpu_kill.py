@@ -83,7 +83,8 @@ def killed(phase):
 
 
 def answers_of_others(ranks, function, arguments, is_resumed=False):
-    """What `function` returns on ranks of its own. Rank 1 is killed, or is resumed once all others have ended."""
+    """Runs `function` on ranks of its own, of which rank 1 is killed, or is resumed once all others have ended. Returns
+    the answers by rank."""
     pool = Pool(ranks)
     pool._start()
     pipes = [pipe for _, pipe in pool.workers]
