@@ -87,17 +87,14 @@ impl Reader {
         PyTuple::new(py, tensors)
     }
 
-    /// A tensor over the memory of another, by whose address `record` is found as long as it is used. With `columns`,
-    /// the elements of a list are rows of as many equal ones.
-    #[pyo3(signature = (tensor, record, columns=None))]
+    /// A tensor over the memory of another, by whose address `record` is found as long as it is used.
     fn anchored<'py>(
         &self,
         tensor: &Bound<'py, PyAny>,
         record: Py<PyAny>,
-        columns: Option<i64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = tensor.py();
         let read = Tensor::read("tensor", tensor).map_err(|error| raise(py, &error))?;
-        self.make(py, read.leaving(Some(record), columns))
+        self.make(py, read.leaving(Some(record), None))
     }
 }

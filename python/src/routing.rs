@@ -2,16 +2,26 @@
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyString, PyType};
 use tokenyard_core::moe::DType;
 
 use crate::dlpack::{DataType, Description, contiguous};
 use crate::exchange::Exchange;
 
-/// A tensor that a dispatch takes as it is: without gaps, and without a gradient to record.
-fn read(tensor: &Bound<'_, PyAny>, exchange: Exchange) -> Option<Description> {
-    let records = tensor.getattr(intern!(tensor.py(), "requires_grad")).ok()?;
-    if records.is_truthy().ok()? {
+/// A tensor that a dispatch takes as it is: of the first one's type, without gaps, without a gradient to record, and
+/// whose values are those in memory.
+fn read(
+    tensor: &Bound<'_, PyAny>,
+    kind: &Bound<'_, PyType>,
+    exchange: Exchange,
+) -> Option<Description> {
+    if !tensor.get_type().is(kind) {
+        return None;
+    }
+    let py = tensor.py();
+    let records = tensor.getattr(intern!(py, "requires_grad")).ok()?;
+    let is_negated = tensor.call_method0(intern!(py, "is_neg")).ok()?;
+    if records.is_truthy().ok()? || is_negated.is_truthy().ok()? {
         return None;
     }
     let found = exchange.describe(tensor).ok()?;
@@ -20,19 +30,21 @@ fn read(tensor: &Bound<'_, PyAny>, exchange: Exchange) -> Option<Description> {
     (is_there && found.strides == contiguous(&found.shape)).then_some(found)
 }
 
-/// T, H, K and E of a dispatch whose tensors have the types and shapes that it takes, lie on one device and have no
-/// gaps: x, ids, weights, the map of ranks, and the counts of experts. None for any others: those are looked at one by
-/// one, which says what is wrong, if anything is.
+/// T, H, K and E of a dispatch, a `DispatchCall`, whose tensors have the types and shapes that it takes, lie on one
+/// device and have no gaps. None for any others: those are looked at one by one, which says what is wrong, if anything
+/// is.
 #[pyfunction]
-pub(crate) fn _routing(tensors: &Bound<'_, PyTuple>, ranks: i64) -> Option<(i64, i64, i64, i64)> {
-    let kind = tensors.iter_borrowed().next()?.get_type();
+pub(crate) fn _routing(call: &Bound<'_, PyAny>, ranks: i64) -> Option<(i64, i64, i64, i64)> {
+    let py = call.py();
+    let x = call.getattr(intern!(py, "x")).ok()?;
+    let kind = x.get_type();
     let exchange = Exchange::of(&kind)?;
-    let mut found = tensors.iter_borrowed().map(|tensor| match tensor.get_type().is(&kind) {
-        true => read(&tensor, exchange),
-        false => None,
-    });
-    let mut next = || found.next().flatten();
-    let (rows, ids, weights, map, counts) = (next()?, next()?, next()?, next()?, next()?);
+    let named = |name: &Bound<'_, PyString>| read(&call.getattr(name).ok()?, &kind, exchange);
+    let rows = read(&x, &kind, exchange)?;
+    let ids = named(intern!(py, "topk_idx"))?;
+    let weights = named(intern!(py, "topk_weights"))?;
+    let map = named(intern!(py, "is_token_in_rank"))?;
+    let counts = named(intern!(py, "num_tokens_per_expert"))?;
     let is_summed = matches!(rows.dtype?, DType::Bf16 | DType::F16 | DType::F32);
     let types = [ids.dtype, weights.dtype, counts.dtype];
     let have_types = types == [Some(DType::I64), Some(DType::F32), Some(DType::I32)];

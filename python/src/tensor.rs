@@ -274,7 +274,8 @@ impl Tensor {
         &self,
         object: &Bound<'_, PyAny>,
         name: &'static str,
-        [first, count]: [i64; 2],
+        first: i64,
+        count: i64,
     ) -> Result<Self> {
         let fits = |length: i64| first >= 0 && count >= 0 && first + count <= length;
         if !matches!((&self.shape[..], &self.strides[..]), (&[length], &[1]) if fits(length)) {

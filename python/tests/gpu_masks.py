@@ -39,9 +39,9 @@ STEPS = 4
 
 
 @contextlib.contextmanager
-def masking(world):
+def masking(world, folder):
     """A world of the same ranks whose losses are masked, and its config in the environment."""
-    path = pathlib.Path(tempfile.gettempdir()) / f"tokenyard-masks-{os.getpid()}.toml"
+    path, before = pathlib.Path(folder) / f"{world.rank}.toml", os.environ.get("TOKENYARD_CONFIG")
     path.write_text(CONFIG.format(device=device_of(world).index))
     os.environ["TOKENYARD_CONFIG"] = str(path)
     try:
@@ -55,7 +55,8 @@ def masking(world):
             yield its
     finally:
         del os.environ["TOKENYARD_CONFIG"]
-        path.unlink()
+        if before is not None:
+            os.environ["TOKENYARD_CONFIG"] = before
 
 
 class Steps:
@@ -128,7 +129,7 @@ class Steps:
 
 def by_hand(world):
     """The other rank is left out; both ranks then take it back, together or each the other."""
-    with masking(world) as its:
+    with tempfile.TemporaryDirectory() as folder, masking(world, folder) as its:
         steps = Steps(its, CASE)
         everyone, other = set(range(its.ranks)), 1 - its.rank
         for take_back in (
@@ -146,9 +147,9 @@ def by_hand(world):
         steps.buffer.destroy()
 
 
-def lose(world, word, phase):
+def lose(world, word, phase, folder):
     """One of four ranks fails in a phase; the others leave it out and go on. Returns the error of a resumed rank."""
-    with masking(world) as its:
+    with masking(world, folder) as its:
         steps = Steps(its, FOUR)
         everyone = set(range(its.ranks))
         steps.check(everyone)
@@ -159,15 +160,19 @@ def lose(world, word, phase):
                 torch.cuda.synchronize()
                 os.kill(os.getpid(), SIGNALS[word])
 
-        def fail_and_go_on():
-            steps.step(at)
-            at("graph")
-            steps.replay()
+        def summed(call):
+            """Every sum is made, whoever is lost meanwhile."""
+            steps.out.fill_(torch.nan)
+            call()
             torch.cuda.synchronize()
+            assert not bool(steps.out.isnan().any())
+
+        def fail_and_go_on():
+            summed(lambda: steps.step(at))
+            at("graph")
+            summed(steps.replay)
             for _ in range(STEPS):
-                steps.step()
-                torch.cuda.synchronize()
-                assert not bool(steps.out.isnan().any())
+                summed(steps.step)
 
         if its.rank == LOST:
             error = raised(fail_and_go_on)
@@ -178,9 +183,14 @@ def lose(world, word, phase):
 
 
 def lost(word, phase):
-    answers = answers_of_others(FOUR.ranks, lose, (word, phase), is_resumed=word == "stopped")
-    assert not any(answer for rank, answer in answers.items() if rank != LOST), answers
-    return answers.get(LOST, "")
+    """A rank that was stopped, and runs again, learns that the others go on without it."""
+    with tempfile.TemporaryDirectory() as folder:
+        is_stopped = word == "stopped"
+        answers = answers_of_others(FOUR.ranks, lose, (word, phase, folder), is_resumed=is_stopped)
+    if not is_stopped:
+        return ""
+    assert answers[LOST].startswith("PeerLostError"), answers[LOST]
+    return answers[LOST]
 
 
 CHECKS = [by_hand]

@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 import socket
+import types
 
 import numpy as np
 import pytest
@@ -75,19 +76,24 @@ def test_a_dispatch_is_read_at_once_only_where_all_tensors_are_as_it_takes_them(
     tokens, hidden, topk, experts, ranks = 5, 16, 3, 8, 4
     good = {
         "x": torch.ones(tokens, hidden, dtype=torch.bfloat16),
-        "ids": torch.zeros(tokens, topk, dtype=torch.int64),
-        "weights": torch.ones(tokens, topk),
-        "map": torch.ones(tokens, ranks, dtype=torch.bool),
-        "counts": torch.ones(experts, dtype=torch.int32),
+        "topk_idx": torch.zeros(tokens, topk, dtype=torch.int64),
+        "topk_weights": torch.ones(tokens, topk),
+        "is_token_in_rank": torch.ones(tokens, ranks, dtype=torch.bool),
+        "num_tokens_per_expert": torch.ones(experts, dtype=torch.int32),
     }
-    found = _routing(tuple(good.values()), ranks)
+
+    def read(call, ranks=ranks):
+        return _routing(types.SimpleNamespace(**call), ranks)
+
+    found = read(good)
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         # Such a torch describes its tensors in calls of Python alone.
         assert found is None
         return
     assert found == (tokens, hidden, topk, experts)
-    empty = {name: one[:0] for name, one in good.items()} | {"counts": good["counts"]}
-    assert _routing(tuple(empty.values()), ranks) == (0, hidden, topk, experts)
+    counts = good["num_tokens_per_expert"]
+    empty = {name: one[:0] for name, one in good.items()} | {"num_tokens_per_expert": counts}
+    assert read(empty) == (0, hidden, topk, experts)
     wrong = {
         "x": [
             good["x"].double(),
@@ -96,25 +102,33 @@ def test_a_dispatch_is_read_at_once_only_where_all_tensors_are_as_it_takes_them(
             good["x"].clone().requires_grad_(),
             torch.nn.Parameter(good["x"]),
             np.ones((tokens, hidden), np.float32),
-            (good["x"], good["weights"]),
+            (good["x"], good["topk_weights"]),
             None,
         ],
-        "ids": [good["ids"].int(), good["ids"][:4], good["ids"][None], None],
-        "weights": [good["weights"].half(), good["weights"][:, :2], None],
-        "map": [good["map"].to(torch.uint8), good["map"][:, :3], None],
-        "counts": [
-            good["counts"].long(),
-            good["counts"][:6],
-            good["counts"][:0],
-            good["counts"][None],
+        "topk_idx": [good["topk_idx"].int(), good["topk_idx"][:4], good["topk_idx"][None], None],
+        "topk_weights": [
+            good["topk_weights"].half(),
+            good["topk_weights"][:, :2],
+            torch._neg_view(good["topk_weights"]),
+            None,
         ],
+        "is_token_in_rank": [
+            good["is_token_in_rank"].to(torch.uint8),
+            good["is_token_in_rank"][:, :3],
+            None,
+        ],
+        "num_tokens_per_expert": [counts.long(), counts[:6], counts[:0], counts[None]],
     }
     for name, values in wrong.items():
         for value in values:
-            assert _routing(tuple((good | {name: value}).values()), ranks) is None, (name, value)
-    assert _routing((), ranks) is None
-    assert _routing(tuple(good.values()), 0) is None
+            assert read(good | {name: value}) is None, (name, value)
+    assert _routing(object(), ranks) is None
+    assert read(good, 0) is None
 
 
 def test_what_a_dispatch_gives_needs_room_for_its_handle(ranks):
     run(ranks, "without_room")
+
+
+def test_tensors_of_a_subclass_give_plain_tensors_and_negated_ones_their_values(ranks):
+    run(ranks, "subclass")

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
+from gpu_common import inputs, output_mode, v1
 from gradients import check_gradients
 from oracle import Case
 from test_deep_ep_normal import buffer_of, times
@@ -255,3 +256,30 @@ def without_room(world, case):
         assert _record_at(ends.data_ptr()) is record
         del x, weights, block, tokens, ends
         assert give(torch.zeros(most, dtype=torch.int32))[3] is None
+
+
+class Subclass(torch.Tensor):
+    """As a library's own tensors, whose operations give its class."""
+
+
+def subclass(world, case):
+    """Outputs are torch's own, wherever they lie; a view that only says that it is negated is read negated."""
+    buffer = v1(world)
+    x, idx, weights = inputs(world, case)
+    options = layout_of(buffer, idx, case.experts)
+    plain, ids, *_ = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
+    for mode in ("auto", "copy"):
+        with output_mode(mode):
+            other = v1(world)
+        given = [one.as_subclass(Subclass) for one in (x, idx, weights)]
+        rows, its_ids, its_weights, _, _, _ = other.dispatch(
+            given[0], topk_idx=given[1], topk_weights=given[2], **options
+        )
+        assert [type(one) for one in (rows, its_ids, its_weights)] == [torch.Tensor] * 3
+        assert torch.equal(rows, plain)
+        assert torch.equal(its_ids, ids)
+        negated = torch._neg_view(x)
+        rows, *_ = other.dispatch(negated, topk_idx=idx, topk_weights=weights, **options)
+        assert torch.equal(rows, -plain)
+        other.destroy()
+    buffer.destroy()

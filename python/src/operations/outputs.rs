@@ -118,9 +118,9 @@ pub(crate) fn give<'py>(shared: &Shared, giving: Giving<'_, 'py>) -> PyResult<Gi
         let mut outputs = read_outputs(giving.outputs, &mut kept)?;
         let whole = Tensor::read("block", block)?;
         let room = (whole.length() - ranks).max(0);
-        let cut = |name, place| whole.cut(block, name, place);
-        let of_tokens = || cut("source_tokens", [0, room]);
-        let of_ends = || cut("source_ends", [room, ranks]);
+        let cut = |name, first, count| whole.cut(block, name, first, count);
+        let of_tokens = || cut("source_tokens", 0, room);
+        let of_ends = || cut("source_ends", room, ranks);
         outputs.source_tokens = Some(kept.keep_mut(of_tokens()?)?);
         outputs.source_ends = Some(kept.keep_mut(of_ends()?)?);
         Ok((outputs, received.get().core()?, of_tokens()?, of_ends()?))

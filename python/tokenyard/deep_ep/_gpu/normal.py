@@ -17,15 +17,16 @@ from .streams import CallStream, Timing
 from .tensors import (
     Routed,
     adopted,
+    as_type,
     dummy,
     expect_device,
     fit,
     floats,
-    give,
     gpu_of,
     library,
     name_stream,
     read,
+    reader,
     stays_in_arena,
     stream_of,
     take,
@@ -107,10 +108,7 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
 
 def _read_at_once(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed] | None:
     """The arguments, where all are as most callers give them."""
-    x, ids, weights = call.x, call.topk_idx, call.topk_weights
-    found = _routing(
-        (x, ids, weights, call.is_token_in_rank, call.num_tokens_per_expert), engine.ranks
-    )
+    found = _routing(call, engine.ranks)
     if found is None or call.num_tokens_per_rank is None or call.expert_alignment < 1:
         return None
     tokens, hidden, topk, experts = found
@@ -118,9 +116,8 @@ def _read_at_once(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed] | 
     if worst and worst < engine.ranks * tokens:
         return None
     most, named = _room(engine, call, tokens)
-    return sizes_of(experts, topk, hidden, most, named, False, call.sms), Routed(
-        x, None, ids, weights
-    )
+    sizes = sizes_of(experts, topk, hidden, most, named, False, call.sms)
+    return sizes, Routed(call.x, None, call.topk_idx, call.topk_weights)
 
 
 def _room(engine: Engine, call: DispatchCall, tokens: int) -> tuple[int, int | None]:
@@ -229,28 +226,29 @@ def _give(engine: Engine, call: DispatchCall, arrival: Arrival) -> Outputs:
     # Room for all places that the output has.
     room, x = max(given, received.rows), routed.x
     stays, is_routed = _stays(opened, call, stream, x), call.topk_idx is not None
+    # Copies: a handle may live for long, and holds no rows.
+    block = torch.empty(room + engine.ranks, dtype=torch.int32, device=x.device)
     rows, wanted = ((), {}) if stays else _own_rows(routed, room)
     ids, weights = None, None
     if is_routed:
-        ids = wanted["ids"] = routed.ids.new_empty(room, opened.sizes.topk)
+        ids = wanted["ids"] = block.new_empty((room, opened.sizes.topk), dtype=torch.int64)
         if not (stays and given == received.rows and record.has_sync):
             # Behind the rows that arrived is no weight. Their number may be known to the device alone.
-            weights = wanted["weights"] = routed.weights.new_empty(ids.shape)
-    # Copies: a handle may live for long, and holds no rows.
-    block = torch.empty(room + engine.ranks, dtype=torch.int32, device=x.device)
-    arrays, tokens, ends, counts = give(
-        opened,
+            weights = wanted["weights"] = block.new_empty(ids.shape, dtype=torch.float32)
+    arrays, tokens, ends, counts = opened.communicator._give(
+        reader(),
         received,
-        _ARRAYS if stays else (),
-        x.dtype,
-        block=block,
-        record=record,
+        block,
+        record,
+        names=_ARRAYS if stays else (),
+        keeps_fp8=x.dtype is torch.float8_e4m3fn,
         columns=engine.ranks if engine.domains == 1 else None,
         counts=is_routed and not call.num_worst_tokens,
         stream=stream.raw,
         **wanted,
     )
     if stays:
+        arrays = as_type(arrays, x.dtype)
         rows = _arrived_rows(arrays[0], arrays[1], routed, room)
         weights = arrays[2] if weights is None and is_routed else weights
     if room != given:
@@ -274,12 +272,12 @@ def _arrived_rows(x: Any, scales: Any, routed: Routed, room: int) -> tuple[Any, 
 
 
 def _own_rows(routed: Routed, room: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Room for rows and their scales, and their names as copies."""
+    """Room for rows and their scales, and their names as copies. A subclass of the caller's stays out of it."""
     x, scales = routed.x, routed.scales
-    own = x.new_empty(room, x.shape[1])
+    own = torch.empty((room, x.shape[1]), dtype=x.dtype, device=x.device)
     if scales is None:
         return (own,), {"x": own}
-    own_scales = scales.new_empty(room, scales.shape[1])
+    own_scales = torch.empty((room, scales.shape[1]), dtype=scales.dtype, device=x.device)
     return (own, own_scales), {"x": own, "scales": own_scales}
 
 

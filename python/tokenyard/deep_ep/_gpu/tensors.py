@@ -35,6 +35,9 @@ def read(name: str, tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | Non
         expect_tensor(name, tensor)
     if not _fits(tensor, dtypes, shape):
         expect(name, tensor.dtype, tensor.shape, dtypes, shape)
+    if tensor.is_neg():
+        # Its memory holds the opposite values.
+        tensor = tensor.resolve_neg()
     return tensor.detach() if tensor.requires_grad else tensor
 
 
@@ -130,7 +133,7 @@ def expect_device(reference: Any, **tensors: Any) -> None:
 _readers: dict[Any, _Reader] = {}
 
 
-def _reader() -> _Reader:
+def reader() -> _Reader:
     """Makes tensors of torch over memory of this package. Their order with streams is the caller's."""
     found = _readers.get(torch)
     if found is None:
@@ -150,7 +153,7 @@ def _reads_fp8() -> bool:
 
 def take(array: tokenyard.Array) -> Any:
     """An array of tokenyard as a tensor, without a copy."""
-    return _reader().array(array)
+    return reader().array(array)
 
 
 def take_all(
@@ -158,30 +161,17 @@ def take_all(
 ) -> tuple[Any, ...]:
     """Arrays of an output as tensors, as `take`; the first has a type of torch, and None stands for one that is not
     there. `record` belongs to the memory of the last one."""
-    return _as_type(_reader().output(received, names, dtype is torch.float8_e4m3fn, record), dtype)
+    return as_type(reader().output(received, names, dtype is torch.float8_e4m3fn, record), dtype)
 
 
-def _as_type(tensors: tuple[Any, ...], dtype: Any) -> tuple[Any, ...]:
+def as_type(tensors: tuple[Any, ...], dtype: Any) -> tuple[Any, ...]:
     """The first in the type of its library: an operation of torch where that is another one."""
     return tensors if tensors[0].dtype == dtype else (tensors[0].view(dtype), *tensors[1:])
 
 
-def give(
-    opened: Opened, received: Any, names: tuple[str, ...], dtype: Any, **rest: Any
-) -> tuple[tuple[Any, ...], Any, Any, list[int] | None]:
-    """As `Communicator._give`; the first of the arrays has a type of torch."""
-    arrays, tokens, ends, counts = opened.communicator._give(
-        _reader(), received, names=names, keeps_fp8=dtype is torch.float8_e4m3fn, **rest
-    )
-    return _as_type(arrays, dtype) if names else arrays, tokens, ends, counts
-
-
-def anchored(tensor: Any, record: object, columns: int | None = None) -> Any:
-    """A tensor over the same memory, which is not empty, by which `record_of` finds the record.
-
-    With `columns`, each element of a list is a row of as many.
-    """
-    return _reader().anchored(tensor, record, columns)
+def anchored(tensor: Any, record: object) -> Any:
+    """A tensor over the same memory, which is not empty, by which `record_of` finds the record."""
+    return reader().anchored(tensor, record)
 
 
 def typed(tensor: Any, dtype: Any) -> Any:
