@@ -1,18 +1,15 @@
 //! The communicator as Python sees it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use tokenyard_core::communicator::{
-    CallForm, Communicator as CoreCommunicator, CommunicatorOptions, Stream,
-};
-use tokenyard_core::moe::{Layout, Shape};
+use tokenyard_core::communicator::{Communicator as CoreCommunicator, CommunicatorOptions};
+use tokenyard_core::moe::Shape;
 
 use crate::array::Array;
 use crate::config::Config;
-use crate::dtype;
 use crate::errors::{invalid, raise, to_python};
 use crate::exit;
 use crate::operations::{
@@ -21,33 +18,9 @@ use crate::operations::{
 };
 use crate::options;
 use crate::output::{Handle, Received};
-use crate::owned::Owned;
 use crate::reader::Reader;
 use crate::shared::Shared;
 use crate::world::World;
-
-/// The words of the calls that a communicator takes.
-fn forms(comm: &CoreCommunicator) -> Vec<&'static str> {
-    let all = [
-        ("streams", comm.has_streams()),
-        ("without_sync", comm.has_graphs()),
-        ("max_tokens", comm.takes(CallForm::CallTokens)),
-        ("round_once", comm.takes(CallForm::RoundOnce)),
-        ("sum_weights", comm.takes(CallForm::SumWeights)),
-        ("statistics", comm.takes(CallForm::Statistics)),
-        ("packed_forms", comm.takes(CallForm::PackedForms)),
-        ("logfmt10", comm.takes(CallForm::LogFmt10)),
-        ("packed_sums", comm.sends_weights(Layout::Packed)),
-    ];
-    all.into_iter().filter(|(_, takes)| *takes).map(|(word, _)| word).collect()
-}
-
-/// The stream that a caller names.
-pub(crate) fn stream(raw: Option<usize>) -> Option<Stream> {
-    // SAFETY: the docs of the calls that take a stream ask this of the caller: a stream of the communicator's device,
-    // which lives as long as what the calls gave.
-    raw.map(|raw| unsafe { Stream::new(raw as *mut std::ffi::c_void) })
-}
 
 /// Moves tokens to the ranks of their experts, and the experts' outputs back.
 ///
@@ -101,15 +74,7 @@ impl Communicator {
         let options = CommunicatorOptions { experts, topk, hidden, max_tokens, in_flight, handles };
         let opened = py.detach(|| CoreCommunicator::open(world.get()?, &config, options));
         let comm = opened.map_err(|error| raise(py, &error))?;
-        let shared = Arc::new(Shared {
-            shape: *comm.shape(),
-            report: comm.report().clone(),
-            works_on_device: comm.works_on_device(),
-            forms: forms(&comm),
-            held: Arc::default(),
-            comm: Owned::new(Mutex::new(Some(comm))),
-            world,
-        });
+        let shared = Arc::new(Shared::new(comm, world));
         exit::remember(Arc::downgrade(&shared));
         Ok(Self { shared })
     }
@@ -395,13 +360,7 @@ impl Communicator {
         handle: &Handle,
         dtype: &Bound<'_, PyAny>,
     ) -> PyResult<Array> {
-        let name = dtype.getattr("name").unwrap_or_else(|_| dtype.clone()).str()?.to_string();
-        let dtype = dtype::parse(&name).ok_or_else(|| {
-            raise(py, &invalid(format!("dtype: found {name}; expected one of {}", dtype::names())))
-        })?;
-        let handle = handle.core();
-        let input = self.shared.call(py, |comm| comm.combine_input(handle.get()?, dtype))?;
-        Array::of_input(input).ok_or_else(|| raise(py, &invalid("dtype: found an unknown one")))
+        operations::combine_input(py, &self.shared, handle, dtype)
     }
 
     /// Copies arrays of `received` to tensors of the caller, so that its memory can be freed. Each has the name, the

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use pyo3::prelude::*;
 use tokenyard_core::bootstrap::World as CoreWorld;
-use tokenyard_core::communicator::{BringUpReport, Communicator as CoreCommunicator};
-use tokenyard_core::moe::Shape;
+use tokenyard_core::communicator::{BringUpReport, CallForm, Communicator as CoreCommunicator};
+use tokenyard_core::moe::{Layout, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::errors::raise;
@@ -26,6 +26,18 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    pub(crate) fn new(comm: CoreCommunicator, world: Arc<Owned<Arc<CoreWorld>>>) -> Self {
+        Self {
+            shape: *comm.shape(),
+            report: comm.report().clone(),
+            works_on_device: comm.works_on_device(),
+            forms: forms(&comm),
+            held: Arc::default(),
+            comm: Owned::new(Mutex::new(Some(comm))),
+            world,
+        }
+    }
+
     /// Whether combines of packed rows take weights and ids themselves, without a replay.
     pub(crate) fn takes_packed_sums(&self) -> bool {
         self.forms.contains(&"packed_sums")
@@ -107,6 +119,22 @@ impl Drop for Shared {
             drop_detached(comm);
         }
     }
+}
+
+/// The words of the calls that a communicator takes.
+fn forms(comm: &CoreCommunicator) -> Vec<&'static str> {
+    let all = [
+        ("streams", comm.has_streams()),
+        ("without_sync", comm.has_graphs()),
+        ("max_tokens", comm.takes(CallForm::CallTokens)),
+        ("round_once", comm.takes(CallForm::RoundOnce)),
+        ("sum_weights", comm.takes(CallForm::SumWeights)),
+        ("statistics", comm.takes(CallForm::Statistics)),
+        ("packed_forms", comm.takes(CallForm::PackedForms)),
+        ("logfmt10", comm.takes(CallForm::LogFmt10)),
+        ("packed_sums", comm.sends_weights(Layout::Packed)),
+    ];
+    all.into_iter().filter(|(_, takes)| *takes).map(|(word, _)| word).collect()
 }
 
 fn closed() -> Error {

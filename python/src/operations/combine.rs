@@ -16,8 +16,10 @@ use super::{
     read_handle, refuse,
 };
 use crate::array::Array;
-use crate::errors::invalid;
+use crate::dtype;
+use crate::errors::{invalid, raise};
 use crate::options;
+use crate::output::Handle;
 use crate::shared::Shared;
 use crate::tensor::Tensor;
 
@@ -207,6 +209,22 @@ pub(crate) fn combine_send(
     let pending = shared
         .call(py, |comm| in_order!(comm, stream, counted, combine_send(handle.get()?, call)))?;
     Ok(PendingCombine { waiting: Waiting::new(shared, stream, pending.keeping(kept)), outputs })
+}
+
+/// Memory for the experts' outputs.
+pub(crate) fn combine_input(
+    py: Python<'_>,
+    shared: &Shared,
+    handle: &Handle,
+    dtype: Object<'_, '_>,
+) -> PyResult<Array> {
+    let name = dtype.getattr("name").unwrap_or_else(|_| dtype.clone()).str()?.to_string();
+    let dtype = dtype::parse(&name).ok_or_else(|| {
+        raise(py, &invalid(format!("dtype: found {name}; expected one of {}", dtype::names())))
+    })?;
+    let handle = handle.core();
+    let input = shared.call(py, |comm| comm.combine_input(handle.get()?, dtype))?;
+    Array::of_input(input).ok_or_else(|| raise(py, &invalid("dtype: found an unknown one")))
 }
 
 /// An output that the caller gave.

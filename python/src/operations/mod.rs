@@ -9,12 +9,11 @@ use pyo3::prelude::*;
 use tokenyard_core::communicator::{
     Communicator, Dispatch, Handle as CoreHandle, OnStream, PendingCombine as CorePendingCombine,
     PendingDispatch as CorePendingDispatch, PendingReplay as CorePendingReplay, RefusedCall,
-    Replay, Sizes, Statistics, TensorMut, TensorRef,
+    Replay, Sizes, Statistics, Stream, TensorMut, TensorRef,
 };
 use tokenyard_core::moe::{Layout, ScaleLayout, SourceIndex};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::communicator::stream;
 use crate::errors::{invalid, raise};
 use crate::options;
 use crate::output::{Handle, Received};
@@ -71,6 +70,13 @@ fn read_handle(object: Object<'_, '_>) -> Result<KeptHandle> {
     }
     let found = object.get_type().name().map_or("an object".into(), |name| name.to_string());
     Err(invalid(format!("handle: found {found}; expected a tokenyard.Handle")))
+}
+
+/// The stream that a caller names.
+fn stream(raw: Option<usize>) -> Option<Stream> {
+    // SAFETY: the docs of the calls that take a stream ask this of the caller: a stream of the communicator's device,
+    // which lives as long as what the calls gave.
+    raw.map(|raw| unsafe { Stream::new(raw as *mut std::ffi::c_void) })
 }
 
 /// The stream of a call, and whether the host waits there.
@@ -144,7 +150,7 @@ mod combine;
 mod outputs;
 
 use combine::Combined;
-pub(crate) use combine::{CombineArguments, Sums, combine, combine_send};
+pub(crate) use combine::{CombineArguments, Sums, combine, combine_input, combine_send};
 pub(crate) use outputs::{
     Given, Giving, copy_out, count_routing, expert_counts, give, release_after,
 };

@@ -5,8 +5,7 @@ use pyo3::types::{PyDict, PyTuple};
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{Communicator, OnStream, Outputs, RoutingRoom, Statistics};
 
-use super::{CallStream, Inputs, Object};
-use crate::communicator::stream;
+use super::{CallStream, Inputs, Object, stream};
 use crate::errors::{invalid, raise};
 use crate::output::Received;
 use crate::reader::Reader;
