@@ -230,6 +230,11 @@ impl Description {
             is_read_only: flags & READ_ONLY != 0,
         }
     }
+
+    /// Whether its elements lie where it says: a wrapper of another tensor has no memory of its own.
+    pub(crate) fn has_memory(&self) -> bool {
+        !self.data.is_null() || self.shape.contains(&0)
+    }
 }
 
 /// The strides of a tensor without gaps, in elements.

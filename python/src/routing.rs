@@ -25,9 +25,7 @@ fn read(
         return None;
     }
     let found = exchange.describe(tensor).ok()?;
-    // A wrapper of another tensor has no memory of its own.
-    let is_there = !found.data.is_null() || found.shape.contains(&0);
-    (is_there && found.strides == contiguous(&found.shape)).then_some(found)
+    (found.has_memory() && found.strides == contiguous(&found.shape)).then_some(found)
 }
 
 /// T, H, K and E of a dispatch, a `DispatchCall`, whose tensors have the types and shapes that it takes, lie on one

@@ -106,8 +106,8 @@ impl Tensor {
         exchange: Exchange,
     ) -> Option<Self> {
         let found = exchange.describe(object).ok()?;
-        // A wrapper of another tensor has no memory of its own, and says more by its methods.
-        if found.data.is_null() && !found.shape.contains(&0) {
+        // A wrapper says more by its methods.
+        if !found.has_memory() {
             return None;
         }
         let device = match found.device {

@@ -16,6 +16,11 @@ def line(what, of_drop_in, of_package):
     return f"{what}: drop-in {of_drop_in:.2f} us, package {of_package:.2f} us, ratio {of_drop_in / of_package:.3f}"
 
 
+def options():
+    """A call in the order of torch's current stream, which the host does not wait for."""
+    return {"stream": torch.cuda.current_stream().cuda_stream, "without_sync": True}
+
+
 def of_decoding(world):
     """Both low latency calls of 128 tokens, in graphs."""
     buffer = v1(world, low_latency_mode=True)
@@ -23,9 +28,6 @@ def of_decoding(world):
     out, most = torch.empty_like(x), (DECODE.max_tokens, DECODE.experts)
     rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, *most, use_fp8=False)
     comm = next(one for one in buffer._engine._opened.values() if one.sizes.decodes).communicator
-
-    def options():
-        return {"stream": torch.cuda.current_stream().cuda_stream, "without_sync": True}
 
     def dispatch():
         return comm.dispatch(
@@ -71,9 +73,6 @@ def of_prefill(world):
     routes |= {"num_worst_tokens": PREFILL.ranks * PREFILL.max_tokens}
     rows, _, _, _, handle, _ = buffer.dispatch(x, **routes)
     comm, out = buffer._engine.current.communicator, torch.empty_like(x)
-
-    def options():
-        return {"stream": torch.cuda.current_stream().cuda_stream, "without_sync": True}
 
     received, native = comm.dispatch(x, idx, weights, worst_case=True, **options())
 

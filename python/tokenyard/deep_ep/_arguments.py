@@ -107,16 +107,9 @@ class Routing:
 
 def read_routing(library: Library, call: DispatchCall, tokens: int, ranks: int) -> Routing:
     """The tensors of the routing, of the right types and shapes."""
-    if (
-        call.num_tokens_per_rank is None
-        or call.is_token_in_rank is None
-        or call.num_tokens_per_expert is None
-    ):
-        for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
-            if getattr(call, name) is None:
-                raise Refusal(
-                    f"{name}: found None without a handle; expected get_dispatch_layout's"
-                )
+    for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
+        if getattr(call, name) is None:
+            raise Refusal(f"{name}: found None without a handle; expected get_dispatch_layout's")
     shape = (tokens, ranks)
     is_in = library.read("is_token_in_rank", call.is_token_in_rank, (library.bool,), shape)
     counts = library.read(

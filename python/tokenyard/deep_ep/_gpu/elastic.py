@@ -202,7 +202,7 @@ def _give(
     opened, device = record.opened, routed.x.device
     sizes = opened.sizes
     local = sizes.experts // opened.communicator.ranks
-    most = sizes.tokens * opened.communicator.ranks * routed.x.shape[1] * routed.x.element_size()
+    most = opened.most_elements * routed.x.element_size()
     most *= min(sizes.topk, local) if call.is_expanded else 1
     stays = stays_in_arena(opened, stream, call.reference, most)
     x, weights, scales = take_all(received, ("x", "weights", "scales"), routed.x.dtype)

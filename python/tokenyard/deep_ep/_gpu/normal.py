@@ -17,7 +17,6 @@ from .streams import CallStream, Timing
 from .tensors import (
     Routed,
     adopted,
-    as_type,
     dummy,
     expect_device,
     fit,
@@ -248,9 +247,9 @@ def _give(engine: Engine, call: DispatchCall, arrival: Arrival) -> Outputs:
         **wanted,
     )
     if stays:
-        arrays = as_type(arrays, x.dtype)
-        rows = _arrived_rows(arrays[0], arrays[1], routed, room)
-        weights = arrays[2] if weights is None and is_routed else weights
+        arrived, scales, its_weights = arrays
+        rows = _arrived_rows(typed(arrived, x.dtype), scales, routed, room)
+        weights = its_weights if weights is None and is_routed else weights
     if room != given:
         rows = tuple(fit(one, given) for one in rows)
         tokens = fit(tokens, given)

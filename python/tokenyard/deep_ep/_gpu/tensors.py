@@ -161,12 +161,8 @@ def take_all(
 ) -> tuple[Any, ...]:
     """Arrays of an output as tensors, as `take`; the first has a type of torch, and None stands for one that is not
     there. `record` belongs to the memory of the last one."""
-    return as_type(reader().output(received, names, dtype is torch.float8_e4m3fn, record), dtype)
-
-
-def as_type(tensors: tuple[Any, ...], dtype: Any) -> tuple[Any, ...]:
-    """The first in the type of its library: an operation of torch where that is another one."""
-    return tensors if tensors[0].dtype == dtype else (tensors[0].view(dtype), *tensors[1:])
+    first, *others = reader().output(received, names, dtype is torch.float8_e4m3fn, record)
+    return typed(first, dtype), *others
 
 
 def anchored(tensor: Any, record: object) -> Any:
