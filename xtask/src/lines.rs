@@ -10,9 +10,10 @@ use std::path::{Component, Path};
 use anyhow::{Context, Result};
 
 /// Folders of tools that are not shipped to users.
-const MAKERS: [&str; 7] = [
+const MAKERS: [&str; 8] = [
     "fuzz",
     "tools/device_put",
+    "tools/twin",
     "tools/hca",
     "tools/hip_on_cuda",
     "tools/softgin",

@@ -135,7 +135,7 @@ __device__ TY_INLINED void send_weights(const StagedCombineArgs& args, const Up&
 #pragma unroll 1
     for (Lanes left = ballot(stands_for(staged, owner)); left != 0; left &= left - 1) {
       u32 d = shfl(owner, first_of(left));
-      uint4* record = staged_record(c, args.staging, up, d, place_of(c, c.rank, token));
+      uint4* record = staged_record(c, args.staging, up, d, place_of(c, writer_at(c, d), token));
       if (lane == 0) store_relaxed(second_half(record), epoch | bits);
       if (lane < c.topk) store_relaxed(second_half(record + 1 + lane), epoch | bits_of(term.weight));
     }
@@ -209,7 +209,7 @@ __device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up&
   }
   uint4 row[N * P];
   sum_rows<Type, Partial, N>(args, slot, weight, row);
-  u64 place = place_of(c, c.rank, token), epoch = (u64)c.epoch() << 32;
+  u64 place = place_of(c, writer_at(c, source), token), epoch = (u64)c.epoch() << 32;
   u32 key = stage_partial<Partial, P>(staged_row(c, args.staging, up, source, place), row, pieces);
   if (wave_id() != block_waves() - 1) return;
   uint4* record = staged_record(c, args.staging, up, source, place);

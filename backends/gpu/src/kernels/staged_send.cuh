@@ -240,7 +240,7 @@ __device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up
   const DispatchArgs& a = args.dispatch;
   u32 lane = lane_id(), topk = a.c.topk, pieces = sent_pieces(a);
   u32 token = sent.token;
-  u64 from = (u64)token * topk + lane, place = place_of(a.c, a.c.rank, token);
+  u64 from = (u64)token * topk + lane;
   i32 expert = lane < topk ? t.picks[from] : -1;
   u32 rank = expert >= 0 ? a.c.rank_of((u32)expert) : 0;
   Lanes leaders = ballot(stands_for(expert >= 0 && !(sent.kept && rank == a.c.rank), rank));
@@ -248,6 +248,7 @@ __device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up
 #pragma unroll 1
   for (Lanes left = leaders; left != 0; left &= left - 1) {
     u32 d = shfl(rank, first_of(left));
+    u64 place = place_of(a.c, writer_at(a.c, d), token);
     store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);
   }
   if (wave_id() == 0 && lane < topk && !a.replay) a.r.topk[from] = expert;
@@ -256,7 +257,7 @@ __device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up
 #pragma unroll 1
   for (Lanes left = leaders; left != 0; left &= left - 1) {
     u32 d = shfl(rank, first_of(left));
-    uint4* record = staged_record(a.c, args.staging, up, d, place);
+    uint4* record = staged_record(a.c, args.staging, up, d, place_of(a.c, writer_at(a.c, d), token));
     if (lane == 0) store_entry(record, a.c.epoch(), key, 0);
     bool here = expert >= 0 && rank == d;
     if (lane < topk) store_entry(record + 1 + lane, a.c.epoch(), here ? named : ~0u, bits_of(row.weight));
@@ -271,7 +272,7 @@ __device__ TY_INLINED void report_counts(const StagedDispatchArgs& args, const U
   u64 epoch = (u64)c.epoch() << 32;
   auto report = [&](u32 d, u32 word, u32 value) {
     if (is_left_out(args.staging, d)) return;
-    store_relaxed(staged_word(c, args.staging, up, d, c.rank, word), epoch | value);
+    store_relaxed(staged_word(c, args.staging, up, d, writer_at(c, d), word), epoch | value);
   };
 #pragma unroll 1
   for (u32 e = portion.first + portion.step * threadIdx.x; e < t.experts; e += portion.step * blockDim.x) {

@@ -83,6 +83,13 @@ class NearWindows {
   u32 ranks_;
 };
 
+// The number under which this rank writes into the window of `peer`: its own. Where a GPU stands for all ranks from
+// 2 on (tools/twin), it writes there under the number of the rank that it stands for.
+#ifndef TY_TWIN
+#define TY_TWIN 0
+#endif
+__device__ inline u32 writer_at(const Common& c, u32 peer) { return TY_TWIN && peer > 1 ? peer : c.rank; }
+
 // --- How a kernel begins
 
 // Loads the arguments of a kernel into the cache for them, each warp one line: a first use of each in turn would
@@ -189,7 +196,7 @@ class Heads {
       for (u32 w = lane_id(); w < all; w += kWave) {
         u32 value = w < words ? head_word(c, h, w, peer, rows_for) : text_word(c, h.verdict, w - words, topk_idx);
         u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
-        if (peer != c.rank || w != 0) store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
+        if (peer != c.rank || w != 0) store_relaxed(entry_word(c, up, peer, writer_at(c, peer), at), epoch | value);
       }
     }
     if (last() && given_up_ == 0)
