@@ -161,11 +161,11 @@ def lose(world, word, phase, folder):
                 os.kill(os.getpid(), SIGNALS[word])
 
         def summed(call):
-            """Every sum is made, whoever is lost meanwhile."""
+            """Every sum is made, whoever is lost meanwhile. On the lost rank only a call raises: a graph just ends."""
             steps.out.fill_(torch.nan)
             call()
             torch.cuda.synchronize()
-            assert not bool(steps.out.isnan().any())
+            assert its.rank == LOST or not bool(steps.out.isnan().any())
 
         def fail_and_go_on():
             summed(lambda: steps.step(at))
