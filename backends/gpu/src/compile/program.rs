@@ -14,7 +14,7 @@ const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange.
 const EXCHANGE: SourceFile =
     SourceFile { name: "exchange.cu", text: include_str!("../kernels/exchange.cu") };
-const HEADERS: [(&str, &str); 32] = [
+const HEADERS: [(&str, &str); 33] = [
     ("arch.cuh", include_str!("../../device/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/arch_cuda.cuh")),
     ("arch_amd.cuh", include_str!("../../device/arch_amd.cuh")),
@@ -42,6 +42,7 @@ const HEADERS: [(&str, &str); 32] = [
     ("put_combine.cuh", include_str!("../kernels/put_combine.cuh")),
     ("masking.cuh", include_str!("../kernels/masking.cuh")),
     ("staged_rows.cuh", include_str!("../kernels/staged_rows.cuh")),
+    ("staged_sums.cuh", include_str!("../kernels/staged_sums.cuh")),
     ("staging.cuh", include_str!("../kernels/staging.cuh")),
     ("logfmt.cuh", include_str!("../kernels/logfmt.cuh")),
     ("staged_send.cuh", include_str!("../kernels/staged_send.cuh")),

@@ -121,10 +121,11 @@ const MASKING_MUTANTS: [Mutant; 6] = [
     ),
 ];
 
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "transport.cuh",
     "masking.cuh",
     "staged_rows.cuh",
+    "staged_sums.cuh",
     "staging.cuh",
     "staged_send.cuh",
     "staged_dispatch.cuh",
