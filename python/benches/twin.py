@@ -55,27 +55,26 @@ class Load:
         return {"stream": torch.cuda.current_stream().cuda_stream, "without_sync": True}
 
     def dispatch(self, cast=None):
-        form = {"cast": cast} if cast else {}
         return self.comm.dispatch(
-            self.x, self.idx, layout="packed", worst_case=True, **form, **self.options()
-        )
-
-    def combine(self, rows, handle):
-        self.comm.combine(
-            handle,
-            rows,
-            weighted=True,
-            topk_weights=self.weights,
-            topk_idx=self.idx,
-            out=self.out,
+            self.x,
+            self.idx,
+            self.weights,
+            layout="packed",
+            worst_case=True,
+            cast=cast,
             **self.options(),
         )
 
-    def check(self):
+    def combine(self, rows, handle, has_weights=False):
+        """`has_weights`: it has weights of its own, as DeepEP's callers give them, and not those of its dispatch."""
+        own = {"topk_weights": self.weights, "topk_idx": self.idx} if has_weights else {}
+        self.comm.combine(handle, rows, weighted=True, out=self.out, **own, **self.options())
+
+    def check(self, has_weights):
         """Experts that leave rows as they are: a token's sum is its row times the sum of its weights."""
         self.out.fill_(torch.nan)
         received, handle = self.dispatch()
-        self.combine(received.x, handle)
+        self.combine(received.x, handle, has_weights)
         torch.cuda.synchronize()
         wanted = self.x.float() * self.weights.sum(1, keepdim=True)
         off = (self.out.float() - wanted).abs().max() / wanted.abs().max()
@@ -102,8 +101,8 @@ def time_in_graph(call, group):
 
 def measure(comm, rank, sizes, group):
     load = Load(comm, rank, sizes)
-    for _ in range(20):
-        load.check()
+    for turn in range(20):
+        load.check(turn % 2 == 1)
     received, handle = load.dispatch()
 
     def pair():
@@ -114,10 +113,11 @@ def measure(comm, rank, sizes, group):
         "dispatch, cast to FP8": lambda: load.dispatch("fp8"),
         "dispatch, BF16": load.dispatch,
         "combine": lambda: load.combine(received.x, handle),
+        "combine, own weights": lambda: load.combine(received.x, handle, True),
         "pair, cast to FP8": pair,
     }
     times = {what: time_in_graph(call, group) for what, call in calls.items()}
-    load.check()
+    load.check(False)
     return times
 
 

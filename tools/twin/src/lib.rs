@@ -2,8 +2,8 @@
 //!
 //! The ranks of a world are processes on two GPUs, but only ranks 0 and 1 run operations. In the device API of each of
 //! these, the window of every rank from 2 on is that of the other. Low-latency kernels write there under the number of
-//! the rank that they mean (`writer_at`). So each of the two sends as many rows as one of R ranks, and gets as many: what
-//! the other has sent to rank r arrives as if it came from rank r. All sums are exact.
+//! the rank that they mean (`writer_at`). So each of the two sends as many rows as one of R ranks, and gets as many:
+//! rows that the other has sent to rank r arrive as if they came from rank r. All sums are exact.
 //!
 //! Its times are those of two GPUs, whose links carry what a switch would spread over R. Ranks from 2 on only open and
 //! close.
