@@ -65,19 +65,16 @@ impl Usage {
 /// docs/history/decoding.md.
 fn most_spills(kernel: &str) -> [u32; 2] {
     match kernel {
-        "ty_cast_staged_long" => [20, 16],
-        "ty_dispatch_staged" => [16; 2],
-        "ty_dispatch_staged_long" => [12, 44],
+        "ty_cast_staged_long" => [20, 28],
+        "ty_dispatch_staged_long" => [16, 20],
         "ty_ring_posts" => [8, 0],
-        "ty_combine_staged_bf16" => [80, 116],
-        "ty_combine_staged_f16" => [56, 64],
-        "ty_combine_staged_f32" => [8, 60],
-        "ty_combine_staged_bf16_long" => [428, 464],
-        "ty_combine_staged_f16_long" => [364, 400],
-        "ty_combine_staged_f32_long" => [196, 272],
-        "ty_combine_staged_bf16_once" => [120, 196],
-        "ty_combine_staged_f16_once" => [124, 204],
-        "ty_combine_staged_bf16_logfmt" => [160, 176],
+        "ty_combine_staged_bf16" => [8, 16],
+        "ty_combine_staged_f16" | "ty_combine_staged_f32" => [8, 12],
+        "ty_combine_staged_bf16_long" | "ty_combine_staged_f16_long" => [340, 420],
+        "ty_combine_staged_f32_long" => [104, 188],
+        "ty_combine_staged_bf16_once" => [16, 64],
+        "ty_combine_staged_f16_once" => [16, 80],
+        "ty_combine_staged_bf16_logfmt" => [92, 84],
         _ => [0; 2],
     }
 }

@@ -268,11 +268,11 @@ struct Staging {
   u32* expert_totals;  // [El]: the rows of each local expert are added; or null
   u32 scale_stride[2];  // of received scales: words from a row of an expert to the next, and from a word to the next
   u32 source_step;      // what `source` adds for each source rank: M, or 0 where it is the token alone
-  u32 topk_factor;      // see `quotient`: of K, M, token_words, and token_words + El
+  u32 topk_factor;      // see `quotient`: of K, M, token_words, token_words + El, and R
   u32 tokens_factor;
   u32 words_factor;
   u32 report_factor;
-  u32 reserved;
+  u32 ranks_factor;
 };
 
 // The group of a token.

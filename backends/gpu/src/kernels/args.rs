@@ -307,7 +307,7 @@ pub(crate) struct Staging {
     pub(crate) tokens_factor: u32,
     pub(crate) words_factor: u32,
     pub(crate) report_factor: u32,
-    pub(crate) reserved: u32,
+    pub(crate) ranks_factor: u32,
 }
 
 #[repr(C)]

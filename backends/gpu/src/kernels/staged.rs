@@ -64,10 +64,17 @@ impl Engine {
         if mode.at_once || !mode.no_host_sync { SENDS | RECEIVES } else { SENDS }
     }
 
-    /// Blocks of an operation of this many tokens of this rank, and a block's shared memory.
-    fn staged_launch(&self, sizes: &StagingSizes, tokens: u32) -> Launch {
+    /// The launch of a dispatch of this many tokens of this rank.
+    fn staged_dispatch_launch(&self, sizes: &StagingSizes, tokens: u32) -> Launch {
         let blocks = self.launcher.blocks.of_decode(tokens);
         Launch::of_threads(blocks, THREADS, sizes.shared(&self.exchange.shape))
+    }
+
+    /// The same of a combine.
+    fn staged_combine_launch(&self, tokens: u32) -> Launch {
+        let blocks = self.launcher.blocks.of_decode(tokens);
+        let shared = StagingSizes::shared_of_combine(&self.exchange.shape);
+        Launch::of_threads(blocks, THREADS, shared)
     }
 
     /// Launches a dispatch.
@@ -94,7 +101,7 @@ impl Engine {
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
         let (slot, phases) = (self.routing.slot(operation), Self::phases(mode));
         let kernel = kernels.dispatch(dispatch);
-        let launch = self.staged_launch(&sizes, dispatch.common.input_rows);
+        let launch = self.staged_dispatch_launch(&sizes, dispatch.common.input_rows);
         let apart = phases == SENDS;
         let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
         let staging = sizes.arguments(&self.exchange.shape, phases, by_role, &call);
@@ -173,7 +180,7 @@ impl Engine {
         };
         let (slot, phases) = (self.routing.slot(call.operation), Self::phases(mode));
         let function = kernels.combine(&combine, kind);
-        let launch = self.staged_launch(&sizes, state.tokens);
+        let launch = self.staged_combine_launch(state.tokens);
         let of = StagedCall { waited_ns: call.waited_ns as u64, ..self.staged_call() };
         let staging = sizes.arguments(&self.exchange.shape, phases, 0, &of);
         let arguments = StagedCombineArgs {
@@ -213,14 +220,14 @@ impl Engine {
                 StagedHalf::Dispatch(arguments) => {
                     let dispatch = &arguments.dispatch;
                     let kernel = kernels.dispatch(dispatch);
-                    let launch = self.staged_launch(&sizes, dispatch.common.input_rows);
+                    let launch = self.staged_dispatch_launch(&sizes, dispatch.common.input_rows);
                     self.launch(kernel, launch, &arguments, slot)
                 }
                 StagedHalf::Combine(arguments, kind) => {
                     let kernel = kernels.combine(&arguments.combine, kind);
                     // T may be known only to the device.
                     let most = self.exchange.shape.max_tokens;
-                    let launch = self.staged_launch(&sizes, most);
+                    let launch = self.staged_combine_launch(most);
                     self.launch(kernel, launch, &arguments, slot)
                 }
             }

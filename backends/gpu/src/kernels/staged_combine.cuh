@@ -14,6 +14,9 @@
 
 namespace ty {
 
+// Shared memory for the longest partial row.
+constexpr u32 kOwnPartBytes = 16 * kMostPieces * kWarps * kWave;
+
 // Sends the weights of this call, and the selections that count, to the owners of this rank's tokens. The whole
 // block, each warp a token.
 template <class Up>
@@ -114,19 +117,6 @@ __device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up&
   store_relaxed(first_half(record + 1 + lane), epoch | (owed.slot >= 0 ? bits_of(m.weights[owed.slot]) : 0));
 }
 
-// The whole block. `owed`: the first of them.
-template <class Type, class Partial, u32 N, class Up>
-__device__ TY_INLINED void send_partials(const StagedCombineArgs& args, const Up& up, const SumRange& range,
-                                         const Part& part, OwedRow owed, Guard& guard) {
-#pragma unroll 1
-  for (u32 i = part.sending.first; i < range.rows; i += part.sending.step) {
-    OwedRow next;
-    next.load(args, range, i + part.sending.step);
-    send_partial<Type, Partial, N>(args, up, owed, guard);
-    owed = next;
-  }
-}
-
 // This lane's selection of a token of this rank, and the row that it has here.
 struct OwnSelection {
   i32 expert = -1, slot = -1;
@@ -139,6 +129,73 @@ struct OwnSelection {
     slot = (i32)a.r.places[(u64)token * a.c.topk + lane];
   }
 };
+
+// The partial row that this rank makes itself of a token of its own: in shared memory until it is added, as registers
+// would spill. Each thread reads what it has written.
+template <class Partial, u32 N, u32 P>
+struct OwnPart {
+  static constexpr u32 M = N * P;
+  uint4* pieces;  // [M, threads], then words of groups
+
+  __device__ TY_INLINED void store(const uint4 (&row)[M], const GroupWords<Partial, N>& words) const {
+#pragma unroll
+    for (u32 j = 0; j < M; j++) pieces[piece_at(j)] = row[j];
+    if constexpr (kCodes<Partial>) {
+#pragma unroll
+      for (u32 j = 0; j < N; j++) group_words()[piece_at(j)] = words.of[j];
+    }
+  }
+  __device__ TY_INLINED void load(uint4 (&row)[M], GroupWords<Partial, N>& words) const {
+#pragma unroll
+    for (u32 j = 0; j < M; j++) row[j] = pieces[piece_at(j)];
+    if constexpr (kCodes<Partial>) {
+#pragma unroll
+      for (u32 j = 0; j < N; j++) words.of[j] = group_words()[piece_at(j)];
+    }
+  }
+
+ private:
+  __device__ u32* group_words() const { return reinterpret_cast<u32*>(pieces + M * blockDim.x); }
+};
+
+// The whole block.
+template <class Type, class Partial, u32 N, u32 P>
+__device__ TY_INLINED void make_own(const StagedCombineArgs& args, u32 token, const OwnSelection& mine,
+                                    const OwnPart<Partial, N, P>& own) {
+  const Common& c = args.combine.c;
+  bool here = token < c.tokens() && mine.expert >= 0 && c.rank_of(mine.expert) == c.rank;
+  i32 slot = here && (u64)(u32)mine.slot < args.merge.rows ? mine.slot : -1;
+  float weight = dispatched_weight(args, slot);
+  if (args.topk_weights) {
+    GivenTerm term(args, token);
+    weight = term.weight;
+    if (!term.counts) slot = -1;
+  }
+  uint4 row[N * P];
+  GroupWords<Partial, N> words;
+  sum_rows<Type, Partial, N>(args, slot, weight, row);
+  // Its values are those of a row that travels: sums do not depend on where they are made.
+  if constexpr (kCodes<Partial>) encode_row(row, words, (u32)(args.combine.row_bytes / 16));
+  own.store(row, words);
+}
+
+// The whole block. `owed`: the first of them; `mine`: of the first token that this block receives. Its own part is made
+// behind the first row, while that is on its way: loads wait behind the stores of their multiprocessor.
+template <class Type, class Partial, u32 N, u32 P, class Up>
+__device__ TY_INLINED void send_partials(const StagedCombineArgs& args, const Up& up, const SumRange& range,
+                                         const Part& part, OwedRow owed, const OwnSelection& mine,
+                                         const OwnPart<Partial, N, P>& own, Guard& guard) {
+  u32 step = part.sending.step;
+#pragma unroll 1
+  for (u32 i = part.sending.first;; i += step) {
+    OwedRow next;
+    next.load(args, range, i + step);
+    if (i < range.rows) send_partial<Type, Partial, N>(args, up, owed, guard);
+    if (i == part.sending.first && part.keeps_own()) make_own<Type>(args, part.receiving.first, mine, own);
+    if (i + step >= range.rows) return;
+    owed = next;
+  }
+}
 
 // A partial row that arrives: N pieces of each of the P parts of a row. Two rows at once spill 150 bytes more.
 template <class Partial, u32 N, u32 P, bool = kCodes<Partial>>
@@ -194,12 +251,11 @@ __device__ TY_INLINED void add_partial(RowSum<Type, N>& total, const uint4 (&row
     total.template add_partial<Partial>(row);
 }
 
-// Sums one token of this rank; `own` is its partial row here. The whole block, each warp by itself.
+// Sums one token of this rank. The whole block, each warp by itself.
 template <class Type, class Partial, u32 N, u32 P, class Up>
 __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up& up, u32 token, u32 owner,
-                                         Lanes owners, bool keeps, const uint4 (&own)[N * P],
-                                         const GroupWords<Partial, N>& own_words, ArrivingPart<Partial, N, P>& coming,
-                                         Guard& guard) {
+                                         Lanes owners, bool keeps, const OwnPart<Partial, N, P>& own,
+                                         ArrivingPart<Partial, N, P>& coming, Guard& guard) {
   const CombineArgs& a = args.combine;
   const Common& c = a.c;
   u32 pieces = (u32)(a.row_bytes / 16);
@@ -218,7 +274,10 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
     u32 rank = shfl(owner, first_of(left));
     left &= left - 1;
     if (keeps && rank == c.rank) {
-      add_partial<Partial>(total, own, own_words);
+      uint4 row[N * P];
+      GroupWords<Partial, N> words;
+      own.load(row, words);
+      add_partial<Partial>(total, row, words);
     } else {
       What what{kPhaseCombineRows, rank, token, c.epoch()};
       coming.receive(place_of_part(args, up, token, rank), what, guard);
@@ -287,12 +346,11 @@ __device__ TY_INLINED bool poll_all_heads(const StagedCombineArgs& args, const U
   return true;
 }
 
-// The whole block. `mine`: of its first token; `entered`: it has received the heads. The partial row that this rank
-// makes itself is made while they come.
-template <class Type, class Partial, u32 N, class Up>
+// The whole block. `mine`: of its first token, whose own part is made; `entered`: it has received the heads.
+template <class Type, class Partial, u32 N, u32 P, class Up>
 __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const Up& up, u32* heard, const Part& part,
-                                            OwnSelection mine, bool entered, Guard& guard) {
-  constexpr u32 P = kParts<Type, Partial>;
+                                            OwnSelection mine, const OwnPart<Partial, N, P>& own, bool entered,
+                                            Guard& guard) {
   const Common& c = args.combine.c;
   bool keeps = part.keeps_own();
   u64 seen = look_at_heads(c, up);
@@ -305,27 +363,13 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
     Lanes owners = ballot(stands_for(is_owed, owner));
     OwnSelection next;
     next.load(args.combine, token + part.receiving.step);
-    uint4 own[N * P];
-    GroupWords<Partial, N> own_words;
-    bool here = keeps && has && mine.expert >= 0 && owner == c.rank && (u64)(u32)mine.slot < args.merge.rows;
-    if (keeps) {
-      i32 slot = here ? mine.slot : -1;
-      float weight = dispatched_weight(args, slot);
-      if (args.topk_weights) {
-        GivenTerm term(args, token);
-        weight = term.weight;
-        if (!term.counts) slot = -1;
-      }
-      sum_rows<Type, Partial, N>(args, slot, weight, own);
-      // Its values are those of a row that travels: sums do not depend on where they are made.
-      if constexpr (kCodes<Partial>) encode_row(own, own_words, (u32)(args.combine.row_bytes / 16));
-    }
+    if (keeps && token != part.receiving.first) make_own<Type>(args, token, mine, own);
     ArrivingPart<Partial, N, P> coming;
     look_first(coming, args, up, token, owner, owners, keeps);
     if (!entered && !poll_all_heads<kCodes<Partial>>(args, up, seen, heard, part, guard)) return;
     entered = true;
     if (!has) break;
-    receive_token<Type, Partial, N, P>(args, up, token, owner, owners, keeps, own, own_words, coming, guard);
+    receive_token<Type, Partial, N, P>(args, up, token, owner, owners, keeps, own, coming, guard);
     if (args.combine.out_weights && wave_id() == 0) receive_weights(args, up, token, mine, owner, keeps, guard);
     if (kMasks && args.missing && wave_id() == 0) note_missing(args, token, mine.expert, owner);
     mine = next;
@@ -355,12 +399,13 @@ __device__ TY_INLINED void combine_staged(const StagedCombineArgs& args, const U
   Part part(args.staging);
   Trace& trace = *a.c.trace;
   Heads heads(a.c, args.staging, part);
-  NearWindows<Up> up(a.c, far, shared);
+  OwnPart<Partial, N, kParts<Type, Partial>> own{reinterpret_cast<uint4*>(shared)};
+  NearWindows<Up> up(a.c, far, shared + kOwnPartBytes);
   u32 *heard = reinterpret_cast<u32*>(up.end()), *staged = heard + a.c.ranks * kHead;
   warm(args);
   wait_for_kernel_ahead();
   let_kernel_behind_start();
-  if (part.posts() && threadIdx.x == 0) trace.begun = trace.counted = now_ns();
+  if (part.posts && threadIdx.x == 0) trace.begun = trace.counted = now_ns();
   learn_masks(a.c, args.staging);
   SumRange range(a, part.keeps_own());
   OwedRow owed;
@@ -369,7 +414,7 @@ __device__ TY_INLINED void combine_staged(const StagedCombineArgs& args, const U
     if (part.receives) mine.load(a, part.receiving.first);
     // A head announces the rows that are staged even if the operation is refused.
 #pragma unroll 1
-    for (u32 d = threadIdx.x; part.posts() && d < a.c.ranks; d += blockDim.x) {
+    for (u32 d = threadIdx.x; part.posts && d < a.c.ranks; d += blockDim.x) {
       bool none = args.topk_weights || (d == a.c.rank && part.keeps_own());
       staged[d] = none ? 0 : a.r.source_rows[d + 1] - a.r.source_rows[d];
     }
@@ -378,11 +423,11 @@ __device__ TY_INLINED void combine_staged(const StagedCombineArgs& args, const U
   if (!StagedTurn::runs(a.c)) return;
   heads.open(a.c);
   bool goes = !part.sends || begin_sums<Type, Partial>(args, up, heard, staged, part, heads, guard);
-  if (goes && part.sends) send_partials<Type, Partial, N>(args, up, range, part, owed, guard);
-  if (part.posts() && threadIdx.x == 0) trace.moved = now_ns();
+  if (goes && part.sends) send_partials<Type>(args, up, range, part, owed, mine, own, guard);
+  if (part.posts && threadIdx.x == 0) trace.moved = now_ns();
   bool entered = part.sends && args.topk_weights;
   if (goes && part.receives)
-    receive_partials<Type, Partial, N>(args, up, heard, part, mine, entered, guard);
+    receive_partials<Type>(args, up, heard, part, mine, own, entered, guard);
   else if (goes && entered)
     mend_staging(a.c, args.staging, up, guard);
   turn.leave(a.c);

@@ -23,6 +23,7 @@ struct ComingTables {
   u32* reports; // [R, token_words + El]: as received
   u32* base;    // [R, El]: rows of an expert from the ranks before
   u32* first;   // [R + 1]: first of each source's rows here, then N
+  u32* staged;  // [token_words * R + 1]: as ComingRows has them
   u32 ranks, words, local, token_words;
 
   __device__ ComingTables(const SentTables& t, u8* shared)
@@ -30,6 +31,7 @@ struct ComingTables {
     pending = reinterpret_cast<u32*>(shared);
     heard = pending + 1;
     reports = heard + ranks * kHead, base = reports + ranks * words, first = base + ranks * local;
+    staged = first + ranks + 1;
   }
   __device__ u32 rows(u32 source, u32 expert) const { return reports[source * words + token_words + expert]; }
   __device__ const u32* set(u32 source) const { return reports + source * words; }
@@ -44,18 +46,54 @@ struct ComingTables {
 
 // One of the rows for this rank.
 struct ComingRow {
-  u32 number;  // in order of sources, then of tokens
   u32 source, token;
+
+  // Its number in order of sources, then of tokens.
+  __device__ u32 number(const ComingTables& t) const { return t.first[source] + t.before(source, token); }
 };
 
-__device__ TY_INLINED ComingRow coming_row(const ComingTables& t, u32 number) {
-  u32 source = 0, w = 0;
-  while (number >= t.first[source + 1]) source++;
-  const u32* set = t.set(source);
-  u32 left = number - t.first[source];
-  for (u32 count; left >= (count = popc(set[w])); w++) left -= count;
-  return {number, source, w * kTallied + nth_bit(set[w], left)};
-}
+// The rows that are staged here, about in the order in which they come: by words of tokens, then by sources. All
+// sources send their first tokens first.
+struct ComingRows {
+  const ComingTables& t;
+  u32 me, kept;  // rows of this rank from token `kept` on are in registers
+  u32 ranks_factor;
+
+  __device__ u32 words() const { return t.token_words * t.ranks; }
+  __device__ u32 rows() const { return t.staged[words()]; }
+  // The rows before each word of each source. One warp.
+  __device__ TY_INLINED void count() const {
+    u32 start = 0;
+#pragma unroll 1
+    for (u32 from = 0; from < words(); from += kWave) {
+      u32 at = from + lane_id(), rows = at < words() ? popc(set(at)) : 0, all;
+      u32 before = sum_before(rows, &all);
+      if (at < words()) t.staged[at] = start + before;
+      start += all;
+    }
+    if (lane_id() == 0) t.staged[words()] = start;
+  }
+  // The whole warp.
+  __device__ TY_INLINED ComingRow at(u32 number) const {
+    u32 at = 0;
+#pragma unroll 1
+    for (u32 from = 0; from < words(); from += kWave) {
+      u32 next = from + lane_id() + 1;
+      at += popc(ballot(next < words() && t.staged[next] <= number));
+    }
+    u32 word = quotient(at, t.ranks, ranks_factor), found = set(at);
+    return {at - word * t.ranks, word * kTallied + nth_bit(found, number - t.staged[at])};
+  }
+
+ private:
+  // The tokens of a word of a source.
+  __device__ u32 set(u32 at) const {
+    u32 word = quotient(at, t.ranks, ranks_factor), source = at - word * t.ranks, first = word * kTallied;
+    u32 found = t.set(source)[word];
+    if (source != me || kept >= first + kTallied) return found;
+    return kept <= first ? 0 : found & ((1u << (kept - first)) - 1);
+  }
+};
 
 // Receives heads and reports. Refused operations have no reports, so those are waited for without end only once all
 // heads are there without an objection. False if one is not there. Warps by role: those that poll reports wait for
@@ -107,7 +145,7 @@ __device__ TY_COLD Guard poll_masked_reports(const StagedDispatchArgs& args, Up 
 }
 
 // Places the rows of all ranks. The whole block.
-__device__ TY_INLINED void place_rows(const ComingTables& t) {
+__device__ TY_INLINED void place_rows(const ComingTables& t, const ComingRows& coming) {
 #pragma unroll 1
   for (u32 e = threadIdx.x; e < t.local; e += blockDim.x)
     for (u32 s = 0, sum = 0; s < t.ranks; s++) t.base[s * t.local + e] = sum, sum += t.rows(s, e);
@@ -123,6 +161,7 @@ __device__ TY_INLINED void place_rows(const ComingTables& t) {
     }
     if (lane_id() == 0) t.first[t.ranks] = start;
   }
+  if (wave_id() == block_waves() - 2) coming.count();
   sync_block();
 }
 
@@ -231,12 +270,13 @@ __device__ TY_INLINED void spread_row(const StagedDispatchArgs& args, const Comi
         if (has && 4 * (piece - own) + i < a.scale_words) scales[(u64)i * step] = word[i];
     }
   }
-  if (wave_id() != 0) return;
-  u32 source = from.source * a.c.max_tokens + from.token;
-  if (lane < topk) out.array<i32>(out.at.slots)[(u64)from.number * topk + lane] = slot;
+  // The last warp has the fewest pieces.
+  if (wave_id() != block_waves() - 1) return;
+  u32 source = from.source * a.c.max_tokens + from.token, number = from.number(t);
+  if (lane < topk) out.array<i32>(out.at.slots)[(u64)number * topk + lane] = slot;
   // The rows of an own token, for the combine that sums them here.
   if (lane < topk && from.source == a.c.rank) a.r.places[(u64)from.token * topk + lane] = (u32)slot;
-  if (lane == 0) out.array<u32>(out.at.landed_source)[from.number] = source;
+  if (lane == 0) out.array<u32>(out.at.landed_source)[number] = source;
   if (slot < 0) return;
   out.array<u32>(out.at.source)[slot] = from.source * args.staging.source_step + from.token;
   if (a.weights) out.array<float>(out.at.weights)[slot] = entry.weight;
@@ -302,8 +342,8 @@ struct SeenRow {
     return {c, args.staging, up, place_of(c, from.source, from.token), sent_pieces(args.dispatch)};
   }
   template <class Up>
-  __device__ TY_INLINED void look(const StagedDispatchArgs& args, const Up& up, const ComingTables& t, u32 number) {
-    from = coming_row(t, number);
+  __device__ TY_INLINED void look(const StagedDispatchArgs& args, const Up& up, const ComingRow& row) {
+    from = row;
     coming.entry.is_mine = lane_id() < args.dispatch.c.topk;
     coming.look(place(args, up));
   }
@@ -316,7 +356,7 @@ struct SeenRow {
     coming.poll(at, {kPhaseRows, from.source, from.token, a.c.epoch()}, guard);
     coming.take(at);
     if (!has_row(args.staging, guard)) {
-      miss_row(args, out.base, from.number, from.source * a.c.max_tokens + from.token);
+      miss_row(args, out.base, from.number(t), from.source * a.c.max_tokens + from.token);
       return;
     }
     uint4 found = coming.entry.is_mine ? coming.entry.seen : make_uint4(~0u, 0, 0, 0);
@@ -355,21 +395,8 @@ struct KeptRow {
   __device__ TY_INLINED void spread(const StagedDispatchArgs& args, const ComingTables& t,
                                     const PackedOutput& out) const {
     u32 me = args.dispatch.c.rank;
-    spread_row(args, t, out, {t.first[me] + t.before(me, token), me, token}, {named, row.weight}, row.piece);
+    spread_row(args, t, out, {me, token}, {named, row.weight}, row.piece);
   }
-};
-
-// The rows of staging that are received, and those of this rank that blocks have kept instead.
-struct StagedNumbers {
-  u32 rows;        // that are staged
-  u32 skip, more;  // from number `skip` on, `more` were kept
-
-  __device__ StagedNumbers(const ComingTables& t, const KeptTokens& kept, u32 me) {
-    u32 all = t.first[me + 1] - t.first[me], staged = t.before(me, kept.first);
-    skip = t.first[me] + staged, more = all - staged;
-    rows = t.first[t.ranks] - more;
-  }
-  __device__ u32 number(u32 i) const { return i < skip ? i : i + more; }
 };
 
 // `own`: what this block has kept. The whole block.
@@ -391,23 +418,23 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
     guard = poll_masked_reports(args, up, t, guard);
     if (sync_block_or(guard.ended())) return mend_staging(c, args.staging, up, guard);
   }
-  place_rows(t);
+  ComingRows rows{t, c.rank, KeptTokens(part, c.tokens()).first, args.staging.ranks_factor};
+  place_rows(t, rows);
   PackedOutput out(a, up.own_arena(a.region));
   if (part.tells()) note_coming(args, up, t, out, d, guard);
-  StagedNumbers numbers(t, KeptTokens(part, c.tokens()), c.rank);
-  u32 step = part.receiving.step;
+  u32 step = part.receiving.step, all = rows.rows();
   constexpr u32 kAtOnce = kRowsAtOnce<N>;
 #pragma unroll 1
-  for (u32 i = part.receiving.first; i < numbers.rows || own.is_here; i += kAtOnce * step) {
+  for (u32 i = part.receiving.first; i < all || own.is_here; i += kAtOnce * step) {
     SeenRow<N> coming[kAtOnce];
 #pragma unroll
     for (u32 n = 0; n < kAtOnce; n++)
-      if (i + n * step < numbers.rows) coming[n].look(args, up, t, numbers.number(i + n * step));
+      if (i + n * step < all) coming[n].look(args, up, rows.at(i + n * step));
     if (own.is_here) own.spread(args, t, out);
     own.is_here = false;
 #pragma unroll
     for (u32 n = 0; n < kAtOnce; n++)
-      if (i + n * step < numbers.rows) coming[n].receive(args, up, t, out, guard);
+      if (i + n * step < all) coming[n].receive(args, up, t, out, guard);
   }
   if (masks(args.staging)) mend_output(args, up.end(), out.base, part.receiving.step);
   mend_staging(c, args.staging, up, guard);
@@ -428,7 +455,7 @@ __device__ TY_INLINED void dispatch_staged(const StagedDispatchArgs& args, const
   warm(args);
   wait_for_kernel_ahead();
   let_kernel_behind_start();
-  if (part.posts() && threadIdx.x == 0) trace.begun = now_ns();
+  if (part.posts && threadIdx.x == 0) trace.begun = now_ns();
   learn_masks(a.c, args.staging);
   FirstPicks first(a, part.sends);
   SentRow<N, kCast> row;
@@ -440,7 +467,7 @@ __device__ TY_INLINED void dispatch_staged(const StagedDispatchArgs& args, const
   if (!StagedTurn::runs(a.c)) return;
   heads.open(a.c);
   if (part.sends) send_rows(args, up, sent, first, part, heads, row);
-  if (part.posts() && threadIdx.x == 0) trace.counted = trace.moved = now_ns();
+  if (part.posts && threadIdx.x == 0) trace.counted = trace.moved = now_ns();
   if (part.receives) receive_rows<N, kCast>(args, up, coming, {a, sent, row, part}, part, guard);
   turn.leave(a.c);
   if (part.tells() && threadIdx.x == 0) trace.arrived = now_ns();

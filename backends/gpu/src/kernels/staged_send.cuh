@@ -141,10 +141,10 @@ struct SentRow {
   static constexpr bool kEarly = N == 1;
   uint4 piece[N];
   uint4 raw[kCast && kEarly ? 4 : 1];
-  float weight;  // of this lane's selection: in the first and in the last warp
+  float weight;  // of this lane's selection: in the last warp
 
   __device__ TY_INLINED void load(const DispatchArgs& a, u32 token) {
-    bool weighs = a.weights && lane_id() < a.c.topk && (wave_id() == 0 || wave_id() == block_waves() - 1);
+    bool weighs = a.weights && lane_id() < a.c.topk && wave_id() == block_waves() - 1;
     weight = weighs ? a.weights[(u64)token * a.c.topk + lane_id()] : 0.0f;
     if constexpr (kCast) {
       if constexpr (kEarly) load_raw(a, token, 0, raw);
@@ -320,9 +320,7 @@ __device__ TY_INLINED bool send_rows(const StagedDispatchArgs& args, const Up& u
   u64 problem = read_routing(args, t, first, tokens);
   if (heads.posts()) post_heads(a, up, t, heads, kept, tokens, problem);
   if (problem != ~0ull) return false;
-  // The block that posts heads has enough to do: the others report its share, if there are others.
-  u32 reporting = max(part.sending.step - 1, 1u);
-  if (part.sending.first < reporting) report_counts(args, up, t, {part.sending.first, reporting});
+  if (part.sending.first < part.reporting) report_counts(args, up, t, {part.sending.first, part.reporting});
 #pragma unroll 1
   for (u32 token = part.sending.first; token < tokens;) {
     row.finish(a, token, t);

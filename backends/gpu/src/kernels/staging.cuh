@@ -29,6 +29,8 @@ constexpr u32 kMostPieces = 4;
 struct Portion {
   u32 first, step;
 };
+// The first item of a block that has none: behind all items, and far from the end of the numbers.
+constexpr u32 kNoItem = 1u << 31;
 
 // The work of this block, and how the work is shared. With blocks by role no block polls behind its own
 // stores.
@@ -36,20 +38,25 @@ struct Part {
   bool sends, receives;
   bool any_receives;  // a block of this kernel
   Portion sending, receiving;
+  bool posts;     // this block enters for all of them
+  u32 reporting;  // blocks that report counts: not the one that posts heads, if there are others
 
   __device__ explicit Part(const Staging& s) {
     bool split = s.senders > 0;
-    sends = (s.phases & kSends) && (!split || blockIdx.x < s.senders);
+    u32 senders = split ? s.senders : gridDim.x, last = senders - 1;
+    sends = (s.phases & kSends) && blockIdx.x < senders;
     any_receives = (s.phases & kReceives) != 0;
-    receives = any_receives && (!split || blockIdx.x >= s.senders);
-    sending = {blockIdx.x, split ? s.senders : gridDim.x};
+    receives = any_receives && (!split || blockIdx.x >= senders);
+    posts = sends && blockIdx.x == last;
+    // Where blocks have roles, one sends heads and no rows: its rows would be the last ones to leave.
+    bool alone = split && last > 0;
+    sending = {alone && posts ? kNoItem : blockIdx.x, alone ? last : senders};
+    reporting = max(last, 1u);
     // Half of all blocks apart: few tokens are sent by some blocks and received by others, side by side.
     u32 blocks = gridDim.x - s.senders, place = blockIdx.x - s.senders + (split ? 0 : blocks / 2);
     receiving = {place < blocks ? place : place - blocks, blocks};
   }
-  // The block that enters for all of them, and the block that reports the outcome: the last of each
-  // kind, which has the least to do.
-  __device__ bool posts() const { return sends && sending.first == sending.step - 1; }
+  // The block that reports the outcome: the last of its kind, which has the least to do.
   __device__ bool tells() const { return receives && receiving.first == receiving.step - 1; }
   // Whether rows of this rank for itself need no staging: the block that has them in registers finishes them.
   // Equal in all blocks.
@@ -161,10 +168,10 @@ class Heads {
   // At the start of the kernel, and before the kernel ahead of it has ended: a read of host memory takes longer
   // than all else. The last thread waits for it.
   __device__ Heads(const Common& c, const Staging& s, const Part& part) : staging_(s), part_(part), given_up_(0) {
-    if (part.posts() && last()) given_up_ = load_relaxed(c.abort);
+    if (part.posts && last()) given_up_ = load_relaxed(c.abort);
   }
 
-  __device__ bool posts() const { return part_.posts(); }
+  __device__ bool posts() const { return part_.posts; }
 
   // Once the operation is known: names it for the kernels behind it. The block that reports the outcome stores
   // all values of `code`, so they need no order among blocks.

@@ -18,13 +18,14 @@ const MOST_TOKENS: u32 = 1024;
 const MOST_LOCAL: u32 = u16::MAX as u32;
 /// The longest row with its scales that fits the registers of a block.
 const LONGEST_ROW: u64 = (16 * MOST_PIECES * THREADS) as u64;
-/// Blocks that only send, where there are many peers: this many fill the link, and the others do not poll
-/// behind their own stores.
-const SENDERS: u32 = 24;
-/// With more ranks than `FEW_RANKS`, there are enough links for all blocks to send. `RECEIVERS` is the
-/// number of blocks that must then be left to receive.
-const FEW_RANKS: u32 = 4;
-const RECEIVERS: u32 = 24;
+/// Most blocks that only send, where there are many peers, one of them only heads. This many fill the link, and the
+/// others do not poll behind their own stores.
+const SENDERS: u32 = 33;
+/// Of this many blocks one sends. With fewer than `FEWEST_BY_ROLE`, too few would be left to receive: all do both.
+const BLOCKS_PER_SENDER: u32 = 4;
+const FEWEST_BY_ROLE: u32 = 96;
+/// Up to this many ranks all blocks send and receive: a block has about one row of others.
+const FEW_RANKS: u32 = 2;
 
 /// Sizes and offsets in the control window; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +138,7 @@ impl StagingSizes {
             tokens_factor: factor(shape.max_tokens),
             words_factor: factor(self.token_words),
             report_factor: factor(self.token_words + shape.local_experts()),
-            reserved: 0,
+            ranks_factor: factor(shape.ranks),
         }
     }
 
@@ -160,14 +161,19 @@ impl StagingSizes {
         let local = shape.local_experts();
         let sent =
             (shape.experts + ranks) * self.token_words + max_tokens * topk + hidden.div_ceil(128);
-        let coming = ranks * (HEAD + self.token_words + 2 * local + 1) + 2;
+        let coming = ranks * (HEAD + 2 * self.token_words + 2 * local + 1) + 3;
         // Windows, and a problem of the routing.
         8 * (ranks + 2) + 4 * (sent + coming)
     }
 
+    /// The same for a combine: the longest partial row of its own, addresses, and the heads of all ranks.
+    pub(super) fn shared_of_combine(shape: &Shape) -> u32 {
+        LONGEST_ROW as u32 + 8 * (shape.ranks + 1) + 4 * shape.ranks * (HEAD + 1)
+    }
+
     /// Whether a block of a device that gives it `most_shared` bytes has memory for that.
     pub(super) fn check(&self, shape: &Shape, most_shared: u32) -> Result<()> {
-        let needed = self.shared(shape).saturating_add(KEPT);
+        let needed = self.shared(shape).max(Self::shared_of_combine(shape)).saturating_add(KEPT);
         if needed <= most_shared {
             return Ok(());
         }
@@ -194,7 +200,8 @@ impl StagingSizes {
 
 /// Blocks of a dispatch in one kernel that only send; 0 where each sends and receives.
 pub(super) fn senders(ranks: u32, blocks: u32) -> u32 {
-    if ranks > FEW_RANKS && blocks >= SENDERS + RECEIVERS { SENDERS } else { 0 }
+    let by_role = ranks > FEW_RANKS && blocks >= FEWEST_BY_ROLE;
+    if by_role { (blocks / BLOCKS_PER_SENDER).min(SENDERS) } else { 0 }
 }
 
 /// An error for a combine of a handle whose output is not packed.
@@ -309,6 +316,9 @@ mod tests {
 
     #[test]
     fn blocks_take_roles_where_there_are_many_peers_and_enough_blocks() {
-        assert_eq!([senders(2, 132), senders(8, 132), senders(8, 32)], [0, 24, 0]);
+        assert_eq!(
+            [senders(2, 132), senders(8, 132), senders(3, 96), senders(8, 64)],
+            [0, 33, 24, 0]
+        );
     }
 }

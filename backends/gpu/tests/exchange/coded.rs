@@ -62,8 +62,8 @@ const CHANGES: usize = 10;
 /// A rank's own sums, which are not encoded.
 const OWN: Mutant = (
     "sums of a rank's own tokens are exact",
-    "if constexpr (kCodes<Partial>) encode_row(own, own_words,",
-    "if constexpr (kCodes<Partial>) if (model::mutant == 11) { for (u32& word : own_words.of) word = 0; } else encode_row(own, own_words,",
+    "if constexpr (kCodes<Partial>) encode_row(row, words,",
+    "if constexpr (kCodes<Partial>) if (model::mutant == 11) { for (u32& word : words.of) word = 0; } else encode_row(row, words,",
 );
 
 /// Parts of an encoded piece come late: mutants that do not wait for them are then noticed by more than chance.

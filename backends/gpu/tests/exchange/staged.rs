@@ -4,7 +4,7 @@ use super::*;
 
 /// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
 /// description, the text that occurs once, and its replacement.
-const MUTANTS: [Mutant; 12] = [
+const MUTANTS: [Mutant; 13] = [
     (
         "a row is taken before it has come",
         "there &= !is_inside<P, M>(j, at.pieces) || has_come(piece[j]);",
@@ -65,6 +65,11 @@ const MUTANTS: [Mutant; 12] = [
         "          return there ? key >> 32 : 0;",
         "          return !there ? 0 : model::mutant == 12 ? epoch : key >> 32;",
     ),
+    (
+        "a rank's own part of a token is that of the token before",
+        "    if (keeps && token != part.receiving.first) make_own",
+        "    if (keeps && token != part.receiving.first && model::mutant != 13) make_own",
+    ),
 ];
 
 /// A part of what one rank sends comes late while a mutant is switched on: behind what announces it. Mutants that do
@@ -72,8 +77,8 @@ const MUTANTS: [Mutant; 12] = [
 const LATE: [Mutant; 3] = [
     (
         "counts come behind heads",
-        "  u32 reporting = max(",
-        "  model::come_late(a.c.rank);\n  u32 reporting = max(",
+        "  if (part.sending.first < part.reporting) report_counts(",
+        "  model::come_late(a.c.rank);\n  if (part.sending.first < part.reporting) report_counts(",
     ),
     (
         "pieces of rows come behind their record",

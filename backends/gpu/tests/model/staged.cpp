@@ -41,6 +41,7 @@ Staging staging_of(const Rank& r, Way way) {
   s.record_pitch = 16 * (1 + r.s.topk);
   s.topk_factor = factor_of(r.s.topk), s.tokens_factor = factor_of(most);
   s.words_factor = factor_of(s.token_words), s.report_factor = factor_of(s.token_words + r.s.local());
+  s.ranks_factor = factor_of(ranks);
   // Sums that are rounded once are staged as f32.
   s.row_pitch = align_128(2 * r.s.row_bytes + 4 * r.s.scale_words + 16);
   s.words = kStagedAt;
@@ -48,10 +49,13 @@ Staging staging_of(const Rank& r, Way way) {
   s.rows = s.records + align_128((u64)kSlots * ranks * most * s.record_pitch);
   if (s.rows + (u64)kSlots * ranks * most * s.row_pitch > kControlBytes) fail("staging is too small");
   s.phases = kSends | kReceives;
-  s.senders = way == Way::kByRole ? 1 : 0;
+  // One more block then receives: see blocks_of.
+  s.senders = way == Way::kByRole ? kBlocks : 0;
   s.masking = r.masking;
   return s;
 }
+
+u32 blocks_of(const Staging& s) { return kBlocks + (s.senders > 0); }
 
 // All staging of a rank, as it is when no operation is open.
 void check_clean(const Rank& r, const std::string& when) {
@@ -107,7 +111,7 @@ void launch_staged(Rank& r, const StagedDispatchArgs& a, u32 phases, const Late&
   StagedDispatchArgs part = a;
   part.staging.phases = phases;
   bool is_long = is_long_for(sent_pieces(a.dispatch), a.dispatch.cast != 0 ? 1 : 2);
-  model::launch(kBlocks, kWarps * kWave, [=, &r] {
+  model::launch(blocks_of(part.staging), kWarps * kWave, [=, &r] {
     if (blockIdx.x == late.block && threadIdx.x == 0) late.hold();
     run_staged(part, r.params(), is_long);
   });
@@ -234,7 +238,7 @@ void launch_combine(Rank& r, const StagedCombineArgs& a, const Call& call, u32 p
   StagedCombineArgs part = a;
   part.staging.phases = phases;
   bool is_long = is_long_for(r.s.row_bytes / 16, 2);
-  model::launch(kBlocks, kWarps * kWave, [=, &r] {
+  model::launch(blocks_of(part.staging), kWarps * kWave, [=, &r] {
     if (call.coded)
       ty_combine_staged_bf16_logfmt(part, r.params());
     else if (call.narrow && call.once)
