@@ -7,6 +7,7 @@ use tokenyard_core::moe::DType;
 
 use crate::dlpack::{DataType, Description, contiguous};
 use crate::exchange::Exchange;
+use crate::tensor::is_negated;
 
 /// A tensor that a dispatch takes as it is: of the first one's type, without gaps, without a gradient to record, and
 /// whose values are those in memory.
@@ -20,8 +21,7 @@ fn read(
     }
     let py = tensor.py();
     let records = tensor.getattr(intern!(py, "requires_grad")).ok()?;
-    let is_negated = tensor.call_method0(intern!(py, "is_neg")).ok()?;
-    if records.is_truthy().ok()? || is_negated.is_truthy().ok()? {
+    if records.is_truthy().ok()? || is_negated(tensor) {
         return None;
     }
     let found = exchange.describe(tensor).ok()?;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
-use tokenyard_core::Result;
 use tokenyard_core::communicator::{CallerMemory, TensorMut, TensorRef};
 use tokenyard_core::moe::DType;
+use tokenyard_core::{Error, Result};
 
 use crate::anchors::Anchor;
 use crate::array::{Array, Claim};
@@ -56,6 +56,19 @@ pub(crate) struct Elements<'a> {
     pub(crate) strides: &'a [i64],
 }
 
+/// Whether an object is a view of torch whose memory has the opposite of its values.
+pub(crate) fn is_negated(object: &Bound<'_, PyAny>) -> bool {
+    let answer = object.call_method0(intern!(object.py(), "is_neg"));
+    answer.and_then(|it| it.is_truthy()).unwrap_or(false)
+}
+
+fn negated(name: &str) -> Error {
+    invalid(format!(
+        "{name}: found a view that is negated when it is read; expected its values in memory"
+    ))
+    .with_fix("make a tensor of the view by its resolve_neg()")
+}
+
 impl Tensor {
     /// Reads what an object says of itself. Its memory is not looked at.
     ///
@@ -64,7 +77,7 @@ impl Tensor {
     pub(crate) fn read(name: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
         let exchange = Exchange::of(&object.get_type());
         if let Some(tensor) = exchange.and_then(|it| Self::by_exchange(name, object, it)) {
-            return Ok(tensor);
+            return if is_negated(object) { Err(negated(name)) } else { Ok(tensor) };
         }
         let py = object.py();
         let has = |attribute: &Bound<'_, PyString>| object.hasattr(attribute).unwrap_or(false);
@@ -75,6 +88,9 @@ impl Tensor {
         let methods = data_ptr.zip(object.getattr(intern!(py, "stride")).ok());
         let methods = methods.filter(|_| has(intern!(py, "device")));
         let read = if let Some((data_ptr, stride)) = methods {
+            if is_negated(object) {
+                return Err(negated(name));
+            }
             Self::like_torch(name, object, &data_ptr, &stride)
         } else if has(intern!(py, "__array_interface__")) {
             Self::like_numpy(name, object)

@@ -1,4 +1,4 @@
-"""Arrays of JAX and worlds of mpi4py. Skipped, one by one, where the library is not installed."""
+"""Arrays of JAX, views of torch, and worlds of mpi4py. Skipped, one by one, where the library is not installed."""
 
 import gc
 import importlib.util
@@ -13,6 +13,8 @@ import pytest
 from oracle import Case
 from pool import CONFIG
 from test_exchange import opened, same
+
+from tokenyard import errors
 
 CASE = Case(2, seed=9, hidden=256)
 
@@ -55,6 +57,24 @@ def in_jax(world, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_arrays_of_jax_go_in_and_come_out(ranks, dtype):
     ranks(2, in_jax, dtype)
+
+
+def negated_view_of_torch(world):
+    import torch
+
+    me = world.rank
+    x, idx = torch.from_numpy(CASE.x[me]), torch.from_numpy(CASE.idx[me])
+    with opened(world, CASE) as comm:
+        with pytest.raises(errors.InvalidInputError if me == 1 else errors.RefusedError) as raised:
+            comm.dispatch(torch._neg_view(x) if me == 1 else x, idx)
+        assert "a view that is negated when it is read" in str(raised.value)
+        received, _ = comm.dispatch(torch._neg_view(x).resolve_neg(), idx)
+        same(torch.from_dlpack(received.x).numpy(), -CASE.rows(CASE.sources(me)))
+
+
+@needs("torch")
+def test_a_view_of_torch_that_is_negated_when_it_is_read_is_refused(ranks):
+    ranks(2, negated_view_of_torch)
 
 
 MPI_RANK = """

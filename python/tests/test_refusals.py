@@ -29,6 +29,17 @@ class OnGpu:
         return (self.shape[1], 1)
 
 
+class Negated(OnGpu):
+    """A view of torch in host memory that has the opposite of its values."""
+
+    def __init__(self, array):
+        super().__init__(array)
+        self.device = "cpu"
+
+    def is_neg(self):
+        return True
+
+
 class LikeCupy:
     """An array of CuPy on a device that is not there: it has CUDA's interface alone."""
 
@@ -81,6 +92,7 @@ DISPATCHES = {
         "found address",
     ),
     "a device": ("x", OnGpu, "found memory of device 1; expected host memory"),
+    "a negated view": ("x", Negated, "found a view that is negated when it is read"),
     "a device of CuPy": ("x", LikeCupy, "found memory of device 3; expected host memory"),
     "a type of CuPy": (
         "x",
