@@ -65,8 +65,8 @@ impl Usage {
 /// docs/history/decoding.md.
 fn most_spills(kernel: &str) -> [u32; 2] {
     match kernel {
-        "ty_cast_staged_long" => [20, 28],
-        "ty_dispatch_staged_long" => [16, 20],
+        "ty_cast_staged_long" => [24, 44],
+        "ty_dispatch_staged_long" => [0, 16],
         "ty_ring_posts" => [8, 0],
         "ty_combine_staged_bf16" => [8, 16],
         "ty_combine_staged_f16" | "ty_combine_staged_f32" => [8, 12],

@@ -23,7 +23,7 @@ struct ComingTables {
   u32* reports; // [R, token_words + El]: as received
   u32* base;    // [R, El]: rows of an expert from the ranks before
   u32* first;   // [R + 1]: first of each source's rows here, then N
-  u32* staged;  // [token_words * R + 1]: as ComingRows has them
+  u32* staged;  // [token_words * R + 1]: staged rows before each set of ComingRows, then all of them
   u32 ranks, words, local, token_words;
 
   __device__ ComingTables(const SentTables& t, u8* shared)
@@ -40,7 +40,7 @@ struct ComingTables {
     u32 count = 0, word = token / kTallied;
 #pragma unroll 1
     for (u32 w = 0; w < word; w++) count += popc(set(source)[w]);
-    return word == token_words ? count : count + popc(set(source)[word] & ((1u << token % kTallied) - 1));
+    return count + popc(set(source)[word] & ((1u << token % kTallied) - 1));
   }
 };
 
@@ -78,8 +78,9 @@ struct ComingRows {
     u32 at = 0;
 #pragma unroll 1
     for (u32 from = 0; from < words(); from += kWave) {
-      u32 next = from + lane_id() + 1;
-      at += popc(ballot(next < words() && t.staged[next] <= number));
+      u32 next = from + lane_id() + 1, before = popc(ballot(next < words() && t.staged[next] <= number));
+      at += before;
+      if (before < kWave) break;
     }
     u32 word = quotient(at, t.ranks, ranks_factor), found = set(at);
     return {at - word * t.ranks, word * kTallied + nth_bit(found, number - t.staged[at])};
@@ -467,7 +468,8 @@ __device__ TY_INLINED void dispatch_staged(const StagedDispatchArgs& args, const
   if (!StagedTurn::runs(a.c)) return;
   heads.open(a.c);
   if (part.sends) send_rows(args, up, sent, first, part, heads, row);
-  if (part.posts && threadIdx.x == 0) trace.counted = trace.moved = now_ns();
+  if (part.posts && threadIdx.x == 0) trace.counted = now_ns();
+  if (part.ends_sends && threadIdx.x == 0) trace.moved = now_ns();
   if (part.receives) receive_rows<N, kCast>(args, up, coming, {a, sent, row, part}, part, guard);
   turn.leave(a.c);
   if (part.tells() && threadIdx.x == 0) trace.arrived = now_ns();

@@ -29,7 +29,7 @@ constexpr u32 kMostPieces = 4;
 struct Portion {
   u32 first, step;
 };
-// The first item of a block that has none: behind all items, and far from the end of the numbers.
+// The first item of a block that has none. A step behind it does not wrap.
 constexpr u32 kNoItem = 1u << 31;
 
 // The work of this block, and how the work is shared. With blocks by role no block polls behind its own
@@ -38,8 +38,9 @@ struct Part {
   bool sends, receives;
   bool any_receives;  // a block of this kernel
   Portion sending, receiving;
-  bool posts;     // this block enters for all of them
-  u32 reporting;  // blocks that report counts: not the one that posts heads, if there are others
+  bool posts;      // this block enters for all of them
+  bool ends_sends; // the last of those that send rows
+  u32 reporting;   // blocks that report counts: not the one that posts heads, if there are others
 
   __device__ explicit Part(const Staging& s) {
     bool split = s.senders > 0;
@@ -51,6 +52,7 @@ struct Part {
     // Where blocks have roles, one sends heads and no rows: its rows would be the last ones to leave.
     bool alone = split && last > 0;
     sending = {alone && posts ? kNoItem : blockIdx.x, alone ? last : senders};
+    ends_sends = sends && sending.first == sending.step - 1;
     reporting = max(last, 1u);
     // Half of all blocks apart: few tokens are sent by some blocks and received by others, side by side.
     u32 blocks = gridDim.x - s.senders, place = blockIdx.x - s.senders + (split ? 0 : blocks / 2);

@@ -21,7 +21,7 @@ const LONGEST_ROW: u64 = (16 * MOST_PIECES * THREADS) as u64;
 /// Most blocks that only send, where there are many peers, one of them only heads. This many fill the link, and the
 /// others do not poll behind their own stores.
 const SENDERS: u32 = 33;
-/// Of this many blocks one sends. With fewer than `FEWEST_BY_ROLE`, too few would be left to receive: all do both.
+/// One of this many blocks sends. With fewer than `FEWEST_BY_ROLE`, too few would be left to receive: all do both.
 const BLOCKS_PER_SENDER: u32 = 4;
 const FEWEST_BY_ROLE: u32 = 96;
 /// Up to this many ranks all blocks send and receive: a block has about one row of others.
@@ -166,7 +166,7 @@ impl StagingSizes {
         8 * (ranks + 2) + 4 * (sent + coming)
     }
 
-    /// The same for a combine: the longest partial row of its own, addresses, and the heads of all ranks.
+    /// The same for a combine: the longest partial row of its own (`kOwnPartBytes`), addresses, the heads of all ranks.
     pub(super) fn shared_of_combine(shape: &Shape) -> u32 {
         LONGEST_ROW as u32 + 8 * (shape.ranks + 1) + 4 * shape.ranks * (HEAD + 1)
     }

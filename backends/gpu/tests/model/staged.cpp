@@ -49,13 +49,13 @@ Staging staging_of(const Rank& r, Way way) {
   s.rows = s.records + align_128((u64)kSlots * ranks * most * s.record_pitch);
   if (s.rows + (u64)kSlots * ranks * most * s.row_pitch > kControlBytes) fail("staging is too small");
   s.phases = kSends | kReceives;
-  // One more block then receives: see blocks_of.
-  s.senders = way == Way::kByRole ? kBlocks : 0;
+  // One of them posts heads, the others send rows.
+  s.senders = way == Way::kByRole ? 3 : 0;
   s.masking = r.masking;
   return s;
 }
 
-u32 blocks_of(const Staging& s) { return kBlocks + (s.senders > 0); }
+u32 blocks_of(const Staging& s) { return kBlocks + s.senders; }
 
 // All staging of a rank, as it is when no operation is open.
 void check_clean(const Rank& r, const std::string& when) {
