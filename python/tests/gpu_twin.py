@@ -1,6 +1,6 @@
 """Low-latency operations of two GPUs, each with the load of one of R ranks (see tools/twin/README.md).
 
-torchrun --nproc-per-node 8 python/benches/twin.py target/release/libtokenyard_plugin_twin.so
+torchrun --nproc-per-node 8 python/tests/gpu_twin.py target/release/libtokenyard_plugin_twin.so
 """
 
 import argparse
