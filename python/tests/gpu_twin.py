@@ -8,6 +8,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from gpu_native import time_in_graph
 
 import tokenyard
 
@@ -26,7 +27,6 @@ device = {device}
 [plugins]
 paths = ["{plugin}"]
 """
-CALLS, LAUNCHES = 10, 50
 
 
 def parse():
@@ -81,25 +81,7 @@ class Load:
         assert off < 1e-2, f"found sums that are off by {off} of the largest; expected at most 0.01"
 
 
-def time_in_graph(call, group):
-    """Microseconds of a call on the device."""
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
-    dist.barrier(group)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    graph.replay()
-    start.record()
-    for _ in range(LAUNCHES):
-        graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) * 1000 / (CALLS * LAUNCHES)
-
-
-def measure(comm, rank, sizes, group):
+def measure(comm, rank, sizes):
     load = Load(comm, rank, sizes)
     for turn in range(20):
         load.check(turn % 2 == 1)
@@ -117,7 +99,7 @@ def measure(comm, rank, sizes, group):
         "pair, cast to FP8": lambda: pair(False),
         "pair, own weights": lambda: pair(True),
     }
-    times = {what: time_in_graph(call, group) for what, call in calls.items()}
+    times = {what: time_in_graph(call) for what, call in calls.items()}
     load.check(False)
     return times
 
@@ -127,7 +109,6 @@ def main():
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(rank % 2)
     dist.init_process_group("gloo")
-    group = dist.new_group([0, 1])
     plugin = os.path.abspath(sizes.plugin)
     config = tokenyard.Config.parse(CONFIG.format(device=rank % 2, plugin=plugin), "twin")
     world = tokenyard.World.from_torch(config=config)
@@ -139,7 +120,7 @@ def main():
         hidden=sizes.hidden,
         max_tokens=sizes.tokens,
     )
-    times = measure(comm, rank, sizes, group) if rank < 2 else {}
+    times = measure(comm, rank, sizes) if rank < 2 else {}
     dist.barrier()
     found = [None] * ranks
     dist.all_gather_object(found, times)
