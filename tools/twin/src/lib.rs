@@ -24,9 +24,6 @@ tokenyard_core::export_transports!(Twin);
 const DEFINE: &str = "TY_TWIN=1";
 const DEFINES: &[abi::TyStr] = &[abi::TyStr { data: DEFINE.as_ptr(), bytes: DEFINE.len() }];
 
-/// Of `DeviceApi::Params` in nvlink.cuh. They begin with the address of the table of windows.
-const PARAM_BYTES: usize = 32;
-
 /// The transport; see the crate.
 #[derive(Debug)]
 pub struct Twin {
@@ -48,17 +45,19 @@ impl Twin {
     /// The table of windows, and `DeviceApi::Params` of `nvlink` with it.
     fn params(&self) -> Result<(Buffer, Vec<u64>)> {
         let inner = self.nvlink.device_api()?;
-        assert_eq!((inner.param_bytes, inner.param_alignment), (PARAM_BYTES, align_of::<u64>()));
-        // SAFETY: as many bytes as `nvlink` reports, which lives; words of 8 bytes.
-        let words =
-            unsafe { std::slice::from_raw_parts(inner.params.cast::<u64>(), PARAM_BYTES / 8) };
-        let mut params = words.to_vec();
+        let mut params = vec![0u64; inner.param_bytes.div_ceil(size_of::<u64>())];
+        let from = inner.params.cast::<u8>();
+        // SAFETY: `nvlink`, which lives, reports as many bytes; the words have room for them, and are apart.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, params.as_mut_ptr().cast(), inner.param_bytes);
+        }
         let places = (0..self.windows).flat_map(|window| (0..self.peers).map(move |p| (window, p)));
         let addresses = places.map(|(window, peer)| {
             let address = self.nvlink.peer_address(window, stands_for(self.me, peer))?;
             Ok(address as u64)
         });
         let table = Buffer::of(&self.context, &addresses.collect::<Result<Vec<u64>>>()?)?;
+        // `DeviceApi::Params` in nvlink.cuh begins with the address of the table.
         if let Some(first) = params.first_mut() {
             *first = table.address();
         }
