@@ -64,17 +64,9 @@ impl Engine {
         if mode.at_once || !mode.no_host_sync { SENDS | RECEIVES } else { SENDS }
     }
 
-    /// The launch of a dispatch of this many tokens of this rank.
-    fn staged_dispatch_launch(&self, sizes: &StagingSizes, tokens: u32) -> Launch {
-        let blocks = self.launcher.blocks.of_decode(tokens);
-        Launch::of_threads(blocks, THREADS, sizes.shared(&self.exchange.shape))
-    }
-
-    /// The same of a combine.
-    fn staged_combine_launch(&self, tokens: u32) -> Launch {
-        let blocks = self.launcher.blocks.of_decode(tokens);
-        let shared = StagingSizes::shared_of_combine(&self.exchange.shape);
-        Launch::of_threads(blocks, THREADS, shared)
+    /// The launch of an operation of this many tokens of this rank, with a block's bytes of shared memory.
+    fn staged_launch(&self, tokens: u32, shared: u32) -> Launch {
+        Launch::of_threads(self.launcher.blocks.of_decode(tokens), THREADS, shared)
     }
 
     /// Launches a dispatch.
@@ -101,7 +93,8 @@ impl Engine {
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
         let (slot, phases) = (self.routing.slot(operation), Self::phases(mode));
         let kernel = kernels.dispatch(dispatch);
-        let launch = self.staged_dispatch_launch(&sizes, dispatch.common.input_rows);
+        let shared = sizes.shared(&self.exchange.shape);
+        let launch = self.staged_launch(dispatch.common.input_rows, shared);
         let apart = phases == SENDS;
         let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
         let staging = sizes.arguments(&self.exchange.shape, phases, by_role, &call);
@@ -180,7 +173,8 @@ impl Engine {
         };
         let (slot, phases) = (self.routing.slot(call.operation), Self::phases(mode));
         let function = kernels.combine(&combine, kind);
-        let launch = self.staged_combine_launch(state.tokens);
+        let shared = StagingSizes::shared_of_combine(&self.exchange.shape);
+        let launch = self.staged_launch(state.tokens, shared);
         let of = StagedCall { waited_ns: call.waited_ns as u64, ..self.staged_call() };
         let staging = sizes.arguments(&self.exchange.shape, phases, 0, &of);
         let arguments = StagedCombineArgs {
@@ -212,6 +206,7 @@ impl Engine {
         let slot = self.routing.slot(operation);
         let half = std::mem::replace(&mut self.routing.halves[slot], StagedHalf::None);
         let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
+        let shape = &self.exchange.shape;
         // SAFETY: the kernels' types; the memory that they name is valid until the operation is
         // received, by the contract of the call that sent it.
         unsafe {
@@ -220,14 +215,15 @@ impl Engine {
                 StagedHalf::Dispatch(arguments) => {
                     let dispatch = &arguments.dispatch;
                     let kernel = kernels.dispatch(dispatch);
-                    let launch = self.staged_dispatch_launch(&sizes, dispatch.common.input_rows);
+                    let launch =
+                        self.staged_launch(dispatch.common.input_rows, sizes.shared(shape));
                     self.launch(kernel, launch, &arguments, slot)
                 }
                 StagedHalf::Combine(arguments, kind) => {
                     let kernel = kernels.combine(&arguments.combine, kind);
                     // T may be known only to the device.
-                    let most = self.exchange.shape.max_tokens;
-                    let launch = self.staged_combine_launch(most);
+                    let shared = StagingSizes::shared_of_combine(shape);
+                    let launch = self.staged_launch(shape.max_tokens, shared);
                     self.launch(kernel, launch, &arguments, slot)
                 }
             }

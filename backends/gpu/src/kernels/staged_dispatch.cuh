@@ -63,15 +63,13 @@ struct ComingRows {
   __device__ u32 rows() const { return t.staged[words()]; }
   // The rows before each word of each source. One warp.
   __device__ TY_INLINED void count() const {
-    u32 start = 0;
+    RunningSum rows;
 #pragma unroll 1
     for (u32 from = 0; from < words(); from += kWave) {
-      u32 at = from + lane_id(), rows = at < words() ? popc(set(at)) : 0, all;
-      u32 before = sum_before(rows, &all);
-      if (at < words()) t.staged[at] = start + before;
-      start += all;
+      u32 at = from + lane_id(), before = rows.add(at < words() ? popc(set(at)) : 0);
+      if (at < words()) t.staged[at] = before;
     }
-    if (lane_id() == 0) t.staged[words()] = start;
+    if (lane_id() == 0) t.staged[words()] = rows.sum;
   }
   // The whole warp.
   __device__ TY_INLINED ComingRow at(u32 number) const {
@@ -151,16 +149,15 @@ __device__ TY_INLINED void place_rows(const ComingTables& t, const ComingRows& c
   for (u32 e = threadIdx.x; e < t.local; e += blockDim.x)
     for (u32 s = 0, sum = 0; s < t.ranks; s++) t.base[s * t.local + e] = sum, sum += t.rows(s, e);
   if (wave_id() == block_waves() - 1) {
-    u32 start = 0;
+    RunningSum all;
 #pragma unroll 1
     for (u32 from = 0; from < t.ranks; from += kWave) {
-      u32 s = from + lane_id(), rows = 0, all;
+      u32 s = from + lane_id(), rows = 0;
       for (u32 w = 0; w < t.token_words && s < t.ranks; w++) rows += popc(t.set(s)[w]);
-      u32 before = sum_before(rows, &all);
-      if (s < t.ranks) t.first[s] = start + before;
-      start += all;
+      u32 before = all.add(rows);
+      if (s < t.ranks) t.first[s] = before;
     }
-    if (lane_id() == 0) t.first[t.ranks] = start;
+    if (lane_id() == 0) t.first[t.ranks] = all.sum;
   }
   if (wave_id() == block_waves() - 2) coming.count();
   sync_block();
@@ -469,7 +466,7 @@ __device__ TY_INLINED void dispatch_staged(const StagedDispatchArgs& args, const
   heads.open(a.c);
   if (part.sends) send_rows(args, up, sent, first, part, heads, row);
   if (part.posts && threadIdx.x == 0) trace.counted = now_ns();
-  if (part.ends_sends && threadIdx.x == 0) trace.moved = now_ns();
+  if (part.ends_sends() && threadIdx.x == 0) trace.moved = now_ns();
   if (part.receives) receive_rows<N, kCast>(args, up, coming, {a, sent, row, part}, part, guard);
   turn.leave(a.c);
   if (part.tells() && threadIdx.x == 0) trace.arrived = now_ns();

@@ -38,9 +38,8 @@ struct Part {
   bool sends, receives;
   bool any_receives;  // a block of this kernel
   Portion sending, receiving;
-  bool posts;      // this block enters for all of them
-  bool ends_sends; // the last of those that send rows
-  u32 reporting;   // blocks that report counts: not the one that posts heads, if there are others
+  bool posts;     // this block enters for all of them
+  u32 reporting;  // blocks that report counts: not the one that posts heads, if there are others
 
   __device__ explicit Part(const Staging& s) {
     bool split = s.senders > 0;
@@ -52,12 +51,13 @@ struct Part {
     // Where blocks have roles, one sends heads and no rows: its rows would be the last ones to leave.
     bool alone = split && last > 0;
     sending = {alone && posts ? kNoItem : blockIdx.x, alone ? last : senders};
-    ends_sends = sends && sending.first == sending.step - 1;
     reporting = max(last, 1u);
     // Half of all blocks apart: few tokens are sent by some blocks and received by others, side by side.
     u32 blocks = gridDim.x - s.senders, place = blockIdx.x - s.senders + (split ? 0 : blocks / 2);
     receiving = {place < blocks ? place : place - blocks, blocks};
   }
+  // The last block of those that send rows.
+  __device__ bool ends_sends() const { return sends && sending.first == sending.step - 1; }
   // The block that reports the outcome: the last of its kind, which has the least to do.
   __device__ bool tells() const { return receives && receiving.first == receiving.step - 1; }
   // Whether rows of this rank for itself need no staging: the block that has them in registers finishes them.

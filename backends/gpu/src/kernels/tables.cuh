@@ -83,19 +83,31 @@ __device__ inline u32 sum_before(u32 value, u32* all) {
   return sum - value;
 }
 
+// A sum over values of which each lane has one at a time. One warp.
+struct RunningSum {
+  u32 sum = 0;
+
+  // The sum of all values before this lane's.
+  __device__ TY_INLINED u32 add(u32 value) {
+    u32 all, before = sum + sum_before(value, &all);
+    sum += all;
+    return before;
+  }
+};
+
 // The starts of the rows of each expert of a rank: `each(expert, start)`, by lanes. Returns the end of
 // the last expert's rows. One warp, once all rows of experts are known.
 template <class Each>
 __device__ u32 scan_experts(const DispatchArgs& a, const DispatchTables& t, u32 rank, Each each) {
-  u32 local = a.c.local_experts(), start = 0;
+  u32 local = a.c.local_experts();
+  RunningSum rows;
 #pragma unroll 1
   for (u32 first = 0; first < local; first += kWave) {
-    u32 at = first + lane_id(), e = rank * local + at, all;
-    u32 before = sum_before(at < local ? room_of(a, t.expert_all[e]) : 0, &all);
-    if (at < local) each(e, start + before);
-    start += all;
+    u32 at = first + lane_id(), e = rank * local + at;
+    u32 start = rows.add(at < local ? room_of(a, t.expert_all[e]) : 0);
+    if (at < local) each(e, start);
   }
-  return start;
+  return rows.sum;
 }
 
 }  // namespace ty
