@@ -2603,8 +2603,9 @@ typedef struct TyKernelsTable {
                              struct TyError *error);
   /**
    * Optional, of a set with `TY_NEEDS_STREAMS`. Every region, released before this call or after it,
-   * becomes free only once this stream, too, has passed the work that is queued on it now. Never called
-   * while the stream is captured.
+   * becomes free only once this stream, too, has passed the work that is queued on it now. A stream that
+   * captures a graph is passed within that graph alone: there it holds back the regions that operations of
+   * the graph may get again.
    */
   int32_t (*release_after)(void *instance, void *stream, struct TyError *error);
   /**

@@ -208,10 +208,11 @@ pub trait KernelSet: Sized + Send + 'static {
     fn release(&mut self, region: u64);
 
     /// Every region, released before this call or after it, becomes free only once a stream of the device,
-    /// too, has passed the work that is queued on it now.
+    /// too, has passed the work that is queued on it now. A stream that captures a graph is passed within that
+    /// graph alone: there it holds back the regions that operations of the graph may get again.
     ///
     /// # Errors
-    /// `Unsupported` for a set without streams; a stream that is captured; errors of the device.
+    /// `Unsupported` for a set without streams; errors of the device.
     ///
     /// # Safety
     /// A stream of the device that the set works on.

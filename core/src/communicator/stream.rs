@@ -221,9 +221,11 @@ impl Communicator {
     /// than the one of their operation. Drop them, then call this, and then operations. Nothing waits if none
     /// was dropped. Local: no other rank takes part.
     ///
+    /// In a capture it orders the work of the graph in the same way: name each stream that reads what the graph's
+    /// operations gave, before the next operation is captured.
+    ///
     /// # Errors
-    /// `InvalidInput` where the kernel set has no streams, and for a stream that is captured; errors of the
-    /// device.
+    /// `InvalidInput` where the kernel set has no streams; errors of the device.
     pub fn release_after(&mut self, streams: &[Stream]) -> Result<()> {
         self.check_open()?;
         streams.iter().try_for_each(|stream| self.check_stream(Some(*stream)))?;

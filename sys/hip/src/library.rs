@@ -183,6 +183,7 @@ functions! {
     stream_wait_event: "hipStreamWaitEvent" fn(*mut c_void, *mut c_void, c_uint) -> c_uint;
     stream_write_value_64: "hipStreamWriteValue64" fn(*mut c_void, *mut c_void, u64, c_uint) -> c_uint;
     stream_is_capturing: "hipStreamIsCapturing" fn(*mut c_void, *mut c_uint) -> c_uint;
+    stream_get_capture_info: "hipStreamGetCaptureInfo" fn(*mut c_void, *mut c_uint, *mut u64) -> c_uint;
     thread_exchange_stream_capture_mode: "hipThreadExchangeStreamCaptureMode" fn(*mut c_uint) -> c_uint;
     event_create_with_flags: "hipEventCreateWithFlags" fn(*mut *mut c_void, c_uint) -> c_uint;
     event_destroy: "hipEventDestroy" fn(*mut c_void) -> c_uint;

@@ -1,6 +1,7 @@
 //! The exported functions. Their types are those of `tokenyard-sys-hip`.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
 
 use cudarc::driver::sys;
 use tokenyard_sys_hip::{AccessDesc, AllocationProp, DeviceProp, IpcHandle, Uuid, consts};
@@ -327,6 +328,9 @@ cuda {
     hipStreamWriteValue64(stream: Pointer, at: Pointer, value: u64, flags: c_uint)
         => cuStreamWriteValue64_v2(stream.cast(), at as u64, value, flags);
     hipStreamIsCapturing(stream: Pointer, status: *mut c_uint) => cuStreamIsCapturing(stream.cast(), status.cast());
+    hipStreamGetCaptureInfo(stream: Pointer, status: *mut c_uint, id: *mut u64)
+        => cuStreamGetCaptureInfo_v3(
+            stream.cast(), status.cast(), id, null_mut(), null_mut(), null_mut(), null_mut());
     hipEventCreateWithFlags(event: *mut Pointer, flags: c_uint) => cuEventCreate(event.cast(), flags);
     hipEventDestroy(event: Pointer) => cuEventDestroy_v2(event.cast());
     hipEventRecord(event: Pointer, stream: Pointer) => cuEventRecord(event.cast(), stream.cast());

@@ -6,6 +6,7 @@ mod memory;
 use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys;
@@ -148,7 +149,7 @@ impl Driver for CudaDriver {
     }
 
     fn context_retain(&self, device: RawDevice) -> Result<RawContext> {
-        let mut raw = std::ptr::null_mut();
+        let mut raw = null_mut();
         // SAFETY: see above.
         check("retain context", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.0) })?;
         Ok(RawContext(raw.cast()))
@@ -163,11 +164,11 @@ impl Driver for CudaDriver {
         // SAFETY: see above.
         check("enter context", unsafe { sys::cuCtxPushCurrent_v2(context.0.cast()) })?;
         // The driver has a stack of contexts itself.
-        Ok(RawContext(std::ptr::null_mut()))
+        Ok(RawContext(null_mut()))
     }
 
     unsafe fn context_pop(&self, _: RawContext) {
-        let mut raw = std::ptr::null_mut();
+        let mut raw = null_mut();
         // SAFETY: pushed on this thread, by this function's contract.
         let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut raw) };
     }
@@ -190,11 +191,11 @@ impl Driver for CudaDriver {
 
     unsafe fn free_pooled(&self, address: u64) {
         // SAFETY: see above; null names the default stream.
-        let _ = unsafe { sys::cuMemFreeAsync(address, std::ptr::null_mut()) };
+        let _ = unsafe { sys::cuMemFreeAsync(address, null_mut()) };
     }
 
     fn alloc_pinned(&self, bytes: usize) -> Result<*mut c_void> {
-        let mut raw = std::ptr::null_mut();
+        let mut raw = null_mut();
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: see above.
         check("allocate pinned memory", unsafe { sys::cuMemHostAlloc(&mut raw, bytes, flags) })?;
@@ -282,7 +283,7 @@ impl Driver for CudaDriver {
     }
 
     fn stream_create(&self) -> Result<RawStream> {
-        let mut raw = std::ptr::null_mut();
+        let mut raw = null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: see above.
         check("make stream", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
@@ -324,6 +325,18 @@ impl Driver for CudaDriver {
         check("ask for capture", asked).map(|()| status != NONE)
     }
 
+    unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<u64>> {
+        use sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE as NONE;
+        let (mut status, mut id) = (NONE, 0);
+        // SAFETY: see above. Null is allowed for each of what is not asked for.
+        let asked = unsafe {
+            let (graph, nodes, edges, count) = (null_mut(), null_mut(), null_mut(), null_mut());
+            let stream = stream.0.cast();
+            sys::cuStreamGetCaptureInfo_v3(stream, &mut status, &mut id, graph, nodes, edges, count)
+        };
+        check("ask for capture", asked).map(|()| (status != NONE).then_some(id))
+    }
+
     fn capture_relax(&self) -> Result<i32> {
         let mut mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the driver writes the previous mode.
@@ -347,7 +360,7 @@ impl Driver for CudaDriver {
     fn event_create(&self, timed: bool) -> Result<RawEvent> {
         use sys::CUevent_flags_enum as F;
         let flags = if timed { F::CU_EVENT_DEFAULT } else { F::CU_EVENT_DISABLE_TIMING };
-        let mut raw = std::ptr::null_mut();
+        let mut raw = null_mut();
         // SAFETY: see above.
         check("make event", unsafe { sys::cuEventCreate(&mut raw, flags as u32) })?;
         Ok(RawEvent(raw.cast()))
@@ -383,7 +396,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn graph_end(&self, stream: RawStream) -> Result<RawGraph> {
-        let (mut graph, mut raw) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let (mut graph, mut raw) = (null_mut(), null_mut());
         // SAFETY: see above; the graph of the recording is destroyed below.
         check("end capture", unsafe { sys::cuStreamEndCapture(stream.0.cast(), &mut graph) })?;
         // SAFETY: the graph was recorded just above.
@@ -404,7 +417,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn module_load(&self, image: &[u8]) -> Result<RawModule> {
-        let mut raw = std::ptr::null_mut();
+        let mut raw = null_mut();
         // SAFETY: see above; the image carries its own length, and the driver checks it.
         check("load kernels", unsafe { sys::cuModuleLoadData(&mut raw, image.as_ptr().cast()) })?;
         Ok(RawModule(raw.cast()))
@@ -416,7 +429,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn module_function(&self, module: RawModule, name: &CStr) -> Result<RawFunction> {
-        let mut raw = std::ptr::null_mut();
+        let mut raw = null_mut();
         // SAFETY: see above.
         let found = unsafe { sys::cuModuleGetFunction(&mut raw, module.0.cast(), name.as_ptr()) };
         check("find kernel", found)?;
@@ -470,7 +483,7 @@ impl Driver for CudaDriver {
             attrs: &raw mut early,
             numAttrs: 1,
         };
-        let (arguments, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
+        let (arguments, none) = (arguments.as_mut_ptr(), null_mut());
         // SAFETY: by this function's contract; the driver refuses sizes that do not fit.
         let status = unsafe {
             if function.early {

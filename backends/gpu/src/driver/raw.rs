@@ -332,6 +332,13 @@ pub trait Driver: Debug + Send + Sync {
     /// As for all calls.
     unsafe fn stream_is_captured(&self, stream: RawStream) -> Result<bool>;
 
+    /// A number of the capture in which calls on the stream are recorded; no other capture of the process has it.
+    /// None if they are not recorded.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<u64>>;
+
     /// Lets this thread make calls that a capture elsewhere would refuse; returns the previous mode.
     fn capture_relax(&self) -> Result<i32>;
 

@@ -30,6 +30,15 @@ impl RawStream {
         })
     }
 
+    /// The number of the capture that records work on the stream; None where none does.
+    pub(crate) fn capture(self, context: &Context) -> Result<Option<u64>> {
+        timed(CallKind::AskCapture, || {
+            let _entered = context.enter()?;
+            // SAFETY: as in `is_captured`.
+            unsafe { context.driver().stream_capture(self) }
+        })
+    }
+
     /// Copies in stream order.
     pub(crate) fn copy(self, context: &Context, to: u64, from: u64, bytes: u64) -> Result<()> {
         if bytes == 0 {

@@ -15,6 +15,7 @@
 
 mod agree;
 pub(crate) mod args;
+mod capture_marks;
 mod combine;
 mod combine_tiling;
 mod copies;

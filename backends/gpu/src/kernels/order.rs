@@ -85,16 +85,20 @@ impl StreamOrder {
         {
             self.events[slot].hold(work)?;
         }
-        self.regions.enter(work, mode)
+        self.regions.enter(work, mode)?;
+        match mode.stream.filter(|_| self.is_recording) {
+            Some(stream) => self.regions.marks.hold(stream, work),
+            None => Ok(()),
+        }
     }
 
     /// Notes that a kernel of an operation was queued.
     pub(super) fn queued(&self, slot: usize) -> Result<()> {
+        let (event, work) = (&self.events[slot], self.work());
         // A mark in a capture belongs to the graph: calls outside the capture cannot wait for it.
         if self.is_recording {
-            return Ok(());
+            return self.regions.marks.mark(work);
         }
-        let (event, work) = (&self.events[slot], self.work());
         event.record(work)?;
         self.last.set(Some((work, slot)));
         // A waiter for this stream waits for the work of callers' streams, too.

@@ -126,7 +126,9 @@ impl Engine {
     pub(super) fn release(&mut self, region: u64) {
         if self.places.arena.is_captured(region) {
             // Nothing outside of graphs writes there again, and those run one after the other.
-            self.order.regions.forget_region(region);
+            if let Err(error) = self.order.regions.take_back_captured(region) {
+                self.observer.fail(error);
+            }
             self.places.arena.release(region);
             return;
         }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use super::capture_marks::CaptureMarks;
 use super::mode::Mode;
 use crate::driver::{Context, Event, RawStream, RelaxedCapture, Stream};
 
@@ -85,6 +86,8 @@ pub(super) struct RegionOrder {
     late: Vec<u64>,
     /// An event by which one stream waits for another; it is free again at once.
     mark: Event,
+    /// What recorded operations run behind within their graph.
+    pub(super) marks: CaptureMarks,
     /// The longest that the host waits for a caller's stream.
     cap: Duration,
 }
@@ -98,6 +101,7 @@ impl RegionOrder {
             is_used: false,
             late: Vec::new(),
             mark: Event::new(context)?,
+            marks: CaptureMarks::new(context),
             cap,
         })
     }
@@ -181,8 +185,8 @@ impl RegionOrder {
     /// work of a stream.
     pub(super) fn free_after(&mut self, stream: RawStream) -> Result<()> {
         if stream.is_captured(self.freed.context())? {
-            let text = "found a stream that captures a graph; expected one that runs: nothing of a capture is dropped";
-            return Err(Error::new(ErrorKind::InvalidInput, "release after stream", text));
+            // Regions of its graph, which others of the graph get again.
+            return self.marks.mark(stream);
         }
         self.chain(stream, self.freed.name())?;
         self.ahead.add(stream);
@@ -195,9 +199,10 @@ impl RegionOrder {
         std::mem::take(&mut self.late)
     }
 
-    /// A region belongs to no stream any more.
-    pub(super) fn forget_region(&mut self, region: u64) {
-        self.owners.take(region);
+    /// A region of a graph belongs to no stream any more. In the same graph it is free behind the present work of its
+    /// stream.
+    pub(super) fn take_back_captured(&mut self, region: u64) -> Result<()> {
+        self.owners.take(region).map_or(Ok(()), |stream| self.marks.mark(stream))
     }
 
     /// A stream has ended: its regions belong to the host from now on.

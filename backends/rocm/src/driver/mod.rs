@@ -248,6 +248,12 @@ impl Driver for HipDriver {
         Ok(status != consts::CAPTURE_STATUS_NONE)
     }
 
+    unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<u64>> {
+        let (mut status, mut id) = (consts::CAPTURE_STATUS_NONE, 0);
+        call!("ask for capture", stream_get_capture_info(stream.0, &mut status, &mut id))?;
+        Ok((status != consts::CAPTURE_STATUS_NONE).then_some(id))
+    }
+
     fn capture_relax(&self) -> Result<i32> {
         let mut mode = consts::CAPTURE_RELAXED;
         call!("relax capture", thread_exchange_stream_capture_mode(&mut mode))?;

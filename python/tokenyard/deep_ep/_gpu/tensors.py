@@ -196,14 +196,15 @@ def stays_in_arena(opened: Opened, call: CallStream, x: Any, worst_bytes: int) -
 def name_stream(opened: Opened, call: CallStream) -> None:
     """Regions that were dropped are used again behind all streams that calls were made on: readers may be on any.
 
-    An asynchronous call is made on the current stream, too: there its caller goes on.
+    An asynchronous call is made on the current stream, too: there its caller goes on. Streams of captures are apart:
+    a graph waits for nothing outside of it.
     """
     if call.raw is None:
         return
-    streams = opened.streams
+    streams = opened.captured_streams if call.is_captured else opened.streams
     streams.add(call.raw)
     streams.add(call.current_raw)
-    if len(streams) > 1 and opened.lends and not call.is_captured:
+    if len(streams) > 1 and opened.lends:
         opened.communicator.release_after([other for other in streams if other != call.raw])
 
 

@@ -196,6 +196,9 @@ impl Driver for HostDriver {
     unsafe fn stream_is_captured(&self, _: RawStream) -> Result<bool> {
         Ok(false)
     }
+    unsafe fn stream_capture(&self, _: RawStream) -> Result<Option<u64>> {
+        Ok(None)
+    }
     fn capture_relax(&self) -> Result<i32> {
         Ok(0)
     }
