@@ -83,7 +83,8 @@ impl Config {
             table += &format!("decode = {decode:?}\n");
         }
         if let Some(sms) = sms {
-            table += &format!("sms = {sms}\n");
+            // Of all work of an operation: some would take all multiprocessors beside these.
+            table += &format!("sms = {sms}\nlocal_sms = {sms}\n");
         }
         if !table.is_empty() {
             table = format!("[kernels.{kernels}]\n{table}");

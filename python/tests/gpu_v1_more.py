@@ -64,18 +64,20 @@ def more_tokens_than_before(world):
 
 
 def multiprocessors(world):
-    """Each number of multiprocessors has a communicator, and combines go back over that of their handle."""
+    """Each number of multiprocessors has a communicator, and combines go back over that of their handle. A config of
+    the environment, as the one in host memory, leaves no choice.
+    """
     buffer = v1(world)
     try:
         first = check_normal(world, buffer, SMALL, torch.bfloat16)
         for sms in (8, 24, 8):
             Buffer.set_num_sms(sms)
             check_normal(world, buffer, SMALL, torch.bfloat16)
-            assert buffer._engine.current.sizes.sms == sms
+            assert buffer._engine.current.sizes.sms == (sms if is_gpu() else None)
         buffer.combine(first[1], first[2])
     finally:
         Buffer.num_sms, Buffer._has_chosen_sms = 20, False
-    assert len(buffer._engine._opened) == 3
+    assert len(buffer._engine._opened) == (3 if is_gpu() else 1)
     buffer.destroy()
 
 

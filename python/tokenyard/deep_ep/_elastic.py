@@ -29,7 +29,9 @@ class DispatchCall:
     most_tokens: int
     alignment: int | None
     handle: EPHandle | None
+    # What a handle says, and what the caller has chosen.
     num_sms: int
+    chosen_sms: int | None
     copies_handle: bool
     has_cpu_sync: bool
     is_expanded: bool

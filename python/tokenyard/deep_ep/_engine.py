@@ -97,6 +97,8 @@ class Opened:
     most_elements: int
     # Streams of torch on which calls were made, and whether callers have got outputs that lie in the arena.
     streams: set[int] = field(default_factory=set)
+    # The same for calls that a graph captured.
+    captured_streams: set[int] = field(default_factory=set)
     lends: bool = False
 
     def takes(self, form: str) -> bool:
@@ -143,6 +145,8 @@ class Engine:
         ) as communicator:
             # Whether calls take tensors of torch, whose values the host does not read.
             self.on_device = communicator.works_on_device
+            # A config of the environment has a number of its own, or leaves the choice to the kernel set.
+            self._can_choose_sms = self.on_device and not _world.has_own_config()
             self.domains = int(communicator.report()["domains"])
         # By sizes; by M as well where calls that name M have communicators of their own.
         self._opened: dict[tuple[int, ...], Opened] = {}
@@ -151,6 +155,10 @@ class Engine:
         self._agreed_tokens: set[int | None] = set()
         self.current: Opened | None = None
         self.is_destroyed = False
+
+    def sms_of(self, chosen: int | None) -> int | None:
+        """The multiprocessors of a call for which the caller has chosen a number, where such a choice counts."""
+        return chosen if self._can_choose_sms else None
 
     def dispatch(
         self, read: Read[T], send: Send[T], layout: Literal["flat", "expert_major", "packed"]

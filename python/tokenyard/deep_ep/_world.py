@@ -70,6 +70,11 @@ def drop_parked(world: tokenyard.World) -> None:
 _worlds: dict[int, tuple[object, tokenyard.World]] = {}
 
 
+def has_own_config() -> bool:
+    """Whether the environment names a config."""
+    return bool(os.environ.get(CONFIG_VARIABLE))
+
+
 def load_config(waits: Waits, decodes: bool = False, sms: int | None = None) -> tokenyard.Config:
     """The config of the environment, which says itself how long to wait; or the one of GPUs where torch has some.
 

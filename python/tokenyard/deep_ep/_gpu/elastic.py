@@ -54,19 +54,24 @@ class Between:
     """A dispatch that was sent, of which the stream waits for an event before it receives."""
 
     def __init__(self, pending: Any, event: Any, stream: CallStream) -> None:
-        self._pending, self._event, self._stream = pending, event, stream.stream
+        self._pending, self._event, self._stream = pending, event, stream
 
     def recv(self) -> Any:
-        if self._stream is not None:
-            self._event.wait_on(self._stream)
+        wait_for(self._event, self._stream)
         return self._pending.recv()
+
+
+def wait_for(event: Any, stream: CallStream) -> None:
+    """What is queued next on the stream of a call runs behind an event, if there is one."""
+    if event is not None and stream.stream is not None:
+        getattr(event, "event", event).wait_on(stream.stream)
 
 
 def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue: Any) -> Result:
     """A dispatch, or one by the routing of a handle."""
     stream = stream_of(call, timing)
     if call.handle is not None:
-        return _replay(engine, call, call.handle, stream)
+        return _replay(engine, call, call.handle, stream, before_epilogue)
     if call.has_cpu_sync and stream.is_captured:
         raise errors.InvalidInputError(
             "capture graph: found a dispatch whose sizes the host must know; expected do_cpu_sync=False",
@@ -126,7 +131,8 @@ def _finish(
     given = call.x if isinstance(call.x, tuple) else (call.x,)
     inputs = (*given, call.topk_idx, call.topk_weights, routed.x, routed.scales, routed.ids)
     inputs = (*inputs, routed.weights, call.stats)
-    event = stream.finish(inputs, (*rows, ids, weights, *handle._arrays))
+    # The ids of a handle may be a copy, made on the stream of the call.
+    event = stream.finish(inputs, (*rows, ids, weights, handle.topk_idx, *handle._arrays))
     return x, ids, weights, handle, event
 
 
@@ -151,12 +157,16 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
     if call.stats is not None:
         local = call.experts // engine.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
-    expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights)
-    sizes = sizes_of(call.experts, ids.shape[1], hidden, call.tokens, call.tokens)
+    stats = {"cumulative_local_expert_recv_stats": call.stats}
+    expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights, **stats)
+    sms = engine.sms_of(call.chosen_sms)
+    sizes = sizes_of(call.experts, ids.shape[1], hidden, call.tokens, call.tokens, sms=sms)
     return sizes, Routed(x, scales, ids, weights)
 
 
-def _replay(engine: Engine, call: DispatchCall, handle: EPHandle, stream: CallStream) -> Result:
+def _replay(
+    engine: Engine, call: DispatchCall, handle: EPHandle, stream: CallStream, before_epilogue: Any
+) -> Result:
     opened, layout = None, call.layout
     with stream.inside():
         try:
@@ -174,9 +184,12 @@ def _replay(engine: Engine, call: DispatchCall, handle: EPHandle, stream: CallSt
             engine.refuse(opened, "replay", refusal, layout)
         name_stream(opened, stream)
         no_sync = opened.takes("without_sync") and (not record.is_exact or stream.is_captured)
-        received = opened.communicator.replay(
+        comm = opened.communicator
+        act = comm.replay_send if before_epilogue else comm.replay
+        sent = act(
             record.native, x, weights, scales=scales, stream=stream.raw, without_sync=no_sync
         )
+        received = Between(sent, before_epilogue, stream).recv() if before_epilogue else sent
         routed = Routed(x, scales, None, weights)
         outputs = _give(call, record, received, routed, stream, {})
     return _finish(call, routed, outputs, handle, stream)
@@ -336,8 +349,13 @@ def _make_handle(
     return handle
 
 
-def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
-    """The combine of a dispatch: rows, weights, and the event."""
+def combine(
+    engine: Engine, call: CombineCall, timing: Timing, before_epilogue: Any
+) -> tuple[Any, Any, EventOverlap]:
+    """The combine of a dispatch: rows, weights, and the event.
+
+    One kernel sends and sums, so all of it waits for what sums must wait for.
+    """
     stream = stream_of(call, timing)
     opened, out_weights = None, None
     with stream.inside():
@@ -357,6 +375,7 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
         if weights is not None:
             out_weights = weights.new_empty((native.tokens, sizes.topk))
         name_stream(opened, stream)
+        wait_for(before_epilogue, stream)
         opened.communicator.combine(
             native,
             rows,

@@ -131,7 +131,7 @@ class ElasticBuffer:
         return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
 
     def get_theoretical_num_sms(self, *arguments: Any, **keywords: Any) -> int:
-        """A number that DeepEP could give. No call takes SMs on the CPU."""
+        """Multiprocessors that fill the link between GPUs, whatever the arguments. No call takes any on the CPU."""
         return _SMS
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
@@ -144,20 +144,23 @@ class ElasticBuffer:
     ) -> None:
         """Returns once all ranks have called it. Collective.
 
-        On GPUs it is in the order of a stream, that of asynchronous calls or the current one, and returns at once
-        without `with_cpu_sync`.
+        On GPUs it is in the order of a stream, that of asynchronous calls or the current one, which waits for it in
+        both cases. It returns at once, but for `with_cpu_sync`: then all work of the GPU has ended before it and
+        behind it.
+        `sequential`, an order of DeepEP's kernels between levels, makes no difference.
         """
         if not self._engine.on_device:
             self._engine.barrier()
             return
         device = gpu_device()
+        waits = with_cpu_sync and device.type == "cuda"
+        if waits:
+            torch.cuda.synchronize(device)
         stream = elastic.barrier(self._engine, device, streams.Timing(is_async=use_comm_stream))
-        if stream.stream is None:
-            return
-        if sequential:
+        if stream.stream is not None:
             torch.cuda.current_stream(device).wait_stream(stream.stream)
-        if with_cpu_sync:
-            stream.stream.synchronize()
+        if waits:
+            torch.cuda.synchronize(device)
 
     def dispatch(
         self,
@@ -190,6 +193,8 @@ class ElasticBuffer:
         - `do_expand`: a row per (token, local expert), grouped by expert, starts at multiples of `expert_alignment`,
           padding zero; else a row per token with ids, local or -1.
         - `do_cpu_sync=False`: outputs have room for the most that can arrive.
+        - `num_sms`: multiprocessors of the dispatch on GPUs, and of the calls of its handle; 0 leaves the choice to the
+          kernel set. Equal on all ranks. Each number in use has a communicator of its own.
 
         Returns `(recv_x, recv_topk_idx, recv_topk_weights, handle, event)`: ids None where expanded, and weights `[X]`.
         Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing was moved.
@@ -212,6 +217,7 @@ class ElasticBuffer:
             alignment=expert_alignment,
             handle=handle,
             num_sms=num_sms or _SMS,
+            chosen_sms=num_sms or None,
             copies_handle=do_handle_copy,
             has_cpu_sync=do_cpu_sync is not False,
             is_expanded=do_expand,
@@ -249,7 +255,7 @@ class ElasticBuffer:
         call = _elastic.CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
         if self._engine.on_device:
             timing = streams.timing_of(previous_event, async_with_compute_stream)
-            return elastic.combine(self._engine, call, timing)
+            return elastic.combine(self._engine, call, timing, previous_event_before_epilogue)
         combined = _elastic.combine(self._engine, call)
         return (*combined, finished(async_with_compute_stream))
 

@@ -177,7 +177,7 @@ class Buffer:
             num_tokens_per_expert,
             expert_alignment,
             num_worst_tokens,
-            Buffer.num_sms if Buffer._has_chosen_sms and self._engine.on_device else None,
+            self._engine.sms_of(Buffer.num_sms if Buffer._has_chosen_sms else None),
         )
         if self._engine.on_device:
             timing = streams.timing_of(previous_event, async_finish)
