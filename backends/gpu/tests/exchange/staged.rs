@@ -4,7 +4,7 @@ use super::*;
 
 /// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
 /// description, the text that occurs once, and its replacement.
-const MUTANTS: [Mutant; 13] = [
+const MUTANTS: [Mutant; 17] = [
     (
         "a row is taken before it has come",
         "there &= !is_inside<P, M>(j, at.pieces) || has_come(piece[j]);",
@@ -70,11 +70,31 @@ const MUTANTS: [Mutant; 13] = [
         "    if (keeps && token != part.receiving.first) make_own",
         "    if (keeps && token != part.receiving.first && model::mutant != 13) make_own",
     ),
+    (
+        "weights that come back are read before they have come",
+        "    weight = float_of(poll_seen(first_half(record + 1 + lane), 0, what, guard));",
+        "    const u64* at = first_half(record + 1 + lane);\n    weight = float_of(model::mutant == 14 ? (u32)load_relaxed(at) : poll_seen(at, 0, what, guard));",
+    ),
+    (
+        "later pieces of rows that were refused are not waited for",
+        "        auto look = [&]() -> u64 { return has_come(load_16_relaxed(row + piece)); };",
+        "        auto look = [&]() -> u64 { return model::mutant == 15 || has_come(load_16_relaxed(row + piece)); };",
+    ),
+    (
+        "a weight of a combine is read before it has come, behind its selections",
+        "weight = float_of(poll_seen(second_half(given + 1 + lane), 0, what, guard));",
+        "weight = float_of(model::mutant == 16 ? (u32)load_relaxed(second_half(given + 1 + lane)) : poll_seen(second_half(given + 1 + lane), 0, what, guard));",
+    ),
+    (
+        "heads of a dispatch are not waited for",
+        "      u32 value = poll_seen(at, 0, {kPhaseEntry, source, word, epoch}, guard);\n      t.heard",
+        "      u32 value = model::mutant == 17 ? (u32)load_relaxed(at) : poll_seen(at, 0, {kPhaseEntry, source, word, epoch}, guard);\n      t.heard",
+    ),
 ];
 
 /// A part of what one rank sends comes late while a mutant is switched on: behind what announces it. Mutants that do
 /// not wait for it are then noticed by more than chance.
-const LATE: [Mutant; 3] = [
+const LATE: [Mutant; 5] = [
     (
         "counts come behind heads",
         "  if (part.sending.first < part.reporting) report_counts(",
@@ -83,7 +103,17 @@ const LATE: [Mutant; 3] = [
     (
         "pieces of rows come behind their record",
         "    store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);\n",
-        "    model::come_late(a.c.rank);\n    store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);\n",
+        "    model::come_late(a.c.rank);\n    if (model::mutant == 15 && threadIdx.x == 1) model::hold_back(a.c.rank);\n    store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);\n",
+    ),
+    (
+        "weights that come back come behind their row",
+        "  if (!m.weights || lane >= m.topk) return;\n",
+        "  if (!m.weights || lane >= m.topk) return;\n  if (model::mutant == 14 && lane == 0) model::hold_back(c.rank);\n",
+    ),
+    (
+        "a weight of a combine comes behind its selections",
+        "      if (lane < c.topk) store_relaxed(second_half(record + 1 + lane), epoch | bits_of(term.weight));\n",
+        "      if (model::mutant == 16 && lane == 0) model::hold_back(c.rank);\n      if (lane < c.topk) store_relaxed(second_half(record + 1 + lane), epoch | bits_of(term.weight));\n",
     ),
     (
         "weights of a combine come behind heads",

@@ -186,12 +186,14 @@ inline void rest(unsigned idle) {
   timespec moment = {0, 20000 * std::min(1 + (long)idle / 50, 20l)};
   nanosleep(&moment, nullptr);
 }
-// Holds the first thread of each block of rank 0 back for a moment, while a change to the kernels is switched on. Other
-// threads of the block go on.
-inline void come_late(unsigned rank) {
-  if (mutant == 0 || rank != 0 || here->current != 0) return;
+// Holds this thread back for a moment, if it is of rank 0. Other threads of the block go on.
+inline void hold_back(unsigned rank) {
   auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
-  while (std::chrono::steady_clock::now() < end) yield();
+  while (rank == 0 && std::chrono::steady_clock::now() < end) yield();
+}
+// The same for the first thread of each block, while a change to the kernels is switched on.
+inline void come_late(unsigned rank) {
+  if (mutant != 0 && here->current == 0) hold_back(rank);
 }
 // Runs a fiber until it yields or is over.
 [[gnu::noinline]] inline void resume(Block& block, Fiber& fiber) {
