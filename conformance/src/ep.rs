@@ -9,7 +9,7 @@ use tokenyard_core::moe::DType;
 use crate::copied_out;
 use crate::device::Copies;
 use crate::exchange::{self, Placed};
-use crate::oracle::{Case, Combine, Input, Layout, Routing, RowType, Scales, Sums, Tokens};
+use crate::oracle::{Case, Combine, Input, Layout, Routing, RowType, Scales, Sums, Tokens, Values};
 use crate::round::Round;
 use crate::suite::{Level, Outcome, Rank, Test};
 
@@ -138,9 +138,26 @@ impl Suite {
             Input::Cast(RowType::F16, Scales::Ue8m0),
             Input::Cast(RowType::F32, Scales::F32),
             Input::Cast(RowType::F32, Scales::Ue8m0),
+            Input::Opaque(5),
         ] {
-            let case = Case { input, odd_values: true, hidden: 528, ..usual() };
+            let case = Case { input, values: Values::SomeOdd, hidden: 528, ..usual() };
+            let packed = Case { layout: Layout::Packed, ..case.clone() };
             self.add("types", about, ExchangeWay::Outside, case);
+            self.add("types", about, ExchangeWay::Outside, packed);
+        }
+        let about = "rows and scales of nothing but 0xFF arrive, too";
+        for layout in LAYOUTS {
+            for input in [
+                Input::Plain(RowType::Bf16),
+                Input::Plain(RowType::F32),
+                Input::Cast(RowType::Bf16, Scales::F32),
+                Input::Cast(RowType::F16, Scales::Ue8m0),
+                Input::Opaque(5),
+            ] {
+                let values = Values::Filler;
+                let case = Case { layout, input, values, hidden: 528, ..usual() };
+                self.add("types", about, ExchangeWay::Outside, case);
+            }
         }
     }
 
@@ -361,7 +378,7 @@ impl Suite {
                 self.add("logfmt", about, ExchangeWay::Outside, case.clone());
                 self.add("logfmt", about, ExchangeWay::CombineInput, case.clone());
                 if hidden == 1536 {
-                    let odd = Case { odd_values: true, ..case.clone() };
+                    let odd = Case { values: Values::SomeOdd, ..case.clone() };
                     self.add("logfmt", about, ExchangeWay::Outside, odd);
                     let many = Case { ranks: 4, experts: 16, topk: 4, ..case };
                     self.add("logfmt", about, ExchangeWay::Outside, many);

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use tokenyard_conformance::exchange::{self, Buffers, options};
-use tokenyard_conformance::oracle::{Case, Combine, ExpertOutput, Layout, RowType, Sums};
+use tokenyard_conformance::oracle::{Case, Combine, ExpertOutput, Layout, RowType, Sums, Values};
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::{Live, Round};
 use tokenyard_core::communicator::{CallForm, Communicator};
@@ -41,8 +41,8 @@ fn sums_are_those_of_the_oracle_where_rows_are_loaded_and_where_they_are_put() {
                 let case = case(ranks, hidden, sums);
                 on_ranks(&case, more, |mut comm| {
                     for seed in 0..3 {
-                        let odd_values = seed == 2;
-                        let case = Case { seed, odd_values, ..case.clone() };
+                        let values = if seed == 2 { Values::SomeOdd } else { Values::Usual };
+                        let case = Case { seed, values, ..case.clone() };
                         Round::new(&case, comm.rank()).run(&mut comm)?;
                     }
                     Ok(comm.close()?)

@@ -45,10 +45,22 @@ pub struct Case {
     pub combine: Combine,
     /// The experts that the tokens select.
     pub routing: Routing,
-    /// Some values of generated rows are NaN, infinite, subnormal, the largest or -0.
-    pub odd_values: bool,
+    /// The values of generated rows.
+    pub values: Values,
     /// Decides every generated value.
     pub seed: u64,
+}
+
+/// The values of generated rows, and of opaque scales.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Values {
+    /// Finite ones of several magnitudes.
+    #[default]
+    Usual,
+    /// Some are NaN, infinite, subnormal, the largest or -0.
+    SomeOdd,
+    /// All bytes are 0xFF, as memory that nobody wrote may be: nothing but NaN.
+    Filler,
 }
 
 /// The number of tokens on each rank, at most M.
@@ -213,7 +225,7 @@ impl Default for Case {
             weights: true,
             combine: Combine { row: RowType::Bf16, biases: 0, weighted: false, sums: Sums::ByRank },
             routing: Routing::Uniform,
-            odd_values: false,
+            values: Values::Usual,
             seed: 0,
         }
     }
@@ -377,7 +389,11 @@ impl fmt::Display for Case {
             write!(f, "-bias{}", self.combine.biases)?;
         }
         f.write_str(if self.worst_case { ".worst" } else { "" })?;
-        f.write_str(if self.odd_values { ".odd-values" } else { "" })?;
+        f.write_str(match self.values {
+            Values::Usual => "",
+            Values::SomeOdd => ".odd-values",
+            Values::Filler => ".filler",
+        })?;
         f.write_str(if self.scale_columns { ".scale-columns" } else { "" })?;
         f.write_str(if self.source_tokens { ".source-tokens" } else { "" })?;
         write!(f, ".s{}", self.seed)

@@ -1,6 +1,6 @@
 //! The inputs of every rank: generated from a case, or given from outside.
 
-use super::case::{Case, GROUP, Input, Invalid, Routing, require};
+use super::case::{Case, GROUP, Input, Invalid, Routing, Values, require};
 use super::number::{Elem, RowType};
 use super::rng::{Rng, Stream};
 
@@ -78,23 +78,35 @@ impl RankInputs {
     pub fn with_routing(case: &Case, rank: usize, topk_idx: Vec<i64>) -> Self {
         let tokens = topk_idx.len() / case.topk;
         let stream = |stream| Rng::new(case.seed, stream, rank);
-        let x = match case.input {
+        let mut x = match case.input {
             Input::Plain(row) | Input::Cast(row, _) => {
                 let mut rng = stream(Stream::Rows);
                 let mut x = values(&mut rng, tokens, case.hidden, row);
-                if case.odd_values {
+                if case.values == Values::SomeOdd {
                     put_odd_values(&mut rng, &mut x, row);
                 }
                 x
             }
-            Input::Opaque(_) => e4m3_codes(&mut stream(Stream::Rows), tokens * case.hidden),
+            Input::Opaque(_) => {
+                let has_nan = case.values != Values::Usual;
+                e4m3_codes(&mut stream(Stream::Rows), tokens * case.hidden, has_nan)
+            }
         };
-        let scales = match case.input {
+        let mut scales = match case.input {
             Input::Opaque(count) => {
-                Some(opaque_scales(&mut stream(Stream::Scales), tokens * count))
+                let mut rng = stream(Stream::Scales);
+                let mut scales = opaque_scales(&mut rng, tokens * count);
+                if case.values == Values::SomeOdd {
+                    put_odd_values(&mut rng, &mut scales, RowType::F32);
+                }
+                Some(scales)
             }
             _ => None,
         };
+        if case.values == Values::Filler {
+            x.fill(0xff);
+            scales.iter_mut().for_each(|scales| scales.fill(0xff));
+        }
         let mut rng = stream(Stream::Weights);
         let topk_weights =
             case.weights.then(|| topk_idx.iter().map(|_| unit_value(&mut rng)).collect());
@@ -259,11 +271,11 @@ fn unit_value(rng: &mut Rng) -> f32 {
     ((rng.bits() >> 40) + 1) as f32 / (1 << 24) as f32
 }
 
-/// Random e4m3 codes, none of them NaN.
-fn e4m3_codes(rng: &mut Rng, count: usize) -> Vec<u8> {
+/// Random e4m3 codes; without `has_nan` none of them is NaN.
+fn e4m3_codes(rng: &mut Rng, count: usize, has_nan: bool) -> Vec<u8> {
     let code = |rng: &mut Rng| {
         let bits = rng.bits() as u8;
-        if bits & 0x7f == 0x7f { 0 } else { bits }
+        if bits & 0x7f == 0x7f && !has_nan { 0 } else { bits }
     };
     (0..count).map(|_| code(rng)).collect()
 }

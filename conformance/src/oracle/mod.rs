@@ -50,7 +50,7 @@ pub mod rng;
 pub mod routing;
 pub mod sum;
 
-pub use case::{Case, Combine, Input, Invalid, Layout, Routing, Scales, Sums, Tokens};
+pub use case::{Case, Combine, Input, Invalid, Layout, Routing, Scales, Sums, Tokens, Values};
 pub use combine::{Combined, expected_combine, expected_round_trip};
 pub use compare::{Array, Mismatch};
 pub use dispatch::{Received, expected_dispatch, scales_by_row};

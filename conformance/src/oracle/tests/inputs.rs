@@ -164,7 +164,7 @@ fn given_inputs_that_do_not_fit_are_refused_by_rank() {
 fn odd_values_are_there_and_the_rest_is_not_changed() {
     let case = Case { max_tokens: 64, input: Input::Plain(RowType::F32), ..Case::default() };
     let even = f32s(&Inputs::for_rank(&case, 0).x);
-    let odd = f32s(&Inputs::for_rank(&Case { odd_values: true, ..case }, 0).x);
+    let odd = f32s(&Inputs::for_rank(&Case { values: Values::SomeOdd, ..case }, 0).x);
     assert!(even.iter().all(|v| v.is_finite()));
     let count = |is: fn(&f32) -> bool| odd.iter().filter(|v| is(v)).count();
     for found in [

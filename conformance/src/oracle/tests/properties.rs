@@ -64,7 +64,7 @@ fn random_case(seed: u64) -> Case {
             sums: Sums::ByRank,
         },
         routing: pick(rng, &routings),
-        odd_values: false,
+        values: Values::Usual,
         seed,
     };
     case.validate().unwrap();
