@@ -59,7 +59,7 @@ pub enum Values {
     Usual,
     /// Some are NaN, infinite, subnormal, the largest or -0.
     SomeOdd,
-    /// All bytes are 0xFF, as memory that nobody wrote may be: nothing but NaN.
+    /// All bytes are 0xFF, as in memory that was never written: nothing but NaN.
     Filler,
 }
 

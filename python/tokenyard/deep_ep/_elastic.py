@@ -29,7 +29,7 @@ class DispatchCall:
     most_tokens: int
     alignment: int | None
     handle: EPHandle | None
-    # What a handle says, and what the caller has chosen.
+    # The number that a handle reports, and the one that the caller has chosen.
     num_sms: int
     chosen_sms: int | None
     copies_handle: bool

@@ -86,7 +86,7 @@ pub(super) struct RegionOrder {
     late: Vec<u64>,
     /// An event by which one stream waits for another; it is free again at once.
     mark: Event,
-    /// What recorded operations run behind within their graph.
+    /// Marks behind which recorded operations run within their graph.
     pub(super) marks: CaptureMarks,
     /// The longest that the host waits for a caller's stream.
     cap: Duration,

@@ -62,7 +62,7 @@ class Between:
 
 
 def wait_for(event: Any, stream: CallStream) -> None:
-    """What is queued next on the stream of a call runs behind an event, if there is one."""
+    """The next work on the stream of a call runs behind an event, if there is one."""
     if event is not None and stream.stream is not None:
         getattr(event, "event", event).wait_on(stream.stream)
 
