@@ -5,6 +5,8 @@ from gpu_common import inputs, layout_of, v1
 from gpu_native import time_in_graph
 from oracle import Case
 
+from tokenyard.deep_ep.utils.testing import bench_kineto
+
 NEEDS_GPUS = True
 DECODE = Case(2, experts=288, topk=8, hidden=7168, max_tokens=128, tokens=(128, 128), seed=11)
 PREFILL = Case(2, experts=256, topk=8, hidden=7168, max_tokens=4096, tokens=(4096, 4096), seed=12)
@@ -96,4 +98,21 @@ def of_prefill(world):
     return "\n       ".join(lines)
 
 
-CHECKS = [of_decoding, of_prefill]
+def by_profiler(world):
+    """The helper of DeepEP's scripts finds the kernels of a dispatch and of a combine by DeepEP's names."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, DECODE)
+    most = (DECODE.max_tokens, DECODE.experts)
+
+    def step():
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, *most, use_fp8=False)
+        buffer.low_latency_combine(rows, idx, weights, handle)
+
+    found = bench_kineto(step, ("dispatch", "combine"), num_tests=10, suppress_kineto_output=True)
+    # A kernel of these takes microseconds, and waits for the other rank.
+    assert all(1e-6 < seconds < 1 for seconds in found), found
+    buffer.destroy()
+    return "kernels by the profiler: " + ", ".join(f"{1e6 * seconds:.1f} us" for seconds in found)
+
+
+CHECKS = [of_decoding, of_prefill, by_profiler]

@@ -161,14 +161,39 @@ def test_the_helpers_of_scripts_compute_what_they_say():
 def test_the_profiler_gives_no_figure_where_there_is_no_kernel(capsys):
     calls = []
     found = testing.bench_kineto(lambda: calls.append(1), ("dispatch", "combine"))
-    assert found == [None, None]
+    assert found == [float("inf")] * 2
     assert len(calls) == 1
     printed = capsys.readouterr().out
     assert printed.count("no such kernel") == 2
-    with pytest.raises(TypeError):
-        print(1e9 / found[0])
+    found = testing.bench_kineto(lambda: calls.append(1), "notify", num_kernels_per_period=2)
+    assert found == [float("inf")] * 2
+
+
+def test_the_figure_of_a_name_is_that_of_all_kernels_of_a_call_that_do_its_work():
+    runs = [
+        ("ty_dispatch_staged", 0.0, 3.0),
+        ("ty_merge_bf16", 2.0, 1.0),
+        ("ty_combine_bf16", 4.0, 5.0),
+        ("elementwise", 9.0, 7.0),
+        ("ty_cast_staged", 10.0, 4.0),
+        ("ty_merge_bf16", 12.0, 1.0),
+        ("ty_combine_bf16", 14.0, 7.0),
+    ]
+    kernels = [testing.Kernel(*run) for run in runs]
+    figure = testing._figure
+    assert figure(kernels, "dispatch_impl", 2, 1) == 3.5
+    assert figure(kernels, "combine", 2, 1) == 7.0
+    assert figure(kernels, "combine", 2, 2) == [1.0, 6.0]
+    assert figure(kernels, "elementwise", 2, 1) == 3.5
+    assert figure(kernels, "notify", 2, 1) == float("inf")
+    # Halves of which one is missing have no turns.
+    assert figure(kernels[1:], "dispatch", 1, 2) == [float("inf")] * 2
+
+
+def test_the_clock_of_the_host_times_calls():
+    calls = []
     mean, least, most = testing.bench(lambda: calls.append(2), 3, 5)
-    assert calls.count(2) == 8
+    assert len(calls) == 8
     assert 0 <= least <= mean <= most
 
 

@@ -1,8 +1,10 @@
-"""Time that calls take. On the CPU a call has ended when it returns, so the host's clock says it."""
+"""Time that calls and kernels take. On the CPU a call has ended when it returns, so the host's clock says it."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -48,6 +50,32 @@ def _on_device(torch: Any, fn: Callable[[], Any]) -> float:
     return float(start.elapsed_time(end)) / 1000
 
 
+# Beginnings of the names of kernels that do the work of each of DeepEP's. None notifies, and none reduces by itself.
+_DISPATCH = ("ty_dispatch", "ty_cast", "ty_group", "ty_spread")
+_COMBINE = ("ty_combine", "ty_merge")
+_KERNELS = {
+    "dispatch": _DISPATCH,
+    "dispatch_impl": _DISPATCH,
+    "dispatch_copy_epilogue_impl": ("ty_copy_out",),
+    "barrier": _DISPATCH,
+    "combine": _COMBINE,
+    "combine_impl": _COMBINE,
+}
+# Calls in each of two rounds are profiled; the first round warms the profiler up.
+_ROUNDS = 2
+# Cycles for which the GPU sleeps before a call, so that all ranks have queued it.
+_SLEEP = 20_000_000
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A run of a kernel on the GPU: its name, when it began, and how long it took."""
+
+    name: str
+    start: float
+    seconds: float
+
+
 def bench_kineto(
     fn: Callable[[], Any],
     kernel_names: str | tuple[str, ...],
@@ -59,14 +87,69 @@ def bench_kineto(
     num_kernels_per_period: int = 1,
     barrier: Callable[[], Any] | None = None,
 ) -> Any:
-    """Calls `fn` once and prints that there is no such kernel: tokenyard's have other names. So there is no figure.
+    """Seconds that the kernels of a call take on this rank's GPU, by the profiler of torch; `inf` where there are none.
 
-    Returns None for each name, or a list of them per period: whoever computes with it raises, and prints no figure that
-    was not measured.
+    `kernel_names` are DeepEP's; the figure is that of all kernels of tokenyard that do their work. With
+    `num_kernels_per_period` it is a list: of each kernel in turn. Without a GPU `fn` is called once.
     """
-    fn()
     names = (kernel_names,) if isinstance(kernel_names, str) else kernel_names
-    for name in names:
-        print(f"{name}: no such kernel in tokenyard", flush=True)
-    one = None if num_kernels_per_period == 1 else [None] * num_kernels_per_period
-    return one if isinstance(kernel_names, str) else [one] * len(names)
+    fn()
+    torch: Any = sys.modules.get("torch")
+    has_gpu = torch is not None and torch.cuda.is_initialized()
+    kernels: list[Kernel] = []
+    if has_gpu:
+
+        def step() -> None:
+            if flush_l2:
+                torch.empty(64 << 20, dtype=torch.int32, device="cuda").zero_()
+            if barrier_comm_profiling or barrier is not None:
+                torch.cuda._sleep(_SLEEP)
+            if barrier is not None:
+                barrier()
+            fn()
+
+        kernels = _profiled(torch, step, num_tests, trace_path)
+    figures = [_figure(kernels, name, num_tests, num_kernels_per_period) for name in names]
+    for name, figure in zip(names, figures, strict=True):
+        if not suppress_kineto_output and math.inf in (
+            figure if isinstance(figure, list) else [figure]
+        ):
+            print(f"{name}: no such kernel", flush=True)
+    return figures[0] if isinstance(kernel_names, str) else figures
+
+
+def _profiled(
+    torch: Any, step: Callable[[], Any], num_tests: int, trace_path: str | None
+) -> list[Kernel]:
+    profiler = torch.profiler
+    schedule = profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    activities = [profiler.ProfilerActivity.CUDA]
+    with profiler.profile(activities=activities, schedule=schedule) as found:
+        for _ in range(_ROUNDS):
+            for _ in range(num_tests):
+                step()
+            torch.cuda.synchronize()
+            found.step()
+    if trace_path is not None:
+        found.export_chrome_trace(trace_path)
+    on_gpu = torch.autograd.DeviceType.CUDA
+    return [
+        Kernel(event.name, event.time_range.start, event.time_range.elapsed_us() / 1e6)
+        for event in found.events()
+        if event.device_type == on_gpu
+    ]
+
+
+def _figure(kernels: list[Kernel], name: str, num_tests: int, per_period: int) -> Any:
+    """The time of a call in the kernels of a name; of each in turn where a period has several."""
+    beginnings = _KERNELS.get(name, (name,))
+    its = sorted(
+        (kernel for kernel in kernels if kernel.name.startswith(beginnings)),
+        key=lambda kernel: kernel.start,
+    )
+    if per_period == 1:
+        return sum(kernel.seconds for kernel in its) / num_tests if its else math.inf
+    if not its or len(its) % per_period:
+        return [math.inf] * per_period
+    periods = len(its) // per_period
+    return [sum(one.seconds for one in its[i::per_period]) / periods for i in range(per_period)]
