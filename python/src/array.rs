@@ -1,5 +1,6 @@
 //! Arrays that this package gives: views of memory that a claim keeps.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,6 +10,7 @@ use pyo3::types::{PyDict, PyTuple};
 use smallvec::smallvec;
 use tokenyard_core::communicator::{Arriving, CombineInput, Received, TensorRef};
 use tokenyard_core::moe::DType;
+use tokenyard_gpu::driver::{Device, order_streams};
 
 use crate::anchors::Anchor;
 use crate::dlpack::{self, Dims, Leaving, WithGil};
@@ -170,22 +172,29 @@ impl Array {
         self.device.map_or((dlpack::CPU, 0), |device| (dlpack::CUDA, device))
     }
 
-    /// Whether a consumer on `stream` reads behind the operation.
-    fn check_stream(&self, stream: Option<i64>) -> PyResult<()> {
-        let Some(own) = self.stream else { return Ok(()) };
+    /// Lets a consumer on `stream` read behind the operation.
+    fn order_for(&self, stream: Option<i64>) -> PyResult<()> {
+        let (Some(own), Some(device)) = (self.stream, self.device) else { return Ok(()) };
         // In DLPack's words for CUDA, 1 is the legacy default stream, and -1 asks for no order.
-        let is_own = match stream {
-            Some(-1) => true,
-            None | Some(1) => own == 0 || own == 1,
-            Some(other) => usize::try_from(other).is_ok_and(|other| other == own),
+        let other = match stream {
+            Some(-1) => return Ok(()),
+            None | Some(1) => 0,
+            Some(other) => usize::try_from(other).map_err(|_| {
+                PyBufferError::new_err(format!("found stream {other}; expected at least -1"))
+            })?,
         };
-        if is_own {
+        let is_legacy = |stream| stream == 0 || stream == 1;
+        if own == other || is_legacy(own) && is_legacy(other) {
             return Ok(());
         }
-        Err(PyBufferError::new_err(format!(
-            "found stream {stream:?}; expected {own}, in whose order the operation was called. Fix: take the array \
-             on that stream, and let others wait for it"
-        )))
+        let [own, other] = [own, other].map(|stream| stream as *mut c_void);
+        let ordered = u32::try_from(device).map_or(Ok(()), |device| {
+            let device = Device::choose(&tokenyard_cuda::PLATFORM, Some(device))?;
+            // SAFETY: the stream of the call lives until its communicator is closed, by the contract of `stream=`;
+            // the other one is the consumer's, by DLPack's.
+            unsafe { order_streams(device, own, other) }
+        });
+        ordered.map_err(|error| PyBufferError::new_err(error.to_string()))
     }
 }
 
@@ -232,8 +241,8 @@ impl Array {
     }
 
     /// DLPack's capsule, which keeps the memory. Nothing is copied, so `copy=True` is a BufferError, as is another
-    /// device. Values of a call on a stream are in the order of that stream: it is a BufferError to take them on
-    /// another one, but for `stream=-1`, which asks for no order.
+    /// device. Values of a call on a stream are in the order of that stream, and `stream` waits for its present work;
+    /// `stream=-1` asks for no order. Name a stream that reads an output by `Communicator.release_after`, too.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__(
         slf: &Bound<'_, Self>,
@@ -251,7 +260,7 @@ impl Array {
             let text = format!("found dl_device={other:?}; expected {own:?}, where the array lies");
             return Err(PyBufferError::new_err(text));
         }
-        this.check_stream(stream)?;
+        this.order_for(stream)?;
         this.clone().leaving().capsule(slf.py(), max_version.is_some_and(|(major, _)| major >= 1))
     }
 

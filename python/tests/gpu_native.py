@@ -70,6 +70,26 @@ def in_the_order_of_a_stream(world):
         comm.flush()
 
 
+def taken_on_another_stream(world):
+    """A library that takes an output on another stream than that of the call reads it behind the call."""
+    with opened(world) as comm:
+        x, idx, weights = tensors(world)
+        own, other = torch.cuda.Stream(), torch.cuda.Stream()
+        own.wait_stream(torch.cuda.current_stream())
+        options = {"worst_case": True, "without_sync": True, "stream": own.cuda_stream}
+        expected = rows_of(world, SMALL, SMALL.sources(world.rank), x.dtype) + 1
+        with torch.cuda.stream(own):
+            torch.cuda._sleep(20_000_000)
+            x.add_(1)
+            received, handle = comm.dispatch(x, idx, weights, **options)
+        with torch.cuda.stream(other):
+            # torch names its current stream to DLPack.
+            rows = torch.from_dlpack(received.x)[: len(expected)].clone()
+            same(rows, expected)
+        comm.combine(handle, received.x, out=torch.empty_like(x), **options)
+        comm.flush()
+
+
 def halves_and_their_output(world):
     """The output has an address before it is received."""
     with opened(world) as comm:
@@ -251,6 +271,7 @@ def by_jax():
 CHECKS = [
     round_trip,
     in_the_order_of_a_stream,
+    taken_on_another_stream,
     halves_and_their_output,
     without_sync,
     packed_forms,

@@ -24,5 +24,6 @@ pub use raw::{
     DeviceFacts, Driver, Launch, RawContext, RawDevice, RawEvent, RawFunction, RawGraph, RawMemory,
     RawModule, RawStream, Reach, Uuid,
 };
+pub use stream::order_streams;
 pub(crate) use stream::{Event, RelaxedCapture, Stream};
 pub use times::{CallTimes, measure};

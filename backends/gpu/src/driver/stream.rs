@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokenyard_core::Result;
 
 use super::times::{CallKind, timed};
-use super::{Context, Driver, RawEvent, RawStream};
+use super::{Context, Device, Driver, RawEvent, RawStream};
 
 /// Every stream of this process, with its device.
 static LIVE: Mutex<Vec<(i32, RawStream)>> = Mutex::new(Vec::new());
@@ -68,6 +68,20 @@ impl RawStream {
     pub(crate) fn pointer(self) -> *mut c_void {
         self.0
     }
+}
+
+/// Work that is queued on the stream `then` from now on runs behind the present work of `first`. Null is the legacy
+/// default stream. Any thread.
+///
+/// # Errors
+/// `Unavailable` without such a device; errors of the driver.
+///
+/// # Safety
+/// Both are streams of the device, or null.
+pub unsafe fn order_streams(device: Device, first: *mut c_void, then: *mut c_void) -> Result<()> {
+    let mark = Event::new(&Context::retain(device)?)?;
+    mark.record(RawStream::of(first))?;
+    mark.hold(RawStream::of(then))
 }
 
 /// A stream that does not wait for the default stream.
