@@ -9,6 +9,7 @@ import sys
 import time
 
 import gpu_device_time
+import gpu_epilogue
 import gpu_graphs
 import gpu_host_time
 import gpu_kill
@@ -29,6 +30,7 @@ MODULES = [
     gpu_v1_more,
     gpu_v2,
     gpu_streams,
+    gpu_epilogue,
     gpu_graphs,
     gpu_masks,
     gpu_host_time,
