@@ -8,6 +8,7 @@ It needs torch and numpy; the exit code is 1 where a check failed.
 import sys
 import time
 
+import gpu_captures
 import gpu_device_time
 import gpu_epilogue
 import gpu_graphs
@@ -32,6 +33,7 @@ MODULES = [
     gpu_streams,
     gpu_epilogue,
     gpu_graphs,
+    gpu_captures,
     gpu_masks,
     gpu_host_time,
     gpu_device_time,
