@@ -21,6 +21,7 @@ import gpu_streams
 import gpu_v1
 import gpu_v1_more
 import gpu_v2
+import gpu_v2_more
 from gpu_common import Skipped
 from pool import Pool
 
@@ -30,6 +31,7 @@ MODULES = [
     gpu_v1,
     gpu_v1_more,
     gpu_v2,
+    gpu_v2_more,
     gpu_streams,
     gpu_epilogue,
     gpu_graphs,
