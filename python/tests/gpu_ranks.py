@@ -14,6 +14,7 @@ import gpu_epilogue
 import gpu_graphs
 import gpu_host_time
 import gpu_kill
+import gpu_low_latency
 import gpu_masks
 import gpu_native
 import gpu_operations
@@ -32,6 +33,7 @@ MODULES = [
     gpu_v1_more,
     gpu_v2,
     gpu_v2_more,
+    gpu_low_latency,
     gpu_streams,
     gpu_epilogue,
     gpu_graphs,
