@@ -12,6 +12,7 @@ import gpu_captures
 import gpu_device_time
 import gpu_epilogue
 import gpu_graphs
+import gpu_growth
 import gpu_host_time
 import gpu_kill
 import gpu_low_latency
@@ -39,6 +40,7 @@ MODULES = [
     gpu_graphs,
     gpu_captures,
     gpu_masks,
+    gpu_growth,
     gpu_host_time,
     gpu_device_time,
 ]
