@@ -1,5 +1,7 @@
 """CUDA graphs of torch whose outputs were dropped in the capture, and what is beside them."""
 
+import time
+
 import torch
 from gpu_common import CASE, inputs, layout_of, raised, rows_of, same, v1, v2
 
@@ -168,10 +170,87 @@ def not_warm(world):
     buffer.destroy()
 
 
+def not_fitting(world):
+    """A capture of wider rows than any call had is refused on both ranks, though there is a communicator, and no rank
+    waits. The buffer goes on, and takes the wide rows once it is warm."""
+    for make in (of_low_latency, of_worst_tokens, of_v2):
+        buffer, call = make(world)
+        x, *_ = inputs(world, CASE)
+        wide = torch.cat([x, x], 1)
+        check_call(call, x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        start = time.monotonic()
+        with torch.cuda.graph(graph):
+            error = raised(lambda call=call, wide=wide: call(wide))
+        assert "before the capture" in str(error), error
+        assert "warm up" in error.fix, error.fix
+        assert time.monotonic() - start < 10
+        for rows in (x, wide, x):
+            check_call(call, rows)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out, factor = call(wide)
+        wide.normal_()
+        graph.replay()
+        close(out, wide.float() * factor)
+        buffer.destroy()
+
+
+def check_call(call, x):
+    out, factor = call(x)
+    close(out, x.float() * factor)
+
+
+def of_low_latency(world):
+    """A buffer, and a call of it on rows of any width, which gives their sums and by what they are multiplied."""
+    buffer = v1(world, low_latency_mode=True)
+    _, idx, weights = inputs(world, CASE)
+    factor = torch.where(idx >= 0, weights, 0).sum(1, keepdim=True)
+
+    def call(x):
+        out = torch.empty_like(x)
+        decode_step(buffer, x, idx, weights, out)
+        return out, 2 * factor
+
+    return buffer, call
+
+
+def of_worst_tokens(world):
+    buffer = v1(world)
+    _, idx, weights = inputs(world, CASE)
+    options = layout_of(buffer, idx, CASE.experts)
+    options |= {"topk_idx": idx, "topk_weights": weights, "num_worst_tokens": 128}
+    factor = options["is_token_in_rank"].sum(1, keepdim=True)
+
+    def call(x):
+        rows, _, _, _, handle, _ = buffer.dispatch(x, **options)
+        return buffer.combine(rows, handle)[0], factor
+
+    return buffer, call
+
+
+def of_v2(world):
+    buffer = v2(world, CASE)
+    _, idx, _ = inputs(world, CASE)
+    ranks = (idx // CASE.local).masked_fill(idx < 0, -1)
+    factor = sum((ranks == rank).any(1, keepdim=True).int() for rank in (0, 1))
+
+    def call(x):
+        rows, _, _, handle, _ = buffer.dispatch(
+            x, topk_idx=idx, num_experts=CASE.experts, do_cpu_sync=False
+        )
+        return buffer.combine(rows, handle)[0], factor
+
+    return buffer, call
+
+
 CHECKS = [
     decode_loop,
     many_captures,
     elastic_step,
     worst_tokens_step,
     not_warm,
+    not_fitting,
 ]

@@ -6,18 +6,41 @@ import signal
 import time
 
 import torch
-from gpu_common import CASE, inputs, is_gpu, layout_of, synchronize, v1
+from gpu_common import CASE, device_of, inputs, is_gpu, layout_of, synchronize, v1, v2
 from pool import Pool
 
 import tokenyard
 
 PHASES = ["idle", "dispatch", "dispatch_halves", "combine", "normal", "normal_combine", "graph"]
+# Of V2.
+PHASES += ["elastic", "elastic_combine", "elastic_no_sync", "elastic_no_sync_combine"]
 # Longer than any deadline of the ranks.
 LIMIT_S = 150
 
 
 def die(world, phase):
     """Rank 1 dies in a phase; rank 0 returns the error that it got."""
+    begin, step = (elastic_calls if phase.startswith("elastic") else v1_calls)(world, phase)
+    end = time.monotonic() + LIMIT_S
+    is_begun = False
+    while time.monotonic() < end:
+        try:
+            if not is_begun:
+                is_begun = True
+                begin()
+                if world.rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            step()
+            synchronize()
+        except tokenyard.Error as error:
+            # The context is alive.
+            assert float(torch.ones(8, device=device_of(world)).sum()) == 8
+            return f"{type(error).__name__}: {error}"
+    raise AssertionError("no error came")
+
+
+def v1_calls(world, phase):
+    """What both ranks call before one dies, and the step that the other makes then."""
     buffer = v1(world, low_latency_mode=True)
     x, idx, weights = inputs(world, CASE)
     options = {**layout_of(buffer, idx, CASE.experts), "topk_idx": idx, "topk_weights": weights}
@@ -40,41 +63,62 @@ def die(world, phase):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             low_latency()
-    end = time.monotonic() + LIMIT_S
-    is_begun = False
-    while time.monotonic() < end:
-        try:
-            if not is_begun:
-                is_begun = True
-                begin(buffer, phase, (x, idx, options))
-                if world.rank == 1:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            if graph is not None:
-                graph.replay()
-                synchronize()
-            (normal if "normal" in phase else low_latency)()
+
+    def step():
+        if graph is not None:
+            graph.replay()
             synchronize()
-        except tokenyard.Error as error:
-            # The context is alive.
-            assert float(torch.ones(8, device=x.device).sum()) == 8
-            return f"{type(error).__name__}: {error}"
-    raise AssertionError("no error came")
+        (normal if "normal" in phase else low_latency)()
+
+    return lambda: begin_v1(buffer, phase, (x, idx, options)), step
 
 
-def begin(buffer, phase, given):
-    """The calls of both ranks before one dies."""
+def begin_v1(buffer, phase, given):
     x, idx, options = given
+    # The other rank dies while this one is in the call.
+    is_inside = buffer.rank == 0
     if phase in ("dispatch_halves", "combine"):
-        *_, hook = buffer.low_latency_dispatch(
+        rows, _, handle, _, hook = buffer.low_latency_dispatch(
             x, idx, CASE.max_tokens, CASE.experts, use_fp8=False, return_recv_hook=True
         )
         if phase == "combine":
             hook()
+            synchronize()
+            if is_inside:
+                buffer.low_latency_combine(rows, idx, options["topk_weights"], handle)
     elif phase == "normal_combine":
-        buffer.dispatch(x, **options)
-    elif phase == "dispatch" and buffer.rank == 0:
-        # This rank is in the call when the other dies.
+        recv_x, _, _, _, handle, _ = buffer.dispatch(x, **options)
+        synchronize()
+        if is_inside:
+            buffer.combine(recv_x, handle)
+    elif phase == "dispatch" and is_inside:
         buffer.low_latency_dispatch(x, idx, CASE.max_tokens, CASE.experts, use_fp8=False)
+
+
+def elastic_calls(world, phase):
+    """As `v1_calls`, of V2."""
+    buffer = v2(world, CASE)
+    x, idx, _ = inputs(world, CASE)
+
+    def dispatch():
+        rows, _, _, handle, _ = buffer.dispatch(
+            x, topk_idx=idx, num_experts=CASE.experts, do_cpu_sync="no_sync" not in phase
+        )
+        return rows, handle
+
+    def step():
+        buffer.combine(*dispatch())
+
+    def begin():
+        if phase.endswith("combine"):
+            received = dispatch()
+            synchronize()
+            if world.rank == 0:
+                buffer.combine(*received)
+
+    step()
+    synchronize()
+    return begin, step
 
 
 def killed(phase):

@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import tempfile
+import time
 
 import torch
 from gpu_common import CASE, device_of, difference, inputs, raised, rows_of, same, v1
@@ -25,6 +26,7 @@ use = "cuda"
 [kernels.cuda]
 decode = "low_latency"
 device = {device}
+{keys}
 [transport.scale_up]
 use = "nvlink"
 [transport.scale_up.nvlink]
@@ -32,6 +34,9 @@ device = {device}
 """
 FOUR = Case(4, experts=32, topk=6, hidden=512, max_tokens=64, tokens=(64, 61, 0, 33), seed=7)
 LOST = 1
+# How late a live rank comes, and how long the other waits for it.
+LATE_S = 2
+MASK_AFTER = "mask_after_ms = 300"
 PHASES = ("idle", "dispatch_send", "dispatch_recv", "combine_send", "combine_recv", "graph")
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 # After a loss: until all ranks have left the lost one out.
@@ -39,10 +44,11 @@ STEPS = 4
 
 
 @contextlib.contextmanager
-def masking(world, folder):
-    """A world of the same ranks whose losses are masked, and its config in the environment."""
+def masking(world, folder, keys=""):
+    """A world of the same ranks whose losses are masked, and its config in the environment, with more keys of the
+    kernels."""
     path, before = pathlib.Path(folder) / f"{world.rank}.toml", os.environ.get("TOKENYARD_CONFIG")
-    path.write_text(CONFIG.format(device=device_of(world).index))
+    path.write_text(CONFIG.format(device=device_of(world).index, keys=keys))
     os.environ["TOKENYARD_CONFIG"] = str(path)
     try:
         with tokenyard.World(
@@ -114,6 +120,10 @@ class Steps:
         torch.cuda.synchronize()
 
     def check_step(self, sources, rows, counts):
+        self.check_rows(sources, rows, counts)
+        self.check_sums(sources)
+
+    def check_rows(self, sources, rows, counts):
         case, me = self.case, self.world.rank
         wanted = [
             [(source, token) for source, token, _ in case.expert_rows(me, e) if source in sources]
@@ -122,7 +132,9 @@ class Steps:
         assert counts.tolist() == [len(of_expert) for of_expert in wanted]
         for expert, of_expert in enumerate(wanted):
             same(rows[expert, : len(of_expert)], rows_of(self.world, case, of_expert))
-        rank_of = torch.where(self.idx >= 0, self.idx // case.local, -1)
+
+    def check_sums(self, sources):
+        rank_of = torch.where(self.idx >= 0, self.idx // self.case.local, -1)
         factors = sum(torch.where(rank_of == rank, self.weights, 0) for rank in sources)
         assert difference(self.out, self.x.float() * factors.sum(1, keepdim=True)) < 1e-5
 
@@ -145,6 +157,60 @@ def by_hand(world):
         steps.check(everyone)
         steps.captured = None
         steps.buffer.destroy()
+
+
+def too_late(world):
+    """A live rank comes later than `mask_after_ms`. The other goes on without it, and then it without the other; both
+    take each other back together."""
+    everyone = set(range(world.ranks))
+    with tempfile.TemporaryDirectory() as folder, masking(world, folder, MASK_AFTER) as its:
+        steps = Steps(its, CASE)
+
+        def check_together():
+            for call in (steps.step, steps.replay, steps.step, steps.replay):
+                steps.out.fill_(torch.nan)
+                torch.cuda.synchronize()
+                its.barrier("together")
+                steps.check_step(everyone, *call())
+            assert not any(steps.left_out())
+
+        # While kernels were loaded, one may have been late already.
+        its.barrier("warm")
+        steps.buffer.low_latency_clean_mask_buffer()
+        check_together()
+        for _ in range(2):
+            check_without_the_late(steps)
+            its.barrier("apart")
+            steps.buffer.low_latency_clean_mask_buffer()
+            check_together()
+        steps.captured = None
+        steps.buffer.destroy()
+
+
+def check_without_the_late(steps):
+    world, case = steps.world, steps.case
+    is_late = world.rank == LOST
+    torch.cuda.synchronize()
+    world.barrier("apart")
+    start = time.monotonic()
+    if is_late:
+        time.sleep(LATE_S)
+    rows, counts, handle, _, _ = steps.buffer.low_latency_dispatch(
+        steps.x, steps.idx, case.max_tokens, case.experts, use_fp8=False
+    )
+    torch.cuda.synchronize()
+    took = time.monotonic() - start
+    # The other had sent before it waited, so to the one that was late nobody is missing yet.
+    sources = {0, 1} if is_late else {world.rank}
+    assert steps.left_out() == [int(rank not in sources) for rank in range(world.ranks)]
+    assert is_late or 0.2 < took < LATE_S / 2, took
+    steps.check_rows(sources, rows, counts)
+    steps.out.fill_(torch.nan)
+    steps.buffer.low_latency_combine(rows, steps.idx, steps.weights, handle, out=steps.out)
+    torch.cuda.synchronize()
+    # The other sends it no sums any more: it waits for them in vain, and leaves the other out as well.
+    assert steps.left_out() == [int(rank != world.rank) for rank in range(world.ranks)]
+    steps.check_sums({world.rank})
 
 
 def lose(world, word, phase, folder):
@@ -193,4 +259,4 @@ def lost(word, phase):
     return answers[LOST]
 
 
-CHECKS = [by_hand]
+CHECKS = [by_hand, too_late]

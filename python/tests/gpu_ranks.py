@@ -8,10 +8,14 @@ It needs torch and numpy; the exit code is 1 where a check failed.
 import sys
 import time
 
+import gpu_captures
 import gpu_device_time
+import gpu_epilogue
 import gpu_graphs
+import gpu_growth
 import gpu_host_time
 import gpu_kill
+import gpu_low_latency
 import gpu_masks
 import gpu_native
 import gpu_operations
@@ -19,6 +23,7 @@ import gpu_streams
 import gpu_v1
 import gpu_v1_more
 import gpu_v2
+import gpu_v2_more
 from gpu_common import Skipped
 from pool import Pool
 
@@ -28,9 +33,14 @@ MODULES = [
     gpu_v1,
     gpu_v1_more,
     gpu_v2,
+    gpu_v2_more,
+    gpu_low_latency,
     gpu_streams,
+    gpu_epilogue,
     gpu_graphs,
+    gpu_captures,
     gpu_masks,
+    gpu_growth,
     gpu_host_time,
     gpu_device_time,
 ]

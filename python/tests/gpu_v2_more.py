@@ -1,0 +1,194 @@
+"""More of DeepEP V2 on tensors of torch: FP8 and its scales in every form, padding, and what lies behind the rows."""
+
+import torch
+from gpu_common import CASE, EMPTY, SMALL, flat_of, inputs, rows_of, same, v2
+
+from tokenyard.deep_ep.utils.math import align, per_token_cast_to_fp8
+
+ALIGNMENT = 16
+
+
+def cast(rows):
+    """FP8 and scales, also of no rows."""
+    if len(rows):
+        return per_token_cast_to_fp8(rows)
+    return rows.to(torch.float8_e4m3fn), rows.new_empty((0, rows.shape[1] // 128)).float()
+
+
+def scales_of(scales, is_column_major):
+    """Scales as they are compared, once their strides are checked."""
+    if is_column_major and len(scales) > 1:
+        assert scales.stride() == (1, align(len(scales), 4)), scales.stride()
+    return scales.contiguous()
+
+
+def fp8_without_sync(world):
+    """FP8 rows and their scales at the front of the most that can arrive, at once and by the handle."""
+    for case in (CASE, EMPTY):
+        found, most = len(case.sources(world.rank)), case.ranks * case.max_tokens
+        buffer = v2(world, case, use_fp8_dispatch=True)
+        x, idx, weights = inputs(world, case)
+        every = rows_of(world, case, case.sources(world.rank))
+        for is_column_major in (False, True):
+            form = {"use_tma_aligned_col_major_sf": is_column_major}
+            received, _, _, handle, _ = buffer.dispatch(
+                cast(x),
+                topk_idx=idx,
+                topk_weights=weights,
+                num_experts=case.experts,
+                do_cpu_sync=False,
+                **form,
+            )
+            again, *_ = buffer.dispatch(cast(x + 1), handle=handle, **form)
+            for (rows, scales), rows_in in ((received, every), (again, every + 1)):
+                expected, expected_scales = cast(rows_in)
+                assert len(rows) == len(scales) == most
+                same(rows[:found], expected)
+                same(scales_of(scales, is_column_major)[:found], expected_scales)
+        buffer.destroy()
+
+
+def fp8_cached(world):
+    """A handle of a dispatch with CPU sync brings other rows and scales, in either form of scales."""
+    case, buffer = CASE, v2(world, CASE, use_fp8_dispatch=True)
+    x, idx, _ = inputs(world, case)
+    every = rows_of(world, case, case.sources(world.rank))
+    *_, handle, _ = buffer.dispatch(cast(x), topk_idx=idx, num_experts=case.experts)
+    for is_column_major in (False, True):
+        (rows, scales), *_ = buffer.dispatch(
+            cast(x + 1),
+            handle=handle,
+            use_tma_aligned_col_major_sf=is_column_major,
+        )
+        expected, expected_scales = cast(every + 1)
+        same(rows, expected)
+        same(scales_of(scales, is_column_major), expected_scales)
+    buffer.destroy()
+
+
+def fp8_expanded(world):
+    """Expanded FP8 rows with scales and weights, at once and by the handle, with and without CPU sync."""
+    for case in (SMALL, CASE):
+        for is_synced in (True, False):
+            for is_column_major in (False, True):
+                check_expanded(world, case, is_synced, is_column_major)
+
+
+def check_expanded(world, case, is_synced, is_column_major):
+    buffer = v2(world, case, use_fp8_dispatch=True)
+    x, idx, weights = inputs(world, case)
+    form = {"do_expand": True, "use_tma_aligned_col_major_sf": is_column_major}
+    received, none, its_weights, handle, _ = buffer.dispatch(
+        cast(x),
+        topk_idx=idx,
+        topk_weights=weights,
+        num_experts=case.experts,
+        expert_alignment=ALIGNMENT,
+        do_zero_padding=True,
+        do_cpu_sync=is_synced,
+        **form,
+    )
+    assert none is None
+    again, none, other_weights, same_handle, _ = buffer.dispatch(
+        cast(x + 1), topk_weights=2 * weights, handle=handle, **form
+    )
+    assert none is None
+    assert same_handle is handle
+    for (rows, scales), found, added, factor in (
+        (received, its_weights, 0, 1),
+        (again, other_weights, 1, 2),
+    ):
+        assert len(rows) == len(scales) == len(found) == handle.num_expanded_tokens
+        scales = scales_of(scales, is_column_major)
+        for expert, (start, end, rest) in enumerate(places(case, world.rank)):
+            wanted = case.expert_rows(world.rank, expert)
+            of_expert = rows_of(world, case, [(s, t) for s, t, _ in wanted])
+            expected, expected_scales = cast(of_expert + added)
+            same(rows[start:end], expected)
+            same(scales[start:end], expected_scales)
+            expected = factor * torch.tensor([case.weights[s][t, k] for s, t, k in wanted])
+            same(found[start:end].cpu(), expected.float())
+            check_padding(rows[end:rest], found[end:rest])
+    # Without weights there are none.
+    *_, none, _, _ = buffer.dispatch(cast(x), handle=handle, **form)
+    assert none is None
+    buffer.destroy()
+
+
+def places(case, me):
+    """Of each local expert: where its rows start and end, and where those of the next one start."""
+    found, start = [], 0
+    for count in case.expert_counts(me):
+        rest = align(start + count, ALIGNMENT)
+        found.append((start, start + count, rest))
+        start = rest
+    return found
+
+
+def check_padding(rows, weights):
+    for padding in (rows, weights):
+        assert not bool(padding.contiguous().view(torch.uint8).any()), padding
+
+
+def zero_padding(world):
+    """Padding of rows and weights is zero, whatever the arena held before, and so is that of a handle's dispatch."""
+    case = CASE
+    for is_synced in (True, False):
+        buffer = v2(world, case)
+        x, idx, weights = inputs(world, case)
+        for value in (1, 2, 3):
+            options = {
+                "topk_idx": idx,
+                "topk_weights": weights,
+                "num_experts": case.experts,
+                "do_cpu_sync": is_synced,
+            }
+            # Rows without padding, in the place that the next ones may get.
+            buffer.dispatch(torch.full_like(x, torch.nan), **options)
+            rows, _, its_weights, handle, _ = buffer.dispatch(
+                x + value,
+                do_expand=True,
+                do_zero_padding=True,
+                expert_alignment=ALIGNMENT,
+                **options,
+            )
+            found = [(rows, its_weights)]
+            rows, _, its_weights, _, _ = buffer.dispatch(
+                x - value, topk_weights=weights, handle=handle, do_expand=True
+            )
+            found.append((rows, its_weights))
+            for rows, its_weights in found:
+                for _, end, rest in places(case, world.rank):
+                    check_padding(rows[end:rest], its_weights[end:rest])
+        buffer.destroy()
+
+
+def ids_behind_the_rows(world):
+    """Without CPU sync, ids behind the rows that arrived are -1, whatever lay there before."""
+    for case in (SMALL, CASE, EMPTY):
+        buffer = v2(world, case)
+        x, idx, weights = inputs(world, case)
+        found, (ids, expected_weights) = len(case.sources(world.rank)), flat_of(world, case)
+        all_of_one = torch.zeros_like(idx)
+        all_of_one[:] = torch.arange(case.topk, device=idx.device)
+        for _ in range(3):
+            # More rows arrive before, on rank 0, and fewer on the other.
+            for given in (all_of_one, idx):
+                rows, recv_idx, recv_weights, handle, _ = buffer.dispatch(
+                    x,
+                    topk_idx=given,
+                    topk_weights=weights,
+                    num_experts=case.experts,
+                    do_cpu_sync=False,
+                )
+            assert len(rows) == len(recv_idx) == case.ranks * case.max_tokens
+            _, again, *_ = buffer.dispatch(x, handle=handle)
+            for one in (recv_idx, again):
+                same(one[:found], ids)
+                assert bool((one[found:] == -1).all())
+            is_here = ids >= 0
+            same(recv_weights[:found][is_here], expected_weights[is_here])
+        buffer.destroy()
+
+
+CHECKS = [fp8_without_sync, fp8_cached, fp8_expanded, zero_padding, ids_behind_the_rows]
