@@ -333,7 +333,8 @@ impl Communicator {
     /// arguments before they call: without this the others would wait for this rank.
     ///
     /// `operation` is `"dispatch"`, `"replay"` or `"combine"`; for a combine with `topk_weights` it is `"replay"`.
-    /// `layout` is that of the other ranks' dispatch, or of the dispatch of the handle.
+    /// `layout` is that of the other ranks' dispatch, or of the dispatch of the handle. In the capture of a graph raise
+    /// instead: no other rank waits there.
     #[pyo3(signature = (operation, why, *, layout="flat", alignment=1, zero_padding=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn refuse(
@@ -348,7 +349,8 @@ impl Communicator {
         let layout =
             options::layout(layout, alignment, zero_padding).map_err(|error| raise(py, &error))?;
         let call = options::refused_call(operation, layout).map_err(|error| raise(py, &error))?;
-        Err(operations::refuse(py, &self.shared, call, invalid(why)))
+        let stream = CallStream { raw: None, without_sync: false };
+        Err(operations::refuse(py, &self.shared, stream, call, invalid(why)))
     }
 
     /// Memory for the experts' outputs of `handle`, `[rows, H]`: `combine` needs no copy of what is written there.

@@ -40,7 +40,7 @@ def die(world, phase):
 
 
 def v1_calls(world, phase):
-    """What both ranks call before one dies, and the step that the other makes then."""
+    """Makes the calls of both ranks before one dies; returns the step that the other makes then."""
     buffer = v1(world, low_latency_mode=True)
     x, idx, weights = inputs(world, CASE)
     options = {**layout_of(buffer, idx, CASE.experts), "topk_idx": idx, "topk_weights": weights}

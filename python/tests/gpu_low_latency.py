@@ -213,7 +213,7 @@ def check_poisoned(world, way):
 
 
 def waited(world, call, stats):
-    """What a call in halves adds to the waiting times, where rank 1 comes late to it."""
+    """The time that a call in halves adds to the waiting times, where rank 1 comes late to it."""
     stats.zero_()
     synchronize()
     world.barrier("together")

@@ -200,7 +200,7 @@ def check_without_the_late(steps):
     )
     torch.cuda.synchronize()
     took = time.monotonic() - start
-    # The other had sent before it waited, so to the one that was late nobody is missing yet.
+    # The other had sent before it waited, so the late rank misses none yet.
     sources = {0, 1} if is_late else {world.rank}
     assert steps.left_out() == [int(rank not in sources) for rank in range(world.ranks)]
     assert is_late or 0.2 < took < LATE_S / 2, took

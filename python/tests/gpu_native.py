@@ -120,6 +120,37 @@ def without_sync(world):
         comm.flush()
 
 
+def refused_in_a_capture(world):
+    """Arguments that cannot be read raise on this rank alone, and the capture goes on."""
+    with opened(world) as comm:
+        x, idx, weights = tensors(world)
+        out = torch.empty_like(x)
+
+        def options():
+            stream = torch.cuda.current_stream().cuda_stream
+            return {"worst_case": True, "stream": stream, "without_sync": True}
+
+        def step():
+            received, handle = comm.dispatch(x, idx, weights, **options())
+            order = {name: value for name, value in options().items() if name != "worst_case"}
+            comm.combine(handle, received.x, out=out, **order)
+
+        step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            if world.rank == 0:
+                error = raised(lambda: comm.dispatch(x, idx.float(), weights, **options()))
+                assert isinstance(error, tokenyard.errors.InvalidInputError), error
+            step()
+        out.zero_()
+        graph.replay()
+        times = [len(SMALL.ranks_of(world.rank, t)) for t in range(len(x))]
+        torch.testing.assert_close(out, x * torch.tensor(times, device=x.device)[:, None])
+        torch.cuda.synchronize()
+        comm.flush()
+
+
 FORMS = {
     "by rows": {},
     "by columns": {"scale_layout": "column_major"},
@@ -272,6 +303,7 @@ CHECKS = [
     round_trip,
     in_the_order_of_a_stream,
     taken_on_another_stream,
+    refused_in_a_capture,
     halves_and_their_output,
     without_sync,
     packed_forms,

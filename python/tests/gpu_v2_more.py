@@ -8,13 +8,6 @@ from tokenyard.deep_ep.utils.math import align, per_token_cast_to_fp8
 ALIGNMENT = 16
 
 
-def cast(rows):
-    """FP8 and scales, also of no rows."""
-    if len(rows):
-        return per_token_cast_to_fp8(rows)
-    return rows.to(torch.float8_e4m3fn), rows.new_empty((0, rows.shape[1] // 128)).float()
-
-
 def scales_of(scales, is_column_major):
     """Scales as they are compared, once their strides are checked."""
     if is_column_major and len(scales) > 1:
@@ -32,16 +25,16 @@ def fp8_without_sync(world):
         for is_column_major in (False, True):
             form = {"use_tma_aligned_col_major_sf": is_column_major}
             received, _, _, handle, _ = buffer.dispatch(
-                cast(x),
+                per_token_cast_to_fp8(x),
                 topk_idx=idx,
                 topk_weights=weights,
                 num_experts=case.experts,
                 do_cpu_sync=False,
                 **form,
             )
-            again, *_ = buffer.dispatch(cast(x + 1), handle=handle, **form)
+            again, *_ = buffer.dispatch(per_token_cast_to_fp8(x + 1), handle=handle, **form)
             for (rows, scales), rows_in in ((received, every), (again, every + 1)):
-                expected, expected_scales = cast(rows_in)
+                expected, expected_scales = per_token_cast_to_fp8(rows_in)
                 assert len(rows) == len(scales) == most
                 same(rows[:found], expected)
                 same(scales_of(scales, is_column_major)[:found], expected_scales)
@@ -53,14 +46,16 @@ def fp8_cached(world):
     case, buffer = CASE, v2(world, CASE, use_fp8_dispatch=True)
     x, idx, _ = inputs(world, case)
     every = rows_of(world, case, case.sources(world.rank))
-    *_, handle, _ = buffer.dispatch(cast(x), topk_idx=idx, num_experts=case.experts)
+    *_, handle, _ = buffer.dispatch(
+        per_token_cast_to_fp8(x), topk_idx=idx, num_experts=case.experts
+    )
     for is_column_major in (False, True):
         (rows, scales), *_ = buffer.dispatch(
-            cast(x + 1),
+            per_token_cast_to_fp8(x + 1),
             handle=handle,
             use_tma_aligned_col_major_sf=is_column_major,
         )
-        expected, expected_scales = cast(every + 1)
+        expected, expected_scales = per_token_cast_to_fp8(every + 1)
         same(rows, expected)
         same(scales_of(scales, is_column_major), expected_scales)
     buffer.destroy()
@@ -79,7 +74,7 @@ def check_expanded(world, case, is_synced, is_column_major):
     x, idx, weights = inputs(world, case)
     form = {"do_expand": True, "use_tma_aligned_col_major_sf": is_column_major}
     received, none, its_weights, handle, _ = buffer.dispatch(
-        cast(x),
+        per_token_cast_to_fp8(x),
         topk_idx=idx,
         topk_weights=weights,
         num_experts=case.experts,
@@ -90,7 +85,7 @@ def check_expanded(world, case, is_synced, is_column_major):
     )
     assert none is None
     again, none, other_weights, same_handle, _ = buffer.dispatch(
-        cast(x + 1), topk_weights=2 * weights, handle=handle, **form
+        per_token_cast_to_fp8(x + 1), topk_weights=2 * weights, handle=handle, **form
     )
     assert none is None
     assert same_handle is handle
@@ -103,14 +98,14 @@ def check_expanded(world, case, is_synced, is_column_major):
         for expert, (start, end, rest) in enumerate(places(case, world.rank)):
             wanted = case.expert_rows(world.rank, expert)
             of_expert = rows_of(world, case, [(s, t) for s, t, _ in wanted])
-            expected, expected_scales = cast(of_expert + added)
+            expected, expected_scales = per_token_cast_to_fp8(of_expert + added)
             same(rows[start:end], expected)
             same(scales[start:end], expected_scales)
             expected = factor * torch.tensor([case.weights[s][t, k] for s, t, k in wanted])
             same(found[start:end].cpu(), expected.float())
             check_padding(rows[end:rest], found[end:rest])
     # Without weights there are none.
-    *_, none, _, _ = buffer.dispatch(cast(x), handle=handle, **form)
+    *_, none, _, _ = buffer.dispatch(per_token_cast_to_fp8(x), handle=handle, **form)
     assert none is None
     buffer.destroy()
 

@@ -41,7 +41,7 @@ def branch(stream):
 
 
 def join(stream):
-    """What is queued next on the current stream runs behind the present work of another."""
+    """The next work on the current stream runs behind the present work of another."""
     if stream is not None:
         torch.cuda.current_stream().wait_stream(stream)
 

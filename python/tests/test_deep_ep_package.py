@@ -140,6 +140,9 @@ def test_the_helpers_of_scripts_compute_what_they_say():
     back = math.per_token_cast_back(fp8, scales)
     assert math.calc_diff(back, x) < 1e-3 < math.calc_diff(-back, x)
     assert math.calc_diff(x, x) == 0
+    none = math.per_token_cast_to_fp8(x[:0])
+    assert [one.shape for one in none] == [(0, 200), (0, 2)]
+    assert math.per_token_cast_back(*none).shape == (0, 200)
     powers = np.exp2(np.ceil(np.log2(scales))).astype(np.float32)
     packed = np.zeros((5, 4), np.uint8)
     packed[:, :2] = powers.view(np.uint32) >> 23

@@ -4,6 +4,7 @@
 use super::Communicator;
 use super::blank::{blank_combine, blank_dispatch};
 use super::reporter::Sort;
+use super::stream::Mode;
 use crate::abi;
 use crate::moe::Layout;
 use crate::refusal::CallRefusal;
@@ -29,6 +30,10 @@ impl Communicator {
     /// All ranks get an error for the operation, nothing is moved, and the communicator stays usable.
     /// Collective, as the operation is.
     pub fn refuse(&mut self, call: RefusedCall, why: Error) -> Error {
+        self.refuse_in(call, why, &Mode::default())
+    }
+
+    pub(super) fn refuse_in(&mut self, call: RefusedCall, why: Error, mode: &Mode<'_>) -> Error {
         let sort = match call {
             RefusedCall::Dispatch(_) => Sort::Dispatch,
             RefusedCall::Replay(_) => Sort::Replay,
@@ -40,14 +45,21 @@ impl Communicator {
         };
         match call {
             RefusedCall::Dispatch(layout) => {
-                self.refuse_with(blank_dispatch(operation, 0, layout), why)
+                let mut dispatch = blank_dispatch(operation, 0, layout);
+                mode.mark(&mut dispatch);
+                self.refuse_with(dispatch, why)
             }
             RefusedCall::Replay(layout) => {
                 let mut replay = blank_dispatch(operation, 0, layout);
+                mode.mark(&mut replay);
                 replay.flags |= abi::TY_DISPATCH_REPLAY;
                 self.refuse_with(replay, why)
             }
-            RefusedCall::Combine => self.refuse_combine(blank_combine(operation, 0), why),
+            RefusedCall::Combine => {
+                let mut combine = blank_combine(operation, 0);
+                mode.mark_sum(&mut combine);
+                self.refuse_combine(combine, why)
+            }
         }
     }
 

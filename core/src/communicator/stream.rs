@@ -9,6 +9,7 @@ use super::components::{CallForm, Components};
 use super::memory::{Argument, check_memory};
 use super::operations::{PendingCombine, PendingDispatch, PendingReplay};
 use super::output::{Handle, Received};
+use super::refusal::RefusedCall;
 use super::tensor::{TensorMut, TensorRef};
 use crate::kernels::Trace;
 use crate::moe::{DType, Layout};
@@ -95,7 +96,7 @@ impl Mode<'_> {
         (at_once | on_stream | if self.no_sync { no_sync } else { 0 }, stream.raw())
     }
 
-    fn mark(&self, call: &mut abi::TyDispatch) {
+    pub(super) fn mark(&self, call: &mut abi::TyDispatch) {
         let (flags, stream) = self.flags([
             abi::TY_DISPATCH_ON_STREAM,
             abi::TY_DISPATCH_NO_SYNC,
@@ -132,13 +133,17 @@ impl Mode<'_> {
         self.check_no_tokens()
     }
 
-    pub(super) fn mark_combine(&self, call: &mut abi::TyCombine, layout: Layout) -> Result<()> {
+    pub(super) fn mark_sum(&self, call: &mut abi::TyCombine) {
         let (flags, stream) = self.flags([
             abi::TY_COMBINE_ON_STREAM,
             abi::TY_COMBINE_NO_SYNC,
             abi::TY_COMBINE_AT_ONCE,
         ]);
         (call.flags, call.stream) = (call.flags | flags, stream);
+    }
+
+    pub(super) fn mark_combine(&self, call: &mut abi::TyCombine, layout: Layout) -> Result<()> {
+        self.mark_sum(call);
         call.waited_ns = written(self.statistics.waited_ns);
         self.check_packed(layout == Layout::Packed)?;
         self.check_no_tokens()
@@ -403,6 +408,12 @@ impl<'y> OnStream<'y> {
 impl OnStream<'_> {
     pub(super) fn components(&mut self) -> (&mut Communicator, Option<Stream>) {
         (self.comm, self.mode.stream)
+    }
+
+    /// As [`Communicator::refuse`], for a call in the order of the stream. In a capture this rank alone gets the
+    /// error: nothing of a graph runs there, so no other rank waits.
+    pub fn refuse(&mut self, call: RefusedCall, why: Error) -> Error {
+        self.comm.refuse_in(call, why, &self.mode)
     }
 
     /// As [`Communicator::dispatch`], in the order of the stream.

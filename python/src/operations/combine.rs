@@ -192,8 +192,9 @@ pub(crate) fn combine(
     arguments: &CombineArguments<'_, '_>,
 ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
     let stream = arguments.stream;
-    let ReadyCombine { handle, call, counted, kept: _kept, outputs } =
-        arguments.read(shared).map_err(|why| refuse(py, shared, arguments.refused(shared), why))?;
+    let ReadyCombine { handle, call, counted, kept: _kept, outputs } = arguments
+        .read(shared)
+        .map_err(|why| refuse(py, shared, stream, arguments.refused(shared), why))?;
     shared.call(py, |comm| in_order!(comm, stream, counted, combine(handle.get()?, call)))?;
     Ok(outputs.clone_ref(py))
 }
@@ -204,8 +205,9 @@ pub(crate) fn combine_send(
     arguments: &CombineArguments<'_, '_>,
 ) -> PyResult<PendingCombine> {
     let stream = arguments.stream;
-    let ReadyCombine { handle, call, counted, kept, outputs } =
-        arguments.read(shared).map_err(|why| refuse(py, shared, arguments.refused(shared), why))?;
+    let ReadyCombine { handle, call, counted, kept, outputs } = arguments
+        .read(shared)
+        .map_err(|why| refuse(py, shared, stream, arguments.refused(shared), why))?;
     let pending = shared
         .call(py, |comm| in_order!(comm, stream, counted, combine_send(handle.get()?, call)))?;
     Ok(PendingCombine { waiting: Waiting::new(shared, stream, pending.keeping(kept)), outputs })

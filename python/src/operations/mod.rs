@@ -351,8 +351,14 @@ impl DispatchArguments<'_, '_> {
 }
 
 /// Refuses an operation that cannot be asked for, and returns what to raise.
-pub(crate) fn refuse(py: Python<'_>, shared: &Shared, call: RefusedCall, why: Error) -> PyErr {
-    let refused = shared.call::<()>(py, |comm| Err(comm.refuse(call, why)));
+pub(crate) fn refuse(
+    py: Python<'_>,
+    shared: &Shared,
+    stream: CallStream,
+    call: RefusedCall,
+    why: Error,
+) -> PyErr {
+    let refused = shared.call::<()>(py, |comm| Err(in_order!(comm, stream, refuse(call, why))));
     refused.err().unwrap_or_else(|| raise(py, &invalid("the call was refused")))
 }
 
@@ -363,7 +369,7 @@ pub(crate) fn dispatch(
 ) -> PyResult<(Received, Handle)> {
     let stream = arguments.stream;
     let ReadyDispatch { call, counted, kept: _kept } =
-        arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
+        arguments.read().map_err(|why| refuse(py, shared, stream, arguments.refused(), why))?;
     let (received, handle) =
         shared.call(py, |comm| in_order!(comm, stream, counted, dispatch(&call)))?;
     Ok((Received::new(received, shared, stream.raw), Handle::new(handle)))
@@ -376,7 +382,7 @@ pub(crate) fn dispatch_send(
 ) -> PyResult<PendingDispatch> {
     let stream = arguments.stream;
     let ReadyDispatch { call, counted, kept } =
-        arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
+        arguments.read().map_err(|why| refuse(py, shared, stream, arguments.refused(), why))?;
     let pending = shared.call(py, |comm| in_order!(comm, stream, counted, dispatch_send(&call)))?;
     Ok(PendingDispatch(Waiting::new(shared, stream, pending.keeping(kept))))
 }
@@ -424,7 +430,7 @@ pub(crate) fn replay(
 ) -> PyResult<Received> {
     let stream = arguments.stream;
     let (handle, call, _kept) =
-        arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
+        arguments.read().map_err(|why| refuse(py, shared, stream, arguments.refused(), why))?;
     let received = shared.call(py, |comm| in_order!(comm, stream, replay(handle.get()?, &call)))?;
     Ok(Received::new(received, shared, stream.raw))
 }
@@ -436,7 +442,7 @@ pub(crate) fn replay_send(
 ) -> PyResult<PendingReplay> {
     let stream = arguments.stream;
     let (handle, call, kept) =
-        arguments.read().map_err(|why| refuse(py, shared, arguments.refused(), why))?;
+        arguments.read().map_err(|why| refuse(py, shared, stream, arguments.refused(), why))?;
     let pending =
         shared.call(py, |comm| in_order!(comm, stream, replay_send(handle.get()?, &call)))?;
     Ok(PendingReplay(Waiting::new(shared, stream, pending.keeping(kept))))

@@ -259,6 +259,9 @@ class Engine:
         try:
             if send is not None and fits:
                 attempt.pending = send(opened)
+            elif self.is_capturing():
+                # No other rank waits in a capture, and none could learn a refusal.
+                self._raise_in_capture(sizes, refused, False)
             else:
                 why = refused or f"sizes to agree on: {sizes}"
                 opened.communicator.refuse("dispatch", why, layout=layout)
@@ -302,13 +305,7 @@ class Engine:
     def _agree(self, sizes: Sizes | None, refused: str | None, is_full: bool) -> None:
         """Gathers what every rank wants. Opens it, or raises on all ranks. Collective."""
         if self.is_capturing():
-            raise errors.InvalidInputError(
-                f"capture graph: found sizes that no call had before, {sizes}; expected a call of each kind before "
-                "the capture",
-                kind="invalid_input",
-                operation="capture graph",
-                fix="warm up: make the same calls once without a capture",
-            )
+            self._raise_in_capture(sizes, refused, is_full)
         mine = {"sizes": sizes and asdict(sizes), "refused": refused, "full": is_full}
         gathered = self.world.all_gather("agree on sizes", json.dumps(mine).encode())
         views = [json.loads(view) for view in gathered]
@@ -356,6 +353,19 @@ class Engine:
         """Whether the current stream captures a graph: nothing can be agreed on then."""
         return self.on_device and bool(
             torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        )
+
+    def _raise_in_capture(
+        self, sizes: Sizes | None, refused: str | None, is_full: bool
+    ) -> NoReturn:
+        if refused is not None:
+            self._raise_refused(self.rank, refused, is_full)
+        raise errors.InvalidInputError(
+            f"capture graph: found sizes that no call had before, {sizes}; expected a call of each kind before "
+            "the capture",
+            kind="invalid_input",
+            operation="capture graph",
+            fix="warm up: make the same calls once without a capture",
         )
 
     def _raise_refused(self, rank: int, text: str, is_full: bool) -> NoReturn:
@@ -436,8 +446,8 @@ class Engine:
         """
         self._expect_usable()
         opened = opened or self._usable()
-        if opened is None:
-            raise errors.InvalidInputError(str(why), kind="invalid_input")
+        if opened is None or self.is_capturing():
+            raise errors.InvalidInputError(str(why), kind="invalid_input", operation=operation)
         opened.communicator.refuse(operation, str(why), layout=layout)
         raise AssertionError("a refusal always raises")
 

@@ -8,44 +8,49 @@ use tokenyard_core::Result;
 
 use crate::driver::{Context, Event, RawStream};
 
-/// A mark for each stream of one capture.
+/// Marks of captures that have ended are given up where there are more than these: no call says when one ends.
+const MOST_MARKS: usize = 64;
+
+/// A mark for each stream of each capture.
 #[derive(Debug)]
 struct Marks<S, M> {
-    capture: u64,
-    held: Vec<(S, M)>,
+    /// The oldest first.
+    held: Vec<(u64, S, M)>,
     spare: Vec<M>,
 }
 
 impl<S: Copy + PartialEq, M> Marks<S, M> {
     fn new() -> Self {
-        Self { capture: 0, held: Vec::new(), spare: Vec::new() }
+        Self { held: Vec::new(), spare: Vec::new() }
     }
 
-    /// The mark of a stream. Those of an earlier capture are given up: nothing outside of it may wait for them.
+    /// The mark of a stream in a capture.
     fn of(&mut self, capture: u64, stream: S, make: impl FnOnce() -> Result<M>) -> Result<&M> {
-        if self.capture != capture {
-            self.clear();
-            self.capture = capture;
-        }
-        let index = match self.held.iter().position(|(of, _)| *of == stream) {
+        let known = |&(c, s, _): &(u64, S, M)| c == capture && s == stream;
+        let index = match self.held.iter().position(known) {
             Some(index) => index,
             None => {
+                if self.held.len() == MOST_MARKS {
+                    self.spare.push(self.held.remove(0).2);
+                }
                 let mark = self.spare.pop().map_or_else(make, Ok)?;
-                self.held.push((stream, mark));
+                self.held.push((capture, stream, mark));
                 self.held.len() - 1
             }
         };
-        Ok(&self.held[index].1)
+        Ok(&self.held[index].2)
     }
 
-    /// The marks that work on a stream does not follow by itself.
+    /// The marks that work on a stream of a capture does not follow by itself.
     fn of_others(&self, capture: u64, stream: S) -> impl Iterator<Item = &M> {
-        let held = if self.capture == capture { self.held.as_slice() } else { &[] };
-        held.iter().filter(move |(of, _)| *of != stream).map(|(_, mark)| mark)
+        let others = self.held.iter().filter(move |(c, s, _)| *c == capture && *s != stream);
+        others.map(|(_, _, mark)| mark)
     }
 
-    fn clear(&mut self) {
-        self.spare.extend(self.held.drain(..).map(|(_, mark)| mark));
+    /// Gives up the marks of a capture.
+    fn clear(&mut self, capture: u64) {
+        let ended = self.held.extract_if(.., |(c, _, _)| *c == capture);
+        self.spare.extend(ended.map(|(_, _, mark)| mark));
     }
 }
 
@@ -75,7 +80,7 @@ impl CaptureMarks {
         let Some(capture) = stream.capture(&self.context)? else { return Ok(()) };
         let mut marks = self.marks.borrow_mut();
         marks.of_others(capture, work).try_for_each(|mark| mark.hold(work))?;
-        marks.clear();
+        marks.clear(capture);
         Ok(())
     }
 }
@@ -106,16 +111,24 @@ mod tests {
     }
 
     #[test]
-    fn marks_end_with_their_capture_and_serve_again() {
+    fn marks_serve_again_and_captures_do_not_share_them() {
         let (mut marks, mut make) = marks();
         marks.of(7, 'a', &mut make).unwrap();
-        marks.of(7, 'b', &mut make).unwrap();
-        marks.of(8, 'c', &mut make).unwrap();
-        assert_eq!(marks.of_others(8, 'a').count(), 1);
-        marks.clear();
-        assert_eq!(marks.of_others(8, 'a').count(), 0);
-        // Of all these, two were ever made.
-        let most = ['a', 'b'].map(|stream| *marks.of(9, stream, &mut make).unwrap());
-        assert!(most.iter().all(|mark| *mark <= 2), "{most:?}");
+        marks.of(8, 'b', &mut make).unwrap();
+        assert_eq!((marks.of_others(7, 'z').count(), marks.of_others(8, 'z').count()), (1, 1));
+        marks.clear(7);
+        assert_eq!((marks.of_others(7, 'z').count(), marks.of_others(8, 'z').count()), (0, 1));
+        assert_eq!(*marks.of(9, 'c', &mut make).unwrap(), 1);
+    }
+
+    #[test]
+    fn marks_of_captures_that_ended_are_bounded() {
+        let (mut marks, mut make) = marks();
+        for capture in 0..1000 {
+            marks.of(capture, 'a', &mut make).unwrap();
+        }
+        assert_eq!(marks.held.len(), MOST_MARKS);
+        assert!(marks.held.iter().all(|(_, _, mark)| *mark <= MOST_MARKS as u32));
+        assert_eq!(marks.of_others(999, 'z').count(), 1);
     }
 }

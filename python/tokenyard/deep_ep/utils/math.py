@@ -39,7 +39,13 @@ def _groups(rows: Array) -> Array:
     tokens, hidden = rows.shape
     padded = np.zeros((tokens, align(hidden, _CHANNELS)), np.float32)
     padded[:, :hidden] = rows.astype(np.float32)
-    return padded.reshape(tokens, -1, _CHANNELS)
+    return padded.reshape(tokens, ceil_div(hidden, _CHANNELS), _CHANNELS)
+
+
+def _channels(groups: Any) -> Any:
+    """Rows of groups as rows of channels, also where there are none."""
+    tokens, count, width = groups.shape
+    return groups.reshape(tokens, count * width)
 
 
 def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +54,7 @@ def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     groups = _groups(rows)
     largest = np.maximum(np.abs(groups).max(axis=2, keepdims=True, initial=0), np.float32(_LEAST))
     cast = (groups * (np.float32(_LARGEST) / largest)).astype(FP8)
-    cast = np.ascontiguousarray(cast.reshape(len(rows), -1)[:, : rows.shape[1]])
+    cast = np.ascontiguousarray(_channels(cast)[:, : rows.shape[1]])
     return like(x, cast), like(x, (largest / np.float32(_LARGEST))[:, :, 0])
 
 
@@ -60,7 +66,7 @@ def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
         exponents = np.ascontiguousarray(scales).view(np.uint8).astype(np.uint32)
         scales = (exponents << 23).view(np.float32)
     scaled = groups * scales[:, : groups.shape[1], None].astype(np.float32)
-    back = scaled.reshape(len(rows), -1)[:, : rows.shape[1]].astype(BF16)
+    back = _channels(scaled)[:, : rows.shape[1]].astype(BF16)
     return like(x_fp8, np.ascontiguousarray(back))
 
 
