@@ -144,7 +144,7 @@ impl Sms {
         }
     }
 
-    /// Blocks of a low-latency operation on this many tokens: all, where each has work.
+    /// Blocks of a low-latency operation on at most this many tokens of a rank: all, where each has work.
     pub(crate) fn decode_blocks(self, processors: u32, tokens: u32) -> u32 {
         let wanted = match (self, tokens) {
             (Self::Count(count), _) => count,

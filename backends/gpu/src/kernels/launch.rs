@@ -161,7 +161,7 @@ impl Blocks {
         wins.then(|| needed.max(self.exchange.min(self.local)))
     }
 
-    /// Blocks of a low-latency operation of this many tokens.
+    /// Blocks of a low-latency operation of at most this many tokens of a rank.
     pub(super) fn of_decode(self, tokens: u32) -> u32 {
         self.decode.decode_blocks(self.all, tokens)
     }

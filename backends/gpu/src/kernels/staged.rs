@@ -64,9 +64,11 @@ impl Engine {
         if mode.at_once || !mode.no_host_sync { SENDS | RECEIVES } else { SENDS }
     }
 
-    /// The launch of an operation of this many tokens of this rank, with a block's bytes of shared memory.
-    fn staged_launch(&self, tokens: u32, shared: u32) -> Launch {
-        Launch::of_threads(self.launcher.blocks.of_decode(tokens), THREADS, shared)
+    /// The launch of an operation, with a block's bytes of shared memory. Blocks are as many as M tokens need: where
+    /// this rank has few, the rows of other ranks may still be many.
+    fn staged_launch(&self, shared: u32) -> Launch {
+        let blocks = self.launcher.blocks.of_decode(self.exchange.shape.max_tokens);
+        Launch::of_threads(blocks, THREADS, shared)
     }
 
     /// Launches a dispatch.
@@ -94,7 +96,7 @@ impl Engine {
         let (slot, phases) = (self.routing.slot(operation), Self::phases(mode));
         let kernel = kernels.dispatch(dispatch);
         let shared = sizes.shared(&self.exchange.shape);
-        let launch = self.staged_launch(dispatch.common.input_rows, shared);
+        let launch = self.staged_launch(shared);
         let apart = phases == SENDS;
         let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
         let staging = sizes.arguments(&self.exchange.shape, phases, by_role, &call);
@@ -174,7 +176,7 @@ impl Engine {
         let (slot, phases) = (self.routing.slot(call.operation), Self::phases(mode));
         let function = kernels.combine(&combine, kind);
         let shared = StagingSizes::shared_of_combine(&self.exchange.shape);
-        let launch = self.staged_launch(state.tokens, shared);
+        let launch = self.staged_launch(shared);
         let of = StagedCall { waited_ns: call.waited_ns as u64, ..self.staged_call() };
         let staging = sizes.arguments(&self.exchange.shape, phases, 0, &of);
         let arguments = StagedCombineArgs {
@@ -215,15 +217,12 @@ impl Engine {
                 StagedHalf::Dispatch(arguments) => {
                     let dispatch = &arguments.dispatch;
                     let kernel = kernels.dispatch(dispatch);
-                    let launch =
-                        self.staged_launch(dispatch.common.input_rows, sizes.shared(shape));
+                    let launch = self.staged_launch(sizes.shared(shape));
                     self.launch(kernel, launch, &arguments, slot)
                 }
                 StagedHalf::Combine(arguments, kind) => {
                     let kernel = kernels.combine(&arguments.combine, kind);
-                    // T may be known only to the device.
-                    let shared = StagingSizes::shared_of_combine(shape);
-                    let launch = self.staged_launch(shape.max_tokens, shared);
+                    let launch = self.staged_launch(StagingSizes::shared_of_combine(shape));
                     self.launch(kernel, launch, &arguments, slot)
                 }
             }
