@@ -1,13 +1,10 @@
 """Streams, events, lifetimes of outputs, and threads, on GPUs."""
 
 import gc
-import threading
 
 import torch
 from gpu_common import (
     CASE,
-    SMALL,
-    device_of,
     inputs,
     layout_of,
     output_mode,
@@ -18,11 +15,9 @@ from gpu_common import (
     v2,
 )
 from gpu_v1 import check_normal
+from gpu_work import LONG, in_two_threads
 
 NEEDS_GPUS = True
-
-# About 10 ms.
-LONG = 20_000_000
 
 
 def asynchronous(world):
@@ -165,54 +160,28 @@ def hook_on_the_stream_of_the_send(world):
 def two_threads(world):
     """Two micro-batches, a thread and a stream each, whose calls alternate."""
     buffer = v1(world)
-    turns = [threading.Semaphore(1), threading.Semaphore(0)]
-    errors = []
 
-    def work(number):
-        try:
-            torch.cuda.set_device(device_of(world))
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(10):
-                    steps(number)
-        except BaseException as error:
-            errors.append(error)
-            turns[1 - number].release()
-
-    def in_turn(number, call):
-        turns[number].acquire()
-        assert not errors
-        try:
-            return call()
-        finally:
-            turns[1 - number].release()
-
-    def steps(number):
-        case = (CASE, SMALL)[0]
-        x, idx, weights = inputs(world, case)
+    def step(number, in_turn):
+        x, idx, weights = inputs(world, CASE)
         x = x + number
-        options = layout_of(buffer, idx, case.experts)
+        options = layout_of(buffer, idx, CASE.experts)
         recv_x, _, _, _, handle, event = in_turn(
-            number,
             lambda: buffer.dispatch(
                 x, topk_idx=idx, topk_weights=weights, async_finish=True, **options
-            ),
+            )
         )
         event.current_stream_wait()
-        same(recv_x, rows_of(world, case, case.sources(world.rank)) + number)
-        combined, _, event = in_turn(
-            number, lambda: buffer.combine(recv_x, handle, async_finish=True)
-        )
+        same(recv_x, rows_of(world, CASE, CASE.sources(world.rank)) + number)
+        combined, _, event = in_turn(lambda: buffer.combine(recv_x, handle, async_finish=True))
         event.current_stream_wait()
-        factors = torch.from_numpy(times(case, world.rank)).to(x.device)[:, None]
+        factors = torch.from_numpy(times(CASE, world.rank)).to(x.device)[:, None]
         torch.testing.assert_close(combined, x * factors, rtol=0.02, atol=0.02)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    def work(number, in_turn):
+        for _ in range(10):
+            step(number, in_turn)
+
+    in_two_threads(world, work)
     buffer.destroy()
 
 
