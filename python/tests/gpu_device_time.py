@@ -110,7 +110,7 @@ def by_profiler(world):
 
     found = bench_kineto(step, ("dispatch", "combine"), num_tests=10, suppress_kineto_output=True)
     # A kernel of these takes microseconds, and waits for the other rank.
-    assert all(1e-6 < seconds < 1 for seconds in found), found
+    assert all(1e-6 < seconds < 1e-2 for seconds in found), found
     buffer.destroy()
     return "kernels by the profiler: " + ", ".join(f"{1e6 * seconds:.1f} us" for seconds in found)
 

@@ -32,14 +32,19 @@ def late_bias(world):
     # It lives as long as the other stream reads it.
     threes = torch.full_like(x, 3)
     side = side_stream()
-    for is_expanded in (False, True):
-        buffer = v2(world, CASE)
+    for is_expanded, options in (
+        (False, {}),
+        (True, {}),
+        (True, {"allow_multiple_reduction": False}),
+    ):
+        buffer = v2(world, CASE, **options)
         for way in WAYS:
             rows, _, _, handle = dispatched(buffer, x, idx, do_expand=is_expanded)
             if is_expanded:
                 factors = (idx >= 0).sum(1, keepdim=True)
             for count in (1, 2):
-                bias = torch.zeros_like(x)
+                # A combine copies what has gaps, or another order.
+                bias = torch.zeros_like(x) if count == 1 else torch.zeros_like(x.T).T
                 event = written_late(buffer, side, bias, threes)
                 combined, _, done = buffer.combine(
                     rows,

@@ -76,17 +76,17 @@ def taken_on_another_stream(world):
         x, idx, weights = tensors(world)
         own, other = torch.cuda.Stream(), torch.cuda.Stream()
         own.wait_stream(torch.cuda.current_stream())
-        options = {"worst_case": True, "without_sync": True, "stream": own.cuda_stream}
+        order = {"without_sync": True, "stream": own.cuda_stream}
         expected = rows_of(world, SMALL, SMALL.sources(world.rank), x.dtype) + 1
         with torch.cuda.stream(own):
             torch.cuda._sleep(20_000_000)
             x.add_(1)
-            received, handle = comm.dispatch(x, idx, weights, **options)
+            received, handle = comm.dispatch(x, idx, weights, worst_case=True, **order)
         with torch.cuda.stream(other):
             # torch names its current stream to DLPack.
             rows = torch.from_dlpack(received.x)[: len(expected)].clone()
             same(rows, expected)
-        comm.combine(handle, received.x, out=torch.empty_like(x), **options)
+        comm.combine(handle, received.x, out=torch.empty_like(x), **order)
         comm.flush()
 
 

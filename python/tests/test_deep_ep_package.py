@@ -174,6 +174,10 @@ def test_the_profiler_gives_no_figure_where_there_is_no_kernel(capsys):
 
 def test_the_figure_of_a_name_is_that_of_all_kernels_of_a_call_that_do_its_work():
     runs = [
+        ("ty_dispatch_staged", -9.0, 900.0),
+        ("ty_merge_bf16", -8.0, 900.0),
+        ("ty_combine_bf16", -7.0, 900.0),
+        ("elementwise", -6.0, 900.0),
         ("ty_dispatch_staged", 0.0, 3.0),
         ("ty_merge_bf16", 2.0, 1.0),
         ("ty_combine_bf16", 4.0, 5.0),
@@ -181,16 +185,17 @@ def test_the_figure_of_a_name_is_that_of_all_kernels_of_a_call_that_do_its_work(
         ("ty_cast_staged", 10.0, 4.0),
         ("ty_merge_bf16", 12.0, 1.0),
         ("ty_combine_bf16", 14.0, 7.0),
+        ("elementwise", 15.0, 9.0),
     ]
     kernels = [testing.Kernel(*run) for run in runs]
     figure = testing._figure
     assert figure(kernels, "dispatch_impl", 2, 1) == 3.5
     assert figure(kernels, "combine", 2, 1) == 7.0
     assert figure(kernels, "combine", 2, 2) == [1.0, 6.0]
-    assert figure(kernels, "elementwise", 2, 1) == 3.5
+    assert figure(kernels, "elementwise", 2, 1) == 8.0
     assert figure(kernels, "notify", 2, 1) == float("inf")
-    # Halves of which one is missing have no turns.
-    assert figure(kernels[1:], "dispatch", 1, 2) == [float("inf")] * 2
+    # Kernels that are fewer than the calls have no turns, and none of them is the first call's.
+    assert figure(kernels[4:], "ty_dispatch", 2, 2) == [float("inf")] * 2
 
 
 def test_the_clock_of_the_host_times_calls():

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokenyard_core::Result;
+use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::times::{CallKind, timed};
 use super::{Context, Device, Driver, RawEvent, RawStream};
@@ -74,14 +74,21 @@ impl RawStream {
 /// default stream. Any thread.
 ///
 /// # Errors
-/// `Unavailable` without such a device; errors of the driver.
+/// `Unavailable` without such a device; `InvalidInput` where one of them captures a graph that the other does not;
+/// errors of the driver.
 ///
 /// # Safety
 /// Both are streams of the device, or null.
 pub unsafe fn order_streams(device: Device, first: *mut c_void, then: *mut c_void) -> Result<()> {
-    let mark = Event::new(&Context::retain(device)?)?;
-    mark.record(RawStream::of(first))?;
-    mark.hold(RawStream::of(then))
+    let context = Context::retain(device)?;
+    let [first, then] = [first, then].map(RawStream::of);
+    if first.capture(&context)? != then.capture(&context)? {
+        let text = "found a stream that captures a graph and one that does not; expected two of the same graph, or none";
+        return Err(Error::new(ErrorKind::InvalidInput, "order streams", text));
+    }
+    let mark = Event::new(&context)?;
+    mark.record(first)?;
+    mark.hold(then)
 }
 
 /// A stream that does not wait for the default stream.

@@ -83,6 +83,12 @@ impl CaptureMarks {
         marks.clear(capture);
         Ok(())
     }
+
+    /// The next work of a stream runs behind all marks of its capture, as do later operations.
+    pub(super) fn follow(&self, stream: RawStream) -> Result<()> {
+        let Some(capture) = stream.capture(&self.context)? else { return Ok(()) };
+        self.marks.borrow().of_others(capture, stream).try_for_each(|mark| mark.hold(stream))
+    }
 }
 
 #[cfg(test)]

@@ -114,7 +114,10 @@ impl Engine {
     /// The recorded part of the call joins the rest, so that the graph is complete without the
     /// call.
     pub(super) fn refuse_recorded(&self, mode: &Mode, refusal: &Refusal) -> Error {
-        let joined = mode.stream.map_or(Ok(()), |stream| self.order.join(stream));
+        // The operations that it would have followed are ahead of the next one through its stream.
+        let joined = mode.stream.map_or(Ok(()), |stream| {
+            self.order.join(stream).and_then(|()| self.order.regions.marks.mark(stream))
+        });
         if let Err(error) = self.abort_on_fatal(joined) {
             return error;
         }

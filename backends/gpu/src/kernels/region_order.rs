@@ -159,7 +159,11 @@ impl RegionOrder {
                     self.chain(self.freed.name(), stream)?;
                 }
             }
-            _ => self.settle()?,
+            _ => {
+                self.settle()?;
+                // It may have been another operation's of the same graph.
+                stream.map_or(Ok(()), |stream| self.marks.follow(stream))?;
+            }
         }
         self.give(region, stream);
         Ok(())

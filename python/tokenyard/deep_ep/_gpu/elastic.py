@@ -63,8 +63,9 @@ class Between:
 
 def wait_for(event: Any, stream: CallStream) -> None:
     """The next work on the stream of a call runs behind an event, if there is one."""
-    if event is not None and stream.stream is not None:
-        getattr(event, "event", event).wait_on(stream.stream)
+    mark = getattr(event, "event", event)
+    if mark is not None and stream.stream is not None:
+        mark.wait_on(stream.stream)
 
 
 def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue: Any) -> Result:
@@ -354,11 +355,12 @@ def combine(
 ) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event.
 
-    One kernel sends and sums, so all of it waits for what sums must wait for.
+    One kernel sends and sums, so all of it waits for what sums must wait for, copies of biases too.
     """
     stream = stream_of(call, timing)
     opened, out_weights = None, None
     with stream.inside():
+        wait_for(before_epilogue, stream)
         try:
             record = record_of(engine, call.handle)
             opened, native = record.opened, record.native
@@ -375,7 +377,6 @@ def combine(
         if weights is not None:
             out_weights = weights.new_empty((native.tokens, sizes.topk))
         name_stream(opened, stream)
-        wait_for(before_epilogue, stream)
         opened.communicator.combine(
             native,
             rows,

@@ -61,7 +61,8 @@ _KERNELS = {
     "combine": _COMBINE,
     "combine_impl": _COMBINE,
 }
-# Calls in each of two rounds are profiled; the first round warms the profiler up.
+# The first round warms the profiler up. In the second a call more than asked for goes ahead, and does not count: ranks
+# start their profilers at different times, and kernels wait for each other.
 _ROUNDS = 2
 # Cycles for which the GPU sleeps before a call, so that all ranks have queued it.
 _SLEEP = 20_000_000
@@ -89,8 +90,10 @@ def bench_kineto(
 ) -> Any:
     """Seconds that the kernels of a call take on this rank's GPU, by the profiler of torch; `inf` where there are none.
 
-    `kernel_names` are DeepEP's; the figure is that of all kernels of tokenyard that do their work. With
-    `num_kernels_per_period` it is a list: of each kernel in turn. Without a GPU `fn` is called once.
+    `kernel_names` are DeepEP's; the figure is that of all kernels of tokenyard that do their work, from the start of
+    each, which may be ahead of the end of the one before. With `num_kernels_per_period` it is a list: of each kernel in
+    turn. With `barrier_comm_profiling` the ranks of torch's group meet before each call. Without a GPU `fn` is called
+    once.
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else kernel_names
     fn()
@@ -102,13 +105,15 @@ def bench_kineto(
         def step() -> None:
             if flush_l2:
                 torch.empty(64 << 20, dtype=torch.int32, device="cuda").zero_()
+            if barrier_comm_profiling and torch.distributed.is_initialized():
+                torch.distributed.barrier()
             if barrier_comm_profiling or barrier is not None:
                 torch.cuda._sleep(_SLEEP)
             if barrier is not None:
                 barrier()
             fn()
 
-        kernels = _profiled(torch, step, num_tests, trace_path)
+        kernels = _profiled(torch, step, num_tests + 1, trace_path)
     figures = [_figure(kernels, name, num_tests, num_kernels_per_period) for name in names]
     for name, figure in zip(names, figures, strict=True):
         if not suppress_kineto_output and math.inf in (
@@ -119,14 +124,14 @@ def bench_kineto(
 
 
 def _profiled(
-    torch: Any, step: Callable[[], Any], num_tests: int, trace_path: str | None
+    torch: Any, step: Callable[[], Any], calls: int, trace_path: str | None
 ) -> list[Kernel]:
     profiler = torch.profiler
     schedule = profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
     activities = [profiler.ProfilerActivity.CUDA]
     with profiler.profile(activities=activities, schedule=schedule) as found:
         for _ in range(_ROUNDS):
-            for _ in range(num_tests):
+            for _ in range(calls):
                 step()
             torch.cuda.synchronize()
             found.step()
@@ -147,6 +152,9 @@ def _figure(kernels: list[Kernel], name: str, num_tests: int, per_period: int) -
         (kernel for kernel in kernels if kernel.name.startswith(beginnings)),
         key=lambda kernel: kernel.start,
     )
+    # The kernels of the first call do not count, where all calls have as many.
+    ahead, rest = divmod(len(its), num_tests + 1)
+    its = its[ahead if rest == 0 else 0 :]
     if per_period == 1:
         return sum(kernel.seconds for kernel in its) / num_tests if its else math.inf
     if not its or len(its) % per_period:
