@@ -83,7 +83,8 @@ pub unsafe fn order_streams(device: Device, first: *mut c_void, then: *mut c_voi
     let context = Context::retain(device)?;
     let [first, then] = [first, then].map(RawStream::of);
     if first.capture(&context)? != then.capture(&context)? {
-        let text = "found a stream that captures a graph, and one that does not; expected both or neither";
+        let text =
+            "found a stream that captures a graph, and one that does not; expected both or neither";
         return Err(Error::new(ErrorKind::InvalidInput, "order streams", text));
     }
     let mark = Event::new(&context)?;
