@@ -103,7 +103,7 @@ const LATE: [Mutant; 5] = [
     (
         "pieces of rows come behind their record",
         "    store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);\n",
-        "    model::come_late(a.c.rank);\n    if (model::mutant == 15 && threadIdx.x == 1) model::hold_back(a.c.rank);\n    store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);\n",
+        "    model::come_late(a.c.rank);\n    if (model::mutant == 15 && model::refuses && threadIdx.x == 1) model::hold_back(a.c.rank);\n    store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);\n",
     ),
     (
         "weights that come back come behind their row",

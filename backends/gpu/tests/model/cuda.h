@@ -186,14 +186,17 @@ inline void rest(unsigned idle) {
   timespec moment = {0, 20000 * std::min(1 + (long)idle / 50, 20l)};
   nanosleep(&moment, nullptr);
 }
-// Holds this thread back for a moment, if it is of rank 0. Other threads of the block go on.
+// Whether a rank refuses the operation that runs.
+inline std::atomic<bool> refuses{false};
+// Holds this thread back for a moment, if it is of rank 0; for longer where a rank refuses, since that one has to find
+// the rest meanwhile. Other threads of the block go on.
 inline void hold_back(unsigned rank) {
-  auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
+  auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(refuses ? 40 : 2);
   while (rank == 0 && std::chrono::steady_clock::now() < end) yield();
 }
 // The same for the first thread of each block, while a change to the kernels is switched on.
 inline void come_late(unsigned rank) {
-  if (mutant != 0 && here->current == 0) hold_back(rank);
+  if (mutant != 0 && here->current == 0 && !refuses) hold_back(rank);
 }
 // Runs a fiber until it yields or is over.
 [[gnu::noinline]] inline void resume(Block& block, Fiber& fiber) {

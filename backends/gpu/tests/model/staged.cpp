@@ -474,6 +474,7 @@ void refusals(const Ranks& ranks, std::mt19937& random) {
                 auto& waiting = model::at(&ranks[refuser]->report->waiting);
                 while (!over && waiting.load() >> 32 != kPhaseRows) model::rest(1000);
               }};
+    model::refuses = kind == 0;
     on_all(ranks, random, [&](Rank& r, u32 i) {
       StagedRefusalArgs a{refused, args[i].staging};
       if (kind != 0 || i != 1)
@@ -482,6 +483,7 @@ void refusals(const Ranks& ranks, std::mt19937& random) {
         model::launch(1, kWarps * kWave, [=, &r] { ty_refuse_staged(a, r.params()); });
       if (i == refuser) over = true;
     });
+    model::refuses = false;
     for (Rank* r : ranks) {
       no_ended_wait(*r);
       same("refused", r->outcome->code, kRefused);
