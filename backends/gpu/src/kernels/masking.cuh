@@ -38,7 +38,7 @@ __device__ inline u64& begun_ns() {
   return begun;
 }
 // Adds to the time until a rank had entered, if the call asks for that. By the thread that has received the first word
-// of its head, in the block that notes waits.
+// of its head, in the block that reports.
 __device__ TY_INLINED void note_wait(const Staging& s, u32 rank) {
   s.waited_ns[rank] += (i64)(now_ns() - begun_ns());
 }

@@ -60,8 +60,6 @@ struct Part {
   __device__ bool ends_sends() const { return sends && sending.first == sending.step - 1; }
   // The block that reports the outcome: the last of its kind, which has the least to do.
   __device__ bool tells() const { return receives && receiving.first == receiving.step - 1; }
-  // The block that notes how long ranks were waited for. A combine with weights of its own waits where it sends, too.
-  __device__ bool notes() const { return any_receives ? tells() : posts; }
   // Whether rows of this rank for itself need no staging: the block that has them in registers finishes them.
   // Equal in all blocks.
   __device__ bool keeps_own() const { return sends && receives; }
@@ -350,7 +348,7 @@ __device__ TY_COLD bool poll_masked_heads(const Common& c, const Staging& s, Up 
     What what{kPhaseEntry, source, word, c.epoch()};
     if (is_there) {
       u32 value = poll_seen(entry_word(c, up, c.rank, source, word), 0, what, guard);
-      if (s.waited_ns && word == 0 && Part(s).notes()) note_wait(s, source);
+      if (s.waited_ns && word == 0 && Part(s).tells()) note_wait(s, source);
       return value;
     }
     switch (word) {
@@ -376,7 +374,7 @@ __device__ TY_INLINED bool poll_heads(const Common& c, const Staging& s, const U
     u32 source = i / kHead, word = i % kHead;
     const u64* at = entry_word(c, up, c.rank, source, word);
     heard[i] = poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);
-    if (s.waited_ns && word == 0 && Part(s).notes()) note_wait(s, source);
+    if (s.waited_ns && word == 0 && Part(s).tells()) note_wait(s, source);
   }
   if (!sync_block_and(!guard.ended())) return false;
   decision = decide_together(c, heard);
