@@ -95,10 +95,10 @@ class Opened:
     output: str
     # Elements of the largest rows that a flat dispatch can give.
     most_elements: int
-    # Streams of torch on which calls were made, and whether callers have got outputs that lie in the arena.
+    # Streams of torch on which calls were made, and on which a graph captured some.
     streams: set[int] = field(default_factory=set)
-    # The same for calls that a graph captured.
     captured_streams: set[int] = field(default_factory=set)
+    # Whether callers have got outputs that lie in the arena.
     lends: bool = False
 
     def takes(self, form: str) -> bool:
