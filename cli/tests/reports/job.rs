@@ -159,12 +159,13 @@ fn goes_on(running: &mut Running, lines: &mut Vec<String>, ranks: &[u32]) {
     }
 }
 
-/// The reports in a folder.
+/// The reports in a folder. A rank writes each under a hidden name first: a file of such a name is
+/// not whole, and is lost if the job ends then.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut files: Vec<_> = entries.map(|entry| entry.path()).collect();
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
-    files
+    let is_whole = |name: &str| name.starts_with("tokenyard-") && name.ends_with(".json");
+    let whole = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_whole));
+    whole.map(|entry| entry.path()).collect()
 }
 
 fn reports_of(folder: &Path, rank: u32) -> Vec<PathBuf> {
