@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::components::Components;
-use super::stream::ToolStream;
+use super::tool_stream::ToolStream;
 use crate::{Error, ErrorKind, Result};
 
 /// A graph: the work that was queued on a [`ToolStream`] during a capture, to be launched any number of

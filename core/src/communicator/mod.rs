@@ -48,6 +48,7 @@ mod state;
 mod stream;
 mod stuck;
 mod tensor;
+mod tool_stream;
 mod transports;
 mod watchdog;
 
@@ -67,5 +68,6 @@ pub use output::{CombineInput, Handle, Received};
 pub use refusal::RefusedCall;
 pub use reporter::{REPORTS_VARIABLE, Reporter, write_reports};
 pub use state::Communicator;
-pub use stream::{OnStream, Statistics, Stream, ToolStream};
+pub use stream::{OnStream, Statistics, Stream};
 pub use tensor::{Element, TensorMut, TensorRef};
+pub use tool_stream::ToolStream;

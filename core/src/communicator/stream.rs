@@ -1,16 +1,15 @@
 //! Calls in the order of a device's stream.
 
 use std::ffi::c_void;
-use std::sync::Arc;
 
 use super::Communicator;
 use super::arguments::{Combine, Dispatch, Replay, Sizes};
-use super::components::{CallForm, Components};
+use super::components::CallForm;
 use super::memory::{Argument, check_memory};
 use super::operations::{PendingCombine, PendingDispatch, PendingReplay};
 use super::output::{Handle, Received};
 use super::refusal::RefusedCall;
-use super::tensor::{TensorMut, TensorRef};
+use super::tensor::TensorRef;
 use crate::kernels::Trace;
 use crate::moe::{DType, Layout};
 use crate::{Error, ErrorKind, Result, abi};
@@ -18,7 +17,7 @@ use crate::{Error, ErrorKind, Result, abi};
 /// A stream of the communicator's device that belongs to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
-    raw: *mut c_void,
+    pub(super) raw: *mut c_void,
 }
 
 // SAFETY: a name for a stream, valid on any thread for the time that `Stream::new` states.
@@ -473,73 +472,5 @@ impl OnStream<'_> {
         combine: Combine<'a>,
     ) -> Result<PendingCombine<'a>> {
         self.comm.send_combine(handle, combine, self.mode)
-    }
-}
-
-/// A stream for callers without a stream of their own: tools and tests. It waits for no other stream;
-/// [`TensorRef::to_vec`] and [`Communicator::buffer`] wait for it. It holds the communicator's components
-/// alive, and is destroyed after all work queued on it.
-#[derive(Debug)]
-pub struct ToolStream {
-    pub(super) components: Arc<Components>,
-    pub(super) stream: Stream,
-}
-
-impl Communicator {
-    /// A stream of the communicator's device.
-    ///
-    /// # Errors
-    /// `Unsupported` where the kernel set has no streams; errors of the device.
-    pub fn tool_stream(&self) -> Result<ToolStream> {
-        let raw = self.components.kernels().stream_create()?;
-        Ok(ToolStream { components: Arc::clone(&self.components), stream: Stream { raw } })
-    }
-}
-
-impl ToolStream {
-    /// The name of the stream, for calls.
-    ///
-    /// # Safety
-    /// As [`Stream::new`]; `self` outlives the calls that take the name, and their outputs.
-    pub unsafe fn stream(&self) -> Stream {
-        self.stream
-    }
-
-    /// Queues a copy of a contiguous tensor over the front of another, both on the device.
-    ///
-    /// # Errors
-    /// Host memory, gaps, or more bytes than the room; errors of the device.
-    ///
-    /// # Safety
-    /// The memory of both stays allocated until the stream has passed the copy; all other uses of it
-    /// are in the order of this stream.
-    pub unsafe fn copy(&self, to: &TensorMut<'_>, from: &TensorRef<'_>) -> Result<()> {
-        let bytes = |tensor: &TensorRef<'_>| {
-            let whole = tensor.is_on_device() && tensor.is_contiguous();
-            whole
-                .then_some(tensor.rows() * tensor.cols())
-                .zip(tensor.dtype())
-                .map(|(n, d)| n * d.bytes())
-        };
-        let (room, wanted) = (bytes(&to.as_ref()), bytes(from));
-        let (Some(bytes), true) = (wanted, wanted.is_some() && wanted <= room) else {
-            let text = format!(
-                "found {wanted:?} contiguous bytes on the device for room of {room:?}; expected no more \
-                 than fit"
-            );
-            return Err(Error::new(ErrorKind::InvalidInput, "queue copy", text));
-        };
-        let (to, from) = (to.raw().data, from.raw().data);
-        // SAFETY: a stream of this kernel set, and ranges of this length; the rest by this function's
-        // contract.
-        unsafe { self.components.kernels().copy_on(self.stream.raw(), to, from, bytes as u64) }
-    }
-}
-
-impl Drop for ToolStream {
-    fn drop(&mut self) {
-        // SAFETY: made by `tool_stream`; a caller that took its name promised that no call holds it any
-        // more.
-        unsafe { self.components.kernels().stream_destroy(self.stream.raw()) }
     }
 }
