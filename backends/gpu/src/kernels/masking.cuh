@@ -32,20 +32,22 @@ __device__ inline u64* settled_word(const Common& c, const Staging& s, u32 stage
   return s.masking.settled + ((u64)c.slot() * kSettled + stage) * c.ranks + rank;
 }
 
-// When this block began, in shared memory: kernels that receive have no registers to spare.
+// When this block began, if it is the one that notes waits, else 0. In shared memory: kernels that receive have no
+// registers to spare.
 __device__ inline u64& begun_ns() {
   __shared__ u64 begun;
   return begun;
 }
 // Adds to the time until a rank had entered, if the call asks for that. By the thread that has received the first word
-// of its head, in the block that reports.
+// of its head.
 __device__ TY_INLINED void note_wait(const Staging& s, u32 rank) {
-  s.waited_ns[rank] += (i64)(now_ns() - begun_ns());
+  if (s.waited_ns && begun_ns() != 0) s.waited_ns[rank] += (i64)(now_ns() - begun_ns());
 }
 
 // Reads the masks, and the clock; they are there behind the next barrier. Once the kernel ahead has ended.
 __device__ TY_INLINED void learn_masks(const Common& c, const Staging& s) {
-  if (s.waited_ns && threadIdx.x == 0) begun_ns() = now_ns();
+  // The last block receives heads in every kernel that does.
+  if (s.waited_ns && threadIdx.x == 0) begun_ns() = blockIdx.x == gridDim.x - 1 ? now_ns() : 0;
   if (!masks(s) || wave_id() != block_waves() - 1) return;
 #pragma unroll 1
   for (u32 rank = lane_id(); rank < c.ranks; rank += kWave) {

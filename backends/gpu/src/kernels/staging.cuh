@@ -348,7 +348,7 @@ __device__ TY_COLD bool poll_masked_heads(const Common& c, const Staging& s, Up 
     What what{kPhaseEntry, source, word, c.epoch()};
     if (is_there) {
       u32 value = poll_seen(entry_word(c, up, c.rank, source, word), 0, what, guard);
-      if (s.waited_ns && word == 0 && Part(s).tells()) note_wait(s, source);
+      if (word == 0) note_wait(s, source);
       return value;
     }
     switch (word) {
@@ -374,7 +374,7 @@ __device__ TY_INLINED bool poll_heads(const Common& c, const Staging& s, const U
     u32 source = i / kHead, word = i % kHead;
     const u64* at = entry_word(c, up, c.rank, source, word);
     heard[i] = poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);
-    if (s.waited_ns && word == 0 && Part(s).tells()) note_wait(s, source);
+    if (word == 0) note_wait(s, source);
   }
   if (!sync_block_and(!guard.ended())) return false;
   decision = decide_together(c, heard);

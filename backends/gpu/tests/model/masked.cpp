@@ -340,13 +340,49 @@ void statistics(const Ranks& ranks) {
   }
 }
 
+// A combine with weights of its own waits for a late rank in its sending half.
+void statistics_in_halves(const Ranks& ranks) {
+  std::mt19937 random(14);
+  u32 n = ranks[0]->s.ranks;
+  std::vector<std::vector<i64>> waited(n, std::vector<i64>(n));
+  for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
+  auto args = dispatch_all(ranks, random, false, Way::kAtOnce);
+  check_packed(ranks, args);
+  Call call{Way::kHalves};
+  call.late = true;
+  std::vector<Given> given(n);
+  std::vector<StagedCombineArgs> combines;
+  for (Rank* r : ranks) {
+    Given& mine = given[r->me];
+    mine.y.resize((u64)r->s.local() * n * r->s.max_tokens * r->s.row_bytes, 1);
+    mine.out.resize((u64)r->s.max_tokens * r->s.row_bytes);
+    mine.late.assign((u64)r->s.max_tokens * r->s.topk, 1), mine.ids.assign(r->topk.begin(), r->topk.end());
+    combines.push_back(staged_combine(*r, args[r->me].dispatch, mine, call));
+    combines.back().staging.waited_ns = waited[r->me].data();
+  }
+  on_all(ranks, random, [&](Rank& r, u32 i) {
+    for (Rank* other : ranks)
+      while (i == 1 && other != &r && model::at(&other->report->waiting).load() != ((u64)kPhaseEntry << 32 | 2))
+        model::rest(1000);
+    if (i == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    launch_combine(r, combines[i], call, kSends);
+  });
+  on_all(ranks, random, [&](Rank& r, u32 i) { launch_combine(r, combines[i], call, kReceives); });
+  for (Rank* r : ranks) {
+    no_ended_wait(*r);
+    if (r->me != 1) same("a late rank is waited for where rows are sent", waited[r->me][1] >= 100'000'000, true);
+  }
+}
+
 void run_masked(const Shape& shape, bool all) {
   Ranks ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks);
   Fabric fabric(ranks);
   statistics(ranks);
+  statistics_in_halves(ranks);
   mask_losses(ranks);
   statistics(ranks);
+  statistics_in_halves(ranks);
   rounds(ranks, random, {shape.max_tokens, 3}, Way::kAtOnce, false);
   u32 lost = 0;
   for (Stop stop : kStops) {
