@@ -75,9 +75,9 @@ def taken_on_another_stream(world):
     with opened(world) as comm:
         x, idx, weights = tensors(world)
         own, other = torch.cuda.Stream(), torch.cuda.Stream()
-        own.wait_stream(torch.cuda.current_stream())
         order = {"without_sync": True, "stream": own.cuda_stream}
         expected = rows_of(world, SMALL, SMALL.sources(world.rank), x.dtype) + 1
+        torch.cuda.synchronize()
         with torch.cuda.stream(own):
             torch.cuda._sleep(20_000_000)
             x.add_(1)
@@ -121,10 +121,12 @@ def without_sync(world):
 
 
 def refused_in_a_capture(world):
-    """Arguments that cannot be read raise on this rank alone, and the capture goes on."""
+    """Arguments that cannot be read, and those that the core refuses, raise on this rank alone, and the capture goes
+    on."""
     with opened(world) as comm:
         x, idx, weights = tensors(world)
         out = torch.empty_like(x)
+        narrow, bias = x[:, :64], torch.zeros(x.shape, dtype=x.dtype)
 
         def options():
             stream = torch.cuda.current_stream().cuda_stream
@@ -132,16 +134,30 @@ def refused_in_a_capture(world):
 
         def step():
             received, handle = comm.dispatch(x, idx, weights, **options())
-            order = {name: value for name, value in options().items() if name != "worst_case"}
-            comm.combine(handle, received.x, out=out, **order)
+            comm.combine(handle, received.x, out=out, **order())
+
+        def order():
+            return {name: value for name, value in options().items() if name != "worst_case"}
+
+        def wrong_calls():
+            """Of each operation, refused by the bindings or by the core."""
+            received, handle = comm.dispatch(x, idx, weights, **options())
+            rows = received.x
+            yield lambda: comm.dispatch(x, idx.float(), weights, **options())
+            yield lambda: comm.dispatch(x, idx, weights, waited_ns=idx[:2, 0], **options())
+            yield lambda: comm.replay(handle, narrow, **order())
+            yield lambda: comm.combine(handle, rows, out=out, bias=(bias,), **order())
+            yield lambda: comm.combine(handle, rows, out=narrow, **order())
+            comm.combine(handle, rows, out=out, **order())
 
         step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            if world.rank == 0:
-                error = raised(lambda: comm.dispatch(x, idx.float(), weights, **options()))
-                assert isinstance(error, tokenyard.errors.InvalidInputError), error
+            for wrong in wrong_calls():
+                if world.rank == 0:
+                    error = raised(wrong)
+                    assert isinstance(error, tokenyard.errors.InvalidInputError), error
             step()
         out.zero_()
         graph.replay()

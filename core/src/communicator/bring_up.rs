@@ -263,6 +263,7 @@ fn bring_up(
         late_weights: Vec::new(),
         next_operation: 0,
         open_slots: 0,
+        took_back: false,
         abandoned: Arc::default(),
         closed: None,
     })

@@ -125,7 +125,7 @@ impl Communicator {
         let (operation, _inside) = self.begin(Sort::Dispatch)?;
         let mut call = blank_dispatch(operation, 0, dispatch.layout);
         let checked = self
-            .check_mode(&mode)
+            .order(&mut call, &mode)
             .and_then(|()| mode.mark_dispatch(&mut call, dispatch.sizes))
             .and_then(|()| self.check_call_tokens(dispatch))
             .and_then(|()| self.check_packed_forms(dispatch.forms(), dispatch.layout))
@@ -201,8 +201,8 @@ impl Communicator {
         call.flags |= abi::TY_DISPATCH_REPLAY;
         call.flags |= if handle.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
         let checked = self
-            .check_mode(&mode)
-            .and_then(|()| mode.mark_replay(&mut call))
+            .order(&mut call, &mode)
+            .and_then(|()| mode.check_replay())
             .and_then(|()| check_memory(&replay.arguments(), self.components.device))
             .and_then(|()| self.check_handle(handle))
             .and_then(|()| self.check_beside(replay.is_beside(&self.shape), "x of another width"))
@@ -276,7 +276,7 @@ impl Communicator {
     pub fn combine_input(&mut self, handle: &Handle, dtype: DType) -> Result<CombineInput> {
         self.check_open()?;
         self.check_handle(handle)?;
-        self.take_back_regions();
+        self.took_back |= self.take_back_regions();
         if !dtype.is_summable() {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
@@ -317,7 +317,8 @@ impl Communicator {
         mode: Mode<'_>,
     ) -> Result<PendingCombine<'a>> {
         let checked = self
-            .check_mode(&mode)
+            .check_order(&mode)
+            .and_then(|()| self.check_mode(&mode))
             .and_then(|()| check_memory(&combine.arguments(), self.components.device))
             .and_then(|()| self.check_handle(handle))
             .and_then(|()| self.check_combine_form(&combine, handle.layout))
@@ -330,9 +331,11 @@ impl Communicator {
         let late_weights = match (checked, &carried) {
             (Ok(()), None) => None,
             (Ok(()), Some(topk)) => Some(self.bring_weights(handle, topk)?),
-            (Err(why), None) => return Err(self.refuse(RefusedCall::Combine, why)),
+            (Err(why), None) => return Err(self.refuse_in(RefusedCall::Combine, why, &mode)),
             // The other ranks send their weights now.
-            (Err(why), Some(_)) => return Err(self.refuse(RefusedCall::Replay(handle.layout), why)),
+            (Err(why), Some(_)) => {
+                return Err(self.refuse_in(RefusedCall::Replay(handle.layout), why, &mode));
+            }
         };
         let (operation, _inside) = self.begin(Sort::Combine)?;
         let mut call = blank_combine(operation, handle.routing.slot);
@@ -405,7 +408,7 @@ impl Communicator {
             )
             .with_fix("receive it first, or open the communicator with a larger in_flight"));
         }
-        self.take_back_regions();
+        self.took_back |= self.take_back_regions();
         self.next_operation += 1;
         self.components.watchdog.begin(self.next_operation);
         self.open_slots |= self.slot_bit(operation);

@@ -35,7 +35,7 @@ impl Communicator {
 
     pub(super) fn refuse_in(&mut self, call: RefusedCall, why: Error, mode: &Mode<'_>) -> Error {
         // The kernel set may not take this order: then the refusal goes without it.
-        let mode = if self.check_mode(mode).is_ok() { mode } else { &Mode::default() };
+        let mode = if self.check_order(mode).is_ok() { mode } else { &Mode::default() };
         let sort = match call {
             RefusedCall::Dispatch(_) => Sort::Dispatch,
             RefusedCall::Replay(_) => Sort::Replay,

@@ -30,6 +30,8 @@ pub struct Communicator {
     /// Slots (operation number modulo `in_flight`, at most 16) whose operation was sent and not yet
     /// received: one bit each.
     pub(super) open_slots: u32,
+    /// Whether regions were taken back whose readers no [`release_after`](Self::release_after) has named since.
+    pub(super) took_back: bool,
     pub(super) abandoned: Arc<Abandoned>,
     pub(super) closed: Option<(ErrorKind, Option<u32>, String)>,
 }

@@ -105,7 +105,6 @@ impl Mode<'_> {
     }
 
     pub(super) fn mark_dispatch(&self, call: &mut abi::TyDispatch, sizes: Sizes) -> Result<()> {
-        self.mark(call);
         if self.no_sync && sizes == Sizes::Exact {
             return refuse(
                 "sizes: found exact; expected worst-case, because the host does not wait for counts",
@@ -124,8 +123,7 @@ impl Mode<'_> {
         refuse("statistics: found some; expected none but in the packed layout")
     }
 
-    pub(super) fn mark_replay(&self, call: &mut abi::TyDispatch) -> Result<()> {
-        self.mark(call);
+    pub(super) fn check_replay(&self) -> Result<()> {
         if !self.statistics.is_empty() {
             return refuse("statistics: found some; expected none in a replay");
         }
@@ -223,7 +221,7 @@ impl Communicator {
     /// Frees outputs, handles and expert inputs that were dropped since the last call only once `streams`,
     /// too, have passed the work that is queued on them now. It is for values that were used on other streams
     /// than the one of their operation. Drop them, then call this, and then operations. Nothing waits if none
-    /// was dropped. Local: no other rank takes part.
+    /// was dropped since the last time. Local: no other rank takes part.
     ///
     /// In a capture it orders the work of the graph in the same way: name each stream that reads what the graph's
     /// operations gave, before the next operation is captured.
@@ -233,7 +231,8 @@ impl Communicator {
     pub fn release_after(&mut self, streams: &[Stream]) -> Result<()> {
         self.check_open()?;
         streams.iter().try_for_each(|stream| self.check_stream(Some(*stream)))?;
-        if !self.take_back_regions() {
+        let any = self.take_back_regions() | std::mem::take(&mut self.took_back);
+        if !any {
             return Ok(());
         }
         for stream in streams {
@@ -281,10 +280,21 @@ impl Communicator {
         }
     }
 
+    /// Puts a call in its order before anything else is checked: a refusal goes in the same order.
+    pub(super) fn order(&self, call: &mut abi::TyDispatch, mode: &Mode<'_>) -> Result<()> {
+        self.check_order(mode)?;
+        mode.mark(call);
+        self.check_mode(mode)
+    }
+
+    /// Whether the kernel set takes calls in this order.
+    pub(super) fn check_order(&self, mode: &Mode<'_>) -> Result<()> {
+        self.check_stream(mode.stream).and_then(|()| self.check_no_sync(mode.no_sync))
+    }
+
+    /// Checks the tensors of a mode.
     pub(super) fn check_mode(&self, mode: &Mode<'_>) -> Result<()> {
-        self.check_stream(mode.stream)
-            .and_then(|()| self.check_no_sync(mode))
-            .and_then(|()| self.check_statistics(&mode.statistics))
+        self.check_tokens(mode).and_then(|()| self.check_statistics(&mode.statistics))
     }
 
     fn check_statistics(&self, statistics: &Statistics<'_>) -> Result<()> {
@@ -328,17 +338,21 @@ impl Communicator {
             .with_fix("call the communicator itself, or use a kernel set of a device"))
     }
 
-    fn check_no_sync(&self, mode: &Mode<'_>) -> Result<()> {
-        if mode.no_sync && !self.components.takes(abi::TY_NEEDS_NO_SYNC) {
-            let text = format!(
-                "without_sync: found it; expected a call that waits: kernel set `{}` has no others over {}",
-                self.report.kernels,
-                self.report.transports()
-            );
-            let fix = "leave it out; GPUs of one domain over a transport that loads and stores, such as nvlink, \
-                       take such calls";
-            return Err(Error::new(ErrorKind::InvalidInput, "check arguments", text).with_fix(fix));
+    fn check_no_sync(&self, no_sync: bool) -> Result<()> {
+        if !no_sync || self.components.takes(abi::TY_NEEDS_NO_SYNC) {
+            return Ok(());
         }
+        let text = format!(
+            "without_sync: found it; expected a call that waits: kernel set `{}` has no others over {}",
+            self.report.kernels,
+            self.report.transports()
+        );
+        let fix = "leave it out; GPUs of one domain over a transport that loads and stores, such as nvlink, \
+                   take such calls";
+        Err(Error::new(ErrorKind::InvalidInput, "check arguments", text).with_fix(fix))
+    }
+
+    fn check_tokens(&self, mode: &Mode<'_>) -> Result<()> {
         let Some(tokens) = &mode.tokens else { return Ok(()) };
         if !mode.no_sync {
             return refuse("tokens: found some; expected none but without synchronisation");
