@@ -198,6 +198,28 @@ def not_fitting(world):
         buffer.destroy()
 
 
+def first_barrier(world):
+    """A barrier needs a communicator of its own: the first one of a buffer is refused in a capture, which goes on."""
+    buffer = v2(world, CASE)
+    x, *_ = inputs(world, CASE)
+    graph, found = torch.cuda.CUDAGraph(), torch.zeros_like(x)
+    for is_warm in (False, True):
+        with torch.cuda.graph(graph):
+            for use_comm_stream in (False, True):
+                if is_warm:
+                    buffer.barrier(use_comm_stream=use_comm_stream)
+                    continue
+                error = raised(lambda aside=use_comm_stream: buffer.barrier(use_comm_stream=aside))
+                assert "before the capture" in str(error), error
+            found.add_(x)
+        graph.replay()
+        torch.cuda.synchronize()
+        same(found, (1 + is_warm) * x)
+        buffer.barrier()
+        graph = torch.cuda.CUDAGraph()
+    buffer.destroy()
+
+
 def check_call(call, x):
     out, factor = call(x)
     close(out, x.float() * factor)
@@ -253,4 +275,5 @@ CHECKS = [
     worst_tokens_step,
     not_warm,
     not_fitting,
+    first_barrier,
 ]

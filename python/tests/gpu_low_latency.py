@@ -272,7 +272,31 @@ def waits_of_a_combine_in_halves(world):
     check_waits(world, "combine")
 
 
+def refused_by_the_communicator_of_the_call(world):
+    """As in V2: calls of each M have a communicator, and a rank refuses over that of its call."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, CASE)
+
+    def call(ids, most):
+        out = torch.empty_like(x[:most])
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(
+            x[:most], ids[:most], most, CASE.experts, use_fp8=False
+        )
+        buffer.low_latency_combine(rows, ids[:most], weights[:most], handle, out=out)
+        return out
+
+    for most in (CASE.max_tokens, 8):
+        call(idx, most)
+    for most in (CASE.max_tokens, 8):
+        error = raised(lambda most=most: call(idx.float() if world.rank else idx, most))
+        assert "topk_idx: found" in str(error), error
+    total = torch.where(idx >= 0, weights, 0).sum(1, keepdim=True)
+    torch.testing.assert_close(call(idx, CASE.max_tokens).float(), x * total, rtol=0.05, atol=0.05)
+    buffer.destroy()
+
+
 CHECKS = [
+    refused_by_the_communicator_of_the_call,
     scales_of_powers_of_two,
     sends_under_way_at_once,
     two_threads,

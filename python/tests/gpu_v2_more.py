@@ -1,7 +1,19 @@
 """More of DeepEP V2 on tensors of torch: FP8 and its scales in every form, padding, and what lies behind the rows."""
 
 import torch
-from gpu_common import CASE, EMPTY, SMALL, flat_of, inputs, rows_of, same, v2
+from gpu_common import (
+    CASE,
+    EMPTY,
+    SMALL,
+    flat_of,
+    inputs,
+    is_gpu,
+    raised,
+    rows_of,
+    same,
+    times,
+    v2,
+)
 
 from tokenyard.deep_ep.utils.math import align, per_token_cast_to_fp8
 
@@ -186,4 +198,59 @@ def ids_behind_the_rows(world):
         buffer.destroy()
 
 
-CHECKS = [fp8_without_sync, fp8_cached, fp8_expanded, zero_padding, ids_behind_the_rows]
+def refused_by_the_communicator_of_the_call(world):
+    """Calls of two M have a communicator each. A rank refuses over that of its call, where the other rank waits, even
+    if another one was opened last."""
+    buffer = v2(world, CASE)
+    x, idx, _ = inputs(world, CASE)
+
+    def call(ids, most):
+        rows, *_ = buffer.dispatch(
+            x[:most],
+            topk_idx=ids[:most],
+            num_experts=CASE.experts,
+            num_max_tokens_per_rank=most,
+        )
+        return rows
+
+    for most in (CASE.max_tokens, 8):
+        call(idx, most)
+    for most in (CASE.max_tokens, 8):
+        error = raised(lambda most=most: call(idx.float() if world.rank else idx, most))
+        assert "topk_idx: found" in str(error), error
+    same(call(idx, CASE.max_tokens), rows_of(world, CASE, CASE.sources(world.rank)))
+    buffer.destroy()
+
+
+def theoretical_multiprocessors(world):
+    """The number that DeepEP would choose leaves the choice to the kernel set, as 0 does; another one counts, unless a
+    config of the environment is used, as in host memory."""
+    buffer = v2(world, CASE)
+    x, idx, _ = inputs(world, CASE)
+    for sms, opened in ((0, 1), (buffer.get_theoretical_num_sms(), 1), (64, 2 if is_gpu() else 1)):
+        for is_expanded in (False, True):
+            rows, _, _, handle, _ = buffer.dispatch(
+                x,
+                topk_idx=idx,
+                num_experts=CASE.experts,
+                num_sms=sms,
+                do_expand=is_expanded,
+            )
+            factors = torch.from_numpy(times(CASE, world.rank)).to(x.device)[:, None]
+            if is_expanded:
+                factors = (idx >= 0).sum(1, keepdim=True)
+            combined, *_ = buffer.combine(rows, handle)
+            torch.testing.assert_close(combined, x * factors, rtol=0.02, atol=0.05)
+        assert len(buffer._engine._opened) == opened, sms
+    buffer.destroy()
+
+
+CHECKS = [
+    fp8_without_sync,
+    fp8_cached,
+    fp8_expanded,
+    zero_padding,
+    ids_behind_the_rows,
+    refused_by_the_communicator_of_the_call,
+    theoretical_multiprocessors,
+]

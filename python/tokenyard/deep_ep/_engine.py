@@ -6,6 +6,7 @@ call does not fit, or is wrong, refuses there, so every rank learns it and gives
 costs no message.
 """
 
+import contextlib
 import functools
 import json
 import weakref
@@ -73,6 +74,13 @@ def sizes_of(
 ) -> Sizes:
     """The same object for the same sizes: a call then computes no key of them again."""
     return _same_sizes(experts, topk, hidden, tokens, max_tokens, decodes, sms)
+
+
+def refused_as(refusal: Refusal, looks: Callable[[], Sizes]) -> Refusal:
+    """A refusal with the sizes that its call would have, by the looks of its tensors, if they have any."""
+    with contextlib.suppress(AttributeError, IndexError, TypeError):
+        refusal.sizes = looks()
+    return refusal
 
 
 def align(value: int, unit: int) -> int:
@@ -204,7 +212,7 @@ class Engine:
         try:
             sizes, call = read()
         except Refusal as refusal:
-            return self._sent(None, str(refusal), None, layout)
+            return self._sent(refusal.sizes, str(refusal), None, layout)
         opened = self._named(sizes) or self._usable()
         if opened is not None and self._fits(opened, sizes):
             # As nearly every call: nothing is to be agreed on.
@@ -219,12 +227,12 @@ class Engine:
     def _prepared(
         self, read: Read[T], send: Send[T]
     ) -> tuple[Sizes | None, str | None, Callable[[Opened], Any] | None]:
-        """The sizes that `read` gives, and `send` with its call; or why it refuses, and nothing to send."""
+        """The sizes that `read` gives, and `send` with its call; or those by the looks of it, and why it refuses."""
         self._expect_usable()
         try:
             sizes, call = read()
         except Refusal as refusal:
-            return None, str(refusal), None
+            return refusal.sizes, str(refusal), None
         return sizes, None, lambda opened: send(opened, call)
 
     def _sent(
@@ -255,7 +263,7 @@ class Engine:
             self._agree(sizes, refused, False)
             opened = self._expect_opened()
         attempt = Attempt(opened, refused)
-        fits = self._fits(opened, sizes)
+        fits = send is not None and self._fits(opened, sizes)
         try:
             if send is not None and fits:
                 attempt.pending = send(opened)
@@ -306,7 +314,8 @@ class Engine:
         """Gathers what every rank wants. Opens it, or raises on all ranks. Collective."""
         if self.is_capturing():
             self._raise_in_capture(sizes, refused, is_full)
-        mine = {"sizes": sizes and asdict(sizes), "refused": refused, "full": is_full}
+        wanted_here = asdict(sizes) if sizes is not None and refused is None else None
+        mine = {"sizes": wanted_here, "refused": refused, "full": is_full}
         gathered = self.world.all_gather("agree on sizes", json.dumps(mine).encode())
         views = [json.loads(view) for view in gathered]
         for full in (True, False):
@@ -456,7 +465,10 @@ class Engine:
         width = align(numbers, 8)
         opened = self._counts
         if opened is None or opened.communicator.closed or opened.sizes.hidden < width:
-            opened = self._open_new(Sizes(self.ranks, 1, width, self.ranks), handles=4)
+            sizes = Sizes(self.ranks, 1, width, self.ranks)
+            if self.is_capturing():
+                self._raise_in_capture(sizes, None, False)
+            opened = self._open_new(sizes, handles=4)
             self._counts = opened
         return opened
 

@@ -121,13 +121,15 @@ impl Blocks {
     /// blocks that spread: on two H200, 4096 tokens, top-8, 16, 24 and 32 of 132 took 207, 172 and 161 µs with FP8,
     /// and 266, 239 and 233 with BF16.
     pub(super) fn of_tiles(self, at_once: bool, casts: bool, max_tokens: u32) -> Roles {
-        let Self { exchange, local, .. } = self;
+        let Self { local, .. } = self;
         let quarter = local / 4;
         let wanted = self.has_local(at_once, max_tokens);
+        // Not all of them push, even if the config would let them.
+        let exchange = if self.exchange < local { self.exchange } else { quarter };
         let most = if self.by_formula { self.most_counting() } else { exchange };
         let counting = exchange.max(most.min(quarter));
         let pushers = if casts { CASTING.min(local / 3) } else { counting.min(quarter) };
-        match wanted && local >= LEAST_BLOCKS && local > exchange {
+        match wanted && local >= LEAST_BLOCKS {
             true => Roles { blocks: local, counting, pushers },
             false => self.alike(),
         }
@@ -307,11 +309,9 @@ mod tests {
         assert_eq!(set.of_tiles(false, false, 16), Roles { blocks: 64, pushers: 16, ..ALIKE });
         let auto = Blocks { by_formula: true, ..BLOCKS };
         assert_eq!(of(auto), Roles { blocks: 132, counting: 32, pushers: 32 });
-        // As many as count tokens, at least.
-        assert_eq!(
-            of(Blocks { exchange: 32, local: 30, ..BLOCKS }),
-            Roles { blocks: 32, counting: 32, pushers: 0 }
-        );
+        // Not all of them, even if the config would let them.
+        let same = Blocks { exchange: 64, ..set };
+        assert_eq!(of(same), Roles { blocks: 64, counting: 16, pushers: 16 });
     }
 
     #[test]

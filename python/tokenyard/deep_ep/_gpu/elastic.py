@@ -9,7 +9,7 @@ from tokenyard import errors
 from .._arguments import read_bias, read_rows
 from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
-from .._engine import Engine, Opened, Sizes, align, sizes_of
+from .._engine import Engine, Opened, Sizes, align, refused_as, sizes_of
 from .._routing import check_experts
 from .._torch import torch
 from ..buffers.handle import EPHandle
@@ -138,8 +138,22 @@ def _finish(
 
 
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
+    try:
+        return _checked(engine, call)
+    except Refusal as refusal:
+        shapes = call.reference, call.topk_idx
+        raise refused_as(refusal, lambda: _sizes(engine, call, *shapes)) from None
+
+
+def _sizes(engine: Engine, call: DispatchCall, x: Any, ids: Any) -> Sizes:
+    """The sizes of a dispatch of these rows and ids."""
+    experts, tokens, sms = call.experts or 0, call.tokens or 0, engine.sms_of(call.chosen_sms)
+    return sizes_of(experts, ids.shape[1], x.shape[1], tokens, tokens, sms=sms)
+
+
+def _checked(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
     x, scales = read_rows(library(), call.x, None, None)
-    tokens, hidden = x.shape
+    tokens = x.shape[0]
     if call.topk_idx is None or call.experts is None:
         raise Refusal(
             "topk_idx, num_experts: found None without a handle; expected both, or a handle"
@@ -160,9 +174,7 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
     stats = {"cumulative_local_expert_recv_stats": call.stats}
     expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights, **stats)
-    sms = engine.sms_of(call.chosen_sms)
-    sizes = sizes_of(call.experts, ids.shape[1], hidden, call.tokens, call.tokens, sms=sms)
-    return sizes, Routed(x, scales, ids, weights)
+    return _sizes(engine, call, x, ids), Routed(x, scales, ids, weights)
 
 
 def _replay(
@@ -414,8 +426,9 @@ def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, list[Any
 
 def barrier(engine: Engine, device: Any, timing: Timing) -> CallStream:
     """Work that is queued on the stream next runs once all ranks have come to the barrier. Collective."""
-    stream = CallStream(device if device.type == "cuda" else None, timing)
+    # It may refuse in a capture, which a stream that has joined it must not outlast.
     opened = engine.open_counts(1)
+    stream = CallStream(device if device.type == "cuda" else None, timing)
     rows = torch.empty((0, opened.sizes.hidden), dtype=torch.float32, device=device)
     ids = torch.empty((0, 1), dtype=torch.int64, device=device)
     no_sync = opened.takes("without_sync")

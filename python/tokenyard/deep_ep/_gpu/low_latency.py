@@ -9,7 +9,7 @@ from tokenyard import errors
 
 from .. import _handles
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Sizes, sizes_of
+from .._engine import Engine, Opened, Sizes, refused_as, sizes_of
 from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall, Hook, _once
 from .._missing import missing
 from .._routing import check_experts
@@ -22,6 +22,8 @@ from .tensors import (
     expect_device,
     expect_tensor,
     floats,
+    gpu_of,
+    name_readers,
     name_stream,
     read,
     stream_of,
@@ -130,7 +132,11 @@ def _judge(
             f"x: found {found} tokens; expected at most num_max_dispatch_tokens_per_rank = {tokens}"
         )
     check_experts(experts, ranks)
-    return sizes_of(experts, ids_shape[1], hidden, tokens, tokens, tokens <= _MOST_DECODE_TOKENS)
+    return _sizes(experts, ids_shape[1], hidden, tokens)
+
+
+def _sizes(experts: int, topk: int, hidden: int, tokens: int) -> Sizes:
+    return sizes_of(experts, topk, hidden, tokens, tokens, tokens <= _MOST_DECODE_TOKENS)
 
 
 # Nearly every call looks like one before.
@@ -138,6 +144,17 @@ _judged = functools.lru_cache(maxsize=256)(_judge)
 
 
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
+    try:
+        return _checked(engine, call)
+    except Refusal as refusal:
+
+        def looks() -> Sizes:
+            return _sizes(call.experts, call.topk_idx.shape[1], call.x.shape[1], call.tokens)
+
+        raise refused_as(refusal, looks) from None
+
+
+def _checked(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
     x, ids, ranks = call.x, call.topk_idx, engine.ranks
     if not (isinstance(x, torch.Tensor) and isinstance(ids, torch.Tensor)):
         expect_tensor("x", x)
@@ -358,6 +375,7 @@ def combine_buffer(handle: Any) -> Any:
             str(refusal), kind="invalid_input", operation="get_next_low_latency_combine_buffer"
         ) from None
     if record.buffer is None:
+        name_readers(record.opened, CallStream(gpu_of(record.ids), AT_ONCE))
         try:
             memory = record.opened.communicator.combine_input(record.native, "bfloat16")
             record.opened.lends = True

@@ -208,6 +208,13 @@ def name_stream(opened: Opened, call: CallStream) -> None:
         opened.communicator.release_after([other for other in streams if other != call.raw])
 
 
+def name_readers(opened: Opened, call: CallStream) -> None:
+    """As `name_stream`, before memory is lent to a caller who may write it on any stream."""
+    streams = opened.captured_streams if call.is_captured else opened.streams
+    if len(streams) > 1 and opened.lends:
+        opened.communicator.release_after(list(streams))
+
+
 _dummies: dict[Any, Any] = {}
 # Above it, the next one begins anew: callers bring other numbers of tokens in every step.
 _MOST_DUMMIES = 256

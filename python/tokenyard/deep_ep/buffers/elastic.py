@@ -193,8 +193,9 @@ class ElasticBuffer:
         - `do_expand`: a row per (token, local expert), grouped by expert, starts at multiples of `expert_alignment`,
           padding zero; else a row per token with ids, local or -1.
         - `do_cpu_sync=False`: outputs have room for the most that can arrive.
-        - `num_sms`: multiprocessors of the dispatch on GPUs, and of the calls of its handle; 0 leaves the choice to the
-          kernel set. Equal on all ranks. Each number in use has a communicator of its own.
+        - `num_sms`: multiprocessors of the dispatch on GPUs, and of the calls of its handle; 0, or the number of
+          `get_theoretical_num_sms`, leaves the choice to the kernel set. Equal on all ranks. Each number in use has a
+          communicator of its own.
 
         Returns `(recv_x, recv_topk_idx, recv_topk_weights, handle, event)`: ids None where expanded, and weights `[X]`.
         Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing was moved.
@@ -217,7 +218,7 @@ class ElasticBuffer:
             alignment=expert_alignment,
             handle=handle,
             num_sms=num_sms or _SMS,
-            chosen_sms=num_sms or None,
+            chosen_sms=None if num_sms in (0, _SMS) else num_sms,
             copies_handle=do_handle_copy,
             has_cpu_sync=do_cpu_sync is not False,
             is_expanded=do_expand,
