@@ -120,6 +120,7 @@ impl Stream {
     pub(crate) fn is_idle(&self) -> Result<bool> {
         timed(CallKind::AskEnd, || {
             let _entered = self.context.enter()?;
+            let _relaxed = RelaxedCapture::enter(&self.context)?;
             // SAFETY: a stream that lives.
             unsafe { self.context.driver().stream_query(self.raw) }
         })
@@ -128,6 +129,7 @@ impl Stream {
     /// Waits for everything in the stream. Kernels of this crate end by themselves (INV-6).
     pub(crate) fn synchronize(&self) -> Result<()> {
         let _entered = self.context.enter()?;
+        let _relaxed = RelaxedCapture::enter(&self.context)?;
         // SAFETY: a stream that lives.
         unsafe { self.context.driver().stream_synchronize(self.raw) }
     }
@@ -135,6 +137,7 @@ impl Stream {
     /// Waits for everything in every stream of a device that this crate has made.
     pub(crate) fn synchronize_all(context: &Context) -> Result<()> {
         let _entered = context.enter()?;
+        let _relaxed = RelaxedCapture::enter(context)?;
         let device = context.device.ordinal;
         // The lock keeps each stream alive until it has been waited for.
         live().iter().filter(|(of, _)| *of == device).try_for_each(|(_, stream)| {
@@ -226,6 +229,7 @@ impl Event {
     pub(crate) fn is_done(&self) -> Result<bool> {
         timed(CallKind::AskEnd, || {
             let _entered = self.context.enter()?;
+            let _relaxed = RelaxedCapture::enter(&self.context)?;
             // SAFETY: an event that lives.
             unsafe { self.context.driver().event_query(self.raw) }
         })
@@ -240,8 +244,9 @@ impl Drop for Event {
     }
 }
 
-/// While this lives, this thread may query streams while another stream captures a graph, including a
-/// capture of this thread. A thread that touches no captured stream disturbs no capture.
+/// While this lives, this thread may ask for the end of work, wait for it, and allocate while another stream captures a
+/// graph, including a capture of this thread: without it the call fails, and ends that capture. A thread that touches
+/// no captured stream disturbs no capture.
 #[derive(Debug)]
 pub(crate) struct RelaxedCapture {
     driver: &'static dyn Driver,

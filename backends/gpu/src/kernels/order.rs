@@ -77,8 +77,10 @@ impl StreamOrder {
         let work = self.work();
         if self.is_recording {
             // Work of separate sends in this capture comes first.
-            if self.direct.is_some() {
-                self.join(work)?;
+            match (self.direct, mode.stream) {
+                (Some(_), _) => self.join(work)?,
+                (None, Some(stream)) => self.regions.expect_same_capture(&self.recorded, stream)?,
+                (None, None) => {}
             }
         } else if let Some((last, slot)) = self.last.get()
             && last != work

@@ -8,7 +8,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::capture_marks::CaptureMarks;
 use super::mode::Mode;
-use crate::driver::{Context, Event, RawStream, RelaxedCapture, Stream};
+use crate::driver::{Context, Event, RawStream, Stream};
 
 /// How often the host polls a caller's stream that it waits for.
 const LOOK: Duration = Duration::from_micros(100);
@@ -130,10 +130,29 @@ impl RegionOrder {
 
     /// Ends the recorded work of `work` in the capture of a stream, if there is any.
     pub(super) fn join(&self, work: &Stream, stream: RawStream) -> Result<()> {
-        if !work.name().is_captured(self.freed.context())? {
-            return Ok(());
+        let context = self.freed.context();
+        let Some(capture) = work.name().capture(context)? else { return Ok(()) };
+        match stream.capture(context)? {
+            Some(other) if other != capture => Ok(()),
+            _ => self.chain(work.name(), stream),
         }
-        self.chain(work.name(), stream)
+    }
+
+    /// Refuses the work of a stream in one capture where `work` still has some of another: to order them would end
+    /// both.
+    pub(super) fn expect_same_capture(&self, work: &Stream, stream: RawStream) -> Result<()> {
+        let context = self.freed.context();
+        let Some(capture) = work.name().capture(context)? else { return Ok(()) };
+        match stream.capture(context)? {
+            Some(other) if other != capture => {
+                let text = "found the first half of an operation in a second capture; expected the first capture to \
+                            have ended, which has halves of operations, too";
+                Err(Error::new(ErrorKind::InvalidInput, "capture graph", text).with_fix(
+                    "capture one graph after the other, or make each operation in one call",
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Regions that were taken back, and those taken back from now on, are free behind `event`,
@@ -230,8 +249,6 @@ impl RegionOrder {
         if !self.is_used {
             return Ok(());
         }
-        // The streams that are asked capture no graph, whatever other streams do.
-        let _relaxed = RelaxedCapture::enter(self.freed.context())?;
         let start = Instant::now();
         while !self.freed.is_idle()? {
             if start.elapsed() > self.cap {
