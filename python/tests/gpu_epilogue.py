@@ -44,7 +44,8 @@ def late_bias(world):
                 factors = (idx >= 0).sum(1, keepdim=True)
             for count in (1, 2):
                 # A combine copies what has gaps, or another order.
-                bias = torch.zeros_like(x) if count == 1 else torch.zeros_like(x.T).T
+                turned = torch.zeros(x.shape[::-1], dtype=x.dtype, device=x.device).T
+                bias = torch.zeros_like(x) if count == 1 else turned
                 event = written_late(buffer, side, bias, threes)
                 combined, _, done = buffer.combine(
                     rows,

@@ -24,8 +24,8 @@ import gpu_v1
 import gpu_v1_more
 import gpu_v2
 import gpu_v2_more
+import pool as pools
 from gpu_common import Skipped
-from pool import Pool
 
 MODULES = [
     gpu_native,
@@ -46,6 +46,8 @@ MODULES = [
 ]
 KILL, LOST = "kill.", "lost."
 RANKS = 2
+# Seconds for a check on GPUs. The first one compiles kernels.
+LIMIT_S = 120
 
 
 def names(on_host=False):
@@ -79,7 +81,10 @@ def main(wanted):
         print("found one GPU; expected two")
         return 1
     failed = []
-    pool = Pool(RANKS)
+    if gpus:
+        # A check takes some seconds there. A graph whose operations have no order would wait for half an hour.
+        pools.LIMIT_S = LIMIT_S
+    pool = pools.Pool(RANKS)
     every = names(on_host=not gpus) + [KILL + phase for phase in gpu_kill.phases()]
     if gpus:
         every += [
@@ -107,7 +112,7 @@ def main(wanted):
             failed.append(name)
             print(f"FAILED {name}\n{error or repr(error)}", flush=True)
             pool.close()
-            pool = Pool(RANKS)
+            pool = pools.Pool(RANKS)
     pool.close()
     print(f"{len(failed)} failed: {', '.join(failed)}" if failed else "all ok", flush=True)
     return 1 if failed else 0
