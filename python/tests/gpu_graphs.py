@@ -4,6 +4,7 @@ import time
 
 import torch
 from gpu_common import CASE, inputs, layout_of, raised, rows_of, same, v1, v2
+from gpu_work import LONG, branch, captured, join, on, side_stream, slow
 
 NEEDS_GPUS = True
 
@@ -220,6 +221,34 @@ def first_barrier(world):
     buffer.destroy()
 
 
+def streams_of_earlier_captures(world):
+    """The host does not wait in a capture for a stream that only an earlier capture had: here for a second of work."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, weights = inputs(world, CASE)
+    side, out, behind = side_stream(), torch.empty_like(x), torch.cuda.Event()
+
+    def on_two_streams():
+        with branch(side):
+            decode_step(buffer, x, idx, weights, out)
+        join(side)
+        decode_step(buffer, x, idx, weights, out)
+
+    captured(on_two_streams)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        # It runs: this stream captures nothing now.
+        with on(side):
+            slow(100 * LONG)
+            behind.record()
+        for _ in range(3):
+            decode_step(buffer, x, idx, weights, out)
+    assert not behind.query(), "the capture has waited"
+    torch.cuda.synchronize()
+    graph.replay()
+    close(out, expected(x, idx, weights))
+    buffer.destroy()
+
+
 def check_call(call, x):
     out, factor = call(x)
     close(out, x.float() * factor)
@@ -276,4 +305,5 @@ CHECKS = [
     not_warm,
     not_fitting,
     first_barrier,
+    streams_of_earlier_captures,
 ]

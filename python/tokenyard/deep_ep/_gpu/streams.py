@@ -86,6 +86,15 @@ class CallStream:
             self._is_captured = found
         return found
 
+    def captured_among(self, streams: Iterable[int]) -> list[int]:
+        """The streams, by their numbers, that capture a graph now."""
+        found = []
+        for raw in streams:
+            with torch.cuda.stream(torch.cuda.ExternalStream(raw, self._device)):
+                if torch.cuda.is_current_stream_capturing():
+                    found.append(raw)
+        return found
+
     @property
     def stream(self) -> Any:
         """torch's object of it, made when it is asked for first: while it is the current one, if it is that. None in

@@ -205,14 +205,18 @@ def name_stream(opened: Opened, call: CallStream) -> None:
     streams.add(call.raw)
     streams.add(call.current_raw)
     if len(streams) > 1 and opened.lends:
-        opened.communicator.release_after([other for other in streams if other != call.raw])
+        others = [other for other in streams if other != call.raw]
+        # Of the streams of earlier captures, most capture nothing now.
+        found = call.captured_among(others) if call.is_captured else others
+        opened.communicator.release_after(found)
 
 
 def name_readers(opened: Opened, call: CallStream) -> None:
     """As `name_stream`, before memory is lent to a caller who may write it on any stream."""
     streams = opened.captured_streams if call.is_captured else opened.streams
     if len(streams) > 1 and opened.lends:
-        opened.communicator.release_after(list(streams))
+        found = call.captured_among(streams) if call.is_captured else list(streams)
+        opened.communicator.release_after(found)
 
 
 _dummies: dict[Any, Any] = {}
