@@ -236,6 +236,8 @@ def streams_of_earlier_captures(world):
     captured(on_two_streams)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        # The graph has memory before the stream is busy.
+        decode_step(buffer, x, idx, weights, out)
         # It runs: this stream captures nothing now.
         with on(side):
             slow(100 * LONG)

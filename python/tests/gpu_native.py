@@ -140,12 +140,12 @@ def refused_in_a_capture(world):
             return {name: value for name, value in options().items() if name != "worst_case"}
 
         def wrong_calls():
-            """Of each operation, refused by the bindings or by the core."""
+            """Of each operation, refused by the bindings or by the core. `bias` lies in host memory."""
             received, handle = comm.dispatch(x, idx, weights, **options())
             rows = received.x
             yield lambda: comm.dispatch(x, idx.float(), weights, **options())
             yield lambda: comm.dispatch(x, idx, weights, waited_ns=idx[:2, 0], **options())
-            yield lambda: comm.replay(handle, narrow, **order())
+            yield lambda: comm.replay(handle, bias, **order())
             yield lambda: comm.combine(handle, rows, out=out, bias=(bias,), **order())
             yield lambda: comm.combine(handle, rows, out=narrow, **order())
             comm.combine(handle, rows, out=out, **order())

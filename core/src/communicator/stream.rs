@@ -255,7 +255,7 @@ impl Communicator {
             return Err(Error::new(ErrorKind::InvalidInput, "flush communicator", text)
                 .with_fix("receive every operation first"));
         }
-        self.take_back_regions();
+        self.took_back |= self.take_back_regions();
         let flushed = self.components.kernels().flush();
         flushed.map_err(|error| self.end_failed(self.next_operation, error))
     }

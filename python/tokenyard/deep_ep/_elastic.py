@@ -10,7 +10,7 @@ import tokenyard
 from . import _routing
 from ._arguments import NUMPY, read_bias
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read
-from ._engine import Engine, Opened, Sizes, align
+from ._engine import Engine, Opened, Sizes, Way, align
 from ._normal import Rows, read_rows
 from .buffers.handle import EPHandle
 
@@ -45,6 +45,10 @@ class DispatchCall:
     @property
     def layout(self) -> Literal["flat", "expert_major", "packed"]:
         return "expert_major" if self.is_expanded else "flat"
+
+    @property
+    def way(self) -> Way:
+        return Way(self.layout, waits=self.has_cpu_sync)
 
 
 class Shaped(Protocol):
@@ -123,7 +127,7 @@ def dispatch(engine: Engine, call: DispatchCall) -> Result:
         )
 
     opened, (received, native) = engine.dispatch(
-        lambda: _read_dispatch(engine, call), send, call.layout
+        lambda: _read_dispatch(engine, call), send, call.way
     )
     found, filled = (int(total) for total in np.asarray(received.totals))
     record = Record(

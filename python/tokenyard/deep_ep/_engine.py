@@ -78,7 +78,7 @@ def sizes_of(
 
 def refused_as(refusal: Refusal, looks: Callable[[], Sizes]) -> Refusal:
     """A refusal with the sizes that its call would have, by the looks of its tensors, if they have any."""
-    with contextlib.suppress(AttributeError, IndexError, TypeError):
+    with contextlib.suppress(AttributeError, IndexError, TypeError, ValueError):
         refusal.sizes = looks()
     return refusal
 
@@ -112,6 +112,20 @@ class Opened:
     def takes(self, form: str) -> bool:
         """Whether it takes a form of calls that not every kernel set takes."""
         return form in self.forms
+
+
+@dataclass(frozen=True)
+class Way:
+    """How ranks make a dispatch: the layout of its rows, and whether a rank waits for what the others say of it.
+
+    Where it does not, a rank that refuses raises at once: the others have gone on, and learn it in a later call.
+    """
+
+    layout: Literal["flat", "expert_major", "packed"]
+    waits: bool = True
+
+
+FLAT, PACKED = Way("flat"), Way("packed")
 
 
 # Reads the arguments, and sends them: both may find that they cannot.
@@ -168,23 +182,21 @@ class Engine:
         """The multiprocessors of a call for which the caller has chosen a number, where such a choice counts."""
         return chosen if self._can_choose_sms else None
 
-    def dispatch(
-        self, read: Read[T], send: Send[T], layout: Literal["flat", "expert_major", "packed"]
-    ) -> tuple[Opened, Any]:
+    def dispatch(self, read: Read[T], send: Send[T], way: Way) -> tuple[Opened, Any]:
         """Sends what `read` gives, and receives. Where a rank cannot, all raise, or open what fits and try again."""
-        return self.dispatch_send(read, send, layout)()
+        return self.dispatch_send(read, send, way)()
 
     def dispatch_send(
-        self, read: Read[T], send: Send[T], layout: Literal["flat", "expert_major", "packed"]
+        self, read: Read[T], send: Send[T], way: Way
     ) -> Callable[[], tuple[Opened, Any]]:
         """The first half of `dispatch`; calling what it returns is the second, which raises what is wrong.
 
-        The tensors of the call must not be written until then. `layout` is that of the rows on all ranks.
+        The tensors of the call must not be written until then.
         """
         sizes, refused, send_it = self._prepared(read, send)
 
         def enter() -> Attempt:
-            return self._enter(sizes, refused, send_it, layout)
+            return self._enter(sizes, refused, send_it, way)
 
         first = enter()
 
@@ -196,14 +208,12 @@ class Engine:
                         return attempt.opened, attempt.pending.recv()
                     except REFUSALS as error:
                         attempt.take(error)
-                self._agree(sizes, attempt.refused, attempt.is_full)
+                self._end_attempt(sizes, attempt, way)
                 attempt = enter()
 
         return finish
 
-    def dispatch_sent(
-        self, read: Read[T], send: Send[T], layout: Literal["flat", "expert_major", "packed"]
-    ) -> tuple[Opened, Any]:
+    def dispatch_sent(self, read: Read[T], send: Send[T], way: Way) -> tuple[Opened, Any]:
         """Sends, and returns what `send` gave: ranks agree on sizes before it returns.
 
         `send` makes a whole call, or its first half; then the caller makes the second.
@@ -212,7 +222,7 @@ class Engine:
         try:
             sizes, call = read()
         except Refusal as refusal:
-            return self._sent(refusal.sizes, str(refusal), None, layout)
+            return self._sent(refusal.sizes, str(refusal), None, way)
         opened = self._named(sizes) or self._usable()
         if opened is not None and self._fits(opened, sizes):
             # As nearly every call: nothing is to be agreed on.
@@ -221,8 +231,8 @@ class Engine:
             except REFUSALS as error:
                 attempt = Attempt(opened, None)
                 attempt.take(error)
-                self._agree(sizes, attempt.refused, attempt.is_full)
-        return self._sent(sizes, None, lambda opened: send(opened, call), layout)
+                self._end_attempt(sizes, attempt, way)
+        return self._sent(sizes, None, lambda opened: send(opened, call), way)
 
     def _prepared(
         self, read: Read[T], send: Send[T]
@@ -240,21 +250,21 @@ class Engine:
         sizes: Sizes | None,
         refused: str | None,
         send: Callable[[Opened], Any] | None,
-        layout: Literal["flat", "expert_major", "packed"],
+        way: Way,
     ) -> tuple[Opened, Any]:
         """Sends; or refuses, agrees on what fits, and tries again."""
         while True:
-            attempt = self._enter(sizes, refused, send, layout)
+            attempt = self._enter(sizes, refused, send, way)
             if attempt.pending is not None:
                 return attempt.opened, attempt.pending
-            self._agree(sizes, attempt.refused, attempt.is_full)
+            self._end_attempt(sizes, attempt, way)
 
     def _enter(
         self,
         sizes: Sizes | None,
         refused: str | None,
         send: Callable[[Opened], Any] | None,
-        layout: Literal["flat", "expert_major", "packed"],
+        way: Way,
     ) -> Attempt:
         """Sends, or refuses: then the attempt says why."""
         opened = self._named(sizes) or self._usable()
@@ -272,11 +282,20 @@ class Engine:
                 self._raise_in_capture(sizes, refused, False)
             else:
                 why = refused or f"sizes to agree on: {sizes}"
-                opened.communicator.refuse("dispatch", why, layout=layout)
+                opened.communicator.refuse("dispatch", why, layout=way.layout)
         except REFUSALS as error:
             if fits:
                 attempt.take(error)
         return attempt
+
+    def _end_attempt(self, sizes: Sizes | None, attempt: Attempt, way: Way) -> None:
+        """Raises what this rank alone has found, where the others have gone on; else agrees with them."""
+        opened = attempt.opened
+        is_alone = attempt.refused is not None and not way.waits and opened.takes("without_sync")
+        # Of sizes that do not fit, no rank has sent.
+        if is_alone and self._fits(opened, sizes):
+            self._raise_refused(self.rank, attempt.refused or "", attempt.is_full)
+        self._agree(sizes, attempt.refused, attempt.is_full)
 
     def _fits(self, opened: Opened, sizes: Sizes | None) -> bool:
         if sizes is None:

@@ -11,7 +11,7 @@ from tokenyard import errors
 
 from . import _handles, _routing
 from ._arrays import BF16, FLOATS, FP8, Array, Refusal, Tensor, like, read
-from ._engine import Engine, Opened, Sizes
+from ._engine import PACKED, Engine, Opened, Sizes
 
 Hook = Callable[[], None]
 T = TypeVar("T")
@@ -160,7 +160,7 @@ def dispatch(
         )
         return Sent(pending, waits)
 
-    finish = engine.dispatch_send(read_once, send, "packed")
+    finish = engine.dispatch_send(read_once, send, PACKED)
     if not made:
         # This rank's input is wrong. The others learn it now, and raise where they receive.
         finish()

@@ -11,7 +11,7 @@ from tokenyard import errors
 from . import _arguments, _handles, _routing
 from ._arguments import NUMPY, DispatchCall, first_tokens
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read, to_numpy
-from ._engine import Engine, Opened, Sizes
+from ._engine import FLAT, Engine, Opened, Sizes
 
 
 @dataclass
@@ -113,7 +113,7 @@ def dispatch(
             routed.rows.x, routed.ids, routed.weights, scales=routed.rows.scales
         )
 
-    opened, (received, native) = engine.dispatch(lambda: _read_dispatch(engine, call), send, "flat")
+    opened, (received, native) = engine.dispatch(lambda: _read_dispatch(engine, call), send, FLAT)
     routed = kept[0]
     found, worst = received.tokens, call.num_worst_tokens
     if worst and found > worst:

@@ -244,9 +244,9 @@ impl Drop for Event {
     }
 }
 
-/// While this lives, this thread may ask for the end of work, wait for it, and allocate while another stream captures a
-/// graph, including a capture of this thread: without it the call fails, and ends that capture. A thread that touches
-/// no captured stream disturbs no capture.
+/// While this lives, this thread may ask for the end of work, wait for it, and allocate, even if a stream captures a
+/// graph, of this thread or of another. Without it such a call fails, and ends that capture. A thread that touches no
+/// captured stream disturbs no capture.
 #[derive(Debug)]
 pub(crate) struct RelaxedCapture {
     driver: &'static dyn Driver,

@@ -77,10 +77,8 @@ impl StreamOrder {
         let work = self.work();
         if self.is_recording {
             // Work of separate sends in this capture comes first.
-            match (self.direct, mode.stream) {
-                (Some(_), _) => self.join(work)?,
-                (None, Some(stream)) => self.regions.expect_same_capture(&self.recorded, stream)?,
-                (None, None) => {}
+            if self.direct.is_some() {
+                self.join(work)?;
             }
         } else if let Some((last, slot)) = self.last.get()
             && last != work
@@ -105,6 +103,14 @@ impl StreamOrder {
         self.last.set(Some((work, slot)));
         // A waiter for this stream waits for the work of callers' streams, too.
         if self.direct.is_some() { event.hold(self.stream.name()) } else { Ok(()) }
+    }
+
+    /// Whether halves of operations in another capture are on the stream that this mode would record on.
+    pub(super) fn is_apart(&self, mode: &Mode) -> Result<bool> {
+        match mode.stream.filter(|_| mode.is_recorded() && !mode.at_once) {
+            Some(stream) => self.regions.is_apart(&self.recorded, stream),
+            None => Ok(false),
+        }
     }
 
     /// Ends in the capture of `stream` the work that was recorded there.

@@ -130,29 +130,17 @@ impl RegionOrder {
 
     /// Ends the recorded work of `work` in the capture of a stream, if there is any.
     pub(super) fn join(&self, work: &Stream, stream: RawStream) -> Result<()> {
-        let context = self.freed.context();
-        let Some(capture) = work.name().capture(context)? else { return Ok(()) };
-        match stream.capture(context)? {
-            Some(other) if other != capture => Ok(()),
-            _ => self.chain(work.name(), stream),
+        if !work.name().is_captured(self.freed.context())? || self.is_apart(work, stream)? {
+            return Ok(());
         }
+        self.chain(work.name(), stream)
     }
 
-    /// Refuses the work of a stream in one capture where `work` still has some of another: to order them would end
-    /// both.
-    pub(super) fn expect_same_capture(&self, work: &Stream, stream: RawStream) -> Result<()> {
+    /// Whether `work` has work of another capture than that of a stream: to order them would end both.
+    pub(super) fn is_apart(&self, work: &Stream, stream: RawStream) -> Result<bool> {
         let context = self.freed.context();
-        let Some(capture) = work.name().capture(context)? else { return Ok(()) };
-        match stream.capture(context)? {
-            Some(other) if other != capture => {
-                let text = "found the first half of an operation in a second capture; expected the first capture to \
-                            have ended, which has halves of operations, too";
-                Err(Error::new(ErrorKind::InvalidInput, "capture graph", text).with_fix(
-                    "capture one graph after the other, or make each operation in one call",
-                ))
-            }
-            _ => Ok(()),
-        }
+        let Some(capture) = work.name().capture(context)? else { return Ok(false) };
+        Ok(stream.capture(context)?.is_some_and(|other| other != capture))
     }
 
     /// Regions that were taken back, and those taken back from now on, are free behind `event`,

@@ -103,7 +103,7 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue
     # Of a call in halves the engine receives the second, which may be refused, too.
     run = engine.dispatch if before_epilogue else engine.dispatch_sent
     with stream.inside():
-        opened, (received, native) = run(lambda: _read_dispatch(engine, call), send, call.layout)
+        opened, (received, native) = run(lambda: _read_dispatch(engine, call), send, call.way)
         routed = kept[0]
         record = Record(
             opened,
@@ -426,7 +426,7 @@ def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, list[Any
 
 def barrier(engine: Engine, device: Any, timing: Timing) -> CallStream:
     """Work that is queued on the stream next runs once all ranks have come to the barrier. Collective."""
-    # It may refuse in a capture, which a stream that has joined it must not outlast.
+    # It may refuse in a capture. So the communication stream joins the capture behind it.
     opened = engine.open_counts(1)
     stream = CallStream(device if device.type == "cuda" else None, timing)
     rows = torch.empty((0, opened.sizes.hidden), dtype=torch.float32, device=device)

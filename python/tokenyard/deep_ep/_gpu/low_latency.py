@@ -9,7 +9,7 @@ from tokenyard import errors
 
 from .. import _handles
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Sizes, refused_as, sizes_of
+from .._engine import Engine, Opened, Sizes, Way, refused_as, sizes_of
 from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall, Hook, _once
 from .._missing import missing
 from .._routing import check_experts
@@ -34,6 +34,7 @@ from .tensors import (
 # The place of the handle's tensor that has the record.
 _RANGES = 1
 
+_WAY = Way("packed", waits=False)
 # Above it, rows of the packed layout are not staged.
 _MOST_DECODE_TOKENS = 1024
 
@@ -216,7 +217,7 @@ def _dispatch(
         return arrays, sent
 
     opened, ((x, ids), sent) = engine.dispatch_sent(
-        lambda: _read_dispatch(engine, call), send, "packed"
+        lambda: _read_dispatch(engine, call), send, _WAY
     )
     received, native = (None, None) if has_hook else sent
     output = sent.output() if has_hook else received

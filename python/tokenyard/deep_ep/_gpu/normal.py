@@ -9,7 +9,7 @@ from tokenyard._native import _routing
 from .. import _handles
 from .._arguments import DispatchCall, first_tokens, read_bias, read_routing, read_rows
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Sizes, sizes_of
+from .._engine import Engine, Opened, Sizes, Way, refused_as, sizes_of
 from .._routing import check_experts
 from .._torch import torch
 from ..utils.event import EventOverlap
@@ -102,7 +102,19 @@ def _count(engine: Engine, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
 
 
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
-    return _read_at_once(engine, call) or _read_each(engine, call)
+    try:
+        return _read_at_once(engine, call) or _read_each(engine, call)
+    except Refusal as refusal:
+
+        def looks() -> Sizes:
+            x = call.reference
+            ids: Any = call.topk_idx
+            counts: Any = call.num_tokens_per_expert
+            most, named = _room(engine, call, x.shape[0])
+            shape = (counts.shape[0], ids.shape[1], x.shape[1])
+            return sizes_of(*shape, most, named, False, call.sms)
+
+        raise refused_as(refusal, looks) from None
 
 
 def _read_at_once(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed] | None:
@@ -169,7 +181,7 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, .
         )
     with stream.inside():
         opened, (routed, has_sync, (received, native)) = engine.dispatch_sent(
-            lambda: _read_dispatch(engine, call), send, "flat"
+            lambda: _read_dispatch(engine, call), send, Way("flat", waits=not call.num_worst_tokens)
         )
         given = call.num_worst_tokens or received.tokens
         record = Record(opened, native, given, has_sync)

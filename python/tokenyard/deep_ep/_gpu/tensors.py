@@ -207,16 +207,20 @@ def name_stream(opened: Opened, call: CallStream) -> None:
     if len(streams) > 1 and opened.lends:
         others = [other for other in streams if other != call.raw]
         # Of the streams of earlier captures, most capture nothing now.
-        found = call.captured_among(others) if call.is_captured else others
-        opened.communicator.release_after(found)
+        _release_after(opened, call.captured_among(others) if call.is_captured else others)
 
 
 def name_readers(opened: Opened, call: CallStream) -> None:
     """As `name_stream`, before memory is lent to a caller who may write it on any stream."""
     streams = opened.captured_streams if call.is_captured else opened.streams
     if len(streams) > 1 and opened.lends:
-        found = call.captured_among(streams) if call.is_captured else list(streams)
-        opened.communicator.release_after(found)
+        _release_after(opened, call.captured_among(streams) if call.is_captured else list(streams))
+
+
+def _release_after(opened: Opened, streams: list[int]) -> None:
+    # Without a stream to name, the next call names those of what was dropped.
+    if streams:
+        opened.communicator.release_after(streams)
 
 
 _dummies: dict[Any, Any] = {}
