@@ -117,9 +117,9 @@ impl Blocks {
     }
 
     /// Blocks of a dispatch whose rows are spread over experts as they arrive. A quarter of them pushes rows, or as
-    /// many as the config names for an exchange if that is fewer; more where they cast. Fewer fill the link alone, but not beside
-    /// blocks that spread: on two H200, 4096 tokens, top-8, 16, 24 and 32 of 132 took 207, 172 and 161 µs with FP8,
-    /// and 266, 239 and 233 with BF16.
+    /// many as the config names for an exchange if that is fewer; more where they cast. Fewer fill the link alone,
+    /// but not beside blocks that spread: on two H200, 4096 tokens, top-8, 16, 24 and 32 of 132 took 207, 172 and
+    /// 161 µs with FP8, and 266, 239 and 233 with BF16.
     pub(super) fn of_tiles(self, at_once: bool, casts: bool, max_tokens: u32) -> Roles {
         let Self { local, .. } = self;
         let quarter = local / 4;

@@ -60,5 +60,5 @@ impl Mode {
 pub(super) const CAPTURED: &str = "stream: found one that captures a graph; expected one that runs, or a \
                                    call without synchronisation";
 /// The reason why a half is refused in a second capture.
-pub(super) const APART: &str = "stream: found one of a second capture, while another has halves of operations; expected \
-                                it to have ended, or a call that sends and receives";
+pub(super) const APART: &str = "stream: found one of a second capture, while another has halves of operations; \
+                                expected that to have ended, or a call that sends and receives";
