@@ -10,8 +10,9 @@ import tokenyard
 from . import _routing
 from ._arguments import NUMPY, read_bias
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read
-from ._engine import Engine, Opened, Sizes, Way, align
+from ._engine import Engine, Opened, Way
 from ._normal import Rows, read_rows
+from ._sizes import Sizes, align
 from .buffers.handle import EPHandle
 
 

@@ -6,8 +6,6 @@ call does not fit, or is wrong, refuses there, so every rank learns it and gives
 costs no message.
 """
 
-import contextlib
-import functools
 import json
 import weakref
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from tokenyard import errors
 
 from . import _world
 from ._arrays import Array, Refusal
+from ._sizes import Sizes, align, sizes_of
 from ._torch import torch
 
 T = TypeVar("T")
@@ -29,62 +28,6 @@ HANDLES = 1024
 # An operation of each of two micro-batches, and for either of them the one that brings a combine's weights.
 IN_FLIGHT = 4
 REFUSALS = (errors.InvalidInputError, errors.RefusedError, errors.FullError)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The shape that a communicator is opened for. `tokens` is the most that a rank may bring.
-
-    `max_tokens` is M of a call that names one: the same on all ranks.
-    """
-
-    experts: int
-    topk: int
-    hidden: int
-    tokens: int
-    max_tokens: int | None = None
-    # Whether it is for few tokens, of which each counts.
-    decodes: bool = False
-    # Multiprocessors that an operation takes, where the caller has chosen their number.
-    sms: int | None = None
-
-    @functools.cached_property
-    def key(self) -> tuple[int, int, int, int]:
-        return self.experts, self.topk, self.hidden, self.sms or 0
-
-    @functools.cached_property
-    def named_key(self) -> tuple[int, ...]:
-        return (*self.key, self.max_tokens or 0, int(self.decodes))
-
-    def fits(self, other: "Sizes") -> bool:
-        return self.key == other.key and other.tokens <= self.tokens
-
-
-_same_sizes = functools.lru_cache(maxsize=256)(Sizes)
-
-
-def sizes_of(
-    experts: int,
-    topk: int,
-    hidden: int,
-    tokens: int,
-    max_tokens: int | None = None,
-    decodes: bool = False,
-    sms: int | None = None,
-) -> Sizes:
-    """The same object for the same sizes: a call then computes no key of them again."""
-    return _same_sizes(experts, topk, hidden, tokens, max_tokens, decodes, sms)
-
-
-def refused_as(refusal: Refusal, looks: Callable[[], Sizes]) -> Refusal:
-    """A refusal with the sizes that its call would have, by the looks of its tensors, if they have any."""
-    with contextlib.suppress(AttributeError, IndexError, TypeError, ValueError):
-        refusal.sizes = looks()
-    return refusal
-
-
-def align(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
 
 
 @dataclass(eq=False)

@@ -11,7 +11,8 @@ from tokenyard import errors
 
 from . import _handles, _routing
 from ._arrays import BF16, FLOATS, FP8, Array, Refusal, Tensor, like, read
-from ._engine import PACKED, Engine, Opened, Sizes
+from ._engine import PACKED, Engine, Opened
+from ._sizes import Sizes
 
 Hook = Callable[[], None]
 T = TypeVar("T")

@@ -11,7 +11,8 @@ from tokenyard import errors
 from . import _arguments, _handles, _routing
 from ._arguments import NUMPY, DispatchCall, first_tokens
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read, to_numpy
-from ._engine import FLAT, Engine, Opened, Sizes
+from ._engine import FLAT, Engine, Opened
+from ._sizes import Sizes
 
 
 @dataclass

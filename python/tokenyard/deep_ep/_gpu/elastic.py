@@ -9,8 +9,9 @@ from tokenyard import errors
 from .._arguments import read_bias, read_rows
 from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
-from .._engine import Engine, Opened, Sizes, align, refused_as, sizes_of
+from .._engine import Engine, Opened
 from .._routing import check_experts
+from .._sizes import Sizes, align, refused_as, sizes_of
 from .._torch import torch
 from ..buffers.handle import EPHandle
 from ..utils.event import EventOverlap

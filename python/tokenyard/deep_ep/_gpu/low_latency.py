@@ -9,10 +9,11 @@ from tokenyard import errors
 
 from .. import _handles
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Sizes, Way, refused_as, sizes_of
+from .._engine import Engine, Opened, Way
 from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall, Hook, _once
 from .._missing import missing
 from .._routing import check_experts
+from .._sizes import Sizes, refused_as, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import ASYNC, AT_ONCE, CallStream

@@ -9,8 +9,9 @@ from tokenyard._native import _routing
 from .. import _handles
 from .._arguments import DispatchCall, first_tokens, read_bias, read_routing, read_rows
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Sizes, Way, refused_as, sizes_of
+from .._engine import Engine, Opened, Way
 from .._routing import check_experts
+from .._sizes import Sizes, refused_as, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import CallStream, Timing

@@ -5,9 +5,10 @@ from typing import Any
 
 from .. import _C, _elastic
 from .._arrays import Tensor
-from .._engine import Engine, align
+from .._engine import Engine
 from .._gpu import elastic, streams
 from .._missing import missing, refuse_missing
+from .._sizes import align
 from .._torch import torch
 from .._world import DEFAULT_WAITS, Waits
 from ..utils.event import EventHandle, EventOverlap, finished
