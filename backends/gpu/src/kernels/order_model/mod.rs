@@ -1,0 +1,369 @@
+//! The calls by which an engine orders its operations, over a model of a driver: the same calls in the same sequence,
+//! with nodes in the place of kernels. So the order of streams, events and captures is tested without a GPU.
+//!
+//! It mirrors, of one domain over links that load and store:
+//! - `Engine::{enter, leave, resume, refuse_recorded, release, take_back_late, unstage, renew}` of `queue.rs`;
+//! - `Engine::{dispatch_launch, send_rows, dispatch_settle, make_room, dispatch_recv, refuse_dispatch}` of
+//!   `dispatch.rs`, and the same parts of `combine.rs`, with `stage`;
+//! - `Engine::combine_input` of `engine.rs`, and `Engine::{finish, flush}` of `ends.rs`;
+//! - `Communicator::{begin, take_back_regions, release_after}` of the core, which call them.
+
+mod ledger;
+mod steps;
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokenyard_core::call::CallOrder;
+use tokenyard_core::moe::{Holder, REGION_ALIGN, Region};
+use tokenyard_core::{ErrorKind, Result};
+
+use super::mode::Mode;
+use super::order::StreamOrder;
+use super::places::Places;
+use crate::config::Outside;
+use crate::driver::stream_model::{self as model, Order};
+use crate::driver::{Context, RawStream};
+use ledger::Ledger;
+
+/// Operations that may be open.
+const IN_FLIGHT: u64 = 2;
+/// Room of the arena, in regions of the smallest size.
+const UNITS: u64 = 10;
+/// Handles of the communicator.
+const HANDLES: usize = 5;
+
+/// The state of a handle, as far as it concerns the order.
+#[derive(Debug, Default)]
+struct HandleModel {
+    kept: Vec<Region>,
+    /// The stream of its dispatch.
+    stream: Option<RawStream>,
+}
+
+/// What an operation moves.
+#[derive(Clone, Debug)]
+enum Sort {
+    /// Rows to a region of this handle.
+    Dispatch { region: Region },
+    /// Rows out of these regions.
+    Combine { inputs: Vec<Region> },
+}
+
+/// An operation that was sent.
+#[derive(Debug)]
+struct Sent {
+    operation: u64,
+    mode: Mode,
+    handle: usize,
+    sort: Sort,
+    staging: Option<Region>,
+    kernels: Vec<usize>,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+struct EngineModel {
+    context: Arc<Context>,
+    order: StreamOrder,
+    places: Places,
+    handles: Vec<HandleModel>,
+    ledger: Ledger,
+    /// Regions that are held by callers, with the streams on which they are used.
+    held: BTreeMap<u64, (Region, Option<RawStream>)>,
+    /// Regions that callers have dropped since the last call.
+    returned: Vec<u64>,
+    took_back: bool,
+    next: u64,
+    /// The capture that has halves of operations.
+    halves_of: Option<u64>,
+}
+
+fn slot(operation: u64) -> usize {
+    (operation % IN_FLIGHT) as usize
+}
+
+impl EngineModel {
+    fn new(context: Arc<Context>) -> Result<Self> {
+        let cap = Duration::from_secs(10);
+        Ok(Self {
+            order: StreamOrder::new(&context, IN_FLIGHT as usize, cap)?,
+            context,
+            places: Places::new(0, UNITS * REGION_ALIGN, "arena".to_owned(), Outside::Copy),
+            handles: (0..HANDLES).map(|_| HandleModel::default()).collect(),
+            ledger: Ledger::new(UNITS as usize),
+            held: BTreeMap::new(),
+            returned: Vec::new(),
+            took_back: false,
+            next: 0,
+            halves_of: None,
+        })
+    }
+
+    /// The mode of a call that begins, and the number of its operation.
+    fn begin(&mut self, order: CallOrder) -> Result<(u64, Mode)> {
+        self.took_back |= self.take_back_regions();
+        self.next += 1;
+        Ok((self.next - 1, Mode::of(order, &self.context)?))
+    }
+
+    fn take_back_regions(&mut self) -> bool {
+        let returned = std::mem::take(&mut self.returned);
+        returned.iter().for_each(|region| self.release(*region));
+        !returned.is_empty()
+    }
+
+    fn release_after(&mut self, streams: &[RawStream]) -> Result<()> {
+        let any = self.take_back_regions() | std::mem::take(&mut self.took_back);
+        for stream in streams.iter().filter(|_| any) {
+            self.ledger.released_after(*stream);
+            self.order.regions.free_after(*stream)?;
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, id: u64) {
+        let (region, owner) = self.held[&id];
+        if self.places.arena.is_captured(id) {
+            self.ledger.comes_back(&region, owner, Order::Graph);
+            self.order.regions.take_back_captured(id).expect("marks");
+        } else {
+            self.ledger.comes_back(&region, owner, Order::Eager);
+            if !self.order.regions.take_back(id).expect("marks") {
+                return;
+            }
+        }
+        self.places.arena.release(id);
+        self.held.remove(&id);
+    }
+
+    fn take_back_late(&mut self) {
+        for region in self.order.regions.late() {
+            self.release(region);
+        }
+    }
+
+    /// False where the capture is refused.
+    fn enter(&mut self, mode: &Mode) -> Result<bool> {
+        self.take_back_late();
+        let halves = mode.stream.filter(|_| mode.is_recorded() && !mode.at_once);
+        let capture = halves.and_then(model::capture_of);
+        let other = capture.and(self.halves_of.filter(|of| Some(*of) != capture));
+        match self.order.enter(mode) {
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                assert!(other.is_some(), "halves in one capture were refused: {error}");
+                return Ok(false);
+            }
+            entered => entered?,
+        }
+        assert!(other.is_none(), "halves were recorded in two captures");
+        self.halves_of = capture.or(self.halves_of);
+        Ok(true)
+    }
+
+    fn renew(&mut self, handle: usize, mode: &Mode) {
+        for region in std::mem::take(&mut self.handles[handle].kept) {
+            // Nothing but its combine has used it, so nobody's stream is named to the ledger.
+            self.held.insert(region.id, (region, None));
+            self.release(region.id);
+        }
+        self.handles[handle].stream = mode.stream;
+    }
+
+    fn give(&mut self, region: Region, stream: Option<RawStream>) {
+        self.order.regions.give(region.id, stream);
+        self.held.insert(region.id, (region, stream));
+    }
+
+    fn launch(&self, operation: u64) -> Result<usize> {
+        let node = model::work(self.order.work());
+        self.order.queued(slot(operation)).map(|()| node)
+    }
+
+    /// A kernel that sends.
+    fn send(&mut self, operation: u64) -> Result<usize> {
+        let node = self.launch(operation)?;
+        self.ledger.sends(node);
+        Ok(node)
+    }
+
+    /// A call that this rank refuses: its kernel takes a turn, unless the call is recorded.
+    fn refuse(&mut self, operation: u64, mode: &Mode) -> Result<()> {
+        if mode.is_recorded() {
+            return mode.stream.map_or(Ok(()), |stream| {
+                self.order.join(stream).and_then(|()| self.order.regions.marks.mark(stream))
+            });
+        }
+        self.order.select_stream(None);
+        let node = self.send(operation)?;
+        self.refused(operation, mode, node);
+        Ok(())
+    }
+
+    /// All ranks have refused a call whose kernel was launched.
+    fn refused(&self, operation: u64, mode: &Mode, node: usize) {
+        self.order.order_refused(slot(operation), mode);
+        let is_behind = match mode.stream.filter(|_| !mode.captured) {
+            Some(stream) => model::end_of(stream, Order::Eager).contains(node),
+            None => model::is_done(node),
+        };
+        assert!(is_behind, "(d) work beside the kernel of a refused call");
+    }
+
+    /// Dispatches to a region of this many units; None if the call is refused.
+    fn dispatch_send(
+        &mut self,
+        order: CallOrder,
+        handle: Option<usize>,
+        units: u64,
+    ) -> Result<Option<Sent>> {
+        let (operation, mode) = self.begin(order)?;
+        let _relaxed = mode.relax(&self.context)?;
+        let Some(handle) = handle.filter(|_| !mode.captured || mode.no_host_sync) else {
+            return self.refuse(operation, &mode).map(|()| None);
+        };
+        if !self.enter(&mode)? {
+            return Ok(None);
+        }
+        self.renew(handle, &mode);
+        let holder = Holder::Dispatch(operation);
+        let bytes = units * REGION_ALIGN;
+        // A call that waits reserves room for more rows than come, as far as there is room.
+        let region = match mode.waits() {
+            true => self.places.arena.reserve(bytes + REGION_ALIGN, holder).ok(),
+            false => match self.places.allocate(bytes, holder, &mode) {
+                Ok(region) => Some(region),
+                Err(_) => return self.refuse(operation, &mode).map(|()| None),
+            },
+        };
+        let node = self.send(operation)?;
+        let Some(region) = region.filter(|region| region.bytes >= bytes) else {
+            self.refused(operation, &mode, node);
+            self.places.release(&region);
+            return Ok(None);
+        };
+        // The kernel writes the rows that come, and the rest is given back.
+        let mut region = region;
+        if mode.waits() {
+            self.places.arena.shrink(region.id, bytes);
+            region.bytes = bytes;
+        }
+        self.ledger.given(&region, mode.is_recorded());
+        self.ledger.writes(node, &region);
+        self.give(region, mode.stream);
+        let sort = Sort::Dispatch { region };
+        Ok(Some(Sent { operation, mode, handle, sort, staging: None, kernels: vec![node] }))
+    }
+
+    /// Combines rows in these regions, or copies of rows in this many units; None if the call is refused.
+    fn combine_send(
+        &mut self,
+        order: CallOrder,
+        handle: usize,
+        inputs: Vec<Region>,
+        copied: u64,
+    ) -> Result<Option<Sent>> {
+        let (operation, mode) = self.begin(order)?;
+        let _relaxed = mode.relax(&self.context)?;
+        if mode.captured && !mode.no_host_sync {
+            return self.refuse(operation, &mode).map(|()| None);
+        }
+        if !self.enter(&mode)? {
+            return Ok(None);
+        }
+        let (mut staging, mut kernels) = (None, Vec::new());
+        if copied > 0 {
+            let bytes = copied * REGION_ALIGN;
+            let Ok(region) = self.places.allocate(bytes, Holder::Combine(operation), &mode) else {
+                return self.refuse(operation, &mode).map(|()| None);
+            };
+            self.ledger.given(&region, mode.is_recorded());
+            // A copy of the driver, which no event follows.
+            let node = model::work(self.order.work());
+            self.ledger.sends(node);
+            self.ledger.writes(node, &region);
+            (staging, kernels) = (Some(region), vec![node]);
+        }
+        kernels.push(self.send(operation)?);
+        let sent =
+            Sent { operation, mode, handle, sort: Sort::Combine { inputs }, staging, kernels };
+        self.note_reads(&sent);
+        Ok(Some(sent))
+    }
+
+    /// The last kernel of a combine reads its rows.
+    fn note_reads(&mut self, sent: &Sent) {
+        let Some(last) = sent.kernels.last() else { return };
+        if let Sort::Combine { inputs } = &sent.sort {
+            inputs.iter().chain(&sent.staging).for_each(|region| self.ledger.uses(*last, region));
+        }
+    }
+
+    /// Receives an operation; returns it with all its kernels.
+    fn receive(&mut self, mut sent: Sent) -> Result<Sent> {
+        assert!(self.order.resume(&sent.mode)?, "its capture goes on");
+        if !sent.mode.at_once {
+            let node = self.launch(sent.operation)?;
+            self.ledger.receives(node, &sent.kernels);
+            sent.kernels.push(node);
+            match &sent.sort {
+                Sort::Dispatch { region } => self.ledger.uses(node, region),
+                Sort::Combine { .. } => self.note_reads(&sent),
+            }
+        }
+        self.leave(&sent)?;
+        if let Some(region) = sent.staging {
+            match sent.mode.is_recorded() {
+                true => {
+                    self.order.regions.give(region.id, sent.mode.stream);
+                    self.handles[sent.handle].kept.push(region);
+                }
+                false => self.places.arena.release(region.id),
+            }
+        }
+        Ok(sent)
+    }
+
+    fn leave(&mut self, sent: &Sent) -> Result<()> {
+        let slot = slot(sent.operation);
+        let Some(stream) = sent.mode.stream else {
+            while !self.order.events[slot].is_done()? {}
+            return Ok(());
+        };
+        if sent.mode.is_recorded() {
+            return self.order.join(stream);
+        }
+        self.order.leave(slot, stream)?;
+        match sent.sort {
+            Sort::Dispatch { .. } => Ok(()),
+            Sort::Combine { .. } => self.order.free_behind(slot),
+        }
+    }
+
+    /// A region for the rows of a combine, if there is room.
+    fn combine_input(&mut self, handle: usize, units: u64) -> Result<Option<Region>> {
+        let stream = self.handles[handle].stream;
+        let is_captured = stream.map_or(Ok(false), |stream| stream.is_captured(&self.context))?;
+        let (bytes, holder) = (units * REGION_ALIGN, Holder::CombineInput(handle as u32));
+        let room = match is_captured {
+            true => self.places.arena.allocate_captured(bytes, holder),
+            false => self.places.arena.allocate(bytes, holder),
+        };
+        let Ok(region) = room else { return Ok(None) };
+        self.order.regions.lend(region.id, stream)?;
+        self.ledger.given(&region, is_captured);
+        self.held.insert(region.id, (region, stream));
+        Ok(Some(region))
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.take_back_regions();
+        self.take_back_late();
+        while !self.order.stream.is_idle()? {}
+        self.order.regions.settle()?;
+        self.ledger.flushed(self.held.values().map(|(region, _)| region));
+        Ok(())
+    }
+}

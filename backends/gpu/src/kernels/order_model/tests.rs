@@ -1,0 +1,74 @@
+//! Any sequence of steps keeps the order. The letters of the messages:
+//! (a) no call of the driver fails, and captures end well;
+//! (b) kernels of operations run one after the other, in eager order and within a capture;
+//! (c) memory is written behind all that used it before;
+//! (d) operations run behind the work before them on the caller's stream, which goes on behind them.
+
+use proptest::prelude::*;
+
+use super::steps::{Call, Caller, Step};
+use crate::driver::stream_model as model;
+
+const STREAMS: usize = 3;
+
+fn call() -> impl Strategy<Value = Call> {
+    let stream = prop::option::weighted(0.9, 0..STREAMS);
+    let [no_sync, at_once] = [0.8, 0.6].map(prop::bool::weighted);
+    (stream, no_sync, at_once).prop_map(|(stream, no_sync, at_once)| Call {
+        stream,
+        no_sync,
+        at_once,
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (output, stream) = (0..8_usize, 0..STREAMS);
+    prop_oneof![
+        6 => (call(), 1..4_u64).prop_map(|(call, units)| Step::Dispatch { call, units }),
+        4 => (call(), output.clone(), 0..3_u64)
+            .prop_map(|(call, output, copied)| Step::Combine { call, output, copied }),
+        3 => (0..2_usize).prop_map(|index| Step::Receive { index }),
+        2 => (output.clone(), 1..4_u64).prop_map(|(output, units)| Step::Lend { output, units }),
+        3 => (output.clone(), stream.clone(), any::<bool>())
+            .prop_map(|(output, stream, returns)| Step::Read { output, stream, returns }),
+        5 => output.prop_map(|output| Step::Drop { output }),
+        2 => (0..1_usize << STREAMS).prop_map(|streams| Step::ReleaseAfter { streams }),
+        2 => stream.clone().prop_map(|stream| Step::Work { stream }),
+        2 => (stream.clone(), stream.clone()).prop_map(|(first, then)| Step::Wait { first, then }),
+        2 => stream.clone().prop_map(|stream| Step::Begin { stream }),
+        1 => stream.clone().prop_map(|stream| Step::End { stream }),
+        1 => stream.prop_map(|stream| Step::Pass { stream }),
+        1 => Just(Step::Flush),
+    ]
+}
+
+/// Takes steps on this many streams, and ends everything.
+fn take(streams: usize, steps: &[Step]) {
+    let mut caller = Caller::new(streams).expect("(a) the model has streams");
+    for step in steps {
+        let taken = caller.take(*step);
+        assert!(
+            taken.is_ok() && model::errors().is_empty(),
+            "(a) at {step:?}: {taken:?}, {:?}",
+            model::errors()
+        );
+    }
+    let closed = caller.close();
+    assert!(
+        closed.is_ok() && model::errors().is_empty(),
+        "(a) at the end: {closed:?}, {:?}",
+        model::errors()
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn operations_keep_their_order_and_captures_end_well_whatever_a_caller_does(
+        streams in 1..=STREAMS,
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        take(streams, &steps);
+    }
+}
