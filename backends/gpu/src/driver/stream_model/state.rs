@@ -185,6 +185,8 @@ impl State {
             }
             (None, Mark::Graph(capture, past)) => {
                 state.graph = Some((capture, past));
+                // A fork is a node of its own, so the stream must be joined back even if no work follows.
+                self.work(stream);
                 Ok(())
             }
             (Some((capture, end)), Mark::Graph(of, past)) if *capture == of => {

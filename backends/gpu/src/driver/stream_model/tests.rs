@@ -62,7 +62,6 @@ fn captures_refuse_outside_work_other_captures_and_streams_that_are_not_joined()
     assert!(text(chain(&mark, a.name(), b.name())).contains("MERGE"));
     chain(&mark, a.name(), c.name()).expect("joined");
     assert!(text(end(c.name())).contains("UNMATCHED"));
-    work(c.name());
     assert!(text(end(a.name())).contains("UNJOINED"));
     end(b.name()).expect("nothing has joined it");
 }

@@ -208,7 +208,7 @@ impl Caller {
         }
         // Few outputs of calls outside a capture are used in it: they are never dropped.
         if is_recorded && of_graphs < inputs.len() {
-            if copied != 1 {
+            if copied < 3 {
                 return Ok(());
             }
             self.outputs[index].is_kept = true;

@@ -6,6 +6,7 @@
 
 use proptest::prelude::*;
 
+use super::UNITS;
 use super::steps::{Call, Caller, Step};
 use crate::driver::stream_model as model;
 
@@ -21,14 +22,19 @@ fn call() -> impl Strategy<Value = Call> {
     })
 }
 
+/// Sizes of regions; a few fit no arena.
+fn units() -> impl Strategy<Value = u64> {
+    prop_oneof![9 => 1..4_u64, 1 => Just(2 * UNITS)]
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let (output, stream) = (0..8_usize, 0..STREAMS);
     prop_oneof![
-        6 => (call(), 1..4_u64).prop_map(|(call, units)| Step::Dispatch { call, units }),
-        4 => (call(), output.clone(), 0..3_u64)
+        6 => (call(), units()).prop_map(|(call, units)| Step::Dispatch { call, units }),
+        4 => (call(), output.clone(), prop_oneof![1 => Just(0), 2 => units()])
             .prop_map(|(call, output, copied)| Step::Combine { call, output, copied }),
         3 => (0..2_usize).prop_map(|index| Step::Receive { index }),
-        2 => (output.clone(), 1..4_u64).prop_map(|(output, units)| Step::Lend { output, units }),
+        2 => (output.clone(), units()).prop_map(|(output, units)| Step::Lend { output, units }),
         3 => (output.clone(), stream.clone(), any::<bool>())
             .prop_map(|(output, stream, returns)| Step::Read { output, stream, returns }),
         5 => output.prop_map(|output| Step::Drop { output }),
