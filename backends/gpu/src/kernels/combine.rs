@@ -9,7 +9,7 @@ use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, THREADS
 use super::combine_tiling::CombineTiling;
 use super::engine::Engine;
 use super::loaded::{SumKind, summable};
-use super::mode::{CAPTURED, Mode};
+use super::mode::Mode;
 use super::operation::{CombineOp, Operation};
 use super::outcome::Refusal;
 use super::path::Transfer;
@@ -87,9 +87,8 @@ impl Engine {
         if let Some(refusal) = &call.refusal {
             return self.refuse_combine(call, &Refusal::passed_on(refusal));
         }
-        let is_captured = mode.captured && !mode.no_host_sync;
-        let why =
-            self.too_long_to_return(call).or_else(|| is_captured.then(|| CAPTURED.to_owned()));
+        let cannot = self.abort_on_fatal(self.order.cannot_capture(&mode))?;
+        let why = self.too_long_to_return(call).or_else(|| cannot.map(str::to_owned));
         if let Some(why) = why {
             let refusal = self.objection(ErrorKind::Refused, why);
             return self.refuse_combine(call, &refusal);

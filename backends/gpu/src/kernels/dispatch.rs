@@ -8,7 +8,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, THREADS};
 use super::engine::Engine;
 use super::handle::Output;
-use super::mode::{CAPTURED, Mode};
+use super::mode::Mode;
 use super::operation::{DispatchOp, Operation};
 use super::outcome::{Called, Refusal, ticket};
 use super::received::describe;
@@ -123,9 +123,9 @@ impl Engine {
         if let Some(refusal) = &call.refusal {
             return self.refuse_dispatch(call, &Refusal::passed_on(refusal));
         }
-        let why = match mode.captured {
-            true if !mode.no_host_sync => CAPTURED.to_owned(),
-            _ => match Wanted::of(call, &self.exchange.regions, mode) {
+        let why = match self.abort_on_fatal(self.order.cannot_capture(&mode))? {
+            Some(why) => why.to_owned(),
+            None => match Wanted::of(call, &self.exchange.regions, mode) {
                 Ok(wanted) => match self.cannot_send(&wanted) {
                     Some(why) => why,
                     // SAFETY: by this function's contract.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokenyard_core::Result;
 
-use super::mode::Mode;
+use super::mode::{CAPTURED, ELSEWHERE, Mode};
 use super::region_order::RegionOrder;
 use super::waits::{KEEP_TENSORS, see_end};
 use crate::driver::{Context, Event, RawStream, Stream};
@@ -69,6 +69,18 @@ impl StreamOrder {
         self.direct = mode.and_then(Mode::direct);
     }
 
+    /// The reason why a call cannot be made on a stream that captures a graph.
+    pub(super) fn cannot_capture(&self, mode: &Mode) -> Result<Option<&'static str>> {
+        match mode.stream.filter(|_| mode.captured) {
+            Some(_) if !mode.no_host_sync => Ok(Some(CAPTURED)),
+            Some(stream) if !mode.at_once => {
+                let elsewhere = self.regions.is_elsewhere(&self.recorded, stream)?;
+                Ok(elsewhere.then_some(ELSEWHERE))
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// The next kernels run behind the present work of the mode's stream, and behind the last use of every
     /// region that was taken back.
     pub(super) fn enter(&mut self, mode: &Mode) -> Result<()> {
@@ -77,10 +89,8 @@ impl StreamOrder {
         let work = self.work();
         if self.is_recording {
             // Work of separate sends in this capture comes first.
-            match (self.direct, mode.stream) {
-                (Some(_), _) => self.join(work)?,
-                (None, Some(stream)) => self.regions.expect_same_capture(&self.recorded, stream)?,
-                (None, None) => {}
+            if self.direct.is_some() {
+                self.join(work)?;
             }
         } else if let Some((last, slot)) = self.last.get()
             && last != work

@@ -138,21 +138,11 @@ impl RegionOrder {
         }
     }
 
-    /// Refuses the work of a stream in one capture where `work` still has some of another: to order them would end
-    /// both.
-    pub(super) fn expect_same_capture(&self, work: &Stream, stream: RawStream) -> Result<()> {
+    /// Whether `work` still has some of a capture, and a stream is in another one: to order them would end both.
+    pub(super) fn is_elsewhere(&self, work: &Stream, stream: RawStream) -> Result<bool> {
         let context = self.freed.context();
-        let Some(capture) = work.name().capture(context)? else { return Ok(()) };
-        match stream.capture(context)? {
-            Some(other) if other != capture => {
-                let text = "found the first half of an operation in a second capture; expected the first capture to \
-                            have ended, which has halves of operations, too";
-                Err(Error::new(ErrorKind::InvalidInput, "capture graph", text).with_fix(
-                    "capture one graph after the other, or make each operation in one call",
-                ))
-            }
-            _ => Ok(()),
-        }
+        let Some(capture) = work.name().capture(context)? else { return Ok(false) };
+        Ok(stream.capture(context)?.is_some_and(|other| other != capture))
     }
 
     /// Regions that were taken back, and those taken back from now on, are free behind `event`,

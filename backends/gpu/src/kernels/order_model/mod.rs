@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokenyard_core::Result;
 use tokenyard_core::call::CallOrder;
 use tokenyard_core::moe::{Holder, REGION_ALIGN, Region};
-use tokenyard_core::{ErrorKind, Result};
 
 use super::mode::Mode;
 use super::order::StreamOrder;
@@ -79,6 +79,11 @@ struct EngineModel {
     next: u64,
     /// The capture that has halves of operations.
     halves_of: Option<u64>,
+}
+
+/// The capture in which a call records a half of an operation.
+fn halves(mode: &Mode) -> Option<u64> {
+    mode.stream.filter(|_| mode.is_recorded() && !mode.at_once).and_then(model::capture_of)
 }
 
 fn slot(operation: u64) -> usize {
@@ -145,22 +150,20 @@ impl EngineModel {
         }
     }
 
-    /// False where the capture is refused.
-    fn enter(&mut self, mode: &Mode) -> Result<bool> {
+    /// Whether a call is refused because of the capture of its stream.
+    fn cannot_capture(&self, mode: &Mode) -> Result<bool> {
+        let waits = mode.captured && !mode.no_host_sync;
+        let elsewhere =
+            halves(mode).is_some_and(|capture| self.halves_of.is_some_and(|of| of != capture));
+        let cannot = self.order.cannot_capture(mode)?.is_some();
+        assert_eq!(cannot, waits || elsewhere, "captures refuse other calls than expected");
+        Ok(cannot)
+    }
+
+    fn enter(&mut self, mode: &Mode) -> Result<()> {
         self.take_back_late();
-        let halves = mode.stream.filter(|_| mode.is_recorded() && !mode.at_once);
-        let capture = halves.and_then(model::capture_of);
-        let other = capture.and(self.halves_of.filter(|of| Some(*of) != capture));
-        match self.order.enter(mode) {
-            Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                assert!(other.is_some(), "halves in one capture were refused: {error}");
-                return Ok(false);
-            }
-            entered => entered?,
-        }
-        assert!(other.is_none(), "halves were recorded in two captures");
-        self.halves_of = capture.or(self.halves_of);
-        Ok(true)
+        self.halves_of = halves(mode).or(self.halves_of);
+        self.order.enter(mode)
     }
 
     fn renew(&mut self, handle: usize, mode: &Mode) {
@@ -221,12 +224,11 @@ impl EngineModel {
     ) -> Result<Option<Sent>> {
         let (operation, mode) = self.begin(order)?;
         let _relaxed = mode.relax(&self.context)?;
-        let Some(handle) = handle.filter(|_| !mode.captured || mode.no_host_sync) else {
+        let cannot = self.cannot_capture(&mode)?;
+        let Some(handle) = handle.filter(|_| !cannot) else {
             return self.refuse(operation, &mode).map(|()| None);
         };
-        if !self.enter(&mode)? {
-            return Ok(None);
-        }
+        self.enter(&mode)?;
         self.renew(handle, &mode);
         let holder = Holder::Dispatch(operation);
         let bytes = units * REGION_ALIGN;
@@ -267,12 +269,10 @@ impl EngineModel {
     ) -> Result<Option<Sent>> {
         let (operation, mode) = self.begin(order)?;
         let _relaxed = mode.relax(&self.context)?;
-        if mode.captured && !mode.no_host_sync {
+        if self.cannot_capture(&mode)? {
             return self.refuse(operation, &mode).map(|()| None);
         }
-        if !self.enter(&mode)? {
-            return Ok(None);
-        }
+        self.enter(&mode)?;
         let (mut staging, mut kernels) = (None, Vec::new());
         if copied > 0 {
             let bytes = copied * REGION_ALIGN;

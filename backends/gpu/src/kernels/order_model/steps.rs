@@ -172,6 +172,11 @@ impl Caller {
         }
     }
 
+    /// The outputs that the caller holds.
+    pub(super) fn outputs(&self) -> usize {
+        self.outputs.len()
+    }
+
     /// The order of a call, once the slot of the next operation is free.
     fn order(&mut self, call: Call) -> Result<CallOrder> {
         let next = self.engine.next;

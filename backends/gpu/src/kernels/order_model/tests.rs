@@ -68,7 +68,7 @@ fn take(streams: usize, steps: &[Step]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn operations_keep_their_order_and_captures_end_well_whatever_a_caller_does(
@@ -77,4 +77,26 @@ proptest! {
     ) {
         take(streams, &steps);
     }
+}
+
+#[test]
+fn a_second_capture_has_halves_of_operations_once_the_first_has_ended() {
+    let dispatch = |stream: usize, at_once: bool| Step::Dispatch {
+        call: Call { stream: Some(stream), no_sync: true, at_once },
+        units: 1,
+    };
+    let mut caller = Caller::new(2).expect("the model has streams");
+    let mut outputs_after = |steps: &[Step]| {
+        steps.iter().try_for_each(|step| caller.take(*step)).expect("(a) steps");
+        caller.outputs()
+    };
+    let receive = Step::Receive { index: 0 };
+    let begin = [0, 1].map(|stream| Step::Begin { stream });
+    assert_eq!(outputs_after(&begin), 0);
+    assert_eq!(outputs_after(&[dispatch(0, false), receive]), 1);
+    assert_eq!(outputs_after(&[dispatch(1, false), receive]), 1, "refused");
+    assert_eq!(outputs_after(&[dispatch(1, true)]), 2, "a whole call is not");
+    assert_eq!(outputs_after(&[Step::End { stream: 0 }, dispatch(1, false), receive]), 3);
+    caller.close().expect("(a) the end");
+    assert!(model::errors().is_empty());
 }
