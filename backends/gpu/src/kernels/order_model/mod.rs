@@ -1,8 +1,8 @@
 //! The calls by which an engine orders its operations, over a model of a driver: the same calls in the same sequence,
 //! with nodes in the place of kernels. So the order of streams, events and captures is tested without a GPU.
 //!
-//! It mirrors, of one domain over links that load and store:
-//! - `Engine::{enter, leave, resume, refuse_recorded, release, take_back_late, unstage, renew}` of `queue.rs`;
+//! It mirrors, of one domain:
+//! - `Engine::{mode, enter, leave, resume, refuse_recorded, release, take_back_late, unstage, renew}` of `queue.rs`;
 //! - `Engine::{dispatch_launch, send_rows, dispatch_settle, make_room, dispatch_recv, refuse_dispatch}` of
 //!   `dispatch.rs`, and the same parts of `combine.rs`, with `stage`;
 //! - `Engine::combine_input` of `engine.rs`, and `Engine::{finish, flush}` of `ends.rs`;
@@ -79,6 +79,8 @@ struct EngineModel {
     next: u64,
     /// The capture that has halves of operations.
     halves_of: Option<u64>,
+    /// Whether rows are put. The host waits for all calls then.
+    puts: bool,
 }
 
 /// The capture in which a call records a half of an operation.
@@ -91,7 +93,7 @@ fn slot(operation: u64) -> usize {
 }
 
 impl EngineModel {
-    fn new(context: Arc<Context>) -> Result<Self> {
+    fn new(context: Arc<Context>, puts: bool) -> Result<Self> {
         let cap = Duration::from_secs(10);
         Ok(Self {
             order: StreamOrder::new(&context, IN_FLIGHT as usize, cap)?,
@@ -104,6 +106,7 @@ impl EngineModel {
             took_back: false,
             next: 0,
             halves_of: None,
+            puts,
         })
     }
 
@@ -111,7 +114,8 @@ impl EngineModel {
     fn begin(&mut self, order: CallOrder) -> Result<(u64, Mode)> {
         self.took_back |= self.take_back_regions();
         self.next += 1;
-        Ok((self.next - 1, Mode::of(order, &self.context)?))
+        let mode = Mode::of(order, &self.context)?;
+        Ok((self.next - 1, Mode { at_once: mode.at_once && !self.puts, ..mode }))
     }
 
     fn take_back_regions(&mut self) -> bool {
@@ -230,33 +234,46 @@ impl EngineModel {
         };
         self.enter(&mode)?;
         self.renew(handle, &mode);
-        let holder = Holder::Dispatch(operation);
         let bytes = units * REGION_ALIGN;
-        // A call that waits reserves room for more rows than come, as far as there is room.
-        let region = match mode.waits() {
-            true => self.places.arena.reserve(bytes + REGION_ALIGN, holder).ok(),
-            false => match self.places.allocate(bytes, holder, &mode) {
-                Ok(region) => Some(region),
-                Err(_) => return self.refuse(operation, &mode).map(|()| None),
-            },
+        let Ok([room, staging]) = self.room(operation, bytes, &mode) else {
+            return self.refuse(operation, &mode).map(|()| None);
         };
         let node = self.send(operation)?;
-        let Some(region) = region.filter(|region| region.bytes >= bytes) else {
+        let Some(mut region) = room.filter(|region| region.bytes >= bytes) else {
             self.refused(operation, &mode, node);
-            self.places.release(&region);
+            self.places.release(room.iter().chain(&staging));
             return Ok(None);
         };
         // The kernel writes the rows that come, and the rest is given back.
-        let mut region = region;
         if mode.waits() {
             self.places.arena.shrink(region.id, bytes);
             region.bytes = bytes;
         }
-        self.ledger.given(&region, mode.is_recorded());
-        self.ledger.writes(node, &region);
+        for region in [region].iter().chain(&staging) {
+            self.ledger.given(region, mode.is_recorded());
+            self.ledger.writes(node, region);
+        }
         self.give(region, mode.stream);
         let sort = Sort::Dispatch { region };
-        Ok(Some(Sent { operation, mode, handle, sort, staging: None, kernels: vec![node] }))
+        Ok(Some(Sent { operation, mode, handle, sort, staging, kernels: vec![node] }))
+    }
+
+    /// Memory for the rows of a dispatch, and for the sources of puts. A call that waits reserves room for more rows
+    /// than come, as far as there is room.
+    fn room(&mut self, operation: u64, bytes: u64, mode: &Mode) -> Result<[Option<Region>; 2]> {
+        let holder = Holder::Dispatch(operation);
+        let staging = match self.puts {
+            true => Some(self.places.allocate(REGION_ALIGN, holder, mode)?),
+            false => None,
+        };
+        if mode.waits() {
+            return Ok([self.places.arena.reserve(bytes + REGION_ALIGN, holder).ok(), staging]);
+        }
+        let region = self.places.allocate(bytes, holder, mode);
+        if region.is_err() {
+            self.places.release(&staging);
+        }
+        region.map(|region| [Some(region), staging])
     }
 
     /// Combines rows in these regions, or copies of rows in this many units; None if the call is refused.
@@ -286,7 +303,10 @@ impl EngineModel {
             self.ledger.writes(node, &region);
             (staging, kernels) = (Some(region), vec![node]);
         }
-        kernels.push(self.send(operation)?);
+        // Where rows are put, kernels wait for those that return, and sum them.
+        for _ in 0..if self.puts { 3 } else { 1 } {
+            kernels.push(self.send(operation)?);
+        }
         let sent =
             Sent { operation, mode, handle, sort: Sort::Combine { inputs }, staging, kernels };
         self.note_reads(&sent);
@@ -304,12 +324,16 @@ impl EngineModel {
     /// Receives an operation; returns it with all its kernels.
     fn receive(&mut self, mut sent: Sent) -> Result<Sent> {
         assert!(self.order.resume(&sent.mode)?, "its capture goes on");
-        if !sent.mode.at_once {
+        let has_arrived = self.puts && matches!(sent.sort, Sort::Combine { .. });
+        if !sent.mode.at_once && !has_arrived {
             let node = self.launch(sent.operation)?;
             self.ledger.receives(node, &sent.kernels);
             sent.kernels.push(node);
             match &sent.sort {
-                Sort::Dispatch { region } => self.ledger.uses(node, region),
+                Sort::Dispatch { region } => {
+                    let used = [region].into_iter().chain(&sent.staging);
+                    used.for_each(|region| self.ledger.uses(node, region));
+                }
                 Sort::Combine { .. } => self.note_reads(&sent),
             }
         }
@@ -337,8 +361,8 @@ impl EngineModel {
         }
         self.order.leave(slot, stream)?;
         match sent.sort {
-            Sort::Dispatch { .. } => Ok(()),
-            Sort::Combine { .. } => self.order.free_behind(slot),
+            Sort::Dispatch { .. } if !self.puts => Ok(()),
+            _ => self.order.free_behind(slot),
         }
     }
 

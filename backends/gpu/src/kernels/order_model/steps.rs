@@ -95,12 +95,12 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    pub(super) fn new(streams: usize) -> Result<Self> {
+    pub(super) fn new(streams: usize, puts: bool) -> Result<Self> {
         let context = model::reset();
         Ok(Self {
             streams: (0..streams).map(|_| Stream::new(&context)).collect::<Result<_>>()?,
             mark: Event::new(&context)?,
-            engine: EngineModel::new(context)?,
+            engine: EngineModel::new(context, puts)?,
             open: Vec::new(),
             outputs: Vec::new(),
             captures: Vec::new(),
@@ -184,7 +184,8 @@ impl Caller {
             self.receive(index)?;
         }
         let stream = call.stream.map(|index| self.name(index).pointer());
-        Ok(CallOrder { stream, no_sync: call.no_sync && stream.is_some(), at_once: call.at_once })
+        let no_sync = call.no_sync && stream.is_some() && !self.engine.puts;
+        Ok(CallOrder { stream, no_sync, at_once: call.at_once })
     }
 
     fn dispatch(&mut self, call: Call, units: u64) -> Result<()> {

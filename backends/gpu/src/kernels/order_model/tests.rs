@@ -34,12 +34,12 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (call(), output.clone(), prop_oneof![1 => Just(0), 2 => units()])
             .prop_map(|(call, output, copied)| Step::Combine { call, output, copied }),
         3 => (0..2_usize).prop_map(|index| Step::Receive { index }),
-        2 => (output.clone(), units()).prop_map(|(output, units)| Step::Lend { output, units }),
+        4 => (output.clone(), units()).prop_map(|(output, units)| Step::Lend { output, units }),
         3 => (output.clone(), stream.clone(), any::<bool>())
             .prop_map(|(output, stream, returns)| Step::Read { output, stream, returns }),
         5 => output.prop_map(|output| Step::Drop { output }),
-        2 => (0..1_usize << STREAMS).prop_map(|streams| Step::ReleaseAfter { streams }),
-        2 => stream.clone().prop_map(|stream| Step::Work { stream }),
+        4 => (0..1_usize << STREAMS).prop_map(|streams| Step::ReleaseAfter { streams }),
+        4 => stream.clone().prop_map(|stream| Step::Work { stream }),
         2 => (stream.clone(), stream.clone()).prop_map(|(first, then)| Step::Wait { first, then }),
         2 => stream.clone().prop_map(|stream| Step::Begin { stream }),
         1 => stream.clone().prop_map(|stream| Step::End { stream }),
@@ -49,33 +49,47 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Takes steps on this many streams, and ends everything.
-fn take(streams: usize, steps: &[Step]) {
-    let mut caller = Caller::new(streams).expect("(a) the model has streams");
+fn take<'a>(streams: usize, puts: bool, steps: impl IntoIterator<Item = &'a Step>) {
+    let mut caller = Caller::new(streams, puts).expect("(a) the model has streams");
     for step in steps {
         let taken = caller.take(*step);
-        assert!(
-            taken.is_ok() && model::errors().is_empty(),
-            "(a) at {step:?}: {taken:?}, {:?}",
-            model::errors()
-        );
+        let errors = model::errors();
+        assert!(taken.is_ok() && errors.is_empty(), "(a) at {step:?}: {taken:?}, {errors:?}");
     }
-    let closed = caller.close();
-    assert!(
-        closed.is_ok() && model::errors().is_empty(),
-        "(a) at the end: {closed:?}, {:?}",
-        model::errors()
-    );
+    let (closed, errors) = (caller.close(), model::errors());
+    assert!(closed.is_ok() && errors.is_empty(), "(a) at the end: {closed:?}, {errors:?}");
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    prop::collection::vec(step(), 1..60)
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 1500,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn operations_keep_their_order_and_captures_end_well_whatever_a_caller_does(
         streams in 1..=STREAMS,
-        steps in prop::collection::vec(step(), 1..60),
+        steps in steps(),
     ) {
-        take(streams, &steps);
+        take(streams, false, &steps);
+    }
+
+    #[test]
+    fn operations_keep_their_order_on_parallel_branches_of_a_capture(steps in steps()) {
+        let branch = |then| Step::Wait { first: 0, then };
+        let first = [Step::Begin { stream: 0 }, branch(1), branch(2)];
+        let rest = steps.iter().filter(|step| !matches!(step, Step::Begin { .. } | Step::End { .. }));
+        take(STREAMS, false, first.iter().chain(rest));
+    }
+
+    #[test]
+    fn operations_keep_their_order_where_rows_are_put(streams in 1..=STREAMS, steps in steps()) {
+        take(streams, true, &steps);
     }
 }
 
@@ -85,7 +99,7 @@ fn a_second_capture_has_halves_of_operations_once_the_first_has_ended() {
         call: Call { stream: Some(stream), no_sync: true, at_once },
         units: 1,
     };
-    let mut caller = Caller::new(2).expect("the model has streams");
+    let mut caller = Caller::new(2, false).expect("the model has streams");
     let mut outputs_after = |steps: &[Step]| {
         steps.iter().try_for_each(|step| caller.take(*step)).expect("(a) steps");
         caller.outputs()
