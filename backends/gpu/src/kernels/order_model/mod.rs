@@ -43,7 +43,7 @@ struct HandleModel {
     stream: Option<RawStream>,
 }
 
-/// What an operation moves.
+/// The rows that an operation moves.
 #[derive(Clone, Debug)]
 enum Sort {
     /// Rows to a region of this handle.

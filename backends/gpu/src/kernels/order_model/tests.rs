@@ -114,3 +114,23 @@ fn a_second_capture_has_halves_of_operations_once_the_first_has_ended() {
     caller.close().expect("(a) the end");
     assert!(model::errors().is_empty());
 }
+
+#[test]
+fn rows_lent_on_a_branch_of_a_capture_are_written_behind_the_work_that_had_their_place() {
+    let dispatch = |stream| Step::Dispatch {
+        call: Call { stream: Some(stream), no_sync: true, at_once: true },
+        units: 1,
+    };
+    let steps = [
+        Step::Begin { stream: 0 },
+        Step::Wait { first: 0, then: 1 },
+        dispatch(0),
+        dispatch(1),
+        // Work that reads the first output, on a branch that the second does not wait for.
+        Step::Work { stream: 0 },
+        Step::Drop { output: 0 },
+        Step::ReleaseAfter { streams: 0 },
+        Step::Lend { output: 0, units: 1 },
+    ];
+    take(2, false, &steps);
+}
