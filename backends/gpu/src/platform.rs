@@ -78,9 +78,13 @@ pub trait Components: Debug + Send + Sync + 'static {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use tokenyard_core::abi;
+    use std::path::Path;
 
-    use super::{Dialect, Names};
+    use tokenyard_core::{Error, ErrorKind, Result, abi};
+
+    use super::{Dialect, Names, Platform};
+    use crate::compile::{Architecture, Compiled, Compiler, Source};
+    use crate::driver::Driver;
 
     pub(crate) const DIALECT: Dialect = Dialect {
         code: abi::TY_DIALECT_CUDA,
@@ -96,4 +100,43 @@ pub(crate) mod tests {
         see_devices: "the devices",
         see_access: "their access",
     };
+
+    /// The compiler of a platform that has none.
+    #[derive(Debug)]
+    struct NoCompiler;
+
+    fn no_compiler<T>() -> Result<T> {
+        Err(Error::new(ErrorKind::Unsupported, "compile kernels", "this platform has no compiler"))
+    }
+
+    impl Compiler for NoCompiler {
+        fn load(&self, _: Option<&Path>) -> Result<()> {
+            no_compiler()
+        }
+
+        fn identity(&self) -> Result<String> {
+            no_compiler()
+        }
+
+        fn options(&self, _: Architecture) -> Vec<String> {
+            Vec::new()
+        }
+
+        fn compile(&self, _: &Source) -> Result<Compiled> {
+            no_compiler()
+        }
+    }
+
+    /// A platform that has a driver, and no compiler.
+    pub(crate) const fn platform_of(driver: &'static dyn Driver) -> Platform {
+        Platform {
+            driver,
+            compiler: &NoCompiler,
+            program_compiler: |_| no_compiler(),
+            named_compiles_all: false,
+            names: NAMES,
+            memory: abi::TY_MEMORY_CUDA,
+            dialect: DIALECT,
+        }
+    }
 }

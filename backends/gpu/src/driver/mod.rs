@@ -10,6 +10,8 @@ mod memory;
 mod module;
 mod raw;
 mod stream;
+#[cfg(test)]
+pub(crate) mod stream_model;
 mod times;
 
 pub(crate) use device::local_rank;

@@ -87,8 +87,9 @@ impl Engine {
         if let Some(refusal) = &call.refusal {
             return self.refuse_combine(call, &Refusal::passed_on(refusal));
         }
-        let unrecorded = self.cannot_record(&mode)?.map(str::to_owned);
-        if let Some(why) = self.too_long_to_return(call).or(unrecorded) {
+        let cannot = self.abort_on_fatal(self.order.cannot_capture(&mode))?;
+        let why = self.too_long_to_return(call).or_else(|| cannot.map(str::to_owned));
+        if let Some(why) = why {
             let refusal = self.objection(ErrorKind::Refused, why);
             return self.refuse_combine(call, &refusal);
         }

@@ -123,7 +123,7 @@ impl Engine {
         if let Some(refusal) = &call.refusal {
             return self.refuse_dispatch(call, &Refusal::passed_on(refusal));
         }
-        let why = match self.cannot_record(&mode)? {
+        let why = match self.abort_on_fatal(self.order.cannot_capture(&mode))? {
             Some(why) => why.to_owned(),
             None => match Wanted::of(call, &self.exchange.regions, mode) {
                 Ok(wanted) => match self.cannot_send(&wanted) {

@@ -40,6 +40,8 @@ mod moving;
 mod observer;
 mod operation;
 mod order;
+#[cfg(test)]
+mod order_model;
 mod outcome;
 mod path;
 mod places;

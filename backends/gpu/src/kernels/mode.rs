@@ -59,6 +59,8 @@ impl Mode {
 /// The reason why calls that wait are refused on a stream that captures a graph.
 pub(super) const CAPTURED: &str = "stream: found one that captures a graph; expected one that runs, or a \
                                    call without synchronisation";
-/// The reason why a half is refused in a second capture.
-pub(super) const APART: &str = "stream: found one of a second capture, while another has halves of operations; \
-                                expected that to have ended, or a call that sends and receives";
+
+/// The reason why the first half of an operation is refused while another capture has halves.
+pub(super) const ELSEWHERE: &str = "stream: found the first half of an operation in a second capture; expected the \
+                                    first capture to have ended, which has halves of operations, too, or the \
+                                    operation in one call";

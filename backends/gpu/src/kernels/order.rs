@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokenyard_core::Result;
 
-use super::mode::Mode;
+use super::mode::{CAPTURED, ELSEWHERE, Mode};
 use super::region_order::RegionOrder;
 use super::waits::{KEEP_TENSORS, see_end};
 use crate::driver::{Context, Event, RawStream, Stream};
@@ -69,6 +69,18 @@ impl StreamOrder {
         self.direct = mode.and_then(Mode::direct);
     }
 
+    /// The reason why a call cannot be made on a stream that captures a graph.
+    pub(super) fn cannot_capture(&self, mode: &Mode) -> Result<Option<&'static str>> {
+        match mode.stream.filter(|_| mode.captured) {
+            Some(_) if !mode.no_host_sync => Ok(Some(CAPTURED)),
+            Some(stream) if !mode.at_once => {
+                let elsewhere = self.regions.is_elsewhere(&self.recorded, stream)?;
+                Ok(elsewhere.then_some(ELSEWHERE))
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// The next kernels run behind the present work of the mode's stream, and behind the last use of every
     /// region that was taken back.
     pub(super) fn enter(&mut self, mode: &Mode) -> Result<()> {
@@ -103,14 +115,6 @@ impl StreamOrder {
         self.last.set(Some((work, slot)));
         // A waiter for this stream waits for the work of callers' streams, too.
         if self.direct.is_some() { event.hold(self.stream.name()) } else { Ok(()) }
-    }
-
-    /// Whether halves of operations in another capture are on the stream that this mode would record on.
-    pub(super) fn is_apart(&self, mode: &Mode) -> Result<bool> {
-        match mode.stream.filter(|_| mode.is_recorded() && !mode.at_once) {
-            Some(stream) => self.regions.is_apart(&self.recorded, stream),
-            None => Ok(false),
-        }
     }
 
     /// Ends in the capture of `stream` the work that was recorded there.

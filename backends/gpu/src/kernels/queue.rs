@@ -8,7 +8,7 @@ use super::args::{ArriveArgs, THREADS};
 use super::engine::Engine;
 use super::exchange::Scope;
 use super::handle::HandleState;
-use super::mode::{APART, CAPTURED, Mode};
+use super::mode::Mode;
 use super::outcome::Refusal;
 use crate::driver::{Function, Launch, RelaxedCapture};
 
@@ -20,15 +20,6 @@ impl Engine {
         // arrived.
         let can = self.exchange.scope == Scope::Flat && !self.exchange.path.puts();
         Ok(Mode { at_once: mode.at_once && can, ..mode })
-    }
-
-    /// The reason why a call cannot be recorded in the graph that its stream captures.
-    pub(super) fn cannot_record(&self, mode: &Mode) -> Result<Option<&'static str>> {
-        if !mode.captured {
-            return Ok(None);
-        }
-        let is_apart = mode.no_host_sync && self.order.is_apart(mode)?;
-        Ok(if is_apart { Some(APART) } else { (!mode.no_host_sync).then_some(CAPTURED) })
     }
 
     /// See [`Mode::relax`], for a call whose send and receive are separate.

@@ -130,14 +130,14 @@ impl RegionOrder {
 
     /// Ends the recorded work of `work` in the capture of a stream, if there is any.
     pub(super) fn join(&self, work: &Stream, stream: RawStream) -> Result<()> {
-        if !work.name().is_captured(self.freed.context())? || self.is_apart(work, stream)? {
+        if !work.name().is_captured(self.freed.context())? || self.is_elsewhere(work, stream)? {
             return Ok(());
         }
         self.chain(work.name(), stream)
     }
 
-    /// Whether `work` has work of another capture than that of a stream: to order them would end both.
-    pub(super) fn is_apart(&self, work: &Stream, stream: RawStream) -> Result<bool> {
+    /// Whether `work` still has some of a capture, and a stream is in another one: to order them would end both.
+    pub(super) fn is_elsewhere(&self, work: &Stream, stream: RawStream) -> Result<bool> {
         let context = self.freed.context();
         let Some(capture) = work.name().capture(context)? else { return Ok(false) };
         Ok(stream.capture(context)?.is_some_and(|other| other != capture))
