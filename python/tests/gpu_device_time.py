@@ -7,6 +7,7 @@ from gpu_common import Skipped, device_of, inputs, layout_of, v1
 from gpu_native import time_in_graph
 from oracle import Case
 
+import tokenyard
 from tokenyard.deep_ep.utils.testing import bench_kineto
 
 NEEDS_GPUS = True
@@ -100,6 +101,44 @@ def of_prefill(world):
     return "\n       ".join(lines)
 
 
+DECODING = """
+[kernels]
+use = "cuda"
+[kernels.cuda]
+decode = "low_latency"
+decode_sms = {sms}
+[transport.scale_up]
+use = "nvlink"
+"""
+
+
+def few_tokens(world):
+    """Calls of one and of eight tokens where a rank may have 128: with the blocks of so many, and with 16."""
+    x, idx, weights = inputs(world, DECODE)
+    lines = []
+    for sms in ('"auto"', 16):
+        config = tokenyard.Config.parse(DECODING.format(sms=sms), "few tokens")
+        sizes = {name: getattr(DECODE, name) for name in ("experts", "topk", "hidden")}
+        with tokenyard.Communicator(world, config, max_tokens=DECODE.max_tokens, **sizes) as comm:
+            for tokens in (1, 8, 32):
+                lines.append(
+                    f"decode_sms {sms}, {tokens}: {times_of(comm, x, idx, weights, tokens)}"
+                )
+    return "\n       ".join(lines)
+
+
+def times_of(comm, x, idx, weights, tokens):
+    x, idx, weights = x[:tokens], idx[:tokens], weights[:tokens]
+    form = {"layout": "packed", "worst_case": True}
+    received, handle = comm.dispatch(x, idx, weights, **form, **options())
+    out = torch.empty_like(x)
+    dispatch = time_in_graph(lambda: comm.dispatch(x, idx, weights, **form, **options()))
+    combine = time_in_graph(
+        lambda: comm.combine(handle, received.x, weighted=True, out=out, **options())
+    )
+    return f"dispatch {dispatch:.2f} us, combine {combine:.2f} us"
+
+
 def by_profiler(world):
     """The helper of DeepEP's scripts finds the kernels of a dispatch and of a combine by DeepEP's names."""
     one = torch.ones(8, device=device_of(world))
@@ -120,4 +159,4 @@ def by_profiler(world):
     return "kernels by the profiler: " + ", ".join(f"{1e6 * seconds:.1f} us" for seconds in found)
 
 
-CHECKS = [of_decoding, of_prefill, by_profiler]
+CHECKS = [of_decoding, of_prefill, few_tokens, by_profiler]
