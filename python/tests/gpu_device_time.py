@@ -3,7 +3,7 @@
 import math
 
 import torch
-from gpu_common import Skipped, device_of, inputs, layout_of, v1
+from gpu_common import Skipped, device_of, inputs, layout_of, prepare, v1
 from gpu_native import time_in_graph
 from oracle import Case
 
@@ -114,6 +114,7 @@ use = "nvlink"
 
 def few_tokens(world):
     """Calls of one and of eight tokens where a rank may have 128: with the blocks of so many, and with 16."""
+    prepare(world)
     x, idx, weights = inputs(world, DECODE)
     lines = []
     for sms in ('"auto"', 16):
@@ -141,6 +142,7 @@ def times_of(comm, x, idx, weights, tokens):
 
 def by_profiler(world):
     """The helper of DeepEP's scripts finds the kernels of a dispatch and of a combine by DeepEP's names."""
+    prepare(world)
     one = torch.ones(8, device=device_of(world))
     if bench_kineto(lambda: one + 1, "void at::native", 2, suppress_kineto_output=True) == math.inf:
         return Skipped("the profiler sees no kernel of torch either")
