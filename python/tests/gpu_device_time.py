@@ -113,7 +113,7 @@ use = "nvlink"
 
 
 def few_tokens(world):
-    """Calls of one and of eight tokens where a rank may have 128: with the blocks of so many, and with 16."""
+    """Calls of few tokens where a rank may have 128: with the blocks of so many, and with 16."""
     prepare(world)
     x, idx, weights = inputs(world, DECODE)
     lines = []

@@ -18,9 +18,6 @@ FLOATS = (BF16, np.dtype(np.float16), np.dtype(np.float32))
 class Refusal(Exception):
     """An argument of this rank is wrong. The other ranks must learn it before it is raised."""
 
-    # `Sizes` of the call by the looks of its tensors, where they have any: the others call the communicator of these.
-    sizes: Any = None
-
 
 def is_torch(tensor: object) -> bool:
     torch = sys.modules.get("torch")

@@ -10,7 +10,7 @@ import tokenyard
 from . import _routing
 from ._arguments import NUMPY, read_bias
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read
-from ._engine import Engine, Opened, Way
+from ._engine import Engine, Opened, Way, way_of
 from ._normal import Rows, read_rows
 from ._sizes import Sizes, align
 from .buffers.handle import EPHandle
@@ -49,7 +49,7 @@ class DispatchCall:
 
     @property
     def way(self) -> Way:
-        return Way(self.layout, waits=self.has_cpu_sync)
+        return way_of(self.layout, self.has_cpu_sync)
 
 
 class Shaped(Protocol):

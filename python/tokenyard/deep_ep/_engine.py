@@ -6,6 +6,7 @@ call does not fit, or is wrong, refuses there, so every rank learns it and gives
 costs no message.
 """
 
+import functools
 import json
 import weakref
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from tokenyard import errors
 
 from . import _world
 from ._arrays import Array, Refusal
-from ._sizes import Sizes, align, sizes_of
+from ._sizes import Sizes, align, by_looks, sizes_of
 from ._torch import torch
 
 T = TypeVar("T")
@@ -68,12 +69,14 @@ class Way:
     waits: bool = True
 
 
-FLAT, PACKED = Way("flat"), Way("packed")
-
+# The same object for the same way.
+way_of = functools.lru_cache(maxsize=None)(Way)
 
 # Reads the arguments, and sends them: both may find that they cannot.
 Read: TypeAlias = Callable[[], tuple[Sizes, T]]
 Send: TypeAlias = Callable[[Opened, T], Any]
+# The sizes of a call that `Read` refuses, by the looks of its tensors: the others call the communicator of these.
+Looks: TypeAlias = Callable[[], Sizes] | None
 
 
 @dataclass
@@ -125,18 +128,20 @@ class Engine:
         """The multiprocessors of a call for which the caller has chosen a number, where such a choice counts."""
         return chosen if self._can_choose_sms else None
 
-    def dispatch(self, read: Read[T], send: Send[T], way: Way) -> tuple[Opened, Any]:
+    def dispatch(
+        self, read: Read[T], send: Send[T], way: Way, looks: Looks = None
+    ) -> tuple[Opened, Any]:
         """Sends what `read` gives, and receives. Where a rank cannot, all raise, or open what fits and try again."""
-        return self.dispatch_send(read, send, way)()
+        return self.dispatch_send(read, send, way, looks)()
 
     def dispatch_send(
-        self, read: Read[T], send: Send[T], way: Way
+        self, read: Read[T], send: Send[T], way: Way, looks: Looks = None
     ) -> Callable[[], tuple[Opened, Any]]:
         """The first half of `dispatch`; calling what it returns is the second, which raises what is wrong.
 
         The tensors of the call must not be written until then.
         """
-        sizes, refused, send_it = self._prepared(read, send)
+        sizes, refused, send_it = self._prepared(read, send, looks)
 
         def enter() -> Attempt:
             return self._enter(sizes, refused, send_it, way)
@@ -156,7 +161,9 @@ class Engine:
 
         return finish
 
-    def dispatch_sent(self, read: Read[T], send: Send[T], way: Way) -> tuple[Opened, Any]:
+    def dispatch_sent(
+        self, read: Read[T], send: Send[T], way: Way, looks: Looks = None
+    ) -> tuple[Opened, Any]:
         """Sends, and returns what `send` gave: ranks agree on sizes before it returns.
 
         `send` makes a whole call, or its first half; then the caller makes the second.
@@ -165,7 +172,7 @@ class Engine:
         try:
             sizes, call = read()
         except Refusal as refusal:
-            return self._sent(refusal.sizes, str(refusal), None, way)
+            return self._sent(by_looks(looks), str(refusal), None, way)
         opened = self._named(sizes) or self._usable()
         if opened is not None and self._fits(opened, sizes):
             # As nearly every call: nothing is to be agreed on.
@@ -178,14 +185,14 @@ class Engine:
         return self._sent(sizes, None, lambda opened: send(opened, call), way)
 
     def _prepared(
-        self, read: Read[T], send: Send[T]
+        self, read: Read[T], send: Send[T], looks: Looks
     ) -> tuple[Sizes | None, str | None, Callable[[Opened], Any] | None]:
         """The sizes that `read` gives, and `send` with its call; or those by the looks of it, and why it refuses."""
         self._expect_usable()
         try:
             sizes, call = read()
         except Refusal as refusal:
-            return refusal.sizes, str(refusal), None
+            return by_looks(looks), str(refusal), None
         return sizes, None, lambda opened: send(opened, call)
 
     def _sent(
@@ -233,12 +240,12 @@ class Engine:
 
     def _end_attempt(self, sizes: Sizes | None, attempt: Attempt, way: Way) -> None:
         """Raises what this rank alone has found, where the others have gone on; else agrees with them."""
-        opened = attempt.opened
-        is_alone = attempt.refused is not None and not way.waits and opened.takes("without_sync")
+        opened, refused = attempt.opened, attempt.refused
+        is_left = not way.waits and opened.takes("without_sync")
         # Of sizes that do not fit, no rank has sent.
-        if is_alone and self._fits(opened, sizes):
-            self._raise_refused(self.rank, attempt.refused or "", attempt.is_full)
-        self._agree(sizes, attempt.refused, attempt.is_full)
+        if refused is not None and is_left and self._fits(opened, sizes):
+            self._raise_refused(self.rank, refused, attempt.is_full)
+        self._agree(sizes, refused, attempt.is_full)
 
     def _fits(self, opened: Opened, sizes: Sizes | None) -> bool:
         if sizes is None:

@@ -11,7 +11,7 @@ from tokenyard import errors
 
 from . import _handles, _routing
 from ._arrays import BF16, FLOATS, FP8, Array, Refusal, Tensor, like, read
-from ._engine import PACKED, Engine, Opened
+from ._engine import Engine, Opened, way_of
 from ._sizes import Sizes
 
 Hook = Callable[[], None]
@@ -161,7 +161,7 @@ def dispatch(
         )
         return Sent(pending, waits)
 
-    finish = engine.dispatch_send(read_once, send, PACKED)
+    finish = engine.dispatch_send(read_once, send, way_of("packed"))
     if not made:
         # This rank's input is wrong. The others learn it now, and raise where they receive.
         finish()

@@ -11,7 +11,7 @@ from tokenyard import errors
 from . import _arguments, _handles, _routing
 from ._arguments import NUMPY, DispatchCall, first_tokens
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read, to_numpy
-from ._engine import FLAT, Engine, Opened
+from ._engine import Engine, Opened, way_of
 from ._sizes import Sizes
 
 
@@ -114,7 +114,9 @@ def dispatch(
             routed.rows.x, routed.ids, routed.weights, scales=routed.rows.scales
         )
 
-    opened, (received, native) = engine.dispatch(lambda: _read_dispatch(engine, call), send, FLAT)
+    opened, (received, native) = engine.dispatch(
+        lambda: _read_dispatch(engine, call), send, way_of("flat")
+    )
     routed = kept[0]
     found, worst = received.tokens, call.num_worst_tokens
     if worst and found > worst:

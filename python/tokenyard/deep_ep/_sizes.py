@@ -5,8 +5,6 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ._arrays import Refusal
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -53,11 +51,11 @@ def sizes_of(
     return _same_sizes(experts, topk, hidden, tokens, max_tokens, decodes, sms)
 
 
-def refused_as(refusal: Refusal, looks: Callable[[], Sizes]) -> Refusal:
-    """A refusal with the sizes that its call would have, by the looks of its tensors, if they have any."""
+def by_looks(looks: Callable[[], Sizes] | None) -> Sizes | None:
+    """The sizes that a refused call has by the looks of its tensors, if they have any."""
     with contextlib.suppress(AttributeError, IndexError, TypeError, ValueError):
-        refusal.sizes = looks()
-    return refusal
+        return looks and looks()
+    return None
 
 
 def align(value: int, unit: int) -> int:

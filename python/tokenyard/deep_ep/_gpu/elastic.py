@@ -11,7 +11,7 @@ from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
 from .._engine import Engine, Opened
 from .._routing import check_experts
-from .._sizes import Sizes, align, refused_as, sizes_of
+from .._sizes import Sizes, align, sizes_of
 from .._torch import torch
 from ..buffers.handle import EPHandle
 from ..utils.event import EventOverlap
@@ -104,7 +104,9 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue
     # Of a call in halves the engine receives the second, which may be refused, too.
     run = engine.dispatch if before_epilogue else engine.dispatch_sent
     with stream.inside():
-        opened, (received, native) = run(lambda: _read_dispatch(engine, call), send, call.way)
+        opened, (received, native) = run(
+            lambda: _read_dispatch(engine, call), send, call.way, lambda: _sizes(engine, call)
+        )
         routed = kept[0]
         record = Record(
             opened,
@@ -139,20 +141,6 @@ def _finish(
 
 
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
-    try:
-        return _checked(engine, call)
-    except Refusal as refusal:
-        shapes = call.reference, call.topk_idx
-        raise refused_as(refusal, lambda: _sizes(engine, call, *shapes)) from None
-
-
-def _sizes(engine: Engine, call: DispatchCall, x: Any, ids: Any) -> Sizes:
-    """The sizes of a dispatch of these rows and ids."""
-    experts, tokens, sms = call.experts or 0, call.tokens or 0, engine.sms_of(call.chosen_sms)
-    return sizes_of(experts, ids.shape[1], x.shape[1], tokens, tokens, sms=sms)
-
-
-def _checked(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
     x, scales = read_rows(library(), call.x, None, None)
     tokens = x.shape[0]
     if call.topk_idx is None or call.experts is None:
@@ -175,7 +163,14 @@ def _checked(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
     stats = {"cumulative_local_expert_recv_stats": call.stats}
     expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights, **stats)
-    return _sizes(engine, call, x, ids), Routed(x, scales, ids, weights)
+    return _sizes(engine, call), Routed(x, scales, ids, weights)
+
+
+def _sizes(engine: Engine, call: DispatchCall) -> Sizes:
+    """The sizes of a dispatch by the looks of its tensors."""
+    ids: Any = call.topk_idx
+    experts, tokens, sms = call.experts or 0, call.tokens or 0, engine.sms_of(call.chosen_sms)
+    return sizes_of(experts, ids.shape[1], call.reference.shape[1], tokens, tokens, sms=sms)
 
 
 def _replay(

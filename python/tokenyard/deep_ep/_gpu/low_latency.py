@@ -9,11 +9,11 @@ from tokenyard import errors
 
 from .. import _handles
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Way
+from .._engine import Engine, Opened, way_of
 from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall, Hook, _once
 from .._missing import missing
 from .._routing import check_experts
-from .._sizes import Sizes, refused_as, sizes_of
+from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import ASYNC, AT_ONCE, CallStream
@@ -35,7 +35,7 @@ from .tensors import (
 # The place of the handle's tensor that has the record.
 _RANGES = 1
 
-_WAY = Way("packed", waits=False)
+_WAY = way_of("packed", False)
 # Above it, rows of the packed layout are not staged.
 _MOST_DECODE_TOKENS = 1024
 
@@ -146,17 +146,6 @@ _judged = functools.lru_cache(maxsize=256)(_judge)
 
 
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
-    try:
-        return _checked(engine, call)
-    except Refusal as refusal:
-
-        def looks() -> Sizes:
-            return _sizes(call.experts, call.topk_idx.shape[1], call.x.shape[1], call.tokens)
-
-        raise refused_as(refusal, looks) from None
-
-
-def _checked(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
     x, ids, ranks = call.x, call.topk_idx, engine.ranks
     if not (isinstance(x, torch.Tensor) and isinstance(ids, torch.Tensor)):
         expect_tensor("x", x)
@@ -218,7 +207,10 @@ def _dispatch(
         return arrays, sent
 
     opened, ((x, ids), sent) = engine.dispatch_sent(
-        lambda: _read_dispatch(engine, call), send, _WAY
+        lambda: _read_dispatch(engine, call),
+        send,
+        _WAY,
+        lambda: _sizes(call.experts, call.topk_idx.shape[1], call.x.shape[1], call.tokens),
     )
     received, native = (None, None) if has_hook else sent
     output = sent.output() if has_hook else received

@@ -9,9 +9,9 @@ from tokenyard._native import _routing
 from .. import _handles
 from .._arguments import DispatchCall, first_tokens, read_bias, read_routing, read_rows
 from .._arrays import Refusal
-from .._engine import Engine, Opened, Way
+from .._engine import Engine, Opened, way_of
 from .._routing import check_experts
-from .._sizes import Sizes, refused_as, sizes_of
+from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import CallStream, Timing
@@ -103,19 +103,16 @@ def _count(engine: Engine, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
 
 
 def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
-    try:
-        return _read_at_once(engine, call) or _read_each(engine, call)
-    except Refusal as refusal:
+    return _read_at_once(engine, call) or _read_each(engine, call)
 
-        def looks() -> Sizes:
-            x = call.reference
-            ids: Any = call.topk_idx
-            counts: Any = call.num_tokens_per_expert
-            most, named = _room(engine, call, x.shape[0])
-            shape = (counts.shape[0], ids.shape[1], x.shape[1])
-            return sizes_of(*shape, most, named, False, call.sms)
 
-        raise refused_as(refusal, looks) from None
+def _looks(engine: Engine, call: DispatchCall) -> Sizes:
+    """The sizes of a dispatch by the looks of its tensors."""
+    tokens, hidden = call.reference.shape
+    ids: Any = call.topk_idx
+    counts: Any = call.num_tokens_per_expert
+    most, named = _room(engine, call, tokens)
+    return sizes_of(counts.shape[0], ids.shape[1], hidden, most, named, False, call.sms)
 
 
 def _read_at_once(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed] | None:
@@ -182,7 +179,10 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, .
         )
     with stream.inside():
         opened, (routed, has_sync, (received, native)) = engine.dispatch_sent(
-            lambda: _read_dispatch(engine, call), send, Way("flat", waits=not call.num_worst_tokens)
+            lambda: _read_dispatch(engine, call),
+            send,
+            way_of("flat", not call.num_worst_tokens),
+            lambda: _looks(engine, call),
         )
         given = call.num_worst_tokens or received.tokens
         record = Record(opened, native, given, has_sync)

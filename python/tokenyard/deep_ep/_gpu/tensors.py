@@ -201,26 +201,32 @@ def name_stream(opened: Opened, call: CallStream) -> None:
     """
     if call.raw is None:
         return
-    streams = opened.captured_streams if call.is_captured else opened.streams
+    streams = _streams_of(opened, call)
     streams.add(call.raw)
     streams.add(call.current_raw)
-    if len(streams) > 1 and opened.lends:
-        others = [other for other in streams if other != call.raw]
-        # Of the streams of earlier captures, most capture nothing now.
-        _release_after(opened, call.captured_among(others) if call.is_captured else others)
+    # The work of the call follows its own stream by itself.
+    _release_after(opened, call, call.raw)
 
 
 def name_readers(opened: Opened, call: CallStream) -> None:
     """As `name_stream`, before memory is lent to a caller who may write it on any stream."""
-    streams = opened.captured_streams if call.is_captured else opened.streams
-    if len(streams) > 1 and opened.lends:
-        _release_after(opened, call.captured_among(streams) if call.is_captured else list(streams))
+    _release_after(opened, call, None)
 
 
-def _release_after(opened: Opened, streams: list[int]) -> None:
+def _streams_of(opened: Opened, call: CallStream) -> set[int]:
+    return opened.captured_streams if call.is_captured else opened.streams
+
+
+def _release_after(opened: Opened, call: CallStream, own: int | None) -> None:
+    streams = _streams_of(opened, call)
+    if len(streams) < 2 or not opened.lends:
+        return
+    others = [other for other in streams if other != own]
+    # Of the streams of earlier captures, most capture nothing now.
+    found = call.captured_among(others) if call.is_captured else others
     # Without a stream to name, the next call names those of what was dropped.
-    if streams:
-        opened.communicator.release_after(streams)
+    if found:
+        opened.communicator.release_after(found)
 
 
 _dummies: dict[Any, Any] = {}
