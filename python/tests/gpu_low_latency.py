@@ -304,6 +304,12 @@ def refused_by_the_communicator_of_the_call(world):
         total = torch.where(idx >= 0, weights, 0).sum(1, keepdim=True)
         found = call(idx, CASE.max_tokens)
         torch.testing.assert_close(found.float(), x * total, rtol=0.05, atol=0.05)
+        buffer.destroy()
+        return
+    opened = [each.communicator for each in buffer._engine._opened.values()]
+    assert "topk_idx: found" in str(raised(buffer.destroy)), "what ended the first one"
+    assert len(opened) == 2
+    assert all(each.closed for each in opened)
     buffer.destroy()
 
 

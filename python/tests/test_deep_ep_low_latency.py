@@ -520,3 +520,31 @@ def another_m(world, case):
 
 def test_ranks_that_name_different_most_tokens_get_an_error_and_the_buffer_goes_on(ranks):
     ranks(2, another_m, CASES[1])
+
+
+def destroy_with_an_open_send(world):
+    case = Case(2, hidden=256)
+    buffer = buffer_of(world, low_latency_mode=True)
+    x, idx = rows_of(case, world.rank), case.idx[world.rank]
+    sent = [
+        buffer.low_latency_dispatch(
+            x[:, :hidden],
+            idx,
+            case.max_tokens,
+            case.experts,
+            use_fp8=False,
+            return_recv_hook=hidden == 256,
+        )
+        for hidden in (256, 128)
+    ]
+    opened = [each.communicator for each in buffer._engine._opened.values()]
+    assert len(opened) == 2
+    with pytest.raises(tokenyard.Error, match="was sent and not received"):
+        buffer.destroy()
+    assert all(each.closed for each in opened)
+    del sent
+    buffer.destroy()
+
+
+def test_destroy_closes_everything_and_raises_what_ended_a_communicator(ranks):
+    ranks(2, destroy_with_an_open_send)

@@ -10,6 +10,7 @@ import functools
 import json
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
@@ -457,12 +458,18 @@ class Engine:
         self.world.barrier("buffer barrier")
 
     def destroy(self) -> None:
-        """Closes everything. Collective; again is no error."""
+        """Closes everything. Collective; again is no error.
+
+        Raises what ended a communicator before, once all are closed.
+        """
         if self.is_destroyed:
             return
         self.is_destroyed = True
-        for opened in self._opened.values():
-            opened.communicator.close()
+        opened = [*self._opened.values()]
         if self._counts is not None:
-            self._counts.communicator.close()
+            opened.append(self._counts)
         self._opened, self._counts, self.current = {}, None, None
+        with ExitStack() as closing:
+            # The last callback runs first: all ranks close in the order in which they opened.
+            for each in reversed(opened):
+                closing.callback(each.communicator.close)
