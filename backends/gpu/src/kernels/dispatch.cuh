@@ -88,15 +88,14 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
 #pragma unroll 1
   for (u32 e = threadIdx.x; e < a.c.experts && ok; e += blockDim.x) {
     u32 all = 0, own = 0;
-#pragma unroll 1
-    for (u32 g = 0; g < groups && ok; g++)
-      ok = poll_word_of_all(a.c, up, words_of(a) + e * groups + g, guard, [&](u32 source, u32 rows) {
-        if (source == a.c.rank) {
-          t.expert_base[g * a.c.experts + e] = all - own;
-          if constexpr (kGrouped) own += rows;
-        }
-        all += rows;
-      });
+    WordRange of_expert{words_of(a) + e * groups, groups};
+    ok = poll_words_of_all(a.c, up, of_expert, guard, [&](u32 g, u32 source, u32 rows) {
+      if (source == a.c.rank) {
+        t.expert_base[g * a.c.experts + e] = all - own;
+        if constexpr (kGrouped) own += rows;
+      }
+      all += rows;
+    });
     t.expert_all[e] = all;
   }
   if (!sync_block_and(ok)) return false;
@@ -187,27 +186,23 @@ __device__ TY_INLINED void put_staged(const DispatchArgs& a, const Up& up, const
 }
 
 // Rows of this rank's local experts as their own ranks count them: counts that no block has received.
-// One warp; all lanes hold `sum`.
+// One warp; all lanes hold `sum`. A lane has experts that lie together, so that all their words are in flight at
+// once: each look takes almost a microsecond.
 template <class Up>
 __device__ bool poll_experts(const DispatchArgs& a, const Up& up, u8* base, u32* sum, Guard& guard) {
-  u32 lane = lane_id(), local = a.c.local_experts(), groups = a.c.groups(), mine = 0;
+  u32 local = a.c.local_experts(), groups = a.c.groups(), share = (local + kWave - 1) / kWave;
+  u32 first = min(lane_id() * share, local), end = min(first + share, local), all_rows = 0, mine = 0;
   u32* counts = reinterpret_cast<u32*>(base + own_region().expert_counts);
-  u64* ranges = reinterpret_cast<u64*>(base + own_region().ranges);
-  bool ok = true;
-#pragma unroll 1
-  for (u32 e = lane; e < local && ok; e += kWave) {
-    u32 all = 0, word = words_of(a) + (a.is_flat() ? e : a.c.rank * local + e) * groups;
-#pragma unroll 1
-    for (u32 g = 0; g < groups && ok; g++) {
-      u64* from = ranges + (e * groups + g) * a.c.ranks;
-      ok = poll_word_of_all(a.c, up, word + g, guard, [&](u32 source, u32 rows) {
-        if (a.layout == kPacked) from[source] = rows | (u64)all << 32;
-        all += rows;
-      });
-    }
-    counts[e] = all;
-    mine += all;
-  }
+  u64* ranges = reinterpret_cast<u64*>(base + own_region().ranges) + (u64)first * groups * a.c.ranks;
+  u32 word = a.is_flat() ? first : a.c.rank * local + first;
+  WordRange of_lane{words_of(a) + word * groups, (end - first) * groups};
+  bool ok = poll_words_of_all(a.c, up, of_lane, guard, [&](u32 i, u32 source, u32 rows) {
+    if (source == 0 && i % groups == 0) all_rows = 0;
+    if (a.layout == kPacked) ranges[(u64)i * a.c.ranks + source] = rows | (u64)all_rows << 32;
+    all_rows += rows;
+    mine += rows;
+    if (source + 1 == a.c.ranks) counts[first + i / groups] = all_rows;
+  });
   sum_before(mine, sum);
   return all(ok);
 }
@@ -386,25 +381,28 @@ __device__ Decision settle(const DispatchArgs& a, const Up& up, const DispatchTa
   return place(a, t);
 }
 
-// Reports the decision to this rank's host, and notes it in the region. One warp of the first
-// block.
+// Reports the decision to this rank's host, and notes it in the region: two warps of the first block, side by
+// side, because each takes microseconds, and signals of the block's rows wait for both.
 template <class Up>
 __device__ void note(const DispatchArgs& a, const Up& up, const DispatchTables& t, const Decision& d,
                      Guard& guard) {
   u64 heard = now_ns();
-  // The host comes first: it makes the next call. If a later wait ends, the host learns that by
-  // itself.
-  if (lane_id() == 0) report_sizes(a, up, t, d, guard);
+  bool noted = true;
+  if (wave_id() != kWarps - 1) {
+    // If a wait of the other warp ends, the host learns that by itself.
+    if (lane_id() == 0) report_sizes(a, up, t, d, guard);
+  } else if (d.code == kGo) {
+    noted = note_counts(a, up, t, guard);
+  }
   sync_wave();
-  bool noted = d.code != kGo || note_counts(a, up, t, guard);
-  if (lane_id() != 0) return;
+  if (lane_id() != 0 || wave_id() != kWarps - 1) return;
   if (!noted) a.c.state->stopped = 1;
   a.c.trace->entered = heard;
 }
 
 template <class Up>
 __device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
-  bool scribe = blockIdx.x == 0 && wave_id() == kWarps - 1;
+  bool notes = blockIdx.x == 0 && wave_id() >= kWarps - 2;
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   DispatchTables t(shared, a.c);
@@ -426,7 +424,7 @@ __device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* sha
   if (verdict_of(a) == kEnter) stages.prime();
   Decision d = settle(a, up, t, guard);
   if (d.code == 0) stop_all(a.c);
-  if (d.code != 0 && scribe) note(a, up, t, d, guard);
+  if (d.code != 0 && notes) note(a, up, t, d, guard);
   sync_wave();
   if (d.code != kGo) return stages.drop();
   // Tiles number the rows of a source consecutively. Rows of several groups have no such numbers.

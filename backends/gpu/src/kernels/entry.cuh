@@ -165,34 +165,47 @@ __device__ bool poll_word(const Common& c, const Up& up, u32 source, u32 word, G
   return ok;
 }
 
-// The same word of all ranks' records: `each(source, value)`. Words that only count need no order,
-// so they are loaded side by side.
+// Words of a record that lie together.
+struct WordRange {
+  u32 first, count;
+};
+
+// The same words of all ranks' records: `each(i, source, value)` of word `first + i`, in the order of words, then
+// of ranks. Words that only count need no order, so they are loaded side by side.
 template <class Up, class Each>
-__device__ bool poll_word_of_all(const Common& c, const Up& up, u32 word, Guard& guard, Each each) {
+__device__ bool poll_words_of_all(const Common& c, const Up& up, WordRange words, Guard& guard, Each each) {
   constexpr u32 kAtOnce = 8;
-  const u64* at = entry_word(c, up, c.rank, 0, word);
-  u32 epoch = c.epoch();
+  const u64* at = entry_word(c, up, c.rank, 0, words.first);
+  u32 epoch = c.epoch(), word = 0, source = 0, left = words.count * c.ranks;
+  auto take = [&](u32 value) {
+    each(word, source, value);
+    if (++source == c.ranks) source = 0, word++;
+  };
 #pragma unroll 1
-  for (u32 first = 0; first < c.ranks; first += kAtOnce) {
+  while (left > 0) {
     u64 seen[kAtOnce];
+    u32 batch = min(left, kAtOnce), ahead_word = word, ahead_source = source;
     bool there = true;
 #pragma unroll
-    for (u32 i = 0; i < kAtOnce; i++)
-      seen[i] = first + i < c.ranks ? load_relaxed(at + (u64)(first + i) * c.entry_words) : 0;
-#pragma unroll
-    for (u32 i = 0; i < kAtOnce; i++)
-      if (first + i < c.ranks) there &= seen[i] >> 32 == epoch;
-    // If a word is late, the words are loaded one after the other: at worst, a word that has arrived
-    // since is loaded again.
-#pragma unroll 1
-    for (u32 i = first; i < min(first + kAtOnce, c.ranks) && !there; i++) {
-      u32 value;
-      if (!poll_word(c, up, i, word, guard, &value)) return false;
-      each(i, value);
+    for (u32 i = 0; i < kAtOnce; i++) {
+      seen[i] = i < batch ? load_relaxed(at + (u64)ahead_source * c.entry_words + ahead_word) : 0;
+      if (++ahead_source == c.ranks) ahead_source = 0, ahead_word++;
     }
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++)
-      if (there && first + i < c.ranks) each(first + i, (u32)seen[i]);
+      if (i < batch) there &= seen[i] >> 32 == epoch;
+    // If a word is late, the words are loaded one after the other: at worst, a word that has arrived
+    // since is loaded again.
+#pragma unroll 1
+    for (u32 i = 0; i < batch && !there; i++) {
+      u32 value;
+      if (!poll_word(c, up, source, words.first + word, guard, &value)) return false;
+      take(value);
+    }
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++)
+      if (there && i < batch) take((u32)seen[i]);
+    left -= batch;
   }
   return true;
 }

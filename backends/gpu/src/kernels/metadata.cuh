@@ -221,7 +221,7 @@ __device__ inline void spread_metadata(const DispatchArgs& a, const SpreadArgs& 
 }
 
 // The next unit that a warp takes: its first lane has it. Units are dealt as warps come free, because
-// one warp, the scribe of `dispatch`, has other work first.
+// two warps of the first block, those of `note`, have other work first.
 __device__ inline u32 take_metadata(const DispatchArgs& a) {
   return lane_id() == 0 ? (u32)atomic_add(&a.c.state->gathered, 1ull) : 0;
 }
