@@ -186,8 +186,8 @@ __device__ TY_INLINED void put_staged(const DispatchArgs& a, const Up& up, const
 }
 
 // Rows of this rank's local experts as their own ranks count them: counts that no block has received.
-// One warp; all lanes hold `sum`. A lane has experts that lie together, so that all their words are in flight at
-// once: each look takes almost a microsecond.
+// One warp; all lanes hold `sum`. A lane has experts that lie together, so that several of their words are in flight
+// at once: each look takes almost a microsecond.
 template <class Up>
 __device__ bool poll_experts(const DispatchArgs& a, const Up& up, u8* base, u32* sum, Guard& guard) {
   u32 local = a.c.local_experts(), groups = a.c.groups(), share = (local + kWave - 1) / kWave;

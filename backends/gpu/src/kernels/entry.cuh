@@ -194,8 +194,7 @@ __device__ bool poll_words_of_all(const Common& c, const Up& up, WordRange words
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++)
       if (i < batch) there &= seen[i] >> 32 == epoch;
-    // If a word is late, the words are loaded one after the other: at worst, a word that has arrived
-    // since is loaded again.
+    // If a word is late, all of them are loaded one after the other: at worst, the others are loaded again.
 #pragma unroll 1
     for (u32 i = 0; i < batch && !there; i++) {
       u32 value;
@@ -379,7 +378,7 @@ __device__ TY_INLINED void arrive(const Arrival& a, const Up& up, Guard& guard) 
 // The same for an operation that is received by the kernel that has sent it.
 template <class Up>
 __device__ TY_INLINED void end_at_once(const Common& c, const Up& up, u32 first, u32 phase, Guard& guard) {
-  // One warp of the block has written the totals that the whole block waits for.
+  // One warp of the block has written the totals that the whole block waits for, and one the cell's code.
   sync_block();
   arrive({c.cell, c.state, c.rank, c.ranks, first, phase}, up, guard);
   if (guard.ended()) c.state->stopped = 1;

@@ -309,6 +309,8 @@ int main(int count, char** arguments) {
   // Domains of 2; a rank without tokens, scales, puts that are shorter than a row.
   run({4, 8, 3, 48, 1, 40, 1 << 20}, 2, {33, 40, 0});
   run({6, 12, 4, 80, 3, 36, 112}, 3, {36, 5, 0, 31});
+  // Lanes look at the counts of several experts, or of one, or of none.
+  run({4, 280, 3, 16, 0, 12, 1 << 20}, 2, {12, 5, 0});
   // Domains of 1: each rank is its own forwarder everywhere.
   run({2, 4, 2, 32, 1, 70, 64}, 2, {70, 65});
   puts("all is well");

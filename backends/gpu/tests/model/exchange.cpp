@@ -297,6 +297,8 @@ void casts(u32 ranks, bool all) {
 
 // Small; even so, lanes put more at once than a ring of the lockstep has slots.
 constexpr Shape kLeast = {3, 12, 4, 80, 3, 10, 48};
+// Lanes look at the counts of several experts each, or of one, or of none, and leave an expert between two looks.
+constexpr Shape kManyExperts = {3, 219, 3, 16, 0, 12, 1 << 20};
 
 // A dispatch of each layout, and its combine.
 void run_once(const Shape& shape, std::vector<u32> tokens) {
@@ -332,6 +334,7 @@ int main(int count, char** arguments) {
     run({2, 8, 3, 1040, 1, 40, 1 << 20}, {40, 33});
     run({3, 12, 4, 272, 3, 40, 112}, {0, 40, 7});
     run({2, 64, 32, 16, 1, 33, 1 << 20}, {33, 32});
+    run(kManyExperts, {12, 5});
     puts("all is well");
     return 0;
   }
@@ -383,6 +386,7 @@ int main(int count, char** arguments) {
   // More selections of a token than a lane looks up at once, and the maximum.
   run({2, 24, 11, 32, 2, 40, 1 << 20}, {40, 37});
   run({2, 64, 32, 16, 1, 33, 1 << 20}, {33, 32});
+  run(kManyExperts, {12, 5});
   // Tokens that several blocks count.
   run({2, 4, 2, 16, 1, 600, 64}, {600, 555});
   if (!TY_PUTS) many_ranks({33, 66, 3, 16, 0, 8, 1 << 20});
