@@ -137,24 +137,20 @@ fn a_rank_0_that_hears_no_rank_says_that_it_may_be_cut_off_itself() {
 
 #[test]
 fn a_rank_that_is_killed_while_others_are_awaited_ends_the_join() {
-    // On a busy machine a rank may stop before it has connected: then another one takes longer.
-    let lost = [300, 1000, 3000].into_iter().find_map(|limit| {
-        let meeting = Meeting::new();
-        let errors = on_threads(2, |rank| {
-            if rank == 0 {
-                return meeting.join(0, 3).err();
-            }
-            let joined = Puppet::join_within(&meeting, 1, 3, Duration::from_millis(limit));
+    let meeting = Meeting::new();
+    on_threads(2, |rank| {
+        if rank == 0 {
+            let error = meeting.join(0, 3).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PeerLost);
+            assert!(error.message().contains("rank 1 closed its connection"), "{error}");
+        } else {
+            // On a busy machine rank 0 is late: a rank that stops before it has connected is no loss.
+            wait_for("rank 0", LATE, || files_in(meeting.folder.path()) > 0);
+            let joined = Puppet::join_within(&meeting, 1, 3, Duration::from_secs(1));
             assert!(joined.is_none());
-            None
-        });
-        assert_eq!(files_in(meeting.folder.path()), 0);
-        let error = errors.into_iter().flatten().next().unwrap();
-        assert!(matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Deadline), "{error}");
-        (error.kind() == ErrorKind::PeerLost).then_some(error)
+        }
     });
-    let error = lost.unwrap();
-    assert!(error.message().contains("rank 1 closed its connection"), "{error}");
+    assert_eq!(files_in(meeting.folder.path()), 0);
 }
 
 #[test]
