@@ -122,8 +122,8 @@ const LATE: [Mutant; 5] = [
     ),
 ];
 
-/// Mutants of what masks do.
-const MASKING_MUTANTS: [Mutant; 6] = [
+/// Mutants of what masks do, and of a wait that kernels have only with masks.
+const MASKING_MUTANTS: [Mutant; 7] = [
     (
         "a rank that is lost is waited for",
         "    if (!masking || peer == masking->rank",
@@ -153,6 +153,11 @@ const MASKING_MUTANTS: [Mutant; 6] = [
         "sums wait for a rank that is left out",
         "    bool is_owed = has && mine.expert >= 0 && !is_left_out(",
         "    bool is_owed = has && mine.expert >= 0 && model::mutant == 6 || has && mine.expert >= 0 && !is_left_out(",
+    ),
+    (
+        "counts of ranks that take part are not waited for",
+        "    return is_there ? poll_seen(at, 0, {kPhaseEntry, source, w, c.epoch()}, guard) : 0;",
+        "    if (is_there && model::mutant == 7) return (u32)load_relaxed(at);\n    return is_there ? poll_seen(at, 0, {kPhaseEntry, source, w, c.epoch()}, guard) : 0;",
     ),
 ];
 
