@@ -254,11 +254,13 @@ mod tests {
     }
 
     #[test]
-    fn predicted_times_are_near_those_that_were_measured() {
+    fn predicted_times_are_those_that_were_measured_but_for_a_tenth() {
         let near = |work: FlatWork, sms, found: f64| {
             let ratio = work.us(sms) / found;
             // The formula is of rates. Of few multiprocessors that store short rows it predicts up to 27 % too much.
-            let most = if sms < 12 && work.op == FlatOp::Dispatch { 1.28 } else { 1.14 };
+            let is_usual = work.topk == 8 && work.tokens == 4096;
+            let is_few = sms < USUAL && !is_usual && work.op == FlatOp::Dispatch;
+            let most = if is_few { 1.28 } else { 1.1 };
             assert!((0.9..=most).contains(&ratio), "{work:?}, {sms}: {ratio:.3} of {found}");
         };
         for Measured { work, us } in measured() {
