@@ -2610,8 +2610,8 @@ typedef struct TyKernelsTable {
   int32_t (*release_after)(void *instance, void *stream, struct TyError *error);
   /**
    * Optional, of a set with `TY_NEEDS_MASKING` whose operations may leave out ranks that live. Reads or changes
-   * the masks of ranks, behind all operations that were sent; no operation is open. A rank is unmasked while no
-   * rank is inside an operation.
+   * the masks of ranks, behind the kernels of all operations that were sent. No operation is open when a mask
+   * changes, and no rank is inside an operation when a rank is unmasked.
    */
   int32_t (*masks)(void *instance, const struct TyMasks *masks, struct TyError *error);
   /**

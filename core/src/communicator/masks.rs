@@ -5,15 +5,19 @@ use crate::{Error, ErrorKind, Result};
 
 impl Communicator {
     /// Ranks that the operations of this rank leave out now, in order: lost, masked by
-    /// [`mask_rank`](Self::mask_rank), or too late for a wait. Waits until all operations have ended. Local: no
-    /// other rank takes part, and ranks may differ.
+    /// [`mask_rank`](Self::mask_rank), or too late for a wait. Waits until all operations have ended, and the first
+    /// halves of those that were not received. Local: no other rank takes part, and ranks may differ.
     ///
     /// # Errors
-    /// As [`flush`](Self::flush); `Unsupported` where the kernel set leaves out lost ranks alone:
-    /// [`lost_ranks`](Self::lost_ranks) names them.
+    /// As [`flush`](Self::flush), but open operations are none; `Unsupported` where the kernel set leaves out lost
+    /// ranks alone: [`lost_ranks`](Self::lost_ranks) names them.
     pub fn masked_ranks(&mut self) -> Result<Vec<u32>> {
-        self.flush()?;
-        let masks = self.components.kernels().masks(self.shape.ranks)?;
+        self.check_open()?;
+        let masks = self.components.kernels().masks(self.shape.ranks);
+        let masks = masks.map_err(|error| match error.kind() {
+            ErrorKind::Unsupported => error,
+            _ => self.end_failed(self.next_operation, error),
+        })?;
         Ok((0..).zip(masks).filter(|(_, mask)| *mask != 0).map(|(rank, _)| rank).collect())
     }
 

@@ -14,8 +14,9 @@ impl Engine {
         })
     }
 
-    /// By rank: whether operations leave it out.
+    /// By rank: whether operations leave it out, once all work has ended that was launched.
     pub(super) fn masks(&mut self) -> Result<Vec<bool>> {
+        self.masks_or_none()?;
         self.flush()?;
         self.masks_or_none()?.read(self.order.context())
     }
