@@ -260,6 +260,15 @@ def other_calls(world, case):
     same(status, np.zeros(case.ranks, np.int32))
     with pytest.raises(errors.InvalidInputError, match="found no call of the buffer before"):
         buffer.low_latency_update_mask_buffer(1, True)
+    # Numbers may be those of numpy. A query between a send and its hook concerns neither.
+    sizes = np.int64(case.max_tokens), np.int32(case.experts)
+    hook = buffer.low_latency_dispatch(
+        case.x[world.rank].astype(BF16), case.idx[world.rank], *sizes, return_recv_hook=True
+    )[4]
+    status[:] = 7
+    buffer.low_latency_query_mask_buffer(status)
+    same(status, np.zeros(case.ranks, np.int32))
+    hook()
     with pytest.raises(NotImplementedError, match="NVFP4"):
         buffer.low_latency_dispatch(None, None, 1, 1, use_nvfp4=True)
     with pytest.raises(errors.InvalidInputError, match="handle: found"):

@@ -116,6 +116,44 @@ def test_a_rank_that_is_stopped_ends_the_waits_of_the_others_at_the_deadline(pro
     assert (out, code) == (LOST, 0), error
 
 
+MASKS = """
+import os, pathlib, signal, sys
+import numpy as np
+import tokenyard
+from tokenyard.deep_ep import Buffer
+me = int(os.environ["TOKENYARD_RANK"])
+path = pathlib.Path(os.environ["TOKENYARD_REPORTS"]) / f"{{me}}.toml"
+path.write_text({config!r}.replace("[world]", "[world]\\non_failure = 'mask'"))
+os.environ["TOKENYARD_CONFIG"] = str(path)
+world = tokenyard.World.from_env(tokenyard.Config.load(path))
+x, idx = np.full((3, 64), 1 + me, np.float32), np.array([[0, 2, 4]] * 3)
+def sources(buffer, most):
+    rows, counts, *_ = buffer.low_latency_dispatch(x, idx, most, 6, use_fp8=False)
+    found = [row[0] for row in rows[0][: counts[0]]]
+    print(*found, flush=True)
+buffer = Buffer(world, low_latency_mode=True)
+sources(buffer, 3)
+world.barrier("all")
+"""
+
+
+def test_a_masked_loss_leaves_the_others_able_to_call_with_another_m_and_to_make_a_buffer(
+    programs,
+):
+    goes_on = """
+    sources(buffer, 3)
+    sources(buffer, 5)
+    other = Buffer(world, low_latency_mode=True)
+    sources(other, 9)
+    """
+    # Rank 0 has all rows of the experts 0 and 1.
+    ended = programs(goes_on, "os.kill(os.getpid(), signal.SIGKILL)", goes_on, head=MASKS)
+    (out, error, code), (_, _, killed), (_, error_2, code_2) = ended
+    assert (code, code_2, killed) == (0, 0, -signal.SIGKILL), error + error_2
+    everyone, others = ["1.0"] * 3 + ["2.0"] * 3 + ["3.0"] * 3, ["1.0"] * 3 + ["3.0"] * 3
+    assert out == everyone + 3 * others, error
+
+
 def test_an_exception_in_the_body_of_with_is_reported_to_the_others(programs):
     raises = """
     try:

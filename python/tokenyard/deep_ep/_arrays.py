@@ -19,6 +19,12 @@ class Refusal(Exception):
     """An argument of this rank is wrong. The other ranks must learn it before it is raised."""
 
 
+def reason(error: Exception) -> str:
+    """The reason that ranks get of what went wrong while arguments were read: in this package, in torch (the GPU's
+    memory is full), or in Python. Whatever it is, the others wait in their call until they get it."""
+    return str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
+
+
 def is_torch(tensor: object) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(tensor, torch.Tensor)

@@ -189,8 +189,8 @@ def _replay(engine: Engine, call: DispatchCall, handle: EPHandle) -> Result:
         if call.topk_weights is not None:
             weights = read("topk_weights", call.topk_weights, (np.float32,), (tokens, topk))
             weights = np.ascontiguousarray(weights)
-    except Refusal as refusal:
-        engine.refuse(opened, "replay", refusal, layout)
+    except Exception as error:
+        engine.refuse(opened, "replay", error, layout)
     received = opened.communicator.replay(record.native, rows.x, weights, scales=rows.scales)
     return (*_give(call, record, received, rows), handle)
 
@@ -336,8 +336,8 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Tensor | None]:
         record = record_of(engine, call.handle)
         opened = record.opened
         terms = _read_combine(call, record)
-    except Refusal as refusal:
-        engine.refuse(opened, "combine", refusal)
+    except Exception as error:
+        engine.refuse(opened, "combine", error)
     out, weights = opened.communicator.combine(
         record.native,
         terms.rows,

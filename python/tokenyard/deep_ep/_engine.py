@@ -7,7 +7,6 @@ costs no message.
 """
 
 import functools
-import json
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ import tokenyard
 from tokenyard import errors
 
 from . import _world
-from ._arrays import Array, Refusal
+from ._arrays import Array, Refusal, reason
 from ._sizes import Sizes, align, by_looks, sizes_of
 from ._torch import torch
 
@@ -108,10 +107,14 @@ class Engine:
         self.world = _world.world_of(group, comm, self.config)
         self.rank, self.ranks = self.world.rank, self.world.ranks
         _world.drop_parked(self.world)
+        # Later calls may come from threads that chose no GPU.
+        self._gpu = _world.chosen_gpu()
+        small = {"experts": self.ranks, "topk": 1, "hidden": 8, "max_tokens": 1, "handles": 1}
         # Only communicators know which rank is where: the smallest one says it, and that the config works.
-        with tokenyard.Communicator(
-            self.world, self.config, experts=self.ranks, topk=1, hidden=8, max_tokens=1, handles=1
-        ) as communicator:
+        with (
+            _world.on_gpu(self._gpu),
+            tokenyard.Communicator(self.world, self.config, **small) as communicator,
+        ):
             # Whether calls take tensors of torch, whose values the host does not read.
             self.on_device = communicator.works_on_device
             # A config of the environment has a number of its own, or leaves the choice to the kernel set.
@@ -172,8 +175,8 @@ class Engine:
         self._expect_usable()
         try:
             sizes, call = read()
-        except Refusal as refusal:
-            return self._sent(by_looks(looks), str(refusal), None, way)
+        except Exception as error:
+            return self._sent(by_looks(looks), reason(error), None, way)
         opened = self._named(sizes) or self._usable()
         if opened is not None and self._fits(opened, sizes):
             # As nearly every call: nothing is to be agreed on.
@@ -192,8 +195,8 @@ class Engine:
         self._expect_usable()
         try:
             sizes, call = read()
-        except Refusal as refusal:
-            return by_looks(looks), str(refusal), None
+        except Exception as error:
+            return by_looks(looks), reason(error), None
         return sizes, None, lambda opened: send(opened, call)
 
     def _sent(
@@ -286,26 +289,25 @@ class Engine:
             self._raise_in_capture(sizes, refused, is_full)
         wanted_here = asdict(sizes) if sizes is not None and refused is None else None
         mine = {"sizes": wanted_here, "refused": refused, "full": is_full}
-        gathered = self.world.all_gather("agree on sizes", json.dumps(mine).encode())
-        views = [json.loads(view) for view in gathered]
+        views = _world.gather_json(self.world, "agree on sizes", mine)
         for full in (True, False):
-            for rank, view in enumerate(views):
+            for rank, view in views.items():
                 if view["refused"] is not None and view["full"] == full:
                     self._raise_refused(rank, view["refused"], full)
-        wanted = [Sizes(**view["sizes"]) for view in views]
-        first = wanted[0]
-        for rank, other in enumerate(wanted):
+        wanted = {rank: Sizes(**view["sizes"]) for rank, view in views.items()}
+        first_rank, first = next(iter(wanted.items()))
+        for rank, other in wanted.items():
             for name in ("experts", "topk", "hidden", "max_tokens", "decodes", "sms"):
                 if getattr(other, name) != getattr(first, name):
                     raise errors.InvalidInputError(
                         f"dispatch: found {name} = {getattr(other, name)} on rank {rank}; expected "
-                        f"{getattr(first, name)}, as on rank 0",
+                        f"{getattr(first, name)}, as on rank {first_rank}",
                         kind="invalid_input",
                         rank=rank,
                         operation="dispatch",
                     )
         self._agreed_tokens.add(first.max_tokens)
-        tokens = max(sizes.tokens for sizes in wanted)
+        tokens = max(sizes.tokens for sizes in wanted.values())
         named = first.max_tokens if self.on_device else None
         self.current = self._open(
             sizes_of(
@@ -384,16 +386,17 @@ class Engine:
 
     def _open_new(self, sizes: Sizes, handles: int = HANDLES) -> Opened:
         _world.drop_parked(self.world)
-        communicator = tokenyard.Communicator(
-            self.world,
-            _world.load_config(self._waits, sizes.decodes and self.domains == 1, sizes.sms),
-            experts=sizes.experts,
-            topk=sizes.topk,
-            hidden=sizes.hidden,
-            max_tokens=sizes.tokens,
-            in_flight=IN_FLIGHT,
-            handles=handles,
-        )
+        with _world.on_gpu(self._gpu):
+            communicator = tokenyard.Communicator(
+                self.world,
+                _world.load_config(self._waits, sizes.decodes and self.domains == 1, sizes.sms),
+                experts=sizes.experts,
+                topk=sizes.topk,
+                hidden=sizes.hidden,
+                max_tokens=sizes.tokens,
+                in_flight=IN_FLIGHT,
+                handles=handles,
+            )
         arena = max(communicator.report()["window_bytes"])
         forms = frozenset(communicator.forms)
         owner = weakref.ref(self)
@@ -416,18 +419,19 @@ class Engine:
         self,
         opened: Opened | None,
         operation: Literal["replay", "combine"],
-        why: Refusal,
+        error: Exception,
         layout: Literal["flat", "expert_major", "packed"] = "flat",
     ) -> NoReturn:
-        """Refuses a replay or a combine: raises here, and on the other ranks in their call.
+        """Refuses a replay or a combine whose arguments cannot be read: raises here, and on the other ranks in their
+        call.
 
         A combine that brings weights is a replay first. `layout` is that of the handle.
         """
         self._expect_usable()
-        opened = opened or self._usable()
+        opened, why = opened or self._usable(), reason(error)
         if opened is None or self.is_capturing():
-            raise errors.InvalidInputError(str(why), kind="invalid_input", operation=operation)
-        opened.communicator.refuse(operation, str(why), layout=layout)
+            raise errors.InvalidInputError(why, kind="invalid_input", operation=operation)
+        opened.communicator.refuse(operation, why, layout=layout)
         raise AssertionError("a refusal always raises")
 
     def open_counts(self, numbers: int) -> Opened:

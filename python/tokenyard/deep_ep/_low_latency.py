@@ -283,8 +283,8 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Hook]:
         opened = of_handle
         terms = _read_combine(call, record)
         _read_wait_stats(COMBINE_WAITS, call.wait_stats, engine.ranks)
-    except Refusal as refusal:
-        engine.refuse(opened, "replay", refusal, "packed")
+    except Exception as error:
+        engine.refuse(opened, "replay", error, "packed")
     communicator = opened.communicator
     waits = Waits(communicator, COMBINE_WAITS, call.wait_stats)
     pending = waits.during(

@@ -221,8 +221,8 @@ def replay(engine: Engine, call: DispatchCall, handle: Any) -> Any:
             if getattr(call, name) is not None:
                 raise Refusal(f"{name}: found some with a handle; expected None")
         rows = read_rows(call.x, record.native.tokens, opened.sizes.hidden)
-    except Refusal as refusal:
-        engine.refuse(opened, "replay", refusal)
+    except Exception as error:
+        engine.refuse(opened, "replay", error)
     received = opened.communicator.replay(record.native, rows.x, scales=rows.scales)
     return give_rows(call, received, rows, record.given_rows)
 
@@ -252,8 +252,8 @@ def combine(
             weights = read("topk_weights", topk_weights, (np.float32,), shape)
             weights = np.ascontiguousarray(weights[: record.rows])
         biases = _arguments.read_bias(NUMPY, bias, rows.dtype, (record.native.tokens, sizes.hidden))
-    except Refusal as refusal:
-        engine.refuse(opened, "combine", refusal)
+    except Exception as error:
+        engine.refuse(opened, "combine", error)
     out, summed = opened.communicator.combine(
         record.native, rows, weights, bias=biases or None, sum_weights=weights is not None
     )

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,13 @@ def park_after(owner: object, world: tokenyard.World, communicator: tokenyard.Co
     weakref.finalize(owner, openings.park, openings.count, communicator).atexit = False
 
 
+def gather_json(world: tokenyard.World, topic: str, mine: Any) -> dict[int, Any]:
+    """What each rank gives, by rank; a lost rank has no item. Collective."""
+    # Numbers of callers may be those of numpy.
+    gathered = world.all_gather(topic, json.dumps(mine, default=int).encode())
+    return {rank: json.loads(part) for rank, part in enumerate(gathered) if part}
+
+
 def drop_parked(world: tokenyard.World) -> None:
     """Drops the communicators that no rank uses any more. Collective."""
     parked = _openings.setdefault(world, Openings()).parked
@@ -60,8 +68,8 @@ def drop_parked(world: tokenyard.World) -> None:
         with contextlib.suppress(tokenyard.Error):
             parked[number].flush()
     everywhere = set(mine)
-    for theirs in world.all_gather("parked communicators", json.dumps(mine).encode()):
-        everywhere.intersection_update(json.loads(theirs))
+    for theirs in gather_json(world, "parked communicators", mine).values():
+        everywhere.intersection_update(theirs)
     for number in everywhere:
         del parked[number]
 
@@ -73,6 +81,30 @@ _worlds: dict[int, tuple[object, tokenyard.World]] = {}
 def has_own_config() -> bool:
     """Whether the environment names a config."""
     return bool(os.environ.get(CONFIG_VARIABLE))
+
+
+def chosen_gpu() -> int | None:
+    """torch's current GPU, which a config without `device` means. None without one, and where torch uses none yet and
+    the config may not either."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    if has_own_config() and not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.current_device())
+
+
+@contextlib.contextmanager
+def on_gpu(gpu: int | None) -> Iterator[None]:
+    """Inside, it is the current GPU of this thread: for torch, and for the driver, which the kernel set asks."""
+    if gpu is None:
+        yield
+        return
+    torch = sys.modules["torch"]
+    with torch.cuda.device(gpu):
+        # torch passes its choice on to the driver where it has to: a thread's first call may not have been one.
+        torch.cuda.mem_get_info(gpu)
+        yield
 
 
 def load_config(waits: Waits, decodes: bool = False, sms: int | None = None) -> tokenyard.Config:

@@ -189,8 +189,8 @@ def _replay(
                 weights = read("topk_weights", weights, (torch.float32,), (tokens, topk))
                 weights = weights.contiguous()
             expect_device(x, scales=scales, topk_weights=weights)
-        except Refusal as refusal:
-            engine.refuse(opened, "replay", refusal, layout)
+        except Exception as error:
+            engine.refuse(opened, "replay", error, layout)
         name_stream(opened, stream)
         no_sync = opened.takes("without_sync") and (not record.is_exact or stream.is_captured)
         comm = opened.communicator
@@ -373,8 +373,8 @@ def combine(
             record = record_of(engine, call.handle)
             opened, native = record.opened, record.native
             rows, weights, biases = _read_combine(call, record)
-        except Refusal as refusal:
-            engine.refuse(opened, "combine", refusal)
+        except Exception as error:
+            engine.refuse(opened, "combine", error)
         sizes = opened.sizes
         once = record.is_expanded and not call.rounds_per_rank
         dtype = rows.dtype

@@ -330,10 +330,10 @@ def _combine(
         if not sends_weights:
             # torch works on them, which raises on this rank alone where they lie apart.
             expect_device(rows, topk_idx=ids, topk_weights=weights)
-    except Refusal as refusal:
+    except Exception as error:
         # Weights that are sent beside the rows come with them, others come before, by a replay.
         is_one = opened is not None and opened.takes("packed_sums")
-        engine.refuse(opened, "combine" if is_one else "replay", refusal, "packed")
+        engine.refuse(opened, "combine" if is_one else "replay", error, "packed")
     name_stream(opened, stream)
     if call.wait_stats is not None:
         _expect_statistics(opened, "combine")

@@ -360,8 +360,8 @@ def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> t
                     raise Refusal(f"{name}: found some with a handle; expected None")
             x, scales = read_rows(library(), call.x, record.native.tokens, opened.sizes.hidden)
             expect_device(x, scales=scales)
-        except Refusal as refusal:
-            engine.refuse(opened, "replay", refusal)
+        except Exception as error:
+            engine.refuse(opened, "replay", error)
         name_stream(opened, stream)
         no_sync = not record.has_sync or stream.is_captured
         received = opened.communicator.replay(
@@ -410,8 +410,8 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
                 weights = fit(weights.contiguous(), native.rows)
             biases = read_bias(library(), call.bias, rows.dtype, (native.tokens, sizes.hidden))
             expect_device(call.x, topk_weights=weights)
-        except Refusal as refusal:
-            engine.refuse(opened, "combine", refusal)
+        except Exception as error:
+            engine.refuse(opened, "combine", error)
         out = rows.new_empty((native.tokens, sizes.hidden))
         if weights is not None:
             out_weights = weights.new_empty((native.tokens, sizes.topk))
