@@ -144,7 +144,7 @@ def reader() -> _Reader:
 
 def _reads_fp8() -> bool:
     """Whether torch reads FP8 by DLPack. Older versions get bytes, of which `take_all` makes a view."""
-    one = torch.empty(1, dtype=torch.float8_e4m3fn)
+    one = torch.empty(1, dtype=torch.float8_e4m3fn, device="cpu")
     try:
         return bool(torch._C._from_dlpack(torch._C._to_dlpack(one)).dtype == one.dtype)
     except (BufferError, RuntimeError, TypeError, ValueError):

@@ -349,6 +349,7 @@ class Buffer:
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes 1 for each rank that is left out, else 0, to `[R]` int32."""
         assert self.enable_shrink, "enable_shrink must be set"
+        self._expect_no_capture("low_latency_query_mask_buffer")
         lost = self._left_out()
         if self._engine.on_device:
             mask_status.zero_()
@@ -378,6 +379,7 @@ class Buffer:
 
     def _masking(self, operation: str) -> list[tokenyard.Communicator]:
         """The communicators of low-latency calls, one for each M, so that a mask holds for all of them."""
+        self._expect_no_capture(operation)
         found = self._engine.decoding()
         if not found:
             raise errors.InvalidInputError(
@@ -387,6 +389,18 @@ class Buffer:
                 operation=operation,
             )
         return found
+
+    def _expect_no_capture(self, operation: str) -> None:
+        """The host reads and writes masks: a graph would do neither when it is replayed."""
+        if self._engine.is_capturing():
+            raise errors.InvalidInputError(
+                f"{operation}: found a graph being captured; expected this call before the capture, or between "
+                "replays, which follow the masks of their time",
+                kind="invalid_input",
+                rank=self._engine.rank,
+                operation=operation,
+                fix="call it outside of the capture",
+            )
 
     def _left_out(self) -> list[int]:
         left_out: set[int] = set()

@@ -27,20 +27,27 @@ def get_global_seed() -> int:
 
 
 def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int, int, Any]:
-    """Joins torch's default group over gloo: `(rank, ranks, group of all)`.
+    """Joins torch's default group: `(rank, ranks, group of all)`.
 
-    `MASTER_ADDR`, `MASTER_PORT` (8361), `WORLD_SIZE` (nodes, 1) and `RANK` (this node, 0) say where. Default type and
-    device of torch stay; the current GPU is that of the local rank.
+    `MASTER_ADDR`, `MASTER_PORT` (8361), `WORLD_SIZE` (nodes, 1) and `RANK` (this node, 0) say where. On GPUs, scripts
+    of DeepEP expect what it sets there: the GPU of the local rank is the current one, torch makes tensors of bfloat16
+    on it by default, and NCCL joins the ranks' GPUs, if each has its own. Without GPUs, torch's defaults stay.
     """
-    cuda = importlib.import_module("torch").cuda
-    if cuda.is_available():
-        cuda.set_device(local_rank % cuda.device_count())
+    torch = importlib.import_module("torch")
     distributed = importlib.import_module("torch.distributed")
+    backend = "gloo"
+    if torch.cuda.is_available():
+        gpus = torch.cuda.device_count()
+        torch.cuda.set_device(local_rank % gpus)
+        torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_device("cuda")
+        if num_local_ranks <= gpus and distributed.is_nccl_available():
+            backend = "cpu:gloo,cuda:nccl"
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = int(os.environ.get("MASTER_PORT", "8361"))
     nodes, node = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     distributed.init_process_group(
-        backend="gloo",
+        backend=backend,
         init_method=f"tcp://{address}:{port}",
         world_size=nodes * num_local_ranks,
         rank=node * num_local_ranks + local_rank,
