@@ -453,12 +453,31 @@ impl Tensor {
     /// # Errors
     /// As [`get`](Self::get); memory that may not be written.
     pub(crate) unsafe fn get_mut(&self) -> Result<TensorMut<'static>> {
+        // SAFETY: by this function's contract.
+        unsafe { self.writable(&self.matrix()?) }
+    }
+
+    /// As [`get_mut`](Self::get_mut), as one column.
+    ///
+    /// # Safety
+    /// As there.
+    ///
+    /// # Errors
+    /// As there; gaps.
+    pub(crate) unsafe fn get_column_mut(&self) -> Result<TensorMut<'static>> {
+        // SAFETY: by this function's contract.
+        unsafe { self.writable(&self.column()?) }
+    }
+
+    /// # Safety
+    /// As [`get_mut`](Self::get_mut).
+    unsafe fn writable(&self, memory: &CallerMemory) -> Result<TensorMut<'static>> {
         if self.is_read_only {
             let text = format!("{}: found memory that may only be read", self.name);
             return Err(invalid(text + "; expected some that may be written"));
         }
         // SAFETY: by this function's contract.
-        unsafe { TensorMut::from_memory(&self.matrix()?).map_err(|e| self.named(&e)) }
+        unsafe { TensorMut::from_memory(memory).map_err(|e| self.named(&e)) }
     }
 
     fn named(&self, error: &tokenyard_core::Error) -> tokenyard_core::Error {

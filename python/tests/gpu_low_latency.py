@@ -15,6 +15,7 @@ from gpu_common import (
     synchronize,
     v1,
 )
+from gpu_v1 import low_latency
 from gpu_work import LONG, in_two_threads, on, side_stream, slow
 from oracle import Case
 
@@ -313,6 +314,13 @@ def refused_by_the_communicator_of_the_call(world):
     buffer.destroy()
 
 
+def outputs_of_every_mode(world):
+    """Packed rows in the arena, as `auto` gives them, or in memory of torch, and their combines."""
+    for mode in ("copy", "arena"):
+        with output_mode(mode):
+            low_latency(world)
+
+
 def later_error(call):
     """The error of one of several calls, of which the first one fails on the device."""
     for _ in range(100):
@@ -330,6 +338,7 @@ CHECKS = [
     sends_under_way_at_once,
     two_threads,
     poisoned_arena,
+    outputs_of_every_mode,
     waits_of_a_dispatch_in_halves,
     waits_of_a_combine_in_halves,
 ]

@@ -282,6 +282,29 @@ def test_halves_of_two_operations_may_be_in_flight_at_once(ranks, case):
     ranks(case.ranks, halves, case)
 
 
+COPIES = "x", "weights", "source", "expert_counts", "ranges"
+
+
+def copies_of_packed(world, case):
+    """Arrays of a packed output go to arrays of their shapes."""
+    me = world.rank
+    with opened(world, case) as comm:
+        received, _ = comm.dispatch(case.x[me], case.idx[me], case.weights[me], layout="packed")
+        arrays = {name: np.asarray(getattr(received, name)) for name in COPIES}
+        copies = {name: np.full_like(array, 7) for name, array in arrays.items()}
+        comm.copy_out(received, **copies)
+        for name in COPIES[3:]:
+            same(copies[name], arrays[name])
+        for expert, count in enumerate(case.expert_counts(me)):
+            for name in COPIES[:3]:
+                same(copies[name][expert, :count], arrays[name][expert, :count])
+
+
+@pytest.mark.parametrize("case", CASES[1:3], ids=EXPERTS[1:3])
+def test_packed_outputs_are_copied_to_arrays_of_their_shapes(ranks, case):
+    ranks(case.ranks, copies_of_packed, case)
+
+
 def worst_case(world, case):
     me = world.rank
     with opened(world, case) as comm:

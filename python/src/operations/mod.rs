@@ -58,6 +58,13 @@ impl Inputs {
         self.tensors.push(tensor);
         Ok(reference)
     }
+
+    fn keep_column_mut(&mut self, tensor: Tensor) -> Result<TensorMut<'static>> {
+        // SAFETY: as in `keep_mut`.
+        let reference = unsafe { tensor.get_column_mut()? };
+        self.tensors.push(tensor);
+        Ok(reference)
+    }
 }
 
 fn optional(name: &'static str, object: Maybe<'_, '_>) -> Result<Option<Tensor>> {

@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{Communicator, OnStream, Outputs, RoutingRoom, Statistics};
+use tokenyard_core::moe::Layout;
 
 use super::{CallStream, Inputs, Object, stream};
 use crate::errors::{invalid, raise};
@@ -81,8 +82,9 @@ pub(crate) fn copy_out(
 ) -> PyResult<()> {
     let mut kept = Inputs::default();
     let stream = CallStream { raw: stream, without_sync: false };
-    let mut outputs = read_outputs(given, &mut kept).map_err(|error| raise(py, &error))?;
     let received = received.core().map_err(|error| raise(py, &error))?;
+    let read = read_outputs(given, received.layout(), &mut kept);
+    let mut outputs = read.map_err(|error| raise(py, &error))?;
     shared.call(py, |comm| in_order!(comm, stream, copy_out(&received, &mut outputs)))
 }
 
@@ -114,7 +116,8 @@ pub(crate) fn give<'py>(shared: &Shared, giving: Giving<'_, 'py>) -> PyResult<Gi
     let ranks = i64::from(shared.shape().ranks);
     let mut kept = Inputs::default();
     let mut read = || {
-        let mut outputs = read_outputs(giving.outputs, &mut kept)?;
+        let core = received.get().core()?;
+        let mut outputs = read_outputs(giving.outputs, core.layout(), &mut kept)?;
         let whole = Tensor::read("block", block)?;
         let room = (whole.length() - ranks).max(0);
         let cut = |name, first, count| whole.cut(block, name, first, count);
@@ -122,7 +125,7 @@ pub(crate) fn give<'py>(shared: &Shared, giving: Giving<'_, 'py>) -> PyResult<Gi
         let of_ends = || cut("source_ends", room, ranks);
         outputs.source_tokens = Some(kept.keep_mut(of_tokens()?)?);
         outputs.source_ends = Some(kept.keep_mut(of_ends()?)?);
-        Ok((outputs, received.get().core()?, of_tokens()?, of_ends()?))
+        Ok((outputs, core, of_tokens()?, of_ends()?))
     };
     let (mut outputs, core, tokens, ends) = read().map_err(|error| raise(py, &error))?;
     let stream = CallStream { raw: giving.stream, without_sync: false };
@@ -136,7 +139,12 @@ pub(crate) fn give<'py>(shared: &Shared, giving: Giving<'_, 'py>) -> PyResult<Gi
     Ok((arrays, tokens, ends, counts))
 }
 
-fn read_outputs(given: Option<&Bound<'_, PyDict>>, kept: &mut Inputs) -> Result<Outputs<'static>> {
+/// The caller's arrays. Those with one value a row may have the shape that packed rows have: `[E / R, R * M]`.
+fn read_outputs(
+    given: Option<&Bound<'_, PyDict>>,
+    layout: Layout,
+    kept: &mut Inputs,
+) -> Result<Outputs<'static>> {
     let mut outputs = Outputs::default();
     for (key, object) in given.into_iter().flatten() {
         let key = key.to_string();
@@ -162,7 +170,13 @@ fn read_outputs(given: Option<&Bound<'_, PyDict>>, kept: &mut Inputs) -> Result<
             "source_ends" => &mut outputs.source_ends,
             _ => &mut outputs.ranges,
         };
-        *place = Some(kept.keep_mut(tensor)?);
+        let is_column = match name {
+            "source" | "source_tokens" => true,
+            "weights" => layout != Layout::Flat,
+            _ => false,
+        };
+        let room = if is_column { kept.keep_column_mut(tensor) } else { kept.keep_mut(tensor) };
+        *place = Some(room?);
     }
     Ok(outputs)
 }
