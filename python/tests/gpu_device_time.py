@@ -3,7 +3,7 @@
 import math
 
 import torch
-from gpu_common import Skipped, device_of, inputs, layout_of, prepare, v1
+from gpu_common import Skipped, device_of, inputs, layout_of, prepare, v1, v2
 from gpu_native import time_in_graph
 from oracle import Case
 
@@ -101,6 +101,45 @@ def of_prefill(world):
     return "\n       ".join(lines)
 
 
+def of_elastic(world):
+    """Calls of V2 without CPU sync: flat and expanded, dispatches and combines of 4096 tokens."""
+    buffer = v2(world, PREFILL)
+    lines = []
+    for name, is_expanded in (("flat", False), ("expanded", True)):
+        pairs = elastic_pairs(buffer, inputs(world, PREFILL), is_expanded)
+        lines += [line(f"{name} {what}", *map(time_in_graph, of)) for what, of in pairs.items()]
+        # They hold outputs, which the buffer's end would wait for.
+        del pairs
+    buffer.destroy()
+    return "\n       ".join(lines)
+
+
+def elastic_pairs(buffer, tensors, is_expanded):
+    """Calls of the drop-in, and the package's for the same work."""
+    x, idx, weights = tensors
+    how = {"do_cpu_sync": False, "do_expand": is_expanded}
+    routes = {"topk_idx": idx, "topk_weights": weights, "num_experts": PREFILL.experts}
+    layout = {"layout": "expert_major" if is_expanded else "flat", "worst_case": True}
+    layout["zero_padding"] = is_expanded
+    rows, _, _, handle, _ = buffer.dispatch(x, **routes, **how)
+    comm, out = buffer._engine.current.communicator, torch.empty_like(x)
+    received, native = comm.dispatch(x, idx, weights, **layout, **options())
+    return {
+        "dispatch": (
+            lambda: buffer.dispatch(x, **routes, **how),
+            lambda: comm.dispatch(x, idx, weights, **layout, **options()),
+        ),
+        "cached dispatch": (
+            lambda: buffer.dispatch(x, handle=handle, **how),
+            lambda: comm.replay(native, x, **options()),
+        ),
+        "combine": (
+            lambda: buffer.combine(rows, handle),
+            lambda: comm.combine(native, received.x, out=out, **options()),
+        ),
+    }
+
+
 DECODING = """
 [kernels]
 use = "cuda"
@@ -161,4 +200,4 @@ def by_profiler(world):
     return "kernels by the profiler: " + ", ".join(f"{1e6 * seconds:.1f} us" for seconds in found)
 
 
-CHECKS = [of_decoding, of_prefill, few_tokens, by_profiler]
+CHECKS = [of_decoding, of_prefill, of_elastic, few_tokens, by_profiler]

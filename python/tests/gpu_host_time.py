@@ -4,7 +4,7 @@ import contextlib
 import time
 
 import torch
-from gpu_common import CASE, inputs, is_gpu, layout_of, synchronize, v1
+from gpu_common import CASE, inputs, is_gpu, layout_of, synchronize, v1, v2
 
 from tokenyard._native import _driver_times
 
@@ -172,9 +172,42 @@ def native_flat(buffer, x, idx, weights):
     return dispatch, combine
 
 
-def on_each_stream(world, measure):
+def elastic_calls(buffer, x, idx, weights):
+    """The calls of V2, by name: flat and expanded, each with a cached one and its combine."""
+    calls = {}
+    for has_sync in (True, False):
+        for is_expanded in (False, True):
+            name = f"{'expanded' if is_expanded else 'flat'}{' (waits)' if has_sync else ''}"
+            state, how = {}, {"do_cpu_sync": has_sync, "do_expand": is_expanded}
+
+            def dispatch(state=state, how=how):
+                state["result"] = buffer.dispatch(
+                    x, topk_idx=idx, topk_weights=weights, num_experts=CASE.experts, **how
+                )
+
+            def cached(state=state, how=how):
+                buffer.dispatch(x, handle=state["result"][3], do_expand=how["do_expand"])
+
+            def combine(state=state):
+                rows, _, _, handle, _ = state["result"]
+                buffer.combine(rows, handle)
+
+            calls |= {f"{name}, dispatch": dispatch, f"{name}, cached dispatch": cached}
+            calls |= {f"{name}, combine": combine}
+    return calls
+
+
+def times_of_elastic(world, buffer, tensors, name):
+    samples = 300 if is_gpu() else 10
+    calls = elastic_calls(buffer, *tensors)
+    for call in list(calls.values()) * 3:
+        call()
+    return measured(world, calls, lambda: watch(buffer), samples, name)
+
+
+def on_each_stream(world, measure, make=lambda world: v1(world, low_latency_mode=True)):
     """The lines of `measure(world, buffer, tensors, name)` on each stream, by its name."""
-    buffer = v1(world, low_latency_mode=True)
+    buffer = make(world)
     tensors = inputs(world, CASE)
     lines = []
     for name, stream in on_streams():
@@ -190,13 +223,17 @@ def times_of_each_call(world, buffer, tensors, name):
     for call in list(calls.values()) * 3:
         call()
     calls |= native_calls(buffer, *tensors[:2])
+    return measured(world, calls, lambda: watch(buffer), samples, name)
+
+
+def measured(world, calls, watched, samples, name):
     spent = {called: Spent() for called in calls}
     for _ in range(samples):
         for called, call in calls.items():
             synchronize()
             # Ranks come at one time.
             world.barrier("measure")
-            spent[called].measure(call, watch(buffer))
+            spent[called].measure(call, watched())
     return [f"{name}: {called} {times}" for called, times in spent.items()]
 
 
@@ -226,6 +263,11 @@ def times_of_steps(world, buffer, tensors, name):
 def of_each_call(world):
     """Each call behind a wait for the device."""
     return on_each_stream(world, times_of_each_call)
+
+
+def of_each_call_of_v2(world):
+    """As `of_each_call`."""
+    return on_each_stream(world, times_of_elastic, lambda world: v2(world, CASE))
 
 
 def of_steps_in_a_row(world):
@@ -262,4 +304,4 @@ def in_a_row(world, name, pair, watched, steps):
     return lines
 
 
-CHECKS = [of_each_call, of_steps_in_a_row]
+CHECKS = [of_each_call, of_each_call_of_v2, of_steps_in_a_row]

@@ -11,7 +11,8 @@ from pool import Pool
 
 import tokenyard
 
-PHASES = ["idle", "dispatch", "dispatch_halves", "combine", "normal", "normal_combine", "graph"]
+PHASES = ["idle", "dispatch", "dispatch_halves", "combine", "combine_halves"]
+PHASES += ["normal", "normal_cached", "normal_combine", "graph"]
 # Of V2.
 PHASES += ["elastic", "elastic_combine", "elastic_no_sync", "elastic_no_sync_combine"]
 # Longer than any deadline of the ranks.
@@ -77,19 +78,31 @@ def begin_v1(buffer, phase, given):
     x, idx, options = given
     # The other rank dies while this one is in the call.
     is_inside = buffer.rank == 0
-    if phase in ("dispatch_halves", "combine"):
+    if phase in ("dispatch_halves", "combine", "combine_halves"):
         rows, _, handle, _, hook = buffer.low_latency_dispatch(
             x, idx, CASE.max_tokens, CASE.experts, use_fp8=False, return_recv_hook=True
         )
-        if phase == "combine":
-            hook()
+        if phase == "dispatch_halves":
+            return
+        hook()
+        synchronize()
+        if phase == "combine_halves":
+            # Both have sent. This one receives once the other is dead.
+            *_, hook = buffer.low_latency_combine(
+                rows, idx, options["topk_weights"], handle, return_recv_hook=True
+            )
             synchronize()
             if is_inside:
-                buffer.low_latency_combine(rows, idx, options["topk_weights"], handle)
-    elif phase == "normal_combine":
+                time.sleep(1)
+                hook()
+        elif is_inside:
+            buffer.low_latency_combine(rows, idx, options["topk_weights"], handle)
+    elif phase in ("normal_cached", "normal_combine"):
         recv_x, _, _, _, handle, _ = buffer.dispatch(x, **options)
         synchronize()
-        if is_inside:
+        if is_inside and phase == "normal_cached":
+            buffer.dispatch(x, handle=handle)
+        elif is_inside:
             buffer.combine(recv_x, handle)
     elif phase == "dispatch" and is_inside:
         buffer.low_latency_dispatch(x, idx, CASE.max_tokens, CASE.experts, use_fp8=False)

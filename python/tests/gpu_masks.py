@@ -155,8 +155,31 @@ def by_hand(world):
             its.barrier("alone")
             take_back()
         steps.check(everyone)
+        check_queries(steps, other)
         steps.captured = None
         steps.buffer.destroy()
+
+
+def check_queries(steps, other):
+    """A query between a send and its hook tells the masks of now. In a capture all of it is refused, and the capture
+    goes on."""
+    steps.step(at=lambda phase: steps.left_out() if phase.endswith("recv") else None)
+    x, case, buffer = steps.x, steps.case, steps.buffer
+    status, found = torch.zeros(steps.world.ranks, dtype=torch.int32, device=x.device), x * 0
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in (
+            lambda: buffer.low_latency_query_mask_buffer(status),
+            lambda: buffer.low_latency_update_mask_buffer(other, True),
+            buffer.low_latency_clean_mask_buffer,
+        ):
+            error = raised(call)
+            assert "found a graph being captured" in str(error), error
+        found.add_(x)
+    graph.replay()
+    torch.cuda.synchronize()
+    same(found, x)
+    steps.check(set(range(case.ranks)))
 
 
 def too_late(world):

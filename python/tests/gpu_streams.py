@@ -1,6 +1,8 @@
 """Streams, events, lifetimes of outputs, and threads, on GPUs."""
 
+import contextlib
 import gc
+import threading
 
 import torch
 from gpu_common import (
@@ -8,6 +10,7 @@ from gpu_common import (
     inputs,
     layout_of,
     output_mode,
+    raised,
     rows_of,
     same,
     times,
@@ -185,6 +188,103 @@ def two_threads(world):
     buffer.destroy()
 
 
+def first_call_in_a_thread(world):
+    """The first call of a kind comes from a thread that has chosen no GPU: it opens the buffer's, not the thread's."""
+    buffer, found = v1(world, low_latency_mode=True), []
+    x, idx, weights = inputs(world, CASE)
+
+    def call():
+        try:
+            assert torch.cuda.current_device() == 0
+            rows, counts, handle, _, _ = buffer.low_latency_dispatch(
+                x, idx, CASE.max_tokens, CASE.experts, use_fp8=False
+            )
+            out, _, _ = buffer.low_latency_combine(rows, idx, weights, handle)
+            torch.cuda.synchronize(x.device)
+            found.append((rows, counts, out))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    rows, counts, out = found[0]
+    assert (rows.device, out.device) == (x.device, x.device)
+    assert counts.tolist() == CASE.expert_counts(world.rank)
+    for expert in range(CASE.local):
+        sources = [(source, token) for source, token, _ in CASE.expert_rows(world.rank, expert)]
+        same(rows[expert, : len(sources)], rows_of(world, CASE, sources))
+    factor = torch.where(idx >= 0, weights, 0).sum(1, keepdim=True)
+    torch.testing.assert_close(out.float(), x.float() * factor, rtol=0.05, atol=0.05)
+    buffer.destroy()
+
+
+def barrier_behind_a_late_rank(world):
+    """Work behind the device's barrier runs once the late rank has come to it."""
+    buffer = v2(world, CASE)
+    for how in ({}, {"use_comm_stream": False}, {"with_cpu_sync": True}):
+        buffer.barrier(**how)
+        torch.cuda.synchronize()
+        world.barrier("together")
+        before, behind = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        if world.rank == 1:
+            # About 300 ms.
+            torch.cuda._sleep(30 * LONG)
+        buffer.barrier(**how)
+        is_over = "with_cpu_sync" not in how or torch.cuda.current_stream().query()
+        behind.record()
+        torch.cuda.synchronize()
+        took = before.elapsed_time(behind)
+        assert took > 150, f"{how}: passed after {took} ms"
+        assert is_over, "the host has not waited"
+    buffer.destroy()
+
+
+def full_memory(world):
+    """A call that needs memory of torch where there is none is refused on all ranks, and the buffer goes on."""
+    buffer = v1(world)
+    x, idx, weights = inputs(world, CASE)
+    routes = {**layout_of(buffer, idx, CASE.experts), "topk_idx": idx, "topk_weights": weights}
+    recv_x, _, _, _, handle, _ = buffer.dispatch(x, **routes)
+    # Calls copy what is not contiguous.
+    sparse, sparse_rows = (
+        torch.stack((rows, rows), dim=2).flatten(1)[:, ::2] for rows in (x, recv_x)
+    )
+    for call in (
+        lambda: buffer.dispatch(sparse, **routes),
+        lambda: buffer.dispatch(sparse, handle=handle),
+        lambda: buffer.combine(sparse_rows, handle),
+    ):
+        with full(x.device) if world.rank == 1 else contextlib.nullcontext():
+            error = raised(call)
+        assert "OutOfMemoryError: CUDA out of memory" in str(error), error
+        assert isinstance(error, ValueError) == (world.rank == 1)
+    same(buffer.dispatch(sparse, **routes)[0], recv_x)
+    buffer.destroy()
+
+
+@contextlib.contextmanager
+def full(device):
+    """torch has no memory left to give out: what it has reserved is taken, and it may reserve no more."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    share = torch.cuda.memory_reserved(device) / total
+    torch.cuda.set_per_process_memory_fraction(share, device)
+    taken = []
+    try:
+        for numbers in (1 << 20, 1 << 14, 1 << 7):
+            with contextlib.suppress(torch.cuda.OutOfMemoryError):
+                while True:
+                    taken.append(torch.empty(numbers, dtype=torch.uint8, device=device))
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
 def steady(world):
     """10,000 steps allocate nothing that stays: neither memory of torch nor of the arena."""
     buffer = v1(world, low_latency_mode=True)
@@ -218,5 +318,8 @@ CHECKS = [
     poisoned_arena,
     hook_on_the_stream_of_the_send,
     two_threads,
+    first_call_in_a_thread,
+    barrier_behind_a_late_rank,
+    full_memory,
     steady,
 ]

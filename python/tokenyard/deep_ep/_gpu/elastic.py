@@ -372,18 +372,18 @@ def combine(
         try:
             record = record_of(engine, call.handle)
             opened, native = record.opened, record.native
+            sizes = opened.sizes
             rows, weights, biases = _read_combine(call, record)
+            once = record.is_expanded and not call.rounds_per_rank
+            dtype = rows.dtype
+            if once and not opened.takes("round_once"):
+                # Sums of float32 are rounded nowhere but at the end.
+                rows, biases, once = rows.float(), [bias.float() for bias in biases], False
+            out = rows.new_empty((native.tokens, sizes.hidden))
+            if weights is not None:
+                out_weights = weights.new_empty((native.tokens, sizes.topk))
         except Exception as error:
             engine.refuse(opened, "combine", error)
-        sizes = opened.sizes
-        once = record.is_expanded and not call.rounds_per_rank
-        dtype = rows.dtype
-        if once and not opened.takes("round_once"):
-            # Sums of float32 are rounded nowhere but at the end.
-            rows, biases, once = rows.float(), [bias.float() for bias in biases], False
-        out = rows.new_empty((native.tokens, sizes.hidden))
-        if weights is not None:
-            out_weights = weights.new_empty((native.tokens, sizes.topk))
         name_stream(opened, stream)
         opened.communicator.combine(
             native,

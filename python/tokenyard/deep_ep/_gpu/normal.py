@@ -410,11 +410,11 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
                 weights = fit(weights.contiguous(), native.rows)
             biases = read_bias(library(), call.bias, rows.dtype, (native.tokens, sizes.hidden))
             expect_device(call.x, topk_weights=weights)
+            out = rows.new_empty((native.tokens, sizes.hidden))
+            if weights is not None:
+                out_weights = weights.new_empty((native.tokens, sizes.topk))
         except Exception as error:
             engine.refuse(opened, "combine", error)
-        out = rows.new_empty((native.tokens, sizes.hidden))
-        if weights is not None:
-            out_weights = weights.new_empty((native.tokens, sizes.topk))
         name_stream(opened, stream)
         opened.communicator.combine(
             native,
