@@ -384,22 +384,26 @@ impl Communicator {
     }
 
     /// For the drop-in: copies as `copy_out`, and makes tensors by `reader`. Returns those over the arrays of `names`;
-    /// the source tokens and the ends of the rows of each source, which lie in `block`, int32 `[rows or more + R]`; and
-    /// `expert_counts`, if `counts`. `record` is found by the address of the ends; with `columns` each is a row of as
-    /// many. Local.
-    #[pyo3(signature = (reader, received, block, record, *, names, keeps_fp8=false, columns=None, counts=false,
-                        stream=None, **outputs))]
+    /// with a record those over `parts`; and `expert_counts`, if `counts`.
+    ///
+    /// `block`, a list of int32, gets copies of the arrays of `parts`, one behind the other; the first has what the
+    /// others leave of it. `record` is found by the address of the last part; with `columns` each of its elements is a
+    /// row of as many. `copied` is two tensors of ids, of which the second becomes a copy of the first. Local.
+    #[pyo3(signature = (reader, received, block, parts, *, names, record=None, keeps_fp8=false, columns=None,
+                        counts=false, copied=None, stream=None, **outputs))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn _give<'py>(
         &self,
         reader: &Bound<'py, Reader>,
         received: &Bound<'py, Received>,
         block: &Bound<'py, PyAny>,
-        record: Py<PyAny>,
+        parts: &Bound<'py, PyTuple>,
         names: &Bound<'py, PyTuple>,
+        record: Option<Py<PyAny>>,
         keeps_fp8: bool,
         columns: Option<i64>,
         counts: bool,
+        copied: Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
         stream: Option<usize>,
         outputs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Given<'py>> {
@@ -410,8 +414,10 @@ impl Communicator {
             names,
             keeps_fp8,
             block,
+            parts,
             record,
             columns,
+            copied,
             has_counts,
             stream,
             outputs,

@@ -9,6 +9,8 @@ use tokenyard_core::communicator::{CallerMemory, TensorMut, TensorRef};
 use tokenyard_core::moe::DType;
 use tokenyard_core::{Error, Result};
 
+use smallvec::smallvec;
+
 use crate::anchors::Anchor;
 use crate::array::{Array, Claim};
 use crate::dlpack::{self, Description, Dims, Leaving, Lent, WithGil};
@@ -282,7 +284,8 @@ impl Tensor {
         Self { name, data, dtype, shape, strides, device, is_read_only: false, _keeper: keeper }
     }
 
-    /// Elements of a list without gaps, from `first` on. `object` is the one that was read.
+    /// Elements of a list without gaps, from `first` on, as rows and columns; one column is a list again. `object` is
+    /// the one that was read.
     ///
     /// # Errors
     /// Memory of another form, or too few elements.
@@ -291,8 +294,9 @@ impl Tensor {
         object: &Bound<'_, PyAny>,
         name: &'static str,
         first: i64,
-        count: i64,
+        [rows, cols]: [i64; 2],
     ) -> Result<Self> {
+        let count = rows * cols;
         let fits = |length: i64| first >= 0 && count >= 0 && first + count <= length;
         if !matches!((&self.shape[..], &self.strides[..]), (&[length], &[1]) if fits(length)) {
             let (shape, strides) = (&self.shape, &self.strides);
@@ -307,8 +311,8 @@ impl Tensor {
             name,
             data: self.data.wrapping_add(first as usize * self.dtype.bytes()),
             dtype: self.dtype,
-            shape: Dims::from_elem(count, 1),
-            strides: Dims::from_elem(1, 1),
+            shape: if cols == 1 { smallvec![rows] } else { smallvec![rows, cols] },
+            strides: if cols == 1 { smallvec![1] } else { smallvec![cols, 1] },
             device: self.device,
             is_read_only: self.is_read_only,
             _keeper: Keeper::Object(object.clone().unbind()),

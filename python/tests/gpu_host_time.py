@@ -260,6 +260,20 @@ def times_of_steps(world, buffer, tensors, name):
     return lines
 
 
+def times_of_elastic_steps(world, buffer, tensors, name):
+    steps = 600 if is_gpu() else 60
+    calls = elastic_calls(buffer, *tensors)
+    for call in calls.values():
+        call()
+    lines = []
+    for what in ("flat", "expanded", "flat (waits)", "expanded (waits)"):
+        combine = calls[f"{what}, combine"]
+        for kind in ("dispatch", "cached dispatch"):
+            pair = (calls[f"{what}, {kind}"], combine)
+            lines += in_a_row(world, f"{name}, {what}, {kind}", pair, watch(buffer), steps)
+    return lines
+
+
 def of_each_call(world):
     """Each call behind a wait for the device."""
     return on_each_stream(world, times_of_each_call)
@@ -273,6 +287,11 @@ def of_each_call_of_v2(world):
 def of_steps_in_a_row(world):
     """A dispatch and a combine, many times in a row: whether calls become slower, and where."""
     return on_each_stream(world, times_of_steps)
+
+
+def of_steps_of_v2_in_a_row(world):
+    """As `of_steps_in_a_row`."""
+    return on_each_stream(world, times_of_elastic_steps, lambda world: v2(world, CASE))
 
 
 def in_a_row(world, name, pair, watched, steps):
@@ -304,4 +323,4 @@ def in_a_row(world, name, pair, watched, steps):
     return lines
 
 
-CHECKS = [of_each_call, of_each_call_of_v2, of_steps_in_a_row]
+CHECKS = [of_each_call, of_each_call_of_v2, of_steps_in_a_row, of_steps_of_v2_in_a_row]

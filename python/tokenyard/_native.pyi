@@ -264,16 +264,18 @@ class Communicator:
         self,
         reader: _Reader,
         received: Received,
-        block: _Tensor,
-        record: object,
+        block: _Tensor | None,
+        parts: tuple[str, ...],
         *,
         names: tuple[str, ...],
+        record: object = None,
         keeps_fp8: bool = False,
         columns: int | None = None,
         counts: bool = False,
+        copied: tuple[_Tensor, _Tensor] | None = None,
         stream: int | None = None,
         **outputs: _Tensor,
-    ) -> tuple[tuple[Any, ...], Any, Any, list[int] | None]: ...
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], list[int] | None]: ...
     def expert_counts(self, received: Received) -> list[int]: ...
     def release_after(self, streams: Sequence[int]) -> None: ...
     def flush(self) -> None: ...

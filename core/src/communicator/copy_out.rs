@@ -48,6 +48,9 @@ pub struct Outputs<'a> {
     pub source_ends: Option<TensorMut<'a>>,
     /// `[E/R, R]` i64.
     pub ranges: Option<TensorMut<'a>>,
+    /// Ids of the caller, and room of the same shape and type for a copy of them: one of another's memory that goes
+    /// with the copies of the output.
+    pub topk_idx: Option<(TensorRef<'a>, TensorMut<'a>)>,
 }
 
 /// An array of an output, and the destination of its front.
@@ -101,6 +104,11 @@ impl Pair<'_> {
         matches!(self.name, "ids" | "wide_ids") && self.to.as_ref().dtype() == Some(DType::I64)
     }
 
+    /// Whether the array is memory of the caller, too.
+    fn is_callers(&self) -> bool {
+        self.name == "topk_idx"
+    }
+
     /// Whether it has rows of H elements: the device's own copies move them fast.
     fn is_rows(&self) -> bool {
         matches!(self.name, "x" | "scales")
@@ -151,7 +159,8 @@ impl Communicator {
         let pairs = pairs(received, outputs);
         for pair in pairs.iter().flatten() {
             let to = Argument::other(pair.name, Some(pair.to.as_ref()));
-            check_memory(&[to], self.components.device)?;
+            let from = Argument::other(pair.name, pair.from.filter(|_| pair.is_callers()));
+            check_memory(&[to, from], self.components.device)?;
             pair.check()?;
         }
         let mut small = [NO_COPY; abi::TY_MAX_COPIES];
@@ -242,7 +251,7 @@ const NO_COPY: abi::TyCopy = abi::TyCopy {
 };
 
 /// The arrays of an output, each with its destination.
-fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'a>>; 15] {
+fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'a>>; 16] {
     let (plain, is_flat) = (Form::default(), received.layout == Layout::Flat);
     let filled = |fill: i32| Form { fill: is_flat.then_some(fill), ..plain };
     let pair = |name, from, to: &'a Option<TensorMut<'a>>, form| {
@@ -267,6 +276,12 @@ fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'
         pair("source_counts", received.source_counts(), &outputs.source_counts, plain),
         pair("source_ends", received.source_ends(), &outputs.source_ends, plain),
         pair("ranges", received.ranges(), &outputs.ranges, plain),
+        outputs.topk_idx.as_ref().map(|(from, to)| Pair {
+            name: "topk_idx",
+            from: Some(*from),
+            to,
+            form: plain,
+        }),
     ]
 }
 

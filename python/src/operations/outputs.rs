@@ -3,7 +3,9 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use tokenyard_core::Result;
-use tokenyard_core::communicator::{Communicator, OnStream, Outputs, RoutingRoom, Statistics};
+use tokenyard_core::communicator::{
+    Communicator, OnStream, Outputs, Received as CoreReceived, RoutingRoom, Statistics, TensorMut,
+};
 use tokenyard_core::moe::Layout;
 
 use super::{CallStream, Inputs, Object, stream};
@@ -95,48 +97,106 @@ pub(crate) struct Giving<'a, 'py> {
     /// Names of arrays that become tensors where they lie.
     pub(crate) names: &'a Bound<'py, PyTuple>,
     pub(crate) keeps_fp8: bool,
-    /// int32: room for the source tokens of all rows, and behind it for the ends of the rows of each source.
+    /// A list of int32, and the arrays of which it gets copies, one behind the other. The first has what the others
+    /// leave of it.
     pub(crate) block: Object<'a, 'py>,
-    /// Found by the address of the ends, of which each is a row of as many columns, if there are some.
-    pub(crate) record: Py<PyAny>,
+    pub(crate) parts: &'a Bound<'py, PyTuple>,
+    /// Found by the address of the last part, of which each element is a row of as many columns, if there are some.
+    pub(crate) record: Option<Py<PyAny>>,
     pub(crate) columns: Option<i64>,
+    /// Ids of the caller, and room for a copy.
+    pub(crate) copied: Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
     pub(crate) has_counts: bool,
     pub(crate) stream: Option<usize>,
     pub(crate) outputs: Option<&'a Bound<'py, PyDict>>,
 }
 
-/// The arrays, the source tokens, the ends, and the counts of experts or nothing.
-pub(crate) type Given<'py> =
-    (Bound<'py, PyTuple>, Bound<'py, PyAny>, Bound<'py, PyAny>, Option<Vec<u32>>);
+/// The arrays; where there is a record, tensors over the parts; the counts of experts, or nothing.
+pub(crate) type Given<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>, Option<Vec<u32>>);
 
 /// One call for all, because the code of each is cold when its turn comes.
 pub(crate) fn give<'py>(shared: &Shared, giving: Giving<'_, 'py>) -> PyResult<Given<'py>> {
-    let Giving { reader, received, names, keeps_fp8, block, record, columns, .. } = giving;
+    let Giving { reader, received, names, keeps_fp8, .. } = giving;
     let py = received.py();
-    let ranks = i64::from(shared.shape().ranks);
     let mut kept = Inputs::default();
     let mut read = || {
         let core = received.get().core()?;
         let mut outputs = read_outputs(giving.outputs, core.layout(), &mut kept)?;
-        let whole = Tensor::read("block", block)?;
-        let room = (whole.length() - ranks).max(0);
-        let cut = |name, first, count| whole.cut(block, name, first, count);
-        let of_tokens = || cut("source_tokens", 0, room);
-        let of_ends = || cut("source_ends", room, ranks);
-        outputs.source_tokens = Some(kept.keep_mut(of_tokens()?)?);
-        outputs.source_ends = Some(kept.keep_mut(of_ends()?)?);
-        Ok((outputs, core, of_tokens()?, of_ends()?))
+        let names: Vec<&'static str> = giving
+            .parts
+            .iter_borrowed()
+            .map(|name| name_of(&name.to_string()))
+            .collect::<Result<_>>()?;
+        let shapes = part_shapes(&core, &names)?;
+        if let Some((from, to)) = &giving.copied {
+            let from = kept.keep(Tensor::read("topk_idx", from)?)?;
+            outputs.topk_idx = Some((from, kept.keep_mut(Tensor::read("topk_idx", to)?)?));
+        }
+        let parts = cut_parts(giving.block, &names, &shapes)?;
+        for (part, name) in cut_parts(giving.block, &names, &shapes)?.into_iter().zip(names) {
+            *place_of(&mut outputs, name) = Some(kept.keep_mut(part)?);
+        }
+        Ok((outputs, core, parts))
     };
-    let (mut outputs, core, tokens, ends) = read().map_err(|error| raise(py, &error))?;
+    let (mut outputs, core, parts) = read().map_err(|error| raise(py, &error))?;
     let stream = CallStream { raw: giving.stream, without_sync: false };
     let counts = shared.call(py, |comm| {
         in_order!(comm, stream, copy_out(&core, &mut outputs))?;
         giving.has_counts.then(|| comm.expert_counts(&core)).transpose()
     })?;
     let arrays = reader.output(received, names, keeps_fp8, None)?;
-    let tokens = reader.make(py, tokens.leaving(None, None))?;
-    let ends = reader.make(py, ends.leaving(Some(record), columns))?;
-    Ok((arrays, tokens, ends, counts))
+    let mut tensors = Vec::new();
+    if let Some(record) = giving.record {
+        let (mut record, last) = (Some(record), parts.len().saturating_sub(1));
+        for (number, part) in parts.into_iter().enumerate() {
+            let record = record.take_if(|_| number == last);
+            let columns = giving.columns.filter(|_| number == last);
+            tensors.push(reader.make(py, part.leaving(record, columns))?);
+        }
+    }
+    Ok((arrays, PyTuple::new(py, tensors)?, counts))
+}
+
+/// Rows and columns of arrays of 32 bits, by their names.
+fn part_shapes(received: &CoreReceived, names: &[&str]) -> Result<Vec<[i64; 2]>> {
+    let shape = |name: &&str| {
+        let array = match *name {
+            "ids" => received.ids(),
+            "slots" => received.slots(),
+            "source" | "source_tokens" => received.source(),
+            "expert_counts" => received.expert_counts(),
+            "expert_ends" => received.expert_ends(),
+            "source_ends" => received.source_ends(),
+            _ => None,
+        };
+        let array = array
+            .ok_or_else(|| invalid(format!("parts: found {name}, which the output has not")))?;
+        Ok([array.rows() as i64, array.cols() as i64])
+    };
+    names.iter().map(shape).collect()
+}
+
+/// The parts of a list. The first has what the others leave of it.
+fn cut_parts(
+    block: Object<'_, '_>,
+    names: &[&'static str],
+    shapes: &[[i64; 2]],
+) -> Result<Vec<Tensor>> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let whole = Tensor::read("block", block)?;
+    let sizes = shapes.iter().map(|[rows, cols]| rows * cols);
+    let others: i64 = sizes.skip(1).sum();
+    let mut first = 0;
+    let mut parts = Vec::with_capacity(names.len());
+    for (number, (name, [rows, cols])) in names.iter().zip(shapes).enumerate() {
+        let rows =
+            if number == 0 { (whole.length() - others).max(0) / (*cols).max(1) } else { *rows };
+        parts.push(whole.cut(block, name, first, [rows, *cols])?);
+        first += rows * cols;
+    }
+    Ok(parts)
 }
 
 /// The caller's arrays. Those with one value a row may have the shape that packed rows have: `[E / R, R * M]`.
@@ -147,36 +207,45 @@ fn read_outputs(
 ) -> Result<Outputs<'static>> {
     let mut outputs = Outputs::default();
     for (key, object) in given.into_iter().flatten() {
-        let key = key.to_string();
-        let Some(name) = COPIED.into_iter().find(|name| *name == key) else {
-            let text = format!("{key}: found a name of no array; expected {}", COPIED.join(", "));
-            return Err(invalid(text));
-        };
+        let name = name_of(&key.to_string())?;
         let Some(tensor) = Tensor::optional(name, &object)? else { continue };
-        let place = match name {
-            "x" => &mut outputs.x,
-            "scales" => &mut outputs.scales,
-            "scale_columns" => &mut outputs.scale_columns,
-            "ids" => &mut outputs.ids,
-            "wide_ids" => &mut outputs.wide_ids,
-            "weights" => &mut outputs.weights,
-            "source" => &mut outputs.source,
-            "source_tokens" => &mut outputs.source_tokens,
-            "slots" => &mut outputs.slots,
-            "expert_counts" => &mut outputs.expert_counts,
-            "expert_starts" => &mut outputs.expert_starts,
-            "expert_ends" => &mut outputs.expert_ends,
-            "source_counts" => &mut outputs.source_counts,
-            "source_ends" => &mut outputs.source_ends,
-            _ => &mut outputs.ranges,
-        };
         let is_column = match name {
             "source" | "source_tokens" => true,
             "weights" => layout != Layout::Flat,
             _ => false,
         };
         let room = if is_column { kept.keep_column_mut(tensor) } else { kept.keep_mut(tensor) };
-        *place = Some(room?);
+        *place_of(&mut outputs, name) = Some(room?);
     }
     Ok(outputs)
+}
+
+fn name_of(key: &str) -> Result<&'static str> {
+    COPIED.into_iter().find(|name| *name == key).ok_or_else(|| {
+        invalid(format!("{key}: found a name of no array; expected {}", COPIED.join(", ")))
+    })
+}
+
+/// The place of an array of `COPIED`.
+fn place_of<'a>(
+    outputs: &'a mut Outputs<'static>,
+    name: &str,
+) -> &'a mut Option<TensorMut<'static>> {
+    match name {
+        "x" => &mut outputs.x,
+        "scales" => &mut outputs.scales,
+        "scale_columns" => &mut outputs.scale_columns,
+        "ids" => &mut outputs.ids,
+        "wide_ids" => &mut outputs.wide_ids,
+        "weights" => &mut outputs.weights,
+        "source" => &mut outputs.source,
+        "source_tokens" => &mut outputs.source_tokens,
+        "slots" => &mut outputs.slots,
+        "expert_counts" => &mut outputs.expert_counts,
+        "expert_starts" => &mut outputs.expert_starts,
+        "expert_ends" => &mut outputs.expert_ends,
+        "source_counts" => &mut outputs.source_counts,
+        "source_ends" => &mut outputs.source_ends,
+        _ => &mut outputs.ranges,
+    }
 }

@@ -287,7 +287,7 @@ def _make_handle(
         per_expert=aligned.tolist() if record.is_exact else [],
         scaleup_psum=like(reference, np.cumsum(by_rank.sum(axis=0), dtype=np.int32)),
         expert_psum=like(reference, expert_psum.astype(np.int32)),
-        unaligned=like(reference, counts),
+        counts=like(reference, counts),
         metadata=like(reference, metadata),
         dummy=like(reference, np.full((record.native.tokens, topk), -1, np.int32)),
     )

@@ -1,6 +1,5 @@
 """Dispatch and combine of V2 on tensors of torch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ from .tensors import (
     library,
     name_stream,
     read,
+    reader,
     stays_in_arena,
     stream_of,
     take_all,
@@ -49,6 +49,19 @@ class Record:
 
 
 Result = tuple[Any, Any, Any, EPHandle, EventOverlap]
+# The arrays of an output that may stay where they arrived.
+_ARRAYS = ("x", "weights", "scales")
+
+
+@dataclass
+class Given:
+    """What a caller gets of a dispatch. `its_ids` is the handle's copy of the ids, where it has one."""
+
+    x: Any = None
+    scales: Any = None
+    ids: Any = None
+    weights: Any = None
+    its_ids: Any = None
 
 
 class Between:
@@ -119,21 +132,22 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue
             flat_rows=received.tokens,
             device=routed.x.device,
         )
-        places = Places(record, received)
-        outputs = _give(call, record, received, routed, stream, places.wanted)
-        handle = _make_handle(engine, call, record, received, places)
-    return _finish(call, routed, outputs, handle, stream)
+        places = Places(engine, record, received)
+        given = _give(call, record, received, routed, stream, places)
+        handle = _make_handle(engine, call, record, received, given.its_ids, places)
+    return _finish(call, routed, given, handle, stream)
 
 
 def _finish(
-    call: DispatchCall, routed: Routed, outputs: Any, handle: EPHandle, stream: CallStream
+    call: DispatchCall, routed: Routed, given: Given, handle: EPHandle, stream: CallStream
 ) -> Result:
-    x, ids, weights = outputs
+    ids, weights = given.ids, given.weights
+    x = given.x if given.scales is None else (given.x, given.scales)
     if not stream.is_async:
         return x, ids, weights, handle, EventOverlap()
-    rows = x if isinstance(x, tuple) else (x,)
-    given = call.x if isinstance(call.x, tuple) else (call.x,)
-    inputs = (*given, call.topk_idx, call.topk_weights, routed.x, routed.scales, routed.ids)
+    rows = (given.x, given.scales)
+    sent = call.x if isinstance(call.x, tuple) else (call.x,)
+    inputs = (*sent, call.topk_idx, call.topk_weights, routed.x, routed.scales, routed.ids)
     inputs = (*inputs, routed.weights, call.stats)
     # The ids of a handle may be a copy, made on the stream of the call.
     event = stream.finish(inputs, (*rows, ids, weights, handle.topk_idx, *handle._arrays))
@@ -200,8 +214,8 @@ def _replay(
         )
         received = Between(sent, before_epilogue, stream).recv() if before_epilogue else sent
         routed = Routed(x, scales, None, weights)
-        outputs = _give(call, record, received, routed, stream, {})
-    return _finish(call, routed, outputs, handle, stream)
+        given = _give(call, record, received, routed, stream)
+    return _finish(call, routed, given, handle, stream)
 
 
 def record_of(engine: Engine, handle: object) -> Record:
@@ -218,95 +232,125 @@ def _give(
     received: Any,
     routed: Routed,
     stream: CallStream,
-    wanted: dict[str, Any],
-) -> tuple[Any, Any, Any]:
-    """The received rows, ids and weights. One call copies them, where they do not stay, and all that is `wanted`."""
-    opened, device = record.opened, routed.x.device
+    places: "Places | None" = None,
+) -> Given:
+    """The received rows, ids and weights. One call copies them, where they do not stay, and what `places` wants."""
+    opened = record.opened
     sizes = opened.sizes
     local = sizes.experts // opened.communicator.ranks
     most = opened.most_elements * routed.x.element_size()
     most *= min(sizes.topk, local) if call.is_expanded else 1
     stays = stays_in_arena(opened, stream, call.reference, most)
-    x, weights, scales = take_all(received, ("x", "weights", "scales"), routed.x.dtype)
-    ids = None
-    wanted = dict(wanted)
+    given, wanted = _room(call, record, received, routed, stays)
+    names = _ARRAYS[: 3 if given.scales is None else 2] if stays else ()
+    copied = None
+    if places is not None and call.copies_handle:
+        given.its_ids = torch.empty_like(routed.ids)
+        copied = (routed.ids, given.its_ids)
+    if not wanted and places is None:
+        arrays = take_all(received, names, routed.x.dtype)
+    else:
+        arrays, _, _ = opened.communicator._give(
+            reader(),
+            received,
+            None if places is None else places.memory,
+            () if places is None else places.parts,
+            names=names,
+            keeps_fp8=routed.x.dtype is torch.float8_e4m3fn,
+            copied=copied,
+            stream=stream.raw,
+            **wanted,
+        )
+    for name, array in zip(names, arrays, strict=True):
+        setattr(given, name, array)
+    given.x = typed(given.x, routed.x.dtype)
+    if given.scales is not None:
+        given.scales = typed(given.scales, routed.scales.dtype)
+    return given
+
+
+def _room(
+    call: DispatchCall, record: Record, received: Any, routed: Routed, stays: bool
+) -> tuple[Given, dict[str, Any]]:
+    """Memory of torch for what a caller gets that does not stay in the arena, and its names as copies."""
+    sizes, rows, device = record.opened.sizes, received.rows, routed.x.device
+    given, wanted = Given(), {}
+    if not stays:
+        shape: tuple[int, ...] = (rows, sizes.hidden)
+        given.x = wanted["x"] = torch.empty(shape, dtype=routed.x.dtype, device=device)
+        if routed.weights is not None:
+            shape = (rows,) if call.is_expanded else (rows, sizes.topk)
+            given.weights = torch.empty(shape, dtype=torch.float32, device=device)
+            wanted["weights"] = given.weights
     if routed.scales is not None and call.is_column_major:
-        rows, columns = scales.shape
+        columns = routed.scales.shape[1]
         # Columns start at multiples of 16 bytes.
         pitch = align(rows, 4)
         memory = torch.empty((columns, pitch), dtype=routed.scales.dtype, device=device)
+        given.scales = memory.as_strided((rows, columns), (1, pitch))
         wanted["scale_columns"] = memory
-        scales = memory.as_strided((rows, columns), (1, pitch))
-    elif scales is not None:
-        scales = typed(scales, routed.scales.dtype)
-    if not stays:
-        x = wanted["x"] = torch.empty_like(x)
-        if weights is not None:
-            weights = wanted["weights"] = torch.empty_like(weights)
-        if scales is not None and not call.is_column_major:
-            scales = wanted["scales"] = torch.empty_like(scales)
+    elif routed.scales is not None and not stays:
+        shape = (rows, routed.scales.shape[1])
+        given.scales = torch.empty(shape, dtype=routed.scales.dtype, device=device)
+        wanted["scales"] = given.scales
     if not call.is_expanded:
-        shape = (received.rows, sizes.topk)
-        ids = wanted["wide_ids"] = torch.empty(shape, dtype=torch.int64, device=device)
-    if wanted:
-        opened.communicator.copy_out(received, stream=stream.raw, **wanted)
-    return x if scales is None else (x, scales), ids, weights
+        shape = (rows, sizes.topk)
+        given.ids = torch.empty(shape, dtype=torch.int64, device=device)
+        wanted["wide_ids"] = given.ids
+    return given, wanted
+
+
+# Copies of what arrived that fields of a handle are computed from, in one list.
+_FLAT_PARTS = ("source", "ids", "expert_counts", "source_ends")
+_EXPANDED_PARTS = ("source", "slots", "expert_counts", "source_ends", "expert_ends")
 
 
 class Places:
     """Fields of a handle that are computed where they are read first, from copies of what arrived."""
 
-    def __init__(self, record: Record, received: Any) -> None:
-        opened = record.opened
-        topk, ranks = opened.sizes.topk, opened.communicator.ranks
-        source = received.source
-        tokens, local = len(source), opened.sizes.experts // ranks
-        lengths = [tokens, tokens * topk, local, ranks]
+    def __init__(self, engine: Engine, record: Record, received: Any) -> None:
+        sizes = record.opened.sizes
+        ranks, tokens, local = engine.ranks, received.tokens, sizes.experts // engine.ranks
+        self._engine, self._record = engine, record
+        self._lengths = [tokens, tokens * sizes.topk, local, ranks]
         if record.is_expanded:
-            lengths.append(local)
-        # Parts of one allocation.
-        memory = torch.empty(sum(lengths), dtype=torch.int32, device=record.device)
-        self.arrays = (memory,)
-        self.source, places, self.counts, self.source_ends, *rest = memory.split(lengths)
-        self.places = places.view(tokens, topk)
-        self._expert_ends = rest[0] if rest else None
-        self._record = record
-        self.wanted = {
-            "source": self.source,
-            "slots" if record.is_expanded else "ids": self.places,
-            "expert_counts": self.counts,
-            "source_ends": self.source_ends,
-        }
-        if record.is_expanded:
-            self.wanted["expert_ends"] = self._expert_ends
+            self._lengths.append(local)
+        self.parts = _EXPANDED_PARTS if record.is_expanded else _FLAT_PARTS
+        self.memory = torch.empty(sum(self._lengths), dtype=torch.int32, device=record.device)
+
+    def _part(self, number: int) -> Any:
+        return self.memory.split(self._lengths)[number]
+
+    def counts(self) -> Any:
+        """Rows of each local expert."""
+        return self._part(2)
 
     def metadata(self) -> Any:
-        topk, record = self._record.opened.sizes.topk, self._record
+        topk, record, source = self._record.opened.sizes.topk, self._record, self._part(0)
         # [N, K]: local experts, or rows of copies; -1 where a token has none here.
-        is_here = self.places >= 0
-        numbers = torch.arange(topk, dtype=torch.int32, device=self.source.device)
-        last = torch.where(is_here, numbers, -1).amax(dim=1)
-        metadata = torch.full(
-            (len(self.source), topk + 2), -1, dtype=torch.int32, device=self.source.device
-        )
-        metadata[:, 0] = self.source
-        metadata[:, 1] = self.source.div(record.tokens, rounding_mode="floor") * topk + last
+        places = self._part(1).view(len(source), topk)
+        numbers = torch.arange(topk, dtype=torch.int32, device=source.device)
+        last = torch.where(places >= 0, numbers, -1).amax(dim=1)
+        metadata = torch.full((len(source), topk + 2), -1, dtype=torch.int32, device=source.device)
+        metadata[:, 0] = source
+        metadata[:, 1] = source.div(record.tokens, rounding_mode="floor") * topk + last
         if record.is_expanded:
-            metadata[:, 2:] = self.places
+            metadata[:, 2:] = places
         return metadata
 
-    def aligned(self) -> Any:
-        unit = self._record.alignment
-        return (self.counts + (unit - 1)).div(unit, rounding_mode="floor") * unit
-
     def expert_psum(self) -> Any:
-        if self._expert_ends is not None:
-            return self._expert_ends
-        return self.aligned().cumsum(0, dtype=torch.int32)
+        if self._record.is_expanded:
+            return self._part(4)
+        unit = self._record.alignment
+        aligned = (self.counts() + (unit - 1)).div(unit, rounding_mode="floor") * unit
+        return aligned.cumsum(0, dtype=torch.int32)
+
+    def scaleup_psum(self) -> Any:
+        return _scaleup_psum(self._engine, self._part(3))
 
     def dummy(self) -> Any:
         shape = (self._record.native.tokens, self._record.opened.sizes.topk)
-        return torch.full(shape, -1, dtype=torch.int32, device=self.source.device)
+        return torch.full(shape, -1, dtype=torch.int32, device=self.memory.device)
 
 
 def _scaleup_psum(engine: Engine, ends: Any) -> Any:
@@ -318,28 +362,19 @@ def _scaleup_psum(engine: Engine, ends: Any) -> Any:
 
 
 def _make_handle(
-    engine: Engine, call: DispatchCall, record: Record, received: Any, places: Places
+    engine: Engine, call: DispatchCall, record: Record, received: Any, its_ids: Any, places: Places
 ) -> EPHandle:
     if call.stats is not None:
-        call.stats.add_(places.counts)
+        call.stats.add_(places.counts())
     per_expert: list[int] = []
     if record.is_exact:
         counts = record.opened.communicator.expert_counts(received)
         per_expert = [align(count, record.alignment) for count in counts]
-    ranks, local = engine.ranks, record.experts // engine.ranks
     expanded = sum(per_expert)
     if not record.is_exact:
+        ranks, local = engine.ranks, record.experts // engine.ranks
         most = ranks * record.tokens * min(record.opened.sizes.topk, local)
         expanded = align(most + (record.alignment - 1) * local, record.alignment)
-    ids: Any = call.topk_idx
-    if call.copies_handle:
-        ids = ids.clone()
-    lazy: dict[str, Callable[[], Any]] = {
-        "psum_num_recv_tokens_per_scaleup_rank": lambda: _scaleup_psum(engine, places.source_ends),
-        "psum_num_recv_tokens_per_expert": places.expert_psum,
-        "recv_src_metadata": places.metadata,
-        "dst_buffer_slot_idx": places.dummy,
-    }
     handle = EPHandle(
         record,
         do_expand=call.is_expanded,
@@ -347,14 +382,13 @@ def _make_handle(
         expert_alignment=record.alignment,
         num_max_tokens_per_rank=record.tokens,
         num_sms=call.num_sms,
-        topk_idx=ids,
+        topk_idx=call.topk_idx if its_ids is None else its_ids,
         num_recv_tokens=record.flat_rows,
         num_expanded_tokens=expanded,
         per_expert=per_expert,
-        unaligned=places.counts,
-        lazy=lazy,
+        places=places,
     )
-    handle._arrays = places.arrays
+    handle._arrays = (places.memory,)
     return handle
 
 

@@ -36,6 +36,8 @@ from .tensors import (
 
 # Arrays of a flat output that become tensors.
 _ARRAYS = ("x", "scales", "weights")
+# What the handle's tensors are made of, in one list.
+_PARTS = ("source_tokens", "source_ends")
 
 
 @dataclass
@@ -247,11 +249,12 @@ def _give(engine: Engine, call: DispatchCall, arrival: Arrival) -> Outputs:
         if not (stays and given == received.rows and record.has_sync):
             # Behind the rows that arrived is no weight. Their number may be known to the device alone.
             weights = wanted["weights"] = block.new_empty(ids.shape, dtype=torch.float32)
-    arrays, tokens, ends, counts = opened.communicator._give(
+    arrays, (tokens, ends), counts = opened.communicator._give(
         reader(),
         received,
         block,
-        record,
+        _PARTS,
+        record=record,
         names=_ARRAYS if stays else (),
         keeps_fp8=x.dtype is torch.float8_e4m3fn,
         columns=engine.ranks if engine.domains == 1 else None,

@@ -1,10 +1,10 @@
 """The handle that a dispatch of V2 leaves behind."""
 
-from collections.abc import Callable
 from typing import Any
 
 from .._arrays import Tensor
 
+# Fields, and the arguments, or on GPUs the methods of the record's places, that they come from.
 _COMPUTED = {
     # [ranks of a domain] int32: tokens from those up to each, inclusive.
     "psum_num_recv_tokens_per_scaleup_rank": "scaleup_psum",
@@ -13,6 +13,8 @@ _COMPUTED = {
     # [N, K + 2] int32: source rank * M + token; source rank * K + last k here; expanded rows, or -1.
     "recv_src_metadata": "metadata",
     "dst_buffer_slot_idx": "dummy",
+    # [E / R] int32: rows of each local expert, without padding.
+    "num_unaligned_recv_tokens_per_expert": "counts",
 }
 
 
@@ -27,11 +29,12 @@ class EPHandle:
     psum_num_recv_tokens_per_expert: Tensor
     recv_src_metadata: Tensor
     dst_buffer_slot_idx: Tensor
+    num_unaligned_recv_tokens_per_expert: Tensor
 
     def __init__(self, record: Any, **fields: Any) -> None:
         self._record = record
-        # On GPUs: fields that are computed where they are read first, and the memory that they are computed from.
-        self._lazy: dict[str, Callable[[], Any]] = fields.get("lazy", {})
+        # On GPUs: what computes fields where they are read first, and the memory that they are computed from.
+        self._places: Any = fields.get("places")
         self._arrays: tuple[Tensor, ...] = ()
         self.do_expand: bool = fields["do_expand"]
         self.num_experts: int = fields["num_experts"]
@@ -44,18 +47,17 @@ class EPHandle:
         self.num_expanded_tokens: int = fields["num_expanded_tokens"]
         # Aligned counts; empty without CPU sync.
         self.num_recv_tokens_per_expert_list: list[int] = fields["per_expert"]
-        self.num_unaligned_recv_tokens_per_expert: Tensor = fields["unaligned"]
-        for name, key in _COMPUTED.items():
-            if key in fields:
+        if self._places is None:
+            for name, key in _COMPUTED.items():
                 setattr(self, name, fields[key])
         self.token_metadata_at_forward: Tensor | None = None
         self.channel_linked_list: Tensor | None = None
         self.cached_recv_src_metadata_before_sort: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
-        make = vars(self).get("_lazy", {}).get(name)
-        if make is None:
+        places = vars(self).get("_places")
+        if places is None or name not in _COMPUTED:
             raise AttributeError(f"EPHandle has no {name}")
-        value = make()
+        value = getattr(places, _COMPUTED[name])()
         setattr(self, name, value)
         return value
