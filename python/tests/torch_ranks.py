@@ -227,8 +227,8 @@ def without_room(world, case):
     with opened(world, case) as comm:
         received, _ = comm.dispatch(*tensors(case, me))
 
-        def give(block, **rest):
-            return comm._give(reader, received, block, record, names=("x", "weights"), **rest)
+        def give(block, parts=("source_tokens", "source_ends"), names=("x", "weights"), **rest):
+            return comm._give(reader, received, block, parts, record=record, names=names, **rest)
 
         wrong = {
             "block: found None": None,
@@ -243,9 +243,22 @@ def without_room(world, case):
         with pytest.raises(errors.InvalidInputError, match="rows: found a name of no array"):
             give(torch.zeros(most, dtype=torch.int32), rows=torch.zeros(1))
         with pytest.raises(errors.InvalidInputError, match="names: found y"):
-            comm._give(reader, received, torch.zeros(most, dtype=torch.int32), record, names=("y",))
-        block = torch.full((most,), 7, dtype=torch.int32)
-        (x, weights), tokens, ends, counts = give(block, columns=3, counts=True)
+            give(torch.zeros(most, dtype=torch.int32), names=("y",))
+        for parts, message in {
+            ("y",): "y: found a name of no array",
+            ("x",): "parts: found x; expected ids",
+            ("source", "slots"): "parts: found slots, which the output has not",
+        }.items():
+            with pytest.raises(errors.InvalidInputError, match=message):
+                give(torch.zeros(most, dtype=torch.int32), parts=parts)
+        ids, copy = tensors(case, me)[1], torch.zeros((1, case.topk), dtype=torch.int64)
+        with pytest.raises(errors.InvalidInputError, match="topk_idx: found shape"):
+            give(torch.zeros(most, dtype=torch.int32), copied=(torch.cat((ids, ids, ids)), copy))
+        copy, block = torch.zeros_like(ids), torch.full((most,), 7, dtype=torch.int32)
+        (x, weights), (tokens, ends), counts = give(
+            block, columns=3, counts=True, copied=(ids, copy)
+        )
+        assert torch.equal(copy, ids)
         assert torch.equal(x, torch.from_numpy(case.rows(sources)))
         assert weights.shape == (len(sources), case.topk)
         assert tokens.tolist() == [token for _, token in sources] == block[:-2].tolist()
@@ -255,7 +268,7 @@ def without_room(world, case):
         assert counts == case.expert_counts(me)
         assert _record_at(ends.data_ptr()) is record
         del x, weights, block, tokens, ends
-        assert give(torch.zeros(most, dtype=torch.int32))[3] is None
+        assert give(torch.zeros(most, dtype=torch.int32))[2] is None
 
 
 class Subclass(torch.Tensor):

@@ -167,7 +167,11 @@ fn part_shapes(received: &CoreReceived, names: &[&str]) -> Result<Vec<[i64; 2]>>
             "expert_counts" => received.expert_counts(),
             "expert_ends" => received.expert_ends(),
             "source_ends" => received.source_ends(),
-            _ => None,
+            _ => {
+                let text =
+                    format!("parts: found {name}; expected ids, slots, source, source_tokens");
+                return Err(invalid(text + ", expert_counts, expert_ends or source_ends"));
+            }
         };
         let array = array
             .ok_or_else(|| invalid(format!("parts: found {name}, which the output has not")))?;
