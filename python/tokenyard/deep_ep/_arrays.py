@@ -21,7 +21,7 @@ class Refusal(Exception):
 
 def reason(error: Exception) -> str:
     """The reason that ranks get of what went wrong while arguments were read: in this package, in torch (the GPU's
-    memory is full), or in Python. Whatever it is, the others wait in their call until they get it."""
+    memory is full), or in Python. The others wait in their call until they get it."""
     return str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
 
 

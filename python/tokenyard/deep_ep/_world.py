@@ -53,7 +53,7 @@ def park_after(owner: object, world: tokenyard.World, communicator: tokenyard.Co
 
 
 def gather_json(world: tokenyard.World, topic: str, mine: Any) -> dict[int, Any]:
-    """What each rank gives, by rank; a lost rank has no item. Collective."""
+    """The values that ranks give, by rank; a lost rank has no item. Collective."""
     # Numbers of callers may be those of numpy.
     gathered = world.all_gather(topic, json.dumps(mine, default=int).encode())
     return {rank: json.loads(part) for rank, part in enumerate(gathered) if part}

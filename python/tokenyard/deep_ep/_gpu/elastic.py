@@ -55,7 +55,7 @@ _ARRAYS = ("x", "weights", "scales")
 
 @dataclass
 class Given:
-    """What a caller gets of a dispatch. `its_ids` is the handle's copy of the ids, where it has one."""
+    """The tensors that a caller gets of a dispatch. `its_ids` is the handle's copy of the ids, where it has one."""
 
     x: Any = None
     scales: Any = None

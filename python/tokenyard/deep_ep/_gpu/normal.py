@@ -36,7 +36,7 @@ from .tensors import (
 
 # Arrays of a flat output that become tensors.
 _ARRAYS = ("x", "scales", "weights")
-# What the handle's tensors are made of, in one list.
+# The arrays that the handle's tensors are made of, in one list.
 _PARTS = ("source_tokens", "source_ends")
 
 
