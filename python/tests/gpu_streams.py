@@ -190,7 +190,7 @@ def two_threads(world):
 
 def first_call_in_a_thread(world):
     """The first call of a kind comes from a thread that has chosen no GPU: it opens the buffer's, not the thread's."""
-    buffer, found = v1(world, low_latency_mode=True), []
+    buffer, elastic, found = v1(world, low_latency_mode=True), v2(world, CASE), []
     x, idx, weights = inputs(world, CASE)
 
     def call():
@@ -200,6 +200,7 @@ def first_call_in_a_thread(world):
                 x, idx, CASE.max_tokens, CASE.experts, use_fp8=False
             )
             out, _, _ = buffer.low_latency_combine(rows, idx, weights, handle)
+            elastic.barrier()
             torch.cuda.synchronize(x.device)
             found.append((rows, counts, out))
         except BaseException as error:
@@ -218,6 +219,7 @@ def first_call_in_a_thread(world):
         same(rows[expert, : len(sources)], rows_of(world, CASE, sources))
     factor = torch.where(idx >= 0, weights, 0).sum(1, keepdim=True)
     torch.testing.assert_close(out.float(), x.float() * factor, rtol=0.05, atol=0.05)
+    elastic.destroy()
     buffer.destroy()
 
 
@@ -245,10 +247,12 @@ def barrier_behind_a_late_rank(world):
 
 def full_memory(world):
     """A call that needs memory of torch where there is none is refused on all ranks, and the buffer goes on."""
-    buffer = v1(world)
+    buffer, elastic = v1(world), v2(world, CASE)
     x, idx, weights = inputs(world, CASE)
     routes = {**layout_of(buffer, idx, CASE.experts), "topk_idx": idx, "topk_weights": weights}
     recv_x, _, _, _, handle, _ = buffer.dispatch(x, **routes)
+    how = {"topk_idx": idx, "num_experts": CASE.experts}
+    _, _, _, its_handle, _ = elastic.dispatch(x, **how)
     # Calls copy what is not contiguous.
     sparse, sparse_rows = (
         torch.stack((rows, rows), dim=2).flatten(1)[:, ::2] for rows in (x, recv_x)
@@ -257,12 +261,18 @@ def full_memory(world):
         lambda: buffer.dispatch(sparse, **routes),
         lambda: buffer.dispatch(sparse, handle=handle),
         lambda: buffer.combine(sparse_rows, handle),
+        lambda: buffer.combine(recv_x, handle),
+        lambda: elastic.dispatch(sparse, **how),
+        lambda: elastic.dispatch(sparse, handle=its_handle),
+        lambda: elastic.combine(recv_x, its_handle),
     ):
         with full(x.device) if world.rank == 1 else contextlib.nullcontext():
             error = raised(call)
         assert "OutOfMemoryError: CUDA out of memory" in str(error), error
         assert isinstance(error, ValueError) == (world.rank == 1)
     same(buffer.dispatch(sparse, **routes)[0], recv_x)
+    same(elastic.dispatch(sparse, **how)[0], recv_x)
+    elastic.destroy()
     buffer.destroy()
 
 

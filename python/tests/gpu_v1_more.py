@@ -1,5 +1,7 @@
-"""More of DeepEP V1 on tensors of torch: sums of weights, sizes that change, and the ways to the ranks."""
+"""More of DeepEP on tensors of torch: sums of weights, sizes that change, handles that outlive, the ways to ranks."""
 
+import contextlib
+import os
 import socket
 
 import torch
@@ -21,10 +23,12 @@ from gpu_common import (
     same,
     times,
     v1,
+    v2,
 )
 from gpu_v1 import check_normal
 
-from tokenyard.deep_ep import Buffer
+from tokenyard.deep_ep import Buffer, ElasticBuffer
+from tokenyard.deep_ep.utils.envs import init_dist
 
 
 def weights_of_all_ranks(world):
@@ -104,6 +108,74 @@ def process_group(world):
         buffer._engine.world.close()
     finally:
         dist.destroy_process_group()
+
+
+def scripts_of_deep_ep(world):
+    """`init_dist`: tensors without a device lie on the rank's GPU, sums of them go through the group, and both buffers
+    take it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1]).encode()
+    address = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": world.all_gather("port", port)[0].decode(),
+    }
+    address |= {"WORLD_SIZE": "1", "RANK": "0"}
+    prepare(world)
+    with patched(address):
+        rank, ranks, group = init_dist(world.rank, world.ranks)
+    try:
+        assert (rank, ranks) == (world.rank, world.ranks)
+        total = torch.ones(3)
+        dist.all_reduce(total, group=group)
+        assert total.tolist() == [ranks] * 3
+        if is_gpu():
+            assert (total.dtype, total.device) == (torch.bfloat16, device_of(world))
+        buffer = on_device(Buffer(group, low_latency_mode=True, explicitly_destroy=True))
+        check_normal(world, buffer, SMALL, torch.bfloat16)
+        buffer.destroy()
+        buffer = on_device(
+            ElasticBuffer(group, num_max_tokens_per_rank=64, explicitly_destroy=True)
+        )
+        x, idx, _ = inputs(world, SMALL)
+        recv_x, _, _, handle, _ = buffer.dispatch(x, topk_idx=idx, num_experts=SMALL.experts)
+        same(recv_x, rows_of(world, SMALL, SMALL.sources(world.rank)))
+        assert handle.recv_src_metadata.dtype == torch.int32
+        buffer.combine(recv_x, handle)
+        buffer.destroy()
+        buffer._engine.world.close()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def patched(variables):
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def made_anew(world):
+    """A handle of V2 outlives its buffer, as Megatron needs it, and so do its fields."""
+    buffer = v2(world, SMALL)
+    x, idx, _ = inputs(world, SMALL)
+    recv_x, _, _, handle, _ = buffer.dispatch(x, topk_idx=idx, num_experts=SMALL.experts)
+    buffer = v2(world, SMALL)
+    first, _, _ = buffer.combine(recv_x, handle)
+    again, _, _, _, _ = buffer.dispatch(x, handle=handle)
+    same(again, recv_x)
+    same(buffer.combine(recv_x, handle)[0], first)
+    assert handle.recv_src_metadata.shape[0] == len(recv_x)
+    del handle
+    buffer.destroy()
 
 
 def local_memory(world):
@@ -194,6 +266,8 @@ CHECKS = [
     multiprocessors,
     process_group,
     outputs_of_every_mode,
+    scripts_of_deep_ep,
+    made_anew,
     local_memory,
     arrays_of_another_library,
 ]

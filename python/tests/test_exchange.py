@@ -282,6 +282,25 @@ def test_halves_of_two_operations_may_be_in_flight_at_once(ranks, case):
     ranks(case.ranks, halves, case)
 
 
+def masks_with_an_open_operation(world, case):
+    """Taking ranks back is refused where an operation is open, and the others do not wait for that rank."""
+    with opened(world, case) as comm:
+        me = world.rank
+        pending = comm.dispatch_send(case.x[me], case.idx[me])
+        if me:
+            pending.recv()
+        error = errors.InvalidInputError if me == 0 else errors.UnsupportedError
+        with pytest.raises(error):
+            comm.clear_masks()
+        if me == 0:
+            pending.recv()
+        comm.dispatch(case.x[me], case.idx[me])
+
+
+def test_a_rank_that_cannot_take_others_back_leaves_none_waiting(ranks):
+    ranks(2, masks_with_an_open_operation, CASES[1])
+
+
 COPIES = "x", "weights", "source", "expert_counts", "ranges"
 
 

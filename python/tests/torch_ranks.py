@@ -247,7 +247,7 @@ def without_room(world, case):
         for parts, message in {
             ("y",): "y: found a name of no array",
             ("x",): "parts: found x; expected ids",
-            ("source", "slots"): "parts: found slots, which the output has not",
+            ("source", "slots"): "parts: found slots, which the output does not have",
         }.items():
             with pytest.raises(errors.InvalidInputError, match=message):
                 give(torch.zeros(most, dtype=torch.int32), parts=parts)

@@ -48,8 +48,7 @@ pub struct Outputs<'a> {
     pub source_ends: Option<TensorMut<'a>>,
     /// `[E/R, R]` i64.
     pub ranges: Option<TensorMut<'a>>,
-    /// Ids of the caller, and room of the same shape and type for a copy of them: one of another's memory that goes
-    /// with the copies of the output.
+    /// `[T, K]` i64 of the caller, and room of the same shape. This copy runs in the same kernel as those of the output.
     pub topk_idx: Option<(TensorRef<'a>, TensorMut<'a>)>,
 }
 
@@ -90,6 +89,9 @@ impl Pair<'_> {
             let (rows, cols) = (to.rows(), to.cols());
             return refuse(format!("{name}: found shape [{rows}, {cols}]; expected {shape}"));
         }
+        if self.is_callers() {
+            self.check_callers(&from)?;
+        }
         if byte_length(&from.raw()).is_none() {
             return refuse(format!(
                 "{name}: the kernel set gave strides {:?}; expected rows without gaps",
@@ -109,6 +111,27 @@ impl Pair<'_> {
         self.name == "topk_idx"
     }
 
+    /// Elements of the destination: of 8 bytes where ids become wide, else of 4.
+    fn room(&self, to: &TensorRef<'_>) -> u64 {
+        let bytes = to.rows() * to.cols() * to.dtype().map_or(0, DType::bytes);
+        bytes as u64 / if self.is_wide() { 8 } else { 4 }
+    }
+
+    /// Whether the array is memory of the caller, too.
+    fn check_callers(&self, from: &TensorRef<'_>) -> Result<()> {
+        let (rows, cols) = (self.to.as_ref().rows(), self.to.as_ref().cols());
+        if from.dtype() != Some(DType::I64) || from.rows() != rows || from.strides() != [cols, 1] {
+            return refuse(format!(
+                "{}: found shape [{}, {}] with strides {:?}; expected i64 of shape [{rows}, {cols}] without gaps",
+                self.name,
+                from.rows(),
+                from.cols(),
+                from.strides()
+            ));
+        }
+        Ok(())
+    }
+
     /// Whether it has rows of H elements: the device's own copies move them fast.
     fn is_rows(&self) -> bool {
         matches!(self.name, "x" | "scales")
@@ -122,7 +145,7 @@ impl Pair<'_> {
             from: from.raw().data,
             to: self.to.raw().data,
             elements: byte_length(&from.raw()).unwrap_or(0) as u64 / 4,
-            room: (to.rows() * to.cols()) as u64,
+            room: self.room(&to),
             columns: from.cols() as u32,
             modulus: self.form.modulus,
             fill: self.form.fill.unwrap_or(0),

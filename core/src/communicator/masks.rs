@@ -9,7 +9,7 @@ impl Communicator {
     /// halves of those that were not received. Local: no other rank takes part, and ranks may differ.
     ///
     /// # Errors
-    /// As [`flush`](Self::flush), but open operations are none; `Unsupported` where the kernel set leaves out lost
+    /// As [`flush`](Self::flush), but an open operation is no error; `Unsupported` where the kernel set leaves out lost
     /// ranks alone: [`lost_ranks`](Self::lost_ranks) names them.
     pub fn masked_ranks(&mut self) -> Result<Vec<u32>> {
         self.check_open()?;
@@ -61,9 +61,13 @@ impl Communicator {
 
     /// Runs while no rank is inside an operation.
     fn between_operations(&mut self, run: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
-        self.flush()?;
+        let flushed = self.flush();
+        if self.is_closed() {
+            return flushed;
+        }
+        // Others come to the barriers, whatever is wrong with this call.
         self.world.barrier("unmask ranks")?;
-        let done = run(self);
+        let done = flushed.and_then(|()| run(self));
         self.world.barrier("unmask ranks")?;
         done
     }

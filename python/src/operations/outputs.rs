@@ -132,11 +132,14 @@ pub(crate) fn give<'py>(shared: &Shared, giving: Giving<'_, 'py>) -> PyResult<Gi
             let from = kept.keep(Tensor::read("topk_idx", from)?)?;
             outputs.topk_idx = Some((from, kept.keep_mut(Tensor::read("topk_idx", to)?)?));
         }
-        let parts = cut_parts(giving.block, &names, &shapes)?;
+        let to_leave = match giving.record {
+            Some(_) => cut_parts(giving.block, &names, &shapes)?,
+            None => Vec::new(),
+        };
         for (part, name) in cut_parts(giving.block, &names, &shapes)?.into_iter().zip(names) {
             *place_of(&mut outputs, name) = Some(kept.keep_mut(part)?);
         }
-        Ok((outputs, core, parts))
+        Ok((outputs, core, to_leave))
     };
     let (mut outputs, core, parts) = read().map_err(|error| raise(py, &error))?;
     let stream = CallStream { raw: giving.stream, without_sync: false };
@@ -173,8 +176,9 @@ fn part_shapes(received: &CoreReceived, names: &[&str]) -> Result<Vec<[i64; 2]>>
                 return Err(invalid(text + ", expert_counts, expert_ends or source_ends"));
             }
         };
-        let array = array
-            .ok_or_else(|| invalid(format!("parts: found {name}, which the output has not")))?;
+        let array = array.ok_or_else(|| {
+            invalid(format!("parts: found {name}, which the output does not have"))
+        })?;
         Ok([array.rows() as i64, array.cols() as i64])
     };
     names.iter().map(shape).collect()

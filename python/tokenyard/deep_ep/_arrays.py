@@ -20,8 +20,8 @@ class Refusal(Exception):
 
 
 def reason(error: Exception) -> str:
-    """The reason that ranks get of what went wrong while arguments were read: in this package, in torch (the GPU's
-    memory is full), or in Python. The others wait in their call until they get it."""
+    """The text of an error that reading arguments raised: of this package, of torch (the GPU's memory is full), or of
+    Python. The other ranks wait in their call until they get it."""
     return str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
 
 

@@ -108,11 +108,11 @@ class Engine:
         self.rank, self.ranks = self.world.rank, self.world.ranks
         _world.drop_parked(self.world)
         # Later calls may come from threads that chose no GPU.
-        self._gpu = _world.chosen_gpu()
+        self.gpu = _world.chosen_gpu()
         small = {"experts": self.ranks, "topk": 1, "hidden": 8, "max_tokens": 1, "handles": 1}
         # Only communicators know which rank is where: the smallest one says it, and that the config works.
         with (
-            _world.on_gpu(self._gpu),
+            _world.on_gpu(self.gpu),
             tokenyard.Communicator(self.world, self.config, **small) as communicator,
         ):
             # Whether calls take tensors of torch, whose values the host does not read.
@@ -120,6 +120,8 @@ class Engine:
             # A config of the environment has a number of its own, or leaves the choice to the kernel set.
             self._can_choose_sms = self.on_device and not _world.has_own_config()
             self.domains = int(communicator.report()["domains"])
+        if self.gpu is None and self.on_device and torch.cuda.is_available():
+            self.gpu = int(torch.cuda.current_device())
         # By sizes; by M as well where calls that name M have communicators of their own.
         self._opened: dict[tuple[int, ...], Opened] = {}
         self._counts: Opened | None = None
@@ -386,7 +388,7 @@ class Engine:
 
     def _open_new(self, sizes: Sizes, handles: int = HANDLES) -> Opened:
         _world.drop_parked(self.world)
-        with _world.on_gpu(self._gpu):
+        with _world.on_gpu(self.gpu):
             communicator = tokenyard.Communicator(
                 self.world,
                 _world.load_config(self._waits, sizes.decodes and self.domains == 1, sizes.sms),

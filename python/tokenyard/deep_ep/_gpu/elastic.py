@@ -55,13 +55,12 @@ _ARRAYS = ("x", "weights", "scales")
 
 @dataclass
 class Given:
-    """The tensors that a caller gets of a dispatch. `its_ids` is the handle's copy of the ids, where it has one."""
+    """The tensors that a caller gets of a dispatch."""
 
     x: Any = None
     scales: Any = None
     ids: Any = None
     weights: Any = None
-    its_ids: Any = None
 
 
 class Between:
@@ -134,7 +133,7 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue
         )
         places = Places(engine, record, received)
         given = _give(call, record, received, routed, stream, places)
-        handle = _make_handle(engine, call, record, received, given.its_ids, places)
+        handle = _make_handle(engine, call, record, received, places)
     return _finish(call, routed, given, handle, stream)
 
 
@@ -245,8 +244,8 @@ def _give(
     names = _ARRAYS[: 3 if given.scales is None else 2] if stays else ()
     copied = None
     if places is not None and call.copies_handle:
-        given.its_ids = torch.empty_like(routed.ids)
-        copied = (routed.ids, given.its_ids)
+        places.ids = torch.empty_like(routed.ids)
+        copied = (routed.ids, places.ids)
     if not wanted and places is None:
         arrays = take_all(received, names, routed.x.dtype)
     else:
@@ -311,7 +310,10 @@ class Places:
     def __init__(self, engine: Engine, record: Record, received: Any) -> None:
         sizes = record.opened.sizes
         ranks, tokens, local = engine.ranks, received.tokens, sizes.experts // engine.ranks
-        self._engine, self._record = engine, record
+        # Not the engine: a handle may outlive its buffer.
+        self._domains, self._record = engine.domains, record
+        # The handle's copy of the ids, where it has one.
+        self.ids: Any = None
         self._lengths = [tokens, tokens * sizes.topk, local, ranks]
         if record.is_expanded:
             self._lengths.append(local)
@@ -346,23 +348,20 @@ class Places:
         return aligned.cumsum(0, dtype=torch.int32)
 
     def scaleup_psum(self) -> Any:
-        return _scaleup_psum(self._engine, self._part(3))
+        ends = self._part(3)
+        if self._domains == 1:
+            return ends
+        # Tokens of each index in a domain, of all domains, inclusive.
+        counts = torch.diff(ends, prepend=ends.new_zeros(1))
+        return counts.view(self._domains, -1).sum(0).cumsum(0, dtype=torch.int32)
 
     def dummy(self) -> Any:
         shape = (self._record.native.tokens, self._record.opened.sizes.topk)
         return torch.full(shape, -1, dtype=torch.int32, device=self.memory.device)
 
 
-def _scaleup_psum(engine: Engine, ends: Any) -> Any:
-    """Tokens of each index in a domain, of all domains, inclusive."""
-    if engine.domains == 1:
-        return ends
-    counts = torch.diff(ends, prepend=ends.new_zeros(1))
-    return counts.view(engine.domains, -1).sum(0).cumsum(0, dtype=torch.int32)
-
-
 def _make_handle(
-    engine: Engine, call: DispatchCall, record: Record, received: Any, its_ids: Any, places: Places
+    engine: Engine, call: DispatchCall, record: Record, received: Any, places: Places
 ) -> EPHandle:
     if call.stats is not None:
         call.stats.add_(places.counts())
@@ -382,7 +381,7 @@ def _make_handle(
         expert_alignment=record.alignment,
         num_max_tokens_per_rank=record.tokens,
         num_sms=call.num_sms,
-        topk_idx=call.topk_idx if its_ids is None else its_ids,
+        topk_idx=call.topk_idx if places.ids is None else places.ids,
         num_recv_tokens=record.flat_rows,
         num_expanded_tokens=expanded,
         per_expert=per_expert,

@@ -285,17 +285,16 @@ def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any
     return rows, ids, weights, out
 
 
-def _weigh(record: Record, stream: CallStream, rows: Any, ids: Any, weights: Any) -> Any:
+def _weigh(record: Record, stream: CallStream, rows: Any, sent: Any, weights: Any) -> Any:
     """Rows times their weights, at the owner: for kernel sets whose combine takes no weights itself.
 
-    A replay brings the weights; the rows that it brings with them are of no use.
+    A replay brings the weights, NaN where a row is left out; the rows `sent` with them are of no use.
     """
     communicator, native = record.opened.communicator, record.native
-    wanted = torch.where(ids >= 0, weights, torch.nan)
     arrived: Any = communicator.replay(
         native,
-        rows.new_empty((len(ids), rows.shape[2])),
-        wanted,
+        sent,
+        weights,
         stream=stream.raw,
         without_sync=record.opened.takes("without_sync"),
     )
@@ -330,6 +329,7 @@ def _combine(
         if not sends_weights:
             # torch works on them, which raises on this rank alone where they lie apart.
             expect_device(rows, topk_idx=ids, topk_weights=weights)
+            weights = torch.where(ids >= 0, weights, torch.nan)
     except Exception as error:
         # Weights that are sent beside the rows come with them, others come before, by a replay.
         is_one = opened is not None and opened.takes("packed_sums")
@@ -341,7 +341,7 @@ def _combine(
     act: Any = communicator.combine_send if call.has_hook else communicator.combine
     pending = act(
         record.native,
-        rows if sends_weights else _weigh(record, stream, rows, ids, weights),
+        rows if sends_weights else _weigh(record, stream, rows, out, weights),
         weighted=sends_weights,
         topk_weights=weights if sends_weights else None,
         topk_idx=ids if sends_weights else None,

@@ -153,7 +153,7 @@ class ElasticBuffer:
         if not self._engine.on_device:
             self._engine.barrier()
             return
-        device = gpu_device()
+        device = gpu_device(self._engine)
         waits = with_cpu_sync and device.type == "cuda"
         if waits:
             torch.cuda.synchronize(device)

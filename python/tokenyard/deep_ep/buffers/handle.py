@@ -4,7 +4,7 @@ from typing import Any
 
 from .._arrays import Tensor
 
-# Fields, and the arguments, or on GPUs the methods of the record's places, that they come from.
+# Computed fields. On the CPU each is an argument, on GPUs a method of `Places`.
 _COMPUTED = {
     # [ranks of a domain] int32: tokens from those up to each, inclusive.
     "psum_num_recv_tokens_per_scaleup_rank": "scaleup_psum",

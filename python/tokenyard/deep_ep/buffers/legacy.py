@@ -342,7 +342,8 @@ class Buffer:
         """Memory of `num_rdma_bytes` or `num_nvl_bytes`, as elements of `dtype`. No call reads or writes it."""
         most = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         if self._engine.on_device:
-            memory = torch.zeros(most - offset, dtype=torch.uint8, device=gpu_device()).view(dtype)
+            device = gpu_device(self._engine)
+            memory = torch.zeros(most - offset, dtype=torch.uint8, device=device).view(dtype)
             return memory if size is None else memory[: size.numel()].view(size)
         return like_type(dtype, np.zeros(most - offset, np.uint8), size)
 

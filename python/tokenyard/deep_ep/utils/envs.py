@@ -1,4 +1,4 @@
-"""How scripts of DeepEP start: processes of torch, gloo between them."""
+"""The start of DeepEP's scripts: processes of torch in one group."""
 
 import contextlib
 import importlib
@@ -31,17 +31,17 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int
 
     `MASTER_ADDR`, `MASTER_PORT` (8361), `WORLD_SIZE` (nodes, 1) and `RANK` (this node, 0) say where. On GPUs, scripts
     of DeepEP expect what it sets there: the GPU of the local rank is the current one, torch makes tensors of bfloat16
-    on it by default, and NCCL joins the ranks' GPUs, if each has its own. Without GPUs, torch's defaults stay.
+    on it by default, and NCCL joins the ranks' GPUs. Without GPUs, torch's defaults stay.
     """
     torch = importlib.import_module("torch")
     distributed = importlib.import_module("torch.distributed")
     backend = "gloo"
     if torch.cuda.is_available():
-        gpus = torch.cuda.device_count()
-        torch.cuda.set_device(local_rank % gpus)
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
         torch.set_default_dtype(torch.bfloat16)
         torch.set_default_device("cuda")
-        if num_local_ranks <= gpus and distributed.is_nccl_available():
+        if distributed.is_nccl_available():
+            # NCCL starts with the first collective on GPUs. Objects go by gloo.
             backend = "cpu:gloo,cuda:nccl"
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = int(os.environ.get("MASTER_PORT", "8361"))
