@@ -48,7 +48,8 @@ pub struct Outputs<'a> {
     pub source_ends: Option<TensorMut<'a>>,
     /// `[E/R, R]` i64.
     pub ranges: Option<TensorMut<'a>>,
-    /// `[T, K]` i64 of the caller, and room of the same shape. This copy runs in the same kernel as those of the output.
+    /// `[T, K]` i64 of the caller, and room of the same shape. This copy runs in the same kernel as those of the
+    /// output.
     pub topk_idx: Option<(TensorRef<'a>, TensorMut<'a>)>,
 }
 
