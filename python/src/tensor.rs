@@ -5,11 +5,10 @@ use std::sync::Arc;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
+use smallvec::smallvec;
 use tokenyard_core::communicator::{CallerMemory, TensorMut, TensorRef};
 use tokenyard_core::moe::DType;
 use tokenyard_core::{Error, Result};
-
-use smallvec::smallvec;
 
 use crate::anchors::Anchor;
 use crate::array::{Array, Claim};

@@ -202,7 +202,7 @@ def times_of_elastic(world, buffer, tensors, name):
     calls = elastic_calls(buffer, *tensors)
     for call in list(calls.values()) * 3:
         call()
-    return measured(world, calls, lambda: watch(buffer), samples, name)
+    return measured(world, calls, buffer, samples, name)
 
 
 def on_each_stream(world, measure, make=lambda world: v1(world, low_latency_mode=True)):
@@ -223,17 +223,17 @@ def times_of_each_call(world, buffer, tensors, name):
     for call in list(calls.values()) * 3:
         call()
     calls |= native_calls(buffer, *tensors[:2])
-    return measured(world, calls, lambda: watch(buffer), samples, name)
+    return measured(world, calls, buffer, samples, name)
 
 
-def measured(world, calls, watched, samples, name):
+def measured(world, calls, buffer, samples, name):
     spent = {called: Spent() for called in calls}
     for _ in range(samples):
         for called, call in calls.items():
             synchronize()
             # Ranks come at one time.
             world.barrier("measure")
-            spent[called].measure(call, watched())
+            spent[called].measure(call, watch(buffer))
     return [f"{name}: {called} {times}" for called, times in spent.items()]
 
 

@@ -1,8 +1,8 @@
 """More of DeepEP on tensors of torch: sums of weights, sizes that change, handles that outlive, the ways to ranks."""
 
-import contextlib
 import os
 import socket
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -121,7 +121,7 @@ def scripts_of_deep_ep(world):
     }
     address |= {"WORLD_SIZE": "1", "RANK": "0"}
     prepare(world)
-    with patched(address):
+    with mock.patch.dict(os.environ, address):
         rank, ranks, group = init_dist(world.rank, world.ranks)
     try:
         assert (rank, ranks) == (world.rank, world.ranks)
@@ -147,20 +147,6 @@ def scripts_of_deep_ep(world):
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
         dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def patched(variables):
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def made_anew(world):

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use tokenyard_core::communicator::Communicator;
 
 use super::streams::Track;
-use super::{LAYOUTS, chains, close, open_with, small};
-use crate::exchange::{self, Got};
+use super::{LAYOUTS, chains, close, open, small};
+use crate::exchange::Got;
 use crate::oracle::rng::{Rng, Stream};
 use crate::oracle::{Case, Layout};
 use crate::round::{Live, Round};
@@ -40,7 +40,7 @@ fn rounds() -> Result<u64> {
 
 fn soak(rank: &Rank<'_>) -> Result<Outcome> {
     let base = small(rank, Layout::Flat);
-    let comm = open_with(rank, exchange::options(&base))?;
+    let comm = open(rank, &base)?;
     let track = comm.has_graphs().then(|| Track::new(&comm)).transpose()?;
     let mut soak = Soak { comm, base, track };
     for n in 0..rounds()? {
@@ -89,12 +89,13 @@ impl Soak {
     }
 
     fn dispatch(&mut self, round: &Round, calls: Calls, shared: &mut Rng) -> Result<Live> {
+        if matches!(calls, Calls::Whole) {
+            return round.dispatch(&mut self.comm);
+        }
         let call = round.tensors.dispatch_on(&self.comm)?;
-        let stream = self.in_order(calls).map(|track| track.name);
-        let sent = match (calls, stream) {
-            (Calls::Whole, _) => return round.dispatch(&mut self.comm),
-            (_, Some(stream)) => self.comm.on(stream).without_sync().dispatch_send(&call),
-            (_, None) => self.comm.dispatch_send(&call),
+        let sent = match self.in_order(calls).map(|track| track.name) {
+            Some(stream) => self.comm.on(stream).without_sync().dispatch_send(&call),
+            None => self.comm.dispatch_send(&call),
         };
         let sent = sent.context("send a dispatch")?;
         self.pause(shared);

@@ -118,7 +118,7 @@ impl Pair<'_> {
         bytes as u64 / if self.is_wide() { 8 } else { 4 }
     }
 
-    /// Whether the array is memory of the caller, too.
+    /// Refuses ids of another type or shape than their room, or with gaps.
     fn check_callers(&self, from: &TensorRef<'_>) -> Result<()> {
         let (rows, cols) = (self.to.as_ref().rows(), self.to.as_ref().cols());
         if from.dtype() != Some(DType::I64) || from.rows() != rows || from.strides() != [cols, 1] {

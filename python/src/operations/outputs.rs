@@ -132,13 +132,15 @@ pub(crate) fn give<'py>(shared: &Shared, giving: Giving<'_, 'py>) -> PyResult<Gi
             let from = kept.keep(Tensor::read("topk_idx", from)?)?;
             outputs.topk_idx = Some((from, kept.keep_mut(Tensor::read("topk_idx", to)?)?));
         }
-        let to_leave = match giving.record {
-            Some(_) => cut_parts(giving.block, &names, &shapes)?,
-            None => Vec::new(),
-        };
-        for (part, name) in cut_parts(giving.block, &names, &shapes)?.into_iter().zip(names) {
+        if names.is_empty() {
+            return Ok((outputs, core, Vec::new()));
+        }
+        let whole = Tensor::read("block", giving.block)?;
+        let cut = || cut_parts(&whole, giving.block, &names, &shapes);
+        for (part, name) in cut()?.into_iter().zip(&names) {
             *place_of(&mut outputs, name) = Some(kept.keep_mut(part)?);
         }
+        let to_leave = if giving.record.is_some() { cut()? } else { Vec::new() };
         Ok((outputs, core, to_leave))
     };
     let (mut outputs, core, parts) = read().map_err(|error| raise(py, &error))?;
@@ -184,16 +186,13 @@ fn part_shapes(received: &CoreReceived, names: &[&str]) -> Result<Vec<[i64; 2]>>
     names.iter().map(shape).collect()
 }
 
-/// The parts of a list. The first has what the others leave of it.
+/// The parts of a list, which was read of `block`. The first has what the others leave of it.
 fn cut_parts(
+    whole: &Tensor,
     block: Object<'_, '_>,
     names: &[&'static str],
     shapes: &[[i64; 2]],
 ) -> Result<Vec<Tensor>> {
-    if names.is_empty() {
-        return Ok(Vec::new());
-    }
-    let whole = Tensor::read("block", block)?;
     let sizes = shapes.iter().map(|[rows, cols]| rows * cols);
     let others: i64 = sizes.skip(1).sum();
     let mut first = 0;

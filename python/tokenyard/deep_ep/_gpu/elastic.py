@@ -149,7 +149,7 @@ def _finish(
     inputs = (*sent, call.topk_idx, call.topk_weights, routed.x, routed.scales, routed.ids)
     inputs = (*inputs, routed.weights, call.stats)
     # The ids of a handle may be a copy, made on the stream of the call.
-    event = stream.finish(inputs, (*rows, ids, weights, handle.topk_idx, *handle._arrays))
+    event = stream.finish(inputs, (*rows, ids, weights, handle.topk_idx, handle._places.memory))
     return x, ids, weights, handle, event
 
 
@@ -374,7 +374,7 @@ def _make_handle(
         ranks, local = engine.ranks, record.experts // engine.ranks
         most = ranks * record.tokens * min(record.opened.sizes.topk, local)
         expanded = align(most + (record.alignment - 1) * local, record.alignment)
-    handle = EPHandle(
+    return EPHandle(
         record,
         do_expand=call.is_expanded,
         num_experts=record.experts,
@@ -387,8 +387,6 @@ def _make_handle(
         per_expert=per_expert,
         places=places,
     )
-    handle._arrays = (places.memory,)
-    return handle
 
 
 def combine(

@@ -33,9 +33,8 @@ class EPHandle:
 
     def __init__(self, record: Any, **fields: Any) -> None:
         self._record = record
-        # On GPUs: what computes fields where they are read first, and the memory that they are computed from.
+        # On GPUs: computes fields where they are read first, from memory of its own.
         self._places: Any = fields.get("places")
-        self._arrays: tuple[Tensor, ...] = ()
         self.do_expand: bool = fields["do_expand"]
         self.num_experts: int = fields["num_experts"]
         self.expert_alignment: int = fields["expert_alignment"]
