@@ -3,7 +3,6 @@
 // waits. It is slow, and it shows no races of threads of one block; it shows where bytes go, and that
 // every wait ends.
 #pragma once
-#include <setjmp.h>
 #include <time.h>
 #include <ucontext.h>
 
@@ -53,14 +52,25 @@ inline int mutant = 0;
 
 struct Dim { unsigned x; };
 
-// A group of fibers that meet: each has a value, and sees the values of all.
+// A meeting of a group of fibers: each has a value, and sees the values of all.
 struct Meeting {
-  unsigned size = 0, came = 0, left = 0;
-  uint64_t turn = 0;
+  unsigned size = 0;
   std::vector<uint64_t> values;
   // Of the values that are not 0: their number, and the first 64 members that have one.
   unsigned set = 0;
   uint64_t members = 0;
+};
+
+// A group of fibers that meet again and again. Two meetings take turns: a member may still read the last one while
+// others come to the next, and none comes to the one behind that before all have come to the next.
+struct Group {
+  Meeting meetings[2];
+  unsigned came = 0;
+  uint64_t turn = 0;
+
+  explicit Group(unsigned size) {
+    for (Meeting& m : meetings) m.size = size, m.values.resize(size);
+  }
 };
 
 // A store that is held back: to memory, or to a register of another device.
@@ -88,21 +98,22 @@ struct Place {
   }
 };
 
-// Contexts start fibers, and jumps switch between them: a jump makes no system call. The first members are those that
-// the scheduler reads of all fibers.
+// What the compiler's own jump needs: it makes no system call, and the compiler saves the registers that are in use.
+using Jump = void*[5];
+
+// Contexts start fibers, and jumps switch between them. The first members are those that a switch reads of other
+// fibers.
 struct Fiber {
   bool begun = false, over = false;
   // It polls memory again and again.
   bool polls = false;
-  // It is in a meeting: no other fiber waits for its place.
-  bool meets = false;
   // It continues once this value has changed.
   const uint64_t* turn = nullptr;
   uint64_t last_turn = 0;
   // In lockstep. Empty before its first word.
   Place where{};
   char* stack = nullptr;
-  jmp_buf at;
+  Jump at;
   ucontext_t start;
   // Stores that other devices do not see yet, where memory is weak (weak.h).
   std::vector<Held> held{};
@@ -120,20 +131,30 @@ struct Turns {
 struct Block {
   Dim block, grid, size;
   std::vector<Fiber> fibers;
-  std::vector<Meeting> warps;
+  std::vector<Group> warps;
   std::vector<Turns> turns;
-  Meeting all;
-  unsigned current = 0;
-  jmp_buf scheduler;
+  Group all;
   std::function<void()> kernel;
+  unsigned current = 0;
+  // Of the round that runs, in which each fiber has a turn: whether one did more than poll.
+  bool moved = false;
+  // Fibers that are not over.
+  unsigned left = size.x;
+  Jump scheduler{};
 };
 inline thread_local Block* here = nullptr;
 constexpr size_t kStack = kLockstep ? 192 << 10 : 48 << 10;
 
 inline Dim thread_index() { return {here->current}; }
+// Defined below.
+[[noreturn]] void run_next(Block& block, unsigned first);
+// Lets the fibers behind this one continue, then those of the next round.
 inline void yield() {
   Block* block = here;
-  if (_setjmp(block->fibers[block->current].at) == 0) _longjmp(block->scheduler, 1);
+  Fiber& fiber = block->fibers[block->current];
+  if (__builtin_setjmp(fiber.at) != 0) return;
+  block->moved |= !fiber.polls;
+  run_next(*block, block->current + 1);
 }
 // Whether a fiber may continue where warps run in lockstep: no other of its warp is further behind. So
 // lanes that have left a loop wait for those that have not, as where control flow of a wavefront joins
@@ -143,7 +164,7 @@ inline void yield() {
   unsigned first = index / kWave * kWave;
   for (unsigned i = first; i < first + kWave; i++) {
     const Fiber& other = block.fibers[i];
-    if (!other.over && !other.meets && !other.waits() && other.where.is_behind(block.fibers[index].where)) return false;
+    if (!other.over && !other.waits() && other.where.is_behind(block.fibers[index].where)) return false;
   }
   return true;
 }
@@ -198,12 +219,23 @@ inline void hold_back(unsigned rank) {
 inline void come_late(unsigned rank) {
   if (mutant != 0 && here->current == 0 && !refuses) hold_back(rank);
 }
-// Runs a fiber until it yields or is over.
-[[gnu::noinline]] inline void resume(Block& block, Fiber& fiber) {
-  if (_setjmp(block.scheduler) != 0) return;
-  if (fiber.begun) _longjmp(fiber.at, 1);
-  fiber.begun = true;
-  setcontext(&fiber.start);
+// Continues the first fiber from `first` that need not wait; where there is none, the round is over.
+[[gnu::noinline]] inline void run_next(Block& block, unsigned first) {
+  for (unsigned i = first; i < block.size.x; i++) {
+    Fiber& fiber = block.fibers[i];
+    if (fiber.over || fiber.waits() || !is_last(block, i)) continue;
+    block.current = i;
+    fiber.polls = false;
+    if (fiber.begun) __builtin_longjmp(fiber.at, 1);
+    fiber.begun = true;
+    setcontext(&fiber.start);
+  }
+  __builtin_longjmp(block.scheduler, 1);
+}
+// Gives each fiber a turn.
+[[gnu::noinline]] inline void run_round(Block& block) {
+  block.moved = false;
+  if (__builtin_setjmp(block.scheduler) == 0) run_next(block, 0);
 }
 
 // Rounds of all blocks in which a fiber did more than poll.
@@ -221,28 +253,23 @@ inline void fail_when_all_wait(void (*fail)()) {
   }).detach();
 }
 
-// Waits for all fibers of the group. The last to leave opens the next round.
-inline const Meeting& meet(Meeting& m, unsigned index, uint64_t value) {
+// Waits for all fibers of the group. The result holds until this fiber comes to the next meeting.
+inline const Meeting& meet(Group& group, unsigned index, uint64_t value) {
   Fiber& fiber = here->fibers[here->current];
   if (kLockstep) note_place(fiber);
-  fiber.meets = true;
-  while (m.left != 0) yield();
-  uint64_t turn = m.turn;
-  if (m.came == 0) m.set = 0, m.members = 0;
+  uint64_t turn = group.turn;
+  Meeting& m = group.meetings[turn % 2];
+  if (group.came == 0) m.set = 0, m.members = 0;
   m.values[index] = value;
   m.set += value != 0;
   if (value != 0 && index < 64) m.members |= 1ull << index;
-  if (++m.came == m.size) {
-    m.came = 0, m.left = m.size, m.turn++;
-  } else {
-    fiber.turn = &m.turn, fiber.last_turn = turn;
-    // Fibers behind a meeting wait for others again.
-    fiber.meets = false;
-    yield();
-    fiber.turn = nullptr;
+  if (++group.came == m.size) {
+    group.came = 0, group.turn++;
+    return m;
   }
-  fiber.meets = false;
-  m.left--;
+  fiber.turn = &group.turn, fiber.last_turn = turn;
+  yield();
+  fiber.turn = nullptr;
   return m;
 }
 inline const Meeting& meet_warp(uint64_t value) {
@@ -276,7 +303,8 @@ inline void entry() {
   block->kernel();
   drain();
   block->fibers[block->current].over = true;
-  _longjmp(block->scheduler, 1);
+  block->moved = true, block->left--;
+  run_next(*block, block->current + 1);
 }
 
 // Stacks of the fibers of a block. Those of blocks that are over serve later ones: fresh memory takes long.
@@ -314,11 +342,15 @@ class Stacks {
 };
 
 inline void run_block(unsigned index, unsigned grid, unsigned threads, std::function<void()> kernel) {
-  Block block{{index}, {grid}, {threads}, std::vector<Fiber>(threads), {}, {}, {}, 0, {}, kernel};
-  block.turns.resize(threads / kWave);
-  block.warps.resize(threads / kWave);
-  for (auto& w : block.warps) w.size = kWave, w.values.resize(kWave);
-  block.all.size = threads, block.all.values.resize(threads);
+  unsigned warps = threads / kWave;
+  Block block{.block = {index},
+              .grid = {grid},
+              .size = {threads},
+              .fibers = std::vector<Fiber>(threads),
+              .warps = std::vector<Group>(warps, Group(kWave)),
+              .turns = std::vector<Turns>(warps),
+              .all = Group(threads),
+              .kernel = std::move(kernel)};
   here = &block;
   Stacks stacks(threads);
   for (unsigned i = 0; i < threads; i++) {
@@ -330,19 +362,10 @@ inline void run_block(unsigned index, unsigned grid, unsigned threads, std::func
     f.start.uc_link = nullptr;
     makecontext(&f.start, entry, 0);
   }
-  for (unsigned left = threads, idle = 0; left > 0;) {
-    bool moved = false;
-    for (unsigned i = 0; i < threads; i++) {
-      Fiber& fiber = block.fibers[i];
-      if (fiber.over || fiber.waits() || !is_last(block, i)) continue;
-      block.current = i;
-      fiber.polls = false;
-      resume(block, fiber);
-      moved |= !fiber.polls;
-      if (fiber.over) left--;
-    }
-    idle = moved ? 0 : idle + 1;
-    if (moved) moves++;
+  for (unsigned idle = 0; block.left > 0;) {
+    run_round(block);
+    idle = block.moved ? 0 : idle + 1;
+    if (block.moved) moves++;
     // Also where it has moved: a lane's fence does not cover held stores of lanes that it has met, so all lanes of a
     // warp come to their own fences before the core is another block's.
     rest(idle);
