@@ -286,7 +286,7 @@ fn lock(failure: &Mutex<Option<Error>>) -> std::sync::MutexGuard<'_, Option<Erro
 }
 
 /// The types that loom replaces in model checks.
-#[cfg(not(tokenyard_loom))]
+#[cfg(not(feature = "loom"))]
 mod sync {
     pub(super) use std::sync::Arc;
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -320,7 +320,7 @@ mod sync {
     }
 }
 
-#[cfg(tokenyard_loom)]
+#[cfg(feature = "loom")]
 mod sync {
     pub(super) use loom::cell::UnsafeCell;
     pub(super) use loom::sync::Arc;

@@ -33,7 +33,7 @@ mod counts;
 mod ring;
 mod thread;
 
-#[cfg(all(test, tokenyard_loom))]
+#[cfg(all(test, feature = "loom"))]
 mod model;
 #[cfg(test)]
 mod tests;

@@ -29,7 +29,7 @@ struct Header {
     freed: Count,
 }
 
-#[cfg(not(tokenyard_loom))]
+#[cfg(not(feature = "loom"))]
 const _: () = {
     assert!(std::mem::offset_of!(Header, pushed) == 0);
     assert!(std::mem::offset_of!(Header, freed) == 128);

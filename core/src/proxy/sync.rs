@@ -1,12 +1,12 @@
 //! The primitives that loom replaces in model checks.
 
-#[cfg(not(tokenyard_loom))]
+#[cfg(not(feature = "loom"))]
 pub(super) use real::*;
 
-#[cfg(tokenyard_loom)]
+#[cfg(feature = "loom")]
 pub(super) use model::*;
 
-#[cfg(not(tokenyard_loom))]
+#[cfg(not(feature = "loom"))]
 mod real {
     pub(in super::super) use std::sync::Arc;
     pub(in super::super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -31,7 +31,7 @@ mod real {
     }
 }
 
-#[cfg(tokenyard_loom)]
+#[cfg(feature = "loom")]
 mod model {
     pub(in super::super) use loom::cell::UnsafeCell;
     pub(in super::super) use loom::sync::Arc;

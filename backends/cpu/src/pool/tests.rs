@@ -1,9 +1,9 @@
-//! With `--cfg tokenyard_loom`, the hand-off is checked under all schedules:
-//! `RUSTFLAGS="--cfg tokenyard_loom" cargo test -p tokenyard-cpu --lib pool`.
+//! With the feature `loom`, the hand-off is checked under all schedules:
+//! `cargo test -p tokenyard-cpu --features loom --lib pool`.
 
 use super::*;
 
-#[cfg(tokenyard_loom)]
+#[cfg(feature = "loom")]
 mod model {
     use super::*;
 
@@ -52,7 +52,7 @@ mod model {
     }
 }
 
-#[cfg(not(tokenyard_loom))]
+#[cfg(not(feature = "loom"))]
 mod real {
     use super::*;
     use crate::convert::FloatType;

@@ -1,12 +1,12 @@
-//! With `--cfg tokenyard_loom`, the hand-offs are checked under all schedules:
-//! `RUSTFLAGS="--cfg tokenyard_loom" cargo test -p tokenyard-core --lib proxy::`.
+//! With the feature `loom`, the hand-offs are checked under all schedules:
+//! `cargo test -p tokenyard-core --features loom --lib proxy::`.
 
-#[cfg(tokenyard_loom)]
+#[cfg(feature = "loom")]
 mod model;
 
-#[cfg(not(tokenyard_loom))]
+#[cfg(not(feature = "loom"))]
 mod behaviour;
-#[cfg(not(tokenyard_loom))]
+#[cfg(not(feature = "loom"))]
 mod engine;
-#[cfg(not(tokenyard_loom))]
+#[cfg(not(feature = "loom"))]
 mod properties;
