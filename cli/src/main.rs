@@ -1,10 +1,13 @@
 //! The `tokenyard` command.
 
+#[cfg(feature = "full")]
 mod bench;
+#[cfg(feature = "full")]
 mod completions;
 mod components;
 mod config;
 mod conformance;
+#[cfg(feature = "full")]
 mod doctor;
 mod explain;
 mod layout;
@@ -14,15 +17,18 @@ mod plugins;
 mod preload;
 mod progress;
 mod run;
+#[cfg(feature = "full")]
 mod shape;
 mod signals;
 mod version;
+#[cfg(feature = "full")]
 mod warm;
 mod writable;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tokenyard_launch::interrupt::Interrupted;
 
@@ -47,6 +53,7 @@ enum Command {
     /// Dispatches, runs experts and combines, every element checked.
     Run(run::RunArgs),
     /// Measures an exchange against a ceiling of the same run.
+    #[cfg(feature = "full")]
     Bench(Box<bench::BenchArgs>),
     /// Tests whether a config's components do what the rules require.
     Conformance(conformance::ConformanceArgs),
@@ -55,17 +62,21 @@ enum Command {
     /// Lists the components that a config can name.
     Plugins(plugins::PluginsArgs),
     /// Shows for each component what it needs on this node, has and lacks.
+    #[cfg(feature = "full")]
     Doctor(doctor::DoctorArgs),
     /// Finds the cause of a job's failure, and which rank waits for which, from the reports of its
     /// ranks.
     Explain(explain::ExplainArgs),
     /// Prints the memory that a shape costs, per buffer.
+    #[cfg(feature = "full")]
     Shape(shape::ShapeArgs),
     /// Compiles a config's kernels before the first communicator needs them.
+    #[cfg(feature = "full")]
     Warm(warm::WarmArgs),
     /// Prints the build of the program, and versions of drivers and libraries of this node.
     Version(version::VersionArgs),
     /// Writes the completions of a shell.
+    #[cfg(feature = "full")]
     Completions(completions::CompletionsArgs),
     /// Loads a config's plugins, to test whether loading succeeds.
     #[command(hide = true)]
@@ -77,6 +88,7 @@ impl Command {
     fn starts_ranks(&self) -> bool {
         match self {
             Self::Run(args) => args.starts_ranks(),
+            #[cfg(feature = "full")]
             Self::Bench(args) => args.starts_ranks(),
             Self::Conformance(args) => args.starts_ranks(),
             _ => false,
@@ -86,15 +98,20 @@ impl Command {
     fn run(self) -> Result<ExitCode> {
         match self {
             Self::Run(args) => run::main(&args),
+            #[cfg(feature = "full")]
             Self::Bench(args) => bench::main(&args),
             Self::Conformance(args) => conformance::main(&args),
             Self::Config(args) => config::main(&args),
             Self::Plugins(args) => plugins::main(&args),
+            #[cfg(feature = "full")]
             Self::Doctor(args) => doctor::main(&args),
             Self::Explain(args) => explain::main(&args),
+            #[cfg(feature = "full")]
             Self::Shape(args) => shape::main(&args),
+            #[cfg(feature = "full")]
             Self::Warm(args) => warm::main(&args),
             Self::Version(args) => version::main(&args),
+            #[cfg(feature = "full")]
             Self::Completions(args) => completions::main(&args, command_line()),
             Self::LoadPlugins(args) => preload::main(&args),
         }
@@ -106,7 +123,9 @@ fn main() -> ExitCode {
     unsafe { tokenyard_core::bootstrap::take_secret_from_environment() };
     tokenyard_cpu::link();
     tokenyard_topology::link();
+    #[cfg(feature = "full")]
     tokenyard_cuda::link();
+    #[cfg(feature = "full")]
     tokenyard_rocm::link();
     output::init_log();
     let code = match parse() {
@@ -121,10 +140,31 @@ fn main() -> ExitCode {
         // Clap reports help and version as errors too.
         Err(error) => {
             output::note(error.print());
+            if let Some(command) = left_out(&error) {
+                People::errors().say(format_args!("{command}"));
+            }
             ExitCode::from(error.exit_code() as u8)
         }
     };
     output::exit_code(code)
+}
+
+/// Commands that a build without the feature `full` leaves out.
+const OF_FULL: [&str; 5] = ["bench", "completions", "doctor", "shape", "warm"];
+
+/// The fix, where the command that was asked for is one that this build leaves out.
+fn left_out(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(found)) = error.get(ContextKind::InvalidSubcommand) else {
+        return None;
+    };
+    let is_left_out = cfg!(not(feature = "full")) && OF_FULL.contains(&&**found);
+    is_left_out.then(|| {
+        format!(
+            "\nThis program was built without the feature `full`, which has {} and the kernel sets for GPUs.\n\
+             Fix: cargo xtask install PREFIX builds all of it; or cargo run --release --features full -- {found}",
+            OF_FULL.join(", ")
+        )
+    })
 }
 
 fn parse() -> Result<Cli, clap::Error> {

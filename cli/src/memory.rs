@@ -1,7 +1,7 @@
 //! The memory that the kernel reports, and checks whether a size fits into it.
 
 use anyhow::{Result, ensure};
-use tokenyard_doctor::bytes;
+use tokenyard_machine::bytes;
 
 /// The text of a small file of the kernel, without the white space around it.
 pub(crate) fn read(path: &str) -> Option<String> {

@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 use tokenyard_core::capabilities::Declared;
 use tokenyard_core::config::Config;
-use tokenyard_doctor::bytes;
+use tokenyard_machine::bytes;
 
 use crate::components::{Component, Components, Missing};
 use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};

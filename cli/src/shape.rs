@@ -13,7 +13,7 @@ use tokenyard_core::abi;
 use tokenyard_core::moe::{Layout, RecvPlan, RowFormat, SendPlan, Shape, buffers};
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes, handle_bytes};
-use tokenyard_doctor::bytes;
+use tokenyard_machine::bytes;
 
 use crate::layout::LayoutName;
 use crate::output::{People, SCHEMA_VERSION, Style, Table, print_json};

@@ -8,8 +8,12 @@ use crate::{Error, ErrorKind, Result};
 
 use super::registry::{ComponentKind, Registry};
 
-/// The plugins of this project with components that no program has built in: the component, and its plugin.
-const OWN: [(&str, &str); 5] = [
+/// The plugins of this project with components that a program may lack: the component, and its plugin.
+const OWN: [(&str, &str); 9] = [
+    ("cuda", "cuda"),
+    ("nvlink", "cuda"),
+    ("rocm", "rocm"),
+    ("xgmi", "rocm"),
     ("verbs", "verbs"),
     ("libfabric", "libfabric"),
     ("efa", "libfabric"),

@@ -41,7 +41,7 @@ use tokenyard_machine::Machine;
 pub use components::{Component, Components, MissingComponent, unanswered};
 pub use finding::{DoctorReport, Finding, Rule, Verdict};
 pub use job::{Alternative, Asks, Facility, Job};
-pub use node::{Meeting, PortState, Secret, Tried, bytes};
+pub use node::{Meeting, PortState, Secret, Tried};
 
 /// Judges a node for a job.
 ///

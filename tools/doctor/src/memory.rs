@@ -1,9 +1,8 @@
 //! Locked memory, huge pages, memory that windows take.
 
-use tokenyard_machine::{Bound, Fact, NicFamily};
+use tokenyard_machine::{Bound, Fact, NicFamily, bytes};
 
 use crate::nics::rails;
-use crate::node::bytes;
 use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&LOCKED, &HUGE];

@@ -14,6 +14,7 @@
 //! [`rails`] the GPUs that lack a NIC, [`switches`] the GPUs that are missing, [`topology`] the
 //! link between any two GPUs or NICs.
 
+mod bytes;
 pub mod commands;
 pub mod container;
 mod driven;
@@ -34,6 +35,7 @@ pub mod switches;
 pub mod topology;
 pub mod tree;
 
+pub use bytes::bytes;
 pub use commands::{FabricDomain, Outputs, Silence};
 pub use container::{Access, Capabilities, Cgroup, Container, Devices, Seccomp};
 pub use fact::Fact;
