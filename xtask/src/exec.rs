@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use wait4::{ResUse, Wait4};
 
 /// The time for which output may arrive after the command has ended. Only a process that the command left
 /// behind can write then.
@@ -54,11 +55,30 @@ pub(crate) struct Line<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Ran {
     pub(crate) failure: Option<String>,
+    /// Processor time of the command and of all descendants that were waited for.
+    pub(crate) processor: Duration,
     pub(crate) tests: Tests,
     /// The output about the tests that failed.
     pub(crate) failed: String,
     /// The reasons why tests did not run, one for each test.
     pub(crate) skipped: Vec<String>,
+    /// The programs of tests that it ran, with their processor time.
+    pub(crate) programs: Vec<(String, Duration)>,
+}
+
+/// The line that `cargo xtask unit` prints before the output of a program.
+pub(crate) fn program_line(name: &str, time: Duration, processor: Duration) -> String {
+    format!(
+        "--- {name} in {:.1} s, {:.1} s of the processor",
+        time.as_secs_f32(),
+        processor.as_secs_f32()
+    )
+}
+
+fn program_in(line: &str) -> Option<(String, Duration)> {
+    let (name, times) = line.trim_end().strip_prefix("--- ")?.split_once(" in ")?;
+    let seconds = times.split_once(" s, ")?.1.strip_suffix(" s of the processor")?;
+    Some((name.to_owned(), Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?))
 }
 
 /// Tests that a command reported in the form of `cargo test`, of `tokenyard conformance` or of pytest.
@@ -214,9 +234,14 @@ pub(crate) fn run(line: &Line<'_>, limits: HangLimits, output: &mut Output<'_>) 
         any
     });
     ran.failure = match ended {
-        Ok(Ok(status)) if status.success() => None,
-        Ok(Ok(status)) => Some(format!("`{text}` ended with {status}")),
-        Ok(Err(hangs)) => Some(format!("`{text}` {hangs}")),
+        Ok((hangs, used)) => {
+            ran.processor = used.rusage.utime + used.rusage.stime;
+            match hangs {
+                Some(hangs) => Some(format!("`{text}` {hangs}")),
+                None if used.status.success() => None,
+                None => Some(format!("`{text}` ended with {}", used.status)),
+            }
+        }
         Err(error) => Some(format!("`{text}` could not be waited for: {error}")),
     };
     let end = Instant::now() + OUTPUT_GRACE;
@@ -234,6 +259,7 @@ impl Ran {
             self.failed.push_str(&printed.text);
         }
         self.skipped.extend(printed.skipped);
+        self.programs.extend(program_in(&printed.text));
     }
 }
 
@@ -266,20 +292,23 @@ fn read_lines(child: &mut Child) -> Receiver<Printed> {
 /// The time between two measurements of the processor time of a command and its descendants.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Waits for a command. Returns how it ended, or in which way it hung; a command that hung was killed.
-/// `has_output` returns whether there was output since its last call.
+/// Waits for a command. Returns in which way it hung, if it did, and how it ended with what it used; a command
+/// that hung was killed. `has_output` returns whether there was output since its last call.
 fn wait(
     child: &mut Child,
     limits: HangLimits,
     mut has_output: impl FnMut() -> bool,
-) -> io::Result<Result<ExitStatus, String>> {
+) -> io::Result<(Option<String>, ResUse)> {
+    let id = WaitId::Pid(Pid::from_child(child));
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     let (mut looked, mut moved) = (Instant::now(), Instant::now());
     // The time of a process that has ended since the last measurement is no longer visible, so this sum
     // only grows.
     let (mut used, mut last) = (Duration::ZERO, HashMap::new());
     loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Ok(status));
+        // It is not reaped here: the call that reaps says what it used.
+        if waitid(id.clone(), look)?.is_some() {
+            return Ok((None, child.wait4()?));
         }
         if has_output() {
             moved = Instant::now();
@@ -305,8 +334,8 @@ fn wait(
             thread::sleep(Duration::from_millis(20));
             continue;
         };
-        kill(child)?;
-        return Ok(Err(hangs));
+        kill_family(child);
+        return Ok((Some(hangs), child.wait4()?));
     }
 }
 
@@ -326,12 +355,16 @@ fn processor_times(root: i32) -> HashMap<i32, Duration> {
 
 /// Kills a command and all its descendants.
 pub(crate) fn kill(child: &mut Child) -> io::Result<()> {
+    kill_family(child);
+    child.wait()?;
+    Ok(())
+}
+
+fn kill_family(child: &Child) {
     for pid in family(child.id().cast_signed()) {
         // The kill fails only for a process that has ended by itself.
         let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
     }
-    child.wait()?;
-    Ok(())
 }
 
 /// A process and all its descendants. The command stays in this process's group, so that Ctrl-C reaches it.
@@ -440,6 +473,21 @@ mod tests {
         let limits = HangLimits { idle: LONG, processor: Duration::from_millis(200) };
         let failure = run(&line, limits, &mut Output::Shown).failure.unwrap();
         assert!(failure.ends_with("used 0.2 s of the processor"), "{failure}");
+    }
+
+    #[test]
+    fn the_programs_of_a_command_are_found_in_its_output() {
+        let line = program_line("a/b", Duration::from_secs(3), Duration::from_millis(1500));
+        let ran = shell(&format!("echo '{line}'; echo '--- another line in words'"), LONG);
+        assert_eq!(ran.programs, [("a/b".to_owned(), Duration::from_millis(1500))]);
+    }
+
+    #[test]
+    fn the_processor_time_of_a_command_has_that_of_its_children() {
+        let busy = "end=$(($(date +%s) + 2)); while [ $(date +%s) -lt $end ]; do :; done";
+        let ran = shell(&format!("sh -c '{busy}'; true"), LONG);
+        assert!(ran.processor > Duration::from_millis(50), "{:?}", ran.processor);
+        assert!(shell("sleep 1", LONG).processor < Duration::from_millis(500));
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl Profile {
     fn build(self) -> Option<&'static str> {
         match self {
             Self::Release => Some(
-                "cargo build --release --package tokenyard-cli --package tokenyard-plugin-libfabric \
+                "cargo build --release --package tokenyard-cli --features tokenyard-cli/full --package tokenyard-plugin-libfabric \
                  --package tokenyard-plugin-verbs --package tokenyard-plugin-gin \
                  --package tokenyard-plugin-ibgda",
             ),

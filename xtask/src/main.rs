@@ -2,7 +2,6 @@
 
 mod configs;
 mod exec;
-mod header;
 mod install;
 mod lanes;
 mod lines;
@@ -10,6 +9,7 @@ mod needs;
 mod programs;
 mod report;
 mod results;
+mod shares;
 mod steps;
 mod unit;
 mod vm;
@@ -41,6 +41,8 @@ Developer tasks of tokenyard.
   cargo xtask header --check       say whether the checked-in header is up to date
   cargo xtask configs              write configs of the plugins that were built here
   cargo xtask results              write docs/conformance.md from the reports of the last test run
+  cargo xtask shares               write xtask/shares.txt from the last whole run of the tests: the share of
+                                   the processor time that each step may have, half of the limit
   cargo xtask results --check      say whether docs/conformance.md agrees with the reports
   cargo xtask lines                count the product's lines of Rust code, without tests and comments
   cargo xtask vm -- COMMAND...     run a command in an emulated machine with RDMA devices (rxe0 to
@@ -66,14 +68,14 @@ fn run(args: &[&str]) -> Result<ExitCode> {
     match args {
         ["test", "--list"] => print!("{}", steps::list(STEPS)),
         ["test", rest @ ..] => return test(&root, rest),
-        ["header"] => header::write(&root)?,
-        ["header", "--check"] => header::check(&root)?,
+        ["header", rest @ ..] => return header(&root, rest),
         ["results"] => results::write(&root, &report::target_folder(&root))?,
         ["results", "--check"] => results::check(&root, &report::target_folder(&root))?,
         ["install", "--dev", prefix] => install(&root, Profile::Dev, prefix)?,
         ["install", prefix] => install(&root, Profile::Release, prefix)?,
         ["unit", filter @ ..] => unit::run(&root, filter)?,
         ["lines"] => lines::print(&root)?,
+        ["shares"] => shares::take_over(&root, &report::target_folder(&root))?,
         ["configs"] => configs::write(&report::target_folder(&root))?,
         ["vm", "--suite"] => return vm::suite::run(&root).map(ExitCode::from),
         ["vm", rest @ ..] => {
@@ -84,6 +86,15 @@ fn run(args: &[&str]) -> Result<ExitCode> {
         unknown => return Ok(usage(unknown)),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs the generator of the header, which is a program of its own: it takes longer to build than this one.
+fn header(root: &Path, arguments: &[&str]) -> Result<ExitCode> {
+    let words = ["cargo", "run", "--quiet", "--package", "tokenyard-abi-header", "--"];
+    let words = words.iter().chain(arguments).map(|word| (*word).to_owned()).collect();
+    let line = exec::Line { words, env: &[], folder: root };
+    let failure = exec::run(&line, report::LIMITS, &mut exec::Output::Shown).failure;
+    Ok(if failure.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn install(root: &Path, profile: Profile, prefix: &str) -> Result<()> {
@@ -104,8 +115,24 @@ fn test(root: &Path, args: &[&str]) -> Result<ExitCode> {
     needs::install_missing(&selected);
     let start = Instant::now();
     let reports = lanes::run(&selected, root);
-    print!("{}\n{}", report::failed(&reports), report::table(&reports, start.elapsed()));
-    Ok(if reports.iter().all(StepResult::passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let grown = match args {
+        [] => grown(root, &reports)?,
+        _ => Vec::new(),
+    };
+    let table = report::table(&reports, start.elapsed(), &grown);
+    print!("{}\n{table}", report::failed(&reports));
+    let passed = grown.is_empty() && reports.iter().all(StepResult::passed);
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The steps and programs of a whole run whose share has grown. Steps that failed did not do all their work, so
+/// shares say nothing then.
+fn grown(root: &Path, reports: &[StepResult]) -> Result<Vec<String>> {
+    if !reports.iter().all(StepResult::passed) {
+        return Ok(Vec::new());
+    }
+    let (used, total) = report::used(reports);
+    shares::check(root, &report::target_folder(root), &used, total)
 }
 
 /// The names behind `--only`; `None` if the arguments hold anything else.

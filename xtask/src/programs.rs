@@ -10,8 +10,17 @@ use crate::report;
 
 /// The packages that every build of the tests names, so that cargo unites the same features each time and builds
 /// nothing twice. The Python package's own step builds it; its macros would change the features of others.
-pub(crate) const WORKSPACE: [&str; 5] =
-    ["--workspace", "--exclude", "xtask", "--exclude", "tokenyard-python"];
+pub(crate) const WORKSPACE: [&str; 9] = [
+    "--workspace",
+    "--exclude",
+    "xtask",
+    "--exclude",
+    "tokenyard-abi-header",
+    "--exclude",
+    "tokenyard-python",
+    "--features",
+    "tokenyard-cli/full",
+];
 
 const OPERATION: &str = "build the tests";
 

@@ -1,18 +1,19 @@
 //! Runs a step and reports its result.
 
-use std::env;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use std::{env, iter};
 
 use crate::exec::{self, HangLimits, Line, Output, Tests};
 use crate::needs;
 use crate::programs::WORKSPACE;
+use crate::shares::Used;
 use crate::steps::{Cmd, Lane, Step};
 
 /// The limits after which one command of a step counts as hanging. The suite's own limits are far below:
 /// its runner ends and names a test that hangs.
-const LIMITS: HangLimits =
+pub(crate) const LIMITS: HangLimits =
     HangLimits { idle: Duration::from_secs(15 * 60), processor: Duration::from_secs(3 * 3600) };
 
 /// The result of one step.
@@ -25,6 +26,10 @@ pub(crate) struct StepResult {
     /// The reasons why its tests did not run, one for each test.
     skipped: Vec<String>,
     time: Duration,
+    /// Processor time of its commands.
+    processor: Duration,
+    /// Its programs of tests, with theirs.
+    programs: Vec<(String, Duration)>,
 }
 
 impl StepResult {
@@ -39,9 +44,13 @@ impl StepResult {
         let mut tests = Tests::default();
         let mut failed = String::new();
         let mut skipped = Vec::new();
+        let mut processor = Duration::ZERO;
+        let mut programs = Vec::new();
         let failure = obstacle(step, root, earlier).or_else(|| {
             step.commands.iter().find_map(|command| {
                 let ran = exec::run(&line(step, command, root), LIMITS, output);
+                processor += ran.processor;
+                programs.extend(ran.programs);
                 tests.add(ran.tests);
                 failed.push_str(&ran.failed);
                 skipped.extend(ran.skipped);
@@ -54,7 +63,16 @@ impl StepResult {
             Some(_) if tests.failed == 0 => tests.failed = 1,
             _ => {}
         }
-        Self { name: step.name, failure, tests, failed, skipped, time: start.elapsed() }
+        Self {
+            name: step.name,
+            failure,
+            tests,
+            failed,
+            skipped,
+            time: start.elapsed(),
+            processor,
+            programs,
+        }
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -63,10 +81,19 @@ impl StepResult {
 
     /// Name and result alone, by which later steps are judged.
     pub(crate) fn verdict(&self) -> Self {
-        let Self { failure, tests, time, .. } = self;
-        let (failed, skipped) = (String::new(), Vec::new());
+        let Self { failure, tests, time, processor, .. } = self;
+        let (failed, skipped, programs) = (String::new(), Vec::new(), Vec::new());
         let failure = failure.clone();
-        Self { name: self.name, failure, tests: *tests, failed, skipped, time: *time }
+        Self {
+            name: self.name,
+            failure,
+            tests: *tests,
+            failed,
+            skipped,
+            time: *time,
+            processor: *processor,
+            programs,
+        }
     }
 
     pub(crate) fn passed(&self) -> bool {
@@ -76,7 +103,11 @@ impl StepResult {
     pub(crate) fn summary(&self) -> String {
         let result = if self.passed() { "pass" } else { "FAIL" };
         let why = self.failure.as_ref().map(|why| format!(", {why}")).unwrap_or_default();
-        format!("{result} in {:.1} s{why}", self.time.as_secs_f32())
+        format!(
+            "{result} in {:.1} s, {:.1} s of the processor{why}",
+            self.time.as_secs_f32(),
+            self.processor.as_secs_f32()
+        )
     }
 }
 
@@ -136,31 +167,48 @@ fn skipped(reports: &[StepResult]) -> (String, usize) {
     (text, total)
 }
 
+/// The processor time of all steps and of their programs of tests, by name; and of all steps together.
+pub(crate) fn used(reports: &[StepResult]) -> (Used, Duration) {
+    let of = |report: &StepResult| {
+        let programs = report.programs.iter();
+        let programs =
+            programs.map(|(program, time)| (format!("{} {program}", report.name), *time));
+        iter::once((report.name.to_owned(), report.processor)).chain(programs).collect::<Vec<_>>()
+    };
+    (reports.iter().flat_map(of).collect(), reports.iter().map(|report| report.processor).sum())
+}
+
 /// One row per step, then the skipped tests, then the line `N passed, M failed, K skipped`, which counts
-/// tests. Steps run at the same time, so the sum of their times exceeds `took`.
-pub(crate) fn table(reports: &[StepResult], took: Duration) -> String {
+/// tests, and each line of `grown` as one that failed. Steps run at the same time, so the sum of their times exceeds
+/// `took`.
+pub(crate) fn table(reports: &[StepResult], took: Duration, grown: &[String]) -> String {
     let width = reports.iter().map(|report| report.name.len()).max().unwrap_or(0).max(4);
-    let mut text = format!("{:width$}  result  passed  failed      time\n", "step");
+    let mut text = format!("{:width$}  result  passed  failed      time  processor\n", "step");
     let mut total = Tests::default();
     for report in reports {
-        let StepResult { name, tests, time, failure, .. } = report;
+        let StepResult { name, tests, time, processor, failure, .. } = report;
         let result = if report.passed() { "pass" } else { "FAIL" };
         let why = failure.as_deref().map(|why| format!("  {why}")).unwrap_or_default();
         total.add(*tests);
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "{name:width$}  {result:6}  {:6}  {:6}  {:6.1} s{why}",
+            "{name:width$}  {result:6}  {:6}  {:6}  {:6.1} s   {:6.1} s{why}",
             tests.passed,
             tests.failed,
             time.as_secs_f32(),
+            processor.as_secs_f32(),
         );
     }
     let (list, skipped) = skipped(reports);
+    let (took, all) = (took.as_secs_f32(), used(reports).1.as_secs_f32());
     let _ =
-        writeln!(text, "{:width$}                          {:6.1} s\n", "all", took.as_secs_f32());
+        writeln!(text, "{:width$}                          {took:6.1} s   {all:6.1} s\n", "all");
     text.push_str(&list);
-    let Tests { passed, failed } = total;
+    grown.iter().for_each(|line| {
+        let _ = writeln!(text, "FAIL: {line}");
+    });
+    let (passed, failed) = (total.passed, total.failed + grown.len() as u64);
     let _ = writeln!(text, "{passed} passed, {failed} failed, {skipped} skipped");
     text
 }
@@ -206,20 +254,22 @@ mod tests {
         ];
         for report in &mut reports {
             report.time = Duration::from_millis(1500);
+            report.processor = Duration::from_millis(500);
         }
         let expected = "\
-step          result  passed  failed      time
-plain         pass         1       0     1.5 s
-tests         pass         4       0     1.5 s
-broken-tests  FAIL         2       1     1.5 s  `nice -n 19 false` ended with exit status: 1
-outside       FAIL         2       1     1.5 s  `nice -n 19 false` ended with exit status: 1
-skips         pass         2       0     1.5 s
-all                                      2.5 s
+step          result  passed  failed      time  processor
+plain         pass         1       0     1.5 s      0.5 s
+tests         pass         4       0     1.5 s      0.5 s
+broken-tests  FAIL         2       1     1.5 s      0.5 s  `nice -n 19 false` ended with exit status: 1
+outside       FAIL         2       1     1.5 s      0.5 s  `nice -n 19 false` ended with exit status: 1
+skips         pass         2       0     1.5 s      0.5 s
+all                                      2.5 s      2.5 s
 
 skipped in skips: 2 x a: no GPU
-11 passed, 2 failed, 2 skipped
+FAIL: tests: it grew
+11 passed, 3 failed, 2 skipped
 ";
-        assert_eq!(table(&reports, TOOK), expected);
+        assert_eq!(table(&reports, TOOK, &["tests: it grew".to_owned()]), expected);
     }
 
     #[test]
@@ -239,7 +289,7 @@ skipped in skips: 2 x a: no GPU
         const NEEDS: &[Need] = &[Need::File { path: "no/such/file", fix: "write it" }];
         let report = run(&Step { needs: NEEDS, ..step("needy", &[GOOD]) }, &[]);
         assert_eq!(report.failure.as_deref(), Some("no/such/file not found: write it"));
-        assert!(table(&[report], TOOK).ends_with("\n0 passed, 1 failed, 0 skipped\n"));
+        assert!(table(&[report], TOOK, &[]).ends_with("\n0 passed, 1 failed, 0 skipped\n"));
     }
 
     #[test]

@@ -68,7 +68,6 @@ const VERBS_HEADERS: Need =
 const MLX5: Need =
     Need::PackageFile { path: "/etc/libibverbs.d/mlx5.driver", package: "ibverbs-providers" };
 const FI_INFO: Need = Need::Package { program: "fi_info", package: "libfabric-bin" };
-const LOOM: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg tokenyard_loom")];
 /// The needs of `cargo xtask vm`.
 pub(crate) const VM_NEEDS: &[Need] = &[
     Need::Package { program: "qemu-system-x86_64", package: "qemu-system-x86" },
@@ -167,24 +166,22 @@ pub(crate) const STEPS: &[Step] = &[
         needs: &[],
         lane: Lane::Tests,
         quick: Quick::Too,
-        commands: &[cmd("cargo test --package xtask --no-fail-fast")],
+        commands: &[cmd(
+            "cargo test --package xtask --package tokenyard-abi-header --no-fail-fast",
+        )],
     },
     Step {
         name: "model",
         about: "what threads hand to each other holds under every schedule (loom)",
-        after: &[],
+        // It shares what the step `build` has built, except the two crates that it checks.
+        after: &["build"],
         needs: &[],
         lane: Lane::Beside,
         quick: Quick::No,
-        // It has a target folder of its own: the flags change every crate, and one folder would rebuild
-        // them at every switch.
         commands: &[
-            // One command for both: cargo unites the features of shared crates, and builds those once.
-            Cmd {
-                env: LOOM,
-                line: "cargo test --package tokenyard-core --package tokenyard-cpu --lib \
-                       --target-dir {target}/loom -- proxy:: pool:: gpu_ring::model",
-            },
+            cmd("cargo test --package tokenyard-core --features loom --lib -- \
+                 proxy::tests::model gpu_ring::model"),
+            cmd("cargo test --package tokenyard-cpu --features loom --lib -- pool::tests::model"),
         ],
     },
     Step {
@@ -198,11 +195,16 @@ pub(crate) const STEPS: &[Step] = &[
         // and tests that build plugins would wait for it.
         commands: &[
             cmd(
-                "cargo clippy --target-dir {target}/check --workspace --all-targets -- -D warnings",
+                "cargo clippy --target-dir {target}/check --workspace --features tokenyard-cli/full \
+                 --all-targets -- -D warnings",
             ),
             // Targets that `--all-targets` and `cargo test` leave out.
-            cmd("cargo clippy --target-dir {target}/check --workspace --test hosts --test mpirun \
-                 --test links -- -D warnings"),
+            cmd(
+                "cargo clippy --target-dir {target}/check --workspace --features tokenyard-cli/full \
+                 --test hosts --test mpirun --test links -- -D warnings",
+            ),
+            // The program that the README's first command builds.
+            cmd("cargo clippy --target-dir {target}/check --package tokenyard-cli -- -D warnings"),
         ],
     },
     Step {
@@ -214,7 +216,7 @@ pub(crate) const STEPS: &[Step] = &[
         quick: Quick::No,
         commands: &[Cmd {
             env: &[("RUSTDOCFLAGS", "-D warnings")],
-            line: "cargo doc --target-dir {target}/check --workspace --no-deps",
+            line: "cargo doc --target-dir {target}/check --workspace --features tokenyard-cli/full --no-deps",
         }],
     },
     Step {

@@ -17,8 +17,8 @@ use crate::exec::{self, HangLimits, Line, Output};
 use crate::programs::{self, Program, WORKSPACE};
 use crate::report;
 
-/// Programs in the list of the slowest.
-const SLOWEST: usize = 12;
+/// Programs in the list of the costliest.
+const COSTLIEST: usize = 12;
 
 /// The limits after which one program counts as hanging.
 const LIMITS: HangLimits =
@@ -28,6 +28,7 @@ const LIMITS: HangLimits =
 struct Ended {
     name: String,
     time: Duration,
+    processor: Duration,
     failure: Option<String>,
 }
 
@@ -41,8 +42,8 @@ pub(crate) fn run(root: &Path, filter: &[&str]) -> Result<()> {
     if filter.is_empty() {
         ended.push(documentation(root));
     }
-    ended.sort_by_key(|one| std::cmp::Reverse(one.time));
-    print!("{}", slowest(&ended));
+    ended.sort_by_key(|one| std::cmp::Reverse(one.processor));
+    print!("{}", costliest(&ended));
     let failures = failures(&ended);
     // The step that runs this repeats such lines below its table. A program can fail after its last test, so the
     // lines of its tests do not show it.
@@ -96,10 +97,10 @@ fn run_one(program: &Program, libraries: &str) -> Ended {
         folder: &program.folder,
     };
     let mut text = String::new();
-    let failure = exec::run(&line, LIMITS, &mut Output::Kept(&mut text)).failure;
-    let time = start.elapsed();
-    println!("--- {} in {:.1} s\n{text}", program.name, time.as_secs_f32());
-    Ended { name: program.name.clone(), time, failure }
+    let ran = exec::run(&line, LIMITS, &mut Output::Kept(&mut text));
+    let (time, processor) = (start.elapsed(), ran.processor);
+    println!("{}\n{text}", exec::program_line(&program.name, time, processor));
+    Ended { name: program.name.clone(), time, processor, failure: ran.failure }
 }
 
 fn documentation(root: &Path) -> Ended {
@@ -107,15 +108,23 @@ fn documentation(root: &Path) -> Ended {
     let words = ["cargo", "test"].iter().chain(&WORKSPACE).chain(&["--doc", "--no-fail-fast"]);
     let words = words.map(|word| (*word).to_owned()).collect();
     let line = Line { words, env: &[], folder: root };
-    let failure = exec::run(&line, LIMITS, &mut Output::Shown).failure;
-    Ended { name: "documentation tests".to_owned(), time: start.elapsed(), failure }
+    let ran = exec::run(&line, LIMITS, &mut Output::Shown);
+    let (time, processor) = (start.elapsed(), ran.processor);
+    println!("{}", exec::program_line("documentation tests", time, processor));
+    Ended { name: "documentation tests".to_owned(), time, processor, failure: ran.failure }
 }
 
-fn slowest(ended: &[Ended]) -> String {
-    let mut text = format!("\nthe slowest of {} programs of tests:\n", ended.len());
-    for one in ended.iter().take(SLOWEST) {
+fn costliest(ended: &[Ended]) -> String {
+    let mut text =
+        format!("\nthe costliest of {} programs of tests:\nprocessor      time\n", ended.len());
+    for Ended { name, time, processor, .. } in ended.iter().take(COSTLIEST) {
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{:7.1} s  {}", one.time.as_secs_f32(), one.name);
+        let _ = writeln!(
+            text,
+            "{:7.1} s {:7.1} s  {name}",
+            processor.as_secs_f32(),
+            time.as_secs_f32()
+        );
     }
     text
 }
@@ -149,13 +158,15 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_the_slowest_has_their_times() {
+    fn the_list_of_the_costliest_has_their_times() {
         let one = |name: &str, seconds| Ended {
             name: name.to_owned(),
-            time: Duration::from_secs(seconds),
+            time: Duration::from_secs(2 * seconds),
+            processor: Duration::from_secs(seconds),
             failure: None,
         };
-        let expected = "\nthe slowest of 2 programs of tests:\n  120.0 s  a/b\n    1.0 s  c\n";
-        assert_eq!(slowest(&[one("a/b", 120), one("c", 1)]), expected);
+        let expected = "\nthe costliest of 2 programs of tests:\nprocessor      time\n  \
+            120.0 s   240.0 s  a/b\n    1.0 s     2.0 s  c\n";
+        assert_eq!(costliest(&[one("a/b", 120), one("c", 1)]), expected);
     }
 }

@@ -131,7 +131,7 @@ fn defines(text: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    const SETTINGS: &str = include_str!("../../abi/cbindgen.toml");
+    const SETTINGS: &str = include_str!("../../cbindgen.toml");
 
     fn abi(source: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
