@@ -202,10 +202,11 @@ impl Hub {
     /// Reports the missing ranks to the ranks that joined.
     fn give_up(&mut self, missing: &[u32]) -> Error {
         let text = format!(
-            "{} did not join within {:.1} s, expected all {} ranks{}",
+            "{} did not join within {:.1} s, expected all {} ranks{}{}",
             name_ranks(missing),
             self.member.timing.late.as_secs_f64(),
             self.member.place.ranks,
+            self.member.liveness.list(missing),
             self.pressure()
         );
         self.refuse_all(Refusal::Late, &text);

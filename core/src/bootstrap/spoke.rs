@@ -22,7 +22,9 @@ use super::message::{
     Admitted, Beat, Contribution, End, Missing, Op, Proof, Start, decode, decode_reason, encode,
     encode_reason,
 };
-use super::rendezvous::{Address, Target, check_secret, read_notice};
+use super::rendezvous::{
+    Address, Target, check_secret, is_loopback_name, only_loopback, read_notice, unresolved,
+};
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use crate::config::OnFailure;
 use crate::machine::host_name;
@@ -31,6 +33,8 @@ use crate::{Error, ErrorKind, Result};
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const OPERATION: &str = "join world";
+/// Look-ups of the name of rank 0 that may fail in a row: a busy resolver answers the next one.
+const LOOKUPS: u32 = 5;
 
 /// The route to rank 0.
 pub(super) struct Route {
@@ -297,13 +301,25 @@ async fn connect(member: &Member, route: &Route, credentials: Credentials) -> Re
     let late = member.timing.late;
     let mut pause = FIRST_PAUSE;
     let mut tries = Tries { last: None, strangers: 0 };
+    let mut failed_lookups = 0;
     loop {
         // On a network that drops packets silently, an attempt takes longer than a short lateness.
         let left = late.saturating_sub(started.elapsed());
         match timeout(left, attempt(member, route, &credentials)).await {
             Ok(Ok(secured)) => return Ok(secured),
             Ok(Err(Setback::Fatal(error))) => return Err(error),
-            Ok(Err(Setback::Again(error))) => tries.last = Some(error),
+            Ok(Err(Setback::Unresolved(error))) => {
+                failed_lookups += 1;
+                // Nobody waits for a name that nobody knows. A file may still be replaced by that of this job.
+                if failed_lookups == LOOKUPS && matches!(route.target, Target::Address { .. }) {
+                    return Err(error);
+                }
+                tries.last = Some(error);
+            }
+            Ok(Err(Setback::Again(error))) => {
+                failed_lookups = 0;
+                tries.last = Some(error);
+            }
             // Rank 0 may still appear: the port, or the file that names it, may belong to an earlier
             // job.
             Ok(Err(Setback::Stranger(error))) => {
@@ -385,12 +401,12 @@ async fn attempt(
     credentials: &Credentials,
 ) -> std::result::Result<Secured, Setback> {
     let mut credentials = credentials.clone();
-    let (host, port) = match target {
-        Target::Address { host, port } => (host.clone(), *port),
+    let (host, port, spans_hosts) = match target {
+        Target::Address { host, port, spans_hosts } => (host.clone(), *port, *spans_hosts),
         Target::File { path } => {
             let Address { host, port, job } = read_notice(path).map_err(Setback::Again)?;
             credentials.job = job;
-            (host, port)
+            (host, port, false)
         }
     };
     let unreachable =
@@ -398,8 +414,11 @@ async fn attempt(
     let found = timeout(HANDSHAKE_LIMIT, tokio::net::lookup_host((host.as_str(), port)))
         .await
         .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
-    let found = found.map_err(|e| unreachable(format!("cannot resolve {host:?}"), e))?;
-    let addresses: Vec<SocketAddr> = found.collect();
+    let found = found.map_err(|error| Setback::Unresolved(unresolved(&host, error)))?;
+    let addresses: Vec<SocketAddr> = found.map(|address| local.scoped(address)).collect();
+    if spans_hosts && is_loopback_name(&host, &addresses) {
+        return Err(Setback::Fatal(only_loopback(&host, &addresses)));
+    }
     let mut last = None;
     for address in addresses {
         check_secret(&credentials.secret, address.ip()).map_err(Setback::Fatal)?;
