@@ -64,6 +64,7 @@ mod world;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use control::beat;
 pub(crate) use headway::Headway;
 pub use hostlist::{MAX_HOSTS, expand as expand_host_list};
 pub use identity::{

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::control::{
-    Bootstrap, Call, Farewell, LINGER, Member, Outcome, Ticker, describe_silence, result_of,
+    Bootstrap, Call, Farewell, LINGER, Look, Member, Outcome, Ticker, describe_silence, result_of,
 };
 use super::frame::{FrameKind, ReceivedFrame};
 use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused};
@@ -104,7 +104,7 @@ impl Spoke {
         Self {
             link,
             events,
-            ticker: Ticker::new(member.timing),
+            ticker: Ticker::new(member.timing, member.on_failure),
             start: None,
             refusal: None,
             begun: 0,
@@ -113,11 +113,11 @@ impl Spoke {
         }
     }
 
-    /// Handles one event or one beat. May be dropped while it waits.
+    /// Handles one event or one look. May be dropped while it waits.
     async fn step(&mut self) {
         tokio::select! {
             Some(Event { what, .. }) = self.events.recv() => self.on_event(what),
-            may_judge = self.ticker.tick() => self.on_beat(may_judge),
+            look = self.ticker.tick() => self.on_look(look),
         }
     }
 
@@ -213,13 +213,15 @@ impl Spoke {
         self.member.liveness.end(rank, end);
     }
 
-    fn on_beat(&mut self, may_judge: bool) {
+    fn on_look(&mut self, Look { may_judge, is_beat }: Look) {
         if self.has_ended(0) || self.is_given_up() {
             return;
         }
         let liveness = &self.member.liveness;
-        let beat = Beat { begun: liveness.begun(), quiet: Vec::new() };
-        self.link.send(FrameKind::Heartbeat, Arc::new(beat.encode()));
+        if is_beat {
+            let beat = Beat { begun: liveness.begun(), quiet: Vec::new() };
+            self.link.send(FrameKind::Heartbeat, Arc::new(beat.encode()));
+        }
         let silence = liveness.silence(0);
         if may_judge && silence > self.member.timing.deadline {
             self.lose_hub(describe_silence(silence, self.member.timing, self.member.place.rank));
