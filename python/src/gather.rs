@@ -97,10 +97,14 @@ fn gather_by_torch(
     all.extract()
 }
 
-/// The GPU that torch uses on this thread; none where it uses none yet.
-pub(crate) fn gpu_of_torch(py: Python<'_>) -> PyResult<Option<i64>> {
-    let cuda = py.import("torch.cuda")?;
-    if !cuda.call_method0("is_initialized")?.extract::<bool>()? {
+/// The GPU that torch uses on this thread; none where it uses none yet and the group's gather needs none.
+pub(crate) fn gpu_of_torch(group: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
+    let cuda = group.py().import("torch.cuda")?;
+    // Who is not a member has no backend of the group.
+    let backend = group.py().import("torch.distributed")?.call_method1("get_backend", (group,));
+    let is_nccl =
+        backend.and_then(|name| name.extract::<String>()).is_ok_and(|name| name == "nccl");
+    if !is_nccl && !cuda.call_method0("is_initialized")?.extract::<bool>()? {
         return Ok(None);
     }
     cuda.call_method0("current_device")?.extract().map(Some)

@@ -204,7 +204,8 @@ impl World {
         let rank = torch.call_method1("get_rank", (&group,))?;
         let ranks = torch.call_method1("get_world_size", (&group,))?;
         let world_rank = torch.call_method0("get_rank")?.extract().ok();
-        let gather = Gather::Torch { group: group.unbind(), gpu: gpu_of_torch(py)? };
+        let gpu = gpu_of_torch(&group)?;
+        let gather = Gather::Torch { group: group.unbind(), gpu };
         let joiner = Joiner::of_library(&rank, &ranks, world_rank, gather);
         Self::join(py, joiner.map_err(|error| raise(py, &error))?, &config)
     }
